@@ -65,14 +65,17 @@ def bench_input(args: argparse.Namespace) -> None:
     """Runs `bertjax bench input`."""
     from bertjax.tasks.build import build_task, parse_config
     from bertjax.tasks.objectives.config import Config
+    from bertjax.tasks.pretraining import Task
     from bertjax.training.bench import bench_input as run
     from bertjax.training.bench import input_table
 
     config = parse_config(load_config_dict(args))
-    if not isinstance(config, Config):
-        raise UsageError(f"`bench input` does not support task {config.task}; use a pre-training config")
-    if not config.has_data:
+    if isinstance(config, Config) and not config.has_data:
         raise UsageError("`bench input` needs a corpus; set --config NAME:corpus=DIR")
+    # Do not read the data of other tasks.
+    task = build_task(config) if isinstance(config, Config) else None
+    if not isinstance(task, Task):
+        raise UsageError(f"`bench input` does not support task {config.task}; use a pre-training config")
     log_timed_phase(config)
-    result = run(build_task(config), args.seconds)
+    result = run(task, args.seconds)
     print(json.dumps(result) if args.json else format_table(input_table(result)))

@@ -155,9 +155,9 @@ def _predict_texts(args: argparse.Namespace) -> None:
     texts: Iterable[str] = itertools.chain(args.texts, read_lines(args.text) if args.text else ())
     context = "\n".join(read_lines(args.context_file)) if args.context_file else args.context
     model = load_model(args.checkpoint)
-    check_model(model, context)
+    kind = check_model(model, context).kind
     texts, lines = itertools.tee(texts)
-    inputs = (split_line(line, model.output_layer.kind) for line in lines)
+    inputs = (split_line(line, kind) for line in lines)
     records = predict_texts(model, inputs, context=context or "", seq_len=args.seq_len, logits=args.logits)
     for number, (text, record) in enumerate(zip(texts, records, strict=True), 1):
         if args.json:

@@ -9,21 +9,24 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ml_collections import ConfigDict, config_dict
 
 from bertjax.errors import UsageError, shortened
 from bertjax.model.config import ModelConfig
 
-_Config = TypeVar("_Config")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_Config = TypeVar("_Config", bound="DataclassInstance")
 # Default limit of integer fields, because counters on devices are int32.
 _MAX_INTEGER = 2**31 - 1
 _MAX = "max"
 _MODEL_DEFAULTS = dataclasses.asdict(ModelConfig())
 _WIDTH = 100
 # Type of a field's default -> types that a value may have, and their description in messages.
-_TYPES = {
+_TYPES: dict[type, tuple[tuple[type, ...], str]] = {
     bool: ((bool,), "true or false"),
     int: ((int,), "an integer"),
     float: ((int, float), "a number"),

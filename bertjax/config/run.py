@@ -45,8 +45,6 @@ class RunConfig:
     # Limits of a task: names of integer fields that may be 0, and minimum of `optimizer.warmup_steps`.
     zero_allowed: ClassVar[tuple[str, ...]] = ()
     least_warmup: ClassVar[int] = 0
-    # Early stopping is off, unless a subclass defines this field. A name without an annotation is not a field.
-    patience = 0
 
     task: str = ""
     seed: int = limited(0, 2**32 - 1)
@@ -72,6 +70,21 @@ class RunConfig:
         at_least(self.optimizer, "config.optimizer", warmup_steps=self.least_warmup)
 
     @property
+    def data(self) -> Any:
+        """Data and batches. Each task defines the fields."""
+        raise NotImplementedError
+
+    @property
+    def has_data(self) -> bool:
+        """True if the config names data."""
+        raise NotImplementedError
+
+    @property
+    def patience(self) -> int:
+        """Number of evaluations without improvement after which the run stops (default: 0, never)."""
+        return 0
+
+    @property
     def vocab_size(self) -> int:
         """Configured vocabulary size. If it is unset, the size of the released uncased models."""
         return self.model["vocab_size"] or DEFAULT_VOCAB_SIZE
@@ -83,7 +96,7 @@ class RunConfig:
             raise UsageError(
                 f"config.model.vocab_size is {config_size}, but the vocabulary has {vocab_size} pieces; leave it unset"
             )
-        model = {**self.model, "vocab_size": vocab_size}
+        model = self.model | {"vocab_size": vocab_size}
         if unset := [name for name, value in model.items() if value is None]:
             raise UsageError(f"config.model contains unset fields: {', '.join(unset)}; set size= or use --init_from")
         return ModelConfig(**model)

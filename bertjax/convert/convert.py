@@ -29,7 +29,7 @@ from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, resolve_ch
 from bertjax.training.sharding import list_devices
 from bertjax.training.workdir import CONFIG, is_converted, read_origin
 from bertjax.utils import hub
-from bertjax.utils.io import atomic_directory, check_free_space, recover_directory
+from bertjax.utils.io import AnyPath, atomic_directory, check_free_space, recover_directory
 from bertjax.utils.process_pool import process_pool
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ def local_checkpoint(path: str | os.PathLike) -> str:
     return str(folder)
 
 
-def detect_format(path: str | epath.Path) -> str:
+def detect_format(path: str | os.PathLike) -> str:
     """Returns the format of the checkpoint at a path."""
     if "://" in str(path):
         return BERTJAX
@@ -84,7 +84,7 @@ def detect_format(path: str | epath.Path) -> str:
     )
 
 
-def read_checkpoint(path: str | epath.Path) -> PortableCheckpoint:
+def read_checkpoint(path: str | os.PathLike) -> PortableCheckpoint:
     """Reads a checkpoint of any format into host memory."""
     fmt = detect_format(path)
     if fmt == BERTJAX:
@@ -99,7 +99,7 @@ def read_vocabulary(path: str | os.PathLike) -> Vocabulary:
     local = Path(path).expanduser()
     if local.is_file():
         return open_vocabulary(local)
-    if detect_format(str(path)) == BERTJAX:
+    if detect_format(path) == BERTJAX:
         return workdir_vocabulary(workdir_of(find_checkpoint(path)))
     return _tokenizer_vocabulary(local, str(path))
 
@@ -133,7 +133,7 @@ def convert(source: str, destination: str, fmt: str, overwrite: bool) -> None:
     with atomic_directory(target, overwrite, "checkpoint", _holds_only_a_checkpoint) as folder:
         checkpoint = read_checkpoint(path)
         logger.info(f"{source}: {source_fmt}, {_describe(checkpoint)}")
-        _write(checkpoint, folder, target, fmt)
+        _write(checkpoint, Path(folder), target, fmt)
         if fmt == BERTJAX:
             write_origin(folder, _origin_of(source, path))
     logger.info(f"wrote {target}: {fmt}")
@@ -145,7 +145,7 @@ def save(checkpoint: PortableCheckpoint, destination: str | os.PathLike, fmt: st
         raise UsageError(f"unknown format {fmt!r}; use one of {', '.join(FORMATS)}")
     target = Path(os.path.realpath(Path(destination).expanduser()))
     with atomic_directory(target, overwrite, "checkpoint", _holds_only_a_checkpoint) as folder:
-        _write(checkpoint, folder, target, fmt)
+        _write(checkpoint, Path(folder), target, fmt)
         if fmt == BERTJAX:
             write_origin(folder, {"source": "bertjax.Pretrained.save"})
 
@@ -254,15 +254,14 @@ def _origin_of(path: str, folder: str = "") -> dict[str, Any]:
     if hub.is_hub(path):
         return {"source": f"{hub.PREFIX}{hub.parse(path)[0]}@{Path(folder).name}", "address": path}
     source = Path(path).expanduser().absolute()
-    folder = source if source.is_dir() else source.parent
-    files = sorted(file for file in folder.glob("*") if file.is_file())
+    files = sorted(file for file in (source if source.is_dir() else source.parent).glob("*") if file.is_file())
     return {
         "source": str(source),
         "files": [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files],
     }
 
 
-def _holds_only_a_checkpoint(path: Path) -> bool:
+def _holds_only_a_checkpoint(path: AnyPath) -> bool:
     """Returns whether a folder contains only files of a conversion, so that other files are not overwritten."""
     file_names = [file.name for file in path.iterdir()] if path.is_dir() else []
     if is_converted(path):

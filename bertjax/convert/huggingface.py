@@ -191,7 +191,7 @@ def _labels(config: dict[str, Any]) -> tuple[str, ...]:
     id2label = config.get("id2label")
     if not id2label:
         id2label = {str(index): f"LABEL_{index}" for index in range(config.get("num_labels") or 2)}
-    labels = [id2label.get(str(index)) for index in range(len(id2label))]
+    labels: list[Any] = [id2label.get(str(index)) for index in range(len(id2label))]
     if not all(isinstance(label, str) for label in labels) or len({*labels}) < len(labels):
         raise UsageError(f"id2label is {id2label!r}; it must have a unique name for each id from 0")
     return tuple(labels)

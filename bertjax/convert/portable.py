@@ -37,7 +37,7 @@ from bertjax.training.checkpoint_config import checkpoint_model
 from bertjax.training.checkpoint_metadata import read_metadata
 from bertjax.training.parameters import load_params_on_host, save_params
 from bertjax.training.workdir import CONFIG, ORIGIN
-from bertjax.utils.io import read_json_object
+from bertjax.utils.io import AnyPath, read_json_object
 
 # Files and folders of a converted workdir. A folder with other files is never overwritten.
 WORKDIR_FILES = (ORIGIN, CONFIG, OUTPUT_LAYER, ENTRY, CHECKPOINTS, *VOCABULARY_FILES.values())
@@ -157,7 +157,7 @@ def check_vocabulary_size(vocabulary: Vocabulary | None, config: ModelConfig, fo
         )
 
 
-def read_workdir(path: Path | epath.Path) -> PortableCheckpoint:
+def read_workdir(path: AnyPath) -> PortableCheckpoint:
     """Reads a checkpoint or, for a workdir, its best checkpoint (the newest if no checkpoint has a score)."""
     checkpoint = find_checkpoint(path)
     workdir = workdir_of(checkpoint)
@@ -201,6 +201,6 @@ def write_workdir(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
     return []
 
 
-def write_origin(folder: Path, origin: dict[str, Any]) -> None:
+def write_origin(folder: AnyPath, origin: dict[str, Any]) -> None:
     """Records the source of a conversion in its workdir."""
     (folder / ORIGIN).write_text(json.dumps(origin) + "\n")

@@ -79,7 +79,7 @@ def read(path: Path) -> PortableCheckpoint:
     """Reads the checkpoint in a folder or with a prefix."""
     import tensorflow as tf
 
-    prefix = find_prefix(path)
+    prefix = find_prefix(path) or path
     config_file = prefix.parent / CONFIG
     tf_config = read_config(config_file)
     activation = tf_config.get("hidden_act", "gelu")

@@ -100,7 +100,7 @@ def format_row(batch: Mapping[str, np.ndarray], row: int, tokenizer: Tokenizer, 
         lines += paragraph("", f"label: {_format_label(batch['labels'][row], labels)}")
     if "start_positions" in batch:
         start, end = (int(batch[name][row]) for name in _SPAN)
-        answer = tokenizer.decode(batch["input_ids"][row, start : end + 1]) if start else "(not in this row)"
+        answer = tokenizer.decode(batch["input_ids"][row, start : end + 1].tolist()) if start else "(not in this row)"
         lines += paragraph("", f"answer: {answer}")
     others = [name for name in batch if name not in (*_INPUTS, *_SPAN, "labels")]
     lines += paragraph("", "  ".join(f"{name} {np.array2string(batch[name][row])}" for name in others))
@@ -198,4 +198,4 @@ def _format_label(label: np.ndarray, names: Sequence[str]) -> str:
         return f"{label:g}"
     if label < 0:
         return "(unknown)"
-    return names[label] if names else f"sequence {label}"
+    return names[int(label)] if names else f"sequence {label}"

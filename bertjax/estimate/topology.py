@@ -5,6 +5,7 @@ import importlib.util
 import math
 import os
 import re
+from typing import Any
 
 import jax
 
@@ -93,7 +94,7 @@ def tpu_devices(topology: str, slices: int) -> list[jax.Device]:
     from jax.experimental import topologies
 
     # Represent the two cores of a v4 chip as one device (megacore). By default, libtpu makes a device of each core.
-    options = {"chip_config_name": "megacore"} if chip_of(topology).name == "v4" else {}
+    options: dict[str, Any] = {"chip_config_name": "megacore"} if chip_of(topology).name == "v4" else {}
     if slices > 1:
         options["num_slices"] = slices
     try:

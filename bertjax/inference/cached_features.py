@@ -21,6 +21,7 @@ from bertjax.model.config import ModelConfig
 from bertjax.model.feature_head import CACHED_FEATURES
 from bertjax.model.partitioning import resolve_layout
 from bertjax.tasks.build import build_task
+from bertjax.tasks.finetuning.config import FinetuningConfig
 from bertjax.tasks.finetuning.task import FinetuningTask
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import find_checkpoint, saved_fingerprint
@@ -44,20 +45,20 @@ def build_training_task(config: RunConfig, init_from: str | None) -> Task:
     encoder instead.
     """
     task = build_task(config, train=True)
-    if not isinstance(task, FinetuningTask) or not config.feature_head.features:
+    if not isinstance(task, FinetuningTask) or not task.config.feature_head.features:
         return task
     if init_from is None or jax.process_count() > 1:
         return task
     for name in ("train_examples", "eval_examples"):
         examples = getattr(task, name)
         if examples is not None:
-            tokens = {**examples.tokens, CACHED_FEATURES: _cached_features(config, init_from, examples)}
+            tokens = {**examples.tokens, CACHED_FEATURES: _cached_features(task.config, init_from, examples)}
             setattr(task, name, dataclasses.replace(examples, tokens=tokens))
     task.has_cached_features = True
     return task
 
 
-def _cached_features(config: RunConfig, init_from: str, examples: Examples) -> np.ndarray:
+def _cached_features(config: FinetuningConfig, init_from: str, examples: Examples) -> np.ndarray:
     """Returns memory-mapped features of the examples' tokens, float32 [tokens, C, D]. Computes missing features."""
     checkpoint = find_checkpoint(init_from)
     # Use the dtype of the run, so that cached features equal features computed inside the training step.

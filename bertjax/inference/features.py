@@ -147,7 +147,7 @@ class FeatureExtractor:
         lengths = [len(ids) for ids, _ in encoded]
         truncation.add(sum(lengths) + len(lengths) + 1)
         if len(parts) > 1:
-            lengths = truncated_lengths(*lengths, self.seq_len - 3)
+            lengths = truncated_lengths(lengths[0], lengths[1], self.seq_len - 3)
         else:
             lengths = [min(lengths[0], self.seq_len - 2)]
         row = {"input_ids": [vocabulary.cls_id], "segment_ids": [0]}
@@ -186,14 +186,14 @@ def make_hidden_states_fn(
 
     @model.jit
     def hidden_states(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
-        _, states = make_encoder(model.config).apply(
+        outputs: Any = make_encoder(model.config).apply(
             {"params": params["encoder"]},
             batch["input_ids"],
             batch["segment_ids"],
             batch["input_mask"],
             collect_layers=True,
         )
-        return states[layer_indices].transpose(1, 2, 0, 3).astype(np.float32)  # [B, L, C, D]
+        return outputs[1][layer_indices].transpose(1, 2, 0, 3).astype(np.float32)  # [B, L, C, D]
 
     def hidden_states_of(examples: Examples) -> Iterator[tuple[int, np.ndarray]]:
         lengths = np.diff(examples.offsets)

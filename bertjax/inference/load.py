@@ -18,7 +18,7 @@ from bertjax.convert import huggingface
 from bertjax.convert.convert import BERTJAX, detect_format, local_checkpoint, read_checkpoint
 from bertjax.convert.names import CLASSIFIER
 from bertjax.convert.portable import PortableCheckpoint
-from bertjax.data.corpus.vocabulary import workdir_vocabulary
+from bertjax.data.corpus.vocabulary import Vocabulary, workdir_vocabulary
 from bertjax.errors import UsageError, listed, quoted
 from bertjax.inference.loaded_model import InferenceDefaults, LoadedModel, build_known_model
 from bertjax.inference.output_kinds import OUTPUT_KINDS
@@ -50,7 +50,8 @@ def load_model(path: str | Path, mesh: Mesh | None = None) -> LoadedModel:
         logger.info(note)
     if checkpoint.vocabulary is None:
         raise UsageError(f"{path} lacks vocab.txt; copy the model's vocabulary to this folder")
-    return _put_on_mesh(checkpoint, str(path), mesh, huggingface.read_pooling(Path(local).expanduser()))
+    pooling = huggingface.read_pooling(Path(local).expanduser())
+    return _put_on_mesh(checkpoint, checkpoint.vocabulary, str(path), mesh, pooling)
 
 
 def load_workdir(path: str | epath.Path, mesh: Mesh | None = None) -> LoadedModel:
@@ -82,13 +83,13 @@ def _read_inference_defaults(checkpoint: epath.Path) -> InferenceDefaults:
         return InferenceDefaults()
     data = checkpoint_config(checkpoint, []).data
     names = [field.name for field in dataclasses.fields(InferenceDefaults)]
-    settings = {name: data[name] for name in names if name in data}
+    settings: dict[str, Any] = {name: data[name] for name in names if name in data}
     null_threshold = None
     if data.get("version") == "2.0":
         # Runs with a dev set choose the threshold on the dev set.
         results = read_results(workdir) if (workdir / RESULTS).exists() else {}
         null_threshold = float(results.get("null_threshold", data.null_threshold))
-    return InferenceDefaults(**{**settings, "texts": output_layer.texts, "null_threshold": null_threshold})
+    return InferenceDefaults(**settings | {"texts": output_layer.texts, "null_threshold": null_threshold})
 
 
 def replace_params(model: LoadedModel, params: Any, output_kind: str, labels: Sequence[str]) -> LoadedModel:
@@ -118,7 +119,7 @@ def replace_params(model: LoadedModel, params: Any, output_kind: str, labels: Se
     modules = {name.split("/")[0] for name in arrays}
     if missing := sorted(name for name in expected.keys() - arrays.keys() if name.split("/")[0] in modules):
         raise UsageError(f"params lacks {listed(missing)}; add them")
-    return _put_on_mesh(checkpoint, model.path, model.mesh)
+    return _put_on_mesh(checkpoint, model.vocabulary, model.path, model.mesh)
 
 
 def portable(model: LoadedModel) -> PortableCheckpoint:
@@ -141,7 +142,9 @@ def _with_auto_axes(mesh: Mesh) -> Mesh:
     return Mesh(mesh.devices, MESH_AXES)
 
 
-def _put_on_mesh(checkpoint: PortableCheckpoint, path: str, mesh: Mesh | None, pooling: str = "") -> LoadedModel:
+def _put_on_mesh(
+    checkpoint: PortableCheckpoint, vocabulary: Vocabulary, path: str, mesh: Mesh | None, pooling: str = ""
+) -> LoadedModel:
     """Puts the parameters of a checkpoint in memory on a device mesh (default: all devices)."""
     mesh = mesh or make_mesh(MeshConfig())
     # A single device needs no shardings, so skip tracing the model, which takes 0.3 s.
@@ -153,7 +156,7 @@ def _put_on_mesh(checkpoint: PortableCheckpoint, path: str, mesh: Mesh | None, p
     return LoadedModel(
         checkpoint.config,
         unflatten_dict(arrays, sep="/"),
-        checkpoint.vocabulary,
+        vocabulary,
         OutputLayer(checkpoint.output_kind, checkpoint.labels) if checkpoint.output_kind else None,
         checkpoint.model_kind,
         InferenceDefaults(),

@@ -125,7 +125,7 @@ class LoadedModel:
             )  # [B, L, D]
             masked = jnp.take_along_axis(hidden, batch["masked_lm_positions"][..., None], axis=1)
             token_table = params["encoder"]["embeddings"]["token"]
-            logits = MaskedLmHead(config).apply({"params": params["masked_lm"]}, masked, token_table)
+            logits: Any = MaskedLmHead(config).apply({"params": params["masked_lm"]}, masked, token_table)
             return jax.nn.softmax(logits)
 
         # On CPU, this forward pass of BASE compiles in a quarter of the time and runs 10 % slower. Compilation takes

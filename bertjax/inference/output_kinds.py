@@ -31,6 +31,7 @@ class TextPredictor:
 
     Attributes:
       model: fine-tuned model.
+      labels: names of the outputs.
       seq_len: maximum tokens per row.
       context: passage that contains the answers, for spans.
       with_logits: whether records include logits.
@@ -38,14 +39,11 @@ class TextPredictor:
     """
 
     model: LoadedModel
+    labels: tuple[str, ...]
     seq_len: int
     context: str
     with_logits: bool
     truncation: TruncationCount
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        return self.model.output_layer.labels
 
     def logits(self, examples: Examples) -> list[np.ndarray]:
         """Returns each example's logits: float32 [outputs], or [length, outputs] if the model classifies tokens."""
@@ -157,12 +155,12 @@ def predict_spans(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[Rec
         max_query_len=min(defaults.max_query_len, seq_len // 2),
     )
     logits = predictor.logits(dataclasses.replace(windows.examples, rows={}))
-    outputs = {
+    outputs: dict[str, Any] = {
         "example": np.arange(len(logits)),
         "start": [row[:, 0] for row in logits],
         "end": [row[:, 1] for row in logits],
     }
-    answers = squad_spans.best_answers(defaults, questions, windows, [outputs])
+    answers = squad_spans.best_answers(questions, windows, [outputs], defaults.n_best, defaults.max_answer_len)
     return [squad_spans.answer_record(answer, defaults.null_threshold, predictor.with_logits) for answer in answers]
 
 
@@ -184,7 +182,7 @@ class OutputKind:
 
     task: str
     build_model: Callable[[ModelConfig, int], nn.Module]
-    predict: Callable[[TextPredictor, Sequence[Texts]], list[Record]]
+    predict: Callable[[TextPredictor, Sequence[Any]], list[Record]]
     num_outputs: int | None = None
     has_labels: bool = False
     pools: bool = True

@@ -15,7 +15,7 @@ from bertjax.inference.inputs import Texts, TruncationCount
 from bertjax.inference.loaded_model import LoadedModel
 from bertjax.inference.output_kinds import OUTPUT_KINDS, TextPredictor
 from bertjax.model.heads import PretrainingModel, SequenceModel, TokenModel
-from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER, SPANS
+from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER, SPANS, OutputLayer
 from bertjax.tasks.finetuning.records import FIELDS, PredictionRecords, Record
 from bertjax.tasks.task import Task
 from bertjax.training.evaluation import mesh_and_params, predict
@@ -28,8 +28,8 @@ _MASK = "[MASK]"
 _BUCKET = 32
 
 
-def check_model(model: LoadedModel, context: str | None) -> None:
-    """Raises a UsageError if the model has no output layer, or if the context is missing or unused."""
+def check_model(model: LoadedModel, context: str | None) -> OutputLayer:
+    """Returns the output layer. Raises a UsageError if there is none, or if the context is missing or unused."""
     if model.output_layer is None:
         kind = model.model_kind["kind"]
         if kind in (SequenceModel.KIND, TokenModel.KIND):
@@ -44,6 +44,7 @@ def check_model(model: LoadedModel, context: str | None) -> None:
         raise UsageError(f"{model.path} answers questions about a passage; set the passage as context")
     if kind != SPANS and context:
         raise UsageError(f"context has no effect, because {model.path} predicts {kind} and not answers; leave it out")
+    return model.output_layer
 
 
 def predict_texts(
@@ -68,15 +69,15 @@ def predict_texts(
       seq_len: maximum tokens per row (default: None, `InferenceDefaults.seq_len`).
       logits: whether to add logits to the records.
     """
-    check_model(model, context)
+    layer = check_model(model, context)
     max_len = model.config.max_position_embeddings
     if seq_len is None:
         seq_len = min(model.defaults.seq_len or max_len, max_len)
     if not 8 <= seq_len <= max_len:
         raise UsageError(f"seq_len={seq_len} is out of range; use 8 to {max_len}")
     truncation = TruncationCount(seq_len)
-    predictor = TextPredictor(model, seq_len, context, logits, truncation)
-    predict = OUTPUT_KINDS[model.output_layer.kind].predict
+    predictor = TextPredictor(model, layer.labels, seq_len, context, logits, truncation)
+    predict = OUTPUT_KINDS[layer.kind].predict
     remaining = iter(inputs)
     while chunk := list(itertools.islice(remaining, _CHUNK_TEXTS)):
         yield from predict(predictor, chunk)
@@ -92,7 +93,7 @@ def _format_prediction(record: Record) -> list[str]:
     prediction, probabilities = record["prediction"], record.get("probabilities")
     if "words" in record:
         width = max(map(len, record["words"]), default=0)
-        rows = zip(record["words"], prediction, probabilities, strict=True)
+        rows = zip(record["words"], prediction, record["probabilities"], strict=True)
         return [f"{word:<{width}} {tag} {_percent(word_probs[tag])}" for word, tag, word_probs in rows]
     if "probability" in record:
         return [f"{prediction or '(no answer)'} {_percent(record['probability'])}"]
@@ -217,7 +218,7 @@ def _add_columns(
     if not file_records.lines:
         yield from records
         return
-    rows = file_records.read_columns(columns) if columns else iter(())
+    rows = file_records.read_columns(columns) if columns and file_records.read_columns else iter(())
     for line, record in zip(file_records.lines, records, strict=True):
         fields = next(row.fields for row in rows if row.line == line) if columns else {}
         yield {"line": line, **fields, **record}

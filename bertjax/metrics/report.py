@@ -88,7 +88,7 @@ class ClassReport:
         if self.confusion is None:
             return "\n".join(lines)
         if len(self.confusion) > _MAX_CLASSES:
-            return "\n".join([*lines, *self._frequent_confusions()])
+            return "\n".join([*lines, *self._frequent_confusions(self.confusion)])
         columns = [truncate_name(name, 10) for name in self.confusion_names]
         cell = 2 + max(max(map(len, columns)), len(f"{self.confusion.max(initial=0):,}"))
         lines.append(f"{'label / predicted':<{max(width, 18)}}" + "".join(f"{name:>{cell}}" for name in columns))
@@ -96,8 +96,8 @@ class ClassReport:
             lines.append(f"{truncate_name(name):<{max(width, 18)}}" + "".join(f"{count:>{cell},}" for count in row))
         return "\n".join(lines)
 
-    def _frequent_confusions(self) -> list[str]:
-        names, errors = self.confusion_names, self.confusion - np.diag(np.diag(self.confusion))
+    def _frequent_confusions(self, confusion: np.ndarray) -> list[str]:
+        names, errors = self.confusion_names, confusion - np.diag(np.diag(confusion))
         order = np.argsort(-errors, axis=None, kind="stable")[:_MAX_CONFUSIONS]
         pairs = [divmod(int(index), len(names)) for index in order if errors.flat[index]]
         return ["most frequent confusions:"] + [

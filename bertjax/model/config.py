@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import re
+from typing import Any
 
 from bertjax.errors import UsageError
 
@@ -185,7 +186,7 @@ def _check_choices(config: Architecture | Layout, **choices: tuple[str, ...]) ->
             raise UsageError(f"model.{name} is {getattr(config, name)!r}; use one of {', '.join(known)}")
 
 
-def size_fields(size: str) -> dict[str, int]:
+def size_fields(size: str) -> dict[str, Any]:
     """Returns the config fields for a named size of the model.
 
     Args:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -111,7 +112,7 @@ def token_representations(
         hidden = _Mix(config, feature_head, name=_MIX)(batch[CACHED_FEATURES])
     else:
         encoder = make_encoder(config, name=ENCODER)
-        _, states = encoder(ids, segments, mask, deterministic=True, collect_layers=True)
+        states: Any = encoder(ids, segments, mask, deterministic=True, collect_layers=True)[1]
         selected = states[jnp.array(feature_head.layers(config.num_hidden_layers))]
         hidden = _Mix(config, feature_head, name=_MIX)(jax.lax.stop_gradient(jnp.moveaxis(selected, 0, 2)))
     for layer in range(feature_head.lstm_layers):

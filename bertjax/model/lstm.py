@@ -4,6 +4,7 @@ Axis letters: see `encoder.py`. G is the axis of the four gates: input, forget, 
 """
 
 from functools import partial
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -126,7 +127,7 @@ class Lstm(nn.Module):
     def __call__(self, x: jax.Array, sequence_ids: jax.Array) -> jax.Array:
         shape, axes = (self.size, 4, self.size), ("embed", None, "pooled")
         # Initialize with unit gain, because LSTMs of a few hundred units learn slowly with `initializer_range`.
-        init = nn.with_logical_partitioning(nn.initializers.lecun_normal(in_axis=0, out_axis=(1, 2)), axes)
+        init: Any = nn.with_logical_partitioning(nn.initializers.lecun_normal(in_axis=0, out_axis=(1, 2)), axes)
         gates = Dense(self.config, shape[1:], axes, initializer=init, name="input")(x)  # [B, L, G, D]
         recurrent = with_logical_constraint(self.param("recurrent", init, shape), (None, None, None))
         changes = sequence_ids[:, 1:] != sequence_ids[:, :-1]

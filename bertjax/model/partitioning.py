@@ -52,15 +52,16 @@ def with_logical_constraint(x: jax.Array, axes: Sequence[str | None]) -> jax.Arr
     return jax.lax.with_sharding_constraint(x, divisible_spec(nn.logical_to_mesh_axes(axes), x.shape, mesh.shape))
 
 
-def divisible_spec(spec: PartitionSpec, shape: Sequence[int], axis_sizes: Mapping[str, int]) -> PartitionSpec:
+def divisible_spec(spec: PartitionSpec | None, shape: Sequence[int], axis_sizes: Mapping[str, int]) -> PartitionSpec:
     """Drops mesh axes that do not divide an array axis, so that any model runs on any mesh.
 
     Args:
-      spec: mesh axes of each array axis; trailing axes may be missing.
+      spec: mesh axes of each array axis; trailing axes may be missing. None replicates the array.
       shape: shape of the array.
       axis_sizes: sizes of the mesh axes by name.
     """
-    axes = list(spec) + [None] * (len(shape) - len(spec))
+    axes = list(spec or ())
+    axes += [None] * (len(shape) - len(axes))
     for i, axis in enumerate(axes):
         names = (axis,) if isinstance(axis, str) else axis or ()
         if shape[i] % math.prod(axis_sizes[name] for name in names):
@@ -88,7 +89,7 @@ def shard_over_mesh(
         return function
     names = tuple(sizes)
     spec = divisible_spec(nn.logical_to_mesh_axes(names), tuple(sizes.values()), mesh.shape)
-    mesh_axes = dict(zip(names, spec, strict=True))
+    mesh_axes: dict[str | None, Any] = dict(zip(names, spec, strict=True))
     *in_specs, out_spec = (
         PartitionSpec(*(mesh_axes.get(name) for name in axes)) for axes in (*input_axes, output_axes)
     )

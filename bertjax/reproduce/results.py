@@ -63,7 +63,7 @@ class Source:
         if self.saved is None:
             folder = epath.Path(self.path) / run.name
             return _sweep_outcome(folder, run) if run.seeds else _run_outcome(folder, run)
-        settings, outcome = self.saved.get(run.name, (None, None))
+        settings, outcome = self.saved.get(run.name, ([], None))
         if outcome and settings != _settings(run):
             raise UsageError(
                 f"the settings of {run.name} in {self.path} differ from the table's: {' '.join(settings)}; remove this "
@@ -102,17 +102,17 @@ class Results:
 
         Raises an error if settings, seeds, initial parameters or ensemble members of the run differ from the table's.
         """
-        source, outcome = self._lookup(run)
-        if outcome is None:
+        found = self._lookup(run)
+        if found is None:
             return None
+        source, outcome = found
         path = f"{source.path}/{run.name}"
         if len(outcome.metrics) != max(run.seeds, 1):
             raise BertjaxError(
                 f"{path} contains {len(outcome.metrics)} seeds, but the table needs {max(run.seeds, 1)}; delete or "
                 f"rename {path} to run it again"
             )
-        expected = self._init_fingerprint(run)
-        if expected and outcome.started_from != expected:
+        if run.init_from and self._init_fingerprint(run.init_from, run.init_step) not in ("", outcome.started_from):
             raise BertjaxError(
                 f"the initial parameters of {path} differ from the parameters of {run.init_from.name}; delete or "
                 f"rename {path} to run it again"
@@ -124,25 +124,21 @@ class Results:
             )
         return outcome
 
-    def _lookup(self, run: Run) -> tuple[Source | None, Outcome | None]:
+    def _lookup(self, run: Run) -> tuple[Source, Outcome] | None:
         for source in self.sources:
             if outcome := source.outcome(run):
                 return source, outcome
-        return None, None
+        return None
 
-    def _init_fingerprint(self, run: Run) -> str:
-        """Returns the fingerprint of the parameters that a run starts from, or "" if it is unknown."""
-        if run.init_from is None:
-            return ""
-        return run.init_from.fingerprint or self._fingerprint(run.init_from, run.init_step)
-
-    def _fingerprint(self, run: Run, step: int) -> str:
+    def _init_fingerprint(self, run: Run, step: int) -> str:
         """Returns the fingerprint of a run's parameters at `step` (0: its best checkpoint), or "" if it is unknown."""
+        if run.fingerprint:
+            return run.fingerprint
         if not step:
             outcome = self.outcome(run)
             return outcome.fingerprint if outcome else ""
-        source, _ = self._lookup(run)
-        checkpoint = epath.Path(run.checkpoint(source.path, step)) if source else None
+        found = self._lookup(run)
+        checkpoint = epath.Path(run.checkpoint(found[0].path, step)) if found else None
         return saved_fingerprint(checkpoint) if checkpoint and checkpoint.exists() else ""
 
 
@@ -197,7 +193,7 @@ def save_results(results: Results, runs: Iterable[Run], tables: dict[str, str], 
         for run in sorted(runs, key=lambda run: run.name)
         if (outcome := results.outcome(run))
     }
-    lost = sorted(_load_source(str(file)).saved.keys() - runs_by_name.keys()) if file.exists() else []
+    lost = sorted({*(_load_source(str(file)).saved or ())} - runs_by_name.keys()) if file.exists() else []
     if lost:
         raise UsageError(
             f"--keep {file} would lose {len(lost)} runs, such as {lost[0]}; use a different file, or add --results "
@@ -261,7 +257,7 @@ def _sweep_outcome(folder: epath.Path, run: Run) -> Outcome | None:
 def _check_config(run: Run, folder: epath.Path, config: dict[str, Any], trial: Mapping[str, Any] | None = None) -> None:
     """Raises a UsageError if the config of results differs from the table's, for example because the scale differs."""
     fields = [f"--config.{field}={value}" for field, value in (trial or {}).items()]
-    expected = dataclasses.asdict(parse_config(load_config(run.config, [*run.overrides, *fields])))
+    expected: dict[str, Any] = dataclasses.asdict(parse_config(load_config(run.config, [*run.overrides, *fields])))
     # Fields that the config does not set come from the checkpoint, so they cannot be compared here.
     model = {
         name: config["model"].get(name) if run.init_from and not value else value

@@ -206,7 +206,13 @@ def _initial_checkpoint(run: Run, results: str) -> str | None:
         return None
     if run.init_from.released:
         return load_released(run.init_from.released).path
-    return run.init_from.checkpoint(results, run.init_step)
+    checkpoint = run.init_from.checkpoint(results, run.init_step)
+    if run.init_step and not epath.Path(checkpoint).exists():
+        raise BertjaxError(
+            f"{results}/{run.init_from.name} lacks a checkpoint of step {run.init_step:,}; delete or rename the folder "
+            "to run it again"
+        )
+    return checkpoint
 
 
 def _execute(run: Run, results: str) -> dict[str, Any]:
@@ -216,11 +222,6 @@ def _execute(run: Run, results: str) -> dict[str, Any]:
         checkpoints = [find_checkpoint(member.checkpoint(results)) for member in run.members]
         return {"stopped": False, **ensemble(checkpoints, _dev_config, folder)}
     start = _initial_checkpoint(run, results)
-    if run.init_step and not epath.Path(start).exists():
-        raise BertjaxError(
-            f"{results}/{run.init_from.name} lacks a checkpoint of step {run.init_step:,}; delete or rename the folder "
-            "to run it again"
-        )
     if run.seeds:
         return sweep(run.config, run.overrides, (), run.seeds, folder, start, build_training_task)
     settings = parse_config(experiment_config(run.config, run.overrides, start))

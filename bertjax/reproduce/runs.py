@@ -262,8 +262,8 @@ def _missing_file(path: str) -> str:
 
 def _model_config(scale: Scale, size: str, overrides: tuple[str, ...]) -> ModelConfig:
     """Returns a model config with the fields that determine FLOPs."""
-    encoder = {"encoder": LSTM} if f"--config.model.encoder={LSTM}" in overrides else {}
-    return ModelConfig(vocab_size=scale.vocab_size, **size_fields(size), **encoder)
+    encoder = LSTM if f"--config.model.encoder={LSTM}" in overrides else ModelConfig.encoder
+    return ModelConfig(vocab_size=scale.vocab_size, encoder=encoder, **size_fields(size))
 
 
 def with_commits(config: str) -> str:

@@ -113,7 +113,7 @@ class Task(pretraining.Task):
         if self._general.workdir_files != self.workdir_files:
             raise UsageError(
                 f"the corpora {data.replay_corpus} and {data.corpus} have different vocabularies; prepare "
-                f"{data.replay_corpus} with --vocab {self._corpus.vocabulary_path}"
+                f"{data.replay_corpus} with --vocab {self._require_corpus().vocabulary_path}"
             )
         self.other_tasks[_GENERAL] = self._general
         self.data_hash = hashlib.sha256(f"{self.data_hash} {self._general.data_hash}".encode()).hexdigest()

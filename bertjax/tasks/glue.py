@@ -84,7 +84,7 @@ class Task(FinetuningTask):
     def output_layer(self) -> OutputLayer:
         # The diagnostic set is predicted by a model trained on MNLI.
         name = "mnli" if self.config.data.task == "ax" else self.config.data.task
-        return OutputLayer(CLASSES, self.labels, f"glue/{name}", len(self._spec.texts))
+        return OutputLayer(CLASSES, self._spec.labels, f"glue/{name}", len(self._spec.texts))
 
     def load(self, train: bool) -> None:
         data = self.config.data
@@ -180,7 +180,7 @@ class Task(FinetuningTask):
 
     def _logits_by_set(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
         """Returns the logits of each evaluation set, in input order."""
-        logits = np.array(in_input_order(outputs, len(self.eval_examples))["logits"])
+        logits = np.array(in_input_order(outputs, len(self.evaluated_examples))["logits"])
         ends = np.cumsum([len(part) for part in self._sets.values()])[:-1]
         return dict(zip(self._sets, np.split(logits, ends), strict=True))
 

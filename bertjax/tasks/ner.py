@@ -46,6 +46,7 @@ class Task(TaggingTask):
     # Tags of synthetic batches: O, and a B- and an I- tag for each of the four entity types.
     labels = ("O", *(f"{prefix}-{kind}" for kind in ("LOC", "MISC", "ORG", "PER") for prefix in "BI"))
     output_name = "ner"
+    config: Config
 
     @property
     def by_document(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 from bertjax.data.corpus.local_copy import open_anywhere
 from bertjax.data.corpus.store import Corpus
-from bertjax.data.corpus.vocabulary import vocabulary_files
+from bertjax.data.corpus.vocabulary import Vocabulary, vocabulary_files
 from bertjax.data.pretraining.baseline import mean_piece_bytes
 from bertjax.data.pretraining.config import Phase
 from bertjax.data.shard import SINGLE_SHARD, DataShard
@@ -51,9 +51,8 @@ class Task(task.Task):
         if train and self._corpus is None:
             # Raise before the workdir stores the config. It would reject the corrected command as a changed config.
             raise _no_corpus()
-        self._vocabulary = self._corpus.vocabulary() if self._corpus else None
         # The corpus determines the size of the vocabulary, and `config.data.objective` the class of the objective.
-        vocab_size = self._vocabulary.size if self._vocabulary else config.vocab_size
+        vocab_size = self._vocabulary.size if self._corpus else config.vocab_size
         model_config = config.model_config(vocab_size)
         self.objective = config.objective_class.for_model(model_config, config.data.packing)
         self.can_add_pieces = self.objective.can_add_pieces
@@ -72,6 +71,10 @@ class Task(task.Task):
     @property
     def phase_steps(self) -> tuple[int, ...]:
         return tuple(phase.stop_step - phase.start_step for phase in self.config.phases)
+
+    @functools.cached_property
+    def _vocabulary(self) -> Vocabulary:
+        return self._require_corpus().vocabulary()
 
     @functools.cached_property
     def _bytes_per_token(self) -> float:
@@ -141,8 +144,9 @@ class Task(task.Task):
 
     def baseline(self) -> dict[str, float]:
         # Verify the whole corpus first, because the baseline may count all its tokens.
-        self._require_corpus().checksums.wait()
-        return self.objective.baseline(self._corpus, self.eval_batches(SINGLE_SHARD))
+        corpus = self._require_corpus()
+        corpus.checksums.wait()
+        return self.objective.baseline(corpus, self.eval_batches(SINGLE_SHARD))
 
     def check_data_files(self, wait: bool) -> None:
         checksums = self._require_corpus().checksums

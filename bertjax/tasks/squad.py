@@ -5,7 +5,7 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ import numpy as np
 from bertjax.config.fields import at_least, one_of
 from bertjax.data.finetuning.questions import Question, Windows, make_windows, read_questions, read_triviaqa
 from bertjax.data.finetuning.tables import ReadStats
-from bertjax.data.schema import EXAMPLE, SEQUENCE, ArraySpec, Schema
+from bertjax.data.schema import EXAMPLE, SEQUENCE, ArraySpec
 from bertjax.errors import UsageError
 from bertjax.metrics import squad as metrics
 from bertjax.model.config import ModelConfig
@@ -92,9 +92,9 @@ class Config(FinetuningConfig):
 class SpanObjective(Objective):
     """Objective that predicts answer spans. The loss is the mean of the cross-entropies of start and end position."""
 
-    metrics: ClassVar[tuple[str, ...]] = ("start_loss", "end_loss")
-    losses: ClassVar[tuple[str, ...]] = metrics
-    schema: ClassVar[Schema] = (*SEQUENCE, *(ArraySpec(name, (), bound="length") for name in _POSITIONS), *EXAMPLE)
+    metrics = ("start_loss", "end_loss")
+    losses = metrics
+    schema = (*SEQUENCE, *(ArraySpec(name, (), bound="length") for name in _POSITIONS), *EXAMPLE)
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         # Divide by twice the number of rows, so that the training loss is the mean of start and end loss.
@@ -118,6 +118,7 @@ class Task(FinetuningTask):
 
     missing_data = "no data; set --config.data.path to the folder of SQuAD's train-v1.1.json and dev-v1.1.json"
     default_metric = "f1"
+    config: Config
 
     def make_objective(self, model: ModelConfig) -> SpanObjective:
         return SpanObjective(TokenModel(model, 2, head_dropout=False))
@@ -128,7 +129,6 @@ class Task(FinetuningTask):
     def load(self, train: bool) -> None:
         data = self.config.data
         self._questions: list[Question] = []
-        self._windows: Windows | None = None
         if train or self.split == splits.HELD_OUT:
             questions = self._read(data.train_file or self._file_name("train"), training=True)
             # Questions about one passage stay together.
@@ -220,7 +220,8 @@ class Task(FinetuningTask):
         )
 
     def _answers(self, outputs: list[dict[str, np.ndarray]]) -> list[Answer]:
-        return best_answers(self.config.data, self._questions, self._windows, outputs)
+        data = self.config.data
+        return best_answers(self._questions, self._windows, outputs, data.n_best, data.max_answer_len)
 
     def _gold(self) -> dict[str, tuple[str, ...]]:
         return {question.id: question.answers for question in self._questions}

@@ -95,7 +95,7 @@ class Task(FinetuningTask):
         return self._accuracy(self._predictions(outputs))
 
     def baseline(self) -> dict[str, float]:
-        return self._accuracy(constant_prediction(self.eval_examples.rows["labels"]))
+        return self._accuracy(constant_prediction(self.evaluated_examples.rows["labels"]))
 
     def write_predictions(self, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
         """Writes predictions in the leaderboard's format: a header `pred`, then one choice per line, in file order."""
@@ -104,20 +104,20 @@ class Task(FinetuningTask):
 
     def prediction_records(self) -> list[PredictionRecords]:
         def make(outputs: list[dict[str, np.ndarray]], include_logits: bool) -> Iterator[Record]:
-            for logits in in_input_order(outputs, len(self.eval_examples))["logits"]:
+            for logits in in_input_order(outputs, len(self.evaluated_examples))["logits"]:
                 yield choice_record(logits, include_logits)
 
         def read_columns(columns: Sequence[str]) -> Iterator[Row]:
             split = "train" if self.split == splits.HELD_OUT else self.split
             return self._read_rows(split, columns, keep_short=True)[1]
 
-        return [PredictionRecords(RECORDS_FILE, make, self.eval_examples.lines, read_columns)]
+        return [PredictionRecords(RECORDS_FILE, make, self.evaluated_examples.lines, read_columns)]
 
     def _predictions(self, outputs: list[dict[str, np.ndarray]]) -> np.ndarray:
-        return np.array(in_input_order(outputs, len(self.eval_examples))["logits"]).argmax(axis=-1)
+        return np.array(in_input_order(outputs, len(self.evaluated_examples))["logits"]).argmax(axis=-1)
 
     def _accuracy(self, predictions: np.ndarray) -> dict[str, float]:
-        labels = self.eval_examples.rows["labels"]
+        labels = self.evaluated_examples.rows["labels"]
         known = known_labels(labels)
         return {"accuracy": accuracy(predictions[known], labels[known])} if known.any() else {}
 

@@ -15,6 +15,7 @@ from bertjax.data.schema import Schema, abstract_batch
 from bertjax.data.shard import DataShard
 from bertjax.errors import UsageError
 from bertjax.metrics.report import ClassReport
+from bertjax.tasks.finetuning.records import PredictionRecords
 from bertjax.tasks.objectives.step_cost import StepCost
 
 Batch = dict[str, jax.Array]
@@ -50,11 +51,20 @@ class Objective:
     """
 
     model: nn.Module
-    # A subclass may define `metrics`, `losses` and `schema` as properties that depend on its fields.
-    metrics: ClassVar[tuple[str, ...]]
-    losses: ClassVar[tuple[str, ...]]
-    schema: ClassVar[Schema]
     splits_into_micro_batches: ClassVar[bool] = True
+
+    # A subclass defines each as a name without an annotation, or as a property that depends on its fields.
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        raise NotImplementedError
+
+    @property
+    def losses(self) -> tuple[str, ...]:
+        raise NotImplementedError
+
+    @property
+    def schema(self) -> Schema:
+        raise NotImplementedError
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         """Returns the divisor of each loss, by metric name, such as the number of predicted tokens.
@@ -208,6 +218,10 @@ class Task:
     def write_predictions(self, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
         """Writes predictions in the format of the task's benchmark and returns the files."""
         raise NotImplementedError
+
+    def prediction_records(self) -> Sequence[PredictionRecords]:
+        """Returns the JSON Lines files that `predict` writes in addition to the official prediction files."""
+        return ()
 
     @property
     def writes_predictions(self) -> bool:

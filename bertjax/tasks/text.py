@@ -1,6 +1,7 @@
 """Classification and regression of your own sentences or sentence pairs, from TSV, CSV or JSON Lines files."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -196,14 +197,14 @@ class Task(FinetuningTask):
 
         For `multilabel`, frequent labels are those of more than half of the rows.
         """
-        labels = self.eval_examples.rows["labels"]
+        labels = self.evaluated_examples.rows["labels"]
         if self.config.data.kind == "multilabel":
             frequent = labels[known_labels(labels)].mean(axis=0) > 0.5
             return self._metrics(np.tile(frequent.astype(np.int64), (len(labels), 1)))
         return self._metrics(constant_prediction(labels))
 
     def class_reports(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, ClassReport]:
-        labels = self.eval_examples.rows["labels"]
+        labels = self.evaluated_examples.rows["labels"]
         known = known_labels(labels)
         make_report = report.multilabel_report if self.config.data.kind == "multilabel" else report.class_report
         return {"": make_report(self.labels, self._predictions(outputs)[known], labels[known])}
@@ -212,7 +213,7 @@ class Task(FinetuningTask):
         """Writes a file with the header `prediction`, then one prediction per row of the input file."""
         predictions, data = self._predictions(outputs), self.config.data
         if data.kind == "multilabel":
-            texts = [data.label_separator.join(self.labels[id_] for id_ in np.flatnonzero(row)) for row in predictions]
+            texts = [data.label_separator.join(itertools.compress(self.labels, row)) for row in predictions]
         else:
             texts = [self.labels[value] if self.labels else f"{value:.6g}" for value in predictions]
         lines = "".join(f"{escape_line(text)}\n" for text in texts)
@@ -222,7 +223,7 @@ class Task(FinetuningTask):
         data = self.config.data
 
         def make(outputs: list[dict[str, np.ndarray]], include_logits: bool) -> Iterator[Record]:
-            for logits in in_input_order(outputs, len(self.eval_examples))["logits"]:
+            for logits in in_input_order(outputs, len(self.evaluated_examples))["logits"]:
                 if data.kind == "multilabel":
                     yield multilabel_record(self.labels, logits, data.threshold, include_logits)
                 elif self.labels:
@@ -230,17 +231,17 @@ class Task(FinetuningTask):
                 else:
                     yield number_record(logits)
 
-        return [PredictionRecords(RECORDS_FILE, make, self.eval_examples.lines, data.read_evaluated_columns)]
+        return [PredictionRecords(RECORDS_FILE, make, self.evaluated_examples.lines, data.read_evaluated_columns)]
 
     def _predictions(self, outputs: list[dict[str, np.ndarray]]) -> np.ndarray:
         """Returns predicted class ids int [N], 0/1 labels int [N, K], or numbers float32 [N]."""
-        logits = np.array(in_input_order(outputs, len(self.eval_examples))["logits"])
+        logits = np.array(in_input_order(outputs, len(self.evaluated_examples))["logits"])
         if self.config.data.kind == "multilabel":
             return exceeds_threshold(logits, self.config.data.threshold).astype(np.int64)
         return logits.argmax(axis=-1) if self.labels else logits
 
     def _metrics(self, predictions: np.ndarray) -> dict[str, float]:
-        labels = self.eval_examples.rows["labels"]
+        labels = self.evaluated_examples.rows["labels"]
         known = known_labels(labels)
         predictions, labels = predictions[known], labels[known]
         if not len(labels):

@@ -10,7 +10,6 @@ import logging
 import math
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
@@ -256,12 +255,12 @@ def restore_args(abstract: Any) -> ocp.args.PyTreeRestore:
     return ocp.args.PyTreeRestore(abstract, restore_args=ocp.checkpoint_utils.construct_restore_args(abstract))
 
 
-def resolve_path(path: str | Path) -> epath.Path:
+def resolve_path(path: str | os.PathLike) -> epath.Path:
     """Returns the absolute path with symbolic links resolved. Returns URLs unchanged."""
     return epath.Path(path) if is_remote(path) else epath.Path(os.path.realpath(os.path.expanduser(path)))
 
 
-def resolve_checkpoint_path(path: str | Path) -> epath.Path:
+def resolve_checkpoint_path(path: str | os.PathLike) -> epath.Path:
     """Resolves the path of a workdir or checkpoint. Raises a UsageError if Orbax does not support it."""
     if is_remote(path) and not str(path).startswith("gs://"):
         raise UsageError(f"unsupported checkpoint path: {path}; use a local path or gs://")
@@ -273,7 +272,7 @@ def resolve_checkpoint_path(path: str | Path) -> epath.Path:
     return resolved
 
 
-def find_checkpoint(path: str | Path) -> epath.Path:
+def find_checkpoint(path: str | os.PathLike) -> epath.Path:
     """Finds the checkpoint at a path.
 
     Args:

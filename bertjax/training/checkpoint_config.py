@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from etils import epath
 from ml_collections import ConfigDict
@@ -101,7 +102,8 @@ def checkpoint_model(checkpoint: epath.Path) -> ModelConfig:
     """
     config = checkpoint_config(checkpoint, [])
     try:
-        return ModelConfig(**{**config.model, **vars(saved_architecture(checkpoint)), "attention": "auto"})
+        fields: dict[str, Any] = {**config.model, **vars(saved_architecture(checkpoint)), "attention": "auto"}
+        return ModelConfig(**fields)
     except TypeError as error:
         raise UsageError(
             f"{workdir_of(checkpoint) / CONFIG} contains no valid model: {error}; restore the file"

@@ -65,7 +65,7 @@ class CheckpointMetadata:
         """Parses the JSON object of a checkpoint. Missing fields of the architecture get their defaults."""
         try:
             architecture = {**dataclasses.asdict(Architecture()), **content["architecture"]}
-            fields = {**content, "architecture": architecture}
+            fields: dict[str, Any] = {**content, "architecture": architecture}
             # Some checkpoints contain this field, which is not used.
             fields.pop("metric_lines", None)
             metadata = cls(**fields)

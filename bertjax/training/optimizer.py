@@ -76,7 +76,7 @@ def scale_by_bert_adam(b1: float, b2: float, eps: float) -> optax.GradientTransf
         return BertAdamState(jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params))
 
     def update(
-        updates: optax.Updates, state: BertAdamState, params: optax.Params | None = None
+        updates: optax.Updates, state: Any, params: optax.Params | None = None
     ) -> tuple[optax.Updates, BertAdamState]:
         del params
         mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mu, updates)
@@ -134,7 +134,7 @@ def scale_by_layer_decay(decay: float, frozen_layers: int) -> optax.GradientTran
     return optax.stateless(update)
 
 
-def _map_with_names(function: Callable[..., Any], *trees: optax.Params) -> optax.Params:
+def _map_with_names(function: Callable[..., Any], *trees: Any) -> optax.Params:
     """Maps `function(names, *leaves)` over trees. `names` contains the dictionary keys on the path to the leaves."""
 
     def named(path: tuple, *leaves: jax.Array) -> Any:
@@ -182,8 +182,9 @@ class Freezing(NamedTuple):
         """
         if self == Freezing():
             return trained
+        old: dict[Any, Any] = flatten_dict(params)
         new, merged = flatten_dict(trained), {}
-        for path, leaf in flatten_dict(params).items():
+        for path, leaf in old.items():
             if self.layers and is_stacked(path):
                 merged[tuple(FROZEN_LAYERS if name == LAYERS else name for name in path)] = leaf[: self.layers]
                 if self.layers < leaf.shape[0]:
@@ -196,7 +197,7 @@ class Freezing(NamedTuple):
         """Returns `params` with trainable parameters replaced by `trained`. Frozen parameters are bitwise unchanged."""
         if self == Freezing():
             return trained
-        updated = flatten_dict(params)
+        updated: dict[Any, Any] = flatten_dict(params)
         for path, value in flatten_dict(trained).items():
             is_partial = self.layers and is_stacked(path)
             updated[path] = updated[path].at[self.layers :].set(value) if is_partial else value
@@ -210,7 +211,7 @@ def is_stacked(path: Sequence[str]) -> bool:
 
 def check_freezing(params: Any, freezing: Freezing) -> None:
     """Raises a UsageError if a frozen parameter does not exist, or no parameter is left to train."""
-    flat = flatten_dict(nn.unbox(params))
+    flat: dict[Any, Any] = flatten_dict(nn.unbox(params))
     num_layers = max((leaf.shape[0] for path, leaf in flat.items() if is_stacked(path)), default=0)
     if freezing.layers > num_layers:
         raise UsageError(f"optimizer.freeze_layers={freezing.layers} is too large; the model has {num_layers} layers")

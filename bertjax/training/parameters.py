@@ -3,9 +3,9 @@
 import contextlib
 import dataclasses
 import logging
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -34,7 +34,7 @@ _FILE_BYTES = 4 << 20
 
 
 def load_params(
-    path: str | Path, target: Any, reinit_params: tuple[str, ...] = (), new_pieces: NewPieces | None = None
+    path: str | os.PathLike, target: Any, reinit_params: tuple[str, ...] = (), new_pieces: NewPieces | None = None
 ) -> Any:
     """Restores the parameters of a checkpoint in the structure of `target`, to start a run or to evaluate.
 
@@ -53,10 +53,10 @@ def load_params(
       BertjaxError: the checkpoint is damaged or cannot be read.
     """
     checkpoint = find_checkpoint(path)
-    leaves = flatten_dict(target, sep="/")
+    leaves: dict[str, Any] = flatten_dict(target, sep="/")
     with _open_params(checkpoint) as (checkpointer, saved):
         restored = {name for name in saved.keys() & leaves.keys() if name.split("/")[0] not in reinit_params}
-        extended = {name for name in VOCABULARY_PARAMS if name in restored} if new_pieces else set()
+        extended = {name for name in VOCABULARY_PARAMS if new_pieces and name in restored}
         for name in sorted(restored - extended):
             if tuple(saved[name].shape) != tuple(leaves[name].shape):
                 raise UsageError(
@@ -75,9 +75,10 @@ def load_params(
             for name in saved
         }
         params = _restore_all(checkpointer, checkpoint, saved, shardings)
-    for name in extended:
-        rows = new_pieces.extend(np.asarray(params[name]), len(leaves[name]))
-        params[name] = jax.make_array_from_callback(rows.shape, leaves[name].sharding, rows.__getitem__)
+    if new_pieces:
+        for name in extended:
+            rows = new_pieces.extend(np.asarray(params[name]), len(leaves[name]))
+            params[name] = jax.make_array_from_callback(rows.shape, leaves[name].sharding, rows.__getitem__)
     return unflatten_dict({name: params[name] if name in restored else leaf for name, leaf in leaves.items()}, sep="/")
 
 

@@ -1,6 +1,6 @@
 """Plots of a run: training and evaluation metrics, and confusion matrices."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -60,7 +60,7 @@ def _metric_names(lines: list[dict[str, Any]]) -> list[str]:
 
 
 def _plot(
-    panels: list[list[_Panel]],
+    panels: Sequence[Sequence[_Panel]],
     lines: list[dict[str, Any]],
     x_of: Callable[[dict[str, Any]], float],
     x_label: str,
@@ -107,21 +107,24 @@ def _plot(
 
 
 def plot_confusion(reports: Mapping[str, ClassReport], path: epath.Path, title: str) -> None:
-    """Plots the confusion matrix of each report in its own panel. Colors show the share of the true label's total.
+    """Plots each confusion matrix of the reports in its own panel. Colors show the share of the true label's total.
 
     `reports` are by panel title. `title` is the title of the figure.
     """
     from matplotlib.figure import Figure
 
-    count = max(len(report.confusion_names) for report in reports.values())
+    matrices = {
+        name: (part.confusion, part.confusion_names) for name, part in reports.items() if part.confusion is not None
+    }
+    count = max(len(classes) for _, classes in matrices.values())
     side = float(np.clip(2.5 + 0.45 * count, 4, 14))
-    figure = Figure(figsize=((side + 0.8) * len(reports), side + 0.4), layout="constrained")
+    figure = Figure(figsize=((side + 0.8) * len(matrices), side + 0.4), layout="constrained")
     figure.suptitle(_escape(title), fontsize=10, wrap=True)
-    panels = figure.subplots(1, len(reports), squeeze=False)[0]
-    for axes, (name, report) in zip(panels, reports.items(), strict=True):
-        matrix, names = report.confusion, [_escape(truncate_name(label)) for label in report.confusion_names]
+    panels = figure.subplots(1, len(matrices), squeeze=False)[0]
+    for axes, (name, (matrix, classes)) in zip(panels, matrices.items(), strict=True):
+        names = [_escape(truncate_name(label)) for label in classes]
         shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
-        image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+        axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
         axes.set(title=name.strip("_"), xlabel="predicted label", ylabel="true label")
         if len(names) <= _MAX_NAMED_CLASSES:
             axes.set_xticks(range(len(names)), names, rotation=90)
@@ -130,7 +133,7 @@ def plot_confusion(reports: Mapping[str, ClassReport], path: epath.Path, title: 
             for i, j in zip(*np.nonzero(matrix), strict=True):
                 color = "white" if shares[i, j] > 0.5 else "black"
                 axes.text(j, i, f"{matrix[i, j]:,}", ha="center", va="center", color=color, fontsize=8)
-    figure.colorbar(image, ax=panels, label="share of the true label's total", shrink=0.8)
+    figure.colorbar(panels[-1].images[0], ax=panels, label="share of the true label's total", shrink=0.8)
     with atomic_file(path) as temporary, open(temporary, "wb") as file:
         figure.savefig(file, format="png", dpi=110)
 

@@ -42,7 +42,7 @@ class Progress:
     """Log of the steps and evaluations of a run. Only host 0 writes files.
 
     Attributes:
-      first_loss: training loss of the first logged step, which may precede a resume (None: no step was logged yet).
+      first_loss: training loss of the first logged step, which may precede a resume (infinity: no step was logged yet).
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Progress:
           trackers: names of experiment trackers to log to.
         """
         self._task, self._workdir, self._schedule = task, workdir, schedule
-        self.first_loss: float | None = next((line["loss"] for line in lines if "loss" in line), None)
+        self.first_loss = next((line["loss"] for line in lines if "loss" in line), math.inf)
         self._open_writers(step, trackers)
         self._peak, source = peak_flops_per_second(jax.devices())
         if task.warmup_steps >= task.total_steps:
@@ -118,8 +118,8 @@ class Progress:
 
     def log_step(self, step: int, values: dict[str, float]) -> None:
         """Logs the training metrics `values`, which are means over the steps since the last call."""
-        if self.first_loss is None:
-            self.first_loss = values.get("loss")
+        if self.first_loss == math.inf:
+            self.first_loss = values.get("loss", math.inf)
         values = dict(values)
         attention_fraction = values.pop(ATTENTION_FRACTION)
         self._measure_speed(step, values[TOKEN_FRACTION], attention_fraction)
@@ -133,9 +133,9 @@ class Progress:
         loss = values.get("loss", math.nan)
         logger.info(f"step {step:,}/{self._task.total_steps:,}: loss {loss:.3f}  {accuracies}{speed}")
         self._tokens, self._counted_at = self._tokens_at(step, values[TOKEN_FRACTION]), step
-        learning_rate = float(self._schedule(step - 1))
+        learning_rate: Any = self._schedule(step - 1)
         sizes = self._sizes(step, values[TOKEN_FRACTION])
-        self._write(self._jsonl, step, {**values, "learning_rate": learning_rate, **sizes})
+        self._write(self._jsonl, step, {**values, "learning_rate": float(learning_rate), **sizes})
         self._write(self._timing, step, self._speed)
 
     def log_evaluation(self, step: int, values: dict[str, float], seconds: float, train_sums: MetricSums) -> None:
@@ -244,9 +244,9 @@ class _CompilationTimer:
         self.seconds = 0.0
         jax.monitoring.register_event_duration_secs_listener(self._record)
 
-    def _record(self, event: str, seconds: float, **_: Any) -> None:
+    def _record(self, event: str, duration_secs: float, **_: Any) -> None:
         if event == "/jax/core/compile/backend_compile_duration":
-            self.seconds += seconds
+            self.seconds += duration_secs
 
     def close(self) -> None:
         jax.monitoring.unregister_event_duration_listener(self._record)

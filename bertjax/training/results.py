@@ -59,23 +59,23 @@ class EvaluationHistory:
     Attributes:
       metric: metric that selects the best checkpoint (default: "", no selection).
       patience: number of evaluations without improvement after which a run stops (default: 0, no limit).
-      evaluations: step and metrics of each evaluation.
+      evaluations: step and metrics of each evaluation, as in `metrics.jsonl`: NaN and infinity are strings.
     """
 
     metric: str = ""
     patience: int = 0
-    evaluations: tuple[tuple[int, dict[str, float]], ...] = ()
+    evaluations: tuple[tuple[int, dict[str, Any]], ...] = ()
 
-    def add(self, step: int, metrics: dict[str, float]) -> "EvaluationHistory":
+    def add(self, step: int, metrics: dict[str, Any]) -> "EvaluationHistory":
         """Returns the history with another evaluation."""
         return dataclasses.replace(self, evaluations=(*self.evaluations, (step, metrics)))
 
     @property
-    def first(self) -> dict[str, float]:
-        """Metrics of the first evaluation, or {} without evaluations."""
+    def first(self) -> dict[str, Any]:
+        """dict[str, Any] of the first evaluation, or {} without evaluations."""
         return self.evaluations[0][1] if self.evaluations else {}
 
-    def at(self, step: int) -> dict[str, float]:
+    def at(self, step: int) -> dict[str, Any]:
         """Returns the metrics of the last evaluation at `step`, or {} without an evaluation."""
         return next((metrics for evaluated, metrics in reversed(self.evaluations) if evaluated == step), {})
 
@@ -85,10 +85,10 @@ class EvaluationHistory:
 
     def is_best_at(self, step: int) -> bool:
         """Returns True if the last evaluation is at `step` and better than all earlier evaluations."""
-        if not self.evaluations or self.evaluations[-1][0] != step or self.score_at(step) is None:
+        last = self.score_at(step)
+        if not self.evaluations or self.evaluations[-1][0] != step or last is None:
             return False
-        *earlier, last = self._scores()
-        return all(value is None or value < last for value in earlier)
+        return all(value is None or value < last for value in self._scores()[:-1])
 
     def is_out_of_patience(self) -> bool:
         """Returns True if the run should stop early."""
@@ -126,7 +126,7 @@ def read_results(workdir: epath.Path, fields: Sequence[str] = ()) -> dict[str, A
 
 def finish_run(
     task: Task, mesh: Mesh, state: TrainState, workdir: epath.Path, best: epath.Path, history: EvaluationHistory
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Writes and logs the results of the best checkpoint, and returns its metrics. `state` is the last state."""
     values = history.at(int(best.name))
     reports = _class_reports(task, mesh, best, state)
@@ -142,7 +142,7 @@ def write_results(
     task: Task,
     checkpoint: epath.Path,
     last_step: int,
-    values: dict[str, float],
+    values: dict[str, Any],
     reports: dict[str, ClassReport],
 ) -> dict[str, float]:
     """Writes `results.json` and the confusion matrices, and returns the metrics of the baseline.
@@ -166,18 +166,17 @@ def write_results(
         **task.results,
         "config": dataclasses.asdict(task.config),
     }
-    with_confusion = {suffix: report for suffix, report in reports.items() if report.confusion is not None}
-    if with_confusion:
-        score = f", {task.best_metric} {values[task.best_metric]:.4g}" if task.best_metric in values else ""
+    if any(report.confusion is not None for report in reports.values()):
+        score = f", {task.best_metric} {float(values[task.best_metric]):.4g}" if task.best_metric in values else ""
         files = re.sub(r"[^\s,]*/", "", task.results["evaluated_on"])
         title = f"{task.config.task}, {files}{score}"
-        plot_confusion(with_confusion, workdir / CONFUSION, title)
+        plot_confusion(reports, workdir / CONFUSION, title)
     # Write this file last, because it marks the run as finished. A run killed earlier writes all files again.
     write_atomic(workdir / RESULTS, json.dumps(results, indent=1) + "\n")
     return baseline
 
 
-def log_results(values: dict[str, float], before: dict[str, float], baseline: dict[str, float]) -> None:
+def log_results(values: dict[str, Any], before: dict[str, Any], baseline: dict[str, float]) -> None:
     """Logs a table of the metrics before training (empty if not evaluated), of the best checkpoint and the baseline."""
     if not values:
         return
@@ -185,7 +184,8 @@ def log_results(values: dict[str, float], before: dict[str, float], baseline: di
     logger.info(f"{'held out':<{width}}{'before' if before else '':>12}{'after':>12}{'baseline':>12}")
     for name, value in values.items():
         if name != "loss":
-            columns = [f"{source[name]:.4f}" if name in source else "" for source in (before, {name: value}, baseline)]
+            sources = (before, {name: value}, baseline)
+            columns = [f"{float(source[name]):.4f}" if name in source else "" for source in sources]
             logger.info(f"{name:<{width}}" + "".join(f"{column:>12}" for column in columns))
 
 

@@ -102,7 +102,7 @@ def list_devices() -> list[jax.Device]:
         return jax.devices()
     # JAX raises an AssertionError without a message if only CUDA or ROCm is requested and no GPU is found.
     except (RuntimeError, AssertionError) as error:
-        platforms = quoted(jax.config.jax_platforms or "")
+        platforms = quoted(jax.config.jax_platforms or "")  # pyrefly: ignore[missing-attribute]  # Defined at run time.
         reason = f" ({first_line(error)})" if str(error) else ""
         raise UsageError(
             f"JAX finds no devices for JAX_PLATFORMS={platforms}{reason}; use a platform of this machine, such as cpu, "
@@ -166,7 +166,7 @@ def data_shard(mesh: Mesh) -> DataShard:
     """Returns the shards of each global batch that this process's devices store."""
     count = batch_shards(mesh)
     held = batch_sharding(mesh).addressable_devices_indices_map((count,)).values()
-    return DataShard(tuple(sorted({rows.indices(count)[0] for (rows,) in held})), count)
+    return DataShard(tuple(sorted({rows.indices(count)[0] for (rows,) in filter(None, held)})), count)
 
 
 def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:

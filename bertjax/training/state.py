@@ -19,8 +19,7 @@ from bertjax.training.sharding import parameter_shardings
 STEP_METRICS = ("grad_norm", TOKEN_FRACTION, ATTENTION_FRACTION)
 
 
-@flax.struct.dataclass
-class TrainState:
+class TrainState(flax.struct.PyTreeNode):
     """Train state: everything that a step updates and a checkpoint contains.
 
     Attributes:

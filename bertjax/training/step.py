@@ -21,7 +21,7 @@ from bertjax.training.state import TrainState, abstract_state
 @functools.cache
 def make_train_step(
     objective: Objective, optimizer: Optimizer, mesh: Mesh, grad_accum_steps: int
-) -> Callable[[TrainState, Batch, jax.Array, optax.Schedule], TrainState]:
+) -> jax.stages.Wrapped:
     """Returns the jitted train step `(state, batch, dropout key, learning-rate schedule) -> state`.
 
     The step donates the state. It is cached, so that the trials of a sweep share one compilation. `make_optimizer` is
@@ -47,7 +47,7 @@ def make_train_step(
     # arrays of all layers. Without freezing, all three return the same arrays.
     tx, freezing = optimizer
 
-    def total_loss(sums: MetricSums, denominators: dict[str, jax.Array]) -> jax.Array:
+    def total_loss(sums: MetricSums, denominators: dict[str, jax.Array]) -> Any:
         # Metric sums are [weighted sum, sum of weights] of one micro-batch. Denominators are those of the whole batch.
         return sum(sums[name][0] / denominators[name] for name in objective.losses)
 
@@ -87,7 +87,7 @@ def make_train_step(
         # The updates include weight decay, and are for a learning rate of 1.
         params = freezing.trainable(state.params)
         updates, opt_state = tx.update(grads, state.opt_state, params)
-        learning_rate = schedule(state.step)
+        learning_rate: Any = schedule(state.step)
         params = optax.apply_updates(params, jax.tree.map(lambda update: -learning_rate * update, updates))
 
         grad_norm = optax.tree.norm(grads)

@@ -1,7 +1,6 @@
 """Hyperparameter sweeps: trials of an experiment, selected on the dev set (section A.3 of the paper)."""
 
 import dataclasses
-import functools
 import json
 import logging
 import math
@@ -25,7 +24,7 @@ from bertjax.training import train as loop
 from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, saved_fingerprint
 from bertjax.training.checkpoint_config import experiment_config
 from bertjax.training.multihost import broadcast_from_host0
-from bertjax.training.results import read_results, score
+from bertjax.training.results import lower_is_better, read_results
 from bertjax.training.workdir import (
     RESULTS,
     acquire_lock,
@@ -155,6 +154,7 @@ def _run_trials(
     make_task: MakeTask,
 ) -> dict[str, Any]:
     outcomes: list[dict[str, Any]] = []
+    content: dict[str, Any] = {}
     seconds: list[float] = []
     with progress_bar("trials", len(trials), " trials", shown=sys.stderr.isatty()) as bar:
         for number, (trial, outcome) in enumerate(zip(trials, finished, strict=True), 1):
@@ -263,21 +263,22 @@ def setting_of(fields: dict[str, Any]) -> dict[str, Any]:
 def summarize(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
     """Returns all trials, the settings with their statistics over seeds (best first), and the best trial."""
     finished = [outcome for outcome in outcomes if "score" in outcome]
-    # `score` negates losses and errors, so that larger is better.
-    better = functools.partial(score, finished[0]["score_name"] if finished else "")
+    # Negate losses and errors, so that larger is better.
+    sign = -1 if finished and lower_is_better(finished[0]["score_name"]) else 1
     settings: dict[str, list[dict[str, Any]]] = {}
     for outcome in outcomes:
         settings.setdefault(trial_name(setting_of(outcome["trial"])), []).append(outcome)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, seeds in settings.items():
         scores = [outcome["score"] for outcome in seeds if "score" in outcome]
-        row = {"setting": name, "trials": len(scores), "failed": len(seeds) - len(scores)}
+        row: dict[str, Any] = {"setting": name, "trials": len(scores), "failed": len(seeds) - len(scores)}
         if scores:
             deviation = statistics.stdev(scores) if len(scores) > 1 else 0.0
-            row |= {"mean": statistics.mean(scores), "deviation": deviation, "best": max(scores, key=better)}
+            top = sign * max(sign * value for value in scores)
+            row |= {"mean": statistics.mean(scores), "deviation": deviation, "best": top}
         rows.append(row)
-    rows.sort(key=lambda row: better(row["mean"]) if "mean" in row else -math.inf, reverse=True)
-    best = max(finished, key=lambda outcome: better(outcome["score"]), default=None)
+    rows.sort(key=lambda row: sign * row["mean"] if "mean" in row else -math.inf, reverse=True)
+    best = max(finished, key=lambda outcome: sign * outcome["score"], default=None)
     return {"trials": outcomes, "settings": rows, "best": best}
 
 

@@ -183,7 +183,6 @@ def _evaluate(
     start = time.monotonic()
     values, _ = evaluate(task, mesh, state.params, heartbeat)
     check_evaluation(values, step)
-    values = {name: json_number(value) for name, value in values.items()}
     # The line of an evaluation contains the number of tokens seen. The sums count those since the last logged step.
     progress.log_evaluation(step, values, time.monotonic() - start, train_sums=state.sums)
-    return history.add(step, values)
+    return history.add(step, {name: json_number(value) for name, value in values.items()})

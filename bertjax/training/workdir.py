@@ -19,6 +19,7 @@ from bertjax.errors import BertjaxError, UsageError, listed
 from bertjax.tasks.build import config_class
 from bertjax.training.checkpoint import CHECKPOINTS, DAMAGED, resolve_checkpoint_path
 from bertjax.utils.io import (
+    AnyPath,
     check_bucket,
     is_remote,
     read_json_object,
@@ -221,7 +222,7 @@ def result_differences(old: dict[str, Any], new: dict[str, Any], of_best: bool =
     return "; ".join(changes[:_MAX_SHOWN_DIFFERENCES]) + ("; ..." if len(changes) > _MAX_SHOWN_DIFFERENCES else "")
 
 
-def read_origin(workdir: Path | epath.Path) -> dict[str, Any]:
+def read_origin(workdir: AnyPath) -> dict[str, Any]:
     """Reads the source of a converted checkpoint. Returns {} if the workdir was not converted."""
     try:
         return read_json_object(workdir / ORIGIN)
@@ -238,7 +239,7 @@ def pinned_address(address: str, path: str) -> str:
     return init_from["source"] if init_from.get("address") == address else address
 
 
-def is_converted(workdir: Path | epath.Path) -> bool:
+def is_converted(workdir: AnyPath) -> bool:
     """Returns True if `bertjax convert` wrote the workdir."""
     return (workdir / ORIGIN).exists()
 

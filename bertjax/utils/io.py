@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from etils import epath
@@ -20,6 +20,7 @@ from filelock import FileLock, Timeout
 from bertjax.errors import BertjaxError, UsageError
 
 AnyPath: TypeAlias = Path | epath.Path
+_Path = TypeVar("_Path", bound=AnyPath)
 CACHE_DIR_VARIABLE = "BERTJAX_STAGING"
 _COPY_BYTES = 1 << 24
 # Free bytes that `check_free_space` leaves for other processes that write to the same disk.
@@ -99,7 +100,7 @@ def atomic_file(path: AnyPath) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def write_atomic(path: AnyPath, content: str | bytes) -> AnyPath:
+def write_atomic(path: _Path, content: str | bytes) -> _Path:
     """Writes a file atomically, with text as UTF-8, and returns its path.
 
     Raises:
@@ -118,7 +119,7 @@ def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     check_free_space(path.parent, sum(array.nbytes for array in arrays.values()), str(path))
     try:
         with atomic_file(path) as temporary, open(temporary, "wb") as file:
-            np.savez(file, **arrays)
+            np.savez(file, **arrays)  # pyrefly: ignore[bad-argument-type]  # The stub checks arrays as `allow_pickle`.
     except OSError as error:
         raise BertjaxError(f"cannot write {path}: {error.strerror or error}") from error
 
@@ -129,7 +130,7 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def upload(source: Path, target: epath.Path) -> None:
+def upload(source: Path, target: AnyPath) -> None:
     """Copies a local file to object storage."""
     with open(source, "rb") as local, target.open("wb") as remote:
         # Write at least once, because otherwise an empty file would not create an object.
@@ -137,7 +138,7 @@ def upload(source: Path, target: epath.Path) -> None:
         shutil.copyfileobj(local, remote, _COPY_BYTES)
 
 
-def fsync(path: Path) -> None:
+def fsync(path: AnyPath) -> None:
     """Flushes a file or directory to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -167,11 +168,11 @@ def atomic_directory(
       UsageError: `path` exists, or another process is writing to it.
       BertjaxError: the disk is full or not writable.
     """
-    make = _remote_directory(path, last_file) if is_remote(path) else _local_directory(path)
+    make = _remote_directory(epath.Path(path), last_file) if is_remote(path) else _local_directory(Path(path))
     try:
         check_bucket(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.nullcontext() if is_remote(path) else _directory_lock(path):
+        with contextlib.nullcontext() if is_remote(path) else _directory_lock(Path(path)):
             if path.exists() and not (path.is_dir() and not any(path.iterdir())):
                 if not is_kind(path):
                     raise UsageError(f"{path} exists and is not a {kind}, or contains other files; choose another path")

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from bertjax.errors import BertjaxError
@@ -42,12 +43,13 @@ def process_pool(
 def _initialize(initializer: Callable[..., object] | None, *initargs: Any) -> None:
     # Ignore Ctrl-C, which a terminal sends to all processes, because the parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if parent := multiprocessing.parent_process():
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     if initializer:
         initializer(*initargs)
 
 
-def _end_with_parent() -> None:
+def _end_with(parent: BaseProcess) -> None:
     # Without this thread, a worker whose parent was killed would wait for work forever.
-    multiprocessing.parent_process().join()
+    parent.join()
     signal.raise_signal(signal.SIGKILL)

@@ -95,7 +95,8 @@ class _ProgressLines:
 
     def __init__(self, description: str, total: int | None, unit: str, done: int) -> None:
         self._description, self._total, self._unit = description, total, unit
-        self._initial = self._done = done
+        self._initial = done
+        self._done: float = done
         self._postfix = ""
         self._start_time = self._log_time = time.monotonic()
 
@@ -106,7 +107,7 @@ class _ProgressLines:
             self._log_time = now
             text = tqdm.format_meter(
                 self._done,
-                self._total,
+                self._total or 0,
                 now - self._start_time,
                 prefix=self._description,
                 unit=self._unit,

@@ -169,6 +169,14 @@ def test_evaluation_loss_that_is_not_finite_ends_the_run(corpus, tmp_path):
         loop.train(changed, str(tmp_path))
 
 
+def test_metric_that_is_not_finite_is_logged_and_saved_as_a_string(corpus, tmp_path, log_lines):
+    _, task = make(corpus, steps=3)
+    changed = with_attributes(task, evaluate=lambda means, outputs: {**means, "ratio": np.nan})
+    assert loop.train(changed, str(tmp_path))["ratio"] == "nan"
+    assert json.loads((tmp_path / "results.json").read_text())["ratio"] == "nan"
+    assert [line.split() for line in log_lines if line.startswith("ratio")] == [["ratio", "nan", "nan"]]
+
+
 def test_diverging_loss_ends_the_run(corpus, tmp_path):
     _, task = make(corpus, divergence_factor=0.9)
     with pytest.raises(BertjaxError, match=r"diverged at step 3.*no checkpoint was saved yet"):

@@ -13,16 +13,13 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-
-from etils import epath
 
 from bertjax.data.corpus import readers
 from bertjax.data.corpus.documents import Text, batches
 from bertjax.data.corpus.readers import Source
 from bertjax.data.corpus.shards import Shard, ShardWriter, encode_batch
 from bertjax.data.corpus.vocabulary import Vocabulary
-from bertjax.utils.io import atomic_file, read_json, write_atomic
+from bertjax.utils.io import AnyPath, atomic_file, read_json, write_atomic
 
 # Small chunks of a small text keep all workers busy. Large chunks of a large text limit the number of chunks.
 _MIN_CHUNK_BYTES, _MAX_CHUNK_BYTES = 2 << 20, 64 << 20
@@ -72,13 +69,13 @@ def group_sources(sources: Sequence[Source]) -> tuple[list[Chunk], list[Chunk], 
             close_group(large_chunks)
         else:
             group.append(source)
-            if sum(each.size_bytes for each in group) >= chunk_bytes:
+            if sum(each.size_bytes or 0 for each in group) >= chunk_bytes:
                 close_group(small_chunks)
     close_group(small_chunks)
     return small_chunks, large_chunks, chunk_bytes
 
 
-def divide_chunk(chunk: Chunk, work: Path | epath.Path, chunk_chars: int) -> list[Chunk]:
+def divide_chunk(chunk: Chunk, work: AnyPath, chunk_chars: int) -> list[Chunk]:
     """Divides a large source into chunks of whole documents, in files of about `chunk_chars` characters each."""
     done = work / f"{chunk.name}.cut"
     if not done.exists():
@@ -112,7 +109,7 @@ class _ChunkNumber:
         return self._number
 
 
-def encode_chunk(chunk: Chunk, vocabulary: Vocabulary, heldout_fraction: float, work: Path | epath.Path) -> Shard:
+def encode_chunk(chunk: Chunk, vocabulary: Vocabulary, heldout_fraction: float, work: AnyPath) -> Shard:
     """Encodes a chunk to a shard."""
     done = work / f"{chunk.name}.json"
     if not done.exists():

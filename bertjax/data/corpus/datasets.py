@@ -35,7 +35,7 @@ def tfds_size_bytes(name: str, split: str, data_dir: str | None) -> int | None:
 
 
 def tfds_texts(
-    name: str, split: str, data_dir: str | None, problems: Counter[str], advance: Callable[[int], None]
+    name: str, split: str, data_dir: str | None, problems: Counter[str], advance: Callable[[int], object]
 ) -> Iterator[str]:
     """Yields the text of each example of a dataset, in stored order; downloads the dataset if necessary.
 

@@ -12,7 +12,7 @@ from filelock import FileLock
 
 from bertjax.data.corpus.store import MANIFEST, Corpus, open_corpus, read_manifest
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.utils.io import CACHE_DIR_VARIABLE, atomic_directory, cache_dir, check_free_space, is_remote
+from bertjax.utils.io import CACHE_DIR_VARIABLE, AnyPath, atomic_directory, cache_dir, check_free_space, is_remote
 from bertjax.utils.terminal import progress_bar
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ def _local_copy(address: str) -> Path:
     return copy
 
 
-def _copy_files(source: epath.Path, files: dict[str, dict[str, Any]], directory: Path, total_bytes: int) -> None:
+def _copy_files(source: epath.Path, files: dict[str, dict[str, Any]], directory: AnyPath, total_bytes: int) -> None:
     with progress_bar("copy", total_bytes, "B") as bar, ThreadPoolExecutor(_STREAMS) as pool:
 
         def copy(name: str) -> None:
@@ -68,7 +68,7 @@ def _copy_files(source: epath.Path, files: dict[str, dict[str, Any]], directory:
             pass
 
 
-def _copy_file(source: epath.Path, target: Path, sha256: str, advance: Callable[[int], object]) -> None:
+def _copy_file(source: epath.Path, target: AnyPath, sha256: str, advance: Callable[[int], object]) -> None:
     digest = hashlib.sha256()
     try:
         with source.open("rb") as remote_file, open(target, "wb") as local_file:

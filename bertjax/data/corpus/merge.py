@@ -4,16 +4,14 @@ import dataclasses
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from etils import epath
 
 from bertjax.data.corpus import store
 from bertjax.data.corpus.shards import Shard
 from bertjax.errors import BertjaxError
-from bertjax.utils.io import atomic_file
+from bertjax.utils.io import AnyPath, atomic_file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,7 +177,7 @@ def _sub_run(run: Run, first: int, last: int, sentence_starts: np.ndarray, token
     return Run(run.shard, run.split, (first, last), sentences, tokens)
 
 
-def write_array(array: MergedArray, directory: Path | epath.Path) -> tuple[str, dict[str, Any]]:
+def write_array(array: MergedArray, directory: AnyPath) -> tuple[str, dict[str, Any]]:
     """Writes one array of a corpus.
 
     Returns:

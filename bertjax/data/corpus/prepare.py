@@ -7,14 +7,12 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from etils import epath
-
 from bertjax.data.corpus import readers, run_local, store
 from bertjax.data.corpus.run_local import Job, JobResult
 from bertjax.data.corpus.vocabulary import KINDS, VOCABULARY_FILES, WORDPIECE, Vocabulary, load_vocabulary
 from bertjax.data.corpus.vocabulary_training import check_size
 from bertjax.errors import UsageError
-from bertjax.utils.io import as_path, atomic_directory, check_free_space, is_remote
+from bertjax.utils.io import AnyPath, as_path, atomic_directory, check_free_space, is_remote
 
 logger = logging.getLogger(__name__)
 LOCAL, BEAM = RUNNERS = ("local", "beam")
@@ -44,7 +42,7 @@ _PROBLEMS = {
 
 def prepare(
     inputs: list[str],
-    output: str | Path,
+    output: str | os.PathLike,
     *,
     vocabulary: Vocabulary | str | Path | None = None,
     vocabulary_kind: str = WORDPIECE,
@@ -89,7 +87,7 @@ def prepare(
       UsageError: an argument, spec or vocabulary cannot be used.
       BertjaxError: reading, writing or a worker failed, or the inputs contain no text.
     """
-    output = _resolve_output(output)
+    path = _resolve_output(output)
     if not 0 <= heldout_fraction < 1:
         raise UsageError(f"--heldout is {heldout_fraction}; it must be at least 0 and below 1")
     if vocabulary_kind not in KINDS:
@@ -99,7 +97,7 @@ def prepare(
     workers = _cores() if workers is None else workers
     if not 1 <= workers <= _MAX_WORKERS:
         raise UsageError(f"--workers is {workers:,}; it must be between 1 and {_MAX_WORKERS:,}")
-    run = _runner(runner, runner_options, output, workers, progress)
+    run = _runner(runner, runner_options, path, workers, progress)
     loaded = vocabulary if isinstance(vocabulary, Vocabulary | None) else load_vocabulary(vocabulary, lower_case)
     _check_add_pieces(add_pieces, loaded)
     if loaded and loaded.kind == WORDPIECE and lower_case == loaded.has_upper_case:
@@ -110,7 +108,7 @@ def prepare(
         )
     sources, duplicates = readers.find_sources(inputs, data_dir)
     text_bytes = sum(source.size_bytes or 0 for source in sources)
-    check_free_space(output.parent, _DISK_BYTES_PER_TEXT_BYTE * text_bytes, f"the corpus {output}")
+    check_free_space(path.parent, _DISK_BYTES_PER_TEXT_BYTE * text_bytes, f"the corpus {path}")
     job = Job(
         sources=tuple(sources),
         problems={"files_named_again": duplicates},
@@ -122,7 +120,7 @@ def prepare(
         heldout_fraction=heldout_fraction,
     )
 
-    with atomic_directory(output, overwrite, "corpus", _is_corpus, last_file=store.MANIFEST) as directory:
+    with atomic_directory(path, overwrite, "corpus", _is_corpus, last_file=store.MANIFEST) as directory:
         result = run(job, directory)
         vocabulary_file = VOCABULARY_FILES[result.vocabulary.kind]
         (directory / vocabulary_file).write_bytes(result.vocabulary.content)
@@ -142,7 +140,7 @@ def prepare(
             "files": {**result.files, vocabulary_file: vocabulary_entry},
         }
         store.write_manifest(directory, manifest)
-    return store.read_manifest(output)
+    return store.read_manifest(path)
 
 
 def _check_add_pieces(add_pieces: int, vocabulary: Vocabulary | None) -> None:
@@ -157,7 +155,7 @@ def _check_add_pieces(add_pieces: int, vocabulary: Vocabulary | None) -> None:
     check_size(vocabulary.size + add_pieces)
 
 
-def _resolve_output(output: str | Path) -> Path | epath.Path:
+def _resolve_output(output: str | os.PathLike) -> AnyPath:
     if not str(output):
         raise UsageError("--output is an empty string; set it to a directory for the corpus")
     if is_remote(output):
@@ -171,8 +169,8 @@ def _resolve_output(output: str | Path) -> Path | epath.Path:
 
 
 def _runner(
-    runner: str, options: Sequence[str], output: Path | epath.Path, workers: int, progress: bool
-) -> Callable[[Job, Path | epath.Path], JobResult]:
+    runner: str, options: Sequence[str], output: AnyPath, workers: int, progress: bool
+) -> Callable[[Job, AnyPath], JobResult]:
     """Returns the function that runs a job in a directory."""
     if runner not in RUNNERS:
         raise UsageError(f"unknown runner {runner!r}; use {' or '.join(RUNNERS)}")
@@ -252,7 +250,7 @@ def _describe_inputs(sources: list[readers.Source]) -> dict[str, Any]:
     }
 
 
-def _is_corpus(path: Path) -> bool:
+def _is_corpus(path: AnyPath) -> bool:
     """Returns whether a directory contains a corpus and nothing else, so that it may be replaced."""
     names = [entry.name for entry in path.iterdir()] if path.is_dir() else []
     return store.MANIFEST in names and all(any(fnmatch(name, pattern) for pattern in _FILES) for name in names)

@@ -22,7 +22,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from bertjax.data.corpus import datasets, docstrings, documents
 from bertjax.data.corpus.documents import LINES, PARAGRAPHS, Text
@@ -208,7 +208,7 @@ def _read_texts(source: Source) -> Iterator[Text]:
             yield Text(*json.loads(line))
 
 
-def _open(name: str) -> BinaryIO:
+def _open(name: str) -> IO[bytes]:
     if "://" not in name:
         return open(name, "rb")
     from etils import epath
@@ -216,7 +216,7 @@ def _open(name: str) -> BinaryIO:
     return epath.Path(name).open("rb")
 
 
-def _chunks(source: Source, problems: Counter[str], advance: Callable[[int], None]) -> Iterator[str]:
+def _chunks(source: Source, problems: Counter[str], advance: Callable[[int], object]) -> Iterator[str]:
     """Yields the decoded text of a file in chunks of about a megabyte, then an empty chunk."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     total_bytes = 0

@@ -13,11 +13,9 @@ import json
 import logging
 import os
 import re
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
@@ -35,7 +33,7 @@ from bertjax.data.corpus.shards import Shard
 from bertjax.data.corpus.vocabulary import VOCABULARY_FILES, Vocabulary, load_vocabulary
 from bertjax.data.corpus.vocabulary_training import read_start, sample_chars, training_data
 from bertjax.errors import BertjaxError, UsageError, first_line, listed, shortened
-from bertjax.utils.io import is_remote, read_json, write_atomic
+from bertjax.utils.io import AnyPath, is_remote, read_json, write_atomic
 from bertjax.utils.process_pool import process_pool
 
 logger = logging.getLogger(__name__)
@@ -52,7 +50,7 @@ _SAMPLE_CHARS = 4 << 20
 _PLAN, _FILES, _VOCABULARY, _ADDED_PIECES = "plan.json", "files.json", "vocabulary", "added_pieces.json"
 
 
-def pipeline_options(options: Sequence[str], output: Path | epath.Path, workers: int) -> PipelineOptions:
+def pipeline_options(options: Sequence[str], output: AnyPath, workers: int) -> PipelineOptions:
     """Parses `NAME=VALUE` and `NAME` items as Beam options.
 
     The default runner uses `workers` processes of this machine.
@@ -60,7 +58,7 @@ def pipeline_options(options: Sequence[str], output: Path | epath.Path, workers:
     Raises:
       UsageError: Beam does not know the runner or option, or the runner cannot write to the output.
     """
-    values = dict(item.removeprefix("--").partition("=")[::2] for item in options)
+    values = {name: value for name, _, value in (item.removeprefix("--").partition("=") for item in options)}
     runner = values.pop("runner", _LOCAL_RUNNER)
     flags = [f"--{name}={value}" if value else f"--{name}" for name, value in values.items()]
     if runner in ("DirectRunner", _LOCAL_RUNNER):
@@ -85,7 +83,7 @@ def pipeline_options(options: Sequence[str], output: Path | epath.Path, workers:
     return parsed
 
 
-def run(job: Job, directory: Path | epath.Path, options: PipelineOptions, workers: int, progress: bool) -> JobResult:
+def run(job: Job, directory: AnyPath, options: PipelineOptions, workers: int, progress: bool) -> JobResult:
     """Writes the arrays of a corpus. They are byte-identical to the arrays of `run_local` for the same job.
 
     Args:
@@ -124,15 +122,12 @@ def run(job: Job, directory: Path | epath.Path, options: PipelineOptions, worker
             logger.info(f"beam: a process died ({reason}); running the unfinished stages again")
     plan = read_json(work / _PLAN)
     vocabulary, added_pieces = job.vocabulary, None
-    if job.learns_vocabulary:
+    if vocabulary is None or job.add_pieces:
         content = (work / _VOCABULARY).read_bytes()
         vocabulary = load_vocabulary(VOCABULARY_FILES[job.vocabulary_kind], job.lower_case, content)
         added_pieces = read_json(work / _ADDED_PIECES)
     result = JobResult(vocabulary, added_pieces, plan["splits"], plan["problems"], dict(read_json(work / _FILES)))
-    if is_remote(work):
-        work.rmtree()
-    else:
-        shutil.rmtree(work)
+    epath.Path(work).rmtree()
     return result
 
 
@@ -171,11 +166,11 @@ def _build(
     pipeline: beam.Pipeline,
     job: Job,
     sources: list[Source],
-    directory: Path | epath.Path,
-    work: Path | epath.Path,
+    directory: AnyPath,
+    work: AnyPath,
     problems: dict[str, int],
 ) -> None:
-    if not job.learns_vocabulary:
+    if job.vocabulary and not job.add_pieces:
         vocabularies = pipeline | "vocabulary" >> beam.Create([job.vocabulary])
     else:
         vocabularies = (
@@ -232,9 +227,7 @@ def _sample(
         yield number, index, training_data(batch, kind, lower_case)
 
 
-def _train(
-    samples: list[tuple[int, int, Counter[str] | list[str]]], job: Job, work: Path | epath.Path
-) -> Iterator[Vocabulary]:
+def _train(samples: list[tuple[int, int, Counter[str] | list[str]]], job: Job, work: AnyPath) -> Iterator[Vocabulary]:
     ordered = (sample for *_, sample in sorted(samples, key=lambda sample: sample[:2]))
     vocabulary, added_pieces = job.learn_vocabulary(ordered)
     write_atomic(work / _ADDED_PIECES, json.dumps(added_pieces))
@@ -242,7 +235,7 @@ def _train(
 
 
 def _encode(
-    chunk: Chunk, vocabulary: Vocabulary, heldout_fraction: float, work: Path | epath.Path
+    chunk: Chunk, vocabulary: Vocabulary, heldout_fraction: float, work: AnyPath
 ) -> Iterator[tuple[str, Shard]]:
     yield chunk.name, encode_chunk(chunk, vocabulary, heldout_fraction, work)
 
@@ -252,7 +245,7 @@ def _merge(
     vocabulary: Vocabulary,
     heldout_fraction: float,
     problems: dict[str, int],
-    work: Path | epath.Path,
+    work: AnyPath,
 ) -> tuple[MergedArray, ...]:
     shards = [shard for _, shard in sorted(named_shards, key=lambda named: named[0])]
     plan = plan_merge(shards, heldout_fraction, problems)
@@ -261,10 +254,10 @@ def _merge(
     return plan.arrays
 
 
-def _write(array: MergedArray, directory: Path | epath.Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _write(array: MergedArray, directory: AnyPath) -> Iterator[tuple[str, dict[str, Any]]]:
     yield write_array(array, directory)
 
 
-def _finish(files: list[tuple[str, dict[str, Any]]], work: Path | epath.Path) -> tuple[()]:
+def _finish(files: list[tuple[str, dict[str, Any]]], work: AnyPath) -> tuple[()]:
     write_atomic(work / _FILES, json.dumps(files))
     return ()

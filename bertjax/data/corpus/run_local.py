@@ -13,8 +13,6 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
-from etils import epath
-
 from bertjax.data.corpus import docstrings, readers
 from bertjax.data.corpus.documents import batches
 from bertjax.data.corpus.merge import plan_merge, write_array
@@ -23,7 +21,7 @@ from bertjax.data.corpus.shards import ShardWriter, encode_batch
 from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.data.corpus.vocabulary_training import learn_vocabulary, ordered_map, sample_training_data
 from bertjax.errors import BertjaxError
-from bertjax.utils.io import atomic_file, is_remote
+from bertjax.utils.io import AnyPath, atomic_file, is_remote
 from bertjax.utils.process_pool import process_pool
 from bertjax.utils.terminal import progress_bar
 
@@ -55,11 +53,6 @@ class Job:
     add_pieces: int
     lower_case: bool
     heldout_fraction: float
-
-    @property
-    def learns_vocabulary(self) -> bool:
-        """True if the vocabulary depends on the text."""
-        return self.vocabulary is None or self.add_pieces > 0
 
     def learn_vocabulary(
         self, samples: Iterable[Any], progress: bool = False
@@ -95,7 +88,7 @@ class JobResult:
     files: dict[str, dict[str, Any]]
 
 
-def run(job: Job, directory: Path | epath.Path, workers: int, progress: bool) -> JobResult:
+def run(job: Job, directory: AnyPath, workers: int, progress: bool) -> JobResult:
     """Writes the arrays of a corpus. Their content does not depend on the number of workers."""
     problems = Counter(job.problems)
     with tempfile.TemporaryDirectory(dir=None if is_remote(directory) else directory) as folder:
@@ -104,13 +97,13 @@ def run(job: Job, directory: Path | epath.Path, workers: int, progress: bool) ->
         with process_pool(workers, BertjaxError(WORKER_DIED), gc.disable) as pool:
             sources = [spool_docstrings(source, work, problems, pool, progress) for source in job.sources]
             vocabulary, added_pieces = job.vocabulary, None
-            if job.learns_vocabulary:
+            if vocabulary is None or job.add_pieces:
                 samples = sample_training_data(sources, job.vocabulary_kind, job.lower_case, pool, progress)
                 vocabulary, added_pieces = job.learn_vocabulary(samples, progress)
             sizes = [source.size_bytes for source in sources]
             with (
                 ShardWriter(work / "shard", vocabulary.size) as writer,
-                progress_bar("prepare", None if None in sizes else sum(sizes), "B", progress) as bar,
+                progress_bar("prepare", None if None in sizes else sum(filter(None, sizes)), "B", progress) as bar,
             ):
                 texts = itertools.chain.from_iterable(readers.read(source, problems, bar.update) for source in sources)
                 calls = ((batch, vocabulary, job.heldout_fraction, workers) for batch in batches(texts))
@@ -125,7 +118,7 @@ def run(job: Job, directory: Path | epath.Path, workers: int, progress: bool) ->
 
 
 def spool_docstrings(
-    source: Source, directory: Path | epath.Path, problems: Counter[str], pool: Executor, progress: bool
+    source: Source, directory: AnyPath, problems: Counter[str], pool: Executor, progress: bool
 ) -> Source:
     """Writes the docstrings of a `docs` source to a file, and returns the file as a source.
 

@@ -14,17 +14,15 @@ import hashlib
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
-from etils import epath
 
 from bertjax.data.corpus.documents import Text, split_sentences
 from bertjax.data.corpus.store import SPLITS, token_dtype
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import Vocabulary
-from bertjax.utils.io import as_path, atomic_file
+from bertjax.utils.io import AnyPath, as_path, atomic_file
 
 # Number of sentences, number of UTF-8 bytes of the text, and hash of the content of a document.
 DOCUMENT_DTYPE = np.dtype([("sentences", "<u8"), ("bytes", "<u8"), ("hash", "<u8")])
@@ -102,7 +100,7 @@ class _Documents:
 class Encoder:
     """Encoder that splits documents into sentences, tokenizes them, and assigns documents to splits."""
 
-    def __init__(self, vocabulary: Vocabulary, heldout_fraction: float, cache_entries: int):
+    def __init__(self, vocabulary: Vocabulary, heldout_fraction: float, cache_entries: int) -> None:
         self._tokenizer = Tokenizer(vocabulary, cache_entries)
         self._dtype = token_dtype(vocabulary.size)
         self._heldout_below = int(heldout_fraction * 2**64)
@@ -196,7 +194,7 @@ class Shard:
 class _SplitWriter:
     """Writer that appends documents to the files of one split."""
 
-    def __init__(self, files: dict[str, BinaryIO]):
+    def __init__(self, files: dict[str, BinaryIO]) -> None:
         self._files = files
         self.counts = dict.fromkeys(("documents", "sentences", "tokens", "text_bytes"), 0)
         self.empty_documents = 0
@@ -246,7 +244,7 @@ class ShardWriter:
     The files appear under their final names when the context ends without an error.
     """
 
-    def __init__(self, path: Path | epath.Path, vocabulary_size: int):
+    def __init__(self, path: AnyPath, vocabulary_size: int) -> None:
         self._path = path
         self._token_dtype = token_dtype(vocabulary_size)
         self._stack = contextlib.ExitStack()
@@ -264,7 +262,7 @@ class ShardWriter:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error: Any) -> None:
         self._stack.__exit__(*error)
 
     @property

@@ -29,7 +29,7 @@ import numpy as np
 
 from bertjax.data.corpus.vocabulary import Vocabulary, load_vocabulary
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.utils.io import file_sha256, read_json
+from bertjax.utils.io import AnyPath, file_sha256, read_json
 
 logger = logging.getLogger(__name__)
 
@@ -102,25 +102,25 @@ class Checksums:
 
     def wait(self) -> None:
         """Verifies all remaining files and waits for the result. Raises the same error as `check`."""
-        self.check()
-        while self._pending or (self._thread and self._thread.is_alive()):
-            self.verify_in_background()
+        self.verify_in_background()
+        while self._thread and (self._pending or self._thread.is_alive()):
             self._thread.join(_SECONDS_BEFORE_LOG)
             if self._thread.is_alive():
                 logger.info("verifying the checksums of the data")
                 self._thread.join()
             self.check()
+            self.verify_in_background()
+        self.check()
 
     def _verify(self) -> None:
-        try:
-            while self._pending:
-                path, sha256, remedy = self._pending.popleft()
+        while self._pending and not self._error:
+            path, sha256, remedy = self._pending.popleft()
+            try:
                 if file_sha256(path) != sha256:
-                    raise BertjaxError(f"{path} is damaged: its SHA-256 differs from the stored one; {remedy}")
-        except OSError as error:
-            self._error = BertjaxError(f"cannot read {path}: {error.strerror or error}; check the disk, then run again")
-        except BertjaxError as error:
-            self._error = error
+                    self._error = BertjaxError(f"{path} is damaged: its SHA-256 differs from the stored one; {remedy}")
+            except OSError as error:
+                reason = error.strerror or error
+                self._error = BertjaxError(f"cannot read {path}: {reason}; check the disk, then run again")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,13 +170,13 @@ def file_entry(path: Path, sha256: str) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "sha256": sha256}
 
 
-def write_manifest(directory: Path, manifest: dict[str, Any]) -> None:
+def write_manifest(directory: AnyPath, manifest: dict[str, Any]) -> None:
     """Writes the manifest with sorted keys, so that equal corpora have byte-identical manifests."""
     text = json.dumps({"format": FORMAT, **manifest}, indent=1, sort_keys=True, ensure_ascii=False)
     (directory / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
+def read_manifest(path: AnyPath) -> dict[str, Any]:
     """Reads the manifest of a corpus.
 
     Raises:

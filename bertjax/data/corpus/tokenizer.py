@@ -69,7 +69,7 @@ class _CleaningTable(dict[int, str]):
 class _PunctuationTable(dict[int, str]):
     """Lazy table for `str.translate` that puts spaces around punctuation and may drop accents."""
 
-    def __init__(self, strip_accents: bool):
+    def __init__(self, strip_accents: bool) -> None:
         super().__init__()
         self._strip_accents = strip_accents
 
@@ -86,7 +86,7 @@ class _PunctuationTable(dict[int, str]):
 class BasicTokenizer:
     """Splitter of text into words, equal to `BasicTokenizer` of google-research/bert."""
 
-    def __init__(self, lower_case: bool):
+    def __init__(self, lower_case: bool) -> None:
         self._lower_case = lower_case
         self._cleaning = _CleaningTable()
         self._punctuation = _PunctuationTable(strip_accents=lower_case)
@@ -124,7 +124,7 @@ class BasicTokenizer:
 class _ChunkIds(dict[str, tuple[int, ...]]):
     """Bounded cache of the token ids of chunks (text between spaces). The cache is cleared when it is full."""
 
-    def __init__(self, vocabulary: Vocabulary, max_entries: int):
+    def __init__(self, vocabulary: Vocabulary, max_entries: int) -> None:
         super().__init__()
         self._basic = BasicTokenizer(vocabulary.lower_case)
         self._max_entries = max_entries
@@ -169,7 +169,7 @@ class Tokenizer:
     Not thread-safe; each thread needs its own tokenizer.
     """
 
-    def __init__(self, vocabulary: Vocabulary, cache_entries: int = CACHE_ENTRIES):
+    def __init__(self, vocabulary: Vocabulary, cache_entries: int = CACHE_ENTRIES) -> None:
         """Builds a tokenizer.
 
         Args:

@@ -5,13 +5,13 @@ import functools
 import hashlib
 import json
 import os
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 from etils import epath
 
 from bertjax.errors import UsageError, first_line
-from bertjax.utils.io import as_path, read_json, reject_utf16
+from bertjax.utils.io import AnyPath, as_path, read_json, reject_utf16
 
 WORDPIECE = "wordpiece"
 SENTENCEPIECE = "sentencepiece"
@@ -41,7 +41,7 @@ class Vocabulary:
       sha256: checksum of the content.
     """
 
-    path: Path | epath.Path
+    path: AnyPath
     content: bytes = dataclasses.field(repr=False)
     kind: str
     pieces: tuple[str, ...] = dataclasses.field(repr=False)
@@ -142,7 +142,7 @@ def _wordpiece_pieces(path: os.PathLike, content: bytes) -> tuple[str, ...]:
     return tuple(line.strip() for line in text.removesuffix("\n").split("\n"))
 
 
-def load_sentencepiece(path: os.PathLike, content: bytes):
+def load_sentencepiece(path: os.PathLike, content: bytes) -> Any:
     """Returns the `SentencePieceProcessor` of a model file."""
     import sentencepiece
 

@@ -5,7 +5,7 @@ import io
 import itertools
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from typing import Any, TypeVar
 
@@ -122,7 +122,7 @@ def ordered_map(
         yield pending.popleft().result()
 
 
-def sample_chars(sources: list[readers.Source], kind: str) -> list[float]:
+def sample_chars(sources: Sequence[readers.Source], kind: str) -> list[float]:
     """Returns the number of characters to sample from the start of each source, in proportion to its size."""
     chars = _SAMPLE_CHARS[kind]
     total = sum(source.size_bytes or 0 for source in sources)
@@ -143,7 +143,7 @@ def read_start(source: readers.Source, chars: float) -> Iterator[Text]:
 
 def _sample(sources: list[readers.Source], kind: str, progress: bool) -> Iterator[Text]:
     sizes = [source.size_bytes for source in sources]
-    total = _SAMPLE_CHARS[kind] if None in sizes else min(_SAMPLE_CHARS[kind], sum(sizes))
+    total = _SAMPLE_CHARS[kind] if None in sizes else min(_SAMPLE_CHARS[kind], sum(filter(None, sizes)))
     with progress_bar("vocabulary: sample", total, " characters", progress) as bar:
         for source, chars in zip(sources, sample_chars(sources, kind), strict=True):
             for text in read_start(source, chars):

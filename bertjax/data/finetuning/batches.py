@@ -152,7 +152,7 @@ def pack_rows(lengths: np.ndarray, batching: Batching) -> tuple[np.ndarray, int]
       A tuple (slots, tokens per row). The slots, int64 [rows, K], are indices into `lengths`, or `NO_EXAMPLE` if
       unused.
     """
-    best = None
+    packings = []
     order = np.argsort(-lengths, kind="stable")
     for count in range(1, batching.examples_per_row + 1):
         if batching.examples_per_row % count:
@@ -166,9 +166,8 @@ def pack_rows(lengths: np.ndarray, batching: Batching) -> tuple[np.ndarray, int]
         length = batching.padded_length(int(totals.max()))
         if count > 1 and totals.max() > batching.seq_len:
             continue
-        if best is None or rows * length < best[0].shape[0] * best[1]:
-            best = np.ascontiguousarray(dealt.T), length
-    return best
+        packings.append((np.ascontiguousarray(dealt.T), length))
+    return min(packings, key=lambda packing: packing[0].shape[0] * packing[1])
 
 
 def make_packed_batch(examples: Examples, indices: np.ndarray, length: int, shard: DataShard) -> dict[str, np.ndarray]:

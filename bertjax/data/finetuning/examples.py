@@ -129,7 +129,7 @@ def max_context_window(windows: Sequence[tuple[int, int]], count: int, length_bo
 def known_labels(labels: np.ndarray) -> np.ndarray:
     """Returns a mask of the labeled examples, bool [N]. For multi-label data, all K labels must be known."""
     if labels.ndim > 1:
-        return (labels >= 0).all(axis=1)
+        return np.all(labels >= 0, axis=1)
     return np.isfinite(labels) if labels.dtype.kind == "f" else labels >= 0
 
 

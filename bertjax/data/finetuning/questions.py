@@ -150,8 +150,8 @@ def _parse_question(entry: dict[str, Any], context: Any, place: str) -> Question
     answers = () if entry.get("is_impossible") else tuple(answer["text"] for answer in entry.get("answers", ()))
     start = int(entry["answers"][0]["answer_start"]) if answers else -1
     # Each surrogate is replaced by one character, so that character offsets stay valid.
-    texts = (replace_surrogates(text) for text in (str(entry["id"]), entry["question"], context))
-    return Question(*texts, tuple(replace_surrogates(answer) for answer in answers), start)
+    id_, text, passage = (replace_surrogates(value) for value in (str(entry["id"]), entry["question"], context))
+    return Question(id_, text, passage, tuple(replace_surrogates(answer) for answer in answers), start)
 
 
 def _has_answer_at_offset(question: Question) -> bool:
@@ -284,9 +284,11 @@ def make_windows(
                 passage_start.append(len(head))
                 char_spans.append(spans[begin:end])
                 is_max_context.append(best_window[begin:end] == window)
-                has_answer = answer and begin <= answer[0] and answer[1] < end
-                start_positions.append(answer[0] - begin + len(head) if has_answer else 0)
-                end_positions.append(answer[1] - begin + len(head) if has_answer else 0)
+                first = last = 0
+                if answer and begin <= answer[0] and answer[1] < end:
+                    first, last = (token - begin + len(head) for token in answer)
+                start_positions.append(first)
+                end_positions.append(last)
     positions = {
         "start_positions": np.array(start_positions, np.int32),
         "end_positions": np.array(end_positions, np.int32),

@@ -84,7 +84,7 @@ def read_table(
     *,
     optional: Sequence[str] = (),
     file_format: str = "tsv",
-    header: bool | Sequence[str] = True,
+    header: Sequence[str] = (),
     keep_short: bool = False,
 ) -> Iterator[Row]:
     """Yields the rows of a UTF-8 file; a byte-order mark and Windows line endings are removed.
@@ -97,7 +97,7 @@ def read_table(
       stats: row counts, updated in place except for `used`, which the caller sets.
       optional: columns to read if the file contains them.
       file_format: `tsv`, `csv` or `jsonl`.
-      header: True if the first line contains the column names; otherwise, the column names.
+      header: column names of a file without a header line (default: (), the first line contains them).
       keep_short: whether to keep rows with too few fields, so that predictions stay aligned with the file's rows
         (default: False, skip short rows). Missing fields are "". `stats` counts short rows in either case.
 
@@ -134,13 +134,10 @@ def _select_columns(
     rows: Iterator[tuple[int, list[str]]],
     columns: Sequence[str],
     optional: Sequence[str],
-    header: bool | Sequence[str],
+    header: Sequence[str],
     stats: ReadStats,
 ) -> Iterator[tuple[int, dict[str, str | None]]]:
-    if header is True:
-        _, names = next(rows)
-    else:
-        names = list(header)
+    names = list(header) or next(rows)[1]
     missing = [column for column in columns if column not in names]
     if missing:
         raise UsageError(f"{path} has no column {missing[0]!r}; its columns are {listed(names) or '(none)'}")

@@ -192,7 +192,7 @@ def _read_tag(columns: list[str], path: Path, line: int) -> str:
 
 
 def encode_tagged(
-    tagged: TaggedText, labels: list[str], tokenizer: Tokenizer, seq_len: int, documents: bool, path: str
+    tagged: TaggedText, labels: Sequence[str], tokenizer: Tokenizer, seq_len: int, documents: bool, path: str
 ) -> tuple[Examples, np.ndarray, list[np.ndarray]]:
     """Tokenizes tagged words; the first word piece of each word has the word's label.
 
@@ -251,7 +251,7 @@ def gather_words(example_of_word: np.ndarray, positions: list[np.ndarray], value
     return np.array([next(streams[example]) for example in example_of_word])
 
 
-def _label_ids(tagged: TaggedText, labels: list[str], path: str) -> list[int]:
+def _label_ids(tagged: TaggedText, labels: Sequence[str], path: str) -> list[int]:
     ids = {label: index for index, label in enumerate(labels)} | {"": -1}
     unknown = sorted({*tagged.tags} - {*ids})
     if unknown:

@@ -4,7 +4,7 @@ Axes: B rows, S tokens per row, P predictions per row, V vocabulary.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -134,7 +134,8 @@ def _choose_words(
     candidates: tf.Tensor, continues: tf.Tensor, uniform: tf.Tensor, number: tf.Tensor, max_predictions: int
 ) -> tf.Tensor:
     """Chooses candidates like `_choose_tokens`, but either all pieces of a word or none."""
-    batch, seq_len = tf.shape(candidates)[0], candidates.shape[1]
+    batch = tf.shape(candidates)[0]
+    seq_len: Any = candidates.shape[1]
     after_candidate = tf.pad(candidates[:, :-1], [[0, 0], [1, 0]])
     starts = candidates & ~(continues & after_candidate)
     # `word` is the index of each candidate's word in its row, `sizes` the number of pieces of each word.

@@ -148,7 +148,7 @@ class _RowLayout:
           lengths: number of used elements of each pair, int32 [N].
           width: number of elements of a row.
         """
-        row, nth = tf.cast(slots // MAX_PAIRS_PER_ROW, tf.int32), slots % MAX_PAIRS_PER_ROW
+        row, nth = tf.cast(slots // MAX_PAIRS_PER_ROW, tf.int32), tf.math.floormod(slots, MAX_PAIRS_PER_ROW)
         self._first = tf.where(nth == 0)[:, 0]
         before = tf.cumsum(lengths, exclusive=True)
         self.starts = before - tf.gather(tf.gather(before, self._first), row)
@@ -193,7 +193,7 @@ def _make_packed_batch_function(
         predictions = _RowLayout(spans.slots, tf.math.count_nonzero(used, axis=1, dtype=tf.int32), pair_predictions)
         positions = predictions.join(tf.concat([in_row, unused], axis=1))
         is_token = tf.cast(tf.range(seq_len) < pairs.lengths[:, None], tf.int32)
-        pair_numbers = tf.cast(spans.slots % MAX_PAIRS_PER_ROW + 1, tf.int32)
+        pair_numbers = tf.cast(tf.math.floormod(spans.slots, MAX_PAIRS_PER_ROW) + 1, tf.int32)
         labels = tf.tensor_scatter_nd_update(
             tf.fill([tf.shape(uniforms)[0] * MAX_PAIRS_PER_ROW], -1),
             spans.slots[:, None],

@@ -7,7 +7,7 @@ otherwise.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -39,7 +39,7 @@ class Spans(NamedTuple):
     b_start: tf.Tensor
     b_length: tf.Tensor
     label: tf.Tensor
-    slots: tf.Tensor | None = None
+    slots: Any = None
 
 
 def stream_key(*parts: int) -> np.uint64:
@@ -70,7 +70,7 @@ def epoch_order(
     total, passes = int(pass_ends[-1]), len(pass_ends)
 
     def order(positions: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        cycle, within = positions // total, positions % total
+        cycle, within = positions // total, tf.math.floormod(positions, total)
         pass_index = tf.searchsorted(pass_ends, within, side="right", out_type=tf.int64)
         epoch = cycle * passes + pass_index
         start = tf.gather(starts, pass_index)
@@ -149,10 +149,11 @@ def tile_lookup(tokens: int, width: int, key: np.uint64 | None) -> Callable[[tf.
         zero = tf.zeros_like(rows)
         offset = zero
         if key is not None:
-            # The shift clears the sign bit.
-            offset = tf.cast(tf.bitwise.right_shift(_hash(key, epochs), tf.constant(1, tf.uint64)), tf.int64) % tokens
+            # Clear the sign bit.
+            shift = tf.bitwise.right_shift(_hash(key, epochs), tf.constant(1, tf.uint64))
+            offset = tf.math.floormod(tf.cast(shift, tf.int64), tokens)
         start = rows * width
-        return Spans((offset + start) % tokens, tf.minimum(tokens - start, width), zero, zero, zero - 1)
+        return Spans(tf.math.floormod(offset + start, tokens), tf.minimum(tokens - start, width), zero, zero, zero - 1)
 
     return lookup
 

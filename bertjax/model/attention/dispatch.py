@@ -108,8 +108,7 @@ def select_attention(config: ModelConfig, length: int, several_sequences: bool =
     With `several_sequences`, the rows are packed.
     """
     platform_name = platform()
-    if config.attention != AUTO:
-        implementation = check_attention(config, length, several_sequences)
+    if implementation := check_attention(config, length, several_sequences):
         if not implementation.runs_anywhere and platform_name not in implementation.platforms:
             supported = " or ".join(implementation.platforms)
             raise _unsupported(config, f"platform {platform_name}, only {supported}")

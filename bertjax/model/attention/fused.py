@@ -62,8 +62,10 @@ def fused_attention(
 ) -> jax.Array:
     """Computes softmax(Q K^T / sqrt(K)) V with a float32 softmax, as an `AttentionFn`; slow except on TPU."""
     rows, length, heads, size = query.shape
-    rate = dropout_rate if dropout_key is not None else 0.0
-    seeds = dropout_seeds(dropout_key, (rows, heads)) if rate else (jnp.zeros((rows, heads), jnp.uint32),) * 2
+    if dropout_key is None or not dropout_rate:
+        rate, seeds = 0.0, (jnp.zeros((rows, heads), jnp.uint32),) * 2
+    else:
+        rate, seeds = dropout_rate, dropout_seeds(dropout_key, (rows, heads))
     float32_products = device_kind() in _FLOAT32_ONLY
     flat = [array.reshape(rows, length, heads * size) for array in (query, key, value)]
     states, per_head = ("batch", None, "heads"), ("batch", "heads")
@@ -195,7 +197,7 @@ def _for_each_head(options: _Options, seeds, query_ids, key_ids, query, key, wri
     size = width // options.program_heads
     first_head = pl.program_id(1) * options.program_heads
 
-    def process_row(row: jax.Array, _: None) -> None:
+    def process_row(row: jax.Array | int, _: None) -> None:
         mask = attention_mask(options.direction, query_ids[row], key_ids[row])
         for head in range(options.program_heads):
             columns = slice(head * size, (head + 1) * size)

@@ -1,6 +1,7 @@
 """Splash attention, JAX's TPU kernel that processes long rows in blocks. It does not support dropout."""
 
 import functools
+from typing import Any
 
 import jax
 import numpy as np
@@ -54,9 +55,10 @@ def _attend_on_device(
     block = _MIN_BLOCK * int(np.gcd(length // _MIN_BLOCK, _MAX_BLOCK // _MIN_BLOCK))
     shape = length, length
     head_mask = splash.FullMask(shape) if direction == "both" else splash.LocalMask(shape, _WINDOWS[direction], 0)
-    kernel = splash.make_splash_mha(
+    blocks: dict[str, Any] = dict.fromkeys(_BLOCKS, block)
+    kernel: Any = splash.make_splash_mha(
         splash.MultiHeadMask([head_mask] * heads),
-        block_sizes=splash.BlockSizes(**dict.fromkeys(_BLOCKS, block)),
+        block_sizes=splash.BlockSizes(**blocks),
         head_shards=1,
         q_seq_shards=1,
         interpret=interpret,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -75,7 +76,7 @@ def cudnn_attention(
     dropout_rate: float,
     dropout_key: jax.Array | None,
     mesh: jax.sharding.AbstractMesh,
-    implementation: str = "cudnn",
+    implementation: Literal["xla", "cudnn"] = "cudnn",
 ) -> jax.Array:
     """Computes softmax(Q K^T / sqrt(K)) V with a float32 softmax, as an `AttentionFn`.
 
@@ -99,7 +100,7 @@ def cudnn_attention(
 
 
 def _cudnn_on_device(
-    direction: str, implementation: str, query: jax.Array, key: jax.Array, value: jax.Array, sequence_ids: jax.Array
+    direction: str, implementation: Any, query: jax.Array, key: jax.Array, value: jax.Array, sequence_ids: jax.Array
 ) -> jax.Array:
     lengths = jnp.sum(sequence_ids != 0, axis=-1, dtype=jnp.int32)
     return jax.nn.dot_product_attention(

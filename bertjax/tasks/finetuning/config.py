@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from bertjax.config.fields import at_least, limited, one_of
 from bertjax.config.optimizer import OptimizerConfig
@@ -81,11 +81,11 @@ class FinetuningData:
         _ = self.class_weight_map
 
     @property
-    def class_weight_map(self) -> dict[str, float] | str:
+    def class_weight_map(self) -> dict[str, float] | Literal["balanced"]:
         """Class weights by class name, or "balanced"."""
         text = self.class_weights
         if text in ("", BALANCED):
-            return text or {}
+            return BALANCED if text else {}
         try:
             weights = json.loads(text)
             if not all(type(value) in (int, float) and 0 < value < math.inf for value in weights.values()):

@@ -146,12 +146,7 @@ def _collect_ids(rows: Iterator[Row], score: str | None, ids: list[str], stats: 
 def _file_rows(
     folder: Path, spec: GlueSpec, split: str, has_labels: bool, keep_short: bool
 ) -> tuple[ReadStats, Iterator[Row]]:
-    path = find_file(folder, spec, split)
-    if path is None:
-        name = _file_name(spec, split)
-        raise UsageError(
-            f"no file {folder / spec.folder / name} or {folder / name}; set config.data.path to the folder of GLUE"
-        )
+    path = _require_file(folder, spec, split)
     columns = (*spec.texts, spec.label) if has_labels else spec.texts
     stats = ReadStats(str(path))
     return stats, read_table(
@@ -159,7 +154,7 @@ def _file_rows(
         columns,
         stats,
         optional=() if has_labels else (_INDEX,),
-        header=spec.header if has_labels and spec.header else True,
+        header=spec.header if has_labels else (),
         keep_short=keep_short,
     )
 
@@ -169,8 +164,8 @@ def _read_columns(path: str, spec: GlueSpec, split: str, columns: Sequence[str])
     if path.startswith(PREFIX):
         dataset, tfds_split = _dataset(path.removeprefix(PREFIX), spec, split)
         return read_tfds(dataset, tfds_split, {column: column for column in columns}, ReadStats(dataset))
-    file = find_file(Path(path).expanduser(), spec, split)
-    header = spec.header if spec.header and not split.startswith("test") else True
+    file = _require_file(Path(path).expanduser(), spec, split)
+    header = () if split.startswith("test") else spec.header
     return read_table(file, columns, ReadStats(str(file)), header=header, keep_short=True)
 
 
@@ -199,6 +194,15 @@ def _task_name(spec: GlueSpec) -> str:
 
 def _file_name(spec: GlueSpec, split: str) -> str:
     return f"{_DIAGNOSTIC if spec.folder == _DIAGNOSTIC else split}.tsv"
+
+
+def _require_file(folder: Path, spec: GlueSpec, split: str) -> Path:
+    if path := find_file(folder, spec, split):
+        return path
+    name = _file_name(spec, split)
+    raise UsageError(
+        f"no file {folder / spec.folder / name} or {folder / name}; set config.data.path to the folder of GLUE"
+    )
 
 
 def find_file(folder: Path, spec: GlueSpec, split: str) -> Path | None:

@@ -7,7 +7,7 @@ from etils import epath
 
 from bertjax.errors import UsageError
 from bertjax.model.feature_head import FeatureHead
-from bertjax.utils.io import read_json
+from bertjax.utils.io import read_json, read_json_object
 
 OUTPUT_LAYER = "output_layer.json"
 # Kinds of output layers. CLASSES predicts one class, or a number if there are no labels. MULTILABEL predicts any number
@@ -44,8 +44,8 @@ def read_output_layer(workdir: epath.Path) -> OutputLayer | None:
     if not file.exists():
         return None
     try:
-        fields = read_json(file)
-        layer = OutputLayer(**{**fields, "feature_head": FeatureHead(**fields.get("feature_head", {}))})
+        fields = read_json_object(file)
+        layer = OutputLayer(**fields | {"feature_head": FeatureHead(**fields.get("feature_head", {}))})
         if layer.kind not in KINDS or not all(isinstance(label, str) for label in layer.labels):
             raise ValueError("unknown kind or labels")
         return dataclasses.replace(layer, labels=tuple(layer.labels))

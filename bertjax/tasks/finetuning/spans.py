@@ -1,16 +1,13 @@
 """Answers to questions: the n best spans and the null (no-answer) score, from the logits of passage windows."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from bertjax.data.finetuning.batches import in_input_order
 from bertjax.data.finetuning.questions import Question, Windows
 from bertjax.tasks.finetuning.records import Record, round_digits
-
-if TYPE_CHECKING:
-    from bertjax.tasks.squad import SquadData
 
 # Null odds of a question without any span. The value exceeds every difference of logits and, unlike inf, is valid JSON.
 _ODDS_WITHOUT_SPAN = 1e9
@@ -50,12 +47,11 @@ class Answer:
 
 
 def best_answers(
-    data: "SquadData", questions: list[Question], windows: Windows, outputs: list[dict[str, np.ndarray]]
+    questions: list[Question], windows: Windows, outputs: list[dict[str, np.ndarray]], n_best: int, max_answer_len: int
 ) -> list[Answer]:
     """Returns the answer to each question from the best spans of its windows.
 
-    `outputs` contain the `start` and `end` logits of the evaluation batches. Of `data`, only `n_best` and
-    `max_answer_len` are used.
+    `outputs` contain the `start` and `end` logits of the evaluation batches. See `SquadData` for the limits.
     """
     logits = in_input_order(outputs, len(windows.examples))
     spans: list[list[tuple[float, int, int]]] = [[] for _ in questions]
@@ -63,14 +59,14 @@ def best_answers(
     for index, question in enumerate(windows.question_index):
         start, end = logits["start"][index], logits["end"][index]
         null_scores[question] = min(null_scores[question], float(start[0] + end[0]))
-        spans[question] += _window_spans(data, windows, index, start, end)
+        spans[question] += _window_spans(windows, index, start, end, n_best, max_answer_len)
     answers = []
     for question, candidates, null_score in zip(questions, spans, null_scores, strict=True):
         best_of_text: dict[str, Candidate] = {}
         for score, first, last in sorted(candidates, key=lambda span: -span[0]):
             text = question.context[first:last]
             best_of_text.setdefault(text, Candidate(text, score, first, last))
-            if len(best_of_text) == data.n_best:
+            if len(best_of_text) == n_best:
                 break
         nbest = tuple(best_of_text.values())
         odds = float(null_score - nbest[0].score) if nbest else _ODDS_WITHOUT_SPAN
@@ -79,14 +75,14 @@ def best_answers(
 
 
 def _window_spans(
-    data: "SquadData", windows: Windows, index: int, start: np.ndarray, end: np.ndarray
+    windows: Windows, index: int, start: np.ndarray, end: np.ndarray, n_best: int, max_answer_len: int
 ) -> list[tuple[float, int, int]]:
     """Returns the score and the character offsets (start, end) of the best spans of a window."""
     characters, first = windows.char_spans[index], windows.passage_start[index]
     start, end = (scores[first : first + len(characters)] for scores in (start, end))
-    starts, ends = (np.argsort(-scores, kind="stable")[: data.n_best] for scores in (start, end))
+    starts, ends = (np.argsort(-scores, kind="stable")[:n_best] for scores in (start, end))
     length = ends[None, :] - starts[:, None] + 1
-    allowed = (length >= 1) & (length <= data.max_answer_len) & windows.is_max_context[index][starts][:, None]
+    allowed = (length >= 1) & (length <= max_answer_len) & windows.is_max_context[index][starts][:, None]
     return [
         (float(start[starts[i]] + end[ends[j]]), int(characters[starts[i], 0]), int(characters[ends[j], 1]))
         for i, j in zip(*np.nonzero(allowed), strict=True)

@@ -4,7 +4,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,7 +13,7 @@ from bertjax.data.finetuning.batches import in_input_order
 from bertjax.data.finetuning.examples import Examples
 from bertjax.data.finetuning.tables import Row
 from bertjax.data.finetuning.tagged import OUTSIDE, TaggedText, encode_tagged, gather_words
-from bertjax.data.schema import EXAMPLE, SEQUENCE, TOKEN_LABELS, Schema
+from bertjax.data.schema import EXAMPLE, SEQUENCE, TOKEN_LABELS
 from bertjax.metrics.entities import entity_scores, has_entities
 from bertjax.metrics.report import ClassReport, class_report, entity_report
 from bertjax.model.config import ModelConfig
@@ -37,9 +37,9 @@ class TagObjective(Objective):
       outputs_logits: whether evaluation outputs contain the logits of all tags instead of the predicted tags.
     """
 
-    metrics: ClassVar[tuple[str, ...]] = ("cross_entropy", "word_accuracy")
-    losses: ClassVar[tuple[str, ...]] = ("cross_entropy",)
-    schema: ClassVar[Schema] = (*SEQUENCE, TOKEN_LABELS, *EXAMPLE)
+    metrics = ("cross_entropy", "word_accuracy")
+    losses = ("cross_entropy",)
+    schema = (*SEQUENCE, TOKEN_LABELS, *EXAMPLE)
     weighting: ClassWeighting = UNWEIGHTED
     outputs_logits: bool = False
 
@@ -60,11 +60,14 @@ class TaggingTask(FinetuningTask):
 
     Attributes:
       output_name: task name stored with the output layer, such as `ner`.
-      by_document: whether rows are filled with sentences of a document (default: False, one sentence per row).
     """
 
     output_name: str
-    by_document: bool = False
+
+    @property
+    def by_document(self) -> bool:
+        """Whether rows are filled with sentences of a document (default: False, one sentence per row)."""
+        return False
 
     def read_words(self, split: str) -> TaggedText:
         """Reads the words of "train", "dev" or "test", and their tags if known. Appends row counts to `read_stats`."""
@@ -86,20 +89,21 @@ class TaggingTask(FinetuningTask):
         data = self.config.data
         labels = saved_labels(data.labels, TAGS)
         self._train_words: TaggedText | None = None
-        self._words: TaggedText | None = None
+        words: TaggedText | None = None
         if train or labels is None or self.split == splits.HELD_OUT:
-            words = self.read_words("train")
+            all_words = self.read_words("train")
             # Use the tags of the entire file, so that the label set does not depend on `train_share` and `dev_share`.
-            labels = labels or _sorted_tags(words)
-            self._train_words, self._words = self._divide(words)
+            labels = labels or _sorted_tags(all_words)
+            self._train_words, words = self._divide(all_words)
         self.labels = labels
         train_file = self.read_stats[0].file if self.read_stats else ""
         if self.split in SPLITS:
-            self._words = self.read_words(self.split)
-        if self._words is not None:
-            rows = self._encode(self._words, self.read_stats[-1].file)
+            words = self.read_words(self.split)
+        if words is not None:
+            self._words = words
+            rows = self._encode(words, self.read_stats[-1].file)
             self.eval_examples, self._example_of_word, self._positions = rows
-        if train:
+        if train and self._train_words:
             self.train_examples = self._encode(self._train_words, train_file)[0]
         self.default_metric = "f1" if has_entities(labels) else "word_accuracy"
 

@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from bertjax.tasks import task
 from bertjax.tasks.finetuning import splits
 from bertjax.tasks.finetuning.config import SPLITS, FinetuningConfig
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER, OutputLayer
-from bertjax.tasks.finetuning.records import PredictionRecords
 from bertjax.tasks.objectives.classification import UNWEIGHTED, ClassWeighting, make_class_weighting
 from bertjax.tasks.objectives.step_cost import StepCost
 from bertjax.tasks.task import NumpyBatch, Objective
@@ -50,7 +49,7 @@ class FinetuningTask(task.Task):
       eval_examples: evaluation examples (None: no evaluation).
     """
 
-    missing_data: ClassVar[str]
+    missing_data: str
     default_metric: str
     sequences_per_example = 1
     train_examples: Examples | None = None
@@ -120,13 +119,9 @@ class FinetuningTask(task.Task):
         data = self.config.data
         return make_class_weighting(data.class_weight_map, self.config.label_smoothing, self.labels, labels)
 
-    def prediction_records(self) -> Sequence[PredictionRecords]:
-        """Returns the JSON Lines files that `predict` writes in addition to the official prediction files."""
-        return ()
-
     def is_labeled(self) -> bool:
         """Returns True if any evaluation example has a label, or if the examples have no `labels` array."""
-        labels = self.eval_examples.rows.get("labels")
+        labels = self.evaluated_examples.rows.get("labels")
         return labels is None or bool(known_labels(labels).any())
 
     def extra_metrics(self) -> Sequence[str]:
@@ -185,6 +180,13 @@ class FinetuningTask(task.Task):
     def evaluate(self, means: dict[str, float], outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
         return {**means, **self.score(outputs)}
 
+    @property
+    def evaluated_examples(self) -> Examples:
+        """Evaluation examples. Raises a UsageError if there are none."""
+        if self.eval_examples is None:
+            raise UsageError("no evaluation data; set config.data.eval_split to dev or test")
+        return self.eval_examples
+
     # Construction.
 
     def _init_without_data(self) -> None:
@@ -236,7 +238,7 @@ class FinetuningTask(task.Task):
             layer = dataclasses.replace(layer, feature_head=self.config.feature_head)
             self.workdir_files[OUTPUT_LAYER] = layer.as_json()
         if evaluated:
-            self.num_eval_batches = -(-len(self.eval_examples) // self.config.data.eval_batch_size)
+            self.num_eval_batches = -(-len(self.evaluated_examples) // self.config.data.eval_batch_size)
             self.unlabeled_source = "" if self.is_labeled() else self.evaluated_on()
         not_evaluated = "no data; the last checkpoint is kept"
         self.results = {

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +51,7 @@ UNWEIGHTED = ClassWeighting()
 
 
 def make_class_weighting(
-    class_weights: dict[str, float] | str, smoothing: float, names: Sequence[str], labels: np.ndarray
+    class_weights: dict[str, float] | Literal["balanced"], smoothing: float, names: Sequence[str], labels: np.ndarray
 ) -> ClassWeighting:
     """Builds the class weighting of a run.
 
@@ -86,8 +86,8 @@ class Classification(Objective):
       sequences: specifications of the batch arrays that contain the encoded sequences.
     """
 
-    metrics: ClassVar[tuple[str, ...]] = ("cross_entropy", "accuracy")
-    losses: ClassVar[tuple[str, ...]] = ("cross_entropy",)
+    metrics = ("cross_entropy", "accuracy")
+    losses = ("cross_entropy",)
     weighting: ClassWeighting = UNWEIGHTED
     sequences: Schema = SEQUENCE
 
@@ -113,9 +113,9 @@ class MultiLabel(Objective):
     The loss is the mean sigmoid cross-entropy over examples and labels, like PyTorch's `BCEWithLogitsLoss`.
     """
 
-    metrics: ClassVar[tuple[str, ...]] = ("binary_cross_entropy",)
-    losses: ClassVar[tuple[str, ...]] = metrics
-    schema: ClassVar[Schema] = (*SEQUENCE, _BINARY_LABELS, *EXAMPLE)
+    metrics = ("binary_cross_entropy",)
+    losses = metrics
+    schema = (*SEQUENCE, _BINARY_LABELS, *EXAMPLE)
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         return {"binary_cross_entropy": jnp.maximum(jnp.sum(label_mask(batch["labels"], batch["weights"])), 1.0)}
@@ -132,9 +132,9 @@ class MultiLabel(Objective):
 class Regression(Objective):
     """Objective that predicts one number per example. Batches have `labels` float32 [B], NaN if unknown."""
 
-    metrics: ClassVar[tuple[str, ...]] = ("squared_error",)
-    losses: ClassVar[tuple[str, ...]] = metrics
-    schema: ClassVar[Schema] = (*SEQUENCE, _NUMBER_LABEL, *EXAMPLE)
+    metrics = ("squared_error",)
+    losses = metrics
+    schema = (*SEQUENCE, _NUMBER_LABEL, *EXAMPLE)
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         return {"squared_error": jnp.maximum(jnp.sum(label_mask(batch["labels"], batch["weights"])), 1.0)}

@@ -2,13 +2,12 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 
 from bertjax.data.pretraining.config import LANGUAGE_MODEL_BATCH, TILE_SPECIAL_TOKENS, Masking
-from bertjax.data.schema import Schema
 from bertjax.errors import UsageError
 from bertjax.model.config import LSTM
 from bertjax.model.heads import LanguageModel
@@ -29,7 +28,7 @@ _PREFIXES, _OFFSETS = {"left": "ltr", "right": "rtl"}, {"left": 1, "right": -1}
 class LanguageModeling(PretrainingObjective):
     """Prediction of the next or previous token at every position. The loss is the sum over the directions."""
 
-    schema: ClassVar[Schema] = LANGUAGE_MODEL_BATCH
+    schema = LANGUAGE_MODEL_BATCH
     model_class = LanguageModel
 
     @classmethod

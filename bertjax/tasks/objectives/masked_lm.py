@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class MaskedLm(PretrainingObjective):
     """Masked LM and next-sentence prediction. The loss is the sum of their mean losses (section A.2 of the paper)."""
 
-    metrics: ClassVar[tuple[str, ...]] = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")
-    losses: ClassVar[tuple[str, ...]] = ("mlm_loss", "nsp_loss")
+    metrics = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")
+    losses = ("mlm_loss", "nsp_loss")
     model_class = PretrainingModel
     has_pairs = True
     can_add_pieces = True

@@ -72,6 +72,19 @@ def test_each_file_is_verified_once_by_the_background_thread(tmp_path, monkeypat
             raises()
 
 
+def test_error_of_a_thread_that_ends_while_another_waits_is_raised():
+    files = Checksums()
+
+    class EndingThread:
+        def is_alive(self):
+            files._error = BertjaxError("damaged")
+            return False
+
+    files._thread = EndingThread()
+    with pytest.raises(BertjaxError, match="damaged"):
+        files.wait()
+
+
 def test_unreadable_file_is_an_error(tmp_path):
     files = Checksums()
     files.add(tmp_path / "none", "0", "")
