@@ -72,7 +72,7 @@ class EvaluationHistory:
 
     @property
     def first(self) -> dict[str, Any]:
-        """dict[str, Any] of the first evaluation, or {} without evaluations."""
+        """Metrics of the first evaluation, or {} without evaluations."""
         return self.evaluations[0][1] if self.evaluations else {}
 
     def at(self, step: int) -> dict[str, Any]:
