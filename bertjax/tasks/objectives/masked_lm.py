@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax.data.pretraining.config import MASKED_LM_BATCH, PACKED_BATCH
+from bertjax.data.pretraining.config import MASKED_LM_BATCH, PACKED_BATCH, Phase
 from bertjax.data.schema import Schema
 from bertjax.errors import UsageError
 from bertjax.model.config import LSTM
+from bertjax.model.flops import flops_per_token
 from bertjax.model.heads import PretrainingModel
 from bertjax.tasks.objectives.losses import loss_and_accuracy
 from bertjax.tasks.objectives.pretraining import PretrainingObjective
@@ -58,6 +59,9 @@ class MaskedLm(PretrainingObjective):
         from bertjax.data.pretraining.row_sources import SENTENCE_PAIRS
 
         return SENTENCE_PAIRS
+
+    def flops_per_token(self, phase: Phase) -> float:
+        return flops_per_token(self.model.config, phase.seq_len, phase.max_predictions)
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         """Returns the divisor of each loss. As in google-research/bert, 1e-5 is added to the divisor of masked LM."""

@@ -10,7 +10,7 @@ import numpy as np
 from bertjax.data.pretraining.config import Phase
 from bertjax.data.schema import synthetic_batch
 from bertjax.model.config import ModelConfig
-from bertjax.model.flops import attention_flops_per_token, flops_per_token
+from bertjax.model.flops import attention_flops_per_token
 from bertjax.tasks.objectives.step_cost import StepCost
 from bertjax.tasks.task import NumpyBatch, Objective
 
@@ -90,10 +90,10 @@ class PretrainingObjective(Objective):
     def flops_per_token(self, phase: Phase) -> float:
         """Returns the FLOPs per token of a training step.
 
-        The default counts vocabulary logits at `max_predictions` positions per row. For another head, override it: add
-        `TRAINING_FACTOR` times the head's forward FLOPs per token to `flops_per_token(config, seq_len)`.
+        For a head without vocabulary logits, it is `flops_per_token(config, seq_len)` plus `TRAINING_FACTOR` times the
+        head's forward FLOPs per token.
         """
-        return flops_per_token(self.model.config, phase.seq_len, phase.max_predictions)
+        raise NotImplementedError
 
     def step_cost(self, phase: Phase, steps: int) -> StepCost:
         """Returns the cost of `steps` steps of a phase."""
