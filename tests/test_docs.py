@@ -64,9 +64,8 @@ def check(words: list[str]) -> None:
         assert {word for word in arguments if "=" not in word} <= {*targets}, words
     elif program == "pip":
         project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-        extras = [
-            extra for word in arguments for group in re.findall(r"^\.\[(.+)\]$", word) for extra in group.split(",")
-        ]
+        groups = [group for word in arguments for group in re.findall(r"^\.\[(.+)\]$", word)]
+        extras = [extra for group in groups for extra in group.split(",")]
         assert {*extras} <= {*project["optional-dependencies"]}, words
         files = [value for flag, value in zip(arguments, arguments[1:], strict=False) if flag == "-c"]
         assert all((ROOT / file).is_file() for file in files), words
