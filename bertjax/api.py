@@ -311,6 +311,6 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
       'bad cab'
 
     Raises:
-      UsageError: there is no tokenizer at `path`.
+      UsageError: `path` contains no tokenizer.
     """
     return Tokenizer(read_vocabulary(path))

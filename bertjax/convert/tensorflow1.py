@@ -52,7 +52,7 @@ _CHUNK_BYTES = 16 << 20
 
 
 def find_prefix(path: Path) -> Path | None:
-    """Finds the prefix of the checkpoint at a path, such as `DIR/bert_model.ckpt`. Returns None if there is none."""
+    """Finds the prefix of the checkpoint at a path, such as `DIR/bert_model.ckpt`. Returns None if no checkpoint exists."""
     if path.is_dir():
         prefixes = {file.name.removesuffix(".index") for file in path.glob("*.index")}
         candidates = [_latest_prefix(path), _PREFIX, *(prefixes if len(prefixes) == 1 else ())]
@@ -67,7 +67,7 @@ def find_prefix(path: Path) -> Path | None:
 
 
 def _latest_prefix(folder: Path) -> str:
-    """Returns the latest checkpoint's name in TensorFlow's file `checkpoint`, or "" if there is no such file."""
+    """Returns the latest checkpoint's name in TensorFlow's file `checkpoint`, or "" without such a file."""
     try:
         match = _LATEST_CHECKPOINT.search((folder / "checkpoint").read_text("utf-8"))
     except (OSError, UnicodeDecodeError):

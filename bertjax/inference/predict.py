@@ -29,7 +29,7 @@ _BUCKET = 32
 
 
 def check_model(model: LoadedModel, context: str | None) -> OutputLayer:
-    """Returns the output layer. Raises a UsageError if there is none, or if the context is missing or unused."""
+    """Returns the output layer. Raises a UsageError if it is missing, or if the context is missing or unused."""
     if model.output_layer is None:
         kind = model.model_kind["kind"]
         if kind in (SequenceModel.KIND, TokenModel.KIND):

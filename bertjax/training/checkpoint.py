@@ -120,7 +120,7 @@ class Checkpoints:
         return self._workdir / CHECKPOINTS / str(step)
 
     def latest_step(self) -> int | None:
-        """Returns the newest saved step. Returns None if there is no checkpoint."""
+        """Returns the newest saved step. Returns None without a checkpoint."""
         return self._manager.latest_step()
 
     def save(self, state: TrainState, score: float | None = None) -> None:
@@ -282,7 +282,7 @@ def find_checkpoint(path: str | os.PathLike) -> epath.Path:
       The step's directory. Among several steps, the one with the highest score, or the newest if no step has a score.
 
     Raises:
-      UsageError: there is no checkpoint.
+      UsageError: no checkpoint exists.
       BertjaxError: the checkpoint is damaged or incomplete.
     """
     resolved = resolve_checkpoint_path(path)

@@ -49,7 +49,7 @@ def load_params(
       A tree like `target`.
 
     Raises:
-      UsageError: there is no checkpoint, a shape differs, or both checkpoint and `target` lack a parameter.
+      UsageError: no checkpoint exists, a shape differs, or both checkpoint and `target` lack a parameter.
       BertjaxError: the checkpoint is damaged or cannot be read.
     """
     checkpoint = find_checkpoint(path)

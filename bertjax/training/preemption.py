@@ -58,7 +58,7 @@ _CHECKS_PER_INTERVAL = 20
 
 @contextlib.contextmanager
 def watchdog(hang_seconds: float) -> Iterator[Callable[[], None]]:
-    """Exits with code 43 if there is no heartbeat for `hang_seconds`, after printing the stack of every thread.
+    """Exits with code 43 if `hang_seconds` pass without a heartbeat, after printing the stack of every thread.
 
     Without a watchdog, a process would wait forever for a stuck host (jax#38503).
 

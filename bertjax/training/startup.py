@@ -78,7 +78,7 @@ def restore_or_init(
     abstract: TrainState,
     optimizer: Optimizer,
 ) -> TrainState:
-    """Restores the newest checkpoint of the workdir. If there is no checkpoint, initializes a new state."""
+    """Restores the newest checkpoint of the workdir. Without a checkpoint, initializes a new state."""
     state = checkpoints.restore_latest(abstract)
     if state is None:
         state = init_state(task.objective, optimizer, mesh, random_key(task.config.seed, "init"))

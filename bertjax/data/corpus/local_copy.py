@@ -26,7 +26,7 @@ def open_anywhere(path: str) -> Corpus:
     """Opens a corpus. A corpus at an address such as `gs://bucket/corpus` is first copied to the local disk.
 
     Raises:
-      UsageError: there is no corpus at the path.
+      UsageError: the path contains no corpus.
       BertjaxError: the corpus is damaged, the disk is too small for a copy, or storage fails.
     """
     return open_corpus(_local_copy(path) if is_remote(path) else path)

@@ -206,7 +206,7 @@ def _require_file(folder: Path, spec: GlueSpec, split: str) -> Path:
 
 
 def find_file(folder: Path, spec: GlueSpec, split: str) -> Path | None:
-    """Finds the file of a split in the task's subfolder or in `folder` itself. Returns None if there is no file."""
+    """Finds the file of a split in the task's subfolder or in `folder` itself. Returns None if no file exists."""
     name = _file_name(spec, split)
     # The folder of the diagnostic set is called AX in some archives, and diagnostic in others.
     folders = [folder / spec.folder, *([folder / "AX"] if spec.folder == _DIAGNOSTIC else []), folder]
