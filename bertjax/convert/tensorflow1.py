@@ -52,7 +52,7 @@ _CHUNK_BYTES = 16 << 20
 
 
 def find_prefix(path: Path) -> Path | None:
-    """Finds the prefix of the checkpoint at a path, such as `DIR/bert_model.ckpt`. Returns None if no checkpoint exists."""
+    """Finds the prefix of the checkpoint at a path, such as `DIR/bert_model.ckpt`. Returns None without one."""
     if path.is_dir():
         prefixes = {file.name.removesuffix(".index") for file in path.glob("*.index")}
         candidates = [_latest_prefix(path), _PREFIX, *(prefixes if len(prefixes) == 1 else ())]
