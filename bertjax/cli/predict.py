@@ -131,7 +131,7 @@ def predict(args: argparse.Namespace) -> None:
         raise UsageError("nothing to predict; pass texts, --text FILE, or --output DIR to predict the task's data")
     for name in ("context", "context_file", "json", "seq_len"):
         if getattr(args, name):
-            raise UsageError(f"--{name} applies to texts only; omit it to predict the task's data")
+            raise UsageError(f"--{name} applies only to texts; omit it to predict the task's data")
     columns = [name for name in (args.columns or "").split(",") if name]
     with open_checkpoint(args) as checkpoint:
         config_dict = choose_split(checkpoint_config_dict(args, checkpoint), args.split or "test")

@@ -102,7 +102,10 @@ class RunConfig:
         return ModelConfig(**model)
 
     def check_rows(self, seq_len: int, several_sequences: bool = False) -> None:
-        """Raises a UsageError if the model cannot process rows of `seq_len` tokens, packed if `several_sequences`."""
+        """Raises a UsageError if the model cannot process rows of `seq_len` tokens.
+
+        With `several_sequences`, the rows are packed.
+        """
         model = self.model_config(self.model["vocab_size"] or 1)
         max_positions = model.max_position_embeddings
         if seq_len > max_positions:

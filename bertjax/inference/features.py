@@ -30,7 +30,7 @@ from bertjax.utils.io import read_json, remove_temporaries, write_atomic, write_
 
 logger = logging.getLogger(__name__)
 
-# File of a folder of shards with the settings and, when all shards are complete, the numbers of texts and shards.
+# Metadata file of a folder of shards: the settings and, once all shards are complete, the numbers of texts and shards.
 METADATA = "features.json"
 
 # Approximate size of the hidden states of a shard in bytes, which limits memory.

@@ -1,4 +1,4 @@
-"""Scales, which are sets of model sizes and settings for all runs: the paper's, and two scales for one machine."""
+"""Scales of the reproduction: the paper's, and two for one machine. A scale sets model sizes and settings."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Checks that a checkpoint fits the task that starts from it or evaluates it, and new pieces of its vocabulary."""
+"""Compatibility of a checkpoint with the task that starts from it or evaluates it, and rows of new pieces."""
 
 import dataclasses
 import json

@@ -67,7 +67,7 @@ class EvaluationHistory:
     evaluations: tuple[tuple[int, dict[str, Any]], ...] = ()
 
     def add(self, step: int, metrics: dict[str, Any]) -> "EvaluationHistory":
-        """Returns the history with another evaluation."""
+        """Returns the history with an evaluation appended."""
         return dataclasses.replace(self, evaluations=(*self.evaluations, (step, metrics)))
 
     @property

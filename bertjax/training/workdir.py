@@ -72,7 +72,7 @@ def resolve(path: str) -> epath.Path:
 
 
 def create(path: str, marker: str = CONFIG) -> epath.Path:
-    """Creates a workdir, or returns an existing one, which contains the file `marker`."""
+    """Creates a workdir. Returns an existing folder if it is empty or contains the file `marker`."""
     workdir = resolve(path)
     check_unrelated_files(workdir, marker)
     try:

@@ -233,7 +233,7 @@ def test_wrong_usage_is_refused(folders, usage_error, tmp_path):
         ((checkpoint,), "nothing to predict; pass texts, --text FILE, or --output DIR"),
         ((checkpoint, "a", "--output=out"), "--output applies to the task's data only"),
         ((checkpoint, "a", "--config.seed=1"), "--config applies to the task's data only"),
-        ((checkpoint, "--output=out", "--json"), "--json applies to texts only"),
+        ((checkpoint, "--output=out", "--json"), "--json applies only to texts"),
         ((checkpoint, "a", "--seq_len=41"), "seq_len=41 is out of range; use 8 to 40"),
         ((checkpoint, ""), "a text is empty"),
         ((checkpoint, f"--text={tmp_path / 'nothing'}"), "cannot read"),

@@ -19,7 +19,7 @@ from bertjax.errors import UsageError
 
 # Example index of unused slots. -1 is a valid index (the last element), so unused slots can be masked after a lookup.
 NO_EXAMPLE = -1
-# Examples are sorted by length in units of this number of tokens.
+# Examples are sorted by their length, rounded to a multiple of this number of tokens.
 _LENGTH_UNIT = 32
 _PADDING_VALUES = padding_values((*EXAMPLE, TOKEN_LABELS))
 

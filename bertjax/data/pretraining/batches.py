@@ -194,7 +194,7 @@ def _make_assembler(
 
 
 def _pad_rows(batch: Batch, is_real: tf.Tensor, schema: Schema) -> Batch:
-    """Replaces the rows where `is_real` is False by padding."""
+    """Replaces the rows where `is_real` is False with padding."""
     padding = padding_values(schema)
     return {
         name: tf.where(

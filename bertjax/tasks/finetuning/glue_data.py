@@ -201,7 +201,7 @@ def _require_file(folder: Path, spec: GlueSpec, split: str) -> Path:
         return path
     name = _file_name(spec, split)
     raise UsageError(
-        f"no file {folder / spec.folder / name} or {folder / name}; set config.data.path to the folder of GLUE"
+        f"no file {folder / spec.folder / name} or {folder / name}; set config.data.path to the folder of the GLUE data"
     )
 
 

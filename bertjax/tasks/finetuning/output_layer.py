@@ -21,9 +21,9 @@ class OutputLayer:
 
     Attributes:
       kind: one of KINDS.
-      labels: names of classes, labels or tags by id (default: (), as in regression, choices and spans).
+      labels: names of classes, labels or tags by id (default: (), no names: regression, choices and spans).
       output: task that the layer was trained on, such as `glue/mnli` (default: "", unknown, as after a conversion).
-      texts: number of texts per row, 1 or 2 (default: 0, both are possible).
+      texts: number of texts per row, 1 or 2 (default: 0, either).
       feature_head: layers between encoder and output layer.
     """
 
