@@ -22,7 +22,7 @@ from bertjax.model.heads import SequenceModel, TokenModel
 from bertjax.tasks.finetuning import records
 from bertjax.tasks.finetuning import spans as squad_spans
 from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, MULTILABEL, SPANS, TAGS
-from bertjax.tasks.finetuning.records import Record
+from bertjax.tasks.records import Record
 
 
 @dataclasses.dataclass(frozen=True)

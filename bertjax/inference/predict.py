@@ -16,7 +16,7 @@ from bertjax.inference.loaded_model import LoadedModel
 from bertjax.inference.output_kinds import OUTPUT_KINDS, TextPredictor
 from bertjax.model.heads import PretrainingModel, SequenceModel, TokenModel
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER, SPANS, OutputLayer
-from bertjax.tasks.finetuning.records import FIELDS, PredictionRecords, Record
+from bertjax.tasks.records import FIELDS, PredictionRecords, Record
 from bertjax.tasks.task import Task
 from bertjax.training.evaluation import mesh_and_params, predict
 from bertjax.utils.io import atomic_file, remove_temporaries

@@ -19,9 +19,9 @@ from bertjax.tasks.finetuning import splits
 from bertjax.tasks.finetuning.config import SPLITS, FinetuningConfig, FinetuningData
 from bertjax.tasks.finetuning.glue_data import SCORE_RANGE, SPECS, EvaluationSet, find_file, read_split
 from bertjax.tasks.finetuning.output_layer import CLASSES, OutputLayer
-from bertjax.tasks.finetuning.records import PredictionRecords, Record, class_record, number_record
 from bertjax.tasks.finetuning.task import FinetuningTask
 from bertjax.tasks.objectives.classification import Classification, Regression, sequence_objective
+from bertjax.tasks.records import PredictionRecords, Record, class_record, number_record
 from bertjax.utils.io import write_atomic
 
 # Suffix of the metrics of the diagnostic set.

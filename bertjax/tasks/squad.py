@@ -22,10 +22,10 @@ from bertjax.model.heads import TokenModel
 from bertjax.tasks.finetuning import splits
 from bertjax.tasks.finetuning.config import SPLITS, FinetuningConfig, FinetuningData
 from bertjax.tasks.finetuning.output_layer import SPANS, OutputLayer
-from bertjax.tasks.finetuning.records import RECORDS_FILE, PredictionRecords, Record
 from bertjax.tasks.finetuning.spans import Answer, answer_record, best_answers, nbest_with_probabilities
 from bertjax.tasks.finetuning.task import FinetuningTask
 from bertjax.tasks.objectives.losses import cross_entropy
+from bertjax.tasks.records import RECORDS_FILE, PredictionRecords, Record
 from bertjax.tasks.task import Batch, MetricSums, Objective, Outputs
 from bertjax.utils.io import write_atomic
 

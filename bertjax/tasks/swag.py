@@ -17,9 +17,9 @@ from bertjax.model.heads import SequenceModel
 from bertjax.tasks.finetuning import splits
 from bertjax.tasks.finetuning.config import FinetuningConfig
 from bertjax.tasks.finetuning.output_layer import CHOICES, OutputLayer
-from bertjax.tasks.finetuning.records import RECORDS_FILE, PredictionRecords, Record, choice_record
 from bertjax.tasks.finetuning.task import FinetuningTask
 from bertjax.tasks.objectives.classification import Classification, ClassWeighting
+from bertjax.tasks.records import RECORDS_FILE, PredictionRecords, Record, choice_record
 from bertjax.utils.io import write_atomic
 
 _NUM_CHOICES = 4

@@ -15,8 +15,8 @@ from bertjax.data.schema import Schema, abstract_batch
 from bertjax.data.shard import DataShard
 from bertjax.errors import UsageError
 from bertjax.metrics.report import ClassReport
-from bertjax.tasks.finetuning.records import PredictionRecords
 from bertjax.tasks.objectives.step_cost import StepCost
+from bertjax.tasks.records import PredictionRecords
 
 Batch = dict[str, jax.Array]
 NumpyBatch = dict[str, np.ndarray]

@@ -20,7 +20,9 @@ from bertjax.model.config import ModelConfig
 from bertjax.model.heads import SequenceModel
 from bertjax.tasks.finetuning.config import FinetuningConfig, FinetuningData
 from bertjax.tasks.finetuning.output_layer import CLASSES, MULTILABEL, OutputLayer, saved_labels
-from bertjax.tasks.finetuning.records import (
+from bertjax.tasks.finetuning.task import FinetuningTask
+from bertjax.tasks.objectives.classification import MultiLabel, sequence_objective
+from bertjax.tasks.records import (
     RECORDS_FILE,
     PredictionRecords,
     Record,
@@ -29,8 +31,6 @@ from bertjax.tasks.finetuning.records import (
     multilabel_record,
     number_record,
 )
-from bertjax.tasks.finetuning.task import FinetuningTask
-from bertjax.tasks.objectives.classification import MultiLabel, sequence_objective
 from bertjax.tasks.task import Objective
 from bertjax.utils.io import write_atomic
 

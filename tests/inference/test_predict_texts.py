@@ -25,7 +25,7 @@ from bertjax.inference import output_kinds, predict
 from bertjax.inference.load import load_model
 from bertjax.model.heads import EncoderModel, build_model
 from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, MULTILABEL, SPANS, TAGS
-from bertjax.tasks.finetuning.records import softmax
+from bertjax.tasks.records import softmax
 from bertjax.training.parameters import save_params
 from bertjax.training.sharding import make_mesh
 

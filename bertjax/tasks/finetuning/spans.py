@@ -7,7 +7,7 @@ import numpy as np
 
 from bertjax.data.finetuning.batches import in_input_order
 from bertjax.data.finetuning.questions import Question, Windows
-from bertjax.tasks.finetuning.records import Record, round_digits
+from bertjax.tasks.records import Record, round_digits
 
 # Null odds of a question without any span. The value exceeds every difference of logits and, unlike inf, is valid JSON.
 _ODDS_WITHOUT_SPAN = 1e9

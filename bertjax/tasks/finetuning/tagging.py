@@ -21,9 +21,9 @@ from bertjax.model.heads import TokenModel
 from bertjax.tasks.finetuning import splits
 from bertjax.tasks.finetuning.config import SPLITS
 from bertjax.tasks.finetuning.output_layer import TAGS, OutputLayer, saved_labels
-from bertjax.tasks.finetuning.records import RECORDS_FILE, PredictionRecords, Record, tags_record
 from bertjax.tasks.finetuning.task import FinetuningTask
 from bertjax.tasks.objectives.classification import UNWEIGHTED, ClassWeighting, class_denominator, class_sums
+from bertjax.tasks.records import RECORDS_FILE, PredictionRecords, Record, tags_record
 from bertjax.tasks.task import Batch, MetricSums, Objective, Outputs
 from bertjax.utils.io import write_atomic
 
