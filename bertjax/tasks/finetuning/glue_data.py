@@ -28,7 +28,7 @@ class GlueSpec:
       label: column of the label.
       labels: names of the classes by id. Empty for regression.
       metrics: names of functions in `bertjax.metrics.classification`. The first metric selects the best checkpoint.
-      submission: name of the file for the GLUE server, by suffix of the metrics (default: `FOLDER.tsv`).
+      submission: name of the file for the GLUE server, by suffix of the metrics.
       eval_sets: ending of the data file's name after `dev` or `test`, by suffix of the metrics.
       header: column names of train and dev files if they have no header line (default: (), they have one).
     """
@@ -38,7 +38,7 @@ class GlueSpec:
     label: str
     labels: tuple[str, ...]
     metrics: tuple[str, ...]
-    submission: dict[str, str] = dataclasses.field(default_factory=dict)
+    submission: dict[str, str]
     eval_sets: dict[str, str] = dataclasses.field(default_factory=lambda: {"": ""})
     header: tuple[str, ...] = ()
 
