@@ -54,7 +54,7 @@ class Parameter:
         return [name.format(layer=layer) for layer in range(num_layers)] if self.is_layered else [name]
 
     def exported_shape(self, fmt: str) -> tuple[int, ...]:
-        """Returns the shape of one layer's array in another format."""
+        """Returns the array's shape in the format `fmt`, where each layer has an array of its own."""
         if self.num_input_axes:
             matrix = (int(np.prod(self.shape[: self.num_input_axes])), int(np.prod(self.shape[self.num_input_axes :])))
             return matrix[::-1] if fmt in self.transposed_in else matrix

@@ -182,7 +182,7 @@ def _format_prediction(seen: int, original: int, vocabulary: Vocabulary) -> str:
 
 
 def _format_segments(tokens: Sequence[str], segment_ids: np.ndarray, positions: np.ndarray) -> list[str]:
-    """Wraps the two segments of a sequence as paragraphs A and B."""
+    """Formats the two segments of a sequence as wrapped paragraphs, A and B."""
     lines = []
     for segment, name in enumerate("AB"):
         text = " ".join(tokens[position] for position in positions if segment_ids[position] == segment)

@@ -110,7 +110,7 @@ def _statements(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def docstring_prose(docstring: str) -> str:
-    """Returns the paragraphs of a docstring, one per line, without doctests, code, tables, rules and directives."""
+    """Returns the paragraphs of a docstring, one per line, without doctests, code, tables, horizontal lines and directives."""
     paragraphs: list[list[str]] = []
     fenced = False
     literal_indent = None

@@ -55,7 +55,7 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
     Blank lines separate sentences, `-DOCSTART-` lines separate documents.
 
     Args:
-      path: the file.
+      path: path of the file.
       stats: counts of sentences and irregular lines, updated in place.
       labeled: whether every word needs a tag. If False, the file may have a single column of words.
 
