@@ -19,7 +19,7 @@ from bertjax.inference.loaded_model import LoadedModel
 from bertjax.metrics.entities import follows_scheme
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import SequenceModel, TokenModel
-from bertjax.tasks.finetuning import records
+from bertjax.tasks import records
 from bertjax.tasks.finetuning import spans as squad_spans
 from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, MULTILABEL, SPANS, TAGS
 from bertjax.tasks.records import Record

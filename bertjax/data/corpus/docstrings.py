@@ -110,7 +110,10 @@ def _statements(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def docstring_prose(docstring: str) -> str:
-    """Returns the paragraphs of a docstring, one per line, without doctests, code, tables, horizontal lines and directives."""
+    """Returns the prose of a docstring, one paragraph per line.
+
+    Leaves out doctests, code, tables, horizontal rules and directives.
+    """
     paragraphs: list[list[str]] = []
     fenced = False
     literal_indent = None

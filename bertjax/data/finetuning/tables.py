@@ -92,7 +92,7 @@ def read_table(
     In TSV, quotation marks are ordinary characters, as in GLUE's files. In CSV, they enclose fields.
 
     Args:
-      path: the file.
+      path: path of the file.
       columns: required columns.
       stats: row counts, updated in place except for `used`, which the caller sets.
       optional: columns to read if the file contains them.
