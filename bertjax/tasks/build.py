@@ -11,7 +11,7 @@ from bertjax.config.run import RunConfig
 from bertjax.errors import UsageError
 from bertjax.tasks.task import Task
 
-_NOT_TASKS = ("__init__", "build", "task")
+_NOT_TASKS = ("__init__", "build", "records", "task")
 
 
 def task_names() -> list[str]:
