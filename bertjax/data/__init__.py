@@ -1,1 +1,1 @@
-"""Batches from a tokenized corpus or from the files of a task."""
+"""Input pipelines: corpus preparation, pre-training batches and fine-tuning batches."""

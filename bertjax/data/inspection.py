@@ -70,7 +70,7 @@ def format_row(batch: Mapping[str, np.ndarray], row: int, tokenizer: Tokenizer, 
       batch: a batch of `train_batches` or `eval_batches`.
       row: index of the row.
       tokenizer: tokenizer of the model.
-      labels: names of classes or tags by id; () for regression and for tasks that choose a sequence.
+      labels: names of classes or tags by id; () for regression and multiple choice.
     """
     pieces = tokenizer.pieces(batch["input_ids"][row].reshape(-1))
     if "token_labels" in batch:
@@ -105,7 +105,7 @@ def format_row(batch: Mapping[str, np.ndarray], row: int, tokenizer: Tokenizer, 
     others = [name for name in batch if name not in (*_INPUTS, *_SPAN, "labels")]
     lines += paragraph("", "  ".join(f"{name} {np.array2string(batch[name][row])}" for name in others))
     if not np.any(batch["weights"][row]):
-        lines.append("weight 0: this row fills the batch and does not count")
+        lines.append("weight 0: this is a padding row and does not count")
     return "\n".join(lines)
 
 
@@ -191,7 +191,7 @@ def _format_segments(tokens: Sequence[str], segment_ids: np.ndarray, positions: 
 
 
 def _format_label(label: np.ndarray, names: Sequence[str]) -> str:
-    """Formats a class id, a number, 0 or 1 for each of several labels, or the index of the correct sequence."""
+    """Formats a class id, a regression value, a multi-label 0/1 vector, or the index of the correct sequence."""
     if label.ndim:
         return ", ".join(name for name, value in zip(names, label, strict=True) if value > 0) or "(none)"
     if np.issubdtype(label.dtype, np.floating):

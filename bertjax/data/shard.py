@@ -1,4 +1,4 @@
-"""Rows of a global batch that one process produces. `training/sharding.py` derives them from the device mesh."""
+"""Rows of a global batch that one process produces. `training/sharding.py` derives these rows from the device mesh."""
 
 import dataclasses
 

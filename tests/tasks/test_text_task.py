@@ -215,7 +215,7 @@ def test_label_with_the_separator_is_an_error(letters, tmp_path, capfd):
     config = f"--config={EXPERIMENTS}/text.py:train={tmp_path}/train.jsonl,kind=multilabel,size=L1_H16,quick=true"
     error = refused(capfd, "train", config, f"--workdir={tmp_path / 'run'}", *overrides(letters))
     assert (
-        "line 1: 'a,b' in label is not a label; labels are nonempty texts without config.data.label_separator=','"
+        "line 1: 'a,b' in label is not a label; labels are nonempty strings without config.data.label_separator=','"
         in error
     )
 

@@ -96,7 +96,7 @@ def divide_chunk(chunk: Chunk, work: AnyPath, chunk_chars: int) -> list[Chunk]:
 
 
 class _ChunkNumber:
-    """Assigns texts to chunks; all pieces of a document go to the same chunk."""
+    """Callable that returns the chunk number of each text; all pieces of a document get the same number."""
 
     def __init__(self, chunk_chars: int) -> None:
         self._chunk_chars = chunk_chars

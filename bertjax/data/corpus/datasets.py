@@ -96,7 +96,7 @@ def _tfds_text_feature(name: str, features: Any) -> str:
 
 
 def _text_name(names: list[str]) -> str | None:
-    """Returns `text` if it is among the names of text columns, or the only name. Returns None otherwise."""
+    """Chooses the text column: `text` if it exists, else the only column, else None."""
     return "text" if "text" in names else names[0] if len(names) == 1 else None
 
 

@@ -22,7 +22,7 @@ LAYOUTS = (LINES, PARAGRAPHS, WRAPPED)
 MAX_PIECE_CHARS = 1 << 20
 # Longer sentences are divided. They are usually base64 data or text without punctuation.
 MAX_SENTENCE_CHARS = 8192
-# Approximate characters of a batch of texts, and maximum number of texts.
+# Approximate number of characters, and maximum number of texts, of a batch.
 BATCH_CHARS = 1 << 20
 _MAX_BATCH_TEXTS = 8192
 
@@ -30,7 +30,7 @@ _BLANK_LINE = re.compile(r"\n\s*\n")
 _DOC_OPEN = re.compile(r"^<doc\b[^\n]*>[^\S\n]*(?:\n|\Z)", re.MULTILINE)
 _DOC_CLOSE = re.compile(r"^</doc>", re.MULTILINE)
 _TITLE = re.compile(r'\btitle="(.*?)"(?:\s+\w+="|>\s*$)')
-# `sentencex` pairs quotes and brackets, so an unclosed quote in a very long paragraph would hide its sentence ends.
+# Longer paragraphs are divided: `sentencex` pairs quotes, so an unclosed quote would hide all later sentence ends.
 _MAX_PARAGRAPH_CHARS = 1 << 16
 # `sentencex` fails next to white space of several UTF-8 bytes, so such characters are replaced by spaces. U+0085 is
 # dropped, as by BERT's tokenizer.
@@ -47,7 +47,7 @@ class Text:
     Attributes:
       text: text of the source, unchanged.
       layout: `LINES`, `PARAGRAPHS` or `WRAPPED`.
-      continues: whether this is a later piece of the previous text's document.
+      continues: whether this text continues the document of the previous text.
     """
 
     text: str
@@ -56,7 +56,7 @@ class Text:
 
 
 def single_document(blocks: Iterator[str], layout: str, problems: Counter[str]) -> Iterator[Text]:
-    """Yields the blocks of text as one document."""
+    """Yields all blocks of text as one document, in pieces if it is long."""
     return _documents(blocks, layout, problems, lambda text: [text])
 
 
@@ -96,7 +96,7 @@ def _split_piece(buffer: str, problems: Counter[str]) -> int:
 
 
 def prose(blocks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
-    """Yields the documents of running text. The first megabyte of the file determines the layout, one of three.
+    """Yields the documents of running text. The first megabyte of the file determines which of these layouts it has:
 
     - Lines wrapped at a fixed width: paragraphs end at blank or short lines, and the file is one document.
     - One paragraph per line, without blank lines or with a blank line after each paragraph: the file is one document.

@@ -33,7 +33,7 @@ def open_anywhere(path: str) -> Corpus:
 
 
 def _local_copy(address: str) -> Path:
-    """Returns the path of the local copy of a corpus. One process of the machine copies it while the others wait.
+    """Returns the path of the local copy of a corpus. One process of the machine copies it, and other processes wait.
 
     The copy's name includes the hash of the manifest, so a different corpus at the same address gets its own copy.
     """

@@ -116,8 +116,8 @@ def documents_to_move(train: np.ndarray, heldout: np.ndarray) -> tuple[np.ndarra
     Equal documents have equal hashes and move together.
 
     Args:
-      train: uint64 [documents], hashes of the training documents.
-      heldout: uint64 [documents], hashes of the held-out documents.
+      train: hashes of the training documents, uint64 [documents].
+      heldout: hashes of the held-out documents, uint64 [documents].
 
     Returns:
       A tuple of two sorted index arrays: training documents to hold out, and held-out documents to train on. The

@@ -34,8 +34,8 @@ _PROBLEMS = {
     "no_heldout_document": "no document could be held out: there are too few different documents for an evaluation set",
     "nul_characters": "{} NUL characters were skipped",
     "paragraphs_not_split": "{} paragraphs could not be split into sentences and became one sentence each",
-    "sentences_without_tokens": "{} sentences of control characters only were skipped",
-    "unclosed_doc": "{} <doc> lacked </doc> and were read to the end of their file",
+    "sentences_without_tokens": "{} sentences contained only control characters and were skipped",
+    "unclosed_doc": "{} <doc> tags lacked </doc> and were read to the end of their file",
     "unparsable_modules": "{} Python modules could not be parsed and were skipped",
 }
 
@@ -57,10 +57,10 @@ def prepare(
     overwrite: bool = False,
     progress: bool = True,
 ) -> dict[str, Any]:
-    """Writes the corpus directory `output`. `store` describes the format.
+    """Writes the corpus directory `output`. The module `store` describes its format.
 
-    The content depends only on the texts and settings, not on workers, runner or paths. The directory appears when it
-    is complete. Documents are held out by a hash of their content, so equal documents are in the same split.
+    The content depends only on the texts and settings, not on workers, runner or paths. The directory appears only
+    when it is complete. Documents are held out by a hash of their content, so equal documents are in the same split.
 
     Args:
       inputs: specs such as `wiki:dump/**/wiki_*`; see `readers`.
@@ -71,7 +71,7 @@ def prepare(
       vocabulary_size: number of pieces to train; a small text yields fewer pieces.
       add_pieces: maximum number of pieces to learn from a sample of the text and append to `vocabulary`, a WordPiece
         vocabulary (default: 0).
-      lower_case: whether to lower-case text (default: None, detected from `vocabulary`; True for a trained one).
+      lower_case: whether to lower-case text (default: None, detected from `vocabulary`, True if one is trained).
       heldout_fraction: fraction of documents, in [0, 1), that is excluded from training.
       workers: number of worker processes (default: None, one per core).
       runner: `local`, or `beam` for Apache Beam on this machine or a cluster.
@@ -149,7 +149,7 @@ def _check_add_pieces(add_pieces: int, vocabulary: Vocabulary | None) -> None:
     if not add_pieces:
         return
     if vocabulary is None:
-        raise UsageError("--add_pieces has no effect without --vocab; add it, or use --vocab_size")
+        raise UsageError("--add_pieces has no effect without --vocab; add --vocab, or use --vocab_size")
     if vocabulary.kind != WORDPIECE:
         raise UsageError(f"--add_pieces cannot extend a SentencePiece model: {vocabulary.path}; use a vocab.txt")
     check_size(vocabulary.size + add_pieces)
@@ -176,7 +176,7 @@ def _runner(
         raise UsageError(f"unknown runner {runner!r}; use {' or '.join(RUNNERS)}")
     if runner == LOCAL:
         if options:
-            raise UsageError("--runner_options has no effect without --runner beam; add it or remove --runner_options")
+            raise UsageError("--runner_options has no effect without --runner beam; add --runner beam")
         return lambda job, directory: run_local.run(job, directory, workers, progress)
     # On import, Beam logs warnings about missing optional packages.
     logging.disable(logging.WARNING)

@@ -91,7 +91,7 @@ def find_sources(specs: list[str], data_dir: str | None = None) -> tuple[list[So
         else:
             spec_sources = [Source(kind, name, size) for name, size in _files(spec, rest)]
         for source in spec_sources:
-            # Read a file once, even if links list it under several paths.
+            # Read a file once, even if symlinks list it under several paths.
             name = os.path.realpath(source.name) if kind not in NAMED_KINDS and "://" not in rest else source.name
             key = (source.kind, name, f"{source.split}#{source.column}")
             duplicates += key in sources
@@ -107,7 +107,7 @@ def _files(spec: str, pattern: str) -> list[tuple[str, int]]:
         names = glob.glob(os.path.join(glob.escape(pattern), "**", "*"), recursive=True)
     else:
         names = [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True)
-    # A symlink loop lists a file under ever longer paths. The longest cannot be opened, so check the resolved paths.
+    # In a symlink loop, `glob` lists a file under ever longer paths, some too long to open. Check the resolved paths.
     files = sorted(name for name in names if not os.path.isdir(os.path.realpath(name)))
     if not files:
         if names:

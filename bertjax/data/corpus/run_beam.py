@@ -1,7 +1,8 @@
 """Apache Beam runner, on this machine or a cluster. The pipeline stages are the steps of `chunks` and `merge`.
 
-Only names and counts pass through the pipeline. Text and arrays are stored in a directory that all machines can access.
-Hence a repeated stage finds the files of its previous attempt, and runners need little memory.
+Between stages, the pipeline passes only names, counts, the vocabulary and its training sample. Text and arrays are
+stored in a directory that all machines can access. Hence a repeated stage finds the files of its previous attempt, and
+runners need little memory.
 """
 
 import contextlib

@@ -24,7 +24,7 @@ from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.utils.io import AnyPath, as_path, atomic_file
 
-# Number of sentences, number of UTF-8 bytes of the text, and hash of the content of a document.
+# Fields of a document: number of sentences, number of UTF-8 bytes of the text, and hash of the content.
 DOCUMENT_DTYPE = np.dtype([("sentences", "<u8"), ("bytes", "<u8"), ("hash", "<u8")])
 _LENGTH_DTYPE = np.dtype("<u4")
 _ARRAYS = ("tokens", "lengths", "documents")
@@ -40,11 +40,11 @@ class EncodedDocuments:
     """Encoded documents of one batch and one split.
 
     Attributes:
-      tokens: [tokens] uint16 or uint32 token ids.
-      sentence_tokens: [sentences] uint32, number of tokens of each sentence.
-      document_sentences: [documents] uint32, number of sentences of each document; may be 0.
-      document_bytes: [documents] uint64, UTF-8 bytes of the text of each document.
-      hashes: [documents] uint64, hash of the content of each document.
+      tokens: token ids, uint16 or uint32 [tokens].
+      sentence_tokens: number of tokens of each sentence, uint32 [sentences].
+      document_sentences: number of sentences of each document, may be 0, uint32 [documents].
+      document_bytes: number of UTF-8 bytes of the text of each document, uint64 [documents].
+      hashes: hash of the content of each document, uint64 [documents].
     """
 
     tokens: np.ndarray
@@ -56,7 +56,7 @@ class EncodedDocuments:
 
 @dataclasses.dataclass(frozen=True)
 class EncodedBatch:
-    """One tokenized batch.
+    """One encoded batch of texts.
 
     Attributes:
       continuation: rest of the previous batch's last document; has no sentences if this batch starts a new document.

@@ -9,8 +9,8 @@ A corpus directory contains:
     SPLIT.documents.bin        uint64 [documents + 1]: sentence index of each document's start, then the number of
                                sentences
 
-SPLIT is `train` or `heldout`. The arrays are memory-mapped, so a corpus may be larger than RAM, and one lookup
-finds any sentence.
+SPLIT is `train` or `heldout`. The arrays are memory-mapped, so a corpus may be larger than RAM, and any sentence is
+found in constant time.
 """
 
 import dataclasses
@@ -50,9 +50,9 @@ class Split:
     """Memory-mapped arrays of one split.
 
     Attributes:
-      tokens: [tokens] uint16 or uint32 token ids.
-      sentences: [sentences + 1] uint64, token index of each sentence's start, then the number of tokens.
-      documents: [documents + 1] uint64, sentence index of each document's start, then the number of sentences.
+      tokens: token ids, uint16 or uint32 [tokens].
+      sentences: token index of each sentence's start, then the number of tokens, uint64 [sentences + 1].
+      documents: sentence index of each document's start, then the number of sentences, uint64 [documents + 1].
     """
 
     tokens: np.ndarray

@@ -37,7 +37,7 @@ _CJK_RANGES = (
 
 
 def is_control(char: str) -> bool:
-    """Returns whether cleaning drops the character (`_is_control` of `tokenization.py`)."""
+    """Returns whether a character is a control character, as `_is_control` of `tokenization.py` does."""
     return char not in "\t\n\r" and unicodedata.category(char) in ("Cc", "Cf")
 
 
@@ -67,7 +67,7 @@ class _CleaningTable(dict[int, str]):
 
 
 class _PunctuationTable(dict[int, str]):
-    """Lazy table for `str.translate` that puts spaces around punctuation and may drop accents."""
+    """Lazy table for `str.translate` that puts spaces around punctuation and optionally drops accents."""
 
     def __init__(self, strip_accents: bool) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class _PunctuationTable(dict[int, str]):
 
 
 class BasicTokenizer:
-    """Splitter of text into words, equal to `BasicTokenizer` of google-research/bert."""
+    """Splitter of text into words and punctuation, equivalent to `BasicTokenizer` of google-research/bert."""
 
     def __init__(self, lower_case: bool) -> None:
         self._lower_case = lower_case
@@ -162,7 +162,7 @@ class _ChunkIds(dict[str, tuple[int, ...]]):
 
 
 class Tokenizer:
-    """Tokenizer with one vocabulary.
+    """Tokenizer with a WordPiece or SentencePiece vocabulary.
 
     Only `encode_with_special` recognizes special tokens in a text, such as [MASK]; to `encode` they are ordinary text.
 
@@ -226,7 +226,7 @@ class Tokenizer:
             return [(start, start + len(chunk))]
         words = basic.words(chunk)
         # `origins` maps each character of the words to its index in the chunk. Tokenizing the characters one by one
-        # yields as many characters. Only final sigmas and the order of combining marks differ.
+        # yields the same number of characters; only final sigmas and the order of combining marks differ.
         if is_plain:
             origins = range(len(chunk))
         else:

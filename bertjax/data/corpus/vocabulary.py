@@ -29,7 +29,7 @@ _SENTENCEPIECE_NAMES = {"[PAD]": ("[PAD]", "<pad>"), "[UNK]": ("[UNK]", "<unk>")
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """Pieces of a vocabulary file.
+    """Vocabulary loaded from a file.
 
     Attributes:
       path: `vocab.txt` (one piece per line) or SentencePiece `.model`.
@@ -64,7 +64,7 @@ class Vocabulary:
 
     @property
     def has_upper_case(self) -> bool:
-        """True if a piece contains an upper-case letter, other than pieces such as [CLS]."""
+        """Whether a piece contains an upper-case letter, apart from pieces that start with `[`, such as [CLS]."""
         return _has_upper_case(self.pieces)
 
     @functools.cached_property

@@ -35,7 +35,8 @@ _MAX_CHARACTERS = 1000
 _MIN_FREQUENCY = 2
 _BATCHES_AHEAD = 4
 _WORDS_PER_LINE = 10_000
-# A piece that saves less would occur at most once in the sample, too rarely to train its embedding.
+# Minimum number of pieces of the sample that an added piece must save. A piece that saves fewer would occur at most
+# once in the sample, too rarely to train its embedding.
 _MIN_SAVING = 2
 
 _T = TypeVar("_T")
@@ -242,8 +243,7 @@ def added_pieces(vocabulary: Vocabulary, number: int, counts: Counter[str]) -> l
     """Returns at most `number` new pieces for a WordPiece vocabulary, the most useful first.
 
     A WordPiece vocabulary is trained on the words that `vocabulary` splits; its pieces are the candidates. Each step
-    adds the candidate that removes the most pieces from the text. For each word, the number of removed pieces is
-    multiplied by the word's count.
+    adds the candidate that removes the most pieces from the text, where each word counts as often as it occurs.
     """
     pieces = {*vocabulary.pieces}
     lengths = {word: length for word in counts if (length := _count_pieces(word, pieces)) > 1}
@@ -260,7 +260,7 @@ def added_pieces(vocabulary: Vocabulary, number: int, counts: Counter[str]) -> l
     heapq.heapify(heap)
     added: list[str] = []
     while heap and len(added) < number:
-        # An added piece changes the savings of other candidates and usually lowers them. Recompute only the best.
+        # An added piece usually lowers the savings of other candidates, so recompute only the largest saving.
         piece = heapq.heappop(heap)[1]
         item = -saving(piece), piece
         if item[0] > -_MIN_SAVING:
@@ -295,7 +295,7 @@ def _count_pieces(word: str, pieces: set[str], candidate: str = "") -> int:
 
 
 def _words_of_pieces(words: Iterable[str], pieces: set[str]) -> dict[str, list[str]]:
-    """Returns, for each piece that occurs in a word, the words that contain it."""
+    """Returns a dict from each piece to the words that contain it, without pieces that occur in no word."""
     words_of: dict[str, list[str]] = {}
     for word in words:
         spans = itertools.combinations(range(len(word) + 1), 2)

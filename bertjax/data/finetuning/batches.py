@@ -1,4 +1,4 @@
-"""Batches of fine-tuning examples, which are a pure function of seed and step.
+"""Batches of fine-tuning examples; each training batch is a pure function of (examples, seed, step).
 
 A batch contains examples of similar length and is padded to the next multiple of `bucket` tokens. The assignment of
 examples to batches does not depend on the padding. Hence `bucket=0`, which pads every row to `seq_len`, trains the same
@@ -17,9 +17,9 @@ from bertjax.data.schema import EXAMPLE, TOKEN_LABELS, padding_values
 from bertjax.data.shard import DataShard
 from bertjax.errors import UsageError
 
-# Example index of unused slots. -1 is a valid index (the last element), so unused slots can be masked after a lookup.
+# Example index of unused slots. -1 is a valid NumPy index, so unused slots can be masked after a lookup.
 NO_EXAMPLE = -1
-# Examples are sorted by their length, rounded to a multiple of this number of tokens.
+# Examples are sorted by their length, rounded up to a multiple of this number of tokens.
 _LENGTH_UNIT = 32
 _PADDING_VALUES = padding_values((*EXAMPLE, TOKEN_LABELS))
 
@@ -137,12 +137,12 @@ def in_input_order(outputs: list[dict[str, np.ndarray]], count: int) -> dict[str
 
 
 def pack_rows(lengths: np.ndarray, batching: Batching) -> tuple[np.ndarray, int]:
-    """Packs the examples of a batch into few and short rows.
+    """Packs the examples of a batch into rows with little padding.
 
-    Each row has K slots, which hold one example each. Examples are assigned to rows in order of decreasing length. The
-    direction alternates, so that long and short examples share rows. All rows are padded to the length of the fullest
-    row. K is the divisor of `examples_per_row` that needs the fewest positions. Only divisors are tried, so that the
-    rows can be divided among devices.
+    Each row has K slots, which hold one example each. Examples are assigned to the rows slot by slot, in order of
+    decreasing length. The order of the rows is reversed for every second slot, so that long and short examples share
+    rows. All rows are padded to the length of the fullest row. K is the divisor of `examples_per_row` that minimizes
+    rows * tokens per row. Only divisors are tried, so that the rows can be divided among devices.
 
     Args:
       lengths: tokens of each example, int64 [n].

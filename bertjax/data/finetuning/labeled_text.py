@@ -77,8 +77,8 @@ def encode_rows(
       seq_len: maximum tokens per example; longer examples are truncated.
       stats: counts of used, skipped and irregular rows, updated in place.
       labeled: whether the file has labels.
-      training: whether the examples are for training, which skips rows without a label. If False, these rows are
-        predicted but not scored, so that predictions stay aligned with the rows of the file.
+      training: whether to skip rows without a label. If False, these rows are predicted but not scored, so that
+        predictions stay aligned with the rows of the file.
 
     Returns:
       Examples with `labels` from `Target.to_array`.
@@ -98,7 +98,7 @@ def encode_rows(
             stats.note(f"{_UNLABELED}, predicted but not scored", row.line)
         for column in texts:
             if not isinstance(row.fields[column], str):
-                raise UsageError(f"{stats.file} line {row.line}: {column} is a list; it must be a text")
+                raise UsageError(f"{stats.file} line {row.line}: {column} is a list; it must be a string")
         ids = [tokenizer.encode(row.fields[column]) for column in texts]
         if not all(ids):
             stats.note("with an empty text", row.line)
@@ -130,7 +130,7 @@ def read_labels(row: Row, column: str, separator: str, stats: ReadStats) -> list
     for item in value:
         if not isinstance(item, (str, int, float)) or separator in str(item) or not str(item).strip():
             raise UsageError(
-                f"{stats.file} line {row.line}: {quoted(item)} in {column} is not a label; labels are nonempty texts "
+                f"{stats.file} line {row.line}: {quoted(item)} in {column} is not a label; labels are nonempty strings "
                 f"without config.data.label_separator={separator!r}"
             )
     return [str(item).strip() for item in value]

@@ -162,9 +162,8 @@ def _has_answer_at_offset(question: Question) -> bool:
 def read_triviaqa(path: Path, folder: Path, stats: ReadStats) -> list[Question]:
     """Reads TriviaQA's Wikipedia questions, for fine-tuning before SQuAD (section 4.2 of the paper).
 
-    Returns one question for each evidence document that contains an answer in its first 400 words.
-
-    The answer is the earliest match of any alias, ignoring case.
+    Returns one question for each evidence document that contains an answer in its first 400 words. The answer is the
+    earliest match of any alias, ignoring case.
 
     Args:
       path: question file, such as `qa/wikipedia-train.json`.
@@ -214,7 +213,7 @@ def _triviaqa_question(
     context = _first_words(content)
     span = _find_answer(answers, context)
     if span is None:
-        stats.skip(f"whose document has no answer in its first {_TRIVIAQA_WORDS} tokens", place)
+        stats.skip(f"whose document has no answer in its first {_TRIVIAQA_WORDS} words", place)
         return None
     match = context[span[0] : span[1]]
     return Question(f"{question_id}--{document}", text, context, tuple(dict.fromkeys((match, *answers))), span[0])

@@ -1,4 +1,4 @@
-"""Readers of TSV, CSV and JSON Lines files and TensorFlow Datasets, which count skipped and malformed rows."""
+"""Readers of TSV, CSV and JSON Lines files and of TensorFlow Datasets; they count skipped and irregular rows."""
 
 import csv
 import dataclasses

@@ -15,9 +15,10 @@ from bertjax.utils.io import normalize_newlines, reject_utf16
 
 OUTSIDE = "O"
 _DOCUMENT = "-DOCSTART-"
-# Style in which an entity starts, by the prefix of its first tag. IOB1 has style "I"; IOB2, BIOES and BILOU have "B".
+# Maps the prefix of an entity's first tag to "I" (starts of IOB1) or "B" (starts of IOB2, BIOES and BILOU).
 _START_STYLES = {"B": "B", "S": "B", "U": "B", "I": "I", "E": "I", "L": "I"}
-# If at least this fraction of entities has the less common style, the file mixes schemes. Fewer are annotation errors.
+# Minimum fraction of entities with the less common start (B- or I-) in a file that mixes schemes. A smaller fraction is
+# due to annotation errors.
 _MIXED_FRACTION = 0.01
 
 
@@ -149,7 +150,7 @@ def read_tagged_rows(
 
 
 def _note_mixed_schemes(tags: list[str], sentence_ends: list[int], lines: list[int], stats: ReadStats) -> None:
-    """Counts entities that start in the less common style, B- or I-.
+    """Counts the entities that start with the less common of the prefixes B- and I-.
 
     Entities right after an entity of the same type are not counted, since IOB1 starts only such entities with B-. The
     other schemes never start an entity with I-. If the count is at least one percent of the entities, the file mixes

@@ -58,6 +58,6 @@ def mean_piece_bytes(vocabulary: Vocabulary, tokens: np.ndarray) -> float:
     texts = (piece.removeprefix(CONTINUATION).removeprefix(WORD_START) for piece in vocabulary.pieces)
     lengths = np.array([len(text.encode()) for text in texts])
     piece_bytes = np.where(is_special, 0, lengths) + ~vocabulary.is_continuation
-    # Clip ids of damaged files, because the check of their checksums reports the damage.
+    # Clip the invalid ids of a damaged file instead of failing, because checksum verification reports the damage.
     blocks = (tokens[start : start + _BLOCK_TOKENS] for start in range(0, len(tokens), _BLOCK_TOKENS))
     return sum(int(piece_bytes.take(block, mode="clip").sum()) for block in blocks) / len(tokens)

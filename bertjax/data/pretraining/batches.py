@@ -53,7 +53,7 @@ def train_dataset(
       masking: masking settings.
       seed: random seed, 0 or more.
       dupe_factor: number of passes with different sentence pairs. Training cycles through the passes.
-      start_step: step of the run whose batch is the first, at least `phase.start_step`.
+      start_step: step of the first batch, at least `phase.start_step`.
       shard: rows of the global batch to produce.
       shuffle: whether to shuffle the rows of an epoch; if False, rows are in the order of the corpus.
 
@@ -63,7 +63,8 @@ def train_dataset(
         `masked_lm_positions`, `masked_lm_ids`: int32 [B, P]. `masked_lm_weights`: float32 [B, P].
         `next_sentence_labels`: int32 [B], 0 IsNext, 1 NotNext, -1 no label.
       `UNMASKED_TILES` batches contain only the first three arrays. In `PACKED_PAIRS` batches, `sequence_ids` (pair
-      number, from 1) and `position_ids`, int32 [B, S], replace `input_mask`. The labels of K pairs per row are [B, K].
+      number, from 1) and `position_ids`, int32 [B, S], replace `input_mask`, and `next_sentence_labels` is [B, K] for
+      up to K pairs per row.
 
     Raises:
       UsageError: the batch size is not divisible by the number of shards, or the corpus is too small.
@@ -158,7 +159,7 @@ def _make_assembler(
     make_batch = source.row_format.make_batch_function(vocabulary, masking, phase.seq_len, phase.max_predictions)
     mask_key, truncation_key = stream_key(*seeds, MASKS), stream_key(*seeds, TRUNCATION)
     num_uniforms = source.row_format.num_uniforms(masking, phase.seq_len, phase.max_predictions)
-    # Philox yields 4 numbers per counter value. Each row starts at a new value, so that rows are independent.
+    # Philox yields 4 numbers per counter value. Each row starts at a new counter value, so that rows are independent.
     counters_per_row = -(-num_uniforms // 4)
 
     def draw_ranges(draw: Callable[[int, int], tf.Tensor]) -> tf.Tensor:

@@ -22,7 +22,7 @@ PREDICTIONS: Schema = (
     ArraySpec("masked_lm_weights", ("predictions",), "float32"),
 )
 MASKED_LM_BATCH: Schema = (*SEQUENCE, *PREDICTIONS, ArraySpec("next_sentence_labels", (), bound="labels", padding=-1))
-# Rows of several sentence pairs. `sequence_ids` contains the pair number of each token, from 1, and 0 for padding.
+# Rows of several sentence pairs. `sequence_ids` is 1 at tokens of the first pair, 2 at the second, and 0 at padding.
 PACKED_BATCH: Schema = (
     ArraySpec("input_ids", ("length",), bound="pieces"),
     ArraySpec("sequence_ids", ("length",)),
@@ -42,7 +42,7 @@ class Phase:
     Attributes:
       seq_len: tokens per row, with special tokens and padding; at least 8.
       batch_size: rows of the global batch.
-      max_predictions: maximum predictions per sequence: per row, or per pair in packed rows.
+      max_predictions: maximum predictions per row, or per sentence pair in packed rows.
       start_step: first step of the phase.
       stop_step: end step (exclusive).
       max_pairs_per_row: maximum sentence pairs of a row (default: 1, rows are not packed).
@@ -108,7 +108,7 @@ def predictions_by_length(rate: float, seq_len: int, max_predictions: int) -> li
 def max_packed_predictions(rate: float, seq_len: int, max_predictions: int) -> int:
     """Returns the maximum predictions of a packed row. Each pair of the row has at most `max_predictions`."""
     numbers = predictions_by_length(rate, seq_len, max_predictions)
-    # Rounding raises the predictions of a pair by at most this number above `rate` times its tokens.
+    # Because of rounding, a pair can have up to `excess` predictions more than `rate` times its tokens.
     excess = max(number - rate * length for length, number in enumerate(numbers) if length >= MIN_PAIR_TOKENS)
     return min(MAX_PAIRS_PER_ROW * max(numbers), math.floor(rate * seq_len + MAX_PAIRS_PER_ROW * max(excess, 0.0)))
 

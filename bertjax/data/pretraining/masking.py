@@ -12,7 +12,7 @@ import tensorflow as tf
 from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.data.pretraining.config import Masking, predictions_by_length
 
-# Maximum number of words per row that whole-word masking skips because too few predictions are left for their pieces.
+# Maximum number of words per row that whole-word masking skips because they need more predictions than remain.
 _SKIPPED_WORDS = 2
 
 
@@ -47,9 +47,9 @@ def make_masker(
     tokens are never masked and never drawn as random replacements. In contrast, google-research/bert may mask an [UNK]
     of the text and draws replacements from the entire vocabulary.
 
-    Whole-word masking chooses words (a piece and its continuations) in random order. It skips up to two words with
-    more pieces than predictions left, and stops at the third. google-research/bert skips all such words. A continuation
-    at the start of B is a separate word. google-research/bert joins it to the last word of A.
+    Whole-word masking chooses words (a piece and its continuations) in random order. It skips up to two words that need
+    more predictions than remain, and stops at the third. google-research/bert skips all such words. A continuation
+    piece at the start of segment B is a separate word. google-research/bert adds it to A's last word.
 
     Returns:
       A function (ids int32 [B, S], row lengths int32 [B], uniforms in [0, 1) float32 [B, num_uniforms]) -> `Masked`.

@@ -1,6 +1,6 @@
-"""Pair index, a file that lists the sentence pairs of every row, and packing of several pairs into a row.
+"""Pair index: a file that lists the sentence pairs of every row, optionally with several pairs packed into a row.
 
-A pass divides a split of the corpus into pairs once. The index contains several passes, and is a pure function of
+One pass divides a split of the corpus into sentence pairs. The index contains several passes, and is a pure function of
 (corpus, split, seq_len, seed, passes, pairs_per_row). It is built once and memory-mapped, so that any row of any epoch
 is found in constant time. It is written block by block, so corpus and index may be larger than memory.
 """
@@ -43,7 +43,7 @@ class PairIndex:
     Attributes:
       records: memory-mapped pairs, row after row, `pairs.RECORD` [pairs].
       pass_ends: end row of each pass, int64 [passes].
-      runs: runs of consecutive rows with equally many pairs, as (number of rows, pairs per row), int64 [runs, 2].
+      runs: runs of consecutive rows with the same number of pairs, as (rows, pairs per row), int64 [runs, 2].
       path: file of the records.
     """
 
@@ -72,7 +72,7 @@ def pack_rows(
     # Sort the pairs longest first, with pairs of equal length in random order.
     order = shuffled[np.argsort(-lengths[shuffled], kind="stable")]
     row_of = np.empty(lengths.size, np.int64)
-    # Arrays of rows with room for another pair, by number of free tokens.
+    # `open_rows[n]` lists arrays of the rows that have n free tokens and may receive another pair.
     open_rows: list[list[np.ndarray]] = [[] for _ in range(seq_len + 1)]
     counts = np.zeros(lengths.size, np.int64)
     rows = 0
@@ -147,7 +147,7 @@ def open_pair_index(
             return _map_index(path, header, corpus)
     # Verify the corpus first, because an index built from damaged offsets would remain after a repair of the corpus.
     corpus.checksums.wait()
-    # Estimate one row per `seq_len` tokens.
+    # Estimate one pair per `seq_len` tokens.
     needed_bytes = passes * int(data.sentences[-1]) // seq_len * RECORD.itemsize
     problems = []
     for path in _index_paths(corpus, settings):

@@ -26,15 +26,16 @@ def document_pairs(
 ) -> Iterator[np.ndarray]:
     """Splits documents `first` to `first + len(targets) - 1` into pairs.
 
-    A chunk contains the next sentences of a document, until the target length is reached or the document ends. A is
-    the start of the chunk, a random number of sentences. If the chunk has several sentences, A leaves at least one.
+    A chunk contains the next sentences of a document, until the target length is reached or the document ends. Segment
+    A contains a random number of sentences from the start of the chunk. At least one sentence of the chunk remains,
+    unless the chunk has only one.
 
-    If A leaves sentences, the pair is IsNext with probability 1/2, and B is the rest of the chunk. All other pairs are
-    NotNext. B of a NotNext pair starts at a random sentence of another random document and fills the rest of the target
-    length. The sentences that A leaves then start the next chunk. Hence more than half of the labels are NotNext (54 %
-    on Wikipedia), as in google-research/bert. The paper states 50 %.
+    If sentences remain, the pair is IsNext with probability 1/2, and B contains the remaining sentences. All other
+    pairs are NotNext. B of a NotNext pair starts at a random sentence of another random document and fills the rest of
+    the target length. After a NotNext pair, the next chunk starts with the remaining sentences. More than half of the
+    labels are NotNext (54 % on Wikipedia), as in google-research/bert. The paper states 50 %.
 
-    Every sentence is in exactly one A or IsNext B. Pairs are not truncated.
+    Every sentence is in exactly one segment A or IsNext segment B. Pairs are not truncated.
 
     Args:
       sentences: token offset of each sentence, then the number of tokens, int64 [sentences + 1].

@@ -50,7 +50,7 @@ from bertjax.errors import UsageError
 
 # Seed of the held-out rows, which are the same for all runs.
 EVAL_SEED = 0
-# Purposes of random streams, used as the last part of a `stream_key`.
+# Purposes of random streams, used as the last argument of `stream_key`.
 ORDER, OFFSET, MASKS, TRUNCATION = range(4)
 # Maps row positions within a phase, int64 [B], to spans.
 Lookup = Callable[[tf.Tensor], Spans]
@@ -86,7 +86,7 @@ class RowSource:
       train: (corpus, phase, seed, passes, shuffle) -> `Lookup` of the phase's training rows.
       heldout: (corpus, seq_len) -> (number of held-out rows, `Lookup` by row index).
       heldout_source: source of the held-out rows (default: None, this source). Packed sources use unpacked rows for
-        evaluation, so that metrics are comparable.
+        evaluation, so that metrics do not depend on packing.
     """
 
     row_format: RowFormat

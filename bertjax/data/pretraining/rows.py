@@ -1,4 +1,4 @@
-"""Lookup of the spans (token ranges of the corpus) of a batch's rows, and assembly of the spans to token rows.
+"""Lookup of the spans (token ranges of the corpus) of a batch's rows, and assembly of token rows from spans.
 
 The position of a row in training determines its spans. A lookup takes constant time.
 
@@ -16,8 +16,8 @@ from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.data.pretraining.pair_index import PairIndex
 from bertjax.data.pretraining.pairs import RECORD
 
-# With TensorFlow's default of 4 rounds, neighboring rows stay close to each other in epochs of a million rows
-# (correlation 0.4). 24 rounds cost 0.1 microseconds more per row.
+# Rounds of `RandomIndexShuffle`. With TensorFlow's default of 4, neighboring rows stay close to each other in epochs of
+# a million rows (correlation 0.4). 24 rounds cost 0.1 microseconds more per row.
 _SHUFFLE_ROUNDS = 24
 _EXACT_BITS = 64
 
@@ -43,9 +43,9 @@ class Spans(NamedTuple):
 
 
 def stream_key(*parts: int) -> np.uint64:
-    """Derives the 64-bit key of a random stream from seeds and, as the last argument, its purpose.
+    """Derives the 64-bit key of a random stream from seeds and the purpose of the stream.
 
-    The purposes are constants such as `row_sources.MASKS`.
+    The purpose is the last argument, a constant such as `row_sources.MASKS`.
     """
     return np.random.SeedSequence(parts).generate_state(1, np.uint64)[0]
 
@@ -108,7 +108,7 @@ def packed_pair_lookup(runs: np.ndarray, max_pairs: int) -> Callable[[tf.Tensor]
       max_pairs: maximum number of pairs in a row.
 
     Returns:
-      A function from row numbers to pair numbers [N] and the slot of each pair in its row [N], see `Spans`.
+      A function from row numbers to pair numbers [N] and slots [N], see `Spans.slots`.
     """
     run_rows, run_pairs = runs.T
     row_ends, pair_ends = np.cumsum(run_rows), np.cumsum(run_rows * run_pairs)
@@ -159,7 +159,7 @@ def tile_lookup(tokens: int, width: int, key: np.uint64 | None) -> Callable[[tf.
 
 
 def without_copy(array: np.ndarray) -> tf.Tensor:
-    """Returns a tensor that shares the memory of a memory-mapped array, so that a corpus may exceed RAM."""
+    """Returns a tensor that shares the memory of a memory-mapped array, so that a corpus may be larger than RAM."""
     return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
 
 
@@ -189,9 +189,9 @@ class TokenRows(NamedTuple):
     """Padded token rows with special tokens, one row per span.
 
     Attributes:
-      ids: token ids, int32 [B, S].
-      segment_ids: 1 for segment B and the [SEP] after it, else 0, int32 [B, S].
-      lengths: number of tokens without padding, int32 [B].
+      ids: token ids, int32 [N, S].
+      segment_ids: 1 for segment B and the [SEP] after it, else 0, int32 [N, S].
+      lengths: number of tokens without padding, int32 [N].
     """
 
     ids: tf.Tensor
@@ -222,7 +222,7 @@ def truncate_pairs(spans: Spans, max_tokens: int, bits: tf.Tensor) -> Spans:
 
 
 def _dropped_from_front(dropped: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
-    """Draws from Binomial(dropped, 1/2), int64 [B]. Above 64 trials, uses the normal approximation."""
+    """Draws from Binomial(dropped, 1/2), int64 [N]. Uses the normal approximation above 64 trials."""
     used_bits = tf.bitwise.right_shift(
         bits, tf.cast(_EXACT_BITS - tf.clip_by_value(dropped, 1, _EXACT_BITS), tf.uint64)
     )
@@ -240,8 +240,8 @@ def assemble_rows(tokens: tf.Tensor, spans: Spans, seq_len: int, vocabulary: Voc
 
     Args:
       tokens: tokens of the corpus, any integer type.
-      spans: spans of B rows, with room for the special tokens. If not `paired`, a span may wrap around the end of
-        `tokens`.
+      spans: N spans that fit into `seq_len` with the special tokens. If not `paired`, a span may wrap around the end
+        of `tokens`.
       seq_len: S, tokens per row.
       vocabulary: vocabulary with the ids of the special tokens.
       paired: whether rows have a segment B.
