@@ -40,7 +40,7 @@ _HEADS = {names.POOLER: "pooler", names.MASKED_LM: "masked-LM head", names.NEXT_
 
 
 def local_checkpoint(path: str | os.PathLike) -> str:
-    """Returns the local path of a checkpoint. Downloads the model of an address `hf:ORG/NAME[@REVISION]`."""
+    """Returns the local path of a checkpoint. Downloads it if `path` is a hub address, `hf:ORG/NAME[@REVISION]`."""
     if not hub.is_hub(path):
         return str(path)
     address = str(path)
@@ -74,7 +74,7 @@ def detect_format(path: str | os.PathLike) -> str:
         return BERTJAX
     if not local.exists():
         raise UsageError(
-            f"no file or folder at {path}; use a local path, or hf:ORG/NAME for a model of the Hugging Face Hub"
+            f"no file or folder at {path}; use a local path, or hf:ORG/NAME for a model on the Hugging Face Hub"
         )
     if local.is_file():
         raise UsageError(f"{path} is a file; use the folder that contains it")
@@ -93,7 +93,7 @@ def read_checkpoint(path: str | os.PathLike) -> PortableCheckpoint:
 
 
 def read_vocabulary(path: str | os.PathLike) -> Vocabulary:
-    """Reads the vocabulary of a checkpoint in any format or on the hub, or a vocabulary file."""
+    """Reads a vocabulary from a file, from a checkpoint of any format, or from the hub."""
     if hub.is_hub(path):
         return _tokenizer_vocabulary(hub.download(str(path), TOKENIZER_FILES), str(path))
     local = Path(path).expanduser()
@@ -113,7 +113,7 @@ def _tokenizer_vocabulary(folder: Path, name: str) -> Vocabulary:
 
 
 def convert(source: str, destination: str, fmt: str, overwrite: bool) -> None:
-    """Converts a checkpoint to a different format. The destination appears only when it is complete.
+    """Converts a checkpoint to a different format, and writes the destination atomically.
 
     `source` is the path of a checkpoint or its address on the hub. `fmt` is one of `FORMATS`.
     """
@@ -121,12 +121,12 @@ def convert(source: str, destination: str, fmt: str, overwrite: bool) -> None:
         raise UsageError(f"unknown --format {fmt!r}; use one of {', '.join(FORMATS)}")
     if "://" in destination:
         raise UsageError(f"{destination} is not a local folder; convert to a local folder, then copy the result")
-    # os.path.realpath resolves links and `..`. Unlike Path.resolve, it accepts a link to itself.
+    # os.path.realpath resolves links and `..`. Unlike Path.resolve, it accepts a link that points to itself.
     target, origin = (Path(os.path.realpath(Path(path).expanduser())) for path in (destination, source))
     is_local = "://" not in source and not hub.is_hub(source)
     if is_local and (target == origin or target in origin.parents or origin in target.parents):
         raise UsageError(f"{destination} and {source} overlap; choose a destination outside the source")
-    # Orbax needs devices to read and write.
+    # Initialize devices, which Orbax needs to read and write.
     list_devices()
     path = local_checkpoint(source)
     source_fmt = detect_format(path)
@@ -140,7 +140,7 @@ def convert(source: str, destination: str, fmt: str, overwrite: bool) -> None:
 
 
 def save(checkpoint: PortableCheckpoint, destination: str | os.PathLike, fmt: str, overwrite: bool) -> None:
-    """Writes a checkpoint in memory, and removes its arrays. The destination appears only when it is complete."""
+    """Writes an in-memory checkpoint atomically. Removes the arrays from `checkpoint.params`."""
     if fmt not in FORMATS:
         raise UsageError(f"unknown format {fmt!r}; use one of {', '.join(FORMATS)}")
     target = Path(os.path.realpath(Path(destination).expanduser()))
@@ -196,7 +196,7 @@ def bertjax_checkpoint(path: str, cache_dir: Path | None = None) -> Iterator[str
         recover_directory(cache_dir)
     cached_origin = read_origin(epath.Path(cache_dir)) if cache_dir else {}
     if _replaces_source(cached_origin, path):
-        logger.info(f"using {cache_dir}, the conversion of {cached_origin['source']}")
+        logger.info(f"using {cache_dir}, converted from {cached_origin['source']}")
         yield str(cache_dir)
     elif not hub.is_hub(path) and detect_format(path) == BERTJAX:
         yield path
@@ -214,15 +214,16 @@ def bertjax_checkpoint(path: str, cache_dir: Path | None = None) -> Iterator[str
                     convert(path, target, BERTJAX, overwrite=False)
                 yield target
             except BertjaxError as error:
-                # Replace temporary paths in the message by the path that the user gave.
+                # Replace temporary paths in the message with the path that the user gave.
                 message = str(error).replace(f"{target}/{CHECKPOINTS}/0", path).replace(target, path)
                 raise type(error)(message) from error
 
 
 def _replaces_source(origin: dict[str, Any], path: str) -> bool:
-    """Returns whether an earlier conversion with this origin replaces the checkpoint at `path`.
+    """Returns whether to use a cached conversion with this origin without reading the checkpoint at `path`.
 
-    It replaces a model of the hub, so that a run keeps its commit, and a local checkpoint that no longer exists.
+    This is the case for a model on the hub, so that a resumed run uses the same commit, and for a local checkpoint that
+    no longer exists.
     """
     if hub.is_hub(path):
         return path in (origin.get("address"), origin.get("source"))
@@ -242,9 +243,9 @@ def _use_cpu() -> None:
 
 
 def _origin_of(path: str, folder: str = "") -> dict[str, Any]:
-    """Identifies the source of a conversion, for `origin.json`.
+    """Returns the content of `origin.json`, which identifies the source of a conversion.
 
-    A local checkpoint is identified by its path and the names, sizes and modification times of its files. A model of
+    A local checkpoint is identified by its path and the names, sizes and modification times of its files. A model on
     the hub is identified by its address with the commit; `address` is the address that the user gave.
 
     Args:
@@ -262,7 +263,7 @@ def _origin_of(path: str, folder: str = "") -> dict[str, Any]:
 
 
 def _holds_only_a_checkpoint(path: AnyPath) -> bool:
-    """Returns whether a folder contains only files of a conversion, so that other files are not overwritten."""
+    """Returns whether a folder contains only files of a converted checkpoint, and can therefore be overwritten."""
     file_names = [file.name for file in path.iterdir()] if path.is_dir() else []
     if is_converted(path):
         patterns = WORKDIR_FILES

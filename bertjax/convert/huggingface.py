@@ -28,12 +28,12 @@ from bertjax.utils.io import read_json
 CONFIG = "config.json"
 WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-# Files of an export. A folder with other files is never overwritten.
+# Files of an exported checkpoint. A folder that contains other files is never overwritten.
 FILES = (CONFIG, WEIGHTS, *TOKENIZER_FILES)
-# Config file of the pooling module of sentence-transformers, and its field for each pooling.
+# Config file of sentence-transformers' pooling module, and its field for each pooling mode.
 _POOLING = "1_Pooling/config.json"
 _POOLINGS = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens"}
-# Files that a model of the hub is read from.
+# Files to download for a model on the hub.
 READ_FILES = (CONFIG, WEIGHTS, _INDEX, "model-*-of-*.safetensors", _POOLING, *TOKENIZER_FILES)
 # Activations by their names in transformers, where `gelu` is the exact erf form, unlike in google-research/bert.
 _ACTIVATIONS = {"gelu": "gelu_erf", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
@@ -54,14 +54,15 @@ _CLASSES: dict[str, tuple[str, set[str]]] = {
     "BertForMaskedLM": ("", {names.MASKED_LM}),
     "BertForNextSentencePrediction": ("", {names.POOLER, names.NEXT_SENTENCE}),
     "BertModel": ("", {names.POOLER}),
-    # Iterate in reverse, so that a class of several output kinds maps to the first; `problem_type` selects another.
+    # Iterate in reverse, so that a class with two output kinds maps to the first one, `CLASSES`. `_output_kind` selects
+    # `MULTILABEL` by `problem_type`.
     **{
         kind.huggingface_class: (name, {names.POOLER, names.CLASSIFIER} if kind.pools else {names.CLASSIFIER})
         for name, kind in reversed(OUTPUT_KINDS.items())
         if kind.huggingface_class
     },
 }
-# Copies of tied arrays, which only older checkpoints store -> original arrays.
+# Copies of tied arrays -> original arrays. Only older checkpoints store the copies.
 _TIED_ARRAYS = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
@@ -124,7 +125,7 @@ def read(folder: Path) -> PortableCheckpoint:
         str(folder),
     )
     if dtypes - {"float32"}:
-        notes.append(f"converted weights of {', '.join(sorted(dtypes))} to float32")
+        notes.append(f"converted weights from {', '.join(sorted(dtypes))} to float32")
     if output_kind == CLASSES and len(labels) == 1:
         # As in transformers, a single output means regression.
         labels = ()
@@ -213,7 +214,7 @@ def _check_tied_arrays(stored_names: dict[str, str], read_array: Callable[[str],
 
 
 def _closest_class(checkpoint: PortableCheckpoint) -> str:
-    """Returns the model class with the checkpoint's output layer or, without one, with the most similar heads."""
+    """Returns the transformers class with the same output layer or, without one, with the most similar heads."""
     if kind := OUTPUT_KINDS.get(checkpoint.output_kind):
         if not kind.huggingface_class:
             raise UsageError(f"Hugging Face has no output layer for {checkpoint.output_kind}; only bertjax can load it")
@@ -263,7 +264,7 @@ def _make_config(checkpoint: PortableCheckpoint, class_name: str) -> dict[str, A
 
 
 def read_pooling(folder: Path) -> str:
-    """Returns the pooling of a sentence-transformers folder: `cls`, `mean`, or "" (no or unsupported pooling)."""
+    """Returns the pooling mode of a sentence-transformers folder: `cls`, `mean`, or "" (no or unsupported pooling)."""
     file = folder / _POOLING
     config = read_config(file) if file.is_file() else {}
     return next((name for name, field in _POOLINGS.items() if config.get(field)), "")
@@ -275,7 +276,7 @@ def has_weights(path: Path) -> bool:
 
 
 def open_weights(folder: Path, architecture: str) -> tuple[dict[str, tuple[int, ...]], Callable[[str], np.ndarray]]:
-    """Opens the safetensors weights of a folder. Error messages name the class `architecture` of transformers.
+    """Opens the safetensors weights of a folder. `architecture` is the transformers class, for error messages.
 
     Returns:
       The shape of each array, and a function that reads one array by name.

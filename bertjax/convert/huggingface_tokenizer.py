@@ -58,7 +58,7 @@ def write_tokenizer(vocabulary: Vocabulary | None, config: ModelConfig, folder: 
     from tokenizers import BertWordPieceTokenizer
 
     tokenizer = BertWordPieceTokenizer(str(folder / file_name), lowercase=vocabulary.lower_case)
-    # Use google-research/bert's limit, above which a word becomes [UNK]; the library's default is 100.
+    # Use google-research/bert's limit instead of the library's default of 100. Longer words become [UNK].
     tokenizer._tokenizer.model.max_input_chars_per_word = MAX_WORD_CHARS
     tokenizer.save(str(folder / _TOKENIZER))
     special_tokens = {f"{piece[1:-1].lower()}_token": piece for piece in SPECIAL_PIECES}

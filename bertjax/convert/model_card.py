@@ -1,4 +1,4 @@
-"""Model card of an upload to the Hugging Face Hub, made of the run's `results.json` and `config.json`."""
+"""Model card of an upload to the Hugging Face Hub, built from the run's `config.json` and `results.json`."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from bertjax.training.workdir import CONFIG, DATA, RESULTS
 from bertjax.utils import hub
 from bertjax.utils.io import read_json_object
 
-# Name of the run's config in the repository.
+# File name of the run's config in the repository on the hub.
 CONFIG_FILE = "bertjax_config.json"
 _PIPELINES = {
     CLASSES: "text-classification",
@@ -17,7 +17,7 @@ _PIPELINES = {
     TAGS: "token-classification",
     SPANS: "question-answering",
 }
-# Fields of `config.data` that say which data a run used.
+# Fields of `config.data` that identify the data of a run.
 _DATA_FIELDS = ("task", "path", "train_file", "dev_file", "eval_file", "corpus", "eval_split")
 
 
@@ -46,7 +46,7 @@ def model_card(repository: str, workdir: epath.Path | None, output_kind: str, si
         sections += ["## Task and data", _data_list(config, results)]
     metrics = {name: value for name, value in results.items() if isinstance(value, float)}
     if metrics:
-        sections += ["## Results", "Metrics of the evaluation data of the run:", _table(metrics, results["baseline"])]
+        sections += ["## Results", "Metrics on the run's evaluation data:", _table(metrics, results["baseline"])]
     name = repository.split("/")[-1]
     sections += [
         "## Use",

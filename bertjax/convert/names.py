@@ -28,8 +28,8 @@ class Parameter:
       path: path in bertjax.
       shape: shape in bertjax, without the layer axis.
       names_by_format: name in each other format; names of layer parameters contain `{layer}`.
-      num_input_axes: number of leading axes that are the input of a matrix (default: 0, not a matrix).
-      transposed_in: formats that store the matrix as [out, in].
+      num_input_axes: number of input axes, which are the leading axes of a kernel (default: 0, not a kernel).
+      transposed_in: formats that store the kernel as [out, in].
       num_rows: vocabulary size, for parameters whose first axis is padded (default: 0, not padded).
     """
 
@@ -54,7 +54,7 @@ class Parameter:
         return [name.format(layer=layer) for layer in range(num_layers)] if self.is_layered else [name]
 
     def exported_shape(self, fmt: str) -> tuple[int, ...]:
-        """Returns the array's shape in the format `fmt`, where each layer has an array of its own."""
+        """Returns the shape in the format `fmt`, which stores a separate array for each layer."""
         if self.num_input_axes:
             matrix = (int(np.prod(self.shape[: self.num_input_axes])), int(np.prod(self.shape[self.num_input_axes :])))
             return matrix[::-1] if fmt in self.transposed_in else matrix
@@ -72,7 +72,7 @@ class Parameter:
         )
 
     def import_array(self, array: np.ndarray, fmt: str) -> np.ndarray:
-        """Converts one layer's array from another format. Rows of the vocabulary padding are 0."""
+        """Converts one layer's array from another format. Fills vocabulary padding with 0."""
         if self.num_input_axes:
             return (array.T if fmt in self.transposed_in else array).reshape(self.shape)
         if self.num_rows:
@@ -194,7 +194,7 @@ def import_params(
     read_array: Callable[[str], np.ndarray],
     source: str,
 ) -> dict[str, np.ndarray]:
-    """Converts the arrays of a checkpoint in another format, one at a time to save memory.
+    """Converts the arrays of a checkpoint from another format, one at a time to save memory.
 
     Args:
       table: parameters of the model.
@@ -213,7 +213,7 @@ def import_params(
             "config"
         )
     names = {parameter.path: parameter.names(num_layers, fmt) for parameter in table}
-    # A fine-tuned checkpoint must have its output layer.
+    # The encoder is required, and so is the output layer of a fine-tuned checkpoint.
     modules = {ENCODER} | {parameter.module for parameter in table if parameter.module == CLASSIFIER}
     modules |= {parameter.module for parameter in table if any(name in shapes for name in names[parameter.path])}
     parameters = [parameter for parameter in table if parameter.module in modules]

@@ -56,13 +56,13 @@ class PortableCheckpoint:
     """Checkpoint in memory, independent of its format.
 
     Attributes:
-      config: architecture and layout.
+      config: model config.
       params: float32 arrays by path, stacked over layers, for the models of `bertjax.model.heads`. Exports remove the
         arrays one by one to save memory.
       vocabulary: vocabulary, or None if the source has no vocabulary.
       output_kind: kind of the output layer (default: "", no output layer).
       labels: names of classes, labels or tags in the order of their ids (default: (), no labels).
-      notes: messages of the import for the user.
+      notes: messages about the import, for the user.
     """
 
     config: ModelConfig
@@ -79,7 +79,7 @@ class PortableCheckpoint:
 
     @property
     def modules(self) -> set[str]:
-        """Names of top-level parameters."""
+        """Names of the top-level modules, such as `encoder`."""
         return {path.partition("/")[0] for path in self.params}
 
     @property
@@ -97,7 +97,7 @@ class PortableCheckpoint:
 
 
 def parameter_table(config: ModelConfig, output_kind: str, num_outputs: int) -> list[Parameter]:
-    """Lists the parameters of a BERT model. If `output_kind` is not "", they include an output layer."""
+    """Lists the parameters of a BERT model, including its output layer unless `output_kind` is empty."""
     if not output_kind:
         return bert_parameters(config)
     kind = OUTPUT_KINDS[output_kind]
@@ -148,7 +148,7 @@ def shared_fields(config: ModelConfig, fmt: str) -> dict[str, Any]:
 
 
 def check_vocabulary_size(vocabulary: Vocabulary | None, config: ModelConfig, folder: Path) -> None:
-    """Raises a UsageError if the vocabulary and the model differ in size."""
+    """Raises a UsageError if the size of the vocabulary differs from the model's `vocab_size`."""
     if vocabulary and vocabulary.size != config.vocab_size:
         name = vocabulary.path.name
         raise UsageError(
@@ -184,7 +184,7 @@ def read_workdir(path: AnyPath) -> PortableCheckpoint:
 
 
 def write_workdir(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
-    """Writes a workdir, for example for `--init_from`, and returns notes for the user."""
+    """Writes a workdir that contains the checkpoint, for example for `--init_from`. Returns [] (no notes)."""
     if checkpoint.vocabulary is None:
         raise UsageError("the source has no vocab.txt; copy the model's vocabulary to its folder")
     kind = checkpoint.output_kind

@@ -28,7 +28,7 @@ from bertjax.inference.output_kinds import OUTPUT_KINDS
 
 CONFIG = "bert_config.json"
 _PREFIX, _VOCABULARY = "bert_model.ckpt", "vocab.txt"
-# Files of an export. A folder with other files is never overwritten.
+# Files of an exported checkpoint. A folder that contains other files is never overwritten.
 FILES = (CONFIG, _VOCABULARY, "*.model", f"{_PREFIX}.*")
 # Defaults of `BertConfig` in `modeling.py`.
 _DEFAULTS = {
@@ -47,12 +47,12 @@ _LATEST_CHECKPOINT = re.compile('^model_checkpoint_path: "(.*)"$', re.MULTILINE)
 # Training variables, which are not converted: Adam's moments and step counters.
 _OPTIMIZER_SUFFIXES = ("/adam_m", "/adam_v", "/Adam", "/Adam_1")
 _COUNTERS = ("global_step", "beta1_power", "beta2_power")
-# Approximate bytes per chunk. A checkpoint is written in chunks, which limits memory.
+# Approximate bytes per chunk. Checkpoints are written in chunks to limit memory.
 _CHUNK_BYTES = 16 << 20
 
 
 def find_prefix(path: Path) -> Path | None:
-    """Finds the prefix of the checkpoint at a path, such as `DIR/bert_model.ckpt`. Returns None without one."""
+    """Finds the checkpoint prefix at a path, such as `DIR/bert_model.ckpt`. Returns None without a checkpoint."""
     if path.is_dir():
         prefixes = {file.name.removesuffix(".index") for file in path.glob("*.index")}
         candidates = [_latest_prefix(path), _PREFIX, *(prefixes if len(prefixes) == 1 else ())]
@@ -180,7 +180,7 @@ def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
 
 
 def _save(arrays: Iterator[tuple[str, np.ndarray]], prefix: Path) -> None:
-    """Writes arrays in chunks, which limits memory, and merges the chunks into one checkpoint."""
+    """Writes arrays in chunks to limit memory, and merges the chunks into one checkpoint."""
     import tensorflow as tf
 
     chunks: list[str] = []

@@ -36,7 +36,7 @@ class Memory:
     """Memory of one device in bytes, at the peak of a train step.
 
     Attributes:
-      parameters: parameters.
+      parameters: model parameters.
       optimizer: optimizer state.
       batch: input batch.
       temporaries: everything else, such as activations, gradients, communication buffers and the program.
@@ -125,9 +125,10 @@ def _compile(settings: RunConfig, phase: int, topology: str, slices: int) -> Com
 def peak_bytes(compiled: Any) -> int:
     """Returns the peak memory of a compiled TPU program on one device in bytes, including arguments and code.
 
-    `memory_analysis` has two values, and both can be too large. One value adds buffers with disjoint lifetimes, and the
-    other includes on-chip memory. This function returns the smaller value plus the code size. It exceeds the
-    memory-usage report of `--xla_dump_to` by 0.1 % for LARGE, and by 8 MiB for a model of 4 million parameters.
+    `memory_analysis` has two estimates: arguments plus temporaries, and the peak. Either can be too large, because it
+    adds buffers with disjoint lifetimes or includes on-chip memory. This function returns the smaller estimate plus the
+    code size. The result exceeds the memory-usage report of `--xla_dump_to` by 0.1 % for LARGE, and by 8 MiB for a
+    model of 4 million parameters.
     """
     analysis = compiled.memory_analysis()
     data = min(analysis.argument_size_in_bytes + analysis.temp_size_in_bytes, analysis.peak_memory_in_bytes)

@@ -20,7 +20,7 @@ from bertjax.training.state import abstract_state
 logger = logging.getLogger(__name__)
 
 _MAX_COMPILATIONS = 3
-# The search tries rows per device that are multiples of 8 (the sublanes of a TPU register), from 8 to 1,024.
+# The search tries 1 to 8 rows per device, and multiples of 8 (the sublanes of a TPU register) up to 1,024.
 _ROW_STEP, _MAX_ROWS = 8, 1024
 # The search doubles `mesh.fsdp` until parameters and optimizer state take at most this fraction of a device's memory.
 _STATE_FRACTION = 0.25
@@ -30,7 +30,7 @@ ConfigWith = Callable[[Sequence[str]], RunConfig]
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """Largest batch that fits into memory with a remat policy.
+    """Batch size and remat policy that the search has tried.
 
     Attributes:
       overrides: `--config.FIELD=VALUE` flags of the remat policy, the mesh and the batch size.
@@ -46,14 +46,14 @@ class Candidate:
 def search(config_with: ConfigWith, topology: str, slices: int) -> list[Candidate]:
     """Returns the largest batch that fits into memory for each remat policy, from least to most recomputation.
 
-    `config_with` is a function from overrides to the config of the run.
+    `config_with` returns the config of the run with the given overrides.
     """
     chip, devices = chip_of(topology), tpu_devices(topology, slices)
     settings = config_with([])
     task = build_task(settings, train=None)
     if len(task.phase_steps) > 1:
         raise UsageError(
-            "--search supports only runs with one phase; search each phase alone, such as with phases=1,seq_len=512"
+            "--search supports only runs with one phase; search each phase separately, e.g. with phases=1,seq_len=512"
         )
     limit = chip.hbm_bytes / chip.cores
     fsdp = _fsdp(_state_bytes(settings, task, devices), limit, len(devices))

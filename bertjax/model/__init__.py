@@ -1,1 +1,1 @@
-"""Models as Flax modules and pure functions, which use neither files nor TensorFlow."""
+"""BERT models as Flax modules and pure functions. They neither access files nor import TensorFlow."""

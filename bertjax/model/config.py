@@ -1,4 +1,4 @@
-"""Model configuration. Checkpoints store the architecture. Any run may change the other fields."""
+"""Model configuration. Checkpoints store the `Architecture` fields. A run may change all other fields."""
 
 import dataclasses
 import math
@@ -14,9 +14,10 @@ DIRECTIONS = ("both", "left", "right")
 DTYPES = (AUTO, "float32", "bfloat16")
 SCAN_LAYERS = (AUTO, "true", "false")
 REMAT_POLICIES = ("none", "attention", "elementwise", "projections", "full")
-# Maximum dropout rate. Rates are rounded to multiples of 2^-16, and a rate of 1 would drop everything.
+# Maximum dropout rate. `dropout` rounds rates to multiples of 2^-16, which could round a larger rate to 1.
 _MAX_DROPOUT = 0.9999
-# Maximum sizes, beyond any trained model. Without them, a mistyped size would fail minutes later, inside a library.
+# Maximum sizes, larger than those of any trained model. Without these limits, a mistyped size would fail only minutes
+# later, inside a library.
 _LIMITS = {
     "vocab_size": 1 << 24,
     "hidden_size": 1 << 17,
@@ -56,8 +57,8 @@ class Architecture:
       layer_norm_eps: epsilon added to the variance in LayerNorm.
       attention_direction: side that a token attends to: `both` (as in BERT), `left` or `right`. Every token
         also attends to itself.
-      pad_vocab_to_multiple_of: multiple to which the number of token embeddings is padded, for faster matmuls. Padding
-        gets probability 0.
+      pad_vocab_to_multiple_of: padding of the vocabulary size to a multiple of this number, for faster matmuls. The
+        added tokens get probability 0.
     """
 
     encoder: str = TRANSFORMER
@@ -99,7 +100,7 @@ class Architecture:
     def context_sides(self) -> tuple[str, ...]:
         """Context direction (`left`, `right` or `both`) of each part of the hidden state.
 
-        The parts have equal widths. LSTMs have two, Transformers one.
+        The hidden state of an LSTM has two parts of equal width. That of a Transformer has one part.
         """
         return ("left", "right") if self.encoder == LSTM else (self.attention_direction,)
 
@@ -125,15 +126,15 @@ class Layout:
       dtype: dtype of the computation: `float32`, `bfloat16`, or `auto` (bfloat16 on TPU and GPU, float32 on CPU).
         Parameters, softmax and LayerNorm statistics are always float32.
       scan_layers: whether to scan over the layers. `true` compiles one layer, and `false` unrolls all layers. `auto`
-        unrolls on CPU, where that is faster, and scans elsewhere. The parameters do not depend on it.
+        unrolls on CPU, where that is faster, and scans elsewhere. All values use the same parameters.
       remat: recomputation in the backward pass, to save memory. `none` recomputes only cheap elementwise operations.
         `attention` also recomputes attention scores. `elementwise` recomputes everything except large matrix products.
         `projections` also recomputes the queries, keys and values. `full` recomputes whole layers.
       attention: attention implementation. `xla` uses JAX operations only. `fused` is a TPU kernel with dropout for rows
         of up to 512 tokens. `splash` is JAX's TPU kernel without dropout, for row lengths that are multiples of 128.
         `cudnn` is for GPUs in bfloat16, without dropout. `package.module.function` is your own `AttentionFn`. `auto`
-        selects the fastest of `fused`, `splash` and `xla` that supports model and devices. All built-in implementations
-        give the same values and dropout masks.
+        selects the fastest of `fused`, `splash` and `xla` that supports the model and the devices. All built-in
+        implementations compute the same values, and those with dropout use the same dropout masks.
     """
 
     dtype: str = AUTO
@@ -173,7 +174,7 @@ class ModelConfig(Architecture, Layout):
         return Architecture(**{name: getattr(self, name) for name in ARCHITECTURE_FIELDS})
 
     def resolve(self, platform: str) -> "ModelConfig":
-        """Returns the config, with `auto` in `dtype` and `scan_layers` replaced for platform `cpu`, `gpu` or `tpu`."""
+        """Replaces `auto` in `dtype` and `scan_layers` by the value for a platform: `cpu`, `gpu` or `tpu`."""
         on_cpu = platform == "cpu"
         dtype = ("float32" if on_cpu else "bfloat16") if self.dtype == AUTO else self.dtype
         scan_layers = ("false" if on_cpu else "true") if self.scan_layers == AUTO else self.scan_layers
@@ -187,7 +188,7 @@ def _check_choices(config: Architecture | Layout, **choices: tuple[str, ...]) ->
 
 
 def size_fields(size: str) -> dict[str, Any]:
-    """Returns the config fields for a named size of the model.
+    """Returns the config fields of a model size.
 
     Args:
       size: `tiny`, `mini`, `small`, `medium`, `base` or `large`, or a form such as `L6_H768_A3` (6 layers, hidden size

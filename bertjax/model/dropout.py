@@ -1,8 +1,8 @@
-"""Dropout with random bits that are hashed from the key and an element's position.
+"""Dropout whose random bits are a hash of the random key and each element's position.
 
 The forward pass and the backward pass each compute the bits, fused into the surrounding operations, so no mask is
-stored in memory. `tests/benchmarks/dropout_bits.py` compares this with `jax.random`'s generators. Since the bits depend
-only on positions in the global array, every mesh and every attention kernel uses the same mask.
+stored in memory. `tests/benchmarks/dropout_bits.py` compares the cost with that of `jax.random`'s generators. Since
+positions are those in the global array, every mesh and every attention kernel uses the same mask.
 """
 
 import jax
@@ -11,27 +11,27 @@ import numpy as np
 
 # Random bits per element. Two elements share a 32-bit word, and rates are multiples of 2^-16.
 BITS = 16
-# Odd constants that mix bits well: the golden ratio, and MurmurHash3's finalizer (Appleby, public domain).
+# Odd multipliers that mix bits well, from the golden ratio and MurmurHash3's finalizer (Appleby, public domain).
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    """Zeroes elements with probability `rate`, and divides the others by 1 - `rate`. Returns `x` if `key` is None.
+    """Zeroes each element with probability `rate`, and divides kept elements by 1 - `rate`. Returns `x` without a key.
 
     The rate is rounded to a multiple of 2^-16 (0.1 becomes 0.100006).
 
     Args:
       x: [..., M, N].
       rate: dropout probability.
-      key: random key. Use a different key for each dropout.
+      key: random key, or None for no dropout. Use a different key for each call.
     """
     if key is None or rate == 0.0:
         return x
 
     def drop(x: jax.Array, seeds: tuple[jax.Array, jax.Array]) -> jax.Array:
         rows, columns = x.shape[-2:]
-        # A 32-bit hash serves two elements, one in each half of a row. Both halves compute all hashes, since a
-        # concatenation would need memory.
+        # Each 32-bit hash provides the bits of two elements, one in each half of a row. It is computed once for each
+        # half, because a concatenation of the two halves would need memory.
         half = np.uint32(-(-columns // 2))
         column = _iota((rows, columns), 1)
         in_second_half = column >= half
@@ -47,17 +47,17 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
 
 
 def dropout_threshold(rate: float) -> np.uint32:
-    """Returns the threshold: elements whose 16 random bits are below it are dropped."""
+    """Returns the dropout threshold. Elements whose 16 random bits are below this threshold are dropped."""
     return np.uint32(round(rate * 2**BITS))
 
 
 def dropout_scale(rate: float) -> float:
-    """Returns the factor of elements that are not dropped, 1 / (1 - rate), for the rounded rate."""
+    """Returns the scale factor of kept elements, 1 / (1 - rate), computed from the rounded rate."""
     return 2**BITS / (2**BITS - round(rate * 2**BITS))
 
 
 def dropout_seeds(key: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-    """Returns two seeds for each index of the leading axes, as two uint32 arrays of the given shape."""
+    """Returns two uint32 arrays of the given shape, which contain a pair of seeds for each element."""
     first, second = jax.random.key_data(key).reshape(-1)[:2].astype(jnp.uint32)
     position = jnp.zeros(shape, jnp.uint32)
     for axis, size in enumerate(shape):

@@ -5,8 +5,9 @@ Axis letters in shape comments of this package:
     B batch    L row length    D hidden size    H heads    K head size    F feed-forward size
     V vocabulary (padded)    P masked positions per row    N layers
 
-A row contains one or several sequences. `sequence_ids` contains the number of each token's sequence, or 0 for padding.
-`position_ids` counts from 0 within each sequence. For rows of one sequence, `sequence_ids` is the input mask.
+A row contains one or several sequences. `sequence_ids` contains the index of each token's sequence, starting at 1, or 0
+for padding. `position_ids` counts from 0 within each sequence. For rows of one sequence, `sequence_ids` is the input
+mask.
 
 Logical axes of activations (`ACTIVATION_RULES` of `training/sharding.py`):
 
@@ -16,7 +17,7 @@ Logical axes of activations (`ACTIVATION_RULES` of `training/sharding.py`):
     embed_over_fsdp    D, sharded over `fsdp`
     length             L, not sharded
 
-Parameters have rules of their own (`RULES`): `embed` is sharded over `fsdp`, and `vocab` over `tensor`.
+Parameters have separate rules (`RULES`), which shard `embed` over `fsdp`, and `vocab` over `tensor`.
 """
 
 import flax.linen as nn
@@ -35,7 +36,7 @@ from bertjax.model.partitioning import with_logical_constraint
 class Embeddings(nn.Module):
     """Sum of token, segment and position embeddings, then LayerNorm and dropout (paper, Figure 2).
 
-    The tables are plain parameters, because checkpoints store `embeddings/token`. `nn.Embed` would nest them deeper.
+    The tables are plain parameters with paths such as `embeddings/token`. `nn.Embed` would add a level to these paths.
     """
 
     config: ModelConfig
@@ -49,29 +50,26 @@ class Embeddings(nn.Module):
         self.token_table = table("token", config.padded_vocab_size, "vocab")
         self.segment_table = table("segment", config.type_vocab_size, "segment")
         self.position_table = table("position", config.max_position_embeddings, "position")
-        # With `recompute`, LayerNorm saves only its input for the backward pass. This input is float32, so saving it
-        # takes as much memory as saving what LayerNorm needs.
+        # Recomputation would save no memory here, because LayerNorm's input is float32, like its intermediate values.
         self.norm = layer_norm(config, recompute=False)
 
     def __call__(
         self, input_ids: jax.Array, segment_ids: jax.Array, position_ids: jax.Array, deterministic: bool
     ) -> jax.Array:
-        # `fsdp` shards both the rows of the batch and the columns D of the token table. Ids are smaller than the table,
-        # so (1) all-gather the ids over `fsdp`, (2) look up the device's own columns for all these rows, and (3)
-        # exchange them in an all-to-all for all columns of the device's own rows.
-        # (1)
+        # `fsdp` shards both the rows of the batch and the columns D of the token table. All-gather the ids over `fsdp`,
+        # because they are smaller than the table.
         input_ids, segment_ids, position_ids = (
             with_logical_constraint(ids, ("batch_over_data", "length"))
             for ids in (input_ids, segment_ids, position_ids)
         )
-        # (2)
+        # Look up the device's own columns of the table for all gathered rows.
         table = with_logical_constraint(self.token_table, ("vocab", "embed_over_fsdp"))
         x = jnp.take(table, input_ids, axis=0)  # float32 [B, L, D]
         # For two segments, a matmul with one-hot rows is faster than a gather, in the forward and the backward pass.
         x += jax.nn.one_hot(segment_ids, self.config.type_vocab_size, dtype=x.dtype) @ self.segment_table
         x += jnp.take(self.position_table, position_ids, axis=0)
         x = with_logical_constraint(x, ("batch_over_data", "length", "embed_over_fsdp"))
-        # (3) The norm returns the config's dtype.
+        # Exchange columns for rows in an all-to-all, which returns all columns of the device's own rows.
         x = self.norm(with_logical_constraint(x, ("batch", "length", "embed")))
         # `nn.Dropout` would save its mask for the backward pass. `dropout` recomputes it.
         key = None if deterministic else self.make_rng("dropout")
@@ -83,13 +81,13 @@ class Encoder(nn.Module):
 
     Parameters of all layers are stacked on a leading axis N, whether the layers are scanned or unrolled. With
     `optimizer.freeze_layers`, the train step passes the lowest layers as a second stack, `frozen_layers`, which
-    `run_layers` applies first. The backward pass then stops above them.
+    `run_layers` applies first. The backward pass then stops at the lowest trainable layer.
     """
 
     config: ModelConfig
 
     def setup(self) -> None:
-        # In `setup`, so that models can read `token_tables` outside of `__call__`.
+        # Create the embeddings in `setup`, so that models can read `token_tables` outside of `__call__`.
         self.embeddings = Embeddings(self.config)
 
     @property
@@ -113,9 +111,10 @@ class Encoder(nn.Module):
         Args:
           input_ids: [B, L] int32.
           segment_ids: [B, L] int32.
-          sequence_ids: [B, L] int32, sequence of each token, 0 for padding.
+          sequence_ids: [B, L] int32, index of each token's sequence, starting at 1, or 0 for padding.
           position_ids: [B, L] int32, position of each token in its sequence. Required for packed rows of several
-            sequences, for which it also selects attention within each sequence (default: None, positions 0, 1, ...).
+            sequences, because it selects an attention implementation that supports them (default: None, positions
+            0, 1, ... of each row).
           deterministic: whether to disable dropout. If False, a `dropout` rng is required.
           collect_layers: whether to also return the output of the embeddings and of every layer.
 
@@ -128,7 +127,7 @@ class Encoder(nn.Module):
         if position_ids is None:
             position_ids = jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
         x = self.embeddings(input_ids, segment_ids, position_ids, deterministic)
-        # `nn.scan` over N layers `TransformerLayer(**fields)`, unrolled on CPU, with parameters `layers/...` [N, ...].
+        # Scan over N layers `TransformerLayer(**fields)`, whose parameters `layers/...` have a leading axis N.
         fields = {"config": config, "attention": attention, "deterministic": deterministic}
         return run_layers(self, TransformerLayer, fields, x, sequence_ids, collect=collect_layers)
 

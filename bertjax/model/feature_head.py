@@ -1,4 +1,4 @@
-"""Optional layers between the encoder and the output layer: frozen encoder features, a BiLSTM."""
+"""Optional layers between the encoder and the output layer: frozen encoder features and a BiLSTM."""
 
 import dataclasses
 from collections.abc import Callable
@@ -22,7 +22,7 @@ NONE, EMBEDDINGS, SECOND_TO_LAST, LAST, SUM_LAST_FOUR, CONCAT_LAST_FOUR, SUM_ALL
 _SUMS = (SUM_LAST_FOUR, SUM_ALL)
 # Names of Flax modules.
 ENCODER, _MIX = "encoder", "mix"
-# Key of a batch for precomputed states of a frozen encoder, see `token_representations`.
+# Batch key of precomputed states of a frozen encoder, see `token_representations`.
 CACHED_FEATURES = "features"
 
 
@@ -55,12 +55,12 @@ class FeatureHead:
 
     @property
     def is_used(self) -> bool:
-        """True if there is any layer between encoder and output layer."""
+        """Whether `features` or `lstm_layers` is set."""
         return bool(self.features or self.lstm_layers)
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Names of the head's top-level parameter collections."""
+        """Names of the head's Flax modules that have parameters."""
         lstms = [f"lstm_{layer}_{side}" for layer in range(self.lstm_layers) for side in BOTH]
         return (*((_MIX,) if self.features in _SUMS else ()), *lstms)
 
@@ -94,8 +94,8 @@ def token_representations(
     Args:
       config: model config.
       feature_head: layers on top of the encoder. Feature heads do not support packed rows.
-      batch: arrays described in `heads.py`. If the batch contains `CACHED_FEATURES`, these states of
-        `feature_head.layers`, float32 [B, L, C, D], replace the encoder's output.
+      batch: arrays described in `heads.py`. If it contains `CACHED_FEATURES`, float32 [B, L, C, D], these precomputed
+        states of `feature_head.layers` replace the encoder's output.
       deterministic: whether to disable dropout.
       dropout_key: function that returns a new key for each dropout.
 

@@ -1,4 +1,4 @@
-"""Model FLOPs and peak FLOP/s of devices, for model-FLOPs utilization (MFU)."""
+"""Model FLOPs of training and peak FLOP/s of devices, which determine model-FLOPs utilization (MFU)."""
 
 import dataclasses
 import functools
@@ -13,8 +13,8 @@ from bertjax.model.heads import masked_lm_flops
 from bertjax.model.layers import attention_flops, attention_score_flops, feed_forward_flops
 from bertjax.model.lstm import lstm_flops
 
-# Peak dense bfloat16 FLOP/s per JAX device, from the vendors' data sheets, by substring of `device_kind`. A device is a
-# chip, except on TPU v2 and v3, where a chip (45 and 123 TFLOP/s) is two devices.
+# Peak dense bfloat16 FLOP/s per JAX device, from the vendors' data sheets, by the first matching substring of
+# `device_kind`. A device is a chip, except on TPU v2 and v3, where a chip (45 and 123 TFLOP/s) is two devices.
 PEAK_FLOPS = (
     ("A100", 312e12),
     ("H100", 989e12),
@@ -56,7 +56,7 @@ def flops_per_token(
 
 
 def attention_flops_per_token(config: ModelConfig, context: float, feature_head: FeatureHead = _NO_HEAD) -> float:
-    """Returns the FLOPs of attention in `flops_per_token`, if each token attends to `context` tokens."""
+    """Returns the training FLOPs per token of the attention products, if each token attends to `context` tokens."""
     if feature_head.features or config.encoder == LSTM:
         return 0.0
     return TRAINING_FACTOR * config.num_hidden_layers * attention_score_flops(config, context)

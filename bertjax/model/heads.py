@@ -36,7 +36,10 @@ class MaskedLmHead(nn.Module):
 
     @nn.compact
     def __call__(self, hidden: jax.Array, token_table: jax.Array) -> jax.Array:
-        """Returns float32 logits [B, P, V] for states [B, P, D] and a table [V, D]. Padding rows get probability 0."""
+        """Returns float32 logits [B, P, V] for states [B, P, D] and a token table [V, D].
+
+        Vocabulary padding gets probability 0.
+        """
         config = self.config
         x = Dense(config, (config.hidden_size,), ("embed", "pooled"), name="transform")(hidden)
         x = layer_norm(config, "norm")(activation(config)(x))
@@ -63,9 +66,9 @@ def masked_lm_flops(width: int, vocab_size: int) -> int:
 
 
 def pool_cls(context_sides: Sequence[str], hidden: jax.Array, input_mask: jax.Array) -> jax.Array:
-    """Selects the hidden state that represents each row: the first token, [CLS].
+    """Selects the hidden state that represents each row: the state of the first token, [CLS].
 
-    For states with only left context, it selects the last token, [SEP], which attends to the whole row.
+    For states with only left context, selects the state of the last token, [SEP], whose context is the whole row.
 
     Args:
       context_sides: context direction of each equal slice of a hidden state, see `Architecture.context_sides`.

@@ -1,4 +1,4 @@
-"""Stack of equal layers, scanned or unrolled, with rematerialization.
+"""Stack of identical layers, scanned or unrolled, with rematerialization.
 
 Parameters of all layers are stacked on a leading axis N, the lowest layer first.
 """
@@ -31,7 +31,7 @@ def run_layers(
     Args:
       parent: the calling module, which owns the parameters and has a `config`.
       layer: module class that maps (x, *inputs) to (output, output), or to (output, None) without `collect`.
-      fields: fields of the layer, without `collect`.
+      fields: fields of the layer, except `collect`.
       x: [B, L, ...] input of the lowest layer.
       *inputs: further inputs, the same for every layer, such as `sequence_ids`.
       collect: whether to return the outputs of all layers as well.

@@ -17,8 +17,8 @@ from bertjax.model.partitioning import ACTIVATION_AXES, resolve_layout, scans_la
 
 # `checkpoint_name`s of a Transformer layer's activations: [B, L, D] each, except MLP_IN, [B, L, F].
 QKV, CONTEXT, RESIDUAL, MLP_IN = "qkv", "context", "residual", "mlp_in"
-# Value of `model.remat` -> activations that a layer saves; the backward pass recomputes the others. The values `none`
-# and `attention` are missing, because they do not recompute whole layers.
+# Value of `model.remat` -> activations that a layer saves; the backward pass recomputes all other activations. The
+# values `none` and `attention` are missing, because they do not wrap layers in `nn.remat`.
 REMAT_SAVED_NAMES = {
     "elementwise": (QKV, CONTEXT, RESIDUAL, MLP_IN),
     "projections": (CONTEXT, RESIDUAL, MLP_IN),
@@ -27,7 +27,7 @@ REMAT_SAVED_NAMES = {
 
 
 def recomputes_layers(config: ModelConfig) -> bool:
-    """Returns whether `model.remat` recomputes parts of each layer in the backward pass."""
+    """Returns whether `model.remat` wraps each layer in `nn.remat`."""
     return config.remat in REMAT_SAVED_NAMES
 
 
@@ -44,8 +44,8 @@ def constant_init(value: float, axes: tuple[str | None, ...]) -> nn.initializers
 class Dense(nn.Module):
     """`x @ kernel + bias` over the trailing axes of `x`, in the config's dtype.
 
-    `nn.DenseGeneral` fails on a mesh: its initializer sees a matrix, which has fewer axes than logical names. It also
-    lacks `flat`. Without `flat`, a step of four layers at 128 tokens moves 1.6 % more bytes.
+    `nn.DenseGeneral` fails on a mesh, because it initializes the kernel as a matrix, which has fewer axes than logical
+    names. It also lacks `flat`, without which a train step of four layers at 128 tokens moves 1.6 % more bytes.
 
     Attributes:
       features: output axes of the kernel.
@@ -77,16 +77,16 @@ class Dense(nn.Module):
                 kernel = kernel.reshape(*shape[:num_inputs], -1)
             return dot(x.astype(dtype), kernel, num_inputs)
 
-        # Save `x` and the float32 kernel, so that the backward pass casts and gathers the kernel again. It does not
-        # repeat the matmul, because no gradient needs its output.
+        # Save only `x` and the float32 kernel. The backward pass casts and gathers the kernel again. It does not repeat
+        # the matmul, because no gradient needs the matmul's output.
         return save_inputs_only(project, self.config)(x, kernel) + (bias.reshape(-1) if self.flat else bias)
 
 
 def save_inputs_only(function: Callable[..., jax.Array], config: ModelConfig) -> Callable[..., jax.Array]:
     """Wraps a cheap function so that the backward pass recomputes its intermediate values from its inputs.
 
-    Otherwise, a GELU would save six arrays of width F, and a LayerNorm would save float32 copies of its input. A remat
-    policy for the whole layer would take 6 % more CPU time per step (3 layers of width 768).
+    Without this wrapper, a GELU would save six arrays of width F, and a LayerNorm would save float32 copies of its
+    input. A remat policy for the whole layer would instead take 6 % more CPU time per step (3 layers of width 768).
     """
     return jax.checkpoint(function, prevent_cse=not scans_layers(config))
 

@@ -20,7 +20,7 @@ LEFT, RIGHT = BOTH = ("left", "right")
 
 
 class LstmEncoder(nn.Module):
-    """One `LstmReader` for each direction, with the hidden states concatenated. It is called like `Encoder`."""
+    """One `LstmReader` per direction, with concatenated hidden states. It is called with the arguments of `Encoder`."""
 
     config: ModelConfig
 
@@ -42,7 +42,7 @@ class LstmEncoder(nn.Module):
         deterministic: bool = True,
         collect_layers: bool = False,
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Encodes a batch of rows, as `Encoder.__call__` does. Segments and positions have no effect."""
+        """Encodes a batch of rows, as `Encoder.__call__` does. `segment_ids` and `position_ids` have no effect."""
         del segment_ids, position_ids
         outputs = [reader(input_ids, sequence_ids, deterministic, collect_layers) for reader in (self.left, self.right)]
         hidden, states = zip(*outputs, strict=True)
@@ -66,7 +66,7 @@ class LstmReader(nn.Module):
     def __call__(
         self, input_ids: jax.Array, sequence_ids: jax.Array, deterministic: bool, collect_layers: bool
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Returns the states of the last layer, [B, L, D / 2], and of all layers, [N + 1, B, L, D / 2] or None."""
+        """Returns the states [B, L, D / 2] of the last layer, and [N + 1, B, L, D / 2] of embeddings and all layers."""
         x = self.embeddings(input_ids, deterministic)
         fields = {"config": self.config, "direction": self.direction, "deterministic": deterministic}
         return run_layers(self, LstmLayer, fields, x, sequence_ids, collect=collect_layers)
@@ -102,7 +102,8 @@ class LstmLayer(nn.Module):
     def __call__(self, x: jax.Array, sequence_ids: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         key = None if self.deterministic else self.make_rng("dropout")
         y = Lstm(self.config, x.shape[-1], self.direction, name="lstm")(x, sequence_ids)
-        # `layers.residual` names its activation, so remat policies would save it and change the rounding of gradients.
+        # Do not use `layers.residual`: remat policies would save its named activation and so change the rounding of
+        # gradients.
         norm = layer_norm(self.config, "norm", recompute=not recomputes_layers(self.config))
         x = norm(x + dropout(y, self.config.hidden_dropout_prob, key))
         x = with_logical_constraint(x, ACTIVATION_AXES)

@@ -31,7 +31,7 @@ def dot(x: jax.Array, kernel: jax.Array, num_inputs: int = 1, dtype: jnp.dtype |
 def _matmul(rows: jax.Array, kernel: jax.Array) -> jax.Array:
     """Multiplies [N, I] by [I, O], with a gradient of the kernel that is fast on CPU.
 
-    The usual gradient contracts the first axes of two matrices, which is slow on CPU. This one transposes one first.
+    JAX's gradient contracts the first axes of two matrices, which is slow on CPU. `_matmul_bwd` transposes one of them.
     """
     return rows @ kernel
 
@@ -42,7 +42,7 @@ def _matmul_fwd(rows: jax.Array, kernel: jax.Array) -> tuple[jax.Array, tuple[ja
 
 def _matmul_bwd(residuals: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
     rows, kernel = residuals
-    # Without the barriers XLA would fuse the transposes into the products again.
+    # Without the barriers, XLA would fuse the transposes into the products again.
     barrier = jax.lax.optimization_barrier
     if kernel.shape[0] <= kernel.shape[1]:
         kernel_gradient = barrier(barrier(rows.T) @ gradient)

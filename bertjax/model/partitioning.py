@@ -1,4 +1,4 @@
-"""Sharding of activations by logical axis names, and kernels that run on each device of the current mesh.
+"""Sharding of activations by logical axis names, and wrappers that run kernels on each device of the current mesh.
 
 `training/sharding.py` maps the names to mesh axes. Without a mesh, or on one device, constraints have no effect.
 """
@@ -35,7 +35,7 @@ def _current_device() -> Any:
 
 
 def resolve_layout(config: ModelConfig) -> ModelConfig:
-    """Returns the config, with `auto` in `dtype` and `scan_layers` replaced by the current platform's value."""
+    """Replaces `auto` in `dtype` and `scan_layers` by the value for the current platform."""
     return config.resolve(platform())
 
 
@@ -45,7 +45,7 @@ def scans_layers(config: ModelConfig) -> bool:
 
 
 def with_logical_constraint(x: jax.Array, axes: Sequence[str | None]) -> jax.Array:
-    """Constrains the sharding of an array by logical axis names. Axes that the mesh does not divide are replicated."""
+    """Constrains an array's sharding by logical axis names. Axes not divisible by their mesh axes are replicated."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
         return x
@@ -53,7 +53,7 @@ def with_logical_constraint(x: jax.Array, axes: Sequence[str | None]) -> jax.Arr
 
 
 def divisible_spec(spec: PartitionSpec | None, shape: Sequence[int], axis_sizes: Mapping[str, int]) -> PartitionSpec:
-    """Drops mesh axes that do not divide an array axis, so that any model runs on any mesh.
+    """Removes mesh axes from a spec if they do not divide the array axis, so that any model runs on any mesh.
 
     Args:
       spec: mesh axes of each array axis; trailing axes may be missing. None replicates the array.
@@ -76,12 +76,12 @@ def shard_over_mesh(
     input_axes: Sequence[tuple[str | None, ...]],
     output_axes: tuple[str | None, ...],
 ) -> Callable[..., jax.Array]:
-    """Returns a function that runs `function` on each device's rows and heads (on one device, `function` itself).
+    """Wraps a function in `jax.shard_map`, to run on each device's rows and heads. On one device, returns it unchanged.
 
     Args:
       function: function from arrays to an array.
       mesh: current mesh.
-      sizes: global sizes of the logical axes `batch` and `heads`. Axes that the mesh does not divide are replicated.
+      sizes: global sizes of the logical axes `batch` and `heads`. Axes not divisible by mesh axes are replicated.
       input_axes: logical axis names of each input; None for replicated axes.
       output_axes: logical axis names of the output.
     """

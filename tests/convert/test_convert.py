@@ -244,7 +244,7 @@ def test_cached_conversion_follows_changes_of_the_source(letters, tmp_path, log_
     assert_equal(read_checkpoint(cache_dir).params, read_checkpoint(tmp_path / "google").params)
     shutil.rmtree(source)
     with bertjax_checkpoint(source, cache_dir) as path:
-        assert path == str(cache_dir) and log_lines[-1].startswith(f"using {cache_dir}, the conversion of ")
+        assert path == str(cache_dir) and log_lines[-1].startswith(f"using {cache_dir}, converted from ")
 
 
 def test_cached_conversion_does_not_replace_other_files(letters, tmp_path):

@@ -101,7 +101,7 @@ def test_float16_weights_become_float32(letters, tmp_path):
     edit_weights(tmp_path, lambda arrays: arrays | {BIAS: arrays[BIAS].astype(np.float16)})
     checkpoint = read_checkpoint(tmp_path)
     assert checkpoint.params["pooler/dense/bias"].dtype == np.float32
-    assert checkpoint.notes == ("converted weights of float16, float32 to float32",)
+    assert checkpoint.notes == ("converted weights from float16, float32 to float32",)
 
 
 @pytest.mark.parametrize(

@@ -60,16 +60,16 @@ def test_auto_selects_splash_for_long_rows_without_dropout():
     ("changes", "platform", "message"),
     [
         ({"attention": "cudnn"}, "gpu", "attention_probs_dropout_prob=0.1"),
-        ({"attention": "cudnn", "attention_probs_dropout_prob": 0.0}, "gpu", "dtype=float32, only bfloat16"),
+        ({"attention": "cudnn", "attention_probs_dropout_prob": 0.0}, "gpu", r"dtype=float32 \(only bfloat16\)"),
         (
             {"attention": "cudnn", "attention_probs_dropout_prob": 0.0, "dtype": "bfloat16"},
             "cpu",
-            "platform cpu, only gpu",
+            r"platform cpu \(only gpu\)",
         ),
         (
             {"attention": "splash", "attention_probs_dropout_prob": 0.0},
             "tpu",
-            "rows of 100 tokens, only multiples of 128",
+            r"rows of 100 tokens \(only multiples of 128\)",
         ),
         ({"attention": "flash"}, "tpu", "'flash'; use one of auto, xla, fused, splash, cudnn, or package"),
         ({"attention": "nosuch.module.function"}, "tpu", "No module named 'nosuch'; use one of"),
@@ -134,7 +134,7 @@ def test_errors_of_user_functions_name_the_field(name, message):
 
 
 def test_too_long_rows_are_refused():
-    with pytest.raises(UsageError, match="model.attention=fused does not support rows of 513 tokens, at most 512"):
+    with pytest.raises(UsageError, match=r"fused does not support rows of 513 tokens \(maximum: 512\)"):
         select_attention(dataclasses.replace(MODEL, attention="fused"), 513)
 
 

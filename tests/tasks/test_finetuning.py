@@ -201,7 +201,7 @@ def test_malformed_files_are_one_line_errors(damage, message, letters, tmp_path,
                 "--config.model.max_position_embeddings=600",
                 "--config.model.attention=fused",
             ],
-            "config.model.attention=fused does not support rows of 600 tokens, at most 512",
+            "config.model.attention=fused does not support rows of 600 tokens (maximum: 512)",
         ),
     ],
 )

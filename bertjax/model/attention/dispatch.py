@@ -111,7 +111,7 @@ def select_attention(config: ModelConfig, length: int, several_sequences: bool =
     if implementation := check_attention(config, length, several_sequences):
         if not implementation.runs_anywhere and platform_name not in implementation.platforms:
             supported = " or ".join(implementation.platforms)
-            raise _unsupported(config, f"platform {platform_name}, only {supported}")
+            raise _unsupported(config, f"platform {platform_name} (only {supported})")
         return implementation.function
     candidates = (_IMPLEMENTATIONS[name] for name in _BY_SPEED)
     return next(
@@ -125,7 +125,7 @@ def select_attention(config: ModelConfig, length: int, several_sequences: bool =
 def check_attention(config: ModelConfig, length: int, several_sequences: bool = False) -> Implementation | None:
     """Checks and returns the configured implementation. Returns None for `auto`.
 
-    It does not use devices, because configs are checked before `jax.distributed.initialize`.
+    This function does not access devices, because configs are checked before `jax.distributed.initialize`.
     """
     if config.attention == AUTO:
         return None
@@ -177,10 +177,10 @@ def _unsupported_case(implementation: Implementation, config: ModelConfig, lengt
     if several_sequences and not implementation.several_sequences:
         return "packed rows"
     if implementation.max_length and length > implementation.max_length:
-        return f"rows of {length} tokens, at most {implementation.max_length}"
+        return f"rows of {length} tokens (maximum: {implementation.max_length})"
     if length % implementation.length_multiple:
-        return f"rows of {length} tokens, only multiples of {implementation.length_multiple}"
+        return f"rows of {length} tokens (only multiples of {implementation.length_multiple})"
     # Only cudnn restricts dtypes. It supports dtype `auto`, which is bfloat16 on GPU.
     if implementation.dtypes and config.dtype not in (AUTO, *implementation.dtypes):
-        return f"dtype={config.dtype}, only {', '.join(implementation.dtypes)}"
+        return f"dtype={config.dtype} (only {', '.join(implementation.dtypes)})"
     return ""

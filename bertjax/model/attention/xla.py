@@ -20,8 +20,8 @@ class AttentionMask:
 
     Attributes:
       direction: side to attend to: `both`, `left` or `right`. Tokens always attend to themselves.
-      sequence_ids: int32 [B, L], sequence of each position, 0 for padding. Sequences are contiguous, and no token
-        attends to padding. The output at padding positions may be any finite value.
+      sequence_ids: [B, L] int32, index of each position's sequence, starting at 1, or 0 for padding. Sequences are
+        contiguous, and no token attends to padding. The output at padding positions may be any finite value.
     """
 
     direction: str
@@ -31,8 +31,8 @@ class AttentionMask:
 def attention_mask(direction: str, query_ids: jax.Array, key_ids: jax.Array) -> jax.Array:
     """Returns a bool mask [..., L, L] of the keys that each query attends to.
 
-    Padding queries attend to all tokens of the row. So for rows of one sequence, the output equals google-research/bert
-    at every position, including padding.
+    Padding queries attend to all tokens of the row. For rows of one sequence, the output therefore equals that of
+    google-research/bert, even at padding positions.
 
     Args:
       direction: direction of an `AttentionMask`.
@@ -78,7 +78,7 @@ def cudnn_attention(
     mesh: jax.sharding.AbstractMesh,
     implementation: Literal["xla", "cudnn"] = "cudnn",
 ) -> jax.Array:
-    """Computes softmax(Q K^T / sqrt(K)) V with a float32 softmax, as an `AttentionFn`.
+    """Computes the same attention as `xla_attention`, as an `AttentionFn`.
 
     The mask is passed as row lengths, since JAX would convert a boolean mask to a bias and compute its unused gradient.
 
