@@ -29,7 +29,7 @@ from bertjax.inference.predict import fill_mask, predict_texts
 from bertjax.model.config import Architecture, ModelConfig
 from bertjax.tasks.finetuning.output_layer import CHOICES, SPANS, TAGS
 
-# Default of `Pretrained.encode`: the pooling of the checkpoint's folder.
+# Default `pooling` of `Pretrained.encode`: the setting of a sentence-transformers folder, otherwise no pooling.
 AUTO = "auto"
 
 
@@ -38,8 +38,8 @@ class Encoded(NamedTuple):
 
     Attributes:
       last_hidden_state: float32 [B, L, D], hidden states of the last layer; 0 at padding. None with pooling.
-      pooled: float32 [B, D], one vector per text: with pooling, the pooled states; without pooling, BERT's pooler
-        output for [CLS], or None if the checkpoint has no pooler.
+      pooled: float32 [B, D], one vector per text: the pooled hidden states or, without pooling, the output of BERT's
+        pooler for [CLS]. None without pooling if the checkpoint has no pooler.
       attention_mask: int32 [B, L], 1 for tokens and 0 for padding.
     """
 
@@ -69,7 +69,7 @@ class Pretrained:
 
     @property
     def config(self) -> ModelConfig:
-        """Architecture and layout, the argument of `Encoder` and `Pooler`."""
+        """Model config, the argument of `Encoder` and `Pooler`: architecture, and other fields such as `dtype`."""
         return self._loaded.config
 
     @property
@@ -115,13 +115,14 @@ class Pretrained:
         """Returns this model with other parameters, and possibly with another output layer.
 
         Args:
-          params: arrays in the structure of `params`. A model with an output layer has the module `classifier`.
-          output_kind: kind of output layer: `classes` (one class per text, or a number without labels), `multilabel`,
-            `choices`, `tags` or `spans` (default: unchanged).
+          params: nested dictionary of arrays, structured like the property `params`. For a model with an output layer,
+            it contains the module `classifier`.
+          output_kind: kind of output layer: `classes` (one class per text or, without labels, regression),
+            `multilabel`, `choices`, `tags` or `spans` (default: unchanged).
           labels: names of classes, labels or tags in the order of the outputs (default: unchanged).
 
         Raises:
-          UsageError: a parameter is missing, unknown or has the wrong shape, or the number of labels is wrong.
+          UsageError: a parameter is missing, unknown or has the wrong shape, or `labels` does not match the outputs.
 
         Examples:
           >>> bert = bertjax.load(CLASSIFIER)
@@ -134,7 +135,7 @@ class Pretrained:
         return Pretrained(replace_params(self._loaded, params, kind, names))
 
     def save(self, path: str | Path, format: str = BERTJAX, overwrite: bool = False) -> None:
-        """Writes the model as a folder that `load`, the commands or transformers open.
+        """Saves the model as a folder in the format of bertjax, Hugging Face or google-research/bert.
 
         Args:
           path: folder to write; it appears only when it is complete.
@@ -237,13 +238,13 @@ class Pretrained:
 
         Args:
           texts: texts or tuples of texts: (first, second) for pairs, (context, ending, ...) for multiple choice, or the
-            words for tags. For tags, a text is split into words at whitespace and punctuation. For question
-            answering, the texts are questions.
+            words of a text for tagging. For tagging, a string is split into words at whitespace and punctuation. For
+            question answering, the texts are questions.
           context: passage that contains the answers, for question answering.
 
-        Records of tags have `words` and their `spans` (start and end character offsets). If the tags follow IOB, BIOES
-        or BILOU, they also have `entities` with label, start, end and text. Records of answers have `start` and `end`,
-        character offsets in the passage.
+        Tagging records have `words` and their `spans` (start and end character offsets). If the tags follow IOB, BIOES
+        or BILOU, the records also have `entities` with label, start, end and text. Question-answering records have
+        `start` and `end`, character offsets in the passage.
 
         Examples:
           >>> (record,) = bertjax.load(CLASSIFIER).predict(["a b"])
@@ -282,7 +283,7 @@ def _as_tuples(texts: Sequence[str | tuple[str, ...]], max_parts: int | None = N
 
 
 def load(path: str | Path, mesh: Mesh | None = None) -> Pretrained:
-    """Loads a checkpoint in one of the three formats.
+    """Loads a checkpoint of bertjax, Hugging Face or google-research/bert.
 
     Args:
       path: bertjax workdir, checkpoint in a workdir, Hugging Face folder, TensorFlow checkpoint or its folder, or
@@ -303,7 +304,7 @@ def load(path: str | Path, mesh: Mesh | None = None) -> Pretrained:
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Loads the tokenizer of a checkpoint as in `load`, or of a `vocab.txt` or SentencePiece `.model` file.
+    """Loads a tokenizer from a checkpoint (any `path` of `load`), a `vocab.txt` or a SentencePiece `.model` file.
 
     Examples:
       >>> tokenizer = bertjax.load_tokenizer(CHECKPOINT)

@@ -1,9 +1,9 @@
-"""Labelled text that every machine has: paragraphs of docstrings, and the library each one is of.
+"""Text classification data: docstring paragraphs of installed libraries, labeled with the name of the library.
 
     python demo/docstring_labels.py OUTPUT_DIRECTORY
 
-Writes train.tsv and dev.tsv with the columns `text` and `label`, as many rows of each library. A module's paragraphs
-are all in one of the two files, and no paragraph is in both.
+Writes train.tsv and dev.tsv with the columns `text` and `label`, and the same number of rows per library. All
+paragraphs of a module are in the same file, and no paragraph occurs twice.
 """
 
 import hashlib
@@ -16,12 +16,12 @@ from pathlib import Path
 from bertjax.data.corpus import docstrings
 
 LIBRARIES = ("jax", "matplotlib", "numpy", "scipy", "tensorflow")
-TRAIN_ROWS, DEV_ROWS = 800, 160  # of each library
+TRAIN_ROWS, DEV_ROWS = 800, 160  # per library
 _WORDS = range(8, 40)
 
 
 def library(module: str) -> str:
-    """The distribution's folder under site-packages."""
+    """Returns the name of a module's folder in site-packages, such as `jax`. Returns "" for other modules."""
     parts = Path(module).parts
     return parts[parts.index("site-packages") + 1] if "site-packages" in parts else ""
 
@@ -31,7 +31,7 @@ def digest(text: str) -> str:
 
 
 def order(module: str) -> str:
-    """By name and not by place, so that the rows and their split are the same on every machine."""
+    """Returns a sort key of a module's path in site-packages, so that rows and splits are equal on every machine."""
     return digest(module[module.index("site-packages") :])
 
 
@@ -49,7 +49,7 @@ def main(output: Path) -> None:
         split = "dev" if int(order(name), 16) % 5 == 0 else "train"
         label = library(name)
         for paragraph in document.split("\n"):
-            # A library that is named is no riddle.
+            # Remove the names of the libraries, which would reveal the label.
             text = re.sub(r"(?i)\b(?:jax|jnp|matplotlib|mpl|numpy|np|scipy|tensorflow|tf)\b\.?", "", paragraph)
             text = " ".join(text.split())
             if len(text.split()) in _WORDS and text not in seen:
@@ -61,7 +61,7 @@ def main(output: Path) -> None:
         count = min([wanted, *(len(found.get(label, [])) for label in LIBRARIES)])
         lines = [f"{text}\t{label}\n" for label in LIBRARIES for text in sorted(found[label], key=digest)[:count]]
         (output / f"{split}.tsv").write_text("text\tlabel\n" + "".join(sorted(lines, key=digest)), encoding="utf-8")
-        print(f"{output / split}.tsv: {count} paragraphs of each of {', '.join(LIBRARIES)}")
+        print(f"{output / split}.tsv: {count} paragraphs for each of {', '.join(LIBRARIES)}")
 
 
 if __name__ == "__main__":

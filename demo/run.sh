@@ -30,7 +30,7 @@ text=(--config "experiments/text.py:train=$out/labels/train.tsv,dev=$out/labels/
   --config.data.seq_len=64 --config.optimizer.learning_rate=3e-4 --config.log_every=125)
 "$bertjax" train "${text[@]}" --init_from "$out/tiny" --workdir "$out/libraries" > /dev/null
 echo
-echo "The same from random parameters:"
+echo "The same fine-tuning from random parameters:"
 "$bertjax" train "${text[@]}" --config.data.vocabulary="$out/corpus/vocab.txt" --workdir "$out/libraries_scratch" \
   > /dev/null
 "$1/python" - "$out" <<'PYTHON'

@@ -10,7 +10,7 @@ The objective is masked LM on running text, because most published encoders have
 rate warms up over a tenth of the steps to 1e-4, the peak of the original pre-training, and decays linearly to 0.
 
 `replay=DIR:SHARE` draws a share of the batches from a general corpus with the same vocabulary, so that the model
-forgets less of its previous training. The run then evaluates the held-out text of both corpora.
+forgets less of its previous training. The run then evaluates on held-out text of both corpora.
 
 Hardware and time: depends on the checkpoint; `bertjax bench step` with the same config and `size=` prints the tokens/s
 of this machine. The 10,000 steps are 41 million tokens.

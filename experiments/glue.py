@@ -13,8 +13,8 @@ Arguments:
 
 Training uses batch size 32, 3 epochs and learning rate 5e-5. The sweep selects the best trial on dev, as in the paper.
 
-Hardware and time: two CPU cores, float32. Three epochs of MRPC at size 4/256 take 2 min 41 s, and one epoch of SST-2 at
-size 2/256 takes 4 min. BASE on a TPU has not been measured.
+Hardware and time: two CPU cores, float32. Three epochs of MRPC with size L4_H256 take 2 min 41 s, and one epoch of
+SST-2 with size L2_H256 takes 4 min. BASE on a TPU has not been measured.
 Expected: dev results of BERT BASE (Tables 5 and 6 of the paper): MRPC 86.7, SST-2 92.7, QNLI 88.4, MNLI-m 84.4.
 """
 

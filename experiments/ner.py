@@ -7,8 +7,8 @@
 document as fits into 512 tokens, or one sentence with `context=sentence`. The model predicts the tag of a word at its
 first piece.
 
-Hardware and time: two CPU cores that also ran other work. At size 2/256, in rows of 256 tokens and float32, 3 epochs
-took 4 minutes. BASE on a TPU has not been measured.
+Hardware and time: two CPU cores that also ran other work. With size L2_H256, rows of 256 tokens and float32, 3
+epochs took 4 minutes. BASE on a TPU has not been measured.
 Expected: BERT BASE reaches F1 96.4 on dev and 92.4 on test, LARGE 96.6 and 92.8 (Table 7, means of 5 seeds).
 """
 

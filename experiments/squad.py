@@ -12,9 +12,9 @@ Versions:
 
 Passages are split into windows of 384 tokens with a stride of 128.
 
-Hardware and time: two CPU cores that also ran other work. At size 2/256, in rows of 256 tokens and float32, 2 epochs of
-10,000 training questions and the evaluation of all 10,570 dev questions took 24 minutes. BASE on a TPU has not been
-measured.
+Hardware and time: two CPU cores that also ran other work. With size L2_H256, rows of 256 tokens and float32, 2
+epochs of 10,000 training questions and the evaluation of all 10,570 dev questions took 24 minutes. BASE on a TPU has
+not been measured.
 Expected: EM / F1 on the dev set of 1.1 are 80.8 / 88.5 with BERT BASE and 84.1 / 90.9 with LARGE (Table 2). On the dev
 set of 2.0, they are 78.7 / 81.9 with LARGE (Table 3).
 """

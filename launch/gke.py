@@ -32,7 +32,7 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument("--namespace", default="default", help="Kubernetes namespace (default: default)")
     parser.add_argument(
-        "--service-account", default="bertjax", help="Kubernetes account, created if missing (default: bertjax)"
+        "--service-account", default="bertjax", help="Kubernetes service account, created if missing (default: bertjax)"
     )
     parser.add_argument("command", nargs="+", help="command and its arguments, after --")
     args = parser.parse_args()

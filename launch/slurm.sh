@@ -9,8 +9,9 @@
 #     bertjax train --distributed --config pretrain:size=base,corpus=/shared/corpus --workdir /shared/runs/base
 #
 # The job uses the environment that is active at submission. Do not use --gpus-per-task, which hides GPUs from JAX. The
-# job gets SIGTERM 180 s before its time limit, saves a checkpoint, and is requeued. BERTJAX_MAX_RESTARTS (default: 20)
-# limits restarts after failures; preemptions and time limits do not count.
+# job gets SIGTERM 180 s before its time limit, saves a checkpoint, and is requeued. If a process is lost or killed, the
+# job is requeued unless it was already restarted BERTJAX_MAX_RESTARTS times (default: 20). This count includes restarts
+# after preemptions and time limits.
 set -euo pipefail
 (($#)) || { echo "slurm.sh: no command; usage: sbatch OPTIONS launch/slurm.sh COMMAND" >&2; exit 2; }
 

@@ -7,7 +7,7 @@ from bertjax.cli.main import build_parser
 
 _HEAD = """# Commands
 
-`bertjax COMMAND --help` prints the same. `make references` generates this page.
+`bertjax COMMAND --help` prints the options of a command. `make references` generates this page.
 
 | exit code | meaning |
 |---|---|
@@ -16,7 +16,7 @@ _HEAD = """# Commands
 | 2 | usage error |
 | 42 | run stopped by a signal; the same command resumes it |
 | 43, 134 | a host was lost or hung; the same command resumes the run |
-| 130 | interrupt |
+| 130 | interrupted by a signal |
 """
 
 

@@ -29,7 +29,10 @@ def experiment(args: argparse.Namespace) -> str:
 
 
 def load_config_dict(args: argparse.Namespace, checkpoint: Any = None) -> Any:
-    """Returns the ConfigDict of `--config` with overrides applied. `checkpoint`, if set, supplies unset fields."""
+    """Returns the ConfigDict of `--config` with overrides applied.
+
+    `checkpoint`, if set, supplies the architecture, and the vocabulary if the config does not set it.
+    """
     from bertjax.training.checkpoint_config import experiment_config
 
     return experiment_config(experiment(args), args.overrides, checkpoint)
@@ -38,8 +41,8 @@ def load_config_dict(args: argparse.Namespace, checkpoint: Any = None) -> Any:
 def run_config_dict(args: argparse.Namespace, init_from: str | None) -> Any:
     """Returns the ConfigDict of a training run.
 
-    If the config does not set the architecture, this function reads it from `init_from`. A run that resumes without
-    `--init_from` reads it from its own checkpoints.
+    The architecture comes from `init_from` or the config. If neither sets it, a resumed run reads it from its own
+    checkpoints.
     """
     from bertjax.training.workdir import has_checkpoints, resolve
 
@@ -53,7 +56,8 @@ def run_config_dict(args: argparse.Namespace, init_from: str | None) -> Any:
 def open_config_dict(args: argparse.Namespace) -> Iterator[Any]:
     """Yields the ConfigDict of `--config` with the architecture of `--init_from`, or the config of `--checkpoint`.
 
-    If `--init_from` has another format, it is converted to a temporary folder, which also contains the vocabulary.
+    An `--init_from` checkpoint of another format is converted to a temporary folder. The folder also contains the
+    vocabulary, so use the ConfigDict only inside the `with` block.
     """
     if not args.checkpoint:
         with open_init_checkpoint(args) as init_from:
@@ -67,7 +71,7 @@ def open_config_dict(args: argparse.Namespace) -> Iterator[Any]:
     for option in ("config", "init_from"):
         if getattr(args, option):
             raise UsageError(
-                f"--{option} and --checkpoint both define the run; use --checkpoint alone for its own config"
+                f"--{option} and --checkpoint both define the run; omit --{option} to use the config of the checkpoint"
             )
     # Do not convert a checkpoint of another format, because it has no config.
     if is_hub(args.checkpoint) or detect_format(args.checkpoint) != BERTJAX:
@@ -119,8 +123,8 @@ def open_init_checkpoint(args: argparse.Namespace, keep: bool = False) -> Iterat
 
     Args:
       args: parsed arguments.
-      keep: whether to store a converted checkpoint in a local workdir instead of a temporary folder. Set it only for
-        runs of one process, because several processes must not write the same folder.
+      keep: whether to store a converted checkpoint in the workdir (if local) instead of a temporary folder. Set it only
+        for runs of one process, because several processes must not write the same folder.
     """
     from bertjax.convert.convert import bertjax_checkpoint
     from bertjax.tasks.build import parse_config

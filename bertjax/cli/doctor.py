@@ -1,4 +1,4 @@
-"""`bertjax doctor`: what bertjax finds on this machine, and what would be slow or missing."""
+"""`bertjax doctor`: report on the installation and this machine, with advice on problems."""
 
 import argparse
 import importlib.metadata
@@ -24,7 +24,7 @@ _PACKAGES = (
     "tokenizers",
     "numpy",
 )
-# Extra of pyproject.toml -> a package that it installs.
+# Extras of pyproject.toml, each with a package that it installs.
 _EXTRAS = {
     "tpu": "libtpu",
     "cuda": "jax-cuda13-plugin",
@@ -37,7 +37,8 @@ _VARIABLES = (
     *("JAX_PLATFORMS", "XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR", "JAX_COORDINATOR_ADDRESS", "LIBTPU_INIT_ARGS"),
     *("HF_HOME", "HF_ENDPOINT", "HF_HUB_OFFLINE", "BERTJAX_STAGING", "TMPDIR"),
 )
-# A BASE checkpoint with its optimizer state takes 1.3 GB, and a run keeps several.
+# Free disk space below which the report contains a warning. A BASE checkpoint with optimizer state takes 1.3 GB, and a
+# run keeps several.
 _LITTLE_DISK_BYTES = 10 * 2**30
 
 
@@ -47,7 +48,7 @@ def add_parser(commands: Any) -> None:
         commands,
         "doctor",
         doctor,
-        "Prints versions, devices, memory, disk and caches, and what would be slow or missing.",
+        "Prints versions, devices, memory, free disk space and caches, and advice on what is slow or missing.",
         "bertjax doctor",
     )
     add_json(parser)
@@ -67,7 +68,7 @@ def doctor(args: argparse.Namespace) -> None:
 
 
 def examine() -> dict[str, Any]:
-    """Returns the sections of the report as JSON values."""
+    """Returns the report as JSON values, by section."""
     devices = _devices()
     report: dict[str, Any] = {
         "versions": {
@@ -111,7 +112,7 @@ def _devices() -> dict[str, str]:
     return {
         "platform": jax.default_backend(),
         "devices": f"{len(devices)} x {devices[0].device_kind}",
-        "memory per device": _gib(stats["bytes_limit"]) if "bytes_limit" in stats else "that of the machine",
+        "memory per device": _gib(stats["bytes_limit"]) if "bytes_limit" in stats else "host memory",
         "peak": f"{peak / 1e12:.3g} TFLOP/s ({source})" if peak else f"unknown ({source})",
     }
 
@@ -140,7 +141,7 @@ def _cache_paths() -> dict[str, Path]:
 
 
 def _free_bytes(path: Path) -> int:
-    """Returns the free bytes of the disk that a path is or would be on."""
+    """Returns the free bytes on the disk of a path, which need not exist."""
     return shutil.disk_usage(next(parent for parent in (path, *path.absolute().parents) if parent.exists())).free
 
 
@@ -149,7 +150,7 @@ def _gib(number: float) -> str:
 
 
 def _advice(report: dict[str, Any]) -> list[str]:
-    """Returns a line for everything that would be slow or missing."""
+    """Returns one line of advice for each problem in the report."""
     devices, extras, environment = report["devices"], report["extras"], report["environment"]
     advice = []
     if "error" in devices:
@@ -160,13 +161,13 @@ def _advice(report: dict[str, Any]) -> list[str]:
             "pip install -e '.[cuda]', for a TPU '.[tpu]'"
         )
         if "no AVX2" in report["machine"]["cpu"]:
-            advice.append("the processor has no AVX2: everything is several times slower than in RESULTS.md")
+            advice.append("the processor has no AVX2: everything is several times slower than stated in RESULTS.md")
     if extras["tpu"] == "not installed":
         advice.append("`bertjax plan` needs the TPU compiler: pip install -e '.[tpu]'")
     if "JAX_COMPILATION_CACHE_DIR" not in environment:
         advice.append("compiled steps are not cached between commands; set JAX_COMPILATION_CACHE_DIR to a folder")
     if min(_free_bytes(path) for path in (Path(), *_cache_paths().values())) < _LITTLE_DISK_BYTES:
         advice.append(
-            f"a disk above has less than {_gib(_LITTLE_DISK_BYTES)} free; checkpoints of BASE take 1.3 GB each"
+            f"a disk listed above has less than {_gib(_LITTLE_DISK_BYTES)} free; checkpoints of BASE take 1.3 GB each"
         )
     return advice

@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         logger.debug("traceback of the error:", exc_info=error)
         _fail(str(error), error.exit_code)
     except BrokenPipeError:
-        # The reader of the output, such as `head`, has exited.
+        # The reader of the output, such as `head`, has exited. Redirect stdout, so that the final flush does not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
@@ -119,7 +119,7 @@ def _run(argv: list[str]) -> None:
     # This variable skips the import of Keras, which takes a third of TensorFlow's import time.
     os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    # Hide Orbax's warnings about expected conditions, and the tracebacks of the reads that it abandons if one fails.
+    # Hide Orbax's warnings about expected conditions, and tracebacks of reads that Orbax abandons after a failed read.
     logging.getLogger("absl").setLevel(logging.ERROR)
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     for stream in (sys.stdout, sys.stderr):

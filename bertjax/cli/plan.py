@@ -32,7 +32,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--search",
         action="store_true",
-        help="first search for the largest batch that fits, for each remat policy",
+        help="search for the largest batch that fits into memory for each remat policy, and plan the run with least "
+        "recomputation",
     )
     add_json(parser)
     parser.add_argument("--output", metavar="FILE", help="write the plan to this JSON file")

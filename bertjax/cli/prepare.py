@@ -29,8 +29,8 @@ def add_parser(commands: Any) -> None:
         nargs="+",
         required=True,
         metavar="SPEC",
-        help="one or more of text:GLOB, prose:GLOB, wiki:GLOB, tfds:NAME/CONFIG:SPLIT, hf:NAME/CONFIG:SPLIT#COLUMN "
-        "and docs:",
+        help="input texts, one or more of text:GLOB, prose:GLOB, wiki:GLOB, tfds:NAME/CONFIG:SPLIT, "
+        "hf:NAME/CONFIG:SPLIT#COLUMN and docs: (docstrings of the standard library and installed packages)",
     )
     parser.add_argument(
         "--output",
@@ -114,7 +114,7 @@ def _is_checkpoint(vocabulary: str | None) -> bool:
 
 
 def _checkpoint_vocabulary(checkpoint: str, lower_case: bool | None) -> Any:
-    """Returns the vocabulary of a checkpoint; `lower_case` replaces the setting of its tokenizer."""
+    """Returns the vocabulary of a checkpoint. `lower_case`, if not None, replaces the setting of its tokenizer."""
     from bertjax.convert.convert import read_vocabulary
 
     vocabulary = read_vocabulary(checkpoint)

@@ -1,4 +1,4 @@
-"""`bertjax reproduce` and `bertjax table`: execution and printing of the paper's tables."""
+"""`bertjax reproduce` and `bertjax table`: training runs for the paper's tables, and printouts of the results."""
 
 import argparse
 import logging

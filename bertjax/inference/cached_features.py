@@ -59,7 +59,7 @@ def build_training_task(config: RunConfig, init_from: str | None) -> Task:
 
 
 def _cached_features(config: FinetuningConfig, init_from: str, examples: Examples) -> np.ndarray:
-    """Returns memory-mapped features of the examples' tokens, float32 [tokens, C, D]. Computes missing features."""
+    """Returns memory-mapped features of the examples' tokens, float32 [tokens, layers, D]. Computes them if missing."""
     checkpoint = find_checkpoint(init_from)
     # Use the dtype of the run, so that cached features equal features computed inside the training step.
     model = resolve_layout(dataclasses.replace(checkpoint_model(checkpoint), dtype=config.model["dtype"]))

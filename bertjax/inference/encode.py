@@ -1,4 +1,4 @@
-"""Hidden states and vectors of texts, computed in rows that are packed with several texts."""
+"""Hidden states and vectors of texts. Each row of a batch can hold several texts (packing)."""
 
 from collections.abc import Iterator
 
@@ -13,16 +13,18 @@ from bertjax.model.config import LSTM
 from bertjax.model.lstm import LEFT
 
 CLS, MEAN = POOLINGS = ("cls", "mean")
-# Row lengths are multiples of `_BUCKET`. Rows of 64 tokens hold several short texts; longer rows cost more attention.
+# Row lengths are multiples of `_BUCKET`. With packing, rows have at least `_ROW_LEN` tokens to hold several short
+# texts. Longer rows would make attention slower.
 _BUCKET, _ROW_LEN = 32, 64
-# Tokens per batch. Their activations fit into a CPU's cache. With 4,096 tokens, six layers take 1.7 times as long.
+# Tokens per batch. Their activations fit into a CPU's cache. With 4,096 tokens, six layers take 1.7 times as long per
+# token.
 _BATCH_TOKENS = 2048
 
 
 def encode_batches(model: LoadedModel, examples: Examples) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields the hidden states of the last layer, batch by batch, longest texts first.
 
-    All batches have one shape, so that the encoder compiles once.
+    All batches have the same shape, so that the encoder compiles once.
 
     Yields:
       The indices of n examples, int64 [n], and the concatenated states of their tokens, float32 [tokens, D].
@@ -40,7 +42,7 @@ def pool(model: LoadedModel, hidden: np.ndarray, lengths: np.ndarray, pooling: s
     Args:
       model: model that computed the states.
       hidden: float32 [tokens, D], concatenated states of n texts.
-      lengths: tokens of each text, int64 [n].
+      lengths: number of tokens in each text, int64 [n].
       pooling: `cls` or `mean`.
 
     Returns:
@@ -64,12 +66,13 @@ def pack_batches(lengths: np.ndarray, max_len: int, can_pack: bool = True) -> It
     """Packs texts into rows of equal length, and yields batches of rows.
 
     Args:
-      lengths: tokens of each text, int64 [n].
+      lengths: number of tokens in each text, int64 [n].
       max_len: maximum tokens per row.
       can_pack: whether rows may hold several texts.
 
     Yields:
-      The indices of the texts of each row, int64 [rows, K], `NO_EXAMPLE` in unused slots; and the tokens per row.
+      The indices of the texts in each row, int64 [rows, K] with `NO_EXAMPLE` in unused slots, and the number of tokens
+      per row.
     """
     if not len(lengths):
         return

@@ -44,8 +44,8 @@ def ensemble(
         of the first checkpoint and the hash of the data.
 
     Returns:
-      Metrics of the ensemble, and in `members` the fingerprint and metrics of each model. Without labels, the metrics
-      are missing.
+      Metrics of the ensemble, and in `members` the fingerprint and metrics of each model. If the data has no labels,
+      the metrics are missing.
     """
     if len(checkpoints) < 2:
         raise UsageError(f"an ensemble needs several checkpoints, not {len(checkpoints)}; repeat --checkpoint")
@@ -108,7 +108,7 @@ def _check_same_task(
 
 
 def _shared_content(name: str, files: Mapping[str, bytes]) -> Any:
-    """Returns the content of the workdir file `name` that all members must share: all but the feature-head settings."""
+    """Returns the content of a workdir file, without the feature-head settings, which may differ between members."""
     content = files.get(name)
     if name != OUTPUT_LAYER or content is None:
         return content
@@ -116,7 +116,7 @@ def _shared_content(name: str, files: Mapping[str, bytes]) -> Any:
 
 
 def _update_mean(mean: _Outputs, outputs: _Outputs, count: int) -> _Outputs:
-    """Updates the running mean with the outputs of model number `count`. A sum would overflow at padding positions."""
+    """Updates the running mean with the outputs of model number `count`. A sum of logits would overflow at padding."""
     return [
         {
             # `example` is the index of each row's example, not a logit.

@@ -35,7 +35,7 @@ METADATA = "features.json"
 
 # Approximate size of the hidden states of a shard in bytes, which limits memory.
 SHARD_BYTES = 64 << 20
-# Approximate maximum of tokens per shard. It applies to models with a small hidden size.
+# Approximate maximum tokens per shard. Models with a small hidden size reach this limit before `SHARD_BYTES`.
 _MAX_SHARD_TOKENS = 1 << 18
 _NO_WORD = -1
 
@@ -244,7 +244,7 @@ def write_shards(
     make_shards: Callable[[Iterable[str]], Iterator[dict[str, Any]]],
     texts: Iterable[str],
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Writes `00000.npz`, `00001.npz`, ... and finally the numbers of texts and shards to `features.json`.
+    """Writes shards to `00000.npz`, `00001.npz`, ..., and finally the numbers of texts and shards to `features.json`.
 
     Keeps existing shards. `texts` must begin with the texts of the existing shards.
 

@@ -51,7 +51,7 @@ def write_submission(folder: Path, output: Path, wnli_by_majority: bool, partial
         source = "replaces the file of the folder" if _WNLI in contents else "not in the folder"
         notes.append(
             f"{_WNLI} ({source}): the majority class for all {NUM_TEST_EXAMPLES[_WNLI]} examples, as in the paper; "
-            "use --own_wnli for the folder's file"
+            "use --own_wnli to pack the folder's file instead"
         )
         rows = "".join(f"{index}\t{_WNLI_MAJORITY}\n" for index in range(NUM_TEST_EXAMPLES[_WNLI]))
         contents[_WNLI] = "index\tprediction\n" + rows

@@ -59,8 +59,9 @@ class TruncationCount:
 def make_batches(examples: Examples, seq_len: int) -> Iterator[dict[str, np.ndarray]]:
     """Yields batches that contain every example once, longest first.
 
-    Rows are padded to a multiple of 32 tokens. Each batch has as many rows as fit into `BATCH_TOKENS`, so that a model
-    compiles once per length. The last batch may have fewer rows, rounded up to a power of two.
+    Rows are padded to a multiple of 32 tokens. The number of rows depends only on this length (at most `BATCH_TOKENS`
+    tokens per batch, at least one row), so that a model compiles once per length. The last batch may have fewer rows,
+    rounded up to a power of two.
 
     Yields:
       A batch. Its `example` array [B] contains the index of each row's example, or -1 for padding rows.

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 def load_model(path: str | Path, mesh: Mesh | None = None) -> LoadedModel:
     """Loads a checkpoint of bertjax, Hugging Face or google-research/bert onto a device mesh.
 
-    `bertjax.load` documents the forms of `path`. The mesh has the axes `MESH_AXES` (default: all devices, with
+    `bertjax.load` documents the forms of `path`. `mesh` must have the axes `MESH_AXES` (default: all devices, with
     replicated parameters).
     """
     if mesh is not None:
@@ -86,7 +86,7 @@ def _read_inference_defaults(checkpoint: epath.Path) -> InferenceDefaults:
     settings: dict[str, Any] = {name: data[name] for name in names if name in data}
     null_threshold = None
     if data.get("version") == "2.0":
-        # Runs with a dev set choose the threshold on the dev set.
+        # Runs with a dev set choose the threshold on it and write it to `results.json`.
         results = read_results(workdir) if (workdir / RESULTS).exists() else {}
         null_threshold = float(results.get("null_threshold", data.null_threshold))
     return InferenceDefaults(**settings | {"texts": output_layer.texts, "null_threshold": null_threshold})
@@ -123,7 +123,7 @@ def replace_params(model: LoadedModel, params: Any, output_kind: str, labels: Se
 
 
 def portable(model: LoadedModel) -> PortableCheckpoint:
-    """Returns a loaded model as a checkpoint in memory. Raises a UsageError for kinds that no format can express."""
+    """Returns a loaded model as a checkpoint in memory. Raises a UsageError if no format supports the model."""
     layer = model.output_layer
     arrays = {name: np.asarray(array) for name, array in flatten_dict(jax.device_get(model.params), sep="/").items()}
     checkpoint = PortableCheckpoint(

@@ -84,7 +84,7 @@ class LoadedModel:
         return build_known_model(self.model_kind, self.config)
 
     def check_modules(self, *modules: str) -> None:
-        """Raises a UsageError if the checkpoint lacks any of these top-level parameters."""
+        """Raises a UsageError if the checkpoint lacks parameters of any of these modules, such as `masked_lm`."""
         if missing := [module for module in modules if module not in self.params]:
             raise UsageError(
                 f"{self.path} lacks the parameters {', '.join(missing)} and contains only "
@@ -99,7 +99,7 @@ class LoadedModel:
 
     @functools.cached_property
     def packed_hidden_states(self) -> Callable[[Batch], np.ndarray]:
-        """Jitted function from a host batch of packed rows to the last hidden states, float32 [B, L, D]."""
+        """Jitted function from a host batch of packed rows to the last layer's hidden states, float32 [B, L, D]."""
         config = self.config
 
         def packed_hidden_states(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
@@ -128,11 +128,11 @@ class LoadedModel:
             logits: Any = MaskedLmHead(config).apply({"params": params["masked_lm"]}, masked, token_table)
             return jax.nn.softmax(logits)
 
-        # On CPU, this forward pass of BASE compiles in a quarter of the time and runs 10 % slower. Compilation takes
-        # most of the time to the first result.
+        # On CPU, these options reduce the compilation time of BASE to a quarter, and the forward pass runs 10 % slower.
+        # Compilation takes most of the time to the first result.
         options: dict[str, bool | int | str] = {"xla_backend_optimization_level": 1}
         if jax.__version_info__ < (0, 11):
-            # JAX 0.11 has no other emitters.
+            # Since JAX 0.11, XLA for CPU has only fusion emitters.
             options["xla_cpu_use_fusion_emitters"] = False
         return self.jit(masked_lm_probs, options if self.mesh.devices.flat[0].platform == "cpu" else None)
 

@@ -111,7 +111,7 @@ def predict_choices(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[R
 
 
 def predict_tags(predictor: TextPredictor, inputs: Sequence[str | Texts]) -> list[Record]:
-    """Predicts a tag for each word of each text. A tuple contains the words of a text, separated by spaces."""
+    """Predicts a tag for each word of each text. An input is a text, or a tuple of words to join with spaces."""
     split = BasicTokenizer(lower_case=False).word_spans
     texts = [text if isinstance(text, str) else " ".join(text) for text in inputs]
     spans = [split(text) if isinstance(text, str) else _joined_spans(text) for text in inputs]

@@ -1,4 +1,4 @@
-"""Predictions for texts, of labels or of masked words, and prediction files for the data of a task."""
+"""Predictions for texts (labels or masked words), and prediction files for the data of a task."""
 
 import contextlib
 import itertools
@@ -165,7 +165,7 @@ def write_predictions(
       columns: columns of the data file to copy into the records.
     """
     mesh, params = mesh_and_params(task, checkpoint)
-    # Check the output last, because this creates the folder.
+    # Check the output only after the checkpoint is loaded, because the check creates the folder.
     check_output(task, config.task, folder, columns)
     return write_outputs(task, predict(task, mesh, params)[1], folder, logits, columns)
 
