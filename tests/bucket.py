@@ -1,8 +1,8 @@
-"""Fake Google Cloud Storage with the requests that TensorFlow, tensorstore and google-cloud-storage use.
+"""Fake Google Cloud Storage server for the requests of TensorFlow, tensorstore and google-cloud-storage.
 
-The server answers for `www.googleapis.com` and `storage.googleapis.com` behind a proxy with its own certificate, so
-that commands run with the same libraries, retries and addresses as with the real storage. Requests with unknown
-parameters are rejected. Sources:
+It is a proxy that itself answers requests to `www.googleapis.com` and `storage.googleapis.com`, with its own
+certificate. Commands therefore use the same libraries, retries and addresses as with the real storage. Requests with
+unknown parameters are rejected. Sources:
 https://cloud.google.com/storage/docs/json_api/v1/objects, .../resumable-uploads, .../xml-api/get-object-download.
 """
 
@@ -31,12 +31,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 _OBJECTS, _UPLOAD = "/storage/v1/b/", "/upload/storage/v1/b/"
-# Parameters that affect only the form of the response, and a parameter with which tensorstore bypasses caches.
+# Ignored query parameters: the first three affect only the form of the response; `tensorstore` bypasses caches.
 _IGNORED = {"fields", "projection", "prettyPrint", "tensorstore"}
 
 
 class Refusal(Exception):
-    """Response with an error status."""
+    """Exception that the server answers with an error status."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -51,11 +51,11 @@ class Object:
 
 @dataclass
 class Storage:
-    """Stored objects and the requests received.
+    """Stored objects and received requests.
 
     Attributes:
       objects: objects by bucket and name.
-      requests: method and path of each request, with the name of the object decoded.
+      requests: method and percent-decoded path of each request.
       fault: function that is called with method and path of each request before it is handled. To make the request
         fail, it raises a `Refusal`, or a ConnectionError to close the connection.
     """
@@ -65,7 +65,7 @@ class Storage:
     fault: Callable[[str, str], None] = lambda method, path: None
     lock: threading.RLock = field(default_factory=threading.RLock)
     sessions: dict[str, tuple[str, dict[str, str]]] = field(default_factory=dict)
-    # Every write has a new generation, even if the object exists.
+    # Incremented by every write, which gives the object this generation.
     last_generation: int = 1_700_000_000_000_000
 
     def names(self, prefix: str = "", bucket: str = "bucket") -> list[str]:
@@ -105,7 +105,7 @@ class Storage:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    # Send responses in one piece and immediately, because the system would delay parts of them by 40 ms.
+    # Send each response at once and in one piece, because Nagle's algorithm would delay parts of it by 40 ms.
     disable_nagle_algorithm = True
     wbufsize = -1
     server: "_Server"
@@ -121,7 +121,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_CONNECT(self) -> None:
         if self.path.split(":")[0] not in ("www.googleapis.com", "storage.googleapis.com"):
-            self.send_error(502, f"{self.path} is not reached from here")
+            self.send_error(502, f"the fake server does not serve {self.path}")
             return
         self.send_response(200)
         self.end_headers()
@@ -158,7 +158,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def _body(self) -> bytes:
-        # Ignore the length of chunked requests; TensorFlow's curl sends both headers.
+        # Ignore Content-Length of chunked requests, because TensorFlow's curl sends both headers.
         if self.headers.get("Transfer-Encoding") != "chunked":
             size = int(self.headers.get("Content-Length") or 0)
             body = self.rfile.read(size)
@@ -183,7 +183,7 @@ class _Handler(BaseHTTPRequestHandler):
             bucket = path.removeprefix(_UPLOAD).removesuffix("/o")
             return self._upload(bucket, query, body)
         if not path.startswith(_OBJECTS):
-            # In the XML API, the path is the name of the object.
+            # In the XML API, the path is /BUCKET/NAME.
             bucket, _, name = path[1:].partition("/")
             _known(query, method == "GET")
             return self._content(storage.find(unquote(bucket), unquote(name)))
@@ -235,7 +235,7 @@ class _Handler(BaseHTTPRequestHandler):
         storage = self.server.storage
         with storage.lock:
             stored = dict(storage.bucket(bucket))
-        # A page contains objects and prefixes in the order of their names.
+        # A page contains objects and prefixes, sorted by name.
         entries: dict[str, bool] = {}
         for name in sorted(stored):
             if not name.startswith(prefix) or name < asked.get("startOffset", ""):
@@ -262,7 +262,7 @@ class _Handler(BaseHTTPRequestHandler):
         if kind == "media":
             return _json(_resource(bucket, known["name"], storage.write(bucket, known.pop("name"), body, known)))
         if kind != "resumable":
-            raise Refusal(501, f"uploadType={kind} is not known here")
+            raise Refusal(501, f"the fake server does not support uploadType={kind}")
         if session is None:
             storage.bucket(bucket)
             with storage.lock:
@@ -275,7 +275,7 @@ class _Handler(BaseHTTPRequestHandler):
         bucket, known = storage.sessions[session]
         said = re.fullmatch(r"bytes (?:\*|0-(\d+))/(\d+)", self.headers.get("Content-Range") or "bytes 0-0/0")
         if said is None:
-            raise Refusal(501, f"{self.headers['Content-Range']} is not known here")
+            raise Refusal(501, f"the fake server does not support Content-Range: {self.headers['Content-Range']}")
         if self.headers.get("Content-Range") and (said[1] is None or len(body) != int(said[2])):
             # Discard partial uploads, as the protocol allows.
             raise Refusal(308, "Resume Incomplete")
@@ -285,7 +285,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _known(query: dict[str, str], method: bool, *names: str) -> dict[str, str]:
     if not method or set(query) - set(names):
-        raise Refusal(501, f"not known here: {sorted(set(query) - set(names)) or 'the method'}")
+        raise Refusal(501, f"the fake server does not support {sorted(set(query) - set(names)) or 'the method'}")
     return query
 
 
@@ -317,12 +317,12 @@ class _Server(ThreadingHTTPServer):
         self.tls.load_cert_chain(certificate)
 
     def handle_error(self, *_) -> None:
-        """Ignores errors, which occur if a client was killed."""
+        """Ignores errors, such as those of connections whose client was killed."""
 
 
 @cache
 def _certificate() -> Path:
-    """Returns a file with a certificate and its key, which only the tests trust; created once per process."""
+    """Creates a self-signed certificate once per process, and returns the file with the certificate and its key."""
     folder = tempfile.TemporaryDirectory()
     atexit.register(folder.cleanup)
     file = Path(folder.name) / "bucket.pem"
@@ -345,10 +345,10 @@ def _certificate() -> Path:
 
 @contextmanager
 def serving(buckets: tuple[str, ...] = ("bucket",)) -> Iterator[tuple[Storage, dict[str, str]]]:
-    """Serves object storage while the block runs.
+    """Serves fake object storage inside the `with` block.
 
     Yields:
-      The storage, and the environment variables with which a process uses it at `gs://`.
+      The storage, and environment variables that make a process use it for `gs://` paths.
     """
     storage = Storage({bucket: {} for bucket in buckets})
     certificate = _certificate()
@@ -366,7 +366,7 @@ def serving(buckets: tuple[str, ...] = ("bucket",)) -> Iterator[tuple[Storage, d
                 "TENSORSTORE_CA_BUNDLE": str(certificate),
                 "NO_GCE_CHECK": "true",  # TensorFlow then sends requests without credentials.
                 "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",  # tensorstore reads this variable.
-                "STORAGE_EMULATOR_HOST": proxy,  # google-cloud-storage reads this variable, and needs no credentials.
+                "STORAGE_EMULATOR_HOST": proxy,  # google-cloud-storage then needs no credentials.
             },
         )
     finally:
@@ -375,7 +375,7 @@ def serving(buckets: tuple[str, ...] = ("bucket",)) -> Iterator[tuple[Storage, d
 
 
 def main() -> None:
-    """Serves until the process is killed, to try commands by hand."""
+    """Prints `export` lines and serves until the process is killed, to try commands by hand."""
     with serving() as (storage, environment):
         storage.fault = lambda method, path: print(f"{time.monotonic():.2f}", method, path, file=sys.stderr, flush=True)
         print(*(f"export {name}={value}" for name, value in environment.items()), sep="\n", flush=True)

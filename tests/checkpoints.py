@@ -29,7 +29,7 @@ GOOGLE_CONFIG = {
 
 
 def google_variables(num_tokens):
-    """Returns names and shapes of google-research/bert's pre-training variables, independently of bertjax."""
+    """Returns names and shapes of google-research/bert's pre-training variables, without using bertjax."""
     width, mlp_width = WIDTH, 32
     shapes = {
         "bert/embeddings/word_embeddings": (num_tokens, width),
@@ -83,7 +83,7 @@ def google_checkpoint(letters, folder, change=lambda variables: variables, with_
 
 
 def random_checkpoint(letters, output_kind="", labels=(), **fields):
-    """Makes a random checkpoint, pre-trained or with an output layer."""
+    """Returns a random checkpoint with the pre-training heads or with an output layer."""
     vocabulary = load_vocabulary(letters)
     config = ModelConfig(vocab_size=vocabulary.size, dtype="float32", **{**SIZES, **fields})
     kind = OUTPUT_KINDS.get(output_kind)
@@ -110,7 +110,7 @@ def assert_equal(first, second):
 
 
 def without(*fragments):
-    """Returns a `change` that removes variables whose names contain a fragment."""
+    """Returns a function for `google_checkpoint(change=...)` that removes variables whose names contain a fragment."""
     return lambda variables: {
         name: value for name, value in variables.items() if not any(fragment in name for fragment in fragments)
     }

@@ -1,4 +1,4 @@
-"""Helpers that run commands on models of one layer."""
+"""Helpers that run commands on one-layer models."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ MODEL = {
     "model.hidden_dropout_prob": 0.0,
     "model.attention_probs_dropout_prob": 0.0,
     "optimizer.learning_rate": 3e-3,
-    # With the default of 0.02, the parameters of a model of this width would be too small.
+    # The default, 0.02, is too small for a model of hidden size 16.
     "model.initializer_range": 0.2,
     "mesh.data": 1,
     "mesh.fsdp": -1,
@@ -20,7 +20,7 @@ MODEL = {
 
 
 def overrides(vocabulary: Path | None, **fields) -> list[str]:
-    """Returns `--config` flags for a small model, a vocabulary (default: the checkpoint's) and further fields."""
+    """Returns `--config` flags for a small model, a vocabulary (None: the checkpoint's) and further fields."""
     values = {**MODEL, **{name.replace("__", "."): value for name, value in fields.items()}}
     if vocabulary:
         values["data.vocabulary"] = vocabulary

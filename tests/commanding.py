@@ -1,4 +1,4 @@
-"""Runs commands in this process and returns their output, errors and exit codes."""
+"""Helpers that run commands in this process and return their output, errors and exit codes."""
 
 import argparse
 import re

@@ -1,7 +1,7 @@
-"""Settings for all tests, made before JAX is imported: fake CPU devices, fast compilation and a quiet TensorFlow.
+"""Settings for all tests, applied before JAX is imported: fake CPU devices, fast compilation and a quiet TensorFlow.
 
-Programs for one device compile in two thirds of the time of programs for eight. `make test` runs tests without the mark
-`devices` on one device, `make test-all` runs all tests on eight.
+Compilation for one device takes two thirds of the time of compilation for eight. `make test` therefore runs the tests
+without the mark `devices` on one device; `make test-all` runs all tests on eight devices.
 """
 
 import gc
@@ -21,16 +21,16 @@ os.environ["XLA_FLAGS"] = " ".join(
     [
         os.environ.get("XLA_FLAGS", ""),
         f"--xla_force_host_platform_device_count={os.environ.get('BERTJAX_TEST_DEVICES', '8')}",
-        # Tiny models spend most time in compilation, which the older loop emitters shorten by two fifths. JAX 0.11 has
-        # only the new ones.
+        # Tests of tiny models spend most time in compilation. XLA's older loop emitters shorten it by 40 %. JAX 0.11
+        # removes them.
         "--xla_backend_optimization_level=0",
         "--xla_llvm_disable_expensive_passes=true",
         *(["--xla_cpu_use_fusion_emitters=false"] if _JAX_VERSION < (0, 11) else []),
-        # Parallel code generation makes compilation a fifth slower.
+        # Parallel code generation makes compilation 20 % slower.
         "--xla_cpu_parallel_codegen_split_count=1",
     ]
 )
-# Shares compiled programs of equal shapes among all tests and workers.
+# All tests and workers share one compilation cache.
 if "PYTEST_XDIST_WORKER" not in os.environ:
     _compiled = tempfile.TemporaryDirectory(prefix="bertjax-compiled-")
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _compiled.name
@@ -40,7 +40,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 # Tracing creates many objects, which trigger frequent garbage collections.
 gc.set_threshold(100_000, 20, 100)
-# A background shell and `nohup` ignore these signals, and child processes inherit that.
+# Restore the default handlers: background shells and `nohup` ignore these signals, and child processes inherit that.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -69,7 +69,7 @@ class _ListHandler(logging.Handler):
 
 @pytest.fixture
 def log_lines():
-    """Returns the list of messages that the package logs during the test."""
+    """Yields the list of messages that the package logs during the test."""
     logger, lines = logging.getLogger("bertjax"), []
     handler, level = _ListHandler(lines), logger.level
     logger.addHandler(handler)

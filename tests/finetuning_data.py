@@ -17,7 +17,7 @@ def write_tsv(path: Path, header: list[str], rows: list[list[str]]) -> None:
 
 
 def glue_files(folder: Path, seed: int = 0) -> Path:
-    """Writes CoLA (no header), RTE (named labels), STS-B (numbers), MNLI (two dev and test sets) and AX."""
+    """Writes GLUE's CoLA (no header), RTE (named labels), STS-B (scores), MNLI (two dev and test sets) and AX."""
     rng = random.Random(seed)
 
     def cola_rows(count):
@@ -55,7 +55,7 @@ def glue_files(folder: Path, seed: int = 0) -> Path:
 
 
 def squad_files(folder: Path, version: str = "1.1", seed: int = 0) -> Path:
-    """Writes SQuAD files in which the answer is the word after the word in the question."""
+    """Writes SQuAD files with questions `after WORD?`, whose answer is the next word of the context."""
     rng = random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)
     for split, count in (("train", 24), ("dev", 10)):
@@ -78,7 +78,7 @@ def squad_files(folder: Path, version: str = "1.1", seed: int = 0) -> Path:
 
 
 def learnable_squad_files(folder: Path, version: str = "1.1", seed: int = 0) -> Path:
-    """Writes SQuAD files in which the answer is the word z...q; unanswerable questions have no such word."""
+    """Writes SQuAD files in which the answer is the only word z...q; contexts without answer have no such word."""
     rng = random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)
     for split, count in (("train", 64), ("dev", 12)):

@@ -86,7 +86,7 @@ def run(*arguments: str) -> None:
 
 
 def hash_of(arrays: Mapping[str, Any]) -> str:
-    """Returns 16 digits of the SHA-256 of names, dtypes, shapes and bytes."""
+    """Returns the first 16 hex digits of the SHA-256 of the names, dtypes, shapes and bytes of arrays."""
     digest = hashlib.sha256()
     for name, value in sorted(arrays.items()):
         array = np.ascontiguousarray(value)
@@ -95,7 +95,7 @@ def hash_of(arrays: Mapping[str, Any]) -> str:
 
 
 def prepare_data(folder: Path) -> dict[str, Path]:
-    """Creates a corpus, a vocabulary and datasets. Returns their paths by the names in the braces above."""
+    """Creates a corpus, a vocabulary and datasets. Returns their paths by name, such as `corpus` for `{corpus}`."""
     from finetuning_data import conll_files, glue_files, squad_files, swag_files
 
     vocabulary = write_vocabulary(folder / "vocab.txt")
@@ -115,7 +115,7 @@ def config_flags(experiment: str, data: Mapping[str, Path]) -> list[str]:
 
 
 def batch_hashes(data: Mapping[str, Path], folder: Path) -> dict[str, str]:
-    """Returns the hash of the first batches of each experiment."""
+    """Returns the hash of the first three batches of each experiment."""
     found = {}
     for name, experiment in (PRETRAINING | FINETUNING).items():
         file = folder / "batches.npz"
@@ -126,7 +126,7 @@ def batch_hashes(data: Mapping[str, Path], folder: Path) -> dict[str, str]:
 
 
 def converted_hashes(folder: Path, vocabulary: Path) -> dict[str, str]:
-    """Returns, for each format, the hash of the arrays of a converted TensorFlow checkpoint."""
+    """Converts a TensorFlow checkpoint to each format and returns the hashes of the arrays."""
     import tensorflow as tf
     from checkpoints import google_checkpoint
     from safetensors.numpy import load_file
@@ -145,7 +145,7 @@ def converted_hashes(folder: Path, vocabulary: Path) -> dict[str, str]:
 
 
 def saved_arrays(item: Path) -> dict[str, np.ndarray]:
-    """Returns the arrays of one item of a checkpoint by path."""
+    """Returns the arrays of a checkpoint item, such as `params`, by tree path."""
     import jax
     import orbax.checkpoint as ocp
 
@@ -157,7 +157,7 @@ def saved_arrays(item: Path) -> dict[str, np.ndarray]:
 
 
 def step_hashes(data: Mapping[str, Path], folder: Path) -> dict[str, str]:
-    """Returns the hashes of parameters and training state of each experiment after 20 steps with dropout."""
+    """Trains the experiments in `_TRAINED` for 20 steps with dropout. Returns hashes of their checkpoints."""
     found = {}
     for name in _TRAINED:
         workdir = folder / "runs" / name.replace(" ", "_")
@@ -180,7 +180,7 @@ def main() -> None:
             found = step_hashes(data, folder)
         else:
             found = batch_hashes(data, folder) | converted_hashes(folder, data["vocabulary"])
-    print(f"of the code in {Path(bertjax.__file__).parent}:\n{json.dumps(found, indent=1)}")
+    print(f"hashes of the code in {Path(bertjax.__file__).parent}:\n{json.dumps(found, indent=1)}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Stand-in for the HTTP API of the Hugging Face Hub, on 127.0.0.1, with faults on request."""
+"""Fake HTTP API of the Hugging Face Hub on 127.0.0.1, with simulated faults."""
 
 import base64
 import contextlib
@@ -17,16 +17,16 @@ Files = dict[str, bytes]
 
 
 class Hub:
-    """Repositories of a stand-in hub.
+    """Repositories of the fake hub, and the faults that it simulates.
 
     Attributes:
-      commits: (repository, commit) -> files. Names of datasets begin with `datasets/`.
-      branches: (repository, branch) -> commit.
-      requests: `METHOD PATH` of all requests.
-      status: HTTP status with which every request fails (default: 0, none).
-      broken: number of transfers to break in the middle.
+      commits: files by (repository, commit). Names of dataset repositories start with `datasets/`.
+      branches: commit by (repository, branch).
+      requests: `METHOD PATH` of each request.
+      status: HTTP status with which every request fails (default: 0, no failure).
+      broken: number of the next transfers to cut off in the middle.
       corrupt: whether transferred files are damaged.
-      token: token that all requests must have (default: "", none).
+      token: token that every request must contain (default: "", no token needed).
     """
 
     def __init__(self) -> None:
@@ -198,12 +198,12 @@ def _tree_entry(name: str, data: bytes) -> dict:
 
 @contextlib.contextmanager
 def serve(monkeypatch: pytest.MonkeyPatch, cache: object) -> Iterator[Hub]:
-    """Starts a hub that `huggingface_hub` uses, with an empty cache."""
+    """Serves a fake hub inside the `with` block, and makes `huggingface_hub` use it with the cache folder `cache`."""
     hub = Hub()
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_address[1]}"
-    # The variables of the environment are read when the library is imported.
+    # Set constants, because the library reads environment variables only when it is imported.
     for name, value in {
         "ENDPOINT": address,
         "HUGGINGFACE_CO_URL_TEMPLATE": address + "/{repo_id}/resolve/{revision}/{filename}",

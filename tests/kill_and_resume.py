@@ -5,7 +5,7 @@
 One run is not interrupted. Another run with the same config is killed repeatedly and restarted with the same command:
 one third of the kills occur while a checkpoint is written, one third between steps, and one third while the process
 starts. At the end, both runs must have byte-identical `metrics.jsonl` files and bitwise equal last checkpoints,
-including optimizer state. No checkpoint may be found damaged.
+including optimizer state. No checkpoint may be damaged.
 
 This takes about ten seconds per kill on two CPU cores. All runs have the same environment and therefore the same
 devices.
@@ -37,7 +37,7 @@ OVERRIDES = {
     "optimizer.learning_rate": 1e-3,
 }
 KINDS = ("save", "steps", "start")
-# A save takes longer than this, so a random delay below this value kills the save at different stages.
+# Maximum of the random delay between the start of a save and its kill. A save takes longer than this.
 SAVE_SECONDS = 0.05
 POLL_SECONDS = 0.001
 STARTED = b"first step after"
@@ -63,10 +63,10 @@ class Run:
         return STARTED in self.log.read_bytes()
 
     def wait_for(self, reached: Callable[[], Any]) -> None:
-        """Waits until `reached()` is true. Raises a Failure if the process ends before."""
+        """Waits until `reached()` is true. Raises a Failure if the process ends or the deadline passes first."""
         while not reached():
             if self.process.poll() is not None:
-                raise Failure(f"the run ended by itself ({self.process.returncode}) before its kill: {self.tail()}")
+                raise Failure(f"the run exited with code {self.process.returncode} before it was killed: {self.tail()}")
             if time.monotonic() > self.deadline:
                 raise Failure(f"out of time: {self.tail()}")
             time.sleep(POLL_SECONDS)
@@ -107,13 +107,13 @@ def kill_at_random(run: Run, workdir: Path, kind: str, rng: random.Random, usual
       workdir: workdir of the run.
       kind: one of `KINDS`.
       rng: random generator that draws the time.
-      usual: `start`, the seconds that a start takes (updated here), and `steps`, the seconds of training between kills.
+      usual: seconds that a start takes (`start`, updated here), and seconds of training between kills (`steps`).
     """
     if kind == "start":
         moment = rng.uniform(0, usual["start"])
         run.wait_for(lambda: run.seconds > moment)
     else:
-        # Wait until training has started, because the files of a killed save remain while the process starts.
+        # Wait until training has started: before that, unfinished files may be from the previous kill.
         run.wait_for(run.training)
         usual["start"] = min(usual["start"], run.seconds)
     if kind == "steps":
@@ -150,9 +150,9 @@ def compare(alone: Path, killed: Path) -> str:
         if (alone / name).read_bytes() != (killed / name).read_bytes():
             raise Failure(f"{name} differs")
     if (killed / "damaged_checkpoints").exists():
-        raise Failure("a kill left a damaged checkpoint under a whole one's name")
+        raise Failure("a kill left a damaged checkpoint that is marked as complete")
     if left_over := checkpoint_entries(killed, unfinished=True):
-        raise Failure(f"{', '.join(left_over)} was left behind")
+        raise Failure(f"unfinished checkpoints remain: {', '.join(left_over)}")
     arrays, size = sum(name.endswith(".zarray") for name in left), sum(map(len, left.values()))
     lines = len((alone / "metrics.jsonl").read_bytes().splitlines())
     return f"{arrays} arrays ({size:,} bytes stored) and {lines} metric lines are identical"
@@ -179,7 +179,7 @@ def kill_and_compare(folder: Path, kills: int, steps: int, seed: int, deadline: 
         usual = {"start": run.seconds}
         run.wait()
         usual["steps"] = (run.seconds - usual["start"]) / (kills + 1)
-        print(f"left alone: {steps} steps in {run.seconds:.1f} s, {usual['start']:.1f} s to the first", flush=True)
+        print(f"uninterrupted: {steps} steps in {run.seconds:.1f} s, {usual['start']:.1f} s to the first", flush=True)
         kinds = [KINDS[index % len(KINDS)] for index in range(kills)]
         rng.shuffle(kinds)
         in_a_save = 0
@@ -211,9 +211,9 @@ def kill_and_compare(folder: Path, kills: int, steps: int, seed: int, deadline: 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0, help="of the moments to kill in")
-    parser.add_argument("--steps", type=int, help="of both runs (default: 25 a kill, at least 200)")
-    parser.add_argument("--limit", type=float, default=1200.0, metavar="SECONDS", help="fails after this time")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of the kill times (default: 0)")
+    parser.add_argument("--steps", type=int, help="steps of both runs (default: 25 per kill, at least 200)")
+    parser.add_argument("--limit", type=float, default=1200.0, metavar="SECONDS", help="time limit (default: 1200)")
     args = parser.parse_args()
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="bertjax-kills-") as folder:

@@ -1,4 +1,4 @@
-"""Small corpus of documents with different words."""
+"""Small synthetic corpus whose documents use different words, and a vocabulary of characters."""
 
 import random
 from pathlib import Path
@@ -24,7 +24,7 @@ def write_letters(file: Path, words: tuple[str, ...] = ()) -> None:
 
 
 def make_corpus(folder: Path) -> Path:
-    """Prepares a corpus of these documents, with a vocabulary trained on them."""
+    """Prepares a corpus of the documents of `write_text`, with a vocabulary trained on them."""
     from bertjax.data.corpus.prepare import prepare
 
     write_text(folder / "text.txt")

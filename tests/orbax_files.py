@@ -16,7 +16,7 @@ def newest_checkpoint(workdir: Path) -> int | None:
 
 
 def checkpoint_arrays(checkpoint: Path) -> dict[str, bytes]:
-    """Returns the stored bytes of each array of a checkpoint, read without Orbax, and its metadata."""
+    """Returns the metadata of a checkpoint and the stored bytes of each array, read without Orbax."""
     import tensorstore
 
     arrays = {"meta": (checkpoint / "meta" / "metadata").read_bytes()}

@@ -4,7 +4,7 @@ import os
 import socket
 import subprocess
 
-# Runs several commands of bertjax one after the other in processes that start and connect once.
+# Script of each process: connects to the other processes, then runs several bertjax commands one after the other.
 WORKER = """
 import json, os, sys
 import jax
@@ -23,7 +23,7 @@ def start_processes(command: list[str], processes: int, devices: int) -> list[su
         sock.bind(("localhost", 0))
         port = sock.getsockname()[1]
     environment = os.environ | {
-        # If a flag occurs twice, XLA uses the last value. The other flags speed up compilation.
+        # Keep the existing flags, which speed up compilation. If a flag occurs twice, XLA uses the last value.
         "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}",
         "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
         "JAX_COORDINATOR_ADDRESS": f"localhost:{port}",

@@ -32,7 +32,7 @@ TEXTS = ["a film", ("who is it", "it is a man with a very long name"), "", "a b 
 
 @pytest.fixture(scope="module")
 def folders(letters, tmp_path_factory):
-    """Returns a checkpoint in each format, and a fine-tuned checkpoint."""
+    """Returns the folders of a checkpoint in each format and of a fine-tuned checkpoint."""
     folders = {name: tmp_path_factory.mktemp(name) for name in (*FORMATS, "classifier")}
     for name, write in FORMATS.items():
         write(random_checkpoint(letters), folders[name])
@@ -132,7 +132,7 @@ def test_error_messages(tmp_path, folders):
 def test_pair_as_tuple(folders):
     classifier = bertjax.load(folders["classifier"])
     assert classifier.predict([("a", "b c")]) == classifier.predict([["a", "b c"]])
-    # The separator of the command line has no meaning in Python.
+    # `|||` separates texts only on the command line.
     assert (
         classifier.predict(["a ||| b c"]) == classifier.predict(["a | | | b c"]) != classifier.predict([("a", "b c")])
     )

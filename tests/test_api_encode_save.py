@@ -1,4 +1,4 @@
-"""The Python API: vectors of texts, and saving of models with other parameters."""
+"""The Python API: text embeddings, and saving of models with changed parameters."""
 
 import json
 import logging
@@ -37,7 +37,7 @@ def test_rows_hold_each_text_once():
     row_len = batches[0][1]
     assert max(lengths[row].sum() for row in rows) <= row_len == 96
     assert lengths.sum() > 0.9 * sum(len(indices) for indices, _ in batches) * row_len
-    # A text longer than the model's maximum fills a row; few texts need few rows.
+    # A text longer than the model's maximum length fills one row. One short text needs only one row.
     assert [(indices.tolist(), length) for indices, length in pack_batches(np.array([900]), 512)] == [([[0]], 512)]
     assert [indices.shape[0] for indices, _ in pack_batches(np.array([5]), 512)] == [1]
 

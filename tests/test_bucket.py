@@ -1,4 +1,4 @@
-"""Workdirs on object storage, which does not support renaming, appending and locks, behave like those on a disk."""
+"""Workdirs on object storage, which lacks renaming, appending and locks, behave like local workdirs."""
 
 import json
 import os
@@ -30,7 +30,7 @@ RUN = "gs://bucket/runs/a"
 
 @pytest.fixture
 def stored(monkeypatch):
-    """Object storage that this process and its child processes use at `gs://`."""
+    """Yields object storage that this process and its child processes use for `gs://` paths."""
     with bucket.serving() as (storage, environment):
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
@@ -119,7 +119,7 @@ def test_run_killed_during_a_save_and_then_stopped_equals_a_local_run_bitwise(co
     for name in ("metrics.jsonl", "results.json", "config.json", "data.json", "vocab.txt"):
         assert (there / name).read_bytes() == (alone / name).read_bytes(), name
     assert (there / "curves.png").stat().st_size and not [*there.glob(".*.unfinished")]
-    # The newest two regular checkpoints are kept, independent of the step at which the run was stopped.
+    # The two newest scheduled checkpoints are kept, but not the checkpoint saved at the stop.
     assert sorted(path.name for path in (there / "checkpoints").iterdir()) == ["30", "40"]
     assert checkpoint_arrays(there / "checkpoints" / "40") == checkpoint_arrays(alone / "checkpoints" / "40")
 
@@ -215,7 +215,7 @@ def test_lost_connection_is_retried_and_refused_save_leaves_no_checkpoint(stored
         written = stored.last_generation
         time.sleep(2)
     again = Checkpoints(place, 2, EncoderModel(ModelConfig()))
-    # Orbax deletes the unfinished checkpoint in a thread.
+    # Orbax deletes the unfinished checkpoint in a background thread.
     deadline = time.monotonic() + 60
     while stored.names("runs/a/checkpoints/2/"):
         assert time.monotonic() < deadline
@@ -264,8 +264,8 @@ def test_missing_bucket_and_missing_permission_end_the_run(stored, capfd, corpus
             raise bucket.Refusal(403, "nobody does not have storage.objects.create access")
 
     stored.fault = forbidden
-    # Use a subprocess, because a file object that cannot be written retries in its destructor and holds the GIL, which
-    # the server's thread needs.
+    # Use a subprocess: the destructor of a file object that cannot be written retries while it holds the GIL, which the
+    # server's thread needs.
     process = subprocess.run(train(corpus, RUN), capture_output=True, text=True)
     assert process.returncode == 1 and "does not have storage.objects.create access" in process.stderr
 

@@ -1,4 +1,4 @@
-"""The demo's labeled text does not depend on the folder in which the libraries with the docstrings are installed."""
+"""Order of the docstrings that the demo labels, which must not depend on where the libraries are installed."""
 
 import runpy
 from pathlib import Path

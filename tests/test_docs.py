@@ -49,7 +49,7 @@ def commands(text: str) -> list[list[str]]:
 
 
 def _words(line: str) -> list[str]:
-    # Output in a code block need not be valid shell syntax.
+    # Code blocks also contain output, which may not be valid shell syntax.
     line = line.split(" | ")[0]
     return shlex.split(line, comments=True) if re.match(r"(bertjax|make|python3?|pip|launch/\S+)\s", line) else []
 
@@ -94,7 +94,7 @@ def _check_bertjax(arguments: list[str]) -> None:
                 args.grid or [], args.overrides, lambda more: load_config(args.config, [*args.overrides, *more])
             )
     else:
-        # The checkpoint's config may be of any task.
+        # Without --config, the overridden fields are those of a checkpoint's config, which may be of any task.
         check_fields(args.overrides)
 
 
@@ -130,7 +130,7 @@ def check_links(file: Path, text: str) -> None:
 @every_document
 def test_commands_are_valid(file, monkeypatch):
     monkeypatch.chdir(ROOT)
-    # Tables from released checkpoints read the architecture of the checkpoint.
+    # Tables that start from a released checkpoint would load it to read its architecture.
     monkeypatch.setattr(runs, "load_released", lambda checkpoint: runs.Released("", "0" * 64, Architecture()))
     for words in commands(file.read_text()):
         check(words)
@@ -149,7 +149,7 @@ def test_links_resolve(file):
 
 
 def test_commands_and_links_are_found():
-    """Detects commands in a format that `commands` does not recognize."""
+    """Tests that `commands` finds every indented `bertjax` command, and that the main pages link to every document."""
     for file in DOCUMENTS:
         text = file.read_text()
         assert sum(words[0] == "bertjax" for words in commands(text)) >= text.count("\n    bertjax "), file.name

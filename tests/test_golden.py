@@ -1,6 +1,6 @@
 """Batches and converted checkpoints are bitwise equal to those of version 0.1 (see `golden.py`).
 
-If a change is intended, explain it in the commit message, and replace the hashes by the output of
+If a change is intended, explain it in the commit message, and replace the hashes with the output of
 `python tests/golden.py`.
 """
 

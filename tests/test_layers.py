@@ -28,7 +28,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
 def imported(file: Path) -> set[str]:
-    """Returns the names of all modules that a file imports, also inside functions."""
+    """Returns the names of all modules that a file imports, including imports inside functions."""
     modules = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):

@@ -1,4 +1,4 @@
-"""Runs of launch/local_pod.sh: training resumes on other numbers of processes with the metrics of a single process."""
+"""Runs of launch/local_pod.sh: training resumes on fewer processes, and its metrics equal those of one process."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 STEPS = 60
-# (step, is evaluation, name of the metric) to value.
+# Values by (step, whether the line is an evaluation, name of the metric).
 Metrics = dict[tuple[int, bool, str], float]
 
 
@@ -48,7 +48,7 @@ def read_until(pod: subprocess.Popen, text: str) -> None:
 
 
 def pid_of(pod: subprocess.Popen, index: int) -> int:
-    """Returns the id of the pod's process with that index."""
+    """Returns the PID of the pod's process whose JAX_PROCESS_ID is `index`."""
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and _is_process(folder, pod.pid, index):
             return int(folder.name)
@@ -62,7 +62,7 @@ def _is_process(folder: Path, session: int, index: int) -> bool:
             int(process_session) == session
             and f"JAX_PROCESS_ID={index}" in (folder / "environ").read_text().split("\0")
             and "python" in os.readlink(folder / "exe")
-            # Not a child process of bertjax.
+            # The parent of a child process of bertjax is not bash.
             and "bash" in os.readlink(f"/proc/{parent}/exe")
         )
     except OSError:
@@ -100,7 +100,7 @@ def test_run_resumes_on_other_processes_after_a_kill(corpus, tmp_path, single_pr
     os.kill(pid_of(pod, 2), signal.SIGKILL)
     pod.communicate(timeout=120)
     assert pod.returncode == 128 + signal.SIGKILL
-    # Half as many processes, and a mesh whose tensor axis crosses them.
+    # Resume with half as many processes and with another mesh.
     pod = start_pod(2, 2, train_command(corpus, workdir, "--config.mesh.data=2", "--config.mesh.tensor=2"))
     _, text = pod.communicate(timeout=300)
     assert pod.returncode == 0, text
@@ -113,7 +113,7 @@ def test_run_resumes_on_other_processes_after_a_kill(corpus, tmp_path, single_pr
     ("moment", "overrides"),
     [
         ("device(s)", []),
-        # All rows, so that the evaluation takes long enough for the signal.
+        # Evaluate all held-out rows, so that the signal arrives during the evaluation.
         ("eval step 0:", ["--config.data.eval_rows=0"]),
         ("step 15/", []),
     ],

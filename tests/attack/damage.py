@@ -1,4 +1,4 @@
-"""Damages every kind of file and runs a command that reads it.
+"""Cases that damage a file and run a command that reads it.
 
 The output must not change, or the command must end with a one-line error."""
 
@@ -35,14 +35,14 @@ _CHANGES: dict[str, Callable[[bytes, random.Random], bytes]] = {
     "null": lambda content, rng: b"null\n",
 }
 KINDS = (*_CHANGES, "deleted", "directory", "broken link", "other file")
-# Kinds of damage after which a JSON file, a gzip file or a text may still be valid.
+# Kinds of damage after which a JSON file, a compressed file or a text may still be valid.
 _JSON_EDITS = ("flipped bit", "flipped bits", "other file")
 _GZIP_EDITS = ("empty", "doubled", "other file")
 _TEXT_EDITS = (*_JSON_EDITS, *_GZIP_EDITS, "truncated", "CR line ends", "null", "nested")
 
 
 def damage_file(file: Path, kind: str, rng: random.Random) -> None:
-    """Damages a file. The damage `other file` replaces its content by that of a nearby file with the same suffix."""
+    """Damages a file. The kind `other file` copies the content of a nearby file with the same suffix."""
     content = file.read_bytes()
     if kind == "other file":
         contents = {path.read_bytes() for path in file.parent.parent.rglob(f"*{file.suffix}") if path.is_file()}
@@ -56,7 +56,7 @@ def damage_file(file: Path, kind: str, rng: random.Random) -> None:
         file.write_bytes(_CHANGES[kind](content, rng) if kind in _CHANGES else content)
 
 
-# Commands that read `copy`, and write `out` or resume in `copy`.
+# Commands that read the folder `copy`. They write `out`, or resume the run in `copy`.
 READERS: dict[str, tuple[str, ...]] = {
     "inspect": ("inspect", *config("pretrain", data__corpus="copy")),
     "train": ("train", *config("pretrain", data__corpus="copy"), "--workdir=out"),
@@ -79,8 +79,8 @@ READERS: dict[str, tuple[str, ...]] = {
     "inspect_glue": ("inspect", *config("glue", data__path="copy/glue", data__vocabulary="copy/vocab.txt")),
     "inspect_text": ("inspect", *config("text", data__train_file="copy/text/train.csv")),
 }
-# Piece to copy to `copy`, pattern of the damaged files, commands that read them, and kinds of damage that may change
-# the output.
+# By target: piece that is copied to `copy`, pattern of the files to damage, keys of `READERS`, and kinds of damage that
+# may change the output.
 TARGETS: dict[str, tuple[str, str, str, Sequence[str]]] = {
     "corpus": ("corpus", "*.*", "inspect train", ()),
     "pair index": ("corpus", "pair_index/*", "inspect train", ()),
@@ -96,7 +96,7 @@ TARGETS: dict[str, tuple[str, str, str, Sequence[str]]] = {
     "results of a table": ("reproduced", "**/re*.json", "table", (*_JSON_EDITS, "deleted", "broken link")),
     "kept results": ("reproduced", "kept.json", "kept_table", _JSON_EDITS),
     "converted": ("converted", "**/*", "fill_mask features export init_from", ()),
-    # Files without checksums, in which many values are valid.
+    # Formats without checksums, in which a changed value is often valid.
     **{name: (name, "*", "fill_mask features import", KINDS) for name in ("huggingface", "tensorflow")},
     "text": ("files", "text.txt", "prepare_txt", KINDS),
     **{kind: ("files", f"text.txt.{kind}", f"prepare_txt.{kind}", _GZIP_EDITS) for kind in ("gz", "xz")},
@@ -111,7 +111,7 @@ def damage(sandbox: Sandbox, case: Path, target: str, kind: str, reader: str, se
     piece, pattern, _, may_differ = TARGETS[target]
     expected = sandbox.cached(f"{piece} {reader}", lambda: undamaged_answer(sandbox, piece, reader))
     copy, rng = _copy_piece(sandbox, case, piece, reader), random.Random(seed)
-    # Orbax's file names are random.
+    # Sort by size before name, because Orbax's file names are random.
     files = [path for path in copy.glob(pattern) if path.is_file()]
     file = rng.choice(sorted(files, key=lambda path: (str(path.parent), path.stat().st_size, path.name)))
     damage_file(file, kind, rng)
@@ -139,23 +139,23 @@ def undamaged_answer(sandbox: Sandbox, piece: str, reader: str) -> dict[str, str
 def _copy_piece(sandbox: Sandbox, case: Path, piece: str, reader: str) -> Path:
     copy = shutil.copytree(sandbox.piece(piece), case / "work" / "copy")
     if reader.startswith("resume"):
-        # The state of a run that was killed before its last save.
+        # Without its last checkpoint, the run looks as if it was killed before its last save.
         shutil.rmtree(copy / "checkpoints" / str(newest_checkpoint(copy)))
     return copy
 
 
 def _answer(result: CompletedProcess, case: Path) -> dict[str, str]:
-    """Returns what a command printed, and hashes of what it wrote."""
+    """Returns the stdout of a command, and hashes of the files that it wrote."""
     written = state(case / "work" / "out", case)
     if "--workdir=copy" in result.args:
-        # In a resumed run, any other file may be the damaged one.
+        # Compare only results, because any other file of the resumed run may be the damaged one.
         results = re.compile("checkpoints|metrics.jsonl|results.json|sweep.json")
         written = {name: value for name, value in state(case / "work" / "copy", case).items() if results.match(name)}
     return {"stdout": result.stdout.replace(str(case), ""), **written}
 
 
 def damages(count: int, seed: int) -> list[Case]:
-    """Returns cases that apply each kind of damage to each target repeatedly."""
+    """Returns `count` cases, which use every pair of target and kind of damage before any pair repeats."""
     pairs = [(target, kind) for target in TARGETS for kind in KINDS]
     cases: list[Case] = []
     while len(cases) < count:

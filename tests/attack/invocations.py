@@ -14,7 +14,7 @@ from bertjax.cli.main import build_parser
 from bertjax.cli.parser import PATH_METAVARS
 from bertjax.config.load import load_config
 
-# Valid values of required options, of `COMMAND OPTION` or of `OPTION`; an empty tuple omits the option.
+# Valid values of required options, by `COMMAND OPTION` or by `OPTION`. An empty tuple omits the option.
 _VALUES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("output", "workdir", "destination", "predict output", "reproduce results"), ("out",)),
     **dict.fromkeys(("checkpoint", "source"), ("{pretrained}",)),
@@ -23,7 +23,7 @@ _VALUES: dict[str, tuple[str, ...]] = {
     **{"ensemble checkpoint": ("{glue}", "{glue2}"), "predict checkpoint": ("{glue}",), "predict texts": ()},
     **{"prepare vocab_size": ("70",), "bench step steps": ("1",), "bench input seconds": ("0.1",)},
 }
-# Paths of these options may be missing.
+# Options whose path need not exist.
 _OUTPUTS = ("output", "workdir", "destination", "npz", "results", "plot", "keep", "data_dir")
 _HUGE = "1000000000000"
 _WRONG = {int: ("", "x", "1.5", "nan"), float: ("", "x"), bool: ("", "maybe", "2.5")}
@@ -34,7 +34,7 @@ _ODD = {
     str: ("", "nosuch", "x" * 5000, "\x1b[31mred\x07", "a\nb", "-1", "[a-", "%s{0}", "\udcff", "x [MASK] " * 3000),
 }
 _PATHS = ("nothing", "folder", "file.txt/below", "loop", "x" * 300, "..", "gs://nosuchbucket/x", "\x1b[31m")
-# Not for --config: Python shows the traceback of a broken experiment file.
+# Files with odd content for all options but --config, where a broken experiment file causes a traceback.
 _FILES = ("file.txt", "junk.bin", "utf16.txt", "o[d]d*.txt")
 _EXPERIMENT = b"from bertjax.presets import *\nfrom ml_collections import ConfigDict\ndef get_config():\n    "
 _EXPERIMENTS = {
@@ -48,7 +48,7 @@ _ANY, _USAGE = (0, 1, 2), (2,)
 
 
 def invoke(sandbox: Sandbox, case: Path, argv: Sequence[str], codes: Sequence[int]) -> Report:
-    """Runs a command with wrong or odd arguments, which may exit with `codes`."""
+    """Runs a command with wrong or odd arguments. `codes` are the valid exit codes."""
     work = case / "work"
     (work / "folder").mkdir()
     (work / "loop").symlink_to("loop")
@@ -60,7 +60,7 @@ def invoke(sandbox: Sandbox, case: Path, argv: Sequence[str], codes: Sequence[in
     faults = [*faults_of(result, codes), *leftovers(case)]
     if result.returncode == 2 and changes:
         faults.append(f"left {changes[0]}")
-    # A command that succeeds may replace the file that it is given as its output.
+    # A successful command may replace a file that its arguments name.
     elif any(name in before and not (result.returncode == 0 and name in " ".join(argv)) for name in changes):
         faults.append("changed a file")
     return Report(f"exit {result.returncode}", faults, f"changed: {changes}; {result.stderr[-300:]!r}", result.args)
@@ -98,7 +98,7 @@ def _of_command(words: tuple[str, ...], parser: argparse.ArgumentParser) -> Iter
         if valid[action.dest] and (action.required or action.dest == "config"):
             yield changed(_USAGE, action.dest)
         for name in action.option_strings:
-            # A flag with a value, or an option without.
+            # A flag with a value, or an option without its value.
             yield changed(_USAGE, "", f"{name}=1" if action.nargs == 0 else name)
         wrong, odd = _values_of(action) if action.nargs != 0 else ((), ())
         yield from (changed(_USAGE, action.dest, prefixes.get(action.dest, "") + value) for value in wrong)
@@ -106,9 +106,9 @@ def _of_command(words: tuple[str, ...], parser: argparse.ArgumentParser) -> Iter
 
 
 def _values_of(action: argparse.Action) -> tuple[list[str], list[str]]:
-    """Returns wrong and odd values."""
+    """Returns wrong values, which the command must reject, and odd values, which it may accept."""
     kind = {"_integer": int, "float": float}.get(getattr(action.type, "__name__", ""), str)
-    # A large value of `bench input --seconds` would make the command run that long.
+    # Exclude the huge value of `bench input --seconds`, for which the command would run that many seconds.
     odd = [value for value in _ODD[kind] if (action.dest, value) != ("seconds", _HUGE)]
     wrong = list(_WRONG.get(kind, ()))
     if action.metavar == "SPEC":
@@ -123,7 +123,7 @@ def _values_of(action: argparse.Action) -> tuple[list[str], list[str]]:
 
 def _of_fields(seed: int) -> Iterator[tuple]:
     """Yields commands with a wrong or odd value of each config field, in an experiment that has the field."""
-    # `run.py` sets variables that JAX reads at this import.
+    # Import here, because the import reads environment variables of JAX that `run.py` sets first.
     from flax.traverse_util import flatten_dict
 
     files, rng = sorted(EXPERIMENTS.glob("*.py")), random.Random(seed)

@@ -1,4 +1,4 @@
-"""Kills commands at random moments and restarts them until they end. The result must equal an uninterrupted run's."""
+"""Cases that kill commands at random times and restart them. The result must equal that of an uninterrupted run."""
 
 import os
 import random
@@ -11,7 +11,7 @@ from pathlib import Path
 from oracle import Report, differences, faults_of, leftovers, state, temporaries
 from sandbox import GLUE, PREPARE, PRETRAIN, SWEEP, Case, Sandbox, wait
 
-# Valid exit codes after each signal. Without a signal, the command must succeed.
+# Valid exit codes by signal; 0 stands for no signal.
 _CODES = {0: (0,), signal.SIGKILL: (0, -9), signal.SIGTERM: (0, 42, 130), signal.SIGINT: (0, 42, 130)}
 # Commands that write `out`.
 SCENES: dict[str, tuple[str, ...]] = {
@@ -27,7 +27,7 @@ SCENES: dict[str, tuple[str, ...]] = {
     "features": ("features", "--checkpoint={huggingface}", "bana", "ke ||| lo", "--output=out"),
     "predict": ("predict", "--checkpoint={glue}", "--output=out"),
 }
-# Runs that resume have more states than commands that start over.
+# These commands are killed more often, because they have more intermediate states.
 _ROWS = (*SCENES, *("train", "fine-tune", "sweep", "train", "prepare") * 2)
 
 
@@ -47,7 +47,7 @@ def kill(sandbox: Sandbox, case: Path, scene: str, most: int, seed: str) -> Repo
                 time.sleep(rng.uniform(0, 0.05))
             if poll() is None:
                 sent.append(rng.choice([*_CODES][1:]))
-                # A terminal signals the process group, a scheduler often the process.
+                # Terminals signal the process group; schedulers often signal only the process.
                 rng.choice((os.kill, os.killpg))(pid, sent[0])
 
         result = sandbox.run(case, SCENES[scene], attempt, *([disturb] if attempt < most else []))
@@ -57,7 +57,7 @@ def kill(sandbox: Sandbox, case: Path, scene: str, most: int, seed: str) -> Repo
         if result.returncode >= 0:
             # A successful command also removes the temporary files of killed commands.
             faults += [f"left {name}" for name in {*os.listdir(work)} - (before if result.returncode else {"out"})]
-        # The output of these commands appears at once, complete.
+        # The output of `prepare` and `convert` is complete as soon as it exists, even after a kill.
         if result.returncode == 0 or (scene.startswith(("prepare", "convert")) and output.exists()):
             changes = differences(expected, state(output))
             faults += [f"lost: {len(changes)} files differ, such as {changes[0]}"] if changes else []
@@ -70,7 +70,7 @@ def kill(sandbox: Sandbox, case: Path, scene: str, most: int, seed: str) -> Repo
 def undisturbed(sandbox: Sandbox, scene: str) -> tuple[dict[str, str], float]:
     """Runs a command without kills. Returns the state of its output and half of its run time.
 
-    The other half of the time is compilation, whose results are cached.
+    Later runs take about half as long, because compiled programs are cached.
     """
     case, began = sandbox.case(f"undisturbed-{scene}"), time.monotonic()
     sandbox.run(case, SCENES[scene]).check_returncode()

@@ -14,10 +14,10 @@ from orbax_files import checkpoint_arrays, newest_checkpoint
 
 from bertjax.errors import INTERRUPTED, STOPPED
 
-# Exit code that stands for a command that was still running at its time limit.
+# Exit code that stands for a command that exceeded its time limit.
 HANG = 124
 _TRACEBACK = re.compile("^ *Traceback |^Exception (ignored )?in ", re.MULTILINE)
-# A progress bar returns to the start of its line with \r.
+# Control characters except tab, newline and \r, which progress bars use.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _TEMPORARY = re.compile(r"tmp|unfinished|\.write\.lock$")
 # Files that depend on the clock, or contain the path of their directory.
@@ -25,7 +25,7 @@ _VOLATILE = ("timing.jsonl", "events.out.*", "*.png", "origin.json", "reproduce.
 
 
 class Report(NamedTuple):
-    """Result of a case; the summary counts `row` and `result`."""
+    """Result of a case; the summary counts cases by `row` and `result`."""
 
     result: str
     faults: list[str]
@@ -42,8 +42,8 @@ def faults_of(result: CompletedProcess, codes: Sequence[int] = (0, 1, 2)) -> lis
     is_one_line = [line for line in lines if line.startswith("bertjax: ")] == lines[-1:]
     is_explained = "same command" in result.stderr if result.returncode == STOPPED else is_one_line
     if result.returncode == INTERRUPTED and "bertjax: interrupted" in lines:
-        return []  # Threads and worker processes that end later may add messages of Python.
-    # A command may print its arguments to stdout.
+        return []  # Threads and worker processes that end later may print further messages.
+    # A command may print its arguments, with their control characters, to stdout.
     out = result.stdout.translate({ord(character): None for character in "".join(result.args)})
     faults = ["traceback"] if _TRACEBACK.search(result.stdout + "\n" + result.stderr) else []
     faults += [f"exit {result.returncode}"] if result.returncode not in codes else []
@@ -52,20 +52,20 @@ def faults_of(result: CompletedProcess, codes: Sequence[int] = (0, 1, 2)) -> lis
 
 
 def temporaries(directory: Path) -> list[str]:
-    """Returns the temporary files and directories below a directory to which other processes may write."""
+    """Returns the temporary files and directories below a directory; other processes may be writing to it."""
     paths = [os.path.join(parent, name) for parent, *names in os.walk(directory) for name in sum(names, [])]
     return [os.path.relpath(path, directory) for path in paths if _TEMPORARY.search(os.path.basename(path))]
 
 
 def leftovers(case: Path, attempt: int = 0) -> list[str]:
     """Returns a fault for each temporary file that a command left in its working directory or in its $TMPDIR."""
-    # The cache directory contains the pair indices of corpora that are not writable, for the next command.
+    # Ignore the cache directory, which keeps pair indices of read-only corpora for later commands.
     scratch = [name for name in os.listdir(case / f"scratch{attempt}") if name != f"bertjax-{os.getuid()}"]
     return [f"left {name}" for name in (*scratch, *temporaries(case / "work"))]
 
 
 def entries(directory: Path) -> dict[str, str]:
-    """Returns the paths below a directory with the modification times of files."""
+    """Returns the modification time of each path below a directory; directories have an empty string."""
     paths = {str(path.relative_to(directory)): path for path in directory.rglob("*")}
     return {name: "" if path.is_dir() else str(path.lstat().st_mtime_ns) for name, path in paths.items()}
 
@@ -75,12 +75,12 @@ def differences(left: dict[str, str], right: dict[str, str]) -> list[str]:
 
 
 def state(path: Path, root: Path | None = None) -> dict[str, str]:
-    """Returns hashes of an output's files, without the path `root` in them, and of the newest checkpoints' arrays."""
+    """Returns hashes of the files of an output, with the path `root` removed, and of the newest checkpoints' arrays."""
     contents = {path.name: path.read_bytes()} if path.is_file() else {}
     for file in path.rglob("*"):
         name = str(file.relative_to(path))
         if file.name == "checkpoints" and (step := newest_checkpoint(file.parent)) is not None:
-            # In a fork: tensorstore starts threads, after which this process could not fork commands.
+            # Read in a fork: tensorstore starts threads, and a process with threads must not fork commands.
             with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
                 arrays = pool.submit(checkpoint_arrays, file / str(step)).result()
             contents |= {f"{name}/{step}/{key}": array for key, array in arrays.items()}

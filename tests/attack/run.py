@@ -1,8 +1,8 @@
-"""Attacks all commands with wrong arguments, kills and damaged files, for hours; prints a table and every fault.
+"""Attacks all commands with wrong arguments, kills and damaged files, and prints a table and every fault.
 
     python tests/attack/run.py --log runs/attack.jsonl
 
-A case depends on the seed and its name only. The same command resumes after the last case of the log.
+All cases take hours. A case depends only on the seed and its name. The same command skips the cases in the log.
 """
 
 import argparse
@@ -32,13 +32,13 @@ def main() -> None:
     parser.add_argument("--invocations", type=int, help="number of wrong invocations (default: all)")
     parser.add_argument("--kills", type=int, default=1000, help="number of kills")
     parser.add_argument("--damages", type=int, default=2000, help="number of damaged files")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="cases at a time")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="number of parallel cases")
     parser.add_argument("--log", type=Path, help="JSON lines file of finished cases; resumed if it exists")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="run these cases, whatever the log says")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="run only these cases, without the log")
     parser.add_argument("--keep", action="store_true", help="keep the directories of the cases")
     args = parser.parse_args()
     sandbox = Sandbox(Path(tempfile.mkdtemp(prefix="bertjax-attack-")))
-    # JAX and TensorFlow read their variables when they are imported; the import starts no threads.
+    # Import now, so that forks start fast; the imports read environment variables and start no threads.
     os.environ.update(sandbox.env)
     for module in ("flax.linen", "matplotlib.figure", "optax", "orbax.checkpoint", "tensorflow"):
         __import__(module)
@@ -59,7 +59,7 @@ def main() -> None:
             if report.faults or count % 50 == 0:
                 print(f"{count}/{len(futures)} {name} ({report.row}): {report.faults}", flush=True)
     except KeyboardInterrupt:
-        print("interrupted; the same command resumes if it has a --log")
+        print("interrupted; with --log, the same command resumes")
     finally:
         pool.shutdown(cancel_futures=True)
         if not args.keep:

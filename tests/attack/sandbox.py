@@ -27,7 +27,7 @@ from oracle import HANG, Report, differences, entries
 
 from bertjax.cli import main as cli
 
-# A process id and its `poll`: the exit code, -N after signal N, None while the process runs.
+# PID and `poll` function of a process. `poll` returns the exit code, -N after signal N, or None while it runs.
 Process = tuple[int, Callable[[], int | None]]
 HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
@@ -46,9 +46,9 @@ _DATA |= dict.fromkeys(("adapt", "pretrain", "pretrain_cpu", "demo"), {"data.cor
 
 
 def start_fork(argv: Sequence[str], cwd: Path, env: Mapping[str, str], out: BinaryIO, err: BinaryIO) -> Process:
-    """Starts a command in a fork of this process, which must have one thread: a fork takes 0.3 s, a new process 5 s."""
+    """Starts a command in a fork of this process, which must have one thread. A fork takes 0.3 s, a new process 5 s."""
     process = multiprocessing.get_context("fork").Process(target=_run_command, args=(argv, cwd, env, out, err))
-    # `_run_command` unblocks them when `bertjax.cli.main` has installed its handlers.
+    # `_run_command` unblocks the signals when `bertjax.cli.main` has installed its handlers.
     signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
     process.start()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)
@@ -62,11 +62,11 @@ def _run_command(argv: Sequence[str], cwd: Path, env: Mapping[str, str], out: Bi
     os.dup2(err.fileno(), 2)
     # With this variable set, the command does not restart itself to get huge pages.
     os.environ.update({"GLIBC_TUNABLES": "", **env})
-    # No command needs more; it must not fill the memory of the machine.
+    # No command needs 8 GiB, and a faulty one must not fill the memory of the machine.
     resource.setrlimit(resource.RLIMIT_DATA, (8 << 30, 8 << 30))
     tempfile.tempdir = None
     sys.argv = ["bertjax", *argv]
-    # Worker processes of multiprocessing import the main module.
+    # Worker processes of multiprocessing import the main module, which must not be `run.py`.
     sys.modules["__main__"] = type(sys)("__main__")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     run = cli._run
@@ -79,7 +79,7 @@ def _run_command(argv: Sequence[str], cwd: Path, env: Mapping[str, str], out: Bi
 
 
 def wait(poll: Callable[[], Any], seconds: float) -> Any:
-    """Returns the result of `poll` when it is not None, or None after `seconds`."""
+    """Returns the result of `poll` as soon as it is not None, or None after `seconds`."""
     deadline = time.monotonic() + seconds
     while (result := poll()) is None and time.monotonic() < deadline:
         time.sleep(0.005)
@@ -97,7 +97,7 @@ class Sandbox:
         self.env = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": _XLA_FLAGS, **_CACHE, **_TENSORFLOW, **paths}
 
     def cached(self, key: str, compute: Callable[[], Any]) -> Any:
-        """Returns the JSON value of `compute`, which one of the processes calls once."""
+        """Returns the JSON value of `compute`, which only one of the processes calls."""
         file = self.folder / "cache" / key
         with FileLock(f"{file}.lock"):
             if not file.exists():
@@ -105,7 +105,7 @@ class Sandbox:
             return json.loads(file.read_text())
 
     def piece(self, name: str) -> Path:
-        """Returns the path of a piece; no case may change it."""
+        """Returns the path of a piece, which is made on first use. No case may change it."""
         path = self.folder / "pieces" / name
 
         def make() -> None:
@@ -131,18 +131,18 @@ class Sandbox:
         return faults
 
     def fill(self, text: str) -> str:
-        """Replaces the names of pieces in braces by their paths."""
+        """Replaces each `{NAME}` with the path of the piece NAME."""
         return re.sub("{(\\w+)}", lambda name: str(self.piece(name[1])) if name[1] in PIECES else name[0], text)
 
     def case(self, name: str) -> Path:
-        """Returns an empty directory for a case; its commands run in `work` below it."""
+        """Returns an empty directory for a case, whose commands run in the subdirectory `work`."""
         case = self.folder / "cases" / name
         shutil.rmtree(case, ignore_errors=True)
         (case / "work").mkdir(parents=True)
         return case
 
     def run(self, case: Path, argv: Sequence[str], attempt: int = 0, attack: Any = lambda *_: None) -> CompletedProcess:
-        """Runs a command with $TMPDIR `scratch{attempt}`; calls `attack(*process)` while it runs."""
+        """Runs a command with $TMPDIR `scratch{attempt}`; calls `attack(pid, poll)` while it runs."""
         argv = [self.fill(item) for item in argv]
         env = {**self.env, "TMPDIR": str(case / f"scratch{attempt}")}
         os.mkdir(env["TMPDIR"])
@@ -160,14 +160,14 @@ class Sandbox:
 
 
 class Case(NamedTuple):
-    """One attack; `row` is what it attacks."""
+    """One attack; `row` names the attacked command or files."""
 
     name: str
     row: str
     attack: Callable[[Sandbox, Path], Report]
 
     def run(self, sandbox: Sandbox, keep: bool = False) -> Report:
-        """Runs the attack in a new directory; an error of the attack itself is a fault, too."""
+        """Runs the attack in a new directory; an exception of the attack itself is also a fault."""
         case = sandbox.case(self.name)
         try:
             report = self.attack(sandbox, case)
@@ -190,7 +190,7 @@ GLUE = (*config("glue", data__vocabulary=""), "--init_from={pretrained}")
 SHORT_GLUE = config("glue", f"{TINY},grid=one", data__vocabulary="", steps=2, eval_every=2)
 SWEEP = ("sweep", *SHORT_GLUE, "--init_from={pretrained}", "--seeds=2")
 PRETRAIN = config("pretrain")
-# Skip the 9 characters of `--config=`.
+# The slice [9:] removes `--config=`.
 _TABLE = f"""from bertjax.reproduce.table import Cell, Run, Table
 def get_table(text):
     first = Run("first", {PRETRAIN[0][9:]!r}, {PRETRAIN[1:]}, flops=1e9)
@@ -214,7 +214,7 @@ def _write_files(folder: Path) -> None:
 _PREPARE = (*PREPARE, "--input=text:{files}/text.txt", "--output=FOLDER")
 _INSPECT = ("inspect", *config("pretrain", data__corpus="FOLDER"))  # Writes the pair indices.
 _KEEP = ("table", "5", "--results=FOLDER", "--keep=FOLDER/kept.json")
-# Commands that make a piece in FOLDER; Python writes `files` and `table`.
+# Commands that make each piece in FOLDER. `Sandbox.piece` itself writes `files` and `table`.
 PIECES: dict[str, Sequence[Sequence[str]]] = {
     **dict.fromkeys(("files", "table"), ()),
     "corpus": (_PREPARE, _INSPECT),

@@ -29,9 +29,9 @@ def test_short_attack_finds_no_faults():
 
 @pytest.fixture
 def sandbox_of(tmp_path, monkeypatch):
-    # Returns a function that returns a sandbox whose commands run a Python script.
+    # Returns a function that takes a Python script and returns a sandbox in which every command runs this script.
     def start(script, argv, cwd, env, out, err):
-        # The script unblocks them when it has handlers.
+        # The script unblocks the signals when it has installed its handlers.
         signal.pthread_sigmask(signal.SIG_BLOCK, sandboxes.HANDLED_SIGNALS)
         command = [sys.executable, "-S", "-c", f"import os, signal, sys, time\n{script}"]
         process = subprocess.Popen(command, cwd=cwd, env=env, stdout=out, stderr=err, process_group=0)

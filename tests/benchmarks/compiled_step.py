@@ -5,12 +5,12 @@
     python tests/benchmarks/compiled_step.py --case base --override config.model.remat=none --operations 30
 
 Flax BERT needs transformers 4; the tests use version 5, so install it in a separate directory:
-`pip install --target TRANSFORMERS_4 'transformers<5'`. Its step follows their example `run_mlm_flax.py` plus the
-next-sentence loss: mean cross-entropies over all positions, AdamW, dropout, rows sharded over all chips.
+`pip install --target TRANSFORMERS_4 'transformers<5'`. Its step follows Hugging Face's example `run_mlm_flax.py` and
+adds the next-sentence loss: logits of all positions, dropout, AdamW, and rows sharded over all chips.
 
 All figures are per device:
 
-    TFLOP                 multiplications and additions of the program; loops count as often as they run
+    TFLOP                 FLOPs of matrix products and kernels; every loop iteration counts
     GB                    bytes read from and written to HBM; kernels count by their cost estimate
     GB XLA                "bytes accessed" of XLA's `cost_analysis`, which includes on-chip memory and counts loops once
     GiB of temporaries    peak memory beyond the step's arguments
@@ -128,7 +128,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", choices=CASES, default="base", help="model, topology and layout (default: base)")
     parser.add_argument("--flax_bert", action="store_true", help="measures Hugging Face's Flax BERT instead")
-    parser.add_argument("--override", nargs="*", default=[], help="config.FIELD=VALUE, for bertjax")
+    parser.add_argument("--override", nargs="*", default=[], help="config.FIELD=VALUE, overrides of the bertjax config")
     parser.add_argument("--operations", type=int, default=0, help="lists this many operations by bytes (default: 0)")
     args = parser.parse_args()
 

@@ -6,9 +6,9 @@
     python tests/benchmarks/cpu_step.py --config pretrain:size=base --override config.data.batch_size=8 \
       --steps 4 --operations 20
 
-The first table has the operations of the compiled step by kind, in milliseconds per step from XLA's profile. Operations
-may run in parallel, so the sum can exceed a step. The second table has each matrix product of the step alone, the best
-of some rounds, by NumPy (the reference for MFU on CPU) and by XLA, both with all threads.
+The first table shows the time of each kind of operation, in milliseconds per step from XLA's profile. Operations may
+run in parallel, so the sum can exceed the step time. The second table shows the time of each matrix product alone, in
+NumPy (the reference for MFU on CPU) and in XLA: the best of 25 rounds, with all threads.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from bertjax.cli.main import use_huge_pages
 
 
 def kind_of(name: str, source: str) -> str:
-    """Returns the kind of an operation, a line of the first table."""
+    """Returns the line of the first table to which an operation belongs."""
     if name.startswith("dot") or (name.startswith("ynn") and "dot_general" in source):
         return "matrix products"
     if "copy" in name:
@@ -194,7 +194,7 @@ def time_products(products: list[Product], rounds: int = 25) -> None:
 
 
 def compile_product(x: Any, y: Any) -> Callable[[], Any]:
-    """Returns a compiled product of arrays with the same memory layout."""
+    """Returns a function that multiplies two arrays in XLA, with the memory layout of the NumPy arrays."""
     import jax
 
     transposed = [array.ndim == 2 and not array.flags.c_contiguous for array in (x, y)]

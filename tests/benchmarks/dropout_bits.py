@@ -1,11 +1,11 @@
-"""Compares sources of random bits for dropout: generator, bits per element, and their cost.
+"""Compares the cost of dropout with different random generators and numbers of bits per element.
 
     python tests/benchmarks/dropout_bits.py --shape 8 12 512 512 --topology v5e:2x2
     python tests/benchmarks/dropout_bits.py --shape 2 12 128 128 --rounds 20
 
 Each step applies dropout to an array and then computes the gradient, as for attention probabilities in plain JAX. The
-mask is either stored for the backward pass or drawn again. With --topology, prints the `GB` of HBM that the program of
-the TPU compiler reads and writes. Without --topology, prints the time in `ms` on this machine, the best of several
+compiler either stores the mask for the backward pass or draws it again. With --topology, prints the HBM traffic of the
+program that the TPU compiler produces, in `GB`. Otherwise, prints the time on this machine in `ms`, the best of several
 interleaved rounds.
 """
 
@@ -23,7 +23,7 @@ from hlo_cost import instruction_costs
 from hlo_program import read_program
 
 RATE = 0.1
-# `jax.random` implementation and bits per element, by label; bertjax hashes positions instead.
+# (`jax.random` implementation, bits per element) by label. The empty name stands for the hash that bertjax uses.
 SOURCES = {
     "hash of positions, 16 bits": ("", 16),
     **{f"{name}, {bits} bits": (name, bits) for name in ("threefry2x32", "philox4x32", "rbg") for bits in (32, 16, 8)},
@@ -49,7 +49,7 @@ def make_dropout(implementation: str, bits: int) -> Callable[..., jax.Array]:
 def forward_and_backward(
     drop: Callable[..., jax.Array], x: jax.Array, y: jax.Array, key_data: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the output, and the gradient of x computed after all of the output, as in a deep model."""
+    """Returns the output and the gradient of x. The backward pass starts after the forward pass, as in a deep model."""
     out, vjp = jax.vjp(lambda x: drop(x, key_data), x)
     out, y = jax.lax.optimization_barrier((out, y))
     return out, vjp(out * y)[0]

@@ -1,10 +1,10 @@
-"""Times vectors of texts by mean pooling, in bertjax and in transformers with PyTorch, compilation included.
+"""Times mean-pooled text embeddings in bertjax and in transformers with PyTorch, including compilation.
 
     pip install -e '.[parity,published]'
     python tests/benchmarks/encode.py --texts sentences.txt --rounds 3
 
-Both read the same texts with the published all-MiniLM-L6-v2. transformers gets batches of 32 texts, sorted by length
-and padded to the longest. Each measurement is a process of its own, which does not count imports and loading.
+Both encode the same texts with the published all-MiniLM-L6-v2. transformers gets batches of 32 texts, sorted by length
+and padded to the longest. Each measurement runs in a separate process, and excludes imports and loading.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from published import published_checkpoint
 
 
 def encode_bertjax(texts: list[str]) -> np.ndarray:
-    """Returns the vectors of bertjax, and prints the seconds."""
+    """Returns the embeddings of bertjax [N, D], and prints the seconds."""
     import bertjax
 
     bert = bertjax.load(published_checkpoint())
@@ -28,7 +28,7 @@ def encode_bertjax(texts: list[str]) -> np.ndarray:
 
 
 def encode_transformers(texts: list[str]) -> np.ndarray:
-    """Returns the vectors of transformers, and prints the seconds."""
+    """Returns the embeddings of transformers [N, D], and prints the seconds."""
     import torch
     import transformers
 

@@ -105,13 +105,13 @@ def _convolution_flops(computation: Computation, instruction: Instruction) -> fl
 
 
 def _positions(inputs: int, output: int, size: int, window: dict[str, str]) -> int:
-    """Counts pairs of output and window positions that read an input element, along one axis."""
+    """Counts the pairs of output and window position along one axis that read an input element, not padding."""
     stride, base, dilation = (int(window.get(name, 1)) for name in ("stride", "lhs_dilate", "rhs_dilate"))
     before = int(window.get("pad", "0_0").split("_")[0])
     dilated = (inputs - 1) * base + 1
     count = 0
     for at in range(size):
-        # Positions of the dilated input have an element at multiples of `base`.
+        # The dilated input has elements only at multiples of `base`.
         for out in range(output):
             place = out * stride + at * dilation - before
             count += 0 <= place < dilated and place % base == 0
@@ -173,7 +173,7 @@ def _read_bytes(program: Program, computation: Computation, value: Instruction) 
         elif user.opcode == "bitcast":
             total += _read_bytes(program, computation, user)
         elif user.opcode == "dynamic-update-slice" and user.operands[0] == value.name:
-            # Updated in place.
+            # The update in place does not read the array.
             continue
         elif user.opcode == "fusion":
             inner = program.computations[user.called[0]]

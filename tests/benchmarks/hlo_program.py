@@ -1,6 +1,6 @@
 """Parser of HLO text: instructions of a compiled program and their execution counts.
 
-XLA's `cost_analysis` counts the body of a loop once. The text has the trip counts of loops and all shapes.
+XLA's `cost_analysis` counts the body of a loop only once, but the HLO text contains the trip counts of loops.
 """
 
 import dataclasses
@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-# Instructions whose computations are scheduled like those of the caller, unlike the body of a fusion.
+# Instructions whose computations are scheduled instruction by instruction, unlike the body of a fusion.
 CALLERS = ("while", "conditional", "call")
 # Bits of types whose name has no number.
 _BITS = {"pred": 8, "token": 0, "opaque": 0}

@@ -28,7 +28,7 @@ def fewest_rows(lengths: np.ndarray, seq_len: int) -> int:
 
     This is the bound L2 of Martello and Toth (Lower bounds and reduction procedures for the bin packing problem, 1990).
     Two pairs longer than half a row cannot share a row. Shorter pairs with at least `short` tokens fill the room that
-    the longer pairs leave, except in rows whose room is less than `short`.
+    remains in the rows of longer pairs, except where it is less than `short` tokens.
     """
     pairs = np.bincount(lengths, minlength=seq_len + 1)
     tokens = pairs * np.arange(seq_len + 1)

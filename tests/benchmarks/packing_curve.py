@@ -1,4 +1,4 @@
-"""Compares training with packed rows and with one pair per row: held-out masked-LM loss against tokens, and speed.
+"""Compares training with packed rows and with one pair per row: speed, and held-out masked-LM loss by tokens seen.
 
     python tests/benchmarks/packing_curve.py --corpus runs/corpus --init_from runs/bert --workdir runs/packing
 
@@ -58,8 +58,8 @@ def main() -> None:
     parser.add_argument("--init_from", default="")
     parser.add_argument("--size", default="L2_H128")
     parser.add_argument("--seq_len", type=int, default=512)
-    parser.add_argument("--rows", type=int, default=8, help="of a packed batch")
-    parser.add_argument("--tokens", type=float, default=6e6, help="real ones of a run")
+    parser.add_argument("--rows", type=int, default=8, help="rows per packed batch (default: 8)")
+    parser.add_argument("--tokens", type=float, default=6e6, help="tokens per run, without padding (default: 6e6)")
     parser.add_argument("--eval_rows", type=int, default=512)
     parser.add_argument("--learning_rate", type=float, default=5e-4)
     parser.add_argument("--seeds", type=int, default=3)
@@ -82,17 +82,17 @@ def main() -> None:
     marks = min((curve[:, 0] for both in curves.values() for curve in both), key=lambda tokens: tokens[-1])
     # Interpolate the losses at equal numbers of tokens, since batches differ by a few tokens.
     losses = {packing: np.array([np.interp(marks, *curve.T) for curve in found]) for packing, found in curves.items()}
-    print(f"{rows[0]} rows alone, {100 * filled[0] / args.seq_len:.1f} % filled; ", end="")
-    print(f"{rows[1]} packed, {100 * filled[1] / args.seq_len:.1f} % filled; {args.seeds} seeds each")
-    print("| million tokens | alone | packed | packed - alone |\n|---|---|---|---|")
+    print(f"batches of {rows[0]} rows with one pair, {100 * filled[0] / args.seq_len:.1f} % tokens; ", end="")
+    print(f"batches of {rows[1]} packed rows, {100 * filled[1] / args.seq_len:.1f} % tokens; {args.seeds} seeds each")
+    print("| million tokens | one pair per row | packed | difference |\n|---|---|---|---|")
     for index, mark in enumerate(marks):
         alone, packed = losses[0][:, index], losses[1][:, index]
         difference = packed - alone
         shown = [f"{values.mean():.3f} ±{values.std(ddof=1):.3f}" for values in (alone, packed, difference)]
         print(f"| {mark / 1e6:.2f} | " + " | ".join(shown) + " |")
     ratios = [packed / alone for alone, packed in zip(speeds[0], speeds[1], strict=True)]
-    print(f"real tokens/s, alone: {', '.join(f'{speed:,.0f}' for speed in speeds[0])}")
-    print(f"real tokens/s, packed: {', '.join(f'{speed:,.0f}' for speed in speeds[1])}")
+    print(f"tokens/s without padding, one pair per row: {', '.join(f'{speed:,.0f}' for speed in speeds[0])}")
+    print(f"tokens/s without padding, packed: {', '.join(f'{speed:,.0f}' for speed in speeds[1])}")
     print(f"packed rows are {statistics.median(ratios):.2f} times as fast ({min(ratios):.2f} to {max(ratios):.2f})")
 
 

@@ -3,9 +3,9 @@
     python tests/benchmarks/prepare.py --input 'wiki:wikipedia/AA/wiki_[0-4]*' --vocab vocab.txt --rounds 3
 
 Each round runs all cases one after the other, so that other load slows all cases equally; the median of each case is
-printed. A run of `bertjax prepare` is measured from the start of Python to the last checksum. The bare encode is
-Hugging Face's BertWordPieceTokenizer on all cores, applied to paragraphs in memory, without reading, documents,
-sentences, held-out split or writing. Beam is skipped if it is not installed.
+printed. A run of `bertjax prepare` is measured from the start of Python to the last checksum. The bare encode applies
+Hugging Face's BertWordPieceTokenizer on all cores to paragraphs in memory. It excludes reading, splitting into
+sentences, the held-out split and writing. Beam is skipped if it is not installed.
 """
 
 import argparse
@@ -76,7 +76,7 @@ def main() -> None:
     for name, each in seconds.items():
         median = statistics.median(each)
         rates = f"{text_bytes / 1e6 / median:5.2f} MB/s  {tokens[name] / median / 1e6:5.2f} M tokens/s"
-        print(f"{name:26} {median:6.1f} s  {rates}  {bare / median:4.2f} of bare")
+        print(f"{name:26} {median:6.1f} s  {rates}  {bare / median:4.2f} x bare encode")
 
 
 if __name__ == "__main__":

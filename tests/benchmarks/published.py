@@ -6,8 +6,8 @@
 
 Settings are the paper's: batches of 32, three epochs, learning rate 5e-5, 10 % warm-up, three seeds. Both use Adam with
 bias correction, the default of transformers. PyTorch gets the batches of bertjax, so data, order and row lengths are
-equal. Each run is a process of its own; its seconds include imports, compilation and evaluation. A line of the log is
-one run; the same command continues an interrupted log.
+equal. Each run is a separate process; its seconds include imports, compilation and evaluation. Each line of the log is
+one run; the same command resumes after an interruption.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def flags(task: str, seed: int, path: str) -> list[str]:
 
 
 def run_bertjax(task: str, seed: int, path: str) -> float:
-    """Runs `bertjax train` and returns the metric on dev."""
+    """Runs `bertjax train` and returns the metric on the dev set."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "bertjax", "train", *flags(task, seed, path), "--workdir", f"{folder}/run"]
         subprocess.run(command, check=True, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
@@ -62,14 +62,14 @@ def run_bertjax(task: str, seed: int, path: str) -> float:
 
 
 def run_transformers(task: str, seed: int, path: str) -> float:
-    """Fine-tunes with PyTorch in another process and returns the metric on dev."""
+    """Fine-tunes with PyTorch in another process and returns the metric on the dev set."""
     command = [sys.executable, __file__, "--pytorch", task, "--seed", str(seed), "--data", path]
     output = subprocess.run(command, check=True, stderr=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True).stdout
     return float(output.splitlines()[-1])
 
 
 def train_pytorch(task_name: str, seed: int, path: str) -> float:
-    """Fine-tunes with transformers on the batches of bertjax's task, and returns the metric on dev."""
+    """Fine-tunes with transformers on the batches of bertjax's task, and returns the metric on the dev set."""
     import numpy as np
     import torch
     import transformers
@@ -141,7 +141,7 @@ def train_pytorch(task_name: str, seed: int, path: str) -> float:
 
 
 def table(log: Path) -> str:
-    """Returns the mean and deviation of both systems for each task, with the mean seconds."""
+    """Returns a Markdown table: for each task and system, mean and deviation of the metric, and mean seconds."""
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     rows = [
         "| task | metric | bertjax | transformers | bertjax, s | transformers, s | ratio |",

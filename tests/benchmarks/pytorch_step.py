@@ -5,7 +5,7 @@
 Both compute in float32 on all cores with a dropout rate of 0.1: forward and backward pass of masked LM and
 next-sentence prediction, gradients clipped to norm 1, an AdamW update. `BertForPreTraining` computes logits of every
 token, with the default attention of transformers (printed); bertjax computes logits of the masked tokens only. The two
-run in turns, each in its own process, and the median step counts. Needs the extra `parity`.
+run in turns, each in its own process; speed is that of the median step. Needs the extra `parity`.
 """
 
 import argparse
@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=8, help="batch size (default: 8)")
     parser.add_argument("--seq_len", type=int, default=128, help="tokens per row (default: 128)")
     parser.add_argument("--steps", type=int, default=6, help="timed steps per turn (default: 6)")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each (default: 3)")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each framework (default: 3)")
     parser.add_argument("--pytorch", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     settings = (args.size, args.rows, args.seq_len, args.steps)

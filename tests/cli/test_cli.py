@@ -294,7 +294,7 @@ def test_flipped_bit_of_corpus_is_an_error(capfd, corpus, tmp_path):
     for command in (["train", "--workdir", tmp_path / "run"], ["inspect"], ["bench", "input"]):
         code, error = ends(capfd, *command, "--config", f"{TINY},corpus={tmp_path}/corpus")
         assert code == 1 and "train.tokens.bin is damaged" in error.splitlines()[-1]
-    # The corpus is verified in the background; a run on a damaged one does not finish.
+    # The corpus is verified in the background; a run on a damaged corpus does not finish.
     assert not (tmp_path / "run" / "results.json").exists()
 
 

@@ -60,7 +60,7 @@ def test_damaged_checkpoint_exits_with_1(capfd, workdir, tmp_path):
 
 
 def damaged(workdir: Path, folder: Path) -> Path:
-    """Copies a workdir and damages its parameter files; libraries detect that in their own threads."""
+    """Copies a workdir and damages its parameter files; libraries detect the damage in their own threads."""
     shutil.copytree(workdir, folder)
     for file in (folder / "checkpoints" / "4" / "params").rglob("d/*"):
         file.write_bytes(bytes(byte ^ (index % 64 == 0) for index, byte in enumerate(file.read_bytes())))

@@ -13,7 +13,7 @@ from bertjax.errors import INTERRUPTED
 
 
 def start(body: str, directory: Path) -> subprocess.Popen:
-    """Starts `bertjax convert a b`, whose work is replaced by `body`."""
+    """Starts `bertjax convert a b`, with the Python code `body` in place of the conversion."""
     (directory / "command.py").write_text(
         "import sys, tempfile, time\nfrom bertjax.cli import convert, main\n"
         f"def command(args):\n    exec(compile({body!r}, 'command', 'exec'), globals())\n"
@@ -42,7 +42,7 @@ def test_signal_removes_temporary_files_and_exits_with_130(tmp_path, number):
     body = "with tempfile.TemporaryDirectory() as path:\n    print(path, flush=True)\n    time.sleep(60)"
     process = start(body, tmp_path)
     assert Path(process.stdout.readline().strip()).is_dir()
-    # Python ignores an exception that a signal handler raises inside a finalizer.
+    # Wait for pending finalizers, in which Python would ignore the exception that the signal handler raises.
     time.sleep(0.2)
     process.send_signal(number)
     _, error = process.communicate(timeout=60)
@@ -74,7 +74,7 @@ def test_storage_error_of_tensorflow_is_one_line(tmp_path):
 
 
 def test_error_in_a_finalizer_adds_no_traceback(tmp_path):
-    # Orbax leaves such errors when one of its reads fails.
+    # After a failed read, finalizers of Orbax raise such errors.
     body = (
         "from bertjax.errors import BertjaxError\n"
         "class Read:\n    def __del__(self):\n        raise ValueError('abandoned')\n"

@@ -183,7 +183,7 @@ assert not xla_bridge.backends_are_initialized()
 
 @pytest.mark.parametrize("task", TASKS)
 def test_every_path_field_is_listed(task):
-    """Otherwise, moved files would change the run, and relative paths would depend on the current directory."""
+    """Tests that `PATH_FIELDS` lists every path field of a task; a run may resume with other values of these fields."""
     (data,) = (field for field in dataclasses.fields(config_class(task)) if field.name == "data")
     names = {field.name for field in dataclasses.fields(data.default)}
     paths = {name for name in names if name.endswith("_file") or name in ("path", "corpus", "vocabulary", "labels")}

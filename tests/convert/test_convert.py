@@ -168,7 +168,7 @@ def test_wrong_usage_is_refused_and_leaves_no_files(letters, tmp_path, capfd):
         with pytest.raises(SystemExit) as exit_info:
             cli.main(arguments)
         assert exit_info.value.code == 2 and message in capfd.readouterr().err
-    # --overwrite replaces neither the workdir of a run nor any other folder.
+    # --overwrite does not replace the workdir of a run or a folder with other files.
     for name in ("run/checkpoints", "folder"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "folder" / "some.index").write_text("")

@@ -1,4 +1,4 @@
-"""Checkpoints on the hub: downloads, pinned commits and uploads, against a stand-in for its HTTP API."""
+"""Checkpoints on the Hugging Face Hub: downloads, pinned commits and uploads, with a fake HTTP API."""
 
 import json
 import os
@@ -68,7 +68,7 @@ def test_checkpoint_and_tokenizer_by_name(server, pretrained, tmp_path):
     np.testing.assert_array_equal(by_name.encode(["ab c"]).pooled, local.encode(["ab c"]).pooled)
     assert bertjax.load_tokenizer(ADDRESS).encode("ab c") == local.tokenizer.encode("ab c")
     assert not any("pytorch_model.bin" in request or "onnx" in request for request in server.requests)
-    # Weights are not needed for a tokenizer.
+    # Loading a tokenizer does not download weights.
     server.push("org/other", files)
     bertjax.load_tokenizer("hf:org/other")
     assert not any("/org/other/" in request and "safetensors" in request for request in server.requests)
@@ -93,7 +93,7 @@ def test_run_keeps_the_commit_that_it_started_from(server, pretrained, letters, 
     train(tmp_path / "run", table, f"--init_from={ADDRESS}")
     data = json.loads((tmp_path / "run" / "data.json").read_text())
     assert data["init_from"] == {"source": f"{ADDRESS}@{commit}", "address": ADDRESS}
-    # The branch moves on, and the server fails.
+    # The branch gets a new commit, and the server fails.
     (tmp_path / "new").mkdir()
     huggingface.write(random_checkpoint(letters, initializer_range=0.1), tmp_path / "new")
     assert server.push("org/bert", files_of(tmp_path / "new")) != commit
@@ -103,7 +103,7 @@ def test_run_keeps_the_commit_that_it_started_from(server, pretrained, letters, 
     (tmp_path / "run" / "results.json").unlink()
     train(tmp_path / "run", table, f"--init_from={ADDRESS}")
     assert not server.requests
-    # Without the kept conversion, as with a workdir at gs://, the commit is read from data.json.
+    # Without a cached conversion, as in a workdir at gs://, the commit is read from data.json.
     assert pinned_address(ADDRESS, str(tmp_path / "run")) == f"{ADDRESS}@{commit}"
     assert pinned_address("hf:org/other", str(tmp_path / "run")) == "hf:org/other"
     assert pinned_address(ADDRESS, str(tmp_path / "none")) == ADDRESS

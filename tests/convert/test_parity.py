@@ -46,7 +46,7 @@ def save_random_model(letters, folder, size="tiny", class_name="BertForPreTraini
 
 
 def torch_outputs(folder):
-    """Computes hidden states, pooled output and both logits in PyTorch, through AutoTokenizer and AutoModel."""
+    """Computes hidden states, pooled output and logits of both heads in PyTorch, with AutoTokenizer and AutoModel."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForPreTraining.from_pretrained(folder).eval()
     inputs = tokenizer([a for a, _ in TEXTS], [b for _, b in TEXTS], padding=True, return_tensors="pt")
@@ -58,7 +58,7 @@ def torch_outputs(folder):
 
 
 def jax_outputs(folder, inputs):
-    """Computes the same outputs in bertjax."""
+    """Computes the hidden states, pooled output and logits of `torch_outputs` in bertjax."""
     checkpoint = read_checkpoint(folder)
     config, params = checkpoint.config, unflatten_dict(checkpoint.params, sep="/")
     ids, mask, segments = (
@@ -104,7 +104,7 @@ def test_outputs_equal_in_both_directions(size, hidden_act, letters, tmp_path):
     inputs, *expected = torch_outputs(tmp_path / "foreign")
     assert_close(inputs, expected, jax_outputs(tmp_path / "own", inputs))
     convert(str(tmp_path / "own"), str(tmp_path / "back"), HUGGINGFACE, False)
-    # The outputs of the two tanh activations of transformers differ in the last bit, but the weights are equal.
+    # Compare outputs approximately: the two tanh GELUs of transformers differ in the last bit. The weights are equal.
     inputs, *outputs = torch_outputs(tmp_path / "back")
     assert_close(inputs, expected, outputs)
     before, after = (

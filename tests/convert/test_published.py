@@ -27,7 +27,7 @@ def folder():
 
 @pytest.fixture(scope="module")
 def texts():
-    """1,000 sentences and 200 pairs of sentences from docstrings."""
+    """Returns 1,000 sentences and 200 pairs of sentences from docstrings of Python modules."""
     documents = docstrings.documents(docstrings.modules(), Counter())
     lines = (line.strip() for document in documents for line in document.splitlines())
     sentences = list(itertools.islice((line for line in lines if 20 < len(line) < 300), 1400))

@@ -1,4 +1,4 @@
-"""Analytic bytes of collectives, against counts by hand."""
+"""Estimated bytes of collectives, compared with counts by hand."""
 
 import types
 
@@ -14,7 +14,7 @@ MODEL = ModelConfig(vocab_size=100, hidden_size=8, num_attention_heads=2, num_hi
 
 
 def exchanges(sizes, shape, spec, positions=1, name="kernel", **arguments):
-    """Returns (name, collective, axis) to bytes for one parameter on a mesh of these sizes."""
+    """Returns the bytes sent for one parameter on a mesh of `sizes`, by (name, collective, axis, crosses_slices)."""
     mesh = types.SimpleNamespace(shape=dict(zip(("data", "fsdp", "tensor"), sizes, strict=True)))
     axes = [(spec[i] if i < len(spec) else None) for i in range(len(shape))]
     shard = tuple(size // mesh.shape.get(axis, 1) for size, axis in zip(shape, axes, strict=True))
@@ -34,7 +34,7 @@ def test_data_parallelism_all_reduces_gradients():
 
 def test_gradients_of_the_token_table_are_float32():
     assert [*exchanges((4, 1, 1), (16, 8), (), name="token").values()] == [2 * 3 / 4 * 4 * 16 * 8]
-    # The table itself stays sharded over `fsdp`.
+    # The table stays sharded over `fsdp`, so nothing is exchanged over this axis.
     assert exchanges((1, 4, 1), (16, 8), ("fsdp",), name="token") == {}
 
 

@@ -1,4 +1,4 @@
-"""The TPU compiler on the attention kernels, and its memory figures."""
+"""Attention kernels compiled for TPUs, and the peak memory of compiled programs."""
 
 import pytest
 from hlo_cost import instruction_costs
@@ -63,7 +63,7 @@ def test_fused_attention_compiles_and_estimates_its_cost(compile_attention, topo
         if cost.source.endswith("pallas_call") and cost.flops
     }
     product, states = 2 * rows * heads * length**2 * 64, 2 * rows * length * heads * 64
-    # The forward pass has two products and four arrays, the backward pass five and seven.
+    # The forward pass has two matrix products and four arrays; the backward pass has five products and seven arrays.
     assert costs == {"forward": (2 * product, 4 * states), "backward": (5 * product, 7 * states)}
 
 

@@ -1,4 +1,4 @@
-"""`bertjax plan`, with the TPU compiler and without a TPU."""
+"""`bertjax plan` with the TPU compiler, on a machine without TPUs."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""`plan --search` with a fake compiler whose memory is linear in the rows."""
+"""`bertjax plan --search` with a fake compiler, whose programs need memory linear in the rows per device."""
 
 import jax
 import pytest
@@ -12,7 +12,7 @@ from bertjax.training.checkpoint_config import experiment_config
 
 LIMIT = int(CHIPS["v5e"].hbm_bytes)
 FIXED = LIMIT // 10
-# Bytes per row of each remat policy; the compiler crashes on other policies.
+# Bytes per row by remat policy; the fake compiler crashes on other policies.
 ROW_BYTES = {"none": LIMIT // 50, "full": LIMIT // 200}
 
 
@@ -22,7 +22,7 @@ def config_with(overrides):
 
 @pytest.fixture
 def compilations(monkeypatch):
-    """Remat policy and rows per device of each compilation."""
+    """Replaces the compiler with a fake one, and returns the (remat policy, rows per device) of each compilation."""
     calls = []
 
     def compile_step(settings, phase, topology, slices):

@@ -1,4 +1,4 @@
-"""A random pre-trained checkpoint as a Hugging Face folder, and shared helpers."""
+"""Fixtures: a random checkpoint with pre-training heads in a Hugging Face folder, and a runner of failing commands."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def pretrained(letters, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def usage_error(capfd):
-    """Function that runs a command, checks its exit code, and returns the error message."""
+    """Returns a function that runs a command, checks its exit code, and returns the error message."""
 
     def run(*arguments, code: int = 2) -> str:
         capfd.readouterr()

@@ -1,4 +1,4 @@
-"""Hidden states of texts, in shards."""
+"""`bertjax features`: hidden states of texts, written in shards."""
 
 import fcntl
 import itertools
@@ -20,7 +20,7 @@ from bertjax.model.encoder import Encoder
 from bertjax.utils.io import temporary_name
 
 TEXTS = ["the cat, sat", "", "a " * 60, "ab ||| c d", *(f"w{index}" for index in range(40))]
-# 32 tokens of one layer of width 16.
+# 32 tokens with float32 states of one layer of width 16.
 SMALL_SHARD_BYTES = 32 * 4 * 16
 
 

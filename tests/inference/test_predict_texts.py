@@ -34,7 +34,7 @@ LABELS = {CLASSES: ("bad", "good", "so"), MULTILABEL: ("new", "red"), TAGS: ("O"
 
 @pytest.fixture(scope="module")
 def folders(letters, pretrained, tmp_path_factory):
-    """One Hugging Face folder per kind of output layer."""
+    """Returns one Hugging Face folder per kind of output layer."""
     folders = {"": pretrained}
     for name in (CLASSES, CHOICES, TAGS, SPANS, "number"):
         folders[name] = tmp_path_factory.mktemp(name)
@@ -123,7 +123,7 @@ def test_answer_is_the_best_span_of_the_context(folders, capfd, tmp_path):
     assert predict_json(capfd, folders[SPANS], "who?", f"--context={url}")[0]["prediction"] in url
     assert predict_json(capfd, folders[SPANS], "who?", f"--context_file={tmp_path / 'passage.txt'}") == [record]
     logits = logits_of(folders[SPANS], "who?", context)
-    # [CLS] w ##h ##o ? [SEP], then J ##o s ##a ##w A ##l .
+    # Start and end characters by token position in the row [CLS] w ##h ##o ? [SEP] J ##o s ##a ##w A ##l . [SEP].
     spans = {6: (0, 1), 7: (1, 2), 8: (3, 4), 9: (4, 5), 10: (5, 6), 11: (7, 8), 12: (8, 9), 13: (9, 10)}
     first, last = max(
         itertools.combinations_with_replacement(spans, 2), key=lambda pair: logits[pair[0], 0] + logits[pair[1], 1]
@@ -202,7 +202,7 @@ def test_truncated_texts_are_counted_once(folders, log_lines, monkeypatch):
     assert log_lines == []
     classifier.predict(["a " * 39, "b", ("a " * 20, "b " * 18), "c", "d"])
     assert log_lines == ["2 of 5 texts were cut to 40 tokens"]
-    # Windows cover long texts of these models.
+    # These models split long texts into windows instead of truncating them.
     bertjax.load(folders[TAGS]).predict(["a " * 50])
     bertjax.load(folders[SPANS]).predict(["who?"], context="a " * 50)
     assert len(log_lines) == 1
@@ -242,7 +242,7 @@ def test_wrong_usage_is_refused(folders, usage_error, tmp_path):
 
 
 def numbers_of(record):
-    """Lists the numbers of a record."""
+    """Returns all floats of a nested record."""
     if isinstance(record, dict):
         return [number for value in record.values() for number in numbers_of(value)]
     if isinstance(record, list):
@@ -251,7 +251,7 @@ def numbers_of(record):
 
 
 def mesh_of(num_devices):
-    """Mesh that shards parameters over the first devices."""
+    """Returns a mesh that shards parameters over the first `num_devices` devices."""
     return make_mesh(MeshConfig(data=1, fsdp=num_devices), jax.devices()[:num_devices])
 
 

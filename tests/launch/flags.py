@@ -1,6 +1,7 @@
-"""Flags of the programs that launchers and documents use, without the programs.
+"""Check of the flags of other programs in launchers and documents, without installing these programs.
 
-`flags.json` maps a command to its flags: "bool", "value" or the list of allowed values. It names the versions.
+`flags.json` maps each command to its flags, and each flag to "bool", "value" or a list of allowed values. It also has
+the versions of the programs.
 """
 
 import json

@@ -16,7 +16,7 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "docs" / "pods.md", ROOT / "docs" / "wor
 
 
 def commands_of(text: str) -> list[list[str]]:
-    """Commands in code blocks, in `$(...)`, after a pipe, and in inline code with a flag."""
+    """Returns the commands in code blocks, in `$(...)`, after a pipe, and in inline code with a flag."""
     lines = re.findall(r"^ {4,}(\S.*)$", text.replace("\\\n", " "), re.MULTILINE)
     lines += [code for code in re.findall(r"`([^`\n]+)`", text) if " --" in code]
     lines += [inner for line in lines for inner in re.findall(r"\$\((.*)\)", line)]

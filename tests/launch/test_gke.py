@@ -1,4 +1,4 @@
-"""The manifest for GKE and the task for SkyPilot match their schemas and restart as the exit statuses demand."""
+"""The GKE manifest and the SkyPilot task match their schemas, and restart a run according to its exit status."""
 
 import copy
 import json
@@ -31,7 +31,7 @@ def run_gke(*arguments: str) -> subprocess.CompletedProcess:
 
 
 def manifests(*options: str) -> list[dict]:
-    """The service account and the JobSet that launch/gke.py prints."""
+    """Returns the service account and the JobSet that launch/gke.py prints."""
     process = run_gke("bert", *OPTIONS, *options, "--", *COMMAND)
     assert process.returncode == 0, process.stderr
     return list(yaml.safe_load_all(process.stdout))
@@ -155,7 +155,7 @@ def jobset_action(jobset: dict, failures: list[tuple[int, set[str]]]) -> str:
         ([(1, {"DisruptionTarget"})], "RestartJobSetAndIgnoreMaxRestarts"),
         *(([(code, set())], "RestartJobSet") for code in (43, 134, 137, 139, 143)),
         *(([(code, set())], "FailJobSet") for code in (1, 2)),
-        # With several slices, an error that would repeat takes precedence over the lost processes that it causes.
+        # With several slices, an error that a restart would repeat takes precedence over lost processes elsewhere.
         ([(43, set()), (42, set()), (1, set())], "FailJobSet"),
         ([(43, set()), (42, set())], "RestartJobSetAndIgnoreMaxRestarts"),
     ],

@@ -1,4 +1,4 @@
-"""launch/local_pod.sh starts processes, passes on their output and signals, and chooses the exit status."""
+"""launch/local_pod.sh starts processes, forwards output and signals, and chooses the exit status."""
 
 import os
 import signal
