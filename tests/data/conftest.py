@@ -31,5 +31,5 @@ def make_corpus(tmp_path_factory) -> Callable[..., store.Corpus]:
 
 @pytest.fixture(scope="session")
 def traced(make_corpus) -> store.Corpus:
-    """Returns a corpus in which all tokens of a split are different. Tests must not change it."""
+    """Returns a corpus in which all tokens of a split have different ids; tests must not change it."""
     return make_corpus(random_documents(60, 1), random_documents(25, 2), unique=True)

@@ -1,4 +1,4 @@
-"""Small corpora in the on-disk format, written directly."""
+"""Helpers that write small corpora in the on-disk format without `prepare`."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def write_pieces(path: Path, size: int) -> np.ndarray:
 def write_corpus(
     path: Path, splits: dict[str, tuple[np.ndarray, list[list[int]]]], vocabulary_size: int
 ) -> store.Corpus:
-    """Writes and opens a corpus of token arrays and, for each document, the lengths of its sentences."""
+    """Writes and opens a corpus; a split is its token ids and the sentence lengths of each document."""
     path.mkdir(parents=True)
     write_pieces(path / "vocab.txt", vocabulary_size)
     dtype = store.token_dtype(vocabulary_size)
@@ -45,7 +45,7 @@ def write_corpus(
 
 
 def random_documents(count: int, seed: int) -> list[list[int]]:
-    """Returns the sentence lengths of random documents, with a wide distribution as in an encyclopedia."""
+    """Returns the sentence lengths of random documents, log-normally distributed as in an encyclopedia."""
     rng = np.random.default_rng(seed)
     sizes = np.maximum(1, rng.lognormal(3.0, 1.0, count)).astype(int)
     return [np.maximum(1, rng.lognormal(3.0, 0.6, size)).astype(int).tolist() for size in sizes]

@@ -1,4 +1,4 @@
-"""Damaged corpora and pair indices are found before a run counts as done."""
+"""Tests that damaged corpora and pair indices are detected before a run finishes."""
 
 import os
 

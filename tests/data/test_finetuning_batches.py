@@ -11,7 +11,7 @@ CLS, SEP = 1, 2
 
 
 def make_constant_examples(lengths, sequences_per_example=1):
-    """Examples of the given lengths; all tokens of sequence i are i + 10."""
+    """Returns examples of the given lengths; all token ids of sequence i are i + 10."""
     sequences = [{"input_ids": [i + 10] * n, "segment_ids": [0] * n} for i, n in enumerate(lengths)]
     labels = np.arange(len(lengths) // sequences_per_example, dtype=np.int32)
     return make_examples(sequences, {"labels": labels}, sequences_per_example)
@@ -50,7 +50,7 @@ def test_batches_group_examples_of_similar_length():
     positions = sum(
         rows * length * steps for (rows, length), steps in order.shape_counts(order.steps_per_epoch).items()
     )
-    # Bucketing leaves half a bucket of padding per row; a random order would pad to the longest of eight.
+    # A row has about half a bucket of padding. In random order, rows would be padded to the longest of eight.
     assert positions / tokens < 1.5
 
 
@@ -67,7 +67,7 @@ def test_shape_counts_match_batches(bucket):
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("examples_per_row", [1, 4])
 def test_typical_step_has_a_full_batch_of_the_most_common_shape(seed, examples_per_row):
-    # Twenty batches of short examples and two of long ones, the second nearly empty.
+    # Twenty batches of short examples, one of long ones, and one with a single long example.
     examples = make_constant_examples([*[20] * 160, *[100] * 9])
     order = EpochOrder(examples, Batching(8, 32, 128, examples_per_row), seed)
     indices, length = order.batch(order.typical_step())

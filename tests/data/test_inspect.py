@@ -1,4 +1,4 @@
-"""Batches as text and as `.npz` files."""
+"""Tests of batches formatted as text and saved as `.npz` files."""
 
 import os
 

@@ -21,7 +21,7 @@ def vocabulary(tmp_path_factory):
 
 
 def example_rows(vocabulary, rows: int, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns rows of random lengths with special tokens inside the text."""
+    """Returns token ids with special tokens inside the text, and random row lengths."""
     rng = np.random.default_rng(0)
     ids = rng.integers(0, VOCABULARY_SIZE, (rows, seq_len), np.int32)
     ids[:, 0] = vocabulary.cls_id
@@ -115,7 +115,7 @@ def test_whole_words_are_masked_completely_and_within_the_limit(vocabulary):
                 both += position in chosen
     assert partly == 0
     assert both > 1000
-    # Words that do not fit are skipped, so there are nearly as many predictions as in google-research/bert.
+    # Masking skips at most two words that do not fit. google-research/bert skips all, with nearly as many predictions.
     rng = np.random.default_rng(2)
     greedy = 0
     for row, number in enumerate(numbers):

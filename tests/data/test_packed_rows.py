@@ -1,4 +1,4 @@
-"""Tests of packed training rows: the same examples per step as unpacked, complete, in fewer positions."""
+"""Tests of packed fine-tuning rows: each step has the same complete examples as without packing, in fewer positions."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ UNPACKED, PACKED = Batching(16, 32, 64), Batching(16, 32, 64, examples_per_row=4
 
 
 def random_examples(count: int, max_length: int = 64) -> Examples:
-    """Examples of random length; token t of example i is 100 i + t, its label i."""
+    """Returns examples of random length; token t of example i is 100 i + t, and the label is i."""
     lengths = np.random.default_rng(5).integers(3, max_length + 1, count)
     sequences = [
         {"input_ids": [100 * i + t for t in range(n)], "segment_ids": [t % 2 for t in range(n)]}

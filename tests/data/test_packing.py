@@ -1,4 +1,4 @@
-"""Packed rows: the same pairs as without packing, each in one row of its epoch."""
+"""Tests of packed pre-training rows: an epoch has the same pairs as without packing, each in one row."""
 
 import itertools
 
@@ -27,12 +27,12 @@ def short_documents(count: int, seed: int) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def traced(make_corpus):
-    """Creates a corpus of unique tokens."""
+    """Returns a corpus of short documents in which all tokens of a split have different ids."""
     return make_corpus(short_documents(120, 1), short_documents(20, 2), unique=True)
 
 
 def rows_of(lengths: list[int], room: int, most: int, seed: int = 0) -> list[list[int]]:
-    """Returns the pairs of each row."""
+    """Packs pairs of these lengths and returns the indices of the pairs of each row."""
     order, numbers = pack_rows(np.array(lengths), room, most, np.random.default_rng(seed))
     sizes = np.repeat(np.arange(1, most + 1), numbers)
     assert sizes.sum() == len(lengths)
@@ -84,7 +84,7 @@ def test_pairs_of_equal_length_are_combined_randomly():
 
 
 def passes_of(made) -> list[np.ndarray]:
-    """Returns the records of each pass in a fixed order."""
+    """Returns the sorted records of each pass."""
     sizes = np.repeat(made.runs[:, 1], made.runs[:, 0])
     ends = np.cumsum(sizes)[made.pass_ends - 1]
     return [np.sort(part, order=RECORD.names) for part in np.split(np.array(made.records), ends[:-1])]

@@ -86,7 +86,7 @@ def test_block_size_does_not_lose_sentences(corpus, monkeypatch):
 
 
 def test_index_of_a_read_only_corpus_is_stored_in_the_cache_directory(corpus, tmp_path, monkeypatch):
-    # A file where the folder should be: even the superuser cannot write into it.
+    # With a file in place of the folder, not even root can write the index there.
     (corpus.path / "pair_index").write_text("")
     monkeypatch.setenv(CACHE_DIR_VARIABLE, str(tmp_path))
     made = open_pair_index(corpus, "train", 64, 0, 1)

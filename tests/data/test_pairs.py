@@ -1,4 +1,4 @@
-"""Sentence pairs compared with the same rule applied to one document at a time."""
+"""Tests of sentence pairs against a sequential implementation that processes one document at a time."""
 
 import random
 
@@ -23,7 +23,7 @@ def one_pass(documents: list[list[int]], max_tokens: int, seed: int, pass_index:
 
 
 def expected_pairs(documents: list[list[int]], max_tokens: int, rng: random.Random) -> list[tuple[int, int, bool]]:
-    """Returns the lengths of A and B before truncation, and whether B is random, one document at a time."""
+    """Returns, for each pair, the lengths of A and B before truncation, and whether B is random."""
     pairs = []
     for own, document in enumerate(documents):
         target = rng.randint(2, max_tokens) if rng.random() < 0.1 else max_tokens
@@ -112,7 +112,7 @@ def test_b_is_next_or_from_another_document():
 def test_one_document_in_ten_has_a_short_target():
     lengths = np.random.default_rng(0).integers(5, 5000, 1000)
     targets = np.stack([target_lengths(lengths, 61, index, np.random.default_rng(1)) for index in range(10)])
-    # A short target may be the longest by chance.
+    # A short target is uniform in 2 to 61, so it may also be 61.
     assert (targets < 61).sum(axis=0).max() == 1
     short = targets[targets < 61]
     assert len(short) == pytest.approx(1000 * 59 / 60, abs=2)

@@ -1,4 +1,4 @@
-"""Pre-training batches: pure functions of corpus, seed and step; rows of an epoch and of an evaluation."""
+"""Tests of pre-training batches: they depend only on corpus, seed and step, and epochs and evaluations are complete."""
 
 import dataclasses
 import itertools
@@ -83,7 +83,7 @@ def joined(batches):
 
 
 def original_rows(batches) -> np.ndarray:
-    """Returns all rows with the original tokens."""
+    """Returns the token ids of all rows before masking."""
     rows = joined(batches)
     ids = rows["input_ids"].copy()
     row, column = np.nonzero(rows["masked_lm_weights"])
@@ -92,7 +92,7 @@ def original_rows(batches) -> np.ndarray:
 
 
 def traced_offsets(corpus, split, batches) -> list[np.ndarray]:
-    """Returns the token offsets of the text of each row, for a corpus of unique tokens."""
+    """Returns the offsets of each row's tokens in the split, for a split whose tokens have different ids."""
     tokens = getattr(corpus, split).tokens
     offset = np.full(load_vocabulary(corpus.vocabulary_path).size, -1)
     offset[tokens] = np.arange(len(tokens))
@@ -157,7 +157,7 @@ def test_phases_have_different_batches_and_resume(traced):
 def test_late_step_starts_at_once(traced, objective):
     late = train(traced, 3, objective=objective, start_step=1_000_000)
     assert_same(late[2:], train(traced, 1, objective=objective, start_step=1_000_002))
-    # The epoch and the position in it depend only on the step. This many epochs later, the same pass is used.
+    # Batches of late epochs also have different rows.
     assert not np.array_equal(late[0]["input_ids"], late[1]["input_ids"])
     assert len({row.tobytes() for row in joined(late)["input_ids"]}) == 3 * BATCH
 
@@ -202,7 +202,7 @@ def test_epoch_of_pairs_holds_every_sentence(traced):
         owner[record["a_start"] : record["a_start"] + record["a_length"]] = index
         if record["label"] == 0:
             owner[record["b_start"] : record["b_start"] + record["b_length"]] = index
-    # Every token, hence every sentence, belongs to one row.
+    # Every token, and so every sentence, belongs to a pair.
     assert (owner >= 0).all()
     epochs = 3
     batches = train(traced, -(-epochs * len(records) // BATCH), dupe_factor=1)
@@ -237,7 +237,7 @@ def test_repeated_pass_has_new_masks_and_truncation(traced):
     rows, offsets = joined(batches), traced_offsets(traced, "train", batches)
     first_seen, same_cut, same_mask, compared = {}, 0, 0, 0
     for index in range(2 * count):
-        # The middle token of A is never truncated, so it identifies the row.
+        # Truncation usually moves the start of a row by few tokens, so start // 4 often identifies the pair.
         key = offsets[index][0] // 4
         masks = frozenset(rows["masked_lm_positions"][index].tolist())
         if index < count:

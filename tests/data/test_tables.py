@@ -1,4 +1,4 @@
-"""Tests of table files: irregular rows are counted or are an error with their line, never dropped silently."""
+"""Tests of table files: an irregular row is counted or raises an error with its line number."""
 
 import pytest
 

@@ -25,7 +25,7 @@ def test_class_metrics_match_scikit_learn(classes, seed):
 @pytest.mark.parametrize("seed", range(20))
 def test_macro_f1_matches_scikit_learn_for_any_set_of_classes(seed):
     rng = np.random.default_rng(seed)
-    # Some of the 8 classes are absent, only labels, or only predictions.
+    # Some of the 8 classes occur only as labels, only as predictions, or not at all.
     labels, predictions = (rng.choice(rng.choice(8, rng.integers(1, 5)), 12) for _ in range(2))
     expected = sklearn.metrics.f1_score(labels, predictions, average="macro", zero_division=0)
     assert metrics.macro_f1(predictions, labels) == pytest.approx(expected, abs=1e-12)
@@ -38,7 +38,7 @@ def test_macro_f1_leaves_out_absent_classes():
 @pytest.mark.parametrize("seed", range(10))
 def test_multilabel_scores_match_scikit_learn(seed):
     rng = np.random.default_rng(seed)
-    # A column may be empty in the labels, the predictions, or both.
+    # A class may be absent from the labels, the predictions, or both.
     labels, predictions = (((rng.random((30, 6)) < 0.3) & (rng.random(6) < 0.6)).astype(np.int64) for _ in range(2))
     scores = metrics.multilabel_scores(predictions, labels)
     for name, average in (("micro_f1", "micro"), ("macro_f1", "macro")):
@@ -57,7 +57,7 @@ def test_cross_entropy_matches_log_loss():
 
 def test_correlations_match_numpy_and_scipy():
     rng = np.random.default_rng(0)
-    labels = rng.integers(0, 6, 300).astype(np.float32)  # draw from few values, so that many are equal
+    labels = rng.integers(0, 6, 300).astype(np.float32)  # few different values, so that there are ties
     predictions = labels + rng.standard_normal(300).astype(np.float32)
     assert metrics.pearson(predictions, labels) == pytest.approx(np.corrcoef(predictions, labels)[0, 1])
     ranks = [scipy.stats.rankdata(values) for values in (predictions, labels)]

@@ -62,7 +62,7 @@ def test_scores_of_random_tags_match_conlleval():
 
 
 def encode_tags(entities, words, scheme):
-    """Encodes entities (first word, end word, type) that do not overlap as tags."""
+    """Returns the tags of entities (first word, end word, type) that do not overlap."""
     inside, last, single = {"IOB2": "IIB", "BIOES": "IES", "BILOU": "ILU"}[scheme]
     tags = ["O"] * words
     for first, end, type_ in entities:

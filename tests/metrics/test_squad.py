@@ -1,4 +1,4 @@
-"""Tests of SQuAD's metrics on cases worked out by the rules of the official scripts."""
+"""Tests of SQuAD's metrics; the expected scores follow the rules of the official scripts."""
 
 import pytest
 

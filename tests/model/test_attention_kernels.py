@@ -16,9 +16,9 @@ from bertjax.training.step import in_mesh
 
 
 def inputs(rows: int, length: int, heads: int, size: int, dtype=jnp.float32) -> tuple[jax.Array, ...]:
-    """Makes random query, key, value, output gradient and sequence ids.
+    """Returns random query, key, value, output gradient and sequence ids.
 
-    The first row is full, the second only padding; the others have up to three sequences and padding.
+    The first row has no padding and the second only padding. Other rows have up to three sequences and padding.
     """
     shape = (rows, length, heads, size)
     states = [jax.random.normal(key, shape, dtype) for key in jax.random.split(jax.random.key(0), 4)]
@@ -56,9 +56,9 @@ def results(attention, direction, rate, query, key, value, gradient, ids, seed=7
     [
         (3, 24, 4, 16, "both", 0.0),
         (3, 24, 4, 16, "both", 0.1),
-        # These sizes are not multiples of lanes or sublanes.
+        # Row length and head size are not multiples of the TPU's sublanes and lanes.
         (3, 17, 3, 8, "left", 0.3),
-        # Two heads and several rows per program.
+        # Each program of the kernel processes two heads and several rows.
         (4, 64, 4, 64, "both", 0.1),
         (2, 130, 3, 64, "right", 0.1),
     ],
@@ -86,7 +86,7 @@ def test_bfloat16_error_of_fused_attention_is_that_of_xla_attention():
 
 def test_each_row_head_and_query_has_its_own_dropout_mask():
     query, key, value, gradient, _ = inputs(3, 32, 4, 16)
-    # With uniform probabilities and values of 1, the output is the fraction of keys that dropout kept.
+    # With uniform probabilities and values of 1, the output is the fraction of kept keys, divided by 1 - rate.
     uniform = jnp.zeros_like(query), jnp.zeros_like(key), jnp.ones_like(value), gradient, jnp.ones((3, 32), jnp.int32)
     kept = [np.asarray(results(fused_attention, "both", 0.5, *uniform, seed=seed)[0])[..., 0] for seed in (7, 8)]
     columns = np.concatenate([share.transpose(0, 2, 1).reshape(-1, 32) for share in kept])
@@ -105,7 +105,7 @@ def test_fused_attention_is_bitwise_equal_on_meshes(sizes):
         np.testing.assert_array_equal(actual, expected)
 
 
-# The computation of `cudnn_attention` on any platform.
+# The same computation as `cudnn_attention`, compiled by XLA on any platform.
 xla_by_length = functools.partial(cudnn_attention, implementation="xla")
 
 
@@ -124,7 +124,7 @@ def assert_equal_except_padding(actual: tuple[jax.Array, ...], arrays: tuple[jax
 @pytest.mark.parametrize(
     ("attention", "length", "direction"),
     [
-        # Blocks of 128, and of 256 tokens.
+        # Splash attention uses blocks of 128 tokens for length 384 and of 256 tokens for length 256.
         (splash_attention, 384, "both"),
         (splash_attention, 384, "left"),
         (splash_attention, 256, "right"),
@@ -136,7 +136,7 @@ def test_kernels_without_dropout_equal_xla_attention(attention, length, directio
     query, key, value, gradient, ids = inputs(3, length, 2, 16)
     if attention is xla_by_length:
         ids = jnp.minimum(ids, 1)
-    # The output at padding positions is arbitrary.
+    # The output at padding positions is arbitrary, so its gradient is set to 0.
     gradient = jnp.where((ids != 0)[..., None, None], gradient, 0)
     arrays = query, key, value, gradient, ids
     assert_equal_except_padding(results(attention, direction, 0.0, *arrays), arrays, direction)

@@ -1,4 +1,4 @@
-"""Models described as JSON and rebuilt from it."""
+"""Tests that a model can be rebuilt from its JSON description."""
 
 import json
 

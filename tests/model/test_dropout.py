@@ -15,13 +15,13 @@ def dropped(shape: tuple[int, ...], seed: int, rate: float = 0.1) -> np.ndarray:
 
 
 def deviations(a: np.ndarray, b: np.ndarray) -> float:
-    """Returns the correlation of two arrays in standard deviations of that of independent arrays."""
+    """Returns the correlation of two arrays, divided by its standard deviation for independent arrays."""
     return float((a * b).sum() / np.sqrt((a * a).sum() * (b * b).sum()) * np.sqrt(a.size))
 
 
 @pytest.fixture(scope="module")
 def draws() -> np.ndarray:
-    """Dropout mask [32 rows, 8 heads, 64 queries, 64 keys]."""
+    """Returns a dropout mask [32 rows, 8 heads, 64 queries, 64 keys], see `dropped`."""
     return dropped((32, 8, 64, 64), 0)
 
 
@@ -31,7 +31,7 @@ def test_neighbors_along_every_axis_are_uncorrelated(draws):
         "heads": (draws[:, 1:], draws[:, :-1]),
         "queries": (draws[:, :, 1:], draws[:, :, :-1]),
         "keys": (draws[..., 1:], draws[..., :-1]),
-        # Elements that share a word.
+        # Elements that take their bits from the same 32-bit word.
         "halves": (draws[..., 32:], draws[..., :32]),
         "seeds": (draws, dropped((32, 8, 64, 64), 1)),
     }
@@ -43,7 +43,7 @@ def test_autocorrelation_has_no_peak(draws):
     spectrum = np.fft.rfft2(draws.reshape(-1, 64, 64))
     correlation = np.fft.irfft2((np.abs(spectrum) ** 2).mean(0))
     largest = np.abs(correlation.ravel()[1:]).max() / correlation[0, 0] * np.sqrt(draws.size)
-    # The expected maximum of 2,000 independent normal values is about 3.9.
+    # The expected largest absolute value of 2,000 independent standard normal values is about 3.6.
     assert largest < 5
 
 
@@ -62,7 +62,7 @@ def test_dropped_share_equals_the_rate(rate):
 
 
 def test_scale_of_bfloat16_elements_is_unbiased():
-    # The factor is 1.11112, or 1.109 if rounded to bfloat16, which would bias the mean.
+    # Dropout multiplies by 1.11112. Rounded to bfloat16, this factor is 1.109, which would bias the mean.
     x = jax.random.uniform(jax.random.key(0), (64, 512), minval=1, maxval=2).astype(jnp.bfloat16)
     output = np.asarray(jax.jit(lambda x: dropout(x, 0.1, jax.random.key(1)))(x), np.float64)
     kept = output != 0

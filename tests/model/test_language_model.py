@@ -55,7 +55,7 @@ def test_predicted_tokens_are_not_visible(config):
     assert {direction: differing_positions(values) for direction, values in logits.items()} == {
         direction: expected[direction] for direction in config.context_sides
     }
-    # [CLS] and [SEP] are not predicted, so the positions next to them have no target.
+    # [CLS], [SEP] and padding are not predicted, so their weights are 0.
     weights = np.asarray(language_model.text_weights(BATCH["input_mask"]))
     np.testing.assert_array_equal(weights[0], [0, 1, 1, 1, 1, 0, 0, 0])
 
@@ -151,7 +151,7 @@ def test_recurrence_gradient_equals_autodiff_of_the_scan(reverse):
 
 
 def test_lstm_equals_its_equations():
-    """Compares with the equations of Hochreiter and Schmidhuber (1997) with a forget gate, step by step."""
+    """Compares each step with the equations of Hochreiter and Schmidhuber (1997), with a forget gate."""
     rng = np.random.default_rng(0)
     gates, weights = rng.standard_normal((5, 4, 3)), rng.standard_normal((3, 4, 3))
     states = lstm._recurrence(

@@ -1,4 +1,4 @@
-"""The pre-training model compared with an independent forward pass, and each layout with the default one."""
+"""Tests of the pre-training model against a NumPy forward pass, and of other layouts against the default one."""
 
 import dataclasses
 
@@ -34,7 +34,7 @@ PHASE = Phase(seq_len=24, batch_size=4, max_predictions=4, start_step=0, stop_st
 
 @pytest.fixture(scope="module")
 def batch() -> dict[str, np.ndarray]:
-    """Rows of different lengths with two segments and padding at the end."""
+    """Returns rows of different lengths with two segments and padding at the end."""
     batch = MaskedLm.for_model(CONFIG).synthetic_batch(PHASE)
     lengths = np.array([24, 20, 11, 7])[:, None]
     batch["input_mask"] = (np.arange(24) < lengths).astype(np.int32)
@@ -44,7 +44,7 @@ def batch() -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def params(batch) -> dict:
-    """Random parameters, including biases and scales, so that a missing term changes the output."""
+    """Returns random parameters, including biases and scales, so that a missing term changes the output."""
     params = nn.unbox(jax.jit(PretrainingModel(CONFIG).init)(jax.random.key(0), batch)["params"])
     leaves, tree = jax.tree.flatten(params)
     keys = jax.random.split(jax.random.key(1), len(leaves))
@@ -66,7 +66,7 @@ def loss_and_gradient(config: ModelConfig, params: dict, batch: dict) -> tuple[j
 
 
 def assert_trees_close(a: dict, b: dict) -> None:
-    # Compare relative to the largest gradient, because the gradient of the key biases is rounding error.
+    # The tolerance is relative to the largest gradient, because the gradient of key biases is only rounding error.
     scale = max(float(jnp.max(jnp.abs(x))) for x in jax.tree.leaves(a[1]))
     for (path, x), (_, y) in zip(*map(jax.tree_util.tree_leaves_with_path, (a, b)), strict=True):
         np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-6 * scale, err_msg=str(path))
@@ -192,7 +192,7 @@ def test_bfloat16_computes_in_bfloat16_from_float32_parameters(params, batch):
     text = str(jax.make_jaxpr(PretrainingModel(config).apply)({"params": params}, batch))
     products = [line for line in text.splitlines() if "= dot_general[" in line]
     in_float32 = [line for line in products if ":f32[" in line]
-    # Exceptions: float32 accumulation of the logits, and the products with segment embeddings and output bias.
+    # Three products are in float32: the segment embeddings, the masked-LM logits, and the bias of these logits.
     assert len(products) - len(in_float32) >= 8
     assert all(":f32[4,24,16]" in line or ":f32[16,64]" in line for line in in_float32)
     exponentials = [line for line in text.splitlines() if "= exp " in line or "= rsqrt " in line]

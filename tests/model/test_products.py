@@ -1,4 +1,4 @@
-"""Matrix products with parameters as each platform compiles them."""
+"""Tests of how matrix products with parameters are computed on each platform."""
 
 import re
 
@@ -48,7 +48,7 @@ def test_gradient_contracts_rows_and_positions_as_one_axis_only_on_cpu(module, a
 
 
 def products_of(function, *arguments):
-    """Returns the operands of each product of the compiled program: shape, layout and contracted axis of both."""
+    """Returns (left shape, contracted axis, right shape, contracted axis) of each product in the compiled program."""
     program = jax.jit(function).lower(*arguments).compile().as_text()
     shapes = dict(re.findall(r"(%\S+) = (\S+) ", program))
     return [

@@ -8,7 +8,7 @@ from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig, size_fields
 from bertjax.tasks.objectives.masked_lm import MaskedLm
 
-# The 24 small models of google-research/bert, vocabulary 30,522: parameters of encoder and pooler, and with both heads.
+# The 24 small models of google-research/bert (30,522 pieces): parameters without and with the pre-training heads.
 SMALL = {
     "L2_H128": (4_385_920, 4_433_468),
     "L2_H256": (9_591_040, 9_688_380),
@@ -43,7 +43,7 @@ NAMED = {
     "base": SMALL["L12_H768"],
     "large": (335_141_888, 336_226_108),
 }
-# Layers, width and heads of Table 6 of the paper.
+# Layers, hidden size and attention heads of Table 6 of the paper; parameters of encoder and pooler.
 TABLE_6 = {
     "L3_H768_A12": 45_691_392,
     "L6_H768_A3": 66_955_008,

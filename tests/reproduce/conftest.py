@@ -1,4 +1,4 @@
-"""A table of tiny runs."""
+"""Fixture of a table of tiny runs."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def get_table(args):
 
 @pytest.fixture(scope="session")
 def table(corpus, tmp_path_factory) -> Path:
-    """Experiment file of the table; read-only."""
+    """Returns the experiment file of the table; tests must not change it."""
     folder = tmp_path_factory.mktemp("table")
     tiny = [item for item in overrides(None) if "learning_rate" not in item]
     glue = glue_files(folder / "glue")

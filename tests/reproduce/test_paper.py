@@ -30,7 +30,7 @@ def test_glue_average_is_the_mean_of_nine_columns():
     table = paper_table("1")
     assert table.columns[-1] == "Average" and len(table.columns) == 10
     for row, (*values, average) in table.rows.items():
-        # The paper's average of the ELMo row is 0.06 off.
+        # In the ELMo row, the paper's average differs by 0.06 from the mean of the columns.
         assert statistics.mean(values) == pytest.approx(average, abs=0.07 if "ELMo" in row else 0.051), row
 
 
@@ -40,7 +40,7 @@ def test_tables_agree_on_shared_models():
     for column, value in zip(six.columns, six.rows["12/768/12"], strict=True):
         assert column not in base or base[column] == pytest.approx(value, abs=0.25)
     assert eight.rows["80/10/10"][0] == pytest.approx(base["MNLI-m"], abs=0.25)
-    # Tables 7 and 8 give 96.4 and 95.4 for fine-tuning, with different document context and restarts.
+    # For fine-tuned NER, Tables 7 and 8 report 96.4 and 95.4, with different document context and restarts.
     assert seven.rows["Fine-tuning BERT BASE"][0] - eight.rows["80/10/10"][1] == pytest.approx(1.0)
 
 

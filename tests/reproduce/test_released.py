@@ -1,4 +1,4 @@
-"""Tables fine-tuned from released checkpoints."""
+"""Tests of tables that are fine-tuned from released checkpoints."""
 
 import json
 
@@ -15,7 +15,7 @@ from bertjax.training.checkpoint import find_checkpoint, saved_fingerprint
 
 @pytest.fixture
 def inputs(letters, tmp_path, monkeypatch):
-    """Two checkpoints as Hugging Face folders, and CoLA."""
+    """Returns a folder with two Hugging Face checkpoints and CoLA files."""
     monkeypatch.setenv("BERTJAX_STAGING", str(tmp_path / "cache"))
     runs.load_released.cache_clear()
     for name, layers in (("base", 1), ("large", 2)):
@@ -54,7 +54,7 @@ def test_table_from_released_checkpoints(inputs, capfd):
     assert base != large and sorted(done) == sorted([f"cola/base-{base[:8]}", f"cola/large-{large[:8]}"])
     trials = json.loads((inputs / "results" / f"cola/base-{base[:8]}" / "sweep.json").read_text())["trials"]
     assert [trial["started_from"] for trial in trials] == [base] * 3
-    # Results that started from other parameters are not shown.
+    # Results of runs that started from other parameters are an error.
     sweep = inputs / "results" / f"cola/base-{base[:8]}" / "sweep.json"
     content = sweep.read_text()
     sweep.write_text(content.replace(base, large))

@@ -17,7 +17,7 @@ from bertjax.reproduce.results import load_results
 
 
 def printed(capfd, *arguments) -> tuple[str, str]:
-    """Returns the standard output and standard error of a command."""
+    """Runs a command and returns its standard output and standard error."""
     capfd.readouterr()
     cli.main([*map(str, arguments)])
     captured = capfd.readouterr()
@@ -26,7 +26,7 @@ def printed(capfd, *arguments) -> tuple[str, str]:
 
 @pytest.fixture(scope="module")
 def results(table, tmp_path_factory):
-    """Results folder of the table; read-only."""
+    """Returns the results folder of the finished table; tests must not change it."""
     folder = tmp_path_factory.mktemp("results")
     cli.main(["reproduce", f"--config={table}", f"--results={folder}"])
     return folder
@@ -34,7 +34,7 @@ def results(table, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def all_results(table, tmp_path_factory):
-    """Results folder with an ensemble and a fine-tuning from an intermediate checkpoint; read-only."""
+    """Returns a results folder with an ensemble and fine-tuning from an intermediate checkpoint; read-only."""
     folder = tmp_path_factory.mktemp("all_results")
     cli.main(["reproduce", f"--config={table}:all", f"--results={folder}"])
     return folder
@@ -131,7 +131,7 @@ def test_results_of_several_sources_are_combined(results, tmp_path, capfd):
         out, _ = printed(capfd, "table", "5", *sources, f"--keep={tmp_path}/again.json")
         assert out.splitlines()[:-1] == alone.splitlines()[:-1]
         assert json.loads((tmp_path / "again.json").read_text()) == content
-    # The first source with a run is used, and fine-tuning runs of a different pre-training run are rejected.
+    # The first source that contains a run is used. Fine-tuning that started from another pre-training run is an error.
     other = {**content, "runs": {"pretrain/first": {**content["runs"]["pretrain/first"], "fingerprint": "another"}}}
     (tmp_path / "other.json").write_text(json.dumps(other))
     out, _ = printed(capfd, "table", "5", pretrain, f"--results={tmp_path}/other.json", cola)

@@ -1,4 +1,4 @@
-"""Outcomes are rejected if their initial parameters differ from those of the table's runs."""
+"""Tests that results are rejected if their initial parameters or ensemble members differ from the table's."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def test_fine_tuning_must_start_from_the_intermediate_checkpoint(tmp_path, monke
     monkeypatch.setattr(Source, "outcome", lambda self, run: outcomes[run.name])
     monkeypatch.setattr(results, "saved_fingerprint", {tmp_path / "first/checkpoints/7": "a"}.__getitem__)
     found = Results((Source(str(tmp_path)),))
-    # The fingerprint of a deleted checkpoint is unknown, and no run can start from it.
+    # A deleted checkpoint has no fingerprint to compare, so the result is accepted, but no run can start from it.
     assert found.outcome(second) == outcomes["second"]
     with pytest.raises(BertjaxError, match="first lacks a checkpoint of step 7; delete or rename the folder"):
         runner._execute(second, str(tmp_path))

@@ -1,4 +1,4 @@
-"""Order, resumption and failures of `bertjax reproduce`, with runs that take no time."""
+"""Tests of the order, resumption and failures of `bertjax reproduce`; the runs themselves are stubs."""
 
 import json
 
@@ -16,7 +16,7 @@ NAMES = ["cola/both", "cola/first", "cola/first-1", "cola/seed0", "cola/seed1", 
 
 @pytest.fixture
 def executed(monkeypatch):
-    """Names of executed runs, and sets of names of runs that `stop`, `fail` or have `other_settings`."""
+    """Stubs runs; returns the executed runs, and the sets of runs that `stop`, `fail` or have `other_settings`."""
     calls, done, ends = [], {}, {"stop": set(), "fail": set(), "other_settings": set()}
 
     def execute(run, results):

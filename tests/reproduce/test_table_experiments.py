@@ -1,4 +1,4 @@
-"""Experiments of the tables: their runs are valid and in order at every scale."""
+"""Tests that the runs of all table experiments are valid and in order of their dependencies at every scale."""
 
 import shlex
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Continued pre-training: replay of a general corpus, bits per byte, and starting with new pieces."""
+"""Tests of continued pre-training: replay and evaluation of a general corpus, and bits per byte."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ from bertjax.training.checkpoint_config import experiment_config
 
 @pytest.fixture(scope="module")
 def general(corpus, tmp_path_factory) -> Path:
-    """Corpus of other text with the same vocabulary."""
+    """Returns a corpus of other text with the vocabulary of `corpus`."""
     folder = tmp_path_factory.mktemp("general")
     sentences = "".join(f"lona mite {'kesu ' * (line % 7)}bavi\n" + "\n" * (line % 6 == 5) for line in range(240))
     (folder / "text.txt").write_text(sentences)
@@ -36,7 +36,7 @@ def general(corpus, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def spelled(corpus, letters, tmp_path_factory) -> Path:
-    """Returns the corpus with a vocabulary of letters."""
+    """Returns the text of `corpus`, prepared with a vocabulary of letters."""
     folder = tmp_path_factory.mktemp("spelled") / "corpus"
     prepare([f"text:{corpus.parent}/text.txt"], folder, vocabulary=letters, heldout_fraction=0.1, workers=1)
     return folder
@@ -71,7 +71,7 @@ def test_replay_takes_a_share_of_every_window_of_steps(corpus, general):
     mixed = batches(task_of(corpus, f",replay={general}:0.3", **fields))
     assert [len(batch["input_ids"][0]) for batch in mixed] == [16] * 30 + [32] * 10
 
-    # The first batches of both corpora are in order in the first phase of the mixed run.
+    # In the first phase, each mixed batch is the next batch of one of the two corpora.
     def is_batch(batch, expected):
         return np.array_equal(batch["input_ids"], expected["input_ids"])
 
@@ -120,7 +120,7 @@ def test_invalid_replay_is_refused(corpus, spelled):
 def test_mean_piece_bytes(tmp_path):
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "ab", "##é", "##c", "é"]
     (tmp_path / "vocab.txt").write_text("\n".join(pieces) + "\n")
-    # "ab" and "é" follow a space. [UNK] counts one byte, the space before it.
+    # The bytes of "ab" and "é" include the space before them. [UNK] counts only this space.
     tokens = np.array([5, 6, 8, 7, 1], np.uint16)
     assert mean_piece_bytes(load_vocabulary(tmp_path / "vocab.txt"), tokens) == (3 + 2 + 3 + 1 + 1) / 5
 
@@ -148,7 +148,7 @@ def test_general_text_is_evaluated_too(corpus, general, tmp_path, capfd):
     cli.main(["evaluate", f"--checkpoint={tmp_path}/run"])
     metrics = json.loads(capfd.readouterr().out)
     assert metrics["general_bits_per_byte"] == pytest.approx(results["general_bits_per_byte"], rel=1e-4)
-    # The general corpus alone gives the same metrics.
+    # Evaluation on the general corpus alone gives the same loss.
     cli.main(["evaluate", f"--checkpoint={tmp_path}/run", f"--config.data.corpus={general}"])
     assert json.loads(capfd.readouterr().out)["mlm_loss"] == metrics["general_mlm_loss"]
 

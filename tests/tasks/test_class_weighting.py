@@ -74,7 +74,7 @@ def reference_loss(logits, labels, weighting):
 def params_and_logits(is_tagger):
     objective = make_objective(is_tagger)
     params = init_state(objective, OPTIMIZER, MESH, jax.random.key(0)).params
-    # A narrow random kernel gives nearly the same logit to each class.
+    # The initial kernel is so small that all classes have nearly the same logit.
     params["classifier"]["kernel"] = 10 * params["classifier"]["kernel"]
     return params, np.asarray(objective.model.apply({"params": params}, make_batch()))
 
@@ -99,7 +99,7 @@ def test_training_loss_is_weighted_and_evaluation_loss_is_not(weighting, is_tagg
 
 
 def test_gradient_does_not_depend_on_micro_batches():
-    # Micro-batches of two strided rows: one has the rare classes, the others do not.
+    # Micro-batch i has rows i and i + 4, so two of the four micro-batches have no rare class.
     objective = make_objective(is_tagger=False, weighting=ClassWeighting((0.01, 4.0, 7.0), 0.1))
     results = []
     for grad_accum_steps in (1, 4):

@@ -1,4 +1,4 @@
-"""Dev splits and fractions of training data. They keep units together and do not depend on the order of the file."""
+"""Tests of fractions of training data, and of dev splits, which keep documents together and ignore the file's order."""
 
 import numpy as np
 import pytest
@@ -49,7 +49,7 @@ def test_sample_fraction_is_deterministic_and_at_least_one():
     expected = np.random.default_rng(0).permutation(10)[:3]
     assert sample_fraction(10, 0.3).tolist() == sorted(expected)
     assert len(sample_fraction(10, 0.001)) == 1
-    # The exact products are not representable in float64.
+    # In float64, 100 * 0.29 is less than 29.
     assert [len(sample_fraction(100, fraction)) for fraction in (0.29, 0.57, 0.58)] == [29, 57, 58]
 
 

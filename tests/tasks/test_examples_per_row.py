@@ -1,4 +1,4 @@
-"""Packed training rows: equal losses, invalid values and `inspect`."""
+"""Tests of fine-tuning with packed rows: equal losses, invalid values and `inspect`."""
 
 import json
 from pathlib import Path
@@ -46,7 +46,7 @@ def test_packed_rows_train_like_one_example_per_row(glue, letters, tmp_path, tas
     assert [line.keys() for line in packed] == [line.keys() for line in unpacked]
     assert sum("grad_norm" in line for line in unpacked) == 6
     for unpacked_line, packed_line in zip(unpacked, packed, strict=True):
-        # Predictions hardly differ after a few steps, so rounding moves their correlation.
+        # After a few steps, all examples have nearly the same prediction, so rounding changes the correlation.
         correlation = unpacked_line.pop("eval_pearson", 0)
         assert packed_line.pop("eval_pearson", 0) == pytest.approx(correlation, abs=1e-4)
         np.testing.assert_allclose([*packed_line.values()], [*unpacked_line.values()], rtol=2e-5, atol=2e-6)

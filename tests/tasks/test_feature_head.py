@@ -54,7 +54,7 @@ def test_training_on_cached_features_equals_training_with_a_frozen_encoder(ner, 
     cached, uncached = tmp_path / "cached", tmp_path / "uncached"
     results = train(f"ner.py:path={files}", cached, None, f"--init_from={start}", *flags, **schedule)
     assert [path.suffix for path in cache_dir.glob("features-*")] == [".bin"] * 2
-    # Runs of several processes do not cache features, so each step computes the encoder.
+    # Without the cache, each step computes the encoder, as in runs of several processes.
     experiment = f"{EXPERIMENTS}/ner.py:path={files},size=L1_H16,quick=true"
     all_flags = [*overrides(None, **schedule), *flags]
     config = parse_config(experiment_config(experiment, all_flags, find_checkpoint(start)))
@@ -91,7 +91,7 @@ def test_every_task_trains_on_cached_features(ner, task, tmp_path, capfd):
     flags = [*FROZEN, *FAST, "--config.feature_head.features=concat_last_four", f"--init_from={start}"]
     path = write_files(tmp_path / "data")
     train(f"{task}.py:{arguments}path={path}", tmp_path / "run", None, *flags, steps=2, eval_every=2)
-    # Prediction computes the features, since the cache contains only training and dev rows.
+    # Prediction computes the features and does not use the cache.
     assert predict(capfd, tmp_path / "run", tmp_path / "out", "--split=dev")
     assert (
         "feature_head.features=concat_last_four and feature_head.lstm_layers=2, which cannot be converted"

@@ -45,7 +45,7 @@ def test_padding_does_not_change_metrics(cola, capfd):
 
 
 def test_init_from_restores_all_but_the_output_layer(cola, glue, letters, tmp_path, capfd):
-    # The output layers of both tasks have equal shapes.
+    # The output layers of CoLA and RTE have equal shapes but different labels, so the layer is not restored.
     capfd.readouterr()
     cli.main(
         [
@@ -145,7 +145,7 @@ def test_model_config_that_differs_from_the_checkpoint_is_an_error(cola, glue, t
     arguments = ["train", config, f"--workdir={tmp_path / 'run'}", f"--init_from={cola}", *overrides(None)]
     error = refused(capfd, *arguments, "--config.model.hidden_act=relu")
     assert "config.model.hidden_act=relu differs from gelu_tanh of" in error
-    # The padding of the token table is always the checkpoint's.
+    # The padding of the token embeddings always comes from the checkpoint.
     config = load_config(
         f"{EXPERIMENTS}/glue.py:task=cola,path={glue},quick=true", ["--config.model.pad_vocab_to_multiple_of=64"]
     )

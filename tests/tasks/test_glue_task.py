@@ -48,7 +48,7 @@ def test_predictions_keep_input_order_and_match_texts_on_the_command_line(cola, 
         assert record["prediction"] == max(record["probabilities"], key=record["probabilities"].get)
         margin = record["logits"]["1"] - record["logits"]["0"]
         assert record["probabilities"]["1"] == pytest.approx(1 / (1 + np.exp(-margin)), abs=1e-5)
-    # The same texts, read from a text file.
+    # Predict the same texts from a text file.
     (tmp_path / "texts.txt").write_text("".join(f"{record['sentence']}\n" for record in predictions))
     capfd.readouterr()
     cli.main(["predict", f"--checkpoint={cola}", f"--text={tmp_path / 'texts.txt'}", "--json"])
@@ -251,7 +251,7 @@ def test_classes_of_a_converted_checkpoint_are_matched_by_name(glue, letters, tm
     cli.main(["evaluate", f"--checkpoint={tmp_path / 'run'}"])
     metrics = json.loads(capfd.readouterr().out)
     assert metrics_with(["NOT_ENTAILMENT", "ENTAILMENT"]) == metrics
-    # Generic names are matched by position.
+    # Generic label names such as LABEL_0 are matched by position.
     assert metrics_with(["LABEL_0", "LABEL_1"])["accuracy"] == pytest.approx(1 - metrics["accuracy"])
     with pytest.raises(SystemExit):
         metrics_with(["entailment", "contradiction"])

@@ -23,7 +23,7 @@ def experiment_of(corpus, objective="lm"):
 
 @pytest.fixture(scope="module", params=["left", pytest.param("lstm", marks=pytest.mark.slow)])
 def pretrained(request, corpus, tmp_path_factory):
-    """Returns the workdir of a run of two steps."""
+    """Returns the kind of language model, and the workdir of its pre-training for two steps."""
     workdir = tmp_path_factory.mktemp(request.param)
     flags = [KINDS[request.param], *overrides(None, steps=2, eval_every=2, checkpoint_every=2)]
     cli.main(["train", f"--config={experiment_of(corpus)}", f"--workdir={workdir}", *flags])
@@ -103,7 +103,7 @@ def test_features_of_a_language_model_depend_on_its_context_only(pretrained, tmp
         np.load(next(iter(sorted((tmp_path / name).glob("*.npz")))))["hidden_states"] for name in ("one", "other")
     )
     half = one.shape[-1] if pretrained[0] == "left" else one.shape[-1] // 2
-    # Left-to-right states of the tokens before the changed word.
+    # Left-to-right states are equal before the changed word and differ from this word on.
     is_equal = (one[:3, 0, :half] == other[:3, 0, :half]).all()
     assert is_equal and (one[3:, 0, :half] != other[3:, 0, :half]).any()
 

@@ -1,4 +1,4 @@
-"""Tests of reading output layers."""
+"""Tests of reading labels from `output_layer.json`."""
 
 import pytest
 

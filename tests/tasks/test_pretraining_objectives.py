@@ -1,4 +1,4 @@
-"""Pre-training objectives without next-sentence prediction."""
+"""Tests of sentence pairs without next-sentence prediction, and of the consistency of every pre-training objective."""
 
 import json
 
@@ -14,7 +14,7 @@ from bertjax.tasks.objectives.config import OBJECTIVES
 from bertjax.training.checkpoint_config import experiment_config
 from bertjax.training.results import lower_is_better
 
-# Models of the objectives that the default model does not support.
+# Flags that select the model, for objectives that the default model does not support.
 MODELS = dict.fromkeys(OBJECTIVES, ()) | {"lm": ("--config.model.attention_direction=left",)}
 
 
@@ -61,7 +61,7 @@ def test_pairs_need_two_segments(corpus, tmp_path, capfd):
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_objective_is_consistent(objective, corpus):
-    """The schema, sizes and metric names of an objective agree with its batches."""
+    """Checks that the batches, the model kind and the metric names of an objective agree."""
     config = parse_config(experiment_config(config_of(corpus, objective), [*overrides(None), *MODELS[objective]]))
     task = build_task(config)
     real, synthetic = next(task.train_batches(0, SINGLE_SHARD)), task.benchmark_batch()

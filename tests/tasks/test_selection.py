@@ -113,7 +113,7 @@ def test_early_stopping_is_the_same_after_a_kill(glue, letters, tmp_path, log_li
 
 @pytest.mark.parametrize("checkpoint_every", [2, 14])
 def test_best_checkpoint_follows_select_by(glue, letters, tmp_path, checkpoint_every):
-    # With this learning rate, the loss rises and falls.
+    # With this learning rate, the loss rises and falls, so the last checkpoint is not the best.
     fields = {"patience": 0, "select_by": "loss", "steps": 14, "optimizer__learning_rate": 0.05}
     fields["checkpoint_every"] = checkpoint_every
     task = make_task(glue, letters, **fields)

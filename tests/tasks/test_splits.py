@@ -17,7 +17,7 @@ from bertjax.tasks.objectives import classification as objectives
 from bertjax.tasks.objectives.classification import ClassWeighting
 from bertjax.training.checkpoint_config import experiment_config
 
-# Experiment -> writer of its files, and number of rows of the training file.
+# Experiment -> function that writes its files (None: `text_files`), and number of training rows.
 TASKS = {
     "glue.py:task=cola": (glue_files, 64),
     "glue.py:task=stsb": (glue_files, 32),
@@ -49,7 +49,7 @@ def make_task(experiment, files, letters, train=True, **fields):
 
 
 def read_rows(batches):
-    """Returns the set of texts in batches, and the number of rows."""
+    """Returns the set of texts in the batches, and the number of rows that are not padding."""
     texts = []
     for batch in batches:
         ids = batch["input_ids"].reshape(len(batch["weights"]), -1)
@@ -79,7 +79,7 @@ def test_every_task_has_a_training_fraction_and_a_held_out_dev_set(experiment, l
     sampled, sampled_count = read_rows(half.train_batches(0, SINGLE_SHARD))
     assert sampled < trained and sampled_count == max(1, int(0.5 * trained_count))
     assert read_rows(half.eval_batches(SINGLE_SHARD)) == (dev, dev_count)
-    # A task without training data evaluates the same rows.
+    # A task that is built only for evaluation has the same dev rows.
     assert read_rows(make_task(experiment, files, letters, train=False, **fields).eval_batches(SINGLE_SHARD)) == (
         dev,
         dev_count,

@@ -1,4 +1,4 @@
-"""SQuAD: results and official predictions."""
+"""Tests of the SQuAD task: results, and predictions in the official format."""
 
 import json
 import math

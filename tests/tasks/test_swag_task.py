@@ -1,4 +1,4 @@
-"""SWAG from files and from TFDS."""
+"""Tests of the SWAG task with data from files and from TFDS."""
 
 import csv
 

@@ -1,4 +1,4 @@
-"""Sweeps: resumption, failed trials, grids and selection."""
+"""Tests of sweeps: resumption, failed trials, grids and damaged results."""
 
 import json
 import re
@@ -66,7 +66,7 @@ def test_sweep_resumes_after_a_failed_trial_and_refuses_other_runs(cola, glue, l
     # Finished trials with a different config are rejected.
     error = refused(capfd, *command, "--config.model.hidden_dropout_prob=0.25")
     assert "is a different run: model.hidden_dropout_prob: 0.0 -> 0.25" in error
-    # The number of evaluations may change the best checkpoint, but the number of checkpoints does not.
+    # `eval_every` must not change, since it may change the best checkpoint. `checkpoint_every` may change.
     error = refused(capfd, *command, "--config.eval_every=1")
     assert re.search(r"is a different run: eval_every: \d+ -> 1", error)
     cli.main([*command, "--config.checkpoint_every=1"])

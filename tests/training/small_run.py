@@ -1,4 +1,4 @@
-"""A run of fourteen steps, and copies of its task that stop the run or change its batches."""
+"""A pre-training run of fourteen steps, and variants of its task that stop the run or change a batch."""
 
 import copy
 import os
@@ -29,7 +29,7 @@ SCHEDULE = {
 
 
 def make(corpus: Path, **changes):
-    """Returns config and task of the run, with changed config fields such as `data__batch_size`."""
+    """Returns the config and the task of the run; `changes` sets config fields such as `data__batch_size`."""
     fields = SCHEDULE | {name.replace("__", "."): value for name, value in changes.items()}
     overrides = [f"--config.{name}={value}" for name, value in fields.items()]
     config = parse_config(load_config(f"{EXPERIMENT}:size=L1_H16,corpus={corpus},quick=true", overrides))

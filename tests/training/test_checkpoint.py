@@ -75,7 +75,7 @@ def test_only_newest_checkpoints_are_kept(tmp_path):
     ("steps", "keep", "expected"),
     [
         ((4, 8, 10, 12), 3, [4, 8, 12]),
-        # The newest is always kept, since a stopped run resumes from it.
+        # The newest checkpoint is always kept, since a stopped run resumes from it.
         ((4, 8, 10), 3, [4, 8, 10]),
         ((4, 8, 12, 13), 3, [8, 12, 13]),
         ((4, 5, 6, 7), 3, [4, 7]),
@@ -122,7 +122,7 @@ def empty_files(folder):
 
 
 def replace_params(folder):
-    """Puts the intact parameters of another checkpoint in place; only the fingerprint shows it."""
+    """Replaces the parameters with intact ones of another checkpoint, which only the fingerprint detects."""
     shutil.rmtree(folder / "params")
     shutil.copytree(folder.with_name("2") / "params", folder / "params")
 

@@ -1,4 +1,4 @@
-"""Continuing: pre-training from a checkpoint, further training of a fine-tuned model, more steps, resuming."""
+"""Tests of continued training: from a pre-training or fine-tuning checkpoint, with more steps, and on resume."""
 
 import json
 
@@ -16,7 +16,7 @@ from bertjax.training.parameters import load_params_on_host
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory):
-    """Two tables with the same texts and different labels."""
+    """Returns a folder with two tables of the same texts and different labels."""
     folder = tmp_path_factory.mktemp("tables")
     for name, labels in (("topic", ("good", "bad")), ("other", ("yes", "no"))):
         rows = "".join(f"{'zu ba' if index % 2 else 'pa ke'}\t{labels[index % 2]}\n" for index in range(16))
@@ -26,7 +26,7 @@ def tables(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def topic(tables, letters, tmp_path_factory):
-    """Finished run of a classifier; read-only."""
+    """Returns the workdir of a finished classifier run; tests must not change it."""
     run = tmp_path_factory.mktemp("topic") / "run"
     table = tables / "topic.tsv"
     train(f"text.py:train={table},dev={table}", run, letters, steps=2)
@@ -81,7 +81,7 @@ def test_finished_run_continues_with_more_steps(topic, tables, tmp_path, capfd):
     assert "the finished run continues: steps from 2 to 4" in capfd.readouterr().err
     assert json.loads((run / "results.json").read_text())["last_step"] == 4
     assert "another config (steps" in refused(capfd, *command(*start, steps=3))
-    # An interrupted run keeps its schedule.
+    # An interrupted run cannot change its number of steps.
     (run / "results.json").unlink()
     assert "another config (steps" in refused(capfd, *command(*start, steps=6))
 

@@ -16,7 +16,7 @@ def make_tree() -> dict[str, np.ndarray]:
 
 @pytest.fixture(params=[0, module._SMALL_BYTES], ids=["on devices", "in NumPy"], autouse=True)
 def small_bytes(request, monkeypatch):
-    """Runs every test with both implementations of the sum."""
+    """Runs every test with fingerprints computed on devices and in NumPy."""
     monkeypatch.setattr(module, "_SMALL_BYTES", request.param)
 
 

@@ -73,14 +73,14 @@ def test_frozen_parameters_keep_their_bits_and_have_no_optimizer_state(name):
             layers = slice(2, None) if is_stacked(path) else slice(None)
             assert (after[layers] != before[path][layers]).any(), path
             trained += after[layers].size
-    # Two moments per parameter, and a step count of LAMB.
+    # The optimizer state has two moments per trained parameter; that of LAMB also has a step count.
     sizes = [leaf.size for leaf in jax.tree.leaves(state.opt_state)]
     assert sum(sizes) == 2 * trained + (name != "bert_adam")
 
 
 @pytest.mark.slow
 def test_trainable_parameters_get_the_updates_of_a_fully_trained_model():
-    """One Adam step without clipping: the update of a parameter depends on its own gradient alone."""
+    """Compares one Adam step without clipping, where an update depends only on the parameter's own gradient."""
     before, fully_trained = train(steps=1, clip_norm=0.0)
     _, partly_trained = train((2, 2, 2), 1, 2, clip_norm=0.0, **FREEZE)
     for path, after in flatten_dict(partly_trained.params).items():

@@ -1,4 +1,4 @@
-"""Random kills of a training run, by the script `tests/kill_and_resume.py`."""
+"""Test that runs `tests/kill_and_resume.py`, which kills a training run at random times."""
 
 import os
 import subprocess

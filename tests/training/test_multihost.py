@@ -1,4 +1,4 @@
-"""Connection of processes, exchange of values and errors between them, and their termination."""
+"""Tests of connecting processes, exchanging values and errors between them, and ending them."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from bertjax.errors import LOST, BertjaxError, UsageError
 from bertjax.training import multihost
 
 EXPERIMENT = Path(__file__).parents[2] / "experiments" / "pretrain.py"
-# Script of each of two processes.
+# Both processes run this script.
 PRIMITIVES = """
 import os
 import jax
@@ -122,7 +122,7 @@ def test_process_that_waits_in_vain_for_others_ends_for_a_restart(corpus, tmp_pa
 
 @pytest.fixture
 def environment(monkeypatch) -> pytest.MonkeyPatch:
-    """An environment without variables that describe several processes."""
+    """Removes the environment variables that describe several processes; returns `monkeypatch`."""
     for name in [*os.environ]:
         if name.startswith(("JAX_COORDINATOR", "JAX_NUM", "JAX_PROCESS", "TPU_", "MEGASCALE_", "SLURM_")):
             monkeypatch.delenv(name)
@@ -156,7 +156,7 @@ def test_environment_shows_several_processes(environment, variables, is_multihos
 def test_timeouts_and_port_reach_jax(environment, slurm, port, expected):
     calls = []
     environment.setattr(jax.distributed, "initialize", lambda **options: calls.append(options))
-    # Set the variable with monkeypatch, so that it is removed after the test.
+    # Set and delete the variable with monkeypatch, so that a value set by the code is removed after the test.
     environment.setenv("JAX_COORDINATOR_PORT", "")
     environment.delenv("JAX_COORDINATOR_PORT")
     if slurm:

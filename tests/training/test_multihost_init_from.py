@@ -1,4 +1,4 @@
-"""Fine-tuning and sweeps of two processes match those of one process."""
+"""Tests of fine-tuning and sweeps that start from a checkpoint on two processes."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ from bertjax.convert.convert import convert
 from bertjax.training.sweep import SWEEP
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
-# Process 1 alone fails in every trial.
+# In every trial, only process 1 fails.
 FAILING_ON_ONE_HOST = """
 import jax
 from bertjax.cli import main as cli
@@ -41,7 +41,7 @@ def pretrained(corpus, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def config_flag(tmp_path_factory) -> str:
-    """The --config of fine-tuning on texts of two classes."""
+    """Returns the --config flag for fine-tuning on texts of two classes."""
     folder = tmp_path_factory.mktemp("texts")
     for name, count in (("train", 32), ("dev", 16)):
         rows = [f"a b c d{' e' * (index % 5)}\t{index % 2}\n" for index in range(count)]

@@ -1,4 +1,4 @@
-"""Training on several processes gives the metrics of one process for every mesh."""
+"""Tests that training on several processes gives the metrics of one process, for every mesh."""
 
 import json
 import sys
@@ -14,14 +14,14 @@ EXPERIMENT = Path(__file__).parents[2] / "experiments" / "pretrain.py"
 
 
 def train_commands(corpus: Path, folder: Path, meshes: dict[str, dict[str, int]]) -> list[list[str]]:
-    """Commands of six steps, one for each mesh; the workdir has the mesh's name."""
+    """Returns a `train` command of six steps for each mesh; its workdir has the name of the mesh."""
     return [
         [
             "train",
             f"--config={EXPERIMENT}:size=L1_H16,corpus={corpus},quick=true",
             *("--config.steps=6", "--config.log_every=2", "--config.eval_every=3", "--config.data.seq_len=16"),
             *("--config.data.eval_rows=30", "--config.model.hidden_dropout_prob=0.1"),
-            # One head for each of two tensor shards.
+            # With two heads, each of two tensor shards has one.
             "--config.model.num_attention_heads=2",
             *(f"--config.mesh.{axis}={size}" for axis, size in mesh.items()),
             f"--workdir={folder / name}",

@@ -1,4 +1,4 @@
-"""Start of training with pieces that the checkpoint's vocabulary lacks."""
+"""Tests of training with vocabulary pieces that the initial checkpoint lacks."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ ADDED = ("losuna", "kerona", "##rovi", "ж")
 
 @pytest.fixture(scope="module")
 def vocabularies(corpus, tmp_path_factory) -> tuple[Path, Path]:
-    """Vocabulary of the corpus, and the same with further pieces."""
+    """Returns the vocabulary file of the corpus, and a copy with the pieces of `ADDED`."""
     old = corpus / json.loads((corpus / "manifest.json").read_text())["vocabulary"]["file"]
     new = tmp_path_factory.mktemp("vocabulary") / "vocab.txt"
     new.write_text(old.read_text() + "".join(f"{piece}\n" for piece in ADDED))
@@ -32,7 +32,7 @@ def vocabularies(corpus, tmp_path_factory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def domain(vocabularies, tmp_path_factory) -> Path:
-    """A corpus with the extended vocabulary, whose text contains the new pieces."""
+    """Returns a corpus with the extended vocabulary, whose text contains the new pieces."""
     folder = tmp_path_factory.mktemp("domain")
     documents = [f"losuna mite kerona\n{'misurovi ' * (count % 7)}ж lona\nbavi losuna" for count in range(60)]
     (folder / "text.txt").write_text("\n\n".join(documents))
@@ -52,7 +52,7 @@ def released(vocabulary: Path, folder: Path, without: tuple[str, ...] = (), **fi
 
 
 def command(corpus: Path, init_from: Path, run: Path, **fields) -> list[str]:
-    """Returns the arguments of `bertjax train` that leave parameters as they are."""
+    """Returns the arguments of `bertjax train` with a learning rate too small to change parameters."""
     values = {"steps": 1, "optimizer__warmup_steps": 1, "optimizer__learning_rate": 1e-30, **fields}
     config = f"--config={EXPERIMENTS}/adapt.py:corpus={corpus},seq_len=16,quick=true"
     return ["train", config, f"--init_from={init_from}", f"--workdir={run}", *overrides(None, **values)]

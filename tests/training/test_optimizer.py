@@ -32,7 +32,7 @@ def apply(params, updates, learning_rate):
 
 def gradients(step: int) -> dict:
     rng = np.random.default_rng(step)
-    # Even steps exceed the clipping norm, odd steps do not.
+    # Gradients of even steps exceed the clipping norm, those of odd steps do not.
     scale = 0.05 if step % 2 else 3.0
     return jax.tree.map(lambda x: scale * rng.standard_normal(x.shape), PARAMS)
 
@@ -107,7 +107,7 @@ def _one_layer(seed: int, scale: float) -> dict:
     def array(*shape: int) -> jax.Array:
         return jnp.asarray(scale * rng.standard_normal(shape), jnp.float32)
 
-    # Kernels of attention are [D, H, K].
+    # Attention kernels have shape [hidden size, heads, head size].
     return {"attention": {"query": {"kernel": array(16, 4, 4), "bias": array(4, 4)}}, "norm": {"scale": array(16)}}
 
 
@@ -151,7 +151,7 @@ def test_lamb_has_a_trust_ratio_per_layer_and_matrix(mesh):
     [PretrainingModel, lambda model: TokenModel(model, 2, head_dropout=False), lambda model: SequenceModel(model, 1)],
 )
 def test_parameters_with_layers_in_their_path_are_stacked(make_model):
-    """The optimizer identifies stacks by their path, the model by the logical name of their axis."""
+    """Checks that a path shows whether a parameter is stacked, as the optimizer assumes."""
     model = make_model(ModelConfig(**{**vars(ModelConfig()), **size_fields("L2_H16"), "vocab_size": 10}))
     batch = {name: jnp.zeros((1, 8), jnp.int32) for name in ("input_ids", "input_mask", "segment_ids")}
     batch["masked_lm_positions"] = jnp.zeros((1, 1), jnp.int32)

@@ -1,4 +1,4 @@
-"""Packed rows give the same losses, gradients and counts as the same pairs in separate rows."""
+"""Tests that packed rows give the same losses, gradients and counts as their pairs in separate rows."""
 
 import dataclasses
 

@@ -35,7 +35,7 @@ def test_mesh_axis_is_a_line_of_neighboring_chips(monkeypatch):
     grid = device_grid(MeshConfig(data=4, fsdp=1, tensor=4), chips(1, (4, 4)), monkeypatch)
     for group in grid[:, 0]:
         columns, rows = ({device.coords[axis] for device in group} for axis in (0, 1))
-        # A line of the grid forms a ring of the torus.
+        # The devices of a mesh axis are a whole row or column of the grid.
         assert sorted((len(columns), len(rows))) == [1, 4]
 
 

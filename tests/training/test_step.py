@@ -1,4 +1,4 @@
-"""The train step: equal results on all meshes, with micro-batches, scanned or unrolled."""
+"""Tests of the train step: equal results on all meshes and with micro-batches, few all-gathers, one compilation."""
 
 import dataclasses
 import functools

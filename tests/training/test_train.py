@@ -192,7 +192,7 @@ def test_init_from_loads_parameters(corpus, whole, tmp_path, log_lines):
 
 
 def test_results_are_the_last_file_of_a_run(corpus, tmp_path, monkeypatch):
-    """A run that is killed before it has all of its files must not count as finished."""
+    """Checks that `results.json` is written last, because a run with this file counts as finished."""
     _, task = make(corpus, steps=3)
     write, had_curves = results.write_atomic, []
 

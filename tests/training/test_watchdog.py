@@ -1,4 +1,4 @@
-"""The watchdog ends a process without heartbeats."""
+"""Tests of the watchdog, which ends a process without heartbeats."""
 
 import subprocess
 import sys

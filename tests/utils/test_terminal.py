@@ -1,4 +1,4 @@
-"""Progress is logged in lines if standard error is not a terminal."""
+"""Tests of progress that is logged as lines, because standard error is not a terminal."""
 
 from bertjax.utils import terminal
 from bertjax.utils.terminal import configure_logging

@@ -1,4 +1,4 @@
-"""Random text, and corpora prepared from it."""
+"""Helpers that write random text and prepare corpora from it."""
 
 import random
 import subprocess
@@ -32,7 +32,7 @@ def run(tmp_path, *inputs, name="corpus", **settings):
 
 
 def documents_of(split):
-    """Returns documents as lists of sentences, and sentences as tuples of token ids."""
+    """Returns the documents of a split as lists of sentences; a sentence is a tuple of token ids."""
     return [
         [
             tuple(split.tokens[int(split.sentences[s]) : int(split.sentences[s + 1])].tolist())
@@ -47,7 +47,7 @@ def bytes_of(directory):
 
 
 def check_refused(tmp_path, message, **settings):
-    """Asserts that `prepare` refuses the settings and leaves nothing."""
+    """Asserts that `prepare` raises a UsageError for the settings and leaves no folder."""
     write_text(tmp_path / "a.txt", make_text(2))
     with pytest.raises(UsageError, match=message):
         run(tmp_path, f"text:{tmp_path}/a.txt", **settings)

@@ -1,4 +1,4 @@
-"""Object storage in memory, through fsspec like the real one."""
+"""In-memory stand-in for Google Cloud Storage, registered with fsspec."""
 
 import fsspec
 from etils.epath import backend, gpath
@@ -6,7 +6,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 
 class Bucket(MemoryFileSystem):
-    """File system of `gs://` addresses in memory."""
+    """In-memory file system for `gs://` paths."""
 
     protocol = ("gcs", "gs")
     store = {}
@@ -25,11 +25,11 @@ class Bucket(MemoryFileSystem):
 
 
 def use(monkeypatch) -> None:
-    """Makes `gs://` an empty bucket in memory."""
+    """Replaces the file system of `gs://` paths with an empty one in memory."""
     Bucket.store, Bucket.pseudo_dirs = {}, [""]
     for name in Bucket.protocol:
         fsspec.register_implementation(name, Bucket, clobber=True)
     backend.fsspec_backend._get_filesystem.cache_clear()
-    # TensorFlow's file system reaches only the real storage.
+    # etils would otherwise use TensorFlow's file system, which accesses the real storage.
     monkeypatch.setattr(gpath, "_is_tf_installed", lambda: False)
     monkeypatch.setattr(gpath, "_is_zonal_gcs_bucket", lambda bucket: False)

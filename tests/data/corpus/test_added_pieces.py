@@ -1,4 +1,4 @@
-"""`prepare --add_pieces` appends the pieces that shorten the text most."""
+"""Tests of `prepare --add_pieces`, which appends the pieces that save the most tokens."""
 
 from collections import Counter
 
@@ -67,14 +67,14 @@ def test_bytes_do_not_depend_on_workers(tmp_path, vocabulary, monkeypatch):
 def test_pieces_that_save_most_are_first(vocabulary):
     old = load_vocabulary(vocabulary)
     assert added_pieces(old, 2, Counter(glucose=10, insulin=20, river=1000)) == ["insulin", "glucose"]
-    # A long word saves more than a frequent short one.
+    # A long word can save more tokens than a frequent short one.
     assert added_pieces(old, 1, Counter(ab=10, phosphorylation=3)) == ["phosphorylation"]
     stems = [f"{a}{b}" for a in "bcdf" for b in "ghjk"]
     words = Counter({f"{stem}otomy": 2 for stem in stems} | {"phosphorylation": 3})
     assert added_pieces(old, 2, words) == ["##otomy", "phosphorylation"]
-    # After "##otomy", the piece "##gotomy" saves less than "abc".
+    # Once "##otomy" is added, "##gotomy" saves fewer tokens than "abc".
     assert added_pieces(old, 3, words | {"abc": 5})[2] == "abc"
-    # Pieces that occur once, and words that are whole, need no piece.
+    # A word of the vocabulary (river) and words that occur once (qx, λ) need no new piece.
     assert added_pieces(old, 5, Counter({"river": 9, "qx": 1, "λ": 1})) == []
 
 
@@ -84,7 +84,7 @@ def test_unknown_characters_get_pieces(vocabulary):
     new, entry = learn_vocabulary([counts], kind="wordpiece", size=0, lower_case=True, base=base, add_pieces=9)
     assert {"λ", "##λ"} <= {*new.pieces} and entry["unknown_words_before"] == 0.4
     assert entry["unknown_words_after"] == 0
-    # Each of two characters of a word saves something, although the word is unknown without the other.
+    # A piece for λ or μ counts as a saving, although the word stays unknown until both characters have pieces.
     words = Counter({f"{first}λ{second}μ": 2 for first in "abcd" for second in "efgh"})
     assert added_pieces(load_vocabulary(vocabulary), 2, words) == ["##λ", "##μ"]
 

@@ -1,4 +1,4 @@
-"""Apache Beam writes the same corpus as the local runner, even if a worker dies. Needs the extra `beam`."""
+"""Tests that Apache Beam writes the same corpus as the local runner, even if a worker dies. Needs the extra `beam`."""
 
 import contextlib
 import io
@@ -75,7 +75,7 @@ def test_killed_worker_does_not_change_the_corpus(tmp_path, vocabulary):
     os.kill(workers[0], signal.SIGKILL)
     stderr = process.communicate()[1]
     assert process.returncode == 0, stderr
-    # Beam's own log lines depend on the packages beside it.
+    # Ignore Beam's own log lines, which depend on the installed packages.
     first, second = (line for line in stderr.splitlines() if line.startswith("beam: "))
     assert first == "beam: 5 inputs, on FnApiRunner" and second.startswith("beam: a process died")
     assert bytes_of(tmp_path / "beam") == bytes_of(tmp_path / "corpus")

@@ -1,4 +1,4 @@
-"""Shards of chunks, written in any order and repeatedly, merge into the same corpus as that of the local runner."""
+"""Tests that chunks, encoded in any order and repeatedly, merge into the corpus of the local runner."""
 
 import itertools
 import random
@@ -23,7 +23,7 @@ def small_sizes(monkeypatch):
 
 
 def large_chunk(tmp_path):
-    """Returns a chunk to divide, and the number of characters per resulting chunk."""
+    """Returns a large chunk, and the argument `chunk_chars` of `divide_chunk`."""
     write_text(tmp_path / "a.txt", make_text(100))
     sources, _ = readers.find_sources([f"text:{tmp_path}/a.txt"])
     _, (chunk,), chunk_chars = chunks.group_sources(sources)
@@ -31,7 +31,7 @@ def large_chunk(tmp_path):
 
 
 def merge_chunks(sources, vocabulary, fraction, directory, problems=None):
-    """Runs each step twice, in random order. Returns the files, the merge plan and the number of chunks."""
+    """Divides, encodes and merges the sources, each step twice; returns files, merge plan and number of chunks."""
     rng = random.Random(0)
     work = directory / "work"
     work.mkdir(parents=True)
@@ -67,7 +67,7 @@ def assert_equal_to_local_runner(tmp_path, specs, vocabulary, fraction, min_chun
 
 def test_all_kinds_of_text(tmp_path, vocabulary):
     text = make_text(300)
-    text[100] *= 90  # longer than a chunk and than several pieces
+    text[100] *= 90  # This document is longer than a chunk and is read in several pieces.
     write_text(tmp_path / "large.txt", text)
     for number in range(30):
         write_text(tmp_path / f"small-{number:02d}.txt", make_text(number % 5, seed=number))
@@ -114,7 +114,7 @@ def test_interrupted_step_is_repeated(tmp_path, vocabulary, monkeypatch):
     vocabulary = load_vocabulary(vocabulary)
 
     def shard_files(work):
-        """Returns the content of all shards, and the counts of each."""
+        """Returns the contents of all shard files, and the counts of each shard."""
         made = [chunks.encode_chunk(c, vocabulary, 0.1, work) for c in chunks.divide_chunk(chunk, work, chunk_chars)]
         files = {path.name: path.read_bytes() for path in work.iterdir() if path.suffix != ".json"}
         return files, [shard.counts for shard in made]

@@ -1,4 +1,4 @@
-"""Text of TFDS datasets."""
+"""Tests of reading text from TFDS datasets."""
 
 from collections import Counter
 

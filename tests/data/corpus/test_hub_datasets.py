@@ -1,4 +1,4 @@
-"""Text of datasets on the hub, read by `datasets` from a stand-in for the hub's HTTP API."""
+"""Tests of reading Hugging Face datasets from a stand-in for the hub's HTTP API."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Training on a corpus on object storage."""
+"""Tests of the local copy of a corpus on object storage."""
 
 import json
 import multiprocessing
@@ -23,7 +23,7 @@ from bertjax.utils.io import CACHE_DIR_VARIABLE
 
 @pytest.fixture
 def bucket(monkeypatch, corpus, tmp_path):
-    """Returns the address of a corpus, and sets an empty cache directory."""
+    """Copies the corpus to an in-memory bucket, sets an empty cache directory, and returns the path of the copy."""
     storage.use(monkeypatch)
     monkeypatch.setenv(CACHE_DIR_VARIABLE, str(tmp_path / "staging"))
     place = epath.Path("gs://bucket/corpus")

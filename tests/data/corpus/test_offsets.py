@@ -9,7 +9,7 @@ from bertjax.data.corpus.vocabulary_training import sentencepiece_model
 TEXTS = [
     "The cat sat.",
     "  two  spaces\tand\na tab ",
-    "Caf\u00e9 na\u00efve \u00c5ngstr\u00f6m",  # composed accents
+    "Caf\u00e9 na\u00efve \u00c5ngstr\u00f6m",  # precomposed accents
     "cafe\u0301s",  # combining accent
     "\u4e2d\u6587x and \u4e00",
     "soft\u00adhyphen zero\u200bwidth \ufffd\x00null",
@@ -29,7 +29,7 @@ def tokenizer(letters):
 
 @pytest.fixture(scope="module", params=[(True, False), (False, True), (False, False)], ids=["folds", "lower", "cased"])
 def sentencepieces(request, tmp_path_factory):
-    """Returns a tokenizer that lower-cases in its model, before its model, or not at all."""
+    """Returns a SentencePiece tokenizer that lower-cases in its model, lower-cases before its model, or keeps case."""
     folds, lower_case = request.param
     path = tmp_path_factory.mktemp("pieces") / "sp.model"
     path.write_bytes(sentencepiece_model([text.replace("x" * 300, "x") for text in TEXTS] * 9, 90, folds))
@@ -53,7 +53,7 @@ def test_spans_cover_the_text_of_each_piece(tokenizer):
         for piece, (start, end) in zip(tokenizer.pieces(ids), spans, strict=True)
     ]
     assert shown[:6] == [("the", "The"), ('"', '"'), ("c", "c"), ("a", "a"), ("t", "t"), ('"', '"')]
-    assert ("e", "\u00c9") in shown  # the accent belongs to its letter
+    assert ("e", "\u00c9") in shown  # the span of a letter includes its accent
     assert ("e", "e\u0301") in shown
     assert shown[-1] == ("ing", "ing")
 
@@ -71,7 +71,7 @@ def test_sentencepiece_ids_equal_encode_and_spans_are_ordered(sentencepieces, te
     assert ids == sentencepieces.encode(text)
     assert len(spans) == len(ids)
     assert all(0 <= start <= end <= len(text) for start, end in spans)
-    # A character with two pieces belongs to both.
+    # Successive spans overlap by at most one character, which both pieces share.
     assert all(end - 1 <= start for (_, end), (start, _) in zip(spans, spans[1:], strict=False))
 
 

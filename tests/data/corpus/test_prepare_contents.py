@@ -1,4 +1,4 @@
-"""Contents of a corpus."""
+"""Tests of the contents of a prepared corpus."""
 
 import re
 from pathlib import Path

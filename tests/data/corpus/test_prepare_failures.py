@@ -1,4 +1,4 @@
-"""A failed or killed `prepare` leaves nothing, and keeps the corpus that was there."""
+"""Tests that a failed or killed `prepare` leaves no partial corpus and keeps an existing corpus."""
 
 import errno
 import multiprocessing

@@ -1,4 +1,4 @@
-"""Documents of each kind of input, for different block sizes of the reader."""
+"""Tests of the documents that are read from each kind of input, with large and small read blocks."""
 
 import ast
 import gzip
@@ -17,7 +17,7 @@ from bertjax.errors import BertjaxError, UsageError
 
 
 def read(*specs):
-    """Returns documents as (layout, text), with the pieces of a document joined, and the problems."""
+    """Returns the documents as (layout, text), with their pieces joined, and the counted problems."""
     problems, documents = Counter(), []
     sources, _ = readers.find_sources(list(specs))
     for source in sources:
@@ -37,7 +37,7 @@ def words(documents):
 
 @pytest.fixture(params=[1 << 20, 7])
 def block_size(request, monkeypatch):
-    """Runs every test with large blocks and with blocks of 7 bytes, which divide every construct of the formats."""
+    """Runs a test with read blocks of 1 MiB and of 7 bytes; the latter split tags and lines."""
     monkeypatch.setattr(readers, "_READ_BYTES", request.param)
 
 
@@ -248,7 +248,7 @@ def test_docstring_prose_leaves_out_code_and_tables():
 
 
 def test_docstrings_of_nested_definitions(tmp_path):
-    # The order is that of `ast.walk`: breadth first.
+    # Docstrings are in the order of `ast.walk`: breadth first.
     source = '''
 def made(number):
     try:

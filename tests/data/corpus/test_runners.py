@@ -1,4 +1,4 @@
-"""Runner options of `prepare` without Apache Beam."""
+"""Tests of the runner options of `prepare` if Apache Beam is not installed."""
 
 import sys
 

@@ -13,7 +13,7 @@ from bertjax.errors import BertjaxError, UsageError
 
 @pytest.fixture
 def bucket(monkeypatch):
-    """Returns a bucket with two texts."""
+    """Returns the path of an in-memory bucket with two text files."""
     storage.use(monkeypatch)
     bucket = epath.Path("gs://bucket")
     for name, seed in (("text/a.txt", 0), ("text/more/b.txt", 1)):

@@ -1,4 +1,4 @@
-"""The tokenizer against a direct implementation of google-research/bert's rules."""
+"""The tokenizer compared with a simple implementation of google-research/bert's rules."""
 
 import random
 import subprocess
@@ -144,7 +144,7 @@ def vocabulary_file(tmp_path_factory):
 @pytest.mark.parametrize("lower_case", [True, False])
 def test_difficult_texts(vocabulary_file, lower_case):
     tokenizer = Tokenizer(load_vocabulary(vocabulary_file, lower_case))
-    for text in HARD + HARD:  # the second time from the cache
+    for text in HARD + HARD:  # the second pass uses the tokenizer's cache
         assert tokenizer.pieces(tokenizer.encode(text)) == plain_tokens(text, lower_case, set(PIECES)), repr(text)
 
 
@@ -152,7 +152,7 @@ def test_difficult_texts(vocabulary_file, lower_case):
 def test_every_code_point(lower_case):
     basic = BasicTokenizer(lower_case)
     wrong = []
-    # A sample of planes 4 to 13, which are unassigned, and of 15 and 16, which are for private use.
+    # A sample of the Unicode planes 4 to 16 is enough: 4 to 13 are unassigned, 15 and 16 are for private use.
     for code in chain(range(0x40000), range(0x40000, 0x110000, 97), range(0xE0000, 0xE0200)):
         text = f"A{chr(code)}b"
         if basic.words(text) != plain_words(text, lower_case):

@@ -1,4 +1,4 @@
-"""Trained vocabularies are repeatable and work with the tokenizer."""
+"""Tests that trained vocabularies are deterministic and work with the tokenizer."""
 
 import os
 import random
