@@ -1,7 +1,7 @@
 """Exceptions, exit codes and the formatting of values in one-line error messages.
 
-A scheduler should restart a command that exits with `STOPPED`, `LOST` or 134, but not one that exits with 1 or 2. Code
-134 comes from JAX's coordination service, which aborts the first process that detects a lost host.
+A scheduler should restart a command that exits with 42 (`STOPPED`), 43 (`LOST`) or 134, but not one that exits with 1
+or 2. JAX's coordination service aborts the first process that detects a lost host, and the process exits with 134.
 """
 
 import re
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 # Exit code if a signal stopped the run and a checkpoint was saved.
 STOPPED = 42
-# Exit code if another process of the run died, or the run hangs.
+# Exit code if another process of the run died, or if the run made no progress for `config.hang_seconds`.
 LOST = 43
 # Exit code if the command was interrupted by a signal.
 INTERRUPTED = 130
@@ -66,6 +66,6 @@ def quoted(value: object) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an exception's message, or its type if it has no message."""
+    """Returns the first line of an exception's message, or the exception's type if the message is empty."""
     lines = str(error).strip().splitlines()
     return shortened(_STATUS_DETAILS.split(lines[0])[0] if lines else type(error).__name__)

@@ -142,7 +142,7 @@ def _peak_memory_bytes() -> int:
 
 
 def bench_input(task: pretraining.Task, seconds: float) -> dict[str, Any]:
-    """Times the batches of the first training phase, in training order, which is shuffled, and in corpus order.
+    """Times the batches of the first training phase, in shuffled training order and in corpus order.
 
     Args:
       task: task with a corpus.
@@ -215,11 +215,7 @@ def input_table(result: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def _time_batches(stream: Iterator[NumpyBatch], seconds: float) -> tuple[int, float]:
-    """Reads batches for some seconds, at least one, after a warm-up that starts the threads of the pipeline.
-
-    Returns:
-      The number of batches and the elapsed seconds.
-    """
+    """Times batches for `seconds`, after a warm-up that starts the pipeline's threads. Returns count and seconds."""
     for _ in range(_WARM_UP_BATCHES):
         next(stream)
     begin = time.perf_counter()

@@ -2,7 +2,7 @@
 
 A checkpoint is the directory `WORKDIR/checkpoints/STEP` with three Orbax items: `params`, `training` (the rest of the
 train state) and `meta` (see `checkpoint_metadata.py`). `meta` contains fingerprints of the arrays, which detect damage.
-During a save, a local directory has a temporary name. A `gs://` directory lacks its commit file.
+Until its save is complete, a local checkpoint has a temporary name, and a `gs://` checkpoint lacks its commit file.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"
 DAMAGED = "damaged_checkpoints"
-# Hosts that hold replicas of an array share its writing if each of them writes at least this many bytes.
+# Each host with a replica of an array writes a part of the array if the parts have at least this many bytes.
 _MIN_SHARED_BYTES = 1 << 20
 _SCORE = "score"
 # Characters refused in paths: TensorStore reads them as a glob pattern and would not find the checkpoint.
@@ -322,5 +322,5 @@ def saved_fingerprint(checkpoint: epath.Path) -> str:
 
 
 def workdir_of(checkpoint: epath.Path) -> epath.Path:
-    """Returns the workdir of a step's directory."""
+    """Returns the workdir that contains a checkpoint."""
     return checkpoint.parent.parent

@@ -67,7 +67,7 @@ def _is_set(name: str, overrides: Sequence[str]) -> bool:
 
 
 def with_labels_of(config: ConfigDict, checkpoint: epath.Path) -> ConfigDict:
-    """Returns the config with `data.labels` set to the `output_layer.json` of a checkpoint, if it exists."""
+    """Returns the config with `data.labels` set to the `output_layer.json` of a checkpoint, if that file exists."""
     file = workdir_of(checkpoint) / OUTPUT_LAYER
     if "labels" in config.data and file.exists():
         config.data.labels = str(file)
@@ -85,7 +85,7 @@ def choose_split(config: ConfigDict, split: str) -> ConfigDict:
 
 
 def choose_evaluation(config: ConfigDict, split: str) -> ConfigDict:
-    """Returns the config with the split to evaluate. Reads a test file like a dev file, with labels."""
+    """Returns the config with the split to evaluate. A test file replaces the dev file, so that its labels are read."""
     config = choose_split(config, split)
     if split != SPLITS[0] and "test_file" in config.data:
         if not config.data.test_file:

@@ -66,7 +66,7 @@ class CheckpointMetadata:
         try:
             architecture = {**dataclasses.asdict(Architecture()), **content["architecture"]}
             fields: dict[str, Any] = {**content, "architecture": architecture}
-            # Some checkpoints contain this field, which is not used.
+            # Checkpoints of older versions contain this unused field.
             fields.pop("metric_lines", None)
             metadata = cls(**fields)
             if not isinstance(metadata.fingerprints["params"], str) or not isinstance(metadata.model["kind"], str):
@@ -167,7 +167,7 @@ def fingerprint(tree: Any) -> str:
 
 
 def _numpy_sum(x: np.ndarray, seeds: np.ndarray) -> np.ndarray:
-    """Returns the sums (uint32 [lanes]) of an entire array, as `_device_sum` does, but needs no compilation."""
+    """Computes `_device_sum` (uint32 [lanes]) of an entire array with NumPy, without compilation."""
     bits = np.ascontiguousarray(x).reshape(-1).view(np.uint32)
     index = np.arange(bits.size, dtype=np.uint32)
     return np.array([np.sum(_mix(bits ^ _mix(index ^ seed)), dtype=np.uint32) for seed in seeds])
@@ -184,7 +184,7 @@ def _leaves_with_seeds(tree: Any) -> Iterator[tuple[np.ndarray, Any]]:
 # Jit per array instead of per tree, so that arrays of the same shape share one compilation.
 @jax.jit
 def _device_sum(x: jax.Array, seeds: jax.Array, first: jax.Array) -> jax.Array:
-    """Returns the sums (uint32 [lanes]) of an array or slice. `first` is the index of its first element."""
+    """Returns the sums (uint32 [lanes]) of an array, or of a slice whose first element has the index `first`."""
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
     index = jnp.full_like(bits, first)
     stride = 1

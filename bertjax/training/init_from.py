@@ -1,4 +1,4 @@
-"""Compatibility of a checkpoint with the task that starts from it or evaluates it, and rows of new pieces."""
+"""Compatibility checks between a checkpoint and a task, and parameter rows of new vocabulary pieces."""
 
 import dataclasses
 import json
@@ -33,11 +33,11 @@ VOCABULARY_PARAMS = ("encoder/embeddings/token", "masked_lm/bias")
 
 @dataclasses.dataclass(frozen=True)
 class NewPieces:
-    """Pieces that a vocabulary adds after those of a checkpoint.
+    """Pieces that a vocabulary appends to the vocabulary of a checkpoint.
 
     Attributes:
       first_id: id of the first new piece. It is the size of the checkpoint's vocabulary.
-      parts: ids of the old pieces that each new piece was split into.
+      parts: for each new piece, the ids of the old pieces that it consists of.
     """
 
     first_id: int
@@ -83,7 +83,7 @@ def adopt(config: ConfigDict, checkpoint: epath.Path, explicit: Collection[str] 
 
 
 def has_output_layer_of(task: Task, checkpoint: epath.Path) -> bool:
-    """Returns True if the output layer of a checkpoint has the labels of a task, so that training can start from it."""
+    """Returns True if the output layer of a checkpoint has the labels of a task, so that training can reuse it."""
     layer = read_output_layer(workdir_of(checkpoint))
     if layer is None or OUTPUT_LAYER not in task.workdir_files:
         return False

@@ -46,8 +46,8 @@ def read_lines(path: epath.Path) -> list[dict[str, Any]]:
 def group_metrics(values: Mapping[str, float], losses: Sequence[str]) -> dict[str, float]:
     """Returns the values of a line by their tags in TensorBoard and trackers: `train/NAME` or `eval/NAME`.
 
-    Of the line of an evaluation, only the evaluation metrics are returned, because the lines of training contain the
-    other values. If there is only one loss, it is returned only as `loss`.
+    For the line of an evaluation, returns only the evaluation metrics, because the lines of training contain the other
+    values. A single loss is returned only as `loss`, not by its own name.
 
     Args:
       values: values of a line of `metrics.jsonl` or `timing.jsonl`.
@@ -55,7 +55,7 @@ def group_metrics(values: Mapping[str, float], losses: Sequence[str]) -> dict[st
     """
     evaluated = {name.removeprefix(HELD_OUT): value for name, value in values.items() if name.startswith(HELD_OUT)}
     group, shown = ("eval", evaluated) if evaluated else ("train", values)
-    # `duplicates` also matches the losses of further evaluation sets, such as `cross_entropy_mismatched`.
+    # Compare names by prefix, to also omit losses of other evaluation sets, such as `cross_entropy_mismatched`.
     duplicates = tuple(losses) if len(losses) == 1 and "loss" in shown else ()
     return {f"{group}/{name}": value for name, value in shown.items() if not name.startswith(duplicates)}
 
@@ -91,7 +91,7 @@ class JsonlWriter:
 
 
 class TensorBoardWriter:
-    """Writer of scalars to a TensorBoard event file, without importing TensorFlow."""
+    """Writer of scalars to a TensorBoard event file."""
 
     def __init__(self, workdir: epath.Path, step: int) -> None:
         """Opens a new event file for a run that resumes after `step`.
@@ -160,7 +160,7 @@ class TrackerWriter:
     """Writer to an experiment tracker with the interface of Weights & Biases."""
 
     def __init__(self, name: str, workdir: epath.Path, config: Mapping[str, Any]) -> None:
-        """Starts or resumes the run of a tracker, `wandb` or `trackio`. The workdir is its name in the tracker."""
+        """Starts or resumes a run in the tracker `wandb` or `trackio`. The run is named by the path of the workdir."""
         try:
             self._tracker = importlib.import_module(name)
         except ImportError as error:

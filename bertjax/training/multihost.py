@@ -66,7 +66,7 @@ def initialize_distributed(config: ClusterConfig) -> None:
         options |= _processes_from_environment()
     try:
         jax.distributed.initialize(**options)
-        # Create the backends now: they wait only 30 s for each other, and reading data may take longer on some hosts.
+        # Create the backends before reading data, because the hosts wait only 30 s for each other's backends.
         jax.devices()
     except (ValueError, RuntimeError, LookupError) as error:
         raise BertjaxError(
@@ -177,7 +177,7 @@ def assert_shared_workdir(workdir: epath.Path) -> None:
 
 
 def is_collective_error(error: BaseException) -> bool:
-    """Returns True if an error is a failed collective operation, because another process has died."""
+    """Returns True if an error means that a collective failed because another process has died."""
     is_foreign = not isinstance(error, BertjaxError) and jax.process_count() > 1
     return is_foreign and _COLLECTIVE_ERROR.search(str(error)) is not None
 

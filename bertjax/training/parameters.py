@@ -43,13 +43,14 @@ def load_params(
       target: tree of arrays, or of shapes with shardings. An array that is not in the checkpoint, such as a new output
         layer, is returned unchanged.
       reinit_params: top-level parameters that keep their values in `target`, even if the checkpoint contains them.
-      new_pieces: pieces that the run's vocabulary adds to the checkpoint's (default: None, equal vocabularies).
+      new_pieces: vocabulary pieces that the run adds to those of the checkpoint (default: None, equal vocabularies).
 
     Returns:
       A tree like `target`.
 
     Raises:
-      UsageError: no checkpoint exists, a shape differs, or both checkpoint and `target` lack a parameter.
+      UsageError: no checkpoint exists, a shape differs, or the checkpoint lacks a parameter that `target` has only as a
+        shape.
       BertjaxError: the checkpoint is damaged or cannot be read.
     """
     checkpoint = find_checkpoint(path)
@@ -67,7 +68,8 @@ def load_params(
         if missing := [name for name in new if isinstance(leaves[name], jax.ShapeDtypeStruct)]:
             raise UsageError(f"{checkpoint} lacks the parameters {listed(missing)}; use a checkpoint of the same model")
         _log_usage(checkpoint, restored, new, unused)
-        # Restore unused arrays as well, because the fingerprint covers them. Their sharding must be on these devices.
+        # Restore unused arrays as well, because the fingerprint covers them. Replicate them, because the sharding
+        # in the checkpoint may be for other devices.
         first = getattr(next(iter(leaves.values())), "sharding", None)
         replicated = NamedSharding(first.mesh, PartitionSpec()) if isinstance(first, NamedSharding) else first
         shardings = {
@@ -117,9 +119,9 @@ def load_params_on_host(checkpoint: epath.Path) -> dict[str, np.ndarray]:
 def save_params(
     workdir: epath.Path, params: dict[str, np.ndarray], kind: dict[str, Any], architecture: Architecture
 ) -> None:
-    """Saves parameters, which are arrays by path, as the checkpoint of step 0 of a workdir.
+    """Saves parameters, a dictionary of arrays by path, as the checkpoint of step 0 of a workdir.
 
-    `kind` is the kind of model, as `bertjax.model.heads.model_kind` describes it.
+    `kind` is the kind of model, as `bertjax.model.heads.model_kind` returns it.
     """
     tree = unflatten_dict(params, sep="/")
     metadata = CheckpointMetadata(
@@ -179,7 +181,7 @@ def _restore_all(
 
 
 def _log_usage(checkpoint: epath.Path, restored: set[str], new: list[str], unused: list[str]) -> None:
-    """Logs which parameters were restored, are new or were ignored, unless model and checkpoint have the same."""
+    """Logs the restored, new and ignored parameters, unless model and checkpoint have the same parameters."""
     if new or unused:
         modules = Counter(name.split("/")[0] for name in restored)
         counts = ", ".join(f"{module} ({count} arrays)" for module, count in sorted(modules.items()))

@@ -68,7 +68,7 @@ def _plot(
     baseline: Mapping[str, float] = MappingProxyType({}),
 ) -> None:
     """Draws a grid of panels: thin lines for training, thick lines with markers for evaluations, dashed baselines."""
-    # The import takes half a second. A Figure without pyplot needs no display.
+    # Import here, because the import takes half a second. `Figure` without pyplot needs no display.
     from matplotlib.figure import Figure
 
     rows, columns = len(panels), len(panels[0])
@@ -107,9 +107,9 @@ def _plot(
 
 
 def plot_confusion(reports: Mapping[str, ClassReport], path: epath.Path, title: str) -> None:
-    """Plots each confusion matrix of the reports in its own panel. Colors show the share of the true label's total.
+    """Plots each confusion matrix of the reports in its own panel. Colors show each count divided by its row's total.
 
-    `reports` are by panel title. `title` is the title of the figure.
+    The keys of `reports` are panel titles. `title` is the title of the figure.
     """
     from matplotlib.figure import Figure
 

@@ -34,7 +34,7 @@ def stop_requests() -> Iterator[Callable[[int], bool]]:
         if received and number == signal.SIGINT:
             raise KeyboardInterrupt
         if not received:
-            # Not print(): the handler may interrupt another print().
+            # Use os.write, because this handler may interrupt a print(), which is not reentrant.
             with contextlib.suppress(OSError):
                 os.write(2, b"stop requested: saving after the next step\n")
         received.append(number)

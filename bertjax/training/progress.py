@@ -107,7 +107,7 @@ class Progress:
             self._paused_seconds += time.monotonic() - start
 
     def step_done(self, step: int, wait_if_first: jax.Array) -> None:
-        """Advances the progress bar. Waits for the first step, because its compilation must not count for the speed."""
+        """Advances the progress bar. Waits for the first step, so that the measured speed excludes compilation."""
         self._bar.update()
         if self._compiling:
             jax.block_until_ready(wait_if_first)
@@ -146,7 +146,7 @@ class Progress:
         metrics = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
         logger.info(f"eval step {step:,}: {metrics}  ({seconds:.1f} s)")
         prefixed = {f"{HELD_OUT}{name}": value for name, value in values.items()}
-        # Directly after a logged step, there is no fraction, because there are no new tokens to count.
+        # Directly after a logged step, the sums are 0, so `compute_metrics` omits the token fraction.
         token_fraction = compute_metrics(jax.device_get(train_sums)).get(TOKEN_FRACTION, 0.0)
         self._write(self._jsonl, step, {**prefixed, **self._sizes(step, token_fraction)})
         self.flush()
@@ -201,7 +201,7 @@ class Progress:
         return tuple(filter(None, (self._jsonl, self._timing)))
 
     def _write(self, file: JsonlWriter | None, step: int, values: dict[str, Any]) -> None:
-        """Writes values to a file, and grouped by `group_metrics` to TensorBoard and the trackers, on host 0 only."""
+        """Writes values to a file, to TensorBoard and to the trackers, on host 0 only."""
         if file is None:
             return
         file.write(step, values)

@@ -25,7 +25,7 @@ from bertjax.utils.io import read_json_object, write_atomic
 
 logger = logging.getLogger(__name__)
 
-# Endings of metrics for which lower is better. They do not apply to `f1_TYPE`, whose entity type may be any word.
+# Suffixes of metrics for which lower is better. They do not apply to `f1_TYPE`, whose entity type may be any word.
 _LOWER_IS_BETTER = ("loss", "error", "entropy")
 _SET_SUFFIXES = ("_matched", "_mismatched")
 
@@ -147,8 +147,8 @@ def write_results(
 ) -> dict[str, float]:
     """Writes `results.json` and the confusion matrices, and returns the metrics of the baseline.
 
-    `values` and `reports` are metrics and class reports of the best checkpoint. Reports are by suffix of the evaluation
-    set, such as `_mismatched`.
+    `values` and `reports` are metrics and class reports of the best checkpoint. The keys of `reports` are suffixes
+    of evaluation sets, such as `_mismatched`.
     """
     baseline = task.baseline() if task.eval_every else {}
     results = {
@@ -177,7 +177,7 @@ def write_results(
 
 
 def log_results(values: dict[str, Any], before: dict[str, Any], baseline: dict[str, float]) -> None:
-    """Logs a table of the metrics before training (empty if not evaluated), of the best checkpoint and the baseline."""
+    """Logs a table of metrics before training ({}: not evaluated), of the best checkpoint, and of the baseline."""
     if not values:
         return
     width = 2 + max(map(len, [*values, "held out"]))

@@ -35,10 +35,10 @@ RULES = (
     ("position", None),
     ("segment", None),
 )
-# Logical axis of an activation -> mesh axis. A batch is sharded over `data` and `fsdp`, so its hidden size is not
-# sharded. A layer's weights are all-gathered for its forward pass, and again for its backward pass. The token table
-# stays sharded over `fsdp`, because it is larger than its inputs and outputs. Instead, its inputs are all-gathered over
-# `fsdp` (`batch_over_data`).
+# Logical axis of an activation -> mesh axis. The batch axis is sharded over `data` and `fsdp`, so the hidden size is
+# not sharded. A layer's weights are all-gathered for its forward pass, and again for its backward pass. The token
+# embedding table stays sharded over `fsdp`, because it is larger than its inputs and outputs. Instead, its inputs are
+# all-gathered over `fsdp` (`batch_over_data`).
 ACTIVATION_RULES = (
     ("batch", ("data", "fsdp")),
     ("embed", None),
@@ -48,11 +48,11 @@ ACTIVATION_RULES = (
 )
 
 CompilerOptions = dict[str, bool | int | str]
-# XLA options of train steps on TPU. This scheduler starts collectives as soon as their operands are ready, and overlaps
-# them with compute.
+# XLA options of train steps on TPU. The latency-hiding scheduler starts collectives as soon as their operands are
+# ready, and overlaps them with compute.
 TPU_OPTIONS: CompilerOptions = {"xla_tpu_enable_latency_hiding_scheduler": True}
 # Additional options for several slices. The first option overlaps the all-reduce of gradients across slices with the
-# backward pass. The second extends it to consecutive all-reduces of different sizes, such as those of one layer.
+# backward pass. The second also overlaps consecutive all-reduces of different sizes, such as those of one layer.
 MULTISLICE_OPTIONS: CompilerOptions = {
     "xla_tpu_enable_data_parallel_all_reduce_opt": True,
     "xla_tpu_data_parallel_opt_different_sized_ops": True,
@@ -97,7 +97,7 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
 
 
 def list_devices() -> list[jax.Device]:
-    """Returns the devices of all processes. Raises a UsageError if there are none for JAX_PLATFORMS."""
+    """Returns the devices of all processes. Raises a UsageError if no device matches JAX_PLATFORMS."""
     try:
         return jax.devices()
     # JAX raises an AssertionError without a message if only CUDA or ROCm is requested and no GPU is found.
@@ -111,7 +111,7 @@ def list_devices() -> list[jax.Device]:
 
 
 def _slices(wanted: int, devices: list[jax.Device]) -> list[list[jax.Device]]:
-    """Returns the devices of each TPU slice. On other platforms, slices are chunks of the list with equal sizes."""
+    """Returns the devices of each TPU slice. On other platforms, splits the list into slices of equal size."""
     if devices[0].platform == "tpu":
         by_slice: dict[int, list[jax.Device]] = {}
         for device in devices:

@@ -24,12 +24,12 @@ def make_train_step(
 ) -> jax.stages.Wrapped:
     """Returns the jitted train step `(state, batch, dropout key, learning-rate schedule) -> state`.
 
-    The step donates the state. It is cached, so that the trials of a sweep share one compilation. `make_optimizer` is
-    cached for the same reason.
+    The step donates the state. This function is cached, so that the trials of a sweep share one compilation.
+    `make_optimizer` is cached for the same reason.
 
     Args:
       objective: model and losses.
-      optimizer: optax transformation, and which parameters are frozen.
+      optimizer: optax transformation and frozen parameters.
       mesh: device mesh.
       grad_accum_steps: number of micro-batches per step. It does not change the gradient, except for rounding and
         dropout, because the losses are divided by the denominators of the whole batch.
@@ -42,9 +42,9 @@ def make_train_step(
             f"config.grad_accum_steps={grad_accum_steps} is not possible: the loss of a row depends on the other rows "
             "of its batch; use 1"
         )
-    # `trainable(params)` returns the parameters with gradients, `for_forward(params, trained)` all parameters for the
-    # model, and `write_back(params, trained)` all parameters for the state. Frozen layers are a slice of the stacked
-    # arrays of all layers. Without freezing, all three return the same arrays.
+    # `trainable` selects the parameters to differentiate. `for_forward` combines them with the frozen parameters for
+    # the model, and `write_back` for the train state. The model gets frozen layers as a separate stack, but the state
+    # has one stack of all layers. Without freezing, all three return the same arrays.
     tx, freezing = optimizer
 
     def total_loss(sums: MetricSums, denominators: dict[str, jax.Array]) -> Any:
@@ -63,8 +63,8 @@ def make_train_step(
     def accumulate(
         params: Any, batch: Batch, denominators: dict[str, jax.Array], dropout_key: jax.Array
     ) -> tuple[Any, MetricSums]:
-        # [B, ...] -> [B / n, n, ...] -> [n, B / n, ...]. Axis B / n keeps the sharding of B, so no row moves to another
-        # device. Micro-batch i consists of rows i, i + n, ...
+        # [B, ...] -> [B / n, n, ...] -> [n, B / n, ...], for n micro-batches. Axis B / n keeps the sharding of B, so no
+        # row moves to another device. Micro-batch i consists of rows i, i + n, ...
         micro_batches = jax.tree.map(lambda x: x.reshape(-1, grad_accum_steps, *x.shape[1:]).swapaxes(0, 1), batch)
 
         def add(total: Any, xs: tuple[Batch, jax.Array]) -> tuple[Any, None]:
@@ -72,7 +72,7 @@ def make_train_step(
             part = grads_and_sums(params, micro_batch, denominators, jax.random.fold_in(dropout_key, index))
             return jax.tree.map(jnp.add, total, part), None
 
-        # The scan starts with zeros in the shapes of gradients and metric sums. XLA shards them like its results.
+        # The scan starts with zeros in the shapes of gradients and metric sums. XLA shards the zeros like the results.
         first = jax.tree.map(lambda x: x[0], micro_batches)
         shapes = jax.eval_shape(grads_and_sums, params, first, denominators, dropout_key)
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
@@ -92,7 +92,7 @@ def make_train_step(
 
         grad_norm = optax.tree.norm(grads)
         is_finite = jnp.isfinite(total_loss(sums, denominators)) & jnp.isfinite(grad_norm)
-        # The names must equal `STEP_METRICS` of `state.py`. `non_padding_sums` are the fractions of positions and of
+        # The names must equal `STEP_METRICS` of `state.py`. `non_padding_sums` adds the fractions of positions and
         # attention FLOPs that are not padding.
         sums = {**sums, "grad_norm": jnp.stack([grad_norm, jnp.ones_like(grad_norm)]), **non_padding_sums(batch)}
         return TrainState(
@@ -100,7 +100,7 @@ def make_train_step(
             params=freezing.write_back(state.params, params),
             opt_state=opt_state,
             sums=jax.tree.map(jnp.add, state.sums, sums),
-            # First step that is not finite, or -1. Its update is not skipped, and the loop raises at the next check.
+            # First step whose loss or gradient is not finite, or -1. The update is still applied; a later check raises.
             bad_step=jnp.where(~is_finite & (state.bad_step < 0), state.step + 1, state.bad_step),
         )
 
@@ -129,7 +129,7 @@ def in_mesh(function: Callable, mesh: Mesh) -> Callable:
     """Wraps a function so that it is traced under the mesh and the logical axis rules of activations.
 
     The model reads both at trace time, for sharding constraints and attention kernels. The mesh is abstract, so that
-    `plan` can compile for devices that this machine does not have.
+    `bertjax plan` can compile for devices that this machine does not have.
     """
 
     def traced(*args: Any) -> Any:

@@ -44,7 +44,7 @@ MakeTask = Callable[[RunConfig, str | None], Task]
 SWEEP = "sweep.json"
 TRIALS = "trials"
 SEED = "seed"
-# Special characters that are not encoded in folder names of trials.
+# Special characters that are not percent-encoded in folder names of trials.
 _SAFE = "+,()' "
 # Fields of a trial's `results.json` that `sweep.json` needs.
 _FIELDS = ("selected_by", "started_from")
@@ -83,7 +83,7 @@ def sweep(
       seeds: number of trials per setting, with different seeds. A setting is a trial's fields without the seed.
       path: workdir of the sweep.
       init_from: checkpoint that initializes each trial (None: random parameters).
-      make_task: function from a trial's config and `init_from` to the trial's task.
+      make_task: function that builds a task from a trial's config and `init_from`.
     """
     if seeds < 1:
         raise UsageError(f"--seeds is {seeds}; it must be at least 1")
@@ -124,7 +124,7 @@ def run_sweep(
     next trial starts. Only the best trial keeps its checkpoints.
 
     Args:
-      configure: function from a trial's fields to the trial's config.
+      configure: function that builds a config from a trial's fields.
       trials: fields of each trial. Trials that differ only in `seed` belong to one setting.
       path: workdir of the sweep.
       init_from: see `sweep`.
@@ -132,8 +132,8 @@ def run_sweep(
 
     Returns:
       `stopped` (whether a signal stopped the sweep), and the content of `sweep.json`: `trials`, `settings` with
-      statistics over seeds, the `best` trial, and `left`, the number of trials to run. If `stopped` is True, only
-      `trials`.
+      statistics over seeds, the `best` trial, and `left`, the number of trials to run. A stopped sweep returns only
+      `stopped` and `trials`.
     """
     workdir = resolve(path)
     check_unrelated_files(workdir, TRIALS)
@@ -182,7 +182,7 @@ def _run_trials(
 
 
 def _check_data(trials: Sequence[Trial], finished: Sequence[dict[str, Any] | None]) -> None:
-    """Raises a UsageError without a dev set, or if the data changed since a finished trial was trained."""
+    """Raises a UsageError if there is no dev set, or if the data changed since a finished trial was trained."""
     done = {trial.folder for trial, outcome in zip(trials, finished, strict=True) if outcome}
     trained_on = broadcast_from_host0(lambda: {str(path): read_results(path)["data_sha256"] for path in sorted(done)})
     hashes: dict[str, str] = {}
@@ -241,7 +241,7 @@ def _finished_outcome(trial: Trial, start: str) -> dict[str, Any] | None:
 
 
 def trial_outcome(fields: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
-    """Returns the object of a finished trial in `sweep.json`. `results` is the content of its `results.json`."""
+    """Returns the entry of a finished trial for `sweep.json`. `results` is the content of its `results.json`."""
     metric = results["selected_by"]
     if metric not in results:
         raise BertjaxError(f"the results of trial {trial_name(fields)} lack {metric}; remove its {RESULTS}")

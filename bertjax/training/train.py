@@ -66,8 +66,8 @@ def train(
     check_labeled(task)
     mesh = make_mesh(config.mesh)
     optimizer = make_optimizer(config.optimizer)
-    # The schedule is a `jax.tree_util.Partial`, and so a valid argument of the jitted step. It is not a part of the
-    # optimizer, so that one compiled step serves any learning rate and run length.
+    # The schedule is a pytree (`jax.tree_util.Partial`). The jitted step takes it as an argument, so that one compiled
+    # step serves any learning rate and run length.
     schedule = make_schedule(config.optimizer, task.warmup_steps, task.total_steps)
     train_step = make_train_step(task.objective, optimizer, mesh, config.grad_accum_steps)
     check_batch_sizes(task, mesh, config.grad_accum_steps)
@@ -90,8 +90,8 @@ def train(
         history = evaluation_history(task, lines)
         progress = stack.enter_context(contextlib.closing(Progress(task, workdir, step, lines, schedule, trackers)))
         profiler = stack.enter_context(StepProfiler(workdir, profile_steps))
-        # Compute the dropout key and the numbers of the schedule inside `jit`, which can place them on the devices of
-        # all hosts. `device_put` cannot, because it checks that all hosts pass the same value, by a transfer.
+        # Compute the dropout key and the numbers of the schedule inside `jit`, which places them on the devices of
+        # all hosts. `device_put` would first run a collective to check that all hosts pass the same value.
         key, device_schedule = jax.jit(
             lambda: (random_key(config.seed, "dropout"), jax.tree.map(jnp.asarray, schedule)),
             out_shardings=replicated(mesh),
@@ -110,16 +110,16 @@ def train(
             with profiler.step(step), jax.transfer_guard("disallow"):
                 state = train_step(state, batch, key, device_schedule)
             step += 1
-            # Blocks on `state.step` after the first step only, so that the measured speed excludes its compilation.
+            # Blocks on `state.step` after the first step only, so that the measured speed excludes compilation.
             progress.step_done(step, wait_if_first=state.step)
             profiler.step_done(step, state)
             heartbeat()
             done = step == task.total_steps
-            # With the step, so that all hosts agree on the step after which they stop.
+            # `stop_requested` takes the step, so that all hosts stop after the same step.
             stopped = stop_requested(step)
 
-            # `state.sums` adds up the metrics on the devices since the last logged step. Write lines before the
-            # checkpoint, so that none is missing if the run resumes from it.
+            # `state.sums` contains the metric sums since the last logged step. Log them before saving a checkpoint, so
+            # that no line is missing in `metrics.jsonl` if the run resumes from the checkpoint.
             if done or step % config.log_every == 0:
                 state = _log_step(task, state, step, progress)
 
@@ -148,7 +148,7 @@ def train(
             logger.info(f"stopped by a signal; saved step {step:,}; run the same command to resume")
             return {"step": step, "stopped": True, **history.at(step)}
         check_data_files(task, wait=True)
-        # Highest score, or the newest checkpoint if the task has no `best_metric`.
+        # Checkpoint with the highest score, or the newest checkpoint if the task has no `best_metric`.
         best = find_checkpoint(workdir)
         progress.plot_curves()
         # Writes `results.json`. `values` are the metrics of `best`.
@@ -183,6 +183,6 @@ def _evaluate(
     start = time.monotonic()
     values, _ = evaluate(task, mesh, state.params, heartbeat)
     check_evaluation(values, step)
-    # The line of an evaluation contains the number of tokens seen. The sums count those since the last logged step.
+    # The line of an evaluation contains the number of tokens seen. `state.sums` counts them since the last logged step.
     progress.log_evaluation(step, values, time.monotonic() - start, train_sums=state.sums)
     return history.add(step, {name: json_number(value) for name, value in values.items()})

@@ -166,15 +166,15 @@ def check_config(workdir: epath.Path, config: dict[str, Any], data_hash: str) ->
         )
     if saved_data is not None and saved_data.get("sha256") != data_hash:
         raise UsageError(
-            f"the workdir {workdir} belongs to a run on other data: the files of its config have changed since; choose "
+            f"the workdir {workdir} belongs to a run on other data: the data files have changed; choose "
             "another --workdir, or restore the data"
         )
 
 
 def _with_more_steps(saved: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-    """Returns the saved config of a finished run, with the larger of its and `config`'s steps and epochs.
+    """Returns the saved config of a finished run, with `steps` and `epochs` raised to those of `config`.
 
-    A finished run therefore continues if the same command sets more steps or epochs.
+    So a finished run continues if the same command sets more steps or epochs.
     """
     longer = {name for name in ("steps", "epochs") if name in saved and saved[name] < config.get(name, 0)}
     if longer:

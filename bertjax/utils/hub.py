@@ -1,7 +1,7 @@
-"""Files of the Hugging Face Hub, by address `hf:ORG/NAME[@REVISION]`.
+"""Downloads and uploads of Hugging Face Hub repositories, with addresses `hf:ORG/NAME[@REVISION]`.
 
 `huggingface_hub` downloads into its cache and reads HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE. It locks each
-file, so that one process of a machine downloads it.
+file during the download, so that only one process of a machine downloads the file.
 """
 
 import contextlib
@@ -122,12 +122,12 @@ def _explain(error: BaseException, address: str) -> BertjaxError:
 
 
 def _check_hash(file: Path, address: str) -> None:
-    """Raises if a file does not match its hash, by which the cache names it, and then removes it from the cache."""
+    """Removes a file from the cache and raises a BertjaxError if its hash differs from its name in the cache."""
     blob = Path(os.path.realpath(file))
     if len(blob.name) == 64:
         digest = hashlib.sha256()
     elif len(blob.name) == 40:
-        # Small files are named by their hash in git.
+        # The cache names files that are not in Git LFS by their Git blob hash.
         digest = hashlib.sha1(b"blob %d\0" % blob.stat().st_size)
     else:
         return

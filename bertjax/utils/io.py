@@ -65,7 +65,7 @@ def temporary_name(name: str) -> str:
 
 
 def temporary_paths(directory: Path, name: str = "") -> list[Path]:
-    """Returns the temporary paths of `name` (default: of any name) that belong to running or killed processes."""
+    """Lists temporary files and directories of `name` (default: of any name), including those of killed processes."""
     return sorted(directory.glob(f".{glob.escape(name[:100]) or '*'}-{'[0-9a-f]' * 16}.unfinished"))
 
 
@@ -81,7 +81,8 @@ def remove_temporaries(directory: Path, name: str = "", min_age_seconds: float =
 def atomic_file(path: AnyPath) -> Iterator[Path]:
     """Yields a local temporary file that becomes `path` when the block succeeds, and is removed when it fails.
 
-    A local file is renamed into place. A `gs://` object is uploaded, since object storage shows only complete objects.
+    A local file is renamed to `path`. For a `gs://` path, the file is uploaded, because object storage shows only
+    complete objects.
     """
     if is_remote(path):
         with tempfile.TemporaryDirectory(prefix="bertjax-") as directory:
@@ -153,9 +154,9 @@ def atomic_directory(
 ) -> Iterator[AnyPath]:
     """Yields an empty directory that becomes `path` when the block succeeds, and is removed when it fails.
 
-    A local directory is renamed into place. After a kill, the next call with the same `path` restores the old
-    directory and removes the temporary directory. Object storage cannot rename directories, so files are moved one by
-    one, and `last_file` is moved last.
+    A local directory is renamed to `path`. If the process is killed, the next call with the same `path` restores the
+    old directory and removes the temporary directory. Object storage cannot rename directories, so files are moved one
+    by one, and `last_file` is moved last.
 
     Args:
       path: directory to create; missing parents are created too.
@@ -255,7 +256,7 @@ def _discard(temporary: Path, path: Path) -> None:
 
 
 def cache_dir() -> Path:
-    """Returns the directory of the machine's caches, `$BERTJAX_STAGING` (default: `bertjax-UID` in `$TMPDIR`)."""
+    """Creates and returns the local cache directory, `$BERTJAX_STAGING` (default: `bertjax-UID` in `$TMPDIR`)."""
     default = f"{tempfile.gettempdir()}/bertjax-{os.getuid()}"
     path = Path(os.environ.get(CACHE_DIR_VARIABLE) or default).expanduser().absolute()
     try:

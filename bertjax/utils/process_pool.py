@@ -35,7 +35,7 @@ def process_pool(
     except BrokenProcessPool as error:
         raise worker_died from error
     finally:
-        # If an interrupt comes while the pool starts its thread, shutdown() cannot join the thread.
+        # shutdown() raises a RuntimeError if an interrupt arrives while the pool starts its thread.
         with contextlib.suppress(RuntimeError):
             pool.shutdown(wait=True, cancel_futures=True)
 

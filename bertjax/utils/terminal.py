@@ -15,8 +15,8 @@ logger = logging.getLogger(__name__)
 _LINE_SECONDS = 30
 _LINE = "{desc}: {percentage:3.0f}% of {total_fmt}{unit}, {elapsed} done, {remaining} left, {rate_fmt}{postfix}"
 _LINE_WITHOUT_TOTAL = "{desc}: {n_fmt}{unit} in {elapsed}, {rate_fmt}{postfix}"
-# Control characters except tab and newline, bidirectional overrides, Unicode line separators and surrogates. In a
-# terminal, they let text from a file hide or forge output.
+# Control characters except tab and newline, bidirectional overrides, Unicode line separators and surrogates. Text from
+# a file could use them to hide or forge terminal output.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 

@@ -109,7 +109,7 @@ def test_missing_masked_lm_head_is_new(vocabularies, domain, tmp_path, log_lines
     released(vocabularies[0], tmp_path / "released", ("masked_lm", "next_sentence"))
     cli.main(command(domain, tmp_path / "released", tmp_path / "run", steps=2))
     assert any("initialized randomly: masked_lm/bias" in line for line in log_lines)
-    assert "4 new pieces start as the mean of the pieces they were split into" in log_lines
+    assert "4 new vocabulary pieces start as the mean of the pieces they consist of" in log_lines
     assert "masked_lm/bias" in load_params_on_host(find_checkpoint(tmp_path / "run"))
     # The run resumes without its initial checkpoint.
     (tmp_path / "run/results.json").unlink()
