@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from commanding import printed
 
 from bertjax.cli import main as cli
 
@@ -46,9 +47,13 @@ def train(experiment: str, workdir: Path, vocabulary: Path | None, *arguments: s
 
 def predict(capfd, checkpoint: Path, output: Path, *arguments: str) -> list[Path]:
     """Runs `bertjax predict` and returns the files that it wrote."""
-    capfd.readouterr()
-    cli.main(["predict", f"--checkpoint={checkpoint}", f"--output={output}", *arguments])
-    return [Path(line) for line in capfd.readouterr().out.split()]
+    out = printed(capfd, "predict", f"--checkpoint={checkpoint}", f"--output={output}", *arguments)
+    return [Path(line) for line in out.split()]
+
+
+def read_metrics(workdir: Path) -> list[dict]:
+    """Returns the lines of a run's `metrics.jsonl`. Unlike the package's reader, it fails on a damaged line."""
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
 
 
 def records(path: Path) -> list[dict]:
@@ -60,14 +65,3 @@ def records(path: Path) -> list[dict]:
                 values = list(probabilities.values()) if isinstance(probabilities, dict) else probabilities
                 assert sum(values) == pytest.approx(1, abs=1e-4)
     return lines
-
-
-def refused(capfd, *arguments: str) -> str:
-    """Runs a command, checks for a one-line usage error, and returns its message."""
-    capfd.readouterr()
-    with pytest.raises(SystemExit) as end:
-        cli.main(list(arguments))
-    assert end.value.code == 2
-    error = capfd.readouterr().err.splitlines()[-1]
-    assert error.startswith("bertjax: ")
-    return error

@@ -22,8 +22,9 @@ def commands(
     }
 
 
-def ends(capfd, *arguments) -> tuple[int, str]:
+def failure(capfd, *arguments) -> tuple[int, str]:
     """Returns the exit code and stderr of a failing command."""
+    capfd.readouterr()
     with pytest.raises(SystemExit) as end:
         cli.main([str(argument) for argument in arguments])
     return end.value.code, capfd.readouterr().err
@@ -31,7 +32,7 @@ def ends(capfd, *arguments) -> tuple[int, str]:
 
 def refused(capfd, *arguments, code: int = 2) -> str:
     """Returns the one-line error of a command that exits with `code`."""
-    exit_code, error = ends(capfd, *arguments)
+    exit_code, error = failure(capfd, *arguments)
     assert exit_code == code, error
     assert re.fullmatch(r"bertjax: [^\n]+\n", error), error
     return error

@@ -12,7 +12,7 @@ from pathlib import Path
 import bucket
 import jax.numpy as jnp
 import pytest
-from commanding import ends, printed
+from commanding import failure, printed
 from finetuning_data import glue_files
 from orbax_files import checkpoint_arrays
 
@@ -254,7 +254,7 @@ def test_metric_lines_are_uploaded_by_flush(stored):
 
 
 def test_missing_bucket_and_missing_permission_end_the_run(stored, capfd, corpus):
-    code, error = ends(capfd, *train(corpus, "gs://nosuch/run")[3:])
+    code, error = failure(capfd, *train(corpus, "gs://nosuch/run")[3:])
     assert code == 1 and "no bucket for gs://nosuch/run; check the name of the bucket, or create it" in error
     with pytest.raises(UsageError, match="unsupported checkpoint path: s3://bucket/run; use a local path or gs://"):
         resolve_checkpoint_path("s3://bucket/run")

@@ -1,6 +1,5 @@
 """Runs of launch/local_pod.sh: training resumes on fewer processes, and its metrics equal those of one process."""
 
-import json
 import os
 import re
 import signal
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_runs import read_metrics
 
 ROOT = Path(__file__).parents[1]
 STEPS = 60
@@ -71,7 +71,7 @@ def _is_process(folder: Path, session: int, index: int) -> bool:
 
 def metrics_of(workdir: Path) -> Metrics:
     metrics: Metrics = {}
-    for line in map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines()):
+    for line in read_metrics(workdir):
         for name, value in line.items():
             key = line["step"], "eval_loss" in line, name
             assert key not in metrics

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
-from commanding import commands, ends, refused
+from commanding import commands, failure, refused
 
 from bertjax.cli.main import build_parser, main, parse_args
 from bertjax.cli.parser import PATH_METAVARS
@@ -28,7 +28,7 @@ COMMANDS = list(commands(build_parser()))
 
 @pytest.mark.parametrize("arguments", [(), ("nosuch",), ("bench",), ("bench", "steps")])
 def test_unknown_command_is_rejected_with_the_known_ones(capfd, arguments):
-    code, error = ends(capfd, *arguments)
+    code, error = failure(capfd, *arguments)
     assert code == 2
     assert "Traceback" not in error
     if arguments and arguments[-1] in ("nosuch", "steps"):
@@ -213,7 +213,7 @@ def test_terminal_control_characters_are_escaped(capfd, corpus, monkeypatch):
     main(["inspect", f"--config={TINY},corpus={corpus}", "--rows=1"])
     logging.getLogger("bertjax").info(f"labels {control}")
     output = capfd.readouterr()
-    error = ends(capfd, "describe", "--config", f"{control}.py")[1]
+    error = failure(capfd, "describe", "--config", f"{control}.py")[1]
     for text in (output.out, output.err, error):
         assert r"\x1b[31mred\x9b2J" in text and not re.search("[\x1b\x9b\u202e\r]", text)
     assert "\nA: ä\t" in output.out
@@ -292,14 +292,14 @@ def test_flipped_bit_of_corpus_is_an_error(capfd, corpus, tmp_path):
     data[77] ^= 4
     damaged.write_bytes(data)
     for command in (["train", "--workdir", tmp_path / "run"], ["inspect"], ["bench", "input"]):
-        code, error = ends(capfd, *command, "--config", f"{TINY},corpus={tmp_path}/corpus")
+        code, error = failure(capfd, *command, "--config", f"{TINY},corpus={tmp_path}/corpus")
         assert code == 1 and "train.tokens.bin is damaged" in error.splitlines()[-1]
     # The corpus is verified in the background; a run on a damaged corpus does not finish.
     assert not (tmp_path / "run" / "results.json").exists()
 
 
 def test_debug_log_level_prints_the_traceback(capfd, tmp_path):
-    code, error = ends(capfd, "describe", "--config", "nosuch.py", "--log_level=debug")
+    code, error = failure(capfd, "describe", "--config", "nosuch.py", "--log_level=debug")
     assert code == 2 and "Traceback" in error
     assert error.splitlines()[-1].startswith("bertjax: config file not found: nosuch.py")
     assert "Traceback" not in refused(capfd, "describe", "--config", "nosuch.py")

@@ -13,7 +13,8 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from commanding import ends, printed, refused
+from command_runs import read_metrics
+from commanding import failure, printed, refused
 
 from bertjax.cli import main as cli
 from bertjax.config.load import load_config
@@ -53,7 +54,7 @@ def test_damaged_checkpoint_exits_with_1(capfd, workdir, tmp_path):
     for file in (tmp_path / "run" / "checkpoints" / "4" / "params").rglob("*"):
         if file.is_file():
             file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    code, error = ends(capfd, "evaluate", "--checkpoint", tmp_path / "run")
+    code, error = failure(capfd, "evaluate", "--checkpoint", tmp_path / "run")
     assert code == 1
     assert "checkpoints/4 is damaged" in error.splitlines()[-1]
     assert "Traceback" not in error
@@ -141,7 +142,7 @@ def test_train_traces_steps_and_logs_to_a_tracker(capfd, corpus, tmp_path, monke
     config = ["--config", f"{TINY},corpus={corpus},seq_len=16", *overrides]
     printed(capfd, "train", *config, "--workdir", tmp_path / "run", "--tracker=trackio", "--profile=0:1")
     assert traced == [str(tmp_path / "run"), "stopped"]
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(tmp_path / "run")
     losses = {line["step"]: line["loss"] for line in lines if "loss" in line}
     assert {1, 2} <= losses.keys()
     assert {"eval/mlm_loss", "train/learning_rate", "train/tokens"} <= logged[2].keys()
@@ -180,7 +181,7 @@ def test_inspect_rejects_steps_beyond_the_run(capfd, corpus):
 
 
 def test_evaluate_prints_the_metrics_of_training(capfd, workdir):
-    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(workdir)
     measured = {
         line["step"]: {key.removeprefix("eval_"): value for key, value in line.items() if key.startswith("eval_")}
         for line in lines
@@ -220,7 +221,7 @@ def test_checkpoint_with_another_vocabulary_is_rejected(capfd, corpus, workdir, 
     printed(capfd, "prepare", *arguments, "--output", other)
     config = ["--config", f"{TINY},corpus={other},seq_len=16"]
     assert "differs from the data's vocabulary" in refused(capfd, "evaluate", "--checkpoint", workdir, *config)
-    code, error = ends(capfd, "train", *config, "--workdir", tmp_path / "run", "--init_from", workdir)
+    code, error = failure(capfd, "train", *config, "--workdir", tmp_path / "run", "--init_from", workdir)
     assert code == 2 and "differs from the data's vocabulary" in error
 
 

@@ -9,6 +9,7 @@ import sys
 import jax
 import numpy as np
 import pytest
+from commanding import refused
 
 from bertjax.cli import main as cli
 from bertjax.convert.convert import HUGGINGFACE, convert
@@ -123,11 +124,11 @@ def test_killed_command_resumes_after_complete_shards(pretrained, tmp_path, smal
             np.testing.assert_array_equal(expected[array], resumed[array], err_msg=f"{name} {array}")
 
 
-def test_shards_of_other_features_or_texts_are_refused(pretrained, tmp_path, small_shards, usage_error):
+def test_shards_of_other_features_or_texts_are_refused(pretrained, tmp_path, small_shards, capfd):
     write_features(pretrained, tmp_path)
     command = ["features", f"--checkpoint={pretrained}", f"--input={tmp_path / 'texts.txt'}"]
     output = [f"--output={tmp_path / 'out'}", "--layers=-1"]
-    assert "contains features with different layers" in usage_error(*command, output[0], "--layers=0")
+    assert "contains features with different layers" in refused(capfd, *command, output[0], "--layers=0")
     # The parameters are equal, but the architecture differs.
     edited = tmp_path / "edited"
     convert(str(pretrained), str(edited), HUGGINGFACE, False)
@@ -139,27 +140,27 @@ def test_shards_of_other_features_or_texts_are_refused(pretrained, tmp_path, sma
     ]
     cli.main(["features", *edited_command])
     (edited / "config.json").write_text(json.dumps({**config, "layer_norm_eps": 0.5}))
-    assert "contains features with different architecture" in usage_error("features", *edited_command)
+    assert "contains features with different architecture" in refused(capfd, "features", *edited_command)
     (tmp_path / "texts.txt").write_text("other\n")
-    assert "00000.npz was created from different texts" in usage_error(*command, *output)
+    assert "00000.npz was created from different texts" in refused(capfd, *command, *output)
     write_features(pretrained, tmp_path)
     (tmp_path / "out" / "00001.npz").write_bytes(b"PK")
-    assert "00001.npz is damaged; remove it" in usage_error(*command, *output, code=1)
-    assert "files other than features" in usage_error(*command, f"--output={tmp_path}")
+    assert "00001.npz is damaged; remove it" in refused(capfd, *command, *output, code=1)
+    assert "files other than features" in refused(capfd, *command, f"--output={tmp_path}")
     lock = os.open(tmp_path / "out", os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    assert "another command is writing" in usage_error(*command, *output)
+    assert "another command is writing" in refused(capfd, *command, *output)
     os.close(lock)
 
 
-def test_unreadable_input_files_are_named(pretrained, tmp_path, usage_error):
+def test_unreadable_input_files_are_named(pretrained, tmp_path, capfd):
     texts = tmp_path / "texts.txt"
     command = ["features", f"--checkpoint={pretrained}", f"--input={texts}"]
     texts.write_bytes(b"\xef\xbb\xbfa b\r\nc\xff\n")
-    assert "texts.txt line 2 is not UTF-8 at byte 1" in usage_error(*command, "--show=5")
+    assert "texts.txt line 2 is not UTF-8 at byte 1" in refused(capfd, *command, "--show=5")
     texts.write_bytes(b"")
-    assert "texts.txt is empty" in usage_error(*command)
-    assert "no texts; pass texts, or set --input FILE" in usage_error(*command[:2])
+    assert "texts.txt is empty" in refused(capfd, *command)
+    assert "no texts; pass texts, or set --input FILE" in refused(capfd, *command[:2])
 
 
 def test_features_of_standard_input_are_shown(pretrained, capfd, monkeypatch, tmp_path):

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 from checkpoints import random_checkpoint
+from commanding import refused
 from etils import epath
 from flax.traverse_util import unflatten_dict
 
@@ -90,14 +91,14 @@ def test_number_of_a_regression_model(folders, capfd):
     assert run_predict(capfd, folders["number"], "the cat") == f"the cat\n  {record['prediction']:g}\n"
 
 
-def test_choices_between_any_number_of_endings(folders, capfd, usage_error):
+def test_choices_between_any_number_of_endings(folders, capfd):
     records = predict_json(capfd, folders[CHOICES], "he ||| ran ||| sat down ||| is", "she ||| b ||| c")
     for record in records:
         beginning, *endings = record["text"].split(" ||| ")
         scores = np.array([logits_of(folders[CHOICES], beginning, ending)[0] for ending in endings])
         np.testing.assert_allclose(record["probabilities"], softmax(scores), atol=1e-5)
         assert record["prediction"] == int(scores.argmax())
-    assert "too few endings for 'he': 1" in usage_error("predict", f"--checkpoint={folders[CHOICES]}", "he ||| ran")
+    assert "too few endings for 'he': 1" in refused(capfd, "predict", f"--checkpoint={folders[CHOICES]}", "he ||| ran")
 
 
 def test_tags_for_every_word_of_a_text_longer_than_a_row(folders, capfd):
@@ -215,13 +216,13 @@ def test_terminal_escape_sequences_are_escaped(folders, capfd):
     assert output.isascii() and output.strip().isprintable() and json.loads(output)["text"] == text
 
 
-def test_missing_description_of_the_outputs_is_refused(folders, usage_error, tmp_path):
+def test_missing_description_of_the_outputs_is_refused(folders, capfd, tmp_path):
     cli.main(["convert", str(folders[TAGS]), str(tmp_path / "run")])
     (tmp_path / "run" / "output_layer.json").unlink()
-    assert "is fine-tuned but lacks output_layer.json" in usage_error("predict", f"--checkpoint={tmp_path}/run", "a")
+    assert "is fine-tuned but lacks output_layer.json" in refused(capfd, "predict", f"--checkpoint={tmp_path}/run", "a")
 
 
-def test_wrong_usage_is_refused(folders, usage_error, tmp_path):
+def test_wrong_usage_is_refused(folders, capfd, tmp_path):
     checkpoint = f"--checkpoint={folders[CLASSES]}"
     for arguments, message in (
         (
@@ -238,7 +239,7 @@ def test_wrong_usage_is_refused(folders, usage_error, tmp_path):
         ((checkpoint, ""), "a text is empty"),
         ((checkpoint, f"--text={tmp_path / 'nothing'}"), "cannot read"),
     ):
-        assert message in usage_error("predict", *arguments)
+        assert message in refused(capfd, "predict", *arguments)
 
 
 def numbers_of(record):

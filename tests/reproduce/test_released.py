@@ -5,7 +5,7 @@ import json
 import hub_server
 import pytest
 from checkpoints import random_checkpoint
-from command_runs import refused
+from commanding import printed, refused
 
 from bertjax.cli import main as cli
 from bertjax.convert import huggingface
@@ -28,12 +28,6 @@ def inputs(letters, tmp_path, monkeypatch):
         rows = "".join(f"x\t{index % 2}\t\t{'zu ba' if index % 2 else 'pa'}\n" for index in range(16))
         (tmp_path / "glue" / "CoLA" / f"{split}.tsv").write_text(rows)
     return tmp_path
-
-
-def printed(capfd, *arguments) -> str:
-    capfd.readouterr()
-    cli.main([*map(str, arguments)])
-    return capfd.readouterr().out
 
 
 def test_table_from_released_checkpoints(inputs, capfd):

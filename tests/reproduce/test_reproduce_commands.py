@@ -8,20 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_runs import EXPERIMENTS, refused
+from command_runs import EXPERIMENTS
+from commanding import printed, refused
 from processes import WORKER, start_processes
 
 from bertjax.cli import main as cli
 from bertjax.reproduce import runner
 from bertjax.reproduce.results import load_results
-
-
-def printed(capfd, *arguments) -> tuple[str, str]:
-    """Runs a command and returns its standard output and standard error."""
-    capfd.readouterr()
-    cli.main([*map(str, arguments)])
-    captured = capfd.readouterr()
-    return captured.out, captured.err
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +34,7 @@ def all_results(table, tmp_path_factory):
 
 
 def test_plan_lists_runs_in_order_with_times_and_commands(table, tmp_path, capfd):
-    out, _ = printed(capfd, "reproduce", f"--config={table}:all", f"--results={tmp_path}/r", "--plan")
+    out = printed(capfd, "reproduce", f"--config={table}:all", f"--results={tmp_path}/r", "--plan")
     assert not (tmp_path / "r").exists()
     lines = out.splitlines()
     assert [line.split()[1] for line in lines[:-1:2]] == [
@@ -53,10 +46,10 @@ def test_plan_lists_runs_in_order_with_times_and_commands(table, tmp_path, capfd
 
 
 def test_plan_skips_runs_without_data(table, tmp_path, capfd):
-    out, _ = printed(capfd, "reproduce", f"--config={table}:glue=,all", f"--results={tmp_path}", "--plan")
+    out = printed(capfd, "reproduce", f"--config={table}:glue=,all", f"--results={tmp_path}", "--plan")
     assert "cola/both" in out and out.count("skipped: needs CoLA, in a folder given with glue=") == 5
     assert "1 of 6 runs to do" in out
-    out, _ = printed(capfd, "table", "5", f"--results={tmp_path}")
+    out = printed(capfd, "table", "5", f"--results={tmp_path}")
     # A plan does not record the table's file, so the packaged table 5 is shown.
     assert "experiments" not in out
 
@@ -65,14 +58,14 @@ def test_finished_runs_are_not_repeated(table, results, capfd):
     assert sorted(json.loads((results / "reproduce.json").read_text())["seconds"]) == ["cola/first", "pretrain/first"]
     before = {path: path.stat().st_mtime_ns for path in results.rglob("*.json") if path.name != "reproduce.json"}
     assert len(before) > 10
-    out, _ = printed(capfd, "reproduce", f"--config={table}", f"--results={results}")
+    out = printed(capfd, "reproduce", f"--config={table}", f"--results={results}")
     assert out.count(" done\n") == 2 and "0 of 2 runs to do" in out and "speed of 2 finished runs" in out
     assert json.loads(out.splitlines()[-1])["done"] == ["cola/first", "pretrain/first"]
     assert before == {path: path.stat().st_mtime_ns for path in before}
 
 
 def test_table_shows_means_and_deviations_of_seeds(results, capfd):
-    out, _ = printed(capfd, "table", "5", f"--results={results}")
+    out = printed(capfd, "table", "5", f"--results={results}")
     seeds = [
         trial["metrics"]["accuracy"] for trial in json.loads((results / "cola/first/sweep.json").read_text())["trials"]
     ]
@@ -82,14 +75,14 @@ def test_table_shows_means_and_deviations_of_seeds(results, capfd):
     mean = statistics.mean([perplexity, 100 * statistics.mean(seeds)])
     assert f" 92.7  {text} " in row and row.split()[-2:] == [f"{perplexity:.1f}", f"{mean:.1f}"]
     assert "missing runs" not in out
-    markdown, _ = printed(capfd, "table", "5", f"--results={results}", "--markdown")
+    markdown = printed(capfd, "table", "5", f"--results={results}", "--markdown")
     assert f"| 92.7 | {text} |" in markdown and markdown.startswith("**Table 5: ")
 
 
 def test_results_file_gives_the_same_table(results, tmp_path, capfd):
-    from_folder, _ = printed(capfd, "table", "5", f"--results={results}", f"--keep={tmp_path}/saved.json")
+    from_folder = printed(capfd, "table", "5", f"--results={results}", f"--keep={tmp_path}/saved.json")
     assert from_folder.endswith(f"wrote 2 runs to {tmp_path}/saved.json\n")
-    from_file, _ = printed(capfd, "table", "5", f"--results={tmp_path}/saved.json")
+    from_file = printed(capfd, "table", "5", f"--results={tmp_path}/saved.json")
     assert from_file.rstrip() == from_folder[: from_folder.rindex("wrote 2 runs")].rstrip()
     content = json.loads((tmp_path / "saved.json").read_text())
     assert sorted(content["runs"]) == ["cola/first", "pretrain/first"]
@@ -116,25 +109,25 @@ def test_results_file_gives_the_same_table(results, tmp_path, capfd):
 
 
 def test_results_of_several_sources_are_combined(results, tmp_path, capfd):
-    alone, _ = printed(capfd, "table", "5", f"--results={results}", f"--keep={tmp_path}/all.json")
+    alone = printed(capfd, "table", "5", f"--results={results}", f"--keep={tmp_path}/all.json")
     content = json.loads((tmp_path / "all.json").read_text())
     for name in content["runs"]:
         part = {**content, "runs": {name: content["runs"][name]}}
         (tmp_path / f"{Path(name).parts[0]}.json").write_text(json.dumps(part))
     pretrain, cola = f"--results={tmp_path}/pretrain.json", f"--results={tmp_path}/cola.json"
     for source in (pretrain, cola):
-        half, _ = printed(capfd, "table", "5", source)
+        half = printed(capfd, "table", "5", source)
         assert "missing runs" in half and "--workdir RESULTS/" in half and ".json/" not in half
-        half, _ = printed(capfd, "table", "5", source, f"--results={tmp_path}/folder")
+        half = printed(capfd, "table", "5", source, f"--results={tmp_path}/folder")
         assert f"--workdir {tmp_path}/folder/" in half
     for sources in ((pretrain, cola), (cola, pretrain)):
-        out, _ = printed(capfd, "table", "5", *sources, f"--keep={tmp_path}/again.json")
+        out = printed(capfd, "table", "5", *sources, f"--keep={tmp_path}/again.json")
         assert out.splitlines()[:-1] == alone.splitlines()[:-1]
         assert json.loads((tmp_path / "again.json").read_text()) == content
     # The first source that contains a run is used. Fine-tuning that started from another pre-training run is an error.
     other = {**content, "runs": {"pretrain/first": {**content["runs"]["pretrain/first"], "fingerprint": "another"}}}
     (tmp_path / "other.json").write_text(json.dumps(other))
-    out, _ = printed(capfd, "table", "5", pretrain, f"--results={tmp_path}/other.json", cola)
+    out = printed(capfd, "table", "5", pretrain, f"--results={tmp_path}/other.json", cola)
     assert out.splitlines() == alone.splitlines()[:-1]
     with pytest.raises(SystemExit) as end:
         cli.main(["table", "5", f"--results={tmp_path}/other.json", pretrain, cola])
@@ -145,7 +138,7 @@ def test_results_of_several_sources_are_combined(results, tmp_path, capfd):
 @pytest.mark.slow
 def test_printed_commands_fill_the_table(table, all_results, tmp_path, capfd):
     cli.main(["reproduce", f"--config={table}:glue=,all", f"--results={tmp_path}/new"])
-    out, _ = printed(capfd, "table", "5", f"--results={tmp_path}/new")
+    out = printed(capfd, "table", "5", f"--results={tmp_path}/new")
     assert "- no data for SST-2: needs CoLA" in out
     commands = [line for line in out.splitlines() if line.startswith("    bertjax ")]
     assert len(commands) == 5 and "path=GLUE" in commands[0]
@@ -158,7 +151,7 @@ def test_printed_commands_fill_the_table(table, all_results, tmp_path, capfd):
     for run in runs:
         assert new.outcome(run).metrics == old.outcome(run).metrics, run.name
     ensemble = json.loads((all_results / "cola/both/results.json").read_text())
-    out, _ = printed(capfd, "table", "5", f"--results={all_results}")
+    out = printed(capfd, "table", "5", f"--results={all_results}")
     assert f"{100 * ensemble['accuracy']:.1f}" in next(line for line in out.splitlines() if line.startswith("ours"))
     assert "missing runs" not in out
     shutil.rmtree(tmp_path / "new/cola/both")
@@ -191,11 +184,11 @@ def test_results_of_other_runs_are_refused(table, results, tmp_path, capfd):
     edit(sweep, lambda content: content["trials"][0].update(started_from="1" * 16))
     assert "cola/first started from different parameters" in error()
     edit(sweep, lambda content: content.update(left=1))
-    assert "missing runs" in printed(capfd, *command)[0]
+    assert "missing runs" in printed(capfd, *command)
     shutil.rmtree(tmp_path / "r/cola/first")
     shutil.copytree(results / "cola/first", tmp_path / "r/cola/first")
     shutil.rmtree(next((tmp_path / "r/cola/first/trials").iterdir()))
-    assert "missing runs" in printed(capfd, *command)[0]
+    assert "missing runs" in printed(capfd, *command)
     assert "--plot supports only figure5, not 5" in refused(capfd, *command, "--plot=a.png")
     (tmp_path / "r/pretrain/first/results.json").write_text("{")
     assert f"cannot read {tmp_path}/r/pretrain/first/results.json" in error()

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from command_runs import refused
+from commanding import refused
 
 from bertjax.cli import main as cli
 from bertjax.reproduce import runner

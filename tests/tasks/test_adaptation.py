@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_runs import EXPERIMENTS, overrides, refused
+from command_runs import EXPERIMENTS, overrides, read_metrics
+from commanding import refused
 
 from bertjax.cli import main as cli
 from bertjax.data.corpus.prepare import prepare
@@ -27,7 +28,7 @@ def general(corpus, tmp_path_factory) -> Path:
     prepare(
         [f"text:{folder}/text.txt"],
         folder / "corpus",
-        vocabulary=vocabulary_of(corpus),
+        vocabulary=open_corpus(corpus).vocabulary_path,
         heldout_fraction=0.1,
         workers=1,
     )
@@ -40,10 +41,6 @@ def spelled(corpus, letters, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("spelled") / "corpus"
     prepare([f"text:{corpus.parent}/text.txt"], folder, vocabulary=letters, heldout_fraction=0.1, workers=1)
     return folder
-
-
-def vocabulary_of(corpus: Path) -> Path:
-    return corpus / json.loads((corpus / "manifest.json").read_text())["vocabulary"]["file"]
 
 
 def config_of(corpus: Path, arguments: str = "") -> str:
@@ -142,7 +139,7 @@ def test_general_text_is_evaluated_too(corpus, general, tmp_path, capfd):
     bits = results["general_mlm_loss"] / np.log(2) / mean_piece_bytes(opened.vocabulary(), opened.heldout.tokens)
     assert results["general_bits_per_byte"] == pytest.approx(bits, rel=1e-4)
     assert results["general_mlm_loss"] != results["mlm_loss"]
-    first = json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[0])
+    first = read_metrics(tmp_path / "run")[0]
     assert first["step"] == 0 and {"eval_bits_per_byte", "eval_general_bits_per_byte"} <= first.keys()
     capfd.readouterr()
     cli.main(["evaluate", f"--checkpoint={tmp_path}/run"])

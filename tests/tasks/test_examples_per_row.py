@@ -1,20 +1,16 @@
 """Tests of fine-tuning with packed rows: equal losses, invalid values and `inspect`."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
-from command_runs import EXPERIMENTS, overrides, refused, train
+from command_runs import EXPERIMENTS, overrides, read_metrics, train
+from commanding import refused
 from finetuning_data import conll_files
 
 from bertjax.cli import main as cli
 
 PACKED = {"data__examples_per_row": 4, "data__bucket": 8}
-
-
-def read_metrics(workdir: Path) -> list[dict]:
-    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import zipfile
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
-from command_runs import EXPERIMENTS, overrides, predict, records, refused, train
+from command_runs import EXPERIMENTS, overrides, predict, read_metrics, records, train
+from commanding import refused
 from finetuning_data import glue_files, write_tsv
 from safetensors.numpy import load_file, save_file
 
@@ -20,7 +21,7 @@ from bertjax.tasks.build import build_task, parse_config
 
 
 def test_cola_is_learned_and_evaluated_once_per_epoch(cola):
-    lines = [json.loads(line) for line in (cola / "metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(cola)
     evaluated = [line for line in lines if "eval_matthews" in line]
     assert [line["step"] for line in evaluated] == list(range(8, 88, 8))
     assert max(line["eval_matthews"] for line in evaluated) > 0.9

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from command_runs import predict, records, refused, train
+from command_runs import predict, records, train
+from commanding import refused
 from finetuning_data import conll_files
 
 

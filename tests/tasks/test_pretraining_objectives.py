@@ -4,7 +4,8 @@ import json
 
 import numpy as np
 import pytest
-from command_runs import overrides, refused
+from command_runs import overrides, read_metrics
+from commanding import refused
 
 from bertjax.cli import main as cli
 from bertjax.data.shard import SINGLE_SHARD
@@ -44,7 +45,7 @@ def test_pairs_equal_next_sentence_rows_without_labels(packing, corpus):
 def test_pairs_train_masked_lm_only(corpus, tmp_path):
     flags = overrides(None, steps=2, eval_every=2, checkpoint_every=2)
     cli.main(["train", f"--config={config_of(corpus, 'pairs')}", f"--workdir={tmp_path}", *flags])
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(tmp_path)
     logged = [line for line in lines if "loss" in line]
     assert logged and all(line["loss"] == line["mlm_loss"] for line in logged)
     results = json.loads((tmp_path / "results.json").read_text())

@@ -4,7 +4,8 @@ import json
 import shutil
 
 import pytest
-from command_runs import EXPERIMENTS, overrides, refused
+from command_runs import EXPERIMENTS, overrides, read_metrics
+from commanding import refused
 from finetuning_data import squad_files
 
 from bertjax.cli import main as cli
@@ -87,7 +88,7 @@ def test_early_stopping_is_the_same_after_a_kill(glue, letters, tmp_path, log_li
     assert (result["step"], result["stopped"]) == (6, False)
     assert "stopped early at step 6 of 30: no better matthews in 2 evaluations" in log_lines
     assert any(line.startswith("done: 6 steps") for line in log_lines)
-    lines = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(tmp_path / "whole")
     assert [line["step"] for line in lines if "eval_matthews" in line] == [2, 4, 6]
     assert [line["step"] for line in lines if "loss" in line] == [4, 6]
     results = json.loads((tmp_path / "whole" / "results.json").read_text())
@@ -119,7 +120,7 @@ def test_best_checkpoint_follows_select_by(glue, letters, tmp_path, checkpoint_e
     task = make_task(glue, letters, **fields)
     loop.train(task, str(tmp_path / "run"))
     results = json.loads((tmp_path / "run" / "results.json").read_text())
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(tmp_path / "run")
     losses = {line["step"]: line["eval_loss"] for line in lines if "eval_loss" in line}
     assert results["selected_by"] == "loss" and results["loss"] == min(losses.values()) < max(losses.values())
     assert losses[results["step"]] == results["loss"] and min(losses, key=losses.get) != max(losses)

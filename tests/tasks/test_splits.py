@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_runs import EXPERIMENTS, overrides, predict, refused, train
+from command_runs import EXPERIMENTS, overrides, predict, read_metrics, train
+from commanding import refused
 from finetuning_data import conll_files, glue_files, squad_files, swag_files
 
 from bertjax.data.shard import SINGLE_SHARD
@@ -146,7 +147,7 @@ def test_training_without_a_dev_set_keeps_the_last_checkpoint(letters, tmp_path,
     assert results["evaluated_on"] == "no data; the last checkpoint is kept"
     assert (results["step"], results["selected_by"], results["baseline"]) == (4, "", {})
     assert not {"loss", "accuracy", "f1", "per_class"} & results.keys()
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(tmp_path / "run")
     assert not any(name.startswith("eval_") for line in lines for name in line)
     assert (tmp_path / "run" / "curves.png").exists()
     assert [child.name for child in (tmp_path / "run" / "checkpoints").iterdir()] == ["4"]

@@ -5,7 +5,8 @@ import re
 import shutil
 
 import pytest
-from command_runs import EXPERIMENTS, overrides, refused
+from command_runs import EXPERIMENTS, overrides
+from commanding import refused
 from etils import epath
 
 from bertjax.cli import main as cli

@@ -5,10 +5,12 @@ import json
 import numpy as np
 import pytest
 from checkpoints import random_checkpoint
-from command_runs import EXPERIMENTS, refused, train
+from command_runs import EXPERIMENTS, train
+from commanding import refused
 
 from bertjax.cli import main as cli
 from bertjax.convert import huggingface
+from bertjax.data.corpus.store import open_corpus
 from bertjax.training.checkpoint import find_checkpoint
 from bertjax.training.checkpoint_metadata import saved_architecture
 from bertjax.training.parameters import load_params_on_host
@@ -46,9 +48,10 @@ def command(table, run, *arguments, **fields) -> list[str]:
 
 
 def test_pretraining_takes_the_architecture_of_a_checkpoint(corpus, tmp_path, capfd):
-    vocabulary = corpus / json.loads((corpus / "manifest.json").read_text())["vocabulary"]["file"]
     (tmp_path / "released").mkdir()
-    checkpoint = random_checkpoint(vocabulary, hidden_act="gelu_erf", max_position_embeddings=128)
+    checkpoint = random_checkpoint(
+        open_corpus(corpus).vocabulary_path, hidden_act="gelu_erf", max_position_embeddings=128
+    )
     huggingface.write(checkpoint, tmp_path / "released")
 
     def arguments(size=""):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_runs import read_metrics
 from processes import WORKER, start_processes
 
 from bertjax.cli import main as cli
@@ -65,7 +66,7 @@ def run_in_two_processes(*commands: list[str]) -> str:
 
 
 def metrics(workdir: Path) -> list[float]:
-    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(workdir)
     return [line[name] for line in lines for name in sorted(line)]
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_runs import read_metrics
 from processes import WORKER, start_processes
 
 from bertjax.cli import main as cli
@@ -30,16 +31,12 @@ def train_commands(corpus: Path, folder: Path, meshes: dict[str, dict[str, int]]
     ]
 
 
-def metrics_of(workdir: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-
-
 @pytest.fixture(scope="module")
 def single_process_metrics(corpus, tmp_path_factory) -> list[dict[str, float]]:
     folder = tmp_path_factory.mktemp("single")
     (command,) = train_commands(corpus, folder, {"run": {"data": -1}})
     cli.main(command)
-    metrics = metrics_of(folder / "run")
+    metrics = read_metrics(folder / "run")
     assert [line["step"] for line in metrics] == [0, 2, 3, 4, 6, 6]
     return metrics
 
@@ -51,7 +48,7 @@ def check_meshes(corpus, folder, expected_metrics, processes, devices, meshes) -
         _, output = process.communicate(timeout=300)
         assert process.returncode == 0, output.decode()[-2000:]
     for mesh in meshes:
-        metrics = metrics_of(folder / mesh)
+        metrics = read_metrics(folder / mesh)
         assert [line.keys() for line in metrics] == [line.keys() for line in expected_metrics], mesh
         for line, expected in zip(metrics, expected_metrics, strict=True):
             values = [line[name] for name in expected]

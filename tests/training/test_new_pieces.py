@@ -1,16 +1,17 @@
 """Tests of training with vocabulary pieces that the initial checkpoint lacks."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from checkpoints import random_checkpoint
-from command_runs import EXPERIMENTS, overrides, refused
+from command_runs import EXPERIMENTS, overrides
+from commanding import refused
 
 from bertjax.cli import main as cli
 from bertjax.convert import huggingface
 from bertjax.data.corpus.prepare import prepare
+from bertjax.data.corpus.store import open_corpus
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import load_vocabulary
 from bertjax.training.checkpoint import find_checkpoint
@@ -24,7 +25,7 @@ ADDED = ("losuna", "kerona", "##rovi", "ж")
 @pytest.fixture(scope="module")
 def vocabularies(corpus, tmp_path_factory) -> tuple[Path, Path]:
     """Returns the vocabulary file of the corpus, and a copy with the pieces of `ADDED`."""
-    old = corpus / json.loads((corpus / "manifest.json").read_text())["vocabulary"]["file"]
+    old = open_corpus(corpus).vocabulary_path
     new = tmp_path_factory.mktemp("vocabulary") / "vocab.txt"
     new.write_text(old.read_text() + "".join(f"{piece}\n" for piece in ADDED))
     return old, new

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from command_runs import read_metrics
 from etils import epath
 from small_run import load_final_params, make, with_attributes, with_changed_batch, with_signal
 
@@ -29,10 +30,6 @@ from bertjax.training.evaluation import predict
 from bertjax.training.optimizer import bert_schedule
 from bertjax.training.sharding import make_mesh
 from bertjax.training.startup import random_key
-
-
-def read_metrics(workdir):
-    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.parametrize("detected_at", [3, pytest.param(14, marks=pytest.mark.slow)])

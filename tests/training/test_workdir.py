@@ -8,6 +8,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from command_runs import read_metrics
 from etils import epath
 from small_run import load_final_params, make, with_changed_batch
 
@@ -42,7 +43,7 @@ def test_finished_workdir_holds_the_documented_files(corpus, whole):
     assert {"config.json", "metrics.jsonl", "checkpoints", "curves.png", "vocab.txt", "results.json"} <= names
     assert any(name.startswith("events.out.tfevents") for name in names)
     assert sorted(child.name for child in (whole / "checkpoints").iterdir()) == ["12", "14", "8"]
-    lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(whole)
     assert [line["step"] for line in lines if "loss" in line] == [3, 6, 9, 12, 14]
     assert [line["step"] for line in lines if "eval_loss" in line] == [0, 7, 14]
     assert lines[-1]["eval_mlm_loss"] < lines[0]["eval_mlm_loss"]
@@ -136,7 +137,7 @@ def test_resume_accepts_other_log_and_checkpoint_settings(corpus, whole, tmp_pat
         shutil.rmtree(tmp_path / "run" / "checkpoints" / step)
     config, task = make(corpus, log_every=5, keep_checkpoints=1)
     loop.train(task, str(tmp_path / "run"))
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(tmp_path / "run")
     assert [line["step"] for line in lines if "loss" in line] == [3, 6, 10, 14]
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["14"]
 
