@@ -88,8 +88,8 @@ class Storage:
         return self.objects[bucket]
 
     def check(self, bucket: str, name: str, conditions: dict[str, str]) -> None:
-        found = self.bucket(bucket).get(name)
-        generation = str(found.generation if found else 0)
+        stored = self.bucket(bucket).get(name)
+        generation = str(stored.generation if stored else 0)
         if conditions.get("ifGenerationMatch", generation) != generation:
             raise Refusal(412, "At least one of the pre-conditions you specified did not hold.")
         if conditions.get("ifGenerationNotMatch") == generation:
@@ -207,25 +207,25 @@ class _Handler(BaseHTTPRequestHandler):
             return _json({"done": True, "resource": _resource(other, unquote(new), written)})
         conditions = _known(query, method in ("GET", "DELETE"), "ifGenerationMatch", "ifGenerationNotMatch")
         with storage.lock:
-            found = storage.find(bucket, name)
+            stored = storage.find(bucket, name)
             storage.check(bucket, name, conditions)
             if method == "DELETE":
                 del storage.objects[bucket][name]
                 return 204, {}, b""
-        return self._content(found) if media else _json(_resource(bucket, name, found))
+        return self._content(stored) if media else _json(_resource(bucket, name, stored))
 
-    def _content(self, found: Object) -> tuple[int, dict[str, str], bytes]:
-        headers = {"x-goog-generation": str(found.generation), "Content-Type": "application/octet-stream"}
+    def _content(self, stored: Object) -> tuple[int, dict[str, str], bytes]:
+        headers = {"x-goog-generation": str(stored.generation), "Content-Type": "application/octet-stream"}
         asked = self.headers.get("Range")
         if asked is None:
-            return 200, headers, found.content
-        size = len(found.content)
+            return 200, headers, stored.content
+        size = len(stored.content)
         first, last = re.fullmatch(r"bytes=(\d*)-(\d*)", asked).groups()
         start = int(first) if first else max(0, size - int(last))
         end = min(int(last) + 1, size) if first and last else size
         if start >= size:
             raise Refusal(416, "The requested range cannot be satisfied.")
-        return 206, headers | {"Content-Range": f"bytes {start}-{end - 1}/{size}"}, found.content[start:end]
+        return 206, headers | {"Content-Range": f"bytes {start}-{end - 1}/{size}"}, stored.content[start:end]
 
     def _list(self, bucket: str, query: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
         asked = _known(
@@ -273,10 +273,10 @@ class _Handler(BaseHTTPRequestHandler):
             )
             return 200, {"Location": f"{place}&upload_id={number}"}, b""
         bucket, known = storage.sessions[session]
-        said = re.fullmatch(r"bytes (?:\*|0-(\d+))/(\d+)", self.headers.get("Content-Range") or "bytes 0-0/0")
-        if said is None:
+        content_range = re.fullmatch(r"bytes (?:\*|0-(\d+))/(\d+)", self.headers.get("Content-Range") or "bytes 0-0/0")
+        if content_range is None:
             raise Refusal(501, f"the fake server does not support Content-Range: {self.headers['Content-Range']}")
-        if self.headers.get("Content-Range") and (said[1] is None or len(body) != int(said[2])):
+        if self.headers.get("Content-Range") and (content_range[1] is None or len(body) != int(content_range[2])):
             # Discard partial uploads, as the protocol allows.
             raise Refusal(308, "Resume Incomplete")
         conditions = {name: value for name, value in known.items() if name != "name"}
@@ -289,14 +289,14 @@ def _known(query: dict[str, str], method: bool, *names: str) -> dict[str, str]:
     return query
 
 
-def _resource(bucket: str, name: str, found: Object) -> dict[str, str]:
-    seconds = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(found.generation / 1e6))
+def _resource(bucket: str, name: str, stored: Object) -> dict[str, str]:
+    seconds = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(stored.generation / 1e6))
     return {
         "kind": "storage#object",
         "bucket": bucket,
         "name": name,
-        "size": str(len(found.content)),
-        "generation": str(found.generation),
+        "size": str(len(stored.content)),
+        "generation": str(stored.generation),
         "updated": seconds,
         "timeCreated": seconds,
     }

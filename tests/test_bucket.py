@@ -47,7 +47,7 @@ def train(corpus: Path, workdir: Path | str, *more: str) -> list[str]:
     ]
 
 
-def started(command: list[str]) -> subprocess.Popen:
+def start_process(command: list[str]) -> subprocess.Popen:
     return subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -59,8 +59,8 @@ def started(command: list[str]) -> subprocess.Popen:
     )
 
 
-def ended(command: list[str]) -> tuple[int, str]:
-    process = started(command)
+def run_process(command: list[str]) -> tuple[int, str]:
+    process = start_process(command)
     try:
         _, said = process.communicate(timeout=120)
     finally:
@@ -82,8 +82,8 @@ def copied(storage: bucket.Storage, prefix: str, folder: Path) -> Path:
 @pytest.mark.slow
 def test_run_killed_during_a_save_and_then_stopped_equals_a_local_run_bitwise(corpus, stored, tmp_path):
     alone = tmp_path / "alone"
-    assert ended(train(corpus, alone))[0] == 0
-    process = started(train(corpus, RUN))
+    assert run_process(train(corpus, alone))[0] == 0
+    process = start_process(train(corpus, RUN))
 
     def kill_in_the_save_of_20(method: str, path: str) -> None:
         if "runs/a/checkpoints/20/params/" in path and "commit_success" in path:
@@ -97,12 +97,12 @@ def test_run_killed_during_a_save_and_then_stopped_equals_a_local_run_bitwise(co
     assert "runs/a/checkpoints/20/commit_success.txt" not in stored.names()
 
     # An incomplete checkpoint is not used.
-    code, said = ended([sys.executable, "-m", "bertjax", "evaluate", f"--checkpoint={RUN}"])
+    code, said = run_process([sys.executable, "-m", "bertjax", "evaluate", f"--checkpoint={RUN}"])
     assert code == 0 and f"evaluated checkpoint {RUN}/checkpoints/10\n" in said, said
-    code, said = ended([sys.executable, "-m", "bertjax", "evaluate", f"--checkpoint={RUN}/checkpoints/20"])
+    code, said = run_process([sys.executable, "-m", "bertjax", "evaluate", f"--checkpoint={RUN}/checkpoints/20"])
     assert code == 1 and "20 is incomplete: its save is in progress or was interrupted" in said, said
 
-    process = started(train(corpus, RUN))
+    process = start_process(train(corpus, RUN))
     said = []
     for line in process.stderr:
         said.append(line)
@@ -112,7 +112,7 @@ def test_run_killed_during_a_save_and_then_stopped_equals_a_local_run_bitwise(co
     assert any("resumed gs://bucket/runs/a at step 10" in line for line in said)
     assert '"stopped": true' in process.stdout.read()
 
-    code, said = ended(train(corpus, RUN))
+    code, said = run_process(train(corpus, RUN))
     assert code == 0, said
     assert re.search(r"resumed gs://bucket/runs/a at step (2[5-9]|3\d)", said)
     there = copied(stored, "runs/a/", tmp_path / "there")
@@ -126,7 +126,7 @@ def test_run_killed_during_a_save_and_then_stopped_equals_a_local_run_bitwise(co
     # A damaged checkpoint is skipped.
     for name in stored.names("runs/a/checkpoints/40/params/"):
         stored.write("bucket", name, b"x" * len(stored.read(name)), {})
-    code, said = ended(train(corpus, RUN))
+    code, said = run_process(train(corpus, RUN))
     assert code == 0, said
     assert "40 is damaged (" in said and "moved to gs://bucket/runs/a/damaged_checkpoints/40" in said
     again = copied(stored, "runs/a/", tmp_path / "again")

@@ -141,15 +141,17 @@ class Sandbox:
         (case / "work").mkdir(parents=True)
         return case
 
-    def run(self, case: Path, argv: Sequence[str], attempt: int = 0, attack: Any = lambda *_: None) -> CompletedProcess:
-        """Runs a command with $TMPDIR `scratch{attempt}`; calls `attack(pid, poll)` while it runs."""
+    def run(
+        self, case: Path, argv: Sequence[str], attempt: int = 0, disturb: Any = lambda *_: None
+    ) -> CompletedProcess:
+        """Runs a command with $TMPDIR `scratch{attempt}`; calls `disturb(pid, poll)` while it runs."""
         argv = [self.fill(item) for item in argv]
         env = {**self.env, "TMPDIR": str(case / f"scratch{attempt}")}
         os.mkdir(env["TMPDIR"])
         with (case / "stdout").open("wb") as out, (case / "stderr").open("wb") as err:
             pid, poll = start_fork(argv, case / "work", env, out, err)
         try:
-            attack(pid, poll)
+            disturb(pid, poll)
             code = wait(poll, LIMIT_SECONDS)
         finally:
             with contextlib.suppress(ProcessLookupError):

@@ -24,7 +24,7 @@ from bertjax.data.pretraining.pair_index import open_pair_index
 EVALUATIONS = 6
 
 
-def tokens_a_row(corpus: str, seq_len: int, pairs_per_row: int) -> float:
+def tokens_per_row(corpus: str, seq_len: int, pairs_per_row: int) -> float:
     index = open_pair_index(open_corpus(corpus), "train", seq_len, 0, 1, pairs_per_row)
     return int(lengths_of(index, seq_len).sum()) / int(index.pass_ends[-1])
 
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     args = parser.parse_args()
     filled = {
-        packing: tokens_a_row(args.corpus, args.seq_len, MAX_PAIRS_PER_ROW if packing else 1) for packing in (0, 1)
+        packing: tokens_per_row(args.corpus, args.seq_len, MAX_PAIRS_PER_ROW if packing else 1) for packing in (0, 1)
     }
     rows = {1: args.rows, 0: round(args.rows * filled[1] / filled[0])}
     steps = int(args.tokens / (args.rows * filled[1])) // EVALUATIONS * EVALUATIONS

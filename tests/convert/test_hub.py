@@ -115,8 +115,8 @@ def test_broken_transfer_is_resumed(server, tmp_path):
     server.broken = 2
     assert (hub.download(ADDRESS, ["*"]) / "model.safetensors").read_bytes() == data
     assert server.broken == 0
-    sizes = [request for request in server.requests if request.startswith("GET /cdn/")]
-    assert len(sizes) == 3
+    transfers = [request for request in server.requests if request.startswith("GET /cdn/")]
+    assert len(transfers) == 3
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])

@@ -3,8 +3,12 @@
 from pathlib import Path
 
 import numpy as np
+import tensorflow as tf
 
 from bertjax.data.corpus import store
+from bertjax.data.pretraining.batches import train_dataset
+from bertjax.data.pretraining.config import Masking, Phase
+from bertjax.data.shard import SINGLE_SHARD
 from bertjax.utils.io import file_sha256
 
 SPECIAL_PIECES = {0: "[PAD]", 7: "[UNK]", 8: "[CLS]", 9: "[SEP]", 11: "[MASK]"}
@@ -49,3 +53,19 @@ def random_documents(count: int, seed: int) -> list[list[int]]:
     rng = np.random.default_rng(seed)
     sizes = np.maximum(1, rng.lognormal(3.0, 1.0, count)).astype(int)
     return [np.maximum(1, rng.lognormal(3.0, 0.6, size)).astype(int).tolist() for size in sizes]
+
+
+def pretraining_batches(corpus: store.Corpus, phase: Phase, source, **arguments) -> tf.data.Dataset:
+    """Returns the training batches of a corpus; `arguments` replace defaults of `train_dataset`'s arguments."""
+    defaults = {"masking": Masking(), "seed": 0, "dupe_factor": 2, "start_step": 0, "shard": SINGLE_SHARD}
+    return train_dataset(corpus, phase, source=source, **{**defaults, **arguments})
+
+
+def assert_each_sentence_once(records: np.ndarray, sentences: np.ndarray) -> None:
+    """Checks that each sentence is in one segment A, or in one segment B that follows its A."""
+    spans = [(record["a_start"], record["a_length"]) for record in records]
+    spans += [(record["b_start"], record["b_length"]) for record in records if record["label"] == 0]
+    starts, lengths = np.array(sorted(spans)).T
+    np.testing.assert_array_equal(starts, np.cumsum([0, *lengths[:-1]]))
+    assert starts[-1] + lengths[-1] == sentences[-1]
+    assert np.isin(starts, sentences).all()

@@ -3,10 +3,10 @@
 import os
 
 import pytest
-from small_corpora import random_documents
+from small_corpora import pretraining_batches, random_documents
 
 from bertjax.data.corpus import store
-from bertjax.data.pretraining.batches import eval_dataset, train_dataset, verified_batches
+from bertjax.data.pretraining.batches import eval_dataset, verified_batches
 from bertjax.data.pretraining.config import Masking, Phase
 from bertjax.data.pretraining.pair_index import open_pair_index
 from bertjax.data.pretraining.row_sources import SENTENCE_PAIRS, TILES
@@ -27,17 +27,7 @@ def overwrite(file, start, content):
 
 
 def train_batches(corpus, source, whole_word=False):
-    dataset = train_dataset(
-        corpus,
-        PHASE,
-        source=source,
-        masking=Masking(whole_word=whole_word),
-        seed=0,
-        dupe_factor=2,
-        start_step=0,
-        shard=SINGLE_SHARD,
-    )
-    return verified_batches(dataset, corpus)
+    return verified_batches(pretraining_batches(corpus, PHASE, source, masking=Masking(whole_word=whole_word)), corpus)
 
 
 def test_training_verifies_the_corpus_in_the_background(corpus):

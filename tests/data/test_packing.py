@@ -4,18 +4,17 @@ import itertools
 
 import numpy as np
 import pytest
+from small_corpora import pretraining_batches
 from unpacking import unpacked
 
 from bertjax.data.corpus.vocabulary import load_vocabulary
-from bertjax.data.pretraining.batches import train_dataset
 from bertjax.data.pretraining.config import Masking, Phase, max_packed_predictions, predictions_by_length
 from bertjax.data.pretraining.pair_index import open_pair_index, pack_rows
 from bertjax.data.pretraining.pairs import RECORD
 from bertjax.data.pretraining.row_sources import PACKED_PAIRS
 from bertjax.data.pretraining.rows import packed_pair_lookup
-from bertjax.data.shard import SINGLE_SHARD
 
-SEQ_LEN, BATCH, PREDICTIONS, MOST = 64, 8, 7, 8
+SEQ_LEN, BATCH, PREDICTIONS, MAX_PAIRS = 64, 8, 7, 8
 ROW_PREDICTIONS = max_packed_predictions(0.15, SEQ_LEN, PREDICTIONS)
 
 
@@ -26,7 +25,7 @@ def short_documents(count: int, seed: int) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def traced(make_corpus):
+def short_corpus(make_corpus):
     """Returns a corpus of short documents in which all tokens of a split have different ids."""
     return make_corpus(short_documents(120, 1), short_documents(20, 2), unique=True)
 
@@ -94,7 +93,7 @@ def passes_of(made) -> list[np.ndarray]:
 def test_packed_index_has_the_same_pairs_in_fewer_rows(make_corpus, monkeypatch, at_once):
     monkeypatch.setattr("bertjax.data.pretraining.pairs._MAX_ROWS", at_once)
     corpus = make_corpus(short_documents(600, 3))
-    alone, together = (open_pair_index(corpus, "train", SEQ_LEN, 0, 3, most) for most in (1, MOST))
+    alone, together = (open_pair_index(corpus, "train", SEQ_LEN, 0, 3, most) for most in (1, MAX_PAIRS))
     for one, other in zip(passes_of(alone), passes_of(together), strict=True):
         np.testing.assert_array_equal(one, other)
     assert together.pass_ends[-1] < 0.8 * alone.pass_ends[-1]
@@ -120,38 +119,29 @@ def test_predictions_of_a_packed_row_stay_within_the_maximum(rate, predictions):
     numbers = predictions_by_length(rate, SEQ_LEN, predictions)
     # `most[n]` is the maximum number of predictions of pairs with n tokens in total.
     most = np.zeros(SEQ_LEN + 1, int)
-    for _ in range(MOST):
+    for _ in range(MAX_PAIRS):
         most = np.array(
             [max([most[n], *(most[n - k] + numbers[k] for k in range(5, n + 1))]) for n in range(SEQ_LEN + 1)]
         )
     limit = max_packed_predictions(rate, SEQ_LEN, predictions)
-    assert most[SEQ_LEN] <= limit <= max(most[SEQ_LEN] + MOST / 2, 1)
+    assert most[SEQ_LEN] <= limit <= max(most[SEQ_LEN] + MAX_PAIRS / 2, 1)
 
 
 def train(corpus, steps, masking=None, predictions=PREDICTIONS):
     phase = Phase(SEQ_LEN, BATCH, predictions, 0, 1 << 40)
-    dataset = train_dataset(
-        corpus,
-        phase,
-        source=PACKED_PAIRS,
-        masking=masking or Masking(),
-        seed=0,
-        dupe_factor=1,
-        start_step=0,
-        shard=SINGLE_SHARD,
-    )
+    dataset = pretraining_batches(corpus, phase, PACKED_PAIRS, masking=masking or Masking(), dupe_factor=1)
     return list(itertools.islice(dataset.as_numpy_iterator(), steps))
 
 
-def test_epoch_has_each_pair_in_one_row_without_further_truncation(traced):
-    plan = open_pair_index(traced, "train", SEQ_LEN, 0, 1, MOST)
+def test_epoch_has_each_pair_in_one_row_without_further_truncation(short_corpus):
+    plan = open_pair_index(short_corpus, "train", SEQ_LEN, 0, 1, MAX_PAIRS)
     rows = int(plan.pass_ends[-1])
-    batches = train(traced, -(-2 * rows // BATCH))
+    batches = train(short_corpus, -(-2 * rows // BATCH))
     packed_rows = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
-    records = np.array(open_pair_index(traced, "train", SEQ_LEN, 0, 1).records)
-    vocabulary = load_vocabulary(traced.vocabulary_path)
+    records = np.array(open_pair_index(short_corpus, "train", SEQ_LEN, 0, 1).records)
+    vocabulary = load_vocabulary(short_corpus.vocabulary_path)
     offset = np.full(vocabulary.size, -1)
-    offset[traced.train.tokens] = np.arange(len(traced.train.tokens))
+    offset[short_corpus.train.tokens] = np.arange(len(short_corpus.train.tokens))
     for epoch in range(2):
         pairs = unpacked({name: array[epoch * rows : (epoch + 1) * rows] for name, array in packed_rows.items()})
         assert len(pairs["input_ids"]) == len(records)
@@ -181,11 +171,11 @@ def test_epoch_has_each_pair_in_one_row_without_further_truncation(traced):
 
 
 @pytest.mark.parametrize("whole_word", [False, True])
-def test_pairs_are_masked_as_without_packing(traced, whole_word):
+def test_pairs_are_masked_as_without_packing(short_corpus, whole_word):
     masking = Masking(whole_word=whole_word)
-    batches = train(traced, 40, masking)
+    batches = train(short_corpus, 40, masking)
     numbers = np.array(predictions_by_length(masking.rate, SEQ_LEN, PREDICTIONS))
-    vocabulary = load_vocabulary(traced.vocabulary_path)
+    vocabulary = load_vocabulary(short_corpus.vocabulary_path)
     rows = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
     assert rows["masked_lm_ids"].shape[1] == ROW_PREDICTIONS
     for row, weights in zip(rows["masked_lm_positions"], rows["masked_lm_weights"] > 0, strict=True):
@@ -206,15 +196,15 @@ def test_pairs_are_masked_as_without_packing(traced, whole_word):
     assert middle.mean() == pytest.approx(0.5, abs=0.02)
 
 
-def test_unused_max_predictions_do_not_change_masks(traced):
-    (some,), (more,) = (train(traced, 1, predictions=count) for count in (10, SEQ_LEN))
+def test_unused_max_predictions_do_not_change_masks(short_corpus):
+    (some,), (more,) = (train(short_corpus, 1, predictions=count) for count in (10, SEQ_LEN))
     assert some.keys() == more.keys()
     for name in some:
         np.testing.assert_array_equal(some[name], more[name], err_msg=name)
 
 
-def test_pairs_of_a_row_are_masked_independently(traced):
-    batches = train(traced, 40)
+def test_pairs_of_a_row_are_masked_independently(short_corpus):
+    batches = train(short_corpus, 40)
     rows = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
     both = either = 0
     for row, positions, weights in zip(

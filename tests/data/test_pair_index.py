@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from small_corpora import random_documents
+from small_corpora import assert_each_sentence_once, random_documents
 
 from bertjax.data.corpus.store import open_corpus
 from bertjax.data.pretraining import pair_index, pairs
@@ -78,11 +78,7 @@ def test_block_size_does_not_lose_sentences(corpus, monkeypatch):
     monkeypatch.setattr(pair_index, "_BLOCK_SENTENCES", 20)
     monkeypatch.setattr(pairs, "_MAX_ROWS", 7)
     records = open_pair_index(corpus, "train", 64, 0, 1).records
-    spans = [(r["a_start"], r["a_length"]) for r in records]
-    spans += [(r["b_start"], r["b_length"]) for r in records if r["label"] == 0]
-    starts, lengths = np.array(sorted(spans)).T
-    np.testing.assert_array_equal(starts, np.concatenate([[0], np.cumsum(lengths)[:-1]]))
-    assert starts[-1] + lengths[-1] == corpus.train.sentences[-1]
+    assert_each_sentence_once(records, corpus.train.sentences)
 
 
 def test_index_of_a_read_only_corpus_is_stored_in_the_cache_directory(corpus, tmp_path, monkeypatch):

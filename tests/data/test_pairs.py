@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 import pytest
-from small_corpora import random_documents
+from small_corpora import assert_each_sentence_once, random_documents
 
 from bertjax.data.pretraining.pairs import document_pairs, target_lengths
 
@@ -75,14 +75,7 @@ def test_every_sentence_is_in_one_a_or_is_next_b(max_tokens):
     sentences, _ = offsets(documents)
     for pass_index in range(3):
         records = one_pass(documents, max_tokens, 0, pass_index)
-        spans = [(r["a_start"], r["a_length"]) for r in records]
-        spans += [(r["b_start"], r["b_length"]) for r in records if r["label"] == 0]
-        spans.sort()
-        starts, lengths = np.array(spans).T
-        assert starts[0] == 0
-        np.testing.assert_array_equal(starts[1:], starts[:-1] + lengths[:-1])
-        assert starts[-1] + lengths[-1] == sentences[-1]
-        assert np.isin(starts, sentences).all()
+        assert_each_sentence_once(records, sentences)
 
 
 def test_b_is_next_or_from_another_document():

@@ -88,10 +88,10 @@ def test_each_row_head_and_query_has_its_own_dropout_mask():
     query, key, value, gradient, _ = inputs(3, 32, 4, 16)
     # With uniform probabilities and values of 1, the output is the fraction of kept keys, divided by 1 - rate.
     uniform = jnp.zeros_like(query), jnp.zeros_like(key), jnp.ones_like(value), gradient, jnp.ones((3, 32), jnp.int32)
-    kept = [np.asarray(results(fused_attention, "both", 0.5, *uniform, seed=seed)[0])[..., 0] for seed in (7, 8)]
-    columns = np.concatenate([share.transpose(0, 2, 1).reshape(-1, 32) for share in kept])
+    outputs = [np.asarray(results(fused_attention, "both", 0.5, *uniform, seed=seed)[0])[..., 0] for seed in (7, 8)]
+    columns = np.concatenate([output.transpose(0, 2, 1).reshape(-1, 32) for output in outputs])
     assert len({column.tobytes() for column in columns}) == 2 * 3 * 4
-    assert np.concatenate(kept).mean() == pytest.approx(1, abs=0.03)
+    assert np.concatenate(outputs).mean() == pytest.approx(1, abs=0.03)
 
 
 @pytest.mark.devices

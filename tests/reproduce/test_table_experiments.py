@@ -30,7 +30,7 @@ DATA = {name: f"/data/{name}" for name in ("corpus", "glue", "squad", "squad2", 
 every_scale = pytest.mark.parametrize("scale", [scales.PAPER, scales.SMALL, scales.MEDIUM])
 
 
-def table(file: Path, scale: str):
+def load(file: Path, scale: str):
     text = file.read_text()
     arguments = ",".join(f"{name}={path}" for name, path in DATA.items() if f"{name}=" in text)
     return load_table(f"{file}:scale={scale},{arguments}")
@@ -57,7 +57,7 @@ def test_documented_tables_match_the_results_file():
 def test_tables_share_runs_of_the_same_name(scale):
     by_name = {}
     for file in FILES:
-        for run in table(file, scale).runs():
+        for run in load(file, scale).runs():
             assert by_name.setdefault(run.name, run) == run, f"{run.name} of {file.name} differs between tables"
     assert len(by_name) > 90
 
@@ -66,7 +66,7 @@ def test_tables_share_runs_of_the_same_name(scale):
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_commands_are_valid_and_follow_their_dependencies(file, scale):
     previous = set()
-    for run in table(file, scale).runs():
+    for run in load(file, scale).runs():
         assert {each.name for each in run.dependencies} <= previous
         previous.add(run.name)
         args, overrides = build_parser().parse_known_args(shlex.split(run.command("/results"))[1:])
@@ -94,7 +94,7 @@ def test_cells_use_metrics_of_their_task(file, scale):
             for name, task in SPECS.items()
         },
     }
-    cells = [cell for cell in table(file, scale).cells if cell.runs]
+    cells = [cell for cell in load(file, scale).cells if cell.runs]
     assert cells and [cell for cell in cells if cell.metric not in metrics[cell.runs[0].name.partition("/")[0]]] == []
 
 
@@ -114,7 +114,7 @@ def test_flops_assume_the_epochs_of_the_config(task, feature_head, scale):
 @every_scale
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_cells_cover_the_paper_except_test_sets(file, scale):
-    loaded = table(file, scale)
+    loaded = load(file, scale)
     assert loaded.name == file.stem.removeprefix("table")
     assert len({(cell.row, cell.column) for cell in loaded.cells}) == len(loaded.cells)
     if loaded.name not in table_names():
@@ -127,19 +127,17 @@ def test_cells_cover_the_paper_except_test_sets(file, scale):
 
 
 def test_rows_of_tables_5_6_and_8_have_their_settings():
-    eight = {
-        cell.row: cell.runs[0].init_from for cell in table(FILES[-1], scales.PAPER).cells if cell.runs[0].init_from
-    }
+    eight = {cell.row: cell.runs[0].init_from for cell in load(FILES[-1], scales.PAPER).cells if cell.runs[0].init_from}
     for row, start in eight.items():
         shares = parse_config(load_config(start.config, start.overrides)).data.masking
         assert [round(100 * share) for share in (shares.mask_prob, shares.keep_prob, shares.random_prob)] == [
             int(part) for part in row.split("/")
         ]
-    six = {cell.row: cell.runs[0] for cell in table(FILES[-3], scales.PAPER).cells if not cell.runs[0].init_from}
+    six = {cell.row: cell.runs[0] for cell in load(FILES[-3], scales.PAPER).cells if not cell.runs[0].init_from}
     for row, run in six.items():
         model = load_config(run.config, run.overrides).model
         assert f"{model.num_hidden_layers}/{model.hidden_size}/{model.num_attention_heads}" == row
-    five = {cell.row: cell.runs[0] for cell in table(FILES[-4], scales.SMALL).cells if cell.column == "SST-2"}
+    five = {cell.row: cell.runs[0] for cell in load(FILES[-4], scales.SMALL).cells if cell.column == "SST-2"}
     objectives = {
         row: (config.data.objective, config.model.attention_direction)
         for row, run in five.items()
@@ -155,7 +153,7 @@ def test_rows_of_tables_5_6_and_8_have_their_settings():
 
 @every_scale
 def test_equal_flops_rows_are_within_five_percent_of_bert(scale):
-    three = {cell.row: cell.runs[0] for cell in table(FILES[0], scale).cells if not cell.runs[0].init_from}
+    three = {cell.row: cell.runs[0] for cell in load(FILES[0], scale).cells if not cell.runs[0].init_from}
     bert = three.pop("BERT").flops
     equal = [run.flops / bert for row, run in three.items() if "equal FLOPs" in row]
     assert len(equal) == 2 and all(abs(share - 1) < 0.05 for share in equal)

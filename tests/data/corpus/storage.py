@@ -24,7 +24,7 @@ class Bucket(MemoryFileSystem):
         return super()._strip_protocol(path.removeprefix("gs://").removeprefix("gcs://"))
 
 
-def use(monkeypatch) -> None:
+def install_bucket(monkeypatch) -> None:
     """Replaces the file system of `gs://` paths with an empty one in memory."""
     Bucket.store, Bucket.pseudo_dirs = {}, [""]
     for name in Bucket.protocol:

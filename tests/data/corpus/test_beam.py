@@ -89,7 +89,7 @@ def command_of(pid):
 
 
 def test_corpus_and_text_in_a_bucket(tmp_path, vocabulary, monkeypatch):
-    storage.use(monkeypatch)
+    storage.install_bucket(monkeypatch)
     write_files(tmp_path / "text", 200)
     for file in (tmp_path / "text").iterdir():
         (epath.Path("gs://bucket/text") / file.name).parent.mkdir(parents=True, exist_ok=True)

@@ -19,9 +19,9 @@ from bertjax.errors import BertjaxError, UsageError
 @pytest.mark.parametrize("content", [b"", b"\n \n", b"\x00\x01"])
 def test_input_without_text_is_an_error(tmp_path, vocabulary, content):
     (tmp_path / "a.txt").write_bytes(content)
-    for given in vocabulary, None:
+    for path in vocabulary, None:
         with pytest.raises(BertjaxError, match="no text"):
-            run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=given)
+            run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=path)
     assert leftovers(tmp_path) == []
 
 

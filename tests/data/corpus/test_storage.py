@@ -14,7 +14,7 @@ from bertjax.errors import BertjaxError, UsageError
 @pytest.fixture
 def bucket(monkeypatch):
     """Returns the path of an in-memory bucket with two text files."""
-    storage.use(monkeypatch)
+    storage.install_bucket(monkeypatch)
     bucket = epath.Path("gs://bucket")
     for name, seed in (("text/a.txt", 0), ("text/more/b.txt", 1)):
         (bucket / name).parent.mkdir(parents=True, exist_ok=True)
