@@ -10,23 +10,19 @@ from pathlib import Path
 import hub_server
 import pytest
 from checkpoints import random_checkpoint
+from valid_commands import check_command, check_fields
 
 from bertjax.cli import main as cli
-from bertjax.config.load import load_config
 from bertjax.convert import huggingface
 from bertjax.convert.portable import write_workdir
 from bertjax.errors import UsageError
 from bertjax.model.config import Architecture
-from bertjax.presets import grid_values, load_trials
 from bertjax.reproduce import runs
-from bertjax.reproduce.runner import load_table
-from bertjax.tasks.build import parse_config
 from bertjax.tasks.finetuning.output_layer import CLASSES, TAGS
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "RESULTS.md", "CONTRIBUTING.md")
 DOCUMENTS = [*(ROOT / name for name in PAGES), *sorted((ROOT / "docs").rglob("*.md"))]
-EXPERIMENTS = sorted(file.stem for file in (ROOT / "experiments").glob("*.py"))
 every_document = pytest.mark.parametrize("file", DOCUMENTS, ids=lambda file: file.name)
 
 _INDENTED = re.compile(r"^ {4,}(\S.*)$", re.MULTILINE)
@@ -58,7 +54,7 @@ def check(words: list[str]) -> None:
     """Raises a UsageError or AssertionError if a command of a document is invalid."""
     program, *arguments = words
     if program == "bertjax":
-        _check_bertjax(arguments)
+        check_command(arguments)
     elif program == "make":
         targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert {word for word in arguments if "=" not in word} <= {*targets}, words
@@ -80,34 +76,6 @@ def check(words: list[str]) -> None:
             assert (ROOT / flag).is_file(), words
         elif module.startswith("bertjax"):
             assert importlib.util.find_spec(module), words
-
-
-def _check_bertjax(arguments: list[str]) -> None:
-    args = cli.parse_args(arguments)
-    if args.command == "reproduce":
-        assert load_table(args.config).runs() and not args.overrides
-    elif getattr(args, "config", None):
-        parse_config(load_config(args.config, args.overrides))
-        if args.command == "sweep":
-            assert args.grid or load_trials(args.config)
-            grid_values(
-                args.grid or [], args.overrides, lambda more: load_config(args.config, [*args.overrides, *more])
-            )
-    else:
-        # Without --config, the overridden fields are those of a checkpoint's config, which may be of any task.
-        check_fields(args.overrides)
-
-
-def check_fields(overrides: list[str]) -> None:
-    """Raises a UsageError if no experiment has all fields of the overrides."""
-    errors: list[UsageError] = []
-    for name in EXPERIMENTS if overrides else ():
-        try:
-            load_config(name, overrides)
-        except UsageError as error:
-            errors.append(error)
-    if errors and len(errors) == len(EXPERIMENTS):
-        raise errors[0]
 
 
 def anchors(text: str) -> Iterator[str]:

@@ -11,11 +11,11 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 from commanding import commands, failure, refused
+from valid_commands import check_command
 
-from bertjax.cli.main import build_parser, main, parse_args
+from bertjax.cli.main import build_parser, main
 from bertjax.cli.parser import PATH_METAVARS
 from bertjax.config.load import load_config
-from bertjax.reproduce.runner import load_table
 from bertjax.tasks.build import parse_config
 
 ROOT = Path(__file__).parents[2]
@@ -336,14 +336,8 @@ def test_example_in_help_is_valid(capfd, monkeypatch, words):
     example = re.search(r"^example:\n  (bertjax .+)$", capfd.readouterr().out, re.MULTILINE)
     assert example, "no example"
     program, *arguments = shlex.split(example[1])
-    args = parse_args(arguments)
     assert tuple(arguments[: len(words)]) == words
-    if args.command == "reproduce":
-        assert load_table(args.config).runs() and args.overrides == []
-    elif getattr(args, "config", None):
-        parse_config(load_config(args.config, args.overrides))
-    else:
-        assert args.overrides == []
+    check_command(arguments)
 
 
 def nan_attention(query, *_, **__):
