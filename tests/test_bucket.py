@@ -15,6 +15,7 @@ import pytest
 from commanding import failure, printed
 from finetuning_data import glue_files
 from orbax_files import checkpoint_arrays
+from processes import environment_of, train_command
 
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.model.config import ModelConfig
@@ -38,13 +39,8 @@ def stored(monkeypatch):
 
 
 def train(corpus: Path, workdir: Path | str, *more: str) -> list[str]:
-    return [
-        *(sys.executable, "-m", "bertjax", "train", f"--workdir={workdir}"),
-        f"--config={ROOT / 'experiments' / 'pretrain.py'}:size=L1_H16,corpus={corpus},quick=true",
-        *("--config.steps=40", "--config.log_every=5", "--config.eval_every=20", "--config.checkpoint_every=10"),
-        *("--config.data.seq_len=16", "--config.data.batch_size=16", "--config.model.num_attention_heads=2"),
-        *("--config.keep_checkpoints=2", *more),
-    ]
+    schedule = ("--config.steps=40", "--config.log_every=5", "--config.eval_every=20", "--config.keep_checkpoints=2")
+    return train_command(corpus, workdir, *schedule, *more)
 
 
 def start_process(command: list[str]) -> subprocess.Popen:
@@ -54,19 +50,18 @@ def start_process(command: list[str]) -> subprocess.Popen:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        # If a flag occurs twice, XLA uses the last value.
-        env=os.environ | {"XLA_FLAGS": os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=1"},
+        env=environment_of(1),
     )
 
 
 def run_process(command: list[str]) -> tuple[int, str]:
     process = start_process(command)
     try:
-        _, said = process.communicate(timeout=120)
+        _, stderr = process.communicate(timeout=120)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-    return process.returncode, said
+    return process.returncode, stderr
 
 
 def copied(storage: bucket.Storage, prefix: str, folder: Path) -> Path:
@@ -97,24 +92,24 @@ def test_run_killed_during_a_save_and_then_stopped_equals_a_local_run_bitwise(co
     assert "runs/a/checkpoints/20/commit_success.txt" not in stored.names()
 
     # An incomplete checkpoint is not used.
-    code, said = run_process([sys.executable, "-m", "bertjax", "evaluate", f"--checkpoint={RUN}"])
-    assert code == 0 and f"evaluated checkpoint {RUN}/checkpoints/10\n" in said, said
-    code, said = run_process([sys.executable, "-m", "bertjax", "evaluate", f"--checkpoint={RUN}/checkpoints/20"])
-    assert code == 1 and "20 is incomplete: its save is in progress or was interrupted" in said, said
+    code, stderr = run_process([sys.executable, "-m", "bertjax", "evaluate", f"--checkpoint={RUN}"])
+    assert code == 0 and f"evaluated checkpoint {RUN}/checkpoints/10\n" in stderr, stderr
+    code, stderr = run_process([sys.executable, "-m", "bertjax", "evaluate", f"--checkpoint={RUN}/checkpoints/20"])
+    assert code == 1 and "20 is incomplete: its save is in progress or was interrupted" in stderr, stderr
 
     process = start_process(train(corpus, RUN))
-    said = []
+    stderr = []
     for line in process.stderr:
-        said.append(line)
+        stderr.append(line)
         if "step 25/" in line:
             process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == 42, "".join(said)
-    assert any("resumed gs://bucket/runs/a at step 10" in line for line in said)
+    assert process.wait(timeout=60) == 42, "".join(stderr)
+    assert any("resumed gs://bucket/runs/a at step 10" in line for line in stderr)
     assert '"stopped": true' in process.stdout.read()
 
-    code, said = run_process(train(corpus, RUN))
-    assert code == 0, said
-    assert re.search(r"resumed gs://bucket/runs/a at step (2[5-9]|3\d)", said)
+    code, stderr = run_process(train(corpus, RUN))
+    assert code == 0, stderr
+    assert re.search(r"resumed gs://bucket/runs/a at step (2[5-9]|3\d)", stderr)
     there = copied(stored, "runs/a/", tmp_path / "there")
     for name in ("metrics.jsonl", "results.json", "config.json", "data.json", "vocab.txt"):
         assert (there / name).read_bytes() == (alone / name).read_bytes(), name
@@ -126,9 +121,9 @@ def test_run_killed_during_a_save_and_then_stopped_equals_a_local_run_bitwise(co
     # A damaged checkpoint is skipped.
     for name in stored.names("runs/a/checkpoints/40/params/"):
         stored.write("bucket", name, b"x" * len(stored.read(name)), {})
-    code, said = run_process(train(corpus, RUN))
-    assert code == 0, said
-    assert "40 is damaged (" in said and "moved to gs://bucket/runs/a/damaged_checkpoints/40" in said
+    code, stderr = run_process(train(corpus, RUN))
+    assert code == 0, stderr
+    assert "40 is damaged (" in stderr and "moved to gs://bucket/runs/a/damaged_checkpoints/40" in stderr
     again = copied(stored, "runs/a/", tmp_path / "again")
     assert (again / "metrics.jsonl").read_bytes() == (alone / "metrics.jsonl").read_bytes()
     assert checkpoint_arrays(again / "checkpoints" / "40") == checkpoint_arrays(alone / "checkpoints" / "40")
@@ -163,8 +158,8 @@ def test_remote_checkpoint_initializes_predicts_and_converts(corpus, stored, tmp
     assert json.loads(stored.read("topic/config.json"))["model"]["hidden_size"] == 16
     # Running the same command again does nothing.
     assert lines_of(capfd, *tuning) == [tuned]
-    said = printed(capfd, "predict", "--checkpoint=gs://bucket/topic", "bana ro")
-    assert said.startswith("bana ro\n")
+    stdout = printed(capfd, "predict", "--checkpoint=gs://bucket/topic", "bana ro")
+    assert stdout.startswith("bana ro\n")
     printed(capfd, "convert", "gs://bucket/topic", f"{tmp_path}/converted", "--format=huggingface")
     ours, theirs = (
         printed(capfd, "features", f"--checkpoint={place}", "bana ro")

@@ -4,12 +4,12 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from command_runs import read_metrics
+from processes import train_command
 
 ROOT = Path(__file__).parents[1]
 STEPS = 60
@@ -17,14 +17,9 @@ STEPS = 60
 Metrics = dict[tuple[int, bool, str], float]
 
 
-def train_command(corpus: Path, workdir: Path, *overrides: str) -> list[str]:
-    return [
-        *(sys.executable, "-m", "bertjax", "train", f"--workdir={workdir}"),
-        f"--config={ROOT / 'experiments' / 'pretrain.py'}:size=L1_H16,corpus={corpus},quick=true",
-        *(f"--config.steps={STEPS}", "--config.log_every=1", "--config.eval_every=10", "--config.checkpoint_every=10"),
-        *("--config.data.seq_len=16", "--config.data.batch_size=16", "--config.model.num_attention_heads=2"),
-        *("--config.cluster.heartbeat_timeout_seconds=10", *overrides),
-    ]
+def train(corpus: Path, workdir: Path, *overrides: str) -> list[str]:
+    schedule = (f"--config.steps={STEPS}", "--config.log_every=1", "--config.eval_every=10")
+    return train_command(corpus, workdir, *schedule, "--config.cluster.heartbeat_timeout_seconds=10", *overrides)
 
 
 def start_pod(processes: int, devices: int, command: list[str]) -> subprocess.Popen:
@@ -82,7 +77,7 @@ def metrics_of(workdir: Path) -> Metrics:
 @pytest.fixture(scope="module")
 def single_process_metrics(corpus, tmp_path_factory) -> Metrics:
     workdir = tmp_path_factory.mktemp("single") / "run"
-    subprocess.run(train_command(corpus, workdir), check=True, capture_output=True)
+    subprocess.run(train(corpus, workdir), check=True, capture_output=True)
     return metrics_of(workdir)
 
 
@@ -95,13 +90,13 @@ def assert_same_metrics(metrics: Metrics, expected: Metrics) -> None:
 @pytest.mark.slow
 def test_run_resumes_on_other_processes_after_a_kill(corpus, tmp_path, single_process_metrics):
     workdir = tmp_path / "run"
-    pod = start_pod(4, 2, train_command(corpus, workdir, "--config.mesh.data=2", "--config.mesh.fsdp=4"))
+    pod = start_pod(4, 2, train(corpus, workdir, "--config.mesh.data=2", "--config.mesh.fsdp=4"))
     read_until(pod, "step 25/")
     os.kill(pid_of(pod, 2), signal.SIGKILL)
     pod.communicate(timeout=120)
     assert pod.returncode == 128 + signal.SIGKILL
     # Resume with half as many processes and with another mesh.
-    pod = start_pod(2, 2, train_command(corpus, workdir, "--config.mesh.data=2", "--config.mesh.tensor=2"))
+    pod = start_pod(2, 2, train(corpus, workdir, "--config.mesh.data=2", "--config.mesh.tensor=2"))
     _, text = pod.communicate(timeout=300)
     assert pod.returncode == 0, text
     assert "resumed " in text and " at step 20" in text
@@ -121,7 +116,7 @@ def test_run_resumes_on_other_processes_after_a_kill(corpus, tmp_path, single_pr
 )
 def test_sigterm_to_one_process_saves_the_same_step_on_all(corpus, tmp_path, single_process_metrics, moment, overrides):
     workdir = tmp_path / "run"
-    command = train_command(corpus, workdir, "--config.mesh.data=2", *overrides)
+    command = train(corpus, workdir, "--config.mesh.data=2", *overrides)
     pod = start_pod(2, 1, command)
     read_until(pod, moment)
     os.kill(pid_of(pod, 1), signal.SIGTERM)

@@ -1,7 +1,6 @@
 """Output of single commands with a small corpus and a one-layer model."""
 
 import json
-import os
 import re
 import shutil
 import signal
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 from command_runs import read_metrics
 from commanding import failure, printed, refused
+from processes import environment_of
 
 from bertjax.cli import main as cli
 from bertjax.config.load import load_config
@@ -26,8 +26,8 @@ from bertjax.tasks.build import parse_config
 ROOT = Path(__file__).parents[2]
 EXPERIMENT = ROOT / "experiments" / "pretrain.py"
 TINY = f"{EXPERIMENT}:size=L1_H16,quick=true"
-# If a flag occurs twice, XLA uses the last value. A program for one device compiles faster.
-ONE_DEVICE = os.environ | {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1"}
+# A program for one device compiles faster.
+ONE_DEVICE = environment_of(1)
 BATCH_KEYS = {
     "input_ids",
     "input_mask",
