@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 WORDS = ("ba", "ke", "lo", "mi", "na", "ro")
@@ -56,41 +57,43 @@ def glue_files(folder: Path, seed: int = 0) -> Path:
 
 def squad_files(folder: Path, version: str = "1.1", seed: int = 0) -> Path:
     """Writes SQuAD files with questions `after WORD?`, whose answer is the next word of the context."""
-    rng = random.Random(seed)
-    folder.mkdir(parents=True, exist_ok=True)
-    for split, count in (("train", 24), ("dev", 10)):
-        paragraphs = []
-        for index in range(count):
-            words = [f"{a}{b}" for a in WORDS for b in "xyz"]
-            rng.shuffle(words)
-            context = " ".join(words)
-            position = rng.randrange(len(words) - 1)
-            qa = {"id": f"{split}{index}", "question": f"after {words[position]}?", "answers": []}
-            if version == "2.0" and index % 3 == 0:
-                qa |= {"question": "after qq?", "is_impossible": True}
-            else:
-                answer = words[position + 1]
-                qa["answers"] = [{"text": answer, "answer_start": context.index(answer)}]
-            paragraphs.append({"context": context, "qas": [qa]})
-        content = {"version": version, "data": [{"title": "t", "paragraphs": paragraphs}]}
-        (folder / f"{split}-v{version}.json").write_text(json.dumps(content))
-    return folder
+
+    def draw(rng: random.Random, is_impossible: bool) -> tuple[list[str], str, str]:
+        words = [f"{a}{b}" for a in WORDS for b in "xyz"]
+        rng.shuffle(words)
+        position = rng.randrange(len(words) - 1)
+        return words, f"after {'qq' if is_impossible else words[position]}?", words[position + 1]
+
+    return _write_squad(folder, version, seed, {"train": 24, "dev": 10}, draw)
 
 
 def learnable_squad_files(folder: Path, version: str = "1.1", seed: int = 0) -> Path:
     """Writes SQuAD files in which the answer is the only word z...q; contexts without answer have no such word."""
+
+    def draw(rng: random.Random, is_impossible: bool) -> tuple[list[str], str, str]:
+        words = [f"{rng.choice(WORDS)}{rng.choice('xy')}" for _ in range(8)]
+        answer = ""
+        if not is_impossible:
+            answer = f"z{rng.choice(WORDS)}q"
+            words[rng.randrange(8)] = answer
+        return words, "what is it?", answer
+
+    return _write_squad(folder, version, seed, {"train": 64, "dev": 12}, draw)
+
+
+def _write_squad(folder: Path, version: str, seed: int, counts: dict[str, int], draw: Callable) -> Path:
+    """Writes questions of which `draw` returns context words, question and answer."""
     rng = random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)
-    for split, count in (("train", 64), ("dev", 12)):
+    for split, count in counts.items():
         paragraphs = []
         for index in range(count):
-            words = [f"{rng.choice(WORDS)}{rng.choice('xy')}" for _ in range(8)]
-            qa = {"id": f"{split}{index}", "question": "what is it?", "answers": []}
-            if version == "2.0" and index % 3 == 0:
+            is_impossible = version == "2.0" and index % 3 == 0
+            words, question, answer = draw(rng, is_impossible)
+            qa = {"id": f"{split}{index}", "question": question, "answers": []}
+            if is_impossible:
                 qa["is_impossible"] = True
             else:
-                answer = f"z{rng.choice(WORDS)}q"
-                words[rng.randrange(8)] = answer
                 qa["answers"] = [{"text": answer, "answer_start": " ".join(words).index(answer)}]
             paragraphs.append({"context": " ".join(words), "qas": [qa]})
         content = {"version": version, "data": [{"title": "t", "paragraphs": paragraphs}]}

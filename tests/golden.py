@@ -18,7 +18,6 @@ import io
 import json
 import os
 import random
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,7 +29,6 @@ import bertjax
 
 # Use the experiments of the imported package, which may be from a different commit.
 EXPERIMENTS = Path(bertjax.__file__).parents[1] / "experiments"
-_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 # Experiment and overrides by name. {data} is a folder of datasets, {corpus} a prepared corpus.
 PRETRAINING = {
     "pairs at 128": "pretrain.py:size=L1_H16,corpus={corpus},quick=true",
@@ -55,9 +53,9 @@ _TRAINED = ("pairs at 128", "cola", "squad")
 
 def write_vocabulary(path: Path) -> Path:
     """Writes a vocabulary of some words and of all characters of lower-case ASCII text."""
-    characters = [chr(code) for code in range(33, 127) if not chr(code).isupper()]
-    words = [f"{a}{b}" for a in ("ba", "ke", "lo", "mi") for b in ("na", "ro", "su")]
-    path.write_text("\n".join([*_SPECIAL, *characters, *(f"##{char}" for char in characters), *words]) + "\n")
+    from made_up_text import write_letters
+
+    write_letters(path, tuple(f"{a}{b}" for a in ("ba", "ke", "lo", "mi") for b in ("na", "ro", "su")))
     return path
 
 
@@ -184,5 +182,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.path += [str(Path(__file__).parent / place) for place in ("tasks", "convert")]
     main()

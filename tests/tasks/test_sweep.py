@@ -120,25 +120,31 @@ def test_trials_of_equal_shapes_compile_once(cola, glue, tmp_path):
     assert make_train_step.cache_info().misses == 1
 
 
-def test_grid_flags_give_the_cross_product_of_typed_values(glue, letters, tmp_path, capfd, monkeypatch):
-    seen = []
+@pytest.fixture
+def seen_trials(monkeypatch):
+    """Returns the list of the trials and their configs of sweeps, which do not run."""
+    trials = []
 
-    def record(configure, trials, path, init_from, make_task):
-        seen.extend((trial, configure(trial)) for trial in trials)
+    def record(configure, new_trials, path, init_from, make_task):
+        trials.extend((trial, configure(trial)) for trial in new_trials)
         return {"stopped": False}
 
     monkeypatch.setattr("bertjax.training.sweep.run_sweep", record)
+    return trials
+
+
+def test_grid_flags_give_the_cross_product_of_typed_values(glue, letters, tmp_path, capfd, monkeypatch, seen_trials):
     config = f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},size=L1_H16,quick=true"
     command = ["sweep", config, f"--workdir={tmp_path}", f"--config.data.vocabulary={letters}"]
     grid = ["--grid=optimizer.learning_rate=1e-4,3e-4", "--grid", "data.batch_size=16,32", "--grid=model.remat=full"]
     cli.main([*command, "--seeds=2", "--config.seed=5", *grid])
-    assert [trial for trial, _ in seen] == [
+    assert [trial for trial, _ in seen_trials] == [
         {"optimizer.learning_rate": rate, "data.batch_size": rows, "model.remat": "full", "seed": seed}
         for rate in (1e-4, 3e-4)
         for rows in (16, 32)
         for seed in (5, 6)
     ]
-    for trial, config in seen:
+    for trial, config in seen_trials:
         assert (config.optimizer.learning_rate, config.data.batch_size) == (*trial.values(),)[:2]
         assert (config.model["remat"], config.seed) == (*trial.values(),)[2:]
 
@@ -155,26 +161,19 @@ def test_grid_flags_give_the_cross_product_of_typed_values(glue, letters, tmp_pa
     ):
         error = refused(capfd, *command, "--grid=data.batch_size=16", f"--grid={invalid}")
         assert re.search(message, error), error
-    assert len(seen) == 8
+    assert len(seen_trials) == 8
     # An invalid value is an error before any trial starts.
     monkeypatch.undo()
     assert "config.steps is -1" in refused(capfd, *command, "--grid=steps=4,-1")
     assert not [*tmp_path.iterdir()]
 
 
-def test_command_line_overrides_replace_grid_fields(glue, letters, tmp_path, monkeypatch):
-    seen = []
-
-    def record(configure, trials, path, init_from, make_task):
-        seen.extend((trial, configure(trial)) for trial in trials)
-        return {"stopped": False}
-
-    monkeypatch.setattr("bertjax.training.sweep.run_sweep", record)
+def test_command_line_overrides_replace_grid_fields(glue, letters, tmp_path, seen_trials):
     config = f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},size=L1_H16,grid=a3"
     fixed = ["--config.epochs=7", "--config.optimizer.learning_rate=1e-3", f"--config.data.vocabulary={letters}"]
     cli.main(["sweep", config, f"--workdir={tmp_path}", *fixed])
-    assert [trial for trial, _ in seen] == [{"data.batch_size": rows, "seed": 0} for rows in (16, 32)]
-    assert {(settings.epochs, settings.optimizer.learning_rate) for _, settings in seen} == {(7, 1e-3)}
+    assert [trial for trial, _ in seen_trials] == [{"data.batch_size": rows, "seed": 0} for rows in (16, 32)]
+    assert {(settings.epochs, settings.optimizer.learning_rate) for _, settings in seen_trials} == {(7, 1e-3)}
 
 
 def test_trial_name_is_a_valid_folder_name():
