@@ -77,3 +77,18 @@ def log_lines():
     yield lines
     logger.removeHandler(handler)
     logger.setLevel(level)
+
+
+@pytest.fixture
+def jax_events():
+    """Yields the list of the names of the events that JAX times during the test, such as compilations."""
+    import jax
+
+    names = []
+
+    def record(name, seconds, **_):
+        names.append(name)
+
+    jax.monitoring.register_event_duration_secs_listener(record)
+    yield names
+    jax.monitoring.unregister_event_duration_listener(record)
