@@ -10,7 +10,6 @@ from flax.traverse_util import unflatten_dict
 from bertjax.convert.convert import BERTJAX, HUGGINGFACE, convert, read_checkpoint
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import workdir_vocabulary
-from bertjax.errors import UsageError
 from bertjax.model.encoder import Encoder
 from bertjax.model.heads import MaskedLmHead, NextSentenceHead, Pooler
 
@@ -153,14 +152,6 @@ def test_shards_and_bfloat16_weights_are_read(letters, tmp_path):
     assert "bfloat16" in " ".join(checkpoint.notes)
     expected = model.bert.embeddings.position_embeddings.weight.detach().float().numpy()
     np.testing.assert_array_equal(checkpoint.params["encoder/embeddings/position"], expected)
-
-
-def test_pickled_weights_are_refused(letters, tmp_path):
-    model = save_random_model(letters, tmp_path / "foreign")
-    (tmp_path / "foreign" / "model.safetensors").unlink()
-    torch.save(model.state_dict(), tmp_path / "foreign" / "pytorch_model.bin")
-    with pytest.raises(UsageError, match="pickles, which can run code.*save_pretrained"):
-        read_checkpoint(tmp_path / "foreign")
 
 
 def test_tokenizer_is_converted(letters, tmp_path):

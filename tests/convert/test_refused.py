@@ -153,7 +153,7 @@ def test_pickle_is_refused_with_a_command_that_makes_safetensors(letters, tmp_pa
     _, _, command = str(error.value).partition("trust the file, run: ")
     words = shlex.split(command.partition(", and copy")[0])
     assert words[:2] == ["python", "-c"] and words[3:] == [str(folder), f"{folder}-safetensors"]
-    assert "import BertForPreTraining as M" in words[2]
+    assert "import BertForPreTraining as M" in words[2] and "save_pretrained" in words[2]
 
 
 def test_latest_of_several_tensorflow_checkpoints_is_read(letters, tmp_path):

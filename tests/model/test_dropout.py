@@ -59,6 +59,17 @@ def test_counts_of_dropped_elements_are_binomial(draws, axes):
 def test_dropped_share_equals_the_rate(rate):
     mask = dropped((64, 64, 63), 3, rate)
     assert abs(mask.mean()) < 4 * np.sqrt(rate * (1 - rate) / mask.size)
+    # Of an odd number of elements, the last takes its bits from a word of its own.
+    assert abs(deviations(mask[..., 1:], mask[..., :-1])) < 4
+
+
+def test_dropout_without_a_key_returns_its_input():
+    x = jnp.ones((2, 3))
+    assert dropout(x, 0.1, None) is x
+
+
+def test_scale_of_float32_elements():
+    assert float(dropout(jnp.ones((20, 63)), 0.1, jax.random.key(0)).max()) == pytest.approx(1 / 0.9, rel=1e-4)
 
 
 def test_scale_of_bfloat16_elements_is_unbiased():

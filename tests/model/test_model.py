@@ -12,7 +12,6 @@ from reference_bert import encode_row, pretraining_logits
 
 from bertjax.data.pretraining.config import Phase
 from bertjax.model.config import REMAT_POLICIES, ModelConfig
-from bertjax.model.dropout import dropout
 from bertjax.model.encoder import Encoder
 from bertjax.model.heads import PretrainingModel
 from bertjax.model.partitioning import resolve_layout
@@ -202,20 +201,6 @@ def test_bfloat16_computes_in_bfloat16_from_float32_parameters(params, batch):
     exact, rounded = run(CONFIG, params, batch), run(config, params, batch)
     assert rounded[0].dtype == jnp.float32
     assert float(jnp.abs(exact[1] - rounded[1]).max()) < 0.1
-
-
-@pytest.mark.parametrize("width", [64, 63])
-def test_dropout_rate_and_scale(width):
-    x = jnp.ones((2000, width))
-    dropped = dropout(x, 0.1, jax.random.key(0))
-    share = float((dropped == 0).mean())
-    # Allow five standard deviations of the fraction.
-    assert abs(share - 0.1) < 5 * (0.09 / x.size) ** 0.5
-    assert float(dropped.max()) == pytest.approx(1 / 0.9, rel=1e-4)
-    neighbours = np.asarray(dropped == 0)
-    both = (neighbours[:, :-1] & neighbours[:, 1:]).mean()
-    assert abs(both - 0.01) < 0.002
-    assert dropout(x, 0.1, None) is x
 
 
 @pytest.mark.parametrize(

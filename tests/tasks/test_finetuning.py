@@ -222,11 +222,6 @@ def test_inspect_shows_examples_as_word_pieces(task, text, glue, letters, capfd)
     assert "[SEP]" in output and len(re.findall(f"^label: ({names})$", output, re.MULTILINE)) == 2
 
 
-def test_training_without_size_and_checkpoint_is_an_error(glue, tmp_path, capfd):
-    config = f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue}"
-    assert "no initial checkpoint; use --init_from" in refused(capfd, "train", config, f"--workdir={tmp_path}")
-
-
 @pytest.mark.parametrize(
     "experiment", ["glue", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ner", "squad", "swag", "text"))]
 )

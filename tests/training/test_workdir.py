@@ -25,7 +25,7 @@ def test_link_in_place_of_the_lock_file_is_not_followed(corpus, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".lock").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "elsewhere").write_text("content")
-    config, task = make(corpus)
+    _, task = make(corpus)
     with pytest.raises(BertjaxError, match=r"cannot lock the workdir .*/run "):
         loop.train(task, str(tmp_path / "run"))
     assert (tmp_path / "elsewhere").read_text() == "content"
@@ -63,7 +63,7 @@ def test_finished_workdir_holds_the_documented_files(corpus, whole):
 
 
 def test_resume_with_another_config_is_refused_with_both_values(corpus, whole):
-    config, task = make(corpus, optimizer__learning_rate=5e-3)
+    _, task = make(corpus, optimizer__learning_rate=5e-3)
     with pytest.raises(UsageError, match=r"optimizer\.learning_rate: 0\.01 -> 0\.005"):
         loop.train(task, str(whole))
 
@@ -71,7 +71,6 @@ def test_resume_with_another_config_is_refused_with_both_values(corpus, whole):
 def test_resume_on_another_corpus_at_the_same_path_is_refused(corpus, whole, tmp_path):
     text, vocabulary = f"text:{corpus.parent}/text.txt", corpus / "vocab.txt"
     prepare([text], tmp_path / "corpus", vocabulary=vocabulary, heldout_fraction=0.2, workers=1)
-    config, _ = make(corpus)
     _, other = make(tmp_path / "corpus")
     with pytest.raises(UsageError, match="belongs to a run on other data"):
         loop.train(other, str(whole))
@@ -85,18 +84,18 @@ def test_data_file_without_a_hash_is_refused(tmp_path):
 
 
 def test_workdir_without_checkpoints_accepts_another_config(corpus, tmp_path):
-    config, task = make(corpus, optimizer__learning_rate=5e-3)
+    _, task = make(corpus, optimizer__learning_rate=5e-3)
     with pytest.raises(RuntimeError, match="early"):
         loop.train(with_changed_batch(task, 0, _fail_early), str(tmp_path))
     assert json.loads((tmp_path / "config.json").read_text())["optimizer"]["learning_rate"] == 5e-3
-    config, task = make(corpus, steps=4)
+    _, task = make(corpus, steps=4)
     loop.train(task, str(tmp_path))
     assert json.loads((tmp_path / "config.json").read_text())["optimizer"]["learning_rate"] == 1e-2
     assert json.loads((tmp_path / "results.json").read_text())["step"] == 4
 
 
 def test_root_and_directories_with_unrelated_files_are_refused(corpus, tmp_path):
-    config, task = make(corpus)
+    _, task = make(corpus)
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(UsageError, match="config.json is not the config of a run"):
         loop.train(task, str(tmp_path))
@@ -122,7 +121,7 @@ def test_resume_accepts_additional_files_in_its_workdir(corpus, whole, tmp_path)
     shutil.copytree(whole, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "14")
     (tmp_path / "run" / "notes.txt").write_text("mine")
-    config, task = make(corpus)
+    _, task = make(corpus)
     assert loop.train(task, str(tmp_path / "run"))["step"] == 14
     assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
 
@@ -135,7 +134,7 @@ def test_resume_accepts_other_log_and_checkpoint_settings(corpus, whole, tmp_pat
     shutil.copytree(whole, tmp_path / "run")
     for step in ("12", "14"):
         shutil.rmtree(tmp_path / "run" / "checkpoints" / step)
-    config, task = make(corpus, log_every=5, keep_checkpoints=1)
+    _, task = make(corpus, log_every=5, keep_checkpoints=1)
     loop.train(task, str(tmp_path / "run"))
     lines = read_metrics(tmp_path / "run")
     assert [line["step"] for line in lines if "loss" in line] == [3, 6, 10, 14]
@@ -147,7 +146,7 @@ def test_resume_accepts_other_scan_and_remat_settings(corpus, whole, tmp_path):
     shutil.copytree(whole, tmp_path / "run")
     for step in ("12", "14"):
         shutil.rmtree(tmp_path / "run" / "checkpoints" / step)
-    config, task = make(corpus, model__scan_layers="false", model__remat="full")
+    _, task = make(corpus, model__scan_layers="false", model__remat="full")
     loop.train(task, str(tmp_path / "run"))
     jax.tree.map(
         functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-6),
@@ -158,7 +157,7 @@ def test_resume_accepts_other_scan_and_remat_settings(corpus, whole, tmp_path):
 
 def test_unwritable_workdir_is_refused_before_the_first_step(corpus, tmp_path):
     (tmp_path / "file").write_text("")
-    config, task = make(corpus)
+    _, task = make(corpus)
     with pytest.raises(BertjaxError, match="cannot write in the workdir"):
         loop.train(task, str(tmp_path / "file" / "run"))
 
@@ -166,14 +165,14 @@ def test_unwritable_workdir_is_refused_before_the_first_step(corpus, tmp_path):
 def test_full_disk_is_refused_before_the_first_step(corpus, tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    config, task = make(corpus)
+    _, task = make(corpus)
     with pytest.raises(BertjaxError, match="not enough disk space for two checkpoints: .* choose another --workdir$"):
         loop.train(task, str(tmp_path))
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
 def test_two_runs_cannot_share_a_workdir(corpus, tmp_path):
-    config, task = make(corpus)
+    _, task = make(corpus)
     tmp_path.mkdir(exist_ok=True)
     with workdir.acquire_lock(epath.Path(tmp_path)), pytest.raises(UsageError, match="another run is using"):
         loop.train(task, str(tmp_path))
@@ -181,6 +180,6 @@ def test_two_runs_cannot_share_a_workdir(corpus, tmp_path):
 
 def test_workdir_may_be_relative(corpus, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    config, task = make(corpus, steps=4)
+    _, task = make(corpus, steps=4)
     loop.train(task, "run")
     assert find_checkpoint("run") == epath.Path(tmp_path / "run" / "checkpoints" / "4")

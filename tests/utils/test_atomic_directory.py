@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.utils.io import atomic_directory, recover_directory, temporary_name
+from bertjax.utils.io import atomic_directory, recover_directory
 
 KILLED_WRITER = """
 import os, sys
@@ -17,6 +17,17 @@ from bertjax.utils.io import atomic_directory
 with atomic_directory(Path(sys.argv[1]), True, "corpus", lambda path: True) as directory:
     (directory / "half").write_text("done")
     os._exit(9)
+"""
+
+# The process exits after the first of two renames.
+KILLED_BETWEEN_RENAMES = """
+import os, sys
+from pathlib import Path
+from bertjax.utils.io import atomic_directory
+rename = Path.rename
+Path.rename = lambda self, target: (rename(self, target), os._exit(9))
+with atomic_directory(Path(sys.argv[1]), True, "corpus", lambda path: True):
+    pass
 """
 
 
@@ -78,11 +89,12 @@ def test_temporaries_of_killed_writer_are_removed(tmp_path):
 
 @pytest.mark.parametrize("recover", [recover_directory, make])
 def test_old_directory_is_restored_after_kill_between_renames(tmp_path, recover):
-    temporary = tmp_path / temporary_name("corpus")
-    make(temporary / "old", content="old")
-    with contextlib.suppress(UsageError):
+    make(tmp_path / "corpus", content="old")
+    assert subprocess.run([sys.executable, "-c", KILLED_BETWEEN_RENAMES, tmp_path / "corpus"]).returncode == 9
+    assert not (tmp_path / "corpus").exists()
+    with pytest.raises(UsageError, match="--overwrite") if recover is make else contextlib.nullcontext():
         recover(tmp_path / "corpus")
-    assert (tmp_path / "corpus" / "file").read_text() == "old" and not temporary.exists()
+    assert (tmp_path / "corpus" / "file").read_text() == "old" and names(tmp_path) == ["corpus"]
 
 
 def test_interruption_while_writing_leaves_nothing(tmp_path):

@@ -156,20 +156,3 @@ def test_killed_run_leaves_no_corpus_and_no_process(tmp_path, vocabulary):
     run(tmp_path, spec, vocabulary=vocabulary)
     assert leftovers(tmp_path) == ["corpus"]
     store.open_corpus(tmp_path / "corpus")
-
-
-def test_run_killed_during_replacement_is_undone(tmp_path, vocabulary):
-    write_text(tmp_path / "a.txt", make_text(5))
-    run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary)
-    before = bytes_of(tmp_path / "corpus")
-    # The process exits after the first of two renames.
-    code = (
-        "import os, sys; from pathlib import Path; from bertjax.utils.io import atomic_directory;"
-        "rename = Path.rename; Path.rename = lambda self, to: (rename(self, to), os._exit(9))\n"
-        "with atomic_directory(Path(sys.argv[1]), True, 'corpus', lambda path: True): pass"
-    )
-    assert subprocess.run([sys.executable, "-c", code, tmp_path / "corpus"]).returncode == 9
-    assert not (tmp_path / "corpus").exists()
-    with pytest.raises(UsageError, match="--overwrite"):
-        run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary)
-    assert bytes_of(tmp_path / "corpus") == before and leftovers(tmp_path) == ["corpus"]
