@@ -4,20 +4,13 @@ import json
 
 import numpy as np
 import tensorflow as tf
+from tiny_config import SIZES, tiny_config
 
 from bertjax.convert.portable import PortableCheckpoint, parameter_table
 from bertjax.data.corpus.vocabulary import load_vocabulary
 from bertjax.inference.output_kinds import OUTPUT_KINDS
-from bertjax.model.config import ModelConfig
 
-LAYERS, WIDTH = 2, 16
-SIZES = {
-    "hidden_size": WIDTH,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "max_position_embeddings": 40,
-}
+LAYERS, WIDTH = SIZES["num_hidden_layers"], SIZES["hidden_size"]
 GOOGLE_CONFIG = {
     **SIZES,
     "type_vocab_size": 2,
@@ -85,7 +78,7 @@ def google_checkpoint(letters, folder, change=lambda variables: variables, with_
 def random_checkpoint(letters, output_kind="", labels=(), **fields):
     """Returns a random checkpoint with the pre-training heads or with an output layer."""
     vocabulary = load_vocabulary(letters)
-    config = ModelConfig(vocab_size=vocabulary.size, dtype="float32", **{**SIZES, **fields})
+    config = tiny_config(vocabulary.size, **fields)
     kind = OUTPUT_KINDS.get(output_kind)
     num_outputs = (kind.num_outputs or len(labels) or 1) if kind else 0
     if kind is None:

@@ -7,28 +7,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from meshes import one_device
+from tiny_config import tiny_config
 
 from bertjax.config.mesh import MeshConfig
 from bertjax.errors import UsageError
 from bertjax.model.attention import dispatch
 from bertjax.model.attention.dispatch import Implementation, select_attention
 from bertjax.model.attention.xla import attention_mask, xla_attention
-from bertjax.model.config import DIRECTIONS, ModelConfig
+from bertjax.model.config import DIRECTIONS
 from bertjax.model.encoder import Encoder
 from bertjax.training.sharding import make_mesh
 from bertjax.training.step import in_mesh
 
 # Two sequences and one padding position.
 SEQUENCES = jnp.array([[1, 1, 1, 2, 2, 0]])
-MODEL = ModelConfig(
-    vocab_size=20,
-    hidden_size=16,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    intermediate_size=32,
-    max_position_embeddings=12,
-    dtype="float32",
-)
+MODEL = tiny_config(max_position_embeddings=12)
 
 
 @pytest.mark.parametrize(

@@ -6,31 +6,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny_config import tiny_config
 
 from bertjax.data.pretraining.config import Phase
 from bertjax.model import lstm
-from bertjax.model.config import ModelConfig
 from bertjax.model.encoder import make_encoder
 from bertjax.model.heads import LanguageModel, SequenceModel, TokenModel
 from bertjax.model.lstm import BOTH
 from bertjax.tasks.objectives import language_model
 
-BOTH_WAYS = ModelConfig(
-    **{
-        "vocab_size": 20,
-        "hidden_size": 8,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 16,
-        "max_position_embeddings": 8,
-    },
-    **{
-        "pad_vocab_to_multiple_of": 1,
-        "dtype": "float32",
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-    },
+BOTH_WAYS = tiny_config(
+    hidden_size=8,
+    intermediate_size=16,
+    max_position_embeddings=8,
+    pad_vocab_to_multiple_of=1,
     initializer_range=0.5,
+    dropout=0.0,
 )
 LEFT, RIGHT = (dataclasses.replace(BOTH_WAYS, attention_direction=direction) for direction in ("left", "right"))
 LSTMS = dataclasses.replace(BOTH_WAYS, encoder="lstm")

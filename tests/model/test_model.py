@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from meshes import one_device
 from reference_bert import encode_row, pretraining_logits
+from tiny_config import tiny_config
 
 from bertjax.data.pretraining.config import Phase
 from bertjax.model.config import REMAT_POLICIES, ModelConfig
@@ -17,17 +18,7 @@ from bertjax.model.heads import PretrainingModel
 from bertjax.model.partitioning import resolve_layout
 from bertjax.tasks.objectives.masked_lm import MaskedLm
 
-CONFIG = ModelConfig(
-    vocab_size=50,
-    hidden_size=16,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    intermediate_size=32,
-    max_position_embeddings=24,
-    pad_vocab_to_multiple_of=16,
-    dtype="float32",
-    initializer_range=0.3,
-)
+CONFIG = tiny_config(vocab_size=50, max_position_embeddings=24, pad_vocab_to_multiple_of=16, initializer_range=0.3)
 PHASE = Phase(seq_len=24, batch_size=4, max_predictions=4, start_step=0, stop_step=1)
 
 

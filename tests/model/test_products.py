@@ -6,20 +6,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 from meshes import one_device
+from tiny_config import tiny_config
 
-from bertjax.model.config import ModelConfig
 from bertjax.model.heads import MaskedLmHead
 from bertjax.model.layers import Dense
 
-CONFIG = ModelConfig(
-    vocab_size=20,
-    hidden_size=16,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    intermediate_size=32,
-    max_position_embeddings=8,
-    dtype="float32",
-)
+CONFIG = tiny_config(num_hidden_layers=1, max_position_embeddings=8)
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ import jax
 import numpy as np
 import pytest
 import sklearn.utils
+from tiny_config import tiny_config
 
 from bertjax.config.mesh import MeshConfig
 from bertjax.config.optimizer import OptimizerConfig
 from bertjax.errors import UsageError
-from bertjax.model.config import ModelConfig
 from bertjax.model.heads import TokenModel
 from bertjax.tasks.finetuning.config import FinetuningConfig, FinetuningData
 from bertjax.tasks.finetuning.tagging import TagObjective
@@ -20,17 +20,8 @@ from bertjax.training.sharding import make_mesh, put_batch
 from bertjax.training.state import init_state
 from bertjax.training.step import make_train_step
 
-MODEL = ModelConfig(
-    vocab_size=20,
-    hidden_size=16,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    intermediate_size=16,
-    max_position_embeddings=8,
-    pad_vocab_to_multiple_of=1,
-    dtype="float32",
-    hidden_dropout_prob=0.0,
-    attention_probs_dropout_prob=0.0,
+MODEL = tiny_config(
+    num_hidden_layers=1, intermediate_size=16, max_position_embeddings=8, pad_vocab_to_multiple_of=1, dropout=0.0
 )
 OPTIMIZER = make_optimizer(OptimizerConfig())
 MESH = make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from etils import epath
 from flax.traverse_util import flatten_dict
+from tiny_config import tiny_config
 
 from bertjax.config.load import load_saved_config
 from bertjax.config.mesh import MeshConfig
 from bertjax.config.optimizer import OptimizerConfig
 from bertjax.data.pretraining.config import Phase
 from bertjax.errors import UsageError
-from bertjax.model.config import ModelConfig
 from bertjax.tasks.objectives import masked_lm
 from bertjax.training.checkpoint import Checkpoints
 from bertjax.training.optimizer import bert_schedule, is_stacked, make_optimizer
@@ -25,17 +25,8 @@ from bertjax.training.step import make_train_step
 from bertjax.training.workdir import result_differences
 
 LAYERS = 3
-MODEL = ModelConfig(
-    vocab_size=60,
-    hidden_size=16,
-    num_hidden_layers=LAYERS,
-    num_attention_heads=2,
-    intermediate_size=32,
-    max_position_embeddings=16,
-    pad_vocab_to_multiple_of=8,
-    hidden_dropout_prob=0.0,
-    attention_probs_dropout_prob=0.0,
-    dtype="float32",
+MODEL = tiny_config(
+    vocab_size=60, num_hidden_layers=LAYERS, max_position_embeddings=16, pad_vocab_to_multiple_of=8, dropout=0.0
 )
 PHASE = Phase(seq_len=16, batch_size=8, max_predictions=3, start_step=0, stop_step=10)
 RATE = bert_schedule(1e-2, 0, 10)

@@ -6,25 +6,14 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
+from tiny_config import tiny_config
 from unpacking import unpacked
 
 from bertjax.data.pretraining.config import Phase
-from bertjax.model.config import ModelConfig
 from bertjax.tasks.objectives import masked_lm
 from bertjax.tasks.objectives.step_cost import non_padding_sums
 
-CONFIG = ModelConfig(
-    vocab_size=60,
-    hidden_size=16,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    intermediate_size=32,
-    max_position_embeddings=24,
-    dtype="float32",
-    hidden_dropout_prob=0.0,
-    attention_probs_dropout_prob=0.0,
-    initializer_range=0.3,
-)
+CONFIG = tiny_config(vocab_size=60, max_position_embeddings=24, initializer_range=0.3, dropout=0.0)
 PHASE = Phase(
     seq_len=24,
     batch_size=4,

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hlo_program import read_program
 from jax.sharding import Mesh
+from tiny_config import tiny_config
 
 from bertjax.config.mesh import MeshConfig
 from bertjax.config.optimizer import OptimizerConfig
@@ -22,15 +23,8 @@ from bertjax.training.sharding import make_mesh, put_batch, replicated
 from bertjax.training.state import abstract_state, init_state, reset_sums
 from bertjax.training.step import compute_metrics, make_eval_step, make_train_step
 
-CONFIG = ModelConfig(
-    vocab_size=117,
-    hidden_size=16,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    intermediate_size=40,
-    max_position_embeddings=16,
-    pad_vocab_to_multiple_of=8,
-    dtype="float32",
+CONFIG = tiny_config(
+    vocab_size=117, num_attention_heads=4, intermediate_size=40, max_position_embeddings=16, pad_vocab_to_multiple_of=8
 )
 PHASE = Phase(seq_len=16, batch_size=8, max_predictions=3, start_step=0, stop_step=10)
 OPTIMIZER = make_optimizer(OptimizerConfig())
