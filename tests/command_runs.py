@@ -1,10 +1,12 @@
 """Helpers that run commands on one-layer models."""
 
+import functools
 import json
 from pathlib import Path
 
 import pytest
 from commanding import printed
+from commanding import refused as refused_command
 
 from bertjax.cli import main as cli
 
@@ -18,6 +20,9 @@ MODEL = {
     "mesh.data": 1,
     "mesh.fsdp": -1,
 }
+
+# Commands that read data log it before their error.
+refused = functools.partial(refused_command, logs=True)
 
 
 def overrides(vocabulary: Path | None, **fields) -> list[str]:

@@ -1,7 +1,6 @@
 """Helpers that run commands in this process and return their output, errors and exit codes."""
 
 import argparse
-import re
 
 import pytest
 
@@ -30,11 +29,13 @@ def failure(capfd, *arguments) -> tuple[int, str]:
     return end.value.code, capfd.readouterr().err
 
 
-def refused(capfd, *arguments, code: int = 2) -> str:
-    """Returns the one-line error of a command that exits with `code`."""
-    exit_code, error = failure(capfd, *arguments)
-    assert exit_code == code, error
-    assert re.fullmatch(r"bertjax: [^\n]+\n", error), error
+def refused(capfd, *arguments, code: int = 2, logs: bool = False) -> str:
+    """Returns the one-line error of a command that exits with `code`; with `logs`, log lines may precede it."""
+    exit_code, output = failure(capfd, *arguments)
+    assert exit_code == code, output
+    assert output.endswith("\n") and "Traceback" not in output, output
+    *log_lines, error = output.splitlines()
+    assert error.startswith("bertjax: ") and (logs or not log_lines), output
     return error
 
 

@@ -96,7 +96,9 @@ def test_results_file_gives_the_same_table(results, tmp_path, capfd):
         capfd, "table", "5", f"--results={results}", f"--keep={tmp_path}/text.txt"
     )
     assert (tmp_path / "text.txt").read_text() == "mine"
-    assert "is a directory; use a file" in refused(capfd, "table", "5", f"--results={results}", f"--keep={tmp_path}")
+    assert "is a directory; use a file" in refused(
+        capfd, "table", "5", f"--results={results}", f"--keep={tmp_path}", logs=True
+    )
     assert "would lose 2 runs, such as cola/first" in refused(
         capfd, "table", "5", f"--results={tmp_path}/none", f"--keep={tmp_path}/saved.json"
     )

@@ -5,8 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
-from command_runs import records, train
-from commanding import refused
+from command_runs import records, refused, train
 from finetuning_data import conll_files, glue_files, squad_files
 
 from bertjax.cli import main as cli

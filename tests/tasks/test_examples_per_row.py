@@ -4,8 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from command_runs import EXPERIMENTS, overrides, read_metrics, train
-from commanding import refused
+from command_runs import EXPERIMENTS, overrides, read_metrics, refused, train
 from finetuning_data import conll_files
 
 from bertjax.cli import main as cli

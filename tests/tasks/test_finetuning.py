@@ -7,8 +7,7 @@ import shutil
 import signal
 
 import pytest
-from command_runs import EXPERIMENTS, overrides, train
-from commanding import refused
+from command_runs import EXPERIMENTS, overrides, refused, train
 from finetuning_data import glue_files
 
 from bertjax.cli import main as cli

@@ -8,8 +8,7 @@ import zipfile
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
-from command_runs import EXPERIMENTS, overrides, predict, read_metrics, records, train
-from commanding import refused
+from command_runs import EXPERIMENTS, overrides, predict, read_metrics, records, refused, train
 from finetuning_data import glue_files, write_tsv
 from safetensors.numpy import load_file, save_file
 

@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from command_runs import predict, records, train
-from commanding import refused
+from command_runs import predict, records, refused, train
 from finetuning_data import conll_files
 
 

@@ -4,8 +4,7 @@ import json
 import shutil
 
 import pytest
-from command_runs import EXPERIMENTS, overrides, read_metrics
-from commanding import refused
+from command_runs import EXPERIMENTS, overrides, read_metrics, refused
 from finetuning_data import squad_files
 
 from bertjax.cli import main as cli

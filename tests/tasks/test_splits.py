@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_runs import EXPERIMENTS, overrides, predict, read_metrics, train
-from commanding import refused
+from command_runs import EXPERIMENTS, overrides, predict, read_metrics, refused, train
 from finetuning_data import conll_files, glue_files, squad_files, swag_files
 
 from bertjax.data.shard import SINGLE_SHARD

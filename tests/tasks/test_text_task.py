@@ -4,8 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from command_runs import EXPERIMENTS, overrides, predict, records, train
-from commanding import refused
+from command_runs import EXPERIMENTS, overrides, predict, records, refused, train
 
 from bertjax.cli import main as cli
 from bertjax.data.shard import SINGLE_SHARD

@@ -5,8 +5,7 @@ import json
 import numpy as np
 import pytest
 from checkpoints import random_checkpoint
-from command_runs import EXPERIMENTS, train
-from commanding import refused
+from command_runs import EXPERIMENTS, refused, train
 
 from bertjax.cli import main as cli
 from bertjax.convert import huggingface

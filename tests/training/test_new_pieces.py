@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from checkpoints import random_checkpoint
-from command_runs import EXPERIMENTS, overrides
-from commanding import refused
+from command_runs import EXPERIMENTS, overrides, refused
 
 from bertjax.cli import main as cli
 from bertjax.convert import huggingface
