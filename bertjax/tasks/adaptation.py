@@ -95,10 +95,10 @@ class Task(pretraining.Task):
         for phase in self.config.phases:
             if start_step < phase.stop_step:
                 first = max(start_step, phase.start_step)
-                domain = self.phase_batches(*_own_steps(phase, first, lambda step: step - self._replayed(step)), shard)
-                general = self._general.phase_batches(*_own_steps(phase, first, self._replayed), shard)
+                domain = self.phase_batches(*_own_steps(phase, first, lambda step: step - self._num_replayed(step)), shard)
+                general = self._general.phase_batches(*_own_steps(phase, first, self._num_replayed), shard)
                 for step in range(first, phase.stop_step):
-                    yield next(general if self._replayed(step + 1) > self._replayed(step) else domain)
+                    yield next(general if self._num_replayed(step + 1) > self._num_replayed(step) else domain)
 
     def check_data_files(self, wait: bool) -> None:
         super().check_data_files(wait)
@@ -119,7 +119,7 @@ class Task(pretraining.Task):
         self.data_hash = hashlib.sha256(f"{self.data_hash} {self._general.data_hash}".encode()).hexdigest()
         self.notes += (f"{data.replay_share:.0%} of the batches come from {data.replay_corpus}",)
 
-    def _replayed(self, step: int) -> int:
+    def _num_replayed(self, step: int) -> int:
         """Returns the number of replayed batches before `step`."""
         return math.floor(step * self.config.data.replay_share + self._offset)
 

@@ -43,14 +43,14 @@ def class_record(labels: Sequence[str], logits: np.ndarray, include_logits: bool
 
 def multilabel_record(labels: Sequence[str], logits: np.ndarray, threshold: float, include_logits: bool) -> Record:
     """Returns the prediction record of the labels with probability >= `threshold`. `logits` is float32 [labels]."""
-    above = exceeds_threshold(logits, threshold)
+    above = reaches_threshold(logits, threshold)
     predicted = [label for label, is_above in zip(labels, above, strict=True) if is_above]
     probabilities = 1 / (1 + np.exp(-np.asarray(logits, np.float64)))
     record = {"prediction": predicted, "probabilities": _by_label(labels, probabilities)}
     return {**record, "logits": _by_label(labels, logits)} if include_logits else record
 
 
-def exceeds_threshold(logits: np.ndarray, threshold: float) -> np.ndarray:
+def reaches_threshold(logits: np.ndarray, threshold: float) -> np.ndarray:
     """Returns a bool mask of the logits whose sigmoid is at least `threshold`."""
     return logits >= np.log(threshold / (1 - threshold))
 

@@ -151,7 +151,7 @@ class Task(FinetuningTask):
             has_answers = any(question.answers for question in self._questions)
             return metrics.score_v1(self._gold(), self._best_texts(answers)) if has_answers else {}
         threshold = self._null_threshold(answers)
-        scores = metrics.score_v2(self._gold(), self._texts_above(answers, threshold))
+        scores = metrics.score_v2(self._gold(), self._texts_or_null(answers, threshold))
         return {**scores, "null_threshold": threshold}
 
     def baseline(self) -> dict[str, float]:
@@ -176,7 +176,7 @@ class Task(FinetuningTask):
         pairs = list(zip(self._questions, answers, strict=True))
         files: dict[str, Any] = {}
         if is_v2:
-            files[_PREDICTIONS] = self._texts_above(answers, self._null_threshold(answers))
+            files[_PREDICTIONS] = self._texts_or_null(answers, self._null_threshold(answers))
             files[_NULL_ODDS] = {question.id: answer.null_odds for question, answer in pairs}
         else:
             files[_PREDICTIONS] = self._best_texts(answers)
@@ -229,7 +229,7 @@ class Task(FinetuningTask):
     def _best_texts(self, answers: list[Answer]) -> dict[str, str]:
         return {question.id: answer.text for question, answer in zip(self._questions, answers, strict=True)}
 
-    def _texts_above(self, answers: list[Answer], threshold: float) -> dict[str, str]:
+    def _texts_or_null(self, answers: list[Answer], threshold: float) -> dict[str, str]:
         """Returns the predicted answer to each question, or "" if the null odds exceed the threshold."""
         return {
             question.id: "" if answer.null_odds > threshold else answer.text

@@ -27,7 +27,7 @@ from bertjax.tasks.records import (
     PredictionRecords,
     Record,
     class_record,
-    exceeds_threshold,
+    reaches_threshold,
     multilabel_record,
     number_record,
 )
@@ -238,7 +238,7 @@ class Task(FinetuningTask):
         """Returns predicted class ids int [N], 0/1 labels int [N, K], or numbers float32 [N]."""
         logits = np.array(in_input_order(outputs, len(self.evaluated_examples))["logits"])
         if self.config.data.kind == "multilabel":
-            return exceeds_threshold(logits, self.config.data.threshold).astype(np.int64)
+            return reaches_threshold(logits, self.config.data.threshold).astype(np.int64)
         return logits.argmax(axis=-1) if self.labels else logits
 
     def _metrics(self, predictions: np.ndarray) -> dict[str, float]:
