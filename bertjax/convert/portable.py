@@ -29,7 +29,7 @@ from bertjax.errors import UsageError
 from bertjax.inference.output_kinds import OUTPUT_KINDS
 from bertjax.model.config import ARCHITECTURE_FIELDS, Architecture, ModelConfig
 from bertjax.model.feature_head import FeatureHead
-from bertjax.model.heads import EncoderModel, PretrainingModel, SequenceModel, TokenModel, model_kind
+from bertjax.model.heads import EncoderModel, PretrainingModel, SequenceModel, TokenModel, model_description
 from bertjax.presets import finetuning_config, pretraining_config
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER, OutputLayer, read_output_layer
 from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, workdir_of
@@ -83,12 +83,12 @@ class PortableCheckpoint:
         return {path.partition("/")[0] for path in self.params}
 
     @property
-    def model_kind(self) -> dict[str, Any]:
-        """Description of the Flax module, see `bertjax.model.heads.model_kind`."""
+    def model_description(self) -> dict[str, Any]:
+        """Description of the Flax module, see `bertjax.model.heads.model_description`."""
         if self.output_kind:
-            return model_kind(OUTPUT_KINDS[self.output_kind].build_model(self.config, self.num_outputs))
+            return model_description(OUTPUT_KINDS[self.output_kind].build_model(self.config, self.num_outputs))
         is_complete = {POOLER, MASKED_LM, NEXT_SENTENCE} <= self.modules
-        return model_kind(PretrainingModel(self.config) if is_complete else EncoderModel(self.config))
+        return model_description(PretrainingModel(self.config) if is_complete else EncoderModel(self.config))
 
     @property
     def parameters(self) -> list[Parameter]:
@@ -197,7 +197,7 @@ def write_workdir(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
         files[OUTPUT_LAYER] = OutputLayer(kind, checkpoint.labels).as_json()
     for name, content in files.items():
         (folder / name).write_bytes(content)
-    save_params(epath.Path(folder), checkpoint.params, checkpoint.model_kind, checkpoint.config.architecture)
+    save_params(epath.Path(folder), checkpoint.params, checkpoint.model_description, checkpoint.config.architecture)
     return []
 
 

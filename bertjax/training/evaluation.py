@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from bertjax.config.mesh import MeshConfig
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.metrics.report import log_reports
-from bertjax.model.heads import model_kind
+from bertjax.model.heads import model_description
 from bertjax.tasks.task import Objective, Task
 from bertjax.training.checkpoint_metadata import read_metadata
 from bertjax.training.init_from import check_output_layer, check_vocabulary
@@ -94,7 +94,7 @@ def mesh_and_params(task: Task, checkpoint: epath.Path) -> tuple[Mesh, Any]:
     mesh = make_mesh(task.config.mesh)
     check_vocabulary(task, checkpoint)
     order = check_output_layer(task, checkpoint)
-    saved, expected = read_metadata(checkpoint).model["kind"], model_kind(task.objective.model)["kind"]
+    saved, expected = read_metadata(checkpoint).model["kind"], model_description(task.objective.model)["kind"]
     if saved != expected:
         raise UsageError(
             f"{checkpoint} contains a model of kind {saved!r}, but the task needs {expected!r}; use a checkpoint "

@@ -117,16 +117,16 @@ def load_params_on_host(checkpoint: epath.Path) -> dict[str, np.ndarray]:
 
 
 def save_params(
-    workdir: epath.Path, params: dict[str, np.ndarray], kind: dict[str, Any], architecture: Architecture
+    workdir: epath.Path, params: dict[str, np.ndarray], model: dict[str, Any], architecture: Architecture
 ) -> None:
     """Saves parameters, a dictionary of arrays by path, as the checkpoint of step 0 of a workdir.
 
-    `kind` is the kind of model, as `bertjax.model.heads.model_kind` returns it.
+    `model` is a description of the model, as `bertjax.model.heads.model_description` returns it.
     """
     tree = unflatten_dict(params, sep="/")
     metadata = CheckpointMetadata(
         step=0,
-        model=kind,
+        model=model,
         architecture=dataclasses.asdict(architecture),
         fingerprints={"params": fingerprint(tree)},
     )
