@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from bertjax.config.load import load_config, load_saved_config
 from bertjax.config.run import DATA_FILES, DATA_PATHS
 from bertjax.data.corpus.vocabulary import ENTRY
-from bertjax.data.finetuning.tables import PREFIX
+from bertjax.data.finetuning.tables import TFDS_PREFIX
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig, size_fields
 from bertjax.tasks.finetuning.config import SPLITS
@@ -115,5 +115,5 @@ def checkpoint_model(checkpoint: epath.Path) -> ModelConfig:
 def _make_absolute(data: ConfigDict) -> None:
     """Makes paths absolute, so that a saved config does not depend on the working directory."""
     for name in (*DATA_PATHS, *(() if data.get("path") else DATA_FILES)):
-        if data.get(name) and not (data[name].startswith(PREFIX) or is_remote(data[name])):
+        if data.get(name) and not (data[name].startswith(TFDS_PREFIX) or is_remote(data[name])):
             data[name] = os.path.abspath(os.path.expanduser(data[name]))

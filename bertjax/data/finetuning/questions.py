@@ -81,7 +81,7 @@ def read_questions(path: Path, stats: ReadStats, training: bool, all_answerable:
       training: whether the file is used for training. Training skips questions whose answer does not occur at its
         offset in the context.
       all_answerable: whether every question needs an answer, as in SQuAD 1.1. Questions without an answer are skipped
-        in training. In evaluation, they are used and counted as irregular in `stats.noted`.
+        in training. In evaluation, they are used and counted as irregular in `stats.irregular`.
 
     Raises:
       UsageError: the file is missing or malformed, has duplicate ids, or has no usable questions.
@@ -96,12 +96,12 @@ def read_questions(path: Path, stats: ReadStats, training: bool, all_answerable:
             if training:
                 stats.skip("without an answer (version=2.0 trains on them)", place)
                 continue
-            stats.note("without an answer, scored 0 by version 1.1", place)
+            stats.count_irregular("without an answer, scored 0 by version 1.1", place)
         if training and question.answers and not _has_answer_at_offset(question):
             stats.skip("whose answer is not in its context", place)
             continue
         if not question.text.strip():
-            stats.note("with an empty question", place)
+            stats.count_irregular("with an empty question", place)
         usable.append(question)
     _check_usable(path, usable, stats, "use a file whose answers occur in their contexts")
     return usable
@@ -248,7 +248,7 @@ def make_windows(
     Args:
       questions: questions to tokenize.
       tokenizer: the model's tokenizer.
-      stats: question counts. Questions truncated to `max_query_len` are counted as irregular in `stats.noted`.
+      stats: question counts. Questions truncated to `max_query_len` are counted as irregular in `stats.irregular`.
       seq_len: maximum tokens per window.
       doc_stride: passage tokens between the starts of consecutive windows.
       max_query_len: maximum tokens of a question.
@@ -262,7 +262,9 @@ def make_windows(
             bar.update()
             query = tokenizer.encode(question.text)
             if len(query) > max_query_len:
-                stats.note(f"with the question truncated to {max_query_len} tokens", f"question {question.id}")
+                stats.count_irregular(
+                    f"with the question truncated to {max_query_len} tokens", f"question {question.id}"
+                )
                 query = query[:max_query_len]
             if question.context not in passages:
                 passages[question.context] = tokenizer.encode_with_offsets(question.context)

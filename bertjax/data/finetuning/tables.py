@@ -31,7 +31,7 @@ class ReadStats:
       used: number of rows that became examples.
       columns: list of the used and the ignored columns as text, for `summary`.
       skipped: for each reason, the number of skipped rows (`rows`) and the line or id of the first row (`first`).
-      noted: for each irregularity, the number of irregular rows that are used anyway, in the format of `skipped`.
+      irregular: for each irregularity, the number of irregular rows that are used anyway, in the format of `skipped`.
     """
 
     file: str
@@ -39,20 +39,20 @@ class ReadStats:
     used: int = 0
     columns: str = ""
     skipped: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
-    noted: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    irregular: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
 
     def skip(self, reason: str, place: int | str) -> None:
         """Counts a row as skipped; `place` is its line number or id."""
         _count(self.skipped, reason, place)
 
-    def note(self, reason: str, place: int | str) -> None:
+    def count_irregular(self, reason: str, place: int | str) -> None:
         """Counts an irregular row that is used anyway."""
-        _count(self.noted, reason, place)
+        _count(self.irregular, reason, place)
 
     def summary(self) -> str:
         """Formats the counts as one line."""
         parts = [f"{self.file}: {self.read:,} rows read, {self.used:,} used", *filter(None, [self.columns])]
-        for verb, counts in (("skipped ", self.skipped), ("", self.noted)):
+        for verb, counts in (("skipped ", self.skipped), ("", self.irregular)):
             parts += [f"{entry['rows']:,} {verb}{reason} (first: {entry['first']})" for reason, entry in counts.items()]
         return ", ".join(parts)
 
@@ -105,12 +105,7 @@ def read_table(
       UsageError: the file or a column is missing, or the file is empty or malformed. The message names file and line.
     """
     path = Path(path)
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}; check the path") from error
-    reject_utf16(path, data)
-    text = normalize_newlines(data.removeprefix(b"\xef\xbb\xbf")).decode("utf-8", "surrogateescape")
+    text = read_text_file(path).decode("utf-8", "surrogateescape")
     if not text.strip():
         raise UsageError(f"{path} is empty; use a file with rows")
     if file_format == "jsonl":
@@ -125,8 +120,18 @@ def read_table(
             if not keep_short:
                 stats.skip(_SHORT, line)
                 continue
-            stats.note(_SHORT, line)
+            stats.count_irregular(_SHORT, line)
         yield Row(line, {name: _clean(field or "", stats, line) for name, field in fields.items()}, is_short)
+
+
+def read_text_file(path: Path) -> bytes:
+    """Reads a UTF-8 file. Removes a byte-order mark, and replaces carriage returns that end lines by line feeds."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}; check the path") from error
+    reject_utf16(path, data)
+    return normalize_newlines(data.removeprefix(b"\xef\xbb\xbf"))
 
 
 def _select_columns(
@@ -150,7 +155,7 @@ def _select_columns(
     indices = {name: names.index(name) for name in selected}
     for line, fields in rows:
         if len(fields) > len(names):
-            stats.note(_LONG, line)
+            stats.count_irregular(_LONG, line)
         yield line, {name: fields[index] if index < len(fields) else None for name, index in indices.items()}
 
 
@@ -206,7 +211,7 @@ def _clean(field: Any, stats: ReadStats, line: int) -> Any:
     try:
         return decode_utf8(field.encode("utf-8", "surrogateescape"), stats, line)
     except UnicodeEncodeError:
-        stats.note("with unpaired surrogates, replaced by U+FFFD", line)
+        stats.count_irregular("with unpaired surrogates, replaced by U+FFFD", line)
         return replace_surrogates(field)
 
 
@@ -221,15 +226,15 @@ def escape_line(text: str) -> str:
 
 
 def decode_utf8(text: bytes, stats: ReadStats, line: int) -> str:
-    """Decodes UTF-8. Replaces invalid bytes by U+FFFD, and counts the row as irregular in `stats.noted`."""
+    """Decodes UTF-8. Replaces invalid bytes by U+FFFD, and counts the row as irregular in `stats.irregular`."""
     try:
         return text.decode()
     except UnicodeDecodeError:
-        stats.note("with bytes that are not UTF-8", line)
+        stats.count_irregular("with bytes that are not UTF-8", line)
         return text.decode("utf-8", "replace")
 
 
-PREFIX = "tfds:"
+TFDS_PREFIX = "tfds:"
 
 
 def read_tfds(
