@@ -66,8 +66,6 @@ class CheckpointMetadata:
         try:
             architecture = {**dataclasses.asdict(Architecture()), **content["architecture"]}
             fields: dict[str, Any] = {**content, "architecture": architecture}
-            # Checkpoints of older versions contain this unused field.
-            fields.pop("metric_lines", None)
             metadata = cls(**fields)
             if not isinstance(metadata.fingerprints["params"], str) or not isinstance(metadata.model["kind"], str):
                 raise TypeError("wrong type of fingerprints or model")

@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,9 +23,9 @@ from bertjax.training.sharding import (
     batch_shards,
     data_shard,
     make_mesh,
-    parameter_shardings,
     put_batch,
     replicated,
+    with_shardings,
 )
 from bertjax.training.step import compute_metrics, make_eval_step
 from bertjax.utils.terminal import progress_bar
@@ -115,12 +114,7 @@ def mesh_and_params(task: Task, checkpoint: epath.Path) -> tuple[Mesh, Any]:
 
 def abstract_params(objective: Objective, config: MeshConfig = MeshConfig()) -> Any:  # noqa: B008 - frozen
     """Returns shapes, dtypes and shardings of the parameters on the mesh of a config."""
-    boxed = jax.eval_shape(objective.init_params, jax.random.key(0))
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        nn.unbox(boxed),
-        parameter_shardings(boxed, make_mesh(config)),
-    )
+    return with_shardings(jax.eval_shape(objective.init_params, jax.random.key(0)), make_mesh(config))
 
 
 def check_labeled(task: Task) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 from flax.traverse_util import flatten_dict, unflatten_dict
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.sharding import NamedSharding, Sharding
 
 from bertjax.errors import BertjaxError, UsageError, first_line, listed
 from bertjax.model.config import Architecture
@@ -26,6 +26,7 @@ from bertjax.training.checkpoint_metadata import (
     read_metadata,
 )
 from bertjax.training.init_from import VOCABULARY_PARAMS, NewPieces
+from bertjax.training.sharding import replicated
 
 logger = logging.getLogger(__name__)
 
@@ -71,10 +72,9 @@ def load_params(
         # Restore unused arrays as well, because the fingerprint covers them. Replicate them, because the sharding
         # in the checkpoint may be for other devices.
         first = getattr(next(iter(leaves.values())), "sharding", None)
-        replicated = NamedSharding(first.mesh, PartitionSpec()) if isinstance(first, NamedSharding) else first
+        other = replicated(first.mesh) if isinstance(first, NamedSharding) else first
         shardings = {
-            name: getattr(leaves[name], "sharding", None) if name in restored - extended else replicated
-            for name in saved
+            name: getattr(leaves[name], "sharding", None) if name in restored - extended else other for name in saved
         }
         params = _restore_all(checkpointer, checkpoint, saved, shardings)
     if new_pieces:
