@@ -76,7 +76,7 @@ class RunConfig:
 
     @property
     def has_data(self) -> bool:
-        """True if the config names data."""
+        """True if data is configured."""
         raise NotImplementedError
 
     @property
@@ -104,7 +104,7 @@ class RunConfig:
     def check_rows(self, seq_len: int, is_packed: bool = False) -> None:
         """Raises a UsageError if the model cannot process rows of `seq_len` tokens.
 
-        With `is_packed`, rows contain several sequences.
+        `is_packed` is True if rows contain several sequences.
         """
         model = self.model_config(self.model["vocab_size"] or 1)
         max_positions = model.max_position_embeddings

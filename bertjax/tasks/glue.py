@@ -26,7 +26,7 @@ from bertjax.utils.io import write_atomic
 
 # Suffix of the metrics of the diagnostic set.
 _AX_SUFFIX = "_ax"
-# Metrics that are also computed for each evaluation set if a task has several.
+# Losses that are also computed for each evaluation set if a task has several sets.
 _LOSSES = ("cross_entropy", "loss")
 
 
@@ -35,7 +35,7 @@ class GlueData(FinetuningData):
     """Data and batches of a GLUE task.
 
     Attributes:
-      task: `cola`, `sst2`, `mrpc`, `stsb`, `qqp`, `mnli`, `qnli`, `rte`, `wnli` or `ax`.
+      task: GLUE task: `cola`, `sst2`, `mrpc`, `stsb`, `qqp`, `mnli`, `qnli`, `rte`, `wnli` or `ax`.
     """
 
     task: str = "mrpc"
@@ -61,7 +61,7 @@ class Config(FinetuningConfig):
 
 
 class Task(FinetuningTask):
-    """One GLUE task. MNLI has two dev sets and two test sets. Predictions of its test sets include `ax`."""
+    """One GLUE task. MNLI has two dev sets and two test sets. `ax` is predicted along with the test sets of MNLI."""
 
     config: Config
 
@@ -121,7 +121,7 @@ class Task(FinetuningTask):
         return values
 
     def baseline(self) -> dict[str, float]:
-        """Returns the metrics if each set's most frequent class is predicted, or its mean score for regression."""
+        """Returns the metrics of predicting the most frequent class of each set, or the mean score for regression."""
         return self._metrics(
             {
                 suffix: constant_prediction(part.labels)
@@ -188,7 +188,7 @@ class Task(FinetuningTask):
         return logits.argmax(axis=-1) if self.labels else np.clip(logits, *SCORE_RANGE)
 
     def _metrics(self, predictions: dict[str, np.ndarray]) -> dict[str, float]:
-        """Returns the metrics of all evaluation sets. `predictions` are by the suffix of the set's metrics."""
+        """Returns the metrics of all evaluation sets. `predictions` maps metric suffixes to predictions."""
         values = {}
         for suffix, predicted in predictions.items():
             labels = self._sets[suffix].labels

@@ -131,7 +131,7 @@ class Task(FinetuningTask):
         self._questions: list[Question] = []
         if train or self.split == splits.HELD_OUT:
             questions = self._read(data.train_file or self._file_name("train"), training=True)
-            # Questions about one passage stay together.
+            # Keep the questions about one passage together, in the training set or in the dev set.
             train_rows, dev_rows = splits.divide_rows(
                 data, len(questions), lambda: [question.context.encode() for question in questions], self.read_stats
             )
@@ -155,7 +155,7 @@ class Task(FinetuningTask):
         return {**scores, "null_threshold": threshold}
 
     def baseline(self) -> dict[str, float]:
-        """Returns the scores if no answer is predicted (2.0), or the passage's first sentence (other versions)."""
+        """Returns the scores of predicting no answer (2.0) or the passage's first sentence (other versions)."""
         gold = self._gold()
         if self.config.data.version == _V2:
             return metrics.score_v2(gold, dict.fromkeys(gold, ""))
@@ -253,7 +253,7 @@ class Task(FinetuningTask):
 
 
 def _find_file(folder: Path, name: str, field: str) -> Path:
-    # Do not use `glob(name)`, because the name may contain special characters of patterns, such as `[`.
+    # Do not use `glob(name)`, because the name may contain glob characters, such as `[`.
     path = folder / name
     candidates = sorted(file for file in path.parent.glob("*.json*") if file.name.startswith(path.name))
     for candidate in (Path(name), path, *candidates):
@@ -263,7 +263,10 @@ def _find_file(folder: Path, name: str, field: str) -> Path:
 
 
 def _round_up(threshold: float) -> float:
-    """Rounds a threshold up to seven digits, the precision of `results.json`. Rounding down could change an answer."""
+    """Rounds a threshold up to seven digits, the precision of `results.json`.
+
+    If it were rounded down, the question whose null odds equal the threshold would be predicted as unanswerable.
+    """
     if not threshold:
         return threshold
     unit = 10.0 ** (math.floor(math.log10(abs(threshold))) - 6)

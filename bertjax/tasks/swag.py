@@ -47,7 +47,7 @@ class Task(FinetuningTask):
     sequences_per_example = _NUM_CHOICES
 
     def make_objective(self, model: ModelConfig) -> Classification:
-        """Builds the objective. A linear layer scores the pooled [CLS] of each choice; the loss is over all choices."""
+        """Builds the objective: a linear layer scores the pooled [CLS] of each choice, with a softmax over choices."""
         weighting = ClassWeighting(smoothing=self.config.label_smoothing)
         return Classification(SequenceModel(model, 1), weighting, MULTI_SEQUENCE)
 

@@ -162,7 +162,7 @@ def test_wrong_usage_is_refused_and_leaves_no_files(letters, tmp_path, capfd):
         (command, "exists; use --overwrite"),
         ([*command[:2], str(tmp_path / "google" / "inside")], "overlap"),
         ([*command, "--format=onnx"], "use one of bertjax, huggingface, tensorflow"),
-        (["convert", "bert-base-uncased", str(tmp_path / "other")], "or hf:ORG/NAME for a model of"),
+        (["convert", "bert-base-uncased", str(tmp_path / "other")], "or hf:ORG/NAME for a model on"),
         (["convert", str(tmp_path), str(tmp_path.parent / "other")], "no checkpoint at"),
     ):
         with pytest.raises(SystemExit) as exit_info:
