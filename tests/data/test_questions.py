@@ -59,7 +59,7 @@ def test_unanswerable_question_is_skipped_or_counted_in_version_1(tmp_path):
     questions, stats = read(tmp_path, content, all_answerable=True)
     assert [q.id for q in questions] == ["1"] and "question 2" in str(stats.skipped)
     questions, stats = read(tmp_path, content, training=False, all_answerable=True)
-    assert len(questions) == 2 and "question 2" in str(stats.irregular)
+    assert len(questions) == 2 and "question 2" in str(stats.noted)
 
 
 def test_duplicate_id_is_an_error(tmp_path):
@@ -126,13 +126,13 @@ def test_windows_overlap_and_each_token_has_one_max_context_window(tmp_path, tok
         window = slice(offsets[index], offsets[index + 1])
         assert ids[window][0] == 2 and ids[window][start - 1] == ids[window][-1] == 3
         assert not segments[window][:start].any() and segments[window][start:].all()
-    assert not stats.irregular
+    assert not stats.noted
 
 
 def test_long_question_is_truncated_and_counted(tmp_path, tokenizer):
     _, windows, stats = read_windows(tmp_path, tokenizer, squad(qa("1", "Ann", 0)), max_query_len=4)
     assert (windows.passage_start == 6).all()
-    assert stats.irregular == {"with the question truncated to 4 tokens": {"rows": 1, "first": "question 1"}}
+    assert stats.noted == {"with the question truncated to 4 tokens": {"rows": 1, "first": "question 1"}}
 
 
 def test_empty_passage_has_one_window_without_passage_tokens(tmp_path, tokenizer):

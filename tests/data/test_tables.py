@@ -34,7 +34,7 @@ def test_short_rows_are_skipped_and_counted_with_the_first_line(tmp_path):
 def test_keep_short_keeps_rows_with_missing_fields(tmp_path):
     rows, stats = read_rows(tmp_path, b"id\ttext\n1\ta\n\n2\n3\td\n", columns=("text",), keep_short=True)
     assert rows == [(2, "a"), (3, ""), (4, ""), (5, "d")]
-    assert stats.irregular["with too few fields"]["rows"] == 2 and not stats.skipped
+    assert stats.noted["with too few fields"]["rows"] == 2 and not stats.skipped
 
 
 def test_blank_line_is_a_row(tmp_path):
@@ -61,7 +61,7 @@ def test_only_newlines_end_a_line(tmp_path):
 def test_bytes_that_are_not_utf8_are_counted(tmp_path):
     rows, stats = read_rows(tmp_path, b"text\tlabel\ncaf\xe9\t1\n")
     assert rows == [(2, "caf\ufffd", "1")]
-    assert stats.irregular["with bytes that are not UTF-8"]["first"] == "line 2"
+    assert stats.noted["with bytes that are not UTF-8"]["first"] == "line 2"
 
 
 def test_csv_fields_may_have_quotes_line_breaks_and_commas(tmp_path):
@@ -92,7 +92,7 @@ def test_missing_file_or_column_is_an_error(tmp_path):
 def test_extra_fields_are_counted_and_ignored_columns_are_listed(tmp_path):
     rows, stats = read_rows(tmp_path, b"id,text,label\n1,well, good film,pos\n2,a,neg\n", file_format="csv")
     assert rows[1] == (3, "a", "neg")
-    assert stats.irregular["with more fields than columns"] == {"rows": 1, "first": "line 2"}
+    assert stats.noted["with more fields than columns"] == {"rows": 1, "first": "line 2"}
     assert "columns text, label (ignored: id)" in stats.summary()
 
 
@@ -109,4 +109,4 @@ def test_malformed_json_is_an_error_with_its_line(line, tmp_path):
 
 def test_unpaired_surrogate_is_replaced_and_counted(tmp_path):
     rows, stats = read_rows(tmp_path, b'{"text": "a\\ud83d", "label": "x"}', file_format="jsonl")
-    assert rows == [(1, "a\ufffd", "x")] and len(stats.irregular) == 1
+    assert rows == [(1, "a\ufffd", "x")] and len(stats.noted) == 1

@@ -55,7 +55,7 @@ def test_mix_of_iob1_and_iob2_is_counted(content, noted, tmp_path):
     (tmp_path / "file").write_text(content)
     stats = ReadStats("file")
     read_conll(tmp_path / "file", stats)
-    assert stats.irregular == {
+    assert stats.noted == {
         f"with an entity that starts with {styles}; the file mixes IOB1 and IOB2": count
         for styles, count in noted.items()
     }
@@ -67,7 +67,7 @@ def test_stray_tags_below_one_percent_are_not_a_mix_of_schemes(stray_count, is_m
     (tmp_path / "file").write_text("\n".join(sentences))
     stats = ReadStats("file")
     read_conll(tmp_path / "file", stats)
-    ((reason, count),) = stats.irregular.items()
+    ((reason, count),) = stats.noted.items()
     assert count == {"rows": stray_count, "first": "line 1"}
     assert (reason == "with an entity that starts with B- (149 start with I-)") != is_mixed
     assert ("mixes" in reason) == is_mixed
@@ -77,7 +77,7 @@ def test_bioes_and_bilou_are_not_a_mix_of_schemes(tmp_path):
     (tmp_path / "file").write_text("a S-PER\nb B-LOC\nc E-LOC\n\nd U-ORG\ne B-ORG\nf L-ORG\n")
     stats = ReadStats("file")
     assert read_conll(tmp_path / "file", stats).tags == ["S-PER", "B-LOC", "E-LOC", "U-ORG", "B-ORG", "L-ORG"]
-    assert not stats.irregular
+    assert not stats.noted
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_bytes_that_are_not_utf8_are_counted(tmp_path):
     path.write_bytes(b"caf\xe9 O\n")
     stats = ReadStats(str(path))
     assert read_conll(path, stats).words == ["caf\ufffd"]
-    assert stats.irregular["with bytes that are not UTF-8"] == {"rows": 1, "first": "line 1"}
+    assert stats.noted["with bytes that are not UTF-8"] == {"rows": 1, "first": "line 1"}
 
 
 def test_read_tagged_rows():
@@ -113,7 +113,7 @@ def test_read_tagged_rows():
     stats = ReadStats("file")
     tagged = read_tagged_rows(rows, "w", "t", stats)
     assert tagged.sentences(tagged.words) == [["a", "b"], ["c", "5"], []]
-    assert stats.used == 3 and stats.irregular["with an empty text"]["first"] == "line 4"
+    assert stats.used == 3 and stats.noted["with an empty text"]["first"] == "line 4"
     with pytest.raises(UsageError, match="file line 5 has 2 words and 1 tags"):
         read_tagged_rows([Row(5, {"w": "a b", "t": "O"})], "w", "t", stats)
     for words in (["a b"], [""], [None], [["b"]]):

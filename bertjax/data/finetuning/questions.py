@@ -81,7 +81,7 @@ def read_questions(path: Path, stats: ReadStats, training: bool, all_answerable:
       training: whether the file is used for training. Training skips questions whose answer does not occur at its
         offset in the context.
       all_answerable: whether every question needs an answer, as in SQuAD 1.1. Questions without an answer are skipped
-        in training. In evaluation, they are used and counted as irregular in `stats.irregular`.
+        in training. In evaluation, they are used and counted as irregular in `stats.noted`.
 
     Raises:
       UsageError: the file is missing or malformed, has duplicate ids, or has no usable questions.
@@ -248,7 +248,7 @@ def make_windows(
     Args:
       questions: questions to tokenize.
       tokenizer: the model's tokenizer.
-      stats: question counts. Questions truncated to `max_query_len` are counted as irregular in `stats.irregular`.
+      stats: question counts. Questions truncated to `max_query_len` are counted as irregular in `stats.noted`.
       seq_len: maximum tokens per window.
       doc_stride: passage tokens between the starts of consecutive windows.
       max_query_len: maximum tokens of a question.

@@ -23,7 +23,7 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 
 @dataclasses.dataclass
 class ReadStats:
-    """Row counts of one file.
+    """Row counts of one file. `results.json` contains the attributes under their names.
 
     Attributes:
       file: path of the file.
@@ -31,7 +31,7 @@ class ReadStats:
       used: number of rows that became examples.
       columns: list of the used and the ignored columns as text, for `summary`.
       skipped: for each reason, the number of skipped rows (`rows`) and the line or id of the first row (`first`).
-      irregular: for each irregularity, the number of irregular rows that are used anyway, in the format of `skipped`.
+      noted: for each irregularity, the number of irregular rows that are used anyway, in the format of `skipped`.
     """
 
     file: str
@@ -39,7 +39,7 @@ class ReadStats:
     used: int = 0
     columns: str = ""
     skipped: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
-    irregular: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    noted: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
 
     def skip(self, reason: str, place: int | str) -> None:
         """Counts a row as skipped; `place` is its line number or id."""
@@ -47,12 +47,12 @@ class ReadStats:
 
     def count_irregular(self, reason: str, place: int | str) -> None:
         """Counts an irregular row that is used anyway."""
-        _count(self.irregular, reason, place)
+        _count(self.noted, reason, place)
 
     def summary(self) -> str:
         """Formats the counts as one line."""
         parts = [f"{self.file}: {self.read:,} rows read, {self.used:,} used", *filter(None, [self.columns])]
-        for verb, counts in (("skipped ", self.skipped), ("", self.irregular)):
+        for verb, counts in (("skipped ", self.skipped), ("", self.noted)):
             parts += [f"{entry['rows']:,} {verb}{reason} (first: {entry['first']})" for reason, entry in counts.items()]
         return ", ".join(parts)
 
@@ -226,7 +226,7 @@ def escape_line(text: str) -> str:
 
 
 def decode_utf8(text: bytes, stats: ReadStats, line: int) -> str:
-    """Decodes UTF-8. Replaces invalid bytes by U+FFFD, and counts the row as irregular in `stats.irregular`."""
+    """Decodes UTF-8. Replaces invalid bytes by U+FFFD, and counts the row as irregular in `stats.noted`."""
     try:
         return text.decode()
     except UnicodeDecodeError:
