@@ -222,11 +222,11 @@ def _execute(run: Run, results: str) -> dict[str, Any]:
     if run.members:
         checkpoints = [find_checkpoint(member.checkpoint(results)) for member in run.members]
         return {"stopped": False, **ensemble(checkpoints, _dev_config, folder)}
-    start = _initial_checkpoint(run, results)
+    init_from = _initial_checkpoint(run, results)
     if run.seeds:
-        return sweep(run.config, run.overrides, (), run.seeds, folder, start, build_training_task)
-    settings = parse_config(experiment_config(run.config, run.overrides, start))
-    return loop.train(build_training_task(settings, start), folder, start)
+        return sweep(run.config, run.overrides, (), run.seeds, folder, init_from, build_training_task)
+    settings = parse_config(experiment_config(run.config, run.overrides, init_from))
+    return loop.train(build_training_task(settings, init_from), folder, init_from)
 
 
 def _dev_config(checkpoint: epath.Path) -> RunConfig:

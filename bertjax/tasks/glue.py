@@ -10,7 +10,7 @@ import numpy as np
 from bertjax.config.fields import one_of
 from bertjax.data.finetuning.batches import in_input_order
 from bertjax.data.finetuning.examples import concatenate, constant_prediction, known_labels
-from bertjax.data.finetuning.tables import PREFIX
+from bertjax.data.finetuning.tables import TFDS_PREFIX
 from bertjax.errors import UsageError
 from bertjax.metrics import classification as metrics
 from bertjax.metrics.report import ClassReport, class_report
@@ -173,7 +173,7 @@ class Task(FinetuningTask):
 
     def _has_diagnostic_set(self) -> bool:
         path = self.config.data.path
-        return path.startswith(PREFIX) or find_file(Path(path).expanduser(), SPECS["ax"], "test") is not None
+        return path.startswith(TFDS_PREFIX) or find_file(Path(path).expanduser(), SPECS["ax"], "test") is not None
 
     def _has_several_sets(self) -> bool:
         return len(self._sets) > 1 and bool(self.labels)

@@ -94,7 +94,7 @@ class SpanObjective(Objective):
 
     metrics = ("start_loss", "end_loss")
     losses = metrics
-    schema = (*SEQUENCE, *(ArraySpec(name, (), bound="length") for name in _POSITIONS), *EXAMPLE)
+    schema = (*SEQUENCE, *(ArraySpec(name, (), num_values="length") for name in _POSITIONS), *EXAMPLE)
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         # Divide by twice the number of rows, so that the training loss is the mean of start and end loss.

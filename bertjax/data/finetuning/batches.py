@@ -136,7 +136,7 @@ def in_input_order(outputs: list[dict[str, np.ndarray]], count: int) -> dict[str
     return ordered
 
 
-def pack_rows(lengths: np.ndarray, batching: Batching) -> tuple[np.ndarray, int]:
+def pack_batch(lengths: np.ndarray, batching: Batching) -> tuple[np.ndarray, int]:
     """Packs the examples of a batch into rows with little padding.
 
     Each row has K slots, which hold one example each. Examples are assigned to the rows slot by slot, in order of
@@ -244,7 +244,7 @@ class EpochOrder:
         if self._batching.examples_per_row == 1:
             shapes = [(size, self._batching.padded_length(int(self._lengths[batch].max()))) for batch in batches]
             return batches, np.array(shapes, np.int64)
-        layouts = [pack_rows(self._lengths[batch], self._batching) for batch in batches]
+        layouts = [pack_batch(self._lengths[batch], self._batching) for batch in batches]
         # Unused slots are -1, which selects the last element, so append NO_EXAMPLE as the last element.
         rows = [np.append(batch, NO_EXAMPLE)[slots] for batch, (slots, _) in zip(batches, layouts, strict=True)]
         return rows, np.array([(len(slots), length) for slots, length in layouts], np.int64)

@@ -96,12 +96,12 @@ def read_questions(path: Path, stats: ReadStats, training: bool, all_answerable:
             if training:
                 stats.skip("without an answer (version=2.0 trains on them)", place)
                 continue
-            stats.note("without an answer, scored 0 by version 1.1", place)
+            stats.count_irregular("without an answer, scored 0 by version 1.1", place)
         if training and question.answers and not _has_answer_at_offset(question):
             stats.skip("whose answer is not in its context", place)
             continue
         if not question.text.strip():
-            stats.note("with an empty question", place)
+            stats.count_irregular("with an empty question", place)
         usable.append(question)
     _check_usable(path, usable, stats, "use a file whose answers occur in their contexts")
     return usable
@@ -262,7 +262,9 @@ def make_windows(
             bar.update()
             query = tokenizer.encode(question.text)
             if len(query) > max_query_len:
-                stats.note(f"with the question truncated to {max_query_len} tokens", f"question {question.id}")
+                stats.count_irregular(
+                    f"with the question truncated to {max_query_len} tokens", f"question {question.id}"
+                )
                 query = query[:max_query_len]
             if question.context not in passages:
                 passages[question.context] = tokenizer.encode_with_offsets(question.context)

@@ -176,12 +176,12 @@ def _make_assembler(
             )
         )[:, :num_uniforms]
         if source.has_pairs:
-            slots = source.spans_per_row
+            spans_per_row = source.spans_per_row
             bits = draw_ranges(
                 lambda start, rows: tf.raw_ops.StatelessRandomUniformFullIntV2(
-                    shape=[rows * slots, 2],
+                    shape=[rows * spans_per_row, 2],
                     key=[truncation_key],
-                    counter=tf.cast(tf.stack([(first + start) * slots, 0]), tf.uint64),
+                    counter=tf.cast(tf.stack([(first + start) * spans_per_row, 0]), tf.uint64),
                     alg=_PHILOX,
                     dtype=tf.uint64,
                 )

@@ -11,7 +11,7 @@ import numpy as np
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.finetuning.examples import Examples
 from bertjax.data.finetuning.labeled_text import Target, encode_rows
-from bertjax.data.finetuning.tables import PREFIX, ReadStats, Row, read_table, read_tfds
+from bertjax.data.finetuning.tables import TFDS_PREFIX, ReadStats, Row, read_table, read_tfds
 from bertjax.errors import UsageError
 from bertjax.tasks.finetuning.config import FinetuningData
 
@@ -117,8 +117,8 @@ def read_split(
     """Reads and encodes the rows of a split such as `dev_matched`. Appends row counts to `read_stats`."""
     has_labels = not split.startswith("test") and spec.folder != _DIAGNOSTIC
     training = split == "train"
-    if data.path.startswith(PREFIX):
-        stats, rows = _tfds_rows(data.path.removeprefix(PREFIX), spec, split, has_labels)
+    if data.path.startswith(TFDS_PREFIX):
+        stats, rows = _tfds_rows(data.path.removeprefix(TFDS_PREFIX), spec, split, has_labels)
     else:
         stats, rows = _file_rows(Path(data.path).expanduser(), spec, split, has_labels, keep_short=not training)
     read_stats.append(stats)
@@ -139,7 +139,7 @@ def _collect_ids(rows: Iterator[Row], score: str | None, ids: list[str], stats: 
         ids.append(row.fields.get(_INDEX, ""))
         with contextlib.suppress(ValueError):
             if score and not low <= float(row.fields[score]) <= high:
-                stats.note(f"with a score outside {low:g} to {high:g}", row.line)
+                stats.count_irregular(f"with a score outside {low:g} to {high:g}", row.line)
         yield row
 
 
@@ -161,8 +161,8 @@ def _file_rows(
 
 def _read_columns(path: str, spec: GlueSpec, split: str, columns: Sequence[str]) -> Iterator[Row]:
     """Yields all rows of a split with the given columns (for TFDS, features)."""
-    if path.startswith(PREFIX):
-        dataset, tfds_split = _dataset(path.removeprefix(PREFIX), spec, split)
+    if path.startswith(TFDS_PREFIX):
+        dataset, tfds_split = _dataset(path.removeprefix(TFDS_PREFIX), spec, split)
         return read_tfds(dataset, tfds_split, {column: column for column in columns}, ReadStats(dataset))
     file = _require_file(Path(path).expanduser(), spec, split)
     header = () if split.startswith("test") else spec.header

@@ -72,9 +72,9 @@ def make_class_weighting(
     return ClassWeighting(weights, smoothing)
 
 
-_CLASS_LABEL = ArraySpec("labels", (), bound="classes")
+_CLASS_LABEL = ArraySpec("labels", (), num_values="classes")
 _NUMBER_LABEL = ArraySpec("labels", (), "float32")
-_BINARY_LABELS = ArraySpec("labels", ("labels",), bound="two")
+_BINARY_LABELS = ArraySpec("labels", ("labels",), num_values="two")
 
 
 @dataclasses.dataclass(frozen=True)
