@@ -116,7 +116,9 @@ def table(args: argparse.Namespace) -> None:
     from bertjax.reproduce.runner import load_table, table_experiment
 
     if args.plot and "figure5" not in args.number:
-        raise UsageError(f"--plot supports only figure5, not {' '.join(args.number)}; add figure5")
+        raise UsageError(
+            f"--plot draws figure5, but the tables are {' '.join(args.number)}; add figure5, or omit --plot"
+        )
     results = load_results(args.results)
     for path, source in zip(args.results, results.sources, strict=True):
         if not epath.Path(source.path).exists():

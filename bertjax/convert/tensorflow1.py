@@ -69,7 +69,7 @@ def _latest_prefix(folder: Path) -> str:
 
 
 def read(path: Path) -> PortableCheckpoint:
-    """Reads the checkpoint in a folder or with a prefix."""
+    """Reads a checkpoint from a folder, or from a path prefix such as `bert_model.ckpt`."""
     import tensorflow as tf
 
     prefix = find_prefix(path) or path

@@ -15,8 +15,8 @@ CLS, MEAN = POOLINGS = ("cls", "mean")
 # Row lengths are multiples of `_BUCKET`. Rows have at least `_ROW_LEN` tokens to hold several short texts. Longer rows
 # would make attention slower.
 _BUCKET, _ROW_LEN = 32, 64
-# Tokens per batch. Their activations fit into a CPU's cache. With 4,096 tokens, six layers take 1.7 times as long per
-# token.
+# Tokens per batch, so that activations fit into a CPU's cache. With 4,096 tokens per batch, a model of six layers takes
+# 1.7 times as long per token.
 _BATCH_TOKENS = 2048
 
 

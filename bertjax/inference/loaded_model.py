@@ -132,7 +132,7 @@ class LoadedModel:
         # Compilation takes most of the time to the first result.
         options: dict[str, bool | int | str] = {"xla_backend_optimization_level": 1}
         if jax.__version_info__ < (0, 11):
-            # Since JAX 0.11, XLA for CPU has only fusion emitters.
+            # JAX 0.11 removed the alternative to fusion emitters, and rejects the option.
             options["xla_cpu_use_fusion_emitters"] = False
         return self.jit(masked_lm_probs, options if self.mesh.devices.flat[0].platform == "cpu" else None)
 

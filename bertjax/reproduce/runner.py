@@ -57,8 +57,7 @@ def load_table(config: str) -> Table:
     except UsageError as error:
         if re.match("unknown config argument '(base|large)'", str(error)):
             raise UsageError(
-                f"the rows of {name} differ in pre-training, so the table takes no released checkpoint; set corpus= "
-                "instead"
+                f"{name} compares pre-training runs, so it cannot start from a released checkpoint; set corpus= instead"
             ) from error
         raise
     except Exception as error:  # A user's `get_table` may raise any exception.

@@ -96,7 +96,7 @@ def scale_of(args: Mapping[str, Any]) -> Scale:
 def start(scale: Scale, args: Mapping[str, Any], model: str, seed: int = 1) -> Run:
     """Returns the run whose checkpoint initializes fine-tuning of `model`, which is `base` or `large`.
 
-    `args` are the arguments of the table. If they set a released checkpoint for the model, nothing is pre-trained.
+    This is a released checkpoint if the table's arguments `args` set one for the model, or else a pre-training run.
     """
     if checkpoint := args[model]:
         fingerprint = load_released(checkpoint).fingerprint

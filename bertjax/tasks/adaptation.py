@@ -95,7 +95,9 @@ class Task(pretraining.Task):
         for phase in self.config.phases:
             if start_step < phase.stop_step:
                 first = max(start_step, phase.start_step)
-                domain = self.phase_batches(*_own_steps(phase, first, lambda step: step - self._num_replayed(step)), shard)
+                domain = self.phase_batches(
+                    *_own_steps(phase, first, lambda step: step - self._num_replayed(step)), shard
+                )
                 general = self._general.phase_batches(*_own_steps(phase, first, self._num_replayed), shard)
                 for step in range(first, phase.stop_step):
                     yield next(general if self._num_replayed(step + 1) > self._num_replayed(step) else domain)

@@ -27,9 +27,9 @@ from bertjax.tasks.records import (
     PredictionRecords,
     Record,
     class_record,
-    reaches_threshold,
     multilabel_record,
     number_record,
+    reaches_threshold,
 )
 from bertjax.tasks.task import Objective
 from bertjax.utils.io import write_atomic

@@ -116,7 +116,7 @@ class TensorBoardWriter:
         self._file.flush()
 
     def close(self) -> None:
-        # Ignore failures of remote storage here, because they have already ended the run with an error.
+        # Ignore errors of remote storage here. `write` or `flush` has already raised the same error.
         with contextlib.suppress(*([Exception] if self._is_remote else [])):
             self._file.close()
 

@@ -34,7 +34,7 @@ from bertjax.utils.terminal import duration, progress_bar
 
 logger = logging.getLogger(__name__)
 
-# Minimum seconds between drawings of the curves. A drawing takes as long as the evaluation of a small model.
+# Minimum seconds between updates of `curves.png`. Plotting takes as long as evaluating a small model.
 _SECONDS_BETWEEN_DRAWINGS = 30
 
 
@@ -146,7 +146,7 @@ class Progress:
         metrics = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
         logger.info(f"eval step {step:,}: {metrics}  ({seconds:.1f} s)")
         prefixed = {f"{EVAL_PREFIX}{name}": value for name, value in values.items()}
-        # Directly after a logged step, the sums are 0, so `compute_metrics` omits the token fraction.
+        # Directly after a logged step, the sums are 0, so `compute_metrics` omits TOKEN_FRACTION.
         token_fraction = compute_metrics(jax.device_get(train_sums)).get(TOKEN_FRACTION, 0.0)
         self._write(self._jsonl, step, {**prefixed, **self._token_counts(step, token_fraction)})
         self.flush()

@@ -44,7 +44,9 @@ class Batching:
         if self.batch_size < 1:
             raise UsageError(f"data.batch_size is {self.batch_size}; it must be at least 1")
         if self.bucket < 0:
-            raise UsageError(f"data.bucket is {self.bucket}; it must be 0 (pad to data.seq_len) or more")
+            raise UsageError(
+                f"data.bucket is {self.bucket}; use a positive number of tokens, or 0 to pad all rows to data.seq_len"
+            )
         if self.seq_len < 8:
             raise UsageError(f"data.seq_len is {self.seq_len}; it must be at least 8")
         if self.examples_per_row < 1 or self.batch_size % self.examples_per_row:
@@ -266,7 +268,7 @@ class EpochOrder:
         return max(steps, key=lambda step: (np.sum(batches[step] != NO_EXAMPLE), -step))
 
     def shape_counts(self, step: int) -> dict[tuple[int, int], int]:
-        """Counts the batch shapes (rows, tokens) of all steps before `step`."""
+        """Returns the number of steps before `step` with each batch shape (rows, tokens)."""
         epochs, rest = divmod(step, self.steps_per_epoch)
         counts: Counter[tuple[int, int]] = Counter()
         for epoch in range(epochs):
@@ -294,5 +296,5 @@ def train_batches(
 
 
 def _padding_value(name: str) -> int:
-    """Returns the value of a batch array at padding tokens and in padding rows."""
+    """Returns the fill value of a batch array for padding tokens and padding rows."""
     return _PADDING_VALUES.get(name, 0)

@@ -22,7 +22,7 @@ from bertjax.data.finetuning.tables import ReadStats, replace_surrogates
 from bertjax.errors import UsageError, quoted
 from bertjax.utils.terminal import progress_bar
 
-# Context bonus per token of a window, as in `_check_is_max_context` of `run_squad.py`.
+# Context score that a window adds to its tokens, per token of its length (`_check_is_max_context` of `run_squad.py`).
 _LENGTH_BONUS = 0.01
 # Number of words of a TriviaQA document that are searched for an answer. A footnote of section 4.2 of the paper says
 # 400 tokens without defining a token.
@@ -128,7 +128,7 @@ def _check_unique_ids(path: Path, ids: Iterable[str]) -> None:
 
 
 def _check_usable(path: Path, usable: list[Question], stats: ReadStats, remedy: str) -> None:
-    """Adds the usable questions to `stats`, and raises a UsageError if there are none."""
+    """Adds the number of usable questions to `stats`. Raises a UsageError if it is 0."""
     stats.used += len(usable)
     if not usable:
         reasons = f": {', '.join(stats.skipped)}" if stats.skipped else ""

@@ -38,7 +38,7 @@ _PROGRESS_AFTER_SECONDS = 3
 
 @dataclasses.dataclass(frozen=True)
 class PairIndex:
-    """Opened pair index with the sentence pairs of all passes, one pass after the other.
+    """Opened pair index: the sentence pairs of all passes over the corpus, one pass after the other.
 
     Attributes:
       records: memory-mapped pairs, row after row, `pairs.RECORD` [pairs].
