@@ -23,7 +23,7 @@ from bertjax.data.finetuning.examples import Examples, make_examples
 from bertjax.errors import UsageError, quoted
 from bertjax.inference.encode import CLS, POOLINGS, bert_pooler, encode_batches, pool
 from bertjax.inference.inputs import TruncationCount, encode_row
-from bertjax.inference.load import load_model, portable, replace_params
+from bertjax.inference.load import load_model, to_portable, with_params_and_output_layer
 from bertjax.inference.loaded_model import LoadedModel
 from bertjax.inference.predict import fill_mask, predict_texts
 from bertjax.model.config import Architecture, ModelConfig
@@ -132,7 +132,7 @@ class Pretrained:
         layer = self._loaded.output_layer
         kind = output_kind if output_kind is not None else layer.kind if layer else ""
         names = tuple(labels) if labels is not None else layer.labels if layer else ()
-        return Pretrained(replace_params(self._loaded, params, kind, names))
+        return Pretrained(with_params_and_output_layer(self._loaded, params, kind, names))
 
     def save(self, path: str | Path, format: str = BERTJAX, overwrite: bool = False) -> None:
         """Saves the model as a folder in the format of bertjax, Hugging Face or google-research/bert.
@@ -145,7 +145,7 @@ class Pretrained:
         Raises:
           UsageError: `path` exists, or the format cannot express the model.
         """
-        save(portable(self._loaded), path, format, overwrite)
+        save(to_portable(self._loaded), path, format, overwrite)
 
     def batch(self, texts: Sequence[str | tuple[str, str]], seq_len: int | None = None) -> dict[str, np.ndarray]:
         """Tokenizes texts or pairs into a batch of rows [CLS] A [SEP] or [CLS] A [SEP] B [SEP].

@@ -101,7 +101,7 @@ def named_grid(name: str) -> list[Trial]:
 
 
 def load_trials(config: str) -> list[Trial]:
-    """Returns the trials that `FILE[:ARGUMENTS]` defines by a function `sweep(arguments)` or an argument `grid`."""
+    """Returns the trials that `FILE[:ARGUMENTS]` defines with a function `sweep(arguments)` or an argument `grid`."""
     name, _, arguments = config.partition(":")
     file = experiment_file(name)
     experiment = runpy.run_path(file)

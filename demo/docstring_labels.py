@@ -30,7 +30,7 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
 
 
-def order(module: str) -> str:
+def sort_key(module: str) -> str:
     """Returns a sort key of a module's path in site-packages, so that rows and splits are equal on every machine."""
     return digest(module[module.index("site-packages") :])
 
@@ -40,13 +40,13 @@ def document_of(module: str) -> str:
 
 
 def main(output: Path) -> None:
-    names = sorted((name for name in docstrings.modules() if library(name) in LIBRARIES), key=order)
+    names = sorted((name for name in docstrings.modules() if library(name) in LIBRARIES), key=sort_key)
     rows: dict[str, dict[str, list[str]]] = {"train": {}, "dev": {}}
     seen: set[str] = set()
     with ProcessPoolExecutor() as pool:
         documents = list(pool.map(document_of, names, chunksize=32))
     for name, document in zip(names, documents, strict=True):
-        split = "dev" if int(order(name), 16) % 5 == 0 else "train"
+        split = "dev" if int(sort_key(name), 16) % 5 == 0 else "train"
         label = library(name)
         for paragraph in document.split("\n"):
             # Remove the names of the libraries, which would reveal the label.

@@ -24,22 +24,22 @@ from bertjax.presets import arguments, finetuning_config
 
 
 @arguments(corpus="", replay="", steps=10000, seq_len=128, size="", quick=False)
-def get_config(given: ConfigDict) -> ConfigDict:
+def get_config(args: ConfigDict) -> ConfigDict:
     """Returns the config for `corpus=DIR,replay=DIR:SHARE,steps=10000,seq_len=128,size=SIZE,quick=false`."""
-    config = finetuning_config("adaptation", given.size)
-    config.data.corpus = given.corpus
-    if given.replay:
-        config.data.replay_corpus, config.data.replay_share = _replay(given.replay)
-    config.data.seq_len = given.seq_len
+    config = finetuning_config("adaptation", args.size)
+    config.data.corpus = args.corpus
+    if args.replay:
+        config.data.replay_corpus, config.data.replay_share = _replay(args.replay)
+    config.data.seq_len = args.seq_len
     config.data.batch_size = 32
     config.data.eval_rows = 1024
-    config.steps = 10 if given.quick else given.steps
-    config.log_every = 5 if given.quick else 100
-    config.eval_every = 5 if given.quick else 1000
-    config.checkpoint_every = 5 if given.quick else 1000
+    config.steps = 10 if args.quick else args.steps
+    config.log_every = 5 if args.quick else 100
+    config.eval_every = 5 if args.quick else 1000
+    config.checkpoint_every = 5 if args.quick else 1000
     config.optimizer.learning_rate = 1e-4
     config.optimizer.warmup_steps = config.steps // 10
-    if given.quick:
+    if args.quick:
         config.data.batch_size = 8
         config.data.eval_rows = 32
     return config

@@ -14,19 +14,19 @@ from bertjax.presets import arguments, pretraining_config
 
 
 @arguments(size="tiny", corpus="", steps=2750, quick=False)
-def get_config(given: ConfigDict) -> ConfigDict:
+def get_config(args: ConfigDict) -> ConfigDict:
     """Returns the config for `size=tiny,corpus=DIR,steps=2750,quick=false`."""
-    config = pretraining_config(given.size)
-    config.steps = 10 if given.quick else given.steps
-    config.data.corpus = given.corpus
+    config = pretraining_config(args.size)
+    config.steps = 10 if args.quick else args.steps
+    config.data.corpus = args.corpus
     config.data.seq_len = 64
     config.data.batch_size = 32
     config.data.dupe_factor = 2
     config.data.packing = True
     config.data.eval_rows = 512
-    config.log_every = 5 if given.quick else 100
-    config.eval_every = 5 if given.quick else 500
-    config.checkpoint_every = 5 if given.quick else 500
+    config.log_every = 5 if args.quick else 100
+    config.eval_every = 5 if args.quick else 500
+    config.checkpoint_every = 5 if args.quick else 500
     config.optimizer.learning_rate = 7e-4
     config.optimizer.warmup_steps = config.steps // 10
     config.model.hidden_dropout_prob = 0.0

@@ -24,11 +24,11 @@ from bertjax.presets import arguments, finetuning_config, make_quick
 
 
 @arguments(task="mrpc", path="", size="", grid="glue", quick=False)
-def get_config(given: ConfigDict) -> ConfigDict:
+def get_config(args: ConfigDict) -> ConfigDict:
     """Returns the config for `task=mrpc,path=DIR,size=SIZE,grid=glue,quick=false`."""
-    config = finetuning_config("glue", given.size)
-    config.data.task = given.task
-    config.data.path = given.path
-    if given.quick:
+    config = finetuning_config("glue", args.size)
+    config.data.task = args.task
+    config.data.path = args.path
+    if args.quick:
         make_quick(config, seq_len=32)
     return config

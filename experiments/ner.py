@@ -18,13 +18,13 @@ from bertjax.presets import arguments, finetuning_config, make_quick
 
 
 @arguments(path="", context="document", size="", grid="a3", quick=False)
-def get_config(given: ConfigDict) -> ConfigDict:
+def get_config(args: ConfigDict) -> ConfigDict:
     """Returns the config for `path=DIR,context=document,size=SIZE,grid=a3,quick=false`."""
-    config = finetuning_config("ner", given.size)
-    config.data.path = given.path
-    config.data.context = given.context
-    config.data.seq_len = 512 if given.context == "document" else 128
+    config = finetuning_config("ner", args.size)
+    config.data.path = args.path
+    config.data.context = args.context
+    config.data.seq_len = 512 if args.context == "document" else 128
     config.data.batch_size = 16
-    if given.quick:
+    if args.quick:
         make_quick(config, seq_len=64)
     return config

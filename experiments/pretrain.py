@@ -19,26 +19,26 @@ from bertjax.data.pretraining.config import check_shape
 from bertjax.errors import UsageError
 from bertjax.presets import arguments, pretraining_config
 
-_TOKENS_A_BATCH = 131_072
-_ROWS_A_BATCH = 256
+_TOKENS_PER_BATCH = 131_072
+_ROWS_PER_BATCH = 256
 
 
 @arguments(size="base", seq_len=128, objective="nsp", corpus="", phases=1, batch="tokens", quick=False)
-def get_config(given: ConfigDict) -> ConfigDict:
+def get_config(args: ConfigDict) -> ConfigDict:
     """Returns the config for `size=base,seq_len=128,objective=nsp,corpus=DIR,phases=1,batch=tokens,quick=false`."""
-    check_shape(given.seq_len, batch_size=1, max_predictions=1)
-    if given.phases not in (1, 2):
-        raise UsageError(f"unknown phases={given.phases}; use 1, or 2 for the paper's schedule")
-    if given.batch not in ("tokens", "sequences"):
-        raise UsageError(f"unknown batch={given.batch}; use tokens or sequences")
-    config = pretraining_config(given.size)
-    config.data.corpus = given.corpus
-    config.data.seq_len = given.seq_len
-    config.data.objective = given.objective
-    config.data.batch_size = _TOKENS_A_BATCH // given.seq_len if given.batch == "tokens" else _ROWS_A_BATCH
-    config.long_phase.share = 0.1 if given.phases == 2 else 0.0
-    config.long_phase.keep_tokens_per_batch = given.batch == "tokens"
-    if given.quick:
+    check_shape(args.seq_len, batch_size=1, max_predictions=1)
+    if args.phases not in (1, 2):
+        raise UsageError(f"unknown phases={args.phases}; use 1, or 2 for the paper's schedule")
+    if args.batch not in ("tokens", "sequences"):
+        raise UsageError(f"unknown batch={args.batch}; use tokens or sequences")
+    config = pretraining_config(args.size)
+    config.data.corpus = args.corpus
+    config.data.seq_len = args.seq_len
+    config.data.objective = args.objective
+    config.data.batch_size = _TOKENS_PER_BATCH // args.seq_len if args.batch == "tokens" else _ROWS_PER_BATCH
+    config.long_phase.share = 0.1 if args.phases == 2 else 0.0
+    config.long_phase.keep_tokens_per_batch = args.batch == "tokens"
+    if args.quick:
         config.steps = 20
         config.log_every = 5
         config.eval_every = 10

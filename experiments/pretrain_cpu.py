@@ -27,25 +27,25 @@ from bertjax.presets import arguments, pretraining_config
 
 
 @arguments(size="L2_H256", corpus="", steps=24000, quick=False)
-def get_config(given: ConfigDict) -> ConfigDict:
+def get_config(args: ConfigDict) -> ConfigDict:
     """Returns the config for `size=L2_H256,corpus=DIR,steps=24000,quick=false`."""
-    config = pretraining_config(given.size)
-    config.data.corpus = given.corpus
+    config = pretraining_config(args.size)
+    config.data.corpus = args.corpus
     config.data.seq_len = 64
     config.data.batch_size = 16
     config.data.eval_rows = 1024
     config.long_phase.share = 0.1
     config.long_phase.seq_len = 256
-    config.steps = 10 if given.quick else given.steps
-    config.log_every = 5 if given.quick else 200
-    config.eval_every = 5 if given.quick else 4000
-    config.checkpoint_every = 5 if given.quick else 2000
+    config.steps = 10 if args.quick else args.steps
+    config.log_every = 5 if args.quick else 200
+    config.eval_every = 5 if args.quick else 4000
+    config.checkpoint_every = 5 if args.quick else 2000
     config.optimizer.learning_rate = 4e-4
     config.optimizer.b2 = 0.98
     config.optimizer.warmup_steps = max(1, config.steps // 24)
     config.model.hidden_dropout_prob = 0.0
     config.model.attention_probs_dropout_prob = 0.0
-    if given.quick:
+    if args.quick:
         config.data.batch_size = 8
         config.data.eval_rows = 32
     return config

@@ -25,15 +25,15 @@ from bertjax.presets import arguments, finetuning_config, make_quick
 
 
 @arguments(version="1.1", path="", size="", grid="a3", quick=False)
-def get_config(given: ConfigDict) -> ConfigDict:
+def get_config(args: ConfigDict) -> ConfigDict:
     """Returns the config for `version=1.1,path=DIR,size=SIZE,grid=a3,quick=false`."""
-    config = finetuning_config("squad", given.size)
-    second = given.version == "2.0"
-    config.epochs = 2 if second else 3
-    config.data.path = given.path
-    config.data.version = given.version
-    config.data.batch_size = 48 if second else 32
-    if given.quick:
+    config = finetuning_config("squad", args.size)
+    is_v2 = args.version == "2.0"
+    config.epochs = 2 if is_v2 else 3
+    config.data.path = args.path
+    config.data.version = args.version
+    config.data.batch_size = 48 if is_v2 else 32
+    if args.quick:
         make_quick(config, seq_len=64)
         config.data.max_query_len = 16
         config.data.doc_stride = 32

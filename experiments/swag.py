@@ -17,13 +17,13 @@ from bertjax.presets import arguments, finetuning_config, make_quick
 
 
 @arguments(path="", size="", grid="a3", quick=False)
-def get_config(given: ConfigDict) -> ConfigDict:
+def get_config(args: ConfigDict) -> ConfigDict:
     """Returns the config for `path=DIR,size=SIZE,grid=a3,quick=false`."""
-    config = finetuning_config("swag", given.size)
-    config.data.path = given.path
+    config = finetuning_config("swag", args.size)
+    config.data.path = args.path
     config.data.batch_size = 16
     config.data.eval_batch_size = 16
     config.optimizer.learning_rate = 2e-5
-    if given.quick:
+    if args.quick:
         make_quick(config, seq_len=32)
     return config

@@ -27,21 +27,21 @@ from bertjax.presets import arguments, finetuning_config, make_quick
 
 
 @arguments(train="", dev="", text="text", second="", label="label", kind="classes", size="", grid="a3", quick=False)
-def get_config(given: ConfigDict) -> ConfigDict:
+def get_config(args: ConfigDict) -> ConfigDict:
     """Returns the config for `train=FILE,dev=FILE,text=text,second=COLUMN,label=label,kind=classes`.
 
     `size=SIZE,grid=a3,quick=false` are the same arguments as in other experiments.
     """
-    config = finetuning_config("text_tags" if given.kind == "tags" else "text", given.size)
-    config.data.train_file = given.train
-    config.data.dev_file = given.dev
-    config.data.text = given.text
-    config.data.label = given.label
-    if given.kind != "tags":
-        config.data.second_text = given.second
-        config.data.kind = given.kind
-    elif given.second:
-        raise UsageError(f"kind=tags takes one text per row; leave second={given.second} unset")
-    if given.quick:
+    config = finetuning_config("text_tags" if args.kind == "tags" else "text", args.size)
+    config.data.train_file = args.train
+    config.data.dev_file = args.dev
+    config.data.text = args.text
+    config.data.label = args.label
+    if args.kind != "tags":
+        config.data.second_text = args.second
+        config.data.kind = args.kind
+    elif args.second:
+        raise UsageError(f"kind=tags takes one text per row; leave second={args.second} unset")
+    if args.quick:
         make_quick(config, seq_len=32)
     return config

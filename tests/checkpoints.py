@@ -91,8 +91,8 @@ def random_checkpoint(letters, output_kind="", labels=(), **fields):
         if parameter.module in modules:
             shape = (LAYERS, *parameter.shape) if parameter.is_layered else parameter.shape
             params[parameter.path] = rng.normal(size=shape).astype(np.float32)
-            if parameter.num_rows:
-                params[parameter.path][parameter.num_rows :] = 0
+            if parameter.unpadded_rows:
+                params[parameter.path][parameter.unpadded_rows :] = 0
     return PortableCheckpoint(config, params, vocabulary, output_kind, tuple(labels))
 
 

@@ -3,15 +3,24 @@
 import json
 import logging
 
+import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoints import random_checkpoint
+from tiny_config import tiny_config
 
 import bertjax
+from bertjax.config.mesh import MeshConfig
 from bertjax.convert import huggingface
-from bertjax.inference.encode import pack_batches
+from bertjax.data.finetuning.examples import make_examples
+from bertjax.inference.encode import encode_batches, pack_batches
+from bertjax.inference.loaded_model import InferenceDefaults, LoadedModel
+from bertjax.model.config import LSTM
+from bertjax.model.encoder import make_encoder
 from bertjax.tasks.finetuning.output_layer import CLASSES
+from bertjax.training.sharding import make_mesh
 
 TEXTS = ["a film", ("who is it", "it is a man"), "", "a b c d e f g h", *("ab " * index for index in range(12))]
 
@@ -40,6 +49,23 @@ def test_rows_hold_each_text_once():
     # A text longer than the model's maximum length fills one row. One short text needs only one row.
     assert [(indices.tolist(), length) for indices, length in pack_batches(np.array([900]), 512)] == [([[0]], 512)]
     assert [indices.shape[0] for indices, _ in pack_batches(np.array([5]), 512)] == [1]
+
+
+def test_lstm_states_of_packed_texts_equal_those_of_single_texts():
+    config = tiny_config(encoder=LSTM, max_position_embeddings=64)
+    encoder, rng = make_encoder(config), np.random.default_rng(0)
+    texts = [rng.integers(5, 20, length) for length in rng.integers(2, 60, 12)]
+    row = jnp.ones((1, 8), jnp.int32)
+    params = nn.unbox(encoder.init(jax.random.key(0), row, row, row))["params"]
+    mesh = make_mesh(MeshConfig())
+    model = LoadedModel(config, {"encoder": params}, None, None, {"kind": "encoder"}, InferenceDefaults(), mesh, "")
+    examples = make_examples([{"input_ids": [*text], "segment_ids": [0] * len(text)} for text in texts], {})
+    ((indices, hidden),) = encode_batches(model, examples)
+    assert sorted(indices) == [*range(12)]
+    for index, states in zip(indices, np.split(hidden, np.cumsum(examples.lengths[indices])[:-1]), strict=True):
+        row = texts[index][None]
+        expected, _ = encoder.apply({"params": params}, row, np.zeros_like(row), np.ones_like(row))
+        np.testing.assert_allclose(states, expected[0], atol=1e-5)
 
 
 def test_second_encode_does_not_compile(folder, jax_events):

@@ -19,7 +19,7 @@ def command_name(args: argparse.Namespace) -> str:
     return " ".join(filter(None, (args.command, getattr(args, "what", None))))
 
 
-def experiment(args: argparse.Namespace) -> str:
+def require_config(args: argparse.Namespace) -> str:
     """Returns the value of `--config`. Raises a UsageError if the option is missing."""
     if not args.config:
         example = "tables/table5" if args.command == "reproduce" else "pretrain:size=base"
@@ -35,7 +35,7 @@ def load_config_dict(args: argparse.Namespace, checkpoint: Any = None) -> Any:
     """
     from bertjax.training.checkpoint_config import experiment_config
 
-    return experiment_config(experiment(args), args.overrides, checkpoint)
+    return experiment_config(require_config(args), args.overrides, checkpoint)
 
 
 def run_config_dict(args: argparse.Namespace, init_from: str | None) -> Any:

@@ -36,7 +36,7 @@ def convert(args: argparse.Namespace) -> None:
 
     if is_hub(args.destination):
         if args.format not in (None, HUGGINGFACE):
-            raise UsageError(f"--format {args.format} cannot be uploaded; omit the option")
+            raise UsageError(f"the hub takes the format {HUGGINGFACE}, not --format {args.format}; omit the option")
         show(upload(args.source, args.destination, args.overwrite))
         return
     run(args.source, args.destination, args.format or BERTJAX, args.overwrite)

@@ -6,11 +6,11 @@ import json
 import os
 import platform
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 from bertjax.cli.parser import add_command, add_json
+from bertjax.utils.process_pool import available_cores
 from bertjax.utils.terminal import show
 
 _PACKAGES = (
@@ -62,7 +62,7 @@ def doctor(args: argparse.Namespace) -> None:
         return
     for section, values in report.items():
         show(section)
-        lines = values if isinstance(values, list) else [f"{name:<22}{value}" for name, value in values.items()]
+        lines = values if isinstance(values, list) else [f"{name:<30}{value}" for name, value in values.items()]
         for line in lines or ["none"]:
             show(f"  {line}")
 
@@ -79,9 +79,9 @@ def examine() -> dict[str, Any]:
         "extras": {name: _version(package) or "not installed" for name, package in _EXTRAS.items()},
         "devices": devices,
         "machine": {
-            "cpu": f"{len(os.sched_getaffinity(0)) if sys.platform == 'linux' else os.cpu_count()} cores, {_cpu()}",
+            "cpu": f"{available_cores()} cores, {_cpu()}",
             "memory": _gib(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
-            "free disk, here": _gib(shutil.disk_usage(".").free),
+            "free disk, current directory": _gib(shutil.disk_usage(".").free),
         },
         "caches": {name: f"{path} ({_gib(_free_bytes(path))} free)" for name, path in _cache_paths().items()},
         "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
@@ -141,7 +141,7 @@ def _cache_paths() -> dict[str, Path]:
 
 
 def _free_bytes(path: Path) -> int:
-    """Returns the free bytes on the disk of a path, which need not exist."""
+    """Returns the free bytes on the disk that contains a path. The path need not exist."""
     return shutil.disk_usage(next(parent for parent in (path, *path.absolute().parents) if parent.exists())).free
 
 

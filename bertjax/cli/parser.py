@@ -131,7 +131,7 @@ def add_model_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoint",
         metavar="CKPT",
-        help="run whose saved config replaces --config: workdir or checkpoint in a workdir",
+        help="workdir of a run, or a checkpoint in it; its saved config replaces --config",
     )
 
 

@@ -32,8 +32,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--search",
         action="store_true",
-        help="search for the largest batch that fits into memory for each remat policy, and plan the run with least "
-        "recomputation",
+        help="search for the largest batch that fits into memory for each remat policy, and plan the run with the "
+        "policy that recomputes least",
     )
     add_json(parser)
     parser.add_argument("--output", metavar="FILE", help="write the plan to this JSON file")

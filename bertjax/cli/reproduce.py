@@ -5,7 +5,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from bertjax.cli.common import check_topology, experiment, join_cluster, print_result
+from bertjax.cli.common import check_topology, join_cluster, print_result, require_config
 from bertjax.cli.parser import add_command, add_distributed, add_topology
 from bertjax.errors import UsageError
 from bertjax.utils.terminal import is_first, show
@@ -72,7 +72,7 @@ def reproduce(args: argparse.Namespace) -> None:
         check_topology(args)
         if not args.plan:
             raise UsageError("--topology has an effect only with --plan; add --plan, or omit --topology")
-    config = with_commits(experiment(args))
+    config = with_commits(require_config(args))
     paper_table = load_table(config)
     if not args.plan:
         join_cluster(args, ClusterConfig())
@@ -116,7 +116,9 @@ def table(args: argparse.Namespace) -> None:
     from bertjax.reproduce.runner import load_table, table_experiment
 
     if args.plot and "figure5" not in args.number:
-        raise UsageError(f"--plot supports only figure5, not {' '.join(args.number)}; add figure5")
+        raise UsageError(
+            f"--plot draws figure5, but the tables are {' '.join(args.number)}; add figure5, or omit --plot"
+        )
     results = load_results(args.results)
     for path, source in zip(args.results, results.sources, strict=True):
         if not epath.Path(source.path).exists():

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from bertjax.cli.common import experiment, join_cluster, load_config_dict, open_init_checkpoint, print_result
+from bertjax.cli.common import join_cluster, load_config_dict, open_init_checkpoint, print_result, require_config
 from bertjax.cli.parser import CHECKPOINT_HELP, add_command, add_distributed
 
 
@@ -40,7 +40,7 @@ def sweep(args: argparse.Namespace) -> None:
     from bertjax.training.multihost import exit_on_host_error
     from bertjax.training.sweep import sweep as run
 
-    experiment_file = experiment(args)
+    experiment_file = require_config(args)
     distributed = join_cluster(args, parse_config(load_config_dict(args)).cluster)
     with exit_on_host_error(), open_init_checkpoint(args, keep=not distributed) as init_from:
         grid = args.grid or ()

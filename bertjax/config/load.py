@@ -15,7 +15,7 @@ from bertjax.config.fields import check_value_text
 from bertjax.errors import UsageError
 from bertjax.utils.io import read_json_object
 
-# Minimum `difflib` ratio of a field name that messages suggest.
+# Minimum `difflib` similarity of a field name that an error message suggests.
 _MIN_SIMILARITY = 0.75
 
 
@@ -31,8 +31,8 @@ def parse_arguments(text: str | None, /, **defaults: Any) -> ConfigDict:
         name, has_value, value = item.partition("=")
         if name not in defaults:
             raise UsageError(
-                f"unknown config argument {name!r}; use one of {', '.join(defaults)}; set a value that contains a "
-                "comma with --config.FIELD=VALUE"
+                f"unknown config argument {name!r}; use one of {', '.join(defaults)} (to set a value that contains a "
+                "comma, use --config.FIELD=VALUE)"
             )
         if name in names:
             raise UsageError(f"config argument {name} is set twice; set it once")
@@ -103,7 +103,7 @@ def load_saved_config(file: os.PathLike, overrides: Sequence[str]) -> ConfigDict
 
 
 def _with_tuples(value: Any) -> Any:
-    # JSON replaces tuples by lists. Convert them back, because ConfigDict flags cannot override lists.
+    # JSON stores tuples as lists. Convert them back, because ConfigDict flags cannot override lists.
     if isinstance(value, dict):
         return {name: _with_tuples(child) for name, child in value.items()}
     return tuple(value) if isinstance(value, list) else value

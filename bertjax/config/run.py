@@ -76,7 +76,7 @@ class RunConfig:
 
     @property
     def has_data(self) -> bool:
-        """True if the config names data."""
+        """True if data is configured."""
         raise NotImplementedError
 
     @property
@@ -101,10 +101,10 @@ class RunConfig:
             raise UsageError(f"config.model contains unset fields: {', '.join(unset)}; set size= or use --init_from")
         return ModelConfig(**model)
 
-    def check_rows(self, seq_len: int, several_sequences: bool = False) -> None:
+    def check_rows(self, seq_len: int, is_packed: bool = False) -> None:
         """Raises a UsageError if the model cannot process rows of `seq_len` tokens.
 
-        With `several_sequences`, the rows are packed.
+        `is_packed` is True if rows contain several sequences.
         """
         model = self.model_config(self.model["vocab_size"] or 1)
         max_positions = model.max_position_embeddings
@@ -113,7 +113,7 @@ class RunConfig:
                 f"rows of {seq_len} tokens exceed config.model.max_position_embeddings={max_positions}; use shorter "
                 "rows"
             )
-        check_attention(model, seq_len, several_sequences)
+        check_attention(model, seq_len, is_packed)
 
     def check_batch(self, batch_size: int, seq_len: int) -> None:
         """Raises a UsageError if a batch has too many tokens or is not divisible into micro-batches."""

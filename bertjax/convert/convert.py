@@ -122,9 +122,9 @@ def convert(source: str, destination: str, fmt: str, overwrite: bool) -> None:
     if "://" in destination:
         raise UsageError(f"{destination} is not a local folder; convert to a local folder, then copy the result")
     # os.path.realpath resolves links and `..`. Unlike Path.resolve, it accepts a link that points to itself.
-    target, origin = (Path(os.path.realpath(Path(path).expanduser())) for path in (destination, source))
+    target, source_path = (Path(os.path.realpath(Path(path).expanduser())) for path in (destination, source))
     is_local = "://" not in source and not hub.is_hub(source)
-    if is_local and (target == origin or target in origin.parents or origin in target.parents):
+    if is_local and (target == source_path or target in source_path.parents or source_path in target.parents):
         raise UsageError(f"{destination} and {source} overlap; choose a destination outside the source")
     # Initialize devices, which Orbax needs to read and write.
     list_devices()

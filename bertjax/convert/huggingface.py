@@ -13,6 +13,7 @@ from bertjax.convert import names
 from bertjax.convert.huggingface_tokenizer import FILES as TOKENIZER_FILES
 from bertjax.convert.huggingface_tokenizer import VOCABULARY, read_tokenizer, write_tokenizer
 from bertjax.convert.portable import (
+    DEFAULT_EPSILON,
     PortableCheckpoint,
     check_vocabulary_size,
     parameter_table,
@@ -37,15 +38,6 @@ _POOLINGS = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens"
 READ_FILES = (CONFIG, WEIGHTS, _INDEX, "model-*-of-*.safetensors", _POOLING, *TOKENIZER_FILES)
 # Activations by their names in transformers, where `gelu` is the exact erf form, unlike in google-research/bert.
 _ACTIVATIONS = {"gelu": "gelu_erf", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
-# Defaults of `BertConfig` in transformers.
-_DEFAULTS = {
-    "max_position_embeddings": 512,
-    "type_vocab_size": 2,
-    "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.1,
-    "initializer_range": 0.02,
-}
-_DEFAULT_EPSILON = 1e-12
 _FIELD_TYPES = {"hidden_act": str, "architectures": list, "num_labels": int, "id2label": dict}
 _MULTILABEL_PROBLEM = "multi_label_classification"
 # Output kind and modules (besides the encoder) of each model class in transformers.
@@ -91,9 +83,9 @@ def read(folder: Path) -> PortableCheckpoint:
     config = parse_bert_config(
         hf_config,
         folder / CONFIG,
-        _DEFAULTS,
+        type_vocab_size=2,
         hidden_act=_ACTIVATIONS[hf_config.get("hidden_act", "gelu")],
-        layer_norm_eps=hf_config.get("layer_norm_eps", _DEFAULT_EPSILON),
+        layer_norm_eps=hf_config.get("layer_norm_eps", DEFAULT_EPSILON),
     )
     vocabulary, notes = read_tokenizer(folder)
     check_vocabulary_size(vocabulary, config, folder)

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from bertjax.convert.portable import read_vocabulary_file
 from bertjax.data.corpus.tokenizer import MAX_WORD_CHARS
 from bertjax.data.corpus.vocabulary import SPECIAL_PIECES, VOCABULARY_FILES, WORDPIECE, Vocabulary, load_vocabulary
 from bertjax.errors import UsageError
@@ -74,12 +75,10 @@ def write_tokenizer(vocabulary: Vocabulary | None, config: ModelConfig, folder: 
 
 
 def _read_vocabulary(folder: Path, tokenizer: dict[str, Any], lower_case: bool | None) -> Vocabulary | None:
-    if (folder / VOCABULARY).is_file():
-        return load_vocabulary(folder / VOCABULARY, lower_case)
-    if tokenizer:
-        return load_vocabulary(folder / VOCABULARY, lower_case, _vocab_txt(folder / _TOKENIZER, tokenizer))
-    sentencepiece_models = sorted(folder.glob("*.model"))
-    return load_vocabulary(sentencepiece_models[0], lower_case) if sentencepiece_models else None
+    file = folder / VOCABULARY
+    if tokenizer and not file.is_file():
+        return load_vocabulary(file, lower_case, _vocab_txt(folder / _TOKENIZER, tokenizer))
+    return read_vocabulary_file(folder, lower_case)
 
 
 def _vocab_txt(file: Path, tokenizer: dict[str, Any]) -> bytes:
@@ -91,7 +90,9 @@ def _vocab_txt(file: Path, tokenizer: dict[str, Any]) -> bytes:
         tokens = {index: token for token, index in {**model["vocab"], **added_tokens}.items()}
         lines = [tokens[index] for index in range(len(tokens))]
     except (KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"{file} has no token for some id ({type(error).__name__}: {error}); copy it again") from error
+        raise UsageError(
+            f"{file} has no model with a token for each id ({type(error).__name__}: {error}); copy it again"
+        ) from error
     if kind != "WordPiece":
         raise UsageError(f"{file} has a model of type {kind!r}; BERT needs WordPiece")
     return "".join(f"{line}\n" for line in lines).encode()

@@ -30,7 +30,7 @@ class Parameter:
       names_by_format: name in each other format; names of layer parameters contain `{layer}`.
       num_input_axes: number of input axes, which are the leading axes of a kernel (default: 0, not a kernel).
       transposed_in: formats that store the kernel as [out, in].
-      num_rows: vocabulary size, for parameters whose first axis is padded (default: 0, not padded).
+      unpadded_rows: vocabulary size, for parameters whose first axis is padded (default: 0, not padded).
     """
 
     path: str
@@ -38,7 +38,7 @@ class Parameter:
     names_by_format: Mapping[str, str]
     num_input_axes: int = 0
     transposed_in: tuple[str, ...] = ()
-    num_rows: int = 0
+    unpadded_rows: int = 0
 
     @property
     def module(self) -> str:
@@ -58,8 +58,8 @@ class Parameter:
         if self.num_input_axes:
             matrix = (int(np.prod(self.shape[: self.num_input_axes])), int(np.prod(self.shape[self.num_input_axes :])))
             return matrix[::-1] if fmt in self.transposed_in else matrix
-        if self.num_rows:
-            return (self.num_rows, *self.shape[1:])
+        if self.unpadded_rows:
+            return (self.unpadded_rows, *self.shape[1:])
         return (int(np.prod(self.shape)),) if self.is_layered else self.shape
 
     def export_array(self, array: np.ndarray, fmt: str) -> np.ndarray:
@@ -68,15 +68,15 @@ class Parameter:
             matrix = array.reshape(int(np.prod(self.shape[: self.num_input_axes])), -1)
             return np.ascontiguousarray(matrix.T if fmt in self.transposed_in else matrix)
         return np.ascontiguousarray(
-            array[: self.num_rows] if self.num_rows else array.reshape(self.exported_shape(fmt))
+            array[: self.unpadded_rows] if self.unpadded_rows else array.reshape(self.exported_shape(fmt))
         )
 
     def import_array(self, array: np.ndarray, fmt: str) -> np.ndarray:
         """Converts one layer's array from another format. Fills vocabulary padding with 0."""
         if self.num_input_axes:
             return (array.T if fmt in self.transposed_in else array).reshape(self.shape)
-        if self.num_rows:
-            return np.pad(array, [(0, self.shape[0] - self.num_rows)] + [(0, 0)] * (array.ndim - 1))
+        if self.unpadded_rows:
+            return np.pad(array, [(0, self.shape[0] - self.unpadded_rows)] + [(0, 0)] * (array.ndim - 1))
         return array.reshape(self.shape)
 
 
@@ -94,7 +94,7 @@ def bert_parameters(
     width, heads, head_size = config.hidden_size, config.num_attention_heads, config.head_size
     mlp_width, padded_vocab = config.intermediate_size, config.padded_vocab_size
     parameters = [
-        _embedding("token", "word_embeddings", (padded_vocab, width), num_rows=config.vocab_size),
+        _embedding("token", "word_embeddings", (padded_vocab, width), unpadded_rows=config.vocab_size),
         _embedding("position", "position_embeddings", (config.max_position_embeddings, width)),
         _embedding("segment", "token_type_embeddings", (config.type_vocab_size, width)),
         *_layer_norm("encoder/embeddings/norm", "embeddings.LayerNorm", width),
@@ -116,7 +116,7 @@ def bert_parameters(
             "masked_lm/bias",
             (padded_vocab,),
             {HUGGINGFACE: "cls.predictions.bias", TENSORFLOW: "cls/predictions/output_bias"},
-            num_rows=config.vocab_size,
+            unpadded_rows=config.vocab_size,
         )
     )
     parameters += _output_layer(
@@ -129,9 +129,9 @@ def bert_parameters(
     return parameters
 
 
-def _embedding(name: str, other_name: str, shape: tuple[int, int], num_rows: int = 0) -> Parameter:
+def _embedding(name: str, other_name: str, shape: tuple[int, int], unpadded_rows: int = 0) -> Parameter:
     names = {HUGGINGFACE: f"bert.embeddings.{other_name}.weight", TENSORFLOW: f"bert/embeddings/{other_name}"}
-    return Parameter(f"encoder/embeddings/{name}", shape, names, num_rows=num_rows)
+    return Parameter(f"encoder/embeddings/{name}", shape, names, unpadded_rows=unpadded_rows)
 
 
 def _layer_norm(path: str, other_name: str, width: int, scope: str = "bert") -> list[Parameter]:

@@ -21,7 +21,9 @@ from bertjax.convert.names import (
 from bertjax.data.corpus.vocabulary import (
     ENTRY,
     VOCABULARY_FILES,
+    WORDPIECE,
     Vocabulary,
+    load_vocabulary,
     vocabulary_files,
     workdir_vocabulary,
 )
@@ -29,7 +31,7 @@ from bertjax.errors import UsageError
 from bertjax.inference.output_kinds import OUTPUT_KINDS
 from bertjax.model.config import ARCHITECTURE_FIELDS, Architecture, ModelConfig
 from bertjax.model.feature_head import FeatureHead
-from bertjax.model.heads import EncoderModel, PretrainingModel, SequenceModel, TokenModel, model_kind
+from bertjax.model.heads import EncoderModel, PretrainingModel, SequenceModel, TokenModel, model_description
 from bertjax.presets import finetuning_config, pretraining_config
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER, OutputLayer, read_output_layer
 from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, workdir_of
@@ -49,6 +51,14 @@ _INTEGER_FIELDS = (*_REQUIRED_FIELDS, "max_position_embeddings", "type_vocab_siz
 SHARED_FIELDS = (*_INTEGER_FIELDS, "hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
 # Fields that `shared_fields` does not check: formats express them differently, or the arrays do not depend on them.
 _FORMAT_FIELDS = ("hidden_act", "layer_norm_eps", "pad_vocab_to_multiple_of")
+# Defaults of BertConfig that the formats share.
+_DEFAULTS = {
+    "max_position_embeddings": 512,
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+    "initializer_range": 0.02,
+}
+DEFAULT_EPSILON = 1e-12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,12 +93,12 @@ class PortableCheckpoint:
         return {path.partition("/")[0] for path in self.params}
 
     @property
-    def model_kind(self) -> dict[str, Any]:
-        """Description of the Flax module, see `bertjax.model.heads.model_kind`."""
+    def model_description(self) -> dict[str, Any]:
+        """Description of the Flax module, see `bertjax.model.heads.model_description`."""
         if self.output_kind:
-            return model_kind(OUTPUT_KINDS[self.output_kind].build_model(self.config, self.num_outputs))
+            return model_description(OUTPUT_KINDS[self.output_kind].build_model(self.config, self.num_outputs))
         is_complete = {POOLER, MASKED_LM, NEXT_SENTENCE} <= self.modules
-        return model_kind(PretrainingModel(self.config) if is_complete else EncoderModel(self.config))
+        return model_description(PretrainingModel(self.config) if is_complete else EncoderModel(self.config))
 
     @property
     def parameters(self) -> list[Parameter]:
@@ -114,18 +124,19 @@ def read_config(file: Path) -> dict[str, Any]:
 
 
 def parse_bert_config(
-    bert_config: dict[str, Any], file: Path, defaults: dict[str, Any], **format_fields: Any
+    bert_config: dict[str, Any], file: Path, type_vocab_size: int, **format_fields: Any
 ) -> ModelConfig:
     """Builds the model config from a config with the field names of BertConfig.
 
     Args:
       bert_config: content of `file`.
       file: path of the config, for error messages.
-      defaults: defaults of `SHARED_FIELDS` in the checkpoint's format.
+      type_vocab_size: default of this field in the checkpoint's format.
       **format_fields: values of `ModelConfig` fields that are not in `SHARED_FIELDS`.
     """
     if missing := [name for name in _REQUIRED_FIELDS if name not in bert_config]:
         raise UsageError(f"{file} lacks {', '.join(missing)}; add the values that the checkpoint was trained with")
+    defaults: dict[str, Any] = {**_DEFAULTS, "type_vocab_size": type_vocab_size}
     fields = {name: {**defaults, **bert_config}[name] for name in SHARED_FIELDS}
     for name, value in fields.items():
         types, article = ((int,), "an integer") if name in _INTEGER_FIELDS else ((int, float), "a number")
@@ -157,16 +168,22 @@ def check_vocabulary_size(vocabulary: Vocabulary | None, config: ModelConfig, fo
         )
 
 
+def read_vocabulary_file(folder: Path, lower_case: bool | None) -> Vocabulary | None:
+    """Reads `vocab.txt` or, without it, the SentencePiece model of a folder. Returns None if both are missing."""
+    files = [file for file in (folder / VOCABULARY_FILES[WORDPIECE], *sorted(folder.glob("*.model"))) if file.is_file()]
+    return load_vocabulary(files[0], lower_case) if files else None
+
+
 def read_workdir(path: AnyPath) -> PortableCheckpoint:
     """Reads a checkpoint or, for a workdir, its best checkpoint (the newest if no checkpoint has a score)."""
     checkpoint = find_checkpoint(path)
     workdir = workdir_of(checkpoint)
-    kind, config = read_metadata(checkpoint).model, checkpoint_model(checkpoint)
-    feature_head = FeatureHead(**(kind["feature_head"] or {}))
-    if kind["kind"] not in _KINDS:
+    description, config = read_metadata(checkpoint).model, checkpoint_model(checkpoint)
+    feature_head = FeatureHead(**(description["feature_head"] or {}))
+    if description["kind"] not in _KINDS:
         raise UsageError(
-            f"{checkpoint} has a model of kind {kind['kind']!r} with encoder={config.encoder} and attention_direction="
-            f"{config.attention_direction}, which cannot be converted; use the workdir itself"
+            f"{checkpoint} has a model of kind {description['kind']!r} with encoder={config.encoder} and "
+            f"attention_direction={config.attention_direction}, which cannot be converted; use the workdir itself"
         )
     if feature_head.is_used:
         raise UsageError(
@@ -197,7 +214,7 @@ def write_workdir(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
         files[OUTPUT_LAYER] = OutputLayer(kind, checkpoint.labels).as_json()
     for name, content in files.items():
         (folder / name).write_bytes(content)
-    save_params(epath.Path(folder), checkpoint.params, checkpoint.model_kind, checkpoint.config.architecture)
+    save_params(epath.Path(folder), checkpoint.params, checkpoint.model_description, checkpoint.config.architecture)
     return []
 
 

@@ -15,14 +15,16 @@ import numpy as np
 
 from bertjax.convert import names
 from bertjax.convert.portable import (
+    DEFAULT_EPSILON,
     PortableCheckpoint,
     check_vocabulary_size,
     parameter_table,
     parse_bert_config,
     read_config,
+    read_vocabulary_file,
     shared_fields,
 )
-from bertjax.data.corpus.vocabulary import VOCABULARY_FILES, Vocabulary, load_vocabulary
+from bertjax.data.corpus.vocabulary import VOCABULARY_FILES
 from bertjax.errors import BertjaxError, UsageError, listed
 from bertjax.inference.output_kinds import OUTPUT_KINDS
 
@@ -30,16 +32,7 @@ CONFIG = "bert_config.json"
 _PREFIX, _VOCABULARY = "bert_model.ckpt", "vocab.txt"
 # Files of an exported checkpoint. A folder that contains other files is never overwritten.
 FILES = (CONFIG, _VOCABULARY, "*.model", f"{_PREFIX}.*")
-# Defaults of `BertConfig` in `modeling.py`.
-_DEFAULTS = {
-    "max_position_embeddings": 512,
-    "type_vocab_size": 16,
-    "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.1,
-    "initializer_range": 0.02,
-}
 _ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu"}
-_DEFAULT_EPSILON = 1e-12
 # Additional config fields that bertjax writes and google-research/bert ignores.
 _ACTIVATION_FIELD, _LABELS_FIELD = "bertjax_activation", "bertjax_labels"
 _EPSILON_FIELD, _LOWER_CASE_FIELD = "layer_norm_eps", "do_lower_case"
@@ -76,7 +69,7 @@ def _latest_prefix(folder: Path) -> str:
 
 
 def read(path: Path) -> PortableCheckpoint:
-    """Reads the checkpoint in a folder or with a prefix."""
+    """Reads a checkpoint from a folder, or from a path prefix such as `bert_model.ckpt`."""
     import tensorflow as tf
 
     prefix = find_prefix(path) or path
@@ -90,9 +83,9 @@ def read(path: Path) -> PortableCheckpoint:
     config = parse_bert_config(
         tf_config,
         config_file,
-        _DEFAULTS,
+        type_vocab_size=16,
         hidden_act=tf_config.get(_ACTIVATION_FIELD, _ACTIVATIONS[activation]),
-        layer_norm_eps=tf_config.get(_EPSILON_FIELD, _DEFAULT_EPSILON),
+        layer_norm_eps=tf_config.get(_EPSILON_FIELD, DEFAULT_EPSILON),
     )
     try:
         reader = tf.train.load_checkpoint(str(prefix))
@@ -107,7 +100,7 @@ def read(path: Path) -> PortableCheckpoint:
     kernels = {name: kind.tensorflow_kernel for name, kind in OUTPUT_KINDS.items() if kind.tensorflow_kernel}
     output_kind = next((kind for kind, kernel in kernels.items() if len(shapes.get(kernel, ())) == 2), "")
     num_outputs = shapes[kernels[output_kind]][0] if output_kind else 0
-    vocabulary = _read_vocabulary(prefix.parent, tf_config.get(_LOWER_CASE_FIELD))
+    vocabulary = read_vocabulary_file(prefix.parent, tf_config.get(_LOWER_CASE_FIELD))
     check_vocabulary_size(vocabulary, config, prefix.parent)
 
     def read_array(name: str) -> np.ndarray:
@@ -161,10 +154,10 @@ def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
         notes.append("google-research/bert computes gelu with tanh rather than erf; its outputs will differ slightly")
     else:
         tf_config["hidden_act"] = {own: name for name, own in _ACTIVATIONS.items()}[config.hidden_act]
-    if config.layer_norm_eps != _DEFAULT_EPSILON:
+    if config.layer_norm_eps != DEFAULT_EPSILON:
         tf_config[_EPSILON_FIELD] = config.layer_norm_eps
         notes.append(
-            f"google-research/bert uses {_DEFAULT_EPSILON:g} instead of layer_norm_eps={config.layer_norm_eps:g}"
+            f"google-research/bert uses {DEFAULT_EPSILON:g} instead of layer_norm_eps={config.layer_norm_eps:g}"
         )
     if checkpoint.labels:
         tf_config[_LABELS_FIELD] = list(checkpoint.labels)
@@ -205,8 +198,3 @@ def _save(arrays: Iterator[tuple[str, np.ndarray]], prefix: Path) -> None:
     for chunk in chunks:
         for file in prefix.parent.glob(f"{os.path.basename(chunk)}.*"):
             file.unlink()
-
-
-def _read_vocabulary(folder: Path, lower_case: bool | None) -> Vocabulary | None:
-    files = [file for file in (folder / _VOCABULARY, *folder.glob("*.model")) if file.is_file()]
-    return load_vocabulary(files[0], lower_case) if files else None

@@ -16,7 +16,7 @@ class ArraySpec:
       name: key in the batch.
       axes: names of the axes after the row axis.
       dtype: int32 or float32.
-      bound: name of the size below which `synthetic_batch` draws integers (default: "", all values are 1).
+      num_values: name of the size below which `synthetic_batch` draws integers (default: "", all values are 1).
       ascending: whether `synthetic_batch` fills the last axis with 0, 1, 2, ...
       padding: value in padding rows.
     """
@@ -24,7 +24,7 @@ class ArraySpec:
     name: str
     axes: tuple[str, ...]
     dtype: str = "int32"
-    bound: str = ""
+    num_values: str = ""
     ascending: bool = False
     padding: int = 0
 
@@ -49,7 +49,7 @@ def synthetic_batch(schema: Schema, rows: int, seed: int = 0, **sizes: int) -> d
         if spec.ascending:
             values = np.broadcast_to(np.arange(shape[-1]), shape)
         else:
-            values = rng.integers(0, sizes[spec.bound], shape) if spec.bound else np.ones(shape)
+            values = rng.integers(0, sizes[spec.num_values], shape) if spec.num_values else np.ones(shape)
         batch[spec.name] = values.astype(spec.dtype)
     return batch
 
@@ -71,9 +71,9 @@ def sequences(*axes: str) -> Schema:
       *axes: names of the axes after the row axis; the last one is the position in the sequence.
     """
     return (
-        ArraySpec("input_ids", axes, bound="pieces"),
+        ArraySpec("input_ids", axes, num_values="pieces"),
         ArraySpec("input_mask", axes),
-        ArraySpec("segment_ids", axes, bound="segments"),
+        ArraySpec("segment_ids", axes, num_values="segments"),
     )
 
 
@@ -81,6 +81,6 @@ def sequences(*axes: str) -> Schema:
 SEQUENCE = sequences("length")
 MULTI_SEQUENCE = sequences("sequences_per_example", "length")
 # Index of each fine-tuning example, and weight of each example in the loss (0 in padding rows).
-EXAMPLE: Schema = (ArraySpec("example", (), bound="rows", padding=-1), ArraySpec("weights", (), "float32"))
+EXAMPLE: Schema = (ArraySpec("example", (), num_values="rows", padding=-1), ArraySpec("weights", (), "float32"))
 # Tag id at the first word piece of each word, -1 at all other positions.
-TOKEN_LABELS = ArraySpec("token_labels", ("length",), bound="classes", padding=-1)
+TOKEN_LABELS = ArraySpec("token_labels", ("length",), num_values="classes", padding=-1)

@@ -86,7 +86,7 @@ def lowered_step(
     """Lowers the train step of a phase.
 
     Returns:
-      The lowered step, and the bytes of `parameters`, `optimizer` and `batch` on one device.
+      The lowered step, and the sizes of `parameters`, `optimizer` and `batch` on one device in bytes.
     """
     task = build_task(settings, train=None)
     mesh = make_mesh(settings.mesh, devices)

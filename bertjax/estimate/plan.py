@@ -22,6 +22,10 @@ from bertjax.training.sharding import make_mesh
 from bertjax.training.state import abstract_state
 from bertjax.utils.terminal import duration, format_table
 
+logger = logging.getLogger(__name__)
+
+_GIB = 2**30
+
 
 @dataclasses.dataclass(frozen=True)
 class Communication:
@@ -90,11 +94,6 @@ def step_communication(
     return [exchange for exchange in exchanges if exchange.sent_bytes]
 
 
-logger = logging.getLogger(__name__)
-
-_GIB = 2**30
-
-
 def plan_run(
     settings: RunConfig,
     task: Task,
@@ -107,7 +106,8 @@ def plan_run(
     """Compiles the train step of each phase for a TPU and estimates the run.
 
     The step time is the longest of three times: model FLOPs at the given MFU, and communication within and between
-    slices at the published bandwidths. The estimate excludes evaluation, checkpoints and restarts.
+    slices at the published bandwidths. The time between slices is left out for v2, v3 and v4, whose bandwidth is not
+    published. The estimate excludes evaluation, checkpoints and restarts.
 
     Args:
       settings: config of the run.
@@ -134,7 +134,7 @@ def plan_run(
             step = compile_step(settings, index, topology, slices)
         cost = task.cost_before(start + 1) - task.cost_before(start)
         exchanges = step_communication(params, mesh, model, cost.positions, slices, settings.grad_accum_steps)
-        seconds = {
+        bounds = {
             "model_flops": cost.flops / (chips * chip.flops_per_second * mfu),
             **_communication_seconds(exchanges, chip),
         }
@@ -152,8 +152,8 @@ def plan_run(
                 "communication": [
                     {**dataclasses.asdict(each), "sent_bytes": chip.cores * each.sent_bytes} for each in exchanges
                 ],
-                "bounds": seconds,
-                "seconds_per_step": max(seconds.values()),
+                "bounds": bounds,
+                "seconds_per_step": max(bounds.values()),
             }
         )
         start += count
@@ -241,9 +241,10 @@ def _describe_phase(number: int, phase: dict[str, Any], plan: dict[str, Any]) ->
         for each in phase["communication"]
     ]
     bounds = phase["bounds"]
-    network = f"{bounds['ici']:.4f} s of communication" + (
-        f" and {bounds['dcn']:.4f} s between slices" if plan["slices"] > 1 and "dcn" in bounds else ""
-    )
+    network = f"{bounds['ici']:.4f} s of communication"
+    if plan["slices"] > 1:
+        between = f"{bounds['dcn']:.4f} s" if "dcn" in bounds else "an unknown time"
+        network += f" and {between} between slices"
     return [
         *lines,
         f"  step    {phase['seconds_per_step']:.4f} s: {_rounded(phase['model_flops'] / 1e12)} model TFLOP take "

@@ -69,7 +69,9 @@ def search(config_with: ConfigWith, topology: str, slices: int) -> list[Candidat
         if candidate := _largest(compile_rows, limit):
             candidates.append(candidate)
     if not candidates:
-        raise BertjaxError("no batch size fits into memory and compiles; use a larger --topology or mesh.tensor")
+        raise BertjaxError(
+            "the train step does not fit into memory with any batch size; use a larger --topology or mesh.tensor"
+        )
     return candidates
 
 

@@ -9,15 +9,14 @@ from bertjax.data.finetuning.batches import NO_EXAMPLE, make_packed_batch
 from bertjax.data.finetuning.examples import Examples
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.inference.loaded_model import LoadedModel
-from bertjax.model.config import LSTM
 from bertjax.model.lstm import LEFT
 
 CLS, MEAN = POOLINGS = ("cls", "mean")
-# Row lengths are multiples of `_BUCKET`. With packing, rows have at least `_ROW_LEN` tokens to hold several short
-# texts. Longer rows would make attention slower.
+# Row lengths are multiples of `_BUCKET`. Rows have at least `_ROW_LEN` tokens to hold several short texts. Longer rows
+# would make attention slower.
 _BUCKET, _ROW_LEN = 32, 64
-# Tokens per batch. Their activations fit into a CPU's cache. With 4,096 tokens, six layers take 1.7 times as long per
-# token.
+# Tokens per batch, so that activations fit into a CPU's cache. With 4,096 tokens per batch, a model of six layers takes
+# 1.7 times as long per token.
 _BATCH_TOKENS = 2048
 
 
@@ -29,7 +28,7 @@ def encode_batches(model: LoadedModel, examples: Examples) -> Iterator[tuple[np.
     Yields:
       The indices of n examples, int64 [n], and the concatenated states of their tokens, float32 [tokens, D].
     """
-    for indices, row_len in pack_batches(examples.lengths, model.config.max_position_embeddings, _can_pack(model)):
+    for indices, row_len in pack_batches(examples.lengths, model.config.max_position_embeddings):
         batch = make_packed_batch(examples, indices, row_len, SINGLE_SHARD)
         inputs = {name: batch[name] for name in ("input_ids", "segment_ids", "sequence_ids", "position_ids")}
         hidden = model.packed_hidden_states(inputs)
@@ -62,13 +61,12 @@ def bert_pooler(model: LoadedModel, cls: np.ndarray) -> np.ndarray:
     return np.tanh(cls @ np.asarray(dense["kernel"], np.float32) + np.asarray(dense["bias"], np.float32))
 
 
-def pack_batches(lengths: np.ndarray, max_len: int, can_pack: bool = True) -> Iterator[tuple[np.ndarray, int]]:
+def pack_batches(lengths: np.ndarray, max_len: int) -> Iterator[tuple[np.ndarray, int]]:
     """Packs texts into rows of equal length, and yields batches of rows.
 
     Args:
       lengths: number of tokens in each text, int64 [n].
       max_len: maximum tokens per row.
-      can_pack: whether rows may hold several texts.
 
     Yields:
       The indices of the texts in each row, int64 [rows, K] with `NO_EXAMPLE` in unused slots, and the number of tokens
@@ -76,9 +74,9 @@ def pack_batches(lengths: np.ndarray, max_len: int, can_pack: bool = True) -> It
     """
     if not len(lengths):
         return
-    needed = max(int(lengths.max()), min(_ROW_LEN, int(lengths.sum())) if can_pack else 0)
+    needed = max(int(lengths.max()), min(_ROW_LEN, int(lengths.sum())))
     row_len = min(max_len, -(-needed // _BUCKET) * _BUCKET)
-    rows = _pack(lengths, row_len) if can_pack else [[index] for index in np.argsort(-lengths, kind="stable")]
+    rows = _pack(lengths, row_len)
     num_rows = max(1, _BATCH_TOKENS // row_len)
     if len(rows) < num_rows:
         num_rows = 1 << (len(rows) - 1).bit_length()
@@ -106,8 +104,3 @@ def _pack(lengths: np.ndarray, row_len: int) -> list[list[int]]:
             rows[row].append(index)
             free[space - length].append(row)
     return rows
-
-
-def _can_pack(model: LoadedModel) -> bool:
-    # An LSTM encoder gets one text per row.
-    return model.config.encoder != LSTM

@@ -61,14 +61,14 @@ def load_workdir(path: str | epath.Path, mesh: Mesh | None = None) -> LoadedMode
     mesh = mesh or make_mesh(MeshConfig())
     config = checkpoint_model(checkpoint)
     output_layer = read_output_layer(workdir)
-    model_kind = read_metadata(checkpoint).model
-    shardings = _Shardings(build_known_model(model_kind, config), mesh)
+    model_description = read_metadata(checkpoint).model
+    shardings = _Shardings(build_known_model(model_description, config), mesh)
     return LoadedModel(
         config,
         load_all_params(checkpoint, shardings),
         workdir_vocabulary(workdir),
         output_layer,
-        model_kind,
+        model_description,
         _read_inference_defaults(checkpoint),
         mesh,
         str(path),
@@ -92,8 +92,10 @@ def _read_inference_defaults(checkpoint: epath.Path) -> InferenceDefaults:
     return InferenceDefaults(**settings | {"texts": output_layer.texts, "null_threshold": null_threshold})
 
 
-def replace_params(model: LoadedModel, params: Any, output_kind: str, labels: Sequence[str]) -> LoadedModel:
-    """Returns a model with other parameters, and with the config, vocabulary and mesh of `model`.
+def with_params_and_output_layer(
+    model: LoadedModel, params: Any, output_kind: str, labels: Sequence[str]
+) -> LoadedModel:
+    """Returns a model with other parameters and output layer, and the config, vocabulary and mesh of `model`.
 
     Args:
       model: model whose parameters are replaced.
@@ -122,15 +124,17 @@ def replace_params(model: LoadedModel, params: Any, output_kind: str, labels: Se
     return _put_on_mesh(checkpoint, model.vocabulary, model.path, model.mesh)
 
 
-def portable(model: LoadedModel) -> PortableCheckpoint:
+def to_portable(model: LoadedModel) -> PortableCheckpoint:
     """Returns a loaded model as a checkpoint in memory. Raises a UsageError if no format supports the model."""
     layer = model.output_layer
     arrays = {name: np.asarray(array) for name, array in flatten_dict(jax.device_get(model.params), sep="/").items()}
     checkpoint = PortableCheckpoint(
         model.config, arrays, model.vocabulary, layer.kind if layer else "", layer.labels if layer else ()
     )
-    if checkpoint.model_kind["kind"] != model.model_kind["kind"]:
-        raise UsageError(f"a model of kind {model.model_kind['kind']!r} cannot be saved; copy its workdir instead")
+    if checkpoint.model_description["kind"] != model.model_description["kind"]:
+        raise UsageError(
+            f"a model of kind {model.model_description['kind']!r} cannot be saved; copy its workdir instead"
+        )
     return checkpoint
 
 
@@ -151,14 +155,14 @@ def _put_on_mesh(
     if mesh.size == 1:
         shardings = dict.fromkeys(checkpoint.params, replicated(mesh))
     else:
-        shardings = _Shardings(build_known_model(checkpoint.model_kind, checkpoint.config), mesh)
+        shardings = _Shardings(build_known_model(checkpoint.model_description, checkpoint.config), mesh)
     arrays = {name: jax.device_put(array, shardings[name]) for name, array in checkpoint.params.items()}
     return LoadedModel(
         checkpoint.config,
         unflatten_dict(arrays, sep="/"),
         vocabulary,
         OutputLayer(checkpoint.output_kind, checkpoint.labels) if checkpoint.output_kind else None,
-        checkpoint.model_kind,
+        checkpoint.model_description,
         InferenceDefaults(),
         mesh,
         path,

@@ -16,12 +16,12 @@ from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
 from bertjax.model.encoder import make_encoder
-from bertjax.model.heads import EncoderModel, MaskedLmHead, build_model
+from bertjax.model.heads import EncoderModel, TiedLmHead, build_model
 from bertjax.tasks.finetuning.output_layer import OutputLayer
 from bertjax.tasks.squad import SquadData
 from bertjax.tasks.text import TextData
 from bertjax.training.sharding import batch_shards, put_batch, replicated
-from bertjax.training.step import in_mesh
+from bertjax.training.step import traced_with_mesh
 
 Batch = dict[str, np.ndarray]
 
@@ -57,7 +57,7 @@ class LoadedModel:
       params: float32 parameters of `model` on the mesh, and possibly of heads that `model` does not use.
       vocabulary: WordPiece or SentencePiece vocabulary.
       output_layer: kind and labels of the output layer, or None for a pre-trained model.
-      model_kind: description of the Flax module, see `bertjax.model.heads.model_kind`.
+      model_description: description of the Flax module, see `bertjax.model.heads.model_description`.
       defaults: inference settings of the fine-tuning run.
       mesh: device mesh.
       path: path of the checkpoint, for error messages.
@@ -68,7 +68,7 @@ class LoadedModel:
     params: dict[str, Any]
     vocabulary: Vocabulary
     output_layer: OutputLayer | None
-    model_kind: Mapping[str, Any]
+    model_description: Mapping[str, Any]
     defaults: InferenceDefaults
     mesh: Mesh
     path: str
@@ -81,7 +81,7 @@ class LoadedModel:
     @functools.cached_property
     def model(self) -> nn.Module:
         """Flax module of the checkpoint, or an `EncoderModel` if the checkpoint's head is unknown."""
-        return build_known_model(self.model_kind, self.config)
+        return build_known_model(self.model_description, self.config)
 
     def check_modules(self, *modules: str) -> None:
         """Raises a UsageError if the checkpoint lacks parameters of any of these modules, such as `masked_lm`."""
@@ -125,14 +125,14 @@ class LoadedModel:
             )  # [B, L, D]
             masked = jnp.take_along_axis(hidden, batch["masked_lm_positions"][..., None], axis=1)
             token_table = params["encoder"]["embeddings"]["token"]
-            logits: Any = MaskedLmHead(config).apply({"params": params["masked_lm"]}, masked, token_table)
+            logits: Any = TiedLmHead(config).apply({"params": params["masked_lm"]}, masked, token_table)
             return jax.nn.softmax(logits)
 
         # On CPU, these options reduce the compilation time of BASE to a quarter, and the forward pass runs 10 % slower.
         # Compilation takes most of the time to the first result.
         options: dict[str, bool | int | str] = {"xla_backend_optimization_level": 1}
         if jax.__version_info__ < (0, 11):
-            # Since JAX 0.11, XLA for CPU has only fusion emitters.
+            # JAX 0.11 removed the alternative to fusion emitters, and rejects the option.
             options["xla_cpu_use_fusion_emitters"] = False
         return self.jit(masked_lm_probs, options if self.mesh.devices.flat[0].platform == "cpu" else None)
 
@@ -152,7 +152,9 @@ class LoadedModel:
           number of data shards.
         """
         jitted = jax.jit(
-            in_mesh(function, self.mesh), out_shardings=replicated(self.mesh), compiler_options=compiler_options
+            traced_with_mesh(function, self.mesh),
+            out_shardings=replicated(self.mesh),
+            compiler_options=compiler_options,
         )
         num_shards = batch_shards(self.mesh)
 
@@ -168,9 +170,9 @@ class LoadedModel:
         return call
 
 
-def build_known_model(model_kind: Mapping[str, Any], config: ModelConfig) -> nn.Module:
+def build_known_model(model_description: Mapping[str, Any], config: ModelConfig) -> nn.Module:
     """Builds the Flax module of a checkpoint. Returns an `EncoderModel` if the kind of model is unknown."""
     try:
-        return build_model(model_kind, config)
+        return build_model(model_description, config)
     except UsageError:
         return EncoderModel(config)

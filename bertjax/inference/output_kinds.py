@@ -98,9 +98,8 @@ def predict_choices(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[R
     for context, *endings in inputs:
         if len(endings) < 2:
             raise UsageError(
-                f"too few endings for {context[:60]!r}: {len(endings)}; use a context and at least two endings (on "
-                "the command line, CONTEXT"
-                f"{PAIR_SEPARATOR}ENDING{PAIR_SEPARATOR}ENDING)"
+                f"too few endings for {context[:60]!r}: {len(endings)}; use a context and at least two endings (on the "
+                f"command line, CONTEXT{PAIR_SEPARATOR}ENDING{PAIR_SEPARATOR}ENDING)"
             )
     sequences = [predictor.encode((context, ending)) for context, *endings in inputs for ending in endings]
     scores = iter(predictor.logits(make_examples(sequences, {})))

@@ -31,7 +31,7 @@ _BUCKET = 32
 def check_model(model: LoadedModel, context: str | None) -> OutputLayer:
     """Returns the output layer. Raises a UsageError if it is missing, or if the context is missing or unused."""
     if model.output_layer is None:
-        kind = model.model_kind["kind"]
+        kind = model.model_description["kind"]
         if kind in (SequenceModel.KIND, TokenModel.KIND):
             raise UsageError(f"{model.path} is fine-tuned but lacks {OUTPUT_LAYER}; restore this file in its workdir")
         fill_mask = ", or predict masked words with fill_mask" if kind == PretrainingModel.KIND else ""

@@ -119,7 +119,7 @@ def multilabel_report(classes: Sequence[str], predictions: np.ndarray, labels: n
 
 
 def entity_report(labels: Iterable[Sequence[str]], predictions: Iterable[Sequence[str]]) -> ClassReport:
-    """Builds the report of entity types, in percent, from labels and predictions: the tags of each sentence's words.
+    """Builds the report of entity types, in percent. Labels and predictions are the tags of each sentence's words.
 
     In the confusion matrix, a labeled and a predicted entity with the same span form a pair. All other entities are
     paired with `NO_ENTITY`.
@@ -152,6 +152,6 @@ def truncate_name(name: str, width: int = _NAME_WIDTH) -> str:
 
 
 def log_reports(reports: Mapping[str, ClassReport]) -> None:
-    """Logs class reports, which are by suffix of the evaluation set."""
+    """Logs the class report of each evaluation set. `reports` maps metric suffixes to reports."""
     for suffix, report in reports.items():
         logger.info(f"by class{suffix.replace('_', ' ')}:\n{report.format()}")

@@ -73,7 +73,7 @@ def question_scores_v2(
 
 
 def score_v2(answers: Mapping[str, Sequence[str]], predictions: Mapping[str, str]) -> dict[str, float]:
-    """Returns `exact_match` and `f1` in percent: of all questions, of answerable and of unanswerable questions."""
+    """Returns `exact_match` and `f1` in percent, over all, answerable and unanswerable questions."""
     exact, f1 = question_scores_v2(answers, predictions)
     groups = {
         "": list(exact),
@@ -98,7 +98,7 @@ def best_threshold(
 
     A question whose null odds exceed the threshold is predicted as unanswerable. The official evaluate-v2.0.py
     returns the same result, unless it is best to predict every question as unanswerable. In that case,
-    evaluate-v2.0.py returns 0, which is correct only for probabilities. This function returns a value below all odds.
+    evaluate-v2.0.py returns 0, which is wrong if some odds are negative. This function returns a value below all odds.
 
     Args:
       answers: reference answers by question id. Unanswerable questions have no reference answers.

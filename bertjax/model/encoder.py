@@ -123,7 +123,7 @@ class Encoder(nn.Module):
           Hidden states of the embeddings and all layers, [N + 1, B, L, D]. None without `collect_layers`.
         """
         config = self.config
-        attention = select_attention(config, input_ids.shape[1], several_sequences=position_ids is not None)
+        attention = select_attention(config, input_ids.shape[1], is_packed=position_ids is not None)
         if position_ids is None:
             position_ids = jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
         x = self.embeddings(input_ids, segment_ids, position_ids, deterministic)

@@ -13,7 +13,7 @@ from bertjax.model.config import ModelConfig
 from bertjax.model.dropout import dropout
 from bertjax.model.encoder import make_encoder
 from bertjax.model.layers import constant_init
-from bertjax.model.lstm import BOTH, Lstm
+from bertjax.model.lstm import SIDES, Lstm
 from bertjax.model.partitioning import resolve_layout
 
 NONE, EMBEDDINGS, SECOND_TO_LAST, LAST, SUM_LAST_FOUR, CONCAT_LAST_FOUR, SUM_ALL = FEATURES = (
@@ -61,7 +61,7 @@ class FeatureHead:
     @property
     def modules(self) -> tuple[str, ...]:
         """Names of the head's Flax modules that have parameters."""
-        lstms = [f"lstm_{layer}_{side}" for layer in range(self.lstm_layers) for side in BOTH]
+        lstms = [f"lstm_{layer}_{side}" for layer in range(self.lstm_layers) for side in SIDES]
         return (*((_MIX,) if self.features in _SUMS else ()), *lstms)
 
     def layers(self, num_hidden_layers: int) -> tuple[int, ...]:
@@ -76,7 +76,7 @@ class FeatureHead:
 
     def context_sides(self, config: ModelConfig) -> tuple[str, ...]:
         """Returns the context direction of each slice of the output layer's input; see `Architecture.context_sides`."""
-        return BOTH if self.lstm_layers else config.context_sides * self._num_concatenated(config)
+        return SIDES if self.lstm_layers else config.context_sides * self._num_concatenated(config)
 
     def _num_concatenated(self, config: ModelConfig) -> int:
         return len(self.layers(config.num_hidden_layers)) if self.features == CONCAT_LAST_FOUR else 1
@@ -118,7 +118,7 @@ def token_representations(
     for layer in range(feature_head.lstm_layers):
         hidden = dropout(hidden, config.hidden_dropout_prob, None if deterministic else dropout_key())
         hidden = jnp.concatenate(
-            [Lstm(config, feature_head.lstm_size, side, name=f"lstm_{layer}_{side}")(hidden, mask) for side in BOTH],
+            [Lstm(config, feature_head.lstm_size, side, name=f"lstm_{layer}_{side}")(hidden, mask) for side in SIDES],
             axis=-1,
         )
     return hidden

@@ -9,7 +9,7 @@ import numpy as np
 
 from bertjax.model.config import LSTM, ModelConfig
 from bertjax.model.feature_head import FeatureHead
-from bertjax.model.heads import masked_lm_flops
+from bertjax.model.heads import lm_head_flops
 from bertjax.model.layers import attention_flops, attention_score_flops, feed_forward_flops
 from bertjax.model.lstm import lstm_flops
 
@@ -72,7 +72,7 @@ def _encoder_flops(config: ModelConfig, seq_len: int) -> float:
 
 def _output_flops(config: ModelConfig) -> int:
     width = config.hidden_size // len(config.context_sides)
-    return len(config.context_sides) * masked_lm_flops(width, config.vocab_size)
+    return len(config.context_sides) * lm_head_flops(width, config.vocab_size)
 
 
 def _feature_head_flops(config: ModelConfig, feature_head: FeatureHead) -> int:

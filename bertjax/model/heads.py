@@ -29,7 +29,7 @@ from bertjax.model.partitioning import resolve_layout, with_logical_constraint
 _INPUTS = ("input_ids", "input_mask", "segment_ids", "sequence_ids", "position_ids", CACHED_FEATURES)
 
 
-class MaskedLmHead(nn.Module):
+class TiedLmHead(nn.Module):
     """Dense transform, then a projection tied to the token embeddings (google-research/bert `run_pretraining.py`)."""
 
     config: ModelConfig
@@ -60,8 +60,8 @@ class MaskedLmHead(nn.Module):
         return logits
 
 
-def masked_lm_flops(width: int, vocab_size: int) -> int:
-    """Returns the FLOPs of `MaskedLmHead` per predicted position in the forward pass."""
+def lm_head_flops(width: int, vocab_size: int) -> int:
+    """Returns the FLOPs of `TiedLmHead` per predicted position in the forward pass."""
     return 2 * width * (width + vocab_size)
 
 
@@ -171,7 +171,7 @@ class PretrainingModel(nn.Module):
         )
         # Gather masked positions first, so that the vocabulary projection runs on only 15 % of the positions.
         masked = jnp.take_along_axis(hidden, batch["masked_lm_positions"][..., None], axis=1)  # [B, P, D]
-        masked_lm_logits = MaskedLmHead(self.config, name="masked_lm")(masked, *encoder.token_tables)
+        masked_lm_logits = TiedLmHead(self.config, name="masked_lm")(masked, *encoder.token_tables)
         if is_packed:
             state = pool_cls_packed(
                 self.config.context_sides, hidden, sequence_ids, batch["next_sentence_labels"].shape[1]
@@ -207,7 +207,7 @@ class LanguageModel(nn.Module):
         head_config = dataclasses.replace(self.config, encoder=TRANSFORMER, hidden_size=width, num_attention_heads=1)
         slices = zip(context_sides, jnp.split(hidden, len(context_sides), axis=-1), encoder.token_tables, strict=True)
         return {
-            direction: MaskedLmHead(head_config, name=f"{direction}_lm")(states, table)
+            direction: TiedLmHead(head_config, name=f"{direction}_lm")(states, table)
             for direction, states, table in slices
         }
 
@@ -301,7 +301,7 @@ _MODELS: dict[str, type[nn.Module]] = {
 }
 
 
-def model_kind(model: nn.Module) -> dict[str, Any]:
+def model_description(model: nn.Module) -> dict[str, Any]:
     """Returns a JSON description of a model. `build_model` accepts descriptions of the models in this file.
 
     Returns:
@@ -318,15 +318,15 @@ def model_kind(model: nn.Module) -> dict[str, Any]:
     return {"kind": kind, "num_outputs": None, "feature_head": None} | options
 
 
-def build_model(kind: Mapping[str, Any], config: ModelConfig) -> nn.Module:
-    """Builds the Flax module that `model_kind` describes.
+def build_model(description: Mapping[str, Any], config: ModelConfig) -> nn.Module:
+    """Builds the Flax module that `model_description` describes.
 
     Raises:
       UsageError: the kind is unknown, for example because a newer version wrote it.
     """
-    if kind["kind"] not in _MODELS:
-        raise UsageError(f"unknown kind of model: {kind['kind']!r}; use one of {', '.join(_MODELS)}")
-    options = {name: value for name, value in kind.items() if name != "kind" and value is not None}
+    if description["kind"] not in _MODELS:
+        raise UsageError(f"unknown kind of model: {description['kind']!r}; use one of {', '.join(_MODELS)}")
+    options = {name: value for name, value in description.items() if name != "kind" and value is not None}
     if "feature_head" in options:
         options["feature_head"] = FeatureHead(**options["feature_head"])
-    return _MODELS[kind["kind"]](config, **options)
+    return _MODELS[description["kind"]](config, **options)

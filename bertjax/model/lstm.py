@@ -16,7 +16,7 @@ from bertjax.model.layer_stack import run_layers
 from bertjax.model.layers import Dense, kernel_init, layer_norm, recomputes_layers
 from bertjax.model.partitioning import ACTIVATION_AXES, with_logical_constraint
 
-LEFT, RIGHT = BOTH = ("left", "right")
+LEFT, RIGHT = SIDES = ("left", "right")
 
 
 class LstmEncoder(nn.Module):

@@ -32,7 +32,7 @@ class Outcome:
     Attributes:
       metrics: metrics of each seed on dev or held-out data.
       started_from: fingerprint of the initial parameters (default: empty, random parameters).
-      fingerprint: fingerprint of the resulting parameters (default: empty, unknown or several seeds).
+      fingerprint: fingerprint of the resulting parameters (default: empty, if unknown or of several seeds).
       members: fingerprints of the models in an ensemble.
     """
 
@@ -90,7 +90,7 @@ class Results:
 
     @property
     def folder(self) -> str:
-        """Folder in the printed commands: the first source that is a folder, or the placeholder `RESULTS`."""
+        """Results folder in printed commands: the first source that is a folder, or the placeholder `RESULTS`."""
         return next((source.path for source in self.sources if source.saved is None), "RESULTS")
 
     def finished(self, runs: Iterable[Run]) -> set[str]:
@@ -197,7 +197,7 @@ def save_results(results: Results, runs: Iterable[Run], tables: dict[str, str], 
     if lost:
         raise UsageError(
             f"--keep {file} would lose {len(lost)} runs, such as {lost[0]}; use a different file, or add --results "
-            f"{file} and all tables in it"
+            f"{file} and request all tables in it"
         )
     seconds = {name: round(value, 1) for name, value in results.seconds.items() if name in runs_by_name}
     content = {"tables": tables, "seconds": dict(sorted(seconds.items())), "runs": runs_by_name}
@@ -258,7 +258,7 @@ def _check_config(run: Run, folder: epath.Path, config: dict[str, Any], trial: M
     """Raises a UsageError if the config of results differs from the table's, for example because the scale differs."""
     fields = [f"--config.{field}={value}" for field, value in (trial or {}).items()]
     expected: dict[str, Any] = dataclasses.asdict(parse_config(load_config(run.config, [*run.overrides, *fields])))
-    # Fields that the config does not set come from the checkpoint, so they cannot be compared here.
+    # Unset model fields come from the initial checkpoint, so they cannot be compared here.
     model = {
         name: config["model"].get(name) if run.init_from and not value else value
         for name, value in expected["model"].items()

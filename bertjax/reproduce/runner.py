@@ -57,7 +57,7 @@ def load_table(config: str) -> Table:
     except UsageError as error:
         if re.match("unknown config argument '(base|large)'", str(error)):
             raise UsageError(
-                f"the rows of {name} differ in pre-training, so it takes no released checkpoint; set corpus= instead"
+                f"{name} compares pre-training runs, so it cannot start from a released checkpoint; set corpus= instead"
             ) from error
         raise
     except Exception as error:  # A user's `get_table` may raise any exception.
@@ -71,7 +71,7 @@ def load_table(config: str) -> Table:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Runs of a table, and the runs that are finished.
+    """Runs of a table, with the names of finished runs and a speed for time estimates.
 
     Attributes:
       runs: all runs, dependencies first.
@@ -193,7 +193,7 @@ def _check_outcome(run: Run, results: Results) -> None:
 
 
 def _portable_config(config: str, table: str) -> str:
-    """Replaces the file in `config` by the name of the table if bertjax contains it, or else by its absolute path."""
+    """Replaces the file in `config` with the name of its packaged experiment, or else with its absolute path."""
     name, colon, arguments = config.partition(":")
     file = Path(experiment_file(name)).absolute()
     if table in (*table_names(), *_EXTRA_TABLES) and file.samefile(experiment_file(table_experiment(table))):
@@ -221,11 +221,11 @@ def _execute(run: Run, results: str) -> dict[str, Any]:
     if run.members:
         checkpoints = [find_checkpoint(member.checkpoint(results)) for member in run.members]
         return {"stopped": False, **ensemble(checkpoints, _dev_config, folder)}
-    start = _initial_checkpoint(run, results)
+    init_from = _initial_checkpoint(run, results)
     if run.seeds:
-        return sweep(run.config, run.overrides, (), run.seeds, folder, start, build_training_task)
-    settings = parse_config(experiment_config(run.config, run.overrides, start))
-    return loop.train(build_training_task(settings, start), folder, start)
+        return sweep(run.config, run.overrides, (), run.seeds, folder, init_from, build_training_task)
+    settings = parse_config(experiment_config(run.config, run.overrides, init_from))
+    return loop.train(build_training_task(settings, init_from), folder, init_from)
 
 
 def _dev_config(checkpoint: epath.Path) -> RunConfig:

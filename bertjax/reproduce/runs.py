@@ -22,7 +22,7 @@ from bertjax.training.checkpoint_metadata import saved_architecture
 from bertjax.utils import hub
 from bertjax.utils.io import cache_dir
 
-# Arguments of tables for released checkpoints.
+# Arguments of tables that set a released checkpoint.
 RELEASED = ("base", "large")
 _LM = "--config.data.objective=lm"
 # Overrides that pre-train a left-to-right Transformer or LSTMs in place of BERT.
@@ -49,7 +49,7 @@ PERPLEXITY_NOTE = "perplexity is measured on held-out rows of the same length as
 
 @dataclasses.dataclass(frozen=True)
 class Released:
-    """Released checkpoint in bertjax's format, from which tables are fine-tuned without pre-training.
+    """Released checkpoint in bertjax's format, which initializes fine-tuning runs in place of a pre-training run.
 
     Attributes:
       path: local path of the checkpoint.
@@ -69,7 +69,7 @@ class Released:
 
 @functools.cache
 def load_released(checkpoint: str) -> Released:
-    """Opens a checkpoint of any format, or at an address of the hub. Stores a conversion in the machine's cache."""
+    """Opens a checkpoint of any format, by path or Hugging Face Hub address. Caches the converted checkpoint."""
     key = hashlib.sha256(checkpoint.encode()).hexdigest()[:16]
     with bertjax_checkpoint(checkpoint, cache_dir() / "released" / key) as path:
         found = find_checkpoint(path)
@@ -88,15 +88,15 @@ def perplexity_cell(row: str, *runs: Run) -> Cell:
 
 
 def scale_of(args: Mapping[str, Any]) -> Scale:
-    """Returns the scale of a table: `scale=`, or `paper` if a released checkpoint is given, or else `small`."""
+    """Returns the scale of a table: the argument `scale`, or else `paper` for released checkpoints, or else `small`."""
     is_released = any(args.get(name) for name in RELEASED)
     return get_scale(args["scale"] or (PAPER if is_released else SMALL))
 
 
 def start(scale: Scale, args: Mapping[str, Any], model: str, seed: int = 1) -> Run:
-    """Returns the run that fine-tuning of `model` starts from, which is `base` or `large`.
+    """Returns the run whose checkpoint initializes fine-tuning of `model`, which is `base` or `large`.
 
-    If `args`, the arguments of the table, contain a released checkpoint of the model, nothing is pre-trained.
+    This is a released checkpoint if the table's arguments `args` set one for the model, or else a pre-training run.
     """
     if checkpoint := args[model]:
         fingerprint = load_released(checkpoint).fingerprint
@@ -129,7 +129,7 @@ def pretraining(
 
     Args:
       scale: scale of the table.
-      data: arguments of the table, with the path `corpus`.
+      data: arguments of the table, including `corpus`, the path of the corpus.
       name: name of the run in all tables. The runs `bert` and `ltr` save intermediate checkpoints.
       *overrides: `--config.FIELD=VALUE` flags in addition to the scale's.
       size: model size (default: the scale's BASE).
@@ -140,7 +140,7 @@ def pretraining(
     model = _model_config(scale, size, overrides)
     if not corpus:
         missing_data = "a corpus from `bertjax prepare`, set with corpus="
-        # Tables that need no pre-training of their own.
+        # Some tables accept a released checkpoint in place of a corpus.
         if released_names := [model for model in RELEASED if model in data and size == getattr(scale, model)]:
             missing_data += f", or a checkpoint, set with {released_names[0]}="
     else:
@@ -267,7 +267,7 @@ def _model_config(scale: Scale, size: str, overrides: tuple[str, ...]) -> ModelC
 
 
 def with_commits(config: str) -> str:
-    """Returns `FILE:ARGUMENTS` with the current commit in each address of the hub, so that runs share one commit."""
+    """Adds the current commit to each Hugging Face Hub address in `FILE:ARGUMENTS`, so that all runs use one commit."""
     file, colon, arguments = config.partition(":")
     return file + colon + ",".join(map(_with_commit, arguments.split(",")))
 

@@ -24,7 +24,7 @@ class Run:
       seeds: number of trials with consecutive seeds, starting at the config's seed (default: 0, one run with the
         config's seed).
       members: single-seed fine-tuning runs of an ensemble.
-      released: path or address of a checkpoint that is used instead of a run. Nothing is trained (default: empty).
+      released: path or Hub address of a released checkpoint (default: empty). If set, the run trains nothing.
       fingerprint: fingerprint of the parameters of `released`.
       flops: training FLOPs, for time estimates.
       missing_data: description of required data that is not available (default: empty, nothing is missing).
@@ -108,7 +108,7 @@ class Table:
 
 
 def run_order(runs: Sequence[Run], done: Set[str] = frozenset()) -> list[Run]:
-    """Returns runs after their dependencies. Omits duplicates and the runs named in `done`."""
+    """Returns the runs, each after its dependencies. Omits duplicates, released checkpoints and runs in `done`."""
     ordered: dict[Run, None] = {}
 
     def visit(run: Run) -> None:

@@ -1,1 +1,1 @@
-"""Tasks: data, model head, loss and metrics. Each task family has one module."""
+"""Training tasks, one module each. A task defines data, model head, loss and metrics."""

@@ -24,10 +24,10 @@ class AdaptationData(objectives.PretrainingData):
     """Corpora and batches of continued pre-training.
 
     Attributes:
-      objective: pre-training objective. The default `none` needs no next-sentence head, which most published encoders
-        lack. Its rows have no padding.
-      replay_corpus: folder of a general corpus with the same vocabulary (default: no corpus). Its held-out text is
-        evaluated too, and its metrics start with `general_`.
+      objective: pre-training objective (default: `none`, masked LM on rows of contiguous text). `none` needs no
+        next-sentence head, which most published encoders lack, and its rows have no padding.
+      replay_corpus: folder of a general corpus with the same vocabulary (default: no corpus). Evaluation includes its
+        held-out text, with the metric prefix `general_`.
       replay_share: fraction of the training batches that come from `replay_corpus`.
     """
 
@@ -63,7 +63,7 @@ class Task(pretraining.Task):
     """Pre-training whose batches come from two corpora.
 
     Replayed batches are spread evenly: among any n consecutive steps, `replay_share * n` steps are replayed, rounded up
-    or down. The seed determines the first of them. Each corpus has its own step counter. Therefore, its batches equal
+    or down. The seed determines the first replayed step. Each corpus has its own step counter, so its batches equal
     those of a shorter run on this corpus alone.
     """
 
@@ -74,7 +74,7 @@ class Task(pretraining.Task):
 
         Args:
           config: config of the run.
-          train: whether the task is for training. If so, a missing corpus is an error.
+          train: whether the task is for training, which requires a corpus (default: True).
         """
         if config.model["hidden_size"] is None:
             raise UsageError(
@@ -95,10 +95,12 @@ class Task(pretraining.Task):
         for phase in self.config.phases:
             if start_step < phase.stop_step:
                 first = max(start_step, phase.start_step)
-                domain = self.phase_batches(*_own_steps(phase, first, lambda step: step - self._replayed(step)), shard)
-                general = self._general.phase_batches(*_own_steps(phase, first, self._replayed), shard)
+                domain = self.phase_batches(
+                    *_own_steps(phase, first, lambda step: step - self._num_replayed(step)), shard
+                )
+                general = self._general.phase_batches(*_own_steps(phase, first, self._num_replayed), shard)
                 for step in range(first, phase.stop_step):
-                    yield next(general if self._replayed(step + 1) > self._replayed(step) else domain)
+                    yield next(general if self._num_replayed(step + 1) > self._num_replayed(step) else domain)
 
     def check_data_files(self, wait: bool) -> None:
         super().check_data_files(wait)
@@ -119,17 +121,14 @@ class Task(pretraining.Task):
         self.data_hash = hashlib.sha256(f"{self.data_hash} {self._general.data_hash}".encode()).hexdigest()
         self.notes += (f"{data.replay_share:.0%} of the batches come from {data.replay_corpus}",)
 
-    def _replayed(self, step: int) -> int:
+    def _num_replayed(self, step: int) -> int:
         """Returns the number of replayed batches before `step`."""
         return math.floor(step * self.config.data.replay_share + self._offset)
 
 
 def _own_steps(phase: Phase, step: int, count: Callable[[int], int]) -> tuple[Phase, int]:
-    """Converts a phase and a step to the step counter of one corpus.
+    """Converts a phase and a step of the run to the step counter of one corpus.
 
-    Args:
-      phase: phase in steps of the run.
-      step: step of the run.
-      count: function from a step of the run to the number of earlier batches of this corpus.
+    `count` maps a step of the run to the number of earlier batches from this corpus.
     """
     return dataclasses.replace(phase, start_step=count(phase.start_step), stop_step=count(phase.stop_step)), count(step)

@@ -1,4 +1,4 @@
-"""Construction of configs and tasks by name. The module `bertjax/tasks/NAME.py` defines `Config` and `Task`."""
+"""Construction of configs and tasks by name. Each module `bertjax/tasks/NAME.py` defines `Config` and `Task`."""
 
 import importlib
 from pathlib import Path
@@ -36,7 +36,7 @@ def build_task(config: RunConfig, train: bool | None = False) -> Task:
 
     Args:
       config: config of the run.
-      train: whether to read training data (default: False). None reads it if the config names data.
+      train: whether to read training data (default: False). None means True if data is configured, else False.
     """
     return _module(config.task).Task(config, config.has_data if train is None else train)
 

@@ -10,7 +10,7 @@ import numpy as np
 from bertjax.config.fields import one_of
 from bertjax.data.finetuning.batches import in_input_order
 from bertjax.data.finetuning.examples import concatenate, constant_prediction, known_labels
-from bertjax.data.finetuning.tables import PREFIX
+from bertjax.data.finetuning.tables import TFDS_PREFIX
 from bertjax.errors import UsageError
 from bertjax.metrics import classification as metrics
 from bertjax.metrics.report import ClassReport, class_report
@@ -26,7 +26,7 @@ from bertjax.utils.io import write_atomic
 
 # Suffix of the metrics of the diagnostic set.
 _AX_SUFFIX = "_ax"
-# Metrics that are also computed for each evaluation set if a task has several.
+# Losses that are also computed for each evaluation set if a task has several sets.
 _LOSSES = ("cross_entropy", "loss")
 
 
@@ -35,7 +35,7 @@ class GlueData(FinetuningData):
     """Data and batches of a GLUE task.
 
     Attributes:
-      task: `cola`, `sst2`, `mrpc`, `stsb`, `qqp`, `mnli`, `qnli`, `rte`, `wnli` or `ax`.
+      task: GLUE task: `cola`, `sst2`, `mrpc`, `stsb`, `qqp`, `mnli`, `qnli`, `rte`, `wnli` or `ax`.
     """
 
     task: str = "mrpc"
@@ -61,7 +61,7 @@ class Config(FinetuningConfig):
 
 
 class Task(FinetuningTask):
-    """One GLUE task. MNLI has two dev sets and two test sets. Predictions of its test sets include `ax`."""
+    """One GLUE task. MNLI has two dev sets and two test sets. `ax` is predicted along with the test sets of MNLI."""
 
     config: Config
 
@@ -121,7 +121,7 @@ class Task(FinetuningTask):
         return values
 
     def baseline(self) -> dict[str, float]:
-        """Returns the metrics if each set's most frequent class is predicted, or its mean score for regression."""
+        """Returns the metrics of predicting the most frequent class of each set, or the mean score for regression."""
         return self._metrics(
             {
                 suffix: constant_prediction(part.labels)
@@ -173,7 +173,7 @@ class Task(FinetuningTask):
 
     def _has_diagnostic_set(self) -> bool:
         path = self.config.data.path
-        return path.startswith(PREFIX) or find_file(Path(path).expanduser(), SPECS["ax"], "test") is not None
+        return path.startswith(TFDS_PREFIX) or find_file(Path(path).expanduser(), SPECS["ax"], "test") is not None
 
     def _has_several_sets(self) -> bool:
         return len(self._sets) > 1 and bool(self.labels)
@@ -188,7 +188,7 @@ class Task(FinetuningTask):
         return logits.argmax(axis=-1) if self.labels else np.clip(logits, *SCORE_RANGE)
 
     def _metrics(self, predictions: dict[str, np.ndarray]) -> dict[str, float]:
-        """Returns the metrics of all evaluation sets. `predictions` are by the suffix of the set's metrics."""
+        """Returns the metrics of all evaluation sets. `predictions` are by the set's metric suffix."""
         values = {}
         for suffix, predicted in predictions.items():
             labels = self._sets[suffix].labels

@@ -19,20 +19,20 @@ from bertjax.tasks.objectives.step_cost import StepCost
 from bertjax.tasks.task import NumpyBatch
 
 _PERPLEXITY_LOSSES = ("mlm_loss", "ltr_loss", "rtl_loss")
-# exp of a larger value overflows float64.
+# `math.exp` overflows at larger arguments.
 _MAX_LOG_PERPLEXITY = 700.0
 
 
 class Task(task.Task):
     """Pre-training on a corpus. Without a corpus, a task has only synthetic batches.
 
-    `config.data.objective` names the class of the objective, by default `MaskedLm`, in `objectives/config.py`. The
-    objective supplies all that depends on it: `row_source` (how token spans of the corpus become rows, and how rows are
+    `config.data.objective` selects the objective class from `OBJECTIVES` in `objectives/config.py` (default:
+    `MaskedLm`). The objective defines `row_source` (how token spans of the corpus become rows, and how rows are
     masked), `edit_batches` (for example, sets next-sentence labels to -1), the loss, the baseline and the cost of a
     step.
 
-    `config.phases` is one `Phase`, or two with `config.long_phase` (in the paper, length 128, then 512). A phase is a
-    range of steps with one batch shape.
+    `config.phases` contains one `Phase`, or two with `config.long_phase` (in the paper, length 128, then 512). A phase
+    is a range of steps with one batch shape.
     """
 
     eval_first = True
@@ -44,14 +44,13 @@ class Task(task.Task):
 
         Args:
           config: config of the run.
-          train: whether the task is for training. If so, a missing corpus is an error.
+          train: whether the task is for training, which requires a corpus (default: True).
         """
         super().__init__(config)
         self._corpus = open_anywhere(config.data.corpus) if config.data.corpus else None
         if train and self._corpus is None:
-            # Raise before the workdir stores the config. It would reject the corrected command as a changed config.
+            # Raise before the config is stored in the workdir, which would then reject the corrected config.
             raise _no_corpus()
-        # The corpus determines the size of the vocabulary, and `config.data.objective` the class of the objective.
         vocab_size = self._vocabulary.size if self._corpus else config.vocab_size
         model_config = config.model_config(vocab_size)
         self.objective = config.objective_class.for_model(model_config, config.data.packing)
@@ -59,7 +58,7 @@ class Task(task.Task):
         self.total_steps, self.warmup_steps = config.steps, config.optimizer.warmup_steps
         self.eval_every, self.checkpoint_every = config.eval_every, config.checkpoint_every
         self.batch_sizes = tuple(phase.batch_size for phase in config.phases)
-        # 0 (unknown) if `eval_rows` is 0, which selects all held-out rows.
+        # The result is 0 (unknown) if `eval_rows` is 0 (all held-out rows).
         self.num_eval_batches = -(-config.data.eval_rows // config.phases[0].batch_size)
         self.notes = tuple(_describe_phase(phase, self.objective) for phase in config.phases)
         if self._corpus:
@@ -92,7 +91,7 @@ class Task(task.Task):
 
         If `shuffle` is False, the rows of an epoch are in the order of the corpus, for benchmarks.
         """
-        # Import TensorFlow here, because describing and timing models does not need it.
+        # This imports TensorFlow, which is slow and not needed to describe or time models.
         from bertjax.data.pretraining.batches import train_dataset, verified_batches
 
         dataset = train_dataset(
@@ -106,7 +105,7 @@ class Task(task.Task):
             shard=shard,
             shuffle=shuffle,
         )
-        # `verified_batches` compares the checksums of the corpus in the background.
+        # `verified_batches` verifies the checksums of the corpus in the background.
         return self.objective.edit_batches(verified_batches(dataset, self._require_corpus()))
 
     def eval_batches(self, shard: DataShard) -> Iterator[NumpyBatch]:
@@ -127,11 +126,11 @@ class Task(task.Task):
         return self.objective.row_source().row_format.format_row(batch, row, self._vocabulary)
 
     def evaluate(self, means: dict[str, float], outputs: list[Any]) -> dict[str, float]:
-        """Adds the perplexity of the predicted tokens, and for masked LM the bits per byte.
+        """Adds `perplexity` of the predicted tokens to the metrics and, for masked LM, `bits_per_byte`.
 
         With both `ltr_loss` and `rtl_loss`, `perplexity` is the exponential of their mean. `bits_per_byte` is the
-        masked-LM loss in bits per token, divided by the mean number of bytes of a held-out token (`mean_piece_bytes`).
-        Tokens are masked at random, so masked tokens have the same mean.
+        masked-LM loss in bits per token, divided by the mean bytes per held-out token (`mean_piece_bytes`). Tokens are
+        masked at random, so masked tokens have the same mean bytes.
         """
         losses = [means[name] for name in _PERPLEXITY_LOSSES if name in means]
         if not losses:

@@ -10,21 +10,21 @@ from bertjax.data.finetuning.tables import Row
 from bertjax.metrics.entities import extract_entities
 
 Record = dict[str, Any]
-# Predictions file of a task with a single input file.
+# Name of the records file of a task with a single input file.
 RECORDS_FILE = "predictions.jsonl"
-# Names of record fields. Input columns with these names cannot be copied to the records.
+# Fields of a record. Input columns with these names cannot be copied to the records.
 FIELDS = ("line", "prediction", "probabilities", "logits", "words")
 _DIGITS = 6
 
 
 @dataclasses.dataclass(frozen=True)
 class PredictionRecords:
-    """Functions that make the prediction records of one input file.
+    """Specification of the prediction records of one input file.
 
     Attributes:
       file_name: name of the JSON Lines file to write.
-      make: function from the outputs of all evaluation batches to one record per example, in input order. Its second
-        argument says whether records contain logits.
+      make: function that converts the outputs of all evaluation batches to one record per example, in input order. Its
+        second argument determines whether records contain logits.
       lines: line number of each example in the input file, ascending (default: (), no line numbers).
       read_columns: function that reads columns of the input file by name (default: None, the file has no columns).
     """
@@ -43,14 +43,14 @@ def class_record(labels: Sequence[str], logits: np.ndarray, include_logits: bool
 
 def multilabel_record(labels: Sequence[str], logits: np.ndarray, threshold: float, include_logits: bool) -> Record:
     """Returns the prediction record of the labels with probability >= `threshold`. `logits` is float32 [labels]."""
-    above = exceeds_threshold(logits, threshold)
+    above = reaches_threshold(logits, threshold)
     predicted = [label for label, is_above in zip(labels, above, strict=True) if is_above]
     probabilities = 1 / (1 + np.exp(-np.asarray(logits, np.float64)))
     record = {"prediction": predicted, "probabilities": _by_label(labels, probabilities)}
     return {**record, "logits": _by_label(labels, logits)} if include_logits else record
 
 
-def exceeds_threshold(logits: np.ndarray, threshold: float) -> np.ndarray:
+def reaches_threshold(logits: np.ndarray, threshold: float) -> np.ndarray:
     """Returns a bool mask of the logits whose sigmoid is at least `threshold`."""
     return logits >= np.log(threshold / (1 - threshold))
 

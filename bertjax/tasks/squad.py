@@ -94,7 +94,7 @@ class SpanObjective(Objective):
 
     metrics = ("start_loss", "end_loss")
     losses = metrics
-    schema = (*SEQUENCE, *(ArraySpec(name, (), bound="length") for name in _POSITIONS), *EXAMPLE)
+    schema = (*SEQUENCE, *(ArraySpec(name, (), num_values="length") for name in _POSITIONS), *EXAMPLE)
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         # Divide by twice the number of rows, so that the training loss is the mean of start and end loss.
@@ -131,7 +131,7 @@ class Task(FinetuningTask):
         self._questions: list[Question] = []
         if train or self.split == splits.HELD_OUT:
             questions = self._read(data.train_file or self._file_name("train"), training=True)
-            # Questions about one passage stay together.
+            # Keep the questions about one passage together, in the training set or in the dev set.
             train_rows, dev_rows = splits.divide_rows(
                 data, len(questions), lambda: [question.context.encode() for question in questions], self.read_stats
             )
@@ -151,11 +151,11 @@ class Task(FinetuningTask):
             has_answers = any(question.answers for question in self._questions)
             return metrics.score_v1(self._gold(), self._best_texts(answers)) if has_answers else {}
         threshold = self._null_threshold(answers)
-        scores = metrics.score_v2(self._gold(), self._texts_above(answers, threshold))
+        scores = metrics.score_v2(self._gold(), self._texts_or_null(answers, threshold))
         return {**scores, "null_threshold": threshold}
 
     def baseline(self) -> dict[str, float]:
-        """Returns the scores if no answer is predicted (2.0), or the passage's first sentence (other versions)."""
+        """Returns the scores of predicting no answer (2.0) or the passage's first sentence (other versions)."""
         gold = self._gold()
         if self.config.data.version == _V2:
             return metrics.score_v2(gold, dict.fromkeys(gold, ""))
@@ -176,7 +176,7 @@ class Task(FinetuningTask):
         pairs = list(zip(self._questions, answers, strict=True))
         files: dict[str, Any] = {}
         if is_v2:
-            files[_PREDICTIONS] = self._texts_above(answers, self._null_threshold(answers))
+            files[_PREDICTIONS] = self._texts_or_null(answers, self._null_threshold(answers))
             files[_NULL_ODDS] = {question.id: answer.null_odds for question, answer in pairs}
         else:
             files[_PREDICTIONS] = self._best_texts(answers)
@@ -229,7 +229,7 @@ class Task(FinetuningTask):
     def _best_texts(self, answers: list[Answer]) -> dict[str, str]:
         return {question.id: answer.text for question, answer in zip(self._questions, answers, strict=True)}
 
-    def _texts_above(self, answers: list[Answer], threshold: float) -> dict[str, str]:
+    def _texts_or_null(self, answers: list[Answer], threshold: float) -> dict[str, str]:
         """Returns the predicted answer to each question, or "" if the null odds exceed the threshold."""
         return {
             question.id: "" if answer.null_odds > threshold else answer.text
@@ -253,7 +253,7 @@ class Task(FinetuningTask):
 
 
 def _find_file(folder: Path, name: str, field: str) -> Path:
-    # Do not use `glob(name)`, because the name may contain special characters of patterns, such as `[`.
+    # Do not use `glob(name)`, because the name may contain glob characters, such as `[`.
     path = folder / name
     candidates = sorted(file for file in path.parent.glob("*.json*") if file.name.startswith(path.name))
     for candidate in (Path(name), path, *candidates):
@@ -263,7 +263,10 @@ def _find_file(folder: Path, name: str, field: str) -> Path:
 
 
 def _round_up(threshold: float) -> float:
-    """Rounds a threshold up to seven digits, the precision of `results.json`. Rounding down could change an answer."""
+    """Rounds a threshold up to seven digits, the precision of `results.json`.
+
+    If it were rounded down, the question whose null odds equal the threshold would be predicted as unanswerable.
+    """
     if not threshold:
         return threshold
     unit = 10.0 ** (math.floor(math.log10(abs(threshold))) - 6)

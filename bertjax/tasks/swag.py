@@ -8,7 +8,7 @@ import numpy as np
 
 from bertjax.data.finetuning.batches import in_input_order
 from bertjax.data.finetuning.examples import Examples, constant_prediction, encode_pair, known_labels, make_examples
-from bertjax.data.finetuning.tables import PREFIX, ReadStats, Row, read_table, read_tfds
+from bertjax.data.finetuning.tables import TFDS_PREFIX, ReadStats, Row, read_table, read_tfds
 from bertjax.data.schema import MULTI_SEQUENCE
 from bertjax.errors import UsageError
 from bertjax.metrics.classification import accuracy
@@ -47,7 +47,7 @@ class Task(FinetuningTask):
     sequences_per_example = _NUM_CHOICES
 
     def make_objective(self, model: ModelConfig) -> Classification:
-        """Builds the objective. A linear layer scores the pooled [CLS] of each choice; the loss is over all choices."""
+        """Builds the objective: a linear layer scores the pooled [CLS] of each choice, with a softmax over choices."""
         weighting = ClassWeighting(smoothing=self.config.label_smoothing)
         return Classification(SequenceModel(model, 1), weighting, MULTI_SEQUENCE)
 
@@ -66,14 +66,14 @@ class Task(FinetuningTask):
             # The second segment consists of the second sentence and one ending.
             endings = [self.tokenizer.encode(f"{row.fields['sent2']} {row.fields[ending]}") for ending in _ENDINGS]
             if not context or not all(row.fields[ending].strip() for ending in _ENDINGS):
-                stats.note("with an empty text", row.line)
+                stats.count_irregular("with an empty text", row.line)
             if len(context) + max(map(len, endings)) + 3 > seq_len:
-                stats.note(f"truncated to {seq_len} tokens", row.line)
+                stats.count_irregular(f"truncated to {seq_len} tokens", row.line)
             sequences += [encode_pair(context, end, seq_len, vocabulary.cls_id, vocabulary.sep_id) for end in endings]
             lines.append(row.line)
             label = row.fields["label"].strip() if has_labels and not row.is_short else ""
             if has_labels and not label and not row.is_short and split != "train":
-                stats.note("with an empty label, predicted but not scored", row.line)
+                stats.count_irregular("with an empty label, predicted but not scored", row.line)
             labels.append(-1 if not label and split != "train" else _parse_label(label, stats.file, row.line))
         stats.used = len(labels) - (labels.count(-1) if has_labels else 0)
         if not labels:
@@ -82,8 +82,8 @@ class Task(FinetuningTask):
 
     def _read_rows(self, split: str, columns: Sequence[str], keep_short: bool) -> tuple[ReadStats, Iterator[Row]]:
         path = self.config.data.path
-        if path.startswith(PREFIX):
-            name, tfds_split = path.removeprefix(PREFIX), {"dev": "validation"}.get(split, split)
+        if path.startswith(TFDS_PREFIX):
+            name, tfds_split = path.removeprefix(TFDS_PREFIX), {"dev": "validation"}.get(split, split)
             stats = ReadStats(f"{path}:{tfds_split}")
             features = {column: column for column in columns}
             return stats, read_tfds(name, tfds_split, features, stats, named_labels=False)

@@ -22,7 +22,7 @@ Batch = dict[str, jax.Array]
 NumpyBatch = dict[str, np.ndarray]
 # Metric name -> float32 [2]: a weighted sum over examples or tokens, and the sum of the weights.
 MetricSums = dict[str, jax.Array]
-# Name -> outputs of all rows of an evaluation batch, [B, ...]. Empty if the metrics need only the metric sums.
+# Output name -> array [B, ...] of an evaluation batch. Empty if all metrics are computed from metric sums.
 Outputs = dict[str, jax.Array]
 
 
@@ -36,15 +36,15 @@ class Objective:
     The names of metrics determine how they are used:
       - `loss` is reserved for the sum of all losses.
       - Lower is better for names ending in `loss`, `error` or `entropy`.
-      - Curves of pre-training show pairs such as `mlm_loss` and `mlm_accuracy`.
+      - Plots of pre-training show pairs `NAME_loss` and `NAME_accuracy`, such as `mlm_loss` and `mlm_accuracy`.
       - Log lines show names that contain `accuracy`.
 
     Attributes:
       model: Flax module that maps a batch to logits.
       metrics: names of the metrics that `compute` returns. A run cannot resume with different names.
-      losses: names of the metrics that add up to the training loss. For the gradient, the weighted sum of a loss is
-        divided by its denominator, which comes from the whole batch. For logs, it is divided by its sum of weights. All
-        losses have the coefficient 1.
+      losses: names of the metrics that add up to the training loss, each with coefficient 1. The gradient uses the
+        weighted sum of a loss divided by the result of `denominators`. Logs use the weighted sum divided by the sum of
+        the weights.
       schema: specifications of the arrays in a batch.
       splits_into_micro_batches: whether gradient accumulation may split a batch (default: True). Set it to False if the
         loss of a row depends on other rows, as with in-batch negatives.
@@ -53,7 +53,7 @@ class Objective:
     model: nn.Module
     splits_into_micro_batches: ClassVar[bool] = True
 
-    # A subclass defines each as a name without an annotation, or as a property that depends on its fields.
+    # Subclasses override these properties, or set class attributes without annotation, which are not dataclass fields.
     @property
     def metrics(self) -> tuple[str, ...]:
         raise NotImplementedError
@@ -85,29 +85,29 @@ class Objective:
 
     def init_params(self, key: jax.Array) -> Any:
         """Initializes the parameters, boxed with their logical axes."""
-        # Sizes of all axes that schemas name (`data/schema.py`). Parameter shapes do not depend on them.
+        # Axis sizes of a dummy batch. Parameter shapes do not depend on them.
         shapes = abstract_batch(self.schema, 1, length=8, predictions=1, sequences_per_example=2, labels=1, pairs=1)
         batch = {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in shapes.items()}
-        # Kernels reject rows this short, so initialize with XLA attention.
+        # Attention kernels reject rows this short, so initialize with XLA attention.
         config = dataclasses.replace(self.model.config, attention="xla")
         return self.model.clone(config=config).init(key, batch)["params"]
 
 
 class Task:
-    """Objective, data and evaluation of a run. Each task module `bertjax/tasks/NAME.py` defines a subclass `Task`.
+    """Objective, data and evaluation of a run. Each module `bertjax/tasks/NAME.py` defines a subclass named `Task`.
 
-    By default, the evaluation metrics are the means of the metric sums, and the task writes no predictions.
-    `benchmark_batch`, `benchmark_step`, `format_row` and `write_predictions` serve other commands than `train`.
+    By default, evaluation metrics are computed from the metric sums only, and the task writes no predictions.
+    The command `train` does not call `benchmark_batch`, `benchmark_step`, `format_row` and `write_predictions`.
 
     Schedule:
       config: configuration of the run.
       objective: loss and metrics of a train step.
       total_steps: optimizer steps of the run.
       warmup_steps: steps of linear learning-rate warm-up.
-      has_schedule: False if the task was built without data, for `describe` and `plan`. Then `total_steps` and
-        `warmup_steps` are placeholders (default: True).
-      batch_sizes: rows per global batch, of all phases and of evaluation. Each must be divisible by the number of data
-        shards.
+      has_schedule: whether `total_steps` and `warmup_steps` are known (default: True). They are placeholders if the
+        task was built without data, for `bertjax describe` and `bertjax plan`.
+      batch_sizes: rows per global batch, for each training phase and for evaluation. Each size must be divisible by the
+        number of data shards.
       steps_per_epoch: steps per epoch (default: 0, the task has no epochs).
       checkpoint_every: steps between checkpoints, at least 1. The last step is always saved.
 
@@ -116,14 +116,14 @@ class Task:
       eval_first: whether to evaluate before the first step as well.
       num_eval_batches: number of batches per evaluation (default: 0, unknown).
       best_metric: evaluation metric that selects the best checkpoint (default: "", use the newest checkpoint).
-      other_tasks: tasks that are evaluated with the same parameters, by the prefix of their metrics. `adaptation.py`
-        adds `general`, the task of its general corpus.
+      other_tasks: additional tasks to evaluate with the same parameters, by the prefix of their metrics. For example,
+        `adaptation.py` adds the task `general`, which evaluates on the replay corpus.
       labels: names of the classes or tags by id, for `class_reports` (default: (), no classes).
-      unlabeled_source: evaluation file or data set if it has no labels (default: "", it has labels).
+      unlabeled_source: name of the evaluation file or data set if it has no labels (default: "", it has labels).
 
     Start from a checkpoint (`--init_from`):
-      reinit_params: top-level parameters of the output layer. They start with random values, unless the checkpoint has
-        an output layer with the same labels.
+      reinit_params: names of the output layer's top-level parameters. They are randomly initialized, unless the
+        checkpoint has an output layer with the same labels.
       can_add_pieces: whether the data's vocabulary may extend the checkpoint's vocabulary by new pieces.
       has_cached_features: whether batches contain features that the checkpoint's encoder computed before training. Such
         a run cannot resume with another checkpoint.
@@ -132,7 +132,7 @@ class Task:
       data_hash: SHA-256 of the data (default: "", no data). A run cannot resume if the data at the same path changed.
       workdir_files: files to store in the workdir (content by name), so that checkpoints can be used without the data.
       results: fields about the data for `results.json`.
-      notes: lines about the data for the log.
+      notes: log lines about the data.
     """
 
     objective: Objective
@@ -174,14 +174,14 @@ class Task:
 
     def eval_batches(self, shard: DataShard) -> Iterator[NumpyBatch]:
         """Yields the shard's rows of each evaluation batch. Every example occurs once. Padding rows have weight 0."""
-        raise UsageError("the task has no evaluation data; set a corpus or a folder in config.data")
+        raise UsageError("the task has no evaluation data; set a corpus or data files in config.data")
 
     def cost_before(self, step: int) -> StepCost:
-        """Returns rows, positions and FLOPs of all steps before `step`, for tokens seen, MFU and time left."""
+        """Returns the total cost of all steps before `step`, to compute tokens seen, MFU and remaining time."""
         raise NotImplementedError
 
     def benchmark_batch(self, phase: int = 0) -> NumpyBatch:
-        """Returns a batch for benchmarks, with the shape of a training phase's batches. Without data, it is random."""
+        """Returns a batch for benchmarks, with the batch shape of a training phase. Its values may be random."""
         raise NotImplementedError
 
     def benchmark_step(self) -> int:
@@ -206,10 +206,10 @@ class Task:
         return {}
 
     def check_data_files(self, wait: bool) -> None:
-        """Raises a BertjaxError if a damaged data file was found. With `wait`, verifies all files first."""
+        """Raises a BertjaxError if a background check found damaged data. With `wait`, completes the check first."""
 
     def class_reports(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, ClassReport]:
-        """Returns a class report for each evaluation set, by the suffix of its metrics.
+        """Returns the class report of each evaluation set, by the suffix of the set's metric names.
 
         The suffix is "" for the first set, and `_mismatched` for the second set of MNLI.
         """

@@ -27,9 +27,9 @@ from bertjax.tasks.records import (
     PredictionRecords,
     Record,
     class_record,
-    exceeds_threshold,
     multilabel_record,
     number_record,
+    reaches_threshold,
 )
 from bertjax.tasks.task import Objective
 from bertjax.utils.io import write_atomic
@@ -43,8 +43,8 @@ class TableData(FinetuningData):
 
     Attributes:
       train_file, dev_file, test_file: .tsv (without quoting), .csv or .jsonl files, relative to `path` if it is set.
-      text: column of the text.
-      label: column of the label.
+      text: name of the text column.
+      label: name of the label column.
     """
 
     train_file: str = ""
@@ -64,7 +64,7 @@ class TableData(FinetuningData):
 
     @property
     def has_files(self) -> bool:
-        """True if any of the three files is set."""
+        """True if a training, dev or test file is set."""
         return bool(self.train_file or self.dev_file or self.test_file)
 
     def file_of(self, split: str) -> str:
@@ -78,7 +78,7 @@ class TableData(FinetuningData):
         """Reads the rows of a file with the named columns.
 
         Args:
-          file: name of one of the three files.
+          file: name of the training, dev or test file.
           columns: names of the columns.
           keep_short: whether to keep rows that lack fields, so that every row of the file gets a prediction.
         """
@@ -97,11 +97,12 @@ class TableData(FinetuningData):
 
 @dataclasses.dataclass(frozen=True)
 class TextData(TableData):
-    """Data and batches of classification or regression of your own texts.
+    """Data and batches for classification or regression of your own texts.
 
     Attributes:
-      second_text: column of the second text of a pair (default: none).
-      kind: kind of label: `classes` (one class per row), `number` (regression) or `multilabel`.
+      second_text: name of the column with the second text of a pair (default: none).
+      kind: kind of label: `classes` (one class per row), `number` (regression) or `multilabel` (any number of labels
+        per row).
       label_separator: for `multilabel`, separator of the labels of a row.
       threshold: for `multilabel`, minimum probability of a predicted label.
     """
@@ -193,9 +194,9 @@ class Task(FinetuningTask):
         return self._metrics(self._predictions(outputs))
 
     def baseline(self) -> dict[str, float]:
-        """Returns the scores of a constant prediction: the most frequent class, the mean, or all frequent labels.
+        """Returns the scores of a constant prediction: the most frequent class, or the mean for regression.
 
-        For `multilabel`, frequent labels are those of more than half of the rows.
+        For `multilabel`, it predicts the labels that more than half of the rows have.
         """
         labels = self.evaluated_examples.rows["labels"]
         if self.config.data.kind == "multilabel":
@@ -237,7 +238,7 @@ class Task(FinetuningTask):
         """Returns predicted class ids int [N], 0/1 labels int [N, K], or numbers float32 [N]."""
         logits = np.array(in_input_order(outputs, len(self.evaluated_examples))["logits"])
         if self.config.data.kind == "multilabel":
-            return exceeds_threshold(logits, self.config.data.threshold).astype(np.int64)
+            return reaches_threshold(logits, self.config.data.threshold).astype(np.int64)
         return logits.argmax(axis=-1) if self.labels else logits
 
     def _metrics(self, predictions: np.ndarray) -> dict[str, float]:

@@ -152,7 +152,7 @@ def bench_input(task: pretraining.Task, seconds: float) -> dict[str, Any]:
       real_tokens_per_second: tokens per second without padding, in training order.
       positions_per_second: tokens per second including padding, in training order.
       sequential_positions_per_second: tokens per second including padding, in corpus order.
-      random_access_cost: fraction by which training order is slower than corpus order.
+      random_access_slowdown: fraction by which training order is slower than corpus order.
       seconds_to_first_batch: time to the first batch, including opening or building the pair index.
       batches: number of batches measured in training order.
       seconds: duration of the measurement in training order.
@@ -190,7 +190,7 @@ def bench_input(task: pretraining.Task, seconds: float) -> dict[str, Any]:
         "real_tokens_per_second": token_fraction * rate[True],
         "positions_per_second": rate[True],
         "sequential_positions_per_second": rate[False],
-        "random_access_cost": 1 - rate[True] / rate[False],
+        "random_access_slowdown": 1 - rate[True] / rate[False],
         "seconds_to_first_batch": seconds_to_first_batch,
         "batches": count[True],
         "seconds": elapsed[True],
@@ -209,7 +209,7 @@ def input_table(result: dict[str, Any]) -> list[tuple[str, str, str]]:
         ("tokens", f"{100 * result['token_fraction']:.1f}", "% of positions, the rest is padding"),
         ("corpus order", f"{result['sequential_positions_per_second']:,.0f}", "positions/s"),
         ("training order", f"{result['positions_per_second']:,.0f}", "positions/s"),
-        ("cost of random access", f"{100 * result['random_access_cost']:.1f}", "% of the speed in corpus order"),
+        ("random-access slowdown", f"{100 * result['random_access_slowdown']:.1f}", "% of the speed in corpus order"),
         ("speed", f"{result['real_tokens_per_second']:,.0f}", "tokens/s in training order"),
     ]
 

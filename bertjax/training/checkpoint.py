@@ -168,7 +168,7 @@ class Checkpoints:
             action()
         except BertjaxError:
             raise
-        except Exception as error:  # Orbax re-raises any exception of the storage.
+        except Exception as error:  # Orbax re-raises any exception of the storage library.
             if is_collective_error(error):
                 raise
             raise BertjaxError(

@@ -11,25 +11,27 @@ from ml_collections import ConfigDict
 from bertjax.config.load import load_config, load_saved_config
 from bertjax.config.run import DATA_FILES, DATA_PATHS
 from bertjax.data.corpus.vocabulary import ENTRY
-from bertjax.data.finetuning.tables import PREFIX
+from bertjax.data.finetuning.tables import TFDS_PREFIX
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig, size_fields
 from bertjax.tasks.finetuning.config import SPLITS
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
 from bertjax.training.checkpoint import find_checkpoint, workdir_of
 from bertjax.training.checkpoint_metadata import saved_architecture
-from bertjax.training.init_from import adopt
+from bertjax.training.init_from import with_checkpoint_architecture
 from bertjax.training.workdir import CONFIG
 from bertjax.utils.io import is_remote
 
 
-def experiment_config(experiment: str, overrides: Sequence[str], start: str | epath.Path | None = None) -> ConfigDict:
+def experiment_config(
+    experiment: str, overrides: Sequence[str], init_from: str | epath.Path | None = None
+) -> ConfigDict:
     """Loads the config of an experiment.
 
     Args:
       experiment: `FILE[:ARGUMENTS]`.
       overrides: `--config.FIELD=VALUE` arguments.
-      start: checkpoint whose architecture and vocabulary to use (default: None, those of the experiment).
+      init_from: checkpoint whose architecture and vocabulary to use (default: None, those of the experiment).
     """
     config = load_config(experiment, overrides)
     if not isinstance(config.get("data"), ConfigDict) or not isinstance(config.get("model"), ConfigDict):
@@ -38,12 +40,12 @@ def experiment_config(experiment: str, overrides: Sequence[str], start: str | ep
             "bertjax/presets.py"
         )
     _make_absolute(config.data)
-    if start is None:
+    if init_from is None:
         return config
     explicit = {item.partition("=")[0].removeprefix("--config.model.") for item in overrides}
     if re.search("(^|,)size=.", experiment.partition(":")[2]):
         explicit |= size_fields("base").keys()
-    return adopt(config, find_checkpoint(start), explicit)
+    return with_checkpoint_architecture(config, find_checkpoint(init_from), explicit)
 
 
 def checkpoint_config(checkpoint: epath.Path, overrides: Sequence[str]) -> ConfigDict:
@@ -113,5 +115,5 @@ def checkpoint_model(checkpoint: epath.Path) -> ModelConfig:
 def _make_absolute(data: ConfigDict) -> None:
     """Makes paths absolute, so that a saved config does not depend on the working directory."""
     for name in (*DATA_PATHS, *(() if data.get("path") else DATA_FILES)):
-        if data.get(name) and not (data[name].startswith(PREFIX) or is_remote(data[name])):
+        if data.get(name) and not (data[name].startswith(TFDS_PREFIX) or is_remote(data[name])):
             data[name] = os.path.abspath(os.path.expanduser(data[name]))

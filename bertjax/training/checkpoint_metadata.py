@@ -15,7 +15,7 @@ from etils import epath
 
 from bertjax.errors import BertjaxError, first_line
 from bertjax.model.config import Architecture
-from bertjax.model.heads import model_kind
+from bertjax.model.heads import model_description
 from bertjax.training.multihost import is_collective_error
 from bertjax.utils.io import read_json_object
 
@@ -46,7 +46,7 @@ class CheckpointMetadata:
 
     Attributes:
       step: training step (0: converted checkpoint).
-      model: kind of model, as `bertjax.model.heads.model_kind` returns it.
+      model: description of the model, as `bertjax.model.heads.model_description` returns it.
       architecture: fields of `Architecture`.
       fingerprints: `fingerprint` of the items `params` and `training`.
       arrays: dtype and shape of each array of the train state, by name (default: {}, for converted checkpoints).
@@ -66,8 +66,6 @@ class CheckpointMetadata:
         try:
             architecture = {**dataclasses.asdict(Architecture()), **content["architecture"]}
             fields: dict[str, Any] = {**content, "architecture": architecture}
-            # Checkpoints of older versions contain this unused field.
-            fields.pop("metric_lines", None)
             metadata = cls(**fields)
             if not isinstance(metadata.fingerprints["params"], str) or not isinstance(metadata.model["kind"], str):
                 raise TypeError("wrong type of fingerprints or model")
@@ -81,7 +79,7 @@ class CheckpointMetadata:
 
 def model_metadata(model: nn.Module) -> dict[str, dict[str, Any]]:
     """Returns the fields `model` and `architecture` of `CheckpointMetadata` for a Flax module."""
-    return {"model": model_kind(model), "architecture": dataclasses.asdict(model.config.architecture)}
+    return {"model": model_description(model), "architecture": dataclasses.asdict(model.config.architecture)}
 
 
 def array_shapes(tree: Any) -> dict[str, str]:

@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +14,7 @@ from jax.sharding import Mesh
 from bertjax.config.mesh import MeshConfig
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.metrics.report import log_reports
-from bertjax.model.heads import model_kind
+from bertjax.model.heads import model_description
 from bertjax.tasks.task import Objective, Task
 from bertjax.training.checkpoint_metadata import read_metadata
 from bertjax.training.init_from import check_output_layer, check_vocabulary
@@ -24,9 +23,9 @@ from bertjax.training.sharding import (
     batch_shards,
     data_shard,
     make_mesh,
-    parameter_shardings,
     put_batch,
     replicated,
+    with_shardings,
 )
 from bertjax.training.step import compute_metrics, make_eval_step
 from bertjax.utils.terminal import progress_bar
@@ -94,7 +93,7 @@ def mesh_and_params(task: Task, checkpoint: epath.Path) -> tuple[Mesh, Any]:
     mesh = make_mesh(task.config.mesh)
     check_vocabulary(task, checkpoint)
     order = check_output_layer(task, checkpoint)
-    saved, expected = read_metadata(checkpoint).model["kind"], model_kind(task.objective.model)["kind"]
+    saved, expected = read_metadata(checkpoint).model["kind"], model_description(task.objective.model)["kind"]
     if saved != expected:
         raise UsageError(
             f"{checkpoint} contains a model of kind {saved!r}, but the task needs {expected!r}; use a checkpoint "
@@ -115,12 +114,7 @@ def mesh_and_params(task: Task, checkpoint: epath.Path) -> tuple[Mesh, Any]:
 
 def abstract_params(objective: Objective, config: MeshConfig = MeshConfig()) -> Any:  # noqa: B008 - frozen
     """Returns shapes, dtypes and shardings of the parameters on the mesh of a config."""
-    boxed = jax.eval_shape(objective.init_params, jax.random.key(0))
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        nn.unbox(boxed),
-        parameter_shardings(boxed, make_mesh(config)),
-    )
+    return with_shardings(jax.eval_shape(objective.init_params, jax.random.key(0)), make_mesh(config))
 
 
 def check_labeled(task: Task) -> None:

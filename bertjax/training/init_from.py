@@ -18,7 +18,7 @@ from bertjax.data.corpus.vocabulary import (
     workdir_vocabulary,
 )
 from bertjax.errors import UsageError, listed, quoted
-from bertjax.model.heads import model_kind
+from bertjax.model.heads import model_description
 from bertjax.tasks.finetuning.output_layer import MULTILABEL, OUTPUT_LAYER, read_output_layer
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import workdir_of
@@ -56,7 +56,9 @@ class NewPieces:
         return np.concatenate([old, new, padding])
 
 
-def adopt(config: ConfigDict, checkpoint: epath.Path, explicit: Collection[str] = ()) -> ConfigDict:
+def with_checkpoint_architecture(
+    config: ConfigDict, checkpoint: epath.Path, explicit: Collection[str] = ()
+) -> ConfigDict:
     """Returns a copy of a config with the architecture of a checkpoint, and with its vocabulary if unset.
 
     `explicit` contains the architecture fields that the user set. If the checkpoint has a different value, raises a
@@ -87,7 +89,7 @@ def has_output_layer_of(task: Task, checkpoint: epath.Path) -> bool:
     layer = read_output_layer(workdir_of(checkpoint))
     if layer is None or OUTPUT_LAYER not in task.workdir_files:
         return False
-    if read_metadata(checkpoint).model != model_kind(task.objective.model):
+    if read_metadata(checkpoint).model != model_description(task.objective.model):
         return False
     saved, expected = json.loads(layer.as_json()), json.loads(task.workdir_files[OUTPUT_LAYER])
     # Output layers without labels, such as those of regression, fit only the same task.

@@ -23,7 +23,7 @@ from bertjax.utils.io import is_remote, write_atomic
 METRICS = "metrics.jsonl"
 TIMING = "timing.jsonl"
 # Prefix of evaluation metrics in `metrics.jsonl`.
-HELD_OUT = "eval_"
+EVAL_PREFIX = "eval_"
 # Minimum seconds between rewrites of a file in object storage, which cannot append to files.
 _REWRITE_SECONDS = 60.0
 
@@ -53,11 +53,13 @@ def group_metrics(values: Mapping[str, float], losses: Sequence[str]) -> dict[st
       values: values of a line of `metrics.jsonl` or `timing.jsonl`.
       losses: names of the metrics whose means add up to `loss`.
     """
-    evaluated = {name.removeprefix(HELD_OUT): value for name, value in values.items() if name.startswith(HELD_OUT)}
+    evaluated = {
+        name.removeprefix(EVAL_PREFIX): value for name, value in values.items() if name.startswith(EVAL_PREFIX)
+    }
     group, shown = ("eval", evaluated) if evaluated else ("train", values)
     # Compare names by prefix, to also omit losses of other evaluation sets, such as `cross_entropy_mismatched`.
-    duplicates = tuple(losses) if len(losses) == 1 and "loss" in shown else ()
-    return {f"{group}/{name}": value for name, value in shown.items() if not name.startswith(duplicates)}
+    omitted_prefixes = tuple(losses) if len(losses) == 1 and "loss" in shown else ()
+    return {f"{group}/{name}": value for name, value in shown.items() if not name.startswith(omitted_prefixes)}
 
 
 class JsonlWriter:
@@ -114,7 +116,7 @@ class TensorBoardWriter:
         self._file.flush()
 
     def close(self) -> None:
-        # Ignore failures of remote storage here, because they have already ended the run with an error.
+        # Ignore errors of remote storage here. `write` or `flush` has already raised the same error.
         with contextlib.suppress(*([Exception] if self._is_remote else [])):
             self._file.close()
 

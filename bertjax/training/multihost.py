@@ -184,7 +184,7 @@ def is_collective_error(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def exit_on_host_error() -> Iterator[None]:
-    """Exits without JAX's shutdown barrier if an error is not raised on all hosts.
+    """Exits without JAX's shutdown barrier if only some hosts raise an error.
 
     The barrier would wait until all processes exit, while the other processes wait for this one in a collective. If a
     collective failed because another process has died, raises a LostError.

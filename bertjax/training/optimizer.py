@@ -163,7 +163,7 @@ class Freezing(NamedTuple):
         return any(tuple(path)[: name.count("/") + 1] == tuple(name.split("/")) for name in self.names)
 
     def trainable(self, params: Any) -> Any:
-        """Returns the trainable parameters. Stacks contain only the layers that are not frozen."""
+        """Returns the trainable parameters. Arrays of stacked layers contain only the layers that are not frozen."""
         trained = {}
         for path, leaf in flatten_dict(params).items():
             if self.matches(path):

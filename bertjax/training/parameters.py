@@ -13,7 +13,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 from flax.traverse_util import flatten_dict, unflatten_dict
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.sharding import NamedSharding, Sharding
 
 from bertjax.errors import BertjaxError, UsageError, first_line, listed
 from bertjax.model.config import Architecture
@@ -26,6 +26,7 @@ from bertjax.training.checkpoint_metadata import (
     read_metadata,
 )
 from bertjax.training.init_from import VOCABULARY_PARAMS, NewPieces
+from bertjax.training.sharding import replicated
 
 logger = logging.getLogger(__name__)
 
@@ -71,10 +72,9 @@ def load_params(
         # Restore unused arrays as well, because the fingerprint covers them. Replicate them, because the sharding
         # in the checkpoint may be for other devices.
         first = getattr(next(iter(leaves.values())), "sharding", None)
-        replicated = NamedSharding(first.mesh, PartitionSpec()) if isinstance(first, NamedSharding) else first
+        other = replicated(first.mesh) if isinstance(first, NamedSharding) else first
         shardings = {
-            name: getattr(leaves[name], "sharding", None) if name in restored - extended else replicated
-            for name in saved
+            name: getattr(leaves[name], "sharding", None) if name in restored - extended else other for name in saved
         }
         params = _restore_all(checkpointer, checkpoint, saved, shardings)
     if new_pieces:
@@ -117,16 +117,16 @@ def load_params_on_host(checkpoint: epath.Path) -> dict[str, np.ndarray]:
 
 
 def save_params(
-    workdir: epath.Path, params: dict[str, np.ndarray], kind: dict[str, Any], architecture: Architecture
+    workdir: epath.Path, params: dict[str, np.ndarray], model: dict[str, Any], architecture: Architecture
 ) -> None:
     """Saves parameters, a dictionary of arrays by path, as the checkpoint of step 0 of a workdir.
 
-    `kind` is the kind of model, as `bertjax.model.heads.model_kind` returns it.
+    `model` is a description of the model, as `bertjax.model.heads.model_description` returns it.
     """
     tree = unflatten_dict(params, sep="/")
     metadata = CheckpointMetadata(
         step=0,
-        model=kind,
+        model=model,
         architecture=dataclasses.asdict(architecture),
         fingerprints={"params": fingerprint(tree)},
     )

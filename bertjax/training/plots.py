@@ -8,12 +8,12 @@ import numpy as np
 from etils import epath
 
 from bertjax.metrics.report import ClassReport, truncate_name
-from bertjax.training.metrics import HELD_OUT
+from bertjax.training.metrics import EVAL_PREFIX
 from bertjax.utils.io import atomic_file
 
 # Maximum numbers of classes for which the names and the counts of a confusion matrix are legible.
 _MAX_NAMED_CLASSES, _MAX_COUNTED_CLASSES = 60, 25
-# Title of a panel, and names of its metrics without the prefix `HELD_OUT`. The metrics have the same unit.
+# Title of a panel, and names of its metrics without the prefix `EVAL_PREFIX`. The metrics have the same unit.
 _Panel = tuple[str, tuple[str, ...]]
 # Titles of the pre-training objectives, by the prefix of their metrics.
 _OBJECTIVES = {"mlm": "masked LM", "nsp": "next sentence", "ltr": "left to right", "rtl": "right to left"}
@@ -56,7 +56,7 @@ def plot_finetuning(
 
 
 def _metric_names(lines: list[dict[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(name.removeprefix(HELD_OUT) for line in lines for name in line))
+    return list(dict.fromkeys(name.removeprefix(EVAL_PREFIX) for line in lines for name in line))
 
 
 def _plot(
@@ -88,7 +88,7 @@ def _plot(
         for index, name in enumerate(metrics):
             prefix = f"{name}, " if len(metrics) > 1 else ""
             styles = {"linewidth": 0.8}, {"linewidth": 2.2, "marker": "o", "markersize": 4}
-            for key, label, style in zip((name, f"{HELD_OUT}{name}"), ("training", "held out"), styles, strict=True):
+            for key, label, style in zip((name, f"{EVAL_PREFIX}{name}"), ("training", "held out"), styles, strict=True):
                 points = [(x_of(line), line[key]) for line in lines if isinstance(line.get(key), float)]
                 if points:
                     axes.plot(*zip(*points, strict=True), f"C{index}", label=f"{prefix}{label}", **style)

@@ -18,7 +18,7 @@ from bertjax.model.flops import peak_flops_per_second
 from bertjax.tasks.objectives.step_cost import ATTENTION_FRACTION, TOKEN_FRACTION
 from bertjax.tasks.task import MetricSums, Task
 from bertjax.training.metrics import (
-    HELD_OUT,
+    EVAL_PREFIX,
     METRICS,
     TIMING,
     JsonlWriter,
@@ -34,7 +34,7 @@ from bertjax.utils.terminal import duration, progress_bar
 
 logger = logging.getLogger(__name__)
 
-# Minimum seconds between drawings of the curves. A drawing takes as long as the evaluation of a small model.
+# Minimum seconds between updates of `curves.png`. Plotting takes as long as evaluating a small model.
 _SECONDS_BETWEEN_DRAWINGS = 30
 
 
@@ -67,7 +67,7 @@ class Progress:
         self._task, self._workdir, self._schedule = task, workdir, schedule
         self.first_loss = next((line["loss"] for line in lines if "loss" in line), math.inf)
         self._open_writers(step, trackers)
-        self._peak, source = peak_flops_per_second(jax.devices())
+        self._peak_flops_per_second, source = peak_flops_per_second(jax.devices())
         if task.warmup_steps >= task.total_steps:
             logger.info(
                 f"warm-up takes {task.warmup_steps:,} of {task.total_steps:,} steps, so the learning rate does not "
@@ -134,8 +134,8 @@ class Progress:
         logger.info(f"step {step:,}/{self._task.total_steps:,}: loss {loss:.3f}  {accuracies}{speed}")
         self._tokens, self._counted_at = self._tokens_at(step, values[TOKEN_FRACTION]), step
         learning_rate: Any = self._schedule(step - 1)
-        sizes = self._sizes(step, values[TOKEN_FRACTION])
-        self._write(self._jsonl, step, {**values, "learning_rate": float(learning_rate), **sizes})
+        token_counts = self._token_counts(step, values[TOKEN_FRACTION])
+        self._write(self._jsonl, step, {**values, "learning_rate": float(learning_rate), **token_counts})
         self._write(self._timing, step, self._speed)
 
     def log_evaluation(self, step: int, values: dict[str, float], seconds: float, train_sums: MetricSums) -> None:
@@ -145,10 +145,10 @@ class Progress:
         """
         metrics = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
         logger.info(f"eval step {step:,}: {metrics}  ({seconds:.1f} s)")
-        prefixed = {f"{HELD_OUT}{name}": value for name, value in values.items()}
-        # Directly after a logged step, the sums are 0, so `compute_metrics` omits the token fraction.
+        prefixed = {f"{EVAL_PREFIX}{name}": value for name, value in values.items()}
+        # Directly after a logged step, the sums are 0, so `compute_metrics` omits TOKEN_FRACTION.
         token_fraction = compute_metrics(jax.device_get(train_sums)).get(TOKEN_FRACTION, 0.0)
-        self._write(self._jsonl, step, {**prefixed, **self._sizes(step, token_fraction)})
+        self._write(self._jsonl, step, {**prefixed, **self._token_counts(step, token_fraction)})
         self.flush()
         if self._jsonl and time.monotonic() - self._drawn_at >= _SECONDS_BETWEEN_DRAWINGS:
             self.plot_curves()
@@ -209,7 +209,7 @@ class Progress:
         for writer in self._trackers:
             writer.write(step, grouped)
 
-    def _sizes(self, step: int, token_fraction: float) -> dict[str, int]:
+    def _token_counts(self, step: int, token_fraction: float) -> dict[str, int]:
         return {"tokens": self._tokens_at(step, token_fraction), "positions": self._task.cost_before(step).positions}
 
     def _tokens_at(self, step: int, token_fraction: float) -> int:
@@ -222,12 +222,13 @@ class Progress:
             seconds = max(time.monotonic() - self._since - self._paused_seconds, 1e-9)
             cost = self._task.cost_before(step) - self._task.cost_before(self._since_step)
             self._flops_per_second = cost.flops / seconds
+            peak = self._peak_flops_per_second
             token_flops_per_second = cost.token_flops(token_fraction, attention_fraction) / seconds
             self._speed = {
                 "tokens_per_second": token_fraction * cost.positions / seconds,
                 "positions_per_second": cost.positions / seconds,
                 "rows_per_second": cost.rows / seconds,
-                "mfu": token_flops_per_second / self._peak if self._peak else math.nan,
+                "mfu": token_flops_per_second / peak if peak else math.nan,
             }
         self._since, self._since_step, self._paused_seconds = time.monotonic(), step, 0.0
 

@@ -16,7 +16,7 @@ from bertjax.metrics.report import ClassReport, log_reports
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import CHECKPOINTS, saved_fingerprint
 from bertjax.training.evaluation import predict
-from bertjax.training.metrics import HELD_OUT
+from bertjax.training.metrics import EVAL_PREFIX
 from bertjax.training.parameters import load_params
 from bertjax.training.plots import plot_confusion
 from bertjax.training.state import TrainState
@@ -102,7 +102,9 @@ def evaluation_history(task: Task, lines: Sequence[dict[str, Any]]) -> Evaluatio
     """Returns the evaluations in lines of `metrics.jsonl`."""
     evaluations = []
     for line in lines:
-        metrics = {name.removeprefix(HELD_OUT): value for name, value in line.items() if name.startswith(HELD_OUT)}
+        metrics = {
+            name.removeprefix(EVAL_PREFIX): value for name, value in line.items() if name.startswith(EVAL_PREFIX)
+        }
         if metrics:
             evaluations.append((line["step"], metrics))
     return EvaluationHistory(task.best_metric, task.config.patience, tuple(evaluations))

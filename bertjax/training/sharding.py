@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 from jax.experimental import mesh_utils
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from bertjax.config.mesh import MeshConfig
 from bertjax.data.shard import DataShard
@@ -146,7 +146,16 @@ def parameter_shardings(abstract_boxed: Any, mesh: Mesh) -> Any:
     )
 
 
-def replicated(mesh: Mesh) -> NamedSharding:
+def with_shardings(abstract_boxed: Any, mesh: Mesh) -> Any:
+    """Returns shapes, dtypes and shardings of a tree of arrays; see `parameter_shardings`."""
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        nn.unbox(abstract_boxed),
+        parameter_shardings(abstract_boxed, mesh),
+    )
+
+
+def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:
     """Returns the sharding of a fully replicated array."""
     return NamedSharding(mesh, PartitionSpec())
 

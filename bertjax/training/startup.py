@@ -43,16 +43,22 @@ def open_workdir(
     Returns:
       The workdir, its checkpoints, and a function that raises if another run has taken over the workdir.
     """
-    config, start, origin = dataclasses.asdict(task.config), "", {}
+    config, init_fingerprint, origin = dataclasses.asdict(task.config), "", {}
     if init_from:
         checkpoint = find_checkpoint(init_from)
         check_initial_vocabulary(task, checkpoint)
-        start = saved_fingerprint(checkpoint)
+        init_fingerprint = saved_fingerprint(checkpoint)
         origin = workdirs.read_origin(workdir_of(checkpoint))
     # The vocabulary and the labels may have different paths on different hosts, but must have the same content.
     files = {name: json.loads(task.workdir_files[name]) for name in (ENTRY, OUTPUT_LAYER) if name in task.workdir_files}
     model = task.objective.model
-    run = {"config": config, "data": task.data_hash, "started_from": start, "files": files, **model_metadata(model)}
+    run = {
+        "config": config,
+        "data": task.data_hash,
+        "started_from": init_fingerprint,
+        "files": files,
+        **model_metadata(model),
+    }
     assert_same_run(run)
     workdir = workdirs.create(path)
     assert_shared_workdir(workdir)
@@ -60,7 +66,7 @@ def open_workdir(
     workdirs.check_config(workdir, config, task.data_hash)
     state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract))
     check_free_space(workdir, 2 * state_bytes, "two checkpoints", "choose another --workdir")
-    workdirs.write_config(workdir, config, task.data_hash, start, origin)
+    workdirs.write_config(workdir, config, task.data_hash, init_fingerprint, origin)
     check_still_owner = workdirs.take_ownership(workdir)
     if jax.process_index() == 0:
         for name, content in task.workdir_files.items():

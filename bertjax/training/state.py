@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from bertjax.tasks.objectives.step_cost import ATTENTION_FRACTION, TOKEN_FRACTION
 from bertjax.tasks.task import MetricSums, Objective
 from bertjax.training.optimizer import Optimizer, check_freezing
-from bertjax.training.sharding import parameter_shardings
+from bertjax.training.sharding import with_shardings
 
 # Metrics that the train step adds to those of the objective.
 STEP_METRICS = ("grad_norm", TOKEN_FRACTION, ATTENTION_FRACTION)
@@ -44,12 +44,7 @@ def abstract_state(objective: Objective, optimizer: Optimizer, mesh: Mesh) -> Tr
 
     Raises a UsageError if the optimizer freezes an unknown parameter, or leaves no parameter to train.
     """
-    boxed = jax.eval_shape(lambda: _boxed_state(objective, optimizer, jax.random.key(0)))
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        nn.unbox(boxed),
-        parameter_shardings(boxed, mesh),
-    )
+    return with_shardings(jax.eval_shape(lambda: _boxed_state(objective, optimizer, jax.random.key(0))), mesh)
 
 
 def init_state(objective: Objective, optimizer: Optimizer, mesh: Mesh, key: jax.Array) -> TrainState:

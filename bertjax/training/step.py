@@ -106,7 +106,7 @@ def make_train_step(
 
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(objective, optimizer, mesh))
     return jax.jit(
-        in_mesh(train_step, mesh),
+        traced_with_mesh(train_step, mesh),
         in_shardings=(shardings, batch_sharding(mesh), replicated(mesh), replicated(mesh)),
         out_shardings=shardings,
         donate_argnums=0,
@@ -122,10 +122,10 @@ def make_eval_step(objective: Objective, mesh: Mesh) -> Callable[[Any, Batch, Me
         batch_sums, outputs = objective.compute(params, batch, None)
         return jax.tree.map(jnp.add, sums, batch_sums), outputs
 
-    return jax.jit(in_mesh(eval_step, mesh), out_shardings=replicated(mesh))
+    return jax.jit(traced_with_mesh(eval_step, mesh), out_shardings=replicated(mesh))
 
 
-def in_mesh(function: Callable, mesh: Mesh) -> Callable:
+def traced_with_mesh(function: Callable, mesh: Mesh) -> Callable:
     """Wraps a function so that it is traced under the mesh and the logical axis rules of activations.
 
     The model reads both at trace time, for sharding constraints and attention kernels. The mesh is abstract, so that

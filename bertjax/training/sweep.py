@@ -56,12 +56,12 @@ class Trial:
 
     Attributes:
       fields: config fields that the sweep sets in this run, with their values. They include the seed.
-      settings: config of the run.
+      config: config of the run.
       folder: workdir of the run.
     """
 
     fields: dict[str, Any]
-    settings: RunConfig
+    config: RunConfig
     folder: epath.Path
 
 
@@ -139,8 +139,8 @@ def run_sweep(
     check_unrelated_files(workdir, TRIALS)
     # Check every config before the first trial starts.
     planned = [Trial(fields, configure(fields), workdir / TRIALS / trial_name(fields)) for fields in trials]
-    start = saved_fingerprint(find_checkpoint(init_from)) if init_from else ""
-    finished = broadcast_from_host0(lambda: [_finished_outcome(trial, start) for trial in planned])
+    init_fingerprint = saved_fingerprint(find_checkpoint(init_from)) if init_from else ""
+    finished = broadcast_from_host0(lambda: [_finished_outcome(trial, init_fingerprint) for trial in planned])
     _check_data(planned, finished)
     with acquire_lock(create(path, TRIALS)):
         return _run_trials(planned, finished, workdir, init_from, make_task)
@@ -191,9 +191,9 @@ def _check_data(trials: Sequence[Trial], finished: Sequence[dict[str, Any] | Non
         if number and trial.folder not in done:
             continue
         # Trials that differ only in the batch size have the same data.
-        key = json.dumps({**dataclasses.asdict(trial.settings.data), "batch_size": 0}, sort_keys=True)
+        key = json.dumps({**dataclasses.asdict(trial.config.data), "batch_size": 0}, sort_keys=True)
         if key not in hashes:
-            task = build_task(trial.settings, train=True)
+            task = build_task(trial.config, train=True)
             if not task.best_metric:
                 raise UsageError(
                     "no dev set to select the best trial; set a dev file, or hold out a part of the training data with "
@@ -208,7 +208,7 @@ def _run_trial(trial: Trial, init_from: str | None, make_task: MakeTask) -> dict
     """Runs a trial and returns its outcome. Returns None if a signal stopped it."""
     try:
         trial.folder.mkdir(parents=True, exist_ok=True)
-        task = make_task(trial.settings, init_from)
+        task = make_task(trial.config, init_from)
         if loop.train(task, os.fspath(trial.folder), init_from)["stopped"]:
             return None
         return broadcast_from_host0(lambda: trial_outcome(trial.fields, read_results(trial.folder, _FIELDS)))
@@ -221,20 +221,20 @@ def _run_trial(trial: Trial, init_from: str | None, make_task: MakeTask) -> dict
         return {"trial": trial.fields, "error": text}
 
 
-def _finished_outcome(trial: Trial, start: str) -> dict[str, Any] | None:
+def _finished_outcome(trial: Trial, init_fingerprint: str) -> dict[str, Any] | None:
     """Returns the outcome of a finished trial. Returns None if the trial is not finished.
 
     Raises a UsageError if the run in the trial's workdir has a different config or different initial parameters.
-    `start` is the expected fingerprint of the initial parameters, empty for random parameters.
+    `init_fingerprint` is the expected fingerprint of the initial parameters, empty for random parameters.
     """
     results = read_results(trial.folder, _FIELDS) if (trial.folder / RESULTS).exists() else None
-    previous_start = results["started_from"] if results else saved_init_fingerprint(trial.folder)
+    previous_fingerprint = results["started_from"] if results else saved_init_fingerprint(trial.folder)
     difference = ""
-    if previous_start not in (None, start):
-        difference = "parameters that differ from those of --init_from" if start else "a checkpoint"
+    if previous_fingerprint not in (None, init_fingerprint):
+        difference = "parameters that differ from those of --init_from" if init_fingerprint else "a checkpoint"
         difference = f"it started from {difference}"
     elif results:
-        difference = result_differences(results["config"], dataclasses.asdict(trial.settings), of_best=True)
+        difference = result_differences(results["config"], dataclasses.asdict(trial.config), of_best=True)
     if difference:
         raise UsageError(f"the trial in {trial.folder} is a different run: {difference}; choose another --workdir")
     return trial_outcome(trial.fields, results) if results else None

@@ -15,7 +15,7 @@ from invocations import invocations, invoke
 
 # Pieces that are slow to create.
 SLOW = ("{glue", "{swept}", "{predictions}", "{reproduced}", "{huggingface}")
-ROWS = ("corpus", "checkpoint", "gz", "glue data", "squad data", "train", "prepare", "convert to huggingface")
+ROWS = ("corpus", "checkpoint", "gz", "glue data", "squad data", "prepare")
 
 
 def test_short_attack_finds_no_faults():

@@ -26,14 +26,14 @@ def test_quoted_values_are_escaped_and_shortened():
     assert len(quoted("x" * 80_000)) <= 100
 
 
-def test_details_of_cpp_libraries_are_removed():
+def test_details_of_cpp_error_messages_are_removed():
     error = ValueError("DATA_LOSS: no such checksum [source locations='a.cc:1'] [tensorstore_spec='{...}']\nmore")
     assert first_line(error) == "DATA_LOSS: no such checksum"
     assert first_line(KeyError()) == "KeyError"
 
 
 @pytest.mark.parametrize("arguments", [["convert", "{loop}", "{out}"], ["fill_mask", "--checkpoint={loop}", "[MASK]"]])
-def test_link_to_itself_is_one_line(tmp_path, capfd, arguments):
+def test_error_for_a_link_to_itself_is_one_line(tmp_path, capfd, arguments):
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     with pytest.raises(SystemExit):
         cli.main([text.format(loop=tmp_path / "loop", out=tmp_path / "out") for text in arguments])

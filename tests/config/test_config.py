@@ -93,10 +93,10 @@ def test_explicit_zero_overrides_an_unset_model_field(monkeypatch):
     checkpoint = epath.Path("/checkpoint")
     monkeypatch.setattr(init_from, "saved_architecture", lambda checkpoint: Architecture())
     config_dict = finetuning_config("glue")
-    assert init_from.adopt(config_dict, checkpoint).model.layer_norm_eps == 1e-12
+    assert init_from.with_checkpoint_architecture(config_dict, checkpoint).model.layer_norm_eps == 1e-12
     config_dict = apply_overrides(config_dict, ["--config.model.layer_norm_eps=0.0"])
     with pytest.raises(UsageError, match="layer_norm_eps"):
-        init_from.adopt(config_dict, checkpoint, {"layer_norm_eps"})
+        init_from.with_checkpoint_architecture(config_dict, checkpoint, {"layer_norm_eps"})
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def test_tokenizer_json_alone_is_enough(folder):
         read_checkpoint(folder)
     tokenizer["model"]["vocab"]["a"] = 10_000
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with pytest.raises(UsageError, match="has no token for some id"):
+    with pytest.raises(UsageError, match="has no model with a token for each id"):
         read_checkpoint(folder)
 
 

@@ -11,7 +11,7 @@ from bertjax.convert.convert import BERTJAX, HUGGINGFACE, convert, read_checkpoi
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import workdir_vocabulary
 from bertjax.model.encoder import Encoder
-from bertjax.model.heads import MaskedLmHead, NextSentenceHead, Pooler
+from bertjax.model.heads import NextSentenceHead, Pooler, TiedLmHead
 
 REASON = "needs PyTorch and transformers: pip install -e '.[parity]', which `make test-all` does"
 torch = pytest.importorskip("torch", reason=REASON)
@@ -72,7 +72,7 @@ def jax_outputs(folder, inputs):
         return (
             states,
             pooled,
-            MaskedLmHead(config).apply({"params": params["masked_lm"]}, hidden, table)[..., : config.vocab_size],
+            TiedLmHead(config).apply({"params": params["masked_lm"]}, hidden, table)[..., : config.vocab_size],
             NextSentenceHead(config).apply({"params": params["next_sentence"]}, pooled),
         )
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bertjax.data.finetuning.batches import NO_EXAMPLE, Batching, EpochOrder, pack_rows, train_batches
+from bertjax.data.finetuning.batches import NO_EXAMPLE, Batching, EpochOrder, pack_batch, train_batches
 from bertjax.data.finetuning.examples import Examples, make_examples
 from bertjax.data.shard import SINGLE_SHARD, DataShard
 from bertjax.errors import UsageError
@@ -58,10 +58,10 @@ def test_packing_saves_positions_for_short_examples_and_never_adds_any():
 
 def test_pack_rows_balances_lengths():
     lengths = np.arange(1, 17)
-    slots, tokens = pack_rows(lengths, Batching(16, 1, 64, examples_per_row=2))
+    slots, tokens = pack_batch(lengths, Batching(16, 1, 64, examples_per_row=2))
     assert slots.shape == (8, 2) and tokens == 17
     assert lengths[slots].sum(axis=1).tolist() == [17] * 8
-    slots, tokens = pack_rows(np.array([9, 2, 5]), Batching(16, 1, 64, examples_per_row=4))
+    slots, tokens = pack_batch(np.array([9, 2, 5]), Batching(16, 1, 64, examples_per_row=4))
     assert sorted(slots[slots != NO_EXAMPLE]) == [0, 1, 2] and slots.shape == (4, 4) and tokens == 9
 
 

@@ -9,7 +9,7 @@ from unpacking import unpacked
 
 from bertjax.data.corpus.vocabulary import load_vocabulary
 from bertjax.data.pretraining.config import Masking, Phase, max_packed_predictions, predictions_by_length
-from bertjax.data.pretraining.pair_index import open_pair_index, pack_rows
+from bertjax.data.pretraining.pair_index import open_pair_index, pack_pairs
 from bertjax.data.pretraining.pairs import RECORD
 from bertjax.data.pretraining.row_sources import PACKED_PAIRS
 from bertjax.data.pretraining.rows import packed_pair_lookup
@@ -32,7 +32,7 @@ def short_corpus(make_corpus):
 
 def rows_of(lengths: list[int], room: int, most: int, seed: int = 0) -> list[list[int]]:
     """Packs pairs of these lengths and returns the indices of the pairs of each row."""
-    order, numbers = pack_rows(np.array(lengths), room, most, np.random.default_rng(seed))
+    order, numbers = pack_pairs(np.array(lengths), room, most, np.random.default_rng(seed))
     sizes = np.repeat(np.arange(1, most + 1), numbers)
     assert sizes.sum() == len(lengths)
     return [part.tolist() for part in np.split(order, np.cumsum(sizes)[:-1])]

@@ -19,7 +19,7 @@ def compiled_attention(topology: str, rows: int, length: int, heads: int, implem
     from bertjax.model.attention.xla import AttentionMask
     from bertjax.model.config import ModelConfig
     from bertjax.training.sharding import MESH_AXES, batch_sharding, replicated
-    from bertjax.training.step import in_mesh
+    from bertjax.training.step import traced_with_mesh
 
     mesh = Mesh(np.array(tpu_devices(topology, 1)[:1]).reshape(1, 1, 1), MESH_AXES)
     rate = 0.1 if implementation == "fused" else 0.0
@@ -28,7 +28,7 @@ def compiled_attention(topology: str, rows: int, length: int, heads: int, implem
     def attend(query, key, value, ids, gradient, dropout_key):
         def forward(query, key, value):
             mask, mesh = AttentionMask("both", ids), jax.sharding.get_abstract_mesh()
-            attention = select_attention(model, length, several_sequences=True)
+            attention = select_attention(model, length, is_packed=True)
             return attention(query, key, value, mask, dropout_rate=rate, dropout_key=dropout_key, mesh=mesh)
 
         context, backward = jax.vjp(forward, query, key, value)
@@ -37,7 +37,7 @@ def compiled_attention(topology: str, rows: int, length: int, heads: int, implem
     states = jax.ShapeDtypeStruct((rows, length, heads, 64), jnp.bfloat16, sharding=batch_sharding(mesh))
     ids = jax.ShapeDtypeStruct((rows, length), jnp.int32, sharding=batch_sharding(mesh))
     key = jax.eval_shape(lambda: jax.random.key(0))
-    jitted = jax.jit(in_mesh(attend, mesh), out_shardings=replicated(mesh))
+    jitted = jax.jit(traced_with_mesh(attend, mesh), out_shardings=replicated(mesh))
     return jitted.lower(states, states, states, ids, states, key).compile().as_text()
 
 

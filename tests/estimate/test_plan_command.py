@@ -76,9 +76,12 @@ def test_plan_shows_the_memory_of_a_step_that_does_not_fit(capfd):
 
 @pytest.mark.slow
 def test_two_slices_exchange_gradients_over_the_slower_network(capfd):
-    (phase,) = planned(capfd, *CONFIG, "--topology", "v5e:2x2", "--slices", 2)["phases"]
+    plan = planned(capfd, *CONFIG, "--topology", "v5e:2x2", "--slices", 2)
+    (phase,) = plan["phases"]
     assert any(each["crosses_slices"] for each in phase["communication"])
-    assert phase["bounds"]["dcn"] > 0
+    assert phase["bounds"].pop("dcn") > 0
+    # This is the plan of a chip such as v4, whose bandwidth between slices is not published.
+    assert "and an unknown time between slices" in describe_plan(plan)
 
 
 @pytest.mark.slow

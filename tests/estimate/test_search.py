@@ -55,5 +55,5 @@ def test_search_finds_largest_batch_with_three_compilations(compilations, caplog
 
 def test_search_without_any_fitting_batch_is_an_error(compilations, monkeypatch):
     monkeypatch.setattr("test_search.ROW_BYTES", {})
-    with pytest.raises(BertjaxError, match="no batch size fits into memory and compiles"):
+    with pytest.raises(BertjaxError, match="does not fit into memory with any batch size"):
         search.search(config_with, "v5e:2x2", 1)

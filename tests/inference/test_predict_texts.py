@@ -67,7 +67,7 @@ def logits_of(folder, *texts: str) -> np.ndarray:
         "segment_ids": np.array([segments]),
         "input_mask": np.ones((1, len(ids)), int),
     }
-    model = build_model(checkpoint.model_kind, checkpoint.config)
+    model = build_model(checkpoint.model_description, checkpoint.config)
     return np.asarray(model.apply({"params": unflatten_dict(checkpoint.params, sep="/")}, batch)[0])
 
 
@@ -278,7 +278,7 @@ def test_unknown_head_loads_as_encoder_and_unknown_encoder_parameter_is_refused(
     checkpoint, mesh = random_checkpoint(letters), mesh_of(num_devices)
     head = {"discriminator/kernel": np.zeros((16, 1), np.float32)}
     gate = {"encoder/layers/mlp_gate/kernel": np.zeros((2, 16, 32), np.float32)}
-    for name, kind, extra in (("head", {"kind": "discriminator"}, head), ("gate", checkpoint.model_kind, gate)):
+    for name, kind, extra in (("head", {"kind": "discriminator"}, head), ("gate", checkpoint.model_description, gate)):
         folder = epath.Path(tmp_path / name)
         folder.mkdir()
         write_workdir(random_checkpoint(letters), tmp_path / name)

@@ -17,7 +17,7 @@ from bertjax.model.attention.xla import attention_mask, xla_attention
 from bertjax.model.config import DIRECTIONS
 from bertjax.model.encoder import Encoder
 from bertjax.training.sharding import make_mesh
-from bertjax.training.step import in_mesh
+from bertjax.training.step import traced_with_mesh
 
 # Two sequences and one padding position.
 SEQUENCES = jnp.array([[1, 1, 1, 2, 2, 0]])
@@ -160,24 +160,24 @@ def test_selected_implementation_supports_the_model_and_receives_the_mesh(monkey
         calls.append(mesh)
         return xla_attention(*args, mesh=mesh, **options)
 
-    limited = Implementation(limited_attention, ("both",), dropout=False, several_sequences=False)
+    limited = Implementation(limited_attention, ("both",), dropout=False, packed_rows=False)
     monkeypatch.setattr(dispatch, "_IMPLEMENTATIONS", dispatch._IMPLEMENTATIONS | {"limited": limited})
     monkeypatch.setattr(dispatch, "_BY_SPEED", ("limited", "xla"))
     config = dataclasses.replace(MODEL, attention_probs_dropout_prob=0.0)
-    for model, several_sequences in [
+    for model, is_packed in [
         (config, False),
         (MODEL, False),
         (dataclasses.replace(config, attention_direction="left"), False),
         (config, True),
     ]:
-        expected = limited_attention if model is config and not several_sequences else xla_attention
-        assert select_attention(model, 6, several_sequences) is expected
+        expected = limited_attention if model is config and not is_packed else xla_attention
+        assert select_attention(model, 6, is_packed) is expected
         if expected is xla_attention:
             explicit = dataclasses.replace(model, attention="limited")
             with pytest.raises(UsageError, match="model.attention=limited does not support (attention_|packed rows)"):
-                select_attention(explicit, 6, several_sequences)
+                select_attention(explicit, 6, is_packed)
 
     mesh = make_mesh(MeshConfig(data=8))
     ids = jnp.ones((1, 6), jnp.int32)
-    jax.eval_shape(in_mesh(Encoder(config).init, mesh), jax.random.key(0), ids, ids, ids)
+    jax.eval_shape(traced_with_mesh(Encoder(config).init, mesh), jax.random.key(0), ids, ids, ids)
     assert calls and all(call_mesh == mesh.abstract_mesh for call_mesh in calls)

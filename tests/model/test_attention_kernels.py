@@ -12,7 +12,7 @@ from bertjax.model.attention.fused import fused_attention
 from bertjax.model.attention.splash import splash_attention
 from bertjax.model.attention.xla import AttentionMask, cudnn_attention, xla_attention
 from bertjax.training.sharding import make_mesh, replicated
-from bertjax.training.step import in_mesh
+from bertjax.training.step import traced_with_mesh
 
 
 def inputs(rows: int, length: int, heads: int, size: int, dtype=jnp.float32) -> tuple[jax.Array, ...]:
@@ -100,7 +100,7 @@ def test_fused_attention_is_bitwise_equal_on_meshes(sizes):
     arrays = inputs(8, 16, 4, 8)
     single_device = results(fused_attention, "both", 0.1, *arrays)
     mesh = make_mesh(MeshConfig(*sizes))
-    on_mesh = jax.jit(in_mesh(functools.partial(results.__wrapped__, fused_attention, "both", 0.1), mesh))
+    on_mesh = jax.jit(traced_with_mesh(functools.partial(results.__wrapped__, fused_attention, "both", 0.1), mesh))
     for actual, expected in zip(on_mesh(*jax.device_put(arrays, replicated(mesh))), single_device, strict=True):
         np.testing.assert_array_equal(actual, expected)
 
@@ -149,7 +149,7 @@ def test_kernels_without_dropout_run_on_a_mesh(attention):
     ids = jnp.minimum(ids, 1)
     arrays = query, key, value, jnp.where((ids != 0)[..., None, None], gradient, 0), ids
     mesh = make_mesh(MeshConfig(2, 2, 2))
-    on_mesh = jax.jit(in_mesh(functools.partial(results.__wrapped__, attention, "left", 0.0), mesh))
+    on_mesh = jax.jit(traced_with_mesh(functools.partial(results.__wrapped__, attention, "left", 0.0), mesh))
     assert_equal_except_padding(on_mesh(*jax.device_put(arrays, replicated(mesh))), arrays, "left")
 
 

@@ -14,7 +14,7 @@ from bertjax.model.heads import (
     SequenceModel,
     TokenModel,
     build_model,
-    model_kind,
+    model_description,
 )
 
 CONFIG = ModelConfig(hidden_size=8, num_attention_heads=2)
@@ -33,8 +33,8 @@ BILSTM = FeatureHead(features="last", lstm_layers=2, lstm_size=4)
         (TokenModel(CONFIG, 9, head_dropout=True, feature_head=BILSTM), "tokens", 9),
     ],
 )
-def test_build_model_inverts_model_kind(model, kind, num_outputs):
-    description = json.loads(json.dumps(model_kind(model)))
+def test_build_model_inverts_model_description(model, kind, num_outputs):
+    description = json.loads(json.dumps(model_description(model)))
     assert description["kind"] == kind
     assert description["num_outputs"] == num_outputs
     assert build_model(description, CONFIG) == model

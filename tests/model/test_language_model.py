@@ -12,7 +12,7 @@ from bertjax.data.pretraining.config import Phase
 from bertjax.model import lstm
 from bertjax.model.encoder import make_encoder
 from bertjax.model.heads import LanguageModel, SequenceModel, TokenModel
-from bertjax.model.lstm import BOTH
+from bertjax.model.lstm import SIDES
 from bertjax.tasks.objectives import language_model
 
 BOTH_WAYS = tiny_config(
@@ -54,7 +54,7 @@ def test_predicted_tokens_are_not_visible(config):
 def test_lstm_accepts_any_even_hidden_size():
     config = dataclasses.replace(LSTMS, hidden_size=6)
     logits = jax.eval_shape(LanguageModel(config).init_with_output, jax.random.key(0), BATCH)[0]
-    assert {direction: values.shape for direction, values in logits.items()} == dict.fromkeys(BOTH, (2, 8, 20))
+    assert {direction: values.shape for direction, values in logits.items()} == dict.fromkeys(SIDES, (2, 8, 20))
 
 
 @pytest.mark.parametrize(("config", "positions"), [(LEFT, {3, 4, 5}), (RIGHT, {0, 1, 2, 3}), (LSTMS, {*range(6)})])

@@ -8,7 +8,7 @@ import pytest
 from meshes import one_device
 from tiny_config import tiny_config
 
-from bertjax.model.heads import MaskedLmHead
+from bertjax.model.heads import TiedLmHead
 from bertjax.model.layers import Dense
 
 CONFIG = tiny_config(num_hidden_layers=1, max_position_embeddings=8)
@@ -20,7 +20,7 @@ CONFIG = tiny_config(num_hidden_layers=1, max_position_embeddings=8)
         (Dense(CONFIG, (2, 8), ("embed", "heads", "head")), ()),
         (Dense(CONFIG, (2, 8), ("embed", "heads", "head"), flat=True), ()),
         (Dense(CONFIG, (8,), ("embed", "mlp")), ()),
-        (MaskedLmHead(CONFIG), (jnp.ones((CONFIG.padded_vocab_size, 16)),)),
+        (TiedLmHead(CONFIG), (jnp.ones((CONFIG.padded_vocab_size, 16)),)),
     ],
     ids=["heads", "flat heads", "matrix", "vocabulary"],
 )
@@ -62,7 +62,7 @@ def test_kernel_gradient_contracts_the_last_axis_of_the_narrower_operand_on_cpu(
 
 def test_embedding_gradient_of_the_output_layer_transposes_states_on_cpu():
     hidden, table = jnp.ones((5, 3, 16)), jnp.ones((CONFIG.padded_vocab_size, 16))
-    head = MaskedLmHead(CONFIG)
+    head = TiedLmHead(CONFIG)
     params = head.init(jax.random.key(0), hidden, table)
 
     def loss(params, hidden, table):

@@ -98,4 +98,4 @@ def test_commit_of_an_address_is_recorded(inputs, tmp_path, monkeypatch):
 @pytest.mark.parametrize("table", ["table5", "table6", "table8"])
 def test_tables_that_need_pretraining_say_so(table, inputs, capfd):
     message = refused(capfd, "reproduce", f"--config=tables/{table}:base={inputs}/base", f"--results={inputs}/results")
-    assert f"the rows of tables/{table} differ in pre-training, so it takes no released checkpoint" in message
+    assert f"tables/{table} compares pre-training runs, so it cannot start from a released checkpoint" in message

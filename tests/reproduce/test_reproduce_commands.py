@@ -191,7 +191,7 @@ def test_results_of_other_runs_are_refused(table, results, tmp_path, capfd):
     shutil.copytree(results / "cola/first", tmp_path / "r/cola/first")
     shutil.rmtree(next((tmp_path / "r/cola/first/trials").iterdir()))
     assert "missing runs" in printed(capfd, *command)
-    assert "--plot supports only figure5, not 5" in refused(capfd, *command, "--plot=a.png")
+    assert "--plot draws figure5, but the tables are 5;" in refused(capfd, *command, "--plot=a.png")
     (tmp_path / "r/pretrain/first/results.json").write_text("{")
     assert f"cannot read {tmp_path}/r/pretrain/first/results.json" in error()
     error = refused(capfd, "reproduce", f"--config={table}:steps=3", f"--results={results}", "--plan")

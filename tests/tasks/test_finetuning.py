@@ -17,7 +17,7 @@ from bertjax.training import train as loop
 from bertjax.training.checkpoint import find_checkpoint, saved_fingerprint
 from bertjax.training.checkpoint_config import experiment_config
 from bertjax.training.checkpoint_metadata import read_metadata
-from bertjax.training.init_from import adopt
+from bertjax.training.init_from import with_checkpoint_architecture
 
 
 def test_best_and_last_checkpoints_are_kept_and_the_best_is_used(cola, capfd):
@@ -149,7 +149,7 @@ def test_model_config_that_differs_from_the_checkpoint_is_an_error(cola, glue, t
     config = load_config(
         f"{EXPERIMENTS}/glue.py:task=cola,path={glue},quick=true", ["--config.model.pad_vocab_to_multiple_of=64"]
     )
-    assert adopt(config, find_checkpoint(cola)).model.pad_vocab_to_multiple_of == 128
+    assert with_checkpoint_architecture(config, find_checkpoint(cola)).model.pad_vocab_to_multiple_of == 128
 
 
 def test_initial_parameters_are_reported(cola, glue, letters, tmp_path, capfd):

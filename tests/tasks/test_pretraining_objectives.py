@@ -8,7 +8,7 @@ from command_runs import overrides, read_metrics, refused
 
 from bertjax.cli import main as cli
 from bertjax.data.shard import SINGLE_SHARD
-from bertjax.model.heads import build_model, model_kind
+from bertjax.model.heads import build_model, model_description
 from bertjax.tasks.build import build_task, parse_config
 from bertjax.tasks.objectives.config import OBJECTIVES
 from bertjax.training.checkpoint_config import experiment_config
@@ -71,7 +71,7 @@ def test_objective_is_consistent(objective, corpus):
     assert task.objective.row_source().has_pairs == task.objective.has_pairs
     # `bertjax.load` finds the model of a checkpoint by its kind.
     model = task.objective.model
-    assert type(build_model(model_kind(model), model.config)) is type(model)
+    assert type(build_model(model_description(model), model.config)) is type(model)
     baseline = task.baseline()
     assert baseline.keys() - {"heldout_entropy"} <= {*task.objective.metrics}
     assert baseline and all(np.isfinite(value) for value in baseline.values())

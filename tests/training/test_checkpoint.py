@@ -229,13 +229,6 @@ def test_architecture_field_that_an_older_checkpoint_lacks_has_its_default(tmp_p
     assert_equal(state, restore(tmp_path))
 
 
-def test_metadata_with_the_number_of_metric_lines_is_read(tmp_path):
-    state = save_states(tmp_path, steps=(1,))
-    file = tmp_path / "checkpoints" / "1" / "meta" / "metadata"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "metric_lines": 12}))
-    assert_equal(state, restore(tmp_path))
-
-
 @pytest.mark.parametrize("name", ["run[1]", "run*", "what?", "back\\slash", "a]"])
 def test_path_with_glob_characters_is_refused(tmp_path, name):
     for path in (tmp_path / name, tmp_path / name / "deeper"):

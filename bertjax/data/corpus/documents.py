@@ -16,7 +16,6 @@ import sentencex
 LINES = "lines"
 PARAGRAPHS = "paragraphs"
 WRAPPED = "wrapped"
-LAYOUTS = (LINES, PARAGRAPHS, WRAPPED)
 
 # Maximum characters in a piece of a document.
 MAX_PIECE_CHARS = 1 << 20

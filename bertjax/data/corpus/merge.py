@@ -35,12 +35,12 @@ class MergedArray:
     """Array of the corpus that `write_array` writes.
 
     Attributes:
-      split, array: names of the split and the array.
+      split, name: names of the split and the array.
       runs: documents of the split, in order.
     """
 
     split: str
-    array: str
+    name: str
     runs: tuple[Run, ...]
 
 
@@ -183,7 +183,7 @@ def write_array(array: MergedArray, directory: AnyPath) -> tuple[str, dict[str, 
     Returns:
       The name and the manifest entry of the array's file.
     """
-    name = store.array_file(array.split, array.array)
+    name = store.array_file(array.split, array.name)
     digest = hashlib.sha256()
     with atomic_file(directory / name) as path:
         with open(path, "wb") as file:
@@ -195,13 +195,13 @@ def write_array(array: MergedArray, directory: AnyPath) -> tuple[str, dict[str, 
 
 
 def _blocks(array: MergedArray) -> Iterator[np.ndarray]:
-    if array.array == "tokens":
+    if array.name == "tokens":
         for run in array.runs:
             yield from run.shard.read(run.split, "tokens", *run.tokens)
         return
     total = np.zeros(1, store.OFFSET_DTYPE)
     for run in array.runs:
-        if array.array == "sentences":
+        if array.name == "sentences":
             counts = run.shard.read(run.split, "lengths", *run.sentences)
         else:
             counts = (block["sentences"] for block in run.shard.read(run.split, "documents", *run.documents))

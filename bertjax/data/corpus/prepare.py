@@ -13,6 +13,7 @@ from bertjax.data.corpus.vocabulary import KINDS, VOCABULARY_FILES, WORDPIECE, V
 from bertjax.data.corpus.vocabulary_training import check_size
 from bertjax.errors import UsageError
 from bertjax.utils.io import AnyPath, as_path, atomic_directory, check_free_space, is_remote
+from bertjax.utils.process_pool import available_cores
 
 logger = logging.getLogger(__name__)
 LOCAL, BEAM = RUNNERS = ("local", "beam")
@@ -94,7 +95,7 @@ def prepare(
         raise UsageError(f"unknown vocabulary kind {vocabulary_kind!r}; use {' or '.join(KINDS)}")
     if not vocabulary:
         check_size(vocabulary_size)
-    workers = _cores() if workers is None else workers
+    workers = available_cores() if workers is None else workers
     if not 1 <= workers <= _MAX_WORKERS:
         raise UsageError(f"--workers is {workers:,}; it must be between 1 and {_MAX_WORKERS:,}")
     run = _runner(runner, runner_options, path, workers, progress)
@@ -220,10 +221,6 @@ def summary(output: str | Path, manifest: dict[str, Any]) -> str:
         lines.append("  training needs two held-out documents to evaluate on: prepare more text, or raise --heldout")
     lines += [f"  {_PROBLEMS[name].format(f'{count:,}')}" for name, count in manifest["problems"].items()]
     return "\n".join(lines)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _describe_vocabulary(vocabulary: Vocabulary, trained: bool) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from bertjax.utils.io import reject_utf16
 
 KINDS = ("text", "prose", "wiki", "tfds", "hf", "docs")
 # Kinds of sources that are not files.
-NAMED_KINDS = ("docs", "tfds", "hf")
+_NAMED_KINDS = ("docs", "tfds", "hf")
 _READ_BYTES = 1 << 20
 _STORAGE_REQUESTS = 32
 _ESCAPED_BYTES = re.compile("[\udc80-\udcff]+")
@@ -92,7 +92,7 @@ def find_sources(specs: list[str], data_dir: str | None = None) -> tuple[list[So
             spec_sources = [Source(kind, name, size) for name, size in _files(spec, rest)]
         for source in spec_sources:
             # Read a file once, even if symlinks list it under several paths.
-            name = os.path.realpath(source.name) if kind not in NAMED_KINDS and "://" not in rest else source.name
+            name = os.path.realpath(source.name) if kind not in _NAMED_KINDS and "://" not in rest else source.name
             key = (source.kind, name, f"{source.split}#{source.column}")
             duplicates += key in sources
             sources.setdefault(key, source)
@@ -189,10 +189,10 @@ def read(
         return (Text(text, PARAGRAPHS) for text in texts)
     if source.kind == "texts":
         return _read_texts(source)
-    chunks = _chunks(source, problems, advance)
+    blocks = _text_blocks(source, problems, advance)
     if source.kind in ("text", "paragraphs"):
-        return documents.blank_line_documents(chunks, LINES if source.kind == "text" else PARAGRAPHS, problems)
-    return documents.prose(chunks, problems) if source.kind == "prose" else documents.wiki(chunks, problems)
+        return documents.blank_line_documents(blocks, LINES if source.kind == "text" else PARAGRAPHS, problems)
+    return documents.prose(blocks, problems) if source.kind == "prose" else documents.wiki(blocks, problems)
 
 
 def write_texts(texts: Iterable[Text], file: BinaryIO) -> None:
@@ -216,8 +216,8 @@ def _open(name: str) -> IO[bytes]:
     return epath.Path(name).open("rb")
 
 
-def _chunks(source: Source, problems: Counter[str], advance: Callable[[int], object]) -> Iterator[str]:
-    """Yields the decoded text of a file in chunks of about a megabyte, then an empty chunk."""
+def _text_blocks(source: Source, problems: Counter[str], advance: Callable[[int], object]) -> Iterator[str]:
+    """Yields the decoded text of a file in blocks of about a megabyte, then an empty block."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     total_bytes = 0
     position = 0

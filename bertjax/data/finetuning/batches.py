@@ -44,7 +44,9 @@ class Batching:
         if self.batch_size < 1:
             raise UsageError(f"data.batch_size is {self.batch_size}; it must be at least 1")
         if self.bucket < 0:
-            raise UsageError(f"data.bucket is {self.bucket}; it must be 0 (pad to data.seq_len) or more")
+            raise UsageError(
+                f"data.bucket is {self.bucket}; use a positive number of tokens, or 0 to pad all rows to data.seq_len"
+            )
         if self.seq_len < 8:
             raise UsageError(f"data.seq_len is {self.seq_len}; it must be at least 8")
         if self.examples_per_row < 1 or self.batch_size % self.examples_per_row:
@@ -136,7 +138,7 @@ def in_input_order(outputs: list[dict[str, np.ndarray]], count: int) -> dict[str
     return ordered
 
 
-def pack_rows(lengths: np.ndarray, batching: Batching) -> tuple[np.ndarray, int]:
+def pack_batch(lengths: np.ndarray, batching: Batching) -> tuple[np.ndarray, int]:
     """Packs the examples of a batch into rows with little padding.
 
     Each row has K slots, which hold one example each. Examples are assigned to the rows slot by slot, in order of
@@ -244,7 +246,7 @@ class EpochOrder:
         if self._batching.examples_per_row == 1:
             shapes = [(size, self._batching.padded_length(int(self._lengths[batch].max()))) for batch in batches]
             return batches, np.array(shapes, np.int64)
-        layouts = [pack_rows(self._lengths[batch], self._batching) for batch in batches]
+        layouts = [pack_batch(self._lengths[batch], self._batching) for batch in batches]
         # Unused slots are -1, which selects the last element, so append NO_EXAMPLE as the last element.
         rows = [np.append(batch, NO_EXAMPLE)[slots] for batch, (slots, _) in zip(batches, layouts, strict=True)]
         return rows, np.array([(len(slots), length) for slots, length in layouts], np.int64)
@@ -266,7 +268,7 @@ class EpochOrder:
         return max(steps, key=lambda step: (np.sum(batches[step] != NO_EXAMPLE), -step))
 
     def shape_counts(self, step: int) -> dict[tuple[int, int], int]:
-        """Counts the batch shapes (rows, tokens) of all steps before `step`."""
+        """Returns the number of steps before `step` with each batch shape (rows, tokens)."""
         epochs, rest = divmod(step, self.steps_per_epoch)
         counts: Counter[tuple[int, int]] = Counter()
         for epoch in range(epochs):
@@ -294,5 +296,5 @@ def train_batches(
 
 
 def _padding_value(name: str) -> int:
-    """Returns the value of a batch array at padding tokens and in padding rows."""
+    """Returns the fill value of a batch array for padding tokens and padding rows."""
     return _PADDING_VALUES.get(name, 0)

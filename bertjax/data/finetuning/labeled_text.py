@@ -95,15 +95,15 @@ def encode_rows(
             if training:
                 stats.skip(_UNLABELED, row.line)
                 continue
-            stats.note(f"{_UNLABELED}, predicted but not scored", row.line)
+            stats.count_irregular(f"{_UNLABELED}, predicted but not scored", row.line)
         for column in texts:
             if not isinstance(row.fields[column], str):
                 raise UsageError(f"{stats.file} line {row.line}: {column} is a list; it must be a string")
         ids = [tokenizer.encode(row.fields[column]) for column in texts]
         if not all(ids):
-            stats.note("with an empty text", row.line)
+            stats.count_irregular("with an empty text", row.line)
         if sum(map(len, ids)) + special_tokens > seq_len:
-            stats.note(f"truncated to {seq_len} tokens", row.line)
+            stats.count_irregular(f"truncated to {seq_len} tokens", row.line)
         second = ids[1] if len(ids) > 1 else None
         sequences.append(encode_pair(ids[0], second, seq_len, vocabulary.cls_id, vocabulary.sep_id))
         labels.append(label)

@@ -22,7 +22,7 @@ from bertjax.data.finetuning.tables import ReadStats, replace_surrogates
 from bertjax.errors import UsageError, quoted
 from bertjax.utils.terminal import progress_bar
 
-# Context bonus per token of a window, as in `_check_is_max_context` of `run_squad.py`.
+# Context score that a window adds to its tokens, per token of its length (`_check_is_max_context` of `run_squad.py`).
 _LENGTH_BONUS = 0.01
 # Number of words of a TriviaQA document that are searched for an answer. A footnote of section 4.2 of the paper says
 # 400 tokens without defining a token.
@@ -96,12 +96,12 @@ def read_questions(path: Path, stats: ReadStats, training: bool, all_answerable:
             if training:
                 stats.skip("without an answer (version=2.0 trains on them)", place)
                 continue
-            stats.note("without an answer, scored 0 by version 1.1", place)
+            stats.count_irregular("without an answer, scored 0 by version 1.1", place)
         if training and question.answers and not _has_answer_at_offset(question):
             stats.skip("whose answer is not in its context", place)
             continue
         if not question.text.strip():
-            stats.note("with an empty question", place)
+            stats.count_irregular("with an empty question", place)
         usable.append(question)
     _check_usable(path, usable, stats, "use a file whose answers occur in their contexts")
     return usable
@@ -128,7 +128,7 @@ def _check_unique_ids(path: Path, ids: Iterable[str]) -> None:
 
 
 def _check_usable(path: Path, usable: list[Question], stats: ReadStats, remedy: str) -> None:
-    """Adds the usable questions to `stats`, and raises a UsageError if there are none."""
+    """Adds the number of usable questions to `stats`. Raises a UsageError if it is 0."""
     stats.used += len(usable)
     if not usable:
         reasons = f": {', '.join(stats.skipped)}" if stats.skipped else ""
@@ -262,7 +262,9 @@ def make_windows(
             bar.update()
             query = tokenizer.encode(question.text)
             if len(query) > max_query_len:
-                stats.note(f"with the question truncated to {max_query_len} tokens", f"question {question.id}")
+                stats.count_irregular(
+                    f"with the question truncated to {max_query_len} tokens", f"question {question.id}"
+                )
                 query = query[:max_query_len]
             if question.context not in passages:
                 passages[question.context] = tokenizer.encode_with_offsets(question.context)

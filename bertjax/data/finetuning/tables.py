@@ -23,7 +23,7 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 
 @dataclasses.dataclass
 class ReadStats:
-    """Row counts of one file.
+    """Row counts of one file. `results.json` contains the attributes under their names.
 
     Attributes:
       file: path of the file.
@@ -45,7 +45,7 @@ class ReadStats:
         """Counts a row as skipped; `place` is its line number or id."""
         _count(self.skipped, reason, place)
 
-    def note(self, reason: str, place: int | str) -> None:
+    def count_irregular(self, reason: str, place: int | str) -> None:
         """Counts an irregular row that is used anyway."""
         _count(self.noted, reason, place)
 
@@ -105,12 +105,7 @@ def read_table(
       UsageError: the file or a column is missing, or the file is empty or malformed. The message names file and line.
     """
     path = Path(path)
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}; check the path") from error
-    reject_utf16(path, data)
-    text = normalize_newlines(data.removeprefix(b"\xef\xbb\xbf")).decode("utf-8", "surrogateescape")
+    text = read_text_file(path).decode("utf-8", "surrogateescape")
     if not text.strip():
         raise UsageError(f"{path} is empty; use a file with rows")
     if file_format == "jsonl":
@@ -125,8 +120,18 @@ def read_table(
             if not keep_short:
                 stats.skip(_SHORT, line)
                 continue
-            stats.note(_SHORT, line)
+            stats.count_irregular(_SHORT, line)
         yield Row(line, {name: _clean(field or "", stats, line) for name, field in fields.items()}, is_short)
+
+
+def read_text_file(path: Path) -> bytes:
+    """Reads a UTF-8 file. Removes a byte-order mark, and replaces carriage returns that end lines by line feeds."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}; check the path") from error
+    reject_utf16(path, data)
+    return normalize_newlines(data.removeprefix(b"\xef\xbb\xbf"))
 
 
 def _select_columns(
@@ -150,7 +155,7 @@ def _select_columns(
     indices = {name: names.index(name) for name in selected}
     for line, fields in rows:
         if len(fields) > len(names):
-            stats.note(_LONG, line)
+            stats.count_irregular(_LONG, line)
         yield line, {name: fields[index] if index < len(fields) else None for name, index in indices.items()}
 
 
@@ -206,7 +211,7 @@ def _clean(field: Any, stats: ReadStats, line: int) -> Any:
     try:
         return decode_utf8(field.encode("utf-8", "surrogateescape"), stats, line)
     except UnicodeEncodeError:
-        stats.note("with unpaired surrogates, replaced by U+FFFD", line)
+        stats.count_irregular("with unpaired surrogates, replaced by U+FFFD", line)
         return replace_surrogates(field)
 
 
@@ -225,11 +230,11 @@ def decode_utf8(text: bytes, stats: ReadStats, line: int) -> str:
     try:
         return text.decode()
     except UnicodeDecodeError:
-        stats.note("with bytes that are not UTF-8", line)
+        stats.count_irregular("with bytes that are not UTF-8", line)
         return text.decode("utf-8", "replace")
 
 
-PREFIX = "tfds:"
+TFDS_PREFIX = "tfds:"
 
 
 def read_tfds(

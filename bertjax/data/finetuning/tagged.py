@@ -9,9 +9,8 @@ import numpy as np
 
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.finetuning.examples import Examples, make_examples, max_context_window
-from bertjax.data.finetuning.tables import ReadStats, Row, decode_utf8, replace_surrogates
+from bertjax.data.finetuning.tables import ReadStats, Row, decode_utf8, read_text_file, replace_surrogates
 from bertjax.errors import UsageError, listed, quoted
-from bertjax.utils.io import normalize_newlines, reject_utf16
 
 OUTSIDE = "O"
 _DOCUMENT = "-DOCSTART-"
@@ -63,11 +62,6 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
     Raises:
       UsageError: the file is missing, contains no words, or contains an invalid line or tag.
     """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}; check the path") from error
-    reject_utf16(path, data)
     words: list[str] = []
     tags: list[str] = []
     word_lines: list[int] = []
@@ -79,7 +73,7 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
             ends.append(len(words))
 
     width = 0
-    for line, row in enumerate(normalize_newlines(data.removeprefix(b"\xef\xbb\xbf")).split(b"\n"), 1):
+    for line, row in enumerate(read_text_file(path).split(b"\n"), 1):
         text = decode_utf8(row, stats, line)
         columns = [column.strip() for column in text.rstrip().split("\t")] if "\t" in text.strip() else text.split()
         if not columns:
@@ -101,7 +95,7 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
     if not words:
         raise UsageError(f"{path} has no words; use a file with one word per line")
     stats.read = stats.used = len(sentence_ends)
-    _note_mixed_schemes(tags, sentence_ends, word_lines, stats)
+    _count_mixed_schemes(tags, sentence_ends, word_lines, stats)
     lines = tuple(word_lines[start] for start in (0, *sentence_ends[:-1]))
     return TaggedText(words, tags, sentence_ends, document_ends, lines)
 
@@ -130,10 +124,10 @@ def read_tagged_rows(
         place = f"{stats.file} line {row.line}"
         row_words = _items(row.fields[text], place)
         if not row_words:
-            stats.note("with an empty text", row.line)
+            stats.count_irregular("with an empty text", row.line)
         row_tags = _items(row.fields[label], place) if label else [""] * len(row_words)
         if keep_untagged and not row_tags and row_words:
-            stats.note("without tags, predicted but not scored", row.line)
+            stats.count_irregular("without tags, predicted but not scored", row.line)
             row_tags = [""] * len(row_words)
         if len(row_tags) != len(row_words):
             raise UsageError(f"{place} has {len(row_words)} words and {len(row_tags)} tags; write one tag per word")
@@ -145,11 +139,11 @@ def read_tagged_rows(
     if not words:
         raise UsageError(f"{stats.file} has no words; use rows with words and tags")
     stats.used = len(ends)
-    _note_mixed_schemes(tags, ends, word_lines, stats)
+    _count_mixed_schemes(tags, ends, word_lines, stats)
     return TaggedText(words, tags, ends, ends, tuple(lines))
 
 
-def _note_mixed_schemes(tags: list[str], sentence_ends: list[int], lines: list[int], stats: ReadStats) -> None:
+def _count_mixed_schemes(tags: list[str], sentence_ends: list[int], lines: list[int], stats: ReadStats) -> None:
     """Counts the entities that start with the less common of the prefixes B- and I-.
 
     Entities right after an entity of the same type are not counted, since IOB1 starts only such entities with B-. The
@@ -168,7 +162,7 @@ def _note_mixed_schemes(tags: list[str], sentence_ends: list[int], lines: list[i
     if len(starts[minority]) >= _MIXED_FRACTION * sum(map(len, starts.values())):
         reason += "; the file mixes IOB1 and IOB2"
     for line in starts[minority]:
-        stats.note(reason, line)
+        stats.count_irregular(reason, line)
 
 
 def _items(value: str | list[Any], place: str) -> list[str]:

@@ -153,7 +153,7 @@ def _map_dataset(indices: tf.data.Dataset, make_batch: Callable[[tf.Tensor], Bat
 def _make_assembler(
     corpus: Corpus, split: Split, phase: Phase, source: RowSource, masking: Masking, shard: DataShard, *seeds: int
 ) -> Callable[[Spans, tf.Tensor], Batch]:
-    """Returns a function from (spans, position of the global batch's first row) to a batch."""
+    """Returns a function that makes a batch from its spans and from the global batch's first row number."""
     vocabulary, row_ranges = corpus.vocabulary(), shard.row_ranges(phase.batch_size)
     tokens = without_copy(split.tokens)
     make_batch = source.row_format.make_batch_function(vocabulary, masking, phase.seq_len, phase.max_predictions)
@@ -176,12 +176,12 @@ def _make_assembler(
             )
         )[:, :num_uniforms]
         if source.has_pairs:
-            slots = source.spans_per_row
+            spans_per_row = source.spans_per_row
             bits = draw_ranges(
                 lambda start, rows: tf.raw_ops.StatelessRandomUniformFullIntV2(
-                    shape=[rows * slots, 2],
+                    shape=[rows * spans_per_row, 2],
                     key=[truncation_key],
-                    counter=tf.cast(tf.stack([(first + start) * slots, 0]), tf.uint64),
+                    counter=tf.cast(tf.stack([(first + start) * spans_per_row, 0]), tf.uint64),
                     alg=_PHILOX,
                     dtype=tf.uint64,
                 )

@@ -17,19 +17,23 @@ PAIR_SPECIAL_TOKENS, TILE_SPECIAL_TOKENS = 3, 2
 MAX_PAIRS_PER_ROW = 8
 # Positions that the model predicts, and their original tokens. Unused predictions have weight 0.
 PREDICTIONS: Schema = (
-    ArraySpec("masked_lm_positions", ("predictions",), bound="length"),
-    ArraySpec("masked_lm_ids", ("predictions",), bound="pieces"),
+    ArraySpec("masked_lm_positions", ("predictions",), num_values="length"),
+    ArraySpec("masked_lm_ids", ("predictions",), num_values="pieces"),
     ArraySpec("masked_lm_weights", ("predictions",), "float32"),
 )
-MASKED_LM_BATCH: Schema = (*SEQUENCE, *PREDICTIONS, ArraySpec("next_sentence_labels", (), bound="labels", padding=-1))
+MASKED_LM_BATCH: Schema = (
+    *SEQUENCE,
+    *PREDICTIONS,
+    ArraySpec("next_sentence_labels", (), num_values="labels", padding=-1),
+)
 # Rows of several sentence pairs. `sequence_ids` is 1 at tokens of the first pair, 2 at the second, and 0 at padding.
 PACKED_BATCH: Schema = (
-    ArraySpec("input_ids", ("length",), bound="pieces"),
+    ArraySpec("input_ids", ("length",), num_values="pieces"),
     ArraySpec("sequence_ids", ("length",)),
     ArraySpec("position_ids", ("length",), ascending=True),
-    ArraySpec("segment_ids", ("length",), bound="segments"),
+    ArraySpec("segment_ids", ("length",), num_values="segments"),
     *PREDICTIONS,
-    ArraySpec("next_sentence_labels", ("pairs",), bound="labels", padding=-1),
+    ArraySpec("next_sentence_labels", ("pairs",), num_values="labels", padding=-1),
 )
 # A language model predicts every token, so its batches contain no predicted positions.
 LANGUAGE_MODEL_BATCH: Schema = SEQUENCE

@@ -1,8 +1,8 @@
 """Pair index: a file that lists the sentence pairs of every row, optionally with several pairs packed into a row.
 
-One pass divides a split of the corpus into sentence pairs. The index contains several passes, and is a pure function of
-(corpus, split, seq_len, seed, passes, pairs_per_row). It is built once and memory-mapped, so that any row of any epoch
-is found in constant time. It is written block by block, so corpus and index may be larger than memory.
+One pass divides a split of the corpus into sentence pairs. The index contains `dupe_factor` passes, and is a pure
+function of (corpus, split, seq_len, seed, dupe_factor, pairs_per_row). It is built once and memory-mapped, so that any
+row of any epoch is found in constant time. It is written block by block, so corpus and index may be larger than memory.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ _PROGRESS_AFTER_SECONDS = 3
 
 @dataclasses.dataclass(frozen=True)
 class PairIndex:
-    """Opened pair index with the sentence pairs of all passes, one pass after the other.
+    """Opened pair index: the sentence pairs of all passes over the corpus, one pass after the other.
 
     Attributes:
       records: memory-mapped pairs, row after row, `pairs.RECORD` [pairs].
@@ -53,7 +53,7 @@ class PairIndex:
     path: Path
 
 
-def pack_rows(
+def pack_pairs(
     lengths: np.ndarray, seq_len: int, max_pairs: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
     """Packs pairs into rows by best-fit decreasing: longest pair first, each into the fullest row with room for it.
@@ -113,7 +113,7 @@ def pack_rows(
 
 
 def open_pair_index(
-    corpus: Corpus, split: str, seq_len: int, seed: int, passes: int, pairs_per_row: int = 1
+    corpus: Corpus, split: str, seq_len: int, seed: int, dupe_factor: int, pairs_per_row: int = 1
 ) -> PairIndex:
     """Opens the pair index of a split; builds and stores it if it is missing or damaged.
 
@@ -126,7 +126,7 @@ def open_pair_index(
       split: `train` or `heldout`.
       seq_len: tokens per row, including the three special tokens of a pair.
       seed: random seed, 0 or more.
-      passes: number of independent passes over the split.
+      dupe_factor: number of independent passes over the split.
       pairs_per_row: maximum pairs of a row (default: 1, not packed).
 
     Raises:
@@ -140,7 +140,7 @@ def open_pair_index(
             f"the {split} split of the corpus {corpus.path} has {count} documents, but sentence pairs need at least 2; "
             + ("prepare it again with a larger --heldout" if split == "heldout" else "prepare more text")
         )
-    settings = _settings(corpus, split, seq_len, seed, passes, pairs_per_row)
+    settings = _settings(corpus, split, seq_len, seed, dupe_factor, pairs_per_row)
     for path in _index_paths(corpus, settings):
         header = _read_header(path, settings)
         if header is not None:
@@ -148,14 +148,14 @@ def open_pair_index(
     # Verify the corpus first, because an index built from damaged offsets would remain after a repair of the corpus.
     corpus.checksums.wait()
     # Estimate one pair per `seq_len` tokens.
-    needed_bytes = passes * int(data.sentences[-1]) // seq_len * RECORD.itemsize
+    needed_bytes = dupe_factor * int(data.sentences[-1]) // seq_len * RECORD.itemsize
     problems = []
     for path in _index_paths(corpus, settings):
         folder = path.parent
         try:
             folder.mkdir(parents=True, exist_ok=True)
             check_free_space(
-                folder, needed_bytes, f"the pair index of {passes:,} passes", "lower config.data.dupe_factor"
+                folder, needed_bytes, f"the pair index of {dupe_factor:,} passes", "lower config.data.dupe_factor"
             )
             return _map_index(path, _write(path, settings, data), corpus)
         except (OSError, BertjaxError) as error:
@@ -166,14 +166,16 @@ def open_pair_index(
     )
 
 
-def _settings(corpus: Corpus, split: str, seq_len: int, seed: int, passes: int, pairs_per_row: int) -> dict[str, Any]:
+def _settings(
+    corpus: Corpus, split: str, seq_len: int, seed: int, dupe_factor: int, pairs_per_row: int
+) -> dict[str, Any]:
     return {
         "version": _VERSION,
         "corpus": corpus.fingerprint,
         "split": split,
         "seq_len": seq_len,
         "seed": seed,
-        "passes": passes,
+        "passes": dupe_factor,
         "pairs_per_row": pairs_per_row,
     }
 
@@ -254,7 +256,7 @@ def _pack(
         return records, np.array([0, records.size])
     max_tokens = seq_len - PAIR_SPECIAL_TOKENS
     lengths = np.minimum(records["a_length"].astype(np.int64) + records["b_length"], max_tokens) + PAIR_SPECIAL_TOKENS
-    order, numbers = pack_rows(lengths, seq_len, pairs_per_row, rng)
+    order, numbers = pack_pairs(lengths, seq_len, pairs_per_row, rng)
     return records[order], np.concatenate([[0], numbers])
 
 

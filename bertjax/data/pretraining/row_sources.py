@@ -83,7 +83,7 @@ class RowSource:
       row_format: format of the rows.
       spans_per_row: maximum spans of a row.
       has_pairs: whether spans are sentence pairs with two segments.
-      train: (corpus, phase, seed, passes, shuffle) -> `Lookup` of the phase's training rows.
+      train: (corpus, phase, seed, dupe_factor, shuffle) -> `Lookup` of the phase's training rows.
       heldout: (corpus, seq_len) -> (number of held-out rows, `Lookup` by row index).
       heldout_source: source of the held-out rows (default: None, this source). Packed sources use unpacked rows for
         evaluation, so that metrics do not depend on packing.
@@ -214,8 +214,8 @@ def _packed_num_uniforms(masking: Masking, seq_len: int, max_predictions: int) -
     return num_uniforms(seq_len, max_packed_predictions(masking.rate, seq_len, max_predictions))
 
 
-def _train_pairs(corpus: Corpus, phase: Phase, seed: int, passes: int, shuffle: bool) -> Lookup:
-    index = open_pair_index(corpus, "train", phase.seq_len, seed, passes)
+def _train_pairs(corpus: Corpus, phase: Phase, seed: int, dupe_factor: int, shuffle: bool) -> Lookup:
+    index = open_pair_index(corpus, "train", phase.seq_len, seed, dupe_factor)
     order = epoch_order(index.pass_ends, stream_key(seed, phase.start_step, ORDER), shuffle)
     pairs = pair_lookup(index)
     return lambda positions: pairs(order(positions)[0])
@@ -226,8 +226,8 @@ def _heldout_pairs(corpus: Corpus, seq_len: int) -> tuple[int, Lookup]:
     return len(index.records), pair_lookup(index)
 
 
-def _train_packed_pairs(corpus: Corpus, phase: Phase, seed: int, passes: int, shuffle: bool) -> Lookup:
-    index = open_pair_index(corpus, "train", phase.seq_len, seed, passes, MAX_PAIRS_PER_ROW)
+def _train_packed_pairs(corpus: Corpus, phase: Phase, seed: int, dupe_factor: int, shuffle: bool) -> Lookup:
+    index = open_pair_index(corpus, "train", phase.seq_len, seed, dupe_factor, MAX_PAIRS_PER_ROW)
     order = epoch_order(index.pass_ends, stream_key(seed, phase.start_step, ORDER), shuffle)
     lookup_pairs, lookup_spans = packed_pair_lookup(index.runs, MAX_PAIRS_PER_ROW), pair_lookup(index)
 
@@ -238,7 +238,7 @@ def _train_packed_pairs(corpus: Corpus, phase: Phase, seed: int, passes: int, sh
     return lookup
 
 
-def _train_tiles(corpus: Corpus, phase: Phase, seed: int, passes: int, shuffle: bool) -> Lookup:
+def _train_tiles(corpus: Corpus, phase: Phase, seed: int, dupe_factor: int, shuffle: bool) -> Lookup:
     tokens, width = _token_count(corpus, "train"), phase.seq_len - TILE_SPECIAL_TOKENS
     order_key, offset_key = (stream_key(seed, phase.start_step, purpose) for purpose in (ORDER, OFFSET))
     order = epoch_order(np.array([count_tiles(tokens, width)]), order_key, shuffle)

@@ -88,7 +88,10 @@ def epoch_order(
 
 
 def pair_lookup(index: PairIndex) -> Callable[[tf.Tensor], Spans]:
-    """Returns a function from pair numbers to spans. With one pair per row, pair numbers are row numbers."""
+    """Returns a function that looks up the token spans of sentence pairs by number.
+
+    With one pair per row, the number of a pair is the number of its row.
+    """
     words = without_copy(index.records.view(np.int32).reshape(-1, RECORD.itemsize // 4))
 
     def lookup(pairs: tf.Tensor) -> Spans:

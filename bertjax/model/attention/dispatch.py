@@ -50,7 +50,7 @@ class Implementation:
       function: the attention function.
       directions: supported mask directions.
       dropout: whether the function supports dropout of the attention probabilities.
-      several_sequences: whether the function supports packed rows.
+      packed_rows: whether the function supports packed rows.
       max_length: maximum row length in tokens (default: 0, no limit).
       length_multiple: number of tokens that must divide the row length (default: 1).
       dtypes: supported compute dtypes (default: (), all).
@@ -61,7 +61,7 @@ class Implementation:
     function: AttentionFn
     directions: tuple[str, ...]
     dropout: bool
-    several_sequences: bool
+    packed_rows: bool
     max_length: int = 0
     length_multiple: int = 1
     dtypes: tuple[str, ...] = ()
@@ -70,12 +70,12 @@ class Implementation:
 
 
 _IMPLEMENTATIONS = {
-    "xla": Implementation(xla_attention, DIRECTIONS, dropout=True, several_sequences=True),
+    "xla": Implementation(xla_attention, DIRECTIONS, dropout=True, packed_rows=True),
     "fused": Implementation(
         functools.partial(_call_by_path, "bertjax.model.attention.fused.fused_attention"),
         DIRECTIONS,
         dropout=True,
-        several_sequences=True,
+        packed_rows=True,
         # The attention scores of longer rows do not fit into the VMEM of every chip.
         max_length=512,
         platforms=("tpu",),
@@ -84,7 +84,7 @@ _IMPLEMENTATIONS = {
         functools.partial(_call_by_path, "bertjax.model.attention.splash.splash_attention"),
         DIRECTIONS,
         dropout=False,
-        several_sequences=True,
+        packed_rows=True,
         length_multiple=128,
         platforms=("tpu",),
     ),
@@ -92,7 +92,7 @@ _IMPLEMENTATIONS = {
         cudnn_attention,
         ("both", "left"),
         dropout=False,
-        several_sequences=False,
+        packed_rows=False,
         dtypes=("bfloat16",),
         platforms=("gpu",),
         runs_anywhere=False,
@@ -102,13 +102,13 @@ _IMPLEMENTATIONS = {
 _BY_SPEED = ("fused", "splash", "xla")
 
 
-def select_attention(config: ModelConfig, length: int, several_sequences: bool = False) -> AttentionFn:
+def select_attention(config: ModelConfig, length: int, is_packed: bool = False) -> AttentionFn:
     """Selects the attention function for rows of `length` tokens on the current devices.
 
-    With `several_sequences`, the rows are packed.
+    With `is_packed`, rows contain several sequences.
     """
     platform_name = platform()
-    if implementation := check_attention(config, length, several_sequences):
+    if implementation := check_attention(config, length, is_packed):
         if not implementation.runs_anywhere and platform_name not in implementation.platforms:
             supported = " or ".join(implementation.platforms)
             raise _unsupported(config, f"platform {platform_name} (only {supported})")
@@ -117,12 +117,12 @@ def select_attention(config: ModelConfig, length: int, several_sequences: bool =
     return next(
         implementation.function
         for implementation in candidates
-        if not _unsupported_case(implementation, config, length, several_sequences)
+        if not _unsupported_case(implementation, config, length, is_packed)
         and (not implementation.platforms or platform_name in implementation.platforms)
     )
 
 
-def check_attention(config: ModelConfig, length: int, several_sequences: bool = False) -> Implementation | None:
+def check_attention(config: ModelConfig, length: int, is_packed: bool = False) -> Implementation | None:
     """Checks and returns the configured implementation. Returns None for `auto`.
 
     This function does not access devices, because configs are checked before `jax.distributed.initialize`.
@@ -130,7 +130,7 @@ def check_attention(config: ModelConfig, length: int, several_sequences: bool = 
     if config.attention == AUTO:
         return None
     implementation = _IMPLEMENTATIONS.get(config.attention) or _user_implementation(config.attention)
-    if case := _unsupported_case(implementation, config, length, several_sequences):
+    if case := _unsupported_case(implementation, config, length, is_packed):
         raise _unsupported(config, case)
     return implementation
 
@@ -154,7 +154,7 @@ def _user_implementation(path: str) -> Implementation:
     if not callable(function):
         raise UsageError(f"config.model.attention={path} is not a function: {type(function).__name__}; {known}")
     return Implementation(
-        functools.partial(_call_user_function, path, function), DIRECTIONS, dropout=True, several_sequences=True
+        functools.partial(_call_user_function, path, function), DIRECTIONS, dropout=True, packed_rows=True
     )
 
 
@@ -168,13 +168,13 @@ def _call_user_function(path: str, function: AttentionFn, query: jax.Array, *arr
     return context
 
 
-def _unsupported_case(implementation: Implementation, config: ModelConfig, length: int, several_sequences: bool) -> str:
+def _unsupported_case(implementation: Implementation, config: ModelConfig, length: int, is_packed: bool) -> str:
     """Returns a description of the first unsupported property of the model, or "" if all are supported."""
     if config.attention_direction not in implementation.directions:
         return f"attention_direction={config.attention_direction}"
     if config.attention_probs_dropout_prob and not implementation.dropout:
         return f"attention_probs_dropout_prob={config.attention_probs_dropout_prob}"
-    if several_sequences and not implementation.several_sequences:
+    if is_packed and not implementation.packed_rows:
         return "packed rows"
     if implementation.max_length and length > implementation.max_length:
         return f"rows of {length} tokens (maximum: {implementation.max_length})"

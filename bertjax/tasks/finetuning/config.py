@@ -19,7 +19,7 @@ SPLITS, NO_SPLIT = ("dev", "test"), "none"
 
 
 def inherited_model() -> dict[str, Any]:
-    """Returns model fields whose architecture is unset (None), so that the `--init_from` checkpoint determines it."""
+    """Returns default model fields. Architecture fields are None, so that the `--init_from` checkpoint sets them."""
     fields = dataclasses.asdict(ModelConfig())
     return {name: None if name in ARCHITECTURE_FIELDS else value for name, value in fields.items()}
 
@@ -43,7 +43,7 @@ class FinetuningData:
       seq_len: maximum tokens per row, including special tokens.
       batch_size: examples per global batch.
       eval_batch_size: examples per evaluation batch.
-      bucket: row lengths are padded to multiples of this number of tokens (default: 32; 0 pads to `seq_len`).
+      bucket: rows are padded to a multiple of this number of tokens (default: 32; 0 pads to `seq_len`).
       examples_per_row: maximum examples packed into a training row (default: 1, no packing). It must divide
         `batch_size`. Each example has its own positions and attends only to itself. Not supported by SQuAD and SWAG.
     """
@@ -82,7 +82,7 @@ class FinetuningData:
 
     @property
     def class_weight_map(self) -> dict[str, float] | Literal["balanced"]:
-        """Class weights by class name, or "balanced"."""
+        """Class weights by class name, or "balanced". Empty if `class_weights` is unset."""
         text = self.class_weights
         if text in ("", BALANCED):
             return BALANCED if text else {}
@@ -117,7 +117,7 @@ class FinetuningConfig(RunConfig):
     """
 
     zero_allowed: ClassVar[tuple[str, ...]] = ("steps", "eval_every", "checkpoint_every")
-    # The value -1 means a warmup over a tenth of the steps, as in google-research/bert.
+    # -1 means warmup over a tenth of the steps, as in google-research/bert.
     least_warmup: ClassVar[int] = -1
 
     steps: int = 0
@@ -159,9 +159,9 @@ class FinetuningConfig(RunConfig):
             self.model_config(self.model["vocab_size"] or 1)
 
     def reject(self, reason: str, *fields: str) -> None:
-        """Raises a UsageError if one of `fields` is set, because it has no effect on the task for the given reason.
+        """Raises a UsageError if one of `fields` is set. `reason` states why the fields have no effect on the task.
 
-        Fields may be `label_smoothing`, `data.class_weights` and `data.examples_per_row`.
+        Supported fields are `label_smoothing`, `data.class_weights` and `data.examples_per_row`.
         """
         values = {
             "label_smoothing": (self.label_smoothing, 0.0),

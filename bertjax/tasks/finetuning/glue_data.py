@@ -11,7 +11,7 @@ import numpy as np
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.finetuning.examples import Examples
 from bertjax.data.finetuning.labeled_text import Target, encode_rows
-from bertjax.data.finetuning.tables import PREFIX, ReadStats, Row, read_table, read_tfds
+from bertjax.data.finetuning.tables import TFDS_PREFIX, ReadStats, Row, read_table, read_tfds
 from bertjax.errors import UsageError
 from bertjax.tasks.finetuning.config import FinetuningData
 
@@ -20,7 +20,7 @@ from bertjax.tasks.finetuning.config import FinetuningData
 class GlueSpec:
     """Files, columns, labels and metrics of one GLUE task.
 
-    MNLI has several evaluation sets. The names of their metrics end in a suffix, such as `_mismatched` or "".
+    MNLI has several evaluation sets. Each set adds a suffix to its metric names: "" or `_mismatched`.
 
     Attributes:
       folder: folder of the task's files in GLUE's archive.
@@ -28,8 +28,8 @@ class GlueSpec:
       label: column of the label.
       labels: names of the classes by id. Empty for regression.
       metrics: names of functions in `bertjax.metrics.classification`. The first metric selects the best checkpoint.
-      submission: name of the file for the GLUE server, by suffix of the metrics.
-      eval_sets: ending of the data file's name after `dev` or `test`, by suffix of the metrics.
+      submission: name of each evaluation set's file for the GLUE server, by metric suffix.
+      eval_sets: text after `dev` or `test` in the name of each evaluation set's data file, by metric suffix.
       header: column names of train and dev files if they have no header line (default: (), they have one).
     """
 
@@ -84,7 +84,7 @@ _TFDS_TEXTS = {
 }
 # Range of STS-B's scores. The GLUE server rejects other scores.
 SCORE_RANGE = (0.0, 5.0)
-# Column and TFDS feature with the row id for submissions. TFDS does not keep the order of rows.
+# Column and TFDS feature with the row id. Submissions are sorted by it, because TFDS does not keep the order of rows.
 _INDEX, _TFDS_INDEX = "index", "idx"
 
 
@@ -117,8 +117,8 @@ def read_split(
     """Reads and encodes the rows of a split such as `dev_matched`. Appends row counts to `read_stats`."""
     has_labels = not split.startswith("test") and spec.folder != _DIAGNOSTIC
     training = split == "train"
-    if data.path.startswith(PREFIX):
-        stats, rows = _tfds_rows(data.path.removeprefix(PREFIX), spec, split, has_labels)
+    if data.path.startswith(TFDS_PREFIX):
+        stats, rows = _tfds_rows(data.path.removeprefix(TFDS_PREFIX), spec, split, has_labels)
     else:
         stats, rows = _file_rows(Path(data.path).expanduser(), spec, split, has_labels, keep_short=not training)
     read_stats.append(stats)
@@ -139,7 +139,7 @@ def _collect_ids(rows: Iterator[Row], score: str | None, ids: list[str], stats: 
         ids.append(row.fields.get(_INDEX, ""))
         with contextlib.suppress(ValueError):
             if score and not low <= float(row.fields[score]) <= high:
-                stats.note(f"with a score outside {low:g} to {high:g}", row.line)
+                stats.count_irregular(f"with a score outside {low:g} to {high:g}", row.line)
         yield row
 
 
@@ -160,9 +160,9 @@ def _file_rows(
 
 
 def _read_columns(path: str, spec: GlueSpec, split: str, columns: Sequence[str]) -> Iterator[Row]:
-    """Yields all rows of a split with the given columns. In a TFDS dataset, the columns are features."""
-    if path.startswith(PREFIX):
-        dataset, tfds_split = _dataset(path.removeprefix(PREFIX), spec, split)
+    """Yields all rows of a split with the given columns (for TFDS, features)."""
+    if path.startswith(TFDS_PREFIX):
+        dataset, tfds_split = _dataset(path.removeprefix(TFDS_PREFIX), spec, split)
         return read_tfds(dataset, tfds_split, {column: column for column in columns}, ReadStats(dataset))
     file = _require_file(Path(path).expanduser(), spec, split)
     header = () if split.startswith("test") else spec.header

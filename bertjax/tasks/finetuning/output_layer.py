@@ -21,8 +21,8 @@ class OutputLayer:
 
     Attributes:
       kind: one of KINDS.
-      labels: names of classes, labels or tags by id (default: (), no names: regression, choices and spans).
-      output: task that the layer was trained on, such as `glue/mnli` (default: "", unknown, as after a conversion).
+      labels: names of classes, labels or tags by id (default: (), for regression, choices and spans).
+      output: task that the layer was trained on, such as `glue/mnli` (default: "", unknown, as in converted models).
       texts: number of texts per row, 1 or 2 (default: 0, either).
       feature_head: layers between encoder and output layer.
     """
@@ -34,12 +34,12 @@ class OutputLayer:
     feature_head: FeatureHead = FeatureHead()
 
     def as_json(self) -> bytes:
-        """Returns the JSON content of the file that stores the output layer in a workdir."""
+        """Returns the content of `output_layer.json`."""
         return (json.dumps(dataclasses.asdict(self), ensure_ascii=False, indent=1) + "\n").encode()
 
 
 def read_output_layer(workdir: epath.Path) -> OutputLayer | None:
-    """Reads the description of a workdir's output layer. Returns None for pre-trained models, which have none."""
+    """Reads a workdir's `output_layer.json`. Returns None if it does not exist, as for pre-trained models."""
     file = workdir / OUTPUT_LAYER
     if not file.exists():
         return None

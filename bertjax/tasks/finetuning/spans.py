@@ -15,7 +15,7 @@ _ODDS_WITHOUT_SPAN = 1e9
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """Candidate answer: a text of the passage, its score, and the character offsets of its start and end (exclusive).
+    """Candidate answer: a span of the passage, its score, and the character offsets of its start and end (exclusive).
 
     The null answer has no offsets.
     """
@@ -51,7 +51,8 @@ def best_answers(
 ) -> list[Answer]:
     """Returns the answer to each question from the best spans of its windows.
 
-    `outputs` contain the `start` and `end` logits of the evaluation batches. See `SquadData` for the limits.
+    `outputs` contain the `start` and `end` logits of the evaluation batches. `SquadData` documents `n_best` and
+    `max_answer_len`.
     """
     logits = in_input_order(outputs, len(windows.examples))
     spans: list[list[tuple[float, int, int]]] = [[] for _ in questions]

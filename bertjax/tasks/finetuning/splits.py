@@ -1,4 +1,4 @@
-"""Choice of the evaluated split, dev sets held out of the training data, and random fractions of training data."""
+"""Choice of the evaluated split, dev sets held out from the training data, and random fractions of training data."""
 
 import hashlib
 from collections import Counter
@@ -51,11 +51,12 @@ def divide_rows(
     """Divides the rows of the training file into a training set and a held-out dev set.
 
     Args:
-      data: data config. `train_share` is a fraction of the rows that `dev_share` does not hold out.
+      data: data config. `train_share` is a fraction of the rows that remain after holding out `dev_share`.
       count: number of rows.
-      read_contents: function that returns the content of each row. Rows with the same content stay together. It is
-        called only if `dev_share` is set.
-      read_stats: row counts. The last item counts the training file. An item for the dev set is appended.
+      read_contents: function that returns the content of each row, called only if `dev_share` is set. Rows with the
+        same content stay together.
+      read_stats: row counts. The last item is for the training file. This function appends an item for a held-out dev
+        set.
 
     Returns:
       Indices of the training rows and of the dev rows, ascending, int64.
@@ -83,7 +84,7 @@ def select_dev_units(data: FinetuningData, contents: Sequence[bytes], read_stats
 
 
 def record_division(data: FinetuningData, read_stats: list[ReadStats], train_rows: int, dev_rows: int | None) -> None:
-    """Records the number of training rows, and adds row counts of the dev set unless `dev_rows` is None."""
+    """Records the number of training rows, and appends an item for the dev set unless `dev_rows` is None."""
     training = read_stats[-1]
     training.used = train_rows
     if dev_rows is not None:
@@ -145,7 +146,7 @@ def first_segments(examples: Examples) -> list[bytes]:
 
 
 def unit_ends(tagged: TaggedText, documents: bool) -> list[int]:
-    """Returns the end (exclusive) word index of each unit that a dev split must not divide.
+    """Returns the end (exclusive) word index of each unit that a split must not divide.
 
     Units are documents if `documents` is True and the text has several documents. Otherwise, units are sentences.
     """

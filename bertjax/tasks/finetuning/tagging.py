@@ -66,7 +66,7 @@ class TaggingTask(FinetuningTask):
 
     @property
     def by_document(self) -> bool:
-        """Whether rows are filled with sentences of a document (default: False, one sentence per row)."""
+        """Whether a row contains as many sentences of a document as fit (default: False, one sentence per row)."""
         return False
 
     def read_words(self, split: str) -> TaggedText:
@@ -78,7 +78,7 @@ class TaggingTask(FinetuningTask):
         return None
 
     def make_objective(self, model: ModelConfig) -> TagObjective:
-        # Only `predict` uses the logits of all tags. Collecting them in training would fill the memory.
+        # Only `predict` needs the logits of all tags. Collecting them in evaluations of a run would take much memory.
         predicts = self.config.has_data and self.train_examples is None
         return TagObjective(TokenModel(model, len(self.labels), head_dropout=True), self.class_weighting(), predicts)
 

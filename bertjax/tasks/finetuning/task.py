@@ -27,7 +27,7 @@ from bertjax.tasks.objectives.classification import UNWEIGHTED, ClassWeighting, 
 from bertjax.tasks.objectives.step_cost import StepCost
 from bertjax.tasks.task import NumpyBatch, Objective
 
-# Name of the output layer in the top level of the parameters.
+# Top-level parameter name of the output layer.
 CLASSIFIER = "classifier"
 _MAX_LOGGED_CLASSES = 20
 
@@ -61,7 +61,7 @@ class FinetuningTask(task.Task):
 
         Args:
           config: config of the run.
-          train: whether to read training data. If so, a config without data is an error.
+          train: whether to read training data, which requires data files or a data set in the config (default: True).
         """
         super().__init__(config)
         self.read_stats: list[ReadStats] = []
@@ -103,7 +103,7 @@ class FinetuningTask(task.Task):
             self.eval_examples = self.read_examples(self.split)
 
     def output_layer(self) -> OutputLayer | None:
-        """Describes the output layer for inference and conversion. Returns None if they do not support the task."""
+        """Returns a description of the output layer, or None if inference and conversion do not support the task."""
         return None
 
     def score(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
@@ -226,7 +226,7 @@ class FinetuningTask(task.Task):
         self.warmup_steps = self.total_steps // 10 if warmup < 0 else warmup
         self.eval_every = (config.eval_every or self.steps_per_epoch) if self.eval_examples is not None else 0
         self.checkpoint_every = config.checkpoint_every or self.steps_per_epoch
-        # Batches of packed rows have batch_size / examples_per_row rows, or a multiple of this number.
+        # The number of rows in a batch of packed rows is a multiple of batch_size / examples_per_row.
         self.batch_sizes = (data.batch_size // data.examples_per_row, *self.batch_sizes)
 
     def _init_description(self) -> None:
@@ -295,7 +295,7 @@ class FinetuningTask(task.Task):
         return metric
 
     def _class_counts(self) -> list[str]:
-        """Returns a log line with the classes and their number of training rows, which shows typos in labels."""
+        """Returns a log line with the classes and their number of training rows, to reveal typos in labels."""
         examples = self.train_examples
         if not self.labels or examples is None or "labels" not in examples.rows or examples.sequences_per_example > 1:
             return []

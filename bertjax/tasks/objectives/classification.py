@@ -58,7 +58,7 @@ def make_class_weighting(
     Args:
       class_weights: weights by class name, or "balanced". For N rows of C classes, a class with n rows has the balanced
         weight N / (C * n), as in scikit-learn's `compute_class_weight`. Classes without rows have weight 1.
-      smoothing: label smoothing.
+      smoothing: see `ClassWeighting`.
       names: names of the classes by id.
       labels: label of each training row or word, -1 if unlabeled.
     """
@@ -72,9 +72,9 @@ def make_class_weighting(
     return ClassWeighting(weights, smoothing)
 
 
-_CLASS_LABEL = ArraySpec("labels", (), bound="classes")
+_CLASS_LABEL = ArraySpec("labels", (), num_values="classes")
 _NUMBER_LABEL = ArraySpec("labels", (), "float32")
-_BINARY_LABELS = ArraySpec("labels", ("labels",), bound="two")
+_BINARY_LABELS = ArraySpec("labels", ("labels",), num_values="two")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +149,7 @@ class Regression(Objective):
 def sequence_objective(
     names: Sequence[str], model: ModelConfig, weighting: ClassWeighting = UNWEIGHTED
 ) -> Classification | Regression:
-    """Builds the objective of classification. `names` are the classes by id; if empty, builds a regression."""
+    """Builds a classification objective. `names` are the classes by id. If empty, builds a regression objective."""
     if names:
         return Classification(SequenceModel(model, len(names)), weighting)
     return Regression(SequenceModel(model, 1))

@@ -22,17 +22,18 @@ OBJECTIVES: dict[str, type[PretrainingObjective]] = {
 
 @dataclasses.dataclass(frozen=True)
 class PretrainingData:
-    """Corpus and batches.
+    """Corpus and batches of pre-training.
 
     Attributes:
       corpus: folder of a prepared corpus.
       seq_len: tokens per row, including special tokens.
       batch_size: rows of the global batch.
       max_predictions: maximum masked positions per row, or per sentence pair if rows are packed (default: 0,
-        `masking.rate` times `seq_len`, rounded up). The default is 20 at length 128 and 77 at length 512.
-      objective: `nsp` (masked LM and next-sentence prediction), `pairs` (masked LM on the same rows, No NSP in
-        Table 5), `none` (masked LM on rows of contiguous text) or `lm` (unidirectional language modeling). `lm` needs
-        `model.attention_direction=left` (LTR & No NSP in Table 5), `right`, or `model.encoder=lstm` (both sides).
+        `masking.rate` times `seq_len`, rounded up). The result is 20 at length 128 and 77 at length 512.
+      objective: pre-training objective. `nsp` is masked LM and next-sentence prediction. `pairs` is masked LM on the
+        same rows (No NSP in Table 5). `none` is masked LM on rows of contiguous text. `lm` is unidirectional language
+        modeling. It needs `model.attention_direction=left` (LTR & No NSP in Table 5) or `right`, or
+        `model.encoder=lstm`, which trains both directions.
       dupe_factor: number of passes over the corpus with different sentence pairs before the pairs repeat, as in
         google-research/bert.
       packing: whether to pack several sentence pairs into each training row to avoid padding. Each pair is
@@ -69,8 +70,9 @@ class LongPhase:
       share: fraction of the training steps (default: 0, no long phase).
       seq_len: tokens per row.
       max_predictions: maximum masked positions per row of this phase (default: 0, derived like `data.max_predictions`).
-      keep_tokens_per_batch: whether batches of this phase have as many tokens as before, in fewer rows (default: true).
-        If false, they have as many rows. The paper's batch can be read as 131,072 tokens or as 256 sequences.
+      keep_tokens_per_batch: whether batches have as many tokens as in the first phase, in fewer rows (default: true).
+        If false, batches have as many rows as in the first phase. The paper's batch size can be read as 131,072 tokens
+        or as 256 sequences.
     """
 
     share: float = 0.0
@@ -103,7 +105,7 @@ class Config(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # Without a size, the architecture is that of the `--init_from` checkpoint, which is not known yet.
+        # Without a size, the architecture comes from the `--init_from` checkpoint, which is not known yet.
         if self.model["hidden_size"] is not None:
             self._check_model()
         for phase in self.phases:

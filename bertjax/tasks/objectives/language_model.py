@@ -1,4 +1,4 @@
-"""Unidirectional language modeling: left to right (Table 5 of the paper), or two independent directions (ELMo)."""
+"""Unidirectional language modeling: left to right (Table 5), right to left, or both independently (as in ELMo)."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from bertjax.data.pretraining.row_sources import RowSource
     from bertjax.tasks.objectives.config import Config
 
-# Prefix of the metrics, and offset of the predicted position, by the side that a model reads (left or right).
+# Metric prefix, and offset of the predicted position, by the side of the context (left or right).
 _PREFIXES, _OFFSETS = {"left": "ltr", "right": "rtl"}, {"left": 1, "right": -1}
 
 
@@ -89,7 +89,7 @@ class LanguageModeling(PretrainingObjective):
         """Returns the metric sums. [CLS] and [SEP] are not predicted, as in masked LM."""
         sums = {}
         for direction, logits in self.apply(params, batch, dropout_key).items():
-            # Positions that wrap around are special tokens or padding, which have weight 0.
+            # The token that `roll` wraps around is a special token or padding, which has weight 0.
             labels, weights = (
                 jnp.roll(values, -_OFFSETS[direction], axis=1)
                 for values in (batch["input_ids"], text_weights(batch["input_mask"]))

@@ -40,7 +40,7 @@ class MaskedLm(PretrainingObjective):
         if config.model["encoder"] == LSTM:
             raise UsageError(
                 f"config.data.objective={config.data.objective} needs context from both sides, which "
-                f"model.encoder={LSTM} does not have; use objective=lm"
+                f"model.encoder={LSTM} does not provide; use objective=lm"
             )
 
     @classmethod
@@ -86,7 +86,7 @@ class MaskedLm(PretrainingObjective):
         return values | ({"nsp_accuracy": float(label_counts.max() / label_counts.sum())} if label_counts.sum() else {})
 
     def compute(self, params: dict, batch: Batch, dropout_key: jax.Array | None) -> tuple[MetricSums, Outputs]:
-        """Returns metric sums. Rows with the next-sentence label -1 do not count for next-sentence prediction."""
+        """Returns metric sums. Next-sentence labels of -1 are ignored."""
         masked_lm_logits, next_sentence_logits = self.apply(params, batch, dropout_key)
         labels = batch["next_sentence_labels"]
         has_label = (labels >= 0).astype(jnp.float32)

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class PretrainingObjective(Objective):
     """Rows, loss, metrics and cost of pre-training with one objective.
 
-    Subclasses also define the abstract members of `Objective`. The head of each objective has its own parameter name.
-    Otherwise, the checkpoint of another objective or task could be loaded by accident.
+    Subclasses also define the abstract members of `Objective`. The head of each objective has its own parameter name,
+    so that the head of another objective or task is not loaded by accident.
 
     Attributes:
       packing: whether several sentence pairs share a training row.
@@ -51,7 +51,7 @@ class PretrainingObjective(Objective):
 
     @classmethod
     def max_predictions(cls, seq_len: int, configured: int, rate: float) -> int:
-        """Returns the maximum number of predictions per sequence, from which the config computes its phases.
+        """Returns the maximum number of predictions per row of a phase, or per sentence pair in packed rows.
 
         Args:
           seq_len: tokens per row.
@@ -61,7 +61,7 @@ class PretrainingObjective(Objective):
         raise NotImplementedError
 
     def row_source(self) -> "RowSource":
-        """Returns how token spans of the corpus become rows, and how rows are masked. This imports TensorFlow."""
+        """Returns the `RowSource`, which converts token spans of the corpus to batch rows. Imports TensorFlow."""
         raise NotImplementedError
 
     def edit_batches(self, batches: Iterator[NumpyBatch]) -> Iterator[NumpyBatch]:
@@ -69,7 +69,7 @@ class PretrainingObjective(Objective):
         return batches
 
     def synthetic_batch(self, phase: Phase, seed: int = 0) -> dict[str, np.ndarray]:
-        """Returns a random batch for benchmarks, with the shape of a training phase's batches."""
+        """Returns a random batch for benchmarks, with the batch shape of a training phase."""
         config = self.model.config
         return synthetic_batch(
             self.schema,
@@ -84,14 +84,14 @@ class PretrainingObjective(Objective):
         )
 
     def baseline(self, corpus: "Corpus", batches: Iterator[NumpyBatch]) -> dict[str, float]:
-        """Returns the metrics of the best prediction that ignores the input, on all evaluation batches."""
+        """Returns the metrics of a baseline that ignores the input, on all evaluation batches (default: {})."""
         return {}
 
     def flops_per_token(self, phase: Phase) -> float:
         """Returns the FLOPs per token of a training step.
 
-        For a head without vocabulary logits, it is `flops_per_token(config, seq_len)` plus `TRAINING_FACTOR` times the
-        head's forward FLOPs per token.
+        For a head without vocabulary logits, this is `flops_per_token(config, seq_len)` plus `TRAINING_FACTOR` times
+        the head's forward FLOPs per token.
         """
         raise NotImplementedError
 

@@ -1,4 +1,4 @@
-"""Cost of training steps in rows, positions and FLOPs, and the fractions of it that are not spent on padding."""
+"""Cost of training steps in rows, positions and FLOPs, and the fractions of this cost not spent on padding."""
 
 import dataclasses
 import operator
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from bertjax.data.schema import is_token
 
-# Metric names of the two fractions of a batch, see `non_padding_sums`.
+# Metric names of the fractions that `non_padding_sums` computes.
 TOKEN_FRACTION, ATTENTION_FRACTION = "token_fraction", "attention_fraction"
 
 
@@ -20,7 +20,7 @@ class StepCost:
       rows: number of rows.
       positions: number of positions, including padding.
       flops: model FLOPs, as if every position were a token that attends to its whole row.
-      attention_flops: FLOPs of the attention products, which are included in `flops`.
+      attention_flops: part of `flops` for the attention products (scores, and weighted sums of values).
     """
 
     rows: int = 0
