@@ -82,7 +82,7 @@ def learnable_squad_files(folder: Path, version: str = "1.1", seed: int = 0) -> 
 
 
 def _write_squad(folder: Path, version: str, seed: int, counts: dict[str, int], draw: Callable) -> Path:
-    """Writes questions of which `draw` returns context words, question and answer."""
+    """Writes SQuAD files; `draw` returns the words of the context, the question and the answer."""
     rng = random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)
     for split, count in counts.items():

@@ -12,6 +12,6 @@ SIZES = {
 
 
 def tiny_config(vocab_size: int = 20, dropout: float = 0.1, **fields) -> ModelConfig:
-    """Returns the config of a float32 model of `SIZES`; `fields` are other sizes and further fields."""
+    """Returns the config of a float32 model of `SIZES`; `fields` replace sizes or set other fields."""
     rates = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
     return ModelConfig(vocab_size=vocab_size, **{**SIZES, **rates, "dtype": "float32", **fields})

@@ -122,7 +122,7 @@ def test_trials_of_equal_shapes_compile_once(cola, glue, tmp_path):
 
 @pytest.fixture
 def seen_trials(monkeypatch):
-    """Returns the list of the trials and their configs of sweeps, which do not run."""
+    """Replaces `run_sweep`, and returns a list of the trials and configs that it is called with."""
     trials = []
 
     def record(configure, new_trials, path, init_from, make_task):
