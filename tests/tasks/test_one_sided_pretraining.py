@@ -115,7 +115,7 @@ def test_features_of_a_language_model_depend_on_its_context_only(pretrained, tmp
         (
             "nsp",
             [KINDS["lstm"]],
-            "config.data.objective=nsp needs context from both sides, which model.encoder=lstm does not have",
+            "config.data.objective=nsp needs context from both sides, which model.encoder=lstm does not provide",
         ),
         (
             "lm",
