@@ -55,7 +55,7 @@ class FeatureHead:
 
     @property
     def is_used(self) -> bool:
-        """Whether `features` or `lstm_layers` is set."""
+        """True if `features` or `lstm_layers` is set."""
         return bool(self.features or self.lstm_layers)
 
     @property

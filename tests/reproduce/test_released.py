@@ -30,6 +30,7 @@ def inputs(letters, tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_table_from_released_checkpoints(inputs, capfd):
     arguments = f"base={inputs}/base,large={inputs}/large,glue={inputs}/glue"
     config, results = f"--config=tables/table1:scale=small,{arguments}", f"--results={inputs}/results"

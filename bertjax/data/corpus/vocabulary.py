@@ -64,7 +64,7 @@ class Vocabulary:
 
     @property
     def has_upper_case(self) -> bool:
-        """Whether a piece contains an upper-case letter, apart from pieces that start with `[`, such as [CLS]."""
+        """True if a piece contains an upper-case letter, apart from pieces that start with `[`, such as [CLS]."""
         return _has_upper_case(self.pieces)
 
     @functools.cached_property

@@ -66,7 +66,7 @@ class TaggingTask(FinetuningTask):
 
     @property
     def by_document(self) -> bool:
-        """Whether a row contains as many sentences of a document as fit (default: False, one sentence per row)."""
+        """True if rows contain as many sentences of a document as fit (default: False, one sentence per row)."""
         return False
 
     def read_words(self, split: str) -> TaggedText:
