@@ -86,7 +86,7 @@ class RunConfig:
 
     @property
     def vocab_size(self) -> int:
-        """Configured vocabulary size. If it is unset, the size of the released uncased models."""
+        """Configured vocabulary size (default: that of the released uncased models)."""
         return self.model["vocab_size"] or DEFAULT_VOCAB_SIZE
 
     def model_config(self, vocab_size: int) -> ModelConfig:

@@ -100,7 +100,7 @@ def list_devices() -> list[jax.Device]:
     """Returns the devices of all processes. Raises a UsageError if no device matches JAX_PLATFORMS."""
     try:
         return jax.devices()
-    # JAX raises an AssertionError without a message if only CUDA or ROCm is requested and no GPU is found.
+    # Without a GPU, JAX raises an AssertionError, not a RuntimeError, if JAX_PLATFORMS is `cuda` or `rocm`.
     except (RuntimeError, AssertionError) as error:
         platforms = quoted(jax.config.jax_platforms or "")  # pyrefly: ignore[missing-attribute]  # Defined at run time.
         reason = f" ({first_line(error)})" if str(error) else ""

@@ -225,8 +225,8 @@ class Tokenizer:
         if len(ids) == 1 and is_plain:
             return [(start, start + len(chunk))]
         words = basic.words(chunk)
-        # `origins` maps each character of the words to its index in the chunk. Tokenizing the characters one by one
-        # yields the same number of characters; only final sigmas and the order of combining marks differ.
+        # `origins` contains, for each character of the words, its index in the chunk. Tokenize each character of the
+        # chunk alone: this changes final sigmas and the order of combining marks, but not the number of characters.
         if is_plain:
             origins = range(len(chunk))
         else:

@@ -105,7 +105,7 @@ def read_table(
       UsageError: the file or a column is missing, or the file is empty or malformed. The message names file and line.
     """
     path = Path(path)
-    text = read_text_file(path).decode("utf-8", "surrogateescape")
+    text = read_utf8(path).decode("utf-8", "surrogateescape")
     if not text.strip():
         raise UsageError(f"{path} is empty; use a file with rows")
     if file_format == "jsonl":
@@ -124,8 +124,8 @@ def read_table(
         yield Row(line, {name: _clean(field or "", stats, line) for name, field in fields.items()}, is_short)
 
 
-def read_text_file(path: Path) -> bytes:
-    """Reads a UTF-8 file. Removes a byte-order mark, and replaces carriage returns that end lines by line feeds."""
+def read_utf8(path: Path) -> bytes:
+    """Returns the bytes of a UTF-8 file, without byte-order mark and with line feeds as line ends."""
     try:
         data = path.read_bytes()
     except OSError as error:

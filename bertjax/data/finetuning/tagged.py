@@ -9,7 +9,7 @@ import numpy as np
 
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.finetuning.examples import Examples, make_examples, max_context_window
-from bertjax.data.finetuning.tables import ReadStats, Row, decode_utf8, read_text_file, replace_surrogates
+from bertjax.data.finetuning.tables import ReadStats, Row, decode_utf8, read_utf8, replace_surrogates
 from bertjax.errors import UsageError, listed, quoted
 
 OUTSIDE = "O"
@@ -73,7 +73,7 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
             ends.append(len(words))
 
     width = 0
-    for line, row in enumerate(read_text_file(path).split(b"\n"), 1):
+    for line, row in enumerate(read_utf8(path).split(b"\n"), 1):
         text = decode_utf8(row, stats, line)
         columns = [column.strip() for column in text.rstrip().split("\t")] if "\t" in text.strip() else text.split()
         if not columns:
