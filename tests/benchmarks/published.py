@@ -6,8 +6,9 @@
 
 Settings are the paper's: batches of 32, three epochs, learning rate 5e-5, 10 % warm-up, three seeds. Both use Adam with
 bias correction, the default of transformers. PyTorch gets the batches of bertjax, so data, order and row lengths are
-equal. Each run is a separate process; its seconds include imports, compilation and evaluation. Each line of the log is
-one run; the same command resumes after an interruption.
+equal. The seeds of a task run one after the other, in bertjax by `bertjax sweep --seeds 3`, in PyTorch in one process.
+The seconds of a run are the time for all seeds, with imports, compilation and evaluation, divided by their number. Each
+line of the log is one run; the same command resumes with the first task and system that lack a seed.
 """
 
 import argparse
@@ -40,12 +41,11 @@ def published_checkpoint() -> str:
     return str(Path(spec.origin).parent / "model")
 
 
-def flags(task: str, seed: int, path: str) -> list[str]:
-    """Returns the arguments of `bertjax train` for a run."""
+def flags(task: str, path: str) -> list[str]:
+    """Returns the arguments of `bertjax train` and `bertjax sweep` for a task, without a workdir."""
     experiment, _, overrides = TASKS[task]
     separator = "" if experiment.endswith(":") else ","
-    fields = {"seed": seed, "epochs": 3, "data.batch_size": 32, "optimizer.learning_rate": 5e-5}
-    fields["optimizer.name"] = "adamw"
+    fields = {"epochs": 3, "data.batch_size": 32, "optimizer.learning_rate": 5e-5, "optimizer.name": "adamw"}
     return [
         *("--config", f"{experiment}{separator}path={path}", "--init_from", published_checkpoint()),
         *(f"--config.{name}={value}" for name, value in fields.items()),
@@ -53,19 +53,22 @@ def flags(task: str, seed: int, path: str) -> list[str]:
     ]
 
 
-def run_bertjax(task: str, seed: int, path: str) -> float:
-    """Runs `bertjax train` and returns the metric on the dev set."""
+def run_bertjax(task: str, seeds: int, path: str) -> list[float]:
+    """Runs `bertjax sweep` and returns the metric of each seed on the dev set."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "bertjax", "train", *flags(task, seed, path), "--workdir", f"{folder}/run"]
-        subprocess.run(command, check=True, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-        return json.loads(Path(folder, "run", "results.json").read_text())[TASKS[task][1]]
+        command = [sys.executable, "-m", "bertjax", "sweep", *flags(task, path), "--seeds", str(seeds)]
+        subprocess.run(
+            [*command, "--workdir", f"{folder}/run"], check=True, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        )
+        trials = json.loads(Path(folder, "run", "sweep.json").read_text())["trials"]
+    return [trial["metrics"][TASKS[task][1]] for trial in trials]
 
 
-def run_transformers(task: str, seed: int, path: str) -> float:
-    """Fine-tunes with PyTorch in another process and returns the metric on the dev set."""
-    command = [sys.executable, __file__, "--pytorch", task, "--seed", str(seed), "--data", path]
+def run_transformers(task: str, seeds: int, path: str) -> list[float]:
+    """Fine-tunes with PyTorch in another process and returns the metric of each seed on the dev set."""
+    command = [sys.executable, __file__, "--pytorch", task, "--restarts", str(seeds), "--data", path]
     output = subprocess.run(command, check=True, stderr=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True).stdout
-    return float(output.splitlines()[-1])
+    return [float(line) for line in output.splitlines()[-seeds:]]
 
 
 def train_pytorch(task_name: str, seed: int, path: str) -> float:
@@ -81,7 +84,7 @@ def train_pytorch(task_name: str, seed: int, path: str) -> float:
     from bertjax.training.checkpoint_config import experiment_config
 
     torch.manual_seed(seed)
-    args = parse_args(["train", *flags(task_name, seed, path), "--workdir", "unused"])
+    args = parse_args(["train", *flags(task_name, path), f"--config.seed={seed}", "--workdir", "unused"])
     with bertjax_checkpoint(args.init_from) as checkpoint:
         task = build_task(parse_config(experiment_config(args.config, args.overrides, checkpoint)), train=True)
     head = {"ner": "TokenClassification", "squad": "QuestionAnswering"}.get(task_name, "SequenceClassification")
@@ -176,27 +179,27 @@ def main() -> None:
     parser.add_argument("--log", type=Path)
     parser.add_argument("--table", action="store_true", help="print the table of a log")
     parser.add_argument("--pytorch", choices=TASKS, help=argparse.SUPPRESS)
-    parser.add_argument("--seed", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--data", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.pytorch:
-        print(train_pytorch(args.pytorch, args.seed, args.data))
+        for seed in range(args.restarts):
+            print(train_pytorch(args.pytorch, seed, args.data), flush=True)
         return
     done = [json.loads(line) for line in args.log.read_text().splitlines()] if args.log.exists() else []
     finished = {(line["task"], line["system"], line["seed"]) for line in done}
     for task in args.tasks:
         path = {"ner": args.ner, "squad": args.squad}.get(task, args.glue)
-        for seed in range(args.restarts):
-            for system, run in SYSTEMS.items():
-                if (task, system, seed) in finished:
-                    continue
-                start = time.monotonic()
-                score = run(task, seed, path)
-                line = {"task": task, "system": system, "seed": seed, "score": score}
-                line["seconds"] = round(time.monotonic() - start, 1)
-                with args.log.open("a") as file:
+        for system, run in SYSTEMS.items():
+            if {(task, system, seed) for seed in range(args.restarts)} <= finished:
+                continue
+            start = time.monotonic()
+            scores = run(task, args.restarts, path)
+            seconds = round((time.monotonic() - start) / args.restarts, 1)
+            with args.log.open("a") as file:
+                for seed, score in enumerate(scores):
+                    line = {"task": task, "system": system, "seed": seed, "score": score, "seconds": seconds}
                     file.write(json.dumps(line) + "\n")
-                print(line, flush=True)
+                    print(line, flush=True)
     if args.table:
         print(table(args.log))
 
