@@ -120,7 +120,7 @@ def plan_run(
 
     Returns:
       A dictionary for JSON; `phases` contains the estimates of each phase. `seconds`, `chip_hours` and `cost` are None
-      if a phase does not fit into memory. These three and `steps` are None if the number of steps needs missing data.
+      if a phase does not fit into memory. These three and `steps` are None if `task.has_schedule` is False.
     """
     chip, chips, devices = chip_of(topology), chips_in(topology) * slices, tpu_devices(topology, slices)
     mesh, model = make_mesh(settings.mesh, devices), task.objective.model.config.resolve("tpu")

@@ -82,7 +82,7 @@ def _state_bytes(settings: RunConfig, task: Task, devices: list[jax.Device]) -> 
 
 
 def _fsdp(state_bytes: int, limit: float, devices: int) -> int:
-    """Returns the smallest `fsdp` (a power of two that divides the devices) that leaves memory for activations."""
+    """Returns the smallest power of two for `fsdp` that divides `devices` and leaves memory for activations."""
     shards = 1
     while state_bytes / shards > _STATE_FRACTION * limit and devices % (2 * shards) == 0:
         shards *= 2

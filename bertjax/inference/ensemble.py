@@ -35,7 +35,8 @@ def ensemble(
 ) -> dict[str, Any]:
     """Averages the logits of several models and writes the resulting predictions.
 
-    The ensemble averages logits rather than probabilities, so that the scores of a question's windows stay comparable.
+    The ensemble averages logits, not probabilities, because SQuAD compares the scores of spans from different windows
+    of a passage.
 
     Args:
       checkpoints: fine-tuned checkpoints with the same task and vocabulary. Model sizes may differ.

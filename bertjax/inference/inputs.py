@@ -59,9 +59,9 @@ class TruncationCount:
 def make_batches(examples: Examples, seq_len: int) -> Iterator[dict[str, np.ndarray]]:
     """Yields batches that contain every example once, longest first.
 
-    Rows are padded to a multiple of 32 tokens. The number of rows depends only on this length (at most `BATCH_TOKENS`
-    tokens per batch, at least one row), so that a model compiles once per length. The last batch may have fewer rows,
-    rounded up to a power of two.
+    Rows are padded to a multiple of 32 tokens. A batch has as many rows as fit into `BATCH_TOKENS` tokens (at least
+    one), so that a model compiles once per row length. The last batch may have fewer rows, rounded up to a power of
+    two.
 
     Yields:
       A batch. Its `example` array [B] contains the index of each row's example, or -1 for padding rows.
@@ -90,7 +90,7 @@ def encode_row(ids: Sequence[list[int]], vocabulary: Vocabulary, truncation: Tru
 
 
 def split_line(line: str, kind: str) -> str | Texts:
-    """Splits a line at ` ||| ` into the texts that an output layer of `kind` takes. Lines for tags are not split."""
+    """Splits a line at ` ||| ` into texts for an output layer of `kind`. Lines for tags and spans are not split."""
     if kind == TAGS:
         return line
     return tuple(line.split(PAIR_SEPARATOR, {CLASSES: 1, MULTILABEL: 1, CHOICES: -1}.get(kind, 0)))

@@ -95,10 +95,10 @@ def _read_inference_defaults(checkpoint: epath.Path) -> InferenceDefaults:
 def with_params_and_output_layer(
     model: LoadedModel, params: Any, output_kind: str, labels: Sequence[str]
 ) -> LoadedModel:
-    """Returns a model with other parameters and output layer, and the config, vocabulary and mesh of `model`.
+    """Returns a model with the given parameters and output layer.
 
     Args:
-      model: model whose parameters are replaced.
+      model: source of the config, vocabulary and mesh; not changed.
       params: nested dictionary of arrays.
       output_kind: kind of output layer ("": no output layer).
       labels: names of the outputs.

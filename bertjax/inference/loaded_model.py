@@ -61,7 +61,7 @@ class LoadedModel:
       defaults: inference settings of the fine-tuning run.
       mesh: device mesh.
       path: path of the checkpoint, for error messages.
-      pooling: `cls` or `mean` for a folder of sentence-transformers (default: "", hidden states of all tokens).
+      pooling: pooling mode of a sentence-transformers model, `cls` or `mean` (default: "", no pooling).
     """
 
     config: ModelConfig

@@ -32,7 +32,7 @@ class Outcome:
     Attributes:
       metrics: metrics of each seed on dev or held-out data.
       started_from: fingerprint of the initial parameters (default: empty, random parameters).
-      fingerprint: fingerprint of the resulting parameters (default: empty, if unknown or of several seeds).
+      fingerprint: fingerprint of the resulting parameters (default: empty, unknown or several seeds).
       members: fingerprints of the models in an ensemble.
     """
 
@@ -100,7 +100,7 @@ class Results:
     def outcome(self, run: Run) -> Outcome | None:
         """Returns the outcome of a run, or None if it is unfinished.
 
-        Raises an error if settings, seeds, initial parameters or ensemble members of the run differ from the table's.
+        Raises an error if the outcome has different settings, seeds, initial parameters or ensemble members than `run`.
         """
         found = self._lookup(run)
         if found is None:
@@ -131,7 +131,7 @@ class Results:
         return None
 
     def _init_fingerprint(self, run: Run, step: int) -> str:
-        """Returns the fingerprint of a run's parameters at `step` (0: its best checkpoint), or "" if it is unknown."""
+        """Returns the fingerprint of a run's parameters at `step` (0: see `Run.init_step`), or "" if it is unknown."""
         if run.fingerprint:
             return run.fingerprint
         if not step:

@@ -1,4 +1,4 @@
-"""Functions that build the runs and cells of the paper's tables at a given scale, with or without pre-training."""
+"""Functions that build the runs and cells of the paper's tables, from pre-training or from released checkpoints."""
 
 import dataclasses
 import functools
@@ -182,7 +182,7 @@ def fine_tuning(
       task: key of `scale.tasks`.
       start: run whose checkpoint initializes the fine-tuning run.
       variant: suffix of the run's name, if the run differs from the task's default (default: "", no suffix).
-      step: checkpoint of `start` to use (default: 0, the last checkpoint).
+      step: step of this checkpoint (default: 0, the last checkpoint of pre-training or the best of fine-tuning).
       feature_head: layers between encoder and output layer (default: none).
       seed: random seed of a single run (default: None, one run for each of `scale.finetuning_seeds`).
     """

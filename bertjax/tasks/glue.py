@@ -188,7 +188,7 @@ class Task(FinetuningTask):
         return logits.argmax(axis=-1) if self.labels else np.clip(logits, *SCORE_RANGE)
 
     def _metrics(self, predictions: dict[str, np.ndarray]) -> dict[str, float]:
-        """Returns the metrics of all evaluation sets. `predictions` are by the set's metric suffix."""
+        """Returns the metrics of all evaluation sets. `predictions` contains one array per set, by metric suffix."""
         values = {}
         for suffix, predicted in predictions.items():
             labels = self._sets[suffix].labels

@@ -97,7 +97,7 @@ class Task:
     """Objective, data and evaluation of a run. Each module `bertjax/tasks/NAME.py` defines a subclass named `Task`.
 
     By default, evaluation metrics are computed from the metric sums only, and the task writes no predictions.
-    The command `train` does not call `benchmark_batch`, `benchmark_step`, `format_row` and `write_predictions`.
+    The command `train` works without `benchmark_batch`, `benchmark_step`, `format_row` and `write_predictions`.
 
     Schedule:
       config: configuration of the run.

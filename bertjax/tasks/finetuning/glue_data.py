@@ -160,7 +160,7 @@ def _file_rows(
 
 
 def _read_columns(path: str, spec: GlueSpec, split: str, columns: Sequence[str]) -> Iterator[Row]:
-    """Yields all rows of a split with the given columns (for TFDS, features)."""
+    """Yields all rows of a split with the given columns or, for TFDS, the given features."""
     if path.startswith(TFDS_PREFIX):
         dataset, tfds_split = _dataset(path.removeprefix(TFDS_PREFIX), spec, split)
         return read_tfds(dataset, tfds_split, {column: column for column in columns}, ReadStats(dataset))

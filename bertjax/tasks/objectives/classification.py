@@ -149,7 +149,7 @@ class Regression(Objective):
 def sequence_objective(
     names: Sequence[str], model: ModelConfig, weighting: ClassWeighting = UNWEIGHTED
 ) -> Classification | Regression:
-    """Builds a classification objective. `names` are the classes by id. If empty, builds a regression objective."""
+    """Builds a classification objective for the classes `names`, or a regression objective if `names` is empty."""
     if names:
         return Classification(SequenceModel(model, len(names)), weighting)
     return Regression(SequenceModel(model, 1))

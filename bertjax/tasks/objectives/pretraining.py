@@ -90,8 +90,8 @@ class PretrainingObjective(Objective):
     def flops_per_token(self, phase: Phase) -> float:
         """Returns the FLOPs per token of a training step.
 
-        For a head without vocabulary logits, this is `flops_per_token(config, seq_len)` plus `TRAINING_FACTOR` times
-        the head's forward FLOPs per token.
+        For a head without vocabulary logits, this is `bertjax.model.flops.flops_per_token(config, seq_len)` plus
+        `TRAINING_FACTOR` times the head's forward FLOPs per token.
         """
         raise NotImplementedError
 

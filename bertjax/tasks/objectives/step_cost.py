@@ -42,9 +42,9 @@ class StepCost:
 def non_padding_sums(batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """Returns the metric sums of TOKEN_FRACTION and ATTENTION_FRACTION for a batch.
 
-    TOKEN_FRACTION is the fraction of positions that are not padding. ATTENTION_FRACTION is the fraction of pairs of
-    positions in a row whose two positions belong to the same sequence. This equals the fraction of attention FLOPs that
-    are not spent on padding.
+    TOKEN_FRACTION is the fraction of positions that are not padding. ATTENTION_FRACTION is the fraction of a row's
+    (query, key) pairs in which both positions are tokens of the same sequence. This equals the fraction of attention
+    FLOPs that are not spent on padding.
     """
     tokens = is_token(batch).astype(jnp.float32)
     length = tokens.shape[-1]
