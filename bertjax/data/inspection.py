@@ -116,7 +116,7 @@ def format_masked_row(batch: Mapping[str, np.ndarray], row: int, vocabulary: Voc
     `[MASK]←paris`, `tree←paris (random)`, `paris (kept)`. Padding is counted but not shown.
 
     Args:
-      batch: batch of `MASKED_LM_BATCH`.
+      batch: batch with the schema `MASKED_LM_BATCH`.
       row: index of the row.
       vocabulary: vocabulary of the corpus.
     """
@@ -132,7 +132,7 @@ def format_packed_row(batch: Mapping[str, np.ndarray], row: int, vocabulary: Voc
     """Formats a row of several sentence pairs, each in the format of `format_masked_row`.
 
     Args:
-      batch: batch of `PACKED_BATCH`.
+      batch: batch with the schema `PACKED_BATCH`.
       row: index of the row.
       vocabulary: vocabulary of the corpus.
     """
@@ -152,7 +152,7 @@ def format_unmasked_row(batch: Mapping[str, np.ndarray], row: int, vocabulary: V
     """Formats a row of text for a language model.
 
     Args:
-      batch: batch of `LANGUAGE_MODEL_BATCH`.
+      batch: batch with the schema `LANGUAGE_MODEL_BATCH`.
       row: index of the row.
       vocabulary: vocabulary of the corpus.
     """

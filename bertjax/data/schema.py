@@ -16,7 +16,7 @@ class ArraySpec:
       name: key in the batch.
       axes: names of the axes after the row axis.
       dtype: int32 or float32.
-      num_values: name of the size below which `synthetic_batch` draws integers (default: "", all values are 1).
+      num_values: name of a size; `synthetic_batch` draws integers below that size (default: "", all values are 1).
       ascending: whether `synthetic_batch` fills the last axis with 0, 1, 2, ...
       padding: value in padding rows.
     """

@@ -91,7 +91,7 @@ def passes_of(made) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("at_once", [1 << 18, 300])
 def test_packed_index_has_the_same_pairs_in_fewer_rows(make_corpus, monkeypatch, at_once):
-    monkeypatch.setattr("bertjax.data.pretraining.pairs._MAX_ROWS", at_once)
+    monkeypatch.setattr("bertjax.data.pretraining.pairs._MAX_PAIRS", at_once)
     corpus = make_corpus(short_documents(600, 3))
     alone, together = (open_pair_index(corpus, "train", SEQ_LEN, 0, 3, most) for most in (1, MAX_PAIRS))
     for one, other in zip(passes_of(alone), passes_of(together), strict=True):

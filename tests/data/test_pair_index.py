@@ -76,7 +76,7 @@ def test_damaged_index_is_rebuilt(corpus, damage):
 
 def test_block_size_does_not_lose_sentences(corpus, monkeypatch):
     monkeypatch.setattr(pair_index, "_BLOCK_SENTENCES", 20)
-    monkeypatch.setattr(pairs, "_MAX_ROWS", 7)
+    monkeypatch.setattr(pairs, "_MAX_PAIRS", 7)
     records = open_pair_index(corpus, "train", 64, 0, 1).records
     assert_each_sentence_once(records, corpus.train.sentences)
 

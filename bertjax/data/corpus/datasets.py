@@ -135,7 +135,7 @@ def hub_texts(
     Args:
       name: `NAME`, `ORG/NAME` or `ORG/NAME/CONFIG`.
       split: name of a split.
-      column: name of the text column (default: "", `text` or else the only column of strings).
+      column: name of the text column; "" selects `text`, or else the only column of strings.
       problems: counter of problems, updated while reading.
       advance: called with the number of bytes read since the last call, for a progress bar.
 

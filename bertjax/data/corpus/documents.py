@@ -31,8 +31,8 @@ _DOC_CLOSE = re.compile(r"^</doc>", re.MULTILINE)
 _TITLE = re.compile(r'\btitle="(.*?)"(?:\s+\w+="|>\s*$)')
 # Longer paragraphs are divided: `sentencex` pairs quotes, so an unclosed quote would hide all later sentence ends.
 _MAX_PARAGRAPH_CHARS = 1 << 16
-# `sentencex` fails next to white space of several UTF-8 bytes, so such characters are replaced by spaces. U+0085 is
-# dropped, as by BERT's tokenizer.
+# `sentencex` fails next to a white-space character of several UTF-8 bytes, so replace these characters by spaces.
+# U+0085 is dropped, as by BERT's tokenizer.
 _WIDE_SPACES = re.compile("[\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
 _SENTENCE_END = re.compile("[.!?:;\u2026\u3002][\"'\u2019\u201d)\\]*_]*$")
 # A line that ends a sentence and is shorter than this fraction of the longest line ends a paragraph.

@@ -1,4 +1,4 @@
-"""Local copies of corpora on object storage, made once per machine."""
+"""Download of corpora from object storage to the local disk, once per machine."""
 
 import hashlib
 import logging

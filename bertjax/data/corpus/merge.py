@@ -121,7 +121,8 @@ def documents_to_move(train: np.ndarray, heldout: np.ndarray) -> tuple[np.ndarra
 
     Returns:
       A tuple of two sorted index arrays: training documents to hold out, and held-out documents to train on. The
-      arrays are empty if no move is needed, or if no move gives both splits enough documents.
+      arrays are empty if no move is needed, or if no move gives both splits enough documents. An empty training
+      split receives documents in any case.
     """
     minimum = min_documents(train.size + heldout.size)
     no_move = np.empty(0, np.int64)

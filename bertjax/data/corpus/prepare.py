@@ -72,7 +72,7 @@ def prepare(
       vocabulary_size: number of pieces to train; a small text yields fewer pieces.
       add_pieces: maximum number of pieces to learn from a sample of the text and append to `vocabulary`, a WordPiece
         vocabulary (default: 0).
-      lower_case: whether to lower-case text (default: None, detected from `vocabulary`, True if one is trained).
+      lower_case: whether to lower-case text (default: None, detected from `vocabulary`, or True without `vocabulary`).
       heldout_fraction: fraction of documents, in [0, 1), that is excluded from training.
       workers: number of worker processes (default: None, one per core).
       runner: `local`, or `beam` for Apache Beam on this machine or a cluster.

@@ -78,7 +78,7 @@ class JobResult:
       added_pieces: value of `added_pieces` in the manifest; None if `Job.add_pieces` is 0.
       splits: number of `documents`, `sentences`, `tokens` and `text_bytes` of each split.
       problems: number of occurrences of each problem.
-      files: value of `files` in the manifest: size and SHA-256 of each array file, by file name.
+      files: size and SHA-256 of each array file, by file name, as in `files` of the manifest.
     """
 
     vocabulary: Vocabulary

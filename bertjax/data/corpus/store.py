@@ -205,7 +205,7 @@ def _check_manifest(manifest: dict[str, Any]) -> None:
         raise ValueError(f"lower_case is {vocabulary['lower_case']!r}")
     names = {vocabulary["file"], *(array_file(split, array) for split in SPLITS for array in ARRAYS)}
     if unequal := {*files} ^ names:
-        raise ValueError(f"the list of files differs in {', '.join(map(repr, sorted(unequal)))}")
+        raise ValueError(f"missing or unexpected entries in 'files': {', '.join(map(repr, sorted(unequal)))}")
     for name in names:
         if Path(name).name != name or type(files[name]["bytes"]) is not int or type(files[name]["sha256"]) is not str:
             raise ValueError(f"the entry of {name!r} is invalid")

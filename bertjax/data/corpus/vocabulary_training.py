@@ -35,8 +35,8 @@ _MAX_CHARACTERS = 1000
 _MIN_FREQUENCY = 2
 _BATCHES_AHEAD = 4
 _WORDS_PER_LINE = 10_000
-# Minimum number of pieces of the sample that an added piece must save. A piece that saves fewer would occur at most
-# once in the sample, too rarely to train its embedding.
+# An added piece must shorten the tokenized sample by at least this many tokens. A piece that saves less usually occurs
+# at most once in the sample, too rarely to train its embedding.
 _MIN_SAVING = 2
 
 _T = TypeVar("_T")
@@ -78,9 +78,9 @@ def learn_vocabulary(
       progress: whether to log the size of the sample.
 
     Returns:
-      A tuple of the vocabulary and, if pieces were appended, the value of `added_pieces` in the manifest (else None).
-      This value contains the `count` of added pieces. For the vocabulary before and after, it also contains the mean
-      pieces per word and the fraction of words that are [UNK]. Punctuation characters count as words.
+      A tuple of the vocabulary and, if `base` is given, the value of `added_pieces` in the manifest (else None). This
+      value contains the `count` of added pieces and, for `base` and the extended vocabulary, the mean pieces per word
+      and the fraction of words that are [UNK]. Punctuation characters count as words.
 
     Raises:
       BertjaxError: the samples contain no text, or SentencePiece fails.
@@ -113,7 +113,7 @@ def learn_vocabulary(
 def ordered_map(
     pool: Executor, function: Callable[..., _T], arguments: Iterable[tuple[Any, ...]], max_pending: int
 ) -> Iterator[_T]:
-    """Calls a function in a pool and yields the results in order. At most `max_pending` calls are in flight."""
+    """Calls a function in a pool and yields the results in order. Submits up to `max_pending` calls ahead."""
     pending: deque[Any] = deque()
     for call in arguments:
         pending.append(pool.submit(function, *call))
@@ -242,7 +242,7 @@ def sentencepiece_model(sentences: Iterable[str], size: int, lower_case: bool) -
 def added_pieces(vocabulary: Vocabulary, number: int, counts: Counter[str]) -> list[str]:
     """Returns at most `number` new pieces for a WordPiece vocabulary, the most useful first.
 
-    A WordPiece vocabulary is trained on the words that `vocabulary` splits; its pieces are the candidates. Each step
+    The candidates are the new pieces of a second vocabulary, trained on the words that `vocabulary` splits. Each step
     adds the candidate that removes the most pieces from the text, where each word counts as often as it occurs.
     """
     pieces = {*vocabulary.pieces}

@@ -17,7 +17,7 @@ from bertjax.data.schema import EXAMPLE, TOKEN_LABELS, padding_values
 from bertjax.data.shard import DataShard
 from bertjax.errors import UsageError
 
-# Example index of unused slots. -1 is a valid NumPy index, so unused slots can be masked after a lookup.
+# Example index in the unused slots of packed rows. It is a valid NumPy index, so lookups can be masked afterwards.
 NO_EXAMPLE = -1
 # Examples are sorted by their length, rounded up to a multiple of this number of tokens.
 _LENGTH_UNIT = 32

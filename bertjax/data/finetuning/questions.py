@@ -22,7 +22,7 @@ from bertjax.data.finetuning.tables import ReadStats, replace_surrogates
 from bertjax.errors import UsageError, quoted
 from bertjax.utils.terminal import progress_bar
 
-# Context score that a window adds to its tokens, per token of its length (`_check_is_max_context` of `run_squad.py`).
+# Argument `length_bonus` of `max_context_window`, as in `_check_is_max_context` of `run_squad.py`.
 _LENGTH_BONUS = 0.01
 # Number of words of a TriviaQA document that are searched for an answer. A footnote of section 4.2 of the paper says
 # 400 tokens without defining a token.
@@ -80,8 +80,8 @@ def read_questions(path: Path, stats: ReadStats, training: bool, all_answerable:
       stats: question counts, updated in place.
       training: whether the file is used for training. Training skips questions whose answer does not occur at its
         offset in the context.
-      all_answerable: whether every question needs an answer, as in SQuAD 1.1. Questions without an answer are skipped
-        in training. In evaluation, they are used and counted as irregular in `stats.noted`.
+      all_answerable: whether every question needs an answer, as in SQuAD 1.1. If True, questions without an answer are
+        skipped in training. In evaluation, they are used and counted as irregular in `stats.noted`.
 
     Raises:
       UsageError: the file is missing or malformed, has duplicate ids, or has no usable questions.

@@ -48,7 +48,7 @@ def mean_piece_bytes(vocabulary: Vocabulary, tokens: np.ndarray) -> float:
 
     The bytes of a piece are those of its text, without `##` or the SentencePiece word start. The first piece of a word
     has one more byte for the space before the word. Hence the bytes of a word do not depend on how it is split into
-    pieces. Special tokens, such as [UNK], count as 0 bytes.
+    pieces. A special token, such as [UNK], counts as one byte, the space.
 
     Args:
       vocabulary: vocabulary of the tokens.

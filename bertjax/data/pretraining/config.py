@@ -35,7 +35,7 @@ PACKED_BATCH: Schema = (
     *PREDICTIONS,
     ArraySpec("next_sentence_labels", ("pairs",), num_values="labels", padding=-1),
 )
-# A language model predicts every token, so its batches contain no predicted positions.
+# A language model predicts every token, so its batches do not list predicted positions.
 LANGUAGE_MODEL_BATCH: Schema = SEQUENCE
 
 

@@ -117,9 +117,9 @@ def open_pair_index(
 ) -> PairIndex:
     """Opens the pair index of a split; builds and stores it if it is missing or damaged.
 
-    The index is stored in the directory `pair_index` of the corpus. If this directory is not writable, the index is
-    stored in the cache directory of the machine. `Corpus.checksums` verifies the index in the background. Several
-    processes may build the same index at once.
+    The index is stored in the directory `pair_index` of the corpus. If this fails, the index is stored in the cache
+    directory of the machine. `Corpus.checksums` verifies the index in the background. Several processes may build the
+    same index at once.
 
     Args:
       corpus: open corpus.

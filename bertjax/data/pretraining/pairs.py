@@ -17,7 +17,7 @@ RECORD = np.dtype([("a_start", "<i8"), ("b_start", "<i8"), ("a_length", "<i4"), 
 
 # Maximum pairs and rounds per array that `document_pairs` yields, to bound memory. A round makes one pair from each
 # unfinished document. Late rounds have few documents, so a limit of pairs alone is not enough.
-_MAX_ROWS = 1 << 18
+_MAX_PAIRS = 1 << 18
 _MAX_ROUNDS = 1 << 12
 
 
@@ -53,7 +53,7 @@ def document_pairs(
     base = cursor[0]
     offsets = sentences[base : end[-1] + 1]
     chunks: list[tuple[np.ndarray, ...]] = []
-    rows = 0
+    pairs = 0
     active = np.arange(targets.size)
     while active.size:
         begin, target = cursor[active], targets[active]
@@ -63,12 +63,12 @@ def document_pairs(
         a_stop = begin + 1 + _below(stop - begin - 1, a_uniform)
         not_next = (a_stop == stop) | (next_uniform < 0.5)
         chunks.append((first + active, target, begin, a_stop, stop, not_next))
-        rows += active.size
+        pairs += active.size
         cursor[active] = np.where(not_next, a_stop, stop)
         active = active[cursor[active] < end[active]]
-        if rows >= _MAX_ROWS or len(chunks) >= _MAX_ROUNDS:
+        if pairs >= _MAX_PAIRS or len(chunks) >= _MAX_ROUNDS:
             yield _records(sentences, documents, chunks, rng)
-            chunks, rows = [], 0
+            chunks, pairs = [], 0
     if chunks:
         yield _records(sentences, documents, chunks, rng)
 

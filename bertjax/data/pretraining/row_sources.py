@@ -141,7 +141,7 @@ class _RowLayout:
     """
 
     def __init__(self, slots: tf.Tensor, lengths: tf.Tensor, width: int) -> None:
-        """Computes the layout for arrays [N, width] with one padded pair per row.
+        """Computes the layout for arrays [N, width] of padded pairs.
 
         Args:
           slots: row and index of each pair, see `Spans`.

@@ -210,7 +210,7 @@ def truncate_pairs(spans: Spans, max_tokens: int, bits: tf.Tensor) -> Spans:
     form, and the number of tokens dropped from the front is binomial.
 
     Args:
-      spans: spans of N rows.
+      spans: spans of N pairs.
       max_tokens: maximum tokens of both segments together.
       bits: uniform random bits, uint64 [N, 2].
     """
@@ -250,11 +250,11 @@ def assemble_rows(tokens: tf.Tensor, spans: Spans, seq_len: int, vocabulary: Voc
       paired: whether rows have a segment B.
     """
     position = tf.range(seq_len)
-    a_length = tf.cast(spans.a_length, tf.int32)[:, None]  # [B, 1]
+    a_length = tf.cast(spans.a_length, tf.int32)[:, None]  # [N, 1]
     a_end = a_length + 1
     last = a_end + tf.cast(spans.b_length, tf.int32)[:, None] + 1 if paired else a_end
 
-    is_text = (position > 0) & (position != a_end) & (position < last)  # [B, S]
+    is_text = (position > 0) & (position != a_end) & (position < last)  # [N, S]
     a_first, b_first = spans.a_start - 1, spans.b_start - spans.a_length - 2
     index = tf.where(position <= a_length, a_first[:, None], b_first[:, None]) + tf.range(seq_len, dtype=tf.int64)
     index = tf.where(is_text, index, 0)
