@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := runs/demo
 
-# What Python compiles is kept for the next process, of which there are many.
+# Let Python cache bytecode, because the tests and the demo start many processes.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-all test-lowest test-newest attack lint references docs package lock clean
@@ -12,10 +12,10 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(VENV)/.installed
 	demo/run.sh $(BIN) $(DEMO)
 
-# In the order of files, of which those that take longest come first, not those with the most tests.
+# Start the test files in collection order, where slow files come early, not those with the most tests first.
 PYTEST = $(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder
 
-# Programs for one device compile faster than those for eight.
+# Most tests run on one device, because programs for one device compile faster than those for eight.
 test: lint
 	$(PYTEST) -m "devices and not slow and not beam and not notebooks" $$(grep -rl --include='*.py' mark.devices tests)
 	BERTJAX_TEST_DEVICES=1 $(PYTEST) -m "not devices and not slow and not beam and not notebooks"
@@ -23,7 +23,7 @@ test: lint
 test-all: lint $(VENV)/.installed-parity
 	$(PYTEST)
 
-# Hours; the same command goes on where it was stopped. Another seed: make attack SEED=1
+# Takes hours; the same command resumes it. For a different seed: make attack SEED=1
 SEED ?= 0
 attack: $(VENV)/.installed-dev
 	$(BIN)/python tests/attack/run.py --seed $(SEED) --log runs/attack-$(SEED).jsonl
@@ -64,7 +64,7 @@ test-versions:
 	BERTJAX_TEST_DEVICES=1 build/$(NAME)/bin/python -m pytest -q -n auto --dist loadfile \
 	  -m "not devices and not slow and not beam and not notebooks"
 
-# Writes the newest versions that pyproject.toml admits, for all extras, platforms and versions of Python.
+# Writes the newest versions that pyproject.toml allows to constraints.txt, for all extras, platforms and Pythons.
 lock: $(VENV)/.installed-release
 	$(BIN)/uv pip compile --quiet --universal --upgrade --all-extras --no-annotate --no-header \
 	  --output-file constraints.txt pyproject.toml
@@ -77,7 +77,7 @@ $(VENV)/bin/python:
 	  { echo "bertjax needs Python 3.11 or newer, $(PYTHON) is older; try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 
-# Python compiles what it imports; most of what is installed it never does.
+# --no-compile, because Python compiles modules when it imports them, and most are never imported.
 INSTALL = $(BIN)/pip install -qq --disable-pip-version-check --no-compile --constraint constraints.txt --editable
 
 $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt

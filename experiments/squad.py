@@ -7,8 +7,8 @@ Versions:
 - 1.1: batch size 32, learning rate 5e-5, 3 epochs. `path` contains train-v1.1.json and dev-v1.1.json.
 - 2.0: batch size 48, learning rate 5e-5, 2 epochs, no-answer threshold with the best F1 on dev. `path` contains
   train-v2.0.json and dev-v2.0.json.
-- triviaqa: TriviaQA, on which the paper trains before SQuAD 1.1. The experiment uses documents of the Wikipedia part
-  with an answer in their first 400 tokens. `path` contains qa/wikipedia-train.json and evidence/wikipedia.
+- triviaqa: TriviaQA, on which the paper trains before SQuAD 1.1. The experiment uses the Wikipedia documents
+  that have an answer in their first 400 words. `path` contains qa/wikipedia-train.json and evidence/wikipedia.
 
 Passages are split into windows of 384 tokens with a stride of 128.
 

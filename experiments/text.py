@@ -16,8 +16,8 @@ The log counts skipped rows and names their file and line. Without a dev file, t
 last checkpoint. `--config.data.dev_share=0.1` holds out a tenth of the training file as dev set.
 
 Hardware and time: depends on the data; `bertjax bench step` with the same config prints the tokens/s of this machine.
-Expected: depends on the data; the final table shows the score of the model and of always predicting the most frequent
-class.
+Expected: depends on the data; the final table shows the score of the model and of a constant prediction, such as the
+most frequent class.
 """
 
 from ml_collections import ConfigDict

@@ -14,9 +14,9 @@ _HEAD = """# Commands
 | 0 | success |
 | 1 | failure |
 | 2 | usage error |
-| 42 | run stopped by a signal; the same command resumes it |
+| 42 | training stopped by a signal after saving a checkpoint; the same command resumes it |
 | 43, 134 | a host was lost or hung; the same command resumes the run |
-| 130 | interrupted by a signal |
+| 130 | interrupted by a signal, nothing to save |
 """
 
 

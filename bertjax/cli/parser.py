@@ -131,7 +131,7 @@ def add_model_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoint",
         metavar="CKPT",
-        help="workdir of a run, or a checkpoint in it; its saved config replaces --config",
+        help="workdir of a run, or a checkpoint in it, to use its saved config instead of --config and --init_from",
     )
 
 

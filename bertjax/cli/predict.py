@@ -28,7 +28,7 @@ def add_parser(commands: Any) -> None:
         config=True,
     )
     add_checkpoint(parser)
-    parser.add_argument("--split", help="split of the task's data: dev or test, which must have labels (default: dev)")
+    parser.add_argument("--split", help="labeled split of the task's data: dev or test (default: dev)")
 
     parser = add_command(
         commands,

@@ -99,9 +99,7 @@ def _topology_line(plan: Any, args: argparse.Namespace) -> str:
 
     chip, chips = chip_of(args.topology), chips_in(args.topology)
     hours = sum(run.flops for run in plan.pending) / (chips * chip.flops_per_second * args.mfu) / 3600
-    cost = (
-        "" if args.price_per_chip_hour is None else f", {hours * chips * args.price_per_chip_hour:,.2f} at that price"
-    )
+    cost = "" if args.price_per_chip_hour is None else f", cost {hours * chips * args.price_per_chip_hour:,.2f}"
     return (
         f"on {args.topology}: {hours:,.1f} hours, {hours * chips:,.1f} chip-hours{cost}, if the MFU is {args.mfu:.0%}"
     )

@@ -220,10 +220,10 @@ def bertjax_checkpoint(path: str, cache_dir: Path | None = None) -> Iterator[str
 
 
 def _replaces_source(origin: dict[str, Any], path: str) -> bool:
-    """Returns whether to use a cached conversion with this origin without reading the checkpoint at `path`.
+    """Returns whether to use a cached conversion without checking that its source is unchanged.
 
-    This is the case for a model on the hub, so that a resumed run uses the same commit, and for a local checkpoint that
-    no longer exists.
+    This is the case if the source is `path`, and `path` is on the hub (a resumed run then uses the same commit) or no
+    longer exists.
     """
     if hub.is_hub(path):
         return path in (origin.get("address"), origin.get("source"))
@@ -246,7 +246,7 @@ def _origin_of(path: str, folder: str = "") -> dict[str, Any]:
     """Returns the content of `origin.json`, which identifies the source of a conversion.
 
     A local checkpoint is identified by its path and the names, sizes and modification times of its files. A model on
-    the hub is identified by its address with the commit; `address` is the address that the user gave.
+    the hub is identified by its address with the commit; the key `address` stores the user's address.
 
     Args:
       path: path of the checkpoint, or its address on the hub.

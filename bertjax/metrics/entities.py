@@ -16,8 +16,9 @@ _SCHEMES = ("BI", "BIES", "BILU")
 def extract_entities(tags: Sequence[str]) -> set[Entity]:
     """Returns the entities of one sentence as tuples of first word, end word (exclusive) and type.
 
-    B and S start an entity. I and E start an entity after O, E or S, or after a tag of a different type. The entity
-    continues with I tags of its type and ends at E. Every tag sequence is valid, as in `conlleval` and `seqeval`.
+    B starts an entity, and S is an entity of one word. I and E start an entity after O, E or S, or after a tag of a
+    different type. An entity continues with I tags of its type, up to and including an E tag. Every tag sequence is
+    valid, as in `conlleval` and `seqeval`.
     """
     entities = set()
     start, current_type = 0, ""

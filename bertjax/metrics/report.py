@@ -152,6 +152,6 @@ def truncate_name(name: str, width: int = _NAME_WIDTH) -> str:
 
 
 def log_reports(reports: Mapping[str, ClassReport]) -> None:
-    """Logs the class report of each evaluation set. `reports` maps metric suffixes to reports."""
+    """Logs the class report of each evaluation set. Keys are suffixes of metric names, such as `_mismatched`."""
     for suffix, report in reports.items():
         logger.info(f"by class{suffix.replace('_', ' ')}:\n{report.format()}")

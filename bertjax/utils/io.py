@@ -204,7 +204,7 @@ def _directory_lock(path: Path) -> Iterator[None]:
                     _discard(temporary, path)
                 yield
             finally:
-                # It is safe to remove the lock file: a waiting FileLock detects this and opens a new file.
+                # It is safe to remove the lock file: a FileLock that has opened it detects this and fails.
                 lock.unlink(missing_ok=True)
     except Timeout:
         raise UsageError(f"another process is writing to {path}; wait until it ends") from None
