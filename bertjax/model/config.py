@@ -86,7 +86,7 @@ class Architecture:
                 f"{self.num_attention_heads}; use a multiple"
             )
         if not 0 <= self.layer_norm_eps < math.inf:
-            raise UsageError(f"model.layer_norm_eps is {self.layer_norm_eps}; it must be a number of at least 0")
+            raise UsageError(f"model.layer_norm_eps is {self.layer_norm_eps}; it must be finite and at least 0")
         _check_choices(self, encoder=ENCODERS, hidden_act=ACTIVATIONS, attention_direction=DIRECTIONS)
         if self.encoder == LSTM and self.hidden_size % 2:
             raise UsageError(f"model.hidden_size is {self.hidden_size}; model.encoder={LSTM} needs an even number")
@@ -167,7 +167,7 @@ class ModelConfig(Architecture, Layout):
             if not 0 <= getattr(self, name) <= _MAX_DROPOUT:
                 raise UsageError(f"model.{name} is {getattr(self, name)}; it must be in [0, {_MAX_DROPOUT}]")
         if not 0 <= self.initializer_range < math.inf:
-            raise UsageError(f"model.initializer_range is {self.initializer_range}; it must be a number of at least 0")
+            raise UsageError(f"model.initializer_range is {self.initializer_range}; it must be finite and at least 0")
 
     @property
     def architecture(self) -> Architecture:

@@ -112,9 +112,9 @@ class Encoder(nn.Module):
           input_ids: [B, L] int32.
           segment_ids: [B, L] int32.
           sequence_ids: [B, L] int32, index of each token's sequence, starting at 1, or 0 for padding.
-          position_ids: [B, L] int32, position of each token in its sequence. Required for packed rows of several
-            sequences, because it selects an attention implementation that supports them (default: None, positions
-            0, 1, ... of each row).
+          position_ids: [B, L] int32, position of each token in its sequence (default: None, 0, 1, ... in each row).
+            Required for packed rows of several sequences: without it, the selected attention implementation may not
+            support them.
           deterministic: whether to disable dropout. If False, a `dropout` rng is required.
           collect_layers: whether to also return the output of the embeddings and of every layer.
 

@@ -322,7 +322,7 @@ def build_model(description: Mapping[str, Any], config: ModelConfig) -> nn.Modul
     """Builds the Flax module that `model_description` describes.
 
     Raises:
-      UsageError: the kind is unknown, for example because a newer version wrote it.
+      UsageError: the kind is unknown, for example in a checkpoint that a newer version of bertjax wrote.
     """
     if description["kind"] not in _MODELS:
         raise UsageError(f"unknown kind of model: {description['kind']!r}; use one of {', '.join(_MODELS)}")

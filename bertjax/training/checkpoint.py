@@ -130,7 +130,7 @@ class Checkpoints:
 
         Args:
           state: state to save.
-          score: evaluation score, higher is better (default: None, the checkpoint is never selected as the best).
+          score: evaluation score, higher is better (default: None, lower than any score).
 
         Raises:
           BertjaxError: this save or the previous one failed, for example on a full disk.

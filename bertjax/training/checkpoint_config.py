@@ -87,7 +87,10 @@ def choose_split(config: ConfigDict, split: str) -> ConfigDict:
 
 
 def choose_evaluation(config: ConfigDict, split: str) -> ConfigDict:
-    """Returns the config with the split to evaluate. A test file replaces the dev file, so that its labels are read."""
+    """Returns the config with the split to evaluate.
+
+    A test file is passed as the dev file, because a task may ignore the labels of a test file.
+    """
     config = choose_split(config, split)
     if split != SPLITS[0] and "test_file" in config.data:
         if not config.data.test_file:

@@ -133,7 +133,8 @@ def check_batch_sizes(task: Task, mesh: Mesh, grad_accum_steps: int) -> None:
         if batch_size % (shards * grad_accum_steps):
             raise UsageError(
                 f"a batch of {batch_size} rows is not divisible by {shards} data shards x {grad_accum_steps} "
-                f"micro-batches; use a multiple of {shards * grad_accum_steps} for config.data.batch_size "
-                "(rows = examples / data.examples_per_row; with keep_tokens_per_batch, phases with a longer seq_len "
-                "have fewer rows)"
+                "micro-batches; change config.data.batch_size or config.data.eval_batch_size, so that every batch has "
+                f"a multiple of {shards * grad_accum_steps} rows (with examples_per_row, a training batch has "
+                "batch_size / examples_per_row rows; with keep_tokens_per_batch, phases with a longer seq_len have "
+                "fewer rows)"
             )

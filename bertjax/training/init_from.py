@@ -59,7 +59,7 @@ class NewPieces:
 def with_checkpoint_architecture(
     config: ConfigDict, checkpoint: epath.Path, explicit: Collection[str] = ()
 ) -> ConfigDict:
-    """Returns a copy of a config with the architecture of a checkpoint, and with its vocabulary if unset.
+    """Returns a copy of a config with the architecture of a checkpoint, and with its vocabulary if the config has none.
 
     `explicit` contains the architecture fields that the user set. If the checkpoint has a different value, raises a
     UsageError.

@@ -84,7 +84,7 @@ def _processes_from_environment() -> dict[str, Any]:
             f"invalid environment variables: {shortened(values)}; set them to HOST:PORT of process 0, the number of "
             "processes, and the index of the process"
         )
-    # Disable cluster detection: if libtpu is installed, it queries the cloud's metadata server.
+    # Disable cluster detection, which queries the cloud's metadata server if libtpu is installed.
     options = {"coordinator_address": address, "num_processes": int(count), "process_id": int(index)}
     return {**options, "cluster_detection_method": "deactivate"}
 

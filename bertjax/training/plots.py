@@ -20,7 +20,7 @@ _OBJECTIVES = {"mlm": "masked LM", "nsp": "next sentence", "ltr": "left to right
 
 
 def plot_pretraining(lines: list[dict[str, Any]], path: epath.Path) -> None:
-    """Plots loss and accuracy of each pre-training objective in its own panel, against tokens seen.
+    """Plots the loss and the accuracy of each pre-training objective in separate panels, against tokens seen.
 
     `lines` are objects of `metrics.jsonl`. Objects without `tokens` are skipped.
     """

@@ -99,7 +99,7 @@ class Progress:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Excludes the time that the block takes from the measured speed."""
+        """Excludes the duration of the `with` block from the measured speed."""
         start = time.monotonic()
         try:
             yield

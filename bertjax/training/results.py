@@ -179,7 +179,7 @@ def write_results(
 
 
 def log_results(values: dict[str, Any], before: dict[str, Any], baseline: dict[str, float]) -> None:
-    """Logs a table of metrics before training ({}: not evaluated), of the best checkpoint, and of the baseline."""
+    """Logs a table of the metrics before training (if evaluated), of the best checkpoint, and of the baseline."""
     if not values:
         return
     width = 2 + max(map(len, [*values, "held out"]))

@@ -44,7 +44,7 @@ def make_train_step(
         )
     # `trainable` selects the parameters to differentiate. `for_forward` combines them with the frozen parameters for
     # the model, and `write_back` for the train state. The model gets frozen layers as a separate stack, but the state
-    # has one stack of all layers. Without freezing, all three return the same arrays.
+    # has one stack of all layers. Without freezing, each returns its last argument.
     tx, freezing = optimizer
 
     def total_loss(sums: MetricSums, denominators: dict[str, jax.Array]) -> Any:
@@ -92,8 +92,8 @@ def make_train_step(
 
         grad_norm = optax.tree.norm(grads)
         is_finite = jnp.isfinite(total_loss(sums, denominators)) & jnp.isfinite(grad_norm)
-        # The names must equal `STEP_METRICS` of `state.py`. `non_padding_sums` adds the fractions of positions and
-        # attention FLOPs that are not padding.
+        # The names added here must equal `STEP_METRICS` of `state.py`. `non_padding_sums` adds the fractions of
+        # positions and attention FLOPs that are not padding.
         sums = {**sums, "grad_norm": jnp.stack([grad_norm, jnp.ones_like(grad_norm)]), **non_padding_sums(batch)}
         return TrainState(
             step=state.step + 1,

@@ -231,8 +231,9 @@ def _finished_outcome(trial: Trial, init_fingerprint: str) -> dict[str, Any] | N
     previous_fingerprint = results["started_from"] if results else saved_init_fingerprint(trial.folder)
     difference = ""
     if previous_fingerprint not in (None, init_fingerprint):
-        difference = "parameters that differ from those of --init_from" if init_fingerprint else "a checkpoint"
-        difference = f"it started from {difference}"
+        difference = "it started from a checkpoint, but --init_from is not set"
+        if init_fingerprint:
+            difference = "it started from parameters that differ from those of --init_from"
     elif results:
         difference = result_differences(results["config"], dataclasses.asdict(trial.config), of_best=True)
     if difference:
@@ -286,7 +287,7 @@ def format_settings(content: dict[str, Any]) -> str:
     """Returns the settings of a sweep as a text table, best first."""
     title = f"{content['best']['score_name']} on dev"
     width = 2 + max(len(title), *(len(row["setting"]) for row in content["settings"]))
-    lines = [f"{title:<{width}}{'trials':>7}{'mean':>9}{'dev.':>9}{'best':>9}{'failed':>8}"]
+    lines = [f"{title:<{width}}{'trials':>7}{'mean':>9}{'std':>9}{'best':>9}{'failed':>8}"]
     for row in content["settings"]:
         scores = "".join(f"{row[name]:>9.4f}" if name in row else f"{'':>9}" for name in ("mean", "deviation", "best"))
         lines.append(f"{row['setting']:<{width}}{row['trials']:>7}{scores}{row['failed']:>8}")
