@@ -65,7 +65,7 @@ class Storage:
     fault: Callable[[str, str], None] = lambda method, path: None
     lock: threading.RLock = field(default_factory=threading.RLock)
     sessions: dict[str, tuple[str, dict[str, str]]] = field(default_factory=dict)
-    # Incremented by every write, which gives the object this generation.
+    # Generation of the object that was written last; every write increments it.
     last_generation: int = 1_700_000_000_000_000
 
     def names(self, prefix: str = "", bucket: str = "bucket") -> list[str]:

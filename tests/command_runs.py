@@ -21,7 +21,7 @@ MODEL = {
     "mesh.fsdp": -1,
 }
 
-# Commands that read data or results log it before their error.
+# Commands that read data or results may print log lines before their error.
 refused = functools.partial(refused_command, logs=True)
 
 

@@ -68,7 +68,7 @@ def squad_files(folder: Path, version: str = "1.1", seed: int = 0) -> Path:
 
 
 def learnable_squad_files(folder: Path, version: str = "1.1", seed: int = 0) -> Path:
-    """Writes SQuAD files in which the answer is the only word z...q; contexts without answer have no such word."""
+    """Writes SQuAD files in which the answer is the only word that ends with q; unanswerable contexts have none."""
 
     def draw(rng: random.Random, is_impossible: bool) -> tuple[list[str], str, str]:
         words = [f"{rng.choice(WORDS)}{rng.choice('xy')}" for _ in range(8)]

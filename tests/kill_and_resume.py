@@ -37,7 +37,7 @@ OVERRIDES = {
     "optimizer.learning_rate": 1e-3,
 }
 KINDS = ("save", "steps", "start")
-# Maximum of the random delay between the start of a save and its kill. A save takes longer than this.
+# Maximum of the random delay between the start of a save and the kill. A save takes longer than this.
 SAVE_SECONDS = 0.05
 POLL_SECONDS = 0.001
 STARTED = b"first step after"
@@ -100,7 +100,7 @@ def train_command(corpus: Path, workdir: Path, steps: int) -> list[str]:
 
 
 def kill_at_random(run: Run, workdir: Path, kind: str, rng: random.Random, usual: dict[str, float]) -> None:
-    """Kills a run at a random time of the given kind.
+    """Kills a run at a random time during its start, its training steps or a save, as `kind` says.
 
     Args:
       run: run that was just started.

@@ -132,7 +132,7 @@ def test_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 80
 
 
-def test_describe_commands_without_checkpoint_run(monkeypatch, capsys):
+def test_describe_commands_that_need_no_checkpoint_succeed(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     describe = [
         words

@@ -2,7 +2,7 @@
 
     python tests/attack/run.py --log runs/attack.jsonl
 
-All cases take hours. A case depends only on the seed and its name. The same command skips the cases in the log.
+The full attack takes hours. A case depends only on the seed and its name. A repeated command skips logged cases.
 """
 
 import argparse

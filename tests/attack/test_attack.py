@@ -77,7 +77,7 @@ def test_faults_of_an_invocation(sandbox_of, monkeypatch, script, faults):
         ("print('answer'); open('out', 'w').write('x')", "silent"),
     ],
 )
-def test_another_answer_from_a_damaged_file(sandbox_of, monkeypatch, script, result):
+def test_unreported_wrong_answer_from_a_damaged_file_is_a_fault(sandbox_of, monkeypatch, script, result):
     monkeypatch.setattr(damage, "undamaged_answer", lambda *_: {"stdout": "answer\n"})
     sandbox = sandbox_of(script)
     report = damage.damage(sandbox, sandbox.case("case"), "vocabulary", "zeros", "vocab", "0")

@@ -27,8 +27,8 @@ def fewest_rows(lengths: np.ndarray, seq_len: int) -> int:
     """Returns a lower bound of the number of rows for any packing of undivided pairs.
 
     This is the bound L2 of Martello and Toth (Lower bounds and reduction procedures for the bin packing problem, 1990).
-    Two pairs longer than half a row cannot share a row. Shorter pairs with at least `short` tokens fill the room that
-    remains in the rows of longer pairs, except where it is less than `short` tokens.
+    Each pair longer than half a row needs its own row. The other pairs with at least `short` tokens fill the rows that
+    have at least `short` free positions, and further rows. The bound is the maximum over all values of `short`.
     """
     pairs = np.bincount(lengths, minlength=seq_len + 1)
     tokens = pairs * np.arange(seq_len + 1)

@@ -121,7 +121,7 @@ def test_flops_of_matrix_products_written_as_convolutions():
     assert flops == 2 * (4 * 4 - 2)
 
 
-def test_kernel_cost_is_its_own_estimate():
+def test_cost_of_a_kernel_is_its_cost_estimate():
     text = """HloModule m
 
 ENTRY %main (p: f32[4,8]) -> f32[4,8] {

@@ -123,12 +123,12 @@ def test_invalid_value_is_rejected(capfd, arguments, message):
     assert message in refused(capfd, "describe", *arguments)
 
 
-def test_size_of_a_given_vocabulary_is_rejected(capfd, corpus):
+def test_vocab_size_together_with_vocab_is_rejected(capfd, corpus):
     command = ["prepare", "--input=docs:", "--output=out", f"--vocab={corpus / 'vocab.txt'}", "--vocab_size=100"]
     assert "--vocab_size has no effect with --vocab" in refused(capfd, *command)
 
 
-def test_half_an_architecture_is_rejected(capfd, corpus, tmp_path):
+def test_incomplete_architecture_is_rejected(capfd, corpus, tmp_path):
     files = f"text:train={tmp_path}/train.csv,dev={tmp_path}/dev.csv"
     fields = ["--config.model.hidden_size=64", f"--config.data.vocabulary={corpus / 'vocab.txt'}"]
     error = refused(capfd, "train", f"--config={files}", *fields, f"--workdir={tmp_path / 'run'}")

@@ -56,7 +56,7 @@ def test_expected_error_is_one_line(tmp_path):
     assert run("open('nosuch')", tmp_path) == (1, "bertjax: nosuch: No such file or directory\n")
 
 
-def test_platform_without_devices_is_one_line(tmp_path, monkeypatch):
+def test_platform_without_devices_is_a_one_line_error(tmp_path, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
     convert = "from bertjax.convert.convert import convert as run\nrun('a', 'b', 'bertjax', False)"
     describe = "from bertjax.cli import inspect\nmain.main(['describe', '--config=pretrain:size=tiny'])"

@@ -81,7 +81,7 @@ def test_missing_fields_get_their_defaults():
     assert parse_config(config_dict).model["layer_norm_eps"] == 1e-12
 
 
-def test_saved_config_without_a_new_field_equals_its_default():
+def test_saved_config_without_a_new_field_equals_one_with_its_default():
     config = dataclasses.asdict(config_class("glue")())
     old = {name: value for name, value in config.items() if name != "patience"}
     old["optimizer"] = {name: value for name, value in config["optimizer"].items() if name != "layer_decay"}
@@ -89,7 +89,7 @@ def test_saved_config_without_a_new_field_equals_its_default():
     assert result_differences(old, config | {"patience": 3}) == "patience: 0 -> 3"
 
 
-def test_explicit_zero_overrides_an_unset_model_field(monkeypatch):
+def test_explicit_zero_that_differs_from_the_checkpoint_is_refused(monkeypatch):
     checkpoint = epath.Path("/checkpoint")
     monkeypatch.setattr(init_from, "saved_architecture", lambda checkpoint: Architecture())
     config_dict = finetuning_config("glue")

@@ -99,7 +99,7 @@ def test_format_keeps_parameters_and_settings(fmt, output_kind, labels, fields, 
     assert (converted.vocabulary.pieces, converted.vocabulary.lower_case) == (source.vocabulary.pieces, True)
 
 
-def test_table_has_every_output_kind():
+def test_output_kinds_table_has_every_kind():
     assert OUTPUT_KINDS.keys() == {*KINDS}
 
 

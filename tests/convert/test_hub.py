@@ -175,7 +175,7 @@ def test_repository_without_safetensors(server, pretrained):
         bertjax.load("hf:org/empty")
 
 
-def test_offline(server, pretrained, monkeypatch):
+def test_offline_mode_uses_only_the_cache(server, pretrained, monkeypatch):
     server.push("org/bert", files_of(pretrained))
     bertjax.load_tokenizer(ADDRESS)
     bertjax.load(ADDRESS)

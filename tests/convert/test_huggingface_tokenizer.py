@@ -63,7 +63,7 @@ def test_unsupported_options_are_refused(fields, message, folder):
         read_checkpoint(folder)
 
 
-def test_guessed_case_is_noted(folder):
+def test_assumed_do_lower_case_is_noted(folder):
     for file in ("tokenizer_config.json", "tokenizer.json"):
         (folder / file).unlink()
     vocabulary, notes = read_tokenizer(folder)

@@ -117,7 +117,7 @@ def test_rows_are_looked_up_independently():
 @pytest.mark.parametrize("predictions", [1, 7, 64])
 def test_predictions_of_a_packed_row_stay_within_the_maximum(rate, predictions):
     numbers = predictions_by_length(rate, SEQ_LEN, predictions)
-    # `most[n]` is the maximum number of predictions of pairs with n tokens in total.
+    # `most[n]` is the maximum number of predictions in a row whose pairs have n tokens in total.
     most = np.zeros(SEQ_LEN + 1, int)
     for _ in range(MAX_PAIRS):
         most = np.array(

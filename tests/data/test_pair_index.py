@@ -27,7 +27,7 @@ def files(corpus):
     return {file.name: file for file in (corpus.path / "pair_index").iterdir()}
 
 
-def test_passes_are_independent(corpus):
+def test_passes_are_complete_and_different(corpus):
     made = open_pair_index(corpus, "train", 64, 0, 3)
     assert made.pass_ends[-1] == len(made.records)
     starts = np.concatenate([[0], made.pass_ends[:-1]])
@@ -74,7 +74,7 @@ def test_damaged_index_is_rebuilt(corpus, damage):
     assert by_suffix[".bin"].stat().st_size == good.nbytes
 
 
-def test_block_size_does_not_lose_sentences(corpus, monkeypatch):
+def test_small_blocks_lose_no_sentences(corpus, monkeypatch):
     monkeypatch.setattr(pair_index, "_BLOCK_SENTENCES", 20)
     monkeypatch.setattr(pairs, "_MAX_PAIRS", 7)
     records = open_pair_index(corpus, "train", 64, 0, 1).records
@@ -104,7 +104,7 @@ def test_full_disk_is_one_error_and_leaves_no_file(corpus, tmp_path, monkeypatch
     assert not files(corpus)
 
 
-def test_index_is_not_started_without_disk_space(corpus, tmp_path, monkeypatch):
+def test_index_is_not_built_without_disk_space(corpus, tmp_path, monkeypatch):
     monkeypatch.setenv(CACHE_DIR_VARIABLE, str(tmp_path))
     with pytest.raises(
         BertjaxError, match="the pair index of 1,000,000,000,000 passes: .*lower config.data.dupe_factor"

@@ -73,7 +73,7 @@ def test_stray_tags_below_one_percent_are_not_a_mix_of_schemes(stray_count, is_m
     assert ("mixes" in reason) == is_mixed
 
 
-def test_bioes_and_bilou_are_not_a_mix_of_schemes(tmp_path):
+def test_bioes_and_bilou_tags_do_not_count_as_a_mix_of_iob1_and_iob2(tmp_path):
     (tmp_path / "file").write_text("a S-PER\nb B-LOC\nc E-LOC\n\nd U-ORG\ne B-ORG\nf L-ORG\n")
     stats = ReadStats("file")
     assert read_conll(tmp_path / "file", stats).tags == ["S-PER", "B-LOC", "E-LOC", "U-ORG", "B-ORG", "L-ORG"]

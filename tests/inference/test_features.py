@@ -85,7 +85,7 @@ def test_long_text_does_not_pad_short_ones():
     assert sum(num_rows for num_rows, length in shapes if length == 512) == BATCH_TOKENS // 512 and len(shapes) == 3
 
 
-def test_texts_of_one_shard_are_in_memory(pretrained, small_shards):
+def test_only_texts_of_one_shard_are_in_memory(pretrained, small_shards):
     num_read = []
     endless = (num_read.append(index) or "a b" for index in itertools.count())
     shards = features.FeatureExtractor(load_model(pretrained), (-1,), 40).shards(endless)

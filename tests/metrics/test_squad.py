@@ -60,7 +60,7 @@ def test_best_threshold_maximizes_f1():
 
 
 @pytest.mark.parametrize("odds", [(-1.0, -2.0, -3.0), (0.0, 0.0, 0.0), (1.0, 2.0, 3.0)])
-def test_best_threshold_reaches_its_score_if_all_unanswerable_is_best(odds):
+def test_best_threshold_reaches_its_score_if_it_is_best_to_predict_no_answers(odds):
     answers = {"a": ("x",), "b": (), "c": ()}
     predictions = {"a": "w", "b": "z", "c": "w"}
     null_odds = dict(zip(answers, odds, strict=True))

@@ -132,7 +132,7 @@ def test_too_long_rows_are_refused():
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_mask_allows_the_own_sequence_in_its_direction(direction):
+def test_mask_allows_keys_of_the_same_sequence_in_the_direction(direction):
     query, key = np.arange(5)[:, None], np.arange(6)
     expected = np.asarray(SEQUENCES)[0, :5, None] == np.asarray(SEQUENCES)[0]
     if direction != "both":

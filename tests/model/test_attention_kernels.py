@@ -154,6 +154,6 @@ def test_kernels_without_dropout_run_on_a_mesh(attention):
 
 
 @pytest.mark.parametrize("attention", [splash_attention, cudnn_attention])
-def test_kernels_without_dropout_refuse_it(attention):
+def test_kernels_without_dropout_refuse_a_dropout_rate(attention):
     with pytest.raises(ValueError, match="does not support dropout"):
         results(attention, "both", 0.1, *inputs(2, 128, 2, 16))

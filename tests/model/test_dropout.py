@@ -56,7 +56,7 @@ def test_counts_of_dropped_elements_are_binomial(draws, axes):
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.25, 0.5])
-def test_dropped_share_equals_the_rate(rate):
+def test_dropped_fraction_equals_the_rate(rate):
     mask = dropped((64, 64, 63), 3, rate)
     assert abs(mask.mean()) < 4 * np.sqrt(rate * (1 - rate) / mask.size)
     # In a row of odd length, one element does not share its 32-bit word.

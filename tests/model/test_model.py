@@ -106,7 +106,7 @@ def test_unrolled_and_scanned_layers_agree(params, batch):
     "remat",
     [*(pytest.param(policy, marks=pytest.mark.slow) for policy in ("attention", "elementwise", "projections")), "full"],
 )
-def test_remat_agrees(params, batch, remat):
+def test_remat_does_not_change_loss_and_gradient(params, batch, remat):
     assert_trees_close(
         loss_and_gradient(CONFIG, params, batch),
         loss_and_gradient(
@@ -133,7 +133,7 @@ def test_remat_policies_recompute_increasing_numbers_of_products(params, batch):
     assert none < attention == elementwise < projections < full
 
 
-def test_remat_policies_recompute_gelu_once(params, batch):
+def test_remat_policies_compute_gelu_equally_often(params, batch):
     def gelus(remat: str) -> int:
         config = dataclasses.replace(CONFIG, remat=remat, scan_layers="true")
 

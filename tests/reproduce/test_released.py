@@ -63,7 +63,7 @@ def test_table_from_released_checkpoints(inputs, capfd):
     assert not printed(capfd, "reproduce", config, results, "--plan").count(" about ") - 1
 
 
-def test_results_of_different_checkpoints_are_apart(inputs, letters, capfd):
+def test_runs_of_different_checkpoints_have_different_names(inputs, letters, capfd):
     def plan(checkpoint):
         config = f"--config=tables/table1:scale=small,base={checkpoint},glue={inputs}/glue"
         return printed(capfd, "reproduce", config, f"--results={inputs}/results", "--plan")

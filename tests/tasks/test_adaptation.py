@@ -62,7 +62,7 @@ def assert_same(first: list[dict], second: list[dict]) -> None:
         assert all(np.array_equal(one[name], other[name]) for name in one)
 
 
-def test_replay_takes_a_share_of_every_window_of_steps(corpus, general):
+def test_replay_has_its_fraction_of_steps_in_every_window(corpus, general):
     fields = {"steps": 40, "long_phase__share": 0.25, "long_phase__seq_len": 32}
     domain, other = batches(task_of(corpus, **fields)), batches(task_of(general, **fields))
     mixed = batches(task_of(corpus, f",replay={general}:0.3", **fields))

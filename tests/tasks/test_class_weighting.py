@@ -112,7 +112,7 @@ def test_balanced_weights_match_scikit_learn():
     assert weights[2] == 1.0
 
 
-def test_weights_are_matched_by_class_name_and_compare_equal():
+def test_weights_are_matched_by_class_name_and_equal_objectives_hash_equally():
     weighting, equal_weighting = (weighting_of('{"b": 5}', smoothing=0.1) for _ in range(2))
     assert weighting == ClassWeighting((1.0, 5.0, 1.0), 0.1)
     objectives = [make_objective(False, each) for each in (weighting, equal_weighting)]

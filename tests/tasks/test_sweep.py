@@ -24,7 +24,7 @@ from bertjax.training.workdir import acquire_lock
 @pytest.mark.parametrize(
     "content", [{"step": 1}, {"config": 1, "data_sha256": ""}, {"config": {"task": "glue"}, "data_sha256": ""}]
 )
-def test_results_of_something_else_are_an_error(tmp_path, content):
+def test_results_file_with_invalid_content_is_an_error(tmp_path, content):
     (tmp_path / "results.json").write_text(json.dumps(content))
     with pytest.raises(BertjaxError, match=r"cannot read .*results.json"):
         read_results(epath.Path(tmp_path))

@@ -153,7 +153,7 @@ def test_damaged_newest_checkpoint_is_reported_and_the_previous_one_restored(tmp
     ],
     ids=["host memory", "device memory", "open files", "lost process"],
 )
-def test_other_errors_than_damage_are_reported_and_move_no_checkpoint(tmp_path, monkeypatch, error, raised, message):
+def test_errors_other_than_damage_are_reported_and_move_no_checkpoint(tmp_path, monkeypatch, error, raised, message):
     save_states(tmp_path)
 
     def fail(tree):
@@ -283,7 +283,7 @@ def test_unused_params_are_restored_to_the_devices_of_the_target(tmp_path, monke
     assert all(sharding is not None and sharding.device_set == devices for sharding in shardings)
 
 
-def test_unknown_param_of_a_checkpoint_is_an_error_of_use_and_not_damage(tmp_path):
+def test_unknown_param_of_a_checkpoint_is_a_usage_error(tmp_path):
     state = save_states(tmp_path)
     shardings = {f"encoder/{name}": None for name in flatten_dict(state.params["encoder"], sep="/")}
     with pytest.raises(UsageError, match=r"unknown parameter of checkpoint .*/checkpoints/3: (masked_lm|next|pooler)"):
@@ -301,7 +301,7 @@ def test_new_output_layer_keeps_its_values_and_is_logged(tmp_path, log_lines):
     assert log_lines[2].startswith("ignored parameters of ") and "pooler/dense/kernel" in log_lines[2]
 
 
-def test_reinit_params_keep_their_values_in_the_target(tmp_path):
+def test_reinit_params_keep_the_values_of_the_target(tmp_path):
     state = save_states(tmp_path)
     target = jax.tree.map(lambda x: x * 0 + 5, state.params)
     loaded = load_params(tmp_path, target, reinit_params=("next_sentence",))

@@ -185,6 +185,6 @@ def test_incomplete_or_invalid_environment_is_refused(environment, address, coun
         multihost.initialize_distributed(ClusterConfig())
 
 
-def test_missing_cluster_is_one_line(environment):
+def test_missing_cluster_is_an_error(environment):
     with pytest.raises(BertjaxError, match="could not connect the processes: .*, set JAX_COORDINATOR_ADDRESS"):
         multihost.initialize_distributed(ClusterConfig())

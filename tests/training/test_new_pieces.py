@@ -71,7 +71,7 @@ def test_new_pieces_are_split_as_the_old_tokenizer_does(vocabularies):
     assert "".join(text.removeprefix("##") for text in texts) == "rovi"
 
 
-def test_other_vocabularies_do_not_extend(vocabularies, tmp_path):
+def test_only_appended_pieces_are_new(vocabularies, tmp_path):
     old, new = (load_vocabulary(path) for path in vocabularies)
     (tmp_path / "vocab.txt").write_text("\n".join([*old.pieces[:-2], old.pieces[-1], old.pieces[-2], "new"]))
     assert find_new_pieces(old, load_vocabulary(tmp_path / "vocab.txt")) is None
@@ -105,7 +105,7 @@ def test_rows_of_new_pieces_start_as_means(multiple, vocabularies, domain, tmp_p
         np.testing.assert_allclose(after[name], before[name], atol=1e-6, err_msg=name)
 
 
-def test_missing_masked_lm_head_is_new(vocabularies, domain, tmp_path, log_lines):
+def test_missing_masked_lm_head_is_initialized_randomly(vocabularies, domain, tmp_path, log_lines):
     released(vocabularies[0], tmp_path / "released", ("masked_lm", "next_sentence"))
     cli.main(command(domain, tmp_path / "released", tmp_path / "run", steps=2))
     assert any("initialized randomly: masked_lm/bias" in line for line in log_lines)

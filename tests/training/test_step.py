@@ -176,7 +176,7 @@ def test_runs_with_different_schedules_share_one_compilation():
     assert step._cache_size() <= before + 1
 
 
-def test_loss_over_rows_cannot_use_micro_batches():
+def test_loss_that_depends_on_other_rows_cannot_use_micro_batches():
     class InBatchNegatives(masked_lm.MaskedLm):
         splits_into_micro_batches = False
 

@@ -290,7 +290,7 @@ def test_hosts_compare_config_data_and_file_contents(corpus, tmp_path, monkeypat
     assert not (tmp_path / "run").exists()
 
 
-def test_random_keys_of_anagrams_differ():
+def test_random_key_depends_on_seed_and_name():
     first, anagram, other_seed = (
         jax.random.key_data(random_key(*pair)) for pair in ((0, "listen"), (0, "silent"), (1, "listen"))
     )

@@ -76,7 +76,7 @@ def test_resume_on_another_corpus_at_the_same_path_is_refused(corpus, whole, tmp
         loop.train(other, str(whole))
 
 
-def test_data_file_without_a_hash_is_refused(tmp_path):
+def test_data_json_without_a_hash_is_refused(tmp_path):
     (tmp_path / "checkpoints" / "1").mkdir(parents=True)
     (tmp_path / "data.json").write_text('{"train": 3}')
     with pytest.raises(UsageError, match="belongs to a run on other data"):

@@ -20,7 +20,7 @@ def test_workers_ignore_ctrl_c():
         assert pool.submit(signal.getsignal, signal.SIGINT).result() == signal.SIG_IGN
 
 
-def test_crashed_worker_raises_the_error():
+def test_crashed_worker_raises_an_error():
     with pytest.raises(BertjaxError, match="gone"), process_pool(1, WORKER_DIED, os.umask, 0o27) as pool:
         assert pool.submit(os.umask, 0).result() == 0o27
         pool.submit(signal.raise_signal, signal.SIGSEGV).result()

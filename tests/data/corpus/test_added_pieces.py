@@ -89,7 +89,7 @@ def test_unknown_characters_get_pieces(vocabulary):
     assert added_pieces(load_vocabulary(vocabulary), 2, words) == ["##λ", "##μ"]
 
 
-def test_text_with_few_useful_pieces_yields_fewer(tmp_path, vocabulary):
+def test_text_with_few_useful_pieces_yields_fewer_than_requested(tmp_path, vocabulary):
     write_text(tmp_path / "a.txt", [["river stone", "green glucose"], ["glucose lamp"]] * 5)
     manifest = run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary, add_pieces=50)
     assert manifest["added_pieces"]["count"] == 1
@@ -123,7 +123,7 @@ def test_invalid_arguments(tmp_path, vocabulary, pieces, kind, message):
     check_refused(tmp_path, message, vocabulary=kind and path, add_pieces=pieces)
 
 
-def test_command(tmp_path, vocabulary, capsys):
+def test_command_reports_the_number_of_added_pieces(tmp_path, vocabulary, capsys):
     write_domain_text(tmp_path / "a.txt")
     flags = ["--input", f"text:{tmp_path}/a.txt", f"--vocab={vocabulary}", "--add_pieces=4", "--workers=1"]
     cli.main(["prepare", *flags, f"--output={tmp_path}/corpus"])
