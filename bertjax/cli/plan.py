@@ -33,7 +33,7 @@ def add_parser(commands: Any) -> None:
         "--search",
         action="store_true",
         help="search for the largest batch that fits into memory for each remat policy, and plan the run with the "
-        "policy that recomputes least",
+        "policy that recomputes least, of those that fit",
     )
     add_json(parser)
     parser.add_argument("--output", metavar="FILE", help="write the plan to this JSON file")

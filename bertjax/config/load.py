@@ -153,7 +153,7 @@ def _check_override(config_dict: ConfigDict, item: str) -> None:
 
 
 def _similar_fields(config_dict: ConfigDict, field: str) -> list[str]:
-    """Returns the paths of all fields whose name is the most similar to the name of an unknown field."""
+    """Returns the paths of the fields whose name is most similar to that of an unknown field."""
     # Compare names without sections, because all paths of a section are similar.
     names = {path: path.split(".")[-1] for path in flatten_dict(config_dict.to_dict(), sep=".")}
     closest = difflib.get_close_matches(field.split(".")[-1], names.values(), n=1, cutoff=_MIN_SIMILARITY)

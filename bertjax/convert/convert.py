@@ -222,8 +222,8 @@ def bertjax_checkpoint(path: str, cache_dir: Path | None = None) -> Iterator[str
 def _replaces_source(origin: dict[str, Any], path: str) -> bool:
     """Returns whether to use a cached conversion without checking that its source is unchanged.
 
-    This is the case if the source is `path`, and `path` is on the hub (a resumed run then uses the same commit) or no
-    longer exists.
+    The conversion must be of `path`, and either `path` is on the hub, so that a resumed run uses the same commit, or
+    `path` no longer exists.
     """
     if hub.is_hub(path):
         return path in (origin.get("address"), origin.get("source"))

@@ -80,7 +80,7 @@ def chip_of(topology: str) -> Chip:
             f"{', '.join(CHIPS)}"
         )
     if sizes.count("x") + 1 != CHIPS[name].axes:
-        raise UsageError(f"invalid --topology {topology}; use {CHIPS[name].axes} sizes for {name}")
+        raise UsageError(f"invalid --topology {topology}; {name} has {CHIPS[name].axes} dimensions")
     return CHIPS[name]
 
 

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 # Metadata file of a folder of shards: the settings and, once all shards are complete, the numbers of texts and shards.
 METADATA = "features.json"
 
-# Approximate size of the hidden states of a shard in bytes, which limits memory.
+# Approximate size of a shard's hidden states in bytes. It limits the memory of the process.
 SHARD_BYTES = 64 << 20
 # Approximate maximum tokens per shard. Models with a small hidden size reach this limit before `SHARD_BYTES`.
 _MAX_SHARD_TOKENS = 1 << 18

@@ -1,4 +1,4 @@
-"""Kinds of output layers: Flax modules, predictions for texts, and names in other checkpoint formats."""
+"""Kinds of output layers. Each has a Flax module, a function for predictions, and names in other formats."""
 
 import dataclasses
 import itertools

@@ -111,8 +111,8 @@ class Checkpoints:
             self._manager = ocp.CheckpointManager(folder, options=options, item_handlers=handlers)
         except Exception as error:  # Orbax reads its own metadata of each step, which may be damaged.
             raise BertjaxError(
-                f"{folder} cannot be listed ({first_line(error)}); move the newest step elsewhere if it is damaged, or "
-                "choose another --workdir"
+                f"{folder} cannot be listed ({first_line(error)}); if the newest checkpoint is damaged, "
+                "move its folder elsewhere, or choose another --workdir"
             ) from error
 
     def path(self, step: int) -> epath.Path:

@@ -14,7 +14,7 @@ from bertjax.training.state import TrainState
 
 
 class DivergenceError(BertjaxError):
-    """Failure of training, because the loss diverged or a value is not finite."""
+    """Error of a run whose loss diverged or became NaN or infinite."""
 
     # All hosts raise this error, because loss and gradients are replicated.
     on_all_hosts = True

@@ -112,7 +112,7 @@ def check_vocabulary(task: Task, checkpoint: epath.Path) -> None:
 
 
 def check_initial_vocabulary(task: Task, checkpoint: epath.Path) -> NewPieces | None:
-    """Returns the pieces that the vocabulary of the task's data adds to the checkpoint's. Returns None if it adds none.
+    """Returns the pieces of the task's vocabulary that the checkpoint's lacks, or None if there are no such pieces.
 
     Raises a UsageError if the vocabularies differ in another way, or if the task cannot start with new pieces.
     """

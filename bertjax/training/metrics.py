@@ -44,10 +44,10 @@ def read_lines(path: epath.Path) -> list[dict[str, Any]]:
 
 
 def group_metrics(values: Mapping[str, float], losses: Sequence[str]) -> dict[str, float]:
-    """Returns the values of a line by their tags in TensorBoard and trackers: `train/NAME` or `eval/NAME`.
+    """Returns the metrics of a line by their tags in TensorBoard and trackers, `train/NAME` or `eval/NAME`.
 
-    For the line of an evaluation, returns only the evaluation metrics, because the lines of training contain the other
-    values. A single loss is returned only as `loss`, not by its own name.
+    For a line with evaluation metrics, returns only these, because other lines contain the training metrics. If there
+    is only one loss, it is returned as `loss`, not by its own name.
 
     Args:
       values: values of a line of `metrics.jsonl` or `timing.jsonl`.
@@ -141,7 +141,7 @@ class _LocalEventFile:
         from tensorboard.compat.proto import event_pb2
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        # TensorBoard reads files in the order of their names. Nanoseconds order files created within one second.
+        # TensorBoard reads files in the order of their names. Names with nanoseconds also order files of one second.
         seconds, nanoseconds = divmod(time.time_ns(), 10**9)
         name = f"events.out.tfevents.{seconds:010d}.{nanoseconds:09d}.{socket.gethostname()}.{os.getpid()}"
         self._records = RecordWriter(open(workdir / name, "xb"))  # noqa: SIM115 - closed in `close`

@@ -74,13 +74,15 @@ def sweep(
     init_from: str | None,
     make_task: MakeTask,
 ) -> dict[str, Any]:
-    """Runs the trials of an experiment, each with several seeds. See `run_sweep`.
+    """Runs each setting of an experiment with several seeds. See `run_sweep`.
+
+    A setting is the values of the fields that the sweep varies, without the seed. A trial is a setting with one seed.
 
     Args:
       experiment: `FILE[:ARGUMENTS]`.
       overrides: `--config.FIELD=VALUE` flags of all trials; `config.seed` is the first seed.
-      grid: `FIELD=VALUE,VALUE` items. If empty, the experiment defines the trials.
-      seeds: number of trials per setting, with different seeds. A setting is a trial's fields without the seed.
+      grid: `FIELD=VALUE,VALUE` items. If empty, the experiment defines the settings.
+      seeds: number of seeds, and so of trials, per setting.
       path: workdir of the sweep.
       init_from: checkpoint that initializes each trial (None: random parameters).
       make_task: function that builds a task from a trial's config and `init_from`.

@@ -183,6 +183,6 @@ def _evaluate(
     start = time.monotonic()
     values, _ = evaluate(task, mesh, state.params, heartbeat)
     check_evaluation(values, step)
-    # The logged line contains the number of tokens seen. `state.sums` counts the tokens since the last logged step.
+    # `state.sums` counts the tokens since the last logged step, which the line adds to the number of tokens seen.
     progress.log_evaluation(step, values, time.monotonic() - start, train_sums=state.sums)
     return history.add(step, {name: json_number(value) for name, value in values.items()})

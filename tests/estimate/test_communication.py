@@ -57,7 +57,7 @@ def test_fsdp_gathers_sharded_parameters_for_each_micro_batch():
 
 def test_tensor_parallelism_all_reduces_activations_of_each_layer():
     (size,) = exchanges((1, 1, 2), (3, 8, 16), (None, None, "tensor"), positions=10, name="layers/kernel").values()
-    # One all-reduce for each of the three layers of the kernel.
+    # The kernel is stacked over three layers. Each layer needs one all-reduce.
     assert size == pytest.approx(2 * 1 / 2 * 3 * 10 * 8 * jnp.dtype("bfloat16").itemsize)
     assert exchanges((1, 1, 2), (8, 16), (None, "tensor"), positions=10, name="dense/kernel") == {}
 

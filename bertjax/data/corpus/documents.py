@@ -55,7 +55,7 @@ class Text:
 
 
 def single_document(blocks: Iterator[str], layout: str, problems: Counter[str]) -> Iterator[Text]:
-    """Yields all blocks of text as one document, in pieces if it is long."""
+    """Joins all blocks of text into one document. Yields a long document in several pieces."""
     return _documents(blocks, layout, problems, lambda text: [text])
 
 

@@ -241,7 +241,7 @@ def _text_blocks(source: Source, problems: Counter[str], advance: Callable[[int]
                     break
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise BertjaxError(
-            f"cannot read {source.name} past byte {total_bytes:,} of its text: {first_line(error)}; "
+            f"cannot read {source.name} past byte {total_bytes:,} of the decompressed text: {first_line(error)}; "
             "repair the file or leave it out"
         ) from error
     problems["empty_files"] += total_bytes == 0

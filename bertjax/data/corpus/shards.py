@@ -141,7 +141,7 @@ def encode_batch(texts: list[Text], vocabulary: Vocabulary, heldout_fraction: fl
       texts: texts of the batch, in order.
       vocabulary: vocabulary of the corpus.
       heldout_fraction: fraction of documents to hold out, in [0, 1).
-      workers: number of encoding processes on this machine, which divide the memory for caches.
+      workers: number of encoding processes on this machine. The cache of each has 1/`workers` of the total size.
     """
     return _encoder(vocabulary, heldout_fraction, max(_MIN_CACHE_ENTRIES, _CACHE_ENTRIES // workers)).encode(texts)
 

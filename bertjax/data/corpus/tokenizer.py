@@ -111,7 +111,7 @@ class BasicTokenizer:
         for index, char in enumerate(text):
             spaced = char.translate(self._cleaning)
             if not spaced:
-                continue  # Cleaning drops the character and joins its neighbors.
+                continue  # Cleaning removes `char`, so its neighbors belong to the same word.
             is_word = spaced == char and not char.isspace() and not is_punctuation(char)
             if is_word and is_open:
                 spans[-1] = (spans[-1][0], index + 1)

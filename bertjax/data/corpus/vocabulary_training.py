@@ -243,7 +243,7 @@ def added_pieces(vocabulary: Vocabulary, number: int, counts: Counter[str]) -> l
     """Returns at most `number` new pieces for a WordPiece vocabulary, the most useful first.
 
     The candidates are the new pieces of a second vocabulary, trained on the words that `vocabulary` splits. Each step
-    adds the candidate that removes the most pieces from the text, where each word counts as often as it occurs.
+    adds the candidate that most reduces the number of pieces in the text, where `counts` says how often a word occurs.
     """
     pieces = {*vocabulary.pieces}
     lengths = {word: length for word in counts if (length := _count_pieces(word, pieces)) > 1}

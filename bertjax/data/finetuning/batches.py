@@ -261,7 +261,7 @@ class EpochOrder:
         return batches[index], int(shapes[index, 1])
 
     def typical_step(self) -> int:
-        """Returns a step whose batch has the most common shape in the first epoch. Prefers the fullest batch."""
+        """Returns the step with the most examples among those of the most common batch shape in the first epoch."""
         batches, shapes = self._epoch(0)
         most_common, _ = self._epoch_shapes(0).most_common(1)[0]
         steps = [step for step, shape in enumerate(shapes) if tuple(shape) == most_common]

@@ -110,7 +110,7 @@ def predictions_by_length(rate: float, seq_len: int, max_predictions: int) -> li
 
 
 def max_packed_predictions(rate: float, seq_len: int, max_predictions: int) -> int:
-    """Returns the maximum predictions of a packed row. Each pair of the row has at most `max_predictions`."""
+    """Returns the maximum number of predictions in a packed row, whose pairs have at most `max_predictions` each."""
     numbers = predictions_by_length(rate, seq_len, max_predictions)
     # Because of rounding, a pair can have up to `excess` predictions more than `rate` times its tokens.
     excess = max(number - rate * length for length, number in enumerate(numbers) if length >= MIN_PAIR_TOKENS)

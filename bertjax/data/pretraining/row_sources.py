@@ -185,7 +185,7 @@ def _make_packed_batch_function(
     def make_batch(pairs: TokenRows, spans: Spans, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
         choice, others = tf.split(uniforms, [seq_len, 2 * row_predictions], axis=1)
         tokens = _RowLayout(spans.slots, pairs.lengths, seq_len)
-        # Split the random numbers like the rows, so that a token's number depends only on its position in the row.
+        # `choice` has one random number per position of a row. Split it into pairs in the same way as the tokens.
         chosen = choose(pairs.ids, pairs.lengths, tokens.split(choice))
         used = chosen < seq_len
         in_row = tf.where(used, chosen + tokens.starts[:, None], seq_len)

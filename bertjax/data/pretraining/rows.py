@@ -53,9 +53,10 @@ def stream_key(*parts: int) -> np.uint64:
 def epoch_order(
     pass_ends: np.ndarray, key: np.uint64, shuffle: bool
 ) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
-    """Returns a function from row positions in training to row numbers.
+    """Returns a function that maps positions in the order of training to row numbers and epochs.
 
-    Each epoch is one pass. Training cycles through the passes.
+    The rows are divided into passes. Each epoch trains on the rows of one pass. After the last pass, the next epoch
+    trains on the first pass again.
 
     Args:
       pass_ends: end row of each pass, int64 [passes]; no pass is empty.

@@ -76,7 +76,7 @@ _IMPLEMENTATIONS = {
         DIRECTIONS,
         dropout=True,
         packed_rows=True,
-        # The attention scores of longer rows do not fit into the VMEM of every chip.
+        # On some chips, the attention scores of longer rows do not fit into VMEM.
         max_length=512,
         platforms=("tpu",),
     ),

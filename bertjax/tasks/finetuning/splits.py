@@ -154,7 +154,7 @@ def unit_ends(tagged: TaggedText, documents: bool) -> list[int]:
 
 
 def unit_texts(tagged: TaggedText, ends: Sequence[int]) -> list[bytes]:
-    """Returns the words of each unit as bytes, to find equal units."""
+    """Returns the words of each unit as bytes, to find duplicates. See `unit_ends`."""
     return ["\n".join(tagged.words[start:end]).encode() for start, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
