@@ -123,7 +123,7 @@ def at_least(config: Any, section: str, **minimums: float) -> None:
 
 
 def one_of(config: Any, section: str, **choices: tuple[str, ...]) -> None:
-    """Raises a UsageError if a field's value is not one of its choices. The message names the field `{section}.NAME`."""
+    """Raises a UsageError that names the field `{section}.NAME` if a field's value is not one of its choices."""
     for name, values in choices.items():
         if getattr(config, name) not in values:
             raise UsageError(f"{section}.{name} is {getattr(config, name)!r}; use one of {', '.join(values)}")
