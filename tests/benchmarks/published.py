@@ -197,6 +197,8 @@ def main() -> None:
             seconds = round((time.monotonic() - start) / args.restarts, 1)
             with args.log.open("a") as file:
                 for seed, score in enumerate(scores):
+                    if (task, system, seed) in finished:
+                        continue
                     line = {"task": task, "system": system, "seed": seed, "score": score, "seconds": seconds}
                     file.write(json.dumps(line) + "\n")
                     print(line, flush=True)
