@@ -174,7 +174,7 @@ def _dense(
 
 
 def _output_layer(path: str, shape: tuple[int, int], kernels: Mapping[str, str]) -> list[Parameter]:
-    """Lists the parameters of an output layer, which both other formats store as [out, in]."""
+    """Lists kernel and bias of an output layer. Both other formats store the kernel as [out, in]."""
     biases = {fmt: re.sub("weights?$", "bias", name) for fmt, name in kernels.items()}
     return [
         Parameter(f"{path}/kernel", shape, kernels, 1, (HUGGINGFACE, TENSORFLOW)),
