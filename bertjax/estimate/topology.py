@@ -80,7 +80,8 @@ def chip_of(topology: str) -> Chip:
             f"{', '.join(CHIPS)}"
         )
     if sizes.count("x") + 1 != CHIPS[name].axes:
-        raise UsageError(f"invalid --topology {topology}; {name} has {CHIPS[name].axes} dimensions")
+        example = "x".join(["4"] * CHIPS[name].axes)
+        raise UsageError(f"invalid --topology {topology}; use {CHIPS[name].axes} dimensions, such as {name}:{example}")
     return CHIPS[name]
 
 
