@@ -32,11 +32,11 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class MergedArray:
-    """Array of the corpus that `write_array` writes.
+    """Array of the corpus, merged from runs of documents by `write_array`.
 
     Attributes:
       split, name: names of the split and the array.
-      runs: documents of the split, in order.
+      runs: all runs of the split, in the order of the corpus.
     """
 
     split: str
