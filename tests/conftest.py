@@ -21,8 +21,8 @@ os.environ["XLA_FLAGS"] = " ".join(
     [
         os.environ.get("XLA_FLAGS", ""),
         f"--xla_force_host_platform_device_count={os.environ.get('BERTJAX_TEST_DEVICES', '8')}",
-        # Tests of tiny models spend most time in compilation. XLA's older loop emitters shorten it by 40 %. JAX 0.11
-        # removes them.
+        # Tests of tiny models spend most of their time in compilation. XLA's older loop emitters shorten it by 40 %.
+        # JAX 0.11 removes them.
         "--xla_backend_optimization_level=0",
         "--xla_llvm_disable_expensive_passes=true",
         *(["--xla_cpu_use_fusion_emitters=false"] if _JAX_VERSION < (0, 11) else []),

@@ -114,7 +114,7 @@ def test_truncated_texts_are_counted(bert, caplog):
     with caplog.at_level(logging.WARNING):
         bert.encode(["a " * 100, "b", ("a " * 30, "b " * 30)])
         bert.encode(["b"])
-    assert [record.message for record in caplog.records] == ["2 of 3 texts were cut to 40 tokens"]
+    assert [record.message for record in caplog.records] == ["2 of 3 texts were truncated to 40 tokens"]
 
 
 def test_repr_of_an_encoding_is_one_line(bert):
@@ -136,7 +136,7 @@ def test_saved_model_is_loaded_with_its_parameters(format, bert, tmp_path):
     np.testing.assert_array_equal(bertjax.load(tmp_path / "saved").encode(["a"]).pooled, bert.encode(["a"]).pooled)
 
 
-def test_own_head_becomes_an_output_layer(bert, tmp_path):
+def test_replace_saves_a_user_defined_output_layer(bert, tmp_path):
     head = {"kernel": np.ones((16, 2), np.float32), "bias": np.array([0.0, 9.0], np.float32)}
     params = {"encoder": bert.params["encoder"], "pooler": bert.params["pooler"], "classifier": head}
     classifier = bert.replace(params, output_kind=CLASSES, labels=["no", "yes"])

@@ -25,7 +25,7 @@ _MAX_INTEGER = 2**31 - 1
 _MAX = "max"
 _MODEL_DEFAULTS = dataclasses.asdict(ModelConfig())
 _WIDTH = 100
-# Type of a field's default -> accepted types of its value, and their name in messages.
+# Maps the type of a field's default to the types that its value may have, and to their name in messages.
 _TYPES: dict[type, tuple[tuple[type, ...], str]] = {
     bool: ((bool,), "true or false"),
     int: ((int,), "an integer"),

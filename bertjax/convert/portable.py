@@ -161,10 +161,12 @@ def shared_fields(config: ModelConfig, fmt: str) -> dict[str, Any]:
 def check_vocabulary_size(vocabulary: Vocabulary | None, config: ModelConfig, folder: Path) -> None:
     """Raises a UsageError if the size of the vocabulary differs from the model's `vocab_size`."""
     if vocabulary and vocabulary.size != config.vocab_size:
-        name = vocabulary.path.name
+        name, missing = vocabulary.path.name, config.vocab_size - vocabulary.size
+        can_append = missing > 0 and vocabulary.kind == WORDPIECE
+        fix = f"or append {missing} lines such as [unused1000] to {name}" if can_append else "not another one"
         raise UsageError(
-            f"{folder}: {name} has {vocabulary.size} tokens, but the model has {config.vocab_size}; if they belong "
-            f"together, append lines such as [unused1000] to {name}"
+            f"{folder}: {name} has {vocabulary.size} tokens, but the model's vocab_size is {config.vocab_size}; use "
+            f"the vocabulary that the model was trained with, {fix}"
         )
 
 
@@ -182,13 +184,14 @@ def read_workdir(path: AnyPath) -> PortableCheckpoint:
     feature_head = FeatureHead(**(description["feature_head"] or {}))
     if description["kind"] not in _KINDS:
         raise UsageError(
-            f"{checkpoint} has a model of kind {description['kind']!r} with encoder={config.encoder} and "
-            f"attention_direction={config.attention_direction}, which cannot be converted; use the workdir itself"
+            f"{checkpoint} has a {description['kind']} head with encoder={config.encoder} and attention_direction="
+            f"{config.attention_direction}, which other formats cannot express; use the bertjax checkpoint itself"
         )
     if feature_head.is_used:
         raise UsageError(
             f"{checkpoint} has feature_head.features={feature_head.features or '(none)'} and "
-            f"feature_head.lstm_layers={feature_head.lstm_layers}, which cannot be converted; use the workdir itself"
+            f"feature_head.lstm_layers={feature_head.lstm_layers}, which other formats cannot express; use the bertjax "
+            "checkpoint itself"
         )
     layer = read_output_layer(workdir)
     return PortableCheckpoint(
@@ -203,7 +206,7 @@ def read_workdir(path: AnyPath) -> PortableCheckpoint:
 def write_workdir(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
     """Writes a workdir that contains the checkpoint, for example for `--init_from`. Returns [] (no notes)."""
     if checkpoint.vocabulary is None:
-        raise UsageError("the source has no vocab.txt; copy the model's vocabulary to its folder")
+        raise UsageError("the source has no vocabulary; copy vocab.txt or the SentencePiece model to its folder")
     kind = checkpoint.output_kind
     run_config = finetuning_config(OUTPUT_KINDS[kind].task) if kind else pretraining_config()
     for name, value in vars(checkpoint.config).items():

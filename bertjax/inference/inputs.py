@@ -53,7 +53,7 @@ class TruncationCount:
     def log(self) -> None:
         """Logs a warning with both counts if any text was truncated."""
         if self.truncated:
-            logger.warning(f"{self.truncated:,} of {self.total:,} texts were cut to {self.seq_len} tokens")
+            logger.warning(f"{self.truncated:,} of {self.total:,} texts were truncated to {self.seq_len} tokens")
 
 
 def make_batches(examples: Examples, seq_len: int) -> Iterator[dict[str, np.ndarray]]:

@@ -52,7 +52,7 @@ def dropout_threshold(rate: float) -> np.uint32:
 
 
 def dropout_scale(rate: float) -> float:
-    """Returns the scale factor of kept elements, 1 / (1 - rate), computed from the rounded rate."""
+    """Returns the scale factor of kept elements, 1 / (1 - rate), with `rate` rounded to 16 bits."""
     return 2**BITS / (2**BITS - round(rate * 2**BITS))
 
 

@@ -71,7 +71,8 @@ def pool_cls(context_sides: Sequence[str], hidden: jax.Array, input_mask: jax.Ar
     For states with only left context, selects the state of the last token, [SEP], whose context is the whole row.
 
     Args:
-      context_sides: context direction of each equal slice of a hidden state, see `Architecture.context_sides`.
+      context_sides: context direction of each part of the hidden state, see `Architecture.context_sides`. All parts
+        have the same width.
       hidden: [B, L, D].
       input_mask: [B, L] int32, 1 for tokens and 0 for padding at the end.
 
@@ -202,7 +203,7 @@ class LanguageModel(nn.Module):
         context_sides = self.config.context_sides
         encoder = make_encoder(self.config, name="encoder")
         hidden, _ = encoder(batch["input_ids"], batch["segment_ids"], batch["input_mask"], deterministic=deterministic)
-        # Config of a head whose input is the slice of the hidden state for one direction.
+        # Each direction has its own head, whose input is the slice of the hidden state for that direction.
         width = self.config.hidden_size // len(context_sides)
         head_config = dataclasses.replace(self.config, encoder=TRANSFORMER, hidden_size=width, num_attention_heads=1)
         slices = zip(context_sides, jnp.split(hidden, len(context_sides), axis=-1), encoder.token_tables, strict=True)

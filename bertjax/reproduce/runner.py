@@ -144,11 +144,11 @@ def describe_plan(plan: Plan, results: str) -> str:
 def reproduce(config: str, table: Table, results: Results, plan: Plan) -> dict[str, Any]:
     """Executes the pending runs of a table. If a run fails, only the runs that depend on it are skipped.
 
-    The results folder stores `config`, the `FILE:ARGUMENTS` of the table, for `bertjax table`.
+    `config`, the `FILE:ARGUMENTS` of the table, is recorded in the results folder for `bertjax table`.
 
     Returns:
-      A dictionary. `done` lists all finished runs. `failed` and `missing_data` map run names to reasons. `stopped` is
-      True if a signal stopped the execution.
+      A dictionary. `done` lists all finished runs. `failed`, which includes skipped runs, and `missing_data` map run
+      names to reasons. If a signal stopped the execution, `stopped` is True and `missing_data` is absent.
     """
     (source,) = results.sources
     done, failed, pending = set(plan.done), {}, plan.pending
@@ -193,7 +193,7 @@ def _check_outcome(run: Run, results: Results) -> None:
 
 
 def _portable_config(config: str, table: str) -> str:
-    """Replaces the file in `config` with the name of its packaged experiment, or else with its absolute path."""
+    """Replaces the file in `config` with an experiment name if it is a packaged file, else with its absolute path."""
     name, colon, arguments = config.partition(":")
     file = Path(experiment_file(name)).absolute()
     if table in (*table_names(), *_EXTRA_TABLES) and file.samefile(experiment_file(table_experiment(table))):

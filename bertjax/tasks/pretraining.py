@@ -176,7 +176,7 @@ class Task(task.Task):
 
 def _no_corpus() -> UsageError:
     return UsageError(
-        "no corpus; create one with `bertjax prepare --input docs: --output DIR`, and set --config NAME:corpus=DIR"
+        "no corpus; create one with `bertjax prepare --input text:FILE --output DIR`, and set --config NAME:corpus=DIR"
     )
 
 

@@ -172,7 +172,7 @@ def _numpy_sum(x: np.ndarray, seeds: np.ndarray) -> np.ndarray:
 
 
 def _leaves_with_seeds(tree: Any) -> Iterator[tuple[np.ndarray, Any]]:
-    """Yields seeds and arrays. The seeds (uint32 [lanes]) depend on the name, shape and dtype of the array."""
+    """Yields (seeds, array) of each leaf. The seeds, uint32 [lanes], are a hash of its path, shape and dtype."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         name = f"{jax.tree_util.keystr(path)} {tuple(leaf.shape)} {leaf.dtype.name}"
         digest = hashlib.blake2b(name.encode(), digest_size=4 * _LANES).digest()

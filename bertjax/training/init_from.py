@@ -92,7 +92,7 @@ def has_output_layer_of(task: Task, checkpoint: epath.Path) -> bool:
     if read_metadata(checkpoint).model != model_description(task.objective.model):
         return False
     saved, expected = json.loads(layer.as_json()), json.loads(task.workdir_files[OUTPUT_LAYER])
-    # Output layers without labels, such as those of regression, fit only the same task.
+    # An output layer without labels, such as that of regression, fits only the task it was trained for.
     fields = ("kind", "labels") if layer.labels else ("kind", "output")
     return all(saved[field] == expected[field] for field in fields)
 
@@ -152,7 +152,10 @@ def check_output_layer(task: Task, checkpoint: epath.Path) -> list[int]:
 
 
 def _output_order(saved: list[str], labels: list[str], checkpoint: epath.Path) -> list[int]:
-    """Returns the index of the output for each label, matched by name. Returns [] if the orders are equal."""
+    """Returns the checkpoint's output index of each label, matched by name.
+
+    Returns [] if outputs and labels have the same order. If no name matches, outputs and labels are matched in order.
+    """
     saved_names, names = [label.lower() for label in saved], [label.lower() for label in labels]
     if sorted(saved_names) == sorted(names):
         return [] if saved_names == names else [saved_names.index(name) for name in names]

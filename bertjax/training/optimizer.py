@@ -33,7 +33,7 @@ def make_schedule(config: OptimizerConfig, warmup_steps: int, total_steps: int) 
 
 
 def bert_schedule(peak: float, warmup_steps: int, total_steps: int) -> optax.Schedule:
-    """Returns a schedule with linear warm-up to `peak`, then linear decay to 0 at `total_steps`.
+    """Returns BERT's schedule: `peak * s / warmup_steps` in warm-up, then `peak * (1 - s / total_steps)` at step `s`.
 
     The schedule is a pytree of the three arguments, so that the train step can take it as an input. One compiled step
     then serves every learning rate and run length.

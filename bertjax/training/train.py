@@ -139,7 +139,7 @@ def train(
                 with progress.paused():
                     check_still_owner()
                     progress.flush()
-                    # The score is None if this step was not evaluated.
+                    # The score is None if this step was not evaluated, or if the task has no `best_metric`.
                     checkpoints.save(state, history.score_at(step))
                 heartbeat()
 

@@ -79,8 +79,8 @@ READERS: dict[str, tuple[str, ...]] = {
     "inspect_glue": ("inspect", *config("glue", data__path="copy/glue", data__vocabulary="copy/vocab.txt")),
     "inspect_text": ("inspect", *config("text", data__train_file="copy/text/train.csv")),
 }
-# By target: piece that is copied to `copy`, pattern of the files to damage, keys of `READERS`, and kinds of damage that
-# may change the output.
+# For each target: folder of the sandbox that is copied to `copy`, pattern of the files to damage, keys of `READERS`,
+# and kinds of damage that may change the output of a command without an error.
 TARGETS: dict[str, tuple[str, str, str, Sequence[str]]] = {
     "corpus": ("corpus", "*.*", "inspect train", ()),
     "pair index": ("corpus", "pair_index/*", "inspect train", ()),

@@ -34,7 +34,8 @@ _ODD = {
     str: ("", "nosuch", "x" * 5000, "\x1b[31mred\x07", "a\nb", "-1", "[a-", "%s{0}", "\udcff", "x [MASK] " * 3000),
 }
 _PATHS = ("nothing", "folder", "file.txt/below", "loop", "x" * 300, "..", "gs://nosuchbucket/x", "\x1b[31m")
-# Files with odd content for all options but --config, where a broken experiment file causes a traceback.
+# Files with unusual content for all options except --config: errors in an experiment file, which is Python code, print
+# a traceback.
 _FILES = ("file.txt", "junk.bin", "utf16.txt", "o[d]d*.txt")
 _EXPERIMENT = b"from bertjax.presets import *\nfrom ml_collections import ConfigDict\ndef get_config():\n    "
 _EXPERIMENTS = {

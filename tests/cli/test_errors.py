@@ -13,7 +13,7 @@ def test_long_text_keeps_its_start_and_end():
     assert shortened("a  short\n one") == "a short one"
 
 
-def test_long_lists_are_counted_and_long_names_shortened():
+def test_long_lists_end_with_a_count_and_long_names_are_shortened():
     assert listed(["a", "b"]) == "a, b"
     assert listed([]) == ""
     many = listed(f"label_{index}" for index in range(10_000))

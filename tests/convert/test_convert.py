@@ -126,7 +126,7 @@ def test_architecture_that_a_format_cannot_express_is_refused(fmt, letters, tmp_
 
 
 @pytest.mark.parametrize("fmt", [HUGGINGFACE, TENSORFLOW])
-def test_every_other_architecture_field_is_refused_by_name(fmt, letters, tmp_path):
+def test_error_names_each_architecture_field_that_a_format_cannot_express(fmt, letters, tmp_path):
     expressed = {*SHARED_FIELDS, "hidden_act", "layer_norm_eps", "pad_vocab_to_multiple_of"}
     for name in {*ARCHITECTURE_FIELDS} - expressed:
         checkpoint = random_checkpoint(letters)

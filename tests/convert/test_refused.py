@@ -42,7 +42,7 @@ def test_missing_unknown_and_misshapen_arrays_are_listed(letters, tmp_path):
         ({"model_type": "roberta"}, "a model of type 'roberta'"),
         ({"hidden_act": "silu"}, "hidden_act 'silu'"),
         ({"architectures": ["BertLMHeadModel"]}, "'BertLMHeadModel'; use one of BertForPreTraining"),
-        ({"vocab_size": 7}, "the model has 7"),
+        ({"vocab_size": 7}, "vocab_size is 7"),
         ({"hidden_size": "wide"}, "hidden_size is 'wide'; it must be an integer"),
         ({"hidden_size": 16.0}, "hidden_size is 16.0"),
         ({"hidden_act": ["gelu"]}, "hidden_act is .*; it must be of type str"),
@@ -133,7 +133,7 @@ def test_damaged_file_is_named(damage, message, letters, tmp_path):
         ([], "cannot read"),
     ],
 )
-def test_index_of_shards_may_name_only_files_of_its_folder(weight_map, message, letters, tmp_path):
+def test_invalid_safetensors_index_is_refused(weight_map, message, letters, tmp_path):
     folder = tmp_path / "folder"
     folder.mkdir()
     huggingface.write(random_checkpoint(letters), folder)

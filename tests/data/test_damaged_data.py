@@ -62,7 +62,7 @@ def test_damaged_pair_index_is_found(corpus):
 
 
 @pytest.mark.parametrize("array", ["sentences", "documents"])
-def test_no_pair_index_is_made_of_damaged_offsets(corpus, array):
+def test_damaged_offsets_raise_before_the_pair_index_is_written(corpus, array):
     overwrite(corpus.path / store.array_file("train", array), 80, bytes(8))
     corpus = store.open_corpus(corpus.path)
     with pytest.raises(BertjaxError, match=rf"train\.{array}\.bin is damaged"):

@@ -60,7 +60,7 @@ def test_damaged_index_is_rebuilt(corpus, damage):
     elif damage == "no header":
         by_suffix[".json"].unlink()
     elif damage == "changed header":
-        # Change the ends of the passes, and keep the rest of the header valid.
+        # Only the checksum of the header can detect this change.
         header = json.loads(by_suffix[".json"].read_text())
         header["pass_ends"][0] -= 1
         by_suffix[".json"].write_text(json.dumps(header))

@@ -176,4 +176,4 @@ def test_features_of_standard_input_are_shown(pretrained, capfd, monkeypatch, tm
 
 def test_truncated_texts_are_counted_in_features(pretrained, capfd):
     cli.main(["features", f"--checkpoint={pretrained}", "a " * 100, "b", "a ||| " + "b " * 60])
-    assert "2 of 3 texts were cut to 40 tokens" in capfd.readouterr().err
+    assert "2 of 3 texts were truncated to 40 tokens" in capfd.readouterr().err

@@ -202,7 +202,7 @@ def test_truncated_texts_are_counted_once(folders, log_lines, monkeypatch):
     classifier.predict(["a " * 38, ("a " * 20, "b " * 17)])
     assert log_lines == []
     classifier.predict(["a " * 39, "b", ("a " * 20, "b " * 18), "c", "d"])
-    assert log_lines == ["2 of 5 texts were cut to 40 tokens"]
+    assert log_lines == ["2 of 5 texts were truncated to 40 tokens"]
     # These models split long texts into windows instead of truncating them.
     bertjax.load(folders[TAGS]).predict(["a " * 50])
     bertjax.load(folders[SPANS]).predict(["who?"], context="a " * 50)

@@ -68,7 +68,7 @@ def test_dropout_without_a_key_returns_its_input():
     assert dropout(x, 0.1, None) is x
 
 
-def test_scale_of_float32_elements():
+def test_kept_float32_elements_are_divided_by_the_keep_probability():
     assert float(dropout(jnp.ones((20, 63)), 0.1, jax.random.key(0)).max()) == pytest.approx(1 / 0.9, rel=1e-4)
 
 

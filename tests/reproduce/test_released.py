@@ -78,7 +78,7 @@ def test_runs_of_different_checkpoints_have_different_names(inputs, letters, cap
     assert "needs a corpus from `bertjax prepare`, set with corpus=, or a checkpoint, set with large=" in first
 
 
-def test_released_checkpoints_select_the_scale_of_the_paper(inputs, capfd):
+def test_scale_defaults_to_paper_with_released_checkpoints(inputs, capfd):
     config = f"--config=tables/table1:base={inputs}/base,glue={inputs}/glue"
     plan = printed(capfd, "reproduce", config, f"--results={inputs}/results", "--plan")
     assert "glue:task=cola,grid=glue,path=" in plan and "--seeds 5" in plan

@@ -94,7 +94,7 @@ def test_every_task_trains_on_cached_features(ner, task, tmp_path, capfd):
     # Prediction computes the features and does not use the cache.
     assert predict(capfd, tmp_path / "run", tmp_path / "out", "--split=dev")
     assert (
-        "feature_head.features=concat_last_four and feature_head.lstm_layers=2, which cannot be converted"
+        "feature_head.features=concat_last_four and feature_head.lstm_layers=2, which other formats cannot express"
         in refused(capfd, "convert", str(tmp_path / "run"), str(tmp_path / "hf"), "--format=huggingface")
     )
 

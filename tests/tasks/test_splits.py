@@ -117,7 +117,7 @@ def test_questions_on_a_passage_stay_on_one_side(letters, tmp_path):
     assert (len(dev), dev_count, len(trained), count) == (3, 9, 5, 15) and not dev & trained
 
 
-def test_dev_share_of_identical_texts_is_an_error(letters, tmp_path, capfd):
+def test_dev_share_requires_different_texts(letters, tmp_path, capfd):
     (tmp_path / "train.csv").write_text("text,label\n" + "same,a\nsame,b\n" * 5)
     config = f"--config={EXPERIMENTS}/text.py:train={tmp_path}/train.csv,size=L1_H16,quick=true"
     flags = overrides(letters, data__dev_share=0.2)

@@ -111,7 +111,7 @@ def test_killed_process_ends_the_others_for_a_restart(corpus, tmp_path, killed):
 
 
 @pytest.mark.slow
-def test_process_that_waits_in_vain_for_others_ends_for_a_restart(corpus, tmp_path):
+def test_process_exits_for_a_restart_if_initialization_times_out(corpus, tmp_path):
     command = [sys.executable, "-m", "bertjax", "train", f"--workdir={tmp_path}", *quick_run(corpus)]
     command.append("--config.cluster.initialization_timeout_seconds=3")
     first, second = start_processes(command, processes=2, devices=1)

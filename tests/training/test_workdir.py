@@ -162,7 +162,7 @@ def test_unwritable_workdir_is_refused_before_the_first_step(corpus, tmp_path):
         loop.train(task, str(tmp_path / "file" / "run"))
 
 
-def test_full_disk_is_refused_before_the_first_step(corpus, tmp_path, monkeypatch):
+def test_too_little_disk_space_raises_before_the_first_step(corpus, tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     _, task = make(corpus)

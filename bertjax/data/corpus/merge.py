@@ -137,7 +137,11 @@ def documents_to_move(train: np.ndarray, heldout: np.ndarray) -> tuple[np.ndarra
 
 
 def _balance(shards: Sequence[Shard], runs: dict[str, list[Run]]) -> tuple[dict[str, list[Run]], int]:
-    """Moves documents to the end of the other split; returns the new runs and the text bytes moved out of training."""
+    """Moves the documents of `documents_to_move` to the end of the other split.
+
+    Returns:
+      The new `Run`s of each split, and the net number of text bytes moved from `train` to `heldout`.
+    """
     documents = {
         split: np.concatenate([shard.read_all(split, "documents") for shard in shards]) for split in store.SPLITS
     }

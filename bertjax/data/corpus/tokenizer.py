@@ -50,7 +50,7 @@ def is_punctuation(char: str) -> bool:
 
 
 class _CleaningTable(dict[int, str]):
-    """Lazy table for `str.translate` that drops control characters and puts spaces around CJK characters."""
+    """Lazy table for `str.translate`: drops control characters, maps whitespace to spaces, puts spaces around CJK."""
 
     def __missing__(self, code: int) -> str:
         char = chr(code)

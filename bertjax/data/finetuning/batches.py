@@ -261,7 +261,10 @@ class EpochOrder:
         return batches[index], int(shapes[index, 1])
 
     def typical_step(self) -> int:
-        """Returns the step with the most examples among those of the most common batch shape in the first epoch."""
+        """Returns a typical step of the first epoch, for benchmarks.
+
+        Of the steps with the most common batch shape, it has the most examples.
+        """
         batches, shapes = self._epoch(0)
         most_common, _ = self._epoch_shapes(0).most_common(1)[0]
         steps = [step for step, shape in enumerate(shapes) if tuple(shape) == most_common]

@@ -36,7 +36,7 @@ class Examples:
         return np.diff(self.offsets).reshape(-1, self.sequences_per_example).max(axis=1)
 
     def fingerprint(self) -> str:
-        """Returns the SHA-256 of all arrays, without `lines`."""
+        """Returns the SHA-256 of `offsets`, `tokens` and `rows`."""
         digest = hashlib.sha256(self.offsets.tobytes())
         for name, array in sorted({**self.tokens, **self.rows}.items()):
             digest.update(f"{name} {array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())

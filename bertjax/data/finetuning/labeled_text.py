@@ -43,7 +43,10 @@ class Target:
         return [-1] * len(self.labels) if self.separator else -1 if self.labels else np.nan
 
     def read(self, row: Row, stats: ReadStats) -> Any:
-        """Returns the label of a row as a value for `to_array`. Returns None if the label is missing."""
+        """Returns the label of a row as a value for `to_array`.
+
+        Returns None if the label is missing. In multi-label data, an empty field means no labels.
+        """
         if self.separator:
             names = read_labels(row, self.column, self.separator, stats)
             ids = {_class_id(name, self.labels, self.column, row.line, stats.file) for name in names}

@@ -44,7 +44,8 @@ def train_dataset(
 ) -> tf.data.Dataset:
     """Returns this process's rows of the training batches of steps `start_step` to `phase.stop_step - 1`.
 
-    Order, truncation and masks of the rows differ in every epoch, even if epochs contain the same sentence pairs.
+    Truncation and masks differ in every epoch, even if the sentence pairs are the same. So does the order of the rows,
+    unless `shuffle` is False.
 
     Args:
       corpus: open corpus.

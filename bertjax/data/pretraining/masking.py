@@ -69,7 +69,7 @@ def make_chooser(
 ) -> Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]:
     """Returns a function from (ids, row lengths, uniforms [B, S]) to the positions to mask, int32 [B, P].
 
-    Unused elements are S.
+    The positions of a row ascend. Unused elements are at the end and equal S, which is not a valid position.
     """
     numbers = predictions_by_length(masking.rate, seq_len, max_predictions)
     is_special = np.zeros(vocabulary.size, bool)

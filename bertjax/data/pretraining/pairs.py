@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-# One document in ten has a short target length. In google-research/bert, each target is short with probability 0.1.
+# Exactly one of ten consecutive documents has a short target length. google-research/bert draws this at random for each
+# document, with probability 0.1.
 _SHORT_EVERY = 10
 _GOLDEN_RATIO = 0.6180339887498949
 # Fields of a pair before truncation: token offsets and lengths of A and B; label (0 IsNext, 1 NotNext).

@@ -280,7 +280,7 @@ if made:
 
 
 def test_modules_have_a_fixed_order(monkeypatch):
-    # Listing every distribution takes seconds.
+    # Use two distributions, because listing all installed ones takes seconds.
     some = [importlib.metadata.distribution(name) for name in ("jax", "numpy")]
     monkeypatch.setattr(importlib.metadata, "distributions", lambda: some)
     names = modules()
