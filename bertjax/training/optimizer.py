@@ -134,6 +134,18 @@ def scale_by_layer_decay(decay: float, frozen_layers: int) -> optax.GradientTran
     return optax.stateless(update)
 
 
+def scale_by_learning_rate_argument() -> optax.GradientTransformationExtraArgs:
+    """Scales updates by `-learning_rate`, an argument of `update`, so that one compiled step serves all rates."""
+
+    def update(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra_args: Any
+    ) -> tuple[optax.Updates, Any]:
+        del params
+        return jax.tree.map(lambda update: -extra_args["learning_rate"] * update, updates), state
+
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
+
+
 def _map_with_names(function: Callable[..., Any], *trees: Any) -> optax.Params:
     """Maps `function(names, *leaves)` over trees. `names` contains the dictionary keys on the path to the leaves."""
 
@@ -230,16 +242,14 @@ def count_trainable(params: Any, freezing: Freezing) -> int:
 
 
 class Optimizer(NamedTuple):
-    """Update rule of the trainable parameters, for a learning rate of 1.
-
-    The train step multiplies the updates by the negative learning rate, so that one compiled step serves all rates.
+    """Update rule of the trainable parameters.
 
     Attributes:
-      tx: optax transformation of the trainable parameters.
+      tx: optax transformation of the trainable parameters. `tx.update` takes the learning rate as a keyword argument.
       freezing: parameters that are not trained.
     """
 
-    tx: optax.GradientTransformation
+    tx: optax.GradientTransformationExtraArgs
     freezing: Freezing
 
 
@@ -268,5 +278,6 @@ def _make_optimizer(config: OptimizerConfig) -> Optimizer:
         optax.add_decayed_weights(config.weight_decay, mask=decay_mask),
         trust_ratio,
         scale_by_layer_decay(config.layer_decay, config.freeze_layers) if has_layer_decay else optax.identity(),
+        scale_by_learning_rate_argument(),
     )
     return Optimizer(tx, Freezing(config.freeze_layers, config.freeze))

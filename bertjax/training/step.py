@@ -22,7 +22,9 @@ from bertjax.training.state import TrainState, abstract_state
 def make_train_step(
     objective: Objective, optimizer: Optimizer, mesh: Mesh, grad_accum_steps: int
 ) -> jax.stages.Wrapped:
-    """Returns the jitted train step `(state, batch, dropout key, learning-rate schedule) -> state`.
+    """Returns the jitted train step `(state, batch, key, schedule) -> state`.
+
+    The dropout key of a step is derived from `key` and the step number. `schedule` is the learning-rate schedule.
 
     The step donates the state. This function is cached, so that the trials of a sweep share one compilation.
     `make_optimizer` is cached for the same reason.
@@ -47,51 +49,46 @@ def make_train_step(
     # has one stack of all layers. Without freezing, each returns its last argument.
     tx, freezing = optimizer
 
-    def total_loss(sums: MetricSums, denominators: dict[str, jax.Array]) -> Any:
-        # Metric sums are [weighted sum, sum of weights] of one micro-batch. Denominators are those of the whole batch.
-        return sum(sums[name][0] / denominators[name] for name in objective.losses)
-
-    def grads_and_sums(
+    def loss_and_grads(
         params: Any, batch: Batch, denominators: dict[str, jax.Array], dropout_key: jax.Array
-    ) -> tuple[Any, MetricSums]:
-        def loss_fn(trained: Any) -> tuple[jax.Array, MetricSums]:
+    ) -> tuple[tuple[Any, MetricSums], Any]:
+        def loss_fn(trained: Any) -> tuple[Any, MetricSums]:
+            # `sums` are [weighted sum, sum of weights] of a micro-batch. `denominators` are those of the whole batch.
             sums, _ = objective.compute(freezing.for_forward(params, trained), batch, dropout_key)
-            return total_loss(sums, denominators), sums
+            return sum(sums[name][0] / denominators[name] for name in objective.losses), sums
 
-        return jax.grad(loss_fn, has_aux=True)(freezing.trainable(params))
+        return jax.value_and_grad(loss_fn, has_aux=True)(freezing.trainable(params))
 
     def accumulate(
         params: Any, batch: Batch, denominators: dict[str, jax.Array], dropout_key: jax.Array
-    ) -> tuple[Any, MetricSums]:
+    ) -> tuple[tuple[Any, MetricSums], Any]:
         # [B, ...] -> [B / n, n, ...] -> [n, B / n, ...], for n micro-batches. Axis B / n keeps the sharding of B, so no
         # row moves to another device. Micro-batch i consists of rows i, i + n, ...
         micro_batches = jax.tree.map(lambda x: x.reshape(-1, grad_accum_steps, *x.shape[1:]).swapaxes(0, 1), batch)
 
         def add(total: Any, xs: tuple[Batch, jax.Array]) -> tuple[Any, None]:
             micro_batch, index = xs
-            part = grads_and_sums(params, micro_batch, denominators, jax.random.fold_in(dropout_key, index))
+            part = loss_and_grads(params, micro_batch, denominators, jax.random.fold_in(dropout_key, index))
             return jax.tree.map(jnp.add, total, part), None
 
-        # The scan starts with zeros in the shapes of gradients and metric sums. XLA shards the zeros like the results.
+        # The scan starts with zeros. XLA shards them like the results.
         first = jax.tree.map(lambda x: x[0], micro_batches)
-        shapes = jax.eval_shape(grads_and_sums, params, first, denominators, dropout_key)
+        shapes = jax.eval_shape(loss_and_grads, params, first, denominators, dropout_key)
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         return jax.lax.scan(add, zeros, (micro_batches, jnp.arange(grad_accum_steps)))[0]
 
     def train_step(state: TrainState, batch: Batch, key: jax.Array, schedule: optax.Schedule) -> TrainState:
         dropout_key = jax.random.fold_in(key, state.step)
         denominators = objective.denominators(batch)
-        compute_grads = grads_and_sums if grad_accum_steps == 1 else accumulate
-        grads, sums = compute_grads(state.params, batch, denominators, dropout_key)
+        compute = loss_and_grads if grad_accum_steps == 1 else accumulate
+        (loss, sums), grads = compute(state.params, batch, denominators, dropout_key)
 
-        # The updates include weight decay, and are for a learning rate of 1.
         params = freezing.trainable(state.params)
-        updates, opt_state = tx.update(grads, state.opt_state, params)
-        learning_rate: Any = schedule(state.step)
-        params = optax.apply_updates(params, jax.tree.map(lambda update: -learning_rate * update, updates))
+        updates, opt_state = tx.update(grads, state.opt_state, params, learning_rate=schedule(state.step))
+        params = optax.apply_updates(params, updates)
 
         grad_norm = optax.tree.norm(grads)
-        is_finite = jnp.isfinite(total_loss(sums, denominators)) & jnp.isfinite(grad_norm)
+        is_finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
         # The names added here must equal `STEP_METRICS` of `state.py`. `non_padding_sums` adds the fractions of
         # positions and attention FLOPs that are not padding.
         sums = {**sums, "grad_norm": jnp.stack([grad_norm, jnp.ones_like(grad_norm)]), **non_padding_sums(batch)}
