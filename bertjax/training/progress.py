@@ -28,6 +28,7 @@ from bertjax.training.metrics import (
     read_lines,
 )
 from bertjax.training.plots import plot_finetuning, plot_pretraining
+from bertjax.training.state import TrainState
 from bertjax.training.step import compute_metrics
 from bertjax.training.workdir import CURVES
 from bertjax.utils.terminal import duration, progress_bar
@@ -106,11 +107,11 @@ class Progress:
         finally:
             self._paused_seconds += time.monotonic() - start
 
-    def step_done(self, step: int, wait_if_first: jax.Array) -> None:
-        """Advances the progress bar. Waits for the first step, so that the measured speed excludes compilation."""
+    def step_done(self, step: int, state: TrainState) -> None:
+        """Advances the progress bar. Waits for the first step only, so that the measured speed excludes compilation."""
         self._bar.update()
         if self._compiling:
-            jax.block_until_ready(wait_if_first)
+            jax.block_until_ready(state.step)
             seconds = time.monotonic() - self._started - self._paused_seconds
             logger.info(f"first step after {seconds:.1f} s, including data loading and compilation")
             self._compiling = False

@@ -16,7 +16,7 @@ from bertjax.metrics.report import ClassReport, log_reports
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import CHECKPOINTS, saved_fingerprint
 from bertjax.training.evaluation import predict
-from bertjax.training.metrics import EVAL_PREFIX
+from bertjax.training.metrics import EVAL_PREFIX, json_number
 from bertjax.training.parameters import load_params
 from bertjax.training.plots import plot_confusion
 from bertjax.training.state import TrainState
@@ -66,9 +66,10 @@ class EvaluationHistory:
     patience: int = 0
     evaluations: tuple[tuple[int, dict[str, Any]], ...] = ()
 
-    def add(self, step: int, metrics: dict[str, Any]) -> "EvaluationHistory":
+    def add(self, step: int, metrics: dict[str, float]) -> "EvaluationHistory":
         """Returns the history with an evaluation appended."""
-        return dataclasses.replace(self, evaluations=(*self.evaluations, (step, metrics)))
+        values = {name: json_number(value) for name, value in metrics.items()}
+        return dataclasses.replace(self, evaluations=(*self.evaluations, (step, values)))
 
     @property
     def first(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from bertjax.tasks.task import Task
 from bertjax.training import workdir as workdirs
 from bertjax.training.checkpoint import Checkpoints, find_checkpoint, saved_fingerprint, workdir_of
 from bertjax.training.checkpoint_metadata import model_metadata
+from bertjax.training.checks import explain_divergence
 from bertjax.training.init_from import check_initial_vocabulary, has_output_layer_of
 from bertjax.training.multihost import assert_same_run, assert_shared_workdir
 from bertjax.training.optimizer import Optimizer
@@ -29,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 def open_workdir(
-    task: Task, path: str, init_from: str | None, abstract: TrainState, stack: contextlib.ExitStack
+    task: Task, path: str, init_from: str | None, state_shapes: TrainState, stack: contextlib.ExitStack
 ) -> tuple[epath.Path, Checkpoints, Callable[[], None]]:
     """Creates and locks the workdir, checks that it belongs to this run, and opens its checkpoints.
 
@@ -37,8 +38,9 @@ def open_workdir(
       task: task of the run.
       path: workdir.
       init_from: checkpoint with the initial parameters of a new run (None: random parameters).
-      abstract: shapes of the train state, to check that checkpoints fit on the disk.
-      stack: exit stack of the run, which closes the checkpoints and releases the lock.
+      state_shapes: shapes of the train state, to check that checkpoints fit on the disk.
+      stack: exit stack of the run. It closes the checkpoints, releases the lock, and adds the last good checkpoint to
+        the message of a DivergenceError.
 
     Returns:
       The workdir, its checkpoints, and a function that raises if another run has taken over the workdir.
@@ -64,7 +66,7 @@ def open_workdir(
     assert_shared_workdir(workdir)
     stack.enter_context(workdirs.acquire_lock(workdir))
     workdirs.check_config(workdir, config, task.data_hash)
-    state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract))
+    state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state_shapes))
     check_free_space(workdir, 2 * state_bytes, "two checkpoints", "choose another --workdir")
     workdirs.write_config(workdir, config, task.data_hash, init_fingerprint, origin)
     check_still_owner = workdirs.take_ownership(workdir)
@@ -72,7 +74,9 @@ def open_workdir(
         for name, content in task.workdir_files.items():
             write_atomic(workdir / name, content)
     checkpoints = Checkpoints(workdir, task.config.keep_checkpoints, model, task.checkpoint_every)
-    return workdir, stack.enter_context(contextlib.closing(checkpoints)), check_still_owner
+    stack.enter_context(contextlib.closing(checkpoints))
+    stack.enter_context(explain_divergence(checkpoints))
+    return workdir, checkpoints, check_still_owner
 
 
 def restore_or_init(
@@ -81,11 +85,11 @@ def restore_or_init(
     workdir: epath.Path,
     checkpoints: Checkpoints,
     init_from: str | None,
-    abstract: TrainState,
+    state_shapes: TrainState,
     optimizer: Optimizer,
 ) -> TrainState:
     """Restores the newest checkpoint of the workdir. Without a checkpoint, initializes a new state."""
-    state = checkpoints.restore_latest(abstract)
+    state = checkpoints.restore_latest(state_shapes)
     if state is None:
         state = init_state(task.objective, optimizer, mesh, random_key(task.config.seed, "init"))
         if init_from:

@@ -17,15 +17,14 @@ from bertjax.training.checks import (
     check_evaluation,
     check_loss,
     check_steps_finite,
-    explain_divergence,
 )
 from bertjax.training.evaluation import check_batch_sizes, check_labeled, evaluate, with_total_loss
-from bertjax.training.metrics import METRICS, json_number, read_lines
+from bertjax.training.metrics import METRICS, read_lines
 from bertjax.training.optimizer import make_optimizer, make_schedule
 from bertjax.training.preemption import stop_requests, watchdog
 from bertjax.training.profiling import StepProfiler
 from bertjax.training.progress import Progress
-from bertjax.training.results import EvaluationHistory, evaluation_history, finish_run
+from bertjax.training.results import evaluation_history, finish_run
 from bertjax.training.sharding import data_shard, make_mesh, put_batch, replicated
 from bertjax.training.startup import open_workdir, random_key, restore_or_init
 from bertjax.training.state import TrainState, abstract_state, reset_sums
@@ -66,24 +65,21 @@ def train(
     check_labeled(task)
     mesh = make_mesh(config.mesh)
     optimizer = make_optimizer(config.optimizer)
-    # The schedule is a pytree (`jax.tree_util.Partial`). The jitted step takes it as an argument, so that one compiled
-    # step serves any learning rate and run length.
+    # The jitted step takes the schedule, a pytree, as an argument, so that one compiled step serves any schedule.
     schedule = make_schedule(config.optimizer, task.warmup_steps, task.total_steps)
     train_step = make_train_step(task.objective, optimizer, mesh, config.grad_accum_steps)
     check_batch_sizes(task, mesh, config.grad_accum_steps)
-    abstract = abstract_state(task.objective, optimizer, mesh)
+    state_shapes = abstract_state(task.objective, optimizer, mesh)
     for note in task.notes:
         logger.info(note)
 
     with contextlib.ExitStack() as stack:
         # Lock the workdir. `stack` releases the lock and closes the checkpoints. `check_still_owner` raises if another
         # run has taken the workdir over.
-        workdir, checkpoints, check_still_owner = open_workdir(task, path, init_from, abstract, stack)
-        # If the loss diverges, the error names the last good checkpoint.
-        stack.enter_context(explain_divergence(checkpoints))
+        workdir, checkpoints, check_still_owner = open_workdir(task, path, init_from, state_shapes, stack)
         stop_requested = stack.enter_context(stop_requests())
         heartbeat = stack.enter_context(watchdog(config.hang_seconds))
-        state = restore_or_init(task, mesh, workdir, checkpoints, init_from, abstract, optimizer)
+        state = restore_or_init(task, mesh, workdir, checkpoints, init_from, state_shapes, optimizer)
         step = int(state.step)
         # Logged metrics up to the restored checkpoint. A run without a checkpoint starts again and ignores old lines.
         lines = [line for line in read_lines(workdir / METRICS) if line["step"] <= step] if step else []
@@ -92,13 +88,13 @@ def train(
         profiler = stack.enter_context(StepProfiler(workdir, profile_steps))
         # Compute the dropout key and the numbers of the schedule inside `jit`, which places them on the devices of
         # all hosts. `device_put` would first run a collective to check that all hosts pass the same value.
-        key, device_schedule = jax.jit(
+        dropout_key, device_schedule = jax.jit(
             lambda: (random_key(config.seed, "dropout"), jax.tree.map(jnp.asarray, schedule)),
             out_shardings=replicated(mesh),
         )()
 
         if step == 0 and task.eval_first:
-            history = _evaluate(task, mesh, state, step, history, progress, heartbeat)
+            history = history.add(step, _evaluate(task, mesh, state, progress, heartbeat))
 
         # A resumed run may be out of patience already, if it was killed before it could finish.
         done = step >= task.total_steps or history.is_out_of_patience()
@@ -106,12 +102,10 @@ def train(
         batches = task.train_batches(step, data_shard(mesh))
         while not (done or stopped):
             batch = put_batch(next(batches), mesh)
-            # The step needs no transfer between host and devices; raise if there is an implicit transfer.
-            with profiler.step(step), jax.transfer_guard("disallow"):
-                state = train_step(state, batch, key, device_schedule)
+            with profiler.step(step):
+                state = train_step(state, batch, dropout_key, device_schedule)
             step += 1
-            # Blocks on `state.step` after the first step only, so that the measured speed excludes compilation.
-            progress.step_done(step, wait_if_first=state.step)
+            progress.step_done(step, state)
             profiler.step_done(step, state)
             heartbeat()
             done = step == task.total_steps
@@ -124,10 +118,7 @@ def train(
                 state = _log_step(task, state, step, progress)
 
             if task.eval_every and (done or step % task.eval_every == 0):
-                # Wait for the dispatched steps, so that evaluation time does not include training time.
-                jax.block_until_ready(state.step)
-                with progress.paused():
-                    history = _evaluate(task, mesh, state, step, history, progress, heartbeat)
+                history = history.add(step, _evaluate(task, mesh, state, progress, heartbeat))
                 if not done and history.is_out_of_patience():
                     # The run ends early, possibly between two logged steps.
                     done = True
@@ -171,18 +162,15 @@ def _log_step(task: Task, state: TrainState, step: int, progress: Progress) -> T
 
 
 def _evaluate(
-    task: Task,
-    mesh: Mesh,
-    state: TrainState,
-    step: int,
-    history: EvaluationHistory,
-    progress: Progress,
-    heartbeat: Callable[[], None],
-) -> EvaluationHistory:
-    """Evaluates the state and logs the metrics. Returns the history with the new evaluation."""
-    start = time.monotonic()
-    values, _ = evaluate(task, mesh, state.params, heartbeat)
-    check_evaluation(values, step)
-    # `state.sums` counts the tokens since the last logged step, which the line adds to the number of tokens seen.
-    progress.log_evaluation(step, values, time.monotonic() - start, train_sums=state.sums)
-    return history.add(step, {name: json_number(value) for name, value in values.items()})
+    task: Task, mesh: Mesh, state: TrainState, progress: Progress, heartbeat: Callable[[], None]
+) -> dict[str, float]:
+    """Evaluates the state. Logs and returns the metrics."""
+    # This waits for the dispatched steps, so that evaluation time does not include training time.
+    step = int(state.step)
+    with progress.paused():
+        start = time.monotonic()
+        values, _ = evaluate(task, mesh, state.params, heartbeat)
+        check_evaluation(values, step)
+        # `state.sums` counts the tokens since the last logged step, which the line adds to the number of tokens seen.
+        progress.log_evaluation(step, values, time.monotonic() - start, train_sums=state.sums)
+    return values

@@ -104,6 +104,16 @@ def test_evaluations_redraw_curves_after_some_seconds(corpus, tmp_path, monkeypa
     assert num_lines == lines_drawn
 
 
+def test_steps_make_no_implicit_transfers(corpus, tmp_path, monkeypatch):
+    make_train_step = loop.make_train_step
+
+    def make_guarded_step(*args):
+        return lambda *inputs: jax.transfer_guard("disallow")(make_train_step(*args))(*inputs)
+
+    monkeypatch.setattr(loop, "make_train_step", make_guarded_step)
+    loop.train(make(corpus, steps=2)[1], str(tmp_path))
+
+
 @pytest.mark.devices
 @pytest.mark.parametrize(
     ("at", "number"), [(2, signal.SIGTERM), (7, signal.SIGINT), pytest.param(9, signal.SIGHUP, marks=pytest.mark.slow)]
