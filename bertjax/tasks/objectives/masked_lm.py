@@ -45,6 +45,7 @@ class MaskedLm(PretrainingObjective):
 
     @classmethod
     def max_predictions(cls, seq_len: int, configured: int, rate: float) -> int:
+        # Rounding first, because 0.07 * 100 is 7.000000000000001 in floating point.
         return configured or math.ceil(round(rate * seq_len, 6))
 
     @property
@@ -90,9 +91,10 @@ class MaskedLm(PretrainingObjective):
         masked_lm_logits, next_sentence_logits = self.apply(params, batch, dropout_key)
         labels = batch["next_sentence_labels"]
         has_label = (labels >= 0).astype(jnp.float32)
-        mlm = loss_and_accuracy(masked_lm_logits, batch["masked_lm_ids"], batch["masked_lm_weights"])
-        nsp = loss_and_accuracy(next_sentence_logits, jnp.maximum(labels, 0), has_label)
-        return dict(zip(self.metrics, (*mlm, *nsp), strict=True)), {}
+        mlm_loss, mlm_accuracy = loss_and_accuracy(masked_lm_logits, batch["masked_lm_ids"], batch["masked_lm_weights"])
+        nsp_loss, nsp_accuracy = loss_and_accuracy(next_sentence_logits, jnp.maximum(labels, 0), has_label)
+        sums = {"mlm_loss": mlm_loss, "mlm_accuracy": mlm_accuracy, "nsp_loss": nsp_loss, "nsp_accuracy": nsp_accuracy}
+        return sums, {}
 
 
 @dataclasses.dataclass(frozen=True)
