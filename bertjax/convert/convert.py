@@ -185,12 +185,10 @@ def upload(source: str, address: str, overwrite: bool) -> str:
 
 @contextlib.contextmanager
 def bertjax_checkpoint(path: str, cache_dir: Path | None = None) -> Iterator[str]:
-    """Yields the path of a bertjax checkpoint. Converts checkpoints of other formats first.
+    """Yields the path of a bertjax checkpoint. Converts checkpoints of other formats, and of the hub, first.
 
-    Args:
-      path: checkpoint of any format, or its address on the hub.
-      cache_dir: workdir for the converted checkpoint, reused if the source has not changed (default: None, a temporary
-        folder).
+    The converted checkpoint is in the workdir `cache_dir`, reused if the source has not changed, or in a temporary
+    folder.
     """
     if cache_dir:
         recover_directory(cache_dir)

@@ -196,13 +196,8 @@ def import_params(
 ) -> dict[str, np.ndarray]:
     """Converts the arrays of a checkpoint from another format, one at a time to save memory.
 
-    Args:
-      table: parameters of the model.
-      num_layers: number of layers of the model.
-      fmt: `HUGGINGFACE` or `TENSORFLOW`.
-      shapes: shape of each array of the checkpoint.
-      read_array: function that reads an array by name.
-      source: path of the checkpoint, for error messages.
+    `shapes` contains the shape of each array of the checkpoint, and `read_array` reads an array by name. `source` is
+    the path of the checkpoint, for error messages.
 
     Returns:
       float32 arrays by bertjax's parameter path.

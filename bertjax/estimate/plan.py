@@ -57,13 +57,8 @@ def step_communication(
     reduce-scattered. Each layer kernel that is sharded over `tensor` causes one all-reduce of activations: either its
     output in the forward pass, or the gradient of its input in the backward pass.
 
-    Args:
-      params: tree of `jax.ShapeDtypeStruct` with shardings.
-      mesh: mesh with the axes `data`, `fsdp` and `tensor`; slices are consecutive along `data`.
-      model: config of the model.
-      positions: number of positions of the global batch, including padding.
-      slices: number of TPU slices.
-      micro_batches: number of micro-batches per step (`grad_accum_steps`).
+    `params` is a tree of `jax.ShapeDtypeStruct` with shardings. Slices are consecutive along `data`. `positions` is the
+    number of positions of the global batch, including padding.
     """
     data, fsdp, tensor = (mesh.shape[axis] for axis in ("data", "fsdp", "tensor"))
     itemsize = jnp.dtype(model.dtype).itemsize
@@ -107,16 +102,8 @@ def plan_run(
 
     The step time is the longest of three times: model FLOPs at the given MFU, and communication within and between
     slices at the published bandwidths. The time between slices is left out for v2, v3 and v4, whose bandwidth is not
-    published. The estimate excludes evaluation, checkpoints and restarts.
-
-    Args:
-      settings: config of the run.
-      task: task built from `settings`.
-      topology: topology of one slice, such as `v5e:16x16`.
-      slices: number of slices.
-      mfu: assumed model-FLOPs utilization, in (0, 1].
-      price_per_chip_hour: price per chip and hour in any currency (default: None, do not estimate the cost).
-      compiled: compiled step of a run with one phase (default: None, compile the step).
+    published. The estimate excludes evaluation, checkpoints and restarts. The `topology`, such as `v5e:16x16`, is of
+    one slice. `mfu` is the assumed model-FLOPs utilization, in (0, 1].
 
     Returns:
       A dictionary for JSON; `phases` contains the estimates of each phase. `seconds`, `chip_hours` and `cost` are None

@@ -156,13 +156,7 @@ def write_predictions(
 ) -> list[Path]:
     """Predicts all evaluation examples of a task, writes the prediction files and returns their paths.
 
-    Args:
-      config: config of the task.
-      task: task built from `config`.
-      checkpoint: checkpoint trained on the task.
-      folder: output folder, created if it does not exist.
-      logits: whether to add logits to the records.
-      columns: columns of the data file to copy into the records.
+    `logits` adds logits to the records. `columns` are columns of the data file to copy into the records.
     """
     mesh, params = mesh_and_params(task, checkpoint)
     # Check the output only after the checkpoint is loaded, because the check creates the folder.

@@ -48,15 +48,11 @@ def divide_examples(
 def divide_rows(
     data: FinetuningData, count: int, read_contents: Callable[[], Sequence[bytes]], read_stats: list[ReadStats]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Divides the rows of the training file into a training set and a held-out dev set.
+    """Divides the `count` rows of the training file into a training set and a held-out dev set.
 
-    Args:
-      data: data config. `train_share` is a fraction of the rows that remain after holding out `dev_share`.
-      count: number of rows.
-      read_contents: function that returns the content of each row, called only if `dev_share` is set. Rows with the
-        same content stay together.
-      read_stats: row counts. The last item is for the training file. This function appends an item for a held-out dev
-        set.
+    `train_share` is a fraction of the rows that remain after holding out `dev_share`. Rows with the same content stay
+    together; `read_contents` is called only if `dev_share` is set. The last item of `read_stats` is for the training
+    file, and this function appends an item for a held-out dev set.
 
     Returns:
       Indices of the training rows and of the dev rows, ascending, int64.
@@ -161,10 +157,7 @@ def unit_texts(tagged: TaggedText, ends: Sequence[int]) -> list[bytes]:
 def tagged_subset(tagged: TaggedText, ends: Sequence[int], mask: np.ndarray) -> TaggedText:
     """Returns the sentences of the selected units. Documents without a selected sentence are dropped.
 
-    Args:
-      tagged: text to select from.
-      ends: ends of the text's units, from `unit_ends`.
-      mask: selected units, bool [units].
+    `mask` is bool [units], and `ends` contains the ends of the units, from `unit_ends`.
     """
     by_sentence = mask if len(ends) == len(tagged.sentence_ends) else mask[np.searchsorted(ends, tagged.sentence_ends)]
     words: list[str] = []
