@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from bertjax.config.run import RunConfig
 from bertjax.estimate import DEFAULT_MFU
-from bertjax.estimate.compiled import CompiledStep, compile_step
+from bertjax.estimate.compiled import compile_step
 from bertjax.estimate.topology import Chip, chip_of, chips_in, tpu_devices
 from bertjax.model.config import ModelConfig
 from bertjax.model.layer_stack import LAYERS
@@ -96,7 +96,6 @@ def plan_run(
     slices: int = 1,
     mfu: float = DEFAULT_MFU,
     price_per_chip_hour: float | None = None,
-    compiled: CompiledStep | None = None,
 ) -> dict[str, Any]:
     """Compiles the train step of each phase for a TPU and estimates the run.
 
@@ -115,10 +114,8 @@ def plan_run(
     steps = task.phase_steps
     phases, start = [], 0
     for index, count in enumerate(steps):
-        step = compiled
-        if step is None or len(steps) > 1:
-            logger.info(f"compiling phase {index + 1} of {len(steps)} for {chips:,} chips of {chip.name}")
-            step = compile_step(settings, index, topology, slices)
+        logger.info(f"compiling phase {index + 1} of {len(steps)} for {chips:,} chips of {chip.name}")
+        step = compile_step(settings, index, topology, slices)
         cost = task.cost_before(start + 1) - task.cost_before(start)
         exchanges = step_communication(params, mesh, model, cost.positions, slices, settings.grad_accum_steps)
         bounds = {
@@ -221,7 +218,7 @@ def _describe_phase(number: int, phase: dict[str, Any], plan: dict[str, Any]) ->
         f"  memory  {peak:.2f} of {limit:.2f} GiB per chip, {'fits' if phase['fits'] else 'DOES NOT FIT'} ({parts})",
     ]
     if not phase["fits"]:
-        return [*lines, "          try a smaller batch, --config.model.remat=full, a larger mesh.fsdp, or --search"]
+        return [*lines, "          try a smaller batch, or a larger grad_accum_steps or mesh.fsdp, or model.remat=full"]
     lines += [
         f"  send    {each['sent_bytes'] / 1e9:.3f} GB per chip and step: {each['collective']} of {each['name']} over "
         f"{each['axis']}{', between slices' if each['crosses_slices'] else ''}"
