@@ -1,6 +1,7 @@
 """Choice of the evaluated split, dev sets held out from the training data, and random fractions of training data."""
 
 import hashlib
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -160,23 +161,12 @@ def tagged_subset(tagged: TaggedText, ends: Sequence[int], mask: np.ndarray) -> 
     `mask` is bool [units], and `ends` contains the ends of the units, from `unit_ends`.
     """
     by_sentence = mask if len(ends) == len(tagged.sentence_ends) else mask[np.searchsorted(ends, tagged.sentence_ends)]
-    words: list[str] = []
-    tags: list[str] = []
-    sentence_ends: list[int] = []
-    document_ends: list[int] = []
-    lines: list[int] = []
-    original_document_ends = {*tagged.document_ends}
-    documents_are_sentences = tagged.document_ends == tagged.sentence_ends
-    start = 0
-    for index, (end, is_selected) in enumerate(zip(tagged.sentence_ends, by_sentence, strict=True)):
-        if is_selected:
-            words += tagged.words[start:end]
-            tags += tagged.tags[start:end]
-            sentence_ends.append(len(words))
-            lines += tagged.lines[index : index + 1]
-        if documents_are_sentences:
-            document_ends = sentence_ends
-        elif end in original_document_ends and len(words) > (document_ends[-1] if document_ends else 0):
-            document_ends.append(len(words))
-        start = end
-    return TaggedText(words, tags, sentence_ends, document_ends, tuple(lines))
+    lengths = np.diff(tagged.sentence_ends, prepend=0)
+    chosen = np.repeat(by_sentence, lengths)
+    sentence_ends = np.cumsum(lengths[by_sentence]).tolist()
+    document_ends = sentence_ends
+    if tagged.document_ends != tagged.sentence_ends:
+        document_ends = np.unique(np.append(0, np.cumsum(chosen))[tagged.document_ends])
+        document_ends = document_ends[document_ends > 0].tolist()
+    words, tags = (list(itertools.compress(values, chosen)) for values in (tagged.words, tagged.tags))
+    return TaggedText(words, tags, sentence_ends, document_ends, tuple(itertools.compress(tagged.lines, by_sentence)))
