@@ -2,7 +2,6 @@
 
 import argparse
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +28,6 @@ def add_parser(commands: Any) -> None:
     )
     add_topology(parser)
     parser.add_argument("--slices", type=int, default=1, help="number of slices, connected by the data-center network")
-    parser.add_argument(
-        "--search",
-        action="store_true",
-        help="search for the largest batch that fits into memory for each remat policy, and plan the run with the "
-        "policy that recomputes least, of those that fit",
-    )
     add_json(parser)
     parser.add_argument("--output", metavar="FILE", help="write the plan to this JSON file")
 
@@ -59,26 +52,18 @@ def plan(args: argparse.Namespace) -> None:
 
 def _plan(args: argparse.Namespace, init_from: str | None) -> None:
     from bertjax.estimate.plan import describe_plan, plan_run
-    from bertjax.estimate.search import describe_search, search
     from bertjax.tasks.build import build_task, parse_config
     from bertjax.training.checkpoint_config import experiment_config
     from bertjax.utils.io import write_atomic
 
-    def config_with(overrides: Sequence[str]) -> Any:
-        config_dict = experiment_config(args.config, [*args.overrides, *overrides], init_from)
-        return parse_config(config_dict_without_data(config_dict, init_from))
-
-    candidates = search(config_with, args.topology, args.slices) if args.search else []
-    overrides, compiled = (candidates[0].overrides, candidates[0].step) if candidates else ((), None)
-    config = config_with(overrides)
+    config_dict = experiment_config(args.config, args.overrides, init_from)
+    config = parse_config(config_dict_without_data(config_dict, init_from))
     task = build_task(config, train=None)
-    result = plan_run(config, task, args.topology, args.slices, args.mfu, args.price_per_chip_hour, compiled)
-    text = json.dumps(result | {"config": args.config, "overrides": [*args.overrides, *overrides]})
+    result = plan_run(config, task, args.topology, args.slices, args.mfu, args.price_per_chip_hour)
+    text = json.dumps(result | {"config": args.config, "overrides": args.overrides})
     if args.output:
         write_atomic(Path(args.output), text + "\n")
     if args.json:
         print(text)
         return
-    if candidates:
-        show(describe_search(candidates) + "\n")
     show(describe_plan(result))

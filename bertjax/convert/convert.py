@@ -185,12 +185,10 @@ def upload(source: str, address: str, overwrite: bool) -> str:
 
 @contextlib.contextmanager
 def bertjax_checkpoint(path: str, cache_dir: Path | None = None) -> Iterator[str]:
-    """Yields the path of a bertjax checkpoint. Converts checkpoints of other formats first.
+    """Yields the path of a bertjax checkpoint. Converts checkpoints of other formats, and of the hub, first.
 
-    Args:
-      path: checkpoint of any format, or its address on the hub.
-      cache_dir: workdir for the converted checkpoint, reused if the source has not changed (default: None, a temporary
-        folder).
+    The converted checkpoint is in the workdir `cache_dir`, reused if the source has not changed, or in a temporary
+    folder.
     """
     if cache_dir:
         recover_directory(cache_dir)
@@ -246,11 +244,8 @@ def _origin_of(path: str, folder: str = "") -> dict[str, Any]:
     """Returns the content of `origin.json`, which identifies the source of a conversion.
 
     A local checkpoint is identified by its path and the names, sizes and modification times of its files. A model on
-    the hub is identified by its address with the commit; the key `address` stores the user's address.
-
-    Args:
-      path: path of the checkpoint, or its address on the hub.
-      folder: local folder of a downloaded model. The name of the folder is the commit.
+    the hub is identified by its address with the commit; the key `address` stores the user's address. The commit is the
+    name of `folder`, which contains the downloaded model.
     """
     if hub.is_hub(path):
         return {"source": f"{hub.PREFIX}{hub.parse(path)[0]}@{Path(folder).name}", "address": path}

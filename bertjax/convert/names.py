@@ -83,93 +83,45 @@ class Parameter:
 def bert_parameters(
     config: ModelConfig, num_outputs: int = 0, output_kernels: Mapping[str, str] | None = None
 ) -> list[Parameter]:
-    """Lists all parameters of a BERT model.
+    """Lists all parameters of a BERT model, with an output layer of width `num_outputs` if its kernels are given.
 
-    Args:
-      config: model config.
-      num_outputs: width of the output layer (default: 0, no output layer).
-      output_kernels: name of the output layer's kernel in each format. The name of the bias has `bias` instead of
-        `weight` or `weights`.
+    `output_kernels` contains the name of the output layer's kernel in each format. The name of the bias has `bias`
+    instead of `weight` or `weights`.
     """
     width, heads, head_size = config.hidden_size, config.num_attention_heads, config.head_size
-    mlp_width, padded_vocab = config.intermediate_size, config.padded_vocab_size
-    parameters = [
-        _embedding("token", "word_embeddings", (padded_vocab, width), unpadded_rows=config.vocab_size),
-        _embedding("position", "position_embeddings", (config.max_position_embeddings, width)),
-        _embedding("segment", "token_type_embeddings", (config.type_vocab_size, width)),
-        *_layer_norm("encoder/embeddings/norm", "embeddings.LayerNorm", width),
-    ]
-    layer = "encoder.layer.{layer}"
-    for name in ("query", "key", "value"):
-        parameters += _dense(f"attention/{name}", f"{layer}.attention.self.{name}", (width, heads, head_size), 1)
-    parameters += _dense("attention/output", f"{layer}.attention.output.dense", (heads, head_size, width), 2)
-    parameters += _layer_norm("encoder/layers/attention_norm", f"{layer}.attention.output.LayerNorm", width)
-    parameters += _dense("mlp_in", f"{layer}.intermediate.dense", (width, mlp_width), 1)
-    parameters += _dense("mlp_out", f"{layer}.output.dense", (mlp_width, width), 1)
-    parameters += _layer_norm("encoder/layers/mlp_norm", f"{layer}.output.LayerNorm", width)
-    parameters += _dense("pooler/dense", "pooler.dense", (width, width), 1, root="")
-    transform = "predictions.transform"
-    parameters += _dense("masked_lm/transform", f"{transform}.dense", (width, width), 1, root="", scope="cls")
-    parameters += _layer_norm("masked_lm/norm", f"{transform}.LayerNorm", width, scope="cls")
-    parameters.append(
-        Parameter(
-            "masked_lm/bias",
-            (padded_vocab,),
-            {HUGGINGFACE: "cls.predictions.bias", TENSORFLOW: "cls/predictions/output_bias"},
-            unpadded_rows=config.vocab_size,
-        )
-    )
-    parameters += _output_layer(
-        "next_sentence/dense",
-        (width, 2),
-        {HUGGINGFACE: "cls.seq_relationship.weight", TENSORFLOW: "cls/seq_relationship/output_weights"},
-    )
-    if output_kernels:
-        parameters += _output_layer(CLASSIFIER, (width, num_outputs), output_kernels)
-    return parameters
+    mlp_width, unpadded, padded = config.intermediate_size, config.vocab_size, config.padded_vocab_size
+    embeddings, layers, layer = "encoder/embeddings", "encoder/layers", "bert.encoder.layer.{layer}"
+    positions, segments = config.max_position_embeddings, config.type_vocab_size
 
+    def array(path: str, name: str, shape: tuple[int, ...], unpadded_rows: int = 0) -> list[Parameter]:
+        return [Parameter(path, shape, _names(name), unpadded_rows=unpadded_rows)]
 
-def _embedding(name: str, other_name: str, shape: tuple[int, int], unpadded_rows: int = 0) -> Parameter:
-    names = {HUGGINGFACE: f"bert.embeddings.{other_name}.weight", TENSORFLOW: f"bert/embeddings/{other_name}"}
-    return Parameter(f"encoder/embeddings/{name}", shape, names, unpadded_rows=unpadded_rows)
+    def norm(path: str, name: str) -> list[Parameter]:
+        return array(f"{path}/scale", f"{name}.weight", (width,)) + array(f"{path}/bias", f"{name}.bias", (width,))
 
+    def dense(path: str, name: str, shape: tuple[int, ...], num_input_axes: int = 1) -> list[Parameter]:
+        kernel = Parameter(f"{path}/kernel", shape, _names(f"{name}.weight"), num_input_axes, (HUGGINGFACE,))
+        return [kernel, *array(f"{path}/bias", f"{name}.bias", shape[num_input_axes:])]
 
-def _layer_norm(path: str, other_name: str, width: int, scope: str = "bert") -> list[Parameter]:
     return [
-        Parameter(
-            f"{path}/{name}",
-            (width,),
-            {
-                HUGGINGFACE: f"{scope}.{other_name}.{torch_name}",
-                TENSORFLOW: f"{scope}/{_tensorflow_scope(other_name)}/{tensorflow_name}",
-            },
-        )
-        for name, torch_name, tensorflow_name in (("scale", "weight", "gamma"), ("bias", "bias", "beta"))
-    ]
-
-
-def _dense(
-    name: str,
-    other_name: str,
-    shape: tuple[int, ...],
-    num_input_axes: int,
-    root: str = "encoder/layers/",
-    scope: str = "bert",
-) -> list[Parameter]:
-    torch_scope, tensorflow_scope = f"{scope}.{other_name}", f"{scope}/{_tensorflow_scope(other_name)}"
-    return [
-        Parameter(
-            f"{root}{name}/kernel",
-            shape,
-            {HUGGINGFACE: f"{torch_scope}.weight", TENSORFLOW: f"{tensorflow_scope}/kernel"},
-            num_input_axes,
-            (HUGGINGFACE,),
-        ),
-        Parameter(
-            f"{root}{name}/bias",
-            shape[num_input_axes:],
-            {HUGGINGFACE: f"{torch_scope}.bias", TENSORFLOW: f"{tensorflow_scope}/bias"},
-        ),
+        *array(f"{embeddings}/token", "bert.embeddings.word_embeddings.weight", (padded, width), unpadded),
+        *array(f"{embeddings}/position", "bert.embeddings.position_embeddings.weight", (positions, width)),
+        *array(f"{embeddings}/segment", "bert.embeddings.token_type_embeddings.weight", (segments, width)),
+        *norm(f"{embeddings}/norm", "bert.embeddings.LayerNorm"),
+        *dense(f"{layers}/attention/query", f"{layer}.attention.self.query", (width, heads, head_size)),
+        *dense(f"{layers}/attention/key", f"{layer}.attention.self.key", (width, heads, head_size)),
+        *dense(f"{layers}/attention/value", f"{layer}.attention.self.value", (width, heads, head_size)),
+        *dense(f"{layers}/attention/output", f"{layer}.attention.output.dense", (heads, head_size, width), 2),
+        *norm(f"{layers}/attention_norm", f"{layer}.attention.output.LayerNorm"),
+        *dense(f"{layers}/mlp_in", f"{layer}.intermediate.dense", (width, mlp_width)),
+        *dense(f"{layers}/mlp_out", f"{layer}.output.dense", (mlp_width, width)),
+        *norm(f"{layers}/mlp_norm", f"{layer}.output.LayerNorm"),
+        *dense("pooler/dense", "bert.pooler.dense", (width, width)),
+        *dense("masked_lm/transform", "cls.predictions.transform.dense", (width, width)),
+        *norm("masked_lm/norm", "cls.predictions.transform.LayerNorm"),
+        *array("masked_lm/bias", "cls.predictions.bias", (padded,), unpadded),
+        *_output_layer("next_sentence/dense", (width, 2), _names("cls.seq_relationship.weight")),
+        *(_output_layer(CLASSIFIER, (width, num_outputs), output_kernels) if output_kernels else ()),
     ]
 
 
@@ -182,8 +134,18 @@ def _output_layer(path: str, shape: tuple[int, int], kernels: Mapping[str, str])
     ]
 
 
-def _tensorflow_scope(name: str) -> str:
-    return name.replace(".layer.{layer}", "/layer_{layer}").replace(".", "/")
+def _names(name: str) -> dict[str, str]:
+    """Returns the names in all formats of a parameter of Hugging Face, except for fine-tuned output layers."""
+    scope, _, leaf = name.rpartition(".")
+    if scope.endswith("LayerNorm"):
+        leaf = {"weight": "/gamma", "bias": "/beta"}[leaf]
+    elif scope.endswith("_embeddings"):
+        leaf = ""
+    elif scope in ("cls.predictions", "cls.seq_relationship"):
+        leaf = {"weight": "/output_weights", "bias": "/output_bias"}[leaf]
+    else:
+        leaf = {"weight": "/kernel", "bias": "/bias"}[leaf]
+    return {HUGGINGFACE: name, TENSORFLOW: scope.replace("layer.{", "layer_{").replace(".", "/") + leaf}
 
 
 def import_params(
@@ -196,13 +158,8 @@ def import_params(
 ) -> dict[str, np.ndarray]:
     """Converts the arrays of a checkpoint from another format, one at a time to save memory.
 
-    Args:
-      table: parameters of the model.
-      num_layers: number of layers of the model.
-      fmt: `HUGGINGFACE` or `TENSORFLOW`.
-      shapes: shape of each array of the checkpoint.
-      read_array: function that reads an array by name.
-      source: path of the checkpoint, for error messages.
+    `shapes` contains the shape of each array of the checkpoint, and `read_array` reads an array by name. `source` is
+    the path of the checkpoint, for error messages.
 
     Returns:
       float32 arrays by bertjax's parameter path.

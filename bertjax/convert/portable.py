@@ -126,13 +126,10 @@ def read_config(file: Path) -> dict[str, Any]:
 def parse_bert_config(
     bert_config: dict[str, Any], file: Path, type_vocab_size: int, **format_fields: Any
 ) -> ModelConfig:
-    """Builds the model config from a config with the field names of BertConfig.
+    """Builds the model config from `bert_config`, the content of `file`, with the field names of BertConfig.
 
-    Args:
-      bert_config: content of `file`.
-      file: path of the config, for error messages.
-      type_vocab_size: default of this field in the checkpoint's format.
-      **format_fields: values of `ModelConfig` fields that are not in `SHARED_FIELDS`.
+    `type_vocab_size` is the default of this field in the checkpoint's format. `format_fields` are values of
+    `ModelConfig` fields that are not in `SHARED_FIELDS`.
     """
     if missing := [name for name in _REQUIRED_FIELDS if name not in bert_config]:
         raise UsageError(f"{file} lacks {', '.join(missing)}; add the values that the checkpoint was trained with")

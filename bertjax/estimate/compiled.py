@@ -20,11 +20,6 @@ from bertjax.training.state import abstract_state
 from bertjax.training.step import make_train_step
 from bertjax.utils.process_pool import process_pool
 
-
-class CompilerError(BertjaxError):
-    """Failure to compile a train step. A different batch size or remat policy may succeed."""
-
-
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 _SIZE = r"([\d.]+)([KMG]?)"
 # Two compiler messages for a program that exceeds the memory. Both contain the total size, including arguments.
@@ -68,12 +63,12 @@ class CompiledStep:
 
 
 def compile_step(settings: RunConfig, phase: int, topology: str, slices: int) -> CompiledStep:
-    """Compiles the train step of a phase in a subprocess. Raises a CompilerError if the compiler fails or crashes.
+    """Compiles the train step of a phase in a subprocess. Raises a BertjaxError if the compiler fails or crashes.
 
     The subprocess isolates crashes: libtpu 0.0.42.1 crashes on some programs, such as BERT with hidden size 128 and
     remat=full.
     """
-    crashed = CompilerError(
+    crashed = BertjaxError(
         "the TPU compiler crashed or ran out of memory; change --config.model.remat or --config.model.scan_layers"
     )
     with process_pool(1, crashed, use_tpu_compiler) as process:
@@ -115,7 +110,7 @@ def _compile(settings: RunConfig, phase: int, topology: str, slices: int) -> Com
     except jax.errors.JaxRuntimeError as error:
         total, fits = needed_bytes(str(error)), False
         if total is None:
-            raise CompilerError(
+            raise BertjaxError(
                 f"the TPU compiler failed: {first_line(error)}; change the batch size or remat"
             ) from error
     memory = Memory(**arguments, temporaries=max(total - sum(arguments.values()), 0))

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from bertjax.config.run import RunConfig
 from bertjax.estimate import DEFAULT_MFU
-from bertjax.estimate.compiled import CompiledStep, compile_step
+from bertjax.estimate.compiled import compile_step
 from bertjax.estimate.topology import Chip, chip_of, chips_in, tpu_devices
 from bertjax.model.config import ModelConfig
 from bertjax.model.layer_stack import LAYERS
@@ -57,13 +57,8 @@ def step_communication(
     reduce-scattered. Each layer kernel that is sharded over `tensor` causes one all-reduce of activations: either its
     output in the forward pass, or the gradient of its input in the backward pass.
 
-    Args:
-      params: tree of `jax.ShapeDtypeStruct` with shardings.
-      mesh: mesh with the axes `data`, `fsdp` and `tensor`; slices are consecutive along `data`.
-      model: config of the model.
-      positions: number of positions of the global batch, including padding.
-      slices: number of TPU slices.
-      micro_batches: number of micro-batches per step (`grad_accum_steps`).
+    `params` is a tree of `jax.ShapeDtypeStruct` with shardings. Slices are consecutive along `data`. `positions` is the
+    number of positions of the global batch, including padding.
     """
     data, fsdp, tensor = (mesh.shape[axis] for axis in ("data", "fsdp", "tensor"))
     itemsize = jnp.dtype(model.dtype).itemsize
@@ -101,22 +96,13 @@ def plan_run(
     slices: int = 1,
     mfu: float = DEFAULT_MFU,
     price_per_chip_hour: float | None = None,
-    compiled: CompiledStep | None = None,
 ) -> dict[str, Any]:
     """Compiles the train step of each phase for a TPU and estimates the run.
 
     The step time is the longest of three times: model FLOPs at the given MFU, and communication within and between
     slices at the published bandwidths. The time between slices is left out for v2, v3 and v4, whose bandwidth is not
-    published. The estimate excludes evaluation, checkpoints and restarts.
-
-    Args:
-      settings: config of the run.
-      task: task built from `settings`.
-      topology: topology of one slice, such as `v5e:16x16`.
-      slices: number of slices.
-      mfu: assumed model-FLOPs utilization, in (0, 1].
-      price_per_chip_hour: price per chip and hour in any currency (default: None, do not estimate the cost).
-      compiled: compiled step of a run with one phase (default: None, compile the step).
+    published. The estimate excludes evaluation, checkpoints and restarts. The `topology`, such as `v5e:16x16`, is of
+    one slice. `mfu` is the assumed model-FLOPs utilization, in (0, 1].
 
     Returns:
       A dictionary for JSON; `phases` contains the estimates of each phase. `seconds`, `chip_hours` and `cost` are None
@@ -128,10 +114,8 @@ def plan_run(
     steps = task.phase_steps
     phases, start = [], 0
     for index, count in enumerate(steps):
-        step = compiled
-        if step is None or len(steps) > 1:
-            logger.info(f"compiling phase {index + 1} of {len(steps)} for {chips:,} chips of {chip.name}")
-            step = compile_step(settings, index, topology, slices)
+        logger.info(f"compiling phase {index + 1} of {len(steps)} for {chips:,} chips of {chip.name}")
+        step = compile_step(settings, index, topology, slices)
         cost = task.cost_before(start + 1) - task.cost_before(start)
         exchanges = step_communication(params, mesh, model, cost.positions, slices, settings.grad_accum_steps)
         bounds = {
@@ -234,7 +218,7 @@ def _describe_phase(number: int, phase: dict[str, Any], plan: dict[str, Any]) ->
         f"  memory  {peak:.2f} of {limit:.2f} GiB per chip, {'fits' if phase['fits'] else 'DOES NOT FIT'} ({parts})",
     ]
     if not phase["fits"]:
-        return [*lines, "          try a smaller batch, --config.model.remat=full, a larger mesh.fsdp, or --search"]
+        return [*lines, "          try a smaller batch, or a larger grad_accum_steps or mesh.fsdp, or model.remat=full"]
     lines += [
         f"  send    {each['sent_bytes'] / 1e9:.3f} GB per chip and step: {each['collective']} of {each['name']} over "
         f"{each['axis']}{', between slices' if each['crosses_slices'] else ''}"

@@ -36,16 +36,10 @@ def encode_batches(model: LoadedModel, examples: Examples) -> Iterator[tuple[np.
 
 
 def pool(model: LoadedModel, hidden: np.ndarray, lengths: np.ndarray, pooling: str) -> np.ndarray:
-    """Returns one vector per text: the state of [CLS], or the mean of the states of all tokens.
+    """Returns one vector per text, float32 [n, D]: the state of [CLS], or the mean of the states of all tokens.
 
-    Args:
-      model: model that computed the states.
-      hidden: float32 [tokens, D], concatenated states of n texts.
-      lengths: number of tokens in each text, int64 [n].
-      pooling: `cls` or `mean`.
-
-    Returns:
-      float32 [n, D]. For states with only left context, `cls` takes the last token, [SEP], instead of [CLS].
+    `hidden` is float32 [tokens, D], the concatenated states of the n texts, and `lengths` is int64 [n]. For states with
+    only left context, `cls` takes the last token, [SEP], instead of [CLS].
     """
     starts = np.cumsum(lengths) - lengths
     if pooling == MEAN:
@@ -62,11 +56,7 @@ def bert_pooler(model: LoadedModel, cls: np.ndarray) -> np.ndarray:
 
 
 def pack_batches(lengths: np.ndarray, max_len: int) -> Iterator[tuple[np.ndarray, int]]:
-    """Packs texts into rows of equal length, and yields batches of rows.
-
-    Args:
-      lengths: number of tokens in each text, int64 [n].
-      max_len: maximum tokens per row.
+    """Packs n texts of `lengths` tokens, int64 [n], into rows of equal length, at most `max_len`.
 
     Yields:
       The indices of the texts in each row, int64 [rows, K] with `NO_EXAMPLE` in unused slots, and the number of tokens

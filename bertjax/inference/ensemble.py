@@ -3,20 +3,18 @@
 import dataclasses
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from etils import epath
 
-from bertjax.config.fields import differences
 from bertjax.config.run import RunConfig
 from bertjax.data.corpus.vocabulary import ENTRY
 from bertjax.errors import UsageError
 from bertjax.inference.predict import check_output, write_outputs
 from bertjax.tasks.build import build_task
-from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import saved_fingerprint
 from bertjax.training.evaluation import mesh_and_params, predict
@@ -26,8 +24,6 @@ from bertjax.utils.io import write_atomic
 logger = logging.getLogger(__name__)
 
 _Outputs = list[dict[str, np.ndarray]]
-# Data fields that may differ between the models: paths inside the checkpoint, and fields that affect only training.
-_IGNORED_DATA_FIELDS = ("vocabulary", "labels", "train_share", "batch_size", "class_weights")
 
 
 def ensemble(
@@ -70,7 +66,12 @@ def ensemble(
         if first is None:
             first = config, task
             check_output(task, config.task, folder)
-        _check_same_task(*first, config, task, checkpoint)
+        compared = _compared(config, task)
+        if changed := [name for name, value in _compared(*first).items() if value != compared[name]]:
+            raise UsageError(
+                f"{checkpoint} differs from the first member in {', '.join(changed)}; use members with the same task, "
+                "vocabulary and data, and set the same --config.data.FIELD for all"
+            )
         outputs = predict(task, *mesh_and_params(task, checkpoint))[1]
         members.append({"fingerprint": fingerprint, **_metrics(task, outputs)})
         mean = _update_mean(mean, outputs, number) if mean else outputs
@@ -84,36 +85,11 @@ def ensemble(
     return metrics
 
 
-def _check_same_task(
-    first_config: RunConfig, first_task: Task, config: RunConfig, task: Task, checkpoint: epath.Path
-) -> None:
-    if config.task != first_config.task:
-        raise UsageError(
-            f"{checkpoint} has task {config.task}, but the first member has task {first_config.task}; use checkpoints "
-            "of one task"
-        )
-    first_data, data = (
-        {name: value for name, value in dataclasses.asdict(config_.data).items() if name not in _IGNORED_DATA_FIELDS}
-        for config_ in (first_config, config)
-    )
-    if changed := differences(first_data, data):
-        raise UsageError(
-            f"{checkpoint} was trained on different data than the first member ({changed[0]}); set the same data for "
-            "all members with --config.data.FIELD"
-        )
-    for name in (ENTRY, *first_task.workdir_files.keys() & task.workdir_files.keys()):
-        if _shared_content(name, first_task.workdir_files) != _shared_content(name, task.workdir_files):
-            raise UsageError(
-                f"{checkpoint} has a different {name} than the first member; use checkpoints with the same {name}"
-            )
-
-
-def _shared_content(name: str, files: Mapping[str, bytes]) -> Any:
-    """Returns the content of a workdir file, without the feature-head settings, which may differ between members."""
-    content = files.get(name)
-    if name != OUTPUT_LAYER or content is None:
-        return content
-    return {field: value for field, value in json.loads(content).items() if field != "feature_head"}
+def _compared(config: RunConfig, task: Task) -> dict[str, Any]:
+    """Returns everything that must be equal in all members, so that their batches and outputs correspond."""
+    batching = {f"config.data.{name}": getattr(config.data, name) for name in ("seq_len", "bucket", "eval_batch_size")}
+    identity = {"task": config.task, "labels": [*task.labels], "vocabulary": task.workdir_files.get(ENTRY)}
+    return {**identity, "data": task.data_hash, **batching}
 
 
 def _update_mean(mean: _Outputs, outputs: _Outputs, count: int) -> _Outputs:

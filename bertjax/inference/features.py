@@ -81,10 +81,9 @@ class FeatureExtractor:
         }
 
     def shards(self, texts: Iterable[str]) -> Iterator[dict[str, Any]]:
-        """Yields deterministic shards of hidden states, with only one shard in memory.
+        """Yields deterministic shards of hidden states of texts, or of pairs as `FIRST ||| SECOND`.
 
-        Args:
-          texts: texts, or pairs as `FIRST ||| SECOND`.
+        Only one shard is in memory.
 
         Yields:
           A dictionary for T texts of K tokens in total, without padding:
@@ -171,16 +170,9 @@ class FeatureExtractor:
 def make_hidden_states_fn(
     model: LoadedModel, layers: Sequence[int], seq_len: int
 ) -> Callable[[Examples], Iterator[tuple[int, np.ndarray]]]:
-    """Returns a function that yields hidden states of examples.
+    """Returns a function that yields each sequence's index and its hidden states, float32 [tokens, C, D], in any order.
 
-    Args:
-      model: model that computes the hidden states.
-      layers: indices of C layers. 0 is the output of the embeddings, N is the last of N layers, and negative indices
-        count from the last layer.
-      seq_len: maximum tokens per sequence.
-
-    Returns:
-      A function that yields each sequence's index and its hidden states, float32 [tokens, C, D], in any order.
+    See `FeatureExtractor` for the arguments.
     """
     layer_indices = np.array(layers)
 
@@ -246,13 +238,8 @@ def write_shards(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Writes shards to `00000.npz`, `00001.npz`, ..., and finally the numbers of texts and shards to `features.json`.
 
-    Keeps existing shards. `texts` must begin with the texts of the existing shards.
-
-    Args:
-      folder: output folder, new or from an interrupted command.
-      metadata: JSON object of all settings that determine the features, except the texts.
-      make_shards: deterministic function from texts to shards.
-      texts: texts of all shards.
+    Keeps the shards of an interrupted command. `texts` must begin with the texts of the existing shards. `metadata`
+    contains all settings that determine the features, except the texts, and `make_shards` must be deterministic.
 
     Yields:
       The number of texts before each new shard, and the shard.

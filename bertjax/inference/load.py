@@ -95,13 +95,9 @@ def _read_inference_defaults(checkpoint: epath.Path) -> InferenceDefaults:
 def with_params_and_output_layer(
     model: LoadedModel, params: Any, output_kind: str, labels: Sequence[str]
 ) -> LoadedModel:
-    """Returns a model with the given parameters and output layer.
+    """Returns a model with the config, vocabulary and mesh of `model`, but other parameters and output layer.
 
-    Args:
-      model: source of the config, vocabulary and mesh; not changed.
-      params: nested dictionary of arrays.
-      output_kind: kind of output layer ("": no output layer).
-      labels: names of the outputs.
+    An `output_kind` of "" means no output layer. `labels` are the names of its outputs.
     """
     arrays = {name: np.asarray(array, np.float32) for name, array in flatten_dict(params, sep="/").items()}
     if output_kind and output_kind not in OUTPUT_KINDS:

@@ -10,8 +10,9 @@ import numpy as np
 from etils import epath
 
 from bertjax.config.run import RunConfig
+from bertjax.data.finetuning.examples import make_examples
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.inference.inputs import Texts, TruncationCount
+from bertjax.inference.inputs import Texts, TruncationCount, make_batches
 from bertjax.inference.loaded_model import LoadedModel
 from bertjax.inference.output_kinds import OUTPUT_KINDS, TextPredictor
 from bertjax.model.heads import PretrainingModel, SequenceModel, TokenModel
@@ -25,7 +26,6 @@ from bertjax.utils.io import atomic_file, remove_temporaries
 _CHUNK_TEXTS = 256
 _NUM_SHOWN_CLASSES = 5
 _MASK = "[MASK]"
-_BUCKET = 32
 
 
 def check_model(model: LoadedModel, context: str | None) -> OutputLayer:
@@ -131,17 +131,9 @@ def fill_mask(model: LoadedModel, text: str, top: int) -> list[list[tuple[str, f
     ids = [vocabulary.cls_id, *model.tokenizer.encode_with_special(text), vocabulary.sep_id]
     if len(ids) > max_len:
         raise UsageError(f"the text has {len(ids)} tokens, but the model takes at most {max_len}; shorten the text")
-    # Pad to a multiple of `_BUCKET`, so that texts of similar length share a compiled program.
-    padded_len = min(max_len, -(-len(ids) // _BUCKET) * _BUCKET)
-    input_ids = np.full((1, padded_len), vocabulary.pad_id, np.int32)
-    input_ids[0, : len(ids)] = ids
-    positions = np.flatnonzero(np.array(ids) == vocabulary.mask_id)
-    batch = {
-        "input_ids": input_ids,
-        "segment_ids": np.zeros_like(input_ids),
-        "input_mask": (np.arange(padded_len) < len(ids)).astype(np.int32)[None],
-        "masked_lm_positions": positions.astype(np.int32)[None],
-    }
+    positions = np.flatnonzero(np.array(ids) == vocabulary.mask_id).astype(np.int32)
+    row = {"input_ids": ids, "segment_ids": [0] * len(ids)}
+    (batch,) = make_batches(make_examples([row], {"masked_lm_positions": positions[None]}), max_len)
     (probs,) = model.masked_lm_probs(batch)
     return [[(vocabulary.pieces[index], float(row[index])) for index in np.argsort(-row)[:top]] for row in probs]
 
@@ -156,13 +148,7 @@ def write_predictions(
 ) -> list[Path]:
     """Predicts all evaluation examples of a task, writes the prediction files and returns their paths.
 
-    Args:
-      config: config of the task.
-      task: task built from `config`.
-      checkpoint: checkpoint trained on the task.
-      folder: output folder, created if it does not exist.
-      logits: whether to add logits to the records.
-      columns: columns of the data file to copy into the records.
+    `logits` adds logits to the records. `columns` are columns of the data file to copy into the records.
     """
     mesh, params = mesh_and_params(task, checkpoint)
     # Check the output only after the checkpoint is loaded, because the check creates the folder.

@@ -18,12 +18,8 @@ _GOLDEN, _FIRST, _SECOND = 0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
     """Zeroes each element with probability `rate`, and divides kept elements by 1 - `rate`. Returns `x` without a key.
 
-    The rate is rounded to a multiple of 2^-16 (0.1 becomes 0.100006).
-
-    Args:
-      x: [..., M, N].
-      rate: dropout probability.
-      key: random key, or None for no dropout. Use a different key for each call.
+    `x` is [..., M, N]. The rate is rounded to a multiple of 2^-16 (0.1 becomes 0.100006). Use a different key for each
+    call.
     """
     if key is None or rate == 0.0:
         return x

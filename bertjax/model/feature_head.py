@@ -91,13 +91,9 @@ def token_representations(
 ) -> jax.Array:
     """Applies the encoder and the feature head inside the calling module.
 
-    Args:
-      config: model config.
-      feature_head: layers on top of the encoder. Feature heads do not support packed rows.
-      batch: arrays described in `heads.py`. If it contains `CACHED_FEATURES`, float32 [B, L, C, D], these precomputed
-        states of `feature_head.layers` replace the encoder's output.
-      deterministic: whether to disable dropout.
-      dropout_key: function that returns a new key for each dropout.
+    `heads.py` describes the arrays of the batch. If it contains `CACHED_FEATURES`, float32 [B, L, C, D], these
+    precomputed states of `feature_head.layers` replace the encoder's output. Feature heads do not support packed rows.
+    `dropout_key` returns a new key for each dropout.
 
     Returns:
       States [B, L, `feature_head.width`], in the config's dtype.

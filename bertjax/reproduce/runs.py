@@ -125,15 +125,10 @@ def bert(scale: Scale, data: Mapping[str, Any], size: str = "", seed: int = 1) -
 def pretraining(
     scale: Scale, data: Mapping[str, Any], name: str, *overrides: str, size: str = "", seed: int = 1
 ) -> Run:
-    """Returns a pre-training run.
+    """Returns a pre-training run of the model `size` (default: the scale's BASE).
 
-    Args:
-      scale: scale of the table.
-      data: arguments of the table, including `corpus`, the path of the corpus.
-      name: name of the run in all tables. The runs `bert` and `ltr` save intermediate checkpoints.
-      *overrides: `--config.FIELD=VALUE` flags in addition to the scale's.
-      size: model size (default: the scale's BASE).
-      seed: random seed.
+    `data` contains the arguments of the table, with the path of the `corpus`. `overrides` are added to the scale's. The
+    runs with the `name` "bert" or "ltr" save intermediate checkpoints.
     """
     size, corpus = size or scale.base, data["corpus"]
     all_tokens = _LM in overrides
@@ -174,17 +169,11 @@ def fine_tuning(
     feature_head: FeatureHead | None = None,
     seed: int | None = None,
 ) -> Run:
-    """Returns a fine-tuning run.
+    """Returns a fine-tuning run of `scale.tasks[task]`, initialized from a checkpoint of the run `start`.
 
-    Args:
-      scale: model sizes and settings of the table's runs.
-      data: arguments of the table, which contain the paths of data sets.
-      task: key of `scale.tasks`.
-      start: run whose checkpoint initializes the fine-tuning run.
-      variant: suffix of the run's name, if the run differs from the task's default (default: "", no suffix).
-      step: step of this checkpoint (default: 0, the last checkpoint of pre-training or the best of fine-tuning).
-      feature_head: layers between encoder and output layer (default: none).
-      seed: random seed of a single run (default: None, one run for each of `scale.finetuning_seeds`).
+    `data` contains the arguments of the table, with the paths of data sets. `variant` is a suffix of the run's name.
+    `step` is the step of the checkpoint (0: the last of pre-training, or the best of fine-tuning). Without a `seed`,
+    the run is repeated with `scale.finetuning_seeds` seeds.
     """
     tuning, feature_head = scale.tasks[task], feature_head or FeatureHead()
     path = data[tuning.data]

@@ -70,12 +70,7 @@ class Task(pretraining.Task):
     config: Config
 
     def __init__(self, config: Config, train: bool = True) -> None:
-        """Opens the corpora.
-
-        Args:
-          config: config of the run.
-          train: whether the task is for training, which requires a corpus (default: True).
-        """
+        """Opens the corpora. Training requires a corpus."""
         if config.model["hidden_size"] is None:
             raise UsageError(
                 "no initial checkpoint; use --init_from CKPT, or start from random parameters with a size, such as "

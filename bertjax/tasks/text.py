@@ -77,10 +77,7 @@ class TableData(FinetuningData):
     def read_rows(self, file: str, columns: Sequence[str], keep_short: bool) -> tuple[Iterator[Row], ReadStats]:
         """Reads the rows of a file with the named columns.
 
-        Args:
-          file: name of the training, dev or test file.
-          columns: names of the columns.
-          keep_short: whether to keep rows that lack fields, so that every row of the file gets a prediction.
+        `keep_short` keeps rows that lack fields, so that every row of the file gets a prediction.
         """
         path = Path(self.path).expanduser() / file
         form = path.suffix.removeprefix(".").lower()

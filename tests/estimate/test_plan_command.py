@@ -71,7 +71,7 @@ def test_plan_shows_the_memory_of_a_step_that_does_not_fit(capfd):
     assert not plan["fits"] and plan["seconds"] is None
     assert plan["peak_memory_bytes"] > plan["memory_bytes_per_chip"]
     text = describe_plan(plan)
-    assert "DOES NOT FIT" in text and "--search" in text
+    assert "DOES NOT FIT" in text and "grad_accum_steps" in text
 
 
 @pytest.mark.slow
@@ -82,15 +82,6 @@ def test_two_slices_exchange_gradients_over_the_slower_network(capfd):
     assert phase["bounds"].pop("dcn") > 0
     # Without this bound, it is the plan of a chip such as v4, whose bandwidth between slices is not published.
     assert "and an unknown time between slices" in describe_plan(plan)
-
-
-@pytest.mark.slow
-def test_search_plans_the_largest_batch_that_fits(capfd, tmp_path):
-    base = ["--config", "pretrain:size=base,seq_len=512", "--topology", "v5e:2x2", "--search"]
-    lines = printed(capfd, "plan", *base, "--output", tmp_path / "plan.json").splitlines()
-    plan = json.loads((tmp_path / "plan.json").read_text())
-    assert plan["fits"] and plan["peak_memory_bytes"] > 0.5 * plan["memory_bytes_per_chip"]
-    assert lines[0].endswith(" ".join(plan["overrides"]))
 
 
 @pytest.mark.parametrize(

@@ -104,12 +104,8 @@ def nbest_with_probabilities(answer: Answer, include_null: bool) -> list[dict[st
 def answer_record(answer: Answer, null_threshold: float | None, include_score: bool) -> Record:
     """Returns the prediction record of an answer: its text, and the character offsets of start and end (exclusive).
 
-    The text of the null answer is "", and its offsets are None.
-
-    Args:
-      answer: the prediction.
-      null_threshold: null odds above which the answer is null (None: the answer is never null).
-      include_score: whether the record contains the score of the answer.
+    The text of the null answer is "", and its offsets are None. The answer is null if its null odds exceed
+    `null_threshold`, and never null if the threshold is None.
     """
     has_null = null_threshold is not None
     is_null = has_null and answer.null_odds > null_threshold

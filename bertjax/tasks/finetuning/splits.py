@@ -1,6 +1,7 @@
 """Choice of the evaluated split, dev sets held out from the training data, and random fractions of training data."""
 
 import hashlib
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -48,15 +49,11 @@ def divide_examples(
 def divide_rows(
     data: FinetuningData, count: int, read_contents: Callable[[], Sequence[bytes]], read_stats: list[ReadStats]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Divides the rows of the training file into a training set and a held-out dev set.
+    """Divides the `count` rows of the training file into a training set and a held-out dev set.
 
-    Args:
-      data: data config. `train_share` is a fraction of the rows that remain after holding out `dev_share`.
-      count: number of rows.
-      read_contents: function that returns the content of each row, called only if `dev_share` is set. Rows with the
-        same content stay together.
-      read_stats: row counts. The last item is for the training file. This function appends an item for a held-out dev
-        set.
+    `train_share` is a fraction of the rows that remain after holding out `dev_share`. Rows with the same content stay
+    together; `read_contents` is called only if `dev_share` is set. The last item of `read_stats` is for the training
+    file, and this function appends an item for a held-out dev set.
 
     Returns:
       Indices of the training rows and of the dev rows, ascending, int64.
@@ -161,29 +158,15 @@ def unit_texts(tagged: TaggedText, ends: Sequence[int]) -> list[bytes]:
 def tagged_subset(tagged: TaggedText, ends: Sequence[int], mask: np.ndarray) -> TaggedText:
     """Returns the sentences of the selected units. Documents without a selected sentence are dropped.
 
-    Args:
-      tagged: text to select from.
-      ends: ends of the text's units, from `unit_ends`.
-      mask: selected units, bool [units].
+    `mask` is bool [units], and `ends` contains the ends of the units, from `unit_ends`.
     """
     by_sentence = mask if len(ends) == len(tagged.sentence_ends) else mask[np.searchsorted(ends, tagged.sentence_ends)]
-    words: list[str] = []
-    tags: list[str] = []
-    sentence_ends: list[int] = []
-    document_ends: list[int] = []
-    lines: list[int] = []
-    original_document_ends = {*tagged.document_ends}
-    documents_are_sentences = tagged.document_ends == tagged.sentence_ends
-    start = 0
-    for index, (end, is_selected) in enumerate(zip(tagged.sentence_ends, by_sentence, strict=True)):
-        if is_selected:
-            words += tagged.words[start:end]
-            tags += tagged.tags[start:end]
-            sentence_ends.append(len(words))
-            lines += tagged.lines[index : index + 1]
-        if documents_are_sentences:
-            document_ends = sentence_ends
-        elif end in original_document_ends and len(words) > (document_ends[-1] if document_ends else 0):
-            document_ends.append(len(words))
-        start = end
-    return TaggedText(words, tags, sentence_ends, document_ends, tuple(lines))
+    lengths = np.diff(tagged.sentence_ends, prepend=0)
+    chosen = np.repeat(by_sentence, lengths)
+    sentence_ends = np.cumsum(lengths[by_sentence]).tolist()
+    document_ends = sentence_ends
+    if tagged.document_ends != tagged.sentence_ends:
+        document_ends = np.unique(np.append(0, np.cumsum(chosen))[tagged.document_ends])
+        document_ends = document_ends[document_ends > 0].tolist()
+    words, tags = (list(itertools.compress(values, chosen)) for values in (tagged.words, tagged.tags))
+    return TaggedText(words, tags, sentence_ends, document_ends, tuple(itertools.compress(tagged.lines, by_sentence)))

@@ -57,12 +57,7 @@ class FinetuningTask(task.Task):
     config: FinetuningConfig
 
     def __init__(self, config: FinetuningConfig, train: bool = True) -> None:
-        """Reads the data.
-
-        Args:
-          config: config of the run.
-          train: whether to read training data, which requires data files or a data set in the config (default: True).
-        """
+        """Reads the data. Training requires data files or a data set in the config."""
         super().__init__(config)
         self.read_stats: list[ReadStats] = []
         if not config.has_data:

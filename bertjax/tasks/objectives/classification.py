@@ -53,14 +53,11 @@ UNWEIGHTED = ClassWeighting()
 def make_class_weighting(
     class_weights: dict[str, float] | Literal["balanced"], smoothing: float, names: Sequence[str], labels: np.ndarray
 ) -> ClassWeighting:
-    """Builds the class weighting of a run.
+    """Builds the class weighting of a run, from weights by class name or "balanced".
 
-    Args:
-      class_weights: weights by class name, or "balanced". For N rows of C classes, a class with n rows has the balanced
-        weight N / (C * n), as in scikit-learn's `compute_class_weight`. Classes without rows have weight 1.
-      smoothing: see `ClassWeighting`.
-      names: names of the classes by id.
-      labels: label of each training row or word, -1 if unlabeled.
+    For N rows of C classes, a class with n rows has the balanced weight N / (C * n), as in scikit-learn's
+    `compute_class_weight`. Classes without rows have weight 1. `labels` contains the class id of each training row or
+    word, -1 if unlabeled.
     """
     if class_weights == BALANCED:
         counts = np.bincount(labels[labels >= 0], minlength=len(names))
@@ -156,11 +153,9 @@ def sequence_objective(
 
 
 def label_mask(labels: jax.Array, weights: jax.Array) -> jax.Array:
-    """Returns the weight of each label, float32 with the shape of `labels`. Unknown labels have weight 0.
+    """Returns the weight of each label, float32 with the shape of `labels`. Unknown labels (-1 or NaN) have weight 0.
 
-    Args:
-      labels: class ids or 0/1 (-1 if unknown), or numbers (NaN if unknown).
-      weights: weight of each row or example, with the leading axes of `labels`.
+    `weights` contains the weight of each row or example, with the leading axes of `labels`.
     """
     known = jnp.isfinite(labels) if jnp.issubdtype(labels.dtype, jnp.floating) else labels >= 0
     return known * weights.reshape(weights.shape + (1,) * (labels.ndim - weights.ndim))
