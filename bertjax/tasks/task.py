@@ -31,7 +31,7 @@ class Objective:
     """Model, loss and metrics of a train step.
 
     Objectives are compared by value, so that runs that differ only in data, seed or learning rate share a compiled
-    step. A subclass defines `metrics`, `losses`, `schema`, `denominators` and `compute`.
+    step. A subclass defines `metric_names`, `loss_names`, `schema`, `denominators` and `compute`.
 
     The names of metrics determine how they are used:
       - `loss` is reserved for the sum of all losses.
@@ -41,8 +41,8 @@ class Objective:
 
     Attributes:
       model: Flax module that maps a batch to logits.
-      metrics: names of the metrics that `compute` returns. A run cannot resume with different names.
-      losses: names of the metrics that add up to the training loss, each with coefficient 1. The gradient uses the
+      metric_names: names of the metrics that `compute` returns. A run cannot resume with different names.
+      loss_names: names of the metrics that add up to the training loss, each with coefficient 1. The gradient uses the
         weighted sum of a loss divided by the result of `denominators`. Logs use the weighted sum divided by the sum of
         the weights.
       schema: specifications of the arrays in a batch.
@@ -55,11 +55,11 @@ class Objective:
 
     # Subclasses override these properties, or set class attributes without annotation, which are not dataclass fields.
     @property
-    def metrics(self) -> tuple[str, ...]:
+    def metric_names(self) -> tuple[str, ...]:
         raise NotImplementedError
 
     @property
-    def losses(self) -> tuple[str, ...]:
+    def loss_names(self) -> tuple[str, ...]:
         raise NotImplementedError
 
     @property

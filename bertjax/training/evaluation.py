@@ -54,7 +54,7 @@ def predict(
 ) -> tuple[dict[str, float], list[dict[str, np.ndarray]]]:
     """Returns the mean of each metric, including the total loss, and the outputs of each evaluation batch in order."""
     eval_step = make_eval_step(task.objective, mesh)
-    names = task.objective.metrics
+    names = task.objective.metric_names
     sums = jax.jit(lambda: {name: jnp.zeros(2) for name in names}, out_shardings=replicated(mesh))()
     outputs = []
     shown = jax.process_index() == 0
@@ -71,7 +71,7 @@ def predict(
 
 def with_total_loss(values: dict[str, float], objective: Objective) -> dict[str, float]:
     """Returns the metrics with `loss`, the sum of all losses. Without losses, returns them unchanged."""
-    losses = [values[name] for name in objective.losses if name in values]
+    losses = [values[name] for name in objective.loss_names if name in values]
     return {**values, "loss": sum(losses)} if losses else values
 
 

@@ -206,7 +206,7 @@ class Progress:
         if file is None:
             return
         file.write(step, values)
-        grouped = group_metrics(values, self._task.objective.losses)
+        grouped = group_metrics(values, self._task.objective.loss_names)
         for writer in self._trackers:
             writer.write(step, grouped)
 

@@ -65,7 +65,7 @@ def _boxed_state(objective: Objective, optimizer: Optimizer, key: jax.Array) -> 
         step=jnp.zeros((), jnp.int32),
         params=params,
         opt_state=optimizer.tx.init(optimizer.freezing.trainable(params)),
-        sums={name: jnp.zeros(2, jnp.float32) for name in (*objective.metrics, *STEP_METRICS)},
+        sums={name: jnp.zeros(2, jnp.float32) for name in (*objective.metric_names, *STEP_METRICS)},
         bad_step=jnp.full((), -1, jnp.int32),
     )
 

@@ -55,7 +55,7 @@ def make_train_step(
         def loss_fn(trained: Any) -> tuple[Any, MetricSums]:
             # `sums` are [weighted sum, sum of weights] of a micro-batch. `denominators` are those of the whole batch.
             sums, _ = objective.compute(freezing.for_forward(params, trained), batch, dropout_key)
-            return sum(sums[name][0] / denominators[name] for name in objective.losses), sums
+            return sum(sums[name][0] / denominators[name] for name in objective.loss_names), sums
 
         return jax.value_and_grad(loss_fn, has_aux=True)(freezing.trainable(params))
 

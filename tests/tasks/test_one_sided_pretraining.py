@@ -83,7 +83,7 @@ def test_unsupported_use_of_a_language_model_is_an_error(pretrained, tmp_path, c
     encoder = {"left": "transformer", "lstm": "lstm"}[kind]
     for form in ("huggingface", "tensorflow"):
         error = refused(capfd, "convert", str(workdir), str(tmp_path / form), f"--format={form}")
-        assert f"'language_model' with encoder={encoder}" in error
+        assert f"has a language_model head with encoder={encoder}" in error
 
 
 def test_features_of_a_language_model_depend_on_its_context_only(pretrained, tmp_path, capfd):

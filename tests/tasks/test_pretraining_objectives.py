@@ -73,7 +73,7 @@ def test_objective_is_consistent(objective, corpus):
     model = task.objective.model
     assert type(build_model(model_description(model), model.config)) is type(model)
     baseline = task.baseline()
-    assert baseline.keys() - {"heldout_entropy"} <= {*task.objective.metrics}
+    assert baseline.keys() - {"heldout_entropy"} <= {*task.objective.metric_names}
     assert baseline and all(np.isfinite(value) for value in baseline.values())
-    assert {*task.objective.losses} <= {*task.objective.metrics}
-    assert all(lower_is_better(name) for name in task.objective.losses)
+    assert {*task.objective.loss_names} <= {*task.objective.metric_names}
+    assert all(lower_is_better(name) for name in task.objective.loss_names)

@@ -209,7 +209,7 @@ def test_sweep_without_a_dev_set_is_an_error(glue, letters, tmp_path, capfd):
 
 def test_metrics_without_a_loss_have_no_total_loss():
     class NoLabels:
-        losses = ("cross_entropy",)
+        loss_names = ("cross_entropy",)
 
     assert with_total_loss({"accuracy": 0.5}, NoLabels) == {"accuracy": 0.5}
     assert with_total_loss({"cross_entropy": 0.5}, NoLabels)["loss"] == 0.5

@@ -56,7 +56,7 @@ def losses_and_gradients(batch, config=CONFIG):
     def loss(params):
         sums, _ = objective.compute(params, batch, None)
         denominators = objective.denominators(batch)
-        return sum(sums[name][0] / denominators[name] for name in objective.losses), sums
+        return sum(sums[name][0] / denominators[name] for name in objective.loss_names), sums
 
     params = jax.tree.map(np.asarray, init_params(config))
     return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)

@@ -268,7 +268,7 @@ def test_evaluation_outputs_do_not_accumulate_on_devices(corpus):
             yield batch
 
     class LogitsOnly(MaskedLm):
-        metrics = losses = ()
+        metric_names = loss_names = ()
 
         def compute(self, params, batch, key):
             return {}, {"logits": batch["input_ids"] + 0.5}

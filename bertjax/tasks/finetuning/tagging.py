@@ -37,8 +37,8 @@ class TagObjective(Objective):
       outputs_logits: whether evaluation outputs contain the logits of all tags instead of the predicted tags.
     """
 
-    metrics = ("cross_entropy", "word_accuracy")
-    losses = ("cross_entropy",)
+    metric_names = ("cross_entropy", "word_accuracy")
+    loss_names = ("cross_entropy",)
     schema = (*SEQUENCE, TOKEN_LABELS, *EXAMPLE)
     weighting: ClassWeighting = UNWEIGHTED
     outputs_logits: bool = False

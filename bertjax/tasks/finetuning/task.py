@@ -281,7 +281,7 @@ class FinetuningTask(task.Task):
                     )
             return ""
         metric = config.select_by or self.default_metric
-        known = {*self.objective.metrics, "loss", *self.extra_metrics()}
+        known = {*self.objective.metric_names, "loss", *self.extra_metrics()}
         if metric in known or not self.is_labeled():
             return metric
         known |= self.baseline().keys()

@@ -83,8 +83,8 @@ class Classification(Objective):
       sequences: specifications of the batch arrays that contain the encoded sequences.
     """
 
-    metrics = ("cross_entropy", "accuracy")
-    losses = ("cross_entropy",)
+    metric_names = ("cross_entropy", "accuracy")
+    loss_names = ("cross_entropy",)
     weighting: ClassWeighting = UNWEIGHTED
     sequences: Schema = SEQUENCE
 
@@ -110,8 +110,8 @@ class MultiLabel(Objective):
     The loss is the mean sigmoid cross-entropy over examples and labels, like PyTorch's `BCEWithLogitsLoss`.
     """
 
-    metrics = ("binary_cross_entropy",)
-    losses = metrics
+    metric_names = ("binary_cross_entropy",)
+    loss_names = metric_names
     schema = (*SEQUENCE, _BINARY_LABELS, *EXAMPLE)
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
@@ -129,8 +129,8 @@ class MultiLabel(Objective):
 class Regression(Objective):
     """Objective that predicts one number per example. Batches have `labels` float32 [B], NaN if unknown."""
 
-    metrics = ("squared_error",)
-    losses = metrics
+    metric_names = ("squared_error",)
+    loss_names = metric_names
     schema = (*SEQUENCE, _NUMBER_LABEL, *EXAMPLE)
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:

@@ -53,12 +53,12 @@ class LanguageModeling(PretrainingObjective):
         return self.model.config.context_sides
 
     @property
-    def metrics(self) -> tuple[str, ...]:
+    def metric_names(self) -> tuple[str, ...]:
         prefixes = (_PREFIXES[direction] for direction in self._directions)
         return tuple(f"{prefix}_{metric}" for prefix in prefixes for metric in ("loss", "accuracy"))
 
     @property
-    def losses(self) -> tuple[str, ...]:
+    def loss_names(self) -> tuple[str, ...]:
         return tuple(f"{_PREFIXES[direction]}_loss" for direction in self._directions)
 
     def row_source(self) -> "RowSource":
@@ -72,7 +72,7 @@ class LanguageModeling(PretrainingObjective):
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         """Returns the number of predicted tokens, which is equal for all directions."""
         total = jnp.maximum(jnp.sum(text_weights(batch["input_mask"])), 1.0)
-        return dict.fromkeys(self.losses, total)
+        return dict.fromkeys(self.loss_names, total)
 
     def baseline(self, corpus: "Corpus", batches: Iterator[NumpyBatch]) -> dict[str, float]:
         """Returns the metrics of predicting the token frequencies of the training data at every position."""
@@ -81,7 +81,7 @@ class LanguageModeling(PretrainingObjective):
         # Exclude the first and the last token of each row, [CLS] and [SEP].
         predicted = (batch["input_ids"][:, 1:-1][batch["input_mask"][:, 2:] > 0] for batch in batches)
         values = token_frequency_baseline(corpus, predicted)
-        prefixes = [loss.removesuffix("_loss") for loss in self.losses]
+        prefixes = [loss.removesuffix("_loss") for loss in self.loss_names]
         metrics = {f"{prefix}_{name}": values[name] for prefix in prefixes for name in ("loss", "accuracy")}
         return {**metrics, "heldout_entropy": values["heldout_entropy"]}
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class MaskedLm(PretrainingObjective):
     """Masked LM and next-sentence prediction. The loss is the sum of their mean losses (section A.2 of the paper)."""
 
-    metrics = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")
-    losses = ("mlm_loss", "nsp_loss")
+    metric_names = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")
+    loss_names = ("mlm_loss", "nsp_loss")
     model_class = PretrainingModel
     has_pairs = True
     can_add_pieces = True
