@@ -248,15 +248,11 @@ def sequence_states(
 ) -> jax.Array:
     """Computes a state per sequence inside the calling module: encoder, then feature head or pooler, then dropout.
 
-    Args:
-      config: model config.
-      feature_head: layers between encoder and output layer.
-      batch: rows [B, L], packed rows [B, L], or several sequences per example [B, C, L].
-      deterministic: whether to disable dropout.
-      make_rng: function that returns a new key for each dropout.
+    `make_rng` returns a new key for each dropout.
 
     Returns:
-      States [B, D] for rows, [B, S, D] for packed rows, or [B * C, D] for several sequences per example.
+      States [B, D] for rows [B, L], [B, S, D] for packed rows [B, L], or [B * C, D] for C sequences per example, whose
+      rows are [B, C, L].
     """
     *leading, _ = batch["input_ids"].shape
     rows = {name: batch[name].reshape(-1, *batch[name].shape[len(leading) :]) for name in _INPUTS if name in batch}

@@ -40,12 +40,7 @@ class Task(task.Task):
     objective: PretrainingObjective
 
     def __init__(self, config: Config, train: bool = True) -> None:
-        """Opens the corpus.
-
-        Args:
-          config: config of the run.
-          train: whether the task is for training, which requires a corpus (default: True).
-        """
+        """Opens the corpus, which is required if `train` is True."""
         super().__init__(config)
         self._corpus = open_anywhere(config.data.corpus) if config.data.corpus else None
         if train and self._corpus is None:

@@ -55,16 +55,7 @@ class Progress:
         schedule: optax.Schedule,
         trackers: Sequence[str] = (),
     ) -> None:
-        """Opens the files of a run.
-
-        Args:
-          task: task of the run.
-          workdir: workdir of the run.
-          step: last step before the run resumes (0: a new run).
-          lines: objects of `metrics.jsonl` up to `step`.
-          schedule: learning-rate schedule.
-          trackers: names of experiment trackers to log to.
-        """
+        """Opens the files of a run that starts after `step`. `lines` are the objects of `metrics.jsonl` up to it."""
         self._task, self._workdir, self._schedule = task, workdir, schedule
         self.first_loss = next((line["loss"] for line in lines if "loss" in line), math.inf)
         self._open_writers(step, trackers)

@@ -34,13 +34,8 @@ def open_workdir(
 ) -> tuple[epath.Path, Checkpoints, Callable[[], None]]:
     """Creates and locks the workdir, checks that it belongs to this run, and opens its checkpoints.
 
-    Args:
-      task: task of the run.
-      path: workdir.
-      init_from: checkpoint with the initial parameters of a new run (None: random parameters).
-      state_shapes: shapes of the train state, to check that checkpoints fit on the disk.
-      stack: exit stack of the run. It closes the checkpoints, releases the lock, and adds the last good checkpoint to
-        the message of a DivergenceError.
+    At the end of the run, `stack` closes the checkpoints and releases the lock. It also adds the last good checkpoint to
+    the message of a DivergenceError. `state_shapes` determine whether checkpoints fit on the disk.
 
     Returns:
       The workdir, its checkpoints, and a function that raises if another run has taken over the workdir.
