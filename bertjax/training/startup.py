@@ -34,8 +34,8 @@ def open_workdir(
 ) -> tuple[epath.Path, Checkpoints, Callable[[], None]]:
     """Creates and locks the workdir, checks that it belongs to this run, and opens its checkpoints.
 
-    At the end of the run, `stack` closes the checkpoints and releases the lock. It also adds the last good checkpoint to
-    the message of a DivergenceError. `state_shapes` determine whether checkpoints fit on the disk.
+    At the end of the run, `stack` closes the checkpoints and releases the lock. It also adds the last good checkpoint
+    to the message of a DivergenceError. `state_shapes` determine whether checkpoints fit on the disk.
 
     Returns:
       The workdir, its checkpoints, and a function that raises if another run has taken over the workdir.
