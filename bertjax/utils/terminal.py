@@ -1,11 +1,11 @@
 """Output to the terminal: results, log lines, progress bars and durations."""
 
+import io
 import logging
 import re
 import sys
-import time
 from collections.abc import Sequence
-from typing import TextIO
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
@@ -63,71 +63,38 @@ def format_table(rows: Sequence[tuple[str, str, str]]) -> str:
 
 def progress_bar(
     description: str, total: int | None, unit: str, shown: bool = True, after_seconds: float = 0, done: int = 0
-) -> "tqdm | _ProgressLines":
-    """Returns a progress bar on standard error of host 0. Outside a terminal, it logs a line every 30 seconds.
+) -> tqdm:
+    """Returns a progress bar on standard error of host 0, that starts with `done` units.
 
-    Args:
-      description: text before the numbers.
-      total: total number of units (None: unknown, so the remaining time is not shown).
-      unit: unit of the rate, such as `B` or ` modules`.
-      shown: whether to display the bar.
-      after_seconds: delay before the bar appears.
-      done: number of units that are already done.
+    In a terminal, the bar appears after `after_seconds`. Elsewhere, it logs a line every 30 seconds. Without `total`,
+    the remaining time is not shown.
     """
-    shown = shown and is_first()
-    if shown and not sys.stderr.isatty():
-        return _ProgressLines(description, total, unit, done)
-    return tqdm(
-        total=total,
-        initial=done,
-        desc=description,
-        unit=unit,
-        unit_scale=True,
-        disable=not shown,
-        delay=after_seconds,
-        mininterval=0.5,
-        dynamic_ncols=True,
+    settings: dict[str, Any] = {"total": total, "initial": done, "desc": description, "unit": unit, "unit_scale": True}
+    settings["disable"] = not (shown and is_first())
+    if sys.stderr.isatty():
+        return tqdm(**settings, delay=after_seconds, mininterval=0.5, dynamic_ncols=True)
+    # With smoothing=0, the rate is the average since the start.
+    return _ProgressLines(
+        **settings,
+        delay=_LINE_SECONDS,
+        mininterval=_LINE_SECONDS,
+        miniters=1,
+        smoothing=0,
+        bar_format=_LINE if total else _LINE_WITHOUT_TOTAL,
+        file=io.StringIO(),
+        leave=False,
     )
 
 
-class _ProgressLines:
+class _ProgressLines(tqdm):
     """Progress bar that writes log lines."""
 
-    def __init__(self, description: str, total: int | None, unit: str, done: int) -> None:
-        self._description, self._total, self._unit = description, total, unit
-        self._initial = done
-        self._done: float = done
-        self._postfix = ""
-        self._start_time = self._log_time = time.monotonic()
+    # Without a thread that refreshes bars, lines are logged only by `update`.
+    monitor_interval = 0
 
-    def update(self, n: float = 1) -> None:
-        self._done += n
-        now = time.monotonic()
-        if now - self._log_time >= _LINE_SECONDS:
-            self._log_time = now
-            text = tqdm.format_meter(
-                self._done,
-                self._total or 0,
-                now - self._start_time,
-                prefix=self._description,
-                unit=self._unit,
-                unit_scale=True,
-                initial=self._initial,
-                postfix=self._postfix,
-                bar_format=_LINE if self._total else _LINE_WITHOUT_TOTAL,
-            )
-            logger.info(text)
-
-    def set_postfix_str(self, text: str, refresh: bool = True) -> None:
-        self._postfix = text
-
-    def close(self) -> None: ...
-
-    def __enter__(self) -> "_ProgressLines":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def refresh(self, *_: Any, **__: Any) -> None:
+        # Do not hold tqdm's lock here, because the log handler acquires its own lock before tqdm's.
+        logger.info(str(self))
 
 
 def duration(seconds: float) -> str:

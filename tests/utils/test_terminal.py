@@ -4,14 +4,24 @@ from bertjax.utils import terminal
 from bertjax.utils.terminal import configure_logging
 
 
+class _Clock:
+    """Replacement of tqdm's clock."""
+
+    seconds = 0
+
+    def __call__(self):
+        return self.seconds
+
+
 def test_progress_is_logged_every_half_minute(capsys, monkeypatch):
     configure_logging()
-    clock = iter(range(0, 1000, 10))
-    monkeypatch.setattr(terminal.time, "monotonic", lambda: next(clock))
+    clock = _Clock()
+    monkeypatch.setattr("tqdm.std.time", clock)
     with terminal.progress_bar("reading", 200, " rows", after_seconds=2) as bar:
         for _ in range(9):
+            clock.seconds += 10
             bar.update(10)
-            bar.set_postfix_str("2 files")
+            bar.set_postfix_str("2 files", refresh=False)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3
     assert all(line.startswith("reading: ") and "\r" not in line for line in lines)
@@ -20,9 +30,10 @@ def test_progress_is_logged_every_half_minute(capsys, monkeypatch):
 
 def test_progress_without_total_is_logged(capsys, monkeypatch):
     configure_logging()
-    clock = iter(range(0, 1000, 40))
-    monkeypatch.setattr(terminal.time, "monotonic", lambda: next(clock))
+    clock = _Clock()
+    monkeypatch.setattr("tqdm.std.time", clock)
     with terminal.progress_bar("reading", None, "B") as bar:
+        clock.seconds += 40
         bar.update(5_000_000)
     assert capsys.readouterr().err.startswith("reading: 5.00MB in 00:40, 125kB/s")
 
