@@ -74,9 +74,11 @@ def sweep(
     init_from: str | None,
     make_task: MakeTask,
 ) -> dict[str, Any]:
-    """Runs each setting of an experiment with several seeds. See `run_sweep`.
+    """Runs each setting of an experiment with several seeds, one trial after the other in this process.
 
     A setting is the values of the fields that the sweep varies, without the seed. A trial is a setting with one seed.
+    Trials with the same shapes share a compilation. Finished trials are not run again. An interrupted trial resumes. If
+    a trial fails, its error is recorded and the next trial starts. Only the best trial keeps its checkpoints.
 
     Args:
       experiment: `FILE[:ARGUMENTS]`.
@@ -86,6 +88,11 @@ def sweep(
       path: workdir of the sweep.
       init_from: checkpoint that initializes each trial (None: random parameters).
       make_task: function that builds a task from a trial's config and `init_from`.
+
+    Returns:
+      `stopped` (whether a signal stopped the sweep), and the content of `sweep.json`: `trials`, `settings` with
+      statistics over seeds, the `best` trial, and `left`, the number of trials to run. A stopped sweep returns only
+      `stopped` and `trials`.
     """
     if seeds < 1:
         raise UsageError(f"--seeds is {seeds}; it must be at least 1")
@@ -103,40 +110,6 @@ def sweep(
     else:
         settings = _without_fixed_fields(load_trials(experiment), fixed)
     trials = [{**setting, SEED: first_seed + seed} for setting in settings for seed in range(seeds)]
-    return run_sweep(configure, trials, path, init_from, make_task)
-
-
-def _without_fixed_fields(trials: Sequence[dict[str, Any]], overrides: Sequence[str]) -> list[dict[str, Any]]:
-    """Removes fields from the trials if the command line sets them. Then removes duplicate trials."""
-    fixed = {item.removeprefix("--config.").partition("=")[0] for item in overrides}
-    settings = [{field: value for field, value in trial.items() if field not in fixed} for trial in trials]
-    return [setting for index, setting in enumerate(settings) if setting not in settings[:index]]
-
-
-def run_sweep(
-    configure: Callable[[dict[str, Any]], RunConfig],
-    trials: Sequence[dict[str, Any]],
-    path: str,
-    init_from: str | None,
-    make_task: MakeTask,
-) -> dict[str, Any]:
-    """Runs trials one after the other in this process, so that trials with the same shapes share a compilation.
-
-    Finished trials are not run again, and an interrupted trial resumes. If a trial fails, its error is recorded and the
-    next trial starts. Only the best trial keeps its checkpoints.
-
-    Args:
-      configure: function that builds a config from a trial's fields.
-      trials: fields of each trial. Trials that differ only in `seed` belong to one setting.
-      path: workdir of the sweep.
-      init_from: see `sweep`.
-      make_task: see `sweep`.
-
-    Returns:
-      `stopped` (whether a signal stopped the sweep), and the content of `sweep.json`: `trials`, `settings` with
-      statistics over seeds, the `best` trial, and `left`, the number of trials to run. A stopped sweep returns only
-      `stopped` and `trials`.
-    """
     workdir = resolve(path)
     check_unrelated_files(workdir, TRIALS)
     # Check every config before the first trial starts.
@@ -144,8 +117,14 @@ def run_sweep(
     init_fingerprint = saved_fingerprint(find_checkpoint(init_from)) if init_from else ""
     finished = broadcast_from_host0(lambda: [_finished_outcome(trial, init_fingerprint) for trial in planned])
     _check_data(planned, finished)
-    with acquire_lock(create(path, TRIALS)):
-        return _run_trials(planned, finished, workdir, init_from, make_task)
+    return _run_trials(planned, finished, workdir, init_from, make_task)
+
+
+def _without_fixed_fields(trials: Sequence[dict[str, Any]], overrides: Sequence[str]) -> list[dict[str, Any]]:
+    """Removes fields from the trials if the command line sets them. Then removes duplicate trials."""
+    fixed = {item.removeprefix("--config.").partition("=")[0] for item in overrides}
+    settings = [{field: value for field, value in trial.items() if field not in fixed} for trial in trials]
+    return [setting for index, setting in enumerate(settings) if setting not in settings[:index]]
 
 
 def _run_trials(
@@ -158,7 +137,10 @@ def _run_trials(
     outcomes: list[dict[str, Any]] = []
     content: dict[str, Any] = {}
     seconds: list[float] = []
-    with progress_bar("trials", len(trials), " trials", shown=sys.stderr.isatty()) as bar:
+    with (
+        acquire_lock(create(os.fspath(workdir), TRIALS)),
+        progress_bar("trials", len(trials), " trials", shown=sys.stderr.isatty()) as bar,
+    ):
         for number, (trial, outcome) in enumerate(zip(trials, finished, strict=True), 1):
             if outcome is None:
                 remaining = statistics.mean(seconds or [0]) * (len(trials) - number + 1)

@@ -12,12 +12,10 @@ from etils import epath
 from bertjax.cli import main as cli
 from bertjax.errors import BertjaxError
 from bertjax.inference.cached_features import build_training_task
-from bertjax.tasks.build import parse_config
 from bertjax.training import train as loop
-from bertjax.training.checkpoint_config import experiment_config
 from bertjax.training.results import read_results
 from bertjax.training.step import make_train_step
-from bertjax.training.sweep import run_sweep, trial_name
+from bertjax.training.sweep import sweep, trial_name
 from bertjax.training.workdir import acquire_lock
 
 
@@ -107,29 +105,22 @@ def test_trials_of_equal_shapes_compile_once(cola, glue, tmp_path):
     config = f"{EXPERIMENTS}/glue.py:task=rte,path={glue},quick=true"
     fixed = [item for item in overrides(None, steps=2) if "learning_rate" not in item]
     make_train_step.cache_clear()
-    result = run_sweep(
-        lambda trial: parse_config(
-            experiment_config(config, [*fixed, *(f"--config.{k}={v}" for k, v in trial.items())], cola)
-        ),
-        [{"optimizer.learning_rate": rate, "seed": seed} for rate in (1e-3, 2e-3) for seed in (0, 1)],
-        str(tmp_path),
-        str(cola),
-        build_training_task,
-    )
+    grid = ["optimizer.learning_rate=1e-3,2e-3"]
+    result = sweep(config, fixed, grid, 2, str(tmp_path), str(cola), build_training_task)
     assert len({trial["metrics"]["cross_entropy"] for trial in result["trials"]}) == 4
     assert make_train_step.cache_info().misses == 1
 
 
 @pytest.fixture
 def seen_trials(monkeypatch):
-    """Replaces `run_sweep`, and returns a list of the trials and configs that it is called with."""
+    """Replaces the runs of a sweep, and returns a list of the trials and configs that would run."""
     trials = []
 
-    def record(configure, new_trials, path, init_from, make_task):
-        trials.extend((trial, configure(trial)) for trial in new_trials)
+    def record(new_trials, finished, workdir, init_from, make_task):
+        trials.extend((trial.fields, trial.config) for trial in new_trials)
         return {"stopped": False}
 
-    monkeypatch.setattr("bertjax.training.sweep.run_sweep", record)
+    monkeypatch.setattr("bertjax.training.sweep._run_trials", record)
     return trials
 
 
