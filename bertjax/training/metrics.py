@@ -101,61 +101,37 @@ class TensorBoardWriter:
         Its START event makes TensorBoard discard the events of later steps in earlier files.
         """
         from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         self._is_remote = is_remote(workdir)
-        self._file = _open_event_file(workdir)
-        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-        self._add(self._event(wall_time=time.time(), step=step + 1, session_log=start))
+        # TensorBoard reads files in the order of their names. Names with nanoseconds also order files of one second.
+        seconds, nanoseconds = divmod(time.time_ns(), 10**9)
+        name = f"events.out.tfevents.{seconds:010d}.{nanoseconds:09d}.{socket.gethostname()}.{os.getpid()}"
+        # TensorBoard's `EventFileWriter` would import TensorFlow, which takes seconds, for local files, too.
+        self._open_file = contextlib.ExitStack()
+        self._records = RecordWriter(self._open_file.enter_context((workdir / name).open("wb")))
+        self._add(file_version="brain.Event:2")
+        self._add(step=step + 1, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))
+        self.flush()
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         scalars = [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-        self._add(self._event(wall_time=time.time(), step=step, summary=self._summary(value=scalars)))
+        self._add(step=step, summary=self._summary(value=scalars))
+        if not self._is_remote or time.monotonic() - self._flushed_at > _REWRITE_SECONDS:
+            self.flush()
 
     def flush(self) -> None:
-        self._file.flush()
+        self._records.flush()
+        self._flushed_at = time.monotonic()
 
     def close(self) -> None:
         # Ignore errors of remote storage here. `write` or `flush` has already raised the same error.
         with contextlib.suppress(*([Exception] if self._is_remote else [])):
-            self._file.close()
+            self._open_file.close()
 
-    def _add(self, event: Any) -> None:
-        self._file.add_event(event)
-        if not self._is_remote:
-            self._file.flush()
-
-
-def _open_event_file(workdir: epath.Path) -> Any:
-    if is_remote(workdir):
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-        return EventFileWriter(os.fspath(workdir))
-    return _LocalEventFile(workdir)
-
-
-class _LocalEventFile:
-    """Event file on disk. Unlike TensorBoard's class, it does not import TensorFlow, which takes seconds."""
-
-    def __init__(self, workdir: epath.Path) -> None:
-        from tensorboard.compat.proto import event_pb2
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
-        # TensorBoard reads files in the order of their names. Names with nanoseconds also order files of one second.
-        seconds, nanoseconds = divmod(time.time_ns(), 10**9)
-        name = f"events.out.tfevents.{seconds:010d}.{nanoseconds:09d}.{socket.gethostname()}.{os.getpid()}"
-        self._records = RecordWriter(open(workdir / name, "xb"))  # noqa: SIM115 - closed in `close`
-        self.add_event(event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2"))
-        self.flush()
-
-    def add_event(self, event: Any) -> None:
-        self._records.write(event.SerializeToString())
-
-    def flush(self) -> None:
-        self._records.flush()
-
-    def close(self) -> None:
-        self._records.close()
+    def _add(self, **fields: Any) -> None:
+        self._records.write(self._event(wall_time=time.time(), **fields).SerializeToString())
 
 
 class TrackerWriter:
