@@ -8,6 +8,7 @@ from collections.abc import Collection
 import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
+from tokenizers import models
 
 from bertjax.data.corpus.vocabulary import (
     CONTINUATION,
@@ -177,22 +178,13 @@ def find_new_pieces(old: Vocabulary, new: Vocabulary) -> NewPieces | None:
     is_extended = new.kind == old.kind == WORDPIECE and new.lower_case == old.lower_case and new.size > old.size
     if not is_extended or new.pieces[: old.size] != old.pieces:
         return None
-    ids = {piece: index for index, piece in enumerate(old.pieces)}
-    return NewPieces(old.size, tuple(_split(piece, ids, old.unk_id) for piece in new.pieces[old.size :]))
-
-
-def _split(piece: str, ids: dict[str, int], unk_id: int) -> tuple[int, ...]:
-    """Returns the ids of the pieces that WordPiece splits a new piece into (longest match first).
-
-    A piece that starts with `##` continues a word, so all pieces it is split into start with `##`. `Tokenizer` cannot
-    split such a piece, because its input is text.
-    """
-    prefix = CONTINUATION if piece.startswith(CONTINUATION) else ""
-    rest, parts = piece.removeprefix(CONTINUATION), []
-    while rest:
-        length = next((length for length in range(len(rest), 0, -1) if prefix + rest[:length] in ids), 0)
-        if not length:
-            return (unk_id,)
-        parts.append(ids[prefix + rest[:length]])
-        prefix, rest = CONTINUATION, rest[length:]
-    return tuple(parts) or (unk_id,)
+    # `Tokenizer` cannot split pieces that start with `##`, because its input is text.
+    wordpiece = models.WordPiece(
+        {piece: index for index, piece in enumerate(old.pieces)},
+        unk_token=old.pieces[old.unk_id],
+        max_input_chars_per_word=max(map(len, new.pieces)),
+        continuing_subword_prefix=CONTINUATION,
+    )
+    parts = [tuple(token.id for token in wordpiece.tokenize(piece)) for piece in new.pieces[old.size :]]
+    # The piece of an empty line has no parts.
+    return NewPieces(old.size, tuple(ids or (old.unk_id,) for ids in parts))
