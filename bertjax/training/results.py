@@ -133,38 +133,21 @@ def finish_run(
     """Writes and logs the results of the best checkpoint, and returns its metrics. `state` is the last state."""
     values = history.at(int(best.name))
     reports = _class_reports(task, mesh, best, state)
-    if jax.process_index() == 0:
-        baseline = write_results(workdir, task, best, int(state.step), values, reports)
-        log_results(values, history.first if task.eval_first else {}, baseline)
-        log_reports(reports)
-    return values
-
-
-def write_results(
-    workdir: epath.Path,
-    task: Task,
-    checkpoint: epath.Path,
-    last_step: int,
-    values: dict[str, Any],
-    reports: dict[str, ClassReport],
-) -> dict[str, float]:
-    """Writes `results.json` and the confusion matrices, and returns the metrics of the baseline.
-
-    `values` and `reports` are metrics and class reports of the best checkpoint. The keys of `reports` are suffixes
-    of evaluation sets, such as `_mismatched`.
-    """
+    if jax.process_index() != 0:
+        return values
     baseline = task.baseline() if task.eval_every else {}
     results = {
-        "step": int(checkpoint.name),
+        "step": int(best.name),
         "seed": task.config.seed,
         "selected_by": task.best_metric,
         **values,
         "baseline": baseline,
-        "last_step": last_step,
-        "checkpoint": f"{CHECKPOINTS}/{checkpoint.name}",
-        "parameters_fingerprint": saved_fingerprint(checkpoint),
+        "last_step": int(state.step),
+        "checkpoint": f"{CHECKPOINTS}/{best.name}",
+        "parameters_fingerprint": saved_fingerprint(best),
         "started_from": saved_init_fingerprint(workdir),
         "data_sha256": task.data_hash,
+        # The keys of `reports` are suffixes of evaluation sets, such as `_mismatched`.
         **{f"{name}{suffix}": part for suffix, report in reports.items() for name, part in report.as_json().items()},
         **task.results,
         "config": dataclasses.asdict(task.config),
@@ -172,11 +155,12 @@ def write_results(
     if any(report.confusion is not None for report in reports.values()):
         score = f", {task.best_metric} {float(values[task.best_metric]):.4g}" if task.best_metric in values else ""
         files = re.sub(r"[^\s,]*/", "", task.results["evaluated_on"])
-        title = f"{task.config.task}, {files}{score}"
-        plot_confusion(reports, workdir / CONFUSION, title)
+        plot_confusion(reports, workdir / CONFUSION, f"{task.config.task}, {files}{score}")
     # Write this file last, because it marks the run as finished. A run killed earlier writes all files again.
     write_atomic(workdir / RESULTS, json.dumps(results, indent=1) + "\n")
-    return baseline
+    log_results(values, history.first if task.eval_first else {}, baseline)
+    log_reports(reports)
+    return values
 
 
 def log_results(values: dict[str, Any], before: dict[str, Any], baseline: dict[str, float]) -> None:
