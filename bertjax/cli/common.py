@@ -121,10 +121,8 @@ def open_checkpoint(args: argparse.Namespace) -> Iterator[Any]:
 def open_init_checkpoint(args: argparse.Namespace, keep: bool = False) -> Iterator[str | None]:
     """Yields the path of `--init_from`, converted to bertjax's format if necessary. Yields None without the option.
 
-    Args:
-      args: parsed arguments.
-      keep: whether to store a converted checkpoint in the workdir (if local) instead of a temporary folder. Set it only
-        for runs of one process, because several processes must not write the same folder.
+    With `keep`, stores a converted checkpoint in the workdir (if local) instead of a temporary folder. Set it only for
+    runs of one process, because several processes must not write the same folder.
     """
     from bertjax.convert.convert import bertjax_checkpoint
     from bertjax.tasks.build import parse_config

@@ -22,9 +22,7 @@ _MIN_SIMILARITY = 0.75
 def parse_arguments(text: str | None, /, **defaults: Any) -> ConfigDict:
     """Parses the arguments after the colon of `--config FILE:size=base,seq_len=128`.
 
-    Args:
-      text: `name=value` pairs separated by commas. A `name` without value sets a boolean to true.
-      **defaults: defaults of all arguments. Values are converted to the types of the defaults.
+    Values are converted to the types of the defaults. A `name` without value sets a boolean to true.
     """
     arguments, names = ConfigDict(defaults), set()
     for item in filter(None, (text or "").split(",")):
@@ -54,11 +52,9 @@ def parse_arguments(text: str | None, /, **defaults: Any) -> ConfigDict:
 
 
 def load_config(config: str, overrides: Sequence[str]) -> ConfigDict:
-    """Loads a config in any form that `--config` accepts, and applies overrides.
+    """Loads a config in any form that `--config` accepts, and applies `--config.FIELD=VALUE` overrides.
 
-    Args:
-      config: `NAME[:ARGUMENTS]` or `FILE[:ARGUMENTS]` of an experiment, or the `config.json` of a workdir.
-      overrides: `--config.FIELD=VALUE` flags.
+    These forms are `NAME[:ARGUMENTS]` or `FILE[:ARGUMENTS]` of an experiment, and the `config.json` of a workdir.
     """
     name, colon, arguments = config.partition(":")
     if name.endswith(".json"):

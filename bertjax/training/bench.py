@@ -37,20 +37,13 @@ _ROUNDS = 2
 
 
 def bench_step(task: Task, steps: int, profile_steps: range = range(0), profile_dir: str = "") -> dict[str, Any]:
-    """Times train steps on one batch. The first step, which includes compilation, is timed separately.
+    """Times `steps` train steps on the task's `benchmark_batch`, after a first step that includes compilation.
 
-    Args:
-      task: task to time. Its `benchmark_batch` is the input of every step.
-      steps: number of timed steps; `seconds_per_step` is their median.
-      profile_steps: timed steps to profile, counted from 0.
-      profile_dir: log directory of the profile (default: a new temporary folder).
+    `profile_steps` are timed steps, counted from 0, to profile in `profile_dir` (default: a new temporary folder).
 
-    Returns:
-      Throughput: `tokens_per_second` and `mfu` exclude padding. `positions_per_second` includes padding.
-      Time: `seconds_to_first_step` includes tracing and compilation. `seconds_per_step` is the median of later steps.
-      Memory: `peak_memory_bytes` is the peak of one device. On CPU, it is the peak of the process.
-      Metrics: `losses` contains the mean metrics of all steps. A metric that is not finite is None.
-      Setup: device, batch shape, dtype, `token_fraction`, and peak FLOP/s with its source.
+    In the result, `tokens_per_second` and `mfu` exclude padding. `seconds_per_step` is a median.
+    `peak_memory_bytes` is the peak of one device or, on CPU, of the process. `losses` contains the mean metrics of all
+    steps; a metric that is not finite is None.
     """
     started = time.perf_counter()
     train_step, state, inputs = make_bench_step(task)

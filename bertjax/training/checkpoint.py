@@ -126,14 +126,8 @@ class Checkpoints:
     def save(self, state: TrainState, score: float | None = None) -> None:
         """Starts an asynchronous save and returns once the state is copied from the devices.
 
-        Waits for the previous save first. Does nothing if the step is already saved.
-
-        Args:
-          state: state to save.
-          score: evaluation score, higher is better (default: None, lower than any score).
-
-        Raises:
-          BertjaxError: this save or the previous one failed, for example on a full disk.
+        Waits for the previous save first. Does nothing if the step is already saved. A higher `score` is better; None
+        is lower than any score. Raises a BertjaxError if this save or the previous one failed.
         """
         params, training = _split(state)
         step = int(jax.device_get(state.step))
@@ -273,17 +267,10 @@ def resolve_checkpoint_path(path: str | os.PathLike) -> epath.Path:
 
 
 def find_checkpoint(path: str | os.PathLike) -> epath.Path:
-    """Finds the checkpoint at a path.
+    """Returns the step's directory at a path: a workdir, its `checkpoints` directory, or a step's directory.
 
-    Args:
-      path: a workdir, its `checkpoints` directory, or a step's directory.
-
-    Returns:
-      The step's directory. Among several steps, the one with the highest score, or the newest if no step has a score.
-
-    Raises:
-      UsageError: no checkpoint exists.
-      BertjaxError: the checkpoint is damaged or incomplete.
+    Among several steps, returns the one with the highest score, or the newest if no step has a score. Raises a
+    UsageError if no checkpoint exists, and a BertjaxError if the checkpoint is damaged or incomplete.
     """
     resolved = resolve_checkpoint_path(path)
     if (resolved / "params").exists():

@@ -26,12 +26,9 @@ from bertjax.utils.io import is_remote
 def experiment_config(
     experiment: str, overrides: Sequence[str], init_from: str | epath.Path | None = None
 ) -> ConfigDict:
-    """Loads the config of an experiment.
+    """Loads the config of an experiment, `FILE[:ARGUMENTS]`, and applies `--config.FIELD=VALUE` overrides.
 
-    Args:
-      experiment: `FILE[:ARGUMENTS]`.
-      overrides: `--config.FIELD=VALUE` arguments.
-      init_from: checkpoint whose architecture and vocabulary to use (default: None, those of the experiment).
+    Architecture and vocabulary are those of the checkpoint `init_from`, if set.
     """
     config = load_config(experiment, overrides)
     if not isinstance(config.get("data"), ConfigDict) or not isinstance(config.get("model"), ConfigDict):

@@ -144,10 +144,8 @@ def fingerprint(tree: Any) -> str:
 
     The hash is equal for NumPy arrays, arrays on one device and arrays on any mesh. The bits of each element are mixed
     with the element's index, and the results are summed, so the order of computation does not matter. The mixing is
-    nonlinear, so that changes such as two swapped elements do not cancel. The hash is not cryptographic.
-
-    Args:
-      tree: tree of arrays on any devices, or of NumPy arrays. Elements must have 4 bytes.
+    nonlinear, so that changes such as two swapped elements do not cancel. The hash is not cryptographic. Elements must
+    have 4 bytes.
     """
     total = np.zeros(_LANES, np.uint32)
     for seeds, leaf in _leaves_with_seeds(tree):

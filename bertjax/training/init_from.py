@@ -47,9 +47,7 @@ class NewPieces:
     def extend(self, rows: np.ndarray, num_rows: int) -> np.ndarray:
         """Returns a parameter with rows for the new pieces. The row of a new piece is the mean of its parts' rows.
 
-        Args:
-          rows: parameter of the checkpoint, [padded old vocabulary, ...].
-          num_rows: size of the new vocabulary with padding. Padding rows are 0.
+        `rows` is [padded old vocabulary, ...]. The result has `num_rows` rows, of which padding rows are 0.
         """
         old = rows[: self.first_id]
         new = np.stack([old[list(part)].mean(axis=0) for part in self.parts])

@@ -47,11 +47,8 @@ def group_metrics(values: Mapping[str, float], losses: Sequence[str]) -> dict[st
     """Returns the metrics of a line by their tags in TensorBoard and trackers, `train/NAME` or `eval/NAME`.
 
     For a line with evaluation metrics, returns only these, because other lines contain the training metrics. If there
-    is only one loss, it is returned as `loss`, not by its own name.
-
-    Args:
-      values: values of a line of `metrics.jsonl` or `timing.jsonl`.
-      losses: names of the metrics whose means add up to `loss`.
+    is only one loss, it is returned as `loss`, not by its own name. `losses` are the names of the metrics whose means
+    add up to `loss`.
     """
     evaluated = {
         name.removeprefix(EVAL_PREFIX): value for name, value in values.items() if name.startswith(EVAL_PREFIX)

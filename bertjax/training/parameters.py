@@ -46,9 +46,6 @@ def load_params(
       reinit_params: top-level parameters that keep their values in `target`, even if the checkpoint contains them.
       new_pieces: vocabulary pieces that the run adds to those of the checkpoint (default: None, equal vocabularies).
 
-    Returns:
-      A tree like `target`.
-
     Raises:
       UsageError: no checkpoint exists, a shape differs, or the checkpoint lacks a parameter that `target` has only as a
         shape.

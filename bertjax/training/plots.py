@@ -41,14 +41,9 @@ def plot_pretraining(lines: list[dict[str, Any]], path: epath.Path) -> None:
 def plot_finetuning(
     lines: list[dict[str, Any]], path: epath.Path, score: str, steps_per_epoch: int, baseline: Mapping[str, float]
 ) -> None:
-    """Plots loss and score against epochs, with a marker for each evaluation.
+    """Plots loss and score against epochs, with a marker for each evaluation, and the baseline as dashed lines.
 
-    Args:
-      lines: objects of `metrics.jsonl`.
-      path: PNG file.
-      score: metric of the right panel ("": all accuracies).
-      steps_per_epoch: optimizer steps per epoch.
-      baseline: metrics of the baseline, drawn as dashed lines.
+    `lines` are objects of `metrics.jsonl`. `score` is the metric of the right panel ("": all accuracies).
     """
     scores = (score,) if score else tuple(name for name in _metric_names(lines) if name.endswith("accuracy"))
     panels = [[("loss", ("loss",)), (score.replace("_", " ") or "accuracy", scores)]]

@@ -62,11 +62,8 @@ def watchdog(hang_seconds: float) -> Iterator[Callable[[], None]]:
 
     Without a watchdog, a process would wait forever for a stuck host (jax#38503).
 
-    Args:
-      hang_seconds: maximum seconds without a heartbeat (0: no limit).
-
-    Yields:
-      The heartbeat: a function to call after every step, evaluation batch and save.
+    Yields the heartbeat, a function to call after every step, evaluation batch and save. With `hang_seconds` 0, there
+    is no limit.
     """
     last_heartbeat = time.monotonic()
     is_closed = threading.Event()

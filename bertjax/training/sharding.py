@@ -64,12 +64,7 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
 
     Neighbors on the mesh are neighbors on the network between the devices. Slices are concatenated along `data`.
 
-    Args:
-      config: sizes of the axes. The size -1 stands for the remaining devices.
-      devices: devices of all processes (default: None, `jax.devices()`).
-
-    Raises:
-      UsageError: the product of the sizes is not the number of devices, or the mesh does not fit the slices.
+    Raises a UsageError if the product of the sizes is not the number of devices, or the mesh does not fit the slices.
     """
     devices = list_devices() if devices is None else devices
     slices = _slices(config.slices, devices)

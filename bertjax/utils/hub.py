@@ -27,18 +27,10 @@ def parse(address: str) -> tuple[str, str]:
 
 
 def download(address: str, patterns: Sequence[str]) -> Path:
-    """Downloads files of a repository, unless they are in the cache.
+    """Downloads files that match glob patterns, unless they are in the cache, and returns the local folder.
 
-    Args:
-      address: `hf:ORG/NAME[@REVISION]`.
-      patterns: glob patterns of the files to download.
-
-    Returns:
-      The local folder. Its name is the commit that the revision resolves to.
-
-    Raises:
-      UsageError: the repository or the revision does not exist, or needs a token.
-      BertjaxError: the download failed, or a file does not match its hash.
+    The folder's name is the commit that the revision resolves to. Raises a BertjaxError if a file does not match its
+    hash.
     """
     from huggingface_hub import snapshot_download
 
@@ -63,15 +55,8 @@ def file_names(address: str) -> list[str]:
 def upload(folder: Path, address: str, overwrite: bool, message: str) -> str:
     """Uploads all files of a folder as one commit, and returns the URL of the repository.
 
-    Args:
-      folder: local folder.
-      address: `hf:ORG/NAME[@BRANCH]`; the repository is created if it does not exist.
-      overwrite: whether to add a commit to a repository that contains a model.
-      message: title of the commit.
-
-    Raises:
-      UsageError: the repository contains a model, or the token does not allow the upload.
-      BertjaxError: the upload failed; the repository then has no new commit.
+    The repository of `hf:ORG/NAME[@BRANCH]` is created if it does not exist. Without `overwrite`, raises a UsageError
+    if it contains a model. If the upload fails, it has no new commit.
     """
     from huggingface_hub import HfApi
 

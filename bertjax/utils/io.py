@@ -102,11 +102,7 @@ def atomic_file(path: AnyPath) -> Iterator[Path]:
 
 
 def write_atomic(path: _Path, content: str | bytes) -> _Path:
-    """Writes a file atomically, with text as UTF-8, and returns its path.
-
-    Raises:
-      BertjaxError: the file cannot be written.
-    """
+    """Writes a file atomically, with text as UTF-8, and returns its path. Raises a BertjaxError if this fails."""
     try:
         with atomic_file(path) as file:
             file.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -158,16 +154,8 @@ def atomic_directory(
     old directory and removes the temporary directory. Object storage cannot rename directories, so files are moved one
     by one, and `last_file` is moved last.
 
-    Args:
-      path: directory to create; missing parents are created too.
-      overwrite: whether to replace an existing directory of this kind.
-      kind: kind of directory for messages, such as `corpus`.
-      is_kind: function that returns whether a directory is of this kind and contains nothing else.
-      last_file: name of the file that marks a `gs://` directory as complete.
-
-    Raises:
-      UsageError: `path` exists, or another process is writing to it.
-      BertjaxError: the disk is full or not writable.
+    `kind` names the kind of directory in messages. `is_kind` returns whether a directory is of this kind and contains
+    nothing else. Without `overwrite`, raises a UsageError if such a directory exists.
     """
     make = _remote_directory(epath.Path(path), last_file) if is_remote(path) else _local_directory(Path(path))
     try:
@@ -269,13 +257,10 @@ def cache_dir() -> Path:
 
 
 def check_free_space(directory: os.PathLike | str, needed_bytes: float, what: str, remedy: str = "") -> None:
-    """Raises a BertjaxError if the disk of a local directory has less than `needed_bytes` free.
+    """Raises a BertjaxError if the disk of a local directory has less than `needed_bytes` free for the files `what`.
 
-    Args:
-      directory: directory to write to; if it does not exist, the nearest existing parent is checked.
-      needed_bytes: size of the files to write.
-      what: description of the files for the message.
-      remedy: alternative to freeing space, for the message (default: choose another path).
+    If the directory does not exist, its nearest existing parent is checked. `remedy` is an alternative to freeing space
+    (default: choose another path).
     """
     if is_remote(directory):
         return
@@ -293,12 +278,7 @@ def check_free_space(directory: os.PathLike | str, needed_bytes: float, what: st
 
 
 def reject_utf16(path: os.PathLike | str, data: bytes) -> None:
-    """Raises a UsageError if a text file starts with the byte-order mark of UTF-16 or UTF-32.
-
-    Args:
-      path: file name for the message.
-      data: first bytes or all bytes of the file.
-    """
+    """Raises a UsageError if the data of a text file starts with the byte-order mark of UTF-16 or UTF-32."""
     if data.startswith((b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")):
         raise UsageError(f"{path} is encoded in UTF-16 or UTF-32; convert it to UTF-8, for example with iconv")
 

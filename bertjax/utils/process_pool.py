@@ -28,10 +28,7 @@ def process_pool(
 ) -> Iterator[ProcessPoolExecutor]:
     """Yields a process pool whose workers ignore Ctrl-C and exit with their parent.
 
-    Args:
-      workers: number of processes.
-      worker_died: error to raise if a worker crashes or is killed.
-      initializer: function to call with `initargs` in each new worker.
+    Raises `worker_died` if a worker crashes or is killed. Each new worker calls `initializer` with `initargs`.
     """
     # Do not fork, because the child of a process with TensorFlow's threads can deadlock.
     context = multiprocessing.get_context("spawn")
