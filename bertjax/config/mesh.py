@@ -8,27 +8,24 @@ from bertjax.errors import UsageError
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """Number of devices along each axis of the mesh, and number of TPU slices.
+    """Number of devices along each axis of the mesh. Only the `data` axis spans TPU slices.
 
     Attributes:
       data: number of devices for data parallelism with replicated parameters (default: -1, all remaining devices).
       fsdp: number of devices for data parallelism with parameters sharded along the hidden size (default: 1).
       tensor: number of devices for tensor parallelism along heads, feed-forward width and vocabulary (default: 1).
-      slices: number of TPU slices (default: -1, all). Only the `data` axis spans slices.
     """
 
     data: int = -1
     fsdp: int = 1
     tensor: int = 1
-    slices: int = -1
 
     def __post_init__(self) -> None:
         sizes = [self.data, self.fsdp, self.tensor]
-        if sizes.count(-1) > 1 or any(size < 1 and size != -1 for size in (*sizes, self.slices)):
+        if sizes.count(-1) > 1 or any(size < 1 and size != -1 for size in sizes):
             raise UsageError(
-                f"invalid mesh.data={self.data}, mesh.fsdp={self.fsdp}, mesh.tensor={self.tensor}, "
-                f"mesh.slices={self.slices}; sizes must be positive or -1 (inferred), and only one of data, fsdp and "
-                "tensor may be -1"
+                f"invalid mesh.data={self.data}, mesh.fsdp={self.fsdp}, mesh.tensor={self.tensor}; sizes must be "
+                "positive or -1 (inferred), and only one may be -1"
             )
 
 

@@ -67,7 +67,7 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
     Raises a UsageError if the product of the sizes is not the number of devices, or the mesh does not fit the slices.
     """
     devices = list_devices() if devices is None else devices
-    slices = _slices(config.slices, devices)
+    slices = _num_slices(devices)
     sizes = [config.data, config.fsdp, config.tensor]
     shown = ", ".join(f"mesh.{axis}={size}" for axis, size in zip(MESH_AXES, sizes, strict=True))
     known = math.prod(size for size in sizes if size != -1)
@@ -76,19 +76,20 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
             f"{shown} does not fit {len(devices)} devices; use sizes with the product {len(devices)}, or set one to -1"
         )
     data, *inner = [len(devices) // known if size == -1 else size for size in sizes]
-    if data % len(slices):
+    if data % slices:
         raise UsageError(
-            f"{shown} does not fit {len(slices)} slices of {len(slices[0])} devices; use a multiple of "
-            f"{len(slices)} for mesh.data, not {data}"
+            f"{shown} does not fit {slices} slices of {len(devices) // slices} devices; use a multiple of {slices} for "
+            f"mesh.data, not {data}"
         )
+    shape = [data // slices, *inner]
     try:
-        parts = [
-            mesh_utils.create_device_mesh([data // len(slices), *inner], part, allow_split_physical_axes=True)
-            for part in slices
-        ]
+        if slices == 1:
+            grid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+        else:
+            grid = mesh_utils.create_hybrid_device_mesh(shape, [slices, 1, 1], devices, allow_split_physical_axes=True)
     except (NotImplementedError, ValueError) as error:
         raise UsageError(f"{shown} does not fit the devices' network ({first_line(error)}); use other sizes") from error
-    return Mesh(np.concatenate(parts), MESH_AXES)
+    return Mesh(grid, MESH_AXES)
 
 
 def list_devices() -> list[jax.Device]:
@@ -105,23 +106,10 @@ def list_devices() -> list[jax.Device]:
         ) from error
 
 
-def _slices(wanted: int, devices: list[jax.Device]) -> list[list[jax.Device]]:
-    """Returns the devices of each TPU slice. On other platforms, splits the list into slices of equal size."""
-    if devices[0].platform == "tpu":
-        by_slice: dict[int, list[jax.Device]] = {}
-        for device in devices:
-            by_slice.setdefault(getattr(device, "slice_index", None) or 0, []).append(device)
-        found = [by_slice[index] for index in sorted(by_slice)]
-        if wanted not in (-1, len(found)):
-            raise UsageError(
-                f"mesh.slices={wanted}, but the {len(devices)} devices are in {len(found)} slice(s); set "
-                f"mesh.slices={len(found)} or -1"
-            )
-        return found
-    size, rest = divmod(len(devices), max(wanted, 1))
-    if rest:
-        raise UsageError(f"mesh.slices={wanted} does not divide the {len(devices)} devices; use a divisor, or -1")
-    return [devices[start : start + size] for start in range(0, len(devices), size)]
+def _num_slices(devices: list[jax.Device]) -> int:
+    """Returns the number of TPU slices (1 on other platforms)."""
+    is_tpu = devices[0].platform == "tpu"
+    return len({getattr(device, "slice_index", None) or 0 for device in devices}) if is_tpu else 1
 
 
 def parameter_shardings(abstract_boxed: Any, mesh: Mesh) -> Any:
@@ -190,5 +178,4 @@ def compiler_options(mesh: Mesh) -> CompilerOptions | None:
     devices = list(mesh.devices.flat)
     if devices[0].platform != "tpu":
         return None
-    is_multislice = len({getattr(device, "slice_index", None) or 0 for device in devices}) > 1
-    return {**TPU_OPTIONS, **(MULTISLICE_OPTIONS if is_multislice else {})}
+    return {**TPU_OPTIONS, **(MULTISLICE_OPTIONS if _num_slices(devices) > 1 else {})}

@@ -99,7 +99,7 @@ def test_unknown_field_is_rejected_with_the_known_ones(capfd):
         ),
         (
             ["--config", TINY, "--config.mesh.data=0"],
-            "mesh.data=0, mesh.fsdp=1, mesh.tensor=1, mesh.slices=-1; sizes must be positive",
+            "mesh.data=0, mesh.fsdp=1, mesh.tensor=1; sizes must be positive",
         ),
         (
             ["--config", TINY, "--config.data.objective=sop"],

@@ -16,7 +16,7 @@ from bertjax.tasks.build import parse_config
         ("learning_rate", "did you mean optimizer.learning_rate?"),
         ("data.rate", "did you mean data.masking.rate?"),
         ("optimizer.lerning_rate", "did you mean optimizer.learning_rate?"),
-        ("mesh.zzz", "use one of data, fsdp, slices, tensor"),
+        ("mesh.zzz", "use one of data, fsdp, tensor"),
         ("seed.nosuch", "config.seed does not contain 'nosuch'; it is a single value, so set it directly"),
     ],
 )

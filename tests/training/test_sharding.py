@@ -64,7 +64,6 @@ def test_compiler_options_depend_on_platform_and_slices(monkeypatch):
             "does not fit 2 slices of 16 devices; use a multiple of 2 for mesh.data, not 1",
         ),
         (MeshConfig(data=3), "mesh.data=3, mesh.fsdp=1, mesh.tensor=1 does not fit 32 devices"),
-        (MeshConfig(slices=4), r"mesh.slices=4, but the 32 devices are in 2 slice\(s\); set mesh.slices=2 or -1"),
     ],
 )
 def test_mesh_that_does_not_fit_the_chips_is_an_error(config, message, monkeypatch):
@@ -73,12 +72,6 @@ def test_mesh_that_does_not_fit_the_chips_is_an_error(config, message, monkeypat
 
 
 @pytest.mark.devices
-def test_cpu_devices_form_slices_in_order():
-    mesh = make_mesh(MeshConfig(fsdp=2, slices=2))
+def test_cpu_devices_keep_their_order():
+    mesh = make_mesh(MeshConfig(fsdp=2))
     assert [device.id for device in mesh.devices.flat] == [device.id for device in jax.devices()]
-    with pytest.raises(UsageError, match="mesh.slices=3 does not divide the 8 devices"):
-        make_mesh(MeshConfig(slices=3))
-    with pytest.raises(
-        UsageError, match="does not fit 4 slices of 2 devices; use a multiple of 4 for mesh.data, not 2"
-    ):
-        make_mesh(MeshConfig(fsdp=4, slices=4))
