@@ -40,7 +40,7 @@ def add_parser(commands: Any) -> None:
         "bertjax bench input --config pretrain:corpus=runs/corpus --seconds 10",
         config=True,
     )
-    parser.add_argument("--seconds", type=float, default=10.0, help="duration of each measurement in seconds")
+    parser.add_argument("--seconds", type=float, default=10.0, help="duration of the measurement in seconds")
     add_json(parser)
 
 

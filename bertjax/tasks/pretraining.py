@@ -79,13 +79,8 @@ class Task(task.Task):
             if start_step < phase.stop_step:
                 yield from self.phase_batches(phase, max(start_step, phase.start_step), shard)
 
-    def phase_batches(
-        self, phase: Phase, start_step: int, shard: DataShard, shuffle: bool = True
-    ) -> Iterator[NumpyBatch]:
-        """Yields the shard's rows of the training batches of a phase, starting at step `start_step` of the run.
-
-        If `shuffle` is False, the rows of an epoch are in the order of the corpus, for benchmarks.
-        """
+    def phase_batches(self, phase: Phase, start_step: int, shard: DataShard) -> Iterator[NumpyBatch]:
+        """Yields the shard's rows of the training batches of a phase, starting at step `start_step` of the run."""
         # This imports TensorFlow, which is slow and not needed to describe or time models.
         from bertjax.data.pretraining.batches import train_dataset, verified_batches
 
@@ -98,7 +93,6 @@ class Task(task.Task):
             dupe_factor=self.config.data.dupe_factor,
             start_step=start_step,
             shard=shard,
-            shuffle=shuffle,
         )
         # `verified_batches` verifies the checksums of the corpus in the background.
         return self.objective.edit_batches(verified_batches(dataset, self._require_corpus()))

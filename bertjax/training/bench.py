@@ -8,7 +8,7 @@ import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -22,7 +22,7 @@ from bertjax.model.flops import peak_flops_per_second
 from bertjax.model.partitioning import resolve_layout
 from bertjax.tasks import pretraining
 from bertjax.tasks.objectives.step_cost import ATTENTION_FRACTION, TOKEN_FRACTION
-from bertjax.tasks.task import NumpyBatch, Task
+from bertjax.tasks.task import Task
 from bertjax.training.evaluation import check_batch_sizes
 from bertjax.training.optimizer import make_optimizer, make_schedule
 from bertjax.training.profiling import StepProfiler
@@ -33,7 +33,6 @@ from bertjax.training.step import compute_metrics, make_train_step
 logger = logging.getLogger(__name__)
 
 _WARM_UP_BATCHES = 10
-_ROUNDS = 2
 
 
 def bench_step(task: Task, steps: int, profile_steps: range = range(0), profile_dir: str = "") -> dict[str, Any]:
@@ -135,58 +134,42 @@ def _peak_memory_bytes() -> int:
 
 
 def bench_input(task: pretraining.Task, seconds: float) -> dict[str, Any]:
-    """Times the batches of the first training phase, in shuffled training order and in corpus order.
+    """Times the batches of the first training phase for some seconds.
 
-    Args:
-      task: task with a corpus.
-      seconds: duration of the measurement in each order.
-
-    Returns:
-      real_tokens_per_second: tokens per second without padding, in training order.
-      positions_per_second: tokens per second including padding, in training order.
-      sequential_positions_per_second: tokens per second including padding, in corpus order.
-      random_access_slowdown: fraction by which training order is slower than corpus order.
-      seconds_to_first_batch: time to the first batch, including opening or building the pair index.
-      batches: number of batches measured in training order.
-      seconds: duration of the measurement in training order.
-      token_fraction: fraction of positions that are not padding, in the first batches.
-      seq_len: tokens per row.
-      batch_size: rows per batch.
+    In the result, `real_tokens_per_second` excludes padding and `positions_per_second` includes it.
+    `seconds_to_first_batch` includes opening or building the pair index.
     """
     # The benchmark stops at a time limit, long before this number of steps.
     phase = dataclasses.replace(task.config.phases[0], stop_step=1 << 40)
-
-    def batches(shuffle: bool) -> Iterator[NumpyBatch]:
-        return task.phase_batches(phase, phase.start_step, SINGLE_SHARD, shuffle)
-
     if not 0 < seconds <= 3600:
         raise UsageError(f"--seconds={seconds} is out of range; use a value above 0 and at most 3600")
     started = time.perf_counter()
-    stream = batches(shuffle=True)
+    stream = task.phase_batches(phase, phase.start_step, SINGLE_SHARD)
     first_batches = [next(stream)]
     seconds_to_first_batch = time.perf_counter() - started
     first_batches += itertools.islice(stream, _WARM_UP_BATCHES)
     token_fraction = float(np.mean([is_token(batch).mean() for batch in first_batches]))
+    # Wait for the checksums, because hashing would compete with the measurement for the CPU. Then use a new stream,
+    # because this one has prefetched batches.
     del stream
-    # Wait for the checksums, because hashing would compete with the measurement for the CPU.
     task.check_data_files(wait=True)
-
-    count, elapsed = {True: 0, False: 0}, {True: 0.0, False: 0.0}
-    # Alternate between the orders, so that other load affects both equally. Measure only one order at a time, since
-    # prefetching for one order would slow the other.
-    for shuffle in [True, False] * _ROUNDS:
-        batch_count, batch_seconds = _time_batches(batches(shuffle), seconds / _ROUNDS)
-        count[shuffle] += batch_count
-        elapsed[shuffle] += batch_seconds
-    rate = {shuffle: count[shuffle] * phase.batch_size * phase.seq_len / elapsed[shuffle] for shuffle in count}
+    stream = task.phase_batches(phase, phase.start_step, SINGLE_SHARD)
+    # The first batches start the pipeline's threads.
+    for _ in range(_WARM_UP_BATCHES):
+        next(stream)
+    begin = time.perf_counter()
+    count = 0
+    while count == 0 or time.perf_counter() - begin < seconds:
+        next(stream)
+        count += 1
+    elapsed = time.perf_counter() - begin
+    rate = count * phase.batch_size * phase.seq_len / elapsed
     return {
-        "real_tokens_per_second": token_fraction * rate[True],
-        "positions_per_second": rate[True],
-        "sequential_positions_per_second": rate[False],
-        "random_access_slowdown": 1 - rate[True] / rate[False],
+        "real_tokens_per_second": token_fraction * rate,
+        "positions_per_second": rate,
         "seconds_to_first_batch": seconds_to_first_batch,
-        "batches": count[True],
-        "seconds": elapsed[True],
+        "batches": count,
+        "seconds": elapsed,
         "token_fraction": token_fraction,
         "seq_len": phase.seq_len,
         "batch_size": phase.batch_size,
@@ -200,20 +183,6 @@ def input_table(result: dict[str, Any]) -> list[tuple[str, str, str]]:
         ("first batch", f"{result['seconds_to_first_batch']:.1f}", "s"),
         ("measured", f"{result['batches']:,}", f"batches in {result['seconds']:.1f} s"),
         ("tokens", f"{100 * result['token_fraction']:.1f}", "% of positions, the rest is padding"),
-        ("corpus order", f"{result['sequential_positions_per_second']:,.0f}", "positions/s"),
-        ("training order", f"{result['positions_per_second']:,.0f}", "positions/s"),
-        ("random-access slowdown", f"{100 * result['random_access_slowdown']:.1f}", "% of the speed in corpus order"),
-        ("speed", f"{result['real_tokens_per_second']:,.0f}", "tokens/s in training order"),
+        ("positions", f"{result['positions_per_second']:,.0f}", "positions/s"),
+        ("speed", f"{result['real_tokens_per_second']:,.0f}", "tokens/s"),
     ]
-
-
-def _time_batches(stream: Iterator[NumpyBatch], seconds: float) -> tuple[int, float]:
-    """Times batches for `seconds`, after a warm-up that starts the pipeline's threads. Returns count and seconds."""
-    for _ in range(_WARM_UP_BATCHES):
-        next(stream)
-    begin = time.perf_counter()
-    count = 0
-    while count == 0 or time.perf_counter() - begin < seconds:
-        next(stream)
-        count += 1
-    return count, time.perf_counter() - begin
