@@ -4,7 +4,7 @@ import argparse
 import json
 from typing import Any
 
-from bertjax.cli.common import load_config_dict, log_timed_phase, open_config_dict
+from bertjax.cli.common import load_config_dict, open_config_dict
 from bertjax.cli.parser import HelpFormatter, add_command, add_json, add_model_source, add_profile
 from bertjax.errors import UsageError
 from bertjax.utils.terminal import format_table
@@ -56,7 +56,6 @@ def bench_step(args: argparse.Namespace) -> None:
     with open_config_dict(args) as config_dict:
         config = parse_config(config_dict)
         task = build_task(config, train=None)
-    log_timed_phase(config)
     result = run(task, args.steps, parse_steps(args.profile))
     print(json.dumps(result) if args.json else format_table(step_table(result)))
 
@@ -76,6 +75,5 @@ def bench_input(args: argparse.Namespace) -> None:
     task = build_task(config) if isinstance(config, Config) else None
     if not isinstance(task, Task):
         raise UsageError(f"`bench input` does not support task {config.task}; use a pre-training config")
-    log_timed_phase(config)
     result = run(task, args.seconds)
     print(json.dumps(result) if args.json else format_table(input_table(result)))

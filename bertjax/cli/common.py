@@ -3,15 +3,12 @@
 import argparse
 import contextlib
 import json
-import logging
 import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from bertjax.errors import STOPPED, UsageError
-
-logger = logging.getLogger(__name__)
 
 
 def command_name(args: argparse.Namespace) -> str:
@@ -172,15 +169,3 @@ def print_result(result: dict[str, Any]) -> None:
     print(json.dumps(result))
     if result["stopped"]:
         raise SystemExit(STOPPED)
-
-
-def log_timed_phase(config: Any) -> None:
-    """Logs that only the first phase is timed, if pre-training has two phases."""
-    from bertjax.tasks.objectives.config import Config
-
-    if isinstance(config, Config) and len(config.phases) > 1:
-        first, second = config.phases
-        logger.info(
-            f"timing the first phase ({first.batch_size} rows of {first.seq_len} tokens); set config.data.batch_size="
-            f"{second.batch_size} and config.data.seq_len={second.seq_len} to time the second phase"
-        )
