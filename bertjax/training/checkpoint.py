@@ -78,21 +78,11 @@ class Checkpoints:
     def __init__(self, workdir: epath.Path, keep: int, model: nn.Module, every: int = 1) -> None:
         """Opens or creates `workdir/checkpoints`, and removes incomplete checkpoints of interrupted saves.
 
-        Args:
-          workdir: directory of the run.
-          keep: number of checkpoints to keep, in addition to the one with the best score.
-          model: Flax module of the run. The metadata of each checkpoint describes it.
-          every: steps between periodic checkpoints, see `KeepPeriodic`.
-
-        Raises:
-          UsageError: a file has the name of a checkpoint, such as `1000`.
-          BertjaxError: the checkpoints cannot be listed.
+        Keeps the newest checkpoints, see `KeepPeriodic`, and the one with the best score. The metadata of each
+        checkpoint describes `model`. Raises a BertjaxError if the checkpoints cannot be listed.
         """
         self._workdir, self._model = workdir, model_metadata(model)
         folder = workdir / CHECKPOINTS
-        for child in folder.iterdir() if folder.is_dir() else ():
-            if child.name.isdigit() and not child.is_dir():
-                raise UsageError(f"{child} is a file but has the name of a checkpoint; move it elsewhere")
         best = preservation_policy.BestN(
             get_metric_fn=lambda metrics: metrics[_SCORE], n=1, keep_checkpoints_without_metrics=False
         )

@@ -236,11 +236,13 @@ def test_path_with_glob_characters_is_refused(tmp_path, name):
             resolve_checkpoint_path(path)
 
 
-def test_file_with_the_name_of_a_checkpoint_is_refused(tmp_path):
+def test_file_with_the_name_of_a_checkpoint_is_not_restored_and_is_replaced(tmp_path):
     save_states(tmp_path, steps=(1,))
     (tmp_path / "checkpoints" / "40").write_text("")
-    with pytest.raises(UsageError, match="checkpoints/40 is a file"):
-        restore(tmp_path)
+    assert int(restore(tmp_path).step) == 1
+    assert_equal(restore(tmp_path).params, save_states(tmp_path / "other", steps=(1,)).params)
+    state = save_states(tmp_path, steps=(40,))
+    assert_equal(restore(tmp_path), state)
 
 
 def test_missing_list_of_arrays_is_reported_as_damage(tmp_path):
