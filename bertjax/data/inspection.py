@@ -64,13 +64,8 @@ _SPAN = ("start_positions", "end_positions")
 def format_row(batch: Mapping[str, np.ndarray], row: int, tokenizer: Tokenizer, labels: Sequence[str] = ()) -> str:
     """Formats a row of a fine-tuning batch as text: each example's word pieces by segment, and its label or answer.
 
-    A tagged piece is followed by the tag of its word, as in `jo/B-PER`.
-
-    Args:
-      batch: a batch of `train_batches` or `eval_batches`.
-      row: index of the row.
-      tokenizer: tokenizer of the model.
-      labels: names of classes or tags by id; () for regression and multiple choice.
+    A tagged piece is followed by the tag of its word, as in `jo/B-PER`. `labels` contains the names of classes or tags
+    by id; it is empty for regression and multiple choice.
     """
     pieces = tokenizer.pieces(batch["input_ids"][row].reshape(-1))
     if "token_labels" in batch:
@@ -110,15 +105,10 @@ def format_row(batch: Mapping[str, np.ndarray], row: int, tokenizer: Tokenizer, 
 
 
 def format_masked_row(batch: Mapping[str, np.ndarray], row: int, vocabulary: Vocabulary) -> str:
-    """Formats a row of one sentence pair or one text.
+    """Formats a row of a `MASKED_LM_BATCH`, which contains one sentence pair or one text.
 
     Each segment is a paragraph. A predicted position shows the token that the model sees and the original token:
     `[MASK]←paris`, `tree←paris (random)`, `paris (kept)`. Padding is counted but not shown.
-
-    Args:
-      batch: batch with the schema `MASKED_LM_BATCH`.
-      row: index of the row.
-      vocabulary: vocabulary of the corpus.
     """
     tokens, is_predicted = _format_tokens(batch, row, vocabulary)
     length = int(batch["input_mask"][row].sum())
@@ -129,13 +119,7 @@ def format_masked_row(batch: Mapping[str, np.ndarray], row: int, vocabulary: Voc
 
 
 def format_packed_row(batch: Mapping[str, np.ndarray], row: int, vocabulary: Vocabulary) -> str:
-    """Formats a row of several sentence pairs, each in the format of `format_masked_row`.
-
-    Args:
-      batch: batch with the schema `PACKED_BATCH`.
-      row: index of the row.
-      vocabulary: vocabulary of the corpus.
-    """
+    """Formats a row of a `PACKED_BATCH`: several sentence pairs, each in the format of `format_masked_row`."""
     tokens, is_predicted = _format_tokens(batch, row, vocabulary)
     sequence_ids = batch["sequence_ids"][row]
     length, pairs = int((sequence_ids > 0).sum()), int(sequence_ids.max(initial=0))
@@ -149,13 +133,7 @@ def format_packed_row(batch: Mapping[str, np.ndarray], row: int, vocabulary: Voc
 
 
 def format_unmasked_row(batch: Mapping[str, np.ndarray], row: int, vocabulary: Vocabulary) -> str:
-    """Formats a row of text for a language model.
-
-    Args:
-      batch: batch with the schema `LANGUAGE_MODEL_BATCH`.
-      row: index of the row.
-      vocabulary: vocabulary of the corpus.
-    """
+    """Formats a row of a `LANGUAGE_MODEL_BATCH`, which contains text without masks."""
     ids, length = batch["input_ids"][row], int(batch["input_mask"][row].sum())
     head = f"{length} tokens + {len(ids) - length} padding, each predicted from its left or right context"
     return "\n".join([head, *paragraph("", " ".join(vocabulary.pieces[id_] for id_ in ids[:length]))])

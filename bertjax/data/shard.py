@@ -23,11 +23,7 @@ class DataShard:
     count: int
 
     def row_ranges(self, batch_size: int) -> list[tuple[int, int]]:
-        """Returns the contiguous row ranges of this process as (start, stop), ascending.
-
-        Raises:
-          UsageError: `batch_size` is not a multiple of `count`.
-        """
+        """Returns the contiguous row ranges of this process as (start, stop), ascending."""
         if batch_size % self.count:
             raise UsageError(
                 f"batch_size={batch_size} is not divisible by {self.count} data shards; use a multiple of {self.count}"

@@ -37,12 +37,7 @@ def tfds_size_bytes(name: str, split: str, data_dir: str | None) -> int | None:
 def tfds_texts(
     name: str, split: str, data_dir: str | None, problems: Counter[str], advance: Callable[[int], object]
 ) -> Iterator[str]:
-    """Yields the text of each example of a dataset, in stored order; downloads the dataset if necessary.
-
-    Raises:
-      UsageError: the dataset or split does not exist, or several features could be the text.
-      BertjaxError: the dataset cannot be downloaded or read.
-    """
+    """Yields the text of each example of a dataset, in stored order; downloads the dataset if necessary."""
     builder = open_builder(name, data_dir)
     with read_errors(name, split):
         if not builder.is_prepared():
@@ -132,16 +127,8 @@ def hub_texts(
 ) -> Iterator[str]:
     """Streams the text of each row of a dataset, in order, without saving the dataset to disk.
 
-    Args:
-      name: `NAME`, `ORG/NAME` or `ORG/NAME/CONFIG`.
-      split: name of a split.
-      column: name of the text column; "" selects `text`, or else the only column of strings.
-      problems: counter of problems, updated while reading.
-      advance: called with the number of bytes read since the last call, for a progress bar.
-
-    Raises:
-      UsageError: the dataset, the split or the column does not exist.
-      BertjaxError: the dataset cannot be read.
+    `name` is `NAME`, `ORG/NAME` or `ORG/NAME/CONFIG`. If `column` is "", the column is `text`, or else the only column
+    of strings.
     """
     with _hub_errors(name, split):
         dataset = _open_hub(name, split)

@@ -34,13 +34,10 @@ def documents(
     pool: Executor | None = None,
     advance: Callable[[int], object] = lambda modules: None,
 ) -> Iterator[str]:
-    """Yields the prose of each module, one paragraph per line.
+    """Yields the prose of each module in `names`, one paragraph per line, and counts `unparsable_modules`.
 
-    Args:
-      names: paths of the modules, from `modules`.
-      problems: counter whose `unparsable_modules` is incremented.
-      pool: worker processes that parse modules (default: None, parse in this process).
-      advance: called with the number of modules read since the last call, for a progress bar.
+    Parses the modules in `pool` (default: None, in this process). Calls `advance` with the number of modules read since
+    the last call, for a progress bar.
     """
     batches = [names[start : start + _MODULES_PER_CALL] for start in range(0, len(names), _MODULES_PER_CALL)]
     results = pool.map(_read_modules, batches) if pool else map(_read_modules, batches)

@@ -23,12 +23,7 @@ _BLOCK_BYTES = 16 << 20
 
 
 def open_anywhere(path: str) -> Corpus:
-    """Opens a corpus. A corpus at an address such as `gs://bucket/corpus` is first copied to the local disk.
-
-    Raises:
-      UsageError: the path contains no corpus.
-      BertjaxError: the corpus is damaged, the disk is too small for a copy, or storage fails.
-    """
+    """Opens a corpus. A corpus at an address such as `gs://bucket/corpus` is first copied to the local disk."""
     return open_corpus(_local_copy(path) if is_remote(path) else path)
 
 

@@ -58,35 +58,15 @@ def prepare(
     overwrite: bool = False,
     progress: bool = True,
 ) -> dict[str, Any]:
-    """Writes the corpus directory `output`. The module `store` describes its format.
+    """Writes the corpus directory `output`, local or `gs://`, and returns its manifest.
 
-    The content depends only on the texts and settings, not on workers, runner or paths. The directory appears only
-    when it is complete. Documents are held out by a hash of their content, so equal documents are in the same split.
+    The module `store` describes the format of a corpus. The content depends only on the texts and settings, not on
+    workers, runner or paths. The directory appears only when it is complete. Documents are held out by a hash of their
+    content, so equal documents are in the same split.
 
-    Args:
-      inputs: specs such as `wiki:dump/**/wiki_*`; see `readers`.
-      output: directory to create, local or `gs://`.
-      vocabulary: vocabulary, or path of a `vocab.txt` or SentencePiece `.model` (default: None, train one on a sample
-        of the text).
-      vocabulary_kind: kind of vocabulary to train, `wordpiece` or `sentencepiece`.
-      vocabulary_size: number of pieces to train; a small text yields fewer pieces.
-      add_pieces: maximum number of pieces to learn from a sample of the text and append to `vocabulary`, a WordPiece
-        vocabulary (default: 0).
-      lower_case: whether to lower-case text (default: None, detected from `vocabulary`, or True without `vocabulary`).
-      heldout_fraction: fraction of documents, in [0, 1), that is excluded from training.
-      workers: number of worker processes (default: None, one per core).
-      runner: `local`, or `beam` for Apache Beam on this machine or a cluster.
-      runner_options: options of Beam's pipeline, as NAME=VALUE or NAME.
-      data_dir: directory of TFDS datasets (default: None, TFDS's default).
-      overwrite: whether to replace a corpus at `output` when the new one is complete.
-      progress: whether to show a progress bar on standard error.
-
-    Returns:
-      The manifest of the corpus.
-
-    Raises:
-      UsageError: an argument, spec or vocabulary cannot be used.
-      BertjaxError: reading, writing or a worker failed, or the inputs contain no text.
+    The arguments are the options of `bertjax prepare`. Without `vocabulary`, a vocabulary is trained on a sample of the
+    text. The defaults of `lower_case`, `workers` and `data_dir` mean: detect the case from `vocabulary` (True if it is
+    trained), one process per core, and TFDS's directory.
     """
     path = _resolve_output(output)
     if not 0 <= heldout_fraction < 1:

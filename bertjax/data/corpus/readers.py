@@ -60,17 +60,9 @@ class Source:
 
 
 def find_sources(specs: list[str], data_dir: str | None = None) -> tuple[list[Source], int]:
-    """Finds the sources of input specs.
+    """Returns the sources of input specs, in order, and the number of duplicate sources that were left out.
 
-    Args:
-      specs: input specs, see the module's docstring.
-      data_dir: directory of TFDS datasets (default: None, TFDS's default).
-
-    Returns:
-      A tuple of the sources, in the order of the specs, and the number of duplicate sources that were left out.
-
-    Raises:
-      UsageError: a spec is malformed, matches nothing, or names a file that cannot be read.
+    `data_dir` is the directory of TFDS datasets (default: None, TFDS's default).
     """
     sources: dict[tuple[str, str, str], Source] = {}
     duplicates = 0
@@ -172,12 +164,9 @@ def _glob_expression(pattern: str) -> str:
 def read(
     source: Source, problems: Counter[str], advance: Callable[[int], object] = lambda num_bytes: None
 ) -> Iterator[Text]:
-    """Yields the documents of a source, in order.
+    """Yields the documents of a source, in order, and updates `problems`.
 
-    Args:
-      source: source to read.
-      problems: counter of problems, updated while reading.
-      advance: called with the number of bytes read since the last call, for a progress bar.
+    Calls `advance` with the number of bytes read since the last call, for a progress bar.
     """
     if source.kind == "docs":
         return (Text(text, PARAGRAPHS) for text in docstrings.documents(docstrings.modules(), problems))

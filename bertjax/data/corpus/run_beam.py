@@ -55,9 +55,6 @@ def pipeline_options(options: Sequence[str], output: AnyPath, workers: int) -> P
     """Parses `NAME=VALUE` and `NAME` items as Beam options.
 
     The default runner uses `workers` processes of this machine.
-
-    Raises:
-      UsageError: Beam does not know the runner or option, or the runner cannot write to the output.
     """
     values = {name: value for name, _, value in (item.removeprefix("--").partition("=") for item in options)}
     runner = values.pop("runner", _LOCAL_RUNNER)
@@ -87,12 +84,8 @@ def pipeline_options(options: Sequence[str], output: AnyPath, workers: int) -> P
 def run(job: Job, directory: AnyPath, options: PipelineOptions, workers: int, progress: bool) -> JobResult:
     """Writes the arrays of a corpus. They are byte-identical to the arrays of `run_local` for the same job.
 
-    Args:
-      job: corpus to create.
-      directory: output directory, at the same path on all machines of the pipeline.
-      options: options from `pipeline_options`.
-      workers: number of processes of this machine that parse docstrings.
-      progress: whether to log the pipeline's start and retries.
+    All machines of the pipeline must access `directory` at the same path. `workers` is the number of processes of this
+    machine that parse docstrings.
     """
     # Silence Beam's logs, because errors are reported in one line at the end.
     logging.getLogger("apache_beam").setLevel(logging.CRITICAL)

@@ -137,11 +137,7 @@ class Encoder:
 def encode_batch(texts: list[Text], vocabulary: Vocabulary, heldout_fraction: float, workers: int) -> EncodedBatch:
     """Encodes one batch of texts. Not thread-safe.
 
-    Args:
-      texts: texts of the batch, in order.
-      vocabulary: vocabulary of the corpus.
-      heldout_fraction: fraction of documents to hold out, in [0, 1).
-      workers: number of encoding processes on this machine. The cache of each has 1/`workers` of the total size.
+    `workers` is the number of encoding processes on this machine. The cache of each has 1/`workers` of the total size.
     """
     return _encoder(vocabulary, heldout_fraction, max(_MIN_CACHE_ENTRIES, _CACHE_ENTRIES // workers)).encode(texts)
 
@@ -169,14 +165,7 @@ class Shard:
     problems: dict[str, int]
 
     def read(self, split: str, array: str, start: int, stop: int) -> Iterator[np.ndarray]:
-        """Yields the elements `start` to `stop - 1` of an array in blocks.
-
-        Args:
-          split: `train` or `heldout`.
-          array: `tokens`, `lengths` or `documents`.
-          start: first element.
-          stop: end element (exclusive).
-        """
+        """Yields the elements `start` to `stop - 1` of `tokens`, `lengths` or `documents` in blocks."""
         dtype = {"tokens": np.dtype(self.token_dtype), "lengths": _LENGTH_DTYPE, "documents": DOCUMENT_DTYPE}[array]
         with as_path(f"{self.path}.{split}.{array}").open("rb") as file:
             file.seek(start * dtype.itemsize)

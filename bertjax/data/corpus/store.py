@@ -73,13 +73,7 @@ class Checksums:
         self._thread: threading.Thread | None = None
 
     def add(self, path: Path, sha256: str, remedy: str) -> None:
-        """Adds a file to verify, unless it was added before.
-
-        Args:
-          path: file to read.
-          sha256: expected digest in hexadecimal.
-          remedy: advice for the error message, for example "delete it".
-        """
+        """Adds a file to verify, unless it was added before. `remedy` is advice for the error message."""
         if path not in self._paths:
             self._paths.add(path)
             self._pending.append((path, sha256, remedy))
@@ -92,11 +86,7 @@ class Checksums:
             self._thread.start()
 
     def check(self) -> None:
-        """Raises the error of the background thread, if it has found a damaged file.
-
-        Raises:
-          BertjaxError: a file is damaged or cannot be read.
-        """
+        """Raises a BertjaxError if the background thread has found a damaged or unreadable file."""
         if self._error:
             raise self._error
 
@@ -177,11 +167,7 @@ def write_manifest(directory: AnyPath, manifest: dict[str, Any]) -> None:
 
 
 def read_manifest(path: AnyPath) -> dict[str, Any]:
-    """Reads the manifest of a corpus.
-
-    Raises:
-      UsageError: the directory is not a corpus, or its format has a different version.
-    """
+    """Reads the manifest of a corpus."""
     file = path / MANIFEST
     if not file.is_file():
         raise UsageError(f"no corpus at {path}: {MANIFEST} is missing; make one with `bertjax prepare --output {path}`")
@@ -215,9 +201,6 @@ def open_corpus(path: str | Path) -> Corpus:
     """Opens a corpus on a local disk.
 
     Checks file sizes and the vocabulary's checksum. `Corpus.checksums` verifies the arrays.
-
-    Raises:
-      UsageError: the directory is not a corpus, a file is missing, or a file has the wrong size.
     """
     path = Path(path)
     manifest = read_manifest(path)

@@ -88,9 +88,6 @@ def load_vocabulary(
       lower_case: whether to lower-case text (default: None, only for WordPiece vocabularies without upper-case
         letters). SentencePiece models normalize text themselves.
       content: bytes of the file (default: None, read from `path`).
-
-    Raises:
-      UsageError: the file is missing, is not a vocabulary, or lacks or repeats a special piece.
     """
     path = as_path(path)
     if content is None:

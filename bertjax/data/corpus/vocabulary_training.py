@@ -81,9 +81,6 @@ def learn_vocabulary(
       A tuple of the vocabulary and, if `base` is given, the value of `added_pieces` in the manifest (else None). This
       value contains the `count` of added pieces and, for `base` and the extended vocabulary, the mean pieces per word
       and the fraction of words that are [UNK]. Punctuation characters count as words.
-
-    Raises:
-      BertjaxError: the samples contain no text, or SentencePiece fails.
     """
     if kind != WORDPIECE:
         sentences = list(itertools.chain.from_iterable(samples))

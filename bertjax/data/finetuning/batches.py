@@ -75,12 +75,7 @@ def make_batch(
 ) -> dict[str, np.ndarray]:
     """Builds one process's rows of a batch, padded to `length` tokens and `batch_size` global rows.
 
-    Args:
-      examples: all examples.
-      indices: example indices of the global batch, at most `batch_size`.
-      length: tokens per sequence; longer sequences are truncated.
-      batch_size: rows of the global batch.
-      shard: rows of the global batch that this process builds.
+    `indices` are the example indices of the global batch, at most `batch_size`. Sequences are truncated to `length`.
 
     Returns:
       `input_mask`: int32 [B, L], or [B, C, L] for C > 1 sequences per example.
@@ -173,13 +168,10 @@ def pack_batch(lengths: np.ndarray, batching: Batching) -> tuple[np.ndarray, int
 
 
 def make_packed_batch(examples: Examples, indices: np.ndarray, length: int, shard: DataShard) -> dict[str, np.ndarray]:
-    """Builds one process's rows of a batch with several examples per row.
+    """Builds one process's rows of a batch with several examples per row and `length` tokens per row.
 
-    Args:
-      examples: all examples, with one sequence each.
-      indices: example indices of each row of the global batch, int64 [rows, K], `NO_EXAMPLE` in unused slots.
-      length: tokens per row.
-      shard: rows of the global batch that this process builds.
+    The examples have one sequence each. `indices` are the example indices of each row of the global batch, int64
+    [rows, K], `NO_EXAMPLE` in unused slots.
 
     Returns:
       `sequence_ids`: int32 [B, L], 1 to K for tokens of the row's examples, 0 for padding.

@@ -70,24 +70,11 @@ def encode_rows(
     labeled: bool,
     training: bool,
 ) -> Examples:
-    """Tokenizes the rows of one file.
+    """Tokenizes the rows of one file with one or two columns `texts`, and updates `stats`.
 
-    Args:
-      rows: rows of the file.
-      texts: the one or two columns with text.
-      target: the label column.
-      tokenizer: the model's tokenizer.
-      seq_len: maximum tokens per example; longer examples are truncated.
-      stats: counts of used, skipped and irregular rows, updated in place.
-      labeled: whether the file has labels.
-      training: whether to skip rows without a label. If False, these rows are predicted but not scored, so that
-        predictions stay aligned with the rows of the file.
-
-    Returns:
-      Examples with `labels` from `Target.to_array`.
-
-    Raises:
-      UsageError: a label is not a known class or not a number, or the file has no usable rows.
+    Examples are truncated to `seq_len` tokens. The array `labels` of the examples is from `Target.to_array`. `labeled`
+    says whether the file has labels. In training, rows without a label are skipped. Otherwise, they are predicted but
+    not scored, so that predictions stay aligned with the rows of the file.
     """
     vocabulary = tokenizer.vocabulary
     sequences, labels, lines = [], [], []

@@ -82,9 +82,6 @@ def read_questions(path: Path, stats: ReadStats, training: bool, all_answerable:
         offset in the context.
       all_answerable: whether every question needs an answer, as in SQuAD 1.1. If True, questions without an answer are
         skipped in training. In evaluation, they are used and counted as irregular in `stats.noted`.
-
-    Raises:
-      UsageError: the file is missing or malformed, has duplicate ids, or has no usable questions.
     """
     questions = _read_json(path, "SQuAD", _parse_squad)
     stats.read += len(questions)
@@ -169,9 +166,6 @@ def read_triviaqa(path: Path, folder: Path, stats: ReadStats) -> list[Question]:
       path: question file, such as `qa/wikipedia-train.json`.
       folder: root of the dataset, with `evidence/wikipedia`.
       stats: document counts, updated in place. Missing documents and documents without an answer are skipped.
-
-    Raises:
-      UsageError: the file is missing or malformed, or no document can be used.
     """
     entries = _read_json(path, "TriviaQA", _parse_triviaqa)
     _check_unique_ids(path, (question_id for question_id, *_ in entries))
@@ -243,15 +237,10 @@ def make_windows(
     doc_stride: int,
     max_query_len: int,
 ) -> Windows:
-    """Tokenizes questions and passages and splits them into windows.
+    """Tokenizes questions and passages and splits them into windows of at most `seq_len` tokens.
 
-    Args:
-      questions: questions to tokenize.
-      tokenizer: the model's tokenizer.
-      stats: question counts. Questions truncated to `max_query_len` are counted as irregular in `stats.noted`.
-      seq_len: maximum tokens per window.
-      doc_stride: passage tokens between the starts of consecutive windows.
-      max_query_len: maximum tokens of a question.
+    Consecutive windows start `doc_stride` passage tokens apart. A question longer than `max_query_len` tokens is
+    truncated and counted as irregular in `stats.noted`.
     """
     vocabulary = tokenizer.vocabulary
     passages: dict[str, tuple[list[int], np.ndarray]] = {}

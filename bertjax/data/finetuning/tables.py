@@ -100,9 +100,6 @@ def read_table(
       header: column names of a file without a header line (default: (), the first line contains them).
       keep_short: whether to keep rows with too few fields, so that predictions stay aligned with the file's rows
         (default: False, skip short rows). Missing fields are "". `stats` counts short rows in either case.
-
-    Raises:
-      UsageError: the file or a column is missing, or the file is empty or malformed. The message names file and line.
     """
     path = Path(path)
     text = read_utf8(path).decode("utf-8", "surrogateescape")
@@ -256,10 +253,6 @@ def read_tfds(
       stats: row counts; only `read` is updated.
       optional: dataset feature of each optional column. A column is omitted if the dataset lacks its feature.
       named_labels: whether to return class labels as names rather than numbers.
-
-    Raises:
-      UsageError: the dataset, split or feature does not exist.
-      BertjaxError: the dataset cannot be downloaded or read.
     """
     directory, _, dataset = name.rpartition(":")
     if directory and not os.path.isabs(directory) and not os.path.isdir(directory) and "://" not in directory:

@@ -52,15 +52,8 @@ class TaggedText:
 def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText:
     """Reads a CoNLL file, which has one word per line and the word's tag in the last column.
 
-    Blank lines separate sentences, `-DOCSTART-` lines separate documents.
-
-    Args:
-      path: path of the file.
-      stats: counts of sentences and irregular lines, updated in place.
-      labeled: whether every word needs a tag. If False, the file may have a single column of words.
-
-    Raises:
-      UsageError: the file is missing, contains no words, or contains an invalid line or tag.
+    Blank lines separate sentences, `-DOCSTART-` lines separate documents. Without `labeled`, the file may have a single
+    column of words. Updates `stats` with the counts of sentences and irregular lines.
     """
     words: list[str] = []
     tags: list[str] = []
@@ -105,15 +98,8 @@ def read_tagged_rows(
 ) -> TaggedText:
     """Reads one sentence per table row. Words and tags are JSON lists or strings separated by spaces.
 
-    Args:
-      rows: rows of one file.
-      text: column with the words.
-      label: column with one tag per word; None if the file has no tags.
-      stats: counts of used and irregular rows, updated in place.
-      keep_untagged: whether to accept sentences without tags, for prediction.
-
-    Raises:
-      UsageError: a row has different numbers of words and tags, or the file has no words.
+    `text` is the column with the words, `label` the column with one tag per word (None: the file has no tags). With
+    `keep_untagged`, sentences may lack tags, for prediction. Counts used and irregular rows in `stats`.
     """
     words: list[str] = []
     tags: list[str] = []
@@ -192,15 +178,8 @@ def encode_tagged(
     """Tokenizes tagged words; the first word piece of each word has the word's label.
 
     An example is one sentence, or one document if `documents` is True. Texts longer than `seq_len` are split into
-    examples that overlap by half. A word in two examples is labeled only in the example with more context.
-
-    Args:
-      tagged: words and tags.
-      labels: tag names in the order of their ids.
-      tokenizer: the model's tokenizer.
-      seq_len: maximum tokens per example.
-      documents: whether an example is a document. If False, an example is a sentence.
-      path: path of the file, for error messages.
+    examples that overlap by half. A word in two examples is labeled only in the example with more context. `labels`
+    contains the tag names in the order of their ids.
 
     Returns:
       A tuple of three values. First, examples with `token_labels`: the label id at the first piece of a word, -1 at all

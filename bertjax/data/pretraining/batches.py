@@ -44,19 +44,9 @@ def train_dataset(
 ) -> tf.data.Dataset:
     """Returns this process's rows of the training batches of steps `start_step` to `phase.stop_step - 1`.
 
-    Truncation and masks differ in every epoch, even if the sentence pairs are the same. So does the order of the rows,
-    unless `shuffle` is False.
-
-    Args:
-      corpus: open corpus.
-      phase: batch shape and steps.
-      source: source of the rows, such as `SENTENCE_PAIRS`.
-      masking: masking settings.
-      seed: random seed, 0 or more.
-      dupe_factor: number of passes with different sentence pairs. Training cycles through the passes.
-      start_step: step of the first batch, at least `phase.start_step`.
-      shard: rows of the global batch to produce.
-      shuffle: whether to shuffle the rows of an epoch; if False, rows are in the order of the corpus.
+    Truncation and masks differ in every epoch, even if the sentence pairs are the same. So does the order of the rows;
+    without `shuffle`, rows are in the order of the corpus. Training cycles through `dupe_factor` passes with different
+    sentence pairs. `seed` is at least 0, and `start_step` at least `phase.start_step`.
 
     Returns:
       A dataset of dictionaries.
@@ -66,10 +56,6 @@ def train_dataset(
       `UNMASKED_TILES` batches contain only the first three arrays. In `PACKED_PAIRS` batches, `sequence_ids` (pair
       number, from 1) and `position_ids`, int32 [B, S], replace `input_mask`, and `next_sentence_labels` is [B, K] for
       up to K pairs per row.
-
-    Raises:
-      UsageError: the batch size is not divisible by the number of shards, or the corpus is too small.
-      BertjaxError: the pair index cannot be built or stored.
     """
     lookup = source.train(corpus, phase, seed, dupe_factor, shuffle)
     assemble = _make_assembler(corpus, corpus.train, phase, source, masking, shard, seed, phase.start_step)
@@ -94,22 +80,9 @@ def eval_dataset(
     """Returns the evaluation batches, which contain each held-out row once.
 
     Rows and masks depend only on the corpus, `source`, `masking`, `max_rows`, and the phase's `seq_len` and
-    `max_predictions`. The last batch is filled with padding rows, which have weights 0 and label -1.
-
-    Args:
-      corpus: open corpus.
-      phase: batch shape; the phase's steps are ignored.
-      source: source of the rows, such as `SENTENCE_PAIRS`.
-      masking: masking settings.
-      shard: rows of the global batch to produce.
-      max_rows: maximum number of rows, spread evenly over the split (default: None, all rows).
-
-    Returns:
-      A dataset of dictionaries like those of `train_dataset`.
-
-    Raises:
-      UsageError: the batch size is not divisible by the number of shards, or the held-out split is too small.
-      BertjaxError: the pair index cannot be built or stored.
+    `max_predictions`. The phase's steps are ignored. If there are more than `max_rows` rows, the batches contain
+    `max_rows` of them, spread evenly over the split (default: None, all rows). The last batch is filled with padding
+    rows, which have weights 0 and label -1. The dictionaries are like those of `train_dataset`.
     """
     source = source.heldout_source or source
     available, lookup = source.heldout(corpus, phase.seq_len)
@@ -127,11 +100,7 @@ def eval_dataset(
 
 
 def verified_batches(dataset: tf.data.Dataset, corpus: Corpus) -> Iterator[dict[str, np.ndarray]]:
-    """Yields the batches of a dataset as NumPy arrays, while a background thread verifies the corpus's checksums.
-
-    Raises:
-      BertjaxError: a file of the corpus is damaged, or a batch cannot be created.
-    """
+    """Yields the batches of a dataset as NumPy arrays, while a background thread verifies the corpus's checksums."""
     corpus.checksums.verify_in_background()
     try:
         yield from dataset.as_numpy_iterator()

@@ -128,10 +128,6 @@ def open_pair_index(
       seed: random seed, 0 or more.
       dupe_factor: number of independent passes over the split.
       pairs_per_row: maximum pairs of a row (default: 1, not packed).
-
-    Raises:
-      UsageError: the split has fewer than two documents.
-      BertjaxError: the index cannot be stored, or the corpus is damaged.
     """
     data: Split = getattr(corpus, split)
     count = max(0, data.documents.size - 1)
