@@ -34,6 +34,5 @@ def make_corpus(folder: Path) -> Path:
         vocabulary_size=70,
         heldout_fraction=0.1,
         workers=1,
-        progress=False,
     )
     return folder / "corpus"

@@ -125,7 +125,7 @@ def test_utf16_is_rejected_in_tagged_words_vocabularies_and_corpora(tmp_path, le
     with pytest.raises(UsageError, match="is encoded in UTF-16"):
         load_vocabulary(path)
     with pytest.raises(UsageError, match="is encoded in UTF-16"):
-        prepare([f"text:{path}"], tmp_path / "out", vocabulary=letters, workers=1, progress=False)
+        prepare([f"text:{path}"], tmp_path / "out", vocabulary=letters, workers=1)
     assert not (tmp_path / "out").exists()
 
 

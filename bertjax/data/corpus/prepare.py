@@ -56,7 +56,6 @@ def prepare(
     runner_options: Sequence[str] = (),
     data_dir: str | None = None,
     overwrite: bool = False,
-    progress: bool = True,
 ) -> dict[str, Any]:
     """Writes the corpus directory `output`, local or `gs://`, and returns its manifest.
 
@@ -78,7 +77,7 @@ def prepare(
     workers = available_cores() if workers is None else workers
     if not 1 <= workers <= _MAX_WORKERS:
         raise UsageError(f"--workers is {workers:,}; it must be between 1 and {_MAX_WORKERS:,}")
-    run = _runner(runner, runner_options, path, workers, progress)
+    run = _runner(runner, runner_options, path, workers)
     loaded = vocabulary if isinstance(vocabulary, Vocabulary | None) else load_vocabulary(vocabulary, lower_case)
     _check_add_pieces(add_pieces, loaded)
     if loaded and loaded.kind == WORDPIECE and lower_case == loaded.has_upper_case:
@@ -149,16 +148,14 @@ def _resolve_output(output: str | os.PathLike) -> AnyPath:
     return path
 
 
-def _runner(
-    runner: str, options: Sequence[str], output: AnyPath, workers: int, progress: bool
-) -> Callable[[Job, AnyPath], JobResult]:
+def _runner(runner: str, options: Sequence[str], output: AnyPath, workers: int) -> Callable[[Job, AnyPath], JobResult]:
     """Returns the function that runs a job in a directory."""
     if runner not in RUNNERS:
         raise UsageError(f"unknown runner {runner!r}; use {' or '.join(RUNNERS)}")
     if runner == LOCAL:
         if options:
             raise UsageError("--runner_options has no effect without --runner beam; add --runner beam")
-        return lambda job, directory: run_local.run(job, directory, workers, progress)
+        return lambda job, directory: run_local.run(job, directory, workers)
     # On import, Beam logs warnings about missing optional packages.
     logging.disable(logging.WARNING)
     try:
@@ -170,7 +167,7 @@ def _runner(
     finally:
         logging.disable(logging.NOTSET)
     pipeline_options = run_beam.pipeline_options(options, output, workers)
-    return lambda job, directory: run_beam.run(job, directory, pipeline_options, workers, progress)
+    return lambda job, directory: run_beam.run(job, directory, pipeline_options, workers)
 
 
 def summary(output: str | Path, manifest: dict[str, Any]) -> str:

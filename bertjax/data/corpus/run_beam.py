@@ -81,7 +81,7 @@ def pipeline_options(options: Sequence[str], output: AnyPath, workers: int) -> P
     return parsed
 
 
-def run(job: Job, directory: AnyPath, options: PipelineOptions, workers: int, progress: bool) -> JobResult:
+def run(job: Job, directory: AnyPath, options: PipelineOptions, workers: int) -> JobResult:
     """Writes the arrays of a corpus. They are byte-identical to the arrays of `run_local` for the same job.
 
     All machines of the pipeline must access `directory` at the same path. `workers` is the number of processes of this
@@ -93,10 +93,9 @@ def run(job: Job, directory: AnyPath, options: PipelineOptions, workers: int, pr
     work.mkdir()
     problems = Counter(job.problems)
     with process_pool(workers, BertjaxError(WORKER_DIED), gc.disable) as pool:
-        sources = [_absolute(spool_docstrings(source, work, problems, pool, progress)) for source in job.sources]
+        sources = [_absolute(spool_docstrings(source, work, problems, pool)) for source in job.sources]
     runner = options.view_as(StandardOptions).runner
-    if progress:
-        logger.info(f"beam: {len(sources):,} inputs, on {runner}")
+    logger.info(f"beam: {len(sources):,} inputs, on {runner}")
     for attempt in range(1, _ATTEMPTS + 1):
         pipeline = beam.Pipeline(options=options)
         _build(pipeline, job, sources, directory, work, dict(problems))
@@ -112,8 +111,7 @@ def run(job: Job, directory: AnyPath, options: PipelineOptions, workers: int, pr
             reason = f"it ended in state {state}"
         if runner != _LOCAL_RUNNER or attempt == _ATTEMPTS:
             raise BertjaxError(f"Beam's pipeline failed: {reason}; nothing was written to the output")
-        if progress:
-            logger.info(f"beam: a process died ({reason}); running the unfinished stages again")
+        logger.info(f"beam: a process died ({reason}); running the unfinished stages again")
     plan = read_json(work / _PLAN)
     vocabulary, added_pieces = job.vocabulary, None
     if vocabulary is None or job.add_pieces:

@@ -54,9 +54,7 @@ class Job:
     lower_case: bool
     heldout_fraction: float
 
-    def learn_vocabulary(
-        self, samples: Iterable[Any], progress: bool = False
-    ) -> tuple[Vocabulary, dict[str, float] | None]:
+    def learn_vocabulary(self, samples: Iterable[Any]) -> tuple[Vocabulary, dict[str, float] | None]:
         """Trains or extends the vocabulary, see `vocabulary_training.learn_vocabulary`."""
         return learn_vocabulary(
             samples,
@@ -65,7 +63,6 @@ class Job:
             lower_case=self.lower_case,
             base=self.vocabulary,
             add_pieces=self.add_pieces,
-            progress=progress,
         )
 
 
@@ -88,22 +85,22 @@ class JobResult:
     files: dict[str, dict[str, Any]]
 
 
-def run(job: Job, directory: AnyPath, workers: int, progress: bool) -> JobResult:
+def run(job: Job, directory: AnyPath, workers: int) -> JobResult:
     """Writes the arrays of a corpus. Their content does not depend on the number of workers."""
     problems = Counter(job.problems)
     with tempfile.TemporaryDirectory(dir=None if is_remote(directory) else directory) as folder:
         work = Path(folder)
         # Garbage collection is useless and slow in workers, which create millions of small lists but no cycles.
         with process_pool(workers, BertjaxError(WORKER_DIED), gc.disable) as pool:
-            sources = [spool_docstrings(source, work, problems, pool, progress) for source in job.sources]
+            sources = [spool_docstrings(source, work, problems, pool) for source in job.sources]
             vocabulary, added_pieces = job.vocabulary, None
             if vocabulary is None or job.add_pieces:
-                samples = sample_training_data(sources, job.vocabulary_kind, job.lower_case, pool, progress)
-                vocabulary, added_pieces = job.learn_vocabulary(samples, progress)
+                samples = sample_training_data(sources, job.vocabulary_kind, job.lower_case, pool)
+                vocabulary, added_pieces = job.learn_vocabulary(samples)
             sizes = [source.size_bytes for source in sources]
             with (
                 ShardWriter(work / "shard", vocabulary.size) as writer,
-                progress_bar("prepare", None if None in sizes else sum(filter(None, sizes)), "B", progress) as bar,
+                progress_bar("prepare", None if None in sizes else sum(filter(None, sizes)), "B") as bar,
             ):
                 texts = itertools.chain.from_iterable(readers.read(source, problems, bar.update) for source in sources)
                 calls = ((batch, vocabulary, job.heldout_fraction, workers) for batch in batches(texts))
@@ -117,9 +114,7 @@ def run(job: Job, directory: AnyPath, workers: int, progress: bool) -> JobResult
     return JobResult(vocabulary, added_pieces, plan.splits, plan.problems, files)
 
 
-def spool_docstrings(
-    source: Source, directory: AnyPath, problems: Counter[str], pool: Executor, progress: bool
-) -> Source:
+def spool_docstrings(source: Source, directory: AnyPath, problems: Counter[str], pool: Executor) -> Source:
     """Writes the docstrings of a `docs` source to a file, and returns the file as a source.
 
     Collecting docstrings is slow, and `prepare` reads each source up to twice. Other sources are returned unchanged.
@@ -131,7 +126,7 @@ def spool_docstrings(
     with (
         atomic_file(path) as local_path,
         open(local_path, "w", encoding="utf-8", errors="replace", newline="\n") as file,
-        progress_bar("docs: parse", len(names), " modules", progress) as bar,
+        progress_bar("docs: parse", len(names), " modules") as bar,
     ):
         for document in docstrings.documents(names, problems, pool, bar.update):
             file.write(document + "\n\n")

@@ -49,10 +49,10 @@ def check_size(size: int) -> None:
 
 
 def sample_training_data(
-    sources: list[readers.Source], kind: str, lower_case: bool, pool: Executor, progress: bool = False
+    sources: list[readers.Source], kind: str, lower_case: bool, pool: Executor
 ) -> Iterator[Counter[str] | list[str]]:
     """Samples the sources, calls `training_data` on each batch in a pool, and yields the results in order."""
-    sample = batches(_sample(sources, kind, progress))
+    sample = batches(_sample(sources, kind))
     return ordered_map(pool, training_data, ((batch, kind, lower_case) for batch in sample), _BATCHES_AHEAD)
 
 
@@ -64,7 +64,6 @@ def learn_vocabulary(
     lower_case: bool,
     base: Vocabulary | None = None,
     add_pieces: int = 0,
-    progress: bool = False,
 ) -> tuple[Vocabulary, dict[str, float] | None]:
     """Trains a vocabulary that starts with [PAD] [UNK] [CLS] [SEP] [MASK], or appends pieces to a vocabulary.
 
@@ -75,7 +74,6 @@ def learn_vocabulary(
       lower_case: whether a new vocabulary lower-cases text.
       base: WordPiece vocabulary to extend; its pieces retain their ids (default: None, train a new vocabulary).
       add_pieces: maximum number of pieces to append to `base`.
-      progress: whether to log the size of the sample.
 
     Returns:
       A tuple of the vocabulary and, if `base` is given, the value of `added_pieces` in the manifest (else None). This
@@ -84,16 +82,14 @@ def learn_vocabulary(
     """
     if kind != WORDPIECE:
         sentences = list(itertools.chain.from_iterable(samples))
-        if progress:
-            logger.info(f"vocabulary: choosing {size:,} pieces for {len(sentences):,} sentences")
+        logger.info(f"vocabulary: choosing {size:,} pieces for {len(sentences):,} sentences")
         content = sentencepiece_model(sentences, size, lower_case)
         return load_vocabulary(VOCABULARY_FILES[kind], lower_case, content), None
     counts: Counter[str] = Counter()
     for words in samples:
         counts.update(words)
-    if progress:
-        action = f"{size:,} pieces" if base is None else f"{add_pieces:,} pieces to add"
-        logger.info(f"vocabulary: choosing {action} for {len(counts):,} words")
+    action = f"{size:,} pieces" if base is None else f"{add_pieces:,} pieces to add"
+    logger.info(f"vocabulary: choosing {action} for {len(counts):,} words")
     if base is None:
         content = "".join(f"{piece}\n" for piece in wordpieces(counts, size)).encode()
         return load_vocabulary(VOCABULARY_FILES[kind], lower_case, content), None
@@ -139,10 +135,10 @@ def read_start(source: readers.Source, chars: float) -> Iterator[Text]:
             break
 
 
-def _sample(sources: list[readers.Source], kind: str, progress: bool) -> Iterator[Text]:
+def _sample(sources: list[readers.Source], kind: str) -> Iterator[Text]:
     sizes = [source.size_bytes for source in sources]
     total = _SAMPLE_CHARS[kind] if None in sizes else min(_SAMPLE_CHARS[kind], sum(filter(None, sizes)))
-    with progress_bar("vocabulary: sample", total, " characters", progress) as bar:
+    with progress_bar("vocabulary: sample", total, " characters") as bar:
         for source, chars in zip(sources, sample_chars(sources, kind), strict=True):
             for text in read_start(source, chars):
                 yield text

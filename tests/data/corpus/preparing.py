@@ -27,7 +27,7 @@ def write_text(path, documents):
 
 
 def run(tmp_path, *inputs, name="corpus", **settings):
-    settings = {"workers": 1, "progress": False, **settings}
+    settings = {"workers": 1, **settings}
     return prepare.prepare(list(inputs), tmp_path / name, **settings)
 
 

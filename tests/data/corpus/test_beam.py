@@ -104,7 +104,6 @@ def test_corpus_and_text_in_a_bucket(tmp_path, vocabulary, monkeypatch):
         runner="beam",
         runner_options=IN_PROCESS,
         workers=1,
-        progress=False,
     )
     assert sorted(file.name for file in epath.Path("gs://bucket").iterdir()) == ["corpus", "text"]
     (tmp_path / "copied").mkdir()

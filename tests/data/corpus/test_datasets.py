@@ -87,7 +87,6 @@ def test_corpus_of_a_dataset(data_dir, tmp_path):
         vocabulary_size=100,
         data_dir=data_dir["stories"],
         workers=1,
-        progress=False,
     )
     assert sum(split["documents"] for split in manifest["splits"].values()) == len(TEXTS)
     assert sum(split["sentences"] for split in manifest["splits"].values()) == 3 * len(TEXTS)

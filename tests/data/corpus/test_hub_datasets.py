@@ -33,7 +33,7 @@ def test_rows_are_documents_in_order(hub, letters, tmp_path):
     read_bytes = []
     assert [document.text for document in readers.read(source, Counter(), read_bytes.append)] == STORIES
     assert sum(read_bytes) == len("".join(STORIES).encode())
-    options = {"vocabulary": letters, "heldout_fraction": 0.0, "workers": 2, "progress": False}
+    options = {"vocabulary": letters, "heldout_fraction": 0.0, "workers": 2}
     manifest = prepare(["hf:org/stories:train"], tmp_path / "corpus", **options)
     assert manifest["splits"]["train"]["documents"] == 3 and manifest["splits"]["train"]["sentences"] == 5
     assert manifest["problems"]["nul_characters"] == 1

@@ -118,7 +118,7 @@ PREPARE = """
 import sys
 from bertjax.data.corpus.prepare import prepare
 if __name__ == "__main__":
-    prepare([sys.argv[1]], sys.argv[2], vocabulary=sys.argv[3], workers=2, progress=False)
+    prepare([sys.argv[1]], sys.argv[2], vocabulary=sys.argv[3], workers=2)
 """
 
 

@@ -23,9 +23,7 @@ def bucket(monkeypatch):
 
 
 def prepare_corpus(output, vocabulary, *inputs, **settings):
-    return prepare.prepare(
-        list(inputs), output, vocabulary=vocabulary, heldout_fraction=0.2, workers=1, progress=False, **settings
-    )
+    return prepare.prepare(list(inputs), output, vocabulary=vocabulary, heldout_fraction=0.2, workers=1, **settings)
 
 
 def file_names(folder):
