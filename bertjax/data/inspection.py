@@ -105,30 +105,25 @@ def format_row(batch: Mapping[str, np.ndarray], row: int, tokenizer: Tokenizer, 
 
 
 def format_masked_row(batch: Mapping[str, np.ndarray], row: int, vocabulary: Vocabulary) -> str:
-    """Formats a row of a `MASKED_LM_BATCH`, which contains one sentence pair or one text.
+    """Formats a row of a `MASKED_LM_BATCH` or a `PACKED_BATCH`, which contains a pair, a text or several pairs.
 
     Each segment is a paragraph. A predicted position shows the token that the model sees and the original token:
     `[MASK]←paris`, `tree←paris (random)`, `paris (kept)`. Padding is counted but not shown.
     """
     tokens, is_predicted = _format_tokens(batch, row, vocabulary)
-    length = int(batch["input_mask"][row].sum())
-    padding = len(tokens) - length
-    label = _PAIR_LABELS[int(batch["next_sentence_labels"][row])]
-    head = f"{label}, {length} tokens + {padding} padding, {is_predicted[:length].sum()} predictions"
-    return "\n".join([head, *_format_segments(tokens, batch["segment_ids"][row], np.arange(length))])
-
-
-def format_packed_row(batch: Mapping[str, np.ndarray], row: int, vocabulary: Vocabulary) -> str:
-    """Formats a row of a `PACKED_BATCH`: several sentence pairs, each in the format of `format_masked_row`."""
-    tokens, is_predicted = _format_tokens(batch, row, vocabulary)
-    sequence_ids = batch["sequence_ids"][row]
-    length, pairs = int((sequence_ids > 0).sum()), int(sequence_ids.max(initial=0))
-    lines = [f"{pairs} {'pair' if pairs == 1 else 'pairs'}, {length} tokens + {len(tokens) - length} padding"]
-    for number, label in enumerate(batch["next_sentence_labels"][row][:pairs], 1):
+    is_packed = "sequence_ids" in batch
+    sequence_ids = batch["sequence_ids" if is_packed else "input_mask"][row]
+    padding = f" + {(sequence_ids == 0).sum()} padding"
+    pairs = int(sequence_ids.max(initial=0)) if is_packed else 1
+    noun = "pair" if pairs == 1 else "pairs"
+    lines = [f"{pairs} {noun}, {(sequence_ids > 0).sum()} tokens{padding}"] if is_packed else []
+    for number, label in enumerate(np.atleast_1d(batch["next_sentence_labels"][row])[:pairs], 1):
         positions = np.flatnonzero(sequence_ids == number)
-        predictions = is_predicted[positions].sum()
-        lines.append(f"{_PAIR_LABELS[int(label)]}, {positions.size} tokens, {predictions} predictions")
-        lines += _format_segments(tokens, batch["segment_ids"][row], positions)
+        size = f"{positions.size} tokens{'' if is_packed else padding}"
+        lines.append(f"{_PAIR_LABELS[int(label)]}, {size}, {is_predicted[positions].sum()} predictions")
+        for segment, name in enumerate("AB"):
+            text = " ".join(tokens[i] for i in positions if batch["segment_ids"][row, i] == segment)
+            lines += paragraph(f"{name}: ", text)
     return "\n".join(lines)
 
 
@@ -157,15 +152,6 @@ def _format_prediction(seen: int, original: int, vocabulary: Vocabulary) -> str:
         return f"{vocabulary.pieces[seen]} (kept)"
     suffix = "" if seen == vocabulary.mask_id else " (random)"
     return f"{vocabulary.pieces[seen]}←{vocabulary.pieces[original]}{suffix}"
-
-
-def _format_segments(tokens: Sequence[str], segment_ids: np.ndarray, positions: np.ndarray) -> list[str]:
-    """Formats the two segments of a sequence as wrapped paragraphs, A and B."""
-    lines = []
-    for segment, name in enumerate("AB"):
-        text = " ".join(tokens[position] for position in positions if segment_ids[position] == segment)
-        lines += paragraph(f"{name}: ", text)
-    return lines
 
 
 def _format_label(label: np.ndarray, names: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ from small_corpora import write_pieces
 
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import load_vocabulary
-from bertjax.data.inspection import format_masked_row, format_packed_row, format_row, write_batches
+from bertjax.data.inspection import format_masked_row, format_row, write_batches
 from bertjax.errors import BertjaxError, UsageError
 
 
@@ -49,7 +49,7 @@ def test_packed_row_shows_each_pair(tmp_path):
         "masked_lm_weights": np.array([[1, 1, 0.0]]),
         "next_sentence_labels": np.array([[0, 1, -1]]),
     }
-    assert format_packed_row(batch, 0, vocabulary).splitlines() == [
+    assert format_masked_row(batch, 0, vocabulary).splitlines() == [
         "2 pairs, 11 tokens + 1 padding",
         "IsNext, 5 tokens, 1 predictions",
         "A: [CLS] p13 [SEP]",

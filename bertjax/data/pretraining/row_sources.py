@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from bertjax.data.corpus.store import Corpus
 from bertjax.data.corpus.vocabulary import Vocabulary
-from bertjax.data.inspection import format_masked_row, format_packed_row, format_unmasked_row
+from bertjax.data.inspection import format_masked_row, format_unmasked_row
 from bertjax.data.pretraining.config import (
     LANGUAGE_MODEL_BATCH,
     MASKED_LM_BATCH,
@@ -272,7 +272,7 @@ _PACKED_MASKED_LM = RowFormat(
     schema=PACKED_BATCH,
     num_uniforms=_packed_num_uniforms,
     make_batch_function=_make_packed_batch_function,
-    format_row=format_packed_row,
+    format_row=format_masked_row,
 )
 _LANGUAGE_MODEL = RowFormat(
     schema=LANGUAGE_MODEL_BATCH,
