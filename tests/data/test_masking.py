@@ -7,7 +7,7 @@ from small_corpora import write_pieces
 
 from bertjax.data.corpus.vocabulary import load_vocabulary
 from bertjax.data.pretraining.config import Masking
-from bertjax.data.pretraining.masking import make_masker, num_uniforms
+from bertjax.data.pretraining.masking import choose_positions, replace_tokens
 from bertjax.errors import UsageError
 
 VOCABULARY_SIZE = 64
@@ -33,10 +33,17 @@ def example_rows(vocabulary, rows: int, seq_len: int) -> tuple[np.ndarray, np.nd
 
 def masked(vocabulary, masking, max_predictions, rows=2000, seq_len=40):
     ids, lengths = example_rows(vocabulary, rows, seq_len)
-    uniforms = np.random.default_rng(1).random((rows, num_uniforms(seq_len, max_predictions)), np.float32)
-    function = tf.function(make_masker(vocabulary, masking, seq_len, max_predictions))
-    result = function(tf.constant(ids), tf.constant(lengths), tf.constant(uniforms))
-    return ids, lengths, *(tensor.numpy() for tensor in result)
+    uniforms = np.random.default_rng(1).random((rows, seq_len + 2 * max_predictions), np.float32)
+    choice, others = uniforms[:, :seq_len], uniforms[:, seq_len:]
+
+    @tf.function
+    def mask(ids, lengths):
+        positions = choose_positions(ids, lengths, tf.constant(choice), vocabulary, masking, max_predictions)
+        return replace_tokens(ids, positions, tf.constant(others), vocabulary, masking)
+
+    result = mask(tf.constant(ids), tf.constant(lengths))
+    names = ("input_ids", "masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
+    return ids, lengths, *(result[name].numpy() for name in names)
 
 
 def expected_number(lengths, rate, max_predictions):

@@ -14,8 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from bertjax.data.corpus.store import Corpus, Split
-from bertjax.data.pretraining.config import PAIR_SPECIAL_TOKENS, Masking, Phase
-from bertjax.data.pretraining.row_sources import EVAL_SEED, MASKS, TRUNCATION, RowSource
+from bertjax.data.pretraining.config import PAIR_SPECIAL_TOKENS, Masking, Phase, max_packed_predictions
+from bertjax.data.pretraining.row_sources import EVAL_SEED, MASKS, TRUNCATION, Batch, RowSource
 from bertjax.data.pretraining.rows import Spans, assemble_rows, stream_key, truncate_pairs, without_copy
 from bertjax.data.schema import Schema, padding_values
 from bertjax.data.shard import DataShard
@@ -24,8 +24,6 @@ from bertjax.errors import BertjaxError
 # Keep TensorFlow from reserving accelerator memory. This fails if TensorFlow has already initialized the devices.
 with contextlib.suppress(RuntimeError):
     tf.config.set_visible_devices([], "GPU")
-
-Batch = dict[str, tf.Tensor]
 
 _PHILOX = 1
 
@@ -126,9 +124,11 @@ def _make_assembler(
     """Returns a function that makes a batch from its spans and from the global batch's first row number."""
     vocabulary, row_ranges = corpus.vocabulary(), shard.row_ranges(phase.batch_size)
     tokens = without_copy(split.tokens)
-    make_batch = source.row_format.make_batch_function(vocabulary, masking, phase.seq_len, phase.max_predictions)
     mask_key, truncation_key = stream_key(*seeds, MASKS), stream_key(*seeds, TRUNCATION)
-    num_uniforms = source.row_format.num_uniforms(masking, phase.seq_len, phase.max_predictions)
+    seq_len, predictions = phase.seq_len, phase.max_predictions
+    if source.spans_per_row > 1:
+        predictions = max_packed_predictions(masking.rate, seq_len, predictions)
+    num_uniforms = seq_len + 2 * predictions
     # Philox yields 4 numbers per counter value. Each row starts at a new counter value, so that rows are independent.
     counters_per_row = -(-num_uniforms // 4)
 
@@ -157,9 +157,9 @@ def _make_assembler(
                 )
             )
             bits = bits if spans.slots is None else tf.gather(bits, spans.slots)
-            spans = truncate_pairs(spans, phase.seq_len - PAIR_SPECIAL_TOKENS, bits)
-        rows = assemble_rows(tokens, spans, phase.seq_len, vocabulary, source.has_pairs)
-        return make_batch(rows, spans, uniforms)
+            spans = truncate_pairs(spans, seq_len - PAIR_SPECIAL_TOKENS, bits)
+        rows = assemble_rows(tokens, spans, seq_len, vocabulary, source.has_pairs)
+        return source.row_format.make_batch(rows, spans, uniforms, vocabulary, masking, phase.max_predictions)
 
     return assemble
 

@@ -3,8 +3,7 @@
 Axes: B rows, S tokens per row, P predictions per row, V vocabulary.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -16,107 +15,81 @@ from bertjax.data.pretraining.config import Masking, predictions_by_length
 _SKIPPED_WORDS = 2
 
 
-class Masked(NamedTuple):
-    """Rows after masking. Unused predictions are zero and come last.
+def choose_positions(
+    ids: tf.Tensor,
+    lengths: tf.Tensor,
+    uniforms: tf.Tensor,
+    vocabulary: Vocabulary,
+    masking: Masking,
+    max_predictions: int,
+) -> tf.Tensor:
+    """Chooses the positions to predict, int32 [B, P], from ids int32 [B, S], row lengths int32 [B] and uniforms [B, S].
 
-    Attributes:
-      input_ids: token ids after masking, int32 [B, S].
-      positions: predicted positions, int32 [B, P], ascending.
-      ids: original token ids at `positions`, int32 [B, P].
-      weights: 1 for predictions, 0 for unused predictions, float32 [B, P].
-    """
-
-    input_ids: tf.Tensor
-    positions: tf.Tensor
-    ids: tf.Tensor
-    weights: tf.Tensor
-
-
-def num_uniforms(seq_len: int, max_predictions: int) -> int:
-    """Returns the number of random numbers that `make_masker` needs per row."""
-    return seq_len + 2 * max_predictions
-
-
-def make_masker(
-    vocabulary: Vocabulary, masking: Masking, seq_len: int, max_predictions: int
-) -> Callable[[tf.Tensor, tf.Tensor, tf.Tensor], Masked]:
-    """Returns a function that masks a batch.
+    The positions of a row ascend. Unused elements are at the end and equal S, which is not a valid position.
 
     A row of n tokens, special tokens included, has min(max_predictions, max(1, round(n * rate))) predictions, as in
     google-research/bert `create_pretraining_data.py`. A row with fewer ordinary tokens has fewer predictions. Special
-    tokens are never masked and never drawn as random replacements. In contrast, google-research/bert may mask an [UNK]
-    of the text and draws replacements from the entire vocabulary.
+    tokens are never masked. In contrast, google-research/bert may mask an [UNK] of the text.
 
     Whole-word masking chooses words (a piece and its continuations) in random order. It skips up to two words that need
     more predictions than remain, and stops at the third. google-research/bert skips all such words. A continuation
     piece at the start of segment B is a separate word. google-research/bert adds it to A's last word.
+    """
+    seq_len: Any = ids.shape[1]
+    numbers = predictions_by_length(masking.rate, seq_len, max_predictions)
+    number = tf.gather(tf.constant(numbers, tf.int32), lengths)  # [B]
+    candidates = tf.gather(_is_ordinary(vocabulary), ids)  # [B, S]
+    if masking.whole_word:
+        continues = tf.gather(vocabulary.is_continuation, ids)
+        return _choose_words(candidates, continues, uniforms, number, max_predictions)
+    return _choose_tokens(candidates, uniforms, number, max_predictions)
+
+
+def replace_tokens(
+    ids: tf.Tensor, positions: tf.Tensor, uniforms: tf.Tensor, vocabulary: Vocabulary, masking: Masking
+) -> dict[str, tf.Tensor]:
+    """Masks the tokens at the positions from `choose_positions`, with uniforms [B, 2 P].
+
+    Special tokens are never drawn as random replacements. google-research/bert draws from the entire vocabulary.
 
     Returns:
-      A function (ids int32 [B, S], row lengths int32 [B], uniforms in [0, 1) float32 [B, num_uniforms]) -> `Masked`.
+      `input_ids`: token ids after masking, int32 [B, S].
+      `masked_lm_positions`, `masked_lm_ids`: predicted positions and their original tokens, int32 [B, P].
+      `masked_lm_weights`: 1 for predictions, float32 [B, P].
+      Unused predictions are 0 in all three arrays.
     """
-    choose = make_chooser(vocabulary, masking, seq_len, max_predictions)
-    replace = make_replacer(vocabulary, masking, seq_len)
+    seq_len = ids.shape[1]
+    ordinary_ids = np.flatnonzero(_is_ordinary(vocabulary)).astype(np.int32)
+    action, replacement = tf.split(uniforms, 2, axis=1)
+    used = positions < seq_len
+    positions = tf.where(used, positions, 0)
+    originals = tf.gather(ids, positions, batch_dims=1)  # [B, P]
 
-    def mask(ids: tf.Tensor, lengths: tf.Tensor, uniforms: tf.Tensor) -> Masked:
-        choice, others = tf.split(uniforms, [seq_len, 2 * max_predictions], axis=1)
-        return replace(ids, choose(ids, lengths, choice), others)
-
-    return mask
-
-
-def make_chooser(
-    vocabulary: Vocabulary, masking: Masking, seq_len: int, max_predictions: int
-) -> Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]:
-    """Returns a function from (ids, row lengths, uniforms [B, S]) to the positions to mask, int32 [B, P].
-
-    The positions of a row ascend. Unused elements are at the end and equal S, which is not a valid position.
-    """
-    numbers = predictions_by_length(masking.rate, seq_len, max_predictions)
-    is_special = np.zeros(vocabulary.size, bool)
-    is_special[list(vocabulary.special_ids)] = True
-
-    def choose(ids: tf.Tensor, lengths: tf.Tensor, uniforms: tf.Tensor) -> tf.Tensor:
-        candidates = ~tf.gather(is_special, ids)  # [B, S]
-        number = tf.gather(tf.constant(numbers, tf.int32), lengths)  # [B]
-        if masking.whole_word:
-            continues = tf.gather(vocabulary.is_continuation, ids)
-            return _choose_words(candidates, continues, uniforms, number, max_predictions)
-        return _choose_tokens(candidates, uniforms, number, max_predictions)
-
-    return choose
+    random_ids = tf.gather(ordinary_ids, tf.cast(replacement * float(ordinary_ids.size), tf.int32))
+    new_ids = tf.where(
+        action < masking.mask_prob,
+        vocabulary.mask_id,
+        tf.where(action < masking.mask_prob + masking.keep_prob, originals, random_ids),
+    )
+    # Unused predictions write the original token at position 0, which changes nothing.
+    new_ids = tf.where(used, new_ids, originals)
+    flat_positions = positions + seq_len * tf.range(tf.shape(ids)[0])[:, None]
+    input_ids = tf.tensor_scatter_nd_update(
+        tf.reshape(ids, [-1]), tf.reshape(flat_positions, [-1, 1]), tf.reshape(new_ids, [-1])
+    )
+    return {
+        "input_ids": tf.reshape(input_ids, [-1, seq_len]),
+        "masked_lm_positions": positions,
+        "masked_lm_ids": tf.where(used, originals, 0),
+        "masked_lm_weights": tf.cast(used, tf.float32),
+    }
 
 
-def make_replacer(
-    vocabulary: Vocabulary, masking: Masking, seq_len: int
-) -> Callable[[tf.Tensor, tf.Tensor, tf.Tensor], Masked]:
-    """Returns a function from (ids, positions to mask, uniforms [B, 2 P]) to `Masked`."""
+def _is_ordinary(vocabulary: Vocabulary) -> np.ndarray:
+    """Returns a mask of the pieces that are not special, bool [V]."""
     is_ordinary = np.ones(vocabulary.size, bool)
     is_ordinary[list(vocabulary.special_ids)] = False
-    ordinary_ids = np.flatnonzero(is_ordinary).astype(np.int32)
-
-    def replace(ids: tf.Tensor, positions: tf.Tensor, uniforms: tf.Tensor) -> Masked:
-        action, replacement = tf.split(uniforms, 2, axis=1)
-        used = positions < seq_len
-        positions = tf.where(used, positions, 0)
-        originals = tf.gather(ids, positions, batch_dims=1)  # [B, P]
-
-        random_ids = tf.gather(ordinary_ids, tf.cast(replacement * float(ordinary_ids.size), tf.int32))
-        new_ids = tf.where(
-            action < masking.mask_prob,
-            vocabulary.mask_id,
-            tf.where(action < masking.mask_prob + masking.keep_prob, originals, random_ids),
-        )
-        # Unused predictions write the original token at position 0, which changes nothing.
-        new_ids = tf.where(used, new_ids, originals)
-        flat_positions = positions + seq_len * tf.range(tf.shape(ids)[0])[:, None]
-        input_ids = tf.tensor_scatter_nd_update(
-            tf.reshape(ids, [-1]), tf.reshape(flat_positions, [-1, 1]), tf.reshape(new_ids, [-1])
-        )
-        return Masked(
-            tf.reshape(input_ids, [-1, seq_len]), positions, tf.where(used, originals, 0), tf.cast(used, tf.float32)
-        )
-
-    return replace
+    return is_ordinary
 
 
 def _choose_tokens(candidates: tf.Tensor, uniform: tf.Tensor, number: tf.Tensor, max_predictions: int) -> tf.Tensor:

@@ -15,6 +15,7 @@ Axes: B rows, N pairs, K pairs per row, S tokens per row, P predictions per row.
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -33,7 +34,7 @@ from bertjax.data.pretraining.config import (
     max_packed_predictions,
     predictions_by_length,
 )
-from bertjax.data.pretraining.masking import Masked, make_chooser, make_masker, make_replacer, num_uniforms
+from bertjax.data.pretraining.masking import choose_positions, replace_tokens
 from bertjax.data.pretraining.pair_index import open_pair_index
 from bertjax.data.pretraining.rows import (
     Spans,
@@ -54,8 +55,7 @@ EVAL_SEED = 0
 ORDER, OFFSET, MASKS, TRUNCATION = range(4)
 # Maps row positions within a phase, int64 [B], to spans.
 Lookup = Callable[[tf.Tensor], Spans]
-# Maps token rows, their spans and uniforms, float32 [B, num_uniforms], to the arrays of a batch.
-BatchFunction = Callable[[TokenRows, Spans, tf.Tensor], dict[str, tf.Tensor]]
+Batch = dict[str, tf.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,14 +64,13 @@ class RowFormat:
 
     Attributes:
       schema: schema of a batch.
-      num_uniforms: (masking, seq_len, max_predictions) -> number of random numbers per row.
-      make_batch_function: (vocabulary, masking, seq_len, max_predictions) -> `BatchFunction`.
+      make_batch: (token rows, spans, uniforms, vocabulary, masking, max_predictions) -> arrays of a batch. The uniforms
+        are float32 [B, S + 2 P], where P is the maximum number of predictions of a row.
       format_row: (batch, row, vocabulary) -> the row as text.
     """
 
     schema: Schema
-    num_uniforms: Callable[[Masking, int, int], int]
-    make_batch_function: Callable[[Vocabulary, Masking, int, int], BatchFunction]
+    make_batch: Callable[[TokenRows, Spans, tf.Tensor, Vocabulary, Masking, int], Batch]
     format_row: Callable[[Mapping[str, np.ndarray], int, Vocabulary], str]
 
 
@@ -97,37 +96,21 @@ class RowSource:
     heldout_source: "RowSource | None" = None
 
 
-def _make_masked_batch_function(
-    vocabulary: Vocabulary, masking: Masking, seq_len: int, max_predictions: int
-) -> BatchFunction:
-    mask = make_masker(vocabulary, masking, seq_len, max_predictions)
-
-    def make_batch(rows: TokenRows, spans: Spans, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
-        return {
-            **_mask_and_segments(rows),
-            **_masked_arrays(mask(rows.ids, rows.lengths, uniforms)),
-            "next_sentence_labels": tf.cast(spans.label, tf.int32),
-        }
-
-    return make_batch
-
-
-def _make_unmasked_batch_function(*_: object) -> BatchFunction:
-    return lambda rows, spans, uniforms: {**_mask_and_segments(rows), "input_ids": rows.ids}
-
-
-def _mask_and_segments(rows: TokenRows) -> dict[str, tf.Tensor]:
-    mask = tf.range(tf.shape(rows.ids)[1]) < rows.lengths[:, None]
-    return {"input_mask": tf.cast(mask, tf.int32), "segment_ids": rows.segment_ids}
-
-
-def _masked_arrays(masked: Masked) -> dict[str, tf.Tensor]:
+def _masked_batch(
+    rows: TokenRows, spans: Spans, uniforms: tf.Tensor, vocabulary: Vocabulary, masking: Masking, max_predictions: int
+) -> Batch:
+    choice, others = tf.split(uniforms, [rows.ids.shape[1], 2 * max_predictions], axis=1)
+    positions = choose_positions(rows.ids, rows.lengths, choice, vocabulary, masking, max_predictions)
     return {
-        "input_ids": masked.input_ids,
-        "masked_lm_positions": masked.positions,
-        "masked_lm_ids": masked.ids,
-        "masked_lm_weights": masked.weights,
+        **_unmasked_batch(rows),
+        **replace_tokens(rows.ids, positions, others, vocabulary, masking),
+        "next_sentence_labels": tf.cast(spans.label, tf.int32),
     }
+
+
+def _unmasked_batch(rows: TokenRows, *_: object) -> Batch:
+    mask = tf.range(tf.shape(rows.ids)[1]) < rows.lengths[:, None]
+    return {"input_ids": rows.ids, "input_mask": tf.cast(mask, tf.int32), "segment_ids": rows.segment_ids}
 
 
 class _RowLayout:
@@ -174,44 +157,33 @@ class _RowLayout:
         )
 
 
-def _make_packed_batch_function(
-    vocabulary: Vocabulary, masking: Masking, seq_len: int, max_predictions: int
-) -> BatchFunction:
+def _packed_batch(
+    pairs: TokenRows, spans: Spans, uniforms: tf.Tensor, vocabulary: Vocabulary, masking: Masking, max_predictions: int
+) -> Batch:
+    seq_len: Any = pairs.ids.shape[1]
     row_predictions = max_packed_predictions(masking.rate, seq_len, max_predictions)
     pair_predictions = max(predictions_by_length(masking.rate, seq_len, max_predictions))
-    choose = make_chooser(vocabulary, masking, seq_len, pair_predictions)
-    replace = make_replacer(vocabulary, masking, seq_len)
-
-    def make_batch(pairs: TokenRows, spans: Spans, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
-        choice, others = tf.split(uniforms, [seq_len, 2 * row_predictions], axis=1)
-        tokens = _RowLayout(spans.slots, pairs.lengths, seq_len)
-        # `choice` has one random number per position of a row. Split it into pairs in the same way as the tokens.
-        chosen = choose(pairs.ids, pairs.lengths, tokens.split(choice))
-        used = chosen < seq_len
-        in_row = tf.where(used, chosen + tokens.starts[:, None], seq_len)
-        unused = tf.fill([tf.shape(chosen)[0], row_predictions - pair_predictions], seq_len)
-        predictions = _RowLayout(spans.slots, tf.math.count_nonzero(used, axis=1, dtype=tf.int32), pair_predictions)
-        positions = predictions.join(tf.concat([in_row, unused], axis=1))
-        is_token = tf.cast(tf.range(seq_len) < pairs.lengths[:, None], tf.int32)
-        pair_numbers = tf.cast(tf.math.floormod(spans.slots, MAX_PAIRS_PER_ROW) + 1, tf.int32)
-        labels = tf.tensor_scatter_nd_update(
-            tf.fill([tf.shape(uniforms)[0] * MAX_PAIRS_PER_ROW], -1),
-            spans.slots[:, None],
-            tf.cast(spans.label, tf.int32),
-        )
-        return {
-            **_masked_arrays(replace(tokens.join(pairs.ids), positions, others)),
-            "segment_ids": tokens.join(pairs.segment_ids),
-            "sequence_ids": tokens.join(pair_numbers[:, None] * is_token),
-            "position_ids": tokens.join(tf.range(seq_len) * is_token),
-            "next_sentence_labels": tf.reshape(labels, [-1, MAX_PAIRS_PER_ROW]),
-        }
-
-    return make_batch
-
-
-def _packed_num_uniforms(masking: Masking, seq_len: int, max_predictions: int) -> int:
-    return num_uniforms(seq_len, max_packed_predictions(masking.rate, seq_len, max_predictions))
+    choice, others = tf.split(uniforms, [seq_len, 2 * row_predictions], axis=1)
+    tokens = _RowLayout(spans.slots, pairs.lengths, seq_len)
+    # `choice` has one random number per position of a row. Split it into pairs in the same way as the tokens.
+    chosen = choose_positions(pairs.ids, pairs.lengths, tokens.split(choice), vocabulary, masking, pair_predictions)
+    used = chosen < seq_len
+    in_row = tf.where(used, chosen + tokens.starts[:, None], seq_len)
+    unused = tf.fill([tf.shape(chosen)[0], row_predictions - pair_predictions], seq_len)
+    predictions = _RowLayout(spans.slots, tf.math.count_nonzero(used, axis=1, dtype=tf.int32), pair_predictions)
+    positions = predictions.join(tf.concat([in_row, unused], axis=1))
+    is_token = tf.cast(tf.range(seq_len) < pairs.lengths[:, None], tf.int32)
+    pair_numbers = tf.cast(tf.math.floormod(spans.slots, MAX_PAIRS_PER_ROW) + 1, tf.int32)
+    labels = tf.tensor_scatter_nd_update(
+        tf.fill([tf.shape(uniforms)[0] * MAX_PAIRS_PER_ROW], -1), spans.slots[:, None], tf.cast(spans.label, tf.int32)
+    )
+    return {
+        **replace_tokens(tokens.join(pairs.ids), positions, others, vocabulary, masking),
+        "segment_ids": tokens.join(pairs.segment_ids),
+        "sequence_ids": tokens.join(pair_numbers[:, None] * is_token),
+        "position_ids": tokens.join(tf.range(seq_len) * is_token),
+        "next_sentence_labels": tf.reshape(labels, [-1, MAX_PAIRS_PER_ROW]),
+    }
 
 
 def _train_pairs(corpus: Corpus, phase: Phase, seed: int, dupe_factor: int, shuffle: bool) -> Lookup:
@@ -262,24 +234,9 @@ def _token_count(corpus: Corpus, split: str) -> int:
     return tokens
 
 
-_MASKED_LM = RowFormat(
-    schema=MASKED_LM_BATCH,
-    num_uniforms=lambda masking, *sizes: num_uniforms(*sizes),
-    make_batch_function=_make_masked_batch_function,
-    format_row=format_masked_row,
-)
-_PACKED_MASKED_LM = RowFormat(
-    schema=PACKED_BATCH,
-    num_uniforms=_packed_num_uniforms,
-    make_batch_function=_make_packed_batch_function,
-    format_row=format_masked_row,
-)
-_LANGUAGE_MODEL = RowFormat(
-    schema=LANGUAGE_MODEL_BATCH,
-    num_uniforms=lambda *_: 0,
-    make_batch_function=_make_unmasked_batch_function,
-    format_row=format_unmasked_row,
-)
+_MASKED_LM = RowFormat(MASKED_LM_BATCH, _masked_batch, format_masked_row)
+_PACKED_MASKED_LM = RowFormat(PACKED_BATCH, _packed_batch, format_masked_row)
+_LANGUAGE_MODEL = RowFormat(LANGUAGE_MODEL_BATCH, _unmasked_batch, format_unmasked_row)
 SENTENCE_PAIRS = RowSource(_MASKED_LM, 1, True, _train_pairs, _heldout_pairs)
 PACKED_PAIRS = RowSource(
     _PACKED_MASKED_LM, MAX_PAIRS_PER_ROW, True, _train_packed_pairs, _heldout_pairs, heldout_source=SENTENCE_PAIRS
