@@ -1,16 +1,19 @@
 """Entity-level F1 for IOB1, IOB2, BIOES and BILOU tags, as computed by `conlleval`."""
 
-from collections import Counter
+import re
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from bertjax.errors import UsageError
+from bertjax.metrics.report import NO_ENTITY, ClassReport
 
 # (first word, end word (exclusive), type)
 Entity = tuple[int, int, str]
 
 # L and U of BILOU are equivalent to E and S of BIOES.
 _PREFIXES = {"B": "B", "I": "I", "E": "E", "S": "S", "L": "E", "U": "S"}
-_SCHEMES = ("BI", "BIES", "BILU")
+_ENTITY_TAG = re.compile("[BIESLU]-.+")
 
 
 def extract_entities(tags: Sequence[str]) -> set[Entity]:
@@ -38,38 +41,48 @@ def extract_entities(tags: Sequence[str]) -> set[Entity]:
 
 
 def has_entities(tags: Iterable[str]) -> bool:
-    """Returns True if tags mark entities, that is, all tags except O belong to IOB, BIOES or BILOU.
+    """Returns True if tags mark entities, that is, there are tags other than O, and all have a prefix and a type.
 
-    Raises a UsageError if the tags mix schemes, or if only some of them mark entities.
+    Raises a UsageError if only some of the tags mark entities.
     """
-    inside = {tag for tag in tags if tag != "O"}
-    if follows_scheme(inside):
-        return True
-    prefixes = _prefixes(inside)
-    entity_tags = {tag for tag, prefix in prefixes.items() if prefix in ("B", "I")}
-    if not entity_tags:
-        return False
-    other_tag = min(inside - entity_tags, key=lambda tag: (prefixes.get(tag) in _PREFIXES, tag))
-    if prefixes.get(other_tag) in _PREFIXES:
+    inside = sorted({*tags} - {"O"})
+    others = [tag for tag in inside if not _ENTITY_TAG.fullmatch(tag)]
+    entity_tags = [tag for tag in inside if tag not in others and tag[0] in "BI"]
+    if others and entity_tags:
         raise UsageError(
-            "the tags mix schemes: E- or S- of BIOES and L- or U- of BILOU; use only one of the two schemes"
+            f"the tags mix schemes: {entity_tags[0]} marks an entity, {others[0]} does not; use only O, B-TYPE and "
+            "I-TYPE, or no tags with the prefixes B- and I-"
         )
-    raise UsageError(
-        f"the tags mix schemes: {min(entity_tags)} marks an entity, {other_tag} does not; use only O, B-TYPE and "
-        "I-TYPE, or no tags with the prefixes B- and I-"
-    )
+    return follows_scheme(inside)
 
 
 def follows_scheme(tags: Iterable[str]) -> bool:
-    """Returns True if there are tags other than O, and all of them belong to one of IOB, BIOES and BILOU."""
-    inside = {tag for tag in tags if tag != "O"}
-    prefixes = _prefixes(inside)
-    return bool(inside) and {*prefixes} == inside and any({*prefixes.values()} <= {*scheme} for scheme in _SCHEMES)
+    """Returns True if there are tags other than O, and all of them have a prefix of IOB, BIOES or BILOU and a type."""
+    inside = {*tags} - {"O"}
+    return bool(inside) and all(map(_ENTITY_TAG.fullmatch, inside))
 
 
-def _prefixes(tags: set[str]) -> dict[str, str]:
-    """Returns the prefix of each tag that has a prefix and a type."""
-    return {tag: prefix for tag in tags for prefix, _, type_ in [tag.partition("-")] if type_}
+def entity_report(labels: Iterable[Sequence[str]], predictions: Iterable[Sequence[str]]) -> ClassReport:
+    """Builds the report of entity types, in percent. Labels and predictions are the tags of each sentence's words.
+
+    In the confusion matrix, a labeled and a predicted entity with the same span form a pair. All other entities are
+    paired with `NO_ENTITY`.
+    """
+    pairs = []
+    for label_tags, predicted_tags in zip(labels, predictions, strict=True):
+        labeled, predicted = (
+            {(start, end): type_ for start, end, type_ in extract_entities(tags)}
+            for tags in (label_tags, predicted_tags)
+        )
+        spans = labeled.keys() | predicted.keys()
+        pairs += [(labeled.get(span, NO_ENTITY), predicted.get(span, NO_ENTITY)) for span in spans]
+    types = sorted({type_ for pair in pairs for type_ in pair} - {NO_ENTITY})
+    names = [*types, NO_ENTITY]
+    confusion = np.zeros((len(names), len(names)), np.int64)
+    for label, prediction in pairs:
+        confusion[names.index(label), names.index(prediction)] += 1
+    correct, predicted, support = np.diag(confusion), confusion.sum(axis=0), confusion.sum(axis=1)
+    return ClassReport(tuple(types), correct[:-1], predicted[:-1], support[:-1], confusion, scale=100.0)
 
 
 def entity_scores(labels: Iterable[Sequence[str]], predictions: Iterable[Sequence[str]]) -> dict[str, float]:
@@ -78,16 +91,12 @@ def entity_scores(labels: Iterable[Sequence[str]], predictions: Iterable[Sequenc
     Labels and predictions are the tags of each sentence's words, such as `I-PER` or `O`. A predicted entity is correct
     if a labeled entity has the same start, end and type.
     """
-    label_counts, predicted_counts, correct_counts = Counter(), Counter(), Counter()
-    for label_tags, predicted_tags in zip(labels, predictions, strict=True):
-        labeled, predicted = extract_entities(label_tags), extract_entities(predicted_tags)
-        label_counts.update(type_ for _, _, type_ in labeled)
-        predicted_counts.update(type_ for _, _, type_ in predicted)
-        correct_counts.update(type_ for _, _, type_ in labeled & predicted)
-    precision, recall, f1 = _precision_recall_f1(correct_counts.total(), predicted_counts.total(), label_counts.total())
+    report = entity_report(labels, predictions)
+    counts = [array.tolist() for array in (report.correct, report.predicted, report.support)]
+    precision, recall, f1 = _precision_recall_f1(*map(sum, counts))
     f1_by_type = {
-        f"f1_{type_}": _precision_recall_f1(correct_counts[type_], predicted_counts[type_], label_counts[type_])[2]
-        for type_ in sorted({*label_counts, *predicted_counts})
+        f"f1_{type_}": _precision_recall_f1(*type_counts)[2]
+        for type_, *type_counts in zip(report.classes, *counts, strict=True)
     }
     return {"f1": f1, "precision": precision, "recall": recall, **f1_by_type}
 

@@ -2,12 +2,10 @@
 
 import dataclasses
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-
-from bertjax.metrics.entities import extract_entities
 
 logger = logging.getLogger(__name__)
 
@@ -116,29 +114,6 @@ def multilabel_report(classes: Sequence[str], predictions: np.ndarray, labels: n
     """Builds the report of multi-label data. `predictions` and `labels` are 0/1 arrays [N, K]."""
     counts = ((predictions & labels).sum(axis=0), predictions.sum(axis=0), labels.sum(axis=0))
     return ClassReport(tuple(classes), *counts)
-
-
-def entity_report(labels: Iterable[Sequence[str]], predictions: Iterable[Sequence[str]]) -> ClassReport:
-    """Builds the report of entity types, in percent. Labels and predictions are the tags of each sentence's words.
-
-    In the confusion matrix, a labeled and a predicted entity with the same span form a pair. All other entities are
-    paired with `NO_ENTITY`.
-    """
-    pairs = []
-    for label_tags, predicted_tags in zip(labels, predictions, strict=True):
-        labeled, predicted = (
-            {(start, end): type_ for start, end, type_ in extract_entities(tags)}
-            for tags in (label_tags, predicted_tags)
-        )
-        spans = labeled.keys() | predicted.keys()
-        pairs += [(labeled.get(span, NO_ENTITY), predicted.get(span, NO_ENTITY)) for span in spans]
-    types = sorted({type_ for pair in pairs for type_ in pair} - {NO_ENTITY})
-    names = [*types, NO_ENTITY]
-    confusion = np.zeros((len(names), len(names)), np.int64)
-    for label, prediction in pairs:
-        confusion[names.index(label), names.index(prediction)] += 1
-    correct, predicted, support = np.diag(confusion), confusion.sum(axis=0), confusion.sum(axis=1)
-    return ClassReport(tuple(types), correct[:-1], predicted[:-1], support[:-1], confusion, scale=100.0)
 
 
 def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:

@@ -125,9 +125,8 @@ def test_entities_of_invalid_tag_sequences_match_seqeval(tags, entities):
     assert extract_entities(tags.split()) == entities
 
 
-def test_mix_of_bioes_and_bilou_is_an_error():
-    with pytest.raises(UsageError, match="E- or S- of BIOES and L- or U- of BILOU"):
-        has_entities(["B-PER", "E-PER", "U-PER"])
+def test_mix_of_bioes_and_bilou_marks_entities():
+    assert has_entities(["B-PER", "E-PER", "U-PER"])
     assert not has_entities(["S-noun", "verb"])
 
 

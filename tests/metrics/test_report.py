@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import sklearn.metrics
 
-from bertjax.metrics.entities import entity_scores
-from bertjax.metrics.report import NO_ENTITY, class_report, entity_report, multilabel_report
+from bertjax.metrics.entities import entity_report, entity_scores
+from bertjax.metrics.report import NO_ENTITY, class_report, multilabel_report
 
 
 def assert_scores(report, reference):

@@ -14,8 +14,8 @@ from bertjax.data.finetuning.examples import Examples
 from bertjax.data.finetuning.tables import Row
 from bertjax.data.finetuning.tagged import OUTSIDE, TaggedText, encode_tagged, gather_words
 from bertjax.data.schema import EXAMPLE, SEQUENCE, TOKEN_LABELS
-from bertjax.metrics.entities import entity_scores, has_entities
-from bertjax.metrics.report import ClassReport, class_report, entity_report
+from bertjax.metrics.entities import entity_report, entity_scores, has_entities
+from bertjax.metrics.report import ClassReport, class_report
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import TokenModel
 from bertjax.tasks.finetuning import splits
