@@ -38,33 +38,52 @@ def tfds_texts(
     name: str, split: str, data_dir: str | None, problems: Counter[str], advance: Callable[[int], object]
 ) -> Iterator[str]:
     """Yields the text of each example of a dataset, in stored order; downloads the dataset if necessary."""
+    import tensorflow_datasets as tfds
+
     builder = open_builder(name, data_dir)
-    with read_errors(name, split):
-        if not builder.is_prepared():
-            builder.download_and_prepare()
-        feature = _tfds_text_feature(name, builder.info.features)
-        dataset = builder.as_dataset(split=split, shuffle_files=False).map(lambda example: example[feature])
-        for batch in dataset.batch(_READ_EXAMPLES).as_numpy_iterator():
+    dataset = f"tfds dataset {name!r}"
+    with read_errors(dataset, split):
+        rows = stored_rows(builder, split)
+        features = builder.info.features
+        advice = f"use one with a column 'text' or with one text column (its features: {listed(sorted(features))})"
+        columns = [key for key, feature in features.items() if isinstance(feature, tfds.features.Text)]
+        column = _text_column(dataset, columns, advice)
+        for batch in rows.map(lambda row: row[column]).batch(_READ_EXAMPLES).as_numpy_iterator():
             for data in batch:
+                problems["nul_characters"] += data.count(0)
                 advance(len(data))
-                yield _decode(data, problems)
+                yield data.decode("utf-8", "replace")
 
 
 @contextlib.contextmanager
-def read_errors(name: str, split: str) -> Iterator[None]:
-    """Re-raises exceptions of TensorFlow Datasets as one-line errors."""
+def read_errors(dataset: str, split: str) -> Iterator[None]:
+    """Re-raises exceptions of TensorFlow Datasets and of the library `datasets` as one-line errors."""
     try:
         yield
     except BertjaxError:
         raise
     except ValueError as error:
-        raise UsageError(
-            f"cannot read split {split!r} of tfds dataset {name!r}: {first_line(error)}; check the split"
-        ) from error
+        raise UsageError(f"cannot read split {split!r} of {dataset}: {first_line(error)}; check the split") from error
     except Exception as error:
         raise BertjaxError(
-            f"cannot read tfds dataset {name!r}, split {split!r}: {first_line(error)}; check its directory and the disk"
+            f"cannot read {dataset}, split {split!r}: {first_line(error)}; check disk and network, then run again"
         ) from error
+
+
+def stored_rows(builder: Any, split: str) -> Any:
+    """Returns a `tf.data` dataset of a split in stored order; downloads and prepares the dataset if necessary."""
+    if not builder.is_prepared():
+        builder.download_and_prepare()
+    return builder.as_dataset(split=split, shuffle_files=False)
+
+
+def _text_column(dataset: str, columns: list[str], advice: str) -> str:
+    """Returns `text` if there is such a column, else the only text column."""
+    if "text" in columns:
+        return "text"
+    if len(columns) != 1:
+        raise UsageError(f"{dataset} has {len(columns)} text columns; {advice}")
+    return columns[0]
 
 
 def open_builder(name: str, data_dir: str | None) -> Any:
@@ -75,34 +94,6 @@ def open_builder(name: str, data_dir: str | None) -> Any:
         return tfds.builder(name, data_dir=data_dir)
     except Exception as error:  # TFDS raises many exception types that have no common base class.
         raise UsageError(f"tfds has no dataset {name!r}: {first_line(error)}; check the name") from error
-
-
-def _tfds_text_feature(name: str, features: Any) -> str:
-    import tensorflow_datasets as tfds
-
-    text_features = [key for key, feature in features.items() if isinstance(feature, tfds.features.Text)]
-    feature = _text_name(text_features)
-    if feature is None:
-        raise UsageError(
-            f"tfds dataset {name!r} has {len(text_features)} text features, and none is named 'text'; use a dataset "
-            f"with a feature 'text' or with one text feature (its features: {listed(sorted(features))})"
-        )
-    return feature
-
-
-def _text_name(names: list[str]) -> str | None:
-    """Chooses the text column: `text` if it exists, else the only column, else None."""
-    return "text" if "text" in names else names[0] if len(names) == 1 else None
-
-
-def _decode(data: bytes, problems: Counter[str]) -> str:
-    problems["nul_characters"] += data.count(0)
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError:
-        text = data.decode("utf-8", "surrogateescape")
-        problems["invalid_utf8_bytes"] += sum("\udc80" <= char <= "\udcff" for char in text)
-        return data.decode("utf-8", "replace")
 
 
 def parse_hub(spec: str, rest: str) -> tuple[str, str, str]:
@@ -118,8 +109,7 @@ def parse_hub(spec: str, rest: str) -> tuple[str, str, str]:
 
 def check_hub(name: str, split: str, column: str) -> None:
     """Raises a UsageError if the dataset, the split or the column does not exist."""
-    with _hub_errors(name, split):
-        _hub_text_column(_open_hub(name, split), name, column)
+    _open_hub(name, split, column)
 
 
 def hub_texts(
@@ -130,9 +120,8 @@ def hub_texts(
     `name` is `NAME`, `ORG/NAME` or `ORG/NAME/CONFIG`. If `column` is "", the column is `text`, or else the only column
     of strings.
     """
-    with _hub_errors(name, split):
-        dataset = _open_hub(name, split)
-        column = _hub_text_column(dataset, name, column)
+    dataset, column = _open_hub(name, split, column)
+    with read_errors(f"dataset {name!r}", split):
         for row in dataset.select_columns([column]):
             text = row[column] or ""
             problems["nul_characters"] += text.count("\0")
@@ -140,42 +129,22 @@ def hub_texts(
             yield text
 
 
-def _open_hub(name: str, split: str) -> Any:
-    import datasets
-
-    # The first slash is part of the name.
-    parts = name.split("/", 2)
-    return datasets.load_dataset("/".join(parts[:2]), *parts[2:], split=split, streaming=True)
-
-
-def _hub_text_column(dataset: Any, name: str, column: str) -> str:
-    features = dataset.features or dataset._resolve_features().features
-    columns = [key for key, feature in features.items() if getattr(feature, "dtype", "") in ("string", "large_string")]
-    if column:
-        if column not in columns:
-            raise UsageError(f"dataset {name!r} has no text column {column!r}; use one of {listed(columns)}")
-        return column
-    text_column = _text_name(columns)
-    if text_column is None:
-        raise UsageError(
-            f"dataset {name!r} has {len(columns)} text columns; append #COLUMN to choose one of {listed(columns)}"
-        )
-    return text_column
-
-
-@contextlib.contextmanager
-def _hub_errors(name: str, split: str) -> Iterator[None]:
+def _open_hub(name: str, split: str, column: str) -> tuple[Any, str]:
+    """Returns the streamed dataset and the name of its text column."""
     try:
-        yield
-    except BertjaxError:
-        raise
+        import datasets
     except ImportError as error:
         raise UsageError(f"cannot import datasets: {first_line(error)}; pip install 'bertjax[datasets]'") from error
-    except ValueError as error:
-        raise UsageError(f"cannot read split {split!r} of dataset {name!r}: {first_line(error)}") from error
-    except Exception as error:
-        from datasets.exceptions import DatasetNotFoundError
-
-        if isinstance(error, DatasetNotFoundError):
+    # The first slash is part of the name.
+    parts = name.split("/", 2)
+    with read_errors(f"dataset {name!r}", split):
+        try:
+            dataset = datasets.load_dataset("/".join(parts[:2]), *parts[2:], split=split, streaming=True)
+        except datasets.exceptions.DatasetNotFoundError as error:
             raise UsageError(f"no dataset {name!r} on the hub; check the name, or set HF_TOKEN") from error
-        raise BertjaxError(f"cannot read dataset {name!r}: {first_line(error)}; run the same command again") from error
+        features: Any = dataset.features or dataset._resolve_features().features
+    columns = [key for key, feature in features.items() if getattr(feature, "dtype", "") in ("string", "large_string")]
+    if column and column not in columns:
+        raise UsageError(f"dataset {name!r} has no text column {column!r}; use one of {listed(columns)}")
+    advice = f"append #COLUMN to choose one of {listed(columns)}"
+    return dataset, column or _text_column(f"dataset {name!r}", columns, advice)

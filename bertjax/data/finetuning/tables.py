@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from bertjax.data.corpus.datasets import open_builder, read_errors
+from bertjax.data.corpus.datasets import open_builder, read_errors, stored_rows
 from bertjax.errors import UsageError, listed
 from bertjax.utils.io import normalize_newlines, reject_utf16
 
@@ -263,10 +263,8 @@ def read_tfds(
     if missing:
         raise UsageError(f"tfds dataset {dataset!r} has no feature {missing[0]!r}; its features are {listed(features)}")
     columns = {**columns, **{column: feature for column, feature in optional.items() if feature in features}}
-    with read_errors(dataset, split):
-        if not builder.is_prepared():
-            builder.download_and_prepare()
-        for line, example in enumerate(builder.as_dataset(split=split, shuffle_files=False).as_numpy_iterator(), 1):
+    with read_errors(f"tfds dataset {dataset!r}", split):
+        for line, example in enumerate(stored_rows(builder, split).as_numpy_iterator(), 1):
             stats.read += 1
             fields = {}
             for column, feature in columns.items():
