@@ -42,38 +42,7 @@ def test_byte_order_mark_and_line_endings_do_not_matter(tmp_path):
     assert read(tmp_path, variant) == read(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "content, noted",
-    [
-        ("a I-PER\nb I-PER\nc B-PER\n\nd I-LOC\n", {}),
-        ("a B-PER\nb I-PER\nc B-PER\n\nd B-LOC\n", {}),
-        ("a B-PER\nb I-LOC\n\nd I-LOC\n", {"B- (2 start with I-)": {"rows": 1, "first": "line 1"}}),
-        ("a B-PER\nb B-LOC\n\nd I-LOC\n", {"I- (2 start with B-)": {"rows": 1, "first": "line 4"}}),
-    ],
-)
-def test_mix_of_iob1_and_iob2_is_counted(content, noted, tmp_path):
-    (tmp_path / "file").write_text(content)
-    stats = ReadStats("file")
-    read_conll(tmp_path / "file", stats)
-    assert stats.noted == {
-        f"with an entity that starts with {styles}; the file mixes IOB1 and IOB2": count
-        for styles, count in noted.items()
-    }
-
-
-@pytest.mark.parametrize("stray_count, is_mixed", [(1, False), (2, True)])
-def test_stray_tags_below_one_percent_are_not_a_mix_of_schemes(stray_count, is_mixed, tmp_path):
-    sentences = ["a B-PER\n"] * stray_count + ["b I-PER\nc O\n"] * (150 - stray_count)
-    (tmp_path / "file").write_text("\n".join(sentences))
-    stats = ReadStats("file")
-    read_conll(tmp_path / "file", stats)
-    ((reason, count),) = stats.noted.items()
-    assert count == {"rows": stray_count, "first": "line 1"}
-    assert (reason == "with an entity that starts with B- (149 start with I-)") != is_mixed
-    assert ("mixes" in reason) == is_mixed
-
-
-def test_bioes_and_bilou_tags_do_not_count_as_a_mix_of_iob1_and_iob2(tmp_path):
+def test_bioes_and_bilou_tags_are_read(tmp_path):
     (tmp_path / "file").write_text("a S-PER\nb B-LOC\nc E-LOC\n\nd U-ORG\ne B-ORG\nf L-ORG\n")
     stats = ReadStats("file")
     assert read_conll(tmp_path / "file", stats).tags == ["S-PER", "B-LOC", "E-LOC", "U-ORG", "B-ORG", "L-ORG"]

@@ -1,6 +1,7 @@
 """Tagged words from CoNLL files or table rows, and their tokenization."""
 
 import dataclasses
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,7 @@ from bertjax.errors import UsageError, listed, quoted
 
 OUTSIDE = "O"
 _DOCUMENT = "-DOCSTART-"
-# Maps the prefix of an entity's first tag to "I" (starts of IOB1) or "B" (starts of IOB2, BIOES and BILOU).
-_START_STYLES = {"B": "B", "S": "B", "U": "B", "I": "I", "E": "I", "L": "I"}
-# Minimum fraction of entities with the less common start (B- or I-) in a file that mixes schemes. A smaller fraction is
-# due to annotation errors.
-_MIXED_FRACTION = 0.01
+_TAG = re.compile("O|[BIESLU]-.+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +85,6 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
     if not words:
         raise UsageError(f"{path} has no words; use a file with one word per line")
     stats.read = stats.used = len(sentence_ends)
-    _count_mixed_schemes(tags, sentence_ends, word_lines, stats)
     lines = tuple(word_lines[start] for start in (0, *sentence_ends[:-1]))
     return TaggedText(words, tags, sentence_ends, document_ends, lines)
 
@@ -103,7 +99,6 @@ def read_tagged_rows(
     """
     words: list[str] = []
     tags: list[str] = []
-    word_lines: list[int] = []
     ends: list[int] = []
     lines: list[int] = []
     for row in rows:
@@ -119,36 +114,12 @@ def read_tagged_rows(
             raise UsageError(f"{place} has {len(row_words)} words and {len(row_tags)} tags; write one tag per word")
         words += row_words
         tags += row_tags
-        word_lines += [row.line] * len(row_words)
         ends.append(len(words))
         lines.append(row.line)
     if not words:
         raise UsageError(f"{stats.file} has no words; use rows with words and tags")
     stats.used = len(ends)
-    _count_mixed_schemes(tags, ends, word_lines, stats)
     return TaggedText(words, tags, ends, ends, tuple(lines))
-
-
-def _count_mixed_schemes(tags: list[str], sentence_ends: list[int], lines: list[int], stats: ReadStats) -> None:
-    """Counts the entities that start with the less common of the prefixes B- and I-.
-
-    Entities right after an entity of the same type are not counted, since IOB1 starts only such entities with B-. The
-    other schemes never start an entity with I-. If the count is at least one percent of the entities, the file mixes
-    schemes. A smaller count is due to annotation errors, as in CoNLL-2003.
-    """
-    starts: dict[str, list[int]] = {style: [] for style in ("B", "I")}
-    sentence_starts = {0, *sentence_ends}
-    for index, tag in enumerate(tags):
-        prefix, _, type_ = tag.partition("-")
-        previous_type = "" if index in sentence_starts else tags[index - 1].partition("-")[2]
-        if prefix in _START_STYLES and type_ != previous_type:
-            starts[_START_STYLES[prefix]].append(lines[index])
-    minority, majority = sorted(starts, key=lambda style: len(starts[style]))
-    reason = f"with an entity that starts with {minority}- ({len(starts[majority]):,} start with {majority}-)"
-    if len(starts[minority]) >= _MIXED_FRACTION * sum(map(len, starts.values())):
-        reason += "; the file mixes IOB1 and IOB2"
-    for line in starts[minority]:
-        stats.count_irregular(reason, line)
 
 
 def _items(value: str | list[Any], place: str) -> list[str]:
@@ -164,8 +135,7 @@ def _items(value: str | list[Any], place: str) -> list[str]:
 def _read_tag(columns: list[str], path: Path, line: int) -> str:
     if len(columns) < 2:
         raise UsageError(f"{path} line {line}: {quoted(columns[0])} has no tag; add it as the last column")
-    prefix, _, type_ = columns[-1].partition("-")
-    if columns[-1] != OUTSIDE and (prefix not in _START_STYLES or not type_):
+    if not _TAG.fullmatch(columns[-1]):
         raise UsageError(
             f"{path} line {line}: {quoted(columns[-1])} is not a tag of IOB, BIOES or BILOU; use O, B-TYPE and I-TYPE"
         )
