@@ -109,7 +109,7 @@ class _ChunkNumber:
         return self._number
 
 
-def encode_chunk(chunk: Chunk, vocabulary: Vocabulary, heldout_fraction: float, work: AnyPath) -> Shard:
+def encode_chunk(chunk: Chunk, vocabulary: Vocabulary, work: AnyPath) -> Shard:
     """Encodes a chunk to a shard."""
     done = work / f"{chunk.name}.json"
     if not done.exists():
@@ -117,7 +117,7 @@ def encode_chunk(chunk: Chunk, vocabulary: Vocabulary, heldout_fraction: float, 
         with ShardWriter(work / chunk.name, vocabulary.size) as writer:
             for batch in batches(_read(chunk, problems)):
                 with _encoder_lock:
-                    encoded = encode_batch(batch, vocabulary, heldout_fraction, os.cpu_count() or 1)
+                    encoded = encode_batch(batch, vocabulary, os.cpu_count() or 1)
                 problems.update(encoded.problems)
                 writer.add(encoded)
             shard = writer.finish(problems)

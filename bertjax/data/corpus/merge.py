@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,33 +15,19 @@ from bertjax.utils.io import AnyPath, atomic_file
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
-    """Consecutive documents of one split of a shard.
-
-    Attributes:
-      shard, split: shard and split that contain the documents.
-      documents, sentences, tokens: start and end (exclusive) index in the arrays of the split.
-    """
-
-    shard: Shard
-    split: str
-    documents: tuple[int, int]
-    sentences: tuple[int, int]
-    tokens: tuple[int, int]
-
-
-@dataclasses.dataclass(frozen=True)
 class MergedArray:
-    """Array of the corpus, merged from runs of documents by `write_array`.
+    """Array of the corpus, merged from shards by `write_array`.
 
     Attributes:
       split, name: names of the split and the array.
-      runs: all runs of the split, in the order of the corpus.
+      shards: all shards, in the order of the text.
+      heldout_below: documents with a smaller hash are held out.
     """
 
     split: str
     name: str
-    runs: tuple[Run, ...]
+    shards: tuple[Shard, ...]
+    heldout_below: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,45 +46,41 @@ class MergePlan:
 
 
 def plan_merge(shards: Sequence[Shard], heldout_fraction: float, problems: Mapping[str, int]) -> MergePlan:
-    """Plans the arrays of a corpus.
+    """Plans the arrays of a corpus from shards in the order of the text.
 
-    Moves documents between the splits if a split would otherwise have too few documents.
-
-    Args:
-      shards: shards in the order of the text.
-      heldout_fraction: fraction of documents that were held out, in [0, 1).
-      problems: problem counts to add to the counts of the shards.
+    A document is held out if its hash is less than `heldout_fraction` of the largest hash. The threshold is changed if
+    a split would otherwise have too few documents. `problems` are added to the counts of the shards.
     """
     all_problems = sum((Counter(shard.problems) for shard in shards), Counter(problems))
-    runs = {split: [_whole_split(shard, split) for shard in shards] for split in store.SPLITS}
-    text_bytes = {split: sum(shard.counts[split]["text_bytes"] for shard in shards) for split in store.SPLITS}
-    documents = [_count(runs[split], "documents") for split in store.SPLITS]
+    heldout_below = int(heldout_fraction * 2**64)
+    splits = _count(shards, heldout_below)
+    documents = [split["documents"] for split in splits.values()]
     if not sum(documents):
         counts = "; ".join(f"{name}: {count:,}" for name, count in sorted(all_problems.items()) if count)
         raise BertjaxError(f"the inputs contain no text, so no corpus was written ({counts}); check the --input specs")
     if heldout_fraction and min(documents) <= min_documents(sum(documents)):
-        runs, moved_bytes = _balance(shards, runs)
-        text_bytes["train"] -= moved_bytes
-        text_bytes["heldout"] += moved_bytes
-        all_problems["no_heldout_document"] += _count(runs["heldout"], "documents") == 0
-    splits = {
-        split: {
-            **{name: _count(runs[split], name) for name in ("documents", "sentences", "tokens")},
-            "text_bytes": text_bytes[split],
-        }
-        for split in store.SPLITS
-    }
-    arrays = tuple(MergedArray(split, array, tuple(runs[split])) for split in store.SPLITS for array in store.ARRAYS)
+        blocks = (block for shard in shards for block in shard.documents())
+        hashes = np.concatenate([block["hash"][block["sentences"] > 0] for block in blocks])
+        heldout_below = balanced_threshold(hashes, heldout_below)
+        splits = _count(shards, heldout_below)
+        all_problems["no_heldout_document"] += splits["heldout"]["documents"] == 0
+    arrays = tuple(
+        MergedArray(split, array, tuple(shards), heldout_below) for split in store.SPLITS for array in store.ARRAYS
+    )
     return MergePlan(arrays, splits, dict(all_problems))
 
 
-def _whole_split(shard: Shard, split: str) -> Run:
-    counts = shard.counts[split]
-    return Run(shard, split, (0, counts["documents"]), (0, counts["sentences"]), (0, counts["tokens"]))
-
-
-def _count(runs: Iterable[Run], name: str) -> int:
-    return sum(stop - start for start, stop in (getattr(run, name) for run in runs))
+def _count(shards: Sequence[Shard], heldout_below: int) -> dict[str, dict[str, int]]:
+    """Counts the documents with sentences, the sentences, tokens and bytes of text of each split."""
+    splits = {split: dict.fromkeys(("documents", "sentences", "tokens", "text_bytes"), 0) for split in store.SPLITS}
+    for block in (block for shard in shards for block in shard.documents()):
+        is_heldout = block["hash"] < heldout_below
+        for counts, documents in zip(splits.values(), (block[~is_heldout], block[is_heldout]), strict=True):
+            counts["documents"] += int(np.count_nonzero(documents["sentences"]))
+            counts["sentences"] += int(documents["sentences"].sum())
+            counts["tokens"] += int(documents["tokens"].sum())
+            counts["text_bytes"] += int(documents["bytes"].sum())
+    return splits
 
 
 def min_documents(documents: int) -> int:
@@ -109,77 +91,29 @@ def min_documents(documents: int) -> int:
     return 2 if documents >= 4 else int(documents >= 2)
 
 
-def documents_to_move(train: np.ndarray, heldout: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Chooses documents to move so that each split has `min_documents`.
+def balanced_threshold(hashes: np.ndarray, heldout_below: int) -> int:
+    """Returns the hash below which documents are held out, so that each split has `min_documents`.
 
-    The documents with the smallest hashes are held out, so the documents with hashes closest to the threshold move.
-    Equal documents have equal hashes and move together.
+    The result is as close to `heldout_below` as possible, and equal to it if no threshold gives both splits enough
+    documents. Only an empty training split receives documents in any case. Equal documents have equal hashes, so they
+    are in the same split.
 
     Args:
-      train: hashes of the training documents, uint64 [documents].
-      heldout: hashes of the held-out documents, uint64 [documents].
-
-    Returns:
-      A tuple of two sorted index arrays: training documents to hold out, and held-out documents to train on. The
-      arrays are empty if no move is needed, or if no move gives both splits enough documents. An empty training
-      split receives documents in any case.
+      hashes: hash of each document, uint64 [documents].
+      heldout_below: threshold before balancing.
     """
-    minimum = min_documents(train.size + heldout.size)
-    no_move = np.empty(0, np.int64)
+    is_heldout = hashes < heldout_below
+    train, heldout = hashes[~is_heldout], hashes[is_heldout]
+    minimum = min_documents(hashes.size)
     if heldout.size < minimum:
-        moved = np.flatnonzero(np.isin(train, np.unique(train)[: minimum - heldout.size]))
-        return (moved, no_move) if train.size - moved.size >= minimum else (no_move, no_move)
+        threshold = int(np.unique(train)[: minimum - heldout.size][-1]) + 1
+        return threshold if np.count_nonzero(train >= threshold) >= minimum else heldout_below
     # The training split needs at least one document.
     if train.size < max(minimum, 1):
-        moved = np.flatnonzero(np.isin(heldout, np.unique(heldout)[::-1][: max(minimum, 1) - train.size]))
-        return (no_move, moved) if heldout.size - moved.size >= minimum or not train.size else (no_move, no_move)
-    return no_move, no_move
-
-
-def _balance(shards: Sequence[Shard], runs: dict[str, list[Run]]) -> tuple[dict[str, list[Run]], int]:
-    """Moves the documents of `documents_to_move` to the end of the other split.
-
-    Returns:
-      The new `Run`s of each split, and the net number of text bytes moved from `train` to `heldout`.
-    """
-    documents = {
-        split: np.concatenate([shard.read_all(split, "documents") for shard in shards]) for split in store.SPLITS
-    }
-    moves = dict(
-        zip(store.SPLITS, documents_to_move(documents["train"]["hash"], documents["heldout"]["hash"]), strict=True)
-    )
-    staying: dict[str, list[Run]] = {split: [] for split in store.SPLITS}
-    moved: dict[str, list[Run]] = {split: [] for split in store.SPLITS}
-    for split, other in zip(store.SPLITS, reversed(store.SPLITS), strict=True):
-        start = 0
-        for run in runs[split]:
-            stop = start + run.documents[1]
-            indices = moves[split][(moves[split] >= start) & (moves[split] < stop)] - start
-            start = stop
-            if not indices.size:
-                staying[split].append(run)
-                continue
-            sentences = _starts(run.shard.read_all(split, "documents")["sentences"])
-            tokens = _starts(run.shard.read_all(split, "lengths"))
-            edges = [-1, *map(int, indices), run.documents[1]]
-            for first, last in zip(edges, edges[1:], strict=False):
-                if last > first + 1:
-                    staying[split].append(_sub_run(run, first + 1, last, sentences, tokens))
-            moved[other] += [_sub_run(run, int(i), int(i) + 1, sentences, tokens) for i in indices]
-    moved_bytes = {split: int(documents[split]["bytes"][moves[split]].sum()) for split in store.SPLITS}
-    return {split: staying[split] + moved[split] for split in store.SPLITS}, moved_bytes["train"] - moved_bytes[
-        "heldout"
-    ]
-
-
-def _starts(counts: np.ndarray) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-
-
-def _sub_run(run: Run, first: int, last: int, sentence_starts: np.ndarray, token_starts: np.ndarray) -> Run:
-    sentences = int(sentence_starts[first]), int(sentence_starts[last])
-    tokens = int(token_starts[sentences[0]]), int(token_starts[sentences[1]])
-    return Run(run.shard, run.split, (first, last), sentences, tokens)
+        threshold = int(np.unique(heldout)[train.size - max(minimum, 1) :][0])
+        has_enough = np.count_nonzero(heldout < threshold) >= minimum or not train.size
+        return threshold if has_enough else heldout_below
+    return heldout_below
 
 
 def write_array(array: MergedArray, directory: AnyPath) -> tuple[str, dict[str, Any]]:
@@ -200,17 +134,19 @@ def write_array(array: MergedArray, directory: AnyPath) -> tuple[str, dict[str, 
 
 
 def _blocks(array: MergedArray) -> Iterator[np.ndarray]:
+    heldout = array.split == "heldout"
     if array.name == "tokens":
-        for run in array.runs:
-            yield from run.shard.read(run.split, "tokens", *run.tokens)
+        for shard in array.shards:
+            yield from shard.select("tokens", array.heldout_below, heldout)
         return
     total = np.zeros(1, store.OFFSET_DTYPE)
-    for run in array.runs:
+    for shard in array.shards:
         if array.name == "sentences":
-            counts = run.shard.read(run.split, "lengths", *run.sentences)
+            counts = shard.select("sentences", array.heldout_below, heldout)
         else:
-            counts = (block["sentences"] for block in run.shard.read(run.split, "documents", *run.documents))
-        for block in counts:
+            blocks = (block[(block["hash"] < array.heldout_below) == heldout] for block in shard.documents())
+            counts = (block["sentences"][block["sentences"] > 0] for block in blocks)
+        for block in filter(len, counts):
             ends = total + np.cumsum(block, dtype=store.OFFSET_DTYPE)
             yield ends - block
             total = ends[-1:]

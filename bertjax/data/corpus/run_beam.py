@@ -185,7 +185,7 @@ def _build(
         (divided_chunks, pipeline | "small inputs" >> beam.Create(small_chunks))
         | beam.Flatten()
         | "spread chunks" >> beam.Reshuffle()
-        | _stage("encode", partial(_encode, heldout_fraction=job.heldout_fraction, work=work), vocabulary)
+        | _stage("encode", partial(_encode, work=work), vocabulary)
         | "gather shards" >> beam.combiners.ToList()
         | _stage(
             "merge", partial(_merge, heldout_fraction=job.heldout_fraction, problems=problems, work=work), vocabulary
@@ -226,10 +226,8 @@ def _train(samples: list[tuple[int, int, Counter[str] | list[str]]], job: Job, w
     yield vocabulary
 
 
-def _encode(
-    chunk: Chunk, vocabulary: Vocabulary, heldout_fraction: float, work: AnyPath
-) -> Iterator[tuple[str, Shard]]:
-    yield chunk.name, encode_chunk(chunk, vocabulary, heldout_fraction, work)
+def _encode(chunk: Chunk, vocabulary: Vocabulary, work: AnyPath) -> Iterator[tuple[str, Shard]]:
+    yield chunk.name, encode_chunk(chunk, vocabulary, work)
 
 
 def _merge(

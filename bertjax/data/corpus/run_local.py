@@ -103,7 +103,7 @@ def run(job: Job, directory: AnyPath, workers: int) -> JobResult:
                 progress_bar("prepare", None if None in sizes else sum(filter(None, sizes)), "B") as bar,
             ):
                 texts = itertools.chain.from_iterable(readers.read(source, problems, bar.update) for source in sources)
-                calls = ((batch, vocabulary, job.heldout_fraction, workers) for batch in batches(texts))
+                calls = ((batch, vocabulary, workers) for batch in batches(texts))
                 for batch in ordered_map(pool, encode_batch, calls, _BATCHES_PER_WORKER * workers):
                     problems.update(batch.problems)
                     writer.add(batch)

@@ -41,7 +41,7 @@ def merge_chunks(sources, vocabulary, fraction, directory, problems=None):
     all_chunks = small_chunks + list(itertools.chain.from_iterable(divided[: len(large_chunks)]))
     named_shards = {}
     for chunk in rng.sample(all_chunks * 2, 2 * len(all_chunks)):
-        shard = chunks.encode_chunk(chunk, vocabulary, fraction, work)
+        shard = chunks.encode_chunk(chunk, vocabulary, work)
         assert named_shards.setdefault(chunk.name, shard) == shard
     plan = merge.plan_merge([named_shards[name] for name in sorted(named_shards)], fraction, problems or {})
     entries = dict(merge.write_array(array, directory) for array in rng.sample(plan.arrays * 2, 2 * len(plan.arrays)))
@@ -99,14 +99,14 @@ def test_no_text_is_an_error(tmp_path, vocabulary):
 def test_finished_step_is_not_repeated(tmp_path, vocabulary, monkeypatch):
     chunk, chunk_chars = large_chunk(tmp_path)
     first, *_ = chunks.divide_chunk(chunk, tmp_path, chunk_chars)
-    shard = chunks.encode_chunk(first, load_vocabulary(vocabulary), 0.1, tmp_path)
+    shard = chunks.encode_chunk(first, load_vocabulary(vocabulary), tmp_path)
 
     def read(*_):
         raise AssertionError("the source was read again")
 
     monkeypatch.setattr(readers, "read", read)
     assert chunks.divide_chunk(chunk, tmp_path, chunk_chars)[0] == first
-    assert chunks.encode_chunk(first, load_vocabulary(vocabulary), 0.1, tmp_path) == shard
+    assert chunks.encode_chunk(first, load_vocabulary(vocabulary), tmp_path) == shard
 
 
 def test_interrupted_step_is_repeated(tmp_path, vocabulary, monkeypatch):
@@ -114,10 +114,10 @@ def test_interrupted_step_is_repeated(tmp_path, vocabulary, monkeypatch):
     vocabulary = load_vocabulary(vocabulary)
 
     def shard_files(work):
-        """Returns the contents of all shard files, and the counts of each shard."""
-        made = [chunks.encode_chunk(c, vocabulary, 0.1, work) for c in chunks.divide_chunk(chunk, work, chunk_chars)]
+        """Returns the contents of all shard files, and the problems of each shard."""
+        made = [chunks.encode_chunk(c, vocabulary, work) for c in chunks.divide_chunk(chunk, work, chunk_chars)]
         files = {path.name: path.read_bytes() for path in work.iterdir() if path.suffix != ".json"}
-        return files, [shard.counts for shard in made]
+        return files, [shard.problems for shard in made]
 
     for name in ("whole", "interrupted"):
         (tmp_path / name).mkdir()

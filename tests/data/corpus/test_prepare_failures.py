@@ -70,7 +70,7 @@ def test_full_disk_is_an_error(tmp_path, vocabulary, monkeypatch):
     def write(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(shards._SplitWriter, "_write", write)
+    monkeypatch.setattr(shards.ShardWriter, "_write", write)
     with pytest.raises(BertjaxError, match="No space left on device") as caught:
         run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary)
     assert str(tmp_path / "corpus") in str(caught.value)
@@ -135,7 +135,7 @@ def test_killed_run_leaves_no_corpus_and_no_process(tmp_path, vocabulary):
     (tmp_path / "prepare.py").write_text(PREPARE)
     spec = f"text:{tmp_path}/a.txt"
     process = subprocess.Popen([sys.executable, tmp_path / "prepare.py", spec, tmp_path / "corpus", vocabulary])
-    while not any(file.stat().st_size for file in tmp_path.glob(".corpus-*.unfinished/new/*/.shard.train.tokens-*")):
+    while not any(file.stat().st_size for file in tmp_path.glob(".corpus-*.unfinished/new/*/.shard.tokens-*")):
         assert process.poll() is None
         time.sleep(0.01)
     (partial,) = tmp_path.glob(".corpus-*.unfinished")
