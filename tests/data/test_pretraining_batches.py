@@ -149,7 +149,7 @@ def test_seeds_yield_different_batches(traced):
 
 def test_epochs_are_different_permutations():
     pass_ends = np.array([1000, 1900, 3001])
-    rows, epochs = epoch_order(pass_ends, stream_key(0), shuffle=True)(np.arange(6002))
+    rows, epochs = epoch_order(pass_ends, stream_key(0))(np.arange(6002))
     rows, epochs = rows.numpy(), epochs.numpy()
     starts = [0, 1000, 1900]
     orders = []
@@ -166,7 +166,7 @@ def test_epochs_are_different_permutations():
 
 def test_neighboring_rows_of_an_epoch_are_uncorrelated():
     count = 1_000_000
-    order = epoch_order(np.array([count]), stream_key(0), shuffle=True)
+    order = epoch_order(np.array([count]), stream_key(0))
     rows = order(np.arange(100_000))[0].numpy()
     assert abs(np.corrcoef(rows[1:], rows[:-1])[0, 1]) < 0.02
     distances = np.bincount((rows[1:] - rows[:-1]) % count * 20 // count)

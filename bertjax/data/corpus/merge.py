@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,9 @@ from bertjax.data.corpus import store
 from bertjax.data.corpus.shards import Shard
 from bertjax.errors import BertjaxError
 from bertjax.utils.io import AnyPath, atomic_file
+
+_COUNTS = ("documents", "sentences", "tokens", "text_bytes")
+_READERS = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,15 +76,22 @@ def plan_merge(shards: Sequence[Shard], heldout_fraction: float, problems: Mappi
 
 def _count(shards: Sequence[Shard], heldout_below: int) -> dict[str, dict[str, int]]:
     """Counts the documents with sentences, the sentences, tokens and bytes of text of each split."""
-    splits = {split: dict.fromkeys(("documents", "sentences", "tokens", "text_bytes"), 0) for split in store.SPLITS}
-    for block in (block for shard in shards for block in shard.documents()):
-        is_heldout = block["hash"] < heldout_below
-        for counts, documents in zip(splits.values(), (block[~is_heldout], block[is_heldout]), strict=True):
-            counts["documents"] += int(np.count_nonzero(documents["sentences"]))
-            counts["sentences"] += int(documents["sentences"].sum())
-            counts["tokens"] += int(documents["tokens"].sum())
-            counts["text_bytes"] += int(documents["bytes"].sum())
-    return splits
+
+    def count(shard: Shard) -> np.ndarray:
+        total = np.zeros((2, len(_COUNTS)), np.int64)  # [training and held-out, counts]
+        for block in shard.documents():
+            is_heldout = block["hash"] < heldout_below
+            for row, documents in zip(total, (block[~is_heldout], block[is_heldout]), strict=True):
+                sizes = [int(documents[name].sum()) for name in ("sentences", "tokens", "bytes")]
+                row += np.array([np.count_nonzero(documents["sentences"]), *sizes])
+        return total
+
+    # Threads hide the latency of remote storage.
+    with ThreadPoolExecutor(_READERS) as pool:
+        total = sum(pool.map(count, shards), np.zeros((2, len(_COUNTS)), np.int64))
+    return {
+        split: dict(zip(_COUNTS, map(int, row), strict=True)) for split, row in zip(store.SPLITS, total, strict=True)
+    }
 
 
 def min_documents(documents: int) -> int:

@@ -38,13 +38,12 @@ def train_dataset(
     dupe_factor: int,
     start_step: int,
     shard: DataShard,
-    shuffle: bool = True,
 ) -> tf.data.Dataset:
     """Returns this process's rows of the training batches of steps `start_step` to `phase.stop_step - 1`.
 
-    Truncation and masks differ in every epoch, even if the sentence pairs are the same. So does the order of the rows;
-    without `shuffle`, rows are in the order of the corpus. Training cycles through `dupe_factor` passes with different
-    sentence pairs. `seed` is at least 0, and `start_step` at least `phase.start_step`.
+    Order, truncation and masks of the rows differ in every epoch, even if the sentence pairs are the same. Training
+    cycles through `dupe_factor` passes with different sentence pairs. `seed` is at least 0, and `start_step` at least
+    `phase.start_step`.
 
     Returns:
       A dataset of dictionaries.
@@ -55,7 +54,7 @@ def train_dataset(
       number, from 1) and `position_ids`, int32 [B, S], replace `input_mask`, and `next_sentence_labels` is [B, K] for
       up to K pairs per row.
     """
-    lookup = source.train(corpus, phase, seed, dupe_factor, shuffle)
+    lookup = source.train(corpus, phase, seed, dupe_factor)
     assemble = _make_assembler(corpus, corpus.train, phase, source, masking, shard, seed, phase.start_step)
     rows = shard.rows(phase.batch_size)
 

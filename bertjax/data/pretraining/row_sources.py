@@ -82,7 +82,7 @@ class RowSource:
       row_format: format of the rows.
       spans_per_row: maximum spans of a row.
       has_pairs: whether spans are sentence pairs with two segments.
-      train: (corpus, phase, seed, dupe_factor, shuffle) -> `Lookup` of the phase's training rows.
+      train: (corpus, phase, seed, dupe_factor) -> `Lookup` of the phase's training rows.
       heldout: (corpus, seq_len) -> (number of held-out rows, `Lookup` by row index).
       heldout_source: source of the held-out rows (default: None, this source). Packed sources use unpacked rows for
         evaluation, so that metrics do not depend on packing.
@@ -91,7 +91,7 @@ class RowSource:
     row_format: RowFormat
     spans_per_row: int
     has_pairs: bool
-    train: Callable[[Corpus, Phase, int, int, bool], Lookup]
+    train: Callable[[Corpus, Phase, int, int], Lookup]
     heldout: Callable[[Corpus, int], tuple[int, Lookup]]
     heldout_source: "RowSource | None" = None
 
@@ -186,9 +186,9 @@ def _packed_batch(
     }
 
 
-def _train_pairs(corpus: Corpus, phase: Phase, seed: int, dupe_factor: int, shuffle: bool) -> Lookup:
+def _train_pairs(corpus: Corpus, phase: Phase, seed: int, dupe_factor: int) -> Lookup:
     index = open_pair_index(corpus, "train", phase.seq_len, seed, dupe_factor)
-    order = epoch_order(index.pass_ends, stream_key(seed, phase.start_step, ORDER), shuffle)
+    order = epoch_order(index.pass_ends, stream_key(seed, phase.start_step, ORDER))
     pairs = pair_lookup(index)
     return lambda positions: pairs(order(positions)[0])
 
@@ -198,9 +198,9 @@ def _heldout_pairs(corpus: Corpus, seq_len: int) -> tuple[int, Lookup]:
     return len(index.records), pair_lookup(index)
 
 
-def _train_packed_pairs(corpus: Corpus, phase: Phase, seed: int, dupe_factor: int, shuffle: bool) -> Lookup:
+def _train_packed_pairs(corpus: Corpus, phase: Phase, seed: int, dupe_factor: int) -> Lookup:
     index = open_pair_index(corpus, "train", phase.seq_len, seed, dupe_factor, MAX_PAIRS_PER_ROW)
-    order = epoch_order(index.pass_ends, stream_key(seed, phase.start_step, ORDER), shuffle)
+    order = epoch_order(index.pass_ends, stream_key(seed, phase.start_step, ORDER))
     lookup_pairs, lookup_spans = packed_pair_lookup(index.runs, MAX_PAIRS_PER_ROW), pair_lookup(index)
 
     def lookup(positions: tf.Tensor) -> Spans:
@@ -210,10 +210,10 @@ def _train_packed_pairs(corpus: Corpus, phase: Phase, seed: int, dupe_factor: in
     return lookup
 
 
-def _train_tiles(corpus: Corpus, phase: Phase, seed: int, dupe_factor: int, shuffle: bool) -> Lookup:
+def _train_tiles(corpus: Corpus, phase: Phase, seed: int, dupe_factor: int) -> Lookup:
     tokens, width = _token_count(corpus, "train"), phase.seq_len - TILE_SPECIAL_TOKENS
     order_key, offset_key = (stream_key(seed, phase.start_step, purpose) for purpose in (ORDER, OFFSET))
-    order = epoch_order(np.array([count_tiles(tokens, width)]), order_key, shuffle)
+    order = epoch_order(np.array([count_tiles(tokens, width)]), order_key)
     tile = tile_lookup(tokens, width, offset_key)
     return lambda positions: tile(*order(positions))
 

@@ -50,9 +50,7 @@ def stream_key(*parts: int) -> np.uint64:
     return np.random.SeedSequence(parts).generate_state(1, np.uint64)[0]
 
 
-def epoch_order(
-    pass_ends: np.ndarray, key: np.uint64, shuffle: bool
-) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
+def epoch_order(pass_ends: np.ndarray, key: np.uint64) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
     """Returns a function that maps positions in the order of training to row numbers and epochs.
 
     The rows are divided into passes. Each epoch trains on the rows of one pass. After the last pass, the next epoch
@@ -61,7 +59,6 @@ def epoch_order(
     Args:
       pass_ends: end row of each pass, int64 [passes]; no pass is empty.
       key: random key; each epoch has its own permutation.
-      shuffle: whether to permute the rows of an epoch.
 
     Returns:
       A function from positions to (row, epoch).
@@ -75,14 +72,12 @@ def epoch_order(
         pass_index = tf.searchsorted(pass_ends, within, side="right", out_type=tf.int64)
         epoch = cycle * passes + pass_index
         start = tf.gather(starts, pass_index)
-        index = within - start
-        if shuffle:
-            index = tf.raw_ops.RandomIndexShuffle(
-                index=index,
-                seed=_epoch_seeds(key, epoch),
-                max_index=tf.gather(counts, pass_index) - 1,
-                rounds=_SHUFFLE_ROUNDS,
-            )
+        index = tf.raw_ops.RandomIndexShuffle(
+            index=within - start,
+            seed=_epoch_seeds(key, epoch),
+            max_index=tf.gather(counts, pass_index) - 1,
+            rounds=_SHUFFLE_ROUNDS,
+        )
         return start + index, epoch
 
     return order
