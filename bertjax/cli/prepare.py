@@ -30,7 +30,7 @@ def add_parser(commands: Any) -> None:
         required=True,
         metavar="SPEC",
         help="input texts, one or more of text:GLOB, prose:GLOB, wiki:GLOB, tfds:NAME/CONFIG:SPLIT, "
-        "hf:NAME/CONFIG:SPLIT#COLUMN and docs: (docstrings of the standard library and installed packages)",
+        "hf:ORG/NAME/CONFIG:SPLIT#COLUMN and docs: (docstrings of the standard library and installed packages)",
     )
     parser.add_argument(
         "--output",
@@ -60,7 +60,7 @@ def add_parser(commands: Any) -> None:
         action="store_true",
         help="keep case and accents (default: detected from --vocab; uncased for a new vocabulary)",
     )
-    parser.add_argument("--uncased", action="store_true", help="convert to lower case and strip accents")
+    parser.add_argument("--uncased", action="store_true", help="convert to lower case; WordPiece also strips accents")
     parser.add_argument(
         "--heldout", type=float, default=0.01, help="fraction of documents excluded from training, in [0, 1)"
     )

@@ -43,6 +43,7 @@ def train(args: argparse.Namespace) -> None:
     from bertjax.training.profiling import parse_steps
     from bertjax.training.train import train as run
 
+    # Join the cluster before opening the checkpoint, which sets the architecture. So the config is parsed twice.
     distributed = join_cluster(args, parse_config(load_config_dict(args)).cluster)
     with exit_on_host_error(), open_init_checkpoint(args, keep=not distributed) as init_from:
         config = parse_config(run_config_dict(args, init_from))

@@ -185,10 +185,11 @@ def upload(source: str, address: str, overwrite: bool) -> str:
 
 @contextlib.contextmanager
 def bertjax_checkpoint(path: str, cache_dir: Path | None = None) -> Iterator[str]:
-    """Yields the path of a bertjax checkpoint. Converts checkpoints of other formats, and of the hub, first.
+    """Yields the path of a checkpoint in bertjax's format. Converts `path` if it has another format or is on the hub.
 
-    The converted checkpoint is in the workdir `cache_dir`, reused if the source has not changed, or in a temporary
-    folder.
+    With `cache_dir`, the converted checkpoint is saved in this workdir. Later calls with the same `path` reuse it,
+    unless the files of a local `path` have changed. New commits on the hub are ignored. Without `cache_dir`, it is
+    saved in a temporary folder, which is deleted on exit.
     """
     if cache_dir:
         recover_directory(cache_dir)

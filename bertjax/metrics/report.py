@@ -127,6 +127,6 @@ def truncate_name(name: str, width: int = _NAME_WIDTH) -> str:
 
 
 def log_reports(reports: Mapping[str, ClassReport]) -> None:
-    """Logs the class report of each evaluation set. Keys are suffixes of metric names, such as `_mismatched`."""
+    """Logs class reports, by the metric-name suffix of their evaluation set, such as "" or `_mismatched`."""
     for suffix, report in reports.items():
         logger.info(f"by class{suffix.replace('_', ' ')}:\n{report.format()}")

@@ -16,7 +16,9 @@ _GOLDEN, _FIRST, _SECOND = 0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    """Zeroes each element with probability `rate`, and divides kept elements by 1 - `rate`. Returns `x` without a key.
+    """Zeroes each element with probability `rate`, and divides kept elements by 1 - `rate`.
+
+    If `key` is None or `rate` is 0, returns `x` unchanged.
 
     `x` is [..., M, N]. The rate is rounded to a multiple of 2^-16 (0.1 becomes 0.100006). Use a different key for each
     call.

@@ -73,8 +73,8 @@ class Task(pretraining.Task):
         """Opens the corpora. Training requires a corpus."""
         if config.model["hidden_size"] is None:
             raise UsageError(
-                "no initial checkpoint; use --init_from CKPT, or start from random parameters with a size, such as "
-                "--config NAME:size=mini"
+                "no initial checkpoint; use --init_from CKPT, or set a model size to start from random parameters, "
+                "such as --config NAME:size=mini"
             )
         super().__init__(config, train)
         self._general: pretraining.Task | None = None

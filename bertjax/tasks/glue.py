@@ -71,7 +71,7 @@ class Task(FinetuningTask):
             f"no data; set --config.data.path to GLUE's folder, which contains {self._spec.folder}/train.tsv"
         )
         if train and config.has_data and config.data.task == "ax":
-            raise UsageError("ax has no training set; predict it with a checkpoint of mnli")
+            raise UsageError("ax has no training set; train on mnli, then use that checkpoint to predict ax")
         self.labels = self._spec.labels
         self.default_metric = self._spec.metrics[0]
         # Evaluation sets by the suffix of their metric names, such as "_mismatched".

@@ -53,7 +53,7 @@ class Task(task.Task):
         self.total_steps, self.warmup_steps = config.steps, config.optimizer.warmup_steps
         self.eval_every, self.checkpoint_every = config.eval_every, config.checkpoint_every
         self.batch_sizes = tuple(phase.batch_size for phase in config.phases)
-        # The result is 0 (unknown) if `eval_rows` is 0 (all held-out rows).
+        # `eval_rows=0` evaluates all held-out rows. Their number is unknown here, so `num_eval_batches` is then 0.
         self.num_eval_batches = -(-config.data.eval_rows // config.phases[0].batch_size)
         self.notes = tuple(_describe_phase(phase, self.objective) for phase in config.phases)
         if self._corpus:

@@ -38,6 +38,7 @@ class Objective:
       - Lower is better for names ending in `loss`, `error` or `entropy`.
       - Plots of pre-training show pairs `NAME_loss` and `NAME_accuracy`, such as `mlm_loss` and `mlm_accuracy`.
       - Log lines show names that contain `accuracy`.
+      - If there is only one loss, TensorBoard omits metrics whose names start with its name, and shows `loss`.
 
     Attributes:
       model: Flax module that maps a batch to logits.

@@ -134,7 +134,7 @@ def _peak_memory_bytes() -> int:
 
 
 def bench_input(task: pretraining.Task, seconds: float) -> dict[str, Any]:
-    """Times the batches of the first training phase for some seconds.
+    """Measures the input pipeline's throughput on batches of the first training phase, for about `seconds` seconds.
 
     In the result, `real_tokens_per_second` excludes padding and `positions_per_second` includes it.
     `seconds_to_first_batch` includes opening or building the pair index.

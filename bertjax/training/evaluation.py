@@ -97,7 +97,7 @@ def mesh_and_params(task: Task, checkpoint: epath.Path) -> tuple[Mesh, Any]:
     if saved != expected:
         raise UsageError(
             f"{checkpoint} contains a model of kind {saved!r}, but the task needs {expected!r}; use a checkpoint "
-            "of the task"
+            "trained for this task"
         )
     for note in task.notes:
         logger.info(note)

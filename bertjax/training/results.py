@@ -147,7 +147,7 @@ def finish_run(
         "parameters_fingerprint": saved_fingerprint(best),
         "started_from": saved_init_fingerprint(workdir),
         "data_sha256": task.data_hash,
-        # The keys of `reports` are suffixes of evaluation sets, such as `_mismatched`.
+        # The keys of `reports` are the metric-name suffixes of the evaluation sets, such as `_mismatched`.
         **{f"{name}{suffix}": part for suffix, report in reports.items() for name, part in report.as_json().items()},
         **task.results,
         "config": dataclasses.asdict(task.config),

@@ -44,10 +44,10 @@ def make_train_step(
             f"config.grad_accum_steps={grad_accum_steps} is not possible: the loss of a row depends on the other rows "
             "of its batch; use 1"
         )
-    # `trainable` selects the parameters to differentiate. `for_forward` combines them with the frozen parameters for
-    # the model, and `write_back` for the train state. The model gets frozen layers as a separate stack, but the state
-    # has one stack of all layers. Without freezing, each returns its last argument.
     tx, freezing = optimizer
+    # `freezing.trainable` selects the parameters to differentiate. `for_forward` combines them with the frozen
+    # parameters for the model, and `write_back` for the train state. The model gets frozen layers as a separate stack,
+    # but the state has one stack of all layers. Without freezing, each returns its last argument.
 
     def loss_and_grads(
         params: Any, batch: Batch, denominators: dict[str, jax.Array], dropout_key: jax.Array
@@ -83,18 +83,18 @@ def make_train_step(
         compute = loss_and_grads if grad_accum_steps == 1 else accumulate
         (loss, sums), grads = compute(state.params, batch, denominators, dropout_key)
 
-        params = freezing.trainable(state.params)
-        updates, opt_state = tx.update(grads, state.opt_state, params, learning_rate=schedule(state.step))
-        params = optax.apply_updates(params, updates)
+        trained = freezing.trainable(state.params)
+        updates, opt_state = tx.update(grads, state.opt_state, trained, learning_rate=schedule(state.step))
+        trained = optax.apply_updates(trained, updates)
 
-        grad_norm = optax.tree.norm(grads)
+        grad_norm = optax.tree.norm(grads)  # before clipping
         is_finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
         # The names added here must equal `STEP_METRICS` of `state.py`. `non_padding_sums` adds the fractions of
         # positions and attention FLOPs that are not padding.
         sums = {**sums, "grad_norm": jnp.stack([grad_norm, jnp.ones_like(grad_norm)]), **non_padding_sums(batch)}
         return TrainState(
             step=state.step + 1,
-            params=freezing.write_back(state.params, params),
+            params=freezing.write_back(state.params, trained),
             opt_state=opt_state,
             sums=jax.tree.map(jnp.add, state.sums, sums),
             # First step whose loss or gradient is not finite, or -1. The update is still applied; a later check raises.

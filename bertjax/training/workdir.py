@@ -200,7 +200,10 @@ def write_config(
 
 
 def saved_init_fingerprint(workdir: epath.Path) -> str | None:
-    """Returns the fingerprint of a run's initial parameters ("": random). Returns None without checkpoints."""
+    """Returns the fingerprint of a run's initial parameters, or "" if they were random.
+
+    Returns None if the workdir contains no checkpoints.
+    """
     data = _read_json(workdir / DATA) if has_checkpoints(workdir) else None
     return None if data is None else data.get("started_from", "")
 
@@ -217,7 +220,8 @@ def result_differences(old: dict[str, Any], new: dict[str, Any], of_best: bool =
     """
     # Convert tuples to lists, because one of the configs may come from JSON.
     old, new = (json.loads(json.dumps(with_defaults(config_class(config["task"]), config))) for config in (old, new))
-    ignored = tuple(field for field in _RESUMABLE_FIELDS if not (of_best and field == "eval_every"))
+    fields = (field for field in _RESUMABLE_FIELDS if not (of_best and field == "eval_every"))
+    ignored = tuple(f"{field}{end}" for field in fields for end in ":.")
     changes = [line for line in differences(old, new) if not line.startswith(ignored)]
     return "; ".join(changes[:_MAX_SHOWN_DIFFERENCES]) + ("; ..." if len(changes) > _MAX_SHOWN_DIFFERENCES else "")
 

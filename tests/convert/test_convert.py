@@ -225,7 +225,7 @@ def test_folder_with_other_files_is_not_overwritten(fmt, letters, tmp_path):
     assert (tmp_path / "own" / "thesis.tex").exists()
 
 
-def test_cached_conversion_follows_changes_of_the_source(letters, tmp_path, log_lines):
+def test_cached_conversion_is_updated_if_the_source_changes(letters, tmp_path, log_lines):
     google_checkpoint(letters, tmp_path / "google")
     source, cache_dir = str(tmp_path / "google"), tmp_path / "init_from"
     for _ in range(2):

@@ -60,7 +60,7 @@ def test_hidden_states_of_all_layers_equal_those_of_transformers(folder, texts):
     assert largest < 1e-5
 
 
-def test_conversion_there_and_back_is_bit_equal(folder, tmp_path):
+def test_huggingface_round_trip_is_bit_identical(folder, tmp_path):
     from safetensors.numpy import load_file
 
     bertjax.load(folder).save(tmp_path / "run")

@@ -101,7 +101,7 @@ def parse_hub(spec: str, rest: str) -> tuple[str, str, str]:
     match = _HUB_SPEC.fullmatch(rest)
     if not match:
         raise UsageError(
-            f"input {spec!r} has no split; write hf:NAME[/CONFIG]:SPLIT[#COLUMN], for example "
+            f"input {spec!r} has no split; write hf:ORG/NAME[/CONFIG]:SPLIT[#COLUMN], for example "
             "hf:wikimedia/wikipedia/20231101.en:train"
         )
     return match["name"], match["split"], match["column"] or ""
@@ -135,7 +135,7 @@ def _open_hub(name: str, split: str, column: str) -> tuple[Any, str]:
         import datasets
     except ImportError as error:
         raise UsageError(f"cannot import datasets: {first_line(error)}; pip install 'bertjax[datasets]'") from error
-    # The first slash is part of the name.
+    # In ORG/NAME/CONFIG, the first slash is part of the dataset's name, and the second one precedes the config.
     parts = name.split("/", 2)
     with read_errors(f"dataset {name!r}", split):
         try:

@@ -4,7 +4,7 @@
     prose:GLOB              running text; `documents.prose` finds the documents
     wiki:GLOB               WikiExtractor output, <doc id= url= title=> ... </doc>
     tfds:NAME/CONFIG:SPLIT  text of a TensorFlow Datasets dataset, one document per example
-    hf:NAME/CONFIG:SPLIT#COLUMN  text of a dataset of the Hugging Face Hub, one document per row
+    hf:ORG/NAME/CONFIG:SPLIT#COLUMN  text of a dataset of the Hugging Face Hub, one document per row
     docs:                   docstrings of the standard library and of the installed distributions
 
 GLOB may be a directory (all files in it) or a gs:// address, may contain `**`, and may match .gz and .xz files.
@@ -69,7 +69,7 @@ def find_sources(specs: list[str], data_dir: str | None = None) -> tuple[list[So
     for spec in specs:
         kind, colon, rest = spec.partition(":")
         if kind not in KINDS or not colon or bool(rest) == (kind == "docs"):
-            kinds = "text:GLOB, prose:GLOB, wiki:GLOB, tfds:NAME/CONFIG:SPLIT, hf:NAME/CONFIG:SPLIT#COLUMN or docs:"
+            kinds = "text:GLOB, prose:GLOB, wiki:GLOB, tfds:NAME/CONFIG:SPLIT, hf:ORG/NAME/CONFIG:SPLIT#COLUMN or docs:"
             raise UsageError(f"unknown input {spec!r}; use {kinds}")
         if kind == "docs":
             spec_sources = [Source(kind, "docs:", None)]

@@ -120,7 +120,11 @@ def _map_dataset(indices: tf.data.Dataset, make_batch: Callable[[tf.Tensor], Bat
 def _make_assembler(
     corpus: Corpus, split: Split, phase: Phase, source: RowSource, masking: Masking, shard: DataShard, *seeds: int
 ) -> Callable[[Spans, tf.Tensor], Batch]:
-    """Returns a function that makes a batch from its spans and from the global batch's first row number."""
+    """Returns a function `(spans, first) -> batch`.
+
+    `spans` are the token spans of this shard's rows. `first` is the number of the global batch's first row. It selects
+    the random numbers for masking and truncation.
+    """
     vocabulary, row_ranges = corpus.vocabulary(), shard.row_ranges(phase.batch_size)
     tokens = without_copy(split.tokens)
     mask_key, truncation_key = stream_key(*seeds, MASKS), stream_key(*seeds, TRUNCATION)

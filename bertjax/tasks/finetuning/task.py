@@ -321,7 +321,7 @@ class FinetuningTask(task.Task):
 def _open_vocabulary(config: FinetuningConfig) -> Vocabulary:
     if not config.data.vocabulary or not config.model["hidden_size"]:
         raise UsageError(
-            "no initial checkpoint; use --init_from CKPT, or start from random parameters with a size, such as "
-            "--config NAME:size=mini, and --config.data.vocabulary=vocab.txt"
+            "no initial checkpoint; use --init_from CKPT, or set a model size and a vocabulary to start from random "
+            "parameters, such as --config NAME:size=mini --config.data.vocabulary=vocab.txt"
         )
     return open_vocabulary(config.data.vocabulary)

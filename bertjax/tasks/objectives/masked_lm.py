@@ -82,12 +82,15 @@ class MaskedLm(PretrainingObjective):
             label_counts += np.bincount(labels[labels >= 0], minlength=2)
             masked_ids.append(batch["masked_lm_ids"][batch["masked_lm_weights"] > 0])
         values = token_frequency_baseline(corpus, masked_ids)
-        entropy = values.pop("heldout_entropy")
-        values = {f"mlm_{name}": value for name, value in values.items()} | {"heldout_entropy": entropy}
-        return values | ({"nsp_accuracy": float(label_counts.max() / label_counts.sum())} if label_counts.sum() else {})
+        metrics = {f"mlm_{name}": values[name] for name in ("loss", "accuracy")}
+        metrics["heldout_entropy"] = values["heldout_entropy"]
+        if label_counts.sum():
+            metrics["nsp_accuracy"] = float(label_counts.max() / label_counts.sum())
+        return metrics
 
     def compute(self, params: dict, batch: Batch, dropout_key: jax.Array | None) -> tuple[MetricSums, Outputs]:
         """Returns metric sums. Next-sentence labels of -1 are ignored."""
+        # [B, P, V], and [B, 2] or, for packed rows, [B, K, 2] for up to K pairs per row.
         masked_lm_logits, next_sentence_logits = self.apply(params, batch, dropout_key)
         labels = batch["next_sentence_labels"]
         has_label = (labels >= 0).astype(jnp.float32)

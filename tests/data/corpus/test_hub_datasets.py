@@ -52,7 +52,7 @@ def test_column_and_config(hub):
         ("hf:org/news/en:dev", "cannot read split 'dev' of dataset 'org/news/en': "),
         ("hf:org/news/fr:train", "dataset 'org/news/fr'"),
         ("hf:org/none:train", "no dataset 'org/none' on the hub; check the name, or set HF_TOKEN"),
-        ("hf:org/news", "has no split; write hf:NAME"),
+        ("hf:org/news", "has no split; write hf:ORG"),
     ):
         with pytest.raises(UsageError, match=message) as raised:
             readers.find_sources([spec])

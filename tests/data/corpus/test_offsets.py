@@ -37,7 +37,7 @@ def sentencepieces(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_ids_equal_encode_and_spans_are_ordered(tokenizer, text):
+def test_wordpiece_offsets_are_ordered_and_ids_match_encode(tokenizer, text):
     ids, spans = tokenizer.encode_with_offsets(text)
     assert ids == tokenizer.encode(text)
     assert len(spans) == len(ids)
@@ -66,7 +66,7 @@ def test_span_of_an_unknown_word(tokenizer):
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_sentencepiece_ids_equal_encode_and_spans_are_ordered(sentencepieces, text):
+def test_sentencepiece_offsets_are_ordered_and_ids_match_encode(sentencepieces, text):
     ids, spans = sentencepieces.encode_with_offsets(text)
     assert ids == sentencepieces.encode(text)
     assert len(spans) == len(ids)
