@@ -83,10 +83,10 @@ class Parameter:
 def bert_parameters(
     config: ModelConfig, num_outputs: int = 0, output_kernels: Mapping[str, str] | None = None
 ) -> list[Parameter]:
-    """Lists all parameters of a BERT model, with an output layer of width `num_outputs` if its kernels are given.
+    """Lists all parameters of a BERT model.
 
-    `output_kernels` contains the name of the output layer's kernel in each format. The name of the bias has `bias`
-    instead of `weight` or `weights`.
+    `output_kernels` contains the name of the output layer's kernel in each format (default: None, no output layer). The
+    name of the bias has `bias` instead of `weight` or `weights`. `num_outputs` is the width of the output layer.
     """
     width, heads, head_size = config.hidden_size, config.num_attention_heads, config.head_size
     mlp_width, unpadded, padded = config.intermediate_size, config.vocab_size, config.padded_vocab_size
@@ -135,7 +135,10 @@ def _output_layer(path: str, shape: tuple[int, int], kernels: Mapping[str, str])
 
 
 def _names(name: str) -> dict[str, str]:
-    """Returns the names in all formats of a parameter of Hugging Face, except for fine-tuned output layers."""
+    """Returns a parameter's name in each format, derived from its name in Hugging Face.
+
+    Does not support output layers of fine-tuned models, whose names follow no rule.
+    """
     scope, _, leaf = name.rpartition(".")
     if scope.endswith("LayerNorm"):
         leaf = {"weight": "/gamma", "bias": "/beta"}[leaf]

@@ -105,7 +105,7 @@ def format_row(batch: Mapping[str, np.ndarray], row: int, tokenizer: Tokenizer, 
 
 
 def format_masked_row(batch: Mapping[str, np.ndarray], row: int, vocabulary: Vocabulary) -> str:
-    """Formats a row of a `MASKED_LM_BATCH` or a `PACKED_BATCH`, which contains a pair, a text or several pairs.
+    """Formats a row of a `MASKED_LM_BATCH` (a sentence pair or a text) or of a `PACKED_BATCH` (several pairs).
 
     Each segment is a paragraph. A predicted position shows the token that the model sees and the original token:
     `[MASK]←paris`, `tree←paris (random)`, `paris (kept)`. Padding is counted but not shown.

@@ -101,12 +101,15 @@ def plan_run(
 
     The step time is the longest of three times: model FLOPs at the given MFU, and communication within and between
     slices at the published bandwidths. The time between slices is left out for v2, v3 and v4, whose bandwidth is not
-    published. The estimate excludes evaluation, checkpoints and restarts. The `topology`, such as `v5e:16x16`, is of
-    one slice. `mfu` is the assumed model-FLOPs utilization, in (0, 1].
+    published. The estimate excludes evaluation, checkpoints and restarts.
+
+    `topology` is the topology of one slice, such as `v5e:16x16`. `mfu` is the assumed model-FLOPs utilization, in
+    (0, 1]. `price_per_chip_hour` may be in any currency.
 
     Returns:
       A dictionary for JSON; `phases` contains the estimates of each phase. `seconds`, `chip_hours` and `cost` are None
-      if a phase does not fit into memory. These three and `steps` are None if `task.has_schedule` is False.
+      if a phase does not fit into memory. These three and `steps` are None if `task.has_schedule` is False. `cost` is
+      also None without a price.
     """
     chip, chips, devices = chip_of(topology), chips_in(topology) * slices, tpu_devices(topology, slices)
     mesh, model = make_mesh(settings.mesh, devices), task.objective.model.config.resolve("tpu")
@@ -218,7 +221,7 @@ def _describe_phase(number: int, phase: dict[str, Any], plan: dict[str, Any]) ->
         f"  memory  {peak:.2f} of {limit:.2f} GiB per chip, {'fits' if phase['fits'] else 'DOES NOT FIT'} ({parts})",
     ]
     if not phase["fits"]:
-        return [*lines, "          try a smaller batch, or a larger grad_accum_steps or mesh.fsdp, or model.remat=full"]
+        return [*lines, "          try a smaller batch, a larger grad_accum_steps or mesh.fsdp, or model.remat=full"]
     lines += [
         f"  send    {each['sent_bytes'] / 1e9:.3f} GB per chip and step: {each['collective']} of {each['name']} over "
         f"{each['axis']}{', between slices' if each['crosses_slices'] else ''}"

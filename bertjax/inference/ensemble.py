@@ -35,7 +35,8 @@ def ensemble(
     of a passage.
 
     Args:
-      checkpoints: fine-tuned checkpoints with the same task and vocabulary. Model sizes may differ.
+      checkpoints: fine-tuned checkpoints with the same task, labels, vocabulary and evaluation data, and the same data
+        fields `seq_len`, `bucket` and `eval_batch_size`. Model sizes may differ.
       read_config: function that returns the prediction config of a checkpoint.
       folder: output folder for the predictions and `results.json`. This file contains the returned metrics, the config
         of the first checkpoint and the hash of the data.

@@ -81,9 +81,9 @@ class FeatureExtractor:
         }
 
     def shards(self, texts: Iterable[str]) -> Iterator[dict[str, Any]]:
-        """Yields deterministic shards of hidden states of texts, or of pairs as `FIRST ||| SECOND`.
+        """Yields shards of the hidden states of texts or pairs. A pair is written as `FIRST ||| SECOND`.
 
-        Only one shard is in memory.
+        Equal texts give equal shards. Only one shard is in memory.
 
         Yields:
           A dictionary for T texts of K tokens in total, without padding:
@@ -238,8 +238,9 @@ def write_shards(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Writes shards to `00000.npz`, `00001.npz`, ..., and finally the numbers of texts and shards to `features.json`.
 
-    Keeps the shards of an interrupted command. `texts` must begin with the texts of the existing shards. `metadata`
-    contains all settings that determine the features, except the texts, and `make_shards` must be deterministic.
+    Keeps the shards of an interrupted command. `metadata` contains all settings that determine the features, except the
+    texts, and `make_shards` must be deterministic. Raises a UsageError if existing shards have other metadata, or if
+    their texts are not the first of `texts`.
 
     Yields:
       The number of texts before each new shard, and the shard.

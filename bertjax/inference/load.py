@@ -97,7 +97,8 @@ def with_params_and_output_layer(
 ) -> LoadedModel:
     """Returns a model with the config, vocabulary and mesh of `model`, but other parameters and output layer.
 
-    An `output_kind` of "" means no output layer. `labels` are the names of its outputs.
+    `params` is a nested dictionary of arrays. `output_kind` is the kind of output layer ("": no output layer), and
+    `labels` contains the names of its outputs.
     """
     arrays = {name: np.asarray(array, np.float32) for name, array in flatten_dict(params, sep="/").items()}
     if output_kind and output_kind not in OUTPUT_KINDS:

@@ -117,7 +117,7 @@ class LoadedModel:
     @functools.cached_property
     def masked_lm_probs(self) -> Callable[[Batch], np.ndarray]:
         """Jitted function from a host batch with `masked_lm_positions` [B, P] to token probabilities [B, P, V]."""
-        # A scan compiles one layer. Compilation takes most of the time to the first result.
+        # Scan the layers, so that a single layer is compiled. Compilation takes most of the time to the first result.
         config = dataclasses.replace(self.config, scan_layers="true")
 
         def masked_lm_probs(params: Any, batch: dict[str, jax.Array]) -> jax.Array:

@@ -157,7 +157,11 @@ def write_predictions(
 
 
 def check_output(task: Task, task_name: str, folder: str, columns: Sequence[str] = ()) -> None:
-    """Creates the output folder. Raises an error if the task writes no predictions or a column cannot be copied."""
+    """Creates the output folder.
+
+    Raises a UsageError if the task writes no predictions or a column cannot be copied, and a BertjaxError if the folder
+    cannot be created.
+    """
     if not task.writes_predictions:
         raise UsageError(f"the task {task_name} has no prediction files; use `bertjax evaluate`")
     for file_records in task.prediction_records():

@@ -41,9 +41,9 @@ def extract_entities(tags: Sequence[str]) -> set[Entity]:
 
 
 def has_entities(tags: Iterable[str]) -> bool:
-    """Returns True if tags mark entities, that is, there are tags other than O, and all have a prefix and a type.
+    """Returns True if there are tags other than O, and all of them have a prefix of IOB, BIOES or BILOU and a type.
 
-    Raises a UsageError if only some of the tags mark entities.
+    Raises a UsageError if some tags have the prefix B- or I- and a type, but others are not entity tags.
     """
     inside = sorted({*tags} - {"O"})
     others = [tag for tag in inside if not _ENTITY_TAG.fullmatch(tag)]

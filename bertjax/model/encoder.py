@@ -114,7 +114,7 @@ class Encoder(nn.Module):
           sequence_ids: [B, L] int32, index of each token's sequence, starting at 1, or 0 for padding.
           position_ids: [B, L] int32, position of each token in its sequence (default: None, 0, 1, ... in each row).
             Required for packed rows. Without it, positions continue from one sequence of a row to the next, and
-            `auto` may select an attention implementation that does not support packed rows.
+            attention implementations that do not support packed rows, such as `cudnn`, are not rejected.
           deterministic: whether to disable dropout. If False, a `dropout` rng is required.
           collect_layers: whether to also return the output of the embeddings and of every layer.
 

@@ -40,9 +40,11 @@ def flops_per_token(
     """Returns the matmul FLOPs of one training step, per token.
 
     The count is 6 FLOPs per parameter of the layers' matrices, 12 N L D for attention, and the output layer at
-    predicted positions. Recomputation, vocabulary padding and the frozen encoder of `feature_head.features` do not
-    count. Unidirectional attention counts like bidirectional attention. `seq_len` is the row length in tokens,
-    including padding, and `num_predictions` the number of predicted positions per row.
+    predicted positions. Recomputation and vocabulary padding do not count, nor does the encoder if `feature_head` uses
+    frozen features. Unidirectional attention counts like bidirectional attention.
+
+    `seq_len` is the row length in tokens, including padding. `num_predictions` is the number of predicted positions per
+    row (default: 0, no masked-LM or language-model head).
     """
     flops: float = _feature_head_flops(config, feature_head)
     if not feature_head.features:

@@ -251,8 +251,8 @@ def sequence_states(
     `make_rng` returns a new key for each dropout.
 
     Returns:
-      States [B, D] for rows [B, L], [B, S, D] for packed rows [B, L], or [B * C, D] for C sequences per example, whose
-      rows are [B, C, L].
+      States [B, D] for rows [B, L], [B, S, D] for packed rows [B, L] of up to S sequences, or [B * C, D] for inputs
+      [B, C, L] with C sequences per example.
     """
     *leading, _ = batch["input_ids"].shape
     rows = {name: batch[name].reshape(-1, *batch[name].shape[len(leading) :]) for name in _INPUTS if name in batch}

@@ -147,8 +147,9 @@ def reproduce(config: str, table: Table, results: Results, plan: Plan) -> dict[s
     `config`, the `FILE:ARGUMENTS` of the table, is recorded in the results folder for `bertjax table`.
 
     Returns:
-      A dictionary. `done` lists all finished runs. `failed`, which includes skipped runs, and `missing_data` map run
-      names to reasons. If a signal stopped the execution, `stopped` is True and `missing_data` is absent.
+      A dictionary. `done` lists all finished runs. `failed` maps failed runs, and runs that depend on them, to reasons.
+      `missing_data` maps runs that cannot start to their missing data. If a signal stopped the execution, `stopped` is
+      True and `missing_data` is absent.
     """
     (source,) = results.sources
     done, failed, pending = set(plan.done), {}, plan.pending

@@ -171,9 +171,10 @@ def fine_tuning(
 ) -> Run:
     """Returns a fine-tuning run of `scale.tasks[task]`, initialized from a checkpoint of the run `start`.
 
-    `data` contains the arguments of the table, with the paths of data sets. `variant` is a suffix of the run's name.
-    `step` is the step of the checkpoint (0: the last of pre-training, or the best of fine-tuning). Without a `seed`,
-    the run is repeated with `scale.finetuning_seeds` seeds.
+    `data` contains the arguments of the table, including the paths of data sets. `variant` is a suffix of the run's
+    name ("": no suffix). `step` is the step of the checkpoint (0: the last of pre-training, or the best of
+    fine-tuning). With a `seed`, the run has a single setting and seed. Without it, each setting has
+    `scale.finetuning_seeds` seeds.
     """
     tuning, feature_head = scale.tasks[task], feature_head or FeatureHead()
     path = data[tuning.data]

@@ -40,9 +40,10 @@ def bench_step(task: Task, steps: int, profile_steps: range = range(0), profile_
 
     `profile_steps` are timed steps, counted from 0, to profile in `profile_dir` (default: a new temporary folder).
 
-    In the result, `tokens_per_second` and `mfu` exclude padding. `seconds_per_step` is a median.
-    `peak_memory_bytes` is the peak of one device or, on CPU, of the process. `losses` contains the mean metrics of all
-    steps; a metric that is not finite is None.
+    In the result, `tokens_per_second` and `mfu` exclude padding, and `positions_per_second` includes it. `mfu` is None
+    if the peak FLOP/s of the device is unknown. `seconds_per_step` is the median. `peak_memory_bytes` is the peak of
+    one device or, on CPU, of the process. `losses` contains the mean of every metric over all steps, or None if it is
+    not finite.
     """
     started = time.perf_counter()
     train_step, state, inputs = make_bench_step(task)

@@ -78,8 +78,8 @@ class Checkpoints:
     def __init__(self, workdir: epath.Path, keep: int, model: nn.Module, every: int = 1) -> None:
         """Opens or creates `workdir/checkpoints`, and removes incomplete checkpoints of interrupted saves.
 
-        Keeps the newest checkpoints, see `KeepPeriodic`, and the one with the best score. The metadata of each
-        checkpoint describes `model`. Raises a BertjaxError if the checkpoints cannot be listed.
+        `keep` and `every` are the arguments of `KeepPeriodic`. The checkpoint with the best score is kept as well. The
+        metadata of each checkpoint describes `model`. Raises a BertjaxError if the checkpoints cannot be listed.
         """
         self._workdir, self._model = workdir, model_metadata(model)
         folder = workdir / CHECKPOINTS

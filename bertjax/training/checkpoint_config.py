@@ -26,9 +26,10 @@ from bertjax.utils.io import is_remote
 def experiment_config(
     experiment: str, overrides: Sequence[str], init_from: str | epath.Path | None = None
 ) -> ConfigDict:
-    """Loads the config of an experiment, `FILE[:ARGUMENTS]`, and applies `--config.FIELD=VALUE` overrides.
+    """Loads the config of an experiment and applies `--config.FIELD=VALUE` overrides.
 
-    Architecture and vocabulary are those of the checkpoint `init_from`, if set.
+    `experiment` has any form that `load_config` accepts. With `init_from`, uses the architecture of this checkpoint,
+    and its vocabulary if the config sets none.
     """
     config = load_config(experiment, overrides)
     if not isinstance(config.get("data"), ConfigDict) or not isinstance(config.get("model"), ConfigDict):

@@ -105,7 +105,7 @@ class TensorBoardWriter:
         # TensorBoard reads files in the order of their names. Names with nanoseconds also order files of one second.
         seconds, nanoseconds = divmod(time.time_ns(), 10**9)
         name = f"events.out.tfevents.{seconds:010d}.{nanoseconds:09d}.{socket.gethostname()}.{os.getpid()}"
-        # TensorBoard's `EventFileWriter` would import TensorFlow, which takes seconds, for local files, too.
+        # TensorBoard's `EventFileWriter` imports TensorFlow, which takes seconds, even for local files.
         self._open_file = contextlib.ExitStack()
         self._records = RecordWriter(self._open_file.enter_context((workdir / name).open("wb")))
         self._add(file_version="brain.Event:2")

@@ -55,7 +55,10 @@ class Progress:
         schedule: optax.Schedule,
         trackers: Sequence[str] = (),
     ) -> None:
-        """Opens the files of a run that starts after `step`. `lines` are the objects of `metrics.jsonl` up to it."""
+        """Opens the files of a run.
+
+        `step` is the number of finished steps (0: a new run). `lines` are the objects of `metrics.jsonl` up to `step`.
+        """
         self._task, self._workdir, self._schedule = task, workdir, schedule
         self.first_loss = next((line["loss"] for line in lines if "loss" in line), math.inf)
         self._open_writers(step, trackers)

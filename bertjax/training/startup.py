@@ -34,8 +34,9 @@ def open_workdir(
 ) -> tuple[epath.Path, Checkpoints, Callable[[], None]]:
     """Creates and locks the workdir, checks that it belongs to this run, and opens its checkpoints.
 
-    At the end of the run, `stack` closes the checkpoints and releases the lock. It also adds the last good checkpoint
-    to the message of a DivergenceError. `state_shapes` determine whether checkpoints fit on the disk.
+    `init_from` is the checkpoint with the initial parameters of a new run (None: random parameters). `state_shapes` is
+    used to check that checkpoints fit on the disk. At the end of the run, `stack` closes the checkpoints and releases
+    the lock. If the loss diverges, it adds the last good checkpoint to the error message.
 
     Returns:
       The workdir, its checkpoints, and a function that raises if another run has taken over the workdir.

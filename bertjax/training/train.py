@@ -108,7 +108,7 @@ def train(
             progress.step_done(step, state)
             profiler.step_done(step, state)
             heartbeat()
-            done = step == task.total_steps  # or early stopping, below
+            done = step == task.total_steps  # Early stopping, below, also sets `done`.
             # `stop_requested` takes the step, so that all hosts stop after the same step.
             stopped = stop_requested(step)
 

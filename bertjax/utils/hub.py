@@ -27,10 +27,10 @@ def parse(address: str) -> tuple[str, str]:
 
 
 def download(address: str, patterns: Sequence[str]) -> Path:
-    """Downloads files that match glob patterns, unless they are in the cache, and returns the local folder.
+    """Downloads the files of a repository that match glob patterns, unless they are cached. Returns the local folder.
 
-    The folder's name is the commit that the revision resolves to. Raises a BertjaxError if a file does not match its
-    hash.
+    `address` is `hf:ORG/NAME[@REVISION]`. The folder's name is the commit that the revision resolves to. Raises a
+    BertjaxError if a file does not match its hash.
     """
     from huggingface_hub import snapshot_download
 
@@ -55,8 +55,8 @@ def file_names(address: str) -> list[str]:
 def upload(folder: Path, address: str, overwrite: bool, message: str) -> str:
     """Uploads all files of a folder as one commit, and returns the URL of the repository.
 
-    The repository of `hf:ORG/NAME[@BRANCH]` is created if it does not exist. Without `overwrite`, raises a UsageError
-    if it contains a model. If the upload fails, it has no new commit.
+    `address` is `hf:ORG/NAME[@BRANCH]`. The repository is created if it does not exist. Without `overwrite`, raises a
+    UsageError if the repository contains a model. A failed upload adds no commit.
     """
     from huggingface_hub import HfApi
 

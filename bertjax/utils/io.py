@@ -154,8 +154,11 @@ def atomic_directory(
     old directory and removes the temporary directory. Object storage cannot rename directories, so files are moved one
     by one, and `last_file` is moved last.
 
-    `kind` names the kind of directory in messages. `is_kind` returns whether a directory is of this kind and contains
-    nothing else. Without `overwrite`, raises a UsageError if such a directory exists.
+    `kind` names the kind of directory in messages, such as `corpus`. `is_kind` returns whether a directory is of this
+    kind and contains nothing else.
+
+    Raises a UsageError if `path` exists, unless it is empty or, with `overwrite`, of this kind. Also raises a
+    UsageError if another process is writing to a local `path`.
     """
     make = _remote_directory(epath.Path(path), last_file) if is_remote(path) else _local_directory(Path(path))
     try:
@@ -257,10 +260,10 @@ def cache_dir() -> Path:
 
 
 def check_free_space(directory: os.PathLike | str, needed_bytes: float, what: str, remedy: str = "") -> None:
-    """Raises a BertjaxError if the disk of a local directory has less than `needed_bytes` free for the files `what`.
+    """Raises a BertjaxError if the disk of a local directory has less than `needed_bytes` of free space.
 
-    If the directory does not exist, its nearest existing parent is checked. `remedy` is an alternative to freeing space
-    (default: choose another path).
+    If the directory does not exist, its nearest existing parent is checked. In the message, `what` describes the files
+    to write, and `remedy` is an alternative to freeing space (default: choose another path).
     """
     if is_remote(directory):
         return

@@ -64,10 +64,11 @@ def format_table(rows: Sequence[tuple[str, str, str]]) -> str:
 def progress_bar(
     description: str, total: int | None, unit: str, shown: bool = True, after_seconds: float = 0, done: int = 0
 ) -> tqdm:
-    """Returns a progress bar on standard error of host 0, that starts with `done` units.
+    """Returns a progress bar on standard error of host 0.
 
-    In a terminal, the bar appears after `after_seconds`. Elsewhere, it logs a line every 30 seconds. Without `total`,
-    the remaining time is not shown.
+    `done` is the number of finished units. If `total` is None, the remaining time is not shown. `unit` is the unit of
+    the rate, such as `B` or ` modules`. In a terminal, the bar appears after `after_seconds`. Elsewhere, it logs a line
+    every 30 seconds.
     """
     settings: dict[str, Any] = {"total": total, "initial": done, "desc": description, "unit": unit, "unit_scale": True}
     settings["disable"] = not (shown and is_first())

@@ -113,7 +113,7 @@ def test_trials_of_equal_shapes_compile_once(cola, glue, tmp_path):
 
 @pytest.fixture
 def seen_trials(monkeypatch):
-    """Replaces the runs of a sweep, and returns a list of the trials and configs that would run."""
+    """Replaces the execution of trials. Returns a list to which a sweep adds the fields and config of each trial."""
     trials = []
 
     def record(new_trials, finished, workdir, init_from, make_task):

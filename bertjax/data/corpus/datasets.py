@@ -37,7 +37,10 @@ def tfds_size_bytes(name: str, split: str, data_dir: str | None) -> int | None:
 def tfds_texts(
     name: str, split: str, data_dir: str | None, problems: Counter[str], advance: Callable[[int], object]
 ) -> Iterator[str]:
-    """Yields the text of each example of a dataset, in stored order; downloads the dataset if necessary."""
+    """Yields the text of each example of a dataset, in stored order; downloads the dataset if necessary.
+
+    Invalid UTF-8 is replaced but, unlike in files, not counted in `problems`.
+    """
     import tensorflow_datasets as tfds
 
     builder = open_builder(name, data_dir)
@@ -45,7 +48,7 @@ def tfds_texts(
     with read_errors(dataset, split):
         rows = stored_rows(builder, split)
         features = builder.info.features
-        advice = f"use one with a column 'text' or with one text column (its features: {listed(sorted(features))})"
+        advice = f"use a dataset with a feature 'text' or a single text feature (features: {listed(sorted(features))})"
         columns = [key for key, feature in features.items() if isinstance(feature, tfds.features.Text)]
         column = _text_column(dataset, columns, advice)
         for batch in rows.map(lambda row: row[column]).batch(_READ_EXAMPLES).as_numpy_iterator():
@@ -57,7 +60,11 @@ def tfds_texts(
 
 @contextlib.contextmanager
 def read_errors(dataset: str, split: str) -> Iterator[None]:
-    """Re-raises exceptions of TensorFlow Datasets and of the library `datasets` as one-line errors."""
+    """Re-raises exceptions of TensorFlow Datasets and of the library `datasets` as one-line errors.
+
+    A ValueError becomes a UsageError, and any other exception a BertjaxError. `dataset` describes the dataset in
+    messages, such as "tfds dataset 'lm1b'".
+    """
     try:
         yield
     except BertjaxError:
@@ -66,7 +73,7 @@ def read_errors(dataset: str, split: str) -> Iterator[None]:
         raise UsageError(f"cannot read split {split!r} of {dataset}: {first_line(error)}; check the split") from error
     except Exception as error:
         raise BertjaxError(
-            f"cannot read {dataset}, split {split!r}: {first_line(error)}; check disk and network, then run again"
+            f"cannot read {dataset}, split {split!r}: {first_line(error)}; check the disk and network, then run again"
         ) from error
 
 

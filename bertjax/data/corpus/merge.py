@@ -52,8 +52,9 @@ class MergePlan:
 def plan_merge(shards: Sequence[Shard], heldout_fraction: float, problems: Mapping[str, int]) -> MergePlan:
     """Plans the arrays of a corpus from shards in the order of the text.
 
-    A document is held out if its hash is less than `heldout_fraction` of the largest hash. The threshold is changed if
-    a split would otherwise have too few documents. `problems` are added to the counts of the shards.
+    A document is held out if its hash is less than the threshold `heldout_fraction` * 2^64. If a split would then have
+    too few documents, and `heldout_fraction` is not 0, `balanced_threshold` changes the threshold. `problems` are added
+    to the problem counts of the shards.
     """
     all_problems = sum((Counter(shard.problems) for shard in shards), Counter(problems))
     heldout_below = int(heldout_fraction * 2**64)
@@ -105,12 +106,12 @@ def min_documents(documents: int) -> int:
 def balanced_threshold(hashes: np.ndarray, heldout_below: int) -> int:
     """Returns the hash below which documents are held out, so that each split has `min_documents`.
 
-    The result is as close to `heldout_below` as possible, and equal to it if no threshold gives both splits enough
-    documents. Only an empty training split receives documents in any case. Equal documents have equal hashes, so they
-    are in the same split.
+    If a split lacks n documents, the threshold moves past the n nearest distinct hashes of the other split. Returns
+    `heldout_below` if the other split would then have too few documents, except that an empty training split always
+    gets a document. Equal documents have equal hashes, so they are in the same split.
 
     Args:
-      hashes: hash of each document, uint64 [documents].
+      hashes: hash of each document with at least one sentence, uint64 [documents].
       heldout_below: threshold before balancing.
     """
     is_heldout = hashes < heldout_below

@@ -63,9 +63,11 @@ def prepare(
     workers, runner or paths. The directory appears only when it is complete. Documents are held out by a hash of their
     content, so equal documents are in the same split.
 
-    The arguments are the options of `bertjax prepare`. Without `vocabulary`, a vocabulary is trained on a sample of the
-    text. The defaults of `lower_case`, `workers` and `data_dir` mean: detect the case from `vocabulary` (True if it is
-    trained), one process per core, and TFDS's directory.
+    The arguments correspond to the options of `bertjax prepare`. Defaults of None mean:
+      vocabulary: train a vocabulary on a sample of the text.
+      lower_case: detect the case from `vocabulary`; True for a new vocabulary.
+      workers: one process per core.
+      data_dir: TFDS's default directory.
     """
     path = _resolve_output(output)
     if not 0 <= heldout_fraction < 1:

@@ -24,8 +24,8 @@ from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.utils.io import AnyPath, as_path, atomic_file
 
-# Fields of a document: number of sentences (may be 0), of tokens, and of UTF-8 bytes of the text, and a hash. The hash
-# is that of the sentences, or of the sentences in the first piece if the document was read in several pieces.
+# Fields of a document: numbers of sentences (may be 0), tokens and UTF-8 bytes, and a hash of the sentences. If the
+# document was read in several pieces, the hash is that of the first piece.
 DOCUMENT_DTYPE = np.dtype([("sentences", "<u8"), ("tokens", "<u8"), ("bytes", "<u8"), ("hash", "<u8")])
 _BLOCK_DOCUMENTS = 4096
 _BLOCK_ENTRIES = 1 << 20
@@ -119,9 +119,9 @@ class Shard:
                 yield np.frombuffer(block, DOCUMENT_DTYPE)
 
     def select(self, array: str, heldout_below: int, heldout: bool) -> Iterator[np.ndarray]:
-        """Yields blocks of the `tokens` or `sentences` of held-out documents or of training documents.
+        """Yields the array `tokens` or `sentences` in blocks, for documents of one split only.
 
-        A document is held out if its hash is less than `heldout_below`.
+        `heldout` selects the held-out split: documents with a hash below `heldout_below`. Blocks may be empty.
         """
         dtype = np.dtype(self.token_dtype if array == "tokens" else np.uint32)
         with as_path(f"{self.path}.{array}").open("rb") as file:

@@ -255,7 +255,7 @@ class EpochOrder:
     def typical_step(self) -> int:
         """Returns a typical step of the first epoch, for benchmarks.
 
-        Of the steps with the most common batch shape, it has the most examples.
+        Among the steps with the most common batch shape, this is the first one with the most examples.
         """
         batches, shapes = self._epoch(0)
         most_common, _ = self._epoch_shapes(0).most_common(1)[0]

@@ -45,7 +45,7 @@ class Target:
     def read(self, row: Row, stats: ReadStats) -> Any:
         """Returns the label of a row as a value for `to_array`.
 
-        Returns None if the label is missing. In multi-label data, an empty field means no labels.
+        Returns None if the label is missing. In multi-label data, an empty field is not missing: it means no labels.
         """
         if self.separator:
             names = read_labels(row, self.column, self.separator, stats)

@@ -77,9 +77,9 @@ def eval_dataset(
     """Returns the evaluation batches, which contain each held-out row once.
 
     Rows and masks depend only on the corpus, `source`, `masking`, `max_rows`, and the phase's `seq_len` and
-    `max_predictions`. The phase's steps are ignored. If there are more than `max_rows` rows, the batches contain
-    `max_rows` of them, spread evenly over the split (default: None, all rows). The last batch is filled with padding
-    rows, which have weights 0 and label -1. The dictionaries are like those of `train_dataset`.
+    `max_predictions`. The phase's steps are ignored. With `max_rows` (default: None, all rows), the batches contain at
+    most this number of rows, spread evenly over the split. The last batch is filled with padding rows, which have
+    weights 0 and label -1. The dictionaries are like those of `train_dataset`.
     """
     source = source.heldout_source or source
     available, lookup = source.heldout(corpus, phase.seq_len)

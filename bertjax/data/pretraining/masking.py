@@ -23,9 +23,10 @@ def choose_positions(
     masking: Masking,
     max_predictions: int,
 ) -> tf.Tensor:
-    """Chooses the positions to predict, int32 [B, P], from ids int32 [B, S], row lengths int32 [B] and uniforms [B, S].
+    """Chooses the positions to predict, int32 [B, P], where P is `max_predictions`.
 
-    The positions of a row ascend. Unused elements are at the end and equal S, which is not a valid position.
+    `ids` are int32 [B, S], `lengths` (tokens per row) int32 [B], and `uniforms` float32 [B, S] in [0, 1). The positions
+    of a row ascend. Unused elements are at the end and equal S, which is not a valid position.
 
     A row of n tokens, special tokens included, has min(max_predictions, max(1, round(n * rate))) predictions, as in
     google-research/bert `create_pretraining_data.py`. A row with fewer ordinary tokens has fewer predictions. Special
@@ -48,15 +49,16 @@ def choose_positions(
 def replace_tokens(
     ids: tf.Tensor, positions: tf.Tensor, uniforms: tf.Tensor, vocabulary: Vocabulary, masking: Masking
 ) -> dict[str, tf.Tensor]:
-    """Masks the tokens at the positions from `choose_positions`, with uniforms [B, 2 P].
+    """Replaces each token at `positions`, int32 [B, P], by [MASK] or a random token, or keeps it.
 
+    Elements of `positions` that equal S are unused. `ids` are int32 [B, S], and `uniforms` float32 [B, 2 P] in [0, 1).
     Special tokens are never drawn as random replacements. google-research/bert draws from the entire vocabulary.
 
     Returns:
       `input_ids`: token ids after masking, int32 [B, S].
       `masked_lm_positions`, `masked_lm_ids`: predicted positions and their original tokens, int32 [B, P].
       `masked_lm_weights`: 1 for predictions, float32 [B, P].
-      Unused predictions are 0 in all three arrays.
+      Unused predictions are 0 in the three `masked_lm` arrays.
     """
     seq_len = ids.shape[1]
     ordinary_ids = np.flatnonzero(_is_ordinary(vocabulary)).astype(np.int32)

@@ -105,7 +105,7 @@ def answer_record(answer: Answer, null_threshold: float | None, include_score: b
     """Returns the prediction record of an answer: its text, and the character offsets of start and end (exclusive).
 
     The text of the null answer is "", and its offsets are None. The answer is null if its null odds exceed
-    `null_threshold`, and never null if the threshold is None.
+    `null_threshold` (None: no limit), or if the answer has no candidates. `include_score` adds the score of the answer.
     """
     has_null = null_threshold is not None
     is_null = has_null and answer.null_odds > null_threshold

@@ -45,7 +45,7 @@ class MaskedLm(PretrainingObjective):
 
     @classmethod
     def max_predictions(cls, seq_len: int, configured: int, rate: float) -> int:
-        # Rounding first, because 0.07 * 100 is 7.000000000000001 in floating point.
+        # Round first, because 0.07 * 100 is 7.000000000000001 in floating point.
         return configured or math.ceil(round(rate * seq_len, 6))
 
     @property

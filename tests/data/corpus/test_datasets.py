@@ -69,7 +69,7 @@ def test_single_text_feature_is_read(data_dir):
 @pytest.mark.parametrize(
     ("kind", "name", "split", "message"),
     [
-        ("pairs", "pairs/plain", "train", "its features: answer, question"),
+        ("pairs", "pairs/plain", "train", "(features: answer, question)"),
         ("stories", "stories/plain", "nosuch", "nosuch"),
         ("stories", "nosuchdataset", "train", "no dataset 'nosuchdataset'"),
     ],
