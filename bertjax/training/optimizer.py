@@ -134,16 +134,19 @@ def scale_by_layer_decay(decay: float, frozen_layers: int) -> optax.GradientTran
     return optax.stateless(update)
 
 
-def scale_by_learning_rate_argument() -> optax.GradientTransformationExtraArgs:
-    """Scales updates by `-learning_rate`, an argument of `update`, so that one compiled step serves all rates."""
+def with_learning_rate_argument(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """Multiplies the updates of `tx` by `-learning_rate`, an argument of `update`.
+
+    So one compiled step serves all learning rates. `tx` and the result have the same state.
+    """
 
     def update(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra_args: Any
     ) -> tuple[optax.Updates, Any]:
-        del params
+        updates, state = tx.update(updates, state, params)
         return jax.tree.map(lambda update: -extra_args["learning_rate"] * update, updates), state
 
-    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
+    return optax.GradientTransformationExtraArgs(tx.init, update)
 
 
 def _map_with_names(function: Callable[..., Any], *trees: Any) -> optax.Params:
@@ -278,6 +281,5 @@ def _make_optimizer(config: OptimizerConfig) -> Optimizer:
         optax.add_decayed_weights(config.weight_decay, mask=decay_mask),
         trust_ratio,
         scale_by_layer_decay(config.layer_decay, config.freeze_layers) if has_layer_decay else optax.identity(),
-        scale_by_learning_rate_argument(),
     )
-    return Optimizer(tx, Freezing(config.freeze_layers, config.freeze))
+    return Optimizer(with_learning_rate_argument(tx), Freezing(config.freeze_layers, config.freeze))

@@ -95,7 +95,8 @@ class _ProgressLines(tqdm):
 
     def refresh(self, *_: Any, **__: Any) -> None:
         # Do not hold tqdm's lock here, because the log handler acquires its own lock before tqdm's.
-        logger.info(str(self))
+        if not self.disable:
+            logger.info(str(self))
 
 
 def duration(seconds: float) -> str:
