@@ -250,7 +250,7 @@ def test_metric_lines_are_uploaded_by_flush(stored):
 
 def test_missing_bucket_and_missing_permission_end_the_run(stored, capfd, corpus):
     code, error = failure(capfd, *train(corpus, "gs://nosuch/run")[3:])
-    assert code == 1 and "no bucket for gs://nosuch/run; check the name of the bucket, or create it" in error
+    assert code == 1 and "the bucket of gs://nosuch/run does not exist; check its name, or create the bucket" in error
     with pytest.raises(UsageError, match="unsupported checkpoint path: s3://bucket/run; use a local path or gs://"):
         resolve_checkpoint_path("s3://bucket/run")
 

@@ -97,7 +97,9 @@ def add_parser(commands: Any) -> None:
         help="use WNLI.tsv from the predictions directory instead of the majority class",
     )
     parser.add_argument(
-        "--partial", action="store_true", help="write the archive even if it is incomplete; the server rejects it"
+        "--partial",
+        action="store_true",
+        help="write the archive even if files or rows are missing; the GLUE server rejects such an archive",
     )
 
 

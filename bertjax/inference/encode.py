@@ -38,8 +38,8 @@ def encode_batches(model: LoadedModel, examples: Examples) -> Iterator[tuple[np.
 def pool(model: LoadedModel, hidden: np.ndarray, lengths: np.ndarray, pooling: str) -> np.ndarray:
     """Returns one vector per text, float32 [n, D]: the state of [CLS], or the mean of the states of all tokens.
 
-    `hidden` is float32 [tokens, D], the concatenated states of the n texts, and `lengths` is int64 [n]. For states with
-    only left context, `cls` takes the last token, [SEP], instead of [CLS].
+    `hidden` is float32 [tokens, D], the concatenated states of the n texts, and `lengths` is int64 [n]. For states that
+    use left context only, `cls` takes the last token, [SEP], because the state of [CLS] does not depend on the text.
     """
     starts = np.cumsum(lengths) - lengths
     if pooling == MEAN:

@@ -41,7 +41,7 @@ def extract_entities(tags: Sequence[str]) -> set[Entity]:
 
 
 def has_entities(tags: Iterable[str]) -> bool:
-    """Returns True if there are tags other than O, and all of them have a prefix of IOB, BIOES or BILOU and a type.
+    """Returns True if there are tags other than O, and each of them is an IOB, BIOES or BILOU prefix and a type.
 
     Raises a UsageError if some tags have the prefix B- or I- and a type, but others are not entity tags.
     """
@@ -57,7 +57,7 @@ def has_entities(tags: Iterable[str]) -> bool:
 
 
 def follows_scheme(tags: Iterable[str]) -> bool:
-    """Returns True if there are tags other than O, and all of them have a prefix of IOB, BIOES or BILOU and a type."""
+    """Returns True if there are tags other than O, and each of them is an IOB, BIOES or BILOU prefix and a type."""
     inside = {*tags} - {"O"}
     return bool(inside) and all(map(_ENTITY_TAG.fullmatch, inside))
 

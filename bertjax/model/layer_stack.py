@@ -30,15 +30,15 @@ def run_layers(
 
     Args:
       parent: the calling module, which owns the parameters and has a `config`.
-      layer: module class that maps (x, *inputs) to (output, output), or to (output, None) without `collect`.
-      fields: fields of the layer, except `collect`.
+      layer: module class. A layer maps (x, *inputs) to (output, output) if `collect`, else to (output, None).
+      fields: constructor arguments of the layer, except `collect`.
       x: [B, L, ...] input of the lowest layer.
       *inputs: further inputs, the same for every layer, such as `sequence_ids`.
       collect: whether to return the outputs of all layers as well.
 
     Returns:
-      The output of the last layer.
-      The input `x` and the outputs of all layers, [N + 1, B, L, ...]. None without `collect`.
+      A tuple of the output of the last layer and, if `collect`, the input `x` and the outputs of all layers as one
+      array, [N + 1, B, L, ...] (else None).
     """
     config, is_scanned = parent.config, scans_layers(parent.config)
     outputs = [x[None]]

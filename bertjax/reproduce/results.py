@@ -90,7 +90,7 @@ class Results:
 
     @property
     def folder(self) -> str:
-        """Results folder in printed commands: the first source that is a folder, or the placeholder `RESULTS`."""
+        """Path of the first source that is a folder, for printed commands; `RESULTS` if all sources are files."""
         return next((source.path for source in self.sources if source.saved is None), "RESULTS")
 
     def finished(self, runs: Iterable[Run]) -> set[str]:

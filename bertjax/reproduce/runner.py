@@ -87,7 +87,7 @@ class Plan:
 
     @property
     def missing_data(self) -> dict[str, str]:
-        """Missing data of unfinished runs that cannot start, by run name."""
+        """Description of the missing data of each unfinished run that cannot start, by run name."""
         unfinished = (run for run in self.runs if run.name not in self.done)
         return {run.name: data for run in unfinished if (data := missing_data([run], self.done))}
 

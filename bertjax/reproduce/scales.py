@@ -1,4 +1,4 @@
-"""Scales of the reproduction: one as in the paper, two for a single machine. A scale sets model sizes and settings."""
+"""Model sizes and settings of the reproduction: `paper` as in the paper, `small` and `medium` for a single machine."""
 
 import dataclasses
 from collections.abc import Mapping

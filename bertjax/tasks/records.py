@@ -10,7 +10,7 @@ from bertjax.data.finetuning.tables import Row
 from bertjax.metrics.entities import extract_entities
 
 Record = dict[str, Any]
-# Name of the records file of a task with a single input file.
+# File name of the prediction records, for tasks that predict one input file.
 RECORDS_FILE = "predictions.jsonl"
 # Fields of a record. Input columns with these names cannot be copied to the records.
 FIELDS = ("line", "prediction", "probabilities", "logits", "words")

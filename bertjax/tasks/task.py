@@ -171,7 +171,7 @@ class Task:
 
     def train_batches(self, start_step: int, shard: DataShard) -> Iterator[NumpyBatch]:
         """Yields the shard's rows of each training batch, starting at `start_step`."""
-        raise UsageError("the task was built without training data; use the command `train`")
+        raise UsageError("the task has no training data; build it with build_task(config, train=True)")
 
     def eval_batches(self, shard: DataShard) -> Iterator[NumpyBatch]:
         """Yields the shard's rows of each evaluation batch. Every example occurs once. Padding rows have weight 0."""

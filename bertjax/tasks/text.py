@@ -251,7 +251,7 @@ class Task(FinetuningTask):
 
 
 def _read_labels(data: TextData) -> list[str]:
-    """Returns the sorted labels of the training file."""
+    """Returns the distinct labels of the training file, sorted."""
     if not data.train_file:
         raise UsageError("no training file to read the classes from; set --config.data.train_file=FILE")
     rows, stats = data.read_rows(data.train_file, [data.label], keep_short=False)

@@ -14,7 +14,7 @@ from bertjax.training.state import TrainState
 
 
 class DivergenceError(BertjaxError):
-    """Error of a run whose loss diverged, or whose loss or gradient is not finite."""
+    """Divergence of the loss, or a loss or gradient that is not finite."""
 
     # All hosts raise this error, because loss and gradients are replicated.
     on_all_hosts = True

@@ -104,7 +104,7 @@ def mesh_and_params(task: Task, checkpoint: epath.Path) -> tuple[Mesh, Any]:
     check_batch_sizes(task, mesh, 1)
     params = load_params(checkpoint, abstract_params(task.objective, task.config.mesh))
     if order:
-        logger.info(f"reordered the outputs by label: {order}")
+        logger.info(f"reordered the outputs of {checkpoint} to match the labels of the task: {order}")
         params = {
             **params,
             **{name: jax.tree.map(lambda x: x[..., jnp.array(order)], params[name]) for name in task.reinit_params},

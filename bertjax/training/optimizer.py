@@ -261,7 +261,8 @@ def make_optimizer(config: OptimizerConfig) -> Optimizer:
     return _make_optimizer(dataclasses.replace(config, learning_rate=0.0, warmup_steps=0))
 
 
-# Cached, so that equal configs give the same object, and the trials of a sweep share a compiled step.
+# Return the same object for equal configs. It is a cache key of `make_train_step`, so the trials of a sweep reuse one
+# compiled train step.
 @functools.cache
 def _make_optimizer(config: OptimizerConfig) -> Optimizer:
     moments = {"b1": config.b1, "b2": config.b2, "eps": config.eps}

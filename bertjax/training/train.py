@@ -96,7 +96,7 @@ def train(
         if step == 0 and task.eval_first:
             history = history.add(step, _evaluate(task, mesh, state, progress, heartbeat))
 
-        # A resumed run may be out of patience already, if it was killed before it could finish.
+        # A run that was killed between early stopping and writing `results.json` must not train further.
         done = step >= task.total_steps or history.is_out_of_patience()
         stopped = False
         batches = task.train_batches(step, data_shard(mesh))

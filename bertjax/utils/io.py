@@ -40,7 +40,7 @@ def as_path(path: os.PathLike | str) -> AnyPath:
 def check_bucket(path: AnyPath) -> None:
     """Raises a BertjaxError if the bucket of a URL does not exist, since TensorFlow's `mkdir` would retry forever."""
     if is_remote(path) and not as_path("/".join(os.fspath(path).split("/")[:3])).exists():
-        raise BertjaxError(f"no bucket for {path}; check the name of the bucket, or create it")
+        raise BertjaxError(f"the bucket of {path} does not exist; check its name, or create the bucket")
 
 
 def read_json(path: os.PathLike | str) -> Any:
@@ -116,7 +116,8 @@ def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     check_free_space(path.parent, sum(array.nbytes for array in arrays.values()), str(path))
     try:
         with atomic_file(path) as temporary, open(temporary, "wb") as file:
-            np.savez(file, **arrays)  # pyrefly: ignore[bad-argument-type]  # The stub checks arrays as `allow_pickle`.
+            # For pyrefly, `**arrays` could pass an array as `allow_pickle`, which is a bool in NumPy's stub.
+            np.savez(file, **arrays)  # pyrefly: ignore[bad-argument-type]
     except OSError as error:
         raise BertjaxError(f"cannot write {path}: {error.strerror or error}") from error
 

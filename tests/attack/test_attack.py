@@ -13,7 +13,7 @@ import pytest
 import sandbox as sandboxes
 from invocations import invocations, invoke
 
-# Pieces that are slow to create.
+# Prefixes of placeholders for outputs of slow commands. The short attack skips invocations that contain one.
 SLOW = ("{glue", "{swept}", "{predictions}", "{reproduced}", "{huggingface}")
 ROWS = ("corpus", "checkpoint", "gz", "glue data", "squad data", "prepare")
 
@@ -29,7 +29,7 @@ def test_short_attack_finds_no_faults():
 
 @pytest.fixture
 def sandbox_of(tmp_path, monkeypatch):
-    # Returns a function that takes a Python script and returns a sandbox in which every command runs this script.
+    # `sandbox_of(script)` returns a sandbox that runs the Python script instead of every bertjax command.
     def start(script, argv, cwd, env, out, err):
         # The script unblocks the signals when it has installed its handlers.
         signal.pthread_sigmask(signal.SIG_BLOCK, sandboxes.HANDLED_SIGNALS)

@@ -116,7 +116,7 @@ def test_float16_weights_become_float32(letters, tmp_path):
         (lambda folder: (folder / "vocab.txt").write_text("[PAD]\n"), "lacks "),
     ],
 )
-def test_damaged_file_is_named(damage, message, letters, tmp_path):
+def test_damaged_or_missing_file_is_an_error(damage, message, letters, tmp_path):
     huggingface.write(random_checkpoint(letters), tmp_path)
     damage(tmp_path)
     with pytest.raises(BertjaxError, match=message):

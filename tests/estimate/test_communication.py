@@ -81,6 +81,7 @@ def test_bytes_of_a_real_state_scale_with_the_mesh():
 
     data, fsdp, tensor = sent(data=4), sent(data=1, fsdp=4), sent(data=1, tensor=4)
     assert data.keys() == {"all-reduce"} == tensor.keys() and fsdp.keys() == {"all-gather", "reduce-scatter"}
-    # An all-reduce sends twice the bytes of a reduce-scatter. Nearly all parameters other than the table are sharded.
+    # A reduce-scatter sends half the bytes of an all-reduce. On `fsdp`, the gradient of the token table is not
+    # exchanged, and the gradients of nearly all other parameters are reduce-scattered.
     table = 2 * 3 / 4 * 4 * 128 * 64
     assert fsdp["reduce-scatter"] == pytest.approx((data["all-reduce"] - table) / 2, rel=0.1)

@@ -117,7 +117,7 @@ def test_remat_does_not_change_loss_and_gradient(params, batch, remat):
     )
 
 
-def test_remat_policies_recompute_increasing_numbers_of_products(params, batch):
+def test_number_of_matrix_products_recomputed_by_each_remat_policy(params, batch):
     def products(remat: str) -> int:
         """Returns the number of matrix products in the compiled backward pass."""
         config = dataclasses.replace(CONFIG, remat=remat, scan_layers="true")

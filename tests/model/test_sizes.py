@@ -77,7 +77,7 @@ def test_published_sizes_have_published_counts(size, expected):
 
 
 @pytest.mark.parametrize(("size", "expected"), TABLE_6.items())
-def test_sizes_of_table_6_have_published_counts(size, expected):
+def test_sizes_of_table_6_have_expected_parameter_counts(size, expected):
     assert parameter_counts(size)[0] == expected
     heads = int(size.split("_A")[1])
     assert size_fields(size)["num_attention_heads"] == heads

@@ -113,7 +113,7 @@ def test_flops_assume_the_epochs_of_the_config(task, feature_head, scale):
 
 @every_scale
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_cells_cover_the_paper_except_test_sets(file, scale):
+def test_tables_have_all_columns_of_the_paper_except_test_sets(file, scale):
     loaded = load(file, scale)
     assert loaded.name == file.stem.removeprefix("table")
     assert len({(cell.row, cell.column) for cell in loaded.cells}) == len(loaded.cells)

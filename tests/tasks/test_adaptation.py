@@ -114,7 +114,7 @@ def test_invalid_replay_is_refused(corpus, spelled):
             task_of(corpus, f",replay={replay}")
 
 
-def test_mean_piece_bytes(tmp_path):
+def test_mean_piece_bytes_includes_the_space_before_a_word(tmp_path):
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "ab", "##é", "##c", "é"]
     (tmp_path / "vocab.txt").write_text("\n".join(pieces) + "\n")
     # The bytes of "ab" and "é" include the space before them. [UNK] counts only this space.

@@ -125,7 +125,7 @@ def test_resumed_run_equals_an_uninterrupted_run(glue, letters, tmp_path, monkey
     assert saved_fingerprint(find_checkpoint(uninterrupted)) == saved_fingerprint(find_checkpoint(resumed))
 
 
-def test_last_output_line_is_the_best_checkpoint(cola, glue, letters, tmp_path, capfd):
+def test_train_prints_metrics_and_path_of_the_best_checkpoint(cola, glue, letters, tmp_path, capfd):
     capfd.readouterr()
     results = train(f"glue.py:task=cola,path={glue}", tmp_path / "run", letters, steps=0, epochs=7)
     printed = json.loads(capfd.readouterr().out)

@@ -60,8 +60,7 @@ def test_pairs_need_two_segments(corpus, tmp_path, capfd):
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_objective_is_consistent(objective, corpus):
-    """Checks that the batches, the model kind and the metric names of an objective agree."""
+def test_batches_model_kind_and_metric_names_agree(objective, corpus):
     config = parse_config(experiment_config(config_of(corpus, objective), [*overrides(None), *MODELS[objective]]))
     task = build_task(config)
     real, synthetic = next(task.train_batches(0, SINGLE_SHARD)), task.benchmark_batch()

@@ -17,7 +17,7 @@ from bertjax.tasks.objectives import classification as objectives
 from bertjax.tasks.objectives.classification import ClassWeighting
 from bertjax.training.checkpoint_config import experiment_config
 
-# Experiment -> function that writes its files (None: `text_files`), and number of training rows.
+# Function that writes the data files (None: `text_files`) and number of training examples, by experiment.
 TASKS = {
     "glue.py:task=cola": (glue_files, 64),
     "glue.py:task=stsb": (glue_files, 32),
@@ -72,7 +72,7 @@ def test_every_task_has_a_training_fraction_and_a_held_out_dev_set(experiment, l
         entry["rows"] for entry in files_read[0]["skipped"].values()
     )
     if experiment != "ner.py:context=sentence":
-        # Sentences are held out by whole documents, so their number varies.
+        # Whole documents are held out, so the number of held-out sentences varies.
         assert dev_count == round(0.25 * count) + (0.25 * count > round(0.25 * count))
         assert dev_count + trained_count == count
     half = make_task(experiment, files, letters, **fields, data__train_share=0.5)

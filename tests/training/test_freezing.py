@@ -146,7 +146,7 @@ def _is_backward_scan(eqn) -> bool:
         ),
     ],
 )
-def test_unknown_or_all_parameters_cannot_be_frozen(fields, message):
+def test_freezing_unknown_or_all_parameters_is_an_error(fields, message):
     optimizer = make_optimizer(OptimizerConfig(**fields))
     with pytest.raises(UsageError, match=message):
         abstract_state(masked_lm.MaskedLm.for_model(MODEL), optimizer, make_mesh(MeshConfig(1), jax.devices()[:1]))

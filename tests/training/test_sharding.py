@@ -31,11 +31,11 @@ def device_grid(config: MeshConfig, devices: list[types.SimpleNamespace], monkey
     return make_mesh(config, devices)
 
 
-def test_mesh_axis_is_a_line_of_neighboring_chips(monkeypatch):
+def test_tensor_axis_is_a_row_or_column_of_the_chip_grid(monkeypatch):
     grid = device_grid(MeshConfig(data=4, fsdp=1, tensor=4), chips(1, (4, 4)), monkeypatch)
     for group in grid[:, 0]:
         columns, rows = ({device.coords[axis] for device in group} for axis in (0, 1))
-        # The devices of a mesh axis are a whole row or column of the grid.
+        # The devices of each tensor-parallel group are a whole row or column of the grid.
         assert sorted((len(columns), len(rows))) == [1, 4]
 
 

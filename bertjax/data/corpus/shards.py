@@ -113,7 +113,7 @@ class Shard:
     problems: dict[str, int]
 
     def documents(self) -> Iterator[np.ndarray]:
-        """Yields the documents in blocks."""
+        """Yields arrays of consecutive documents, `DOCUMENT_DTYPE` [n], in order."""
         with as_path(f"{self.path}.documents").open("rb") as file:
             while block := file.read(_BLOCK_DOCUMENTS * DOCUMENT_DTYPE.itemsize):
                 yield np.frombuffer(block, DOCUMENT_DTYPE)

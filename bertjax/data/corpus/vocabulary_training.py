@@ -82,14 +82,14 @@ def learn_vocabulary(
     """
     if kind != WORDPIECE:
         sentences = list(itertools.chain.from_iterable(samples))
-        logger.info(f"vocabulary: choosing {size:,} pieces for {len(sentences):,} sentences")
+        logger.info(f"training a vocabulary of {size:,} pieces from {len(sentences):,} sentences")
         content = sentencepiece_model(sentences, size, lower_case)
         return load_vocabulary(VOCABULARY_FILES[kind], lower_case, content), None
     counts: Counter[str] = Counter()
     for words in samples:
         counts.update(words)
-    action = f"{size:,} pieces" if base is None else f"{add_pieces:,} pieces to add"
-    logger.info(f"vocabulary: choosing {action} for {len(counts):,} words")
+    action = f"training a vocabulary of {size:,}" if base is None else f"adding up to {add_pieces:,}"
+    logger.info(f"{action} pieces from {len(counts):,} distinct words")
     if base is None:
         content = "".join(f"{piece}\n" for piece in wordpieces(counts, size)).encode()
         return load_vocabulary(VOCABULARY_FILES[kind], lower_case, content), None

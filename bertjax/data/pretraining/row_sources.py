@@ -53,7 +53,7 @@ from bertjax.errors import UsageError
 EVAL_SEED = 0
 # Purposes of random streams, used as the last argument of `stream_key`.
 ORDER, OFFSET, MASKS, TRUNCATION = range(4)
-# Maps row positions within a phase, int64 [B], to spans.
+# Maps row numbers, int64 [B], to the spans of these rows. Training rows are numbered from the start of the phase.
 Lookup = Callable[[tf.Tensor], Spans]
 Batch = dict[str, tf.Tensor]
 

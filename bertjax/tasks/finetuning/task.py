@@ -124,7 +124,7 @@ class FinetuningTask(task.Task):
         return ()
 
     def hashed_answers(self) -> Any:
-        """Returns the labels stored outside the examples, as a JSON value for the data hash (default: None)."""
+        """Returns gold answers that the examples do not contain, as a JSON value for `data_hash` (default: None)."""
         return None
 
     # Interface of `Task`.

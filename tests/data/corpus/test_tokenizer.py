@@ -152,7 +152,8 @@ def test_difficult_texts(vocabulary_file, lower_case):
 def test_every_code_point(lower_case):
     basic = BasicTokenizer(lower_case)
     wrong = []
-    # A sample of the Unicode planes 4 to 16 is enough: 4 to 13 are unassigned, 15 and 16 are for private use.
+    # Test all code points of the Unicode planes 0 to 3 and the assigned part of plane 14. Of the others, a sample is
+    # enough: planes 4 to 13 are unassigned, and planes 15 and 16 are for private use.
     for code in chain(range(0x40000), range(0x40000, 0x110000, 97), range(0xE0000, 0xE0200)):
         text = f"A{chr(code)}b"
         if basic.words(text) != plain_words(text, lower_case):
@@ -171,7 +172,7 @@ def test_word_spans_in_the_text():
 
 
 @pytest.mark.parametrize("lower_case", [True, False])
-def test_random_text(vocabulary_file, lower_case):
+def test_random_texts_match_the_simple_implementation(vocabulary_file, lower_case):
     tokenizer = Tokenizer(load_vocabulary(vocabulary_file, lower_case), cache_entries=50)
     draw = random.Random(7)
     ranges = [
