@@ -2,6 +2,8 @@
 
 import argparse
 import faulthandler
+import glob
+import importlib.util
 import logging
 import os
 import re
@@ -131,12 +133,23 @@ def _run(argv: list[str]) -> None:
     # An interrupt during the import of JAX's native modules may be lost or crash the process.
     signals = {signal.SIGINT, signal.SIGTERM}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    import jax  # noqa: F401
+    import jax
 
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+    if _lacks_accelerator():
+        # Otherwise, JAX loads libtpu, which prints errors about the missing TPU.
+        jax.config.update("jax_platforms", "cpu")
     args.run(args)
     # Flush, so that a BrokenPipeError is raised here instead of at interpreter exit.
     sys.stdout.flush()
+
+
+def _lacks_accelerator() -> bool:
+    """Returns True if libtpu is installed, for example for `bertjax plan`, on a machine without a TPU or GPU."""
+    has_tpu = "TPU_WORKER_HOSTNAMES" in os.environ or glob.glob("/dev/accel*") or glob.glob("/dev/vfio/*")
+    # `jax_plugins` contains JAX's GPU backends.
+    installed = {name: importlib.util.find_spec(name) is not None for name in ("libtpu", "jax_plugins")}
+    return installed["libtpu"] and not (installed["jax_plugins"] or has_tpu or "JAX_PLATFORMS" in os.environ)
 
 
 def _log_unraisable(unraisable: "sys.UnraisableHookArgs") -> None:

@@ -56,6 +56,13 @@ def test_expected_error_is_one_line(tmp_path):
     assert run("open('nosuch')", tmp_path) == (1, "bertjax: nosuch: No such file or directory\n")
 
 
+def test_libtpu_prints_nothing_on_a_machine_without_a_tpu(tmp_path, monkeypatch):
+    monkeypatch.delenv("JAX_PLATFORMS")
+    # Without this variable, libtpu prints nothing if another process has loaded it.
+    monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    assert run("import jax; jax.devices()", tmp_path) == (0, "")
+
+
 def test_platform_without_devices_is_a_one_line_error(tmp_path, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
     convert = "from bertjax.convert.convert import convert as run\nrun('a', 'b', 'bertjax', False)"
