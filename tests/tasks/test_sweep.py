@@ -11,11 +11,10 @@ from etils import epath
 
 from bertjax.cli import main as cli
 from bertjax.errors import BertjaxError
-from bertjax.inference.cached_features import build_training_task
 from bertjax.training import train as loop
 from bertjax.training.results import read_results
 from bertjax.training.step import make_train_step
-from bertjax.training.sweep import sweep, trial_name
+from bertjax.training.sweep import trial_name
 from bertjax.training.workdir import acquire_lock
 
 
@@ -28,13 +27,16 @@ def test_results_file_with_invalid_content_is_an_error(tmp_path, content):
         read_results(epath.Path(tmp_path))
 
 
-def test_sweep_resumes_after_a_failed_trial_and_refuses_other_runs(cola, glue, letters, tmp_path, capfd, monkeypatch):
+def test_sweep_compiles_once_resumes_after_a_failed_trial_and_refuses_other_runs(
+    cola, glue, letters, tmp_path, capfd, monkeypatch
+):
     command = [
         "sweep",
         f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},quick=true",
         f"--workdir={tmp_path}",
         f"--init_from={cola}",
         "--seeds=2",
+        "--grid=optimizer.learning_rate=1e-3,2e-3",
         *[item for item in overrides(None, steps=2) if "learning_rate" not in item],
     ]
     calls = []
@@ -47,18 +49,22 @@ def test_sweep_resumes_after_a_failed_trial_and_refuses_other_runs(cola, glue, l
         return train(task, path, init_from)
 
     monkeypatch.setattr(loop, "train", failing)
+    make_train_step.cache_clear()
     cli.main(command)
     first = json.loads((tmp_path / "sweep.json").read_text())
-    assert len(calls) == 8 and sum("error" in trial for trial in first["trials"]) == 1
+    assert len(calls) == 4 and sum("error" in trial for trial in first["trials"]) == 1
     assert {row["trials"] + row["failed"] for row in first["settings"]} == {2}
     with_checkpoints = [path for path in (tmp_path / "trials").iterdir() if (path / "checkpoints").exists()]
     assert len(with_checkpoints) == 1
     (tmp_path / "notes.txt").write_text("user file")
     capfd.readouterr()
     cli.main(command)
-    assert len(calls) == 9  # Only the failed trial runs again.
+    assert len(calls) == 5  # Only the failed trial runs again.
     second = json.loads((tmp_path / "sweep.json").read_text())
     assert not any("error" in trial for trial in second["trials"])
+    # Trials of equal shapes compile once.
+    assert len({trial["metrics"]["cross_entropy"] for trial in second["trials"]}) == 4
+    assert make_train_step.cache_info().misses == 1
     best = max(second["trials"], key=lambda trial: trial["score"])
     assert second["best"]["score"] == best["score"]
     assert "accuracy on dev" in capfd.readouterr().err
@@ -99,16 +105,6 @@ def test_locked_workdir_is_refused(cola, glue, tmp_path, capfd):
     with acquire_lock(tmp_path):
         assert f"another run is using the workdir {tmp_path}" in refused(capfd, *command, f"--init_from={cola}")
     assert not (tmp_path / "trials").exists()
-
-
-def test_trials_of_equal_shapes_compile_once(cola, glue, tmp_path):
-    config = f"{EXPERIMENTS}/glue.py:task=rte,path={glue},quick=true"
-    fixed = [item for item in overrides(None, steps=2) if "learning_rate" not in item]
-    make_train_step.cache_clear()
-    grid = ["optimizer.learning_rate=1e-3,2e-3"]
-    result = sweep(config, fixed, grid, 2, str(tmp_path), str(cola), build_training_task)
-    assert len({trial["metrics"]["cross_entropy"] for trial in result["trials"]}) == 4
-    assert make_train_step.cache_info().misses == 1
 
 
 @pytest.fixture
