@@ -1,5 +1,6 @@
 """Fixtures of the fine-tuning tests."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ def glue(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def cola(glue, letters, tmp_path_factory) -> Path:
-    """Returns the workdir of a finished CoLA run; tests must not change it."""
+    """Returns the workdir of a finished CoLA run, next to a file of its stdout; tests must not change it."""
     workdir = tmp_path_factory.mktemp("cola") / "run"
-    train(f"glue.py:task=cola,path={glue}", workdir, letters, steps=0, epochs=10)
+    with (workdir.parent / "stdout").open("w") as file, contextlib.redirect_stdout(file):
+        train(f"glue.py:task=cola,path={glue}", workdir, letters, steps=0, epochs=10)
     return workdir
