@@ -1,6 +1,7 @@
 """Output of single commands with a small corpus and a one-layer model."""
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -225,19 +226,22 @@ def test_checkpoint_with_another_vocabulary_is_rejected(capfd, corpus, workdir, 
     assert code == 2 and "differs from the data's vocabulary" in error
 
 
-def test_sigterm_saves_and_exits_with_42(corpus, tmp_path):
+def test_sigterm_saves_and_exits_with_42(capfd, corpus, tmp_path, monkeypatch):
+    train_batches = pretraining.Task.train_batches
+
+    def send_sigterm_at_step_5(task, start_step, shard):
+        for step, batch in enumerate(train_batches(task, start_step, shard), start_step):
+            if step == 5:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield batch
+
+    monkeypatch.setattr(pretraining.Task, "train_batches", send_sigterm_at_step_5)
     config = [f"--config={TINY},corpus={corpus},seq_len=16", "--config.steps=2000", "--config.eval_every=2000"]
-    command = [sys.executable, "-m", "bertjax", "train", *config, f"--workdir={tmp_path}"]
-    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ONE_DEVICE)
-    lines = []
-    for line in run.stderr:
-        lines.append(line)
-        if line.startswith("step 5/"):
-            run.send_signal(signal.SIGTERM)
-            break
-    out, rest = run.communicate(timeout=120)
-    assert run.returncode == 42, "".join(lines) + rest
-    assert "stop requested" in rest and "stopped by a signal; saved step" in rest
+    with pytest.raises(SystemExit) as end:
+        cli.main(["train", *config, f"--workdir={tmp_path}"])
+    out, error = capfd.readouterr()
+    assert end.value.code == 42, error
+    assert "stop requested" in error and "stopped by a signal; saved step" in error
     result = json.loads(out)
     assert result["stopped"] and (tmp_path / "checkpoints" / str(result["step"])).is_dir()
 
