@@ -1,6 +1,7 @@
 """Classification, multi-label classification and tagging of user data."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,16 +13,25 @@ from bertjax.tasks.build import build_task, parse_config
 from bertjax.training.checkpoint_config import experiment_config
 
 
-def test_own_files_in_every_format(letters, tmp_path, capfd):
-    (tmp_path / "train.csv").write_text("text,topic\n" + '"zu, ba",good\npa ke,bad\n' * 8)
-    (tmp_path / "dev.jsonl").write_text('{"text": "zu lo", "topic": "good"}\n{"text": "pa", "topic": "bad"}\n')
+@pytest.fixture(scope="module")
+def topics(letters, tmp_path_factory) -> Path:
+    """Returns the workdir of a run whose training file is gone; tests must not change it."""
+    folder = tmp_path_factory.mktemp("topics")
+    (folder / "train.csv").write_text("text,topic\n" + '"zu, ba",good\npa ke,bad\n' * 8)
+    (folder / "dev.jsonl").write_text('{"text": "zu lo", "topic": "good"}\n{"text": "pa", "topic": "bad"}\n')
+    (folder / "bert-base-letters.txt").write_bytes(letters.read_bytes())
+    config = f"text.py:train={folder}/train.csv,dev={folder}/dev.jsonl,label=topic"
+    for _ in ("new run", "repeated command"):
+        train(config, folder / "run", folder / "bert-base-letters.txt")
+    (folder / "train.csv").unlink()
+    return folder / "run"
+
+
+def test_own_files_in_every_format(topics, tmp_path, capfd):
+    assert {"accuracy", "macro_f1", "matthews"} <= json.loads((topics / "results.json").read_text()).keys()
     (tmp_path / "new.tsv").write_text("text\tid\nzu\tx\n\nna\tz\n")
-    config = f"text.py:train={tmp_path}/train.csv,dev={tmp_path}/dev.jsonl,label=topic"
-    results = train(config, tmp_path / "run", letters)
-    assert {"accuracy", "macro_f1", "matthews"} <= results.keys()
-    (tmp_path / "train.csv").unlink()
     test_file = f"--config.data.test_file={tmp_path}/new.tsv"
-    path, jsonl_path = predict(capfd, tmp_path / "run", tmp_path / "out", test_file, "--columns=id,text")
+    path, jsonl_path = predict(capfd, topics, tmp_path / "out", test_file, "--columns=id,text")
     lines = path.read_text().split()
     assert lines[0] == "prediction" and len(lines) == 4 and set(lines[1:]) <= {"good", "bad"}
     # A row without text also has a prediction.
@@ -78,17 +88,20 @@ def test_mixed_tag_schemes_are_an_error(letters, tmp_path, capfd):
     assert "the tags mix schemes: B-PER marks an entity, LOC does not" in error
 
 
-def test_evaluate_and_predict_do_not_need_the_training_file(letters, tmp_path, capfd):
-    (tmp_path / "train.csv").write_text("text,label\nzu,a\npa,b\n")
-    train(f"text.py:train={tmp_path}/train.csv,dev={tmp_path}/train.csv", tmp_path / "run", letters, steps=1)
-    (tmp_path / "other.jsonl").write_text('{"text": "zu\\ud83d", "label": "a"}\n')
+def test_evaluate_and_predict_do_not_need_the_training_file(topics, tmp_path, capfd):
+    (tmp_path / "other.jsonl").write_text('{"text": "zu\\ud83d", "topic": "good"}\n')
     capfd.readouterr()
-    config = f"--config={EXPERIMENTS}/text.py:dev={tmp_path}/other.jsonl,quick=true"
-    cli.main(["evaluate", f"--checkpoint={tmp_path / 'run'}", config, *overrides(None)])
+    config = f"--config={EXPERIMENTS}/text.py:dev={tmp_path}/other.jsonl,label=topic,quick=true"
+    cli.main(["evaluate", f"--checkpoint={topics}", config, *overrides(None)])
     output = capfd.readouterr()
     assert "accuracy" in json.loads(output.out) and "unpaired surrogates" in output.err
-    paths = predict(capfd, tmp_path / "run", tmp_path / "out", f"--config.data.test_file={tmp_path}/other.jsonl")
+    paths = predict(capfd, topics, tmp_path / "out", f"--config.data.test_file={tmp_path}/other.jsonl")
     assert len(paths[0].read_text().splitlines()) == 2
+
+
+def test_vocabulary_may_have_any_file_name(topics, letters):
+    assert (topics / "vocab.txt").read_bytes() == letters.read_bytes()
+    cli.main(["predict", f"--checkpoint={topics}", "the good"])
 
 
 def test_resuming_with_a_changed_dev_file_is_an_error(letters, tmp_path, capfd):
@@ -244,17 +257,6 @@ def test_labels_from_a_file_keep_their_order(kind, letters, tmp_path):
     config = experiment_config(f"{EXPERIMENTS}/text.py:{arguments},size=L1_H16,quick=true", flags)
     layer = json.loads(build_task(parse_config(config), train=True).workdir_files["output_layer.json"])
     assert layer["labels"] == ["z", "y", "x"]
-
-
-def test_vocabulary_may_have_any_file_name(letters, tmp_path, capfd):
-    data = tmp_path / "train.csv"
-    data.write_text("text,label\n" + "".join(f"the {'good' if n % 2 else 'bad'},{n % 2}\n" for n in range(8)))
-    vocabulary = tmp_path / "bert-base-letters.txt"
-    vocabulary.write_bytes(letters.read_bytes())
-    for _ in ("new run", "resumed run"):
-        train(f"text.py:train={data}", tmp_path / "run", vocabulary, steps=1)
-    assert (tmp_path / "run/vocab.txt").read_bytes() == letters.read_bytes()
-    cli.main(["predict", f"--checkpoint={tmp_path}/run", "the good"])
 
 
 def test_bench_step_reports_the_shape_of_the_timed_batch(letters, tmp_path, capfd):
