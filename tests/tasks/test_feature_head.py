@@ -111,7 +111,7 @@ def test_cached_features_use_the_dtype_of_the_run(ner, tmp_path, cache_dir):
 
 def test_interrupted_cached_features_are_recomputed(ner, tmp_path, cache_dir, capfd):
     files, start = ner
-    arguments = [None, f"--init_from={start}", *FROZEN, "--config.feature_head.features=last"]
+    arguments = [None, f"--init_from={start}", *FROZEN, "--config.feature_head.features=sum_last_four"]
     train(f"ner.py:path={files}", tmp_path / "first", *arguments, steps=1, eval_every=1)
     complete, interrupted = sorted(cache_dir.glob("*.bin"))
     modified_at, content = complete.stat().st_mtime_ns, interrupted.read_bytes()
