@@ -139,7 +139,13 @@ def test_general_text_is_evaluated_too(corpus, general, tmp_path, capfd):
     bits = results["general_mlm_loss"] / np.log(2) / mean_piece_bytes(opened.vocabulary(), opened.heldout.tokens)
     assert results["general_bits_per_byte"] == pytest.approx(bits, rel=1e-4)
     assert results["general_mlm_loss"] != results["mlm_loss"]
-    first = read_metrics(tmp_path / "run")[0]
+    # The loss is that of masked LM, without next-sentence prediction.
+    lines = read_metrics(tmp_path / "run")
+    logged = [line for line in lines if "loss" in line]
+    assert logged and all(line["loss"] == line["mlm_loss"] for line in logged)
+    assert results["loss"] == results["mlm_loss"] > 0
+    assert not [name for line in [*lines, results, results["baseline"]] for name in line if "nsp" in name]
+    first = lines[0]
     assert first["step"] == 0 and {"eval_bits_per_byte", "eval_general_bits_per_byte"} <= first.keys()
     capfd.readouterr()
     cli.main(["evaluate", f"--checkpoint={tmp_path}/run"])
