@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
+import tensorflow as tf
 from commanding import commands, failure, refused
 from valid_commands import check_command
 
@@ -315,10 +316,13 @@ def test_exit_codes_of_exceptions(capfd, monkeypatch):
 
     in_native_code = ValueError("Exception raised while checking equality")
     in_native_code.__cause__ = KeyboardInterrupt()
+    storage = tf.errors.PermissionDeniedError(None, None, "HTTP 403 gs://nosuch\nmore")
+    advice = "check the address and the network, then run the same command again"
     for error, code, line in (
         (KeyboardInterrupt(), 130, "bertjax: interrupted\n"),
         (in_native_code, 130, "bertjax: interrupted\n"),
         (FileNotFoundError(2, "No such file", "a.txt"), 1, "bertjax: a.txt: No such file\n"),
+        (storage, 1, f"bertjax: HTTP 403 gs://nosuch; {advice}\n"),
     ):
         with pytest.raises(SystemExit) as end:
             run(error)

@@ -73,13 +73,6 @@ def test_platform_without_devices_is_a_one_line_error(tmp_path, monkeypatch):
         assert error.count("\n") == 1
 
 
-def test_storage_error_of_tensorflow_is_one_line(tmp_path):
-    raised = "import tensorflow as tf\nraise tf.errors.PermissionDeniedError(None, None, 'HTTP 403 gs://nosuch\\nmore')"
-    advice = "check the address and the network, then run the same command again"
-    code, error = run(raised, tmp_path)
-    assert (code, error.splitlines()[-1]) == (1, f"bertjax: HTTP 403 gs://nosuch; {advice}")
-
-
 def test_error_in_a_finalizer_adds_no_traceback(tmp_path):
     # After a failed read, finalizers of Orbax raise such errors.
     body = (
