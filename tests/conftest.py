@@ -6,13 +6,13 @@ without the mark `devices` on one device; `make test-all` runs all tests on eigh
 
 import gc
 import importlib.metadata
-import logging
 import os
 import signal
 import tempfile
 from pathlib import Path
 
 import pytest
+from log_recording import recorded_log
 from made_up_text import make_corpus, write_letters
 
 _JAX_VERSION = tuple(int(part) for part in importlib.metadata.version("jax").split(".")[:2])
@@ -58,25 +58,11 @@ def letters(tmp_path_factory) -> Path:
     return path
 
 
-class _ListHandler(logging.Handler):
-    def __init__(self, lines):
-        super().__init__()
-        self.lines = lines
-
-    def emit(self, record):
-        self.lines.append(record.getMessage())
-
-
 @pytest.fixture
 def log_lines():
     """Yields the list of messages that the package logs during the test."""
-    logger, lines = logging.getLogger("bertjax"), []
-    handler, level = _ListHandler(lines), logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    yield lines
-    logger.removeHandler(handler)
-    logger.setLevel(level)
+    with recorded_log() as lines:
+        yield lines
 
 
 @pytest.fixture

@@ -6,6 +6,8 @@ import json
 import shutil
 import signal
 import zlib
+from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -13,6 +15,7 @@ import orbax.checkpoint as ocp
 import pytest
 from command_runs import read_metrics
 from etils import epath
+from log_recording import recorded_log
 from small_run import load_final_params, make, with_attributes, with_changed_batch, with_signal
 
 from bertjax.data.corpus.store import open_corpus
@@ -104,14 +107,60 @@ def test_evaluations_redraw_curves_after_some_seconds(corpus, tmp_path, monkeypa
     assert num_lines == lines_drawn
 
 
-def test_steps_make_no_implicit_transfers(corpus, tmp_path, monkeypatch):
-    make_train_step = loop.make_train_step
+@pytest.mark.parametrize(("warmup_steps", "is_logged"), [(1, False), (2, True)])
+def test_warm_up_longer_than_the_run_is_logged(corpus, tmp_path, log_lines, warmup_steps, is_logged):
+    _, task = make(corpus, steps=2, optimizer__warmup_steps=warmup_steps)
+    schedule = bert_schedule(1e-2, warmup_steps, 2)
+    progress.Progress(task, epath.Path(tmp_path), 0, [], schedule).close()
+    warning = "warm-up takes 2 of 2 steps, so the learning rate does not reach 0.01"
+    assert any(warning in line for line in log_lines) == is_logged
+
+
+class ShortRun(NamedTuple):
+    """A run of three steps whose evaluations have a metric `ratio` of NaN."""
+
+    workdir: Path
+    returned: dict
+    log_lines: list[str]
+    # For each time that `results.json` was written: whether `curves.png` existed.
+    had_curves: list[bool]
+
+
+@pytest.fixture(scope="module")
+def short_run(corpus, tmp_path_factory):
+    """Returns a `ShortRun` whose steps were not allowed to transfer data implicitly."""
+    workdir = tmp_path_factory.mktemp("short") / "run"
+    make_train_step, write, had_curves = loop.make_train_step, results.write_atomic, []
 
     def make_guarded_step(*args):
         return lambda *inputs: jax.transfer_guard("disallow")(make_train_step(*args))(*inputs)
 
-    monkeypatch.setattr(loop, "make_train_step", make_guarded_step)
-    loop.train(make(corpus, steps=2)[1], str(tmp_path))
+    def record(path, content):
+        had_curves.append((workdir / "curves.png").exists())
+        write(path, content)
+
+    task = with_attributes(make(corpus, steps=3)[1], evaluate=lambda means, outputs: {**means, "ratio": np.nan})
+    with pytest.MonkeyPatch.context() as monkeypatch, recorded_log() as lines:
+        monkeypatch.setattr(loop, "make_train_step", make_guarded_step)
+        monkeypatch.setattr(results, "write_atomic", record)
+        returned = loop.train(task, str(workdir))
+    return ShortRun(workdir, returned, lines, had_curves)
+
+
+def test_steps_make_no_implicit_transfers(short_run):
+    # An implicit transfer raises an error in the fixture.
+    assert short_run.returned["step"] == 3
+
+
+def test_metric_that_is_not_finite_is_logged_and_saved_as_a_string(short_run):
+    assert short_run.returned["ratio"] == "nan"
+    assert json.loads((short_run.workdir / "results.json").read_text())["ratio"] == "nan"
+    assert [line.split() for line in short_run.log_lines if line.startswith("ratio")] == [["ratio", "nan", "nan"]]
+
+
+def test_results_are_the_last_file_of_a_run(short_run):
+    """Checks that `results.json` is written last, because a run with this file counts as finished."""
+    assert short_run.had_curves == [True]
 
 
 @pytest.mark.devices
@@ -129,15 +178,37 @@ def test_resumed_run_equals_an_uninterrupted_run(corpus, whole, tmp_path, at, nu
     jax.tree.map(np.testing.assert_array_equal, load_final_params(tmp_path, task), load_final_params(whole, task))
 
 
-def test_resume_replaces_lines_after_the_checkpoint(corpus, whole, tmp_path):
-    shutil.copytree(whole, tmp_path / "run")
+@pytest.fixture(scope="module")
+def resumed(corpus, whole, tmp_path_factory):
+    """Resumes a copy of `whole` from step 8 with --init_from and a file of the user; returns workdir and log lines."""
+    run = tmp_path_factory.mktemp("resumed") / "run"
+    shutil.copytree(whole, run)
     for step in ("12", "14"):
-        shutil.rmtree(tmp_path / "run" / "checkpoints" / step)
-    with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
+        shutil.rmtree(run / "checkpoints" / step)
+    with open(run / "metrics.jsonl", "a") as file:
         file.write('{"step": 14, "lo')
-    _, task = make(corpus)
-    loop.train(task, str(tmp_path / "run"))
-    assert (tmp_path / "run" / "metrics.jsonl").read_text() == (whole / "metrics.jsonl").read_text()
+    (run / "notes.txt").write_text("mine")
+    with recorded_log() as lines:
+        loop.train(make(corpus)[1], str(run), init_from=str(whole))
+    return run, lines
+
+
+def test_resume_replaces_lines_after_the_checkpoint(resumed, whole):
+    assert (resumed[0] / "metrics.jsonl").read_text() == (whole / "metrics.jsonl").read_text()
+
+
+def test_resume_ignores_init_from(resumed, whole):
+    run, lines = resumed
+    assert any(
+        "at step 8; --init_from is ignored, and the run started from different parameters" in line for line in lines
+    )
+    assert (run / "metrics.jsonl").read_text() == (whole / "metrics.jsonl").read_text()
+
+
+def test_resume_accepts_additional_files_in_its_workdir(resumed):
+    run, _ = resumed
+    assert json.loads((run / "results.json").read_text())["step"] == 14
+    assert (run / "notes.txt").read_text() == "mine"
 
 
 def test_resume_skips_torn_metric_lines(corpus, whole, tmp_path):
@@ -176,14 +247,6 @@ def test_evaluation_loss_that_is_not_finite_ends_the_run(corpus, tmp_path):
         loop.train(changed, str(tmp_path))
 
 
-def test_metric_that_is_not_finite_is_logged_and_saved_as_a_string(corpus, tmp_path, log_lines):
-    _, task = make(corpus, steps=3)
-    changed = with_attributes(task, evaluate=lambda means, outputs: {**means, "ratio": np.nan})
-    assert loop.train(changed, str(tmp_path))["ratio"] == "nan"
-    assert json.loads((tmp_path / "results.json").read_text())["ratio"] == "nan"
-    assert [line.split() for line in log_lines if line.startswith("ratio")] == [["ratio", "nan", "nan"]]
-
-
 def test_diverging_loss_ends_the_run(corpus, tmp_path):
     _, task = make(corpus, divergence_factor=0.9)
     with pytest.raises(BertjaxError, match=r"diverged at step 3.*no checkpoint was saved yet"):
@@ -196,38 +259,6 @@ def test_init_from_loads_parameters(corpus, whole, tmp_path, log_lines):
     loop.train(task, str(tmp_path), init_from=str(whole))
     assert any("starting at step 0 with the parameters of" in line for line in log_lines)
     jax.tree.map(np.testing.assert_array_equal, load_final_params(tmp_path, task), load_final_params(whole, task))
-
-
-def test_results_are_the_last_file_of_a_run(corpus, tmp_path, monkeypatch):
-    """Checks that `results.json` is written last, because a run with this file counts as finished."""
-    _, task = make(corpus, steps=3)
-    write, had_curves = results.write_atomic, []
-
-    def record(path, content):
-        had_curves.append((tmp_path / "curves.png").exists())
-        write(path, content)
-
-    monkeypatch.setattr(results, "write_atomic", record)
-    loop.train(task, str(tmp_path))
-    assert had_curves == [True]
-
-
-@pytest.mark.parametrize(("warmup_steps", "is_logged"), [(1, False), (2, True)])
-def test_warm_up_longer_than_the_run_is_logged(corpus, tmp_path, log_lines, warmup_steps, is_logged):
-    _, task = make(corpus, steps=2, optimizer__warmup_steps=warmup_steps)
-    loop.train(task, str(tmp_path))
-    warning = "warm-up takes 2 of 2 steps, so the learning rate does not reach 0.01"
-    assert any(warning in line for line in log_lines) == is_logged
-
-
-def test_resume_ignores_init_from(corpus, whole, tmp_path, log_lines):
-    _, task = make(corpus)
-    loop.train(with_signal(task, 4), str(tmp_path))
-    loop.train(task, str(tmp_path), init_from=str(whole))
-    assert any(
-        "at step 5; --init_from is ignored, and the run started from different parameters" in line for line in log_lines
-    )
-    assert (tmp_path / "metrics.jsonl").read_text() == (whole / "metrics.jsonl").read_text()
 
 
 def test_full_disk_error_names_the_last_good_checkpoint(corpus, tmp_path, monkeypatch):

@@ -83,15 +83,18 @@ def test_data_json_without_a_hash_is_refused(tmp_path):
         workdir.check_config(epath.Path(tmp_path), {}, "0" * 64)
 
 
-def test_workdir_without_checkpoints_accepts_another_config(corpus, tmp_path):
+def test_workdir_without_checkpoints_accepts_another_config_and_may_be_relative(corpus, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "run"
     _, task = make(corpus, optimizer__learning_rate=5e-3)
     with pytest.raises(RuntimeError, match="early"):
-        loop.train(with_changed_batch(task, 0, _fail_early), str(tmp_path))
-    assert json.loads((tmp_path / "config.json").read_text())["optimizer"]["learning_rate"] == 5e-3
+        loop.train(with_changed_batch(task, 0, _fail_early), "run")
+    assert json.loads((run / "config.json").read_text())["optimizer"]["learning_rate"] == 5e-3
     _, task = make(corpus, steps=4)
-    loop.train(task, str(tmp_path))
-    assert json.loads((tmp_path / "config.json").read_text())["optimizer"]["learning_rate"] == 1e-2
-    assert json.loads((tmp_path / "results.json").read_text())["step"] == 4
+    loop.train(task, "run")
+    assert json.loads((run / "config.json").read_text())["optimizer"]["learning_rate"] == 1e-2
+    assert json.loads((run / "results.json").read_text())["step"] == 4
+    assert find_checkpoint("run") == epath.Path(run / "checkpoints" / "4")
 
 
 def test_root_and_directories_with_unrelated_files_are_refused(corpus, tmp_path):
@@ -115,15 +118,6 @@ def test_root_and_directories_with_unrelated_files_are_refused(corpus, tmp_path)
     with pytest.raises(UsageError, match="novel.txt is a file"):
         loop.train(task, str(tmp_path / "own" / "novel.txt"))
     assert sorted(os.listdir(tmp_path / "own")) == ["job.log", "novel.txt"]
-
-
-def test_resume_accepts_additional_files_in_its_workdir(corpus, whole, tmp_path):
-    shutil.copytree(whole, tmp_path / "run")
-    shutil.rmtree(tmp_path / "run" / "checkpoints" / "14")
-    (tmp_path / "run" / "notes.txt").write_text("mine")
-    _, task = make(corpus)
-    assert loop.train(task, str(tmp_path / "run"))["step"] == 14
-    assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
 
 
 def _fail_early(batch):
@@ -176,10 +170,3 @@ def test_two_runs_cannot_share_a_workdir(corpus, tmp_path):
     tmp_path.mkdir(exist_ok=True)
     with workdir.acquire_lock(epath.Path(tmp_path)), pytest.raises(UsageError, match="another run is using"):
         loop.train(task, str(tmp_path))
-
-
-def test_workdir_may_be_relative(corpus, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    _, task = make(corpus, steps=4)
-    loop.train(task, "run")
-    assert find_checkpoint("run") == epath.Path(tmp_path / "run" / "checkpoints" / "4")
