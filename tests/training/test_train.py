@@ -163,17 +163,22 @@ def test_results_are_the_last_file_of_a_run(short_run):
     assert short_run.had_curves == [True]
 
 
-@pytest.mark.devices
 @pytest.mark.parametrize(
-    ("at", "number"), [(2, signal.SIGTERM), (7, signal.SIGINT), pytest.param(9, signal.SIGHUP, marks=pytest.mark.slow)]
+    "stops",
+    [
+        ((2, signal.SIGTERM), (7, signal.SIGINT)),
+        pytest.param(((9, signal.SIGHUP),), marks=(pytest.mark.slow, pytest.mark.devices)),
+    ],
 )
-def test_resumed_run_equals_an_uninterrupted_run(corpus, whole, tmp_path, at, number, log_lines):
+def test_resumed_run_equals_an_uninterrupted_run(corpus, whole, tmp_path, stops, log_lines):
     _, task = make(corpus)
-    loop.train(with_signal(task, at, number), str(tmp_path))
-    assert log_lines[-1] == f"stopped by a signal; saved step {at + 1}; run the same command to resume"
-    assert find_checkpoint(tmp_path).name == str(at + 1)
+    for at, number in stops:
+        loop.train(with_signal(task, at, number), str(tmp_path))
+        assert log_lines[-1] == f"stopped by a signal; saved step {at + 1}; run the same command to resume"
+        assert find_checkpoint(tmp_path).name == str(at + 1)
     loop.train(task, str(tmp_path))
-    assert f"resumed {tmp_path} at step {at + 1}" in log_lines
+    for at, _ in stops:
+        assert f"resumed {tmp_path} at step {at + 1}" in log_lines
     assert (tmp_path / "metrics.jsonl").read_text() == (whole / "metrics.jsonl").read_text()
     jax.tree.map(np.testing.assert_array_equal, load_final_params(tmp_path, task), load_final_params(whole, task))
 
