@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import json
 import shutil
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -18,7 +19,7 @@ from bertjax.errors import BertjaxError, UsageError
 from bertjax.model.heads import EncoderModel
 from bertjax.tasks.objectives.masked_lm import MaskedLm
 from bertjax.training import checkpoint, parameters
-from bertjax.training.checkpoint import DAMAGED, Checkpoints, find_checkpoint, resolve_checkpoint_path
+from bertjax.training.checkpoint import DAMAGED, Checkpoints, KeepPeriodic, find_checkpoint, resolve_checkpoint_path
 from bertjax.training.checkpoint_metadata import raise_unless_damage
 from bertjax.training.parameters import load_all_params, load_params
 from bertjax.training.sharding import make_mesh
@@ -53,6 +54,25 @@ def restore(workdir, sizes=ONE_DEVICE, model=MODEL):
     return state
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Returns a workdir with checkpoints of steps 1, 2 and 3, and the last state; tests must not change them."""
+    path = tmp_path_factory.mktemp("saved")
+    return path, save_states(path)
+
+
+@pytest.fixture
+def state(saved):
+    """Returns the last state in `workdir`."""
+    return saved[1]
+
+
+@pytest.fixture
+def workdir(saved, tmp_path):
+    """Returns a copy of the workdir with checkpoints of steps 1, 2 and 3."""
+    return shutil.copytree(saved[0], tmp_path / "run")
+
+
 def assert_equal(a, b):
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(a), jax.device_get(b))
 
@@ -71,10 +91,14 @@ def test_only_newest_checkpoints_are_kept(tmp_path):
     assert sorted(child.name for child in (tmp_path / "checkpoints").iterdir()) == ["3", "4"]
 
 
+def test_checkpoint_saved_at_a_stop_does_not_displace_a_periodic_one(tmp_path):
+    save_states(tmp_path, steps=(4, 8, 10, 12), keep=3, every=4)
+    assert sorted(int(child.name) for child in (tmp_path / "checkpoints").iterdir()) == [4, 8, 12]
+
+
 @pytest.mark.parametrize(
     ("steps", "keep", "expected"),
     [
-        ((4, 8, 10, 12), 3, [4, 8, 12]),
         # The newest checkpoint is always kept, since a stopped run resumes from it.
         ((4, 8, 10), 3, [4, 8, 10]),
         ((4, 8, 12, 13), 3, [8, 12, 13]),
@@ -82,9 +106,13 @@ def test_only_newest_checkpoints_are_kept(tmp_path):
         ((4, 8, 10), 1, [10]),
     ],
 )
-def test_checkpoint_saved_at_a_stop_does_not_displace_a_periodic_one(tmp_path, steps, keep, expected):
-    save_states(tmp_path, steps, keep, every=4)
-    assert sorted(int(child.name) for child in (tmp_path / "checkpoints").iterdir()) == expected
+def test_policy_keeps_the_newest_and_the_newest_periodic_checkpoints(steps, keep, expected):
+    kept = []
+    for step in steps:
+        kept.append(SimpleNamespace(step=step))
+        preserved = KeepPeriodic(keep, every=4).should_preserve(kept, context=None)
+        kept = [checkpoint for checkpoint, is_kept in zip(kept, preserved, strict=True) if is_kept]
+    assert [checkpoint.step for checkpoint in kept] == expected
 
 
 def data_files(step_folder):
@@ -130,13 +158,12 @@ def replace_params(folder):
 @pytest.mark.parametrize(
     "damage", [truncate, flip_bits, replace_params, remove_metadata, rename_metadata_field, empty_files]
 )
-def test_damaged_newest_checkpoint_is_reported_and_the_previous_one_restored(tmp_path, damage, log_lines):
-    save_states(tmp_path)
-    damage(tmp_path / "checkpoints" / "3")
-    state = restore(tmp_path)
+def test_damaged_newest_checkpoint_is_reported_and_the_previous_one_restored(workdir, damage, log_lines):
+    damage(workdir / "checkpoints" / "3")
+    state = restore(workdir)
     assert int(state.step) == 2
-    assert len(log_lines) == 1 and str(tmp_path / "checkpoints" / "3") in log_lines[0] and "damaged" in log_lines[0]
-    assert (tmp_path / DAMAGED / "3").is_dir()
+    assert len(log_lines) == 1 and str(workdir / "checkpoints" / "3") in log_lines[0] and "damaged" in log_lines[0]
+    assert (workdir / DAMAGED / "3").is_dir()
 
 
 @pytest.mark.parametrize(
@@ -153,9 +180,7 @@ def test_damaged_newest_checkpoint_is_reported_and_the_previous_one_restored(tmp
     ],
     ids=["host memory", "device memory", "open files", "lost process"],
 )
-def test_errors_other_than_damage_are_reported_and_move_no_checkpoint(tmp_path, monkeypatch, error, raised, message):
-    save_states(tmp_path)
-
+def test_errors_other_than_damage_are_reported_and_move_no_checkpoint(workdir, monkeypatch, error, raised, message):
     def fail(tree):
         raise error
 
@@ -163,17 +188,17 @@ def test_errors_other_than_damage_are_reported_and_move_no_checkpoint(tmp_path, 
     monkeypatch.setattr(parameters, "fingerprint", fail)
     with monkeypatch.context() as patch, pytest.raises(raised, match=message):
         patch.setattr(jax, "process_count", lambda: 2)
-        raise_unless_damage(error, tmp_path / "checkpoints/3")
+        raise_unless_damage(error, workdir / "checkpoints/3")
     if raised is BertjaxError:
         abstract = abstract_state(OBJECTIVE, OPTIMIZER, mesh_of(ONE_DEVICE))
         for read in (
-            lambda: restore(tmp_path),
-            lambda: load_params(tmp_path / "checkpoints" / "3", abstract.params),
+            lambda: restore(workdir),
+            lambda: load_params(workdir / "checkpoints" / "3", abstract.params),
         ):
             with pytest.raises(BertjaxError, match=message):
                 read()
-    assert not (tmp_path / DAMAGED).exists()
-    assert len([*(tmp_path / "checkpoints").iterdir()]) == 3
+    assert not (workdir / DAMAGED).exists()
+    assert len([*(workdir / "checkpoints").iterdir()]) == 3
 
 
 def test_checkpoints_that_cannot_be_listed_raise_one_error(tmp_path):
@@ -183,41 +208,37 @@ def test_checkpoints_that_cannot_be_listed_raise_one_error(tmp_path):
         restore(tmp_path)
 
 
-def test_run_does_not_start_over_if_all_checkpoints_are_damaged(tmp_path):
-    save_states(tmp_path)
+def test_run_does_not_start_over_if_all_checkpoints_are_damaged(workdir):
     for step in (1, 2, 3):
-        truncate(tmp_path / "checkpoints" / str(step))
+        truncate(workdir / "checkpoints" / str(step))
     # The second attempt fails too, for example after a supervisor restarts the run.
     for _ in range(2):
         with pytest.raises(BertjaxError, match="all checkpoints"):
-            restore(tmp_path)
+            restore(workdir)
 
 
-def test_find_checkpoint_reports_newest_checkpoint_without_params(tmp_path):
-    save_states(tmp_path)
-    shutil.rmtree(tmp_path / "checkpoints" / "3" / "params")
+def test_find_checkpoint_reports_newest_checkpoint_without_params(workdir):
+    shutil.rmtree(workdir / "checkpoints" / "3" / "params")
     with pytest.raises(BertjaxError, match=r"checkpoints/3 is damaged"):
-        find_checkpoint(tmp_path)
+        find_checkpoint(workdir)
 
 
-def test_checkpoint_of_another_model_is_not_resumed(tmp_path):
-    save_states(tmp_path)
+def test_checkpoint_of_another_model_is_not_resumed(workdir):
     relu = dataclasses.replace(CONFIG, hidden_act="relu")
     with pytest.raises(BertjaxError, match=r"checkpoints/3 does not fit this run .*hidden_act: gelu_tanh -> relu"):
-        restore(tmp_path, model=MODEL.clone(config=relu))
+        restore(workdir, model=MODEL.clone(config=relu))
     with pytest.raises(BertjaxError, match=r"checkpoints/3 does not fit this run .*model.kind: pretraining -> encoder"):
-        restore(tmp_path, model=EncoderModel(CONFIG))
-    assert not (tmp_path / DAMAGED).exists()
+        restore(workdir, model=EncoderModel(CONFIG))
+    assert not (workdir / DAMAGED).exists()
 
 
-def test_checkpoint_without_a_new_metric_is_not_resumed(tmp_path, monkeypatch):
-    save_states(tmp_path)
+def test_checkpoint_without_a_new_metric_is_not_resumed(workdir, monkeypatch):
     abstract = abstract_state(OBJECTIVE, OPTIMIZER, mesh_of(ONE_DEVICE))
     new = abstract.replace(sums={**abstract.sums, "mlm_entropy": abstract.sums["mlm_loss"]})
     monkeypatch.setitem(globals(), "abstract_state", lambda *_: new)
     with pytest.raises(BertjaxError, match=r"arrays.sums/mlm_entropy: \(absent\) -> float32\[2\]"):
-        restore(tmp_path)
-    assert not (tmp_path / DAMAGED).exists()
+        restore(workdir)
+    assert not (workdir / DAMAGED).exists()
 
 
 def test_architecture_field_that_an_older_checkpoint_lacks_has_its_default(tmp_path):
@@ -253,31 +274,29 @@ def test_missing_list_of_arrays_is_reported_as_damage(tmp_path):
         load_params(tmp_path, target)
 
 
-def test_params_load_from_workdir_checkpoints_directory_or_step(tmp_path):
-    state = save_states(tmp_path)
+def test_params_load_from_workdir_checkpoints_directory_or_step(workdir, state):
     target = abstract_state(OBJECTIVE, OPTIMIZER, mesh_of(ONE_DEVICE)).params
-    for path in (tmp_path, tmp_path / "checkpoints", tmp_path / "checkpoints" / "3"):
+    for path in (workdir, workdir / "checkpoints", workdir / "checkpoints" / "3"):
         assert_equal(load_params(path, target), state.params)
     with pytest.raises(UsageError, match="no checkpoint at"):
-        find_checkpoint(tmp_path / "nowhere")
+        find_checkpoint(workdir / "nowhere")
 
 
-def test_different_shape_is_reported_with_both_shapes(tmp_path):
-    save_states(tmp_path)
+def test_different_shape_is_reported_with_both_shapes(workdir):
     # Copy the tree, since `abstract_state` is cached.
     target = jax.tree.map(lambda leaf: leaf, abstract_state(OBJECTIVE, OPTIMIZER, mesh_of(ONE_DEVICE)).params)
     target["pooler"]["dense"]["kernel"] = jax.ShapeDtypeStruct((16, 8), np.float32)
     with pytest.raises(UsageError, match=r"pooler/dense/kernel has shape \(16, 16\) .* but \(16, 8\)"):
-        load_params(tmp_path, target)
+        load_params(workdir, target)
 
 
-def test_unused_params_are_restored_to_the_devices_of_the_target(tmp_path, monkeypatch):
-    state, restored_trees = save_states(tmp_path), []
+def test_unused_params_are_restored_to_the_devices_of_the_target(workdir, state, monkeypatch):
+    restored_trees = []
     restore_args = ocp.checkpoint_utils.construct_restore_args
     monkeypatch.setattr(
         ocp.checkpoint_utils, "construct_restore_args", lambda tree: restored_trees.append(tree) or restore_args(tree)
     )
-    load_params(tmp_path, {"encoder": state.params["encoder"]})
+    load_params(workdir, {"encoder": state.params["encoder"]})
     (tree,) = restored_trees
     (devices,) = {frozenset(leaf.sharding.device_set) for leaf in jax.tree.leaves(state.params)}
     shardings = [leaf.sharding for leaf in jax.tree.leaves(tree)]
@@ -285,17 +304,15 @@ def test_unused_params_are_restored_to_the_devices_of_the_target(tmp_path, monke
     assert all(sharding is not None and sharding.device_set == devices for sharding in shardings)
 
 
-def test_unknown_param_of_a_checkpoint_is_a_usage_error(tmp_path):
-    state = save_states(tmp_path)
+def test_unknown_param_of_a_checkpoint_is_a_usage_error(workdir, state):
     shardings = {f"encoder/{name}": None for name in flatten_dict(state.params["encoder"], sep="/")}
     with pytest.raises(UsageError, match=r"unknown parameter of checkpoint .*/checkpoints/3: (masked_lm|next|pooler)"):
-        load_all_params(find_checkpoint(tmp_path), shardings)
+        load_all_params(find_checkpoint(workdir), shardings)
 
 
-def test_new_output_layer_keeps_its_values_and_is_logged(tmp_path, log_lines):
-    state = save_states(tmp_path)
+def test_new_output_layer_keeps_its_values_and_is_logged(workdir, state, log_lines):
     target = {"encoder": state.params["encoder"], "new": {"bias": np.full(3, 7.0, np.float32)}}
-    loaded = load_params(tmp_path, target)
+    loaded = load_params(workdir, target)
     assert_equal(loaded["encoder"], state.params["encoder"])
     np.testing.assert_array_equal(loaded["new"]["bias"], 7.0)
     assert log_lines[0].startswith("restored from ") and "encoder (21 arrays)" in log_lines[0]
@@ -303,9 +320,8 @@ def test_new_output_layer_keeps_its_values_and_is_logged(tmp_path, log_lines):
     assert log_lines[2].startswith("ignored parameters of ") and "pooler/dense/kernel" in log_lines[2]
 
 
-def test_reinit_params_keep_the_values_of_the_target(tmp_path):
-    state = save_states(tmp_path)
+def test_reinit_params_keep_the_values_of_the_target(workdir, state):
     target = jax.tree.map(lambda x: x * 0 + 5, state.params)
-    loaded = load_params(tmp_path, target, reinit_params=("next_sentence",))
+    loaded = load_params(workdir, target, reinit_params=("next_sentence",))
     assert_equal(loaded["encoder"], state.params["encoder"])
     np.testing.assert_array_equal(loaded["next_sentence"]["dense"]["bias"], 5)
