@@ -1,6 +1,7 @@
 """Tests that packed rows give the same losses, gradients and counts as their pairs in separate rows."""
 
 import dataclasses
+import functools
 
 import flax.linen as nn
 import jax
@@ -58,12 +59,12 @@ def losses_and_gradients(batch, config=CONFIG):
         denominators = objective.denominators(batch)
         return sum(sums[name][0] / denominators[name] for name in objective.loss_names), sums
 
-    params = jax.tree.map(np.asarray, init_params(config))
-    return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    return jax.jit(jax.value_and_grad(loss, has_aux=True))(init_params(config))
 
 
+@functools.cache
 def init_params(config):
-    return nn.unbox(masked_lm.MaskedLm.for_model(config, packing=True).init_params(jax.random.key(0)))
+    return nn.unbox(jax.jit(masked_lm.MaskedLm.for_model(config, packing=True).init_params)(jax.random.key(0)))
 
 
 @pytest.mark.parametrize("direction", ["both", pytest.param("left", marks=pytest.mark.slow)])
@@ -90,7 +91,8 @@ def test_pairs_of_a_packed_row_are_independent():
     changed = {**batch, "input_ids": batch["input_ids"].copy()}
     changed["input_ids"][0, 10] += 1
     model, params = masked_lm.MaskedLm.for_model(CONFIG, packing=True).model, init_params(CONFIG)
-    (mlm, nsp), (other_mlm, other_nsp) = (model.apply({"params": params}, rows) for rows in (batch, changed))
+    apply = jax.jit(model.apply)
+    (mlm, nsp), (other_mlm, other_nsp) = (apply({"params": params}, rows) for rows in (batch, changed))
     nsp_changed = np.abs(nsp - other_nsp).max(-1) > 0
     assert nsp_changed[0].tolist() == [False, True, False] and not nsp_changed[1:].any()
     mlm_changed = (np.abs(mlm - other_mlm).max(-1) > 0)[0]
