@@ -1,6 +1,8 @@
 """Tests of the pre-training model against a NumPy forward pass, and of other layouts against the default one."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 
 import flax.linen as nn
 import jax
@@ -19,6 +21,8 @@ from bertjax.model.partitioning import resolve_layout
 from bertjax.tasks.objectives.masked_lm import MaskedLm
 
 CONFIG = tiny_config(vocab_size=50, max_position_embeddings=24, pad_vocab_to_multiple_of=16, initializer_range=0.3)
+# The layout that the default, `auto`, selects on CPUs.
+UNROLLED = dataclasses.replace(CONFIG, scan_layers="false")
 PHASE = Phase(seq_len=24, batch_size=4, max_predictions=4, start_step=0, stop_step=1)
 
 
@@ -41,18 +45,28 @@ def params(batch) -> dict:
     return tree.unflatten([x + 0.1 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)])
 
 
+@functools.cache
+def compiled(config: ModelConfig) -> Callable:
+    return jax.jit(PretrainingModel(config).apply)
+
+
 def run(config: ModelConfig, params: dict, batch: dict) -> tuple[jax.Array, jax.Array]:
-    return jax.jit(PretrainingModel(config).apply)({"params": params}, batch)
+    return compiled(config)({"params": params}, batch)
 
 
-def loss_and_gradient(config: ModelConfig, params: dict, batch: dict) -> tuple[jax.Array, dict]:
-    """Returns the pre-training loss with dropout, and its gradient."""
+@pytest.fixture(scope="module")
+def loss_and_gradient(params, batch) -> Callable[[ModelConfig], tuple[jax.Array, dict]]:
+    """Returns a function that computes the pre-training loss with dropout, and its gradient, once for each config."""
 
-    def loss(params: dict) -> jax.Array:
-        values = MaskedLm.for_model(config).compute(params, batch, jax.random.key(7))[0]
-        return values["mlm_loss"][0] + values["nsp_loss"][0]
+    @functools.cache
+    def compute(config: ModelConfig) -> tuple[jax.Array, dict]:
+        def loss(params: dict) -> jax.Array:
+            values = MaskedLm.for_model(config).compute(params, batch, jax.random.key(7))[0]
+            return values["mlm_loss"][0] + values["nsp_loss"][0]
 
-    return jax.jit(jax.value_and_grad(loss))(params)
+        return jax.jit(jax.value_and_grad(loss))(params)
+
+    return compute
 
 
 def assert_trees_close(a: dict, b: dict) -> None:
@@ -96,54 +110,48 @@ def test_vocabulary_padding_does_not_change_probabilities(params, batch):
     np.testing.assert_allclose(padded[..., :50], jax.nn.softmax(run(unpadded, cut, batch)[0]), rtol=1e-5)
 
 
-def test_unrolled_and_scanned_layers_agree(params, batch):
-    scanned = loss_and_gradient(dataclasses.replace(CONFIG, scan_layers="true"), params, batch)
-    unrolled = loss_and_gradient(dataclasses.replace(CONFIG, scan_layers="false"), params, batch)
-    assert_trees_close(scanned, unrolled)
+def test_unrolled_and_scanned_layers_agree(loss_and_gradient):
+    scanned = loss_and_gradient(dataclasses.replace(CONFIG, scan_layers="true"))
+    assert_trees_close(scanned, loss_and_gradient(UNROLLED))
 
 
 @pytest.mark.parametrize(
     "remat",
     [*(pytest.param(policy, marks=pytest.mark.slow) for policy in ("attention", "elementwise", "projections")), "full"],
 )
-def test_remat_does_not_change_loss_and_gradient(params, batch, remat):
-    assert_trees_close(
-        loss_and_gradient(CONFIG, params, batch),
-        loss_and_gradient(
-            dataclasses.replace(CONFIG, remat=remat, scan_layers="false" if remat == "projections" else "true"),
-            params,
-            batch,
-        ),
-    )
+def test_remat_does_not_change_loss_and_gradient(loss_and_gradient, remat):
+    scan_layers = "false" if remat == "projections" else "true"
+    changed = dataclasses.replace(CONFIG, remat=remat, scan_layers=scan_layers)
+    assert_trees_close(loss_and_gradient(UNROLLED), loss_and_gradient(changed))
 
 
-def test_number_of_matrix_products_recomputed_by_each_remat_policy(params, batch):
-    def products(remat: str) -> int:
-        """Returns the number of matrix products in the compiled backward pass."""
+@pytest.fixture(scope="module")
+def lowered_gradients(params, batch) -> dict[str, jax.stages.Lowered]:
+    """Returns the gradient of the masked-LM loss with each remat policy, lowered but not compiled."""
+
+    def lowered(remat: str) -> jax.stages.Lowered:
         config = dataclasses.replace(CONFIG, remat=remat, scan_layers="true")
 
         def loss(params: dict) -> jax.Array:
             return MaskedLm.for_model(config).compute(params, batch, None)[0]["mlm_loss"][0]
 
-        return jax.jit(jax.grad(loss)).lower(params).compile().as_text().count(" dot(")
+        return jax.jit(jax.grad(loss)).lower(params)
 
-    none, attention, elementwise, projections, full = map(products, REMAT_POLICIES)
+    return {remat: lowered(remat) for remat in REMAT_POLICIES}
+
+
+def test_number_of_matrix_products_recomputed_by_each_remat_policy(lowered_gradients):
+    none, attention, elementwise, projections, full = (
+        lowered.compile().as_text().count(" dot(") for lowered in lowered_gradients.values()
+    )
     # `attention` and `elementwise` recompute the attention scores, `projections` also queries, keys and values, and
     # `full` also the first feed-forward product.
     assert none < attention == elementwise < projections < full
 
 
-def test_remat_policies_compute_gelu_equally_often(params, batch):
-    def gelus(remat: str) -> int:
-        config = dataclasses.replace(CONFIG, remat=remat, scan_layers="true")
-
-        def loss(params: dict) -> jax.Array:
-            return MaskedLm.for_model(config).compute(params, batch, None)[0]["mlm_loss"][0]
-
-        return jax.jit(jax.grad(loss)).lower(params).as_text().count("stablehlo.tanh")
-
+def test_remat_policies_compute_gelu_equally_often(lowered_gradients):
     # All policies compute gelu equally often: in the layers and in the head, in the forward and the backward pass.
-    assert len({gelus(remat) for remat in REMAT_POLICIES}) == 1
+    assert len({lowered.as_text().count("stablehlo.tanh") for lowered in lowered_gradients.values()}) == 1
 
 
 def test_packed_sequences_equal_single_rows(params):
