@@ -1,6 +1,7 @@
 """Attention masks, and the selection of an attention implementation."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ from bertjax.training.step import traced_with_mesh
 # Two sequences and one padding position.
 SEQUENCES = jnp.array([[1, 1, 1, 2, 2, 0]])
 MODEL = tiny_config(max_position_embeddings=12)
+IDS, ONES = jnp.arange(1, 7)[None], jnp.ones((1, 6), jnp.int32)
 
 
 @pytest.mark.parametrize(
@@ -85,17 +87,25 @@ def test_cudnn_is_selected_on_gpu(dtype):
         assert select_attention(config, 100) is dispatch._IMPLEMENTATIONS["cudnn"].function
 
 
+@functools.cache
+def encoder_params():
+    return jax.jit(Encoder(MODEL).init)(jax.random.key(0), IDS, 0 * IDS, ONES)
+
+
+def positions_affected_by_token_3(config) -> set[int]:
+    """Returns the positions of the output that change with the token at position 3."""
+    apply = jax.jit(Encoder(config).apply)
+    before, after = (apply(encoder_params(), ids, 0 * IDS, ONES)[0][0] for ids in (IDS, IDS.at[0, 3].set(15)))
+    return set(np.flatnonzero(np.any(before != after, axis=-1)).tolist())
+
+
 def attend_to_nothing(query, key, value, mask, **options):
     return 0 * value
 
 
 def test_user_function_is_imported_by_path():
     config = dataclasses.replace(MODEL, attention=f"{__name__}.attend_to_nothing")
-    ids, ones = jnp.arange(1, 7)[None], jnp.ones((1, 6), jnp.int32)
-    encoder = Encoder(config)
-    params = encoder.init(jax.random.key(0), ids, 0 * ids, ones)
-    before, after = (encoder.apply(params, tokens, 0 * ids, ones)[0][0] for tokens in (ids, ids.at[0, 3].set(15)))
-    assert set(np.flatnonzero(np.any(before != after, axis=-1))) == {3}
+    assert positions_affected_by_token_3(config) == {3}
 
 
 def return_wrong_shape(query, key, value, mask, **options):
@@ -121,9 +131,8 @@ def return_none(query, key, value, mask, **options):
 def test_errors_of_user_functions_name_the_field(name, message):
     path = f"{__name__}.{name}"
     config = dataclasses.replace(MODEL, attention=path)
-    ids, ones = jnp.arange(1, 7)[None], jnp.ones((1, 6), jnp.int32)
     with pytest.raises(UsageError, match=f"config.model.attention={path} .*{message}"):
-        Encoder(config).init(jax.random.key(0), ids, 0 * ids, ones)
+        Encoder(config).init(jax.random.key(0), IDS, 0 * IDS, ONES)
 
 
 def test_too_long_rows_are_refused():
@@ -145,11 +154,7 @@ def test_mask_allows_keys_of_the_same_sequence_in_the_direction(direction):
 @pytest.mark.parametrize(("direction", "affected"), [("both", range(6)), ("left", range(3, 6)), ("right", range(4))])
 def test_changed_token_affects_only_positions_that_attend_to_it(direction, affected):
     config = dataclasses.replace(MODEL, attention_direction=direction)
-    ids, ones = jnp.arange(1, 7)[None], jnp.ones((1, 6), jnp.int32)
-    encoder = Encoder(config)
-    params = encoder.init(jax.random.key(0), ids, 0 * ids, ones)
-    before, after = (encoder.apply(params, tokens, 0 * ids, ones)[0][0] for tokens in (ids, ids.at[0, 3].set(15)))
-    assert set(np.flatnonzero(np.any(before != after, axis=-1))) == {*affected}
+    assert positions_affected_by_token_3(config) == {*affected}
 
 
 @pytest.mark.devices
