@@ -1,6 +1,7 @@
 """Tests of continued training: from a pre-training or fine-tuning checkpoint, with more steps, and on resume."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -75,10 +76,17 @@ def test_output_layer_is_kept_if_the_labels_are_the_same(topic, tables, tmp_path
         assert np.allclose(classifier(tmp_path / table), classifier(topic), atol=1e-6) == is_kept
 
 
-def test_finished_run_continues_with_more_steps(topic, tables, tmp_path, capfd):
-    table, run = tables / "topic.tsv", tmp_path / "run"
-    start = [table, run, f"--init_from={topic}"]
-    cli.main(command(*start, steps=2))
+@pytest.fixture(scope="module")
+def tuned(topic, tables, tmp_path_factory):
+    """Returns the workdir of a run of two steps that started from `topic`; tests must not change it."""
+    run = tmp_path_factory.mktemp("tuned") / "run"
+    cli.main(command(tables / "topic.tsv", run, f"--init_from={topic}", steps=2))
+    return run
+
+
+def test_finished_run_continues_with_more_steps(topic, tuned, tables, tmp_path, capfd):
+    run = shutil.copytree(tuned, tmp_path / "run")
+    start = [tables / "topic.tsv", run, f"--init_from={topic}"]
     cli.main(command(*start, steps=4))
     assert "the finished run continues: steps from 2 to 4" in capfd.readouterr().err
     assert json.loads((run / "results.json").read_text())["last_step"] == 4
@@ -88,12 +96,10 @@ def test_finished_run_continues_with_more_steps(topic, tables, tmp_path, capfd):
     assert "another config (steps" in refused(capfd, *command(*start, steps=6))
 
 
-def test_run_resumes_without_its_initial_checkpoint(topic, tables, tmp_path, capfd):
-    table, run = tables / "topic.tsv", tmp_path / "run"
-    cli.main(command(table, run, f"--init_from={topic}", steps=2))
-    before = metrics_of(run)
+def test_run_resumes_without_its_initial_checkpoint(tuned, tables, tmp_path, capfd):
+    table, run = tables / "topic.tsv", shutil.copytree(tuned, tmp_path / "run")
     (run / "results.json").unlink()
     cli.main(command(table, run, steps=2))
     assert f"resumed {run} at step 2\n" in capfd.readouterr().err
-    assert metrics_of(run) == before
+    assert metrics_of(run) == metrics_of(tuned)
     assert "no initial checkpoint; use --init_from" in refused(capfd, *command(table, tmp_path / "new", steps=2))
