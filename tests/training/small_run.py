@@ -22,6 +22,8 @@ SCHEDULE = {
     "eval_every": 7,
     "checkpoint_every": 4,
     "model.num_hidden_layers": 1,
+    # With two heads, each of two tensor shards has one.
+    "model.num_attention_heads": 2,
     "data.seq_len": 16,
     "data.eval_rows": 0,
     "optimizer.learning_rate": 1e-2,
@@ -30,10 +32,16 @@ SCHEDULE = {
 
 def make(corpus: Path, **changes):
     """Returns the config and the task of the run; `changes` sets config fields such as `data__batch_size`."""
+    experiment, *overrides = config_arguments(corpus, **changes)
+    config = parse_config(load_config(experiment, overrides))
+    return config, pretraining.Task(config)
+
+
+def config_arguments(corpus: Path, **changes) -> list[str]:
+    """Returns the experiment of the run and the flags that override its config."""
     fields = SCHEDULE | {name.replace("__", "."): value for name, value in changes.items()}
     overrides = [f"--config.{name}={value}" for name, value in fields.items()]
-    config = parse_config(load_config(f"{EXPERIMENT}:size=L1_H16,corpus={corpus},quick=true", overrides))
-    return config, pretraining.Task(config)
+    return [f"{EXPERIMENT}:size=L1_H16,corpus={corpus},quick=true", *overrides]
 
 
 def with_attributes(task: Task, **attributes) -> Task:
