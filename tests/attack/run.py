@@ -35,9 +35,10 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="number of parallel cases")
     parser.add_argument("--log", type=Path, help="JSON lines file of finished cases; resumed if it exists")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="run only these cases, without the log")
+    parser.add_argument("--compiled", default="", metavar="DIR", help="compilation cache (default: a new one)")
     parser.add_argument("--keep", action="store_true", help="keep the directories of the cases")
     args = parser.parse_args()
-    sandbox = Sandbox(Path(tempfile.mkdtemp(prefix="bertjax-attack-")))
+    sandbox = Sandbox(Path(tempfile.mkdtemp(prefix="bertjax-attack-")), args.compiled)
     # Import now, so that forks start fast; the imports read environment variables and start no threads.
     os.environ.update(sandbox.env)
     for module in ("flax.linen", "matplotlib.figure", "optax", "orbax.checkpoint", "tensorflow"):

@@ -90,11 +90,12 @@ def wait(poll: Callable[[], Any], seconds: float) -> Any:
 class Sandbox:
     """Pieces and cases below one temporary directory, which several processes may share."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, compiled: str = "") -> None:
+        """Creates the directories; `compiled` is the compilation cache of all commands (default: a new directory)."""
         self.folder = folder.resolve()
         for name in ("pieces", "cases", "cache", "home"):
             (self.folder / name).mkdir()
-        paths = {"HOME": f"{self.folder}/home", "JAX_COMPILATION_CACHE_DIR": f"{self.folder}/compiled"}
+        paths = {"HOME": f"{self.folder}/home", "JAX_COMPILATION_CACHE_DIR": compiled or f"{self.folder}/compiled"}
         self.env = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": _XLA_FLAGS, **_CACHE, **_TENSORFLOW, **paths}
 
     def cached(self, key: str, compute: Callable[[], Any]) -> Any:
