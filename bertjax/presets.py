@@ -23,7 +23,7 @@ from bertjax.errors import UsageError, shortened
 from bertjax.model.config import size_fields
 from bertjax.tasks.build import config_class
 
-# Config fields of one trial: path -> value.
+# Values of config fields in one trial, by the path of the field.
 Trial = dict[str, Any]
 # Attribute of a decorated `get_config` that stores its argument parser.
 _PARSER = "parsed_arguments"

@@ -54,7 +54,7 @@ _CLASSES: dict[str, tuple[str, set[str]]] = {
         if kind.huggingface_class
     },
 }
-# Copies of tied arrays -> original arrays. Only older checkpoints store the copies.
+# Maps copies of tied arrays to the original arrays. Only older checkpoints store the copies.
 _TIED_ARRAYS = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",

@@ -20,9 +20,9 @@ from bertjax.tasks.records import PredictionRecords
 
 Batch = dict[str, jax.Array]
 NumpyBatch = dict[str, np.ndarray]
-# Metric name -> float32 [2]: a weighted sum over examples or tokens, and the sum of the weights.
+# For each metric, by name, float32 [2]: a weighted sum over examples or tokens, and the sum of the weights.
 MetricSums = dict[str, jax.Array]
-# Output name -> array [B, ...] of an evaluation batch. Empty if all metrics are computed from metric sums.
+# Outputs of an evaluation batch, by name, [B, ...]. Empty if all metrics are computed from metric sums.
 Outputs = dict[str, jax.Array]
 
 

@@ -17,8 +17,8 @@ from bertjax.model.partitioning import divisible_spec
 
 MESH_AXES = ("data", "fsdp", "tensor")
 
-# Logical axis of a parameter -> mesh axis. Parameters are sharded over `fsdp` along the hidden size and over `tensor`
-# along heads, feed-forward width and vocabulary.
+# Pairs of a parameter's logical axis and the mesh axis that shards it. Parameters are sharded over `fsdp` along the
+# hidden size and over `tensor` along heads, feed-forward width and vocabulary.
 RULES = (
     ("embed", "fsdp"),
     ("heads", "tensor"),
@@ -35,10 +35,10 @@ RULES = (
     ("position", None),
     ("segment", None),
 )
-# Logical axis of an activation -> mesh axis. The batch axis is sharded over `data` and `fsdp`, so the hidden size is
-# not sharded. A layer's weights are all-gathered for its forward pass, and again for its backward pass. The token
-# embedding table stays sharded over `fsdp`, because it is larger than its inputs and outputs. Instead, its inputs are
-# all-gathered over `fsdp` (`batch_over_data`).
+# Pairs of an activation's logical axis and the mesh axes that shard it. The batch axis is sharded over `data` and
+# `fsdp`, so the hidden size is not sharded. A layer's weights are all-gathered for its forward pass, and again for its
+# backward pass. The token embedding table stays sharded over `fsdp`, because it is larger than its inputs and outputs.
+# Instead, its inputs are all-gathered over `fsdp` (`batch_over_data`).
 ACTIVATION_RULES = (
     ("batch", ("data", "fsdp")),
     ("embed", None),

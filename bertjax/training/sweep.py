@@ -166,7 +166,7 @@ def _run_trials(
 
 
 def _check_data(trials: Sequence[Trial], finished: Sequence[dict[str, Any] | None]) -> None:
-    """Raises a UsageError if there is no dev set, or if the data changed since a finished trial was trained."""
+    """Raises a UsageError if the task has no dev set, or if the data changed since a finished trial was trained."""
     done = {trial.folder for trial, outcome in zip(trials, finished, strict=True) if outcome}
     trained_on = broadcast_from_host0(lambda: {str(path): read_results(path)["data_sha256"] for path in sorted(done)})
     hashes: dict[str, str] = {}

@@ -21,7 +21,7 @@ import tempfile
 import time
 from pathlib import Path
 
-# Task -> experiment with its arguments, metric, and further overrides.
+# For each task, its experiment with arguments, its metric and further overrides.
 TASKS = {
     "cola": ("glue:task=cola", "matthews", ()),
     "mrpc": ("glue:task=mrpc", "accuracy", ()),

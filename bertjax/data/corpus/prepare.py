@@ -24,7 +24,7 @@ _DISK_BYTES_PER_TEXT_BYTE = 0.8
 # File names in a corpus directory; a directory with any other file is not overwritten.
 _FILES = (store.MANIFEST, "*.bin", "vocab.txt", "*.model", "pair_index")
 
-# Name of a problem in the manifest's `problems` -> message, where {} is the number of occurrences.
+# Messages for the `problems` of the manifest, by name. {} is the number of occurrences.
 _PROBLEMS = {
     "characters_outside_doc": "{} characters outside <doc> ... </doc> were skipped",
     "documents_without_sentences": "{} documents were empty after cleaning and were skipped",

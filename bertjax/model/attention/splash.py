@@ -16,7 +16,7 @@ _BLOCKS = (
     *("block_q", "block_kv", "block_kv_compute"),
     *("block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute", "block_q_dq", "block_kv_dq"),
 )
-# Direction -> numbers of keys that a query attends to on its left and on its right (None: all keys).
+# For each direction, the numbers of keys that a query attends to on its left and on its right (None: all keys).
 _WINDOWS = {"left": (None, 0), "right": (0, None)}
 
 

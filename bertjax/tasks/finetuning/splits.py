@@ -1,4 +1,4 @@
-"""Choice of the evaluated split, dev sets held out from the training data, and random fractions of training data."""
+"""Selection of the split to evaluate, dev sets held out from training data, and random fractions of training data."""
 
 import hashlib
 import itertools
