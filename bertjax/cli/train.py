@@ -43,10 +43,12 @@ def train(args: argparse.Namespace) -> None:
     from bertjax.training.profiling import parse_steps
     from bertjax.training.train import train as run
 
-    # Join the cluster before opening the checkpoint, which sets the architecture. So the config is parsed twice.
+    # The config is parsed twice: for the settings of the cluster, which must be joined before the checkpoint is opened,
+    # and then with the architecture of the checkpoint.
     distributed = join_cluster(args, parse_config(load_config_dict(args)).cluster)
     with exit_on_host_error(), open_init_checkpoint(args, keep=not distributed) as init_from:
         config = parse_config(run_config_dict(args, init_from))
+        # Like `build_task`. With frozen features, it also runs the encoder once over the data and caches the output.
         task = build_training_task(config, init_from)
         steps = parse_steps(args.profile)
         print_result(run(task, args.workdir, init_from, profile_steps=steps, trackers=args.tracker))

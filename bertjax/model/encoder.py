@@ -50,7 +50,8 @@ class Embeddings(nn.Module):
         self.token_table = table("token", config.padded_vocab_size, "vocab")
         self.segment_table = table("segment", config.type_vocab_size, "segment")
         self.position_table = table("position", config.max_position_embeddings, "position")
-        # Recomputation would save no memory here, because LayerNorm's input is float32, like its intermediate values.
+        # Without recomputation, which would save no memory: the input of this LayerNorm is float32, and so are the
+        # intermediate values that it saves for the backward pass.
         self.norm = layer_norm(config, recompute=False)
 
     def __call__(
@@ -113,8 +114,8 @@ class Encoder(nn.Module):
           segment_ids: [B, L] int32.
           sequence_ids: [B, L] int32, index of each token's sequence, starting at 1, or 0 for padding.
           position_ids: [B, L] int32, position of each token in its sequence (default: None, 0, 1, ... in each row).
-            Required for packed rows. Without it, positions continue from one sequence of a row to the next, and
-            attention implementations that do not support packed rows, such as `cudnn`, are not rejected.
+            Required for packed rows. If it is None, the encoder assumes that rows are not packed. It then accepts
+            attention implementations that do not support packed rows, such as `cudnn`.
           deterministic: whether to disable dropout. If False, a `dropout` rng is required.
           collect_layers: whether to also return the output of the embeddings and of every layer.
 

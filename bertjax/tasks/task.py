@@ -38,14 +38,15 @@ class Objective:
       - Lower is better for names ending in `loss`, `error` or `entropy`.
       - Plots of pre-training show pairs `NAME_loss` and `NAME_accuracy`, such as `mlm_loss` and `mlm_accuracy`.
       - Log lines show names that contain `accuracy`.
-      - If there is only one loss, TensorBoard omits metrics whose names start with its name, and shows `loss`.
+      - If `loss_names` has one entry, such as `cross_entropy`, TensorBoard shows it as `loss`, and omits metrics whose
+        names start with the entry, such as `cross_entropy_mismatched`.
 
     Attributes:
       model: Flax module that maps a batch to logits.
       metric_names: names of the metrics that `compute` returns. A run cannot resume with different names.
-      loss_names: names of the metrics that add up to the training loss, each with coefficient 1. The gradient uses the
-        weighted sum of a loss divided by the result of `denominators`. Logs use the weighted sum divided by the sum of
-        the weights.
+      loss_names: names of the metrics that add up to the training loss, each with coefficient 1. The train step divides
+        the weighted sum of a loss by the result of `denominators`, and logs divide it by the sum of the weights. The
+        two divisors are nearly equal.
       schema: specifications of the arrays in a batch.
       splits_into_micro_batches: whether gradient accumulation may split a batch (default: True). Set it to False if the
         loss of a row depends on other rows, as with in-batch negatives.

@@ -24,7 +24,8 @@ def make_train_step(
 ) -> jax.stages.Wrapped:
     """Returns the jitted train step `(state, batch, key, schedule) -> state`.
 
-    The dropout key of a step is derived from `key` and the step number. `schedule` is the learning-rate schedule.
+    The dropout key of a step is derived from `key` and the step number. `schedule` is the learning-rate schedule, a
+    callable that is also a pytree. Its numbers are inputs of the compiled step, so other schedules do not recompile.
 
     The step donates the state. This function is cached, so that the trials of a sweep share one compilation.
     `make_optimizer` is cached for the same reason.
@@ -47,7 +48,8 @@ def make_train_step(
     tx, freezing = optimizer
     # `freezing.trainable` selects the parameters to differentiate. `for_forward` combines them with the frozen
     # parameters for the model, and `write_back` for the train state. The model gets frozen layers as a separate stack,
-    # but the state has one stack of all layers. Without freezing, each returns its last argument.
+    # but the state has one stack of all layers. Without freezing, `trainable(params)` returns `params`, and the other
+    # two return `trained`.
 
     def loss_and_grads(
         params: Any, batch: Batch, denominators: dict[str, jax.Array], dropout_key: jax.Array
@@ -62,8 +64,8 @@ def make_train_step(
     def accumulate(
         params: Any, batch: Batch, denominators: dict[str, jax.Array], dropout_key: jax.Array
     ) -> tuple[tuple[Any, MetricSums], Any]:
-        # [B, ...] -> [B / n, n, ...] -> [n, B / n, ...], for n micro-batches. Axis B / n keeps the sharding of B, so no
-        # row moves to another device. Micro-batch i consists of rows i, i + n, ...
+        # [B, ...] -> [B / n, n, ...] -> [n, B / n, ...], for n micro-batches. Row r is in micro-batch r % n. So axis
+        # B / n keeps the sharding of B, and no row moves to another device.
         micro_batches = jax.tree.map(lambda x: x.reshape(-1, grad_accum_steps, *x.shape[1:]).swapaxes(0, 1), batch)
 
         def add(total: Any, xs: tuple[Batch, jax.Array]) -> tuple[Any, None]:

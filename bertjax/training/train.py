@@ -65,7 +65,6 @@ def train(
     check_labeled(task)
     mesh = make_mesh(config.mesh)
     optimizer = make_optimizer(config.optimizer)
-    # The jitted step takes the schedule, a pytree, as an argument, so that one compiled step serves any schedule.
     schedule = make_schedule(config.optimizer, task.warmup_steps, task.total_steps)
     train_step = make_train_step(task.objective, optimizer, mesh, config.grad_accum_steps)
     check_batch_sizes(task, mesh, config.grad_accum_steps)
@@ -86,8 +85,8 @@ def train(
         history = evaluation_history(task, lines)
         progress = stack.enter_context(contextlib.closing(Progress(task, workdir, step, lines, schedule, trackers)))
         profiler = stack.enter_context(StepProfiler(workdir, profile_steps))
-        # Compute the dropout key and the numbers of the schedule inside `jit`, which places them on the devices of
-        # all hosts. `device_put` would first run a collective to check that all hosts pass the same value.
+        # Replicate the dropout key and the schedule on the devices of all hosts. `jit` computes them on each device,
+        # whereas `device_put` would first run a collective to check that all hosts pass the same values.
         dropout_key, device_schedule = jax.jit(
             lambda: (random_key(config.seed, "dropout"), jax.tree.map(jnp.asarray, schedule)),
             out_shardings=replicated(mesh),
@@ -171,6 +170,6 @@ def _evaluate(
         start = time.monotonic()
         values, _ = evaluate(task, mesh, state.params, heartbeat)
         check_evaluation(values, step)
-        # `state.sums` counts the tokens since the last logged step, which the line adds to the number of tokens seen.
+        # The logged number of tokens includes those since the last logged step, which `state.sums` counts.
         progress.log_evaluation(step, values, time.monotonic() - start, train_sums=state.sums)
     return values

@@ -62,7 +62,7 @@ class MaskedLm(PretrainingObjective):
         return SENTENCE_PAIRS
 
     def flops_per_token(self, phase: Phase) -> float:
-        return flops_per_token(self.model.config, phase.seq_len, phase.max_predictions)
+        return flops_per_token(self.model.config, phase.seq_len, phase.max_row_predictions)
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         """Returns the divisor of each loss. As in google-research/bert, 1e-5 is added to the divisor of masked LM."""
@@ -112,7 +112,10 @@ class MaskedLmOnPairs(MaskedLm):
 
 @dataclasses.dataclass(frozen=True)
 class MaskedLmOnText(MaskedLm):
-    """Masked LM on rows of contiguous text, without next-sentence prediction. Next-sentence labels are -1."""
+    """Masked LM on rows of contiguous text, without next-sentence prediction. Next-sentence labels are -1.
+
+    The config rejects packing without pairs, because rows of text are already full.
+    """
 
     has_pairs = False
 
