@@ -34,12 +34,12 @@ AUTO = "auto"
 
 
 class Encoded(NamedTuple):
-    """Outputs of an encoder for B texts of at most L tokens, as NumPy arrays.
+    """Result of `Pretrained.encode` for B texts of at most L tokens, as NumPy arrays.
 
     Attributes:
-      last_hidden_state: float32 [B, L, D], hidden states of the last layer; 0 at padding. None with pooling.
-      pooled: float32 [B, D], one vector per text: the pooled hidden states or, without pooling, the output of BERT's
-        pooler for [CLS]. None without pooling if the checkpoint has no pooler.
+      last_hidden_state: float32 [B, L, D], hidden states of the last layer; 0 at padding. None if `encode` pools them.
+      pooled: float32 [B, D], one vector per text. If `encode` pools the hidden states, the result of this pooling.
+        Otherwise, the output of BERT's pooler for [CLS], or None if the checkpoint has no pooler.
       attention_mask: int32 [B, L], 1 for tokens and 0 for padding.
     """
 
@@ -74,7 +74,7 @@ class Pretrained:
 
     @property
     def params(self) -> dict[str, Any]:
-        """Parameters as float32 arrays on the mesh: `encoder`, and the heads of the checkpoint.
+        """Nested dictionary of the parameters, float32 arrays on the mesh. Top-level keys are `encoder` and the heads.
 
         Examples:
           >>> bertjax.load(CHECKPOINT).params["encoder"]["embeddings"]["position"].shape
@@ -84,7 +84,7 @@ class Pretrained:
 
     @property
     def model(self) -> nn.Module:
-        """Flax module of the checkpoint. If the head is unknown, the module contains only encoder and pooler.
+        """Flax module of the checkpoint. For a kind of model that bertjax does not know, only encoder and pooler.
 
         Examples:
           >>> bert = bertjax.load(CHECKPOINT)
@@ -112,7 +112,7 @@ class Pretrained:
         return self._loaded.output_layer.labels if self._loaded.output_layer else ()
 
     def replace(self, params: Any, output_kind: str | None = None, labels: Sequence[str] | None = None) -> "Pretrained":
-        """Returns this model with other parameters, and possibly with another output layer.
+        """Returns a copy of this model with new parameters and, optionally, a different output layer or labels.
 
         Args:
           params: nested dictionary of arrays, structured like the property `params`. For a model with an output layer,
@@ -143,7 +143,8 @@ class Pretrained:
           overwrite: whether to replace a checkpoint at `path`.
 
         Raises:
-          UsageError: `path` exists, or the format cannot express the model.
+          UsageError: `path` exists (unless it is a checkpoint and `overwrite` is True), or the format cannot express
+            the model.
         """
         save(to_portable(self._loaded), path, format, overwrite)
 
@@ -184,12 +185,13 @@ class Pretrained:
 
         Args:
           texts: B texts or pairs of texts.
-          pooling: `cls` (state of [CLS]) or `mean` (mean over all tokens) for one vector per text, not normalized; None
-            for the hidden states of all tokens. The default is the pooling of a sentence-transformers folder, or None
-            for other checkpoints.
+          pooling: `cls` (hidden state of [CLS]) or `mean` (mean over all tokens) to get one vector per text, which is
+            not normalized; None to get the hidden states of all tokens. The default is the pooling that a
+            sentence-transformers folder defines, and None for other checkpoints.
 
         Returns:
-          Hidden states and BERT's pooler output or, with pooling, only the vectors in `pooled`.
+          With pooling, the vectors in `pooled`. Without pooling, the hidden states in `last_hidden_state` and the
+          output of BERT's pooler in `pooled`.
 
         Examples:
           >>> bert = bertjax.load(CHECKPOINT)

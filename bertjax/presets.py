@@ -30,7 +30,7 @@ _PARSER = "parsed_arguments"
 
 
 def arguments(**defaults: Any) -> Callable[[Callable[[ConfigDict], ConfigDict]], Callable[[str | None], ConfigDict]]:
-    """Decorates `get_config(args)` to parse the text after the colon of `--config FILE:size=base` into `args`.
+    """Decorates `get_config(args)`, so that `args` contains the values after the colon in `--config FILE:size=base`.
 
     If an argument is named `grid`, `bertjax sweep` runs the trials of `named_grid(args.grid)`.
 
@@ -50,7 +50,7 @@ def arguments(**defaults: Any) -> Callable[[Callable[[ConfigDict], ConfigDict]],
 
 
 def pretraining_config(size: str = "base") -> ConfigDict:
-    """Returns the default pre-training config for a model of a named size."""
+    """Returns the default pre-training config for a model size, see `size_fields`."""
     config = to_config_dict(config_class("pretraining")())
     config.model.update({**size_fields(size), "vocab_size": 0})
     return config
@@ -60,7 +60,7 @@ def finetuning_config(task: str, size: str = "") -> ConfigDict:
     """Returns the default fine-tuning config of a task (section A.3 of the paper).
 
     Args:
-      task: module of `bertjax.tasks`.
+      task: name of a task, which is a module in `bertjax.tasks`.
       size: size of a randomly initialized model (default: "", the architecture of the initial checkpoint).
     """
     config = to_config_dict(config_class(task)())

@@ -28,7 +28,7 @@ def require_config(args: argparse.Namespace) -> str:
 def load_config_dict(args: argparse.Namespace, checkpoint: Any = None) -> Any:
     """Returns the ConfigDict of `--config` with overrides applied.
 
-    `checkpoint`, if set, supplies the architecture, and the vocabulary if the config does not set it.
+    If `checkpoint` is set, it supplies the architecture. It also supplies the vocabulary if the config sets none.
     """
     from bertjax.training.checkpoint_config import experiment_config
 
@@ -51,10 +51,11 @@ def run_config_dict(args: argparse.Namespace, init_from: str | None) -> Any:
 
 @contextlib.contextmanager
 def open_config_dict(args: argparse.Namespace) -> Iterator[Any]:
-    """Yields the ConfigDict of `--config` with the architecture of `--init_from`, or the config of `--checkpoint`.
+    """Yields the ConfigDict saved with `--checkpoint` or, without this option, the ConfigDict of `--config`.
 
-    An `--init_from` checkpoint of another format is converted to a temporary folder. The folder also contains the
-    vocabulary, so use the ConfigDict only inside the `with` block.
+    With `--config`, `--init_from` supplies the architecture. If its checkpoint is not in bertjax's format, it is
+    converted to a temporary folder. The folder also contains the vocabulary, so use the ConfigDict only inside the
+    `with` block.
     """
     if not args.checkpoint:
         with open_init_checkpoint(args) as init_from:
@@ -77,7 +78,7 @@ def open_config_dict(args: argparse.Namespace) -> Iterator[Any]:
 
 
 def config_dict_without_data(config_dict: Any, init_from: str | None) -> Any:
-    """Sets the vocabulary size to that of `init_from` if the config names no data. Returns the ConfigDict."""
+    """Sets the vocabulary size to that of `init_from` if no data is configured. Returns the ConfigDict."""
     from bertjax.tasks.build import parse_config
     from bertjax.training.checkpoint import find_checkpoint
     from bertjax.training.checkpoint_metadata import saved_architecture
@@ -90,7 +91,7 @@ def config_dict_without_data(config_dict: Any, init_from: str | None) -> Any:
 def checkpoint_config_dict(args: argparse.Namespace, checkpoint: Any, fix: str = "set --config, such as glue") -> Any:
     """Returns the ConfigDict of `--config` or, without this option, the ConfigDict saved with the checkpoint.
 
-    `fix` is the end of the error message for a checkpoint without config.
+    A converted checkpoint has no task settings; `fix` is the advice at the end of the error message for it.
     """
     from bertjax.training.checkpoint import workdir_of
     from bertjax.training.checkpoint_config import checkpoint_config, with_labels_of
@@ -118,8 +119,8 @@ def open_checkpoint(args: argparse.Namespace) -> Iterator[Any]:
 def open_init_checkpoint(args: argparse.Namespace, keep: bool = False) -> Iterator[str | None]:
     """Yields the path of `--init_from`, converted to bertjax's format if necessary. Yields None without the option.
 
-    With `keep`, stores a converted checkpoint in the workdir (if local) instead of a temporary folder. Set it only for
-    runs of one process, because several processes must not write the same folder.
+    If `keep` is True and the workdir is local, a converted checkpoint is stored in the workdir instead of a temporary
+    folder. Set `keep` only for runs of one process, because several processes must not write to the same folder.
     """
     from bertjax.convert.convert import bertjax_checkpoint
     from bertjax.tasks.build import parse_config

@@ -145,7 +145,10 @@ def _run(argv: list[str]) -> None:
 
 
 def _lacks_accelerator() -> bool:
-    """Returns True if libtpu is installed, for example for `bertjax plan`, on a machine without a TPU or GPU."""
+    """Returns whether libtpu is installed (for example for `bertjax plan`) but the machine has no TPU or GPU.
+
+    Returns False if `JAX_PLATFORMS` is set.
+    """
     has_tpu = "TPU_WORKER_HOSTNAMES" in os.environ or glob.glob("/dev/accel*") or glob.glob("/dev/vfio/*")
     # `jax_plugins` contains JAX's GPU backends.
     installed = {name: importlib.util.find_spec(name) is not None for name in ("libtpu", "jax_plugins")}

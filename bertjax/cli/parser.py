@@ -40,7 +40,7 @@ def _integer(text: str) -> int:
 
 
 class Parser(argparse.ArgumentParser):
-    """Argument parser that reports errors as `UsageError` and rejects empty paths and integers above 32 bits."""
+    """Argument parser that reports errors as `UsageError`, and rejects empty paths and integers beyond 32 bits."""
 
     def add_argument(self, *names: str, **options: Any) -> argparse.Action:
         """Adds an argument. Paths and integers are checked when they are parsed."""

@@ -94,7 +94,7 @@ def reproduce(args: argparse.Namespace) -> None:
 
 
 def _topology_line(plan: Any, args: argparse.Namespace) -> str:
-    """Returns time and cost of the pending runs on `--topology`."""
+    """Returns one line with the estimated time and cost of the pending runs on `--topology`."""
     from bertjax.estimate.topology import chip_of, chips_in
 
     chip, chips = chip_of(args.topology), chips_in(args.topology)

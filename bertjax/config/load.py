@@ -52,9 +52,10 @@ def parse_arguments(text: str | None, /, **defaults: Any) -> ConfigDict:
 
 
 def load_config(config: str, overrides: Sequence[str]) -> ConfigDict:
-    """Loads a config in any form that `--config` accepts, and applies `--config.FIELD=VALUE` overrides.
+    """Loads the config of an experiment or of a workdir, and applies `--config.FIELD=VALUE` overrides.
 
-    These forms are `NAME[:ARGUMENTS]` or `FILE[:ARGUMENTS]` of an experiment, and the `config.json` of a workdir.
+    `config` is a value of `--config`: an experiment, as `NAME[:ARGUMENTS]` or `FILE[:ARGUMENTS]`, or the path of a
+    workdir's `config.json`.
     """
     name, colon, arguments = config.partition(":")
     if name.endswith(".json"):
@@ -149,7 +150,7 @@ def _check_override(config_dict: ConfigDict, item: str) -> None:
 
 
 def _similar_fields(config_dict: ConfigDict, field: str) -> list[str]:
-    """Returns the paths of the fields whose name is most similar to that of an unknown field."""
+    """Returns the paths of all fields whose name is the closest match for the name of an unknown field."""
     # Compare names without sections, because all paths of a section are similar.
     names = {path: path.split(".")[-1] for path in flatten_dict(config_dict.to_dict(), sep=".")}
     closest = difflib.get_close_matches(field.split(".")[-1], names.values(), n=1, cutoff=_MIN_SIMILARITY)

@@ -71,7 +71,7 @@ class RunConfig:
 
     @property
     def data(self) -> Any:
-        """Data and batches. Each task defines the fields."""
+        """Config section for data and batches. Each task defines the fields of this section."""
         raise NotImplementedError
 
     @property
@@ -90,7 +90,10 @@ class RunConfig:
         return self.model["vocab_size"] or DEFAULT_VOCAB_SIZE
 
     def model_config(self, vocab_size: int) -> ModelConfig:
-        """Returns the model config for a vocabulary of the given size, which must agree with `model.vocab_size`."""
+        """Returns the model config for a vocabulary of the given size.
+
+        Raises a UsageError if `model.vocab_size` is set to a different size, or if a model field is unset.
+        """
         config_size = self.model["vocab_size"]
         if config_size and config_size != vocab_size:
             raise UsageError(

@@ -140,7 +140,10 @@ def convert(source: str, destination: str, fmt: str, overwrite: bool) -> None:
 
 
 def save(checkpoint: PortableCheckpoint, destination: str | os.PathLike, fmt: str, overwrite: bool) -> None:
-    """Writes an in-memory checkpoint atomically. Removes the arrays from `checkpoint.params`."""
+    """Writes an in-memory checkpoint atomically.
+
+    If the format is not bertjax's, removes the arrays from `checkpoint.params` to save memory.
+    """
     if fmt not in FORMATS:
         raise UsageError(f"unknown format {fmt!r}; use one of {', '.join(FORMATS)}")
     target = Path(os.path.realpath(Path(destination).expanduser()))
@@ -187,9 +190,9 @@ def upload(source: str, address: str, overwrite: bool) -> str:
 def bertjax_checkpoint(path: str, cache_dir: Path | None = None) -> Iterator[str]:
     """Yields the path of a checkpoint in bertjax's format. Converts `path` if it has another format or is on the hub.
 
-    With `cache_dir`, the converted checkpoint is saved in this workdir. Later calls with the same `path` reuse it,
-    unless the files of a local `path` have changed. New commits on the hub are ignored. Without `cache_dir`, it is
-    saved in a temporary folder, which is deleted on exit.
+    With `cache_dir`, the converted checkpoint is saved in the folder `cache_dir`. Later calls with the same `path`
+    reuse this checkpoint, unless the files of a local `path` have changed. New commits on the hub are ignored. Without
+    `cache_dir`, the converted checkpoint is saved in a temporary folder, which is deleted on exit.
     """
     if cache_dir:
         recover_directory(cache_dir)
@@ -219,10 +222,10 @@ def bertjax_checkpoint(path: str, cache_dir: Path | None = None) -> Iterator[str
 
 
 def _replaces_source(origin: dict[str, Any], path: str) -> bool:
-    """Returns whether to use a cached conversion without checking that its source is unchanged.
+    """Returns whether to use a cached conversion of `path` without comparing it with its source.
 
-    The conversion must be of `path`, and either `path` is on the hub, so that a resumed run uses the same commit, or
-    `path` no longer exists.
+    `origin` describes the cached conversion, which must be a conversion of `path`. There are two such cases: `path` is
+    on the hub, because a resumed run must use the same commit, or `path` is local and no longer exists.
     """
     if hub.is_hub(path):
         return path in (origin.get("address"), origin.get("source"))
@@ -230,7 +233,7 @@ def _replaces_source(origin: dict[str, Any], path: str) -> bool:
 
 
 def _convert_in_subprocess(path: str, target: str) -> None:
-    """Converts a checkpoint in a subprocess, because under jax.distributed Orbax would wait for all hosts."""
+    """Converts a checkpoint in a subprocess. In a process that uses jax.distributed, Orbax would wait for all hosts."""
     worker_died = BertjaxError(f"the conversion of {path} was killed; check the free memory of the host")
     with process_pool(1, worker_died, _use_cpu) as pool:
         pool.submit(convert, path, target, BERTJAX, False).result()
@@ -245,8 +248,8 @@ def _origin_of(path: str, folder: str = "") -> dict[str, Any]:
     """Returns the content of `origin.json`, which identifies the source of a conversion.
 
     A local checkpoint is identified by its path and the names, sizes and modification times of its files. A model on
-    the hub is identified by its address with the commit; the key `address` stores the user's address. The commit is the
-    name of `folder`, which contains the downloaded model.
+    the hub is identified by its address with the commit, which is the name of the download folder `folder`. The key
+    `address` contains the address as the user wrote it.
     """
     if hub.is_hub(path):
         return {"source": f"{hub.PREFIX}{hub.parse(path)[0]}@{Path(folder).name}", "address": path}

@@ -64,7 +64,7 @@ _OLD_NAMES = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".Laye
 
 
 def is_checkpoint_folder(path: Path) -> bool:
-    """Returns whether a folder contains a Hugging Face config. An unreadable `config.json` counts as one."""
+    """Returns whether a folder has a Hugging Face config, or a `config.json` that cannot be read as a JSON object."""
     if not (path / CONFIG).is_file():
         return False
     try:
@@ -125,7 +125,10 @@ def read(folder: Path) -> PortableCheckpoint:
 
 
 def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
-    """Writes a Hugging Face folder and returns notes for the user. Removes the arrays from `checkpoint.params`."""
+    """Writes a Hugging Face folder and returns notes for the user.
+
+    Removes the arrays from `checkpoint.params` to save memory.
+    """
     from safetensors.numpy import save_file
 
     class_name = _closest_class(checkpoint)
@@ -206,7 +209,10 @@ def _check_tied_arrays(stored_names: dict[str, str], read_array: Callable[[str],
 
 
 def _closest_class(checkpoint: PortableCheckpoint) -> str:
-    """Returns the transformers class with the same output layer or, without one, with the most similar heads."""
+    """Returns the name of the transformers class that has the same output layer as the checkpoint.
+
+    For a checkpoint without an output layer, returns the class with the most similar heads.
+    """
     if kind := OUTPUT_KINDS.get(checkpoint.output_kind):
         if not kind.huggingface_class:
             raise UsageError(f"Hugging Face has no output layer for {checkpoint.output_kind}; only bertjax can load it")

@@ -28,7 +28,7 @@ class Parameter:
       path: path in bertjax.
       shape: shape in bertjax, without the layer axis.
       names_by_format: name in each other format; names of layer parameters contain `{layer}`.
-      num_input_axes: number of input axes, which are the leading axes of a kernel (default: 0, not a kernel).
+      num_input_axes: number of leading axes of a kernel that are input axes (default: 0, not a kernel).
       transposed_in: formats that store the kernel as [out, in].
       unpadded_rows: vocabulary size, for parameters whose first axis is padded (default: 0, not padded).
     """

@@ -67,8 +67,8 @@ class PortableCheckpoint:
 
     Attributes:
       config: model config.
-      params: float32 arrays by path, stacked over layers, for the models of `bertjax.model.heads`. Exports remove the
-        arrays one by one to save memory.
+      params: float32 arrays by parameter path, stacked over layers, as in the models of `bertjax.model.heads`. Exports
+        to other formats remove the arrays one by one to save memory.
       vocabulary: vocabulary, or None if the source has no vocabulary.
       output_kind: kind of the output layer (default: "", no output layer).
       labels: names of classes, labels or tags in the order of their ids (default: (), no labels).
@@ -94,7 +94,7 @@ class PortableCheckpoint:
 
     @property
     def model_description(self) -> dict[str, Any]:
-        """Description of the Flax module, see `bertjax.model.heads.model_description`."""
+        """JSON description of the Flax module, as `bertjax.model.heads.model_description` returns it."""
         if self.output_kind:
             return model_description(OUTPUT_KINDS[self.output_kind].build_model(self.config, self.num_outputs))
         is_complete = {POOLER, MASKED_LM, NEXT_SENTENCE} <= self.modules
@@ -116,7 +116,7 @@ def parameter_table(config: ModelConfig, output_kind: str, num_outputs: int) -> 
 
 
 def read_config(file: Path) -> dict[str, Any]:
-    """Reads the JSON config of a checkpoint in another format."""
+    """Reads the JSON config of a Hugging Face or google-research/bert checkpoint."""
     try:
         return read_json_object(file)
     except (OSError, ValueError) as error:
@@ -126,10 +126,11 @@ def read_config(file: Path) -> dict[str, Any]:
 def parse_bert_config(
     bert_config: dict[str, Any], file: Path, type_vocab_size: int, **format_fields: Any
 ) -> ModelConfig:
-    """Builds the model config from `bert_config`, the content of `file`, with the field names of BertConfig.
+    """Builds the model config from `bert_config`, a dictionary with the field names of BertConfig.
 
-    `type_vocab_size` is the default of this field in the checkpoint's format. `format_fields` are values of
-    `ModelConfig` fields that are not in `SHARED_FIELDS`.
+    `file` is the file that contains `bert_config`, for error messages. `type_vocab_size` is the default of this
+    field in the checkpoint's format. `format_fields` are values of fields of `ModelConfig` that are not in
+    `SHARED_FIELDS`.
     """
     if missing := [name for name in _REQUIRED_FIELDS if name not in bert_config]:
         raise UsageError(f"{file} lacks {', '.join(missing)}; add the values that the checkpoint was trained with")

@@ -140,7 +140,10 @@ def _read_labels(tf_config: dict[str, Any], num_outputs: int, config_file: Path)
 
 
 def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
-    """Writes a checkpoint folder and returns notes for the user. Removes the arrays from `checkpoint.params`."""
+    """Writes a checkpoint folder and returns notes for the user.
+
+    Removes the arrays from `checkpoint.params` to save memory.
+    """
     kind = OUTPUT_KINDS.get(checkpoint.output_kind)
     if kind and not kind.tensorflow_kernel:
         raise UsageError(

@@ -23,7 +23,10 @@ class DataShard:
     count: int
 
     def row_ranges(self, batch_size: int) -> list[tuple[int, int]]:
-        """Returns the contiguous row ranges of this process as (start, stop), ascending."""
+        """Returns the contiguous row ranges of this process as (start, stop), ascending.
+
+        Raises a UsageError if `batch_size` is not divisible by `count`.
+        """
         if batch_size % self.count:
             raise UsageError(
                 f"batch_size={batch_size} is not divisible by {self.count} data shards; use a multiple of {self.count}"
@@ -38,7 +41,7 @@ class DataShard:
         return ranges
 
     def rows(self, batch_size: int) -> np.ndarray:
-        """Returns the row indices of this process, int64, ascending. Raises the same errors as `row_ranges`."""
+        """Returns the row indices of this process, int64, ascending. Raises the UsageError of `row_ranges`."""
         return np.concatenate([np.arange(start, stop) for start, stop in self.row_ranges(batch_size)])
 
 

@@ -82,7 +82,7 @@ def _cached_features(config: FinetuningConfig, init_from: str, examples: Example
 def _compute(
     path: Path, shape: tuple[int, ...], model: LoadedModel, layers: tuple[int, ...], examples: Examples
 ) -> None:
-    """Computes features batch by batch and writes them to `path`, which appears only when it is complete."""
+    """Computes features batch by batch and writes them to `path` atomically."""
     offsets = examples.offsets
     hidden_states_of = make_hidden_states_fn(model, layers, max(8, int(np.diff(offsets).max())))
     try:

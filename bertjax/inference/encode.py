@@ -21,7 +21,7 @@ _BATCH_TOKENS = 2048
 
 
 def encode_batches(model: LoadedModel, examples: Examples) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields the hidden states of the last layer, batch by batch, longest texts first.
+    """Yields the hidden states of the last layer, batch by batch, but not in the order of the examples.
 
     All batches have the same shape, so that the encoder compiles once.
 
@@ -38,8 +38,9 @@ def encode_batches(model: LoadedModel, examples: Examples) -> Iterator[tuple[np.
 def pool(model: LoadedModel, hidden: np.ndarray, lengths: np.ndarray, pooling: str) -> np.ndarray:
     """Returns one vector per text, float32 [n, D]: the state of [CLS], or the mean of the states of all tokens.
 
-    `hidden` is float32 [tokens, D], the concatenated states of the n texts, and `lengths` is int64 [n]. For states that
-    use left context only, `cls` takes the last token, [SEP], because the state of [CLS] does not depend on the text.
+    `hidden` is float32 [tokens, D], the concatenated states of the n texts, and `lengths` is int64 [n]. `pooling` is
+    `cls` or `mean`. For states that use left context only, `cls` selects the state of the last token, [SEP], because
+    the state of [CLS] does not depend on the text.
     """
     starts = np.cumsum(lengths) - lengths
     if pooling == MEAN:

@@ -42,8 +42,8 @@ def ensemble(
         of the first checkpoint and the hash of the data.
 
     Returns:
-      Metrics of the ensemble, and in `members` the fingerprint and metrics of each model. If the data has no labels,
-      the metrics are missing.
+      A dictionary with the metrics of the ensemble. The entry `members` lists the fingerprint and the metrics of each
+      model. If the data has no labels, all metrics are missing.
     """
     if len(checkpoints) < 2:
         raise UsageError(f"an ensemble needs several checkpoints, not {len(checkpoints)}; repeat --checkpoint")
@@ -94,7 +94,10 @@ def _compared(config: RunConfig, task: Task) -> dict[str, Any]:
 
 
 def _update_mean(mean: _Outputs, outputs: _Outputs, count: int) -> _Outputs:
-    """Updates the running mean with the outputs of model number `count`. A sum of logits would overflow at padding."""
+    """Updates the mean of the outputs of `count - 1` models with the outputs of the next model.
+
+    A running mean cannot overflow. A sum could, because SQuAD's logits at padding are the lowest float32 value.
+    """
     return [
         {
             # `example` is the index of each row's example, not a logit.

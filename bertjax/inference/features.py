@@ -83,7 +83,7 @@ class FeatureExtractor:
     def shards(self, texts: Iterable[str]) -> Iterator[dict[str, Any]]:
         """Yields shards of the hidden states of texts or pairs. A pair is written as `FIRST ||| SECOND`.
 
-        Equal texts give equal shards. Only one shard is in memory.
+        Equal texts give equal shards. Shards are computed one at a time, to limit memory.
 
         Yields:
           A dictionary for T texts of K tokens in total, without padding:
@@ -170,9 +170,9 @@ class FeatureExtractor:
 def make_hidden_states_fn(
     model: LoadedModel, layers: Sequence[int], seq_len: int
 ) -> Callable[[Examples], Iterator[tuple[int, np.ndarray]]]:
-    """Returns a function that yields each sequence's index and its hidden states, float32 [tokens, C, D], in any order.
+    """Returns a function from examples to an iterator over (sequence index, hidden states), in any order.
 
-    See `FeatureExtractor` for the arguments.
+    The hidden states of a sequence are float32 [tokens, C, D]. See `FeatureExtractor` for the arguments.
     """
     layer_indices = np.array(layers)
 
@@ -240,7 +240,7 @@ def write_shards(
 
     Keeps the shards of an interrupted command. `metadata` contains all settings that determine the features, except the
     texts, and `make_shards` must be deterministic. Raises a UsageError if existing shards have other metadata, or if
-    their texts are not the first of `texts`.
+    they were not created from the first elements of `texts`.
 
     Yields:
       The number of texts before each new shard, and the shard.

@@ -30,8 +30,8 @@ _ZIP_DATE = (1980, 1, 1, 0, 0, 0)
 def write_submission(folder: Path, output: Path, wnli_by_majority: bool, partial: bool) -> list[str]:
     """Packs the prediction files of a folder into a submission archive, and replaces an existing archive.
 
-    `wnli_by_majority` predicts the majority class for WNLI, as in the paper, instead of packing the folder's file.
-    `partial` writes the archive even if files or rows are missing.
+    With `wnli_by_majority`, the archive contains the majority class for all WNLI examples, as in the paper, instead of
+    the folder's file. With `partial`, the archive is written even if files or rows are missing.
 
     Returns:
       Notes for the user: the source of the WNLI predictions, and missing files or rows.

@@ -122,7 +122,7 @@ def with_params_and_output_layer(
 
 
 def to_portable(model: LoadedModel) -> PortableCheckpoint:
-    """Returns a loaded model as a checkpoint in memory. Raises a UsageError if no format supports the model."""
+    """Converts a loaded model to an in-memory checkpoint. Raises a UsageError if no format supports the model."""
     layer = model.output_layer
     arrays = {name: np.asarray(array) for name, array in flatten_dict(jax.device_get(model.params), sep="/").items()}
     checkpoint = PortableCheckpoint(
@@ -146,7 +146,7 @@ def _with_auto_axes(mesh: Mesh) -> Mesh:
 def _put_on_mesh(
     checkpoint: PortableCheckpoint, vocabulary: Vocabulary, path: str, mesh: Mesh | None, pooling: str = ""
 ) -> LoadedModel:
-    """Puts the parameters of a checkpoint in memory on a device mesh (default: all devices)."""
+    """Builds a `LoadedModel` from an in-memory checkpoint, with parameters on a mesh (default: all devices)."""
     mesh = mesh or make_mesh(MeshConfig())
     # A single device needs no shardings, so skip tracing the model, which takes 0.3 s.
     if mesh.size == 1:

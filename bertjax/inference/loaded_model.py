@@ -54,7 +54,7 @@ class LoadedModel:
 
     Attributes:
       config: architecture and layout.
-      params: float32 parameters of `model` on the mesh, and possibly of heads that `model` does not use.
+      params: all parameters of the checkpoint on the mesh, float32, including heads that `model` does not use.
       vocabulary: WordPiece or SentencePiece vocabulary.
       output_layer: kind and labels of the output layer, or None for a pre-trained model.
       model_description: description of the Flax module, see `bertjax.model.heads.model_description`.
@@ -132,7 +132,7 @@ class LoadedModel:
         return self.jit(masked_lm_probs)
 
     def jit(self, function: Callable[[Any, dict[str, jax.Array]], Any]) -> Callable[[Batch], Any]:
-        """Jits a function of parameters and a batch on the mesh. The first axis of its outputs is the batch.
+        """Jits a function of parameters and a batch on the mesh. Axis 0 of all outputs must be the batch axis.
 
         Returns:
           A function from a host batch with any number of rows to host arrays. Rows are padded to a multiple of the

@@ -1,4 +1,4 @@
-"""Kinds of output layers. Each has a Flax module, a function for predictions, and names in other formats."""
+"""Kinds of output layers: Flax module, prediction function, and class and kernel names in other checkpoint formats."""
 
 import dataclasses
 import itertools

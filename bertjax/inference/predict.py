@@ -29,7 +29,11 @@ _MASK = "[MASK]"
 
 
 def check_model(model: LoadedModel, context: str | None) -> OutputLayer:
-    """Returns the output layer. Raises a UsageError if it is missing, or if the context is missing or unused."""
+    """Returns the output layer of a model.
+
+    Raises a UsageError if the output layer is missing, if the model needs a context and `context` is empty, or if the
+    model does not use a context and `context` is not empty.
+    """
     if model.output_layer is None:
         kind = model.model_description["kind"]
         if kind in (SequenceModel.KIND, TokenModel.KIND):
@@ -204,7 +208,10 @@ def _check_columns(file_records: PredictionRecords, columns: Sequence[str]) -> N
 def _add_columns(
     file_records: PredictionRecords, records: Iterable[Record], columns: Sequence[str]
 ) -> Iterator[Record]:
-    """Yields records with line numbers and columns. Reads the columns from the data file again."""
+    """Yields records with the line number and the `columns` of each example, which are read again from the data file.
+
+    If the data has no line numbers, the records are unchanged.
+    """
     if not file_records.lines:
         yield from records
         return

@@ -41,9 +41,9 @@ def extract_entities(tags: Sequence[str]) -> set[Entity]:
 
 
 def has_entities(tags: Iterable[str]) -> bool:
-    """Returns True if there are tags other than O, and each of them is an IOB, BIOES or BILOU prefix and a type.
+    """Returns the result of `follows_scheme`, but rejects mixed tags.
 
-    Raises a UsageError if some tags have the prefix B- or I- and a type, but others are not entity tags.
+    Raises a UsageError if some tags mark entities with the prefix B- or I-, and other tags (except O) mark no entities.
     """
     inside = sorted({*tags} - {"O"})
     others = [tag for tag in inside if not _ENTITY_TAG.fullmatch(tag)]
@@ -57,7 +57,10 @@ def has_entities(tags: Iterable[str]) -> bool:
 
 
 def follows_scheme(tags: Iterable[str]) -> bool:
-    """Returns True if there are tags other than O, and each of them is an IOB, BIOES or BILOU prefix and a type."""
+    """Returns True if there are tags other than O, and all of these tags mark entities in IOB, BIOES or BILOU.
+
+    A tag marks an entity if it consists of a prefix of these schemes and a type, as in `B-PER`.
+    """
     inside = {*tags} - {"O"}
     return bool(inside) and all(map(_ENTITY_TAG.fullmatch, inside))
 

@@ -127,6 +127,9 @@ def truncate_name(name: str, width: int = _NAME_WIDTH) -> str:
 
 
 def log_reports(reports: Mapping[str, ClassReport]) -> None:
-    """Logs class reports, by the metric-name suffix of their evaluation set, such as "" or `_mismatched`."""
+    """Logs the class report of each evaluation set.
+
+    The keys of `reports` are the suffixes of the evaluation sets' metric names, such as "" or `_mismatched`.
+    """
     for suffix, report in reports.items():
         logger.info(f"by class{suffix.replace('_', ' ')}:\n{report.format()}")

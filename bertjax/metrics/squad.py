@@ -41,7 +41,10 @@ def f1_v2(prediction: str, answer: str) -> float:
 
 
 def score_v1(answers: Mapping[str, Sequence[str]], predictions: Mapping[str, str]) -> dict[str, float]:
-    """Returns `exact_match` and `f1` over all questions, in percent. Answers and predictions are by question id."""
+    """Returns `exact_match` and `f1` over all questions, in percent.
+
+    The keys of `answers` and `predictions` are question ids.
+    """
     totals = {"exact_match": 0.0, "f1": 0.0}
     for question, references in answers.items():
         if question in predictions:
@@ -73,7 +76,10 @@ def question_scores_v2(
 
 
 def score_v2(answers: Mapping[str, Sequence[str]], predictions: Mapping[str, str]) -> dict[str, float]:
-    """Returns `exact_match` and `f1` in percent, over all, answerable and unanswerable questions."""
+    """Returns `exact_match` and `f1` over all questions that have a prediction, in percent.
+
+    The prefixes `has_answer_` and `no_answer_` mark the same scores over answerable and over unanswerable questions.
+    """
     exact, f1 = question_scores_v2(answers, predictions)
     groups = {
         "": list(exact),

@@ -57,7 +57,7 @@ class Architecture:
       layer_norm_eps: epsilon added to the variance in LayerNorm.
       attention_direction: side that a token attends to: `both` (as in BERT), `left` or `right`. Every token
         also attends to itself.
-      pad_vocab_to_multiple_of: padding of the vocabulary size to a multiple of this number, for faster matmuls. The
+      pad_vocab_to_multiple_of: the vocabulary size is padded to a multiple of this number, for faster matmuls. The
         added tokens get probability 0.
     """
 
@@ -100,7 +100,7 @@ class Architecture:
     def context_sides(self) -> tuple[str, ...]:
         """Context direction (`left`, `right` or `both`) of each part of the hidden state.
 
-        The hidden state of an LSTM has two parts of equal width. That of a Transformer has one part.
+        The hidden state of an LSTM has two parts of equal width. The hidden state of a Transformer has one part.
         """
         return ("left", "right") if self.encoder == LSTM else (self.attention_direction,)
 
@@ -111,7 +111,7 @@ class Architecture:
 
     @property
     def padded_vocab_size(self) -> int:
-        """Number of rows of the token embedding table, V."""
+        """Number of token embeddings, V: `vocab_size` rounded up to a multiple of `pad_vocab_to_multiple_of`."""
         return -(-self.vocab_size // self.pad_vocab_to_multiple_of) * self.pad_vocab_to_multiple_of
 
 
@@ -174,7 +174,7 @@ class ModelConfig(Architecture, Layout):
         return Architecture(**{name: getattr(self, name) for name in ARCHITECTURE_FIELDS})
 
     def resolve(self, platform: str) -> "ModelConfig":
-        """Replaces `auto` in `dtype` and `scan_layers` by the value for a platform: `cpu`, `gpu` or `tpu`."""
+        """Replaces `auto` in `dtype` and `scan_layers` with the value for a platform: `cpu`, `gpu` or `tpu`."""
         on_cpu = platform == "cpu"
         dtype = ("float32" if on_cpu else "bfloat16") if self.dtype == AUTO else self.dtype
         scan_layers = ("false" if on_cpu else "true") if self.scan_layers == AUTO else self.scan_layers

@@ -1,8 +1,8 @@
 """Dropout whose random bits are a hash of the random key and each element's position.
 
 The forward pass and the backward pass each compute the bits, fused into the surrounding operations, so no mask is
-stored in memory. `tests/benchmarks/dropout_bits.py` compares the cost with that of `jax.random`'s generators. Since
-positions are those in the global array, every mesh and every attention kernel uses the same mask.
+stored in memory. `tests/benchmarks/dropout_bits.py` compares the cost of the hash with the cost of `jax.random`'s
+generators. A position is an index into the global array, so all meshes and all attention kernels use the same mask.
 """
 
 import jax
@@ -55,7 +55,7 @@ def dropout_scale(rate: float) -> float:
 
 
 def dropout_seeds(key: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-    """Returns two uint32 arrays of the given shape, which contain a pair of seeds for each element."""
+    """Returns two uint32 arrays of the given shape: a pair of seeds for each matrix of an array [*shape, M, N]."""
     first, second = jax.random.key_data(key).reshape(-1)[:2].astype(jnp.uint32)
     position = jnp.zeros(shape, jnp.uint32)
     for axis, size in enumerate(shape):
@@ -64,7 +64,7 @@ def dropout_seeds(key: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, ja
 
 
 def hash_positions(position: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
-    """Returns 32 random bits (uint32) for each position and pair of seeds."""
+    """Hashes each position, with the seeds `first` and `second`, to 32 random bits (uint32)."""
     x = position * np.uint32(_GOLDEN) + first
     x = (x ^ (x >> 16)) * np.uint32(_FIRST)
     x = (x ^ (x >> 13) ^ second) * np.uint32(_SECOND)

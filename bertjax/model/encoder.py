@@ -78,7 +78,7 @@ class Embeddings(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Embeddings and a stack of Transformer layers. The models of `heads.py`, such as `PretrainingModel`, call it.
+    """Embeddings and a stack of Transformer layers. Part of the models in `heads.py`, such as `PretrainingModel`.
 
     Parameters of all layers are stacked on a leading axis N, whether the layers are scanned or unrolled. With
     `optimizer.freeze_layers`, the train step passes the lowest layers as a second stack, `frozen_layers`, which
@@ -93,7 +93,7 @@ class Encoder(nn.Module):
 
     @property
     def token_tables(self) -> tuple[jax.Array, ...]:
-        """Float32 token embeddings [V, D], for tied output layers. LSTM encoders have two tables."""
+        """Float32 token embedding table [V, D] for tied output layers, in a tuple. `LstmEncoder` has two tables."""
         return (self.embeddings.token_table,)
 
     @nn.compact  # `run_layers` creates the layers in this call.
@@ -113,7 +113,7 @@ class Encoder(nn.Module):
           input_ids: [B, L] int32.
           segment_ids: [B, L] int32.
           sequence_ids: [B, L] int32, index of each token's sequence, starting at 1, or 0 for padding.
-          position_ids: [B, L] int32, position of each token in its sequence (default: None, 0, 1, ... in each row).
+          position_ids: [B, L] int32, position of each token in its sequence (default: None, each row counts from 0).
             Required for packed rows. If it is None, the encoder assumes that rows are not packed. It then accepts
             attention implementations that do not support packed rows, such as `cudnn`.
           deterministic: whether to disable dropout. If False, a `dropout` rng is required.

@@ -91,9 +91,9 @@ def token_representations(
 ) -> jax.Array:
     """Applies the encoder and the feature head inside the calling module.
 
-    `heads.py` describes the arrays of the batch. If it contains `CACHED_FEATURES`, float32 [B, L, C, D], these
+    `heads.py` describes the arrays of `batch`. If `batch` contains `CACHED_FEATURES`, float32 [B, L, C, D], these
     precomputed states of `feature_head.layers` replace the encoder's output. Feature heads do not support packed rows.
-    `dropout_key` returns a new key for each dropout.
+    Each call of `dropout_key` returns a new random key.
 
     Returns:
       States [B, L, `feature_head.width`], in the config's dtype.

@@ -39,9 +39,9 @@ def flops_per_token(
 ) -> float:
     """Returns the matmul FLOPs of one training step, per token.
 
-    The count is 6 FLOPs per parameter of the layers' matrices, 12 N L D for attention, and the output layer at
-    predicted positions. Recomputation and vocabulary padding do not count, nor does the encoder if `feature_head` uses
-    frozen features. Unidirectional attention counts like bidirectional attention.
+    The count includes 6 FLOPs per parameter of the layers' matrices, 12 N L D for attention, and the FLOPs of the
+    output layer at predicted positions. It excludes recomputation and vocabulary padding, and also the encoder if
+    `feature_head` uses frozen features. Unidirectional attention counts like bidirectional attention.
 
     `seq_len` is the row length in tokens, including padding. `num_predictions` is the number of predicted positions per
     row (default: 0, no masked-LM or language-model head).
@@ -53,7 +53,10 @@ def flops_per_token(
 
 
 def attention_flops_per_token(config: ModelConfig, context: float, feature_head: FeatureHead = _NO_HEAD) -> float:
-    """Returns the training FLOPs per token of the attention products, if each token attends to `context` tokens."""
+    """Returns the training FLOPs per token of attention scores and weighted sums of values.
+
+    Each token attends to `context` tokens.
+    """
     if feature_head.features or config.encoder == LSTM:
         return 0.0
     return TRAINING_FACTOR * config.num_hidden_layers * attention_score_flops(config, context)

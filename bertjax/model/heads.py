@@ -38,7 +38,7 @@ class TiedLmHead(nn.Module):
     def __call__(self, hidden: jax.Array, token_table: jax.Array) -> jax.Array:
         """Returns float32 logits [B, P, V] for states [B, P, D] and a token table [V, D].
 
-        Vocabulary padding gets probability 0.
+        Logits of vocabulary padding are the lowest float32 number, so that their probability is 0.
         """
         config = self.config
         x = Dense(config, (config.hidden_size,), ("embed", "pooled"), name="transform")(hidden)
@@ -186,8 +186,8 @@ class PretrainingModel(nn.Module):
 class LanguageModel(nn.Module):
     """Encoder with one language-model head per context direction.
 
-    With Transformer layers, it is the left-to-right model in Table 5 of the paper. With LSTMs, it is like ELMo (Figure
-    3).
+    With Transformer layers that attend to the left, the model is LTR & No NSP in Table 5 of the paper. With LSTMs, the
+    model is like ELMo (Figure 3).
     """
 
     KIND: ClassVar[str] = "language_model"
@@ -196,9 +196,9 @@ class LanguageModel(nn.Module):
 
     @nn.compact
     def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> dict[str, jax.Array]:
-        """Returns float32 logits [B, L, V] by context direction.
+        """Returns a dictionary from context direction to float32 logits [B, L, V].
 
-        Logits from `left` context predict the next token. Logits from `right` context predict the previous token.
+        Logits of `left` predict the next token from the left context. Logits of `right` predict the previous token.
         """
         context_sides = self.config.context_sides
         encoder = make_encoder(self.config, name="encoder")
@@ -248,7 +248,7 @@ def sequence_states(
 ) -> jax.Array:
     """Computes a state per sequence inside the calling module: encoder, then feature head or pooler, then dropout.
 
-    `make_rng` returns a new key for each dropout.
+    Each call of `make_rng` returns a new random key for dropout.
 
     Returns:
       States [B, D] for rows [B, L], [B, S, D] for packed rows [B, L] of up to S sequences, or [B * C, D] for inputs

@@ -52,7 +52,7 @@ class Dense(nn.Module):
       features: output axes of the kernel.
       axes: logical names of all kernel axes, input axes first. Of the output axes, only the first may be sharded,
         because `dot` on CPU merges the output axes into one.
-      flat: whether to merge the output axes into one, because a TPU pads a short last axis to 128 lanes.
+      flat: whether to merge the output axes into one. A TPU would pad a short last axis to 128 lanes.
       initializer: initializer of the kernel (default: `kernel_init` with `axes`).
     """
 
@@ -87,13 +87,13 @@ def save_inputs_only(function: Callable[..., jax.Array], config: ModelConfig) ->
     """Wraps a cheap function so that the backward pass recomputes its intermediate values from its inputs.
 
     Without this wrapper, a GELU would save six arrays of width F, and a LayerNorm would save float32 copies of its
-    input. A remat policy for the whole layer would instead take 6 % more CPU time per step (3 layers of width 768).
+    input. The alternative, a remat policy for the whole layer, takes 6 % more CPU time per step (3 layers, width 768).
     """
     return jax.checkpoint(function, prevent_cse=not scans_layers(config))
 
 
 def layer_norm(config: ModelConfig, name: str | None = None, recompute: bool = True) -> nn.LayerNorm:
-    """Returns a LayerNorm module with float32 statistics and the config's dtype as output.
+    """Returns a LayerNorm module with float32 statistics and with outputs in the config's dtype.
 
     With `recompute`, the forward pass saves only the input, and the backward pass recomputes intermediate values.
     """
@@ -154,7 +154,10 @@ def attention_flops(config: ModelConfig) -> int:
 
 
 def attention_score_flops(config: ModelConfig, context: float) -> float:
-    """Returns forward FLOPs per token of the two attention products, if a token attends to `context` tokens."""
+    """Returns forward FLOPs per token of attention scores and weighted sums of values.
+
+    Each token attends to `context` tokens.
+    """
     return 2 * 2 * config.hidden_size * context
 
 

@@ -20,7 +20,7 @@ LEFT, RIGHT = SIDES = ("left", "right")
 
 
 class LstmEncoder(nn.Module):
-    """One `LstmReader` per direction, with concatenated hidden states. It is called with the arguments of `Encoder`."""
+    """One `LstmReader` per direction, with concatenated hidden states. Takes the arguments of `Encoder`."""
 
     config: ModelConfig
 
@@ -66,7 +66,10 @@ class LstmReader(nn.Module):
     def __call__(
         self, input_ids: jax.Array, sequence_ids: jax.Array, deterministic: bool, collect_layers: bool
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Returns the states [B, L, D / 2] of the last layer, and [N + 1, B, L, D / 2] of embeddings and all layers."""
+        """Returns the states of the last layer and, with `collect_layers`, of the embeddings and all layers.
+
+        The shapes are [B, L, D / 2] and [N + 1, B, L, D / 2]. Without `collect_layers`, the second output is None.
+        """
         x = self.embeddings(input_ids, deterministic)
         fields = {"config": self.config, "direction": self.direction, "deterministic": deterministic}
         return run_layers(self, LstmLayer, fields, x, sequence_ids, collect=collect_layers)
@@ -117,7 +120,7 @@ class Lstm(nn.Module):
 
     Attributes:
       size: number of units, D.
-      direction: context of each position: `left` (it and earlier positions) or `right` (it and later positions).
+      direction: context of each position: `left` (this and earlier positions) or `right` (this and later positions).
     """
 
     config: ModelConfig

@@ -11,9 +11,9 @@ from bertjax.model.partitioning import platform
 def dot(x: jax.Array, kernel: jax.Array, num_inputs: int = 1, dtype: jnp.dtype | None = None) -> jax.Array:
     """Multiplies `x` [..., I...] by a kernel [I..., O...] to [..., O...].
 
-    `num_inputs` is the number of axes I. `dtype` is the dtype of sums and result (default: the result type of `x` and
-    the kernel). On CPU, axes are merged to multiply two matrices. On TPU, merging would move 7 % more bytes per step
-    (BASE at 512 tokens).
+    `num_inputs` is the number of axes I. `dtype` is the dtype of the accumulation and the output (default: the result
+    type of `x` and the kernel). On CPU, axes are merged, so that the product is a matmul of two matrices. On TPU,
+    merging would move 7 % more bytes per step (BASE at 512 tokens).
     """
     if platform() != "cpu":
         return jnp.tensordot(x, kernel, num_inputs, preferred_element_type=dtype)

@@ -35,7 +35,7 @@ def _current_device() -> Any:
 
 
 def resolve_layout(config: ModelConfig) -> ModelConfig:
-    """Replaces `auto` in `dtype` and `scan_layers` by the value for the current platform."""
+    """Replaces `auto` in `dtype` and `scan_layers` with the value for the current platform."""
     return config.resolve(platform())
 
 
@@ -53,7 +53,7 @@ def with_logical_constraint(x: jax.Array, axes: Sequence[str | None]) -> jax.Arr
 
 
 def divisible_spec(spec: PartitionSpec | None, shape: Sequence[int], axis_sizes: Mapping[str, int]) -> PartitionSpec:
-    """Removes mesh axes from a spec if they do not divide the array axis, so that any model runs on any mesh.
+    """Removes mesh axes from a spec if their size does not divide the array axis, so that any model runs on any mesh.
 
     Args:
       spec: mesh axes of each array axis; trailing axes may be missing. None replicates the array.

@@ -1,1 +1,1 @@
-"""Reproduction of the paper's tables: their runs, and comparison of the paper's numbers with ours."""
+"""Reproduction of the paper's tables: training runs, and a comparison of our numbers with the paper's."""

@@ -106,7 +106,7 @@ def _mean(cells: Sequence[CellValue]) -> CellValue:
 
 
 def _missing(table: Table, results: Results) -> tuple[list[Run], list[str]]:
-    """Returns the unfinished runs in order, and notes that list the columns without data."""
+    """Returns the unfinished runs in order, and notes that list the columns whose runs lack data."""
     done = results.finished(table.runs())
     columns: dict[str, dict[str, None]] = {}
     for cell in table.cells:

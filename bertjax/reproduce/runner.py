@@ -194,7 +194,7 @@ def _check_outcome(run: Run, results: Results) -> None:
 
 
 def _portable_config(config: str, table: str) -> str:
-    """Replaces the file in `config` with an experiment name if it is a packaged file, else with its absolute path."""
+    """Replaces a packaged file in `config` with its experiment name, and any other file with its absolute path."""
     name, colon, arguments = config.partition(":")
     file = Path(experiment_file(name)).absolute()
     if table in (*table_names(), *_EXTRA_TABLES) and file.samefile(experiment_file(table_experiment(table))):

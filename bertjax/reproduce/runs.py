@@ -63,7 +63,7 @@ class Released:
 
     @property
     def size(self) -> str:
-        """Size for messages, such as `12 layers, hidden size 768`."""
+        """Model size as text for messages, such as `12 layers, hidden size 768`."""
         return f"{self.architecture.num_hidden_layers} layers, hidden size {self.architecture.hidden_size}"
 
 
@@ -96,7 +96,8 @@ def scale_of(args: Mapping[str, Any]) -> Scale:
 def start(scale: Scale, args: Mapping[str, Any], model: str, seed: int = 1) -> Run:
     """Returns the run whose checkpoint initializes fine-tuning of `model`, which is `base` or `large`.
 
-    This is a released checkpoint if the table's arguments `args` set one for the model, or else a pre-training run.
+    The run is a released checkpoint if `args`, the arguments of the table, set one for `model`. Otherwise, the run is a
+    pre-training run.
     """
     if checkpoint := args[model]:
         fingerprint = load_released(checkpoint).fingerprint
@@ -127,8 +128,8 @@ def pretraining(
 ) -> Run:
     """Returns a pre-training run of the model `size` (default: the scale's BASE).
 
-    `data` contains the arguments of the table, with the path of the `corpus`. `overrides` are added to the scale's. The
-    runs with the `name` "bert" or "ltr" save intermediate checkpoints.
+    `data` contains the arguments of the table, including the path `corpus`. `overrides` are added to the overrides of
+    `scale`. A run named "bert" or "ltr" saves intermediate checkpoints for Figure 5.
     """
     size, corpus = size or scale.base, data["corpus"]
     all_tokens = _LM in overrides
@@ -228,7 +229,7 @@ def _feature_overrides(scale: Scale, feature_head: FeatureHead) -> tuple[str, ..
 
 
 def _pretrained_model(scale: Scale, run: Run) -> ModelConfig:
-    """Returns the config of the model that was pre-trained for a run."""
+    """Returns the model config of the pre-training run or released checkpoint at the root of the `init_from` chain."""
     while run.init_from:
         run = run.init_from
     if run.released:
@@ -251,7 +252,7 @@ def _missing_file(path: str) -> str:
 
 
 def _model_config(scale: Scale, size: str, overrides: tuple[str, ...]) -> ModelConfig:
-    """Returns a model config with the fields that determine FLOPs."""
+    """Returns the config of a pre-trained model, for FLOP estimates. Fields that do not affect FLOPs are not set."""
     encoder = LSTM if f"--config.model.encoder={LSTM}" in overrides else ModelConfig.encoder
     return ModelConfig(vocab_size=scale.vocab_size, encoder=encoder, **size_fields(size))
 

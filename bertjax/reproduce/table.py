@@ -21,8 +21,8 @@ class Run:
       overrides: `--config.FIELD=VALUE` flags.
       init_from: single-seed run whose checkpoint initializes this run.
       init_step: step of this checkpoint (default: 0, the last checkpoint of pre-training or the best of fine-tuning).
-      seeds: number of trials with consecutive seeds, starting at the config's seed (default: 0, one run with the
-        config's seed).
+      seeds: number of consecutive seeds of each setting of a sweep, starting at the config's seed (default: 0, one run
+        with the config's seed instead of a sweep).
       members: single-seed fine-tuning runs of an ensemble.
       released: path or Hub address of a released checkpoint (default: empty). If set, the run trains nothing.
       fingerprint: fingerprint of the parameters of `released`.
@@ -58,7 +58,10 @@ class Run:
         return shlex.join(["bertjax", *words, "--workdir", f"{results}/{self.name}"])
 
     def checkpoint(self, results: str, step: int = 0) -> str:
-        """Returns the path of this run's checkpoint at `step`, or of the run's workdir if `step` is 0."""
+        """Returns the path of this run's checkpoint at `step`, or of the run's workdir if `step` is 0.
+
+        For a released checkpoint, returns its path or Hub address.
+        """
         if self.released:
             return self.released
         return f"{results}/{self.name}/checkpoints/{step}" if step else f"{results}/{self.name}"
@@ -108,7 +111,10 @@ class Table:
 
 
 def run_order(runs: Sequence[Run], done: Set[str] = frozenset()) -> list[Run]:
-    """Returns the runs, each after its dependencies. Omits duplicates, released checkpoints and runs in `done`."""
+    """Returns `runs` and their dependencies, dependencies first, without duplicates.
+
+    Omits released checkpoints and the runs named in `done`.
+    """
     ordered: dict[Run, None] = {}
 
     def visit(run: Run) -> None:

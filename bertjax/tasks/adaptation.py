@@ -24,10 +24,10 @@ class AdaptationData(objectives.PretrainingData):
     """Corpora and batches of continued pre-training.
 
     Attributes:
-      objective: pre-training objective (default: `none`, masked LM on rows of contiguous text). `none` needs no
-        next-sentence head, which most published encoders lack, and its rows have no padding.
-      replay_corpus: folder of a general corpus with the same vocabulary (default: no corpus). Evaluation includes its
-        held-out text, with the metric prefix `general_`.
+      objective: pre-training objective (default: `none`, masked LM on rows of contiguous text). With `none`, rows have
+        no padding, and the checkpoint needs no next-sentence head. Most published encoders have no such head.
+      replay_corpus: folder of a general corpus with the same vocabulary (default: no corpus). Metrics on the held-out
+        text of this corpus have the prefix `general_`.
       replay_share: fraction of the training batches that come from `replay_corpus`.
     """
 

@@ -80,7 +80,7 @@ class Task(task.Task):
                 yield from self.phase_batches(phase, max(start_step, phase.start_step), shard)
 
     def phase_batches(self, phase: Phase, start_step: int, shard: DataShard) -> Iterator[NumpyBatch]:
-        """Yields the shard's rows of the training batches of a phase, starting at step `start_step` of the run."""
+        """Yields the training batches of a phase from step `start_step` of the run, with only the rows of `shard`."""
         # This imports TensorFlow, which is slow and not needed to describe or time models.
         from bertjax.data.pretraining.batches import train_dataset, verified_batches
 
@@ -117,9 +117,9 @@ class Task(task.Task):
     def evaluate(self, means: dict[str, float], outputs: list[Any]) -> dict[str, float]:
         """Adds `perplexity` of the predicted tokens to the metrics and, for masked LM, `bits_per_byte`.
 
-        With both `ltr_loss` and `rtl_loss`, `perplexity` is the exponential of their mean. `bits_per_byte` is the
-        masked-LM loss in bits per token, divided by the mean bytes per held-out token (`mean_piece_bytes`). Tokens are
-        masked at random, so masked tokens have the same mean bytes.
+        With both `ltr_loss` and `rtl_loss`, `perplexity` is the exponential of the mean of these losses.
+        `bits_per_byte` is the masked-LM loss in bits per token, divided by the mean number of bytes per held-out token
+        (`mean_piece_bytes`). Tokens are masked at random, so this mean applies to masked tokens as well.
         """
         losses = [means[name] for name in _PERPLEXITY_LOSSES if name in means]
         if not losses:

@@ -96,7 +96,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def round_digits(value: float | np.ndarray) -> float:
-    """Rounds a value to six significant digits for a record, about the precision of float32."""
+    """Rounds a value of a record to six significant digits, which float32 always preserves."""
     return float(f"{float(value):.{_DIGITS}g}")
 
 

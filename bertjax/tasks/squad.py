@@ -90,7 +90,7 @@ class Config(FinetuningConfig):
 
 @dataclasses.dataclass(frozen=True)
 class SpanObjective(Objective):
-    """Objective that predicts answer spans. The loss is the mean of the cross-entropies of start and end position."""
+    """Objective for answer spans. The loss is the mean of the cross-entropies of start and end position."""
 
     metric_names = ("start_loss", "end_loss")
     loss_names = metric_names
@@ -155,7 +155,7 @@ class Task(FinetuningTask):
         return {**scores, "null_threshold": threshold}
 
     def baseline(self) -> dict[str, float]:
-        """Returns the scores of predicting no answer (2.0) or the passage's first sentence (other versions)."""
+        """Returns the metrics of a baseline that predicts no answer (2.0), or else the passage's first sentence."""
         gold = self._gold()
         if self.config.data.version == _V2:
             return metrics.score_v2(gold, dict.fromkeys(gold, ""))
@@ -263,9 +263,10 @@ def _find_file(folder: Path, name: str, field: str) -> Path:
 
 
 def _round_up(threshold: float) -> float:
-    """Rounds a threshold up to seven digits, the precision of `results.json`.
+    """Rounds a threshold upward to seven significant digits, the precision of `results.json`.
 
-    If it were rounded down, the question whose null odds equal the threshold would be predicted as unanswerable.
+    If the threshold were rounded downward, the question whose null odds equal the threshold would be predicted as
+    unanswerable.
     """
     if not threshold:
         return threshold

@@ -37,7 +37,7 @@ class Objective:
       - `loss` is reserved for the sum of all losses.
       - Lower is better for names ending in `loss`, `error` or `entropy`.
       - Plots of pre-training show pairs `NAME_loss` and `NAME_accuracy`, such as `mlm_loss` and `mlm_accuracy`.
-      - Log lines show names that contain `accuracy`.
+      - Log lines of training steps show `loss` and the metrics whose names contain `accuracy`.
       - If `loss_names` has one entry, such as `cross_entropy`, TensorBoard shows it as `loss`, and omits metrics whose
         names start with the entry, such as `cross_entropy_mismatched`.
 
@@ -118,8 +118,8 @@ class Task:
       eval_first: whether to evaluate before the first step as well.
       num_eval_batches: number of batches per evaluation (default: 0, unknown).
       best_metric: evaluation metric that selects the best checkpoint (default: "", use the newest checkpoint).
-      other_tasks: additional tasks to evaluate with the same parameters, by the prefix of their metrics. For example,
-        `adaptation.py` adds the task `general`, which evaluates on the replay corpus.
+      other_tasks: additional tasks to evaluate with the same parameters. The keys are prefixes of metric names. For
+        example, `adaptation.py` adds the task `general`, which evaluates on the replay corpus.
       labels: names of the classes or tags by id, for `class_reports` (default: (), no classes).
       unlabeled_source: name of the evaluation file or data set if it has no labels (default: "", it has labels).
 
@@ -183,11 +183,11 @@ class Task:
         raise NotImplementedError
 
     def benchmark_batch(self, phase: int = 0) -> NumpyBatch:
-        """Returns a batch for benchmarks, with the batch shape of a training phase. Its values may be random."""
+        """Returns a batch for benchmarks, with the batch shape of training phase `phase`. Its values may be random."""
         raise NotImplementedError
 
     def benchmark_step(self) -> int:
-        """Returns the step whose batch `benchmark_batch(0)` returns."""
+        """Returns a step with the batch shape of `benchmark_batch(0)`. Benchmarks use the cost of this step."""
         return 0
 
     def format_row(self, batch: NumpyBatch, row: int) -> str:
@@ -222,7 +222,7 @@ class Task:
         raise NotImplementedError
 
     def prediction_records(self) -> Sequence[PredictionRecords]:
-        """Returns the JSON Lines files that `predict` writes in addition to the official prediction files."""
+        """Returns specifications of the JSON Lines files that `predict` writes besides the official files."""
         return ()
 
     @property

@@ -75,9 +75,9 @@ class TableData(FinetuningData):
         return file
 
     def read_rows(self, file: str, columns: Sequence[str], keep_short: bool) -> tuple[Iterator[Row], ReadStats]:
-        """Reads the rows of a file with the named columns.
+        """Reads the columns `columns` of a file. Returns the rows and the row counts.
 
-        `keep_short` keeps rows that lack fields, so that every row of the file gets a prediction.
+        With `keep_short`, keeps rows that lack fields, so that every row of the file gets a prediction.
         """
         path = Path(self.path).expanduser() / file
         form = path.suffix.removeprefix(".").lower()
@@ -87,7 +87,7 @@ class TableData(FinetuningData):
         return read_table(path, columns, stats, file_format=form, keep_short=keep_short), stats
 
     def read_evaluated_columns(self, columns: Sequence[str]) -> Iterator[Row]:
-        """Reads all rows of the evaluated file with the named columns."""
+        """Reads the columns `columns` of all rows of the evaluated file."""
         files = {"dev": self.train_file if self.dev_share else self.dev_file, "test": self.test_file}
         return self.read_rows(files[self.eval_split], columns, keep_short=True)[0]
 
@@ -193,7 +193,7 @@ class Task(FinetuningTask):
     def baseline(self) -> dict[str, float]:
         """Returns the scores of a constant prediction: the most frequent class, or the mean for regression.
 
-        For `multilabel`, it predicts the labels that more than half of the rows have.
+        For `multilabel`, the prediction contains the labels that more than half of the rows have.
         """
         labels = self.evaluated_examples.rows["labels"]
         if self.config.data.kind == "multilabel":

@@ -38,12 +38,13 @@ _WARM_UP_BATCHES = 10
 def bench_step(task: Task, steps: int, profile_steps: range = range(0), profile_dir: str = "") -> dict[str, Any]:
     """Times `steps` train steps on the task's `benchmark_batch`, after a first step that includes compilation.
 
-    `profile_steps` are timed steps, counted from 0, to profile in `profile_dir` (default: a new temporary folder).
+    `profile_steps` are the steps to profile. Step 0 is the first timed step. The profile is written to `profile_dir`
+    (default: a new temporary folder).
 
     In the result, `tokens_per_second` and `mfu` exclude padding, and `positions_per_second` includes it. `mfu` is None
     if the peak FLOP/s of the device is unknown. `seconds_per_step` is the median. `peak_memory_bytes` is the peak of
-    one device or, on CPU, of the process. `losses` contains the mean of every metric over all steps, or None if it is
-    not finite.
+    one device or, on CPU, of the process. `losses` contains the mean of each metric over all steps, or None for a
+    metric that is not finite.
     """
     started = time.perf_counter()
     train_step, state, inputs = make_bench_step(task)
@@ -178,7 +179,7 @@ def bench_input(task: pretraining.Task, seconds: float) -> dict[str, Any]:
 
 
 def input_table(result: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Returns the (name, value, unit) of each measurement of `bench_input`."""
+    """Returns the result of `bench_input` as rows (name, value, unit) of a table."""
     return [
         ("batch", f"{result['batch_size']:,} x {result['seq_len']:,}", "rows x tokens"),
         ("first batch", f"{result['seconds_to_first_batch']:.1f}", "s"),

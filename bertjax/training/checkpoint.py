@@ -169,10 +169,10 @@ class Checkpoints:
         return f"the last good checkpoint is {self.path(max(steps))}" if steps else "no checkpoint was saved yet"
 
     def restore_latest(self, abstract: TrainState) -> TrainState | None:
-        """Restores the newest undamaged checkpoint, after moving damaged ones to `workdir/damaged_checkpoints`.
+        """Restores the newest undamaged checkpoint. Moves newer, damaged ones to `workdir/damaged_checkpoints`.
 
         Returns None if the workdir never contained a checkpoint. Raises a BertjaxError if all checkpoints are damaged,
-        or if the newest undamaged one belongs to another model.
+        or if the newest undamaged checkpoint differs from this run in the model or in the arrays of the train state.
         """
         steps = sorted(self._manager.all_steps(), reverse=True)
         for step in steps:
@@ -257,10 +257,11 @@ def resolve_checkpoint_path(path: str | os.PathLike) -> epath.Path:
 
 
 def find_checkpoint(path: str | os.PathLike) -> epath.Path:
-    """Returns the step's directory at a path: a workdir, its `checkpoints` directory, or a step's directory.
+    """Returns the directory of the checkpoint at a path.
 
-    Among several steps, returns the one with the highest score, or the newest if no step has a score. Raises a
-    UsageError if no checkpoint exists, and a BertjaxError if the checkpoint is damaged or incomplete.
+    `path` is a workdir, the `checkpoints` directory of a workdir, or the directory of a checkpoint. Among several
+    checkpoints, returns the one with the highest score, or the newest if no checkpoint has a score. Raises a UsageError
+    if no checkpoint exists, and a BertjaxError if the checkpoint is damaged or incomplete.
     """
     resolved = resolve_checkpoint_path(path)
     if (resolved / "params").exists():
@@ -284,7 +285,7 @@ def find_checkpoint(path: str | os.PathLike) -> epath.Path:
 
 
 def is_complete(checkpoint: epath.Path) -> bool:
-    """Returns True if a checkpoint is complete. A local directory gets its final name only when it is complete."""
+    """Returns True if a checkpoint is complete. A local checkpoint is complete once it has its final name."""
     return not is_remote(checkpoint) or (checkpoint / ocp.path.atomicity.COMMIT_SUCCESS_FILE).exists()
 
 

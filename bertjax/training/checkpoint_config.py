@@ -67,7 +67,7 @@ def _is_set(name: str, overrides: Sequence[str]) -> bool:
 
 
 def with_labels_of(config: ConfigDict, checkpoint: epath.Path) -> ConfigDict:
-    """Returns the config with `data.labels` set to the `output_layer.json` of a checkpoint, if that file exists."""
+    """Returns the config with `data.labels` set to the path of a checkpoint's `output_layer.json`, if it exists."""
     file = workdir_of(checkpoint) / OUTPUT_LAYER
     if "labels" in config.data and file.exists():
         config.data.labels = str(file)
@@ -85,9 +85,9 @@ def choose_split(config: ConfigDict, split: str) -> ConfigDict:
 
 
 def choose_evaluation(config: ConfigDict, split: str) -> ConfigDict:
-    """Returns the config with the split to evaluate.
+    """Returns the config for the evaluation of a split.
 
-    A test file is passed as the dev file, because a task may ignore the labels of a test file.
+    For the test split, sets `data.dev_file` to the test file, because a task may ignore the labels of a test file.
     """
     config = choose_split(config, split)
     if split != SPLITS[0] and "test_file" in config.data:

@@ -163,7 +163,7 @@ def fingerprint(tree: Any) -> str:
 
 
 def _numpy_sum(x: np.ndarray, seeds: np.ndarray) -> np.ndarray:
-    """Computes `_device_sum` (uint32 [lanes]) of an entire array with NumPy, without compilation."""
+    """Returns the result of `_device_sum` for an entire array. Uses NumPy, which needs no compilation."""
     bits = np.ascontiguousarray(x).reshape(-1).view(np.uint32)
     index = np.arange(bits.size, dtype=np.uint32)
     return np.array([np.sum(_mix(bits ^ _mix(index ^ seed)), dtype=np.uint32) for seed in seeds])
@@ -180,7 +180,7 @@ def _leaves_with_seeds(tree: Any) -> Iterator[tuple[np.ndarray, Any]]:
 # Jit per array instead of per tree, so that arrays of the same shape share one compilation.
 @jax.jit
 def _device_sum(x: jax.Array, seeds: jax.Array, first: jax.Array) -> jax.Array:
-    """Returns the sums (uint32 [lanes]) of an array, or of a slice whose first element has the index `first`."""
+    """Returns sums of mixed bits (uint32 [lanes]) of an array, or of a slice that starts at flat index `first`."""
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
     index = jnp.full_like(bits, first)
     stride = 1

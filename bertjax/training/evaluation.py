@@ -70,7 +70,7 @@ def predict(
 
 
 def with_total_loss(values: dict[str, float], objective: Objective) -> dict[str, float]:
-    """Returns the metrics with `loss`, the sum of all losses. Without losses, returns them unchanged."""
+    """Returns the metrics with an additional `loss`, the sum of all losses. Adds nothing if there are no losses."""
     losses = [values[name] for name in objective.loss_names if name in values]
     return {**values, "loss": sum(losses)} if losses else values
 
@@ -127,7 +127,7 @@ def check_labeled(task: Task) -> None:
 
 
 def check_batch_sizes(task: Task, mesh: Mesh, grad_accum_steps: int) -> None:
-    """Raises a UsageError if a batch size is not a multiple of data shards times micro-batches."""
+    """Raises a UsageError if a batch size is not divisible by the number of shards times `grad_accum_steps`."""
     shards = batch_shards(mesh)
     for batch_size in task.batch_sizes:
         if batch_size % (shards * grad_accum_steps):

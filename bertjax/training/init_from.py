@@ -47,7 +47,8 @@ class NewPieces:
     def extend(self, rows: np.ndarray, num_rows: int) -> np.ndarray:
         """Returns a parameter with rows for the new pieces. The row of a new piece is the mean of its parts' rows.
 
-        `rows` is [padded old vocabulary, ...]. The result has `num_rows` rows, of which padding rows are 0.
+        `rows` is the checkpoint's parameter, [padded old vocabulary, ...]. The result has `num_rows` rows. Its padding
+        rows are 0.
         """
         old = rows[: self.first_id]
         new = np.stack([old[list(part)].mean(axis=0) for part in self.parts])
@@ -58,10 +59,11 @@ class NewPieces:
 def with_checkpoint_architecture(
     config: ConfigDict, checkpoint: epath.Path, explicit: Collection[str] = ()
 ) -> ConfigDict:
-    """Returns a copy of a config with the architecture of a checkpoint, and with its vocabulary if the config has none.
+    """Returns a copy of a config with the architecture of a checkpoint.
 
-    `explicit` contains the architecture fields that the user set. If the checkpoint has a different value, raises a
-    UsageError.
+    If the config sets no vocabulary, also uses the checkpoint's vocabulary. `explicit` contains the architecture fields
+    that the user set. Raises a UsageError if the checkpoint has a different value for one of these fields, except for
+    `pad_vocab_to_multiple_of`.
     """
     config = config.copy_and_resolve_references()
     for name, saved in vars(saved_architecture(checkpoint)).items():
@@ -111,7 +113,7 @@ def check_vocabulary(task: Task, checkpoint: epath.Path) -> None:
 
 
 def check_initial_vocabulary(task: Task, checkpoint: epath.Path) -> NewPieces | None:
-    """Returns the pieces of the task's vocabulary that the checkpoint's lacks, or None if there are no such pieces.
+    """Returns the pieces that the task's vocabulary adds to the checkpoint's, or None if it adds no pieces.
 
     Raises a UsageError if the vocabularies differ in another way, or if the task cannot start with new pieces.
     """

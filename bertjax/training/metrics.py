@@ -44,11 +44,11 @@ def read_lines(path: epath.Path) -> list[dict[str, Any]]:
 
 
 def group_metrics(values: Mapping[str, float], losses: Sequence[str]) -> dict[str, float]:
-    """Returns the metrics of a line by their tags in TensorBoard and trackers, `train/NAME` or `eval/NAME`.
+    """Returns the metrics of a logged line, keyed by tag in TensorBoard and trackers: `train/NAME` or `eval/NAME`.
 
-    For a line with evaluation metrics, returns only these, because other lines contain the training metrics. If there
-    is only one loss, it is returned as `loss`, not by its own name. `losses` are the names of the metrics whose means
-    add up to `loss`.
+    If the line contains evaluation metrics, returns only the evaluation metrics. Training metrics are in other lines.
+    `losses` are the names of the metrics whose means add up to `loss`. If there is only one loss, returns `loss` and
+    omits metrics whose names start with the name of the loss.
     """
     evaluated = {
         name.removeprefix(EVAL_PREFIX): value for name, value in values.items() if name.startswith(EVAL_PREFIX)

@@ -184,10 +184,10 @@ def is_collective_error(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def exit_on_host_error() -> Iterator[None]:
-    """Exits without JAX's shutdown barrier if only some hosts raise an error.
+    """Makes the process exit without JAX's shutdown barrier if the block raises an error on only some hosts.
 
-    The barrier would wait until all processes exit, while the other processes wait for this one in a collective. If a
-    collective failed because another process has died, raises a LostError.
+    The barrier would wait until all processes exit, while the other processes wait for this process in a collective. If
+    a collective failed because another process has died, raises a LostError.
     """
     try:
         yield

@@ -47,8 +47,8 @@ def load_params(
       new_pieces: vocabulary pieces that the run adds to those of the checkpoint (default: None, equal vocabularies).
 
     Raises:
-      UsageError: no checkpoint exists, a shape differs, or the checkpoint lacks a parameter that `target` has only as a
-        shape.
+      UsageError: no checkpoint exists, a shape differs, or the checkpoint lacks a parameter for which `target` contains
+        a shape instead of an array.
       BertjaxError: the checkpoint is damaged or cannot be read.
     """
     checkpoint = find_checkpoint(path)
@@ -145,7 +145,7 @@ def save_params(
 
 @contextlib.contextmanager
 def _open_params(checkpoint: epath.Path) -> Iterator[tuple[ocp.Checkpointer, dict[str, Any]]]:
-    """Yields a checkpointer and the metadata of each array by path. Reports unexpected errors as damage."""
+    """Yields a checkpointer and array metadata by path. Converts unexpected errors to a BertjaxError about damage."""
     try:
         with _quiet_orbax(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             saved = checkpointer.metadata(checkpoint / "params").item_metadata
@@ -191,7 +191,7 @@ def _log_usage(checkpoint: epath.Path, restored: set[str], new: list[str], unuse
 
 @contextlib.contextmanager
 def _quiet_orbax() -> Iterator[None]:
-    """Hides Orbax's warning about missing metadata of an item, which is expected."""
+    """Hides Orbax's warning about missing item metadata. The warning is expected."""
     absl_logger = logging.getLogger("absl")
     level = absl_logger.level
     absl_logger.setLevel(logging.ERROR)

@@ -43,7 +43,8 @@ class Progress:
     """Log of the steps and evaluations of a run. Only host 0 writes files.
 
     Attributes:
-      first_loss: training loss of the first logged step, which may precede a resume (infinity: no step was logged yet).
+      first_loss: training loss of the first logged step of the run, even if the run was resumed after that step
+        (infinity: no step was logged yet).
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class Progress:
             self._paused_seconds += time.monotonic() - start
 
     def step_done(self, step: int, state: TrainState) -> None:
-        """Advances the progress bar. Waits for the first step only, so that the measured speed excludes compilation."""
+        """Advances the progress bar. Waits for the first step to finish, to exclude compilation from the speed."""
         self._bar.update()
         if self._compiling:
             jax.block_until_ready(state.step)
@@ -228,7 +229,7 @@ class Progress:
         self._since, self._since_step, self._paused_seconds = time.monotonic(), step, 0.0
 
     def _seconds_left(self, step: int) -> float:
-        """Estimates the time left from the remaining FLOPs, since later steps may be larger."""
+        """Estimates the remaining seconds from FLOPs instead of steps, because later steps may need more FLOPs."""
         flops = (self._task.cost_before(self._task.total_steps) - self._task.cost_before(step)).flops
         return flops / self._flops_per_second if self._flops_per_second else 0.0
 

@@ -62,7 +62,7 @@ MULTISLICE_OPTIONS: CompilerOptions = {
 def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
     """Returns a mesh with axes `data`, `fsdp` and `tensor` over all devices.
 
-    Neighbors on the mesh are neighbors on the network between the devices. Slices are concatenated along `data`.
+    Neighbors on the mesh are neighbors on the network between the devices. TPU slices are concatenated along `data`.
 
     Raises a UsageError if the product of the sizes is not the number of devices, or the mesh does not fit the slices.
     """

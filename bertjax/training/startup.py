@@ -36,7 +36,7 @@ def open_workdir(
 
     `init_from` is the checkpoint with the initial parameters of a new run (None: random parameters). `state_shapes` is
     used to check that checkpoints fit on the disk. At the end of the run, `stack` closes the checkpoints and releases
-    the lock. If the loss diverges, it adds the last good checkpoint to the error message.
+    the lock. If the loss diverges, `stack` also adds the last good checkpoint to the error message.
 
     Returns:
       The workdir, its checkpoints, and a function that raises if another run has taken over the workdir.

@@ -28,7 +28,7 @@ class TrainState(flax.struct.PyTreeNode):
       opt_state: optimizer state of the trainable parameters.
       sums: metric sums since the last logged step. Checkpoints contain them, so that a resumed run logs the same values
         as an uninterrupted run.
-      bad_step: int32 scalar, first step whose loss or gradient is not finite. -1 if all are finite.
+      bad_step: int32 scalar, first step whose loss or gradient is not finite (-1: all are finite).
     """
 
     step: jax.Array

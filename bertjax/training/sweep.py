@@ -76,15 +76,16 @@ def sweep(
 ) -> dict[str, Any]:
     """Runs each setting of an experiment with several seeds, one trial after the other in this process.
 
-    A setting is the values of the fields that the sweep varies, without the seed. A trial is a setting with one seed.
-    Trials with the same shapes share a compilation. Finished trials are not run again. An interrupted trial resumes. If
-    a trial fails, its error is recorded and the next trial starts. Only the best trial keeps its checkpoints.
+    A setting is a combination of values for the fields that the sweep varies, without the seed. A trial is a setting
+    with one seed. Trials with the same shapes share a compilation. Finished trials are not run again. An interrupted
+    trial resumes. If a trial fails, its error is recorded and the next trial starts. The checkpoints of all finished
+    trials except the best are deleted.
 
     Args:
       experiment: `FILE[:ARGUMENTS]`.
       overrides: `--config.FIELD=VALUE` flags of all trials; `config.seed` is the first seed.
       grid: `FIELD=VALUE,VALUE` items. If empty, the experiment defines the settings.
-      seeds: number of seeds, and so of trials, per setting.
+      seeds: number of seeds per setting. Each seed is one trial.
       path: workdir of the sweep.
       init_from: checkpoint that initializes each trial (None: random parameters).
       make_task: function that builds a task from a trial's config and `init_from`.
@@ -121,7 +122,7 @@ def sweep(
 
 
 def _without_fixed_fields(trials: Sequence[dict[str, Any]], overrides: Sequence[str]) -> list[dict[str, Any]]:
-    """Removes fields from the trials if the command line sets them. Then removes duplicate trials."""
+    """Returns the trials without the fields that the command line sets, and without the resulting duplicates."""
     fixed = {item.removeprefix("--config.").partition("=")[0] for item in overrides}
     settings = [{field: value for field, value in trial.items() if field not in fixed} for trial in trials]
     return [setting for index, setting in enumerate(settings) if setting not in settings[:index]]

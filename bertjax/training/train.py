@@ -148,7 +148,7 @@ def train(
 
 
 def _log_step(task: Task, state: TrainState, step: int, progress: Progress) -> TrainState:
-    """Logs and checks the metrics since the last logged step. Returns the state with sums of 0."""
+    """Logs and checks the metrics since the last logged step. Returns the state with its metric sums reset to 0."""
     check_steps_finite(state)
     check_data_files(task, wait=False)
     # Adds `loss`, the sum of the objective's losses.

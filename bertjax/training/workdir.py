@@ -72,7 +72,7 @@ def resolve(path: str) -> epath.Path:
 
 
 def create(path: str, marker: str = CONFIG) -> epath.Path:
-    """Creates a workdir. Returns an existing folder if it is empty or contains the file `marker`."""
+    """Creates a workdir and returns its path. An existing folder must be empty or contain the file `marker`."""
     workdir = resolve(path)
     check_unrelated_files(workdir, marker)
     try:
@@ -172,7 +172,7 @@ def check_config(workdir: epath.Path, config: dict[str, Any], data_hash: str) ->
 
 
 def _with_more_steps(saved: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-    """Returns the saved config of a finished run, with `steps` and `epochs` raised to those of `config`.
+    """Returns the saved config of a finished run, with `steps` and `epochs` of `config` if they are larger.
 
     So a finished run continues if the same command sets more steps or epochs.
     """
@@ -214,9 +214,9 @@ def has_checkpoints(workdir: epath.Path) -> bool:
 
 
 def result_differences(old: dict[str, Any], new: dict[str, Any], of_best: bool = False) -> str:
-    """Returns a line with the differences between two configs that affect results, or "" without differences.
+    """Returns a line with the differences of two configs in fields that affect results, or "" if there are none.
 
-    With `of_best`, also compares `eval_every`, because the best evaluation depends on it.
+    With `of_best`, also compares `eval_every`, because the choice of the best evaluation depends on `eval_every`.
     """
     # Convert tuples to lists, because one of the configs may come from JSON.
     old, new = (json.loads(json.dumps(with_defaults(config_class(config["task"]), config))) for config in (old, new))

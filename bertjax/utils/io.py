@@ -81,8 +81,8 @@ def remove_temporaries(directory: Path, name: str = "", min_age_seconds: float =
 def atomic_file(path: AnyPath) -> Iterator[Path]:
     """Yields a local temporary file that becomes `path` when the block succeeds, and is removed when it fails.
 
-    A local file is renamed to `path`. For a `gs://` path, the file is uploaded, because object storage shows only
-    complete objects.
+    A local file is renamed to `path`. For a `gs://` path, the file is uploaded. The upload is atomic, because object
+    storage shows only complete objects.
     """
     if is_remote(path):
         with tempfile.TemporaryDirectory(prefix="bertjax-") as directory:
@@ -152,8 +152,8 @@ def atomic_directory(
     """Yields an empty directory that becomes `path` when the block succeeds, and is removed when it fails.
 
     A local directory is renamed to `path`. If the process is killed, the next call with the same `path` restores the
-    old directory and removes the temporary directory. Object storage cannot rename directories, so files are moved one
-    by one, and `last_file` is moved last.
+    directory that was to be replaced, and removes the temporary directory. Object storage cannot rename directories, so
+    files are moved one by one, and `last_file` is moved last.
 
     `kind` names the kind of directory in messages, such as `corpus`. `is_kind` returns whether a directory is of this
     kind and contains nothing else.
@@ -288,5 +288,5 @@ def reject_utf16(path: os.PathLike | str, data: bytes) -> None:
 
 
 def normalize_newlines(data: bytes) -> bytes:
-    """Replaces carriage returns by line feeds if lines end with carriage returns only."""
+    """Replaces carriage returns with line feeds if the data contains no line feeds."""
     return data if b"\n" in data else data.replace(b"\r", b"\n")

@@ -66,9 +66,9 @@ def progress_bar(
 ) -> tqdm:
     """Returns a progress bar on standard error of host 0.
 
-    `done` is the number of finished units. If `total` is None, the remaining time is not shown. `unit` is the unit of
-    the rate, such as `B` or ` modules`. In a terminal, the bar appears after `after_seconds`. Elsewhere, it logs a line
-    every 30 seconds.
+    `done` is the number of finished units. If `total` is None, the remaining time is not shown. `unit` is printed
+    directly after each count, such as `B` or ` modules`. In a terminal, the bar appears after `after_seconds`.
+    Elsewhere, the bar logs a line every 30 seconds.
     """
     settings: dict[str, Any] = {"total": total, "initial": done, "desc": description, "unit": unit, "unit_scale": True}
     settings["disable"] = not (shown and is_first())

@@ -45,11 +45,11 @@ class Chunk:
 
 
 def group_sources(sources: Sequence[Source]) -> tuple[list[Chunk], list[Chunk], int]:
-    """Groups sources into chunks.
+    """Groups small sources into chunks. Each large source becomes a chunk that `divide_chunk` must divide.
 
     Returns:
-      A tuple of three values. First, chunks of small sources. Second, chunks of one large source each, for
-      `divide_chunk`. Third, the argument `chunk_chars` of `divide_chunk`.
+      A tuple of three values. First, the chunks of small sources. Second, the chunks that contain one large source
+      each. Third, the argument `chunk_chars` of `divide_chunk`.
     """
     total_bytes = sum(source.size_bytes or 0 for source in sources)
     chunk_bytes = min(max(_MIN_CHUNK_BYTES, total_bytes // _CHUNKS), _MAX_CHUNK_BYTES)

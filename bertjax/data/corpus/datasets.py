@@ -85,7 +85,7 @@ def stored_rows(builder: Any, split: str) -> Any:
 
 
 def _text_column(dataset: str, columns: list[str], advice: str) -> str:
-    """Returns `text` if there is such a column, else the only text column."""
+    """Returns the name of the column to read: `text` if it is in `columns`, otherwise the only name in `columns`."""
     if "text" in columns:
         return "text"
     if len(columns) != 1:
@@ -124,8 +124,8 @@ def hub_texts(
 ) -> Iterator[str]:
     """Streams the text of each row of a dataset, in order, without saving the dataset to disk.
 
-    `name` is `NAME`, `ORG/NAME` or `ORG/NAME/CONFIG`. If `column` is "", the column is `text`, or else the only column
-    of strings.
+    `name` is `NAME`, `ORG/NAME` or `ORG/NAME/CONFIG`. If `column` is "", reads the column `text` or, without such a
+    column, the only column of strings.
     """
     dataset, column = _open_hub(name, split, column)
     with read_errors(f"dataset {name!r}", split):

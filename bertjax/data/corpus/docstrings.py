@@ -34,10 +34,11 @@ def documents(
     pool: Executor | None = None,
     advance: Callable[[int], object] = lambda modules: None,
 ) -> Iterator[str]:
-    """Yields the prose of each module in `names`, one paragraph per line, and counts `unparsable_modules`.
+    """Yields the prose of each module in `names`, one paragraph per line.
 
-    Parses the modules in `pool` (default: None, in this process). Calls `advance` with the number of modules read since
-    the last call, for a progress bar.
+    Counts modules that cannot be parsed as `unparsable_modules` in `problems`. The executor `pool` parses the modules
+    (default: None, parse them in this process). Calls `advance` with the number of modules read since the last call,
+    for a progress bar.
     """
     batches = [names[start : start + _MODULES_PER_CALL] for start in range(0, len(names), _MODULES_PER_CALL)]
     results = pool.map(_read_modules, batches) if pool else map(_read_modules, batches)

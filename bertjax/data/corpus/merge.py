@@ -76,7 +76,10 @@ def plan_merge(shards: Sequence[Shard], heldout_fraction: float, problems: Mappi
 
 
 def _count(shards: Sequence[Shard], heldout_below: int) -> dict[str, dict[str, int]]:
-    """Counts the documents with sentences, the sentences, tokens and bytes of text of each split."""
+    """Counts the documents, sentences, tokens and text bytes of each split.
+
+    The number of documents does not include documents without sentences.
+    """
 
     def count(shard: Shard) -> np.ndarray:
         total = np.zeros((2, len(_COUNTS)), np.int64)  # [training and held-out, counts]
@@ -96,19 +99,21 @@ def _count(shards: Sequence[Shard], heldout_below: int) -> dict[str, dict[str, i
 
 
 def min_documents(documents: int) -> int:
-    """Returns the minimum number of documents per split for a total number of documents.
+    """Returns the minimum number of documents per split of a corpus that has `documents` documents in total.
 
-    The minimum is 2, since a NotNext sentence comes from a different document. It is lower for fewer than 4 documents.
+    The minimum is 2, because a NotNext sentence comes from a different document of the same split. A corpus of 2 or 3
+    documents has the minimum 1, and a corpus of one document has the minimum 0.
     """
     return 2 if documents >= 4 else int(documents >= 2)
 
 
 def balanced_threshold(hashes: np.ndarray, heldout_below: int) -> int:
-    """Returns the hash below which documents are held out, so that each split has `min_documents`.
+    """Returns the threshold, adjusted so that each split has at least `min_documents` documents.
 
-    If a split lacks n documents, the threshold moves past the n nearest distinct hashes of the other split. Returns
-    `heldout_below` if the other split would then have too few documents, except that an empty training split always
-    gets a document. Equal documents have equal hashes, so they are in the same split.
+    Documents with a hash below the threshold are held out. If a split lacks n documents, the threshold moves past the n
+    nearest distinct hashes of the other split. If the other split would then have too few documents, the threshold
+    remains `heldout_below`. There is one exception: an empty training split always gets a document. Equal documents
+    have equal hashes, so they are in the same split.
 
     Args:
       hashes: hash of each document with at least one sentence, uint64 [documents].

@@ -151,7 +151,7 @@ def _resolve_output(output: str | os.PathLike) -> AnyPath:
 
 
 def _runner(runner: str, options: Sequence[str], output: AnyPath, workers: int) -> Callable[[Job, AnyPath], JobResult]:
-    """Returns the function that runs a job in a directory."""
+    """Returns a function that takes a job and an output directory, and creates the corpus with the given runner."""
     if runner not in RUNNERS:
         raise UsageError(f"unknown runner {runner!r}; use {' or '.join(RUNNERS)}")
     if runner == LOCAL:

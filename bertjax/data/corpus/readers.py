@@ -206,7 +206,10 @@ def _open(name: str) -> IO[bytes]:
 
 
 def _text_blocks(source: Source, problems: Counter[str], advance: Callable[[int], object]) -> Iterator[str]:
-    """Yields the decoded text of a file in blocks of about a megabyte, then an empty block."""
+    """Yields the decoded text of a file in blocks of about a megabyte.
+
+    The last block is empty, unless the file ends with an incomplete UTF-8 character.
+    """
     decoder = codecs.getincrementaldecoder("utf-8")()
     total_bytes = 0
     position = 0

@@ -130,7 +130,10 @@ def _absolute(source: Source) -> Source:
 
 
 class _Stage(beam.DoFn):
-    """DoFn that calls a function. Its error messages contain stage and cause, since runners report only messages."""
+    """DoFn that calls a function, and re-raises an exception as a RuntimeError.
+
+    The message of the RuntimeError contains the stage and the cause, because Beam's runners report only messages.
+    """
 
     def __init__(self, name: str, function: Callable[..., Iterable[Any]]) -> None:
         self._name = name
@@ -198,7 +201,10 @@ def _build(
 
 
 def _sample_groups(sources: Sequence[Source], kind: str) -> list[tuple[int, list[tuple[Source, float]]]]:
-    """Groups (source, characters to sample) pairs. Each group but the last has at least 4 million characters."""
+    """Groups the sources, each with the number of characters to sample from it.
+
+    The samples of a group have at least 4 million characters in total, except for the last group.
+    """
     groups: list[list[tuple[Source, float]]] = [[]]
     group_chars = 0.0
     for source, chars in zip(sources, sample_chars(sources, kind), strict=True):

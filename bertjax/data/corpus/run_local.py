@@ -55,7 +55,7 @@ class Job:
     heldout_fraction: float
 
     def learn_vocabulary(self, samples: Iterable[Any]) -> tuple[Vocabulary, dict[str, float] | None]:
-        """Trains or extends the vocabulary, see `vocabulary_training.learn_vocabulary`."""
+        """Trains or extends the vocabulary with `vocabulary_training.learn_vocabulary`."""
         return learn_vocabulary(
             samples,
             kind=self.vocabulary_kind,
@@ -72,7 +72,7 @@ class JobResult:
 
     Attributes:
       vocabulary: vocabulary of the corpus.
-      added_pieces: value of `added_pieces` in the manifest; None if `Job.add_pieces` is 0.
+      added_pieces: statistics of the added pieces, for `added_pieces` in the manifest; None if `Job.add_pieces` is 0.
       splits: number of `documents`, `sentences`, `tokens` and `text_bytes` of each split.
       problems: number of occurrences of each problem.
       files: size and SHA-256 of each array file, by file name, as in `files` of the manifest.
@@ -117,7 +117,8 @@ def run(job: Job, directory: AnyPath, workers: int) -> JobResult:
 def spool_docstrings(source: Source, directory: AnyPath, problems: Counter[str], pool: Executor) -> Source:
     """Writes the docstrings of a `docs` source to a file, and returns the file as a source.
 
-    Collecting docstrings is slow, and `prepare` reads each source up to twice. Other sources are returned unchanged.
+    The file saves time, because collecting docstrings is slow and `prepare` reads each source up to twice. A source of
+    another kind is returned unchanged.
     """
     if source.kind != "docs":
         return source

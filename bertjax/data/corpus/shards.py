@@ -87,7 +87,8 @@ class Encoder:
 def encode_batch(texts: list[Text], vocabulary: Vocabulary, workers: int) -> EncodedBatch:
     """Encodes one batch of texts. Not thread-safe.
 
-    `workers` is the number of encoding processes on this machine. The cache of each has 1/`workers` of the total size.
+    `workers` is the number of encoding processes on this machine. The tokenizer of each process caches up to
+    `_CACHE_ENTRIES / workers` chunks of text, but not less than `_MIN_CACHE_ENTRIES`.
     """
     return _encoder(vocabulary, max(_MIN_CACHE_ENTRIES, _CACHE_ENTRIES // workers)).encode(texts)
 

@@ -5,9 +5,10 @@ A corpus directory contains:
     manifest.json              counts, settings, and size and SHA-256 of each other file
     vocab.txt | spiece.model   vocabulary file
     SPLIT.tokens.bin           little-endian uint16 (uint32 for vocabularies over 65,536): all token ids in order
-    SPLIT.sentences.bin        uint64 [sentences + 1]: token index of each sentence's start, then the number of tokens
-    SPLIT.documents.bin        uint64 [documents + 1]: sentence index of each document's start, then the number of
-                               sentences
+    SPLIT.sentences.bin        uint64 [sentences + 1]: index of each sentence's first token. The last element is the
+                               number of tokens of the split.
+    SPLIT.documents.bin        uint64 [documents + 1]: index of each document's first sentence. The last element is the
+                               number of sentences of the split.
 
 SPLIT is `train` or `heldout`. The arrays are memory-mapped, so a corpus may be larger than RAM, and any sentence is
 found in constant time.
@@ -51,8 +52,10 @@ class Split:
 
     Attributes:
       tokens: token ids, uint16 or uint32 [tokens].
-      sentences: token index of each sentence's start, then the number of tokens, uint64 [sentences + 1].
-      documents: sentence index of each document's start, then the number of sentences, uint64 [documents + 1].
+      sentences: index of each sentence's first token, uint64 [sentences + 1]. The last element is the number of
+        tokens of the split.
+      documents: index of each document's first sentence, uint64 [documents + 1]. The last element is the number of
+        sentences of the split.
     """
 
     tokens: np.ndarray
@@ -61,7 +64,7 @@ class Split:
 
 
 class Checksums:
-    """Files with their expected SHA-256, verified once per file by one background thread.
+    """Files and their expected SHA-256. One background thread verifies each file once.
 
     Reading and hashing release the GIL, so other threads keep running.
     """
@@ -122,7 +125,7 @@ class Corpus:
       manifest: content of `manifest.json`.
       train: training documents.
       heldout: documents that are excluded from training.
-      checksums: checksums of the arrays and of derived files such as the pair index.
+      checksums: checksums of the arrays, and of derived files such as the pair index (`pretraining.pair_index`).
     """
 
     path: Path

@@ -1,10 +1,11 @@
-"""Conversion of text to token ids, like `FullTokenizer` of google-research/bert `tokenization.py`, and back.
+"""Conversion of text to token ids, as in `tokenization.py` of google-research/bert, and of token ids to text.
 
 `FullTokenizer` processes the words of a text independently. Therefore, a text is split at spaces into chunks, and the
 ids of each chunk are cached.
 
-Ids can differ from google-research/bert only for characters whose Unicode category or lower case differs between two
-Python versions (`unicodedata.unidata_version`). No released vocabulary contains such a character.
+Ids can differ from those of google-research/bert only if the two programs run on Python versions with different
+Unicode data (`unicodedata.unidata_version`), and only for characters whose category or lower case differs. No released
+vocabulary contains such a character.
 """
 
 import re
@@ -104,7 +105,7 @@ class BasicTokenizer:
     def word_spans(self, text: str) -> list[tuple[int, int]]:
         """Returns the start and end (exclusive) character offset of each word and punctuation character, in order.
 
-        The spans are those of the words that `words` returns, before lower-casing and stripping of accents.
+        The words are those of `words`. The offsets refer to `text` before lower-casing and stripping of accents.
         """
         spans: list[tuple[int, int]] = []
         is_open = False
@@ -267,7 +268,7 @@ class Tokenizer:
         return text.lower() if self.vocabulary.lower_case else text
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """Converts token ids to word pieces."""
+        """Converts token ids to pieces of the vocabulary."""
         ids = [int(index) for index in ids]
         if invalid := [index for index in ids if not 0 <= index < self.vocabulary.size]:
             raise UsageError(
@@ -286,7 +287,7 @@ class Tokenizer:
 
 
 def _end_with_marks(chunk: str, last: int) -> int:
-    """Returns the end (exclusive) offset of the character at offset `last` and its combining marks."""
+    """Returns the end offset (exclusive) of the character at `last`, including the combining marks that follow it."""
     end = last + 1
     while end < len(chunk) and unicodedata.category(chunk[end]) == "Mn":
         end += 1

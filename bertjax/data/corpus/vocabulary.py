@@ -64,12 +64,12 @@ class Vocabulary:
 
     @property
     def has_upper_case(self) -> bool:
-        """True if a piece contains an upper-case letter, apart from pieces that start with `[`, such as [CLS]."""
+        """True if any piece contains an upper-case letter. Pieces that start with `[`, such as [CLS], are ignored."""
         return _has_upper_case(self.pieces)
 
     @functools.cached_property
     def is_continuation(self) -> np.ndarray:
-        """Mask of the pieces that continue the previous piece's word, bool [V]. Special pieces are False."""
+        """Mask of the pieces that continue a word instead of starting one, bool [V]. False for special pieces."""
         if self.kind == WORDPIECE:
             continues = np.array([piece.startswith(CONTINUATION) for piece in self.pieces])
         else:
@@ -85,8 +85,8 @@ def load_vocabulary(
 
     Args:
       path: local path or `gs://` address; the suffix `.model` selects SentencePiece.
-      lower_case: whether to lower-case text (default: None, only for WordPiece vocabularies without upper-case
-        letters). SentencePiece models normalize text themselves.
+      lower_case: whether to lower-case text (default: None, True for a WordPiece vocabulary without upper-case
+        letters, otherwise False). SentencePiece models normalize text themselves.
       content: bytes of the file (default: None, read from `path`).
     """
     path = as_path(path)

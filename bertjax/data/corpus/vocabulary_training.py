@@ -51,7 +51,10 @@ def check_size(size: int) -> None:
 def sample_training_data(
     sources: list[readers.Source], kind: str, lower_case: bool, pool: Executor
 ) -> Iterator[Counter[str] | list[str]]:
-    """Samples the sources, calls `training_data` on each batch in a pool, and yields the results in order."""
+    """Samples texts from the sources, and yields the result of `training_data` for each batch of texts, in order.
+
+    `pool` runs the calls of `training_data`.
+    """
     sample = batches(_sample(sources, kind))
     return ordered_map(pool, training_data, ((batch, kind, lower_case) for batch in sample), _BATCHES_AHEAD)
 
@@ -106,7 +109,10 @@ def learn_vocabulary(
 def ordered_map(
     pool: Executor, function: Callable[..., _T], arguments: Iterable[tuple[Any, ...]], max_pending: int
 ) -> Iterator[_T]:
-    """Calls a function in a pool and yields the results in order. Submits up to `max_pending` calls ahead."""
+    """Calls a function in a pool, once for each tuple of `arguments`, and yields the results in order.
+
+    While the caller processes a result, at most `max_pending` later calls have been submitted.
+    """
     pending: deque[Any] = deque()
     for call in arguments:
         pending.append(pool.submit(function, *call))
@@ -126,7 +132,7 @@ def sample_chars(sources: Sequence[readers.Source], kind: str) -> list[float]:
 
 
 def read_start(source: readers.Source, chars: float) -> Iterator[Text]:
-    """Yields complete texts from the start of a source, until they have at least `chars` characters in total."""
+    """Yields complete texts from the start of a source until these texts have at least `chars` characters in total."""
     # Discard the problem counts, since problems are counted when the text is encoded.
     for text in readers.read(source, Counter()):
         yield text
@@ -236,7 +242,8 @@ def added_pieces(vocabulary: Vocabulary, number: int, counts: Counter[str]) -> l
     """Returns at most `number` new pieces for a WordPiece vocabulary, the most useful first.
 
     The candidates are the new pieces of a second vocabulary, trained on the words that `vocabulary` splits. Each step
-    adds the candidate that most reduces the number of pieces in the text, where `counts` says how often a word occurs.
+    adds the candidate that most reduces the number of pieces in the text. `counts` contains the number of occurrences
+    of each word in the text.
     """
     pieces = {*vocabulary.pieces}
     lengths = {word: length for word in counts if (length := _count_pieces(word, pieces)) > 1}
@@ -288,7 +295,7 @@ def _count_pieces(word: str, pieces: set[str], candidate: str = "") -> int:
 
 
 def _words_of_pieces(words: Iterable[str], pieces: set[str]) -> dict[str, list[str]]:
-    """Returns a dict from each piece to the words that contain it, without pieces that occur in no word."""
+    """Returns a dict from pieces to the words that contain the piece. Omits pieces that occur in no word."""
     words_of: dict[str, list[str]] = {}
     for word in words:
         spans = itertools.combinations(range(len(word) + 1), 2)

@@ -55,7 +55,7 @@ class Batching:
             )
 
     def padded_length(self, length: int) -> int:
-        """Returns the tokens per row of a batch whose longest row has `length` tokens."""
+        """Returns the padded row length of a batch whose longest row has `length` tokens."""
         if not self.bucket:
             return self.seq_len
         return min(self.seq_len, max(1, -(-length // self.bucket)) * self.bucket)
@@ -118,7 +118,7 @@ def in_input_order(outputs: list[dict[str, np.ndarray]], count: int) -> dict[str
       count: number of examples.
 
     Returns:
-      One array per example for each name except `example`.
+      For each name except `example`, a list with one array per example.
     """
     names = [name for name in outputs[0] if name != "example"] if outputs else []
     ordered: dict[str, list] = {name: [None] * count for name in names}
@@ -212,8 +212,8 @@ def make_packed_batch(examples: Examples, indices: np.ndarray, length: int, shar
 class EpochOrder:
     """Random order of batches in which each epoch contains every example once.
 
-    The examples of an epoch are shuffled, then sorted by length in units of 32 tokens, and divided into batches.
-    Finally, the batches are shuffled. One batch may be smaller than the others.
+    The examples of an epoch are shuffled, then sorted by length (rounded up to a multiple of 32 tokens), and divided
+    into batches. Finally, the batches are shuffled. One batch may be smaller than the others.
     """
 
     def __init__(self, examples: Examples, batching: Batching, seed: int) -> None:
@@ -263,7 +263,7 @@ class EpochOrder:
         return max(steps, key=lambda step: (np.sum(batches[step] != NO_EXAMPLE), -step))
 
     def shape_counts(self, step: int) -> dict[tuple[int, int], int]:
-        """Returns the number of steps before `step` with each batch shape (rows, tokens)."""
+        """Counts the steps before `step` by batch shape (rows, tokens)."""
         epochs, rest = divmod(step, self.steps_per_epoch)
         counts: Counter[tuple[int, int]] = Counter()
         for epoch in range(epochs):

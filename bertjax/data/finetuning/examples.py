@@ -114,8 +114,8 @@ def max_context_window(windows: Sequence[tuple[int, int]], count: int, length_bo
 
     Args:
       windows: start and end (exclusive) of each window; together they cover all positions.
-      length_bonus: value added to the context for each position of the window (default: 0). `_check_is_max_context` of
-        google-research/bert `run_squad.py` uses 0.01.
+      length_bonus: the context is increased by this value times the length of the window (default: 0).
+        `_check_is_max_context` of google-research/bert `run_squad.py` uses 0.01.
     """
     best_context, best_window = np.full(count, -np.inf), np.zeros(count, np.int64)
     for index, (start, end) in enumerate(windows):

@@ -29,7 +29,7 @@ class Target:
     separator: str = ""
 
     def to_array(self, values: Sequence[Any]) -> np.ndarray:
-        """Converts N labels from `read` to an array.
+        """Converts the labels of N rows, as returned by `read`, to an array.
 
         Returns:
           Class ids, int32 [N]. For multi-label data, zeros and ones, int32 [N, K]. For regression, float32 [N]. Missing
@@ -70,11 +70,12 @@ def encode_rows(
     labeled: bool,
     training: bool,
 ) -> Examples:
-    """Tokenizes the rows of one file with one or two columns `texts`, and updates `stats`.
+    """Tokenizes the rows of one file, and updates `stats`.
 
-    Examples are truncated to `seq_len` tokens. The array `labels` of the examples is from `Target.to_array`. `labeled`
-    says whether the file has labels. In training, rows without a label are skipped. Otherwise, they are predicted but
-    not scored, so that predictions stay aligned with the rows of the file.
+    `texts` contains the names of one or two text columns. Examples are truncated to `seq_len` tokens. `Target.to_array`
+    describes the array `labels` of the examples. `labeled` says whether the file has labels. In training, rows without
+    a label are skipped. In evaluation and prediction, such rows are predicted but not scored, so that predictions stay
+    aligned with the rows of the file.
     """
     vocabulary = tokenizer.vocabulary
     sequences, labels, lines = [], [], []

@@ -105,7 +105,7 @@ def read_questions(path: Path, stats: ReadStats, training: bool, all_answerable:
 
 
 def _read_json(path: Path, dataset: str, parse: Callable[[Any], list[_T]]) -> list[_T]:
-    """Reads a `.json` or `.json.xz` file, and returns the result of `parse` for its content."""
+    """Reads a `.json` or `.json.xz` file, applies `parse` to the JSON content, and returns the result."""
     try:
         with lzma.open(path) if path.suffix == ".xz" else open(path, "rb") as file:
             return parse(json.loads(file.read().removeprefix(b"\xef\xbb\xbf")))
@@ -159,8 +159,8 @@ def _has_answer_at_offset(question: Question) -> bool:
 def read_triviaqa(path: Path, folder: Path, stats: ReadStats) -> list[Question]:
     """Reads TriviaQA's Wikipedia questions, for fine-tuning before SQuAD (section 4.2 of the paper).
 
-    Returns one question for each evidence document that contains an answer in its first 400 words. The answer is the
-    earliest match of any alias, ignoring case.
+    Returns one `Question` for each pair of a question and one of its evidence documents, if the first 400 words of the
+    document contain an answer. The answer is the earliest match of any alias, ignoring case.
 
     Args:
       path: question file, such as `qa/wikipedia-train.json`.
@@ -180,7 +180,7 @@ def read_triviaqa(path: Path, folder: Path, stats: ReadStats) -> list[Question]:
 
 
 def _parse_triviaqa(content: Any) -> list[tuple[str, str, tuple[str, ...], list[str]]]:
-    """Returns id, text, answers and names of the evidence documents of each question."""
+    """Returns a tuple (id, text, answers, names of the evidence documents) for each question."""
     return [
         (
             str(entry["QuestionId"]),
@@ -288,7 +288,7 @@ def make_windows(
 
 
 def _answer_tokens(question: Question, spans: np.ndarray) -> tuple[int, int] | None:
-    """Returns the first and last passage token that overlap the first answer. Returns None if no token does."""
+    """Returns the indices of the first and last passage token that overlap the first answer, or None."""
     if not question.answers or not len(spans):
         return None
     start, end = question.answer_start, question.answer_start + len(question.answers[0])

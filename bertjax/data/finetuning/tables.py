@@ -23,13 +23,13 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 
 @dataclasses.dataclass
 class ReadStats:
-    """Row counts of one file. `results.json` contains the attributes under their names.
+    """Row counts of one file, which `results.json` stores as an object with these attributes.
 
     Attributes:
       file: path of the file.
       read: number of rows in the file.
       used: number of rows that became examples.
-      columns: list of the used and the ignored columns as text, for `summary`.
+      columns: description of the used and the ignored columns, for `summary`.
       skipped: for each reason, the number of skipped rows (`rows`) and the line or id of the first row (`first`).
       noted: for each irregularity, the number of irregular rows that are used anyway, in the format of `skipped`.
     """
@@ -42,7 +42,7 @@ class ReadStats:
     noted: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
 
     def skip(self, reason: str, place: int | str) -> None:
-        """Counts a row as skipped; `place` is its line number or id."""
+        """Counts a row as skipped. `place` is the row's line number, or a text such as `question 42`."""
         _count(self.skipped, reason, place)
 
     def count_irregular(self, reason: str, place: int | str) -> None:

@@ -92,10 +92,11 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
 def read_tagged_rows(
     rows: Iterable[Row], text: str, label: str | None, stats: ReadStats, keep_untagged: bool = False
 ) -> TaggedText:
-    """Reads one sentence per table row. Words and tags are JSON lists or strings separated by spaces.
+    """Reads one sentence per table row. Words and tags are JSON lists, or are separated by spaces.
 
-    `text` is the column with the words, `label` the column with one tag per word (None: the file has no tags). With
-    `keep_untagged`, sentences may lack tags, for prediction. Counts used and irregular rows in `stats`.
+    `text` is the column with the words. `label` is the column with one tag per word (None: the file has no tags). With
+    `keep_untagged`, sentences may lack tags; these sentences are predicted but not scored. Counts used and irregular
+    rows in `stats`.
     """
     words: list[str] = []
     tags: list[str] = []

@@ -1,1 +1,1 @@
-"""Pre-training input pipeline in tf.data: sentence pairs, their index on disk, rows and masking."""
+"""Pre-training input pipeline with tf.data: sentence pairs, the pair index on disk, token rows and masking."""

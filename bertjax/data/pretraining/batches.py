@@ -41,9 +41,9 @@ def train_dataset(
 ) -> tf.data.Dataset:
     """Returns this process's rows of the training batches of steps `start_step` to `phase.stop_step - 1`.
 
-    Order, truncation and masks of the rows differ in every epoch, even if the sentence pairs are the same. Training
-    cycles through `dupe_factor` passes with different sentence pairs. `seed` is at least 0, and `start_step` at least
-    `phase.start_step`.
+    Training on sentence pairs cycles through `dupe_factor` passes, which divide the corpus into different pairs. Order,
+    truncation and masks of the rows differ in every epoch, even if a pass is repeated. `seed` must be at least 0, and
+    `start_step` at least `phase.start_step`.
 
     Returns:
       A dataset of dictionaries.
@@ -122,8 +122,8 @@ def _make_assembler(
 ) -> Callable[[Spans, tf.Tensor], Batch]:
     """Returns a function `(spans, first) -> batch`.
 
-    `spans` are the token spans of this shard's rows. `first` is the number of the global batch's first row. It selects
-    the random numbers for masking and truncation.
+    `spans` are the token spans of this shard's rows. `first` is the number of rows in all earlier global batches of the
+    phase or evaluation. The random numbers for masking and truncation depend on `first`.
     """
     vocabulary, row_ranges = corpus.vocabulary(), shard.row_ranges(phase.batch_size)
     tokens = without_copy(split.tokens)
@@ -136,7 +136,7 @@ def _make_assembler(
     counters_per_row = -(-num_uniforms // 4)
 
     def draw_ranges(draw: Callable[[int, int], tf.Tensor]) -> tf.Tensor:
-        """Concatenates the results of `draw(first row, number of rows)` for all row ranges."""
+        """Calls `draw(first row, number of rows)` for each row range of this shard, and concatenates the results."""
         return tf.concat([draw(start, stop - start) for start, stop in row_ranges], axis=0)
 
     def assemble(spans: Spans, first: tf.Tensor) -> Batch:

@@ -261,7 +261,7 @@ def _header_sha256(header: dict[str, Any]) -> str:
 
 
 def _blocks(split: Split, seq_len: int, seed: int, pass_index: int) -> Iterator[tuple[Iterator[np.ndarray], int]]:
-    """Yields an iterator over arrays of pairs, and the number of tokens, for each block of documents in a pass."""
+    """Yields (iterator over arrays of pairs, number of tokens) for each block of documents in a pass."""
     # View as int64, because `np.searchsorted` would convert an unsigned array to float64 to find signed values.
     sentences, documents = np.asarray(split.sentences).view(np.int64), np.asarray(split.documents).view(np.int64)
     first, count = 0, documents.size - 1

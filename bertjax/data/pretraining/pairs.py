@@ -1,8 +1,8 @@
 """Sentence pairs of documents, made like those of google-research/bert `create_pretraining_data.py`.
 
 The script processes one document at a time. This module processes many documents at once with array operations. Each
-iteration makes one pair of each document. The distribution of pairs is the same, since the script's decisions for a
-document do not depend on other documents.
+iteration makes one pair from each unfinished document. The distribution of pairs is the same, since the script's
+decisions for a document do not depend on other documents.
 """
 
 from collections.abc import Iterator

@@ -51,10 +51,10 @@ def stream_key(*parts: int) -> np.uint64:
 
 
 def epoch_order(pass_ends: np.ndarray, key: np.uint64) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
-    """Returns a function that maps positions in the order of training to row numbers and epochs.
+    """Returns a function that maps training positions to row numbers and epochs.
 
-    The rows are divided into passes. Each epoch trains on the rows of one pass. After the last pass, the next epoch
-    trains on the first pass again.
+    The position of a row in training is the number of rows before it in its phase. The rows are divided into passes.
+    Each epoch trains on the rows of one pass. After the last pass, the next epoch trains on the first pass again.
 
     Args:
       pass_ends: end row of each pass, int64 [passes]; no pass is empty.
@@ -84,9 +84,9 @@ def epoch_order(pass_ends: np.ndarray, key: np.uint64) -> Callable[[tf.Tensor], 
 
 
 def pair_lookup(index: PairIndex) -> Callable[[tf.Tensor], Spans]:
-    """Returns a function that looks up the token spans of sentence pairs by number.
+    """Returns a function that maps pair numbers [N] to the token spans of these sentence pairs.
 
-    With one pair per row, the number of a pair is the number of its row.
+    The number of a pair is its index in `index.records`. With one pair per row, this index equals the row number.
     """
     words = without_copy(index.records.view(np.int32).reshape(-1, RECORD.itemsize // 4))
 

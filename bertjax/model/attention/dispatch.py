@@ -169,7 +169,7 @@ def _call_user_function(path: str, function: AttentionFn, query: jax.Array, *arr
 
 
 def _unsupported_case(implementation: Implementation, config: ModelConfig, length: int, is_packed: bool) -> str:
-    """Returns a description of the first unsupported property of the model, or "" if all are supported."""
+    """Returns a description of the first unsupported property of the model or rows, or "" if all are supported."""
     if config.attention_direction not in implementation.directions:
         return f"attention_direction={config.attention_direction}"
     if config.attention_probs_dropout_prob and not implementation.dropout:

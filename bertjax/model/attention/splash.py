@@ -30,7 +30,7 @@ def splash_attention(
     dropout_key: jax.Array | None,
     mesh: jax.sharding.AbstractMesh,
 ) -> jax.Array:
-    """Computes the same attention as `xla_attention`, as an `AttentionFn`. It is slow on CPU and GPU."""
+    """Computes the same attention as `xla_attention`, but slowly on CPU and GPU. Implements `AttentionFn`."""
     if dropout_rate and dropout_key is not None:
         raise ValueError("splash attention does not support dropout")
     rows, _, heads, size = query.shape
@@ -50,7 +50,7 @@ def splash_attention(
 def _attend_on_device(
     direction: str, query: jax.Array, key: jax.Array, value: jax.Array, sequence_ids: jax.Array, *, interpret: bool
 ) -> jax.Array:
-    """Runs the kernel on states [B, H, L, K] and ids [B, L]. Padding attends to padding, so its output is finite."""
+    """Runs the kernel on states [B, H, L, K] and ids [B, L]. Padding attends to padding, so outputs are finite."""
     heads, length = query.shape[1:3]
     block = _MIN_BLOCK * int(np.gcd(length // _MIN_BLOCK, _MAX_BLOCK // _MIN_BLOCK))
     shape = length, length

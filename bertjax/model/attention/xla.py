@@ -78,12 +78,12 @@ def cudnn_attention(
     mesh: jax.sharding.AbstractMesh,
     implementation: Literal["xla", "cudnn"] = "cudnn",
 ) -> jax.Array:
-    """Computes the same attention as `xla_attention`, as an `AttentionFn`.
+    """Computes the same attention as `xla_attention`. Implements `AttentionFn`.
 
     The mask is passed as row lengths, since JAX would convert a boolean mask to a bias and compute its unused gradient.
 
     Args:
-      implementation: implementation of `jax.nn.dot_product_attention`; `xla` computes the same on any platform.
+      implementation: implementation of `jax.nn.dot_product_attention`; `xla` computes the same values on any platform.
     """
     if dropout_rate and dropout_key is not None:
         raise ValueError("cudnn attention does not support dropout")

@@ -161,7 +161,7 @@ class FinetuningConfig(RunConfig):
     def reject(self, reason: str, *fields: str) -> None:
         """Raises a UsageError if one of `fields` is set. `reason` states why the fields have no effect on the task.
 
-        Supported fields are `label_smoothing`, `data.class_weights` and `data.examples_per_row`.
+        `fields` are names among `label_smoothing`, `data.class_weights` and `data.examples_per_row`.
         """
         values = {
             "label_smoothing": (self.label_smoothing, 0.0),

@@ -170,7 +170,7 @@ def _read_columns(path: str, spec: GlueSpec, split: str, columns: Sequence[str])
 
 
 def _tfds_rows(name: str, spec: GlueSpec, split: str, has_labels: bool) -> tuple[ReadStats, Iterator[Row]]:
-    """Reads a TFDS dataset with the column names and labels of GLUE's files."""
+    """Reads a TFDS dataset, and converts its feature names and labels to the columns and labels of GLUE's files."""
     features = _TFDS_TEXTS.get(_task_name(spec), spec.texts)
     columns = dict(zip(spec.texts, features, strict=True)) | ({spec.label: "label"} if has_labels else {})
     dataset, split = _dataset(name, spec, split)
@@ -181,7 +181,10 @@ def _tfds_rows(name: str, spec: GlueSpec, split: str, has_labels: bool) -> tuple
 
 
 def _dataset(name: str, spec: GlueSpec, split: str) -> tuple[str, str]:
-    """Returns the TFDS dataset, including the data directory if `name` contains one, and the TFDS split."""
+    """Returns the names of the TFDS dataset, such as `glue/mnli`, and of its split.
+
+    If `name` contains a data directory, the name of the dataset starts with this directory: `DIR:glue/mnli`.
+    """
     directory, colon, dataset = name.rpartition(":")
     dataset = dataset if "/" in dataset else f"{dataset}/{_task_name(spec)}"
     tfds_split = "test" if spec.folder == _DIAGNOSTIC else split.replace("dev", "validation")

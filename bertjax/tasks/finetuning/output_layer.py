@@ -56,7 +56,7 @@ def read_output_layer(workdir: epath.Path) -> OutputLayer | None:
 def saved_labels(path: str, *kinds: str) -> list[str] | None:
     """Reads the labels in an `output_layer.json`, in the order of their ids. Returns None if `path` is "".
 
-    Raises a UsageError if the output layer is not of one of the `kinds`.
+    Raises a UsageError if the kind of the output layer is not in `kinds`.
     """
     if not path:
         return None

@@ -51,7 +51,7 @@ def best_answers(
 ) -> list[Answer]:
     """Returns the answer to each question from the best spans of its windows.
 
-    `outputs` contain the `start` and `end` logits of the evaluation batches. `SquadData` documents `n_best` and
+    `outputs` contains the `start` and `end` logits of each evaluation batch. `SquadData` documents `n_best` and
     `max_answer_len`.
     """
     logits = in_input_order(outputs, len(windows.examples))
@@ -78,7 +78,11 @@ def best_answers(
 def _window_spans(
     windows: Windows, index: int, start: np.ndarray, end: np.ndarray, n_best: int, max_answer_len: int
 ) -> list[tuple[float, int, int]]:
-    """Returns the score and the character offsets (start, end) of the best spans of a window."""
+    """Returns (score, start, end) of each valid span of a window, with start and end as character offsets.
+
+    The start is one of the `n_best` tokens with the highest start logits, and the end is one of the `n_best` tokens
+    with the highest end logits.
+    """
     characters, first = windows.char_spans[index], windows.passage_start[index]
     start, end = (scores[first : first + len(characters)] for scores in (start, end))
     starts, ends = (np.argsort(-scores, kind="stable")[:n_best] for scores in (start, end))
@@ -91,7 +95,7 @@ def _window_spans(
 
 
 def nbest_with_probabilities(answer: Answer, include_null: bool) -> list[dict[str, Any]]:
-    """Returns the n best answers with probabilities, best first. The text of the null answer is ""."""
+    """Returns the n best answers with probabilities, best first. `include_null` adds the null answer, with text ""."""
     candidates = [*answer.nbest, *([Candidate("", answer.null_score)] if include_null else [])]
     scores = np.array([candidate.score for candidate in candidates])
     weights = np.exp(scores - scores.max()) if len(scores) else scores
@@ -104,8 +108,8 @@ def nbest_with_probabilities(answer: Answer, include_null: bool) -> list[dict[st
 def answer_record(answer: Answer, null_threshold: float | None, include_score: bool) -> Record:
     """Returns the prediction record of an answer: its text, and the character offsets of start and end (exclusive).
 
-    The text of the null answer is "", and its offsets are None. The answer is null if its null odds exceed
-    `null_threshold` (None: no limit), or if the answer has no candidates. `include_score` adds the score of the answer.
+    The text of the null answer is "", and its offsets are None. The answer is null if `answer.null_odds` exceeds
+    `null_threshold` (None: no limit), or if `answer.nbest` is empty. `include_score` adds the score of the answer.
     """
     has_null = null_threshold is not None
     is_null = has_null and answer.null_odds > null_threshold

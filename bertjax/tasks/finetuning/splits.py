@@ -51,9 +51,9 @@ def divide_rows(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Divides the `count` rows of the training file into a training set and a held-out dev set.
 
-    `train_share` is a fraction of the rows that remain after holding out `dev_share`. Rows with the same content stay
-    together; `read_contents` is called only if `dev_share` is set. The last item of `read_stats` is for the training
-    file, and this function appends an item for a held-out dev set.
+    `train_share` is a fraction of the rows that remain after holding out `dev_share`. Rows with the same content are
+    held out together. `read_contents` returns the content of each row, and is called only if `dev_share` is set. The
+    last item of `read_stats` is for the training file. If a dev set is held out, an item for the dev set is appended.
 
     Returns:
       Indices of the training rows and of the dev rows, ascending, int64.
@@ -81,7 +81,10 @@ def select_dev_units(data: FinetuningData, contents: Sequence[bytes], read_stats
 
 
 def record_division(data: FinetuningData, read_stats: list[ReadStats], train_rows: int, dev_rows: int | None) -> None:
-    """Records the number of training rows, and appends an item for the dev set unless `dev_rows` is None."""
+    """Sets the number of used rows of the training file, which is the last item of `read_stats`.
+
+    Then appends an item for the held-out dev set to `read_stats`, unless `dev_rows` is None.
+    """
     training = read_stats[-1]
     training.used = train_rows
     if dev_rows is not None:

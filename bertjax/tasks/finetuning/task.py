@@ -57,7 +57,7 @@ class FinetuningTask(task.Task):
     config: FinetuningConfig
 
     def __init__(self, config: FinetuningConfig, train: bool = True) -> None:
-        """Reads the data. Training requires data files or a data set in the config."""
+        """Reads the data. Raises a UsageError if `train` is True and the config sets no data."""
         super().__init__(config)
         self.read_stats: list[ReadStats] = []
         if not config.has_data:
@@ -115,7 +115,7 @@ class FinetuningTask(task.Task):
         return make_class_weighting(data.class_weight_map, self.config.label_smoothing, self.labels, labels)
 
     def is_labeled(self) -> bool:
-        """Returns True if any evaluation example has a label, or if the examples have no `labels` array."""
+        """Returns True if any evaluation example has a label. Examples without a `labels` array count as labeled."""
         labels = self.evaluated_examples.rows.get("labels")
         return labels is None or bool(known_labels(labels).any())
 
@@ -290,7 +290,7 @@ class FinetuningTask(task.Task):
         return metric
 
     def _class_counts(self) -> list[str]:
-        """Returns a log line with the classes and their number of training rows, to reveal typos in labels."""
+        """Returns a list of at most one log line: the number of rows of each class, to reveal typos in labels."""
         examples = self.train_examples
         if not self.labels or examples is None or "labels" not in examples.rows or examples.sequences_per_example > 1:
             return []
@@ -300,7 +300,7 @@ class FinetuningTask(task.Task):
         return [f"{len(lines)} classes: {listed(lines, _MAX_LOGGED_CLASSES)}"]
 
     def _class_weights(self) -> list[str]:
-        """Returns a log line with the class weights of the training loss, or [] without class weights."""
+        """Returns a list of at most one log line: the class weights of the training loss."""
         weights = getattr(self.objective, "weighting", UNWEIGHTED).weights
         if self.train_examples is None or not weights:
             return []

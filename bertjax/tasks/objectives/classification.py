@@ -56,8 +56,8 @@ def make_class_weighting(
     """Builds the class weighting of a run, from weights by class name or "balanced".
 
     For N rows of C classes, a class with n rows has the balanced weight N / (C * n), as in scikit-learn's
-    `compute_class_weight`. Classes without rows have weight 1. `labels` contains the class id of each training row or
-    word, -1 if unlabeled.
+    `compute_class_weight`. Classes without rows have weight 1 and are not counted in C. `labels` contains the class id
+    of each training row or word, -1 if unlabeled.
     """
     if class_weights == BALANCED:
         counts = np.bincount(labels[labels >= 0], minlength=len(names))

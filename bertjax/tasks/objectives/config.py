@@ -71,8 +71,8 @@ class LongPhase:
       seq_len: tokens per row.
       max_predictions: maximum masked positions per row of this phase (default: 0, derived like `data.max_predictions`).
       keep_tokens_per_batch: whether batches have as many tokens as in the first phase, in fewer rows (default: true).
-        If false, batches have as many rows as in the first phase. The paper's batch size can be read as 131,072 tokens
-        or as 256 sequences.
+        If false, batches have as many rows as in the first phase. The paper allows both, because it states the batch
+        size as 256 sequences of 512 tokens (131,072 tokens).
     """
 
     share: float = 0.0

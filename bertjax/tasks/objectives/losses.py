@@ -16,9 +16,9 @@ def weighted_sum(values: jax.Array, weights: jax.Array) -> jax.Array:
 
 
 def loss_and_accuracy(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the metric sums of cross-entropy and of accuracy, of float32 logits [..., C] and class ids int32 [...].
+    """Returns the metric sums of cross-entropy and accuracy.
 
-    `weights` is float32 [...], with the shape of the labels.
+    `logits` is float32 [..., C]. `labels` contains class ids, int32 [...]. `weights` is float32 [...].
     """
     # Avoid `argmax`: if the vocabulary is sharded, XLA would all-gather an index array as large as the logits.
     classes = jnp.arange(logits.shape[-1])

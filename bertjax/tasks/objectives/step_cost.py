@@ -35,7 +35,10 @@ class StepCost:
         return StepCost(*map(operator.sub, dataclasses.astuple(self), dataclasses.astuple(other)))
 
     def token_flops(self, token_fraction: float, attention_fraction: float) -> float:
-        """Returns the FLOPs that are not spent on padding. The arguments are the means of `non_padding_sums`."""
+        """Returns the FLOPs that are not spent on padding.
+
+        The arguments are the means of the two fractions in `non_padding_sums` over the batches of the steps.
+        """
         return token_fraction * (self.flops - self.attention_flops) + attention_fraction * self.attention_flops
 
 
