@@ -29,7 +29,8 @@ from bertjax.inference.predict import fill_mask, predict_texts
 from bertjax.model.config import Architecture, ModelConfig
 from bertjax.tasks.finetuning.output_layer import CHOICES, SPANS, TAGS
 
-# Default `pooling` of `Pretrained.encode`: the setting of a sentence-transformers folder, otherwise no pooling.
+# Default `pooling` of `Pretrained.encode`: the pooling of a sentence-transformers checkpoint, and no pooling for
+# other checkpoints.
 AUTO = "auto"
 
 

@@ -71,7 +71,7 @@ def bench_input(args: argparse.Namespace) -> None:
     config = parse_config(load_config_dict(args))
     if isinstance(config, Config) and not config.has_data:
         raise UsageError("`bench input` needs a corpus; set --config NAME:corpus=DIR")
-    # Reject other tasks without building them, because `build_task` reads their data.
+    # Do not build tasks that are rejected below, because `build_task` reads their data.
     task = build_task(config) if isinstance(config, Config) else None
     if not isinstance(task, Task):
         raise UsageError(f"`bench input` does not support task {config.task}; use a pre-training config")

@@ -71,7 +71,7 @@ def open_config_dict(args: argparse.Namespace) -> Iterator[Any]:
             raise UsageError(
                 f"--{option} and --checkpoint both define the run; omit --{option} to use the config of the checkpoint"
             )
-    # Do not convert a checkpoint of another format, because it has no config.
+    # A checkpoint of another format does not contain the config of a run, so raise before converting it.
     if is_hub(args.checkpoint) or detect_format(args.checkpoint) != BERTJAX:
         raise UsageError(f"{args.checkpoint} has no config of a run; {fix}")
     yield checkpoint_config_dict(args, find_checkpoint(args.checkpoint), fix)

@@ -20,7 +20,8 @@ def document() -> str:
     """Returns the reference of all config fields in Markdown."""
     run, finetuning = _fields(RunConfig()), _fields(FinetuningConfig())
     pretraining = _fields(config_class("pretraining")())
-    # Title and fields of each section, and the fields that it omits because an earlier section documents them.
+    # Title and fields of each section, and the fields of an earlier section. Fields with the same default and meaning
+    # in both are documented only in the earlier section.
     sections = [
         ("Every run", run, {}),
         ("Pre-training", pretraining, run),

@@ -91,7 +91,7 @@ def build_parser() -> argparse.ArgumentParser:
 def parse_args(argv: list[str]) -> argparse.Namespace:
     """Parses arguments. The attribute `overrides` of the result contains the overrides of config fields."""
     args, overrides = build_parser().parse_known_args(argv)
-    # Items that are not flags are values of overrides, such as the 1 in `--config.seed 1`.
+    # Accept items that are not flags: they are values of overrides, such as the 1 in `--config.seed 1`.
     unknown = [
         item
         for item in overrides
@@ -121,7 +121,7 @@ def _run(argv: list[str]) -> None:
     # This variable skips the import of Keras, which takes a third of TensorFlow's import time.
     os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    # Hide Orbax's warnings about expected conditions, and tracebacks of reads that Orbax abandons after a failed read.
+    # Hide warnings that Orbax logs in normal operation, and tracebacks of reads that it abandons after a failed read.
     logging.getLogger("absl").setLevel(logging.ERROR)
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     for stream in (sys.stdout, sys.stderr):
@@ -130,14 +130,14 @@ def _run(argv: list[str]) -> None:
             stream.reconfigure(errors="backslashreplace")
     args = parse_args(argv)
     configure_logging(args.log_level)
-    # An interrupt during the import of JAX's native modules may be lost or crash the process.
+    # Block signals, because an interrupt during the import of JAX's native modules may be lost or crash the process.
     signals = {signal.SIGINT, signal.SIGTERM}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     import jax
 
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
     if _lacks_accelerator():
-        # Otherwise, JAX loads libtpu, which prints errors about the missing TPU.
+        # Without this setting, JAX would load libtpu, which prints errors about the missing TPU.
         jax.config.update("jax_platforms", "cpu")
     args.run(args)
     # Flush, so that a BrokenPipeError is raised here instead of at interpreter exit.

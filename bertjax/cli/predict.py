@@ -114,7 +114,7 @@ def evaluate(args: argparse.Namespace) -> None:
         config_dict = checkpoint_config_dict(args, checkpoint)
         config = parse_config(choose_evaluation(config_dict, args.split) if args.split else config_dict)
         metrics = evaluate_checkpoint(build_task(config), checkpoint)
-        # A converted checkpoint is in a temporary directory, so log the path of `--checkpoint`.
+        # If `--checkpoint` was converted, `checkpoint` is in a temporary directory, so log `--checkpoint` instead.
         is_converted = not checkpoint.is_relative_to(resolve_path(args.checkpoint))
         logger.info(f"evaluated checkpoint {args.checkpoint if is_converted else checkpoint}")
         print(json.dumps(metrics))

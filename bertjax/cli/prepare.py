@@ -10,7 +10,7 @@ from bertjax.errors import UsageError
 from bertjax.utils.hub import is_hub
 from bertjax.utils.terminal import show
 
-# Default size of a new vocabulary, equal to the uncased vocabulary of google-research/bert.
+# Default size of a new vocabulary: the size of google-research/bert's uncased vocabulary.
 _VOCAB_SIZE = 30522
 
 

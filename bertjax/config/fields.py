@@ -25,7 +25,7 @@ _MAX_INTEGER = 2**31 - 1
 _MAX = "max"
 _MODEL_DEFAULTS = dataclasses.asdict(ModelConfig())
 _WIDTH = 100
-# Maps the type of a field's default to the types that its value may have, and to their name in messages.
+# Maps the type of a field's default to the allowed types of its value, and to a description of them for messages.
 _TYPES: dict[type, tuple[tuple[type, ...], str]] = {
     bool: ((bool,), "true or false"),
     int: ((int,), "an integer"),

@@ -151,7 +151,7 @@ def _check_override(config_dict: ConfigDict, item: str) -> None:
 
 def _similar_fields(config_dict: ConfigDict, field: str) -> list[str]:
     """Returns the paths of all fields whose name is the closest match for the name of an unknown field."""
-    # Compare names without sections, because all paths of a section are similar.
+    # Compare only the last part of each path, because all paths of a section start with the section's name.
     names = {path: path.split(".")[-1] for path in flatten_dict(config_dict.to_dict(), sep=".")}
     closest = difflib.get_close_matches(field.split(".")[-1], names.values(), n=1, cutoff=_MIN_SIMILARITY)
     return [path for path, name in names.items() if name in closest]

@@ -42,7 +42,8 @@ class RunConfig:
       cluster: fields of `ClusterConfig`.
     """
 
-    # Limits of a task: names of integer fields that may be 0, and minimum of `optimizer.warmup_steps`.
+    # Limits that subclasses may change: names of the fields that may be 0 instead of at least 1, and minimum of
+    # `optimizer.warmup_steps`.
     zero_allowed: ClassVar[tuple[str, ...]] = ()
     least_warmup: ClassVar[int] = 0
 

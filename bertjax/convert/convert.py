@@ -126,7 +126,7 @@ def convert(source: str, destination: str, fmt: str, overwrite: bool) -> None:
     is_local = "://" not in source and not hub.is_hub(source)
     if is_local and (target == source_path or target in source_path.parents or source_path in target.parents):
         raise UsageError(f"{destination} and {source} overlap; choose a destination outside the source")
-    # Initialize devices, which Orbax needs to read and write.
+    # Initialize the devices, because Orbax needs them to read and write checkpoints.
     list_devices()
     path = local_checkpoint(source)
     source_fmt = detect_format(path)

@@ -46,8 +46,8 @@ _CLASSES: dict[str, tuple[str, set[str]]] = {
     "BertForMaskedLM": ("", {names.MASKED_LM}),
     "BertForNextSentencePrediction": ("", {names.POOLER, names.NEXT_SENTENCE}),
     "BertModel": ("", {names.POOLER}),
-    # Iterate in reverse, so that a class with two output kinds maps to the first one, `CLASSES`. `_output_kind` selects
-    # `MULTILABEL` by `problem_type`.
+    # `CLASSES` and `MULTILABEL` have the same model class. Iterate in reverse, so that this class maps to `CLASSES`.
+    # `_output_kind` returns `MULTILABEL` instead if the config's `problem_type` requires it.
     **{
         kind.huggingface_class: (name, {names.POOLER, names.CLASSIFIER} if kind.pools else {names.CLASSIFIER})
         for name, kind in reversed(OUTPUT_KINDS.items())
@@ -222,7 +222,7 @@ def _closest_class(checkpoint: PortableCheckpoint) -> str:
     def distance(class_name: str) -> tuple[int, ...]:
         class_modules = _CLASSES[class_name][1]
         missing, unused = class_modules - modules, modules - class_modules
-        # Compare the pooler last, because it is the least important module.
+        # The pooler only breaks ties, because it is the least important module.
         return len(missing - {names.POOLER}), len(unused - {names.POOLER}), len(missing), len(unused)
 
     return min((name for name, (output_kind, _) in _CLASSES.items() if not output_kind), key=distance)

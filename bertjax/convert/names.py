@@ -16,7 +16,7 @@ from bertjax.model.config import ModelConfig
 HUGGINGFACE = "huggingface"
 TENSORFLOW = "tensorflow"
 _FLOAT_DTYPES = ("float32", "bfloat16", "float16", "float64")
-# Modules of a model. A checkpoint always has the encoder; each other module is complete or missing.
+# Modules of a model. A checkpoint contains the complete encoder. Each other module is either complete or missing.
 ENCODER, POOLER, MASKED_LM, NEXT_SENTENCE, CLASSIFIER = "encoder", "pooler", "masked_lm", "next_sentence", "classifier"
 
 

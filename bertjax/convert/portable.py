@@ -49,9 +49,10 @@ _REQUIRED_FIELDS = ("vocab_size", "hidden_size", "num_hidden_layers", "num_atten
 _INTEGER_FIELDS = (*_REQUIRED_FIELDS, "max_position_embeddings", "type_vocab_size")
 # These fields have the same name in all formats, because `ModelConfig` uses the names of BertConfig.
 SHARED_FIELDS = (*_INTEGER_FIELDS, "hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
-# Fields that `shared_fields` does not check: formats express them differently or exported arrays do not depend on them.
+# Fields that `shared_fields` does not check, because the formats express them differently, or because the exported
+# arrays do not depend on them.
 _FORMAT_FIELDS = ("hidden_act", "layer_norm_eps", "pad_vocab_to_multiple_of")
-# Defaults of BertConfig that the formats share.
+# Defaults of BertConfig that are the same in all formats.
 _DEFAULTS = {
     "max_position_embeddings": 512,
     "hidden_dropout_prob": 0.1,

@@ -62,10 +62,11 @@ def use_tpu_compiler() -> None:
     """Configures JAX for the TPU compiler without a TPU. Call it before JAX initializes its backends."""
     if importlib.util.find_spec("libtpu") is None:
         raise UsageError("`bertjax plan` needs the TPU compiler; install it with pip install 'bertjax[tpu]'")
-    # Without a TPU, there is no metadata server to query, and several processes may load libtpu at the same time.
+    # Without a TPU, there is no metadata server to query, and it is safe for several processes to load libtpu.
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-    # Without these variables, libtpu logs errors about the missing TPU. They do not affect the compiled topology.
+    # Without these variables, libtpu logs errors about the missing TPU. Their values do not change the topology to
+    # compile for.
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")
     jax.config.update("jax_platforms", "cpu")

@@ -155,7 +155,7 @@ class FeatureExtractor:
         for segment, (part, (ids, spans), length) in enumerate(zip(parts, encoded, lengths, strict=True)):
             word_starts = np.array([match.start() for match in re.finditer(r"\S+", part)], np.int64)
             spans = spans[:length]
-            # Assign tokens to words by their last character, since SentencePiece tokens may start with a space.
+            # Assign each token to the word of its last character, since a SentencePiece token may start with a space.
             words = np.searchsorted(word_starts, np.maximum(spans[:, 1] - 1, spans[:, 0]), side="right") - 1
             row["input_ids"] += [*ids[:length], vocabulary.sep_id]
             row["segment_ids"] += [segment] * (length + 1)

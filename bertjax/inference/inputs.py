@@ -25,7 +25,8 @@ Texts = tuple[str, ...]
 _STDIN = "-"
 # Separator of the texts of a line: the two texts of a pair, or a context and its endings.
 PAIR_SEPARATOR = " ||| "
-# Tokens per batch, including padding. They keep a CPU or GPU busy, and need little memory compared to a BASE model.
+# Tokens per batch, including padding. This number keeps a CPU or GPU busy, and the activations need little memory
+# compared to the parameters of a BASE model.
 BATCH_TOKENS = 4096
 _BUCKET = 32
 _UTF8_BOM = b"\xef\xbb\xbf"

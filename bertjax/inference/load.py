@@ -86,7 +86,7 @@ def _read_inference_defaults(checkpoint: epath.Path) -> InferenceDefaults:
     settings: dict[str, Any] = {name: data[name] for name in names if name in data}
     null_threshold = None
     if data.get("version") == "2.0":
-        # Runs with a dev set choose the threshold on it and write it to `results.json`.
+        # A run with a dev set selects the threshold on the dev set, and writes the threshold to `results.json`.
         results = read_results(workdir) if (workdir / RESULTS).exists() else {}
         null_threshold = float(results.get("null_threshold", data.null_threshold))
     return InferenceDefaults(**settings | {"texts": output_layer.texts, "null_threshold": null_threshold})

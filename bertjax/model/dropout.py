@@ -28,8 +28,8 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
 
     def drop(x: jax.Array, seeds: tuple[jax.Array, jax.Array]) -> jax.Array:
         rows, columns = x.shape[-2:]
-        # Each 32-bit hash provides the bits of two elements, one in each half of a row. It is computed once for each
-        # half, because a concatenation of the two halves would need memory.
+        # Each 32-bit hash provides the bits of two elements, one in each half of a row. The hash is computed twice,
+        # once for each element, because computing it once and concatenating the two halves would need memory.
         half = np.uint32(-(-columns // 2))
         column = _iota((rows, columns), 1)
         in_second_half = column >= half

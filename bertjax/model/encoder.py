@@ -63,14 +63,14 @@ class Embeddings(nn.Module):
             with_logical_constraint(ids, ("batch_over_data", "length"))
             for ids in (input_ids, segment_ids, position_ids)
         )
-        # Look up the device's own columns of the table for all gathered rows.
+        # Each device looks up the gathered ids in its own columns of the table.
         table = with_logical_constraint(self.token_table, ("vocab", "embed_over_fsdp"))
         x = jnp.take(table, input_ids, axis=0)  # float32 [B, L, D]
         # For two segments, a matmul with one-hot rows is faster than a gather, in the forward and the backward pass.
         x += jax.nn.one_hot(segment_ids, self.config.type_vocab_size, dtype=x.dtype) @ self.segment_table
         x += jnp.take(self.position_table, position_ids, axis=0)
         x = with_logical_constraint(x, ("batch_over_data", "length", "embed_over_fsdp"))
-        # Exchange columns for rows in an all-to-all, which returns all columns of the device's own rows.
+        # Exchange columns for rows in an all-to-all. Then each device has all columns of its own rows.
         x = self.norm(with_logical_constraint(x, ("batch", "length", "embed")))
         # `nn.Dropout` would save its mask for the backward pass. `dropout` recomputes it.
         key = None if deterministic else self.make_rng("dropout")

@@ -17,8 +17,8 @@ from bertjax.model.partitioning import ACTIVATION_AXES, resolve_layout, scans_la
 
 # `checkpoint_name`s of a Transformer layer's activations: [B, L, D] each, except MLP_IN, [B, L, F].
 QKV, CONTEXT, RESIDUAL, MLP_IN = "qkv", "context", "residual", "mlp_in"
-# Value of `model.remat` -> activations that a layer saves; the backward pass recomputes all other activations. The
-# values `none` and `attention` are missing, because they do not wrap layers in `nn.remat`.
+# Maps values of `model.remat` to the activations that a layer saves. The backward pass recomputes all other
+# activations. The values `none` and `attention` are missing, because they do not wrap layers in `nn.remat`.
 REMAT_SAVED_NAMES = {
     "elementwise": (QKV, CONTEXT, RESIDUAL, MLP_IN),
     "projections": (CONTEXT, RESIDUAL, MLP_IN),
@@ -72,7 +72,7 @@ class Dense(nn.Module):
         bias = with_logical_constraint(bias.astype(dtype), self.axes[num_inputs:])
 
         def project(x: jax.Array, kernel: jax.Array) -> jax.Array:
-            # Cast before the constraint, so that all-gathers over `fsdp` move the smaller dtype.
+            # Cast before the constraint, so that all-gathers over `fsdp` transfer the compute dtype instead of float32.
             kernel = with_logical_constraint(kernel.astype(dtype), self.axes)
             if self.flat:
                 kernel = kernel.reshape(*shape[:num_inputs], -1)

@@ -39,7 +39,7 @@ def _matmul_fwd(rows: jax.Array, kernel: jax.Array) -> tuple[jax.Array, tuple[ja
 
 def _matmul_bwd(residuals: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
     rows, kernel = residuals
-    # Without the barriers, XLA would fuse the transposes into the products again.
+    # Without the barriers, XLA would undo the optimization by fusing the transposes into the matmuls.
     barrier = jax.lax.optimization_barrier
     if kernel.shape[0] <= kernel.shape[1]:
         kernel_gradient = barrier(barrier(rows.T) @ gradient)

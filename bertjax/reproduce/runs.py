@@ -22,7 +22,7 @@ from bertjax.training.checkpoint_metadata import saved_architecture
 from bertjax.utils import hub
 from bertjax.utils.io import cache_dir
 
-# Arguments of tables that set a released checkpoint.
+# Names of the table arguments whose value is a released checkpoint.
 RELEASED = ("base", "large")
 _LM = "--config.data.objective=lm"
 # Overrides that pre-train a left-to-right Transformer or LSTMs in place of BERT.

@@ -151,9 +151,9 @@ _SCALES = {
         base="L2_H128",
         large="L4_H192",
         pretraining="pretrain_cpu:steps=12000",
-        # The first half of training uses rows of 32 tokens, because masked-LM accuracy rises faster: it is 0.169 after
-        # 3,400 steps, and with rows of 64 tokens 0.166 after 7,000 steps. The second half uses rows of 128 tokens,
-        # because only 15 % of the pairs in rows of 32 are consecutive sentences.
+        # The first half of training uses rows of 32 tokens, because masked-LM accuracy rises faster in short rows: with
+        # 32 tokens it is 0.169 after 3,400 steps, with 64 tokens 0.166 after 7,000 steps. The second half uses rows of
+        # 128 tokens, because only 15 % of the pairs in rows of 32 are consecutive sentences.
         pretraining_overrides=(
             *("--config.optimizer.learning_rate=1e-3", "--config.data.seq_len=32", "--config.data.batch_size=32"),
             *("--config.long_phase.share=0.5", "--config.long_phase.seq_len=128"),
@@ -192,8 +192,8 @@ _SCALES = {
                 "squad:version=1.1",
                 "squad",
                 "",
-                # Training tokens per epoch, plus the tokens of the only evaluation divided by two epochs. An evaluation
-                # token costs a third of a training token.
+                # Training tokens per epoch, plus evaluation tokens. The latter are divided by 3, because an evaluation
+                # token costs a third of a training token, and by 2, because there is one evaluation in two epochs.
                 2_600 * 450 + 10_570 * 450 / 3 / 2,
                 2,
                 _SQUAD,
@@ -206,7 +206,8 @@ _SCALES = {
         feature_epochs=3,
     ),
 }
-# Pre-trains on 102 million tokens. The initial plateau of the masked-LM loss takes only a small part of the run.
+# The scale pre-trains on 102 million tokens, so that the initial plateau of the masked-LM loss takes only a small part
+# of the run.
 _SCALES[MEDIUM] = dataclasses.replace(
     _SCALES[SMALL],
     name=MEDIUM,

@@ -26,7 +26,7 @@ from bertjax.utils.io import write_atomic
 
 # Suffix of the metrics of the diagnostic set.
 _AX_SUFFIX = "_ax"
-# Losses that are also computed for each evaluation set if a task has several sets.
+# Losses that a task with several evaluation sets also reports for each set separately.
 _LOSSES = ("cross_entropy", "loss")
 
 

@@ -164,7 +164,7 @@ class Task(FinetuningTask):
         )
 
     def is_labeled(self) -> bool:
-        # In 2.0, a question without answers is labeled as unanswerable.
+        # In SQuAD 2.0, a question without answers counts as labeled: it is unanswerable.
         return self.config.data.version == _V2 or any(question.answers for question in self._questions)
 
     def hashed_answers(self) -> Any:

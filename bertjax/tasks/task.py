@@ -20,9 +20,10 @@ from bertjax.tasks.records import PredictionRecords
 
 Batch = dict[str, jax.Array]
 NumpyBatch = dict[str, np.ndarray]
-# For each metric, by name, float32 [2]: a weighted sum over examples or tokens, and the sum of the weights.
+# Maps the name of each metric to a float32 array [2]: a weighted sum over examples or tokens, and the sum of the
+# weights.
 MetricSums = dict[str, jax.Array]
-# Outputs of an evaluation batch, by name, [B, ...]. Empty if all metrics are computed from metric sums.
+# Maps names to outputs of an evaluation batch, [B, ...]. Empty if all metrics are computed from metric sums.
 Outputs = dict[str, jax.Array]
 
 
@@ -55,7 +56,8 @@ class Objective:
     model: nn.Module
     splits_into_micro_batches: ClassVar[bool] = True
 
-    # Subclasses override these properties, or set class attributes without annotation, which are not dataclass fields.
+    # Subclasses override these properties, or replace them by class attributes. Such attributes must not be annotated,
+    # because annotated attributes are dataclass fields.
     @property
     def metric_names(self) -> tuple[str, ...]:
         raise NotImplementedError

@@ -151,12 +151,12 @@ def bench_input(task: pretraining.Task, seconds: float) -> dict[str, Any]:
     seconds_to_first_batch = time.perf_counter() - started
     first_batches += itertools.islice(stream, _WARM_UP_BATCHES)
     token_fraction = float(np.mean([is_token(batch).mean() for batch in first_batches]))
-    # Wait for the checksums, because hashing would compete with the measurement for the CPU. Then use a new stream,
-    # because this one has prefetched batches.
+    # Wait for the checksums, because hashing would compete with the measurement for the CPU. Then replace the stream,
+    # because it has prefetched batches in the meantime.
     del stream
     task.check_data_files(wait=True)
     stream = task.phase_batches(phase, phase.start_step, SINGLE_SHARD)
-    # The first batches start the pipeline's threads.
+    # Do not measure the first batches, which include the start of the pipeline's threads.
     for _ in range(_WARM_UP_BATCHES):
         next(stream)
     begin = time.perf_counter()

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"
 DAMAGED = "damaged_checkpoints"
-# Each host with a replica of an array writes a part of the array if the parts have at least this many bytes.
+# Hosts with replicas of the same array each write a part of the array if each part has at least this many bytes.
 _MIN_SHARED_BYTES = 1 << 20
 _SCORE = "score"
 # Characters refused in paths: TensorStore reads them as a glob pattern and would not find the checkpoint.

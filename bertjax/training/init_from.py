@@ -93,7 +93,7 @@ def has_output_layer_of(task: Task, checkpoint: epath.Path) -> bool:
     if read_metadata(checkpoint).model != model_description(task.objective.model):
         return False
     saved, expected = json.loads(layer.as_json()), json.loads(task.workdir_files[OUTPUT_LAYER])
-    # An output layer without labels, such as that of regression, fits only the task it was trained for.
+    # An output layer without labels, such as a regression layer, fits only the task that it was trained for.
     fields = ("kind", "labels") if layer.labels else ("kind", "output")
     return all(saved[field] == expected[field] for field in fields)
 
@@ -143,7 +143,7 @@ def check_output_layer(task: Task, checkpoint: epath.Path) -> list[int]:
                     f"config uses {_quoted(expected[field])}; use a checkpoint fine-tuned for this task"
                 )
         return []
-    # The output layer of a converted checkpoint does not name its task, so compare the kinds of labels.
+    # The output layer of a converted checkpoint does not name its task, so check only whether it is multi-label.
     if (saved["kind"] == MULTILABEL) != (expected["kind"] == MULTILABEL):
         raise UsageError(
             f"the output layer of {checkpoint} is for {saved['kind']}, but the config is for {expected['output']}; use "
@@ -178,7 +178,7 @@ def find_new_pieces(old: Vocabulary, new: Vocabulary) -> NewPieces | None:
     is_extended = new.kind == old.kind == WORDPIECE and new.lower_case == old.lower_case and new.size > old.size
     if not is_extended or new.pieces[: old.size] != old.pieces:
         return None
-    # `Tokenizer` cannot split pieces that start with `##`, because its input is text.
+    # Call the WordPiece model directly, because `Tokenizer` would treat the prefix `##` as punctuation in a text.
     wordpiece = models.WordPiece(
         {piece: index for index, piece in enumerate(old.pieces)},
         unk_token=old.pieces[old.unk_id],
@@ -186,5 +186,5 @@ def find_new_pieces(old: Vocabulary, new: Vocabulary) -> NewPieces | None:
         continuing_subword_prefix=CONTINUATION,
     )
     parts = [tuple(token.id for token in wordpiece.tokenize(piece)) for piece in new.pieces[old.size :]]
-    # The piece of an empty line has no parts.
+    # An empty line of a vocabulary file is a piece without parts, so use [UNK] as its only part.
     return NewPieces(old.size, tuple(ids or (old.unk_id,) for ids in parts))

@@ -54,7 +54,8 @@ def group_metrics(values: Mapping[str, float], losses: Sequence[str]) -> dict[st
         name.removeprefix(EVAL_PREFIX): value for name, value in values.items() if name.startswith(EVAL_PREFIX)
     }
     group, shown = ("eval", evaluated) if evaluated else ("train", values)
-    # Compare names by prefix, to also omit losses of other evaluation sets, such as `cross_entropy_mismatched`.
+    # Omit all metrics that start with the name of the loss, including those of single evaluation sets, such as
+    # `cross_entropy_mismatched`.
     omitted_prefixes = tuple(losses) if len(losses) == 1 and "loss" in shown else ()
     return {f"{group}/{name}": value for name, value in shown.items() if not name.startswith(omitted_prefixes)}
 
@@ -102,10 +103,11 @@ class TensorBoardWriter:
 
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         self._is_remote = is_remote(workdir)
-        # TensorBoard reads files in the order of their names. Names with nanoseconds also order files of one second.
+        # TensorBoard reads files in the order of their names. The nanoseconds order files of the same second.
         seconds, nanoseconds = divmod(time.time_ns(), 10**9)
         name = f"events.out.tfevents.{seconds:010d}.{nanoseconds:09d}.{socket.gethostname()}.{os.getpid()}"
-        # TensorBoard's `EventFileWriter` imports TensorFlow, which takes seconds, even for local files.
+        # Do not use TensorBoard's `EventFileWriter`, which imports TensorFlow even for local files. The import takes
+        # seconds.
         self._open_file = contextlib.ExitStack()
         self._records = RecordWriter(self._open_file.enter_context((workdir / name).open("wb")))
         self._add(file_version="brain.Event:2")

@@ -137,7 +137,7 @@ def assert_same_run(description: dict[str, Any]) -> None:
 
     `description` contains the config and hashes of the data as JSON values. Paths, timeouts and ports may differ.
     """
-    # Convert tuples to lists, as JSON does with the description that process 0 broadcasts.
+    # Convert tuples to lists, because process 0 broadcasts its description as JSON, which has no tuples.
     description = json.loads(json.dumps(description))
     expected = broadcast_from_host0(lambda: description)
     changed = [line for line in differences(expected, description) if not line.startswith(_LOCAL_FIELDS)]

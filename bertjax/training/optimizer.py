@@ -23,7 +23,7 @@ from bertjax.config.optimizer import OptimizerConfig
 from bertjax.errors import UsageError, listed
 from bertjax.model.layer_stack import FROZEN_LAYERS, LAYERS
 
-# Names of parameters without weight decay. Their rank does not identify them, because stacked biases have rank 2.
+# Names of parameters without weight decay. They are selected by name, not by rank, because stacked biases have rank 2.
 _NOT_DECAYED = ("bias", "scale")
 
 
@@ -261,8 +261,8 @@ def make_optimizer(config: OptimizerConfig) -> Optimizer:
     return _make_optimizer(dataclasses.replace(config, learning_rate=0.0, warmup_steps=0))
 
 
-# Return the same object for equal configs. It is a cache key of `make_train_step`, so the trials of a sweep reuse one
-# compiled train step.
+# Return the same optimizer for equal configs. The optimizer is a part of the cache key of `make_train_step`, so the
+# trials of a sweep reuse one compiled train step.
 @functools.cache
 def _make_optimizer(config: OptimizerConfig) -> Optimizer:
     moments = {"b1": config.b1, "b2": config.b2, "eps": config.eps}

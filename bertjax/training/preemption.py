@@ -83,7 +83,7 @@ def watchdog(hang_seconds: float) -> Iterator[Callable[[], None]]:
                     "host to resume from the last checkpoint"
                 )
                 print(message, file=sys.stderr, flush=True)
-                # An exception would not reach a thread that waits in C++.
+                # Exit directly, because an exception would not reach a thread that waits in C++.
                 os._exit(LOST)
 
     if hang_seconds:

@@ -25,7 +25,7 @@ from bertjax.utils.io import read_json_object, write_atomic
 
 logger = logging.getLogger(__name__)
 
-# Suffixes of metrics for which lower is better. They do not apply to `f1_TYPE`, whose entity type may be any word.
+# Suffixes of metrics for which lower is better. `f1_TYPE` is an exception: TYPE is an entity type and may be any word.
 _LOWER_IS_BETTER = ("loss", "error", "entropy")
 _SET_SUFFIXES = ("_matched", "_mismatched")
 
@@ -156,7 +156,8 @@ def finish_run(
         score = f", {task.best_metric} {float(values[task.best_metric]):.4g}" if task.best_metric in values else ""
         files = re.sub(r"[^\s,]*/", "", task.results["evaluated_on"])
         plot_confusion(reports, workdir / CONFUSION, f"{task.config.task}, {files}{score}")
-    # Write this file last, because it marks the run as finished. A run killed earlier writes all files again.
+    # Write this file last, because it marks the run as finished. A run that is killed before this line writes all
+    # files again when it resumes.
     write_atomic(workdir / RESULTS, json.dumps(results, indent=1) + "\n")
     log_results(values, history.first if task.eval_first else {}, baseline)
     log_reports(reports)

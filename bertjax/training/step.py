@@ -55,7 +55,8 @@ def make_train_step(
         params: Any, batch: Batch, denominators: dict[str, jax.Array], dropout_key: jax.Array
     ) -> tuple[tuple[Any, MetricSums], Any]:
         def loss_fn(trained: Any) -> tuple[Any, MetricSums]:
-            # `sums` are [weighted sum, sum of weights] of a micro-batch. `denominators` are those of the whole batch.
+            # `sums` contains [weighted sum, sum of weights] of each metric over `batch`, which may be a micro-batch.
+            # `denominators` were computed from the whole batch.
             sums, _ = objective.compute(freezing.for_forward(params, trained), batch, dropout_key)
             return sum(sums[name][0] / denominators[name] for name in objective.loss_names), sums
 
@@ -73,7 +74,7 @@ def make_train_step(
             part = loss_and_grads(params, micro_batch, denominators, jax.random.fold_in(dropout_key, index))
             return jax.tree.map(jnp.add, total, part), None
 
-        # The scan starts with zeros. XLA shards them like the results.
+        # The scan starts with zeros in the shapes of the results. XLA shards them like the results.
         first = jax.tree.map(lambda x: x[0], micro_batches)
         shapes = jax.eval_shape(loss_and_grads, params, first, denominators, dropout_key)
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
@@ -99,7 +100,8 @@ def make_train_step(
             params=freezing.write_back(state.params, trained),
             opt_state=opt_state,
             sums=jax.tree.map(jnp.add, state.sums, sums),
-            # First step whose loss or gradient is not finite, or -1. The update is still applied; a later check raises.
+            # First step whose loss or gradient is not finite, or -1. The step still applies its update.
+            # `check_steps_finite` raises an error later.
             bad_step=jnp.where(~is_finite & (state.bad_step < 0), state.step + 1, state.bad_step),
         )
 

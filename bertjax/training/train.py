@@ -141,7 +141,7 @@ def train(
         # Checkpoint with the highest score, or the newest checkpoint if the task has no `best_metric`.
         best = find_checkpoint(workdir)
         progress.plot_curves()
-        # Writes `results.json`. `values` are the metrics of `best`.
+        # `finish_run` writes `results.json`, and returns the metrics of `best`.
         values = finish_run(task, mesh, state, workdir, best, history)
         progress.finish(step, best)
         return {"step": step, "stopped": False, "checkpoint": str(best), **values}
@@ -151,7 +151,7 @@ def _log_step(task: Task, state: TrainState, step: int, progress: Progress) -> T
     """Logs and checks the metrics since the last logged step. Returns the state with its metric sums reset to 0."""
     check_steps_finite(state)
     check_data_files(task, wait=False)
-    # Adds `loss`, the sum of the objective's losses.
+    # `with_total_loss` adds `loss`, the sum of the objective's losses.
     values = with_total_loss(compute_metrics(jax.device_get(state.sums)), task.objective)
     progress.log_step(step, values)
     # There is no loss if all weights since the last logged step are 0.
@@ -164,7 +164,7 @@ def _evaluate(
     task: Task, mesh: Mesh, state: TrainState, progress: Progress, heartbeat: Callable[[], None]
 ) -> dict[str, float]:
     """Evaluates the state. Logs and returns the metrics."""
-    # This waits for the dispatched steps, so that evaluation time does not include training time.
+    # Reading `state.step` waits for the dispatched steps, so that evaluation time does not include training time.
     step = int(state.step)
     with progress.paused():
         start = time.monotonic()

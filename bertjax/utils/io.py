@@ -116,7 +116,7 @@ def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     check_free_space(path.parent, sum(array.nbytes for array in arrays.values()), str(path))
     try:
         with atomic_file(path) as temporary, open(temporary, "wb") as file:
-            # For pyrefly, `**arrays` could pass an array as `allow_pickle`, which is a bool in NumPy's stub.
+            # pyrefly reports that `**arrays` may contain `allow_pickle`, which is a bool in NumPy's stub.
             np.savez(file, **arrays)  # pyrefly: ignore[bad-argument-type]
     except OSError as error:
         raise BertjaxError(f"cannot write {path}: {error.strerror or error}") from error
@@ -131,7 +131,7 @@ def file_sha256(path: Path) -> str:
 def upload(source: Path, target: AnyPath) -> None:
     """Copies a local file to object storage."""
     with open(source, "rb") as local, target.open("wb") as remote:
-        # Write at least once, because otherwise an empty file would not create an object.
+        # Write at least once, because for an empty file, `copyfileobj` writes nothing and no object would be created.
         remote.write(b"")
         shutil.copyfileobj(local, remote, _COPY_BYTES)
 

@@ -90,7 +90,7 @@ def progress_bar(
 class _ProgressLines(tqdm):
     """Progress bar that writes log lines."""
 
-    # Without a thread that refreshes bars, lines are logged only by `update`.
+    # Disable tqdm's monitor thread, which refreshes bars, so that only `update` logs lines.
     monitor_interval = 0
 
     def refresh(self, *_: Any, **__: Any) -> None:

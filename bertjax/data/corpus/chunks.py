@@ -21,7 +21,8 @@ from bertjax.data.corpus.shards import Shard, ShardWriter, encode_batch
 from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.utils.io import AnyPath, atomic_file, read_json, write_atomic
 
-# Small chunks of a small text keep all workers busy. Large chunks of a large text limit the number of chunks.
+# Minimum and maximum size of a chunk. Small texts have small chunks, to keep all workers busy. Large texts have large
+# chunks, to limit the number of chunks.
 _MIN_CHUNK_BYTES, _MAX_CHUNK_BYTES = 2 << 20, 64 << 20
 _CHUNKS = 2048
 

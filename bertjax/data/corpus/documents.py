@@ -21,7 +21,7 @@ WRAPPED = "wrapped"
 MAX_PIECE_CHARS = 1 << 20
 # Longer sentences are divided. They are usually base64 data or text without punctuation.
 MAX_SENTENCE_CHARS = 8192
-# Approximate number of characters, and maximum number of texts, of a batch.
+# Approximate number of characters and maximum number of texts in a batch.
 BATCH_CHARS = 1 << 20
 _MAX_BATCH_TEXTS = 8192
 
@@ -31,8 +31,8 @@ _DOC_CLOSE = re.compile(r"^</doc>", re.MULTILINE)
 _TITLE = re.compile(r'\btitle="(.*?)"(?:\s+\w+="|>\s*$)')
 # Longer paragraphs are divided: `sentencex` pairs quotes, so an unclosed quote would hide all later sentence ends.
 _MAX_PARAGRAPH_CHARS = 1 << 16
-# `sentencex` fails next to a white-space character of several UTF-8 bytes, so replace these characters by spaces.
-# U+0085 is dropped, as by BERT's tokenizer.
+# Characters to replace by spaces, because `sentencex` fails next to white space of several UTF-8 bytes. U+0085 is not
+# one of them: it is removed, as in BERT's tokenizer.
 _WIDE_SPACES = re.compile("[\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
 _SENTENCE_END = re.compile("[.!?:;\u2026\u3002][\"'\u2019\u201d)\\]*_]*$")
 # A line that ends a sentence and is shorter than this fraction of the longest line ends a paragraph.

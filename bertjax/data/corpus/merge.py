@@ -82,7 +82,7 @@ def _count(shards: Sequence[Shard], heldout_below: int) -> dict[str, dict[str, i
     """
 
     def count(shard: Shard) -> np.ndarray:
-        total = np.zeros((2, len(_COUNTS)), np.int64)  # [training and held-out, counts]
+        total = np.zeros((2, len(_COUNTS)), np.int64)  # [splits, counts], training split first
         for block in shard.documents():
             is_heldout = block["hash"] < heldout_below
             for row, documents in zip(total, (block[~is_heldout], block[is_heldout]), strict=True):

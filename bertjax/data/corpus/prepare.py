@@ -18,7 +18,8 @@ from bertjax.utils.process_pool import available_cores
 logger = logging.getLogger(__name__)
 LOCAL, BEAM = RUNNERS = ("local", "beam")
 _MAX_WORKERS = 1024
-# Minimum bytes of disk space that a corpus and its shards need per byte of text. 200 MB of English text needed 0.9.
+# Minimum disk space for a corpus and its shards, in bytes per byte of text. A corpus from 200 MB of English text
+# needed 0.9.
 _DISK_BYTES_PER_TEXT_BYTE = 0.8
 
 # File names in a corpus directory; a directory with any other file is not overwritten.

@@ -243,7 +243,7 @@ def _decode(decoder: Any, block: bytes, problems: Counter[str]) -> str:
     try:
         return decoder.decode(block, final=not block)
     except UnicodeDecodeError:
-        # Count surrogates rather than U+FFFD, since the text itself may contain U+FFFD.
+        # Decode invalid bytes as surrogates and count these, because the text itself may contain U+FFFD.
         decoder.errors = "surrogateescape"
         text = decoder.decode(block, final=not block)
         decoder.errors = "strict"

@@ -95,7 +95,7 @@ def encode_batch(texts: list[Text], vocabulary: Vocabulary, workers: int) -> Enc
 
 @functools.lru_cache(maxsize=1)
 def _encoder(vocabulary: Vocabulary, cache_entries: int) -> Encoder:
-    # Building a tokenizer is slow, and its cache of encoded words serves all batches of a process.
+    # The encoder is cached, because building a tokenizer is slow, and its cached words serve all batches of a process.
     return Encoder(vocabulary, cache_entries)
 
 

@@ -42,7 +42,7 @@ OFFSET_DTYPE = np.dtype("<u8")
 
 _PREPARE_AGAIN = "run `bertjax prepare` again"
 _SECONDS_BEFORE_LOG = 3
-# The module `mmap` defines this constant since Python 3.13.
+# Before Python 3.13, the module `mmap` does not define this constant.
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 
 
@@ -84,7 +84,7 @@ class Checksums:
     def verify_in_background(self) -> None:
         """Starts verifying the files added so far, unless the thread is already running."""
         if self._pending and not (self._thread and self._thread.is_alive()):
-            # An interrupted command exits without waiting for a daemon thread.
+            # Use a daemon thread, so that an interrupted command exits without waiting for it.
             self._thread = threading.Thread(target=self._verify, name="checksums", daemon=True)
             self._thread.start()
 

@@ -141,12 +141,12 @@ class _ChunkIds(dict[str, tuple[int, ...]]):
     def __missing__(self, chunk: str) -> tuple[int, ...]:
         ids: list[int] = []
         for word in self._basic.words(chunk):
-            # Most words are pieces of the vocabulary, and then the longest match is the word itself.
+            # Look the word up first, because most words are pieces of the vocabulary and thus their own longest match.
             if (index := self._ids.get(word)) is not None:
                 ids.append(index)
             else:
                 ids += self._split(word)
-        # The garbage collector does not track tuples of integers, unlike lists.
+        # Use a tuple, because the garbage collector does not track tuples of integers, unlike lists.
         entry = tuple(ids)
         if len(chunk) <= _MAX_CACHED_CHARS:
             if len(self) >= self._max_entries:
@@ -188,7 +188,8 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Returns the token ids of a text, without [CLS] and [SEP]."""
         if self.vocabulary.kind == WORDPIECE:
-            # Split at spaces only, because cleaning drops some white space, such as U+000B, and joins its neighbors.
+            # Split only at spaces. Other white space may not separate words: cleaning removes U+000B, for example, so
+            # the characters around it belong to one word.
             return list(chain.from_iterable(map(self._chunk_ids.__getitem__, text.split(" "))))
         return self._sentencepiece.encode(self._sentencepiece_text(text))
 
@@ -226,8 +227,9 @@ class Tokenizer:
         if len(ids) == 1 and is_plain:
             return [(start, start + len(chunk))]
         words = basic.words(chunk)
-        # `origins` contains, for each character of the words, its index in the chunk. Tokenize each character of the
-        # chunk alone: this changes final sigmas and the order of combining marks, but not the number of characters.
+        # `origins[i]` is the index in the chunk of character i of the concatenated words. To compute it, tokenize each
+        # character of the chunk separately. Compared to the words, the result may differ in final sigmas and in the
+        # order of combining marks, but it has the same number of characters.
         if is_plain:
             origins = range(len(chunk))
         else:

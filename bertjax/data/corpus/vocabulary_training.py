@@ -28,7 +28,8 @@ logger = logging.getLogger(__name__)
 MIN_SIZE = 32
 MAX_SIZE = 1_000_000
 
-# Sample sizes in characters. SentencePiece is slow and stores its sample several times. WordPiece stores word counts.
+# Sample sizes in characters. The sample for SentencePiece is smaller, because SentencePiece is slow and stores the
+# sample several times, whereas WordPiece training needs only word counts.
 _SAMPLE_CHARS = {"wordpiece": 64 << 20, "sentencepiece": 8 << 20}
 # Maximum number of characters that get a piece of their own (`x` and `##x`). Rarer characters become [UNK].
 _MAX_CHARACTERS = 1000
@@ -179,8 +180,8 @@ def wordpieces(counts: Counter[str], size: int) -> list[str]:
     frequent = sorted(char_counts, key=lambda char: (-char_counts[char], char))[: min(_MAX_CHARACTERS, size // 4)]
     alphabet = set(frequent)
     words = sorted(word for word in counts if alphabet.issuperset(word))
-    # The trainer breaks ties between merges by the ids of characters. Without these lists, it would assign ids in the
-    # order of a randomly seeded hash table.
+    # Assign the ids of characters in sorted order, because the trainer breaks ties between merges by these ids. By
+    # default, it would assign them in the order of a randomly seeded hash table.
     first_chars = sorted({word[0] for word in words})
     inner_chars = sorted({f"##{char}" for word in words for char in word[1:]})
     tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
@@ -260,7 +261,8 @@ def added_pieces(vocabulary: Vocabulary, number: int, counts: Counter[str]) -> l
     heapq.heapify(heap)
     added: list[str] = []
     while heap and len(added) < number:
-        # An added piece usually lowers the savings of other candidates, so recompute only the largest saving.
+        # After a piece is added, the savings in the heap are outdated, and usually too large. Recompute only the
+        # largest one, and add its candidate if the saving is still the largest.
         piece = heapq.heappop(heap)[1]
         item = -saving(piece), piece
         if item[0] > -_MIN_SAVING:

@@ -187,7 +187,7 @@ def make_packed_batch(examples: Examples, indices: np.ndarray, length: int, shar
     starts = np.where(used, examples.offsets[indices], 0)
     lengths = np.where(used, examples.offsets[indices + 1] - starts, 0)
     if slots == 1:
-        # Only rows with a single slot can contain an example that is longer than the row.
+        # Truncate examples that are longer than the row. They occur only in rows with a single slot.
         lengths = np.minimum(lengths, length)
     row_starts = np.cumsum(lengths, axis=1) - lengths
     columns = np.arange(length)

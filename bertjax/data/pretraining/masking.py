@@ -135,5 +135,5 @@ def _choose_words(
         tf.reshape(order + first_index, [-1, 1]), tf.cast(tf.reshape(chosen_ranks, [-1]), tf.int32), [batch * seq_len]
     )
     chosen = candidates & (tf.gather(tf.reshape(chosen_words, [-1, seq_len]), word, batch_dims=1) > 0)
-    # `top_k` of S - position puts the chosen positions in ascending order and unused elements last.
+    # Sort the chosen positions in ascending order, followed by S in unused elements.
     return seq_len - tf.math.top_k(tf.where(chosen, seq_len - tf.range(seq_len), 0), max_predictions).values

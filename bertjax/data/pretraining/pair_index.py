@@ -30,7 +30,7 @@ from bertjax.utils.io import (
 )
 from bertjax.utils.terminal import progress_bar
 
-# Increment the version when the same settings yield different rows, so that an older index is not reused.
+# Increment the version if the code changes the rows for the same settings, so that an older index is not reused.
 _VERSION = 1
 _BLOCK_SENTENCES = 1 << 20
 _PROGRESS_AFTER_SECONDS = 3
@@ -72,7 +72,7 @@ def pack_pairs(
     # Sort the pairs longest first, with pairs of equal length in random order.
     order = shuffled[np.argsort(-lengths[shuffled], kind="stable")]
     row_of = np.empty(lengths.size, np.int64)
-    # `open_rows[n]` lists arrays of the rows that have n free tokens and may receive another pair.
+    # `open_rows[n]` is a list of arrays of row numbers. These rows have n free tokens and may receive another pair.
     open_rows: list[list[np.ndarray]] = [[] for _ in range(seq_len + 1)]
     counts = np.zeros(lengths.size, np.int64)
     rows = 0
@@ -262,7 +262,8 @@ def _header_sha256(header: dict[str, Any]) -> str:
 
 def _blocks(split: Split, seq_len: int, seed: int, pass_index: int) -> Iterator[tuple[Iterator[np.ndarray], int]]:
     """Yields (iterator over arrays of pairs, number of tokens) for each block of documents in a pass."""
-    # View as int64, because `np.searchsorted` would convert an unsigned array to float64 to find signed values.
+    # View as int64, because `np.searchsorted` would convert an unsigned array to float64 if the values to find are
+    # signed.
     sentences, documents = np.asarray(split.sentences).view(np.int64), np.asarray(split.documents).view(np.int64)
     first, count = 0, documents.size - 1
     while first < count:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-# Exactly one of ten consecutive documents has a short target length. google-research/bert draws this at random for each
-# document, with probability 0.1.
+# In each pass, exactly one of ten documents of similar length has a short target length. In google-research/bert, each
+# document has a short target length with probability 0.1.
 _SHORT_EVERY = 10
 _GOLDEN_RATIO = 0.6180339887498949
 # Fields of a pair before truncation: token offsets and lengths of A and B; label (0 IsNext, 1 NotNext).

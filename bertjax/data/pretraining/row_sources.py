@@ -138,7 +138,8 @@ class _RowLayout:
         later = tf.where(nth > 0)[:, 0]
         inside = tf.where(tf.range(width) < tf.gather(lengths, later)[:, None])
         pair, offset = tf.gather(later, inside[:, 0]), inside[:, 1]
-        # Indices [elements, 2] of the elements of second and later pairs, in arrays of pairs and in arrays of rows.
+        # `_pair_indices` and `_row_indices` are both [elements, 2]. For each element of a pair that is not the first of
+        # its row, they contain its index in arrays of pairs [N, width] and in arrays of rows [B, width].
         self._pair_indices = tf.stack([pair, offset], axis=1)
         start = tf.cast(tf.gather(self.starts, pair), tf.int64)
         self._row_indices = tf.stack([tf.cast(tf.gather(row, pair), tf.int64), start + offset], axis=1)

@@ -84,7 +84,8 @@ _TFDS_TEXTS = {
 }
 # Range of STS-B's scores. The GLUE server rejects other scores.
 SCORE_RANGE = (0.0, 5.0)
-# Column and TFDS feature with the row id. Submissions are sorted by it, because TFDS does not keep the order of rows.
+# Names of the column and of the TFDS feature that contain the row id. Submissions are sorted by row id, because TFDS
+# does not keep the order of rows.
 _INDEX, _TFDS_INDEX = "index", "idx"
 
 

@@ -221,7 +221,7 @@ class FinetuningTask(task.Task):
         self.warmup_steps = self.total_steps // 10 if warmup < 0 else warmup
         self.eval_every = (config.eval_every or self.steps_per_epoch) if self.eval_examples is not None else 0
         self.checkpoint_every = config.checkpoint_every or self.steps_per_epoch
-        # The number of rows in a batch of packed rows is a multiple of batch_size / examples_per_row.
+        # Smallest number of rows in a training batch. With packing, batches have multiples of this number of rows.
         self.batch_sizes = (data.batch_size // data.examples_per_row, *self.batch_sizes)
 
     def _init_description(self) -> None:

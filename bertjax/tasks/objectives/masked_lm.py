@@ -90,7 +90,7 @@ class MaskedLm(PretrainingObjective):
 
     def compute(self, params: dict, batch: Batch, dropout_key: jax.Array | None) -> tuple[MetricSums, Outputs]:
         """Returns metric sums. Next-sentence labels of -1 are ignored."""
-        # [B, P, V], and [B, 2] or, for packed rows, [B, K, 2] for up to K pairs per row.
+        # `masked_lm_logits` is [B, P, V]. `next_sentence_logits` is [B, 2] or, with up to K pairs per row, [B, K, 2].
         masked_lm_logits, next_sentence_logits = self.apply(params, batch, dropout_key)
         labels = batch["next_sentence_labels"]
         has_label = (labels >= 0).astype(jnp.float32)
