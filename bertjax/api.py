@@ -233,7 +233,7 @@ class Pretrained:
           (3, True)
         """
         if not isinstance(text, str) or not isinstance(top, int):
-            raise UsageError(f"fill_mask takes a str and an int, not {quoted(text)} and {quoted(top)}")
+            raise UsageError(f"text must be a str and top an int, not {quoted(text)} and {quoted(top)}")
         return fill_mask(self._loaded, text, top)
 
     def predict(self, texts: Sequence[str | tuple[str, ...]], context: str = "") -> list[dict[str, Any]]:

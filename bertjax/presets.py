@@ -91,7 +91,7 @@ def named_grid(name: str) -> list[Trial]:
     if name == "one":
         return [{}]
     if name not in learning_rates:
-        raise UsageError(f"unknown grid: {name}; use one of {', '.join(('one', *learning_rates))}")
+        raise UsageError(f"unknown grid: {name}; the named grids are {', '.join(('one', *learning_rates))}")
     values = {
         "data.batch_size": batch_sizes.get(name),
         "optimizer.learning_rate": learning_rates[name],

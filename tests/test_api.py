@@ -117,7 +117,7 @@ def test_error_messages(tmp_path, folders):
                 method(texts)
     with pytest.raises(bertjax.UsageError, match="a tuple of at most 2 str"):
         classifier.encode([("a", "b", "c")])
-    with pytest.raises(bertjax.UsageError, match="fill_mask takes a str and an int"):
+    with pytest.raises(bertjax.UsageError, match="text must be a str and top an int"):
         classifier.fill_mask(["a [MASK]"])
     with pytest.raises(bertjax.UsageError, match="path is empty"):
         bertjax.load("")

@@ -158,7 +158,7 @@ def test_parameters_that_do_not_fit_are_refused(bert):
             {},
             r"has shape \(8, 16\)",
         ),
-        (params, {"output_kind": CLASSES}, "params lacks 'classifier', which a model for classes needs"),
+        (params, {"output_kind": CLASSES}, "params lacks 'classifier', the output layer for output_kind='classes'"),
         (params, {"output_kind": "sorting"}, "unknown output kind 'sorting'; use one of classes"),
     ):
         with pytest.raises(bertjax.UsageError, match=message):

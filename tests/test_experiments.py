@@ -95,5 +95,5 @@ def test_grids_have_the_trials_of_the_paper(name, trials, batches, epochs):
 
 
 def test_unknown_grid_is_rejected():
-    with pytest.raises(UsageError, match="unknown grid: b4; use one of one, glue, a3, small"):
+    with pytest.raises(UsageError, match="unknown grid: b4; the named grids are one, glue, a3, small"):
         named_grid("b4")

@@ -73,7 +73,7 @@ def open_config_dict(args: argparse.Namespace) -> Iterator[Any]:
             )
     # A checkpoint of another format does not contain the config of a run, so raise before converting it.
     if is_hub(args.checkpoint) or detect_format(args.checkpoint) != BERTJAX:
-        raise UsageError(f"{args.checkpoint} has no config of a run; {fix}")
+        raise UsageError(f"{args.checkpoint} is not in bertjax's format, so it has no config of a run; {fix}")
     yield checkpoint_config_dict(args, find_checkpoint(args.checkpoint), fix)
 
 

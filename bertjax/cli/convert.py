@@ -20,7 +20,9 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("source", metavar="SRC", help=CHECKPOINT_HELP)
     parser.add_argument(
-        "destination", metavar="DST", help="destination directory, which must not exist, or hf:ORG/NAME to upload"
+        "destination",
+        metavar="DST",
+        help="destination directory, which must not exist unless --overwrite is set, or hf:ORG/NAME to upload",
     )
     parser.add_argument(
         "--format",
@@ -36,7 +38,7 @@ def convert(args: argparse.Namespace) -> None:
 
     if is_hub(args.destination):
         if args.format not in (None, HUGGINGFACE):
-            raise UsageError(f"the hub takes the format {HUGGINGFACE}, not --format {args.format}; omit the option")
+            raise UsageError(f"an upload has the format {HUGGINGFACE}, not {args.format}; omit --format")
         show(upload(args.source, args.destination, args.overwrite))
         return
     run(args.source, args.destination, args.format or BERTJAX, args.overwrite)

@@ -22,7 +22,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("texts", nargs="+", metavar="text")
     add_checkpoint(parser)
-    parser.add_argument("--top", type=int, default=5, help="number of tokens to print per mask")
+    parser.add_argument("--top", type=int, default=5, help="number of predicted tokens to print per [MASK]")
 
     parser = add_command(
         commands,
@@ -31,7 +31,7 @@ def add_parser(commands: Any) -> None:
         "Prints contextual embeddings of texts and writes them to files.",
         'bertjax features --checkpoint runs/mini "A river bank." "A bank account." --layers=-1,-2 --output banks',
     )
-    parser.add_argument("texts", nargs="*", metavar="text", help="text, or a pair separated by |||")
+    parser.add_argument("texts", nargs="*", metavar="text", help="text, or two texts separated by |||")
     add_checkpoint(parser)
     parser.add_argument("--input", metavar="FILE", help="file with one text per line (-: standard input)")
     parser.add_argument(
@@ -45,8 +45,8 @@ def add_parser(commands: Any) -> None:
         metavar="DIR",
         help="directory for files 00000.npz, 00001.npz, ... of about 64 MB. Each file contains the array hidden_states "
         "[token, layer, width], and the arrays tokens, input_ids, segment_ids, words and characters with one item per "
-        "token. The tokens of text i are offsets[i] to offsets[i + 1] - 1. An interrupted command resumes after the "
-        "last complete file",
+        "token. The array offsets divides the tokens into texts: text i has the tokens offsets[i] to "
+        "offsets[i + 1] - 1. An interrupted command resumes after the last complete file",
     )
     parser.add_argument("--show", type=int, default=5, help="number of texts to print")
 

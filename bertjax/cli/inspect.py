@@ -48,7 +48,9 @@ def inspect(args: argparse.Namespace) -> None:
     with open_config_dict(args) as config_dict:
         task = build_task(parse_config(config_dict), train=True)
     if not 1 <= args.steps <= task.total_steps:
-        raise UsageError(f"--steps is {args.steps}; it must be between 1 and {task.total_steps}, the steps of the run")
+        raise UsageError(
+            f"--steps is {args.steps}; it must be between 1 and {task.total_steps}, the number of steps of the run"
+        )
     if args.rows < 1:
         raise UsageError(f"--rows is {args.rows}; it must be at least 1")
     batches = []

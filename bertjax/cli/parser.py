@@ -126,12 +126,13 @@ def add_model_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--init_from",
         metavar="CKPT",
-        help=f"checkpoint that supplies architecture and vocabulary of --config, as in `train`: {CHECKPOINT_HELP}",
+        help="initial checkpoint, which sets the architecture and the default vocabulary of the run, as in `train`: "
+        f"{CHECKPOINT_HELP}",
     )
     parser.add_argument(
         "--checkpoint",
         metavar="CKPT",
-        help="workdir of a run, or a checkpoint in it, to use its saved config instead of --config and --init_from",
+        help="workdir, or checkpoint in a workdir, whose saved config replaces --config and --init_from",
     )
 
 

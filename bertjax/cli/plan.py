@@ -24,7 +24,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--init_from",
         metavar="CKPT",
-        help=f"checkpoint that supplies architecture and vocabulary, as in `train`: {CHECKPOINT_HELP}",
+        help="initial checkpoint, which sets the architecture and the default vocabulary of the run, as in `train`: "
+        f"{CHECKPOINT_HELP}",
     )
     add_topology(parser)
     parser.add_argument("--slices", type=int, default=1, help="number of slices, connected by the data-center network")

@@ -50,7 +50,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--text", metavar="FILE", help="file with one text per line (-: standard input)")
     parser.add_argument("--context", metavar="TEXT", help="passage that contains the answers")
     parser.add_argument("--context_file", metavar="FILE", help="file with the passage that contains the answers")
-    parser.add_argument("--seq_len", type=int, help="maximum tokens per text (default: the value in training)")
+    parser.add_argument("--seq_len", type=int, help="maximum tokens per text (default: the value used in training)")
     parser.add_argument("--json", action="store_true", help="print one JSON object per text")
     parser.add_argument("--logits", action="store_true", help="add logits to the output")
     parser.add_argument(
@@ -94,7 +94,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--own_wnli",
         action="store_true",
-        help="use WNLI.tsv from the predictions directory instead of the majority class",
+        help="use WNLI.tsv from the predictions directory instead of predicting the majority class for WNLI",
     )
     parser.add_argument(
         "--partial",
@@ -151,7 +151,7 @@ def _predict_texts(args: argparse.Namespace) -> None:
         if getattr(args, name) or (name == "config" and args.overrides):
             raise UsageError(f"--{name} applies to the task's data only; omit it to predict texts")
     if "" in args.texts:
-        raise UsageError("a text is empty; pass a text or --text FILE")
+        raise UsageError("a text is empty; pass nonempty texts or --text FILE")
     if args.context and args.context_file:
         raise UsageError("--context and --context_file are both set; set only one")
     texts: Iterable[str] = itertools.chain(args.texts, read_lines(args.text) if args.text else ())

@@ -29,8 +29,9 @@ def add_parser(commands: Any) -> None:
         nargs="+",
         required=True,
         metavar="SPEC",
-        help="input texts, one or more of text:GLOB, prose:GLOB, wiki:GLOB, tfds:NAME/CONFIG:SPLIT, "
-        "hf:ORG/NAME/CONFIG:SPLIT#COLUMN and docs: (docstrings of the standard library and installed packages)",
+        help="input texts, one or more of text:GLOB (one sentence per line), prose:GLOB (running text), wiki:GLOB "
+        "(WikiExtractor files), tfds:NAME/CONFIG:SPLIT (TensorFlow Datasets), hf:ORG/NAME/CONFIG:SPLIT#COLUMN "
+        "(Hugging Face Hub) and docs: (docstrings of the standard library and installed packages)",
     )
     parser.add_argument(
         "--output",

@@ -79,7 +79,7 @@ def reproduce(args: argparse.Namespace) -> None:
     with exit_on_host_error():
         results = load_results([args.results])
         if results.sources[0].saved is not None:
-            raise UsageError(f"--results {args.results} is a results file; use a folder")
+            raise UsageError(f"--results {args.results} is a file of `bertjax table --keep`; use a directory")
         plan = plan_table(paper_table, results)
         if is_first():
             show(describe_plan(plan, args.results))

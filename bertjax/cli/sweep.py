@@ -29,7 +29,7 @@ def add_parser(commands: Any) -> None:
         action="append",
         metavar="FIELD=VALUE,VALUE",
         help="comma-separated values of a config field; repeat the option for more fields, to run all combinations "
-        "(default: the trials of the experiment's `sweep` function, or of its argument grid=)",
+        "(default: the trials that the experiment's `sweep` function yields, or the named grid of its argument grid=)",
     )
 
 

@@ -98,11 +98,15 @@ class RunConfig:
         config_size = self.model["vocab_size"]
         if config_size and config_size != vocab_size:
             raise UsageError(
-                f"config.model.vocab_size is {config_size}, but the vocabulary has {vocab_size} pieces; leave it unset"
+                f"config.model.vocab_size is {config_size}, but the vocabulary has {vocab_size} pieces; leave "
+                "vocab_size unset"
             )
         model = self.model | {"vocab_size": vocab_size}
         if unset := [name for name, value in model.items() if value is None]:
-            raise UsageError(f"config.model contains unset fields: {', '.join(unset)}; set size= or use --init_from")
+            raise UsageError(
+                f"config.model contains unset fields: {', '.join(unset)}; set a model size, such as --config "
+                "NAME:size=base, or use --init_from"
+            )
         return ModelConfig(**model)
 
     def check_rows(self, seq_len: int, is_packed: bool = False) -> None:
@@ -114,8 +118,7 @@ class RunConfig:
         max_positions = model.max_position_embeddings
         if seq_len > max_positions:
             raise UsageError(
-                f"rows of {seq_len} tokens exceed config.model.max_position_embeddings={max_positions}; use shorter "
-                "rows"
+                f"rows of {seq_len} tokens exceed config.model.max_position_embeddings={max_positions}; reduce seq_len"
             )
         check_attention(model, seq_len, is_packed)
 
@@ -129,5 +132,5 @@ class RunConfig:
         if batch_size % self.grad_accum_steps:
             raise UsageError(
                 f"config.data.batch_size={batch_size} is not divisible by config.grad_accum_steps="
-                f"{self.grad_accum_steps}; use a multiple"
+                f"{self.grad_accum_steps}; use a multiple of {self.grad_accum_steps}"
             )

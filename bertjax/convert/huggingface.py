@@ -215,7 +215,9 @@ def _closest_class(checkpoint: PortableCheckpoint) -> str:
     """
     if kind := OUTPUT_KINDS.get(checkpoint.output_kind):
         if not kind.huggingface_class:
-            raise UsageError(f"Hugging Face has no output layer for {checkpoint.output_kind}; only bertjax can load it")
+            raise UsageError(
+                f"Hugging Face has no output layer for {checkpoint.output_kind}; use the bertjax checkpoint itself"
+            )
         return kind.huggingface_class
     modules = checkpoint.modules - {names.ENCODER}
 

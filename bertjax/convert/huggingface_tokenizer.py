@@ -91,10 +91,10 @@ def _vocab_txt(file: Path, tokenizer: dict[str, Any]) -> bytes:
         lines = [tokens[index] for index in range(len(tokens))]
     except (KeyError, TypeError, AttributeError) as error:
         raise UsageError(
-            f"{file} has no model with a token for each id ({type(error).__name__}: {error}); copy it again"
+            f"{file} does not define a token for each id ({type(error).__name__}: {error}); copy the file again"
         ) from error
     if kind != "WordPiece":
-        raise UsageError(f"{file} has a model of type {kind!r}; BERT needs WordPiece")
+        raise UsageError(f"{file} contains a tokenizer of type {kind!r}; BERT needs WordPiece")
     return "".join(f"{line}\n" for line in lines).encode()
 
 

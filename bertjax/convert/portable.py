@@ -121,7 +121,7 @@ def read_config(file: Path) -> dict[str, Any]:
     try:
         return read_json_object(file)
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read the config of the checkpoint, {file}: {error}; copy it again") from error
+        raise UsageError(f"cannot read the config {file} of the checkpoint: {error}; copy the file again") from error
 
 
 def parse_bert_config(

@@ -108,7 +108,7 @@ def read(path: Path) -> PortableCheckpoint:
             return reader.get_tensor(name)
         except Exception as error:
             raise BertjaxError(
-                f"cannot read {name} of {prefix}: {str(error).splitlines()[0]}; copy it again"
+                f"cannot read {name} of {prefix}: {str(error).splitlines()[0]}; copy the checkpoint again"
             ) from error
 
     params = names.import_params(

@@ -111,7 +111,7 @@ def _compile(settings: RunConfig, phase: int, topology: str, slices: int) -> Com
         total, fits = needed_bytes(str(error)), False
         if total is None:
             raise BertjaxError(
-                f"the TPU compiler failed: {first_line(error)}; change the batch size or remat"
+                f"the TPU compiler failed: {first_line(error)}; change --config.data.batch_size or --config.model.remat"
             ) from error
     memory = Memory(**arguments, temporaries=max(total - sum(arguments.values()), 0))
     return CompiledStep(memory, fits, time.monotonic() - start)

@@ -55,13 +55,14 @@ def ensemble(
     for index, fingerprint in enumerate(fingerprints):
         if fingerprint in fingerprints[:index]:
             raise UsageError(
-                f"{checkpoints[index]} has the same parameters as another member; use different checkpoints"
+                f"{checkpoints[index]} has the same parameters as another member of the ensemble; use different "
+                "checkpoints"
             )
     first: tuple[RunConfig, Task] | None = None
     mean: _Outputs = []
     members = []
     for number, (checkpoint, fingerprint) in enumerate(zip(checkpoints, fingerprints, strict=True), 1):
-        logger.info(f"member {number} of {len(checkpoints)}: {checkpoint}")
+        logger.info(f"ensemble member {number} of {len(checkpoints)}: {checkpoint}")
         config = read_config(checkpoint)
         task = build_task(config)
         if first is None:

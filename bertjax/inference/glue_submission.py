@@ -39,8 +39,8 @@ def write_submission(folder: Path, output: Path, wnli_by_majority: bool, partial
     contents = {name: _read_text(folder / name) for name in NUM_TEST_EXAMPLES if (folder / name).is_file()}
     if not contents:
         raise UsageError(
-            f"no prediction files in {folder}: {', '.join(NUM_TEST_EXAMPLES)}; write them with `bertjax predict "
-            f"--output {folder}`"
+            f"{folder} contains none of the prediction files {', '.join(NUM_TEST_EXAMPLES)}; write them with "
+            f"`bertjax predict --output {folder}`"
         )
     notes = []
     if wnli_by_majority:

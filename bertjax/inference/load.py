@@ -104,7 +104,7 @@ def with_params_and_output_layer(
     if output_kind and output_kind not in OUTPUT_KINDS:
         raise UsageError(f"unknown output kind {output_kind!r}; use one of {', '.join(OUTPUT_KINDS)}")
     if output_kind and f"{CLASSIFIER}/bias" not in arrays:
-        raise UsageError(f"params lacks {CLASSIFIER!r}, which a model for {output_kind} needs")
+        raise UsageError(f"params lacks {CLASSIFIER!r}, the output layer for output_kind={output_kind!r}; add it")
     checkpoint = PortableCheckpoint(model.config, arrays, model.vocabulary, output_kind, tuple(labels))
     if labels and len(labels) != checkpoint.num_outputs:
         raise UsageError(f"labels has {len(labels)} names, but the output layer has {checkpoint.num_outputs} outputs")

@@ -45,9 +45,9 @@ def check_model(model: LoadedModel, context: str | None) -> OutputLayer:
         )
     kind = model.output_layer.kind
     if kind == SPANS and not context:
-        raise UsageError(f"{model.path} answers questions about a passage; set the passage as context")
+        raise UsageError(f"{model.path} answers questions about a passage; set context to the passage")
     if kind != SPANS and context:
-        raise UsageError(f"context has no effect, because {model.path} predicts {kind} and not answers; leave it out")
+        raise UsageError(f"context has no effect, because {model.path} predicts {kind}, not answers; omit context")
     return model.output_layer
 
 
@@ -196,13 +196,13 @@ def _check_columns(file_records: PredictionRecords, columns: Sequence[str]) -> N
     if file_records.read_columns is None:
         raise UsageError("--columns needs data with named columns, which this task does not have; leave it out")
     if reserved := [column for column in columns if column in FIELDS]:
-        raise UsageError(f"--columns={reserved[0]!r} is also a field of the records; leave it out")
+        raise UsageError(f"--columns={reserved[0]!r} is already a field of the .jsonl files; leave this column out")
     empty = {*columns}
     for row in file_records.read_columns(columns):
         empty -= {column for column in columns if row.fields[column]}
         if not empty:
             return
-    raise UsageError(f"--columns={min(empty)!r} is empty in every row of the file; leave it out")
+    raise UsageError(f"column {min(empty)!r} of --columns is empty in every row of the file; leave this column out")
 
 
 def _add_columns(

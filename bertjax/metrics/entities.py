@@ -50,7 +50,7 @@ def has_entities(tags: Iterable[str]) -> bool:
     entity_tags = [tag for tag in inside if tag not in others and tag[0] in "BI"]
     if others and entity_tags:
         raise UsageError(
-            f"the tags mix schemes: {entity_tags[0]} marks an entity, {others[0]} does not; use only O, B-TYPE and "
+            f"the data mixes entity tags with other tags: {entity_tags[0]} and {others[0]}; use only O, B-TYPE and "
             "I-TYPE, or no tags with the prefixes B- and I-"
         )
     return follows_scheme(inside)

@@ -132,4 +132,4 @@ def log_reports(reports: Mapping[str, ClassReport]) -> None:
     The keys of `reports` are the suffixes of the evaluation sets' metric names, such as "" or `_mismatched`.
     """
     for suffix, report in reports.items():
-        logger.info(f"by class{suffix.replace('_', ' ')}:\n{report.format()}")
+        logger.info(f"metrics by class{suffix.replace('_', ' ')}:\n{report.format()}")

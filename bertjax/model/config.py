@@ -83,7 +83,7 @@ class Architecture:
         if self.hidden_size % self.num_attention_heads:
             raise UsageError(
                 f"model.hidden_size={self.hidden_size} is not divisible by model.num_attention_heads="
-                f"{self.num_attention_heads}; use a multiple"
+                f"{self.num_attention_heads}; use a multiple of {self.num_attention_heads}"
             )
         if not 0 <= self.layer_norm_eps < math.inf:
             raise UsageError(f"model.layer_norm_eps is {self.layer_norm_eps}; it must be finite and at least 0")
@@ -201,7 +201,8 @@ def size_fields(size: str) -> dict[str, Any]:
         match = re.fullmatch(r"L(\d+)_H(\d+)(?:_A(\d+))?", size)
         if not match:
             raise UsageError(
-                f"unknown size {size!r}; use one of {', '.join(_NAMED_SIZES)}, or the form L4_H512 or L6_H768_A3"
+                f"unknown size {size!r}; use one of {', '.join(_NAMED_SIZES)}, or a form such as L4_H512 (4 layers, "
+                "hidden size 512) or L6_H768_A3 (3 attention heads)"
             )
         num_layers, hidden_size = int(match[1]), int(match[2])
         num_heads = int(match[3]) if match[3] else max(1, hidden_size // _HEAD_SIZE)

@@ -66,8 +66,8 @@ class Source:
         settings, outcome = self.saved.get(run.name, ([], None))
         if outcome and settings != _settings(run):
             raise UsageError(
-                f"the settings of {run.name} in {self.path} differ from the table's: {' '.join(settings)}; remove this "
-                "file from --results, or request the table with these settings"
+                f"the settings of {run.name} in {self.path} are {' '.join(settings)}, which differ from the table's; "
+                "remove this file from --results, or request the table with these settings"
             )
         return outcome
 
@@ -110,17 +110,17 @@ class Results:
         if len(outcome.metrics) != max(run.seeds, 1):
             raise BertjaxError(
                 f"{path} contains {len(outcome.metrics)} seeds, but the table needs {max(run.seeds, 1)}; delete or "
-                f"rename {path} to run it again"
+                f"rename {path} to repeat the run"
             )
         if run.init_from and self._init_fingerprint(run.init_from, run.init_step) not in ("", outcome.started_from):
             raise BertjaxError(
                 f"the initial parameters of {path} differ from the parameters of {run.init_from.name}; delete or "
-                f"rename {path} to run it again"
+                f"rename {path} to repeat the run"
             )
         members = {result.fingerprint for member in run.members if (result := self.outcome(member))}
         if len(outcome.members) != len(run.members) or not members <= set(outcome.members):
             raise BertjaxError(
-                f"the members of {path} differ from the table's; delete or rename {path} to run it again"
+                f"the ensemble members of {path} differ from the table's; delete or rename {path} to repeat the run"
             )
         return outcome
 
@@ -196,8 +196,8 @@ def save_results(results: Results, runs: Iterable[Run], tables: dict[str, str], 
     lost = sorted({*(_load_source(str(file)).saved or ())} - runs_by_name.keys()) if file.exists() else []
     if lost:
         raise UsageError(
-            f"--keep {file} would lose {len(lost)} runs, such as {lost[0]}; use a different file, or add --results "
-            f"{file} and request all tables in it"
+            f"--keep {file} contains {len(lost)} runs that would be lost, such as {lost[0]}; use a different file, or "
+            f"add --results {file} and request all tables of this file"
         )
     seconds = {name: round(value, 1) for name, value in results.seconds.items() if name in runs_by_name}
     content = {"tables": tables, "seconds": dict(sorted(seconds.items())), "runs": runs_by_name}
@@ -218,7 +218,7 @@ def _run_outcome(folder: epath.Path, run: Run) -> Outcome | None:
     results = read_results(folder)
     if ("members" in results) != bool(run.members):
         raise BertjaxError(
-            f"{folder / RESULTS} is not a result of {run.name}; delete or rename the folder to run it again"
+            f"{folder / RESULTS} is not the results file of {run.name}; delete or rename the folder to repeat the run"
         )
     _check_config(run.members[0] if run.members else run, folder, results["config"])
     members = tuple(member["fingerprint"] for member in results.get("members", ()))
@@ -233,7 +233,9 @@ def _sweep_outcome(folder: epath.Path, run: Run) -> Outcome | None:
     try:
         sweep = read_json_object(folder / SWEEP)
     except (OSError, ValueError) as error:
-        raise BertjaxError(f"cannot read {folder / SWEEP}: {first_line(error)}; remove it to run again") from error
+        raise BertjaxError(
+            f"cannot read {folder / SWEEP}: {first_line(error)}; remove the file to run the sweep again"
+        ) from error
     if sweep["left"] or sweep["best"] is None:
         return None
     finished = [trial for trial in sweep["trials"] if "score" in trial]
@@ -244,7 +246,7 @@ def _sweep_outcome(folder: epath.Path, run: Run) -> Outcome | None:
         _check_config(run, folder, read_results(path)["config"], trial["trial"])
     if len({trial["started_from"] for trial in finished}) > 1:
         raise BertjaxError(
-            f"trials in {folder} started from different parameters; delete or rename the folder to run it again"
+            f"trials in {folder} started from different parameters; delete or rename the folder to repeat the sweep"
         )
     best = sweep["settings"][0]["setting"]
     trials = [trial for trial in finished if trial_name(setting_of(trial["trial"])) == best]

@@ -154,7 +154,7 @@ def reproduce(config: str, table: Table, results: Results, plan: Plan) -> dict[s
     (source,) = results.sources
     done, failed, pending = set(plan.done), {}, plan.pending
     if not done and not pending:
-        raise UsageError(f"no run of {config} can start; it needs {plan.missing_data[plan.runs[0].name]}")
+        raise UsageError(f"no run of {config} can start; the first run needs {plan.missing_data[plan.runs[0].name]}")
     is_host0 = jax.process_index() == 0
     if is_host0:
         update_index(source.path, {table.name: _portable_config(config, table.name)}, {})
@@ -211,7 +211,7 @@ def _initial_checkpoint(run: Run, results: str) -> str | None:
     if run.init_step and not epath.Path(checkpoint).exists():
         raise BertjaxError(
             f"{results}/{run.init_from.name} lacks a checkpoint of step {run.init_step:,}; delete or rename the folder "
-            "to run it again"
+            "to repeat the run"
         )
     return checkpoint
 

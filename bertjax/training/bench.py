@@ -50,7 +50,7 @@ def bench_step(task: Task, steps: int, profile_steps: range = range(0), profile_
     train_step, state, inputs = make_bench_step(task)
     state = jax.block_until_ready(train_step(state, *inputs))
     first = time.perf_counter() - started
-    logger.info(f"first step after {first:.1f} s")
+    logger.info(f"first step after {first:.1f} s, including compilation")
     seconds = []
     log_dir = epath.Path(profile_dir or tempfile.mkdtemp(prefix="bertjax-profile-")) if profile_steps else epath.Path()
     with StepProfiler(log_dir, profile_steps) as profiler:

@@ -101,8 +101,8 @@ class Checkpoints:
             self._manager = ocp.CheckpointManager(folder, options=options, item_handlers=handlers)
         except Exception as error:  # Orbax reads its own metadata of each step, which may be damaged.
             raise BertjaxError(
-                f"{folder} cannot be listed ({first_line(error)}); if the newest checkpoint is damaged, "
-                "move its folder elsewhere, or choose another --workdir"
+                f"cannot list the checkpoints in {folder}: {first_line(error)}; move damaged checkpoints out of "
+                "this folder, or choose another --workdir"
             ) from error
 
     def path(self, step: int) -> epath.Path:
@@ -194,8 +194,8 @@ class Checkpoints:
         damaged = self._workdir / DAMAGED
         if steps or (damaged.exists() and any(damaged.iterdir())):
             raise BertjaxError(
-                f"all checkpoints of {self._workdir} are damaged and now in {DAMAGED}/; choose another --workdir, or "
-                "remove this one to start over"
+                f"all checkpoints of {self._workdir} are damaged and were moved to {DAMAGED}/; choose another "
+                "--workdir, or remove this workdir to start over"
             )
         return None
 

@@ -55,7 +55,10 @@ def checkpoint_config(checkpoint: epath.Path, overrides: Sequence[str]) -> Confi
     config = load_saved_config(workdir / CONFIG, overrides)
     for name, saved in vars(saved_architecture(checkpoint)).items():
         if any(item.startswith(f"--config.model.{name}=") for item in overrides) and config.model[name] != saved:
-            raise UsageError(f"config.model.{name}={config.model[name]} differs from {saved} of {checkpoint}; omit it")
+            raise UsageError(
+                f"config.model.{name}={config.model[name]} differs from {name}={saved} of {checkpoint}; "
+                "omit the override"
+            )
     if "vocabulary" in config.data and not _is_set("vocabulary", overrides):
         # Use the workdir's copy, because the original may have been removed.
         config.data.vocabulary = str(workdir / ENTRY)
@@ -109,7 +112,7 @@ def checkpoint_model(checkpoint: epath.Path) -> ModelConfig:
         return ModelConfig(**fields)
     except TypeError as error:
         raise UsageError(
-            f"{workdir_of(checkpoint) / CONFIG} contains no valid model: {error}; restore the file"
+            f"{workdir_of(checkpoint) / CONFIG} contains no valid model config: {error}; restore the file"
         ) from error
 
 

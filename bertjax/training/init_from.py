@@ -74,8 +74,8 @@ def with_checkpoint_architecture(
         # The checkpoint's padding of the token table overrides the config, because it determines the table's shape.
         if name in explicit and configured != saved and name != "pad_vocab_to_multiple_of":
             raise UsageError(
-                f"config.model.{name}={configured} differs from {saved} of {checkpoint}; leave size= and "
-                f"config.model.{name} out, or use the checkpoint's value"
+                f"config.model.{name}={configured} differs from {name}={saved} of {checkpoint}; omit the argument size "
+                f"and config.model.{name}, or set them to the values of the checkpoint"
             )
         if configured is not None and configured != saved:
             logger.debug(f"config.model.{name}={saved}, from {checkpoint}")
@@ -147,7 +147,7 @@ def check_output_layer(task: Task, checkpoint: epath.Path) -> list[int]:
     if (saved["kind"] == MULTILABEL) != (expected["kind"] == MULTILABEL):
         raise UsageError(
             f"the output layer of {checkpoint} is for {saved['kind']}, but the config is for {expected['output']}; use "
-            f"kind={MULTILABEL} if a text can have several labels, and another kind otherwise"
+            "a checkpoint that was fine-tuned for this task, or set --config.data.kind to the kind of the output layer"
         )
     return _output_order(saved["labels"], expected["labels"], checkpoint)
 

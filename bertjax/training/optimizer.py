@@ -235,7 +235,9 @@ def check_freezing(params: Any, freezing: Freezing) -> None:
             known = sorted({"/".join(path[:2]) for path in flat})
             raise UsageError(f"unknown parameter in optimizer.freeze: {name[:60]!r}; use one of {listed(known, 12)}")
     if not count_trainable(params, freezing):
-        raise UsageError("optimizer.freeze_layers and optimizer.freeze leave no parameter to train; freeze fewer")
+        raise UsageError(
+            "optimizer.freeze_layers and optimizer.freeze leave no parameter to train; freeze fewer parameters"
+        )
 
 
 def count_trainable(params: Any, freezing: Freezing) -> int:

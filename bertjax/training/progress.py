@@ -165,8 +165,8 @@ class Progress:
         if step < self._task.total_steps:
             patience = self._task.config.patience
             logger.info(
-                f"stopped early at step {step:,} of {self._task.total_steps:,}: no better {self._task.best_metric} in "
-                f"{patience:,} evaluation{'s' * (patience > 1)}"
+                f"stopped early at step {step:,} of {self._task.total_steps:,}: {self._task.best_metric} has not "
+                f"improved in {patience:,} evaluation{'s' * (patience > 1)}"
             )
         seconds = time.monotonic() - self._started
         compilation = f"{100 * self._compilation.seconds / seconds:.0f} % of it compilation"

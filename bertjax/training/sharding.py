@@ -88,7 +88,9 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
         else:
             grid = mesh_utils.create_hybrid_device_mesh(shape, [slices, 1, 1], devices, allow_split_physical_axes=True)
     except (NotImplementedError, ValueError) as error:
-        raise UsageError(f"{shown} does not fit the devices' network ({first_line(error)}); use other sizes") from error
+        raise UsageError(
+            f"{shown} does not fit the network topology of the devices ({first_line(error)}); use other sizes"
+        ) from error
     return Mesh(grid, MESH_AXES)
 
 

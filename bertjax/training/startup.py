@@ -96,7 +96,8 @@ def restore_or_init(
             logger.info(f"starting at step 0 with the parameters of {init_from}")
             if new_pieces:
                 logger.info(
-                    f"{len(new_pieces.parts):,} new vocabulary pieces start as the mean of the pieces they consist of"
+                    f"initialized {len(new_pieces.parts):,} new vocabulary pieces, each with the mean of the old "
+                    "pieces that it consists of"
                 )
         return state
     ignored = "; --init_from is ignored" if init_from else ""

@@ -230,7 +230,10 @@ def trial_outcome(fields: dict[str, Any], results: dict[str, Any]) -> dict[str, 
     """Returns the entry of a finished trial for `sweep.json`. `results` is the content of its `results.json`."""
     metric = results["selected_by"]
     if metric not in results:
-        raise BertjaxError(f"the results of trial {trial_name(fields)} lack {metric}; remove its {RESULTS}")
+        raise BertjaxError(
+            f"the results of trial {trial_name(fields)} lack {metric}; remove {RESULTS} of this trial, then run the "
+            "same command again"
+        )
     metrics = {name: value for name, value in results.items() if isinstance(value, float)}
     outcome = {"trial": fields, "score": results[metric], "score_name": metric, "metrics": metrics}
     return {**outcome, "started_from": results["started_from"]}

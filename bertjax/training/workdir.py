@@ -179,7 +179,10 @@ def _with_more_steps(saved: dict[str, Any], config: dict[str, Any]) -> dict[str,
     longer = {name for name in ("steps", "epochs") if name in saved and saved[name] < config.get(name, 0)}
     if longer:
         changes = ", ".join(f"{name} from {saved[name]:g} to {config[name]:g}" for name in sorted(longer))
-        logger.info(f"the finished run continues: {changes}; its learning rate follows the longer schedule")
+        logger.info(
+            f"continuing the finished run with an increase of {changes}; the learning rate follows the schedule of the "
+            "longer run"
+        )
     return {**saved, **{name: config[name] for name in longer}}
 
 

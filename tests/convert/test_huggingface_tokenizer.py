@@ -34,11 +34,11 @@ def test_tokenizer_json_alone_is_enough(folder):
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     assert not read_checkpoint(folder).vocabulary.lower_case
     edit_json(folder / "tokenizer.json", model=tokenizer["model"] | {"type": "BPE"})
-    with pytest.raises(UsageError, match="a model of type 'BPE'; BERT needs WordPiece"):
+    with pytest.raises(UsageError, match="a tokenizer of type 'BPE'; BERT needs WordPiece"):
         read_checkpoint(folder)
     tokenizer["model"]["vocab"]["a"] = 10_000
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with pytest.raises(UsageError, match="has no model with a token for each id"):
+    with pytest.raises(UsageError, match="does not define a token for each id"):
         read_checkpoint(folder)
 
 

@@ -97,7 +97,7 @@ def test_extra_fields_are_counted_and_ignored_columns_are_listed(tmp_path):
 
 
 def test_duplicate_column_is_an_error(tmp_path):
-    with pytest.raises(UsageError, match="has 2 columns 'text'"):
+    with pytest.raises(UsageError, match="has 2 columns named 'text'"):
         read_rows(tmp_path, b"text\ttext\tlabel\na\tb\t1\n")
 
 

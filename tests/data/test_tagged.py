@@ -56,7 +56,7 @@ def test_bioes_and_bilou_tags_are_read(tmp_path):
         ("EU X-ORG\n", "line 1: 'X-ORG' is not a tag of IOB, BIOES or BILOU"),
         ("a O\n\nEU ORG\n", "line 3: 'ORG' is not a tag"),
         ("\n\n-DOCSTART- O\n", "has no words"),
-        ("a NNP I-NP O\nBob NNP I-NP\n", "line 2 has 3 columns; the first word's line has 4"),
+        ("a NNP I-NP O\nBob NNP I-NP\n", "line 2 has 3 columns, but earlier lines have 4"),
         ("New York\tNNP\tI-LOC\n", "line 1: 'New York' is not one word"),
     ],
 )

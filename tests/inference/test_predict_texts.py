@@ -237,7 +237,7 @@ def test_wrong_usage_is_refused(folders, capfd, tmp_path):
             (f"--checkpoint={folders['']}", "a"),
             "has no output layer for predictions (its model is 'pretraining'); fine-tune it",
         ),
-        ((f"--checkpoint={folders[SPANS]}", "who?"), "set the passage as context"),
+        ((f"--checkpoint={folders[SPANS]}", "who?"), "set context to the passage"),
         ((checkpoint, "a", "--context=b"), "context has no effect, because"),
         ((checkpoint,), "nothing to predict; pass texts, --text FILE, or --output DIR"),
         ((checkpoint, "a", "--output=out"), "--output applies to the task's data only"),

@@ -132,5 +132,5 @@ def test_mix_of_bioes_and_bilou_marks_entities():
 
 def test_has_entities_distinguishes_entity_tags_from_other_tags():
     assert has_entities(["O", "B-PER", "I-LOC"]) and not has_entities(["O", "NOUN", "B-"]) and not has_entities(["O"])
-    with pytest.raises(UsageError, match="the tags mix schemes: I-PER marks an entity, NOUN does not"):
+    with pytest.raises(UsageError, match="the data mixes entity tags with other tags: I-PER and NOUN"):
         has_entities(["I-PER", "NOUN"])

@@ -21,7 +21,7 @@ def test_ensemble_must_have_the_members_of_the_table(members, accepted):
     if accepted:
         assert found.outcome(both) == saved["both"][1]
         return
-    with pytest.raises(BertjaxError, match="the members of .*path/both differ from the table's"):
+    with pytest.raises(BertjaxError, match="the ensemble members of .*path/both differ from the table's"):
         found.outcome(both)
 
 

@@ -72,7 +72,7 @@ def test_predictions_keep_input_order_and_match_texts_on_the_command_line(cola, 
     ("columns", "message"),
     [
         ("index,nosuch", "has no column 'nosuch'; its columns are index, sentence"),
-        ("prediction", "'prediction' is also a field of the records"),
+        ("prediction", "'prediction' is already a field of the .jsonl files"),
     ],
 )
 def test_missing_columns_are_an_error_before_prediction(cola, capfd, tmp_path, columns, message):

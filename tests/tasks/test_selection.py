@@ -85,7 +85,7 @@ def test_early_stopping_is_the_same_after_a_kill(glue, letters, tmp_path, log_li
     task = make_task(glue, letters)
     result = loop.train(task, str(tmp_path / "whole"))
     assert (result["step"], result["stopped"]) == (6, False)
-    assert "stopped early at step 6 of 30: no better matthews in 2 evaluations" in log_lines
+    assert "stopped early at step 6 of 30: matthews has not improved in 2 evaluations" in log_lines
     assert any(line.startswith("done: 6 steps") for line in log_lines)
     lines = read_metrics(tmp_path / "whole")
     assert [line["step"] for line in lines if "eval_matthews" in line] == [2, 4, 6]
@@ -196,7 +196,7 @@ def test_class_reports_are_saved_and_printed(cola, capfd):
     capfd.readouterr()
     cli.main(["evaluate", f"--checkpoint={cola}"])
     log = capfd.readouterr().err
-    assert "by class:" in log and "label / predicted" in log
+    assert "metrics by class:" in log and "label / predicted" in log
     error = refused(capfd, "evaluate", f"--checkpoint={cola}", "--config.data.eval_split=test")
     assert "CoLA/test.tsv contains no labels" in error
 

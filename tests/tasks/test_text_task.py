@@ -85,7 +85,7 @@ def test_mixed_tag_schemes_are_an_error(letters, tmp_path, capfd):
     (tmp_path / "train.tsv").write_text("text\tlabel\na b\tB-PER LOC\n")
     config = f"--config={EXPERIMENTS}/text.py:train={tmp_path}/train.tsv,dev={tmp_path}/train.tsv,kind=tags,size=L1_H16"
     error = refused(capfd, "train", config, f"--workdir={tmp_path / 'run'}", *overrides(letters))
-    assert "the tags mix schemes: B-PER marks an entity, LOC does not" in error
+    assert "the data mixes entity tags with other tags: B-PER and LOC" in error
 
 
 def test_evaluate_and_predict_do_not_need_the_training_file(topics, tmp_path, capfd):
@@ -228,8 +228,8 @@ def test_label_with_the_separator_is_an_error(letters, tmp_path, capfd):
     config = f"--config={EXPERIMENTS}/text.py:train={tmp_path}/train.jsonl,kind=multilabel,size=L1_H16,quick=true"
     error = refused(capfd, "train", config, f"--workdir={tmp_path / 'run'}", *overrides(letters))
     assert (
-        "line 1: 'a,b' in label is not a label; labels are nonempty strings without config.data.label_separator=','"
-        in error
+        "line 1: 'a,b' in label is not a label; a label must be a nonempty string that does not contain "
+        "config.data.label_separator=','" in error
     )
 
 

@@ -204,7 +204,7 @@ def test_errors_other_than_damage_are_reported_and_move_no_checkpoint(workdir, m
 def test_checkpoints_that_cannot_be_listed_raise_one_error(tmp_path):
     save_states(tmp_path, steps=(1,))
     (tmp_path / "checkpoints" / "1" / "_CHECKPOINT_METADATA").write_text("[" * 100_000)
-    with pytest.raises(BertjaxError, match="checkpoints cannot be listed"):
+    with pytest.raises(BertjaxError, match="cannot list the checkpoints in"):
         restore(tmp_path)
 
 

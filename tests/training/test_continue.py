@@ -62,7 +62,7 @@ def test_pretraining_takes_the_architecture_of_a_checkpoint(corpus, tmp_path, ca
 
     cli.main(arguments())
     assert saved_architecture(find_checkpoint(tmp_path / "run")) == checkpoint.config.architecture
-    assert "config.model.hidden_size=768 differs from 16 of" in refused(capfd, *arguments(",size=base"))
+    assert "config.model.hidden_size=768 differs from hidden_size=16 of" in refused(capfd, *arguments(",size=base"))
 
 
 def test_output_layer_is_kept_if_the_labels_are_the_same(topic, tables, tmp_path):
@@ -88,7 +88,7 @@ def test_finished_run_continues_with_more_steps(topic, tuned, tables, tmp_path, 
     run = shutil.copytree(tuned, tmp_path / "run")
     start = [tables / "topic.tsv", run, f"--init_from={topic}"]
     cli.main(command(*start, steps=4))
-    assert "the finished run continues: steps from 2 to 4" in capfd.readouterr().err
+    assert "continuing the finished run with an increase of steps from 2 to 4" in capfd.readouterr().err
     assert json.loads((run / "results.json").read_text())["last_step"] == 4
     assert "another config (steps" in refused(capfd, *command(*start, steps=3))
     # An interrupted run cannot change its number of steps.

@@ -73,7 +73,8 @@ def read_errors(dataset: str, split: str) -> Iterator[None]:
         raise UsageError(f"cannot read split {split!r} of {dataset}: {first_line(error)}; check the split") from error
     except Exception as error:
         raise BertjaxError(
-            f"cannot read {dataset}, split {split!r}: {first_line(error)}; check the disk and network, then run again"
+            f"cannot read split {split!r} of {dataset}: {first_line(error)}; check the disk and network, then run the "
+            "same command again"
         ) from error
 
 

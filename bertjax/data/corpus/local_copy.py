@@ -48,7 +48,9 @@ def _local_copy(address: str) -> Path:
                 _copy_files(source, manifest["files"], temporary, total_bytes)
                 content = (source / MANIFEST).read_bytes()
                 if hashlib.sha256(content).hexdigest() != sha256:
-                    raise BertjaxError(f"{source / MANIFEST} changed while the corpus was copied; run again")
+                    raise BertjaxError(
+                        f"{source / MANIFEST} changed while the corpus was copied; run the same command again"
+                    )
                 (temporary / MANIFEST).write_bytes(content)
     return copy
 

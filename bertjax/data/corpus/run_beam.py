@@ -95,7 +95,7 @@ def run(job: Job, directory: AnyPath, options: PipelineOptions, workers: int) ->
     with process_pool(workers, BertjaxError(WORKER_DIED), gc.disable) as pool:
         sources = [_absolute(spool_docstrings(source, work, problems, pool)) for source in job.sources]
     runner = options.view_as(StandardOptions).runner
-    logger.info(f"beam: {len(sources):,} inputs, on {runner}")
+    logger.info(f"beam: processing {len(sources):,} inputs with {runner}")
     for attempt in range(1, _ATTEMPTS + 1):
         pipeline = beam.Pipeline(options=options)
         _build(pipeline, job, sources, directory, work, dict(problems))

@@ -113,7 +113,7 @@ class Checksums:
                     self._error = BertjaxError(f"{path} is damaged: its SHA-256 differs from the stored one; {remedy}")
             except OSError as error:
                 reason = error.strerror or error
-                self._error = BertjaxError(f"cannot read {path}: {reason}; check the disk, then run again")
+                self._error = BertjaxError(f"cannot read {path}: {reason}; check the disk, then repeat the command")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,7 +213,7 @@ def open_corpus(path: str | Path) -> Corpus:
             raise UsageError(f"the corpus {path} is damaged: {name} is missing; {_PREPARE_AGAIN}")
         if file.stat().st_size != entry["bytes"]:
             raise UsageError(
-                f"the corpus {path} is damaged: {name} has {file.stat().st_size:,} bytes, its manifest says "
+                f"the corpus {path} is damaged: {name} has {file.stat().st_size:,} bytes instead of "
                 f"{entry['bytes']:,}; {_PREPARE_AGAIN}"
             )
     checksums = Checksums()

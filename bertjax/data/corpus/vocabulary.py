@@ -112,7 +112,9 @@ def load_vocabulary(
                 f"the vocabulary {path} lacks {' or '.join(names)}; BERT needs {', '.join(SPECIAL_PIECES)}"
             )
         if pieces.count(piece) > 1:
-            raise UsageError(f"the vocabulary {path} has {piece} on {pieces.count(piece)} lines; keep one of them")
+            raise UsageError(
+                f"the vocabulary {path} has {piece} on {pieces.count(piece)} lines; keep one of these lines"
+            )
         special_ids[f"{piece[1:-1].lower()}_id"] = ids[known_names[0]]
     if lower_case is None:
         lower_case = kind == WORDPIECE and not _has_upper_case(pieces)

@@ -121,8 +121,8 @@ def read_labels(row: Row, column: str, separator: str, stats: ReadStats) -> list
     for item in value:
         if not isinstance(item, (str, int, float)) or separator in str(item) or not str(item).strip():
             raise UsageError(
-                f"{stats.file} line {row.line}: {quoted(item)} in {column} is not a label; labels are nonempty strings "
-                f"without config.data.label_separator={separator!r}"
+                f"{stats.file} line {row.line}: {quoted(item)} in {column} is not a label; a label must be a nonempty "
+                f"string that does not contain config.data.label_separator={separator!r}"
             )
     return [str(item).strip() for item in value]
 

@@ -145,7 +145,7 @@ def _select_columns(
         raise UsageError(f"{path} has no column {missing[0]!r}; its columns are {listed(names) or '(none)'}")
     duplicates = [column for column in columns if names.count(column) > 1]
     if duplicates:
-        raise UsageError(f"{path} has {names.count(duplicates[0])} columns {duplicates[0]!r}; rename all but one")
+        raise UsageError(f"{path} has {names.count(duplicates[0])} columns named {duplicates[0]!r}; rename all but one")
     selected = [*columns, *(name for name in optional if name in names)]
     ignored = [name for name in names if name not in selected]
     stats.columns = f"columns {', '.join(selected)}" + (f" (ignored: {listed(ignored)})" if ignored else "")

@@ -74,7 +74,10 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
         else:
             width = width or len(columns)
             if len(columns) != width:
-                raise UsageError(f"{path} line {line} has {len(columns)} columns; the first word's line has {width}")
+                raise UsageError(
+                    f"{path} line {line} has {len(columns)} columns, but earlier lines have {width}; use "
+                    "the same number of columns in all lines"
+                )
             if len(columns[0].split()) != 1:
                 raise UsageError(f"{path} line {line}: {quoted(columns[0])} is not one word; write one word per line")
             words.append(columns[0])

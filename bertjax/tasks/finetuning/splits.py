@@ -26,8 +26,8 @@ def evaluated_split(data: FinetuningData, train: bool) -> str:
         split = NO_SPLIT
     if split == NO_SPLIT and not train:
         raise UsageError(
-            "no evaluation data; set a dev or test file, such as --config.data.dev_file=FILE, and "
-            "--config.data.eval_split=dev or test"
+            "no evaluation data; set a dev or test file, such as --config.data.dev_file=FILE, and set "
+            "--config.data.eval_split to the split of this file, dev or test"
         )
     return split
 

@@ -264,7 +264,7 @@ class FinetuningTask(task.Task):
         if segments > self.config.model["type_vocab_size"]:
             raise UsageError(
                 f"rows have {segments} segments, more than config.model.type_vocab_size="
-                f"{self.config.model['type_vocab_size']}; use a model with more segments"
+                f"{self.config.model['type_vocab_size']}; use a model with a larger type_vocab_size"
             )
 
     def _select_metric(self) -> str:

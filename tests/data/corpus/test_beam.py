@@ -77,7 +77,7 @@ def test_killed_worker_does_not_change_the_corpus(tmp_path, vocabulary):
     assert process.returncode == 0, stderr
     # Ignore Beam's own log lines, which depend on the installed packages.
     first, second = (line for line in stderr.splitlines() if line.startswith("beam: "))
-    assert first == "beam: 5 inputs, on FnApiRunner" and second.startswith("beam: a process died")
+    assert first == "beam: processing 5 inputs with FnApiRunner" and second.startswith("beam: a process died")
     assert bytes_of(tmp_path / "beam") == bytes_of(tmp_path / "corpus")
     assert leftovers(tmp_path) == ["beam", "corpus", "text"]
 

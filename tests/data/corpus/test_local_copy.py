@@ -81,7 +81,7 @@ def test_corpus_replaced_during_the_copy_is_an_error(bucket, tmp_path, monkeypat
         (bucket / MANIFEST).write_text(json.dumps(manifest | {"settings": {"another": True}}))
 
     monkeypatch.setattr(local_copy, "_copy_files", copy_and_replace)
-    with pytest.raises(BertjaxError, match="manifest.json changed while the corpus was copied; run again"):
+    with pytest.raises(BertjaxError, match="manifest.json changed while the corpus was copied; run the same"):
         open_anywhere(str(bucket))
     assert [path for path in (tmp_path / "staging").iterdir() if path.is_dir()] == []
 
