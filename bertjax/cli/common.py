@@ -116,11 +116,11 @@ def open_checkpoint(args: argparse.Namespace) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def open_init_checkpoint(args: argparse.Namespace, keep: bool = False) -> Iterator[str | None]:
+def open_init_checkpoint(args: argparse.Namespace, keep_converted: bool = False) -> Iterator[str | None]:
     """Yields the path of `--init_from`, converted to bertjax's format if necessary. Yields None without the option.
 
-    If `keep` is True and the workdir is local, a converted checkpoint is stored in the workdir instead of a temporary
-    folder. Set `keep` only for runs of one process, because several processes must not write to the same folder.
+    If `keep_converted` is True and the workdir is local, a converted checkpoint is stored in the workdir instead of a
+    temporary folder. Set it only for runs of one process, because several processes must not write to the same folder.
     """
     from bertjax.convert.convert import bertjax_checkpoint
     from bertjax.tasks.build import parse_config
@@ -134,7 +134,7 @@ def open_init_checkpoint(args: argparse.Namespace, keep: bool = False) -> Iterat
     workdir, source, folder = getattr(args, "workdir", ""), args.init_from, None
     if workdir:
         source = pinned_address(source, workdir)
-    if keep and "://" not in workdir:
+    if keep_converted and "://" not in workdir:
         folder = Path(workdir).expanduser().absolute() / CONVERTED
     with bertjax_checkpoint(source, folder) as path:
         yield path

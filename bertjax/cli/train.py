@@ -46,7 +46,7 @@ def train(args: argparse.Namespace) -> None:
     # The config is parsed twice: for the settings of the cluster, which must be joined before the checkpoint is opened,
     # and then with the architecture of the checkpoint.
     distributed = join_cluster(args, parse_config(load_config_dict(args)).cluster)
-    with exit_on_host_error(), open_init_checkpoint(args, keep=not distributed) as init_from:
+    with exit_on_host_error(), open_init_checkpoint(args, keep_converted=not distributed) as init_from:
         config = parse_config(run_config_dict(args, init_from))
         # Like `build_task`. With frozen features, it also runs the encoder once over the data and caches the output.
         task = build_training_task(config, init_from)

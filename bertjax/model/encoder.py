@@ -16,6 +16,7 @@ Logical axes of activations (`ACTIVATION_RULES` of `training/sharding.py`):
     embed              D, not sharded
     embed_over_fsdp    D, sharded over `fsdp`
     length             L, not sharded
+    vocab              V, sharded over `tensor`
 
 Parameters have separate rules (`RULES`), which shard `embed` over `fsdp`, and `vocab` over `tensor`.
 """
@@ -50,27 +51,29 @@ class Embeddings(nn.Module):
         self.token_table = table("token", config.padded_vocab_size, "vocab")
         self.segment_table = table("segment", config.type_vocab_size, "segment")
         self.position_table = table("position", config.max_position_embeddings, "position")
-        # Without recomputation, which would save no memory: the input of this LayerNorm is float32, and so are the
-        # intermediate values that it saves for the backward pass.
+        # The LayerNorms of the layers recompute their float32 intermediate values in the backward pass. Here, this
+        # would save no memory, because the input is float32 as well.
         self.norm = layer_norm(config, recompute=False)
 
     def __call__(
         self, input_ids: jax.Array, segment_ids: jax.Array, position_ids: jax.Array, deterministic: bool
     ) -> jax.Array:
-        # `fsdp` shards both the rows of the batch and the columns D of the token table. All-gather the ids over `fsdp`,
-        # because they are smaller than the table.
+        # `fsdp` shards both the rows of the batch and the columns D of the token table. Do not all-gather the table:
+        # (1) all-gather the ids, which are smaller; (2) look them up in each device's own columns; (3) exchange columns
+        # for rows in an all-to-all, so that each device has all columns of its own rows.
+        # (1)
         input_ids, segment_ids, position_ids = (
             with_logical_constraint(ids, ("batch_over_data", "length"))
             for ids in (input_ids, segment_ids, position_ids)
         )
-        # Each device looks up the gathered ids in its own columns of the table.
+        # (2)
         table = with_logical_constraint(self.token_table, ("vocab", "embed_over_fsdp"))
         x = jnp.take(table, input_ids, axis=0)  # float32 [B, L, D]
         # For two segments, a matmul with one-hot rows is faster than a gather, in the forward and the backward pass.
         x += jax.nn.one_hot(segment_ids, self.config.type_vocab_size, dtype=x.dtype) @ self.segment_table
         x += jnp.take(self.position_table, position_ids, axis=0)
         x = with_logical_constraint(x, ("batch_over_data", "length", "embed_over_fsdp"))
-        # Exchange columns for rows in an all-to-all. Then each device has all columns of its own rows.
+        # (3)
         x = self.norm(with_logical_constraint(x, ("batch", "length", "embed")))
         # `nn.Dropout` would save its mask for the backward pass. `dropout` recomputes it.
         key = None if deterministic else self.make_rng("dropout")

@@ -46,8 +46,8 @@ class Objective:
       model: Flax module that maps a batch to logits.
       metric_names: names of the metrics that `compute` returns. A run cannot resume with different names.
       loss_names: names of the metrics that add up to the training loss, each with coefficient 1. The train step divides
-        the weighted sum of a loss by the result of `denominators`, and logs divide it by the sum of the weights. The
-        two divisors are nearly equal.
+        the weighted sum of a loss by the result of `denominators`, which is the sum of the weights over the whole
+        batch, but never 0. Logs divide it by the exact sum of the weights.
       schema: specifications of the arrays in a batch.
       splits_into_micro_batches: whether gradient accumulation may split a batch (default: True). Set it to False if the
         loss of a row depends on other rows, as with in-batch negatives.

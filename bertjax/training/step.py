@@ -46,10 +46,11 @@ def make_train_step(
             "of its batch; use 1"
         )
     tx, freezing = optimizer
-    # `freezing.trainable` selects the parameters to differentiate. `for_forward` combines them with the frozen
-    # parameters for the model, and `write_back` for the train state. The model gets frozen layers as a separate stack,
-    # but the state has one stack of all layers. Without freezing, `trainable(params)` returns `params`, and the other
-    # two return `trained`.
+    # `freezing` knows the frozen parameters, which `optimizer.freeze` and `optimizer.freeze_layers` select:
+    #   trainable(params)             parameters to differentiate
+    #   for_forward(params, trained)  parameters for the model, with the frozen layers as a separate stack
+    #   write_back(params, trained)   parameters for the train state, with one stack of all layers
+    # Without frozen parameters, each returns its last argument.
 
     def loss_and_grads(
         params: Any, batch: Batch, denominators: dict[str, jax.Array], dropout_key: jax.Array
