@@ -67,7 +67,7 @@ def sandbox_of(tmp_path, monkeypatch):
         ("open('../../../pieces/files/text.txt', 'w')", "changed files/text.txt"),
     ],
 )
-def test_faults_of_an_invocation(sandbox_of, monkeypatch, script, faults):
+def test_attack_detects_each_kind_of_fault_of_a_command(sandbox_of, monkeypatch, script, faults):
     monkeypatch.setattr(sandboxes, "LIMIT_SECONDS", 1.0 if faults == "hang" else 20.0)
     case = sandboxes.Case("case", "row", partial(invoke, argv=("describe",), codes=(0, 1, 2)))
     assert ", ".join(case.run(sandbox_of(script)).faults) == faults
@@ -108,7 +108,7 @@ os.rename('out-tmp', 'out')
     ("old", "new", "fault"),
     [("None", "None", ""), ("'w'", "'a'", "lost"), ("os.unlink", "len", "left out-tmp"), ("130", "5", "exit 5")],
 )
-def test_faults_after_kills(sandbox_of, monkeypatch, old, new, fault):
+def test_attack_detects_faults_of_a_killed_command(sandbox_of, monkeypatch, old, new, fault):
     expected = {"out": hashlib.sha256(b"first\nsecond\n").hexdigest()}
     monkeypatch.setattr(kills, "undisturbed", lambda *_: (expected, 0.3))
     monkeypatch.setitem(kills.SCENES, "planted", ())

@@ -60,19 +60,19 @@ def test_loop_body_counts_once_per_iteration():
     assert sum(cost.flops for cost in instruction_costs(program)) == 3 * (2 * 8 * 8 * 4 + 2 * 8 * 4 * 8)
 
 
-def test_known_trip_count_is_used():
+def test_known_trip_count_overrides_the_loop_condition():
     known = ', backend_config={"known_trip_count":{"n":"7"},"known_init_step":{"init":"0","step":"1"}}'
     text = SCAN.replace(", metadata={}", known)
     assert read_program(text).times["body"] == 7
 
 
-def test_fusion_reads_only_the_slice_of_a_stack():
+def test_fusion_that_slices_an_array_reads_only_the_slice():
     fusion = next(cost for cost in instruction_costs(read_program(SCAN)) if cost.source == "jit(f)/while/body/squeeze")
     # Three iterations read 8 x 4 floats and an index, and write 8 x 4 floats.
     assert fusion.hbm_bytes == 3 * (8 * 4 * 4 + 4 + 8 * 4 * 4)
 
 
-def test_on_chip_memory_is_not_traffic():
+def test_arrays_in_on_chip_memory_cause_no_hbm_traffic():
     program = read_program(SCAN)
     near = [cost.hbm_bytes for cost in instruction_costs(program) if not cost.flops and cost.times == 1]
     assert near == [0, 0]
@@ -96,7 +96,7 @@ ENTRY %main (l: {left}, r: {right}) -> {output} {{
     return sum(cost.flops for cost in instruction_costs(read_program(text)))
 
 
-def test_flops_of_matrix_products_written_as_convolutions():
+def test_flops_of_convolutions_exclude_padding_and_dilation():
     # [B, L, D] x [D, F].
     flops = convolved(
         "bf16[16,512,768]", "bf16[1,768,3072]", "bf16[16,512,3072]", "window={size=1}, dim_labels=0bf_0io->0bf"
@@ -121,7 +121,7 @@ def test_flops_of_matrix_products_written_as_convolutions():
     assert flops == 2 * (4 * 4 - 2)
 
 
-def test_cost_of_a_kernel_is_its_cost_estimate():
+def test_cost_of_a_pallas_kernel_comes_from_the_cost_estimate():
     text = """HloModule m
 
 ENTRY %main (p: f32[4,8]) -> f32[4,8] {

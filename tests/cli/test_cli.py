@@ -28,7 +28,7 @@ COMMANDS = list(commands(build_parser()))
 
 
 @pytest.mark.parametrize("arguments", [(), ("nosuch",), ("bench",), ("bench", "steps")])
-def test_unknown_command_is_rejected_with_the_known_ones(capfd, arguments):
+def test_error_for_an_unknown_command_lists_the_known_commands(capfd, arguments):
     code, error = failure(capfd, *arguments)
     assert code == 2
     assert "Traceback" not in error
@@ -60,13 +60,13 @@ def test_unknown_flag_is_rejected(capfd, words, tmp_path):
     assert not (tmp_path / "run").exists() and not (tmp_path / "corpus").exists()
 
 
-def test_unknown_config_argument_is_rejected_with_the_known_ones(capfd):
+def test_error_for_an_unknown_config_argument_lists_the_known_arguments(capfd):
     error = refused(capfd, "describe", "--config", f"{EXPERIMENT}:sise=base")
     assert "'sise'" in error
     assert "use one of size, seq_len, objective, corpus, phases, batch, quick" in error
 
 
-def test_unknown_field_is_rejected_with_the_known_ones(capfd):
+def test_error_for_an_unknown_config_field_lists_the_known_fields(capfd):
     error = refused(capfd, "describe", "--config", TINY, "--config.optimizer.lr=1")
     assert "'optimizer.lr'" in error
     assert re.search(r"use one of .*learning_rate.*warmup_steps", error)
@@ -136,7 +136,7 @@ def test_incomplete_architecture_is_rejected(capfd, corpus, tmp_path):
     assert "config.model contains unset fields: " in error and "max_position_embeddings" in error
 
 
-def test_error_names_the_help_of_the_command(capfd):
+def test_usage_error_refers_to_the_help_of_the_command(capfd):
     assert "see `bertjax bench step --help`" in refused(capfd, "bench", "step", "--config", TINY, "--nosuch")
     assert "see `bertjax describe --help`" in refused(capfd, "describe", "--config", TINY, "--nosuch")
     assert "--steps: not an integer: '1.5'" in refused(capfd, "bench", "step", "--config", TINY, "--steps", "1.5")
@@ -194,7 +194,7 @@ def test_empty_path_is_rejected(capfd, words, name, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_path_options_include_all_commands():
+def test_empty_path_test_covers_options_of_many_commands():
     options = {(words[0], name) for words, name in path_options()}
     assert len(options) >= 25
     assert {
@@ -252,7 +252,7 @@ def test_config_file_without_get_config_is_rejected(capfd, tmp_path):
         ("[]", "yields no trials"),
     ],
 )
-def test_invalid_trials_are_rejected(capfd, tmp_path, returned, message):
+def test_invalid_trials_of_a_custom_sweep_are_rejected(capfd, tmp_path, returned, message):
     code = f"import runpy\nget_config = runpy.run_path({str(EXPERIMENT)!r})['get_config']\n"
     (tmp_path / "own.py").write_text(f"{code}def sweep(arguments):\n    return {returned}\n")
     config = f"{tmp_path}/own.py:size=L1_H16,quick=true"
@@ -261,7 +261,7 @@ def test_invalid_trials_are_rejected(capfd, tmp_path, returned, message):
 
 
 @pytest.mark.parametrize("command", ["fill_mask", "features", "predict"])
-def test_text_may_be_a_url(capfd, tmp_path, command):
+def test_text_that_looks_like_a_url_is_accepted(capfd, tmp_path, command):
     error = refused(capfd, command, "--checkpoint", tmp_path / "nosuch", "gs://nosuch/run")
     assert "no file or folder at" in error or "no [MASK] in 'gs://nosuch/run'" in error
 
@@ -276,7 +276,7 @@ def test_missing_corpus_is_rejected_before_workdir_is_created(capfd, tmp_path):
 
 
 @pytest.mark.parametrize("file", ["train.tokens.bin", "heldout.documents.bin", "manifest.json"])
-def test_truncated_corpus_file_is_rejected_with_its_name(capfd, corpus, tmp_path, file):
+def test_error_for_a_truncated_corpus_file_names_the_file(capfd, corpus, tmp_path, file):
     shutil.copytree(corpus, tmp_path / "corpus")
     damaged = tmp_path / "corpus" / file
     damaged.write_bytes(damaged.read_bytes()[:-1] if file != "manifest.json" else b'{"format": 1')
@@ -306,7 +306,7 @@ def test_debug_log_level_prints_the_traceback(capfd, tmp_path):
     assert "Traceback" not in refused(capfd, "describe", "--config", "nosuch.py")
 
 
-def test_exit_codes_of_exceptions(capfd, monkeypatch):
+def test_exceptions_determine_the_exit_code_and_the_error_line(capfd, monkeypatch):
     def run(error):
         def describe(args):
             raise error
@@ -348,7 +348,7 @@ def nan_attention(query, *_, **__):
     return query * jnp.nan
 
 
-def test_bench_step_reports_its_rows_and_non_finite_losses(capfd):
+def test_bench_step_times_the_first_phase_and_reports_non_finite_losses(capfd):
     overrides = (
         "--config.data.seq_len=16",
         "--config.long_phase.keep_tokens_per_batch=false",

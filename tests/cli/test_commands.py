@@ -50,7 +50,7 @@ def workdir(corpus, tmp_path_factory) -> Path:
     return path
 
 
-def test_damaged_checkpoint_exits_with_1(capfd, workdir, tmp_path):
+def test_evaluate_exits_with_1_for_a_damaged_checkpoint(capfd, workdir, tmp_path):
     shutil.copytree(workdir, tmp_path / "run")
     for file in (tmp_path / "run" / "checkpoints" / "4" / "params").rglob("*"):
         if file.is_file():
@@ -88,7 +88,7 @@ def test_describe_inspect_and_bench_read_the_config_of_a_run(capfd, workdir):
     assert re.fullmatch(r"speed +[\d,]+  tokens/s", lines[-1])
 
 
-def test_describe_takes_architecture_and_vocabulary_of_init_from(capfd, workdir, corpus, tmp_path):
+def test_describe_reads_architecture_and_vocabulary_from_the_init_from_checkpoint(capfd, workdir, corpus, tmp_path):
     pieces = load_vocabulary(corpus / "vocab.txt").size
     printed(capfd, "convert", workdir, tmp_path / "huggingface", "--format", "huggingface")
     for checkpoint in (workdir, tmp_path / "huggingface"):
@@ -110,7 +110,7 @@ def test_describe_prints_architecture_fields_that_differ_from_bert(capfd):
 
 
 @pytest.mark.parametrize(("size", "count"), [("base", "109,482,240"), ("large", "335,141,888")])
-def test_describe_prints_the_parameter_count_of_the_paper(capfd, size, count):
+def test_describe_prints_the_parameter_counts_of_bert_base_and_large(capfd, size, count):
     text = printed(capfd, "describe", "--config", f"{EXPERIMENT}:size={size}")
     assert re.search(rf"encoder and pooler +{count}$", text, re.MULTILINE)
 
@@ -152,7 +152,7 @@ def test_train_traces_steps_and_logs_to_a_tracker(capfd, corpus, tmp_path, monke
 
 
 @pytest.mark.slow
-def test_keras_is_not_imported(corpus):
+def test_inspect_imports_tensorflow_without_keras(corpus):
     code = "import sys; from bertjax.cli.main import main; main(sys.argv[1:]); "
     code += "print(*{'tensorflow', 'keras'} & {*sys.modules})"
     arguments = ["inspect", "--config", f"{TINY},corpus={corpus},seq_len=16", "--rows=1"]
@@ -181,7 +181,7 @@ def test_inspect_rejects_steps_beyond_the_run(capfd, corpus):
     assert "--steps is 21" in refused(capfd, "inspect", "--config", f"{TINY},corpus={corpus}", "--steps", 21)
 
 
-def test_evaluate_prints_the_metrics_of_training(capfd, workdir):
+def test_evaluate_prints_the_metrics_that_training_logged(capfd, workdir):
     lines = read_metrics(workdir)
     measured = {
         line["step"]: {key.removeprefix("eval_"): value for key, value in line.items() if key.startswith("eval_")}
@@ -214,7 +214,7 @@ def test_fill_mask_rejects_top_above_vocabulary_size(capfd, workdir):
     assert "top=100000 is larger than the vocabulary" in error
 
 
-def test_checkpoint_with_another_vocabulary_is_rejected(capfd, corpus, workdir, tmp_path):
+def test_checkpoint_whose_vocabulary_differs_from_the_data_is_rejected(capfd, corpus, workdir, tmp_path):
     pieces = (corpus / "vocab.txt").read_text().split("\n")[:-1]
     (tmp_path / "vocab.txt").write_text("\n".join([*pieces[:5], *reversed(pieces[5:])]) + "\n")
     other = tmp_path / "corpus"
@@ -226,7 +226,7 @@ def test_checkpoint_with_another_vocabulary_is_rejected(capfd, corpus, workdir, 
     assert code == 2 and "differs from the data's vocabulary" in error
 
 
-def test_sigterm_saves_and_exits_with_42(capfd, corpus, tmp_path, monkeypatch):
+def test_train_saves_a_checkpoint_and_exits_with_42_on_sigterm(capfd, corpus, tmp_path, monkeypatch):
     train_batches = pretraining.Task.train_batches
 
     def send_sigterm_at_step_5(task, start_step, shard):

@@ -22,7 +22,7 @@ def test_report_names_versions_devices_and_disk(capsys):
     assert any(line.startswith("no accelerator") for line in report["advice"])
 
 
-def test_text_has_the_values_of_the_json_report(capsys):
+def test_text_report_has_the_sections_of_the_json_report(capsys):
     report = report_of(capsys)
     cli.main(["doctor"])
     text = capsys.readouterr().out
@@ -41,12 +41,12 @@ def test_missing_devices_are_reported(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(("free", "is_warned"), [(2**30, True), (100 * 2**30, False)])
-def test_little_free_disk_is_reported(capsys, monkeypatch, free, is_warned):
+def test_low_disk_space_is_reported(capsys, monkeypatch, free, is_warned):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
     assert any("less than" in line for line in report_of(capsys)["advice"]) == is_warned
 
 
-def test_missing_extra_and_missing_cache_are_reported(capsys, monkeypatch):
+def test_missing_extra_and_unset_compilation_cache_are_reported(capsys, monkeypatch):
     monkeypatch.setattr(doctor, "_EXTRAS", {"tpu": "no-such-package"})
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     report = report_of(capsys)

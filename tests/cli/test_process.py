@@ -95,7 +95,7 @@ def test_crash_shows_the_python_stack(tmp_path):
     assert error.startswith("Fatal Python error: Segmentation fault") and "in command" in error
 
 
-def test_closed_pipe_is_silent(tmp_path):
+def test_closed_output_pipe_prints_no_error(tmp_path):
     process = start("for _ in range(10_000):\n    print('x' * 1000)", tmp_path)
     process.stdout.read(1)
     process.stdout.close()

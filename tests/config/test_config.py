@@ -81,7 +81,7 @@ def test_missing_fields_get_their_defaults():
     assert parse_config(config_dict).model["layer_norm_eps"] == 1e-12
 
 
-def test_saved_config_without_a_new_field_equals_one_with_its_default():
+def test_config_comparison_treats_missing_fields_as_defaults():
     config = dataclasses.asdict(config_class("glue")())
     old = {name: value for name, value in config.items() if name != "patience"}
     old["optimizer"] = {name: value for name, value in config["optimizer"].items() if name != "layer_decay"}
@@ -89,7 +89,7 @@ def test_saved_config_without_a_new_field_equals_one_with_its_default():
     assert result_differences(old, config | {"patience": 3}) == "patience: 0 -> 3"
 
 
-def test_explicit_zero_that_differs_from_the_checkpoint_is_refused(monkeypatch):
+def test_architecture_field_set_to_zero_must_match_the_checkpoint(monkeypatch):
     checkpoint = epath.Path("/checkpoint")
     monkeypatch.setattr(init_from, "saved_architecture", lambda checkpoint: Architecture())
     config_dict = finetuning_config("glue")
@@ -113,7 +113,7 @@ def test_explicit_zero_that_differs_from_the_checkpoint_is_refused(monkeypatch):
         ("third", 3, "config contains unknown fields: third; use one of first, is_on, names, rate, second, section"),
     ],
 )
-def test_invalid_value_is_rejected_with_its_field(field, value, message):
+def test_error_for_an_invalid_value_names_the_field(field, value, message):
     values = to_config_dict(Config()).to_dict() | {field: value}
     with pytest.raises(UsageError) as error:
         from_config_dict(Config, ConfigDict(values))
@@ -182,7 +182,7 @@ assert not xla_bridge.backends_are_initialized()
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_every_path_field_is_listed(task):
+def test_path_fields_constant_contains_every_path_field_of_a_task(task):
     """Tests that `PATH_FIELDS` lists every path field of a task; a run may resume with other values of these fields."""
     (data,) = (field for field in dataclasses.fields(config_class(task)) if field.name == "data")
     names = {field.name for field in dataclasses.fields(data.default)}

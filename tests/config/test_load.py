@@ -20,13 +20,13 @@ from bertjax.tasks.build import parse_config
         ("seed.nosuch", "config.seed does not contain 'nosuch'; it is a single value, so set it directly"),
     ],
 )
-def test_unknown_field_names_the_field_that_was_meant(field, remedy):
+def test_error_for_an_unknown_field_suggests_a_fix(field, remedy):
     with pytest.raises(UsageError) as error:
         load_config("pretrain:size=tiny", [f"--config.{field}=1"])
     assert str(error.value).startswith(f"unknown field '{field}': config") and str(error.value).endswith(remedy)
 
 
-def test_config_json_of_a_workdir_is_an_experiment(tmp_path):
+def test_load_config_accepts_the_config_json_of_a_workdir(tmp_path):
     file = tmp_path / "config.json"
     config = parse_config(load_config("pretrain:size=tiny", ["--config.seed=3"]))
     file.write_text(json.dumps(dataclasses.asdict(config)))

@@ -103,7 +103,7 @@ def test_output_kinds_table_has_every_kind():
     assert OUTPUT_KINDS.keys() == {*KINDS}
 
 
-def test_google_gelu_is_the_tanh_form_and_hugging_face_gelu_the_exact_one(letters, tmp_path):
+def test_gelu_is_the_tanh_form_for_google_and_exact_for_hugging_face(letters, tmp_path):
     google_checkpoint(letters, tmp_path / "google")
     assert read_checkpoint(tmp_path / "google").config.hidden_act == "gelu_tanh"
     for fmt in (BERTJAX, HUGGINGFACE):
@@ -260,7 +260,7 @@ def test_cached_conversion_does_not_replace_other_files(letters, tmp_path):
     assert (cache_dir / "notes.txt").exists()
 
 
-def test_hugging_face_folder_keeps_modules_that_its_class_ignores(letters, tmp_path):
+def test_hugging_face_folder_keeps_parameters_that_the_model_class_ignores(letters, tmp_path):
     checkpoint = random_checkpoint(letters, SPANS)
     pooler = {name: array for name, array in random_checkpoint(letters).params.items() if "pooler" in name}
     params = checkpoint.params | pooler
@@ -288,7 +288,7 @@ def test_commands_accept_checkpoints_of_other_formats(letters, tmp_path, capfd):
     assert shard["segment_ids"].tolist() == [0, 0, 0, 0, 1, 1]
 
 
-def test_fine_tuning_from_a_checkpoint_of_another_format_and_export(letters, tmp_path, capfd):
+def test_fine_tuned_google_checkpoint_has_equal_metrics_after_export(letters, tmp_path, capfd):
     google_checkpoint(letters, tmp_path / "google")
     (tmp_path / "train.tsv").write_text("text\tlabel\na\tx\nb\ty\n")
     data = f"--config=experiments/text.py:train={tmp_path}/train.tsv,dev={tmp_path}/train.tsv,quick=true"

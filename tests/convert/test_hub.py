@@ -61,7 +61,7 @@ def train(workdir, table, *arguments):
     )
 
 
-def test_checkpoint_and_tokenizer_by_name(server, pretrained, tmp_path):
+def test_checkpoint_and_tokenizer_load_from_a_hub_address(server, pretrained, tmp_path):
     files = files_of(pretrained)
     server.push("org/bert", {**files, "pytorch_model.bin": b"x" * 5000, "onnx/model.onnx": b"y"})
     by_name, local = bertjax.load(ADDRESS), bertjax.load(pretrained)
@@ -74,7 +74,7 @@ def test_checkpoint_and_tokenizer_by_name(server, pretrained, tmp_path):
     assert not any("/org/other/" in request and "safetensors" in request for request in server.requests)
 
 
-def test_commands_take_an_address(server, pretrained, tmp_path, capsys):
+def test_commands_accept_a_hub_address(server, pretrained, tmp_path, capsys):
     server.push("org/bert", files_of(pretrained))
     cli.main(["fill_mask", f"--checkpoint={ADDRESS}", "a [MASK] c"])
     cli.main(["features", f"--checkpoint={ADDRESS}", "a b", f"--output={tmp_path / 'features'}"])
@@ -87,7 +87,7 @@ def test_commands_take_an_address(server, pretrained, tmp_path, capsys):
     assert manifest["vocabulary"]["lower_case"] is True
 
 
-def test_run_keeps_the_commit_that_it_started_from(server, pretrained, letters, tmp_path):
+def test_resumed_run_uses_its_original_hub_commit(server, pretrained, letters, tmp_path):
     table = write_table(tmp_path / "t.tsv")
     commit = server.push("org/bert", files_of(pretrained))
     train(tmp_path / "run", table, f"--init_from={ADDRESS}")
@@ -138,7 +138,7 @@ def test_file_that_does_not_match_its_hash_is_removed(name, server):
         (500, BertjaxError, "cannot reach hf:org/bert: .*500.*; run the same command again"),
     ],
 )
-def test_http_errors(status, error, message, server, monkeypatch):
+def test_http_errors_become_one_line_errors_with_advice(status, error, message, server, monkeypatch):
     # The library retries busy servers for minutes.
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     server.push("org/bert", {"config.json": b"{}"})
@@ -148,7 +148,7 @@ def test_http_errors(status, error, message, server, monkeypatch):
     assert type(raised.value) is error and "\n" not in str(raised.value)
 
 
-def test_wrong_addresses(server, pretrained):
+def test_wrong_hub_address_is_refused(server, pretrained):
     server.push("org/bert", files_of(pretrained))
     for address, message in (
         ("hf:org/none", "no repository hf:org/none; check the name or, if it is private, set HF_TOKEN"),
@@ -163,7 +163,7 @@ def test_wrong_addresses(server, pretrained):
         hub.download(ADDRESS, ["*"])
 
 
-def test_repository_without_safetensors(server, pretrained):
+def test_repository_without_safetensors_is_refused(server, pretrained):
     config = (pretrained / "config.json").read_bytes()
     server.push("org/pickle", {"config.json": config, "pytorch_model.bin": b"x"})
     with pytest.raises(
@@ -185,7 +185,7 @@ def test_offline_mode_uses_only_the_cache(server, pretrained, monkeypatch):
         bertjax.load("hf:org/new")
 
 
-def test_processes_download_once(server, pretrained, tmp_path):
+def test_concurrent_processes_download_a_file_once(server, pretrained, tmp_path):
     server.push("org/bert", files_of(pretrained))
     code = f"from bertjax.utils import hub; print(hub.download({ADDRESS!r}, ['*']))"
     command = [sys.executable, "-c", code]
@@ -196,7 +196,7 @@ def test_processes_download_once(server, pretrained, tmp_path):
     assert sum(request.startswith("GET /cdn/") for request in server.requests) == 1
 
 
-def test_upload_of_a_run(server, pretrained, tmp_path, capsys):
+def test_convert_uploads_a_run_with_a_model_card(server, pretrained, tmp_path, capsys):
     table = write_table(tmp_path / "t.tsv")
     commit = server.push("org/bert", files_of(pretrained))
     train(tmp_path / "run", table, f"--init_from={ADDRESS}")

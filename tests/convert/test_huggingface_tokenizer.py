@@ -42,7 +42,7 @@ def test_tokenizer_json_alone_is_enough(folder):
         read_checkpoint(folder)
 
 
-def test_exported_tokenizer_gives_equal_ids(folder):
+def test_exported_tokenizer_json_encodes_text_as_bertjax_does(folder):
     text = f"caf\u00e9 {'a' * 150} {'b' * 201} THE!"
     tokenizer = HuggingFaceTokenizer.from_file(str(folder / "tokenizer.json"))
     expected = tokenizer.encode(text, add_special_tokens=False).ids
@@ -63,7 +63,7 @@ def test_unsupported_options_are_refused(fields, message, folder):
         read_checkpoint(folder)
 
 
-def test_assumed_do_lower_case_is_noted(folder):
+def test_missing_do_lower_case_is_assumed_true_with_a_note(folder):
     for file in ("tokenizer_config.json", "tokenizer.json"):
         (folder / file).unlink()
     vocabulary, notes = read_tokenizer(folder)

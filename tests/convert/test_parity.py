@@ -126,7 +126,7 @@ def test_outputs_are_equal_after_conversion_in_both_directions(size, hidden_act,
         ("BertForQuestionAnswering", {"encoder", "classifier"}),
     ],
 )
-def test_round_trip_of_every_class(class_name, modules, letters, tmp_path):
+def test_every_transformers_class_survives_a_round_trip(class_name, modules, letters, tmp_path):
     labels = {0: "no", 1: "perhaps", 2: "yes"}
     has_labels = class_name in ("BertForSequenceClassification", "BertForTokenClassification")
     fields = {"id2label": labels, "label2id": {name: index for index, name in labels.items()}} if has_labels else {}

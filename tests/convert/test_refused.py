@@ -144,7 +144,7 @@ def test_invalid_safetensors_index_is_refused(weight_map, message, letters, tmp_
         read_checkpoint(folder)
 
 
-def test_pickle_is_refused_with_a_command_that_makes_safetensors(letters, tmp_path):
+def test_error_for_pickled_weights_has_a_command_that_writes_safetensors(letters, tmp_path):
     folder = tmp_path / "it's $HOME"
     folder.mkdir()
     huggingface.write(random_checkpoint(letters), folder)

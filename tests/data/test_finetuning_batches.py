@@ -141,7 +141,7 @@ def test_truncated_lengths_match_run_classifier():
                 assert truncated_lengths(a, b, total) == reference(a, b, total), (a, b, total)
 
 
-def test_encode_pair():
+def test_encode_pair_truncates_text_and_adds_special_tokens():
     assert encode_pair([5, 6, 7], None, 4, CLS, SEP)["input_ids"] == [CLS, 5, 6, SEP]
     pair = encode_pair([5, 6], [7], 8, CLS, SEP)
     assert pair == {"input_ids": [CLS, 5, 6, SEP, 7, SEP], "segment_ids": [0, 0, 0, 0, 1, 1]}

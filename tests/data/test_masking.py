@@ -77,7 +77,7 @@ def test_number_of_predictions_follows_the_rate(vocabulary, rate, max_prediction
     np.testing.assert_array_equal(weights.sum(axis=1), expected)
 
 
-def test_ordinary_positions_are_equally_likely(vocabulary):
+def test_ordinary_tokens_are_masked_with_equal_probability(vocabulary):
     ids, lengths, _, positions, _, weights = masked(vocabulary, Masking(rate=0.2), 8, rows=20_000)
     candidates = ~np.isin(ids, vocabulary.special_ids)
     chosen = np.zeros_like(ids)
@@ -88,7 +88,7 @@ def test_ordinary_positions_are_equally_likely(vocabulary):
 
 
 @pytest.mark.parametrize("probs", [(0.8, 0.1, 0.1), (1, 0, 0), (0.8, 0, 0.2), (0, 0.2, 0.8), (0, 0, 1)])
-def test_mask_keep_and_random_probabilities(vocabulary, probs):
+def test_replacements_follow_the_mask_keep_and_random_probabilities(vocabulary, probs):
     masking = Masking(0.25, *probs)
     _, _, inputs, positions, originals, weights = masked(vocabulary, masking, 10, rows=8000)
     used = weights == 1

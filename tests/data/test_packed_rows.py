@@ -56,7 +56,7 @@ def test_packing_saves_positions_for_short_examples_and_never_adds_any():
     assert packed[0] < 0.6 * unpacked[0] and packed[1] <= unpacked[1]
 
 
-def test_pack_rows_balances_lengths():
+def test_pack_batch_balances_the_lengths_of_rows():
     lengths = np.arange(1, 17)
     slots, tokens = pack_batch(lengths, Batching(16, 1, 64, examples_per_row=2))
     assert slots.shape == (8, 2) and tokens == 17

@@ -102,7 +102,7 @@ def test_packed_index_has_the_same_pairs_in_fewer_rows(make_corpus, monkeypatch,
     assert np.add.reduceat(lengths, starts).max() <= SEQ_LEN
 
 
-def test_rows_are_looked_up_independently():
+def test_packed_rows_can_be_looked_up_in_any_order():
     runs = np.array([[3, 1], [2, 2], [1, 3], [2, 1], [2, 3]])
     sizes = np.repeat(runs[:, 1], runs[:, 0])
     expected = np.split(np.arange(sizes.sum()), np.cumsum(sizes)[:-1])
@@ -196,7 +196,7 @@ def test_pairs_are_masked_as_without_packing(short_corpus, whole_word):
     assert middle.mean() == pytest.approx(0.5, abs=0.02)
 
 
-def test_unused_max_predictions_do_not_change_masks(short_corpus):
+def test_excess_max_predictions_do_not_change_batches(short_corpus):
     (some,), (more,) = (train(short_corpus, 1, predictions=count) for count in (10, SEQ_LEN))
     assert some.keys() == more.keys()
     for name in some:

@@ -27,7 +27,7 @@ def files(corpus):
     return {file.name: file for file in (corpus.path / "pair_index").iterdir()}
 
 
-def test_passes_are_complete_and_different(corpus):
+def test_each_pass_uses_every_sentence_in_different_pairs(corpus):
     made = open_pair_index(corpus, "train", 64, 0, 3)
     assert made.pass_ends[-1] == len(made.records)
     starts = np.concatenate([[0], made.pass_ends[:-1]])
@@ -91,7 +91,7 @@ def test_index_of_a_read_only_corpus_is_stored_in_the_cache_directory(corpus, tm
     np.testing.assert_array_equal(made.records, again.records)
 
 
-def test_full_disk_is_one_error_and_leaves_no_file(corpus, tmp_path, monkeypatch):
+def test_full_disk_is_a_one_line_error_and_leaves_no_file(corpus, tmp_path, monkeypatch):
     monkeypatch.setenv(CACHE_DIR_VARIABLE, str(tmp_path))
 
     def full(*_):

@@ -51,7 +51,7 @@ def expected_pairs(documents: list[list[int]], max_tokens: int, rng: random.Rand
 
 
 @pytest.mark.parametrize("max_tokens", [61, 253])
-def test_distributions_equal_those_of_the_sequential_implementation(max_tokens):
+def test_pair_distributions_match_the_sequential_implementation(max_tokens):
     documents, passes = random_documents(200, 0), 20
     rng = random.Random(5)
     expected = np.array([p for _ in range(passes) for p in expected_pairs(documents, max_tokens, rng)])
@@ -70,7 +70,7 @@ def test_distributions_equal_those_of_the_sequential_implementation(max_tokens):
 
 
 @pytest.mark.parametrize("max_tokens", [13, 125])
-def test_every_sentence_is_in_one_segment_a_or_one_following_b(max_tokens):
+def test_every_sentence_occurs_once_apart_from_random_next_segments(max_tokens):
     documents = [*random_documents(80, 4), [9], [200, 1]]
     sentences, _ = offsets(documents)
     for pass_index in range(3):
@@ -78,7 +78,7 @@ def test_every_sentence_is_in_one_segment_a_or_one_following_b(max_tokens):
         assert_each_sentence_once(records, sentences)
 
 
-def test_b_is_next_or_from_another_document():
+def test_segment_b_is_the_next_text_or_from_another_document():
     documents = random_documents(40, 6)
     sentences, firsts = offsets(documents)
     records = one_pass(documents, 61, 0, 0)
@@ -102,7 +102,7 @@ def test_b_is_next_or_from_another_document():
     assert len(set(b[is_random].tolist())) > 20
 
 
-def test_each_document_has_a_short_target_in_one_of_ten_passes():
+def test_each_document_has_a_short_target_length_in_one_of_ten_passes():
     lengths = np.random.default_rng(0).integers(5, 5000, 1000)
     targets = np.stack([target_lengths(lengths, 61, index, np.random.default_rng(1)) for index in range(10)])
     # A short target is uniform in 2 to 61, so it may also be 61.

@@ -107,7 +107,7 @@ def test_shards_together_hold_the_rows_of_the_global_batch(traced, objective, pa
 
 
 @pytest.mark.parametrize("objective", ["nsp", "packed", "none"])
-def test_shard_with_gaps_holds_its_rows(traced, objective):
+def test_shard_of_nonadjacent_parts_holds_the_rows_of_those_parts(traced, objective):
     whole = train(traced, 3, objective=objective)
     gaps = train(traced, 3, objective=objective, shard=DataShard((0, 1, 3), 4))
     rows = [0, 1, 2, 3, 6, 7]
@@ -246,7 +246,7 @@ def test_special_tokens_and_padding_are_never_masked(traced, whole_word):
     assert (batch["input_ids"][batch["input_mask"] == 0] == vocabulary.pad_id).all()
 
 
-def test_epoch_of_tiles_holds_every_token_once(traced):
+def test_epoch_without_sentence_pairs_holds_every_token_once(traced):
     size, width = len(traced.train.tokens), SEQ_LEN - 2
     count = -(-size // width)
     batches = train(traced, -(-2 * count // BATCH), objective="none")

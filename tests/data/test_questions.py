@@ -32,7 +32,7 @@ def read(tmp_path, content, training=True, name="train.json", **options):
 
 
 @pytest.mark.parametrize("name", ["train.json", "train.json.xz"])
-def test_read_questions_of_both_versions(tmp_path, name):
+def test_questions_of_both_squad_versions_are_read(tmp_path, name):
     content = squad(qa("1", "Ann", 0), {"id": "2", "question": "q", "answers": [], "is_impossible": True})
     questions, stats = read(tmp_path, content, name=name)
     assert [(q.id, q.answers, q.answer_start) for q in questions] == [("1", ("Ann",), 0), ("2", (), -1)]
@@ -47,14 +47,14 @@ def test_answer_missing_from_its_context_is_skipped_only_for_training(tmp_path):
     assert len(read(tmp_path, content, training=False)[0]) == 2
 
 
-def test_negative_answer_start_is_invalid(tmp_path):
+def test_question_with_a_negative_answer_start_is_skipped(tmp_path):
     start = CONTEXT.rindex("Bob") - len(CONTEXT)
     assert CONTEXT[start : start + 3] == "Bob"
     _, stats = read(tmp_path, squad(qa("1", "Ann", 0), qa("2", "Bob", start)))
     assert stats.skipped["whose answer is not in its context"]["first"] == "question 2"
 
 
-def test_unanswerable_question_is_skipped_or_counted_in_version_1(tmp_path):
+def test_unanswerable_question_of_squad_1_is_skipped_only_for_training(tmp_path):
     content = squad(qa("1", "Ann", 0), {"id": "2", "question": "q", "answers": []})
     questions, stats = read(tmp_path, content, all_answerable=True)
     assert [q.id for q in questions] == ["1"] and "question 2" in str(stats.skipped)
@@ -73,7 +73,7 @@ def test_unpaired_surrogate_keeps_character_offsets(tmp_path):
 
 
 @pytest.mark.parametrize("context, question", [(None, "q"), (CONTEXT, 5)])
-def test_value_that_is_not_a_string_is_an_error_with_its_place(context, question, tmp_path):
+def test_error_for_a_non_string_value_names_the_paragraph(context, question, tmp_path):
     with pytest.raises(UsageError, match="article 1, paragraph 1"):
         read(tmp_path, squad({"id": "1", "question": question, "answers": []}, context=context))
 

@@ -39,7 +39,7 @@ def test_truncated_lengths_equal_dropping_one_token_at_a_time():
         assert (front + kept.numpy() <= length.ravel()).all()
 
 
-def test_tokens_dropped_from_the_front_are_binomial():
+def test_number_of_tokens_dropped_from_the_front_is_binomial():
     rows, room = 20_000, 21
     for lost in (3, 64, 65, 400):
         cut = truncate_pairs(spans(0, 20 + lost, 10_000, 1), room, random_bits(rows))
@@ -51,12 +51,12 @@ def test_tokens_dropped_from_the_front_are_binomial():
             np.testing.assert_allclose([counts[n] / rows for n in range(4)], [1 / 8, 3 / 8, 3 / 8, 1 / 8], atol=0.015)
 
 
-def test_a_and_b_are_truncated_independently():
+def test_segments_a_and_b_are_truncated_independently():
     cut = truncate_pairs(spans(0, 50, 1000, 50), 20, random_bits(20_000))
     assert abs(np.corrcoef(cut.a_start, cut.b_start)[0, 1]) < 0.03
 
 
-def test_rows_of_pairs_and_of_single_spans(tmp_path):
+def test_rows_have_special_tokens_segments_and_padding(tmp_path):
     write_pieces(tmp_path / "vocab.txt", 200)
     vocabulary = load_vocabulary(tmp_path / "vocab.txt")
     tokens = tf.range(100, 130)

@@ -69,7 +69,7 @@ def test_csv_fields_may_have_quotes_line_breaks_and_commas(tmp_path):
     assert rows == [(2, 'a, "b"\nc', "1"), (4, "d", "0")]
 
 
-def test_unclosed_quote_is_an_error_with_its_line(tmp_path):
+def test_error_for_an_unclosed_quote_names_the_line(tmp_path):
     with pytest.raises(UsageError, match="line 3: the quote opened here is never closed"):
         read_rows(tmp_path, b'text,label\na,1\n"b,0\nc,1\n', file_format="csv")
 
@@ -102,7 +102,7 @@ def test_duplicate_column_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize("line", ["[" * 100_000, '{"text": {"a": 1}, "label": "x"}', "5"])
-def test_malformed_json_is_an_error_with_its_line(line, tmp_path):
+def test_error_for_malformed_json_names_the_line(line, tmp_path):
     with pytest.raises(UsageError, match="line 1"):
         read_rows(tmp_path, line.encode(), file_format="jsonl")
 

@@ -30,7 +30,7 @@ def read(tmp_path, content=FILE, **options):
     return read_conll(path, ReadStats(str(path)), **options)
 
 
-def test_read_conll(tmp_path):
+def test_conll_file_is_read_into_words_tags_and_documents(tmp_path):
     tagged = read(tmp_path)
     assert tagged.words == ["EU", "rejects", "Peter", "Blackburn", "London"]
     assert tagged.sentences(tagged.tags) == [["I-ORG", "O"], ["I-PER", "I-PER"], ["I-LOC"]]
@@ -60,7 +60,7 @@ def test_bioes_and_bilou_tags_are_read(tmp_path):
         ("New York\tNNP\tI-LOC\n", "line 1: 'New York' is not one word"),
     ],
 )
-def test_malformed_conll_is_an_error_with_its_line(tmp_path, content, message):
+def test_error_for_a_malformed_conll_line_names_the_line(tmp_path, content, message):
     with pytest.raises(UsageError, match=message):
         read(tmp_path, content)
 
@@ -73,7 +73,7 @@ def test_bytes_that_are_not_utf8_are_counted(tmp_path):
     assert stats.noted["with bytes that are not UTF-8"] == {"rows": 1, "first": "line 1"}
 
 
-def test_read_tagged_rows():
+def test_table_rows_are_read_into_words_and_tags():
     rows = [
         Row(2, {"w": "a b", "t": "O B-X"}),
         Row(3, {"w": ["c", 5], "t": ["O", "O"]}),

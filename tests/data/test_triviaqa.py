@@ -66,7 +66,7 @@ def test_each_document_with_an_answer_is_a_question(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../secret.txt", "/etc/hostname"])
-def test_document_outside_the_evidence_folder_is_missing(tmp_path, name):
+def test_document_outside_the_evidence_folder_is_treated_as_missing(tmp_path, name):
     (tmp_path / "evidence").mkdir()
     (tmp_path / "evidence/secret.txt").write_text("Lima")
     (tmp_path / "evidence").rename(tmp_path / "e")

@@ -38,7 +38,7 @@ def test_gradients_of_the_token_table_are_float32():
     assert exchanges((1, 4, 1), (16, 8), ("fsdp",), name="token") == {}
 
 
-def test_slices_exchange_their_part_of_the_gradients():
+def test_each_chip_exchanges_a_part_of_the_gradients_between_slices():
     sizes = exchanges((8, 1, 1), (16, 8), (), slices=2)
     gradients = 4 * 16 * 8
     assert sizes == {
@@ -63,7 +63,7 @@ def test_tensor_parallelism_all_reduces_activations_of_each_layer():
 
 
 @pytest.mark.devices
-def test_bytes_of_a_real_state_scale_with_the_mesh():
+def test_fsdp_sends_half_the_gradient_bytes_of_data_parallelism():
     from bertjax.config.mesh import MeshConfig
     from bertjax.config.optimizer import OptimizerConfig
     from bertjax.tasks.objectives import masked_lm

@@ -37,7 +37,7 @@ def write_features(checkpoint, folder) -> None:
     cli.main(["features", f"--checkpoint={checkpoint}", *files, "--layers=-1"])
 
 
-def test_every_layer_is_printed(pretrained, capfd):
+def test_features_prints_every_requested_layer(pretrained, capfd):
     capfd.readouterr()
     cli.main(["features", f"--checkpoint={pretrained}", "a", "--layers=-1,0"])
     lines = capfd.readouterr().out.splitlines()
@@ -46,7 +46,7 @@ def test_every_layer_is_printed(pretrained, capfd):
     ]
 
 
-def test_features_equal_those_of_each_text_alone(pretrained):
+def test_features_in_a_batch_equal_features_of_single_texts(pretrained):
     model = load_model(pretrained)
     (shard,) = features.FeatureExtractor(model, (0, -1), 40).shards(TEXTS)
     assert shard["hidden_states"].shape == (shard["offsets"][-1], 2, 16)
@@ -73,7 +73,7 @@ def test_features_equal_those_of_each_text_alone(pretrained):
     assert shard["words"][shard["offsets"][3] : shard["offsets"][4]].tolist() == [-1, 0, 0, -1, 1, 2, -1]
 
 
-def test_long_text_does_not_pad_short_ones():
+def test_long_text_does_not_add_padding_to_short_texts():
     rows = [{"input_ids": [1] * length, "segment_ids": [0] * length} for length in [512, *[5] * 4000]]
     indices = []
     shapes = set()
@@ -124,7 +124,7 @@ def test_killed_command_resumes_after_complete_shards(pretrained, tmp_path, smal
             np.testing.assert_array_equal(expected[array], resumed[array], err_msg=f"{name} {array}")
 
 
-def test_shards_of_other_features_or_texts_are_refused(pretrained, tmp_path, small_shards, capfd):
+def test_shards_of_different_layers_models_or_texts_are_refused(pretrained, tmp_path, small_shards, capfd):
     write_features(pretrained, tmp_path)
     command = ["features", f"--checkpoint={pretrained}", f"--input={tmp_path / 'texts.txt'}"]
     output = [f"--output={tmp_path / 'out'}", "--layers=-1"]

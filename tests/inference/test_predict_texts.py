@@ -93,13 +93,13 @@ def test_class_probabilities_do_not_depend_on_the_batch(folders, capfd):
     assert output[0] == "the cat" and output[1].startswith(f"  {best[0]} {100 * best[1]:.1f} %   ")
 
 
-def test_number_of_a_regression_model(folders, capfd):
+def test_regression_model_predicts_a_number(folders, capfd):
     (record,) = predict_json(capfd, folders["number"], "the cat")
     assert record["prediction"] == pytest.approx(float(logits_of(folders["number"], "the cat")[0]), rel=1e-4)
     assert run_predict(capfd, folders["number"], "the cat") == f"the cat\n  {record['prediction']:g}\n"
 
 
-def test_choices_between_any_number_of_endings(folders, capfd):
+def test_multiple_choice_accepts_any_number_of_endings(folders, capfd):
     records = predict_json(capfd, folders[CHOICES], "he ||| ran ||| sat down ||| is", "she ||| b ||| c")
     for record in records:
         beginning, *endings = record["text"].split(" ||| ")
@@ -109,7 +109,7 @@ def test_choices_between_any_number_of_endings(folders, capfd):
     assert "too few endings for 'he': 1" in refused(capfd, "predict", f"--checkpoint={folders[CHOICES]}", "he ||| ran")
 
 
-def test_tags_for_every_word_of_a_text_longer_than_a_row(folders, capfd):
+def test_every_word_of_a_text_longer_than_a_row_is_tagged(folders, capfd):
     words = [f"w{index}" for index in range(60)]
     short, empty, long = predict_json(capfd, folders[TAGS], "a dog", " ", " ".join(words))
     assert long["words"] == words and len(long["prediction"]) == len(long["probabilities"]) == 60
@@ -143,7 +143,7 @@ def test_answer_is_the_best_span_of_the_context(folders, capfd, tmp_path):
     assert run_predict(capfd, folders[SPANS], "who?", f"--context={context}").splitlines()[1].endswith(" %")
 
 
-def test_no_answer_has_no_offsets(folders):
+def test_empty_answer_has_no_character_offsets(folders):
     loaded = load_model(folders[SPANS])
     loaded = dataclasses.replace(loaded, defaults=dataclasses.replace(loaded.defaults, null_threshold=-1e9))
     (record,) = predict.predict_texts(loaded, [("who?",)], context="Jo saw Al.")
@@ -167,7 +167,7 @@ def test_lines_stream_in_order(folders, letters, monkeypatch, capfd, tmp_path):
         assert len(num_read) == -(-count // 3) * 3
 
 
-def test_words_for_tags_may_be_a_tuple(folders):
+def test_tagger_accepts_a_tuple_of_words(folders):
     tagger = bertjax.load(folders[TAGS])
     assert tagger.predict([("a", "dog", "too")]) == tagger.predict(["a dog too"])
     # The words of a tuple are not split.
@@ -176,7 +176,7 @@ def test_words_for_tags_may_be_a_tuple(folders):
     assert (two["words"], two["spans"]) == (["U.S.", "a b", ""], [[0, 4], [5, 8], [9, 9]])
 
 
-def test_text_to_tag_is_split_at_punctuation_and_has_entities(folders, capfd, monkeypatch):
+def test_tagger_splits_text_at_punctuation_and_returns_entities(folders, capfd, monkeypatch):
     text = "Al saw Jo, (once)."
     (record,) = predict_json(capfd, folders[TAGS], text)
     assert record["words"] == ["Al", "saw", "Jo", ",", "(", "once", ")", "."]

@@ -160,7 +160,7 @@ def jobset_action(jobset: dict, failures: list[tuple[int, set[str]]]) -> str:
         ([(43, set()), (42, set())], "RestartJobSetAndIgnoreMaxRestarts"),
     ],
 )
-def test_exit_status_decides_about_restart(one_slice, failures, expected):
+def test_exit_status_decides_whether_a_run_restarts(one_slice, failures, expected):
     assert jobset_action(one_slice[1], failures) == expected
 
 
@@ -173,7 +173,7 @@ def test_failure_rules_name_the_container(one_slice):
     assert job["backoffLimit"] == 0
 
 
-def test_skypilot_task_recovers_from_lost_hosts_only():
+def test_skypilot_task_restarts_only_after_resumable_exit_codes():
     task = yaml.safe_load((ROOT / "launch" / "skypilot.yaml").read_text())
     validate(task, "skypilot")
     recovery = task["resources"]["job_recovery"]

@@ -28,7 +28,7 @@ def test_processes_get_their_index_and_lines_have_a_prefix():
     ("statuses", "expected"),
     [((0, 0), 0), ((42, 0), 42), ((43, 42), 43), ((42, 134), 43), ((43, 2), 2), ((0, 1), 1)],
 )
-def test_exit_status_of_the_pod(statuses, expected):
+def test_pod_exits_with_the_most_severe_process_status(statuses, expected):
     process = run_pod("--", "bash", "-c", f"set -- {statuses[0]} {statuses[1]}; shift $JAX_PROCESS_ID; exit $1")
     assert process.returncode == expected
 

@@ -22,7 +22,7 @@ from bertjax.metrics.entities import entity_scores, extract_entities, has_entiti
         ("O O", set()),
     ],
 )
-def test_entities_of_iob1_and_iob2(tags, entities):
+def test_entities_of_iob1_and_iob2_tags_are_extracted(tags, entities):
     assert extract_entities(tags.split()) == entities
 
 

@@ -29,7 +29,7 @@ def rates(text, vocabulary):
     return sum(map(len, ids)) / len(words), sum(vocabulary.unk_id in word for word in ids) / len(words)
 
 
-def test_old_pieces_keep_their_ids_and_the_manifest_counts_pieces(tmp_path, vocabulary):
+def test_old_pieces_keep_their_ids_and_the_manifest_has_piece_statistics(tmp_path, vocabulary):
     text = write_domain_text(tmp_path / "a.txt")
     manifest = run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary, add_pieces=8)
     file = tmp_path / "corpus" / "vocab.txt"
@@ -49,7 +49,7 @@ def test_old_pieces_keep_their_ids_and_the_manifest_counts_pieces(tmp_path, voca
     assert Tokenizer(new).encode(known) == Tokenizer(old).encode(known)
 
 
-def test_bytes_do_not_depend_on_workers(tmp_path, vocabulary, monkeypatch):
+def test_corpus_bytes_do_not_depend_on_the_number_of_workers(tmp_path, vocabulary, monkeypatch):
     monkeypatch.setattr(documents, "BATCH_CHARS", 1000)
     write_domain_text(tmp_path / "a.txt")
     for workers in 1, 2:
@@ -64,7 +64,7 @@ def test_bytes_do_not_depend_on_workers(tmp_path, vocabulary, monkeypatch):
     assert bytes_of(tmp_path / "corpus1") == bytes_of(tmp_path / "corpus2")
 
 
-def test_pieces_that_save_most_are_first(vocabulary):
+def test_pieces_that_save_the_most_tokens_are_first(vocabulary):
     old = load_vocabulary(vocabulary)
     assert added_pieces(old, 2, Counter(glucose=10, insulin=20, river=1000)) == ["insulin", "glucose"]
     # A long word can save more tokens than a frequent short one.
@@ -115,7 +115,7 @@ def test_casing_and_unused_lines_of_the_vocabulary_are_kept(tmp_path, vocabulary
         (10**6, "vocab.txt", "the vocabulary size is 1,000,0.. pieces"),
     ],
 )
-def test_invalid_arguments(tmp_path, vocabulary, pieces, kind, message):
+def test_invalid_add_pieces_is_refused(tmp_path, vocabulary, pieces, kind, message):
     path = vocabulary
     if kind == "spiece.model":
         path = tmp_path / kind

@@ -34,7 +34,7 @@ def write_files(folder, num_documents):
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
-def test_same_bytes_as_the_local_runner(tmp_path, kind, monkeypatch):
+def test_beam_writes_the_same_bytes_as_the_local_runner(tmp_path, kind, monkeypatch):
     monkeypatch.setattr(chunks, "_MIN_CHUNK_BYTES", 100_000)
     spec = write_files(tmp_path / "text", 12_000 if kind == "wordpiece" else 200)
     settings = {"vocabulary_kind": kind, "vocabulary_size": 80, "heldout_fraction": 0.2}
@@ -88,7 +88,7 @@ def command_of(pid):
     return ""
 
 
-def test_corpus_and_text_in_a_bucket(tmp_path, vocabulary, monkeypatch):
+def test_beam_corpus_in_a_bucket_equals_the_local_corpus(tmp_path, vocabulary, monkeypatch):
     storage.install_bucket(monkeypatch)
     write_files(tmp_path / "text", 200)
     for file in (tmp_path / "text").iterdir():
@@ -144,7 +144,7 @@ def test_failed_stage_is_named_in_a_one_line_error(tmp_path, vocabulary):
         ),
     ],
 )
-def test_invalid_runner_options(tmp_path, options, message):
+def test_invalid_runner_options_are_refused(tmp_path, options, message):
     write_text(tmp_path / "a.txt", make_text(5))
     with contextlib.redirect_stderr(io.StringIO()) as stderr, pytest.raises(UsageError, match=message):
         run(tmp_path, f"text:{tmp_path}/a.txt", runner="beam", runner_options=options)

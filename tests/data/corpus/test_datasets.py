@@ -48,7 +48,7 @@ def test_examples_are_read_in_order(data_dir):
     assert sum(read_bytes) == len("".join(TEXTS).encode())
 
 
-def test_size_is_known_before_reading(data_dir):
+def test_dataset_size_is_estimated_before_the_text_is_read(data_dir):
     (source,), _ = readers.find_sources(["tfds:stories/plain:train"], data_dir["stories"])
     text = sum(len(text.text) for text in readers.read(source, Counter()))
     assert text <= source.size_bytes < 3 * text + 1000
@@ -56,7 +56,7 @@ def test_size_is_known_before_reading(data_dir):
         readers.find_sources(["tfds:stories/plain:dev"], data_dir["stories"])
 
 
-def test_slices_and_versions(data_dir):
+def test_dataset_name_may_have_a_slice_and_a_version(data_dir):
     for name in "stories/plain:train[:10]", "stories/plain:1.0.0:train[:10]":
         read = list(datasets.tfds_texts(*datasets.parse_tfds("", name), data_dir["stories"], Counter(), lambda _: None))
         assert read == TEXTS[:10]
@@ -80,7 +80,7 @@ def test_missing_dataset_split_or_feature_is_an_error(data_dir, kind, name, spli
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_corpus_of_a_dataset(data_dir, tmp_path):
+def test_prepare_writes_the_corpus_of_a_dataset(data_dir, tmp_path):
     manifest = prepare(
         ["tfds:stories/plain:train"],
         tmp_path / "corpus",

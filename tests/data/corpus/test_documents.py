@@ -41,7 +41,7 @@ def test_wrapped_lines_are_joined():
     assert not is_wrapped(["word " * 40] * 5)
 
 
-def test_unicode_spaces():
+def test_text_with_unicode_spaces_loses_no_character():
     # `sentencex` fails next to such spaces, so `split_sentences` replaces or drops them.
     problems = Counter()
     sentences = split_sentences("B\u2028. \u00e9 J\u3000. e. \u00a0A\u00a0B. C\x85D", PARAGRAPHS, problems)
@@ -80,6 +80,6 @@ def test_text_without_sentence_ends_is_split_at_white_space():
         assert problems["long_sentence_cuts"] > 0 and problems["long_sentence_cuts"] >= len(sentences) - 3
 
 
-def test_unclosed_quote_in_a_long_paragraph():
+def test_sentences_after_an_unclosed_quote_are_split():
     text = '"Open. ' + "This is one sentence. " * 20_000
     assert len(split_sentences(text, PARAGRAPHS, Counter())) > 15_000

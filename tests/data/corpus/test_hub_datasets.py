@@ -39,7 +39,7 @@ def test_rows_are_documents_in_order(hub, letters, tmp_path):
     assert manifest["problems"]["nul_characters"] == 1
 
 
-def test_column_and_config(hub):
+def test_column_and_config_of_a_dataset_can_be_chosen(hub):
     card = "---\nconfigs:\n- config_name: en\n  data_files: en.jsonl\n- config_name: de\n  data_files: de.jsonl\n---\n"
     files = {"README.md": card.encode(), "en.jsonl": lines({"title": "a", "body": "b"}), "de.jsonl": lines({"t": "c"})}
     hub.push("datasets/org/news", files)
@@ -59,7 +59,7 @@ def test_column_and_config(hub):
         assert "\n" not in str(raised.value)
 
 
-def test_unreachable_hub(hub, monkeypatch):
+def test_unreachable_hub_is_a_one_line_error(hub, monkeypatch):
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     hub.status = 500
     with pytest.raises(BertjaxError) as raised:
@@ -67,7 +67,7 @@ def test_unreachable_hub(hub, monkeypatch):
     assert "\n" not in str(raised.value) and "org/stories" in str(raised.value)
 
 
-def test_missing_library(monkeypatch):
+def test_missing_datasets_library_is_an_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UsageError, match=r"cannot import datasets: .*; pip install 'bertjax\[datasets\]'"):
         readers.find_sources(["hf:org/stories:train"])

@@ -34,7 +34,7 @@ def bucket(monkeypatch, corpus, tmp_path):
     return place
 
 
-def test_batches_equal_those_of_the_local_corpus(bucket, corpus, tmp_path):
+def test_batches_from_a_copied_corpus_equal_those_of_the_original(bucket, corpus, tmp_path):
     def batches(path):
         config = load_config(f"pretrain:size=L1_H16,quick=true,corpus={path}", ["--config.data.seq_len=16"])
         task = build_task(parse_config(config), train=True)
@@ -86,7 +86,7 @@ def test_corpus_replaced_during_the_copy_is_an_error(bucket, tmp_path, monkeypat
     assert [path for path in (tmp_path / "staging").iterdir() if path.is_dir()] == []
 
 
-def test_missing_corpus_and_missing_disk_space_are_errors(bucket, monkeypatch):
+def test_missing_corpus_and_insufficient_disk_space_are_errors(bucket, monkeypatch):
     with pytest.raises(UsageError, match="no corpus at gs://bucket/none"):
         open_anywhere("gs://bucket/none")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: (1 << 40, 1 << 40, 1000))
@@ -102,7 +102,7 @@ def _hold(lock, held, done):
         done.wait(30)
 
 
-def test_process_waits_for_another_that_copies(bucket, tmp_path):
+def test_process_waits_while_another_process_copies_the_corpus(bucket, tmp_path):
     copy = open_anywhere(str(bucket)).path
     shutil.rmtree(copy)
     context = multiprocessing.get_context("spawn")

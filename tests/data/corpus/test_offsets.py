@@ -58,7 +58,7 @@ def test_spans_cover_the_text_of_each_piece(tokenizer):
     assert shown[-1] == ("ing", "ing")
 
 
-def test_span_of_an_unknown_word(tokenizer):
+def test_span_of_an_unknown_word_covers_the_word(tokenizer):
     text = "a \u0434\u0430 b"
     ids, spans = tokenizer.encode_with_offsets(text)
     assert [text[start:end] for start, end in spans] == ["a", "\u0434\u0430", "b"]

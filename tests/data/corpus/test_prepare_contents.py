@@ -54,7 +54,7 @@ def test_equal_documents_are_in_the_same_split(tmp_path, vocabulary):
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
-def test_bytes_do_not_depend_on_workers_or_paths(tmp_path, kind, monkeypatch):
+def test_corpus_bytes_do_not_depend_on_workers_or_paths(tmp_path, kind, monkeypatch):
     monkeypatch.setattr(documents_module, "BATCH_CHARS", 2000)
     monkeypatch.setattr(documents_module, "MAX_PIECE_CHARS", 900)
     for place in "here", "there":
@@ -105,7 +105,7 @@ def test_small_corpus_has_documents_in_both_splits(tmp_path, vocabulary, documen
 
 
 @pytest.mark.parametrize("fraction", [0.01, 0.999999])
-def test_one_document_cannot_be_held_out(tmp_path, vocabulary, fraction):
+def test_single_document_stays_in_the_train_split(tmp_path, vocabulary, fraction):
     write_text(tmp_path / "a.txt", make_text(1))
     manifest = run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary, heldout_fraction=fraction)
     assert manifest["problems"] == {"no_heldout_document": 1}
@@ -141,7 +141,7 @@ def test_every_problem_has_a_message():
     assert counted == set(prepare._PROBLEMS)
 
 
-def test_corpus_of_docstrings(tmp_path, vocabulary, monkeypatch):
+def test_docs_input_yields_a_corpus_of_docstrings(tmp_path, vocabulary, monkeypatch):
     (tmp_path / "one.py").write_text(
         '"""The green river is quiet."""\ndef f():\n    """Walk under the seven lamps."""\n'
     )

@@ -60,7 +60,7 @@ def test_existing_output_is_replaced_only_with_overwrite(tmp_path, vocabulary):
         ({"workers": 10**12}, "--workers is 1,000,000,000,000"),
     ],
 )
-def test_invalid_arguments(tmp_path, settings, message):
+def test_invalid_prepare_settings_are_refused(tmp_path, settings, message):
     check_refused(tmp_path, message, **settings)
 
 
@@ -77,7 +77,7 @@ def test_full_disk_is_an_error(tmp_path, vocabulary, monkeypatch):
     assert leftovers(tmp_path) == []
 
 
-def test_missing_disk_space_is_found_before_anything_is_written(tmp_path, vocabulary, monkeypatch):
+def test_insufficient_disk_space_is_reported_before_any_write(tmp_path, vocabulary, monkeypatch):
     write_text(tmp_path / "a.txt", make_text(50))
     monkeypatch.setattr(prepare, "_DISK_BYTES_PER_TEXT_BYTE", 1e15)
     with pytest.raises(BertjaxError, match="not enough disk space for the corpus"):
@@ -85,7 +85,7 @@ def test_missing_disk_space_is_found_before_anything_is_written(tmp_path, vocabu
     assert leftovers(tmp_path) == []
 
 
-def test_interrupt_removes_files_and_workers(tmp_path, vocabulary, monkeypatch):
+def test_interrupt_removes_files_and_stops_workers(tmp_path, vocabulary, monkeypatch):
     write_text(tmp_path / "a.txt", make_text(50))
 
     def add(*_):

@@ -41,7 +41,7 @@ def block_size(request, monkeypatch):
     monkeypatch.setattr(readers, "_READ_BYTES", request.param)
 
 
-def test_text_documents(tmp_path, block_size):
+def test_blank_lines_separate_text_documents(tmp_path, block_size):
     (tmp_path / "a.txt").write_bytes("\ufeffOne é.\r\nTwo.\r\n \t\r\n\r\nThree 中.\n\n\n\n".encode())
     (tmp_path / "b.txt").write_text("Four.", encoding="utf-8")
     documents, problems = read(f"text:{tmp_path}/*.txt")
@@ -62,7 +62,7 @@ Otherwise.
 """
 
 
-def test_wiki_articles(tmp_path, block_size):
+def test_wiki_articles_are_documents_without_tags_and_titles(tmp_path, block_size):
     (tmp_path / "wiki_00").write_text(WIKI, encoding="utf-8")
     documents, problems = read(f"wiki:{tmp_path}/wiki_*")
     assert [text.split("\n") for text in (text.strip() for _, text in documents)] == [
@@ -93,7 +93,7 @@ LINE = "a wrapped line that stops in the middle of what it says"
         ("\n\n".join(["\n".join([LINE] * 5 + ["The end."])] * 3), WRAPPED, 1),
     ],
 )
-def test_prose_layouts(tmp_path, text, form, documents):
+def test_layout_of_prose_is_detected(tmp_path, text, form, documents):
     (tmp_path / "p.txt").write_text(text + "\n", encoding="utf-8")
     documents_read, problems = read(f"prose:{tmp_path}/p.txt")
     assert [f for f, _ in documents_read] == [form] * documents and not problems
@@ -101,7 +101,7 @@ def test_prose_layouts(tmp_path, text, form, documents):
 
 
 @pytest.mark.parametrize("kind", ["text", "prose", "wiki"])
-def test_long_documents_come_in_bounded_pieces(tmp_path, kind, monkeypatch):
+def test_long_documents_are_read_in_bounded_pieces(tmp_path, kind, monkeypatch):
     monkeypatch.setattr(documents_module, "MAX_PIECE_CHARS", 1000)
     monkeypatch.setattr(readers, "_READ_BYTES", 700)
     body = [" ".join(f"{line}.{i}" for i in range(10)) + "." for line in range(400)]
@@ -119,7 +119,7 @@ def test_long_documents_come_in_bounded_pieces(tmp_path, kind, monkeypatch):
     assert documents == {"text": 2, "prose": 1, "wiki": 1}[kind]
 
 
-def test_document_of_one_very_long_line(tmp_path, monkeypatch):
+def test_document_of_one_very_long_line_is_read_completely(tmp_path, monkeypatch):
     monkeypatch.setattr(documents_module, "MAX_PIECE_CHARS", 1000)
     text = " ".join(str(i) for i in range(5000))
     (tmp_path / "f").write_text(text, encoding="utf-8")
@@ -137,7 +137,7 @@ def test_invalid_bytes_are_counted(tmp_path, block_size):
     assert "good" in documents[0][1] and "nul" in documents[0][1]
 
 
-def test_compressed_files(tmp_path, block_size):
+def test_compressed_files_are_read(tmp_path, block_size):
     text = "\n".join(f"Sentence {i}." for i in range(500)).encode()
     (tmp_path / "a.gz").write_bytes(gzip.compress(text))
     (tmp_path / "b.xz").write_bytes(lzma.compress(text))
@@ -175,7 +175,7 @@ def test_damaged_compressed_file_is_an_error(tmp_path, name, damage):
         ("tfds:lm1b", "has no split"),
     ],
 )
-def test_invalid_specs(tmp_path, spec, message):
+def test_invalid_input_specs_are_refused(tmp_path, spec, message):
     with pytest.raises(UsageError, match=message):
         readers.find_sources([spec.format(tmp_path)])
 
@@ -247,7 +247,7 @@ def test_docstring_prose_leaves_out_code_and_tables():
     ]
 
 
-def test_docstrings_of_nested_definitions(tmp_path):
+def test_docstrings_of_nested_definitions_are_found_breadth_first(tmp_path):
     # Docstrings are in the order of `ast.walk`: breadth first.
     source = '''
 def made(number):

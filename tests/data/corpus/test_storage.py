@@ -30,7 +30,7 @@ def file_names(folder):
     return sorted(file.name for file in folder.iterdir())
 
 
-def test_files_that_a_pattern_matches(bucket):
+def test_pattern_matches_files_in_a_bucket(bucket):
     def names(rest):
         return [
             source.name.removeprefix("gs://bucket/") for source in readers.find_sources([f"text:gs://bucket/{rest}"])[0]

@@ -72,7 +72,7 @@ def test_each_file_is_verified_once_by_the_background_thread(tmp_path, monkeypat
             raises()
 
 
-def test_error_of_a_thread_that_ends_while_another_waits_is_raised():
+def test_wait_raises_the_error_of_a_background_thread_that_just_ended():
     files = Checksums()
 
     class EndingThread:

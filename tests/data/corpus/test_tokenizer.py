@@ -142,14 +142,14 @@ def vocabulary_file(tmp_path_factory):
 
 
 @pytest.mark.parametrize("lower_case", [True, False])
-def test_difficult_texts(vocabulary_file, lower_case):
+def test_difficult_texts_match_the_reference_implementation(vocabulary_file, lower_case):
     tokenizer = Tokenizer(load_vocabulary(vocabulary_file, lower_case))
     for text in HARD + HARD:  # the second pass uses the tokenizer's cache
         assert tokenizer.pieces(tokenizer.encode(text)) == plain_tokens(text, lower_case, set(PIECES)), repr(text)
 
 
 @pytest.mark.parametrize("lower_case", [True, False])
-def test_every_code_point(lower_case):
+def test_unicode_code_points_match_the_reference_implementation(lower_case):
     basic = BasicTokenizer(lower_case)
     wrong = []
     # Test all code points of the Unicode planes 0 to 3 and the assigned part of plane 14. Of the others, a sample is
@@ -164,7 +164,7 @@ def test_every_code_point(lower_case):
     assert wrong == []
 
 
-def test_word_spans_in_the_text():
+def test_word_spans_cover_the_words_of_the_text():
     text = " U.S.\tna\u00efve\u200bly,\u4e2d\u6587\u2028e\u0301 \x01"
     spans = BasicTokenizer(lower_case=True).word_spans(text)
     words = ["U", ".", "S", ".", "na\u00efve\u200bly", ",", "\u4e2d", "\u6587", "e\u0301"]
@@ -172,7 +172,7 @@ def test_word_spans_in_the_text():
 
 
 @pytest.mark.parametrize("lower_case", [True, False])
-def test_random_texts_match_the_simple_implementation(vocabulary_file, lower_case):
+def test_random_texts_match_the_reference_implementation(vocabulary_file, lower_case):
     tokenizer = Tokenizer(load_vocabulary(vocabulary_file, lower_case), cache_entries=50)
     draw = random.Random(7)
     ranges = [
@@ -220,7 +220,7 @@ def test_missing_special_piece_is_named(tmp_path, missing):
     assert f"lacks {missing}" in str(caught.value)
 
 
-def test_invalid_vocabularies(tmp_path):
+def test_invalid_vocabulary_file_is_refused(tmp_path):
     with pytest.raises(UsageError, match="cannot read"):
         load_vocabulary(tmp_path / "none.txt")
     (tmp_path / "bad.txt").write_bytes(b"[PAD]\n\xff\xfe\n")

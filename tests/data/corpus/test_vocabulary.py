@@ -27,7 +27,7 @@ def counts(lower_case=True):
     return Counter(word for sentence in random_sentences() for word in tokenizer.words(sentence))
 
 
-def test_wordpiece_vocabulary(tmp_path):
+def test_trained_wordpiece_vocabulary_encodes_its_text_without_unknown_tokens(tmp_path):
     pieces = wordpieces(counts(), 300)
     assert tuple(pieces[:5]) == SPECIAL_PIECES
     assert len(pieces) == len(set(pieces)) == 300
@@ -41,7 +41,7 @@ def test_wordpiece_vocabulary(tmp_path):
     assert len(ids) < 2.5 * sum(counts().values())  # words have 5.5 letters on average
 
 
-def test_small_text_gives_fewer_pieces():
+def test_small_text_gives_fewer_pieces_than_requested():
     assert 10 < len(wordpieces(Counter(["one", "two", "three"] * 2), 30522)) < 40
 
 
@@ -51,7 +51,7 @@ def test_rare_characters_do_not_fill_the_vocabulary():
     assert len(pieces) <= 200 and {"the", "then"} <= set(pieces)
 
 
-def test_no_words_is_an_error():
+def test_training_a_vocabulary_without_words_is_an_error():
     with pytest.raises(BertjaxError, match="no text"):
         wordpieces(Counter(), 100)
 
@@ -66,7 +66,7 @@ def test_same_vocabulary_for_every_hash_seed(kind):
     assert len(hashes) == 1
 
 
-def test_sentencepiece_vocabulary(tmp_path):
+def test_trained_sentencepiece_vocabulary_encodes_and_decodes_a_sentence(tmp_path):
     path = tmp_path / "spiece.model"
     path.write_bytes(sentencepiece_model(random_sentences(), 200, True))
     vocabulary = load_vocabulary(path)
