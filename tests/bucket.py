@@ -31,7 +31,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 _OBJECTS, _UPLOAD = "/storage/v1/b/", "/upload/storage/v1/b/"
-# Ignored query parameters: the first three affect only the form of the response; `tensorstore` bypasses caches.
+# Ignored query parameters. The first three affect only the form of the response. The fourth only bypasses caches.
 _IGNORED = {"fields", "projection", "prettyPrint", "tensorstore"}
 
 

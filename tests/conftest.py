@@ -38,7 +38,7 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
-# Tracing creates many objects, which trigger frequent garbage collections.
+# Collect garbage less often, because tracing creates many objects.
 gc.set_threshold(100_000, 20, 100)
 # Restore the default handlers: background shells and `nohup` ignore these signals, and child processes inherit that.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -40,7 +40,7 @@ def folders(letters, tmp_path_factory):
     return folders
 
 
-def test_docstring_examples(folders):
+def test_docstring_examples_run(folders):
     names = {"CHECKPOINT": folders["huggingface"], "CLASSIFIER": folders["classifier"], "bertjax": bertjax}
     result = doctest.testmod(api, extraglobs=names)
     assert result.attempted >= 15 and not result.failed
@@ -59,7 +59,7 @@ def test_public_names_exist_and_import_lazily():
 
 
 @pytest.mark.devices
-def test_formats_and_meshes_give_equal_outputs(folders):
+def test_encode_is_equal_for_all_checkpoint_formats_and_on_a_mesh(folders):
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
     expected, *others = (bertjax.load(folders[name]).encode(TEXTS) for name in FORMATS)
     sharded = bertjax.load(folders["bertjax"], mesh)
@@ -76,12 +76,12 @@ def test_loading_prints_nothing(folders):
     assert (process.stdout, process.stderr) == ("2\n", "")
 
 
-def test_repr_is_one_line(folders):
+def test_repr_of_a_model_is_one_line(folders):
     classifier = bertjax.load(folders["classifier"])
     assert repr(classifier) == f"<bertjax.Pretrained SequenceModel L2_H16_A2 from {folders['classifier']}>"
 
 
-def test_encoder_on_batch_equals_encode(folders):
+def test_encoder_applied_to_batch_gives_the_states_of_encode(folders):
     bert = bertjax.load(folders["bertjax"])
     batch, encoded = bert.batch(TEXTS), bert.encode(TEXTS)
     assert {name: array.shape for name, array in batch.items()} == dict.fromkeys(batch, encoded.attention_mask.shape)
@@ -96,14 +96,14 @@ def test_encoder_on_batch_equals_encode(folders):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_load_tokenizer(folders, letters, name):
+def test_load_tokenizer_accepts_every_checkpoint_format(folders, letters, name):
     tokenizer = bertjax.load_tokenizer(folders[name])
     ids = tokenizer.encode("A film, 2 books!")
     assert tokenizer.decode(ids) == "a film , 2 books !"
     assert bertjax.load_tokenizer(letters).encode("A film, 2 books!") == ids
 
 
-def test_error_messages(tmp_path, folders):
+def test_invalid_arguments_raise_a_usage_error(tmp_path, folders):
     with pytest.raises(bertjax.UsageError, match="no file or folder at"):
         bertjax.load(tmp_path / "nothing")
     with pytest.raises(bertjax.UsageError, match="has no output layer"):
@@ -129,7 +129,7 @@ def test_error_messages(tmp_path, folders):
             bertjax.load(folders["bertjax"], mesh)
 
 
-def test_pair_as_tuple(folders):
+def test_predict_takes_a_pair_of_texts_as_a_tuple(folders):
     classifier = bertjax.load(folders["classifier"])
     assert classifier.predict([("a", "b c")]) == classifier.predict([["a", "b c"]])
     # `|||` separates texts only on the command line.
@@ -141,14 +141,14 @@ def test_pair_as_tuple(folders):
 
 
 @pytest.mark.devices
-def test_mesh_with_explicit_axes(folders):
+def test_fill_mask_predicts_the_same_tokens_on_a_mesh_with_explicit_axes(folders):
     mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"))
     sharded, replicated = (bertjax.load(folders["bertjax"], m).fill_mask("a [MASK] c", top=3) for m in (mesh, None))
     assert [token for token, _ in sharded[0]] == [token for token, _ in replicated[0]]
 
 
 @pytest.mark.devices
-def test_fill_mask_with_left_to_right_attention_on_a_mesh(letters, tmp_path):
+def test_fill_mask_with_left_to_right_attention_is_equal_on_a_mesh(letters, tmp_path):
     write_workdir(random_checkpoint(letters, attention_direction="left"), tmp_path)
     replicated, sharded = (
         dict(bertjax.load(tmp_path, make_mesh(config)).fill_mask("a [MASK] c", top=4)[0])
@@ -157,7 +157,7 @@ def test_fill_mask_with_left_to_right_attention_on_a_mesh(letters, tmp_path):
     assert replicated == pytest.approx(sharded, abs=1e-5)
 
 
-def test_second_call_does_not_compile(folders, jax_events):
+def test_second_fill_mask_or_predict_does_not_compile(folders, jax_events):
     bert, classifier = bertjax.load(folders["bertjax"]), bertjax.load(folders["classifier"])
     bert.fill_mask("a [MASK] c"), classifier.predict(["a film"])
     jax_events.clear()

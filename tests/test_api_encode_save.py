@@ -36,7 +36,7 @@ def bert(folder):
     return bertjax.load(folder)
 
 
-def test_rows_hold_each_text_once():
+def test_packed_rows_contain_each_text_once():
     lengths = np.random.default_rng(0).integers(2, 70, 500)
     batches = list(pack_batches(lengths, 512))
     assert len({(indices.shape[0], row_len) for indices, row_len in batches}) == 1
@@ -82,7 +82,7 @@ def test_second_encode_does_not_compile(folder, jax_events):
     assert [name for name in jax_events if "compil" in name]
 
 
-def test_pooling(bert):
+def test_encode_returns_the_cls_or_mean_pooled_states(bert):
     full = bert.encode(TEXTS)
     cls, mean = (bert.encode(TEXTS, pooling=pooling) for pooling in ("cls", "mean"))
     assert cls.last_hidden_state is None and mean.last_hidden_state is None
@@ -93,7 +93,7 @@ def test_pooling(bert):
         bert.encode(TEXTS, pooling="max")
 
 
-def test_pooling_of_a_sentence_transformers_folder(folder, letters, tmp_path):
+def test_encode_uses_the_pooling_of_a_sentence_transformers_folder(folder, letters, tmp_path):
     huggingface.write(random_checkpoint(letters), tmp_path)
     (tmp_path / "1_Pooling").mkdir()
     fields = {"word_embedding_dimension": 16, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
@@ -106,14 +106,14 @@ def test_pooling_of_a_sentence_transformers_folder(folder, letters, tmp_path):
         bertjax.load(tmp_path)
 
 
-def test_special_pieces_in_texts_are_tokens(bert):
+def test_mask_token_in_a_text_becomes_the_mask_id(bert):
     ids = bert.batch(["a [MASK] b", "a mask b"])["input_ids"]
     mask_id = bert.tokenizer.vocabulary.mask_id
     assert np.count_nonzero(ids[0] == mask_id) == 1 and mask_id not in ids[1]
     assert np.count_nonzero(ids[0]) == 5
 
 
-def test_truncated_texts_are_counted(bert, caplog):
+def test_encode_logs_the_number_of_truncated_texts(bert, caplog):
     with caplog.at_level(logging.WARNING):
         bert.encode(["a " * 100, "b", ("a " * 30, "b " * 30)])
         bert.encode(["b"])
@@ -139,7 +139,7 @@ def test_saved_model_is_loaded_with_its_parameters(format, bert, tmp_path):
     np.testing.assert_array_equal(bertjax.load(tmp_path / "saved").encode(["a"]).pooled, bert.encode(["a"]).pooled)
 
 
-def test_replace_saves_a_user_defined_output_layer(bert, tmp_path):
+def test_user_defined_output_layer_is_saved_and_loaded(bert, tmp_path):
     head = {"kernel": np.ones((16, 2), np.float32), "bias": np.array([0.0, 9.0], np.float32)}
     params = {"encoder": bert.params["encoder"], "pooler": bert.params["pooler"], "classifier": head}
     classifier = bert.replace(params, output_kind=CLASSES, labels=["no", "yes"])
@@ -148,7 +148,7 @@ def test_replace_saves_a_user_defined_output_layer(bert, tmp_path):
         assert model.predict(["a"])[0]["prediction"] == "yes" and model.labels == ("no", "yes")
 
 
-def test_parameters_that_do_not_fit_are_refused(bert):
+def test_replace_refuses_parameters_that_do_not_fit_the_model(bert):
     params = dict(bert.params)
     for changed, options, message in (
         ({**params, "extra": {"kernel": np.ones(2)}}, {}, "unknown parameters: extra/kernel"),

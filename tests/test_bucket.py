@@ -75,7 +75,7 @@ def copied(storage: bucket.Storage, prefix: str, folder: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_run_killed_during_a_save_and_then_stopped_equals_a_local_run_bitwise(corpus, stored, tmp_path):
+def test_remote_run_equals_a_local_run_bitwise_after_a_kill_and_a_stop(corpus, stored, tmp_path):
     alone = tmp_path / "alone"
     assert run_process(train(corpus, alone))[0] == 0
     process = start_process(train(corpus, RUN))
@@ -135,7 +135,7 @@ def lines_of(capfd, *arguments: str) -> list[dict]:
 
 
 @pytest.mark.slow
-def test_remote_checkpoint_initializes_predicts_and_converts(corpus, stored, tmp_path, capfd):
+def test_remote_checkpoint_supports_init_from_predict_and_convert(corpus, stored, tmp_path, capfd):
     [base] = lines_of(capfd, *train(corpus, "gs://bucket/base", "--config.steps=2", "--config.eval_every=2")[3:])
     assert base["checkpoint"] == "gs://bucket/base/checkpoints/2"
     assert sorted({name.split("/")[1] for name in stored.names("base/")} - {""}) == [
@@ -175,7 +175,7 @@ def state_of(step: int) -> TrainState:
 
 
 @pytest.mark.slow
-def test_lost_connection_is_retried_and_refused_save_leaves_no_checkpoint(stored):
+def test_save_retries_lost_connections_and_fails_without_permission(stored):
     place, lost = workdir.create(RUN), set()
 
     def lose_the_first(method: str, path: str) -> None:

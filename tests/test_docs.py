@@ -98,7 +98,7 @@ def check_links(file: Path, text: str) -> None:
 @every_document
 def test_commands_are_valid(file, monkeypatch):
     monkeypatch.chdir(ROOT)
-    # Tables that start from a released checkpoint would load it to read its architecture.
+    # Tables that start from a released checkpoint would open it. This test needs only an architecture.
     monkeypatch.setattr(runs, "load_released", lambda checkpoint: runs.Released("", "0" * 64, Architecture()))
     for words in commands(file.read_text()):
         check(words)
@@ -116,7 +116,7 @@ def test_links_resolve(file):
     check_links(file, file.read_text())
 
 
-def test_commands_and_links_are_found():
+def test_all_commands_are_found_and_all_documents_are_linked():
     """Tests that `commands` finds every indented `bertjax` command, and that the main pages link to every document."""
     for file in DOCUMENTS:
         text = file.read_text()

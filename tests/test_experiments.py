@@ -69,7 +69,7 @@ def test_docstring_has_valid_commands_hardware_and_expected_result(file, monkeyp
 
 
 @every_experiment
-def test_arguments_are_documented_and_unknown_ones_rejected(file):
+def test_arguments_are_documented_and_unknown_arguments_are_rejected(file):
     with pytest.raises(UsageError, match="unknown config argument 'nosuch'; use one of ") as error:
         load_config(f"{file}:nosuch=1", [])
     known = str(error.value).partition("use one of ")[2].partition(" (")[0].split(", ")

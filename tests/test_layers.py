@@ -50,14 +50,14 @@ def test_every_module_has_a_layer():
 
 
 @pytest.mark.parametrize("file", MODULES, ids=lambda file: str(file.relative_to(PACKAGE)))
-def test_imports_point_downwards(file):
+def test_modules_import_only_from_their_own_or_lower_layers(file):
     own = LAYER_OF[file.relative_to(PACKAGE).with_suffix("").parts[0]]
     names = {name for name in imported(file) if name.startswith("bertjax.")}
     above = {name for name in names if name.split(".")[1] in LAYER_OF and layer(name) > own}
     assert not above, f"{file} imports {above}"
 
 
-def test_model_and_step_do_not_import_files_or_tensorflow():
+def test_model_and_train_step_do_not_import_file_io_or_tensorflow():
     for path in PURE:
         for file in [PACKAGE / path] if path.endswith(".py") else sorted((PACKAGE / path).rglob("*.py")):
             roots = {name.split(".")[0] for name in imported(file)}

@@ -88,7 +88,7 @@ def assert_same_metrics(metrics: Metrics, expected: Metrics) -> None:
 
 
 @pytest.mark.slow
-def test_run_resumes_on_other_processes_after_a_kill(corpus, tmp_path, single_process_metrics):
+def test_run_resumes_on_fewer_processes_and_another_mesh_after_a_kill(corpus, tmp_path, single_process_metrics):
     workdir = tmp_path / "run"
     pod = start_pod(4, 2, train(corpus, workdir, "--config.mesh.data=2", "--config.mesh.fsdp=4"))
     read_until(pod, "step 25/")

@@ -79,8 +79,8 @@ READERS: dict[str, tuple[str, ...]] = {
     "inspect_glue": ("inspect", *config("glue", data__path="copy/glue", data__vocabulary="copy/vocab.txt")),
     "inspect_text": ("inspect", *config("text", data__train_file="copy/text/train.csv")),
 }
-# For each target: folder of the sandbox that is copied to `copy`, pattern of the files to damage, keys of `READERS`,
-# and kinds of damage that may change the output of a command without an error.
+# By name of the target: folder of the sandbox to copy to `copy`, pattern of the files to damage, keys of `READERS`, and
+# kinds of damage after which a command may print other results instead of an error.
 TARGETS: dict[str, tuple[str, str, str, Sequence[str]]] = {
     "corpus": ("corpus", "*.*", "inspect train", ()),
     "pair index": ("corpus", "pair_index/*", "inspect train", ()),
@@ -139,7 +139,7 @@ def undamaged_answer(sandbox: Sandbox, piece: str, reader: str) -> dict[str, str
 def _copy_piece(sandbox: Sandbox, case: Path, piece: str, reader: str) -> Path:
     copy = shutil.copytree(sandbox.piece(piece), case / "work" / "copy")
     if reader.startswith("resume"):
-        # Without its last checkpoint, the run looks as if it was killed before its last save.
+        # Delete the newest checkpoint, so that the run looks like one that was killed before its last save.
         shutil.rmtree(copy / "checkpoints" / str(newest_checkpoint(copy)))
     return copy
 

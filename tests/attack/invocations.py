@@ -34,8 +34,8 @@ _ODD = {
     str: ("", "nosuch", "x" * 5000, "\x1b[31mred\x07", "a\nb", "-1", "[a-", "%s{0}", "\udcff", "x [MASK] " * 3000),
 }
 _PATHS = ("nothing", "folder", "file.txt/below", "loop", "x" * 300, "..", "gs://nosuchbucket/x", "\x1b[31m")
-# Files with unusual content for all options except --config: errors in an experiment file, which is Python code, print
-# a traceback.
+# Files with unusual content, for all options except --config. An experiment file is Python code, so an error in it
+# prints a traceback.
 _FILES = ("file.txt", "junk.bin", "utf16.txt", "o[d]d*.txt")
 _EXPERIMENT = b"from bertjax.presets import *\nfrom ml_collections import ConfigDict\ndef get_config():\n    "
 _EXPERIMENTS = {
@@ -109,7 +109,7 @@ def _of_command(words: tuple[str, ...], parser: argparse.ArgumentParser) -> Iter
 def _values_of(action: argparse.Action) -> tuple[list[str], list[str]]:
     """Returns wrong values, which the command must reject, and odd values, which it may accept."""
     kind = {"_integer": int, "float": float}.get(getattr(action.type, "__name__", ""), str)
-    # Exclude the huge value of `bench input --seconds`, for which the command would run that many seconds.
+    # Exclude the huge value of `bench input --seconds`, because the command would run for that time.
     odd = [value for value in _ODD[kind] if (action.dest, value) != ("seconds", _HUGE)]
     wrong = list(_WRONG.get(kind, ()))
     if action.metavar == "SPEC":

@@ -39,7 +39,8 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="keep the directories of the cases")
     args = parser.parse_args()
     sandbox = Sandbox(Path(tempfile.mkdtemp(prefix="bertjax-attack-")), args.compiled)
-    # Import now, so that forks start fast; the imports read environment variables and start no threads.
+    # Import before the first fork, so that commands start fast. The imports read the environment variables that are set
+    # here, and start no threads, so that forks are safe.
     os.environ.update(sandbox.env)
     for module in ("flax.linen", "matplotlib.figure", "optax", "orbax.checkpoint", "tensorflow"):
         __import__(module)

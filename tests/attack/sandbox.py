@@ -32,7 +32,7 @@ Process = tuple[int, Callable[[], int | None]]
 HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 LIMIT_SECONDS = 120.0
-# The test suite sets flags that speed up compilation further.
+# The test suite sets XLA_FLAGS, with more flags that speed up compilation.
 _XLA_FLAGS = os.environ.get("XLA_FLAGS", "--xla_backend_optimization_level=0")
 _CACHE = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
 _TENSORFLOW = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "TF_USE_LEGACY_KERAS": "1"}
@@ -218,7 +218,7 @@ def _write_files(folder: Path) -> None:
 _PREPARE = (*PREPARE, "--input=text:{files}/text.txt", "--output=FOLDER")
 _INSPECT = ("inspect", *config("pretrain", data__corpus="FOLDER"))  # Writes the pair indices.
 _KEEP = ("table", "5", "--results=FOLDER", "--keep=FOLDER/kept.json")
-# Commands that make each piece in FOLDER. `Sandbox.piece` itself writes `files` and `table`.
+# By name of the piece: commands that write it to FOLDER. `Sandbox.piece` itself writes `files` and `table`.
 PIECES: dict[str, Sequence[Sequence[str]]] = {
     **dict.fromkeys(("files", "table"), ()),
     "corpus": (_PREPARE, _INSPECT),

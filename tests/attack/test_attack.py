@@ -14,18 +14,21 @@ import pytest
 import sandbox as sandboxes
 from invocations import invocations, invoke
 
-# Prefixes of placeholders for outputs of slow commands. The short attack skips invocations that contain one.
+# Prefixes of placeholders, such as `{glue2}`, for outputs of slow commands. The short attack skips invocations with
+# these placeholders.
 SLOW = ("{glue", "{swept}", "{predictions}", "{reproduced}", "{huggingface}")
 ROWS = ("checkpoint", "gz", "glue data", "squad data", "prepare")
 
 
 def test_short_attack_finds_no_faults():
     cases = [case for case in invocations(0) if not any(piece in str(case.attack.keywords) for piece in SLOW)]
-    # The last case of a row and kind is run: of the kills, the case with the fewest.
+    # The dictionary below keeps the last case of each row and attack function. The order of `kill_cases` makes this the
+    # case with the fewest kills.
     kill_cases = sorted(kills.kills(100, 0), key=lambda case: -case.attack.keywords["most"])
     cases += [case for case in (*damage.damages(300, 0), *kill_cases) if case.row in ROWS]
     names = [case.name for case in {(case.row, case.attack.func): case for case in cases}.values()]
-    # Share the compilation cache of all tests: of the commands in `ROWS`, those that are killed compile nothing.
+    # Share the compilation cache of all tests. Kills cannot damage it, because `prepare`, the only command in `ROWS`
+    # that is killed, compiles nothing.
     compiled = f"--compiled={os.environ['JAX_COMPILATION_CACHE_DIR']}"
     command = [sys.executable, Path(__file__).with_name("run.py"), compiled, "--only", *names]
     result = subprocess.run(command, text=True, capture_output=True)

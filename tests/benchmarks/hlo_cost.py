@@ -173,7 +173,7 @@ def _read_bytes(program: Program, computation: Computation, value: Instruction) 
         elif user.opcode == "bitcast":
             total += _read_bytes(program, computation, user)
         elif user.opcode == "dynamic-update-slice" and user.operands[0] == value.name:
-            # The update in place does not read the array.
+            # An in-place update does not read the array that it updates.
             continue
         elif user.opcode == "fusion":
             inner = program.computations[user.called[0]]

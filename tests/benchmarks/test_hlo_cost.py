@@ -102,13 +102,14 @@ def test_flops_of_convolutions_exclude_padding_and_dilation():
         "bf16[16,512,768]", "bf16[1,768,3072]", "bf16[16,512,3072]", "window={size=1}, dim_labels=0bf_0io->0bf"
     )
     assert flops == 2 * 16 * 512 * 768 * 3072
-    # [B, L, D] x [H, K, D] to [B, L, H, K]: heads are window positions, all but one of them on padding.
+    # [B, L, D] x [H, K, D] to [B, L, H, K]. The heads form a window, of which all positions but one are on padding.
     flops = convolved(
         *("bf16[16,512,768,1]", "bf16[12,64,768,1]", "bf16[16,512,12,64]"),
         "window={size=1x12 pad=0_0x11_11 rhs_reversal=0x1}, dim_labels=0bf1_1oi0->0b1f",
     )
     assert flops == 2 * 16 * 512 * 768 * 12 * 64
-    # Queries x keys, both [B, L, H, K]: rows and heads are window positions on a dilated input.
+    # Queries x keys, both [B, L, H, K]. Rows and heads form a window on a dilated input. At each output, all window
+    # positions but one are between input elements.
     flops = convolved(
         *("bf16[16,512,12,64]", "bf16[16,512,12,64]", "bf16[16,12,512,512]"),
         "window={size=16x12 stride=15x11 lhs_dilate=16x12}, dim_labels=0b1f_0o1i->01bf",

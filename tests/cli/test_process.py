@@ -58,7 +58,7 @@ def test_expected_error_is_one_line(tmp_path):
 
 def test_libtpu_prints_nothing_on_a_machine_without_a_tpu(tmp_path, monkeypatch):
     monkeypatch.delenv("JAX_PLATFORMS")
-    # Without this variable, libtpu prints nothing if another process has loaded it.
+    # If another process has loaded libtpu, libtpu prints its messages only with this variable.
     monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     assert run("import jax; jax.devices()", tmp_path) == (0, "")
 
@@ -74,7 +74,7 @@ def test_platform_without_devices_is_a_one_line_error(tmp_path, monkeypatch):
 
 
 def test_error_in_a_finalizer_adds_no_traceback(tmp_path):
-    # After a failed read, finalizers of Orbax raise such errors.
+    # After a failed read, finalizers of Orbax raise errors, like `Read.__del__` here.
     body = (
         "from bertjax.errors import BertjaxError\n"
         "class Read:\n    def __del__(self):\n        raise ValueError('abandoned')\n"

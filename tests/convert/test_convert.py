@@ -130,7 +130,7 @@ def test_error_names_each_architecture_field_that_a_format_cannot_express(fmt, l
     expressed = {*SHARED_FIELDS, "hidden_act", "layer_norm_eps", "pad_vocab_to_multiple_of"}
     for name in {*ARCHITECTURE_FIELDS} - expressed:
         checkpoint = random_checkpoint(letters)
-        # Any value but the default, whether or not the model supports it.
+        # Set any value other than the default. The model need not support it.
         object.__setattr__(checkpoint.config, name, f"not {getattr(Architecture(), name)}")
         with pytest.raises(UsageError, match=f"model.{name}="):
             WRITERS[fmt](checkpoint, tmp_path)

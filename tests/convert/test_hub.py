@@ -139,7 +139,7 @@ def test_file_that_does_not_match_its_hash_is_removed(name, server):
     ],
 )
 def test_http_errors_become_one_line_errors_with_advice(status, error, message, server, monkeypatch):
-    # The library retries busy servers for minutes.
+    # Skip the waits of `huggingface_hub`, which retries requests to a busy server for minutes.
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     server.push("org/bert", {"config.json": b"{}"})
     server.status = status

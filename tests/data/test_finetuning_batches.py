@@ -50,7 +50,8 @@ def test_batches_group_examples_of_similar_length():
     positions = sum(
         rows * length * steps for (rows, length), steps in order.shape_counts(order.steps_per_epoch).items()
     )
-    # A row has about half a bucket of padding. In random order, rows would be padded to the longest of eight.
+    # A row has about half a bucket of padding. In batches of random examples, a row would be padded to the longest of
+    # eight examples.
     assert positions / tokens < 1.5
 
 

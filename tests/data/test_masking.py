@@ -122,7 +122,8 @@ def test_whole_words_are_masked_completely_and_within_the_limit(vocabulary):
                 both += position in chosen
     assert partly == 0
     assert both > 1000
-    # Masking skips at most two words that do not fit. google-research/bert skips all, with nearly as many predictions.
+    # bertjax skips at most two words that do not fit. The loop below skips all such words, like google-research/bert.
+    # Both make nearly the same number of predictions.
     rng = np.random.default_rng(2)
     greedy = 0
     for row, number in enumerate(numbers):

@@ -137,7 +137,7 @@ def test_phases_have_different_batches_and_resume(traced):
 def test_late_steps_are_reproducible(traced, objective):
     late = train(traced, 3, objective=objective, start_step=1_000_000)
     assert_same(late[2:], train(traced, 1, objective=objective, start_step=1_000_002))
-    # Batches of late epochs also have different rows.
+    # Batches of late epochs also differ from each other.
     assert not np.array_equal(late[0]["input_ids"], late[1]["input_ids"])
     assert len({row.tobytes() for row in joined(late)["input_ids"]}) == 3 * BATCH
 

@@ -158,7 +158,7 @@ def test_lines_stream_in_order(folders, letters, monkeypatch, capfd, tmp_path):
     assert [(record["line"], record["text"]) for record in records] == list(enumerate(lines, 1))
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO((tmp_path / "texts.txt").read_bytes())))
     assert predict_json(capfd, folders[CLASSES], "--text=-") == records
-    # Endless input is predicted chunk by chunk.
+    # Endless input is read and predicted in chunks of three texts.
     num_read: list[int] = []
     endless = (num_read.append(index) or (f"a {index}",) for index in itertools.count())
     predictions = predict.predict_texts(load_model(folders[CLASSES]), endless)

@@ -155,7 +155,7 @@ def jobset_action(jobset: dict, failures: list[tuple[int, set[str]]]) -> str:
         ([(1, {"DisruptionTarget"})], "RestartJobSetAndIgnoreMaxRestarts"),
         *(([(code, set())], "RestartJobSet") for code in (43, 134, 137, 139, 143)),
         *(([(code, set())], "FailJobSet") for code in (1, 2)),
-        # With several slices, an error that a restart would repeat takes precedence over lost processes elsewhere.
+        # If slices fail differently, an error that a restart would repeat takes precedence over lost processes.
         ([(43, set()), (42, set()), (1, set())], "FailJobSet"),
         ([(43, set()), (42, set())], "RestartJobSetAndIgnoreMaxRestarts"),
     ],

@@ -125,7 +125,7 @@ def test_entities_of_invalid_tag_sequences_match_seqeval(tags, entities):
     assert extract_entities(tags.split()) == entities
 
 
-def test_mix_of_bioes_and_bilou_marks_entities():
+def test_has_entities_accepts_a_mix_of_bioes_and_bilou_tags():
     assert has_entities(["B-PER", "E-PER", "U-PER"])
     assert not has_entities(["S-noun", "verb"])
 

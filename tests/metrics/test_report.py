@@ -43,7 +43,7 @@ def test_multilabel_report_matches_scikit_learn():
     assert report.as_json().keys() == {"per_class"} and len(report.format().splitlines()) == 4
 
 
-def test_entity_report_pairs_entities_with_the_same_span():
+def test_entity_confusion_pairs_true_and_predicted_entities_of_the_same_span():
     labels = [["B-A", "I-A", "O", "B-B"], ["B-B", "O"]]
     predictions = [["B-B", "I-B", "O", "B-B"], ["O", "B-A"]]
     report = entity_report(labels, predictions)
@@ -51,7 +51,7 @@ def test_entity_report_pairs_entities_with_the_same_span():
     assert report.scores()["B"] == {"precision": 50.0, "recall": 50.0, "f1": 50.0, "support": 2}
 
 
-def test_entity_report_has_the_f1_of_entity_scores():
+def test_entity_report_has_the_same_f1_as_entity_scores():
     rng = random.Random(0)
     tags = ["O", "B-A", "I-A", "B-B", "I-B", "S-C", "E-A"]
     labels = [rng.choices(tags, k=10) for _ in range(30)]
@@ -63,7 +63,7 @@ def test_entity_report_has_the_f1_of_entity_scores():
     assert sum(class_scores["support"] for class_scores in report.scores().values()) == report.support.sum()
 
 
-def test_report_of_many_classes_shows_the_most_frequent():
+def test_report_of_many_classes_shows_only_the_most_frequent_classes():
     labels = np.repeat(np.arange(100), np.arange(100) + 1)
     report = class_report([f"class\x1b{i}" for i in range(100)], np.where(labels == 99, 98, labels), labels)
     text = report.format()

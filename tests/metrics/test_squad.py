@@ -17,7 +17,7 @@ from bertjax.metrics import squad as metrics
         ("", ""),
     ],
 )
-def test_normalize_answer(text, normalized):
+def test_normalize_answer_lowercases_and_removes_articles_and_punctuation(text, normalized):
     assert metrics.normalize_answer(text) == normalized
 
 
@@ -26,7 +26,7 @@ def test_f1_counts_repeated_words():
     assert metrics.f1_v1("cat", "dog") == 0.0
 
 
-def test_versions_differ_on_answers_that_normalize_to_nothing():
+def test_f1_of_two_empty_normalized_answers_is_zero_in_v1_and_one_in_v2():
     assert (metrics.f1_v1("", ""), metrics.f1_v2("", "")) == (0.0, 1.0)
     assert (metrics.f1_v1("the", "a"), metrics.f1_v2("the", "a")) == (0.0, 1.0)
     assert metrics.f1_v2("", "cat") == 0.0
@@ -60,7 +60,7 @@ def test_best_threshold_maximizes_f1():
 
 
 @pytest.mark.parametrize("odds", [(-1.0, -2.0, -3.0), (0.0, 0.0, 0.0), (1.0, 2.0, 3.0)])
-def test_best_threshold_reaches_its_score_if_it_is_best_to_predict_no_answers(odds):
+def test_best_threshold_reproduces_its_f1_if_empty_predictions_are_best(odds):
     answers = {"a": ("x",), "b": (), "c": ()}
     predictions = {"a": "w", "b": "z", "c": "w"}
     null_odds = dict(zip(answers, odds, strict=True))

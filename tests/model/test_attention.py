@@ -72,7 +72,7 @@ def test_auto_selects_splash_for_long_rows_without_dropout():
         ({"attention": "math.pi"}, "tpu", "is not a function: float; use one of"),
     ],
 )
-def test_unsupported_cases_are_refused(changes, platform, message):
+def test_unknown_or_unsupported_attention_is_refused(changes, platform, message):
     with (
         jax.sharding.use_abstract_mesh(one_device(platform)),
         pytest.raises(UsageError, match=f"model.attention.*{message}"),
@@ -81,7 +81,7 @@ def test_unsupported_cases_are_refused(changes, platform, message):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "auto"])
-def test_cudnn_is_selected_on_gpu(dtype):
+def test_explicit_cudnn_attention_is_accepted_on_gpu(dtype):
     config = dataclasses.replace(MODEL, attention="cudnn", attention_probs_dropout_prob=0.0, dtype=dtype)
     with jax.sharding.use_abstract_mesh(one_device("gpu")):
         assert select_attention(config, 100) is dispatch._IMPLEMENTATIONS["cudnn"].function
@@ -128,20 +128,20 @@ def return_none(query, key, value, mask, **options):
         ("return_none", "returns NoneType; it must return"),
     ],
 )
-def test_errors_of_user_functions_name_the_field(name, message):
+def test_wrong_output_of_a_user_function_is_an_error_that_names_the_config_field(name, message):
     path = f"{__name__}.{name}"
     config = dataclasses.replace(MODEL, attention=path)
     with pytest.raises(UsageError, match=f"config.model.attention={path} .*{message}"):
         Encoder(config).init(jax.random.key(0), IDS, 0 * IDS, ONES)
 
 
-def test_too_long_rows_are_refused():
+def test_fused_attention_refuses_rows_of_more_than_512_tokens():
     with pytest.raises(UsageError, match=r"fused does not support rows of 513 tokens \(maximum: 512\)"):
         select_attention(dataclasses.replace(MODEL, attention="fused"), 513)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_mask_allows_keys_of_the_same_sequence_in_the_direction(direction):
+def test_mask_allows_keys_of_the_same_sequence_in_the_attention_direction(direction):
     query, key = np.arange(5)[:, None], np.arange(6)
     expected = np.asarray(SEQUENCES)[0, :5, None] == np.asarray(SEQUENCES)[0]
     if direction != "both":

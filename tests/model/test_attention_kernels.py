@@ -74,7 +74,7 @@ def test_fused_attention_equals_xla_attention(rows, length, heads, size, directi
         np.testing.assert_allclose(actual, expected, atol=3e-6)
 
 
-def test_bfloat16_error_of_fused_attention_is_that_of_xla_attention():
+def test_fused_attention_is_as_accurate_as_xla_attention_in_bfloat16():
     arrays = inputs(3, 32, 2, 64, jnp.bfloat16)
     exact = results(xla_attention, "both", 0.1, *(array.astype(jnp.float32) for array in arrays[:4]), arrays[4])
     halves = [results(attention, "both", 0.1, *arrays) for attention in (fused_attention, xla_attention)]
@@ -96,7 +96,7 @@ def test_each_row_head_and_query_has_its_own_dropout_mask():
 
 @pytest.mark.devices
 @pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2), (1, 2, 4)])
-def test_fused_attention_is_bitwise_equal_on_meshes(sizes):
+def test_fused_attention_on_a_mesh_is_bitwise_equal_to_one_device(sizes):
     arrays = inputs(8, 16, 4, 8)
     single_device = results(fused_attention, "both", 0.1, *arrays)
     mesh = make_mesh(MeshConfig(*sizes))

@@ -40,6 +40,6 @@ def test_build_model_inverts_model_description(model, kind, num_outputs):
     assert build_model(description, CONFIG) == model
 
 
-def test_unknown_kind_is_refused():
+def test_unknown_kind_of_model_is_refused():
     with pytest.raises(UsageError, match="unknown kind of model: 'pairs'; use one of encoder, pretraining"):
         build_model({"kind": "pairs"}, CONFIG)

@@ -25,7 +25,7 @@ def draws() -> np.ndarray:
     return dropped((32, 8, 64, 64), 0)
 
 
-def test_neighbors_along_every_axis_are_uncorrelated(draws):
+def test_masks_of_neighboring_elements_are_uncorrelated_along_every_axis(draws):
     pairs = {
         "rows": (draws[1:], draws[:-1]),
         "heads": (draws[:, 1:], draws[:, :-1]),
@@ -39,7 +39,7 @@ def test_neighbors_along_every_axis_are_uncorrelated(draws):
         assert abs(deviations(a, b)) < 4, name
 
 
-def test_autocorrelation_has_no_peak(draws):
+def test_mask_autocorrelation_has_no_peak_at_nonzero_lags(draws):
     spectrum = np.fft.rfft2(draws.reshape(-1, 64, 64))
     correlation = np.fft.irfft2((np.abs(spectrum) ** 2).mean(0))
     largest = np.abs(correlation.ravel()[1:]).max() / correlation[0, 0] * np.sqrt(draws.size)

@@ -40,7 +40,7 @@ def differing_positions(states) -> set[int]:
 
 
 @pytest.mark.parametrize("config", [LEFT, RIGHT, LSTMS])
-def test_predicted_tokens_are_not_visible(config):
+def test_language_model_logits_do_not_depend_on_the_predicted_token(config):
     logits = outputs(LanguageModel(config))
     expected = {"left": {3, 4, 5}, "right": {0, 1, 2, 3}}
     assert {direction: differing_positions(values) for direction, values in logits.items()} == {
@@ -58,12 +58,12 @@ def test_lstm_accepts_any_even_hidden_size():
 
 
 @pytest.mark.parametrize(("config", "positions"), [(LEFT, {3, 4, 5}), (RIGHT, {0, 1, 2, 3}), (LSTMS, {*range(6)})])
-def test_token_model_sees_the_context_of_its_encoder(config, positions):
+def test_token_model_logits_depend_only_on_the_context_of_the_encoder(config, positions):
     assert differing_positions(outputs(TokenModel(config, 3, head_dropout=False))) == positions
 
 
 @pytest.mark.parametrize("config", [LEFT, RIGHT, LSTMS, BOTH_WAYS])
-def test_sequence_model_sees_the_whole_row(config):
+def test_sequence_model_logits_depend_on_every_token(config):
     model = SequenceModel(config, 2)
     params, apply = jax.jit(model.init)(jax.random.key(0), BATCH), jax.jit(model.apply)
     logits = apply(params, BATCH)
@@ -85,7 +85,7 @@ def test_lstm_state_is_reset_between_sequences():
 
 
 @pytest.mark.parametrize("config", [LEFT, RIGHT, LSTMS])
-def test_loss_is_the_cross_entropy_of_the_adjacent_token(config):
+def test_loss_is_the_cross_entropy_of_the_next_or_previous_token(config):
     phase = Phase(seq_len=8, batch_size=2, max_predictions=6, start_step=0, stop_step=1)
     objective = language_model.LanguageModeling.for_model(config)
     assert {*objective.synthetic_batch(phase)} == {*BATCH}
@@ -141,7 +141,7 @@ def test_recurrence_gradient_equals_autodiff_of_the_scan(reverse):
         np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-5, atol=1e-6)
 
 
-def test_lstm_equals_its_equations():
+def test_lstm_states_match_the_lstm_equations_in_numpy():
     """Compares each step with the equations of Hochreiter and Schmidhuber (1997), with a forget gate."""
     rng = np.random.default_rng(0)
     gates, weights = rng.standard_normal((5, 4, 3)), rng.standard_normal((3, 4, 3))

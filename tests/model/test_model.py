@@ -21,7 +21,7 @@ from bertjax.model.partitioning import resolve_layout
 from bertjax.tasks.objectives.masked_lm import MaskedLm
 
 CONFIG = tiny_config(vocab_size=50, max_position_embeddings=24, pad_vocab_to_multiple_of=16, initializer_range=0.3)
-# The layout that the default, `auto`, selects on CPUs.
+# Unrolled layers, which the default `scan_layers="auto"` selects on CPUs.
 UNROLLED = dataclasses.replace(CONFIG, scan_layers="false")
 PHASE = Phase(seq_len=24, batch_size=4, max_predictions=4, start_step=0, stop_step=1)
 
@@ -140,7 +140,7 @@ def lowered_gradients(params, batch) -> dict[str, jax.stages.Lowered]:
     return {remat: lowered(remat) for remat in REMAT_POLICIES}
 
 
-def test_number_of_matrix_products_recomputed_by_each_remat_policy(lowered_gradients):
+def test_remat_policies_are_ordered_by_number_of_recomputed_matrix_products(lowered_gradients):
     none, attention, elementwise, projections, full = (
         lowered.compile().as_text().count(" dot(") for lowered in lowered_gradients.values()
     )
@@ -154,7 +154,7 @@ def test_remat_policies_compute_gelu_equally_often(lowered_gradients):
     assert len({lowered.as_text().count("stablehlo.tanh") for lowered in lowered_gradients.values()}) == 1
 
 
-def test_packed_sequences_equal_single_rows(params):
+def test_hidden_states_of_packed_sequences_equal_those_of_separate_rows(params):
     rng = np.random.default_rng(3)
     lengths = [9, 6, 5]
     ids = [rng.integers(0, 50, n) for n in lengths]
@@ -185,7 +185,7 @@ def test_packed_sequences_equal_single_rows(params):
         start += n
 
 
-def test_bfloat16_computes_in_bfloat16_from_float32_parameters(params, batch):
+def test_bfloat16_model_has_float32_parameters_and_bfloat16_matrix_products(params, batch):
     config = dataclasses.replace(CONFIG, dtype="bfloat16")
     text = str(jax.make_jaxpr(PretrainingModel(config).apply)({"params": params}, batch))
     products = [line for line in text.splitlines() if "= dot_general[" in line]
@@ -206,7 +206,7 @@ def test_bfloat16_computes_in_bfloat16_from_float32_parameters(params, batch):
     ("platform", "dtype", "scan_layers"),
     [("cpu", "float32", "false"), ("tpu", "bfloat16", "true"), ("gpu", "bfloat16", "true")],
 )
-def test_auto_layout_depends_on_the_platform_of_the_mesh(params, batch, platform, dtype, scan_layers):
+def test_auto_dtype_and_scan_layers_depend_on_the_platform_of_the_mesh(params, batch, platform, dtype, scan_layers):
     config = dataclasses.replace(CONFIG, dtype="auto")
     explicit = dataclasses.replace(CONFIG, dtype=dtype, scan_layers=scan_layers)
     with jax.sharding.use_abstract_mesh(one_device(platform)):

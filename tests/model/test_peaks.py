@@ -20,13 +20,13 @@ from bertjax.model.flops import peak_flops_per_second
         ("TPU v6 lite", "v6e", 4, 4),
     ],
 )
-def test_peak_of_devices_is_that_of_their_chips(kind, chip, devices, chips):
+def test_peak_flops_of_tpus_are_summed_over_chips_and_not_devices(kind, chip, devices, chips):
     device = types.SimpleNamespace(platform="tpu", device_kind=kind)
     peak, source = peak_flops_per_second([device] * devices)
     assert peak == chips * CHIPS[chip].flops_per_second
     assert source.startswith(f"{devices} x {kind}, ")
 
 
-def test_unknown_devices_have_no_peak():
+def test_peak_flops_of_an_unknown_device_are_zero():
     unknown = types.SimpleNamespace(platform="gpu", device_kind="RTX 9090")
     assert peak_flops_per_second([unknown]) == (0.0, "no peak known for RTX 9090")

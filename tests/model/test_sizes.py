@@ -72,7 +72,7 @@ def parameter_counts(size: str, vocab_size: int = 30_522) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(("size", "expected"), [*SMALL.items(), *NAMED.items()])
-def test_published_sizes_have_published_counts(size, expected):
+def test_published_sizes_have_the_published_parameter_counts(size, expected):
     assert parameter_counts(size) == expected
 
 
@@ -84,7 +84,7 @@ def test_sizes_of_table_6_have_expected_parameter_counts(size, expected):
 
 
 @pytest.mark.parametrize(("model", "expected"), OTHER_VOCABULARIES.items())
-def test_released_vocabularies_have_published_counts(model, expected):
+def test_models_with_other_vocabularies_have_the_published_parameter_counts(model, expected):
     assert parameter_counts(*model) == expected
 
 

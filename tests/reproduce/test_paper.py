@@ -34,13 +34,13 @@ def test_glue_average_is_the_mean_of_nine_columns():
         assert statistics.mean(values) == pytest.approx(average, abs=0.07 if "ELMo" in row else 0.051), row
 
 
-def test_tables_agree_on_shared_models():
+def test_tables_of_the_paper_agree_on_scores_of_the_same_model():
     five, six, seven, eight = (paper_table(name) for name in "5678")
     base = dict(zip(five.columns, five.rows["BERT BASE"], strict=True))
     for column, value in zip(six.columns, six.rows["12/768/12"], strict=True):
         assert column not in base or base[column] == pytest.approx(value, abs=0.25)
     assert eight.rows["80/10/10"][0] == pytest.approx(base["MNLI-m"], abs=0.25)
-    # For fine-tuned NER, Tables 7 and 8 report 96.4 and 95.4, with different document context and restarts.
+    # For fine-tuned NER, Tables 7 and 8 report 96.4 and 95.4. Their runs differ in document context and restarts.
     assert seven.rows["Fine-tuning BERT BASE"][0] - eight.rows["80/10/10"][1] == pytest.approx(1.0)
 
 

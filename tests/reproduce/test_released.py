@@ -31,7 +31,7 @@ def inputs(letters, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_table_from_released_checkpoints(inputs, capfd):
+def test_reproduce_fills_a_table_from_released_checkpoints(inputs, capfd):
     arguments = f"base={inputs}/base,large={inputs}/large,glue={inputs}/glue"
     config, results = f"--config=tables/table1:scale=small,{arguments}", f"--results={inputs}/results"
     plan = printed(capfd, "reproduce", config, results, "--plan", "--topology=v5e:2x2", "--price_per_chip_hour=1.2")
@@ -49,7 +49,7 @@ def test_table_from_released_checkpoints(inputs, capfd):
     assert base != large and sorted(done) == sorted([f"cola/base-{base[:8]}", f"cola/large-{large[:8]}"])
     trials = json.loads((inputs / "results" / f"cola/base-{base[:8]}" / "sweep.json").read_text())["trials"]
     assert [trial["started_from"] for trial in trials] == [base] * 3
-    # Results of runs that started from other parameters are an error.
+    # `table` rejects results of runs that started from other parameters.
     sweep = inputs / "results" / f"cola/base-{base[:8]}" / "sweep.json"
     content = sweep.read_text()
     sweep.write_text(content.replace(base, large))
@@ -78,13 +78,13 @@ def test_runs_of_different_checkpoints_have_different_names(inputs, letters, cap
     assert "needs a corpus from `bertjax prepare`, set with corpus=, or a checkpoint, set with large=" in first
 
 
-def test_scale_defaults_to_paper_with_released_checkpoints(inputs, capfd):
+def test_default_scale_of_released_checkpoints_is_paper(inputs, capfd):
     config = f"--config=tables/table1:base={inputs}/base,glue={inputs}/glue"
     plan = printed(capfd, "reproduce", config, f"--results={inputs}/results", "--plan")
     assert "glue:task=cola,grid=glue,path=" in plan and "--seeds 5" in plan
 
 
-def test_commit_of_an_address_is_recorded(inputs, tmp_path, monkeypatch):
+def test_commit_of_a_hugging_face_checkpoint_is_recorded_in_the_config(inputs, tmp_path, monkeypatch):
     files = {path.name: path.read_bytes() for path in (inputs / "base").iterdir()}
     with hub_server.serve(monkeypatch, tmp_path / "hub") as server:
         commit = server.push("org/bert", files)
@@ -97,6 +97,6 @@ def test_commit_of_an_address_is_recorded(inputs, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("table", ["table5", "table6", "table8"])
-def test_tables_that_need_pretraining_say_so(table, inputs, capfd):
+def test_tables_of_pretraining_runs_refuse_released_checkpoints(table, inputs, capfd):
     message = refused(capfd, "reproduce", f"--config=tables/{table}:base={inputs}/base", f"--results={inputs}/results")
     assert f"tables/{table} compares pre-training runs, so it cannot start from a released checkpoint" in message

@@ -50,7 +50,7 @@ def test_plan_skips_runs_without_data(table, tmp_path, capfd):
     assert "cola/both" in out and out.count("skipped: needs CoLA, in a folder given with glue=") == 5
     assert "1 of 6 runs to do" in out
     out = printed(capfd, "table", "5", f"--results={tmp_path}")
-    # A plan does not record the table's file, so the packaged table 5 is shown.
+    # `reproduce --plan` does not record the file of the table, so `table 5` prints the packaged table instead.
     assert "experiments" not in out
 
 
@@ -64,7 +64,7 @@ def test_finished_runs_are_not_repeated(table, results, capfd):
     assert before == {path: path.stat().st_mtime_ns for path in before}
 
 
-def test_table_shows_means_and_deviations_of_seeds(results, capfd):
+def test_table_shows_mean_and_standard_deviation_over_seeds(results, capfd):
     out = printed(capfd, "table", "5", f"--results={results}")
     seeds = [
         trial["metrics"]["accuracy"] for trial in json.loads((results / "cola/first/sweep.json").read_text())["trials"]
@@ -79,7 +79,7 @@ def test_table_shows_means_and_deviations_of_seeds(results, capfd):
     assert f"| 92.7 | {text} |" in markdown and markdown.startswith("**Table 5: ")
 
 
-def test_results_file_gives_the_same_table(results, tmp_path, capfd):
+def test_results_file_gives_the_same_table_as_the_results_folder(results, tmp_path, capfd):
     from_folder = printed(capfd, "table", "5", f"--results={results}", f"--keep={tmp_path}/saved.json")
     assert from_folder.endswith(f"wrote 2 runs to {tmp_path}/saved.json\n")
     from_file = printed(capfd, "table", "5", f"--results={tmp_path}/saved.json")
@@ -123,7 +123,8 @@ def test_results_of_several_sources_are_combined(results, tmp_path, capfd):
         out = printed(capfd, "table", "5", *sources, f"--keep={tmp_path}/again.json")
         assert out.splitlines()[:-1] == alone.splitlines()[:-1]
         assert json.loads((tmp_path / "again.json").read_text()) == content
-    # The first source that contains a run is used. Fine-tuning that started from another pre-training run is an error.
+    # If several sources contain a run, the first one is used. If fine-tuning started from another pre-training run than
+    # the one used, `table` fails.
     other = {**content, "runs": {"pretrain/first": {**content["runs"]["pretrain/first"], "fingerprint": "another"}}}
     (tmp_path / "other.json").write_text(json.dumps(other))
     out = printed(capfd, "table", "5", pretrain, f"--results={tmp_path}/other.json", cola)
@@ -165,7 +166,7 @@ def edit(file: Path, change) -> None:
     file.write_text(json.dumps(content))
 
 
-def test_results_of_other_runs_are_refused(table, results, tmp_path, capfd):
+def test_results_that_do_not_match_the_table_are_refused(table, results, tmp_path, capfd):
     command = ["table", "5", f"--results={tmp_path}/r"]
     sweep = tmp_path / "r/cola/first/sweep.json"
 
@@ -197,7 +198,7 @@ def test_results_of_other_runs_are_refused(table, results, tmp_path, capfd):
     assert "differ from the table's: steps: 3 -> 2" in error
 
 
-def test_table_config_is_recorded_with_a_portable_name(table, monkeypatch):
+def test_recorded_table_config_does_not_depend_on_the_working_directory(table, monkeypatch):
     monkeypatch.chdir(table.parent)
     assert runner._portable_config("table.py:steps=3", "mine") == f"{table}:steps=3"
     for packaged in ("tables/table5", f"{EXPERIMENTS}/tables/table5.py"):
@@ -213,7 +214,7 @@ def test_table_config_is_recorded_with_a_portable_name(table, monkeypatch):
         ("def get_table(text):\n    1 / 0", "failed: ZeroDivisionError"),
     ],
 )
-def test_file_without_a_table_is_refused(content, message, tmp_path, capfd):
+def test_invalid_table_files_and_arguments_are_refused(content, message, tmp_path, capfd):
     (tmp_path / "table.py").write_text(content)
     command = ("reproduce", f"--config={tmp_path}/table.py", f"--results={tmp_path}/r")
     assert message in refused(capfd, *command)
@@ -225,7 +226,7 @@ def test_file_without_a_table_is_refused(content, message, tmp_path, capfd):
 
 
 @pytest.mark.slow
-def test_two_processes_fill_the_same_table(table, all_results, tmp_path):
+def test_table_filled_by_two_processes_equals_that_of_one_process(table, all_results, tmp_path):
     command = ["reproduce", f"--config={table}:all", f"--results={tmp_path}"]
     for process in start_processes(
         [sys.executable, "-c", WORKER, json.dumps([command, command])], processes=2, devices=4

@@ -71,7 +71,7 @@ def test_failed_run_does_not_stop_independent_runs(table, tmp_path, capfd, execu
     assert ("cola/both" in calls) == ("cola/both" not in failed)
 
 
-def test_concurrent_tables_share_one_index(table, tmp_path, executed, monkeypatch):
+def test_concurrent_tables_are_all_recorded_in_reproduce_json(table, tmp_path, executed, monkeypatch):
     calls, _ = executed
     other = tmp_path / "other.py"
     other.write_text(table.read_text().replace('Table("5"', 'Table("mine"'))
@@ -124,7 +124,7 @@ def test_mean_of_columns_shows_the_number_of_finished_runs(tmp_path, monkeypatch
     assert [column.texts for column in formatted.columns] == [("50.0",), ("50.0 (1 of 2)",), ("50.0 (1 of 2)",)]
 
 
-def test_data_of_finished_runs_is_not_missing(executed, tmp_path):
+def test_finished_runs_do_not_need_their_data(executed, tmp_path):
     start = Run("pretrain/first", missing_data="a corpus")
     tuned, other = Run("cola/first", init_from=start), Run("sst2/first", init_from=start, missing_data="SST-2")
     table = Table("mine", "", "tiny", (Cell("row", "CoLA", (tuned, other), "accuracy"),))

@@ -54,7 +54,7 @@ def test_documented_tables_match_the_results_file():
 
 
 @every_scale
-def test_tables_share_runs_of_the_same_name(scale):
+def test_runs_of_the_same_name_are_equal_in_all_tables(scale):
     by_name = {}
     for file in FILES:
         for run in load(file, scale).runs():
@@ -101,7 +101,7 @@ def test_cells_use_metrics_of_their_task(file, scale):
 @every_scale
 @pytest.mark.parametrize("task", ["mnli", "qnli", "sst2", "stsb", "squad", "squad2", "triviaqa", "swag", "ner"])
 @pytest.mark.parametrize("feature_head", [None, FeatureHead(LAST, 2, 128)], ids=["fine-tuned", "on features"])
-def test_flops_assume_the_epochs_of_the_config(task, feature_head, scale):
+def test_epochs_assumed_for_flops_equal_those_of_the_config(task, feature_head, scale):
     settings = scales.get_scale(scale)
     start = runs.bert(settings, DATA)
     run = runs.fine_tuning(
@@ -126,7 +126,7 @@ def test_tables_have_all_columns_of_the_paper_except_test_sets(file, scale):
         assert {cell.column for cell in loaded.cells} >= {name for name in paper.columns if "Test" not in name}
 
 
-def test_rows_of_tables_5_6_and_8_have_their_settings():
+def test_configs_of_tables_5_6_and_8_match_the_row_names():
     eight = {cell.row: cell.runs[0].init_from for cell in load(FILES[-1], scales.PAPER).cells if cell.runs[0].init_from}
     for row, start in eight.items():
         shares = parse_config(load_config(start.config, start.overrides)).data.masking
@@ -160,7 +160,7 @@ def test_equal_flops_rows_are_within_five_percent_of_bert(scale):
     assert three["Left-to-right, as wide"].flops > 1.2 * bert
 
 
-def test_missing_data_is_described(tmp_path, monkeypatch):
+def test_missing_data_names_the_file_or_the_argument_to_set(tmp_path, monkeypatch):
     (tmp_path / "SST-2").mkdir()
     (tmp_path / "SST-2/train.tsv").write_text("")
     (tmp_path / "corpus").mkdir()
@@ -198,7 +198,7 @@ def test_interrupted_pretraining_keeps_the_checkpoints_of_figure_5(name):
 
 
 @pytest.mark.parametrize(("arguments", "task"), [("", "sst2"), (":task=mnli", ""), (":scale=paper", "")])
-def test_figure_5_notes_a_task_other_than_the_paper_s(arguments, task, tmp_path):
+def test_figure_5_states_if_its_task_differs_from_the_paper(arguments, task, tmp_path):
     text = as_markdown(format_table(load_table(f"tables/figure5{arguments}"), load_results([str(tmp_path)])))
     assert text.startswith("**Figure 5: Pre-training steps")
     assert (f"the paper fine-tunes on mnli; these runs fine-tune on {task}" in text) == bool(task)

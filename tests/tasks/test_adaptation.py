@@ -62,7 +62,7 @@ def assert_same(first: list[dict], second: list[dict]) -> None:
         assert all(np.array_equal(one[name], other[name]) for name in one)
 
 
-def test_replay_has_its_fraction_of_steps_in_every_window(corpus, general):
+def test_every_window_of_steps_contains_the_configured_share_of_replay_batches(corpus, general):
     fields = {"steps": 40, "long_phase__share": 0.25, "long_phase__seq_len": 32}
     domain, other = batches(task_of(corpus, **fields)), batches(task_of(general, **fields))
     mixed = batches(task_of(corpus, f",replay={general}:0.3", **fields))
@@ -117,12 +117,12 @@ def test_invalid_replay_is_refused(corpus, spelled):
 def test_mean_piece_bytes_includes_the_space_before_a_word(tmp_path):
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "ab", "##é", "##c", "é"]
     (tmp_path / "vocab.txt").write_text("\n".join(pieces) + "\n")
-    # The bytes of "ab" and "é" include the space before them. [UNK] counts only this space.
+    # The bytes of "ab" and "é" include the space before them. [UNK] counts as one byte, for the space.
     tokens = np.array([5, 6, 8, 7, 1], np.uint16)
     assert mean_piece_bytes(load_vocabulary(tmp_path / "vocab.txt"), tokens) == (3 + 2 + 3 + 1 + 1) / 5
 
 
-def test_bytes_of_a_word_do_not_depend_on_its_pieces(corpus, spelled):
+def test_total_bytes_of_a_corpus_do_not_depend_on_its_vocabulary(corpus, spelled):
     totals, counts = set(), set()
     for path in (corpus, spelled):
         opened = open_corpus(path)
@@ -131,7 +131,7 @@ def test_bytes_of_a_word_do_not_depend_on_its_pieces(corpus, spelled):
     assert len(totals) == 1 and len(counts) == 2
 
 
-def test_general_text_is_evaluated_too(corpus, general, tmp_path, capfd):
+def test_adaptation_also_evaluates_the_general_corpus(corpus, general, tmp_path, capfd):
     arguments = [f"--config={config_of(corpus, f',replay={general}:0.5')}", *overrides(None, steps=2, eval_every=2)]
     cli.main(["train", *arguments, f"--workdir={tmp_path}/run"])
     results = json.loads((tmp_path / "run/results.json").read_text())

@@ -20,18 +20,18 @@ def texts(count):
     return [f"text {index}".encode() for index in range(count)]
 
 
-def test_select_dev_rows_depends_on_contents_and_seed_and_not_on_their_order():
+def test_dev_rows_depend_on_contents_and_seed_but_not_on_row_order():
     contents = texts(200)
     mask = select_dev_rows(contents, 0.1, 3)
     assert mask.sum() == 20
     order = np.random.default_rng(0).permutation(200)
     np.testing.assert_array_equal(select_dev_rows([contents[i] for i in order], 0.1, 3), mask[order])
     assert (select_dev_rows(contents, 0.1, 4) != mask).any()
-    # An appended row changes the selection of the other rows by at most one swap.
+    # An appended row changes the selection of at most two other rows.
     assert (select_dev_rows([*contents, b"more"], 0.1, 3)[:200] != mask).sum() <= 2
 
 
-def test_equal_rows_are_on_the_same_side():
+def test_equal_rows_are_all_in_training_or_all_in_dev():
     contents = texts(20) * 5
     mask = select_dev_rows(contents, 0.3, 0)
     assert mask.sum() == 30
@@ -40,11 +40,11 @@ def test_equal_rows_are_on_the_same_side():
 
 
 @pytest.mark.parametrize("fraction, rows", [(0.1, 3), (0.5, 15), (0.001, 1), (0.99, 30)])
-def test_select_dev_rows_takes_the_fraction(fraction, rows):
+def test_number_of_dev_rows_is_the_rounded_fraction_and_at_least_one(fraction, rows):
     assert select_dev_rows(texts(30), fraction, 0).sum() == rows
 
 
-def test_sample_fraction_is_deterministic_and_at_least_one():
+def test_sample_fraction_is_deterministic_and_keeps_at_least_one_row():
     assert sample_fraction(10, 1.0).tolist() == list(range(10))
     expected = np.random.default_rng(0).permutation(10)[:3]
     assert sample_fraction(10, 0.3).tolist() == sorted(expected)
@@ -77,7 +77,7 @@ WORDS = list("abcdefgh")
 DOCUMENTS = TaggedText(WORDS, ["O"] * 8, [2, 3, 5, 8], [3, 8], (1, 4, 7, 10))
 
 
-def test_units_are_documents_or_else_sentences():
+def test_split_units_of_tagged_text_are_documents_or_sentences():
     ends = unit_ends(DOCUMENTS, documents=True)
     assert unit_texts(DOCUMENTS, ends) == [b"a\nb\nc", b"d\ne\nf\ng\nh"]
     second = tagged_subset(DOCUMENTS, ends, np.array([False, True]))

@@ -54,7 +54,7 @@ def test_training_on_cached_features_equals_training_with_a_frozen_encoder(ner, 
     cached, uncached = tmp_path / "cached", tmp_path / "uncached"
     results = train(f"ner.py:path={files}", cached, None, f"--init_from={start}", *flags, **schedule)
     assert [path.suffix for path in cache_dir.glob("features-*")] == [".bin"] * 2
-    # Without the cache, each step computes the encoder, as in runs of several processes.
+    # Without the cache, each step runs the encoder, as in runs of several processes.
     experiment = f"{EXPERIMENTS}/ner.py:path={files},size=L1_H16,quick=true"
     all_flags = [*overrides(None, **schedule), *flags]
     config = parse_config(experiment_config(experiment, all_flags, find_checkpoint(start)))
@@ -109,7 +109,7 @@ def test_cached_features_use_the_dtype_of_the_run(ner, tmp_path, cache_dir):
         np.testing.assert_array_equal(states, states.astype(jnp.bfloat16).astype(np.float32))
 
 
-def test_interrupted_cached_features_are_recomputed(ner, tmp_path, cache_dir, capfd):
+def test_incomplete_files_of_cached_features_are_recomputed(ner, tmp_path, cache_dir, capfd):
     files, start = ner
     arguments = [None, f"--init_from={start}", *FROZEN, "--config.feature_head.features=sum_last_four"]
     train(f"ner.py:path={files}", tmp_path / "first", *arguments, steps=1, eval_every=1)

@@ -114,7 +114,7 @@ def test_train_prints_metrics_and_path_of_the_best_checkpoint(cola):
     assert printed["matthews"] == results["matthews"] and printed["checkpoint"].endswith(results["checkpoint"])
 
 
-def test_describe_uses_the_data_of_the_config(glue, letters, capfd):
+def test_describe_computes_the_cost_of_a_run_from_its_data(glue, letters, capfd):
     config = f"--config={EXPERIMENTS}/glue.py:task=cola,path={glue},size=L1_H16,quick=true"
     capfd.readouterr()
     cli.main(["describe", config, *overrides(letters)])
@@ -126,7 +126,7 @@ def test_model_config_that_differs_from_the_checkpoint_is_an_error(cola, glue, t
     arguments = ["train", config, f"--workdir={tmp_path / 'run'}", f"--init_from={cola}", *overrides(None)]
     error = refused(capfd, *arguments, "--config.model.hidden_act=relu")
     assert "config.model.hidden_act=relu differs from hidden_act=gelu_tanh of" in error
-    # The padding of the token embeddings always comes from the checkpoint.
+    # The padded size of the token embeddings always comes from the checkpoint.
     config = load_config(
         f"{EXPERIMENTS}/glue.py:task=cola,path={glue},quick=true", ["--config.model.pad_vocab_to_multiple_of=64"]
     )
@@ -165,7 +165,7 @@ def test_init_from_restores_and_reports_all_but_the_output_layer(cola, glue, let
         (lambda path: path.unlink(), "no file "),
     ],
 )
-def test_malformed_files_are_one_line_errors(damage, message, letters, tmp_path, capfd):
+def test_malformed_or_missing_data_files_give_one_line_errors(damage, message, letters, tmp_path, capfd):
     files = glue_files(tmp_path / "glue")
     damage(files / "RTE" / "dev.tsv")
     config = f"--config={EXPERIMENTS}/glue.py:task=rte,path={files},size=L1_H16,quick=true"
@@ -193,7 +193,7 @@ def test_malformed_files_are_one_line_errors(damage, message, letters, tmp_path,
         ),
     ],
 )
-def test_wrong_use_is_a_one_line_error(arguments, message, glue, letters, tmp_path, capfd):
+def test_invalid_config_fields_give_one_line_errors(arguments, message, glue, letters, tmp_path, capfd):
     config = f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},size=L1_H16,quick=true"
     assert message in refused(capfd, "train", config, f"--workdir={tmp_path / 'run'}", *overrides(letters), *arguments)
 
@@ -222,7 +222,7 @@ def test_describe_and_bench_work_without_data(experiment, capfd):
 
 
 @pytest.mark.slow
-def test_predict_accepts_texts_of_any_length_for_every_attention(glue, letters, tmp_path, capfd):
+def test_predict_accepts_short_texts_for_a_model_with_splash_attention(glue, letters, tmp_path, capfd):
     fields = {"steps": 1, "model__attention": "splash", "data__seq_len": 128, "data__bucket": 0}
     train(f"glue.py:task=cola,path={glue}", tmp_path / "run", letters, **fields, model__max_position_embeddings=128)
     assert json.loads((tmp_path / "run" / "config.json").read_text())["model"]["attention"] == "splash"

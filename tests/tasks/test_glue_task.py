@@ -31,7 +31,7 @@ def test_cola_is_learned_and_evaluated_once_per_epoch(cola):
     assert results["config"]["data"]["task"] == "cola" and len(results["data_sha256"]) == 64
 
 
-def test_predictions_keep_input_order_and_match_texts_on_the_command_line(cola, glue, capfd, tmp_path):
+def test_predictions_keep_input_order_and_equal_those_of_a_text_file(cola, glue, capfd, tmp_path):
     path, jsonl_path = predict(capfd, cola, tmp_path, "--split=dev", "--columns=sentence,source", "--logits")
     assert (path.name, jsonl_path.name) == ("CoLA.tsv", "CoLA.jsonl")
     rows = list(csv.reader(path.open(), delimiter="\t"))
@@ -75,13 +75,13 @@ def test_predictions_keep_input_order_and_match_texts_on_the_command_line(cola, 
         ("prediction", "'prediction' is already a field of the .jsonl files"),
     ],
 )
-def test_missing_columns_are_an_error_before_prediction(cola, capfd, tmp_path, columns, message):
+def test_invalid_columns_flag_is_an_error_before_prediction(cola, capfd, tmp_path, columns, message):
     command = ["predict", f"--checkpoint={cola}", f"--output={tmp_path / 'out'}", f"--columns={columns}"]
     assert message in refused(capfd, *command)
     assert not (tmp_path / "out").exists()
 
 
-def test_predictions_keep_the_indices_of_an_unordered_file(cola, capfd, tmp_path):
+def test_predictions_of_an_unordered_file_are_sorted_by_index(cola, capfd, tmp_path):
     sentences = {7: "zu ba", 3: "pa lo", 5: "zu ke", 0: "pa mi"}
     write_tsv(tmp_path / "glue/CoLA/test.tsv", ["index", "sentence"], [[str(i), text] for i, text in sentences.items()])
     path, _ = predict(capfd, cola, tmp_path, f"--config.data.path={tmp_path}/glue")
@@ -104,7 +104,7 @@ def test_predictions_keep_the_indices_of_an_unordered_file(cola, capfd, tmp_path
     assert predictions == {0: "0", 3: "0", 5: "1", 7: "1"}
 
 
-def test_submission_archive_and_missing_files(cola, capfd, tmp_path):
+def test_incomplete_submission_is_refused_unless_partial_is_set(cola, capfd, tmp_path):
     predict(capfd, cola, tmp_path / "predictions")
     archives = []
     for arguments in ([], ["--own_wnli"]):

@@ -30,7 +30,7 @@ def pretrained(request, corpus, tmp_path_factory):
     return request.param, workdir
 
 
-def test_language_model_predicts_every_token(pretrained):
+def test_language_model_reports_loss_and_accuracy_of_each_direction(pretrained):
     kind, workdir = pretrained
     results = json.loads((workdir / "results.json").read_text())
     names = {"left": {"ltr"}, "lstm": {"ltr", "rtl"}}[kind]
@@ -43,7 +43,7 @@ def test_language_model_predicts_every_token(pretrained):
     assert training_lines and not any("perplexity" in line for line in training_lines)
 
 
-def test_architecture_is_part_of_the_checkpoint(pretrained, letters, tmp_path, capfd):
+def test_fine_tuning_keeps_the_encoder_and_attention_direction_of_the_checkpoint(pretrained, letters, tmp_path, capfd):
     kind, workdir = pretrained
     architecture = saved_architecture(find_checkpoint(workdir))
     assert (architecture.encoder, architecture.attention_direction) == {
@@ -54,7 +54,7 @@ def test_architecture_is_part_of_the_checkpoint(pretrained, letters, tmp_path, c
     task = [f"glue.py:task=cola,path={files}", tmp_path / "cola", None, f"--init_from={workdir}"]
     config = ["train", f"--config={EXPERIMENTS}/{task[0]}", f"--init_from={workdir}", f"--workdir={tmp_path / 'other'}"]
     wrong = {"left": "--config.model.attention_direction=both", "lstm": "--config.model.encoder=transformer"}[kind]
-    assert "or use the checkpoint's value" in refused(capfd, *config, wrong)
+    assert "or set them to the values of the checkpoint" in refused(capfd, *config, wrong)
     # Fine-tuning uses the vocabulary of the checkpoint and adds a pooler, which a language model does not have.
     cli.main(
         [
@@ -86,7 +86,7 @@ def test_unsupported_use_of_a_language_model_is_an_error(pretrained, tmp_path, c
         assert f"has a language_model head with encoder={encoder}" in error
 
 
-def test_features_of_a_language_model_depend_on_its_context_only(pretrained, tmp_path, capfd):
+def test_left_to_right_features_do_not_depend_on_later_words(pretrained, tmp_path, capfd):
     _, workdir = pretrained
     for name, text in (("one", "bana kero lote"), ("other", "bana kero misu")):
         (tmp_path / f"{name}.txt").write_text(text + "\n")

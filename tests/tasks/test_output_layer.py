@@ -6,7 +6,7 @@ from bertjax.errors import UsageError
 from bertjax.tasks.finetuning.output_layer import CLASSES, MULTILABEL, TAGS, OutputLayer, saved_labels
 
 
-def test_labels_of_another_kind_are_refused(tmp_path):
+def test_saved_labels_of_another_output_kind_are_refused(tmp_path):
     file = tmp_path / "output_layer.json"
     file.write_bytes(OutputLayer(TAGS, ("O", "B-PER"), "ner").as_json())
     assert saved_labels(str(file), TAGS) == ["O", "B-PER"]

@@ -20,7 +20,7 @@ def config_of(corpus, objective):
 
 
 @pytest.mark.parametrize("packing", [False, True])
-def test_pairs_equal_next_sentence_rows_without_labels(packing, corpus):
+def test_pairs_objective_reads_nsp_batches_without_next_sentence_labels(packing, corpus):
     flags = overrides(None, data__packing=str(packing).lower())
     nsp_task, pairs_task = (
         build_task(parse_config(experiment_config(config_of(corpus, objective), flags)))
@@ -39,7 +39,7 @@ def test_pairs_equal_next_sentence_rows_without_labels(packing, corpus):
     assert not [name for name in pairs_task.baseline() if "nsp" in name]
 
 
-def test_pairs_need_two_segments(corpus, tmp_path, capfd):
+def test_pairs_objective_needs_two_segment_types(corpus, tmp_path, capfd):
     config = f"--config={config_of(corpus, 'pairs')}"
     assert "config.model.type_vocab_size=1 is too small for sentence pairs" in refused(
         capfd, "train", config, f"--workdir={tmp_path}", *overrides(None), "--config.model.type_vocab_size=1"
@@ -47,7 +47,7 @@ def test_pairs_need_two_segments(corpus, tmp_path, capfd):
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_batches_model_kind_and_metric_names_agree(objective, corpus):
+def test_each_objective_has_consistent_batches_model_and_metric_names(objective, corpus):
     config = parse_config(experiment_config(config_of(corpus, objective), [*overrides(None), *MODELS[objective]]))
     task = build_task(config)
     real, synthetic = next(task.train_batches(0, SINGLE_SHARD)), task.benchmark_batch()

@@ -54,7 +54,7 @@ def test_non_numeric_values_have_no_score():
         ([1.0] * 9, 0, False),
     ],
 )
-def test_patience_counts_evaluations_since_the_best(scores, patience, expected):
+def test_patience_counts_evaluations_since_the_best_score(scores, patience, expected):
     assert is_out_of_patience(scores, patience) == expected
 
 
@@ -81,7 +81,7 @@ def make_task(glue, letters, **fields):
     return build_task(config, train=True)
 
 
-def test_early_stopping_is_the_same_after_a_kill(glue, letters, tmp_path, log_lines):
+def test_resumed_run_stops_early_at_the_same_step(glue, letters, tmp_path, log_lines):
     task = make_task(glue, letters)
     result = loop.train(task, str(tmp_path / "whole"))
     assert (result["step"], result["stopped"]) == (6, False)
@@ -126,7 +126,7 @@ def test_best_checkpoint_follows_select_by(glue, letters, tmp_path, checkpoint_e
     assert find_checkpoint(tmp_path / "run").name == str(results["step"])
 
 
-def test_unknown_select_by_is_an_error_before_training(glue, letters, tmp_path, capfd):
+def test_invalid_selection_settings_are_an_error_before_training(glue, letters, tmp_path, capfd):
     def command(config, *arguments):
         config_flag = f"--config={EXPERIMENTS}/{config},size=L1_H16,quick=true"
         return "train", config_flag, f"--workdir={tmp_path / 'run'}", *overrides(letters), *arguments
@@ -181,7 +181,7 @@ def test_unknown_select_by_is_an_error_before_training(glue, letters, tmp_path, 
         ("ner.py:", ["--config.label_smoothing=1.0"], "config.label_smoothing=1.0 is out of range"),
     ],
 )
-def test_invalid_setting_is_an_error_that_names_it(experiment, arguments, message, capfd):
+def test_error_names_the_invalid_setting(experiment, arguments, message, capfd):
     config = f"--config={EXPERIMENTS}/{experiment}size=L1_H16,quick=true"
     assert message in refused(capfd, "describe", config, *arguments)
 

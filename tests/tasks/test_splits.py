@@ -17,7 +17,7 @@ from bertjax.tasks.objectives import classification as objectives
 from bertjax.tasks.objectives.classification import ClassWeighting
 from bertjax.training.checkpoint_config import experiment_config
 
-# Function that writes the data files (None: `text_files`) and number of training examples, by experiment.
+# By experiment: function that writes the data files (None: `text_files`), and number of training examples.
 TASKS = {
     "glue.py:task=cola": (glue_files, 64),
     "glue.py:task=stsb": (glue_files, 32),
@@ -58,7 +58,7 @@ def read_rows(batches):
 
 
 @pytest.mark.parametrize("experiment", TASKS)
-def test_every_task_has_a_training_fraction_and_a_held_out_dev_set(experiment, letters, tmp_path):
+def test_every_task_supports_train_share_and_dev_share(experiment, letters, tmp_path):
     write_files, count = TASKS[experiment]
     files = (write_files or text_files)(tmp_path / "files")
     fields = {"data__dev_share": 0.25, "steps": 0, "epochs": 1}
@@ -86,7 +86,7 @@ def test_every_task_has_a_training_fraction_and_a_held_out_dev_set(experiment, l
     )
 
 
-def test_dev_set_depends_on_dev_seed_only(letters, tmp_path):
+def test_dev_set_depends_on_dev_seed_and_not_on_seed_or_row_order(letters, tmp_path):
     dev_sets = []
     for order, seed, dev_seed in ((0, 0, 0), (1, 5, 0), (1, 0, 1)):
         files = text_files(tmp_path / str(order), seed=order)
@@ -95,7 +95,7 @@ def test_dev_set_depends_on_dev_seed_only(letters, tmp_path):
     assert dev_sets[0] == dev_sets[1] != dev_sets[2]
 
 
-def test_questions_on_a_passage_stay_on_one_side(letters, tmp_path):
+def test_questions_on_a_passage_are_all_in_training_or_all_in_dev(letters, tmp_path):
     passages = [f"{'abcdefgh'[index]}x is here." for index in range(8)]
     paragraphs = [
         {
@@ -113,7 +113,7 @@ def test_questions_on_a_passage_stay_on_one_side(letters, tmp_path):
         read_rows(task.eval_batches(SINGLE_SHARD)),
         read_rows(task.train_batches(0, SINGLE_SHARD)),
     )
-    # All questions are equal, so texts differ by their passage only.
+    # All questions are equal, so all rows of a passage have the same text.
     assert (len(dev), dev_count, len(trained), count) == (3, 9, 5, 15) and not dev & trained
 
 
@@ -126,7 +126,7 @@ def test_dev_share_requires_different_texts(letters, tmp_path, capfd):
 
 
 @pytest.mark.parametrize("experiment", TASKS)
-def test_tasks_train_without_a_dev_set(experiment, letters, tmp_path):
+def test_every_task_can_be_built_without_a_dev_set(experiment, letters, tmp_path):
     files = (TASKS[experiment][0] or text_files)(tmp_path / "files")
     for name in ("dev", "val", "eng.testa"):
         for file in files.rglob(f"{name}*"):

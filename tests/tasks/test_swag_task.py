@@ -25,7 +25,7 @@ def test_swag_trains_evaluates_and_predicts(letters, tmp_path, capfd):
         assert int(np.argmax(record["probabilities"])) == int(np.argmax(record["logits"])) == int(choice)
 
 
-def test_swag_from_tfds_equals_files(letters, tmp_path):
+def test_swag_rows_from_tfds_equal_rows_of_files(letters, tmp_path):
     import tensorflow_datasets as tfds
 
     files = swag_files(tmp_path / "swag")

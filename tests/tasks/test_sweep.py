@@ -27,9 +27,7 @@ def test_results_file_with_invalid_content_is_an_error(tmp_path, content):
         read_results(epath.Path(tmp_path))
 
 
-def test_sweep_compiles_once_resumes_after_a_failed_trial_and_refuses_other_runs(
-    cola, glue, letters, tmp_path, capfd, monkeypatch
-):
+def test_sweep_compiles_once_and_runs_only_failed_trials_again(cola, glue, letters, tmp_path, capfd, monkeypatch):
     command = [
         "sweep",
         f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},quick=true",

@@ -27,7 +27,7 @@ def topics(letters, tmp_path_factory) -> Path:
     return folder / "run"
 
 
-def test_own_files_in_every_format(topics, tmp_path, capfd):
+def test_predict_writes_the_requested_columns_and_rows_without_text(topics, tmp_path, capfd):
     assert {"accuracy", "macro_f1", "matthews"} <= json.loads((topics / "results.json").read_text()).keys()
     (tmp_path / "new.tsv").write_text("text\tid\nzu\tx\n\nna\tz\n")
     test_file = f"--config.data.test_file={tmp_path}/new.tsv"
@@ -44,7 +44,7 @@ def test_own_files_in_every_format(topics, tmp_path, capfd):
 
 @pytest.mark.parametrize("tag, metric", [("I-PER", "f1"), ("NOUN", "word_accuracy")])
 @pytest.mark.slow
-def test_own_tagged_files_in_every_format(tag, metric, letters, tmp_path, capfd):
+def test_tagging_task_reads_jsonl_tsv_and_csv_files(tag, metric, letters, tmp_path, capfd):
     sentences = [(["zu", "ba", "pa"], [tag, "O", "O"]), (["ke", "zu"], ["O", tag])] * 16
     (tmp_path / "train.jsonl").write_text("".join(json.dumps({"text": w, "label": t}) + "\n" for w, t in sentences))
     (tmp_path / "dev.tsv").write_text(
@@ -66,7 +66,7 @@ def test_own_tagged_files_in_every_format(tag, metric, letters, tmp_path, capfd)
     ]
 
 
-def test_test_set_with_labels_is_evaluated(letters, tmp_path, capfd):
+def test_evaluate_scores_a_labeled_test_file(letters, tmp_path, capfd):
     (tmp_path / "train.tsv").write_text("text\tlabel\n" + "zu ba\tgood\npa ke\tbad\n" * 8)
     # The labels are the opposite of those in training.
     (tmp_path / "test.tsv").write_text("text\tlabel\n" + "zu ba\tbad\npa ke\tgood\n" * 3)
@@ -156,7 +156,7 @@ def test_untagged_sentences_are_predicted_and_not_scored(letters, tmp_path, capf
 LABELS_BY_TEXT = {"zu": ["bright"], "pa": ["calm", "dark"], "zu pa": ["bright", "calm", "dark"], "ke": []}
 
 
-def test_separated_labels_equal_a_list_of_labels(letters, tmp_path):
+def test_labels_split_at_the_separator_equal_a_list_of_labels(letters, tmp_path):
     label_rows = []
     for extension in ("csv", "jsonl"):
         rows = ["text,label", *(f'{text},"{"; ".join(labels)}"' for text, labels in LABELS_BY_TEXT.items())]

@@ -7,7 +7,7 @@ from bertjax.training.bench import bench_input
 
 
 @pytest.mark.parametrize("packing", [pytest.param("false", marks=pytest.mark.slow), "true"])
-def test_bench_input_reports_its_measurements(corpus, packing):
+def test_bench_input_reports_consistent_rates(corpus, packing):
     _, task = make(corpus, data__packing=packing, data__seq_len=32, data__batch_size=4)
     result = bench_input(task, seconds=0.2)
     positions_per_second = result["positions_per_second"]

@@ -201,7 +201,7 @@ def test_errors_other_than_damage_are_reported_and_move_no_checkpoint(workdir, m
     assert len([*(workdir / "checkpoints").iterdir()]) == 3
 
 
-def test_checkpoints_that_cannot_be_listed_raise_one_error(tmp_path):
+def test_checkpoints_that_cannot_be_listed_raise_a_bertjax_error(tmp_path):
     save_states(tmp_path, steps=(1,))
     (tmp_path / "checkpoints" / "1" / "_CHECKPOINT_METADATA").write_text("[" * 100_000)
     with pytest.raises(BertjaxError, match="cannot list the checkpoints in"):
@@ -211,13 +211,13 @@ def test_checkpoints_that_cannot_be_listed_raise_one_error(tmp_path):
 def test_run_does_not_start_over_if_all_checkpoints_are_damaged(workdir):
     for step in (1, 2, 3):
         truncate(workdir / "checkpoints" / str(step))
-    # The second attempt fails too, for example after a supervisor restarts the run.
+    # The second attempt stands for a restart by a supervisor. It must fail like the first one.
     for _ in range(2):
         with pytest.raises(BertjaxError, match="all checkpoints"):
             restore(workdir)
 
 
-def test_find_checkpoint_reports_newest_checkpoint_without_params(workdir):
+def test_find_checkpoint_reports_missing_params_as_damage(workdir):
     shutil.rmtree(workdir / "checkpoints" / "3" / "params")
     with pytest.raises(BertjaxError, match=r"checkpoints/3 is damaged"):
         find_checkpoint(workdir)
@@ -241,7 +241,7 @@ def test_checkpoint_without_a_new_metric_is_not_resumed(workdir, monkeypatch):
     assert not (workdir / DAMAGED).exists()
 
 
-def test_architecture_field_that_an_older_checkpoint_lacks_has_its_default(tmp_path):
+def test_architecture_field_missing_in_an_old_checkpoint_has_its_default(tmp_path):
     state = save_states(tmp_path, steps=(1,))
     file = tmp_path / "checkpoints" / "1" / "meta" / "metadata"
     content = json.loads(file.read_text())
@@ -274,7 +274,7 @@ def test_missing_list_of_arrays_is_reported_as_damage(tmp_path):
         load_params(tmp_path, target)
 
 
-def test_params_load_from_workdir_checkpoints_directory_or_step(workdir, state):
+def test_load_params_accepts_a_workdir_a_checkpoints_folder_or_one_checkpoint(workdir, state):
     target = abstract_state(OBJECTIVE, OPTIMIZER, mesh_of(ONE_DEVICE)).params
     for path in (workdir, workdir / "checkpoints", workdir / "checkpoints" / "3"):
         assert_equal(load_params(path, target), state.params)
@@ -282,7 +282,7 @@ def test_params_load_from_workdir_checkpoints_directory_or_step(workdir, state):
         find_checkpoint(workdir / "nowhere")
 
 
-def test_different_shape_is_reported_with_both_shapes(workdir):
+def test_parameter_of_another_shape_is_an_error_that_names_both_shapes(workdir):
     # Copy the tree, since `abstract_state` is cached.
     target = jax.tree.map(lambda leaf: leaf, abstract_state(OBJECTIVE, OPTIMIZER, mesh_of(ONE_DEVICE)).params)
     target["pooler"]["dense"]["kernel"] = jax.ShapeDtypeStruct((16, 8), np.float32)
@@ -320,7 +320,7 @@ def test_new_output_layer_keeps_its_values_and_is_logged(workdir, state, log_lin
     assert log_lines[2].startswith("ignored parameters of ") and "pooler/dense/kernel" in log_lines[2]
 
 
-def test_reinit_params_keep_the_values_of_the_target(workdir, state):
+def test_reinit_params_are_not_restored_from_the_checkpoint(workdir, state):
     target = jax.tree.map(lambda x: x * 0 + 5, state.params)
     loaded = load_params(workdir, target, reinit_params=("next_sentence",))
     assert_equal(loaded["encoder"], state.params["encoder"])

@@ -20,7 +20,7 @@ def small_bytes(request, monkeypatch):
     monkeypatch.setattr(module, "_SMALL_BYTES", request.param)
 
 
-def test_device_and_numpy_sums_are_equal(monkeypatch):
+def test_fingerprints_of_device_and_numpy_arrays_are_equal(monkeypatch):
     fingerprints = set()
     for small_bytes in (0, 1 << 20):
         monkeypatch.setattr(module, "_SMALL_BYTES", small_bytes)
@@ -61,7 +61,7 @@ def increment_and_decrement(matrix):
     "change",
     [flip_signs, flip_top_bits_of_a_row, negate, flip_last_bit, swap_columns, swap_rows, increment_and_decrement],
 )
-def test_changes_do_not_cancel(change):
+def test_changes_that_could_cancel_out_change_the_fingerprint(change):
     changed = make_tree()
     change(changed["matrix"])
     for put in (jax.device_put, lambda tree: tree):
@@ -88,7 +88,7 @@ def test_fingerprint_depends_on_names_and_shapes():
 
 @pytest.mark.devices
 @pytest.mark.parametrize("spec", [(), ("x",), (None, "y"), ("x", "y")])
-def test_fingerprint_is_equal_on_any_mesh_and_in_slices_on_the_host(spec, monkeypatch):
+def test_fingerprint_depends_on_neither_mesh_nor_slice_size(spec, monkeypatch):
     tree = {"matrix": make_tree()["matrix"]}
     mesh = jax.make_mesh((4, 2), ("x", "y"))
     sharded = jax.device_put(tree, NamedSharding(mesh, PartitionSpec(*spec)))

@@ -54,7 +54,7 @@ def is_frozen(path: tuple[str, ...]) -> bool:
 
 
 @pytest.mark.parametrize("name", ["bert_adam", pytest.param("lamb", marks=pytest.mark.slow)])
-def test_frozen_parameters_keep_their_bits_and_have_no_optimizer_state(name):
+def test_frozen_parameters_do_not_change_and_have_no_optimizer_state(name):
     before, state = train(name=name, weight_decay=0.1, **FREEZE)
     trained = 0
     for path, after in flatten_dict(state.params).items():

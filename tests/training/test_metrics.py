@@ -75,13 +75,13 @@ def test_tensorboard_shows_each_step_once_after_kills(tmp_path):
     ],
     ids=["two losses", "one loss", "evaluation", "timing"],
 )
-def test_tags_are_grouped_and_name_each_quantity_once(values, losses, tags):
+def test_metric_tags_are_grouped_without_duplicate_losses(values, losses, tags):
     grouped = group_metrics(values, losses)
     assert grouped.keys() == tags
     assert all(values[tag.replace("train/", "").replace("eval/", "eval_")] == value for tag, value in grouped.items())
 
 
-def test_local_event_files_do_not_import_tensorflow(tmp_path):
+def test_writing_local_event_files_does_not_import_tensorflow(tmp_path):
     program = f"""
 import sys
 from etils import epath

@@ -93,7 +93,7 @@ def test_different_commands_end_all_processes_with_the_same_error(corpus, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", [0, 1, 3])
-def test_killed_process_ends_the_others_for_a_restart(corpus, tmp_path, killed):
+def test_other_processes_exit_for_a_restart_if_one_is_killed(corpus, tmp_path, killed):
     command = [
         *(sys.executable, "-m", "bertjax", "train", "--distributed", f"--workdir={tmp_path}", *quick_run(corpus)),
         *("--config.steps=100000", "--config.log_every=2", "--config.eval_every=100000"),
@@ -140,13 +140,13 @@ def environment(monkeypatch) -> pytest.MonkeyPatch:
         ({"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "0"}, True),
         ({"TPU_PROCESS_ADDRESSES": "a:8476,b:8476"}, True),
         ({"MEGASCALE_NUM_SLICES": "2", "MEGASCALE_SLICE_ID": "1"}, True),
-        # This is a Slurm allocation in which `srun` did not start the process.
+        # The process is in a Slurm allocation, but `srun` did not start it.
         ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8"}, False),
         ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, True),
         ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, False),
     ],
 )
-def test_environment_shows_several_processes(environment, variables, is_multihost):
+def test_environment_variables_of_multihost_runs_are_recognized(environment, variables, is_multihost):
     for name, value in variables.items():
         environment.setenv(name, value)
     assert multihost.is_multihost_environment() == is_multihost

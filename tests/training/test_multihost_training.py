@@ -36,7 +36,7 @@ def check_meshes(corpus, folder, whole, processes, devices, meshes) -> None:
             np.testing.assert_allclose(values, list(expected.values()), rtol=2e-6, atol=1e-7, err_msg=mesh)
 
 
-def test_tensor_shards_on_two_processes_match_one_process(corpus, tmp_path, whole):
+def test_tensor_parallel_run_on_two_processes_matches_one_process(corpus, tmp_path, whole):
     check_meshes(corpus, tmp_path, whole, 2, 1, {"tensor": {"data": 1, "tensor": 2}})
 
 
@@ -49,5 +49,5 @@ def test_tensor_shards_on_two_processes_match_one_process(corpus, tmp_path, whol
         (4, 1, {"both": {"data": 2, "tensor": 2}, "inner": {"data": 1, "fsdp": 2, "tensor": 2}}),
     ],
 )
-def test_meshes_across_processes_match_one_process(corpus, tmp_path, whole, processes, devices, meshes):
+def test_runs_on_meshes_across_processes_match_one_process(corpus, tmp_path, whole, processes, devices, meshes):
     check_meshes(corpus, tmp_path, whole, processes, devices, meshes)

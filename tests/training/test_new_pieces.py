@@ -71,7 +71,7 @@ def test_new_pieces_are_split_as_the_old_tokenizer_does(vocabularies):
     assert "".join(text.removeprefix("##") for text in texts) == "rovi"
 
 
-def test_only_appended_pieces_are_new(vocabularies, tmp_path):
+def test_only_pieces_appended_to_the_old_vocabulary_are_new(vocabularies, tmp_path):
     old, new = (load_vocabulary(path) for path in vocabularies)
     (tmp_path / "vocab.txt").write_text("\n".join([*old.pieces[:-2], old.pieces[-1], old.pieces[-2], "new"]))
     assert find_new_pieces(old, load_vocabulary(tmp_path / "vocab.txt")) is None
@@ -80,7 +80,7 @@ def test_only_appended_pieces_are_new(vocabularies, tmp_path):
     assert find_new_pieces(old, load_vocabulary(vocabularies[1], lower_case=not old.lower_case)) is None
 
 
-def test_padding_is_replaced_and_moved_behind_the_new_rows():
+def test_extend_writes_new_rows_over_padding_and_pads_with_zeros():
     rows = np.array([[1, 2], [3, 4], [5, 8], [-1, -1]], np.float32)
     extended = NewPieces(3, ((0, 2), (1,))).extend(rows, 8)
     np.testing.assert_array_equal(extended, [[1, 2], [3, 4], [5, 8], [3, 5], [3, 4], [0, 0], [0, 0], [0, 0]])
@@ -89,7 +89,7 @@ def test_padding_is_replaced_and_moved_behind_the_new_rows():
 
 # With a multiple of 128, the old and the new table have the same shape. With 8, the new table is larger.
 @pytest.mark.parametrize("multiple", [8, 128])
-def test_rows_of_new_pieces_start_as_means(multiple, vocabularies, domain, tmp_path):
+def test_embeddings_of_new_pieces_start_as_means_of_old_embeddings(multiple, vocabularies, domain, tmp_path):
     old, new = (load_vocabulary(path) for path in vocabularies)
     before = released(vocabularies[0], tmp_path / "released", pad_vocab_to_multiple_of=multiple)
     cli.main(["convert", f"{tmp_path}/released", f"{tmp_path}/converted", "--format=bertjax"])
@@ -118,7 +118,7 @@ def test_missing_masked_lm_head_is_initialized_randomly(vocabularies, domain, tm
     assert f"resumed {tmp_path}/run at step 2" in log_lines
 
 
-def test_only_pretraining_starts_with_new_pieces(corpus, vocabularies, domain, tmp_path, capfd):
+def test_only_pretraining_accepts_a_checkpoint_without_the_new_pieces(corpus, vocabularies, domain, tmp_path, capfd):
     released(vocabularies[0], tmp_path / "released")
     cli.main(command(domain, tmp_path / "released", tmp_path / "run"))
     error = "differs from the data's vocabulary"
@@ -128,7 +128,7 @@ def test_only_pretraining_starts_with_new_pieces(corpus, vocabularies, domain, t
     finetuning = [f"--config={EXPERIMENTS}/text.py:train={table},dev={table},quick=true", f"--workdir={tmp_path}/topic"]
     vocabulary = overrides(vocabularies[1])
     assert error in refused(capfd, "train", *finetuning, f"--init_from={tmp_path}/released", *vocabulary)
-    # The adapted run has the new vocabulary.
+    # Fine-tuning that starts from the adapted run uses the new vocabulary.
     cli.main(["train", *finetuning, f"--init_from={tmp_path}/run", *overrides(None, steps=1, data__batch_size=8)])
     assert (tmp_path / "topic/vocab.txt").read_bytes() == vocabularies[1].read_bytes()
 

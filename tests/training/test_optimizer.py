@@ -68,7 +68,7 @@ def test_schedule_starts_at_zero_and_drops_after_warm_up():
     np.testing.assert_allclose(rates, [0, 0.5, 1.0, 1.5, 1.2, 1.0, 0.8, 0.6, 0.4, 0.2, 0.0], atol=1e-6)
 
 
-def test_weight_decay_mask_depends_on_names():
+def test_weight_decay_mask_excludes_biases_and_layer_norm():
     assert decay_mask(PARAMS) == {
         "layers": {"dense": {"kernel": True, "bias": False}, "norm": {"scale": False, "bias": False}},
         "token": True,
@@ -76,7 +76,7 @@ def test_weight_decay_mask_depends_on_names():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_optimizer_descends_and_decays_kernels_only(name):
+def test_every_optimizer_descends_and_decays_no_bias_or_layer_norm(name):
     optimizer = make_optimizer(OptimizerConfig(name=name, weight_decay=0.5))
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), PARAMS)
     zero = jax.tree.map(jnp.zeros_like, params)

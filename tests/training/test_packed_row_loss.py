@@ -100,7 +100,7 @@ def test_pairs_of_a_packed_row_are_independent():
     assert (mlm_changed == in_changed_pair)[batch["masked_lm_weights"][0] > 0].all()
 
 
-def test_batch_fractions_of_packed_rows():
+def test_token_and_attention_fractions_of_packed_rows_are_correct():
     batch = packed_batch()
     lengths = [8, 7, 9, 13, 6, 21]
     sums = non_padding_sums(batch)

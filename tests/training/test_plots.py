@@ -84,7 +84,7 @@ def test_finetuning_curves_show_epochs_and_the_baseline(score, panel, tmp_path, 
     assert [line.get_marker() for line in loss.lines] == ["None", "o"]
 
 
-def test_confusion_states_its_source_and_the_meaning_of_its_colors(tmp_path, figures):
+def test_confusion_plot_states_its_source_and_the_meaning_of_its_colors(tmp_path, figures):
     report = class_report(["a", "b$"], np.array([0, 1, 1]), np.array([0, 0, 1]))
     plot_confusion({"": report}, epath.Path(tmp_path / "confusion.png"), "text, dev.csv, accuracy 0.67")
     matrix, colors = figures[0].axes

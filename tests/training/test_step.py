@@ -100,7 +100,7 @@ def test_steps_on_one_batch_lower_its_loss():
 
 @pytest.mark.devices
 @pytest.mark.parametrize("mesh_sizes", MESHES)
-def test_meshes_train_equal_models_with_dropout(single_device_state, mesh_sizes):
+def test_training_with_dropout_is_equal_on_all_meshes(single_device_state, mesh_sizes):
     state = run(mesh_sizes, 1, CONFIG)
     assert_states_close(single_device_state, state)
     if mesh_sizes == (2, 2, 2):
@@ -113,13 +113,13 @@ def test_meshes_train_equal_models_with_dropout(single_device_state, mesh_sizes)
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh_sizes", [(8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 2, 4)])
 @pytest.mark.parametrize("config", LANGUAGE_MODELS, ids=["left", "lstm"])
-def test_meshes_train_equal_language_models(config, mesh_sizes):
+def test_training_of_language_models_is_equal_on_all_meshes(config, mesh_sizes):
     assert_states_close(jax.device_get(run((1, 1, 1), 1, config)), run(mesh_sizes, 1, config))
 
 
 @pytest.mark.devices
 @pytest.mark.parametrize("mesh_sizes", MESHES)
-def test_step_gathers_each_kernel_twice_and_neither_embeddings_nor_batch(mesh_sizes):
+def test_train_step_all_gathers_kernels_twice_but_no_embeddings_or_states(mesh_sizes):
     data, _, tensor = mesh_sizes
     step, _ = compiled(mesh_sizes, 1, CONFIG)
     gathered = [
@@ -186,7 +186,7 @@ def test_loss_that_depends_on_other_rows_cannot_use_micro_batches():
         make_train_step(objective, OPTIMIZER, mesh, 2)
 
 
-def test_state_records_the_first_step_that_is_not_finite():
+def test_state_records_the_first_step_with_a_non_finite_loss():
     objective, mesh = masked_lm.MaskedLm.for_model(CONFIG), make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
     state = init_state(objective, OPTIMIZER, mesh, jax.random.key(0))
     step = make_train_step(objective, OPTIMIZER, mesh, 1)

@@ -36,7 +36,7 @@ from bertjax.training.startup import random_key
 
 
 @pytest.mark.parametrize("detected_at", [3, pytest.param(14, marks=pytest.mark.slow)])
-def test_damaged_data_ends_the_run_at_a_logged_step_or_the_last(corpus, tmp_path, detected_at):
+def test_damaged_data_ends_the_run_at_a_logged_step_or_at_the_last_step(corpus, tmp_path, detected_at):
     _, task = make(corpus)
     waits = []
 
@@ -55,7 +55,7 @@ def test_damaged_data_ends_the_run_at_a_logged_step_or_the_last(corpus, tmp_path
     assert not (tmp_path / "run" / "results.json").exists()
 
 
-def test_pretraining_checks_its_corpus(corpus, tmp_path):
+def test_pretraining_detects_a_damaged_corpus(corpus, tmp_path):
     shutil.copytree(corpus, tmp_path / "corpus", ignore=shutil.ignore_patterns("pair_index"))
     file = tmp_path / "corpus" / "train.tokens.bin"
     file.write_bytes(file.read_bytes()[:-2] + bytes(2))
@@ -122,7 +122,7 @@ class ShortRun(NamedTuple):
     workdir: Path
     returned: dict
     log_lines: list[str]
-    # For each time that `results.json` was written: whether `curves.png` existed.
+    # Whether `curves.png` existed, for each write of `results.json`.
     had_curves: list[bool]
 
 
@@ -148,7 +148,7 @@ def short_run(corpus, tmp_path_factory):
 
 
 def test_steps_make_no_implicit_transfers(short_run):
-    # An implicit transfer raises an error in the fixture.
+    # The steps of the fixture raise an error if they transfer data implicitly.
     assert short_run.returned["step"] == 3
 
 
@@ -158,7 +158,7 @@ def test_metric_that_is_not_finite_is_logged_and_saved_as_a_string(short_run):
     assert [line.split() for line in short_run.log_lines if line.startswith("ratio")] == [["ratio", "nan", "nan"]]
 
 
-def test_results_are_the_last_file_of_a_run(short_run):
+def test_results_json_is_the_last_file_that_a_run_writes(short_run):
     """Checks that `results.json` is written last, because a run with this file counts as finished."""
     assert short_run.had_curves == [True]
 
@@ -198,7 +198,7 @@ def resumed(corpus, whole, tmp_path_factory):
     return run, lines
 
 
-def test_resume_replaces_lines_after_the_checkpoint(resumed, whole):
+def test_resume_replaces_metric_lines_after_the_checkpoint(resumed, whole):
     assert (resumed[0] / "metrics.jsonl").read_text() == (whole / "metrics.jsonl").read_text()
 
 

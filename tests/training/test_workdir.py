@@ -50,7 +50,7 @@ def test_finished_workdir_holds_the_documented_files(corpus, whole):
     last = next(line for line in reversed(lines) if "loss" in line)
     assert last["loss"] == pytest.approx(last["mlm_loss"] + last["nsp_loss"], rel=1e-5)
     assert last["positions"] == 14 * 8 * 16
-    # `tokens` leaves out padding and is exact at every logged step.
+    # `tokens` does not count padding. It is exact at every logged step.
     tokens = [0, *np.cumsum([batch["input_mask"].sum() for batch in make(corpus)[1].train_batches(0, SINGLE_SHARD)])]
     assert tokens[-1] < 14 * 8 * 16
     assert [line["tokens"] for line in lines] == [tokens[line["step"]] for line in lines]

@@ -77,7 +77,7 @@ def test_second_writer_is_rejected(tmp_path):
     assert names(tmp_path) == ["corpus"]
 
 
-def test_temporaries_of_killed_writer_are_removed(tmp_path):
+def test_temporary_directories_of_a_killed_writer_are_removed(tmp_path):
     make(tmp_path / "corpus")
     command = [sys.executable, "-c", KILLED_WRITER, tmp_path / "corpus"]
     assert subprocess.run(command).returncode == 9

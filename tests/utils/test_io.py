@@ -25,7 +25,7 @@ BYTE_ORDER_MARKS = {
 
 
 @pytest.mark.parametrize("path_type", [lambda path: path, epath.Path])
-def test_file_is_old_or_new(tmp_path, path_type):
+def test_atomic_write_keeps_the_old_file_until_the_new_file_is_complete(tmp_path, path_type):
     path = path_type(tmp_path / "notes.txt")
     assert io.write_atomic(path, "früher") == path
     with pytest.raises(KeyboardInterrupt), io.atomic_file(path) as temporary:
@@ -52,7 +52,7 @@ def test_full_disk_keeps_the_old_file(tmp_path, monkeypatch):
     assert path.read_text() == "old" and len(list(tmp_path.iterdir())) == 1
 
 
-def test_temporaries_are_found_by_name_and_removed_by_age(tmp_path):
+def test_temporary_files_are_found_by_name_and_removed_by_age(tmp_path):
     a, b = (tmp_path / io.temporary_name(name) for name in ("a[1].json", "b.json"))
     for file in (a, b):
         file.write_text("")

@@ -28,7 +28,7 @@ def test_progress_is_logged_every_half_minute(capsys, monkeypatch):
     assert "30% of 200 rows, 01:00 done, 02:20 left" in lines[1] and "2 files" in lines[1]
 
 
-def test_progress_that_is_not_shown_logs_nothing(capsys):
+def test_postfix_of_a_hidden_progress_bar_is_not_logged(capsys):
     configure_logging()
     with terminal.progress_bar("reading", 200, " rows", shown=False) as bar:
         bar.set_postfix_str("2 files")

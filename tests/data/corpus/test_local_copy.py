@@ -112,6 +112,6 @@ def test_process_waits_while_another_process_copies_the_corpus(bucket, tmp_path)
     assert held.wait(30)
     timer = threading.Timer(0.5, done.set)
     timer.start()
-    # Waits until the other process releases the lock.
+    # `open_anywhere` waits until the other process releases the lock.
     assert open_anywhere(str(bucket)).path == copy and done.is_set()
     other.join()

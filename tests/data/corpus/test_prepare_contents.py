@@ -39,7 +39,7 @@ def test_each_sentence_is_in_one_split_in_order(tmp_path, vocabulary):
         assert counts["sentences"] == split.sentences.size - 1 == int(split.documents[-1])
         assert counts["documents"] == split.documents.size - 1
     total = sum(split["text_bytes"] for split in manifest["splits"].values())
-    assert total == sum(len("\n".join(sentences)) for sentences in documents) + 1  # the last newline
+    assert total == sum(len("\n".join(sentences)) for sentences in documents) + 1  # newline at the end of the file
     assert manifest["problems"] == {}
 
 
