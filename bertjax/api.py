@@ -273,7 +273,7 @@ class Pretrained:
 
 
 def _as_tuples(texts: Sequence[str | tuple[str, ...]], max_parts: int | None = None) -> list[tuple[str, ...]]:
-    """Returns each text as a tuple of its parts. Raises a UsageError for invalid types."""
+    """Returns each text as a tuple of str; a single str becomes a 1-tuple. Raises a UsageError for invalid texts."""
     if isinstance(texts, str) or not isinstance(texts, Sequence):
         raise UsageError(f"texts must be a list, such as ['a film'], not {quoted(texts)}")
     tuples = [(text,) if isinstance(text, str) else text for text in texts]

@@ -44,7 +44,7 @@ def layer(module: str) -> int:
     return LAYER_OF[module.split(".")[1]]
 
 
-def test_every_module_has_a_layer():
+def test_every_top_level_module_and_folder_has_an_import_layer():
     folders = {path.parent.name for path in PACKAGE.glob("*/*.py")}
     assert {path.stem for path in PACKAGE.glob("*.py")} | folders == LAYER_OF.keys()
 

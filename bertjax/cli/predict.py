@@ -75,7 +75,7 @@ def add_parser(commands: Any) -> None:
         required=True,
         action="append",
         metavar="CKPT",
-        help="fine-tuned checkpoint; repeat the option for each model",
+        help="fine-tuned checkpoint of the ensemble; repeat the option for each checkpoint",
     )
     parser.add_argument("--split", default="dev", help="split of the task's data: dev or test")
     parser.add_argument("--output", required=True, metavar="DIR", help="directory for predictions and results.json")

@@ -48,7 +48,8 @@ def train(args: argparse.Namespace) -> None:
     distributed = join_cluster(args, parse_config(load_config_dict(args)).cluster)
     with exit_on_host_error(), open_init_checkpoint(args, keep_converted=not distributed) as init_from:
         config = parse_config(run_config_dict(args, init_from))
-        # Like `build_task`. With frozen features, it also runs the encoder once over the data and caches the output.
+        # Besides building the task, this runs a frozen encoder once over the data and caches its output, if there is
+        # only one process.
         task = build_training_task(config, init_from)
         steps = parse_steps(args.profile)
         print_result(run(task, args.workdir, init_from, profile_steps=steps, trackers=args.tracker))

@@ -57,11 +57,11 @@ def bert_pooler(model: LoadedModel, cls: np.ndarray) -> np.ndarray:
 
 
 def pack_batches(lengths: np.ndarray, max_len: int) -> Iterator[tuple[np.ndarray, int]]:
-    """Packs n texts of `lengths` tokens, int64 [n], into rows of equal length, at most `max_len`.
+    """Packs n texts of `lengths` tokens, int64 [n], into batches of rows of equal length, at most `max_len`.
 
     Yields:
-      The indices of the texts in each row, int64 [rows, K] with `NO_EXAMPLE` in unused slots, and the number of tokens
-      per row.
+      For each batch, the indices of the texts in each row, int64 [rows, K] with `NO_EXAMPLE` in unused slots, and the
+      row length in tokens.
     """
     if not len(lengths):
         return

@@ -98,7 +98,7 @@ def split_line(line: str, kind: str) -> str | Texts:
 
 
 def read_lines(path: str) -> Iterator[str]:
-    """Yields the lines of a UTF-8 file. The path `-` means standard input. Only one line is in memory."""
+    """Yields the lines of a UTF-8 file, and keeps only one line in memory. The path `-` means standard input."""
     name = "standard input" if path == _STDIN else path
     try:
         file = sys.stdin.buffer if path == _STDIN else Path(path).expanduser().open("rb")

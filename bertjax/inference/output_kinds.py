@@ -1,4 +1,8 @@
-"""Kinds of output layers: Flax module, prediction function, and class and kernel names in other checkpoint formats."""
+"""Kinds of output layers.
+
+A kind has a Flax module, a prediction function, a Hugging Face model class, and the names of the output layer's kernel
+in other checkpoint formats.
+"""
 
 import dataclasses
 import itertools

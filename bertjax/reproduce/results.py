@@ -66,8 +66,8 @@ class Source:
         settings, outcome = self.saved.get(run.name, ([], None))
         if outcome and settings != _settings(run):
             raise UsageError(
-                f"the settings of {run.name} in {self.path} are {' '.join(settings)}, which differ from the table's; "
-                "remove this file from --results, or request the table with these settings"
+                f"{self.path} contains {run.name} with settings that differ from the table's: {' '.join(settings)}; "
+                "remove this file from --results, or pass these settings to the table"
             )
         return outcome
 

@@ -194,7 +194,10 @@ def _check_outcome(run: Run, results: Results) -> None:
 
 
 def _portable_config(config: str, table: str) -> str:
-    """Replaces a packaged file in `config` with its experiment name, and any other file with its absolute path."""
+    """Returns the table's config `FILE[:ARGUMENTS]` in a form that does not depend on the current directory.
+
+    The file of a packaged table becomes its experiment name, and any other file becomes its absolute path.
+    """
     name, colon, arguments = config.partition(":")
     file = Path(experiment_file(name)).absolute()
     if table in (*table_names(), *_EXTRA_TABLES) and file.samefile(experiment_file(table_experiment(table))):

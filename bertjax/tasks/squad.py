@@ -243,8 +243,9 @@ class Task(FinetuningTask):
             return data.null_threshold
         if not any(gold.values()):
             raise UsageError(
-                "cannot choose null_threshold on questions without answers; set --config.data.null_threshold to the "
-                "value in the workdir's results.json, and --config.data.choose_null_threshold=false"
+                "cannot choose null_threshold, because the evaluation file has no gold answers; set "
+                "--config.data.choose_null_threshold=false and --config.data.null_threshold to the value in the "
+                "workdir's results.json"
             )
         predictions = self._best_texts(answers)
         odds = {question.id: answer.null_odds for question, answer in zip(self._questions, answers, strict=True)}

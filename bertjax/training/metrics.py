@@ -44,11 +44,10 @@ def read_lines(path: epath.Path) -> list[dict[str, Any]]:
 
 
 def group_metrics(values: Mapping[str, float], losses: Sequence[str]) -> dict[str, float]:
-    """Returns the metrics of a logged line, keyed by tag in TensorBoard and trackers: `train/NAME` or `eval/NAME`.
+    """Returns the metrics of a logged line by their tags in TensorBoard and trackers, `train/NAME` or `eval/NAME`.
 
-    If the line contains evaluation metrics, returns only the evaluation metrics. Training metrics are in other lines.
-    `losses` are the names of the metrics whose means add up to `loss`. If there is only one loss, returns `loss` and
-    omits metrics whose names start with the name of the loss.
+    If the line contains evaluation metrics, omits all other values of the line. `losses` are the names of the metrics
+    whose means add up to `loss`. A single loss, such as `cross_entropy`, equals `loss`, so it is omitted.
     """
     evaluated = {
         name.removeprefix(EVAL_PREFIX): value for name, value in values.items() if name.startswith(EVAL_PREFIX)

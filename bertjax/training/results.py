@@ -100,7 +100,7 @@ class EvaluationHistory:
 
 
 def evaluation_history(task: Task, lines: Sequence[dict[str, Any]]) -> EvaluationHistory:
-    """Returns the evaluations in lines of `metrics.jsonl`."""
+    """Returns the history of the evaluations that parsed lines of `metrics.jsonl` contain."""
     evaluations = []
     for line in lines:
         metrics = {

@@ -119,8 +119,8 @@ def train(
             if task.eval_every and (done or step % task.eval_every == 0):
                 history = history.add(step, _evaluate(task, mesh, state, progress, heartbeat))
                 if not done and history.is_out_of_patience():
-                    # The run ends early, possibly between two logged steps.
                     done = True
+                    # Log the remaining metric sums, because the run may end early between two logged steps.
                     if step % config.log_every:
                         state = _log_step(task, state, step, progress)
 
@@ -170,6 +170,7 @@ def _evaluate(
         start = time.monotonic()
         values, _ = evaluate(task, mesh, state.params, heartbeat)
         check_evaluation(values, step)
-        # The logged number of tokens includes those since the last logged step, which `state.sums` counts.
+        # `log_evaluation` logs the total number of tokens of the run. It uses `state.sums` to count the tokens since
+        # the last logged step.
         progress.log_evaluation(step, values, time.monotonic() - start, train_sums=state.sums)
     return values

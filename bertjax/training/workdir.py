@@ -178,11 +178,8 @@ def _with_more_steps(saved: dict[str, Any], config: dict[str, Any]) -> dict[str,
     """
     longer = {name for name in ("steps", "epochs") if name in saved and saved[name] < config.get(name, 0)}
     if longer:
-        changes = ", ".join(f"{name} from {saved[name]:g} to {config[name]:g}" for name in sorted(longer))
-        logger.info(
-            f"continuing the finished run with an increase of {changes}; the learning rate follows the schedule of the "
-            "longer run"
-        )
+        changes = ", ".join(f"{name} increased from {saved[name]:g} to {config[name]:g}" for name in sorted(longer))
+        logger.info(f"continuing the finished run with {changes}; the learning rate now reaches 0 at the new last step")
     return {**saved, **{name: config[name] for name in longer}}
 
 

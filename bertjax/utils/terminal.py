@@ -94,7 +94,8 @@ class _ProgressLines(tqdm):
     monitor_interval = 0
 
     def refresh(self, *_: Any, **__: Any) -> None:
-        # Do not hold tqdm's lock here, because the log handler acquires its own lock before tqdm's.
+        # Do not hold tqdm's lock here. The log handler acquires its own lock first and then tqdm's, so the opposite
+        # order could deadlock.
         if not self.disable:
             logger.info(str(self))
 

@@ -14,8 +14,8 @@ import pytest
 import sandbox as sandboxes
 from invocations import invocations, invoke
 
-# Prefixes of placeholders, such as `{glue2}`, for outputs of slow commands. The short attack skips invocations with
-# these placeholders.
+# Placeholders for outputs of slow commands, in full or as a prefix: `{glue` matches `{glue}` and `{glue2}`. The test
+# skips invocations that contain one of them.
 SLOW = ("{glue", "{swept}", "{predictions}", "{reproduced}", "{huggingface}")
 ROWS = ("checkpoint", "gz", "glue data", "squad data", "prepare")
 

@@ -196,7 +196,7 @@ def test_pairs_are_masked_as_without_packing(short_corpus, whole_word):
     assert middle.mean() == pytest.approx(0.5, abs=0.02)
 
 
-def test_excess_max_predictions_do_not_change_batches(short_corpus):
+def test_max_predictions_above_the_needed_number_does_not_change_batches(short_corpus):
     (some,), (more,) = (train(short_corpus, 1, predictions=count) for count in (10, SEQ_LEN))
     assert some.keys() == more.keys()
     for name in some:

@@ -153,7 +153,7 @@ def test_shards_of_different_layers_models_or_texts_are_refused(pretrained, tmp_
     os.close(lock)
 
 
-def test_unreadable_input_files_are_named(pretrained, tmp_path, capfd):
+def test_error_of_features_names_the_invalid_input_file(pretrained, tmp_path, capfd):
     texts = tmp_path / "texts.txt"
     command = ["features", f"--checkpoint={pretrained}", f"--input={texts}"]
     texts.write_bytes(b"\xef\xbb\xbfa b\r\nc\xff\n")

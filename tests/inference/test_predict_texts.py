@@ -224,7 +224,7 @@ def test_terminal_escape_sequences_are_escaped(folders, capfd):
     assert output.isascii() and output.strip().isprintable() and json.loads(output)["text"] == text
 
 
-def test_missing_output_layer_json_is_refused(folders, capfd, tmp_path):
+def test_fine_tuned_checkpoint_without_output_layer_json_is_refused(folders, capfd, tmp_path):
     cli.main(["convert", str(folders[TAGS]), str(tmp_path / "run")])
     (tmp_path / "run" / "output_layer.json").unlink()
     assert "is fine-tuned but lacks output_layer.json" in refused(capfd, "predict", f"--checkpoint={tmp_path}/run", "a")

@@ -102,7 +102,9 @@ def test_results_file_gives_the_same_table_as_the_results_folder(results, tmp_pa
     assert json.loads((tmp_path / "saved.json").read_text()) == content
     content["runs"]["pretrain/first"]["settings"][-1] += "0"
     (tmp_path / "saved.json").write_text(json.dumps(content))
-    assert "the settings of pretrain/first in" in refused(capfd, "table", "5", f"--results={tmp_path}/saved.json")
+    assert "contains pretrain/first with settings that differ" in refused(
+        capfd, "table", "5", f"--results={tmp_path}/saved.json"
+    )
     (tmp_path / "saved.json").write_text("{}")
     assert "is not a results file" in refused(capfd, "table", "5", f"--results={tmp_path}/saved.json")
 

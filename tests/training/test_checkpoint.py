@@ -106,7 +106,7 @@ def test_checkpoint_saved_at_a_stop_does_not_displace_a_periodic_one(tmp_path):
         ((4, 8, 10), 1, [10]),
     ],
 )
-def test_policy_keeps_the_newest_and_the_newest_periodic_checkpoints(steps, keep, expected):
+def test_policy_keeps_the_latest_checkpoint_and_recent_periodic_checkpoints(steps, keep, expected):
     kept = []
     for step in steps:
         kept.append(SimpleNamespace(step=step))

@@ -88,7 +88,7 @@ def test_finished_run_continues_with_more_steps(topic, tuned, tables, tmp_path, 
     run = shutil.copytree(tuned, tmp_path / "run")
     start = [tables / "topic.tsv", run, f"--init_from={topic}"]
     cli.main(command(*start, steps=4))
-    assert "continuing the finished run with an increase of steps from 2 to 4" in capfd.readouterr().err
+    assert "continuing the finished run with steps increased from 2 to 4" in capfd.readouterr().err
     assert json.loads((run / "results.json").read_text())["last_step"] == 4
     assert "another config (steps" in refused(capfd, *command(*start, steps=3))
     # An interrupted run cannot change its number of steps.

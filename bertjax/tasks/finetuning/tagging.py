@@ -195,7 +195,7 @@ class TaggingTask(FinetuningTask):
 
 
 def _sorted_tags(words: TaggedText) -> list[str]:
-    """Returns the tags of a text in the order of their ids, with O first. Adds O if the tags mark entities."""
+    """Returns the distinct tags of a text, sorted, with O first. Adds O if the tags mark entities."""
     tags = {*words.tags, *([OUTSIDE] if has_entities(words.tags) else [])}
     return sorted(tags, key=lambda tag: (tag != OUTSIDE, tag))
 

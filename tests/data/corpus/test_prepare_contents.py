@@ -141,7 +141,7 @@ def test_every_problem_has_a_message():
     assert counted == set(prepare._PROBLEMS)
 
 
-def test_docs_input_yields_a_corpus_of_docstrings(tmp_path, vocabulary, monkeypatch):
+def test_input_kind_docs_reads_docstrings_of_modules(tmp_path, vocabulary, monkeypatch):
     (tmp_path / "one.py").write_text(
         '"""The green river is quiet."""\ndef f():\n    """Walk under the seven lamps."""\n'
     )
