@@ -48,7 +48,7 @@ def test_full_and_quick_configs_are_valid(file):
 
 
 @every_experiment
-def test_docstring_has_valid_commands_hardware_and_expected_result(file, monkeypatch):
+def test_docstring_lists_valid_commands_and_states_hardware_and_expected_result(file, monkeypatch):
     monkeypatch.chdir(ROOT)
     text, _ = docstrings(file)
     lines = re.findall(r"^    (\S.*)$", text, re.MULTILINE)

@@ -91,7 +91,8 @@ def config_dict_without_data(config_dict: Any, init_from: str | None) -> Any:
 def checkpoint_config_dict(args: argparse.Namespace, checkpoint: Any, fix: str = "set --config, such as glue") -> Any:
     """Returns the ConfigDict of `--config` or, without this option, the ConfigDict saved with the checkpoint.
 
-    A converted checkpoint has no task settings; `fix` is the advice at the end of the error message for it.
+    Raises a UsageError for a converted checkpoint without `--config`, because the checkpoint has no task settings. The
+    error message ends with `fix`.
     """
     from bertjax.training.checkpoint import workdir_of
     from bertjax.training.checkpoint_config import checkpoint_config, with_labels_of
@@ -117,7 +118,7 @@ def open_checkpoint(args: argparse.Namespace) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def open_init_checkpoint(args: argparse.Namespace, keep_converted: bool = False) -> Iterator[str | None]:
-    """Yields the path of `--init_from`, converted to bertjax's format if necessary. Yields None without the option.
+    """Yields the path of `--init_from`, converted to bertjax's format if necessary. Yields None if it is not set.
 
     If `keep_converted` is True and the workdir is local, a converted checkpoint is stored in the workdir instead of a
     temporary folder. Set it only for runs of one process, because several processes must not write to the same folder.

@@ -43,10 +43,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--output",
         metavar="DIR",
-        help="directory for files 00000.npz, 00001.npz, ... of about 64 MB. Each file contains the array hidden_states "
-        "[token, layer, width], and the arrays tokens, input_ids, segment_ids, words and characters with one item per "
-        "token. The array offsets divides the tokens into texts: text i has the tokens offsets[i] to "
-        "offsets[i + 1] - 1. An interrupted command resumes after the last complete file",
+        help="directory for .npz files of about 64 MB each. Text i of a file has the tokens offsets[i]:offsets[i + 1] "
+        "of the arrays hidden_states [token, layer, width], tokens, input_ids, segment_ids, words (word index) and "
+        "characters (start and end offset). An interrupted command resumes after the last complete file",
     )
     parser.add_argument("--show", type=int, default=5, help="number of texts to print")
 

@@ -42,9 +42,9 @@ class RunConfig:
       cluster: fields of `ClusterConfig`.
     """
 
-    # Limits that subclasses may change: names of the fields that may be 0 instead of at least 1, and minimum of
-    # `optimizer.warmup_steps`.
+    # Names of the integer fields whose minimum is 0 instead of 1. Subclasses may override it.
     zero_allowed: ClassVar[tuple[str, ...]] = ()
+    # Minimum of `optimizer.warmup_steps`. Subclasses may override it.
     least_warmup: ClassVar[int] = 0
 
     task: str = ""

@@ -45,7 +45,10 @@ _CHUNK_BYTES = 16 << 20
 
 
 def find_prefix(path: Path) -> Path | None:
-    """Finds the checkpoint prefix at a path, such as `DIR/bert_model.ckpt`. Returns None without a checkpoint."""
+    """Returns the prefix of the checkpoint at `path`, or None if there is no checkpoint.
+
+    `path` is a folder, a prefix such as `DIR/bert_model.ckpt`, or an `.index` file.
+    """
     if path.is_dir():
         prefixes = {file.name.removesuffix(".index") for file in path.glob("*.index")}
         candidates = [_latest_prefix(path), _PREFIX, *(prefixes if len(prefixes) == 1 else ())]
@@ -60,7 +63,7 @@ def find_prefix(path: Path) -> Path | None:
 
 
 def _latest_prefix(folder: Path) -> str:
-    """Returns the latest checkpoint's name in TensorFlow's file `checkpoint`, or "" without such a file."""
+    """Returns the latest checkpoint's name in TensorFlow's file `checkpoint`, or "" if this file does not exist."""
     try:
         match = _LATEST_CHECKPOINT.search((folder / "checkpoint").read_text("utf-8"))
     except (OSError, UnicodeDecodeError):

@@ -58,7 +58,7 @@ def _options(model: ModelConfig) -> list[str]:
 
 
 def _describe_schedule(task: Task) -> list[str]:
-    """Describes steps, warm-up and total FLOPs. Returns [] if `task.has_schedule` is False."""
+    """Returns the lines that describe steps, warm-up and total FLOPs, or [] if `task.has_schedule` is False."""
     if not task.has_schedule:
         return []
     cost = task.cost_before(task.total_steps)

@@ -302,7 +302,7 @@ def model_description(model: nn.Module) -> dict[str, Any]:
     """Returns a JSON description of a model. `build_model` accepts descriptions of the models in this file.
 
     Returns:
-      `kind`: `KIND` of the module's class, or the name of a class without `KIND`.
+      `kind`: `KIND` of the module's class, or the class name if the class has no `KIND`.
       `num_outputs`: width of the output layer, or None.
       `feature_head`: fields of the `FeatureHead`, or None.
       Other fields of the module except its config, such as `head_dropout`.

@@ -206,8 +206,8 @@ _SCALES = {
         feature_epochs=3,
     ),
 }
-# The scale pre-trains on 102 million tokens, so that the initial plateau of the masked-LM loss takes only a small part
-# of the run.
+# Pre-training at this scale has 102 million tokens, so that the initial plateau of the masked-LM loss is only a small
+# part of the run.
 _SCALES[MEDIUM] = dataclasses.replace(
     _SCALES[SMALL],
     name=MEDIUM,

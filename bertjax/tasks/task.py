@@ -189,7 +189,10 @@ class Task:
         raise NotImplementedError
 
     def benchmark_step(self) -> int:
-        """Returns a step with the batch shape of `benchmark_batch(0)`. Benchmarks use the cost of this step."""
+        """Returns the number of a train step whose batch has the shape of `benchmark_batch(0)`.
+
+        Benchmarks compute throughput and MFU from the cost of this step.
+        """
         return 0
 
     def format_row(self, batch: NumpyBatch, row: int) -> str:

@@ -17,7 +17,7 @@ _PROFILES = "plugins/profile"
 
 
 def parse_steps(text: str) -> range:
-    """Parses `START:STOP` as the steps START to STOP - 1, counted from 0. An empty text means no steps."""
+    """Parses `START:STOP` as the steps START to STOP - 1, counted from 0. An empty string means no steps."""
     if not text:
         return range(0)
     match = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text)

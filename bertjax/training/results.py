@@ -45,7 +45,7 @@ def score(metric: str, value: Any) -> float | None:
 
 
 def is_out_of_patience(scores: Sequence[float | None], patience: int) -> bool:
-    """Returns True if none of the last `patience` scores exceeds the best earlier score (`patience=0`: no limit)."""
+    """Returns True if none of the last `patience` scores exceeds the best earlier score, and `patience` is not 0."""
     if not patience or len(scores) <= patience:
         return False
     numbers = [float("-inf") if value is None else value for value in scores]

@@ -49,7 +49,7 @@ _RESUMABLE_FIELDS = (
     "mesh",
     "cluster",
     "hang_seconds",
-    # These fields compile the same computation in another way, for machines with other devices or less memory.
+    # These fields change only how the model is compiled, to fit other devices or less memory.
     "model.scan_layers",
     "model.remat",
     # Data is compared by its hash, so its path may change.

@@ -65,12 +65,15 @@ def temporary_name(name: str) -> str:
 
 
 def temporary_paths(directory: Path, name: str = "") -> list[Path]:
-    """Lists temporary files and directories of `name` (default: of any name), including those of killed processes."""
+    """Lists temporary files and directories in `directory`, including those that killed processes left.
+
+    `name` is the name of the final file or directory (default: "", all names).
+    """
     return sorted(directory.glob(f".{glob.escape(name[:100]) or '*'}-{'[0-9a-f]' * 16}.unfinished"))
 
 
 def remove_temporaries(directory: Path, name: str = "", min_age_seconds: float = 0) -> None:
-    """Removes temporary files of `name` (default: of any name) older than `min_age_seconds`."""
+    """Removes temporary files older than `min_age_seconds`. `name` has the same meaning as in `temporary_paths`."""
     for file in temporary_paths(directory, name):
         with contextlib.suppress(OSError):
             if time.time() - file.stat().st_mtime >= min_age_seconds:

@@ -23,7 +23,7 @@ from hlo_cost import instruction_costs
 from hlo_program import read_program
 
 RATE = 0.1
-# (`jax.random` implementation, bits per element) by label. The empty name stands for the hash that bertjax uses.
+# Values: (`jax.random` implementation, bits per element). The implementation "" is the hash that bertjax uses.
 SOURCES = {
     "hash of positions, 16 bits": ("", 16),
     **{f"{name}, {bits} bits": (name, bits) for name in ("threefry2x32", "philox4x32", "rbg") for bits in (32, 16, 8)},

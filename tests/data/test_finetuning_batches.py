@@ -56,7 +56,7 @@ def test_batches_group_examples_of_similar_length():
 
 
 @pytest.mark.parametrize("bucket", [0, 8, 16, 32, 48, 64])
-def test_shape_counts_match_batches(bucket):
+def test_shape_counts_match_the_batches_before_a_step(bucket):
     order = EpochOrder(make_constant_examples(random_lengths(70)), Batching(8, bucket, 128), seed=3)
     for step in (0, 1, 8, 9, 10, 20, 45):
         counts = order.shape_counts(step)

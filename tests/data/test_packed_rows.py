@@ -78,7 +78,7 @@ def test_shards_and_later_steps_match_the_full_run(parts):
             np.testing.assert_array_equal(values, later[name])
 
 
-def test_shape_counts_match_batches():
+def test_shape_counts_match_the_batches_before_a_step():
     examples = random_examples(70)
     order = EpochOrder(examples, PACKED, 3)
     shapes = [batch["input_ids"].shape for batch in batches(examples, PACKED)]

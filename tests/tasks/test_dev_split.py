@@ -82,7 +82,7 @@ def test_split_units_of_tagged_text_are_documents_or_sentences():
     assert unit_texts(DOCUMENTS, ends) == [b"a\nb\nc", b"d\ne\nf\ng\nh"]
     second = tagged_subset(DOCUMENTS, ends, np.array([False, True]))
     assert second == TaggedText(list("defgh"), ["O"] * 5, [2, 5], [5], (7, 10))
-    # Units are sentences if requested, or if the text has one document.
+    # The split units are sentences if `documents` is False or if the text has only one document.
     ends = unit_ends(DOCUMENTS, documents=False)
     some = tagged_subset(DOCUMENTS, ends, np.array([True, False, False, True]))
     assert some == TaggedText(list("abfgh"), ["O"] * 5, [2, 5], [2, 5], (1, 10))

@@ -74,7 +74,8 @@ def test_ensemble_averages_the_logits_of_its_members(kind, letters, tmp_path, ca
         for question, candidates in ensemble.items():
             for candidate in candidates:
                 text = candidate["text"]
-                # A text that occurs several times has the best score of its spans, so it is not compared.
+                # Compare only texts that occur once in the passage. Otherwise, a text has the maximum score of its
+                # spans, which need not be the mean of the members' scores.
                 is_unique = passages[question].count(text) == 1
                 if is_unique and text in first[question] and text in second[question]:
                     mean = (first[question][text] + second[question][text]) / 2

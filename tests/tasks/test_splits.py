@@ -17,7 +17,7 @@ from bertjax.tasks.objectives import classification as objectives
 from bertjax.tasks.objectives.classification import ClassWeighting
 from bertjax.training.checkpoint_config import experiment_config
 
-# By experiment: function that writes the data files (None: `text_files`), and number of training examples.
+# For each experiment, the function that writes its data files (None: `text_files`) and the number of training examples.
 TASKS = {
     "glue.py:task=cola": (glue_files, 64),
     "glue.py:task=stsb": (glue_files, 32),
@@ -117,12 +117,12 @@ def test_questions_on_a_passage_are_all_in_training_or_all_in_dev(letters, tmp_p
     assert (len(dev), dev_count, len(trained), count) == (3, 9, 5, 15) and not dev & trained
 
 
-def test_dev_share_requires_different_texts(letters, tmp_path, capfd):
+def test_dev_share_requires_distinct_texts(letters, tmp_path, capfd):
     (tmp_path / "train.csv").write_text("text,label\n" + "same,a\nsame,b\n" * 5)
     config = f"--config={EXPERIMENTS}/text.py:train={tmp_path}/train.csv,size=L1_H16,quick=true"
     flags = overrides(letters, data__dev_share=0.2)
     error = refused(capfd, "train", config, f"--workdir={tmp_path / 'run'}", *flags)
-    assert "train.csv contains only 1 different texts or documents" in error
+    assert "train.csv contains only 1 distinct texts or documents" in error
 
 
 @pytest.mark.parametrize("experiment", TASKS)

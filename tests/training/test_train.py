@@ -216,13 +216,13 @@ def test_resume_accepts_additional_files_in_its_workdir(resumed):
     assert (run / "notes.txt").read_text() == "mine"
 
 
-def test_resume_skips_torn_metric_lines(corpus, whole, tmp_path):
+def test_resume_skips_damaged_metric_lines(corpus, whole, tmp_path):
     shutil.copytree(whole, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "14")
     metrics = tmp_path / "run" / "metrics.jsonl"
     _, task = make(corpus)
     lines = metrics.read_text().splitlines(keepends=True)
-    # A torn line, and one nested too deeply for the JSON parser.
+    # Write a truncated line and a line that is nested too deeply for the JSON parser.
     metrics.write_text("".join([lines[0], lines[1][:20] + "\n", "[" * 100_000 + "\n", *lines[3:]]))
     assert loop.train(task, str(tmp_path / "run"))["step"] == 14
     assert metrics.read_text() == "".join([lines[0], *lines[3:]])

@@ -97,7 +97,7 @@ def divide_chunk(chunk: Chunk, work: AnyPath, chunk_chars: int) -> list[Chunk]:
 
 
 class _ChunkNumber:
-    """Callable that returns the chunk number of each text; all pieces of a document get the same number."""
+    """Callable that returns the chunk number of each text; all texts of a document get the same number."""
 
     def __init__(self, chunk_chars: int) -> None:
         self._chunk_chars = chunk_chars

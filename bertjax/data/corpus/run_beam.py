@@ -84,8 +84,8 @@ def pipeline_options(options: Sequence[str], output: AnyPath, workers: int) -> P
 def run(job: Job, directory: AnyPath, options: PipelineOptions, workers: int) -> JobResult:
     """Writes the arrays of a corpus. They are byte-identical to the arrays of `run_local` for the same job.
 
-    All machines of the pipeline must access `directory` at the same path. `workers` is the number of processes of this
-    machine that parse docstrings.
+    All machines of the pipeline must access `directory` at the same path. `workers` is the number of local processes
+    that parse the Python modules of a `docs` source.
     """
     # Silence Beam's logs, because errors are reported in one line at the end.
     logging.getLogger("apache_beam").setLevel(logging.CRITICAL)

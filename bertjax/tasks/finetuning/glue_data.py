@@ -91,12 +91,12 @@ _INDEX, _TFDS_INDEX = "index", "idx"
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationSet:
-    """Examples of one file.
+    """Examples of one split.
 
     Attributes:
       examples: encoded rows.
       ids: values of the column `index` of a test set. Empty for other sets.
-      read_columns: function that reads columns of the file by name, for all rows.
+      read_columns: function that yields the named columns of every row, including rows that `examples` skips.
     """
 
     examples: Examples

@@ -75,7 +75,7 @@ def select_dev_units(data: FinetuningData, contents: Sequence[bytes], read_stats
     if mask.all():
         raise UsageError(
             f"config.data.dev_share={data.dev_share} leaves no training rows: {read_stats[-1].file} contains only "
-            f"{len(set(contents)):,} different texts or documents; use a dev file instead"
+            f"{len(set(contents)):,} distinct texts or documents; use a dev file instead"
         )
     return mask
 

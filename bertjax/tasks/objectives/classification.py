@@ -155,7 +155,7 @@ def sequence_objective(
 def label_mask(labels: jax.Array, weights: jax.Array) -> jax.Array:
     """Returns the weight of each label, float32 with the shape of `labels`. Unknown labels (-1 or NaN) have weight 0.
 
-    `weights` contains the weight of each row or example, with the leading axes of `labels`.
+    `weights` is float32 [B], or [B, K] if K examples share a row. It is broadcast over the remaining axes of `labels`.
     """
     known = jnp.isfinite(labels) if jnp.issubdtype(labels.dtype, jnp.floating) else labels >= 0
     return known * weights.reshape(weights.shape + (1,) * (labels.ndim - weights.ndim))
