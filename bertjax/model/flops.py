@@ -40,8 +40,9 @@ def flops_per_token(
     """Returns the matmul FLOPs of one training step, per token.
 
     The count includes 6 FLOPs per parameter of the layers' matrices, 12 N L D for attention (N layers, row length L,
-    hidden size D), and the FLOPs of the output layer at predicted positions. It excludes recomputation and vocabulary padding, and also the encoder if
-    `feature_head` uses frozen features. Unidirectional attention counts like bidirectional attention.
+    hidden size D), and the FLOPs of the output layer at predicted positions. It excludes recomputation and vocabulary
+    padding, and also the encoder if `feature_head` uses frozen features. Unidirectional attention counts like
+    bidirectional attention.
 
     `seq_len` is the row length in tokens, including padding. `num_predictions` is the number of predicted positions per
     row (default: 0, no masked-LM or language-model head).

@@ -1,4 +1,4 @@
-"""Compatibility checks between a checkpoint and a task, and parameter rows of new vocabulary pieces."""
+"""Compatibility checks between a checkpoint and a task, and initialization of rows for new vocabulary pieces."""
 
 import dataclasses
 import json

@@ -70,9 +70,7 @@ def read_errors(dataset: str, split: str) -> Iterator[None]:
     except BertjaxError:
         raise
     except ValueError as error:
-        raise UsageError(
-            f"cannot read split {split!r} of {dataset}: {first_line(error)}; use a split of the data set"
-        ) from error
+        raise UsageError(f"cannot read split {split!r} of {dataset}: {first_line(error)}; use another split") from error
     except Exception as error:
         raise BertjaxError(
             f"cannot read split {split!r} of {dataset}: {first_line(error)}; check the disk and network, then run the "
