@@ -65,7 +65,7 @@ class Pretrained:
 
     @property
     def architecture(self) -> Architecture:
-        """Model sizes, activation and other fields of the model architecture."""
+        """Fields of the model architecture, such as sizes and activation."""
         return self.config.architecture
 
     @property
@@ -85,7 +85,7 @@ class Pretrained:
 
     @property
     def model(self) -> nn.Module:
-        """Flax module of the checkpoint. For a kind of model that bertjax does not know, only encoder and pooler.
+        """Flax module of the checkpoint, or only encoder and pooler if bertjax does not know the kind of model.
 
         Examples:
           >>> bert = bertjax.load(CHECKPOINT)
@@ -116,9 +116,9 @@ class Pretrained:
         """Returns a copy of this model with new parameters and, optionally, a different output layer or labels.
 
         Args:
-          params: nested dictionary of arrays, structured like the property `params`. For a model with an output layer,
-            it contains the module `classifier`.
-          output_kind: kind of output layer: `classes` (one class per text or, without labels, regression),
+          params: nested dictionary of arrays, structured like the property `params`. If the model has an output
+            layer, `params` must contain the module `classifier`.
+          output_kind: kind of output layer: `classes` (one class per text; regression if there are no labels),
             `multilabel`, `choices`, `tags` or `spans` (default: unchanged).
           labels: names of classes, labels or tags in the order of the outputs (default: unchanged).
 
@@ -237,7 +237,7 @@ class Pretrained:
         return fill_mask(self._loaded, text, top)
 
     def predict(self, texts: Sequence[str | tuple[str, ...]], context: str = "") -> list[dict[str, Any]]:
-        """Returns one record per text: the `prediction` and, for classes, `probabilities` by label.
+        """Returns one record per text with the `prediction` and, for classes, the `probabilities` of the labels.
 
         Args:
           texts: texts or tuples of texts: (first, second) for pairs, (context, ending, ...) for multiple choice, or the

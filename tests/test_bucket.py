@@ -240,7 +240,7 @@ def test_metric_lines_are_uploaded_by_flush(stored):
     writer.flush()
     writer.write(21, {"loss": 1.0})
     writer.close()
-    # The file is uploaded empty, with 20 lines, and with 21 lines.
+    # Three uploads: the empty file, 20 lines, and 21 lines.
     uploads = [path for method, path in stored.requests if method == "PUT" and "name=runs/a/metrics.jsonl&" in path]
     assert len(uploads) == 3
     resumed = JsonlWriter(place / "metrics.jsonl", 20)

@@ -98,7 +98,7 @@ def check_links(file: Path, text: str) -> None:
 @every_document
 def test_commands_are_valid(file, monkeypatch):
     monkeypatch.chdir(ROOT)
-    # Tables that start from a released checkpoint would open it. This test needs only an architecture.
+    # Do not open the released checkpoints from which some tables start: this test needs only an architecture.
     monkeypatch.setattr(runs, "load_released", lambda checkpoint: runs.Released("", "0" * 64, Architecture()))
     for words in commands(file.read_text()):
         check(words)

@@ -57,7 +57,7 @@ def _is_process(folder: Path, session: int, index: int) -> bool:
             int(process_session) == session
             and f"JAX_PROCESS_ID={index}" in (folder / "environ").read_text().split("\0")
             and "python" in os.readlink(folder / "exe")
-            # Child processes of bertjax inherit JAX_PROCESS_ID. Only bertjax itself is a child process of bash.
+            # Child processes of bertjax inherit JAX_PROCESS_ID, but only bertjax itself has bash as its parent.
             and "bash" in os.readlink(f"/proc/{parent}/exe")
         )
     except OSError:

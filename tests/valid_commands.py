@@ -25,7 +25,7 @@ def check_command(arguments: list[str]) -> None:
                 args.grid or [], args.overrides, lambda more: load_config(args.config, [*args.overrides, *more])
             )
     else:
-        # Without --config, the overridden fields are those of a checkpoint's config, which may be of any task.
+        # Without --config, the overrides apply to the config of a checkpoint, whose task is unknown here.
         check_fields(args.overrides)
 
 

@@ -38,8 +38,8 @@ def load_config_dict(args: argparse.Namespace, checkpoint: Any = None) -> Any:
 def run_config_dict(args: argparse.Namespace, init_from: str | None) -> Any:
     """Returns the ConfigDict of a training run.
 
-    The architecture comes from `init_from` or the config. If neither sets it, a resumed run reads it from its own
-    checkpoints.
+    The architecture comes from `init_from` or the config. If neither sets it and the workdir contains checkpoints,
+    it comes from these checkpoints.
     """
     from bertjax.training.workdir import has_checkpoints, resolve
 
@@ -54,8 +54,8 @@ def open_config_dict(args: argparse.Namespace) -> Iterator[Any]:
     """Yields the ConfigDict saved with `--checkpoint` or, without this option, the ConfigDict of `--config`.
 
     With `--config`, `--init_from` supplies the architecture. If its checkpoint is not in bertjax's format, it is
-    converted to a temporary folder. The folder also contains the vocabulary, so use the ConfigDict only inside the
-    `with` block.
+    converted to a temporary folder. Use the ConfigDict only inside the `with` block, because it may refer to the
+    vocabulary in this folder.
     """
     if not args.checkpoint:
         with open_init_checkpoint(args) as init_from:
@@ -78,7 +78,7 @@ def open_config_dict(args: argparse.Namespace) -> Iterator[Any]:
 
 
 def config_dict_without_data(config_dict: Any, init_from: str | None) -> Any:
-    """Sets the vocabulary size to that of `init_from` if no data is configured. Returns the ConfigDict."""
+    """Copies the vocabulary size of `init_from` to the ConfigDict if no data is configured. Returns the ConfigDict."""
     from bertjax.tasks.build import parse_config
     from bertjax.training.checkpoint import find_checkpoint
     from bertjax.training.checkpoint_metadata import saved_architecture
@@ -91,8 +91,8 @@ def config_dict_without_data(config_dict: Any, init_from: str | None) -> Any:
 def checkpoint_config_dict(args: argparse.Namespace, checkpoint: Any, fix: str = "set --config, such as glue") -> Any:
     """Returns the ConfigDict of `--config` or, without this option, the ConfigDict saved with the checkpoint.
 
-    Raises a UsageError for a converted checkpoint without `--config`, because the checkpoint has no task settings. The
-    error message ends with `fix`.
+    For a converted checkpoint, raises a UsageError if `--config` is missing, because such a checkpoint has no task
+    settings. The error message ends with `fix`.
     """
     from bertjax.training.checkpoint import workdir_of
     from bertjax.training.checkpoint_config import checkpoint_config, with_labels_of
@@ -118,10 +118,11 @@ def open_checkpoint(args: argparse.Namespace) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def open_init_checkpoint(args: argparse.Namespace, keep_converted: bool = False) -> Iterator[str | None]:
-    """Yields the path of `--init_from`, converted to bertjax's format if necessary. Yields None if it is not set.
+    """Yields the path of `--init_from`, converted to bertjax's format if necessary, or None if the option is not set.
 
     If `keep_converted` is True and the workdir is local, a converted checkpoint is stored in the workdir instead of a
-    temporary folder. Set it only for runs of one process, because several processes must not write to the same folder.
+    temporary folder. Set `keep_converted` only for runs of one process, because several processes must not write to
+    the same folder.
     """
     from bertjax.convert.convert import bertjax_checkpoint
     from bertjax.tasks.build import parse_config
@@ -153,7 +154,10 @@ def check_topology(args: argparse.Namespace) -> None:
 
 
 def join_cluster(args: argparse.Namespace, config: Any) -> bool:
-    """Connects the processes of a distributed run and checks devices. Returns whether there are several processes."""
+    """Connects the processes if the run is distributed; otherwise, checks the devices.
+
+    Returns whether the run is distributed.
+    """
     from bertjax.training.multihost import initialize_distributed, is_multihost_environment
     from bertjax.training.sharding import list_devices
 

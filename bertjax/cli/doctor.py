@@ -141,7 +141,7 @@ def _cache_paths() -> dict[str, Path]:
 
 
 def _free_bytes(path: Path) -> int:
-    """Returns the free bytes on the disk that contains a path. The path need not exist."""
+    """Returns the number of free bytes on the disk that contains a path. The path need not exist."""
     return shutil.disk_usage(next(parent for parent in (path, *path.absolute().parents) if parent.exists())).free
 
 

@@ -83,7 +83,7 @@ def add_command(
 ) -> argparse.ArgumentParser:
     """Adds a command to the subparsers of `bertjax` or `bertjax bench`, and returns its parser.
 
-    With `config`, the command takes `--config` and overrides of config fields.
+    If `config` is True, the command takes `--config` and overrides of config fields.
     """
     parser = commands.add_parser(
         name,
@@ -122,7 +122,7 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
 
 
 def add_model_source(parser: argparse.ArgumentParser) -> None:
-    """Adds `--init_from` and `--checkpoint` for commands that describe a run without training."""
+    """Adds `--init_from` and `--checkpoint` for commands that describe a run but do not train."""
     parser.add_argument(
         "--init_from",
         metavar="CKPT",

@@ -43,13 +43,13 @@ def train(args: argparse.Namespace) -> None:
     from bertjax.training.profiling import parse_steps
     from bertjax.training.train import train as run
 
-    # The config is parsed twice: for the settings of the cluster, which must be joined before the checkpoint is opened,
-    # and then with the architecture of the checkpoint.
+    # Parse the config twice: first for the settings of the cluster, because the process must join the cluster before
+    # it opens the checkpoint, and then with the architecture of the checkpoint.
     distributed = join_cluster(args, parse_config(load_config_dict(args)).cluster)
     with exit_on_host_error(), open_init_checkpoint(args, keep_converted=not distributed) as init_from:
         config = parse_config(run_config_dict(args, init_from))
-        # Besides building the task, this runs a frozen encoder once over the data and caches its output, if there is
-        # only one process.
+        # With `feature_head.features` and a single process, this also runs the frozen encoder once over the data and
+        # caches its output.
         task = build_training_task(config, init_from)
         steps = parse_steps(args.profile)
         print_result(run(task, args.workdir, init_from, profile_steps=steps, trackers=args.tracker))

@@ -50,7 +50,7 @@ class Field(NamedTuple):
 
 
 def limited(default: int, max_value: int) -> Any:
-    """Returns a dataclass field for an integer of at most `max_value`, instead of the default limit of 2^31 - 1."""
+    """Returns a dataclass field for an integer whose maximum is `max_value` instead of 2^31 - 1."""
     return dataclasses.field(default=default, metadata={_MAX: max_value})
 
 

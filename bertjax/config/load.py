@@ -22,7 +22,7 @@ _MIN_SIMILARITY = 0.75
 def parse_arguments(text: str | None, /, **defaults: Any) -> ConfigDict:
     """Parses the arguments after the colon of `--config FILE:size=base,seq_len=128`.
 
-    Values are converted to the types of the defaults. A `name` without value sets a boolean to true.
+    Values are converted to the types of the defaults. A boolean argument without a value is set to true.
     """
     arguments, names = ConfigDict(defaults), set()
     for item in filter(None, (text or "").split(",")):
@@ -150,7 +150,7 @@ def _check_override(config_dict: ConfigDict, item: str) -> None:
 
 
 def _similar_fields(config_dict: ConfigDict, field: str) -> list[str]:
-    """Returns the paths of all fields whose name is the closest match for the name of an unknown field."""
+    """Returns the paths of the fields whose name is most similar to the unknown `field`, or []."""
     # Compare only the last part of each path, because all paths of a section start with the section's name.
     names = {path: path.split(".")[-1] for path in flatten_dict(config_dict.to_dict(), sep=".")}
     closest = difflib.get_close_matches(field.split(".")[-1], names.values(), n=1, cutoff=_MIN_SIMILARITY)

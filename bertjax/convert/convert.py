@@ -222,10 +222,10 @@ def bertjax_checkpoint(path: str, cache_dir: Path | None = None) -> Iterator[str
 
 
 def _replaces_source(origin: dict[str, Any], path: str) -> bool:
-    """Returns whether to use a cached conversion of `path` without comparing it with its source.
+    """Returns whether to use a cached conversion of `path` without checking whether its source has changed.
 
-    `origin` describes the cached conversion, which must be a conversion of `path`. There are two such cases: `path` is
-    on the hub, because a resumed run must use the same commit, or `path` is local and no longer exists.
+    `origin` identifies the source of the cached conversion. Returns True if this source is `path`, and `path` is
+    either on the hub (a resumed run must use the same commit) or a local path that no longer exists.
     """
     if hub.is_hub(path):
         return path in (origin.get("address"), origin.get("source"))
@@ -248,8 +248,8 @@ def _origin_of(path: str, folder: str = "") -> dict[str, Any]:
     """Returns the content of `origin.json`, which identifies the source of a conversion.
 
     A local checkpoint is identified by its path and the names, sizes and modification times of its files. A model on
-    the hub is identified by its address with the commit, which is the name of the download folder `folder`. The key
-    `address` contains the address as the user wrote it.
+    the hub is identified by its address with the commit. The commit is the name of the download folder `folder`. The
+    key `address` contains the address as the user wrote it.
     """
     if hub.is_hub(path):
         return {"source": f"{hub.PREFIX}{hub.parse(path)[0]}@{Path(folder).name}", "address": path}

@@ -46,8 +46,8 @@ _CLASSES: dict[str, tuple[str, set[str]]] = {
     "BertForMaskedLM": ("", {names.MASKED_LM}),
     "BertForNextSentencePrediction": ("", {names.POOLER, names.NEXT_SENTENCE}),
     "BertModel": ("", {names.POOLER}),
-    # `CLASSES` and `MULTILABEL` have the same model class. Iterate in reverse, so that this class maps to `CLASSES`.
-    # `_output_kind` returns `MULTILABEL` instead if the config's `problem_type` requires it.
+    # `CLASSES` and `MULTILABEL` have the same model class. Iterate in reverse, so that `CLASSES` overwrites
+    # `MULTILABEL`. `_output_kind` returns `MULTILABEL` if the config's `problem_type` requires it.
     **{
         kind.huggingface_class: (name, {names.POOLER, names.CLASSIFIER} if kind.pools else {names.CLASSIFIER})
         for name, kind in reversed(OUTPUT_KINDS.items())
@@ -64,7 +64,7 @@ _OLD_NAMES = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".Laye
 
 
 def is_checkpoint_folder(path: Path) -> bool:
-    """Returns whether a folder has a Hugging Face config, or a `config.json` that cannot be read as a JSON object."""
+    """Returns whether a folder has a Hugging Face config. A damaged `config.json` counts, because `read` reports it."""
     if not (path / CONFIG).is_file():
         return False
     try:
@@ -264,7 +264,7 @@ def _make_config(checkpoint: PortableCheckpoint, class_name: str) -> dict[str, A
 
 
 def read_pooling(folder: Path) -> str:
-    """Returns the pooling mode of a sentence-transformers folder: `cls`, `mean`, or "" (no or unsupported pooling)."""
+    """Returns the pooling mode of a sentence-transformers folder: `cls`, `mean`, or "" if missing or unsupported."""
     file = folder / _POOLING
     config = read_config(file) if file.is_file() else {}
     return next((name for name, field in _POOLINGS.items() if config.get(field)), "")

@@ -24,7 +24,7 @@ _DATA_FIELDS = ("task", "path", "train_file", "dev_file", "eval_file", "corpus",
 def model_card(repository: str, workdir: epath.Path | None, output_kind: str, size: str) -> str:
     """Returns the card of a repository `ORG/NAME` in Markdown.
 
-    `workdir` is None if bertjax did not train the checkpoint, and `output_kind` is "" without an output layer.
+    `workdir` is None if bertjax did not train the checkpoint, and `output_kind` is "" if it has no output layer.
     """
     # Import here, because most conversions write no model card.
     from huggingface_hub import ModelCardData

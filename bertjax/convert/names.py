@@ -27,7 +27,7 @@ class Parameter:
     Attributes:
       path: path in bertjax.
       shape: shape in bertjax, without the layer axis.
-      names_by_format: name in each other format; names of layer parameters contain `{layer}`.
+      names_by_format: name in each of the other formats; names of layer parameters contain `{layer}`.
       num_input_axes: number of leading axes of a kernel that are input axes (default: 0, not a kernel).
       transposed_in: formats that store the kernel as [out, in].
       unpadded_rows: vocabulary size, for parameters whose first axis is padded (default: 0, not padded).
@@ -126,7 +126,7 @@ def bert_parameters(
 
 
 def _output_layer(path: str, shape: tuple[int, int], kernels: Mapping[str, str]) -> list[Parameter]:
-    """Lists kernel and bias of an output layer. Both other formats store the kernel as [out, in]."""
+    """Lists kernel and bias of an output layer. The other two formats store the kernel as [out, in]."""
     biases = {fmt: re.sub("weights?$", "bias", name) for fmt, name in kernels.items()}
     return [
         Parameter(f"{path}/kernel", shape, kernels, 1, (HUGGINGFACE, TENSORFLOW)),

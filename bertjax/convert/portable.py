@@ -85,7 +85,7 @@ class PortableCheckpoint:
 
     @property
     def num_outputs(self) -> int:
-        """Width of the output layer; 0 without an output layer."""
+        """Width of the output layer; 0 if the model has no output layer."""
         return self.params[f"{CLASSIFIER}/bias"].shape[0] if self.output_kind else 0
 
     @property
@@ -170,7 +170,7 @@ def check_vocabulary_size(vocabulary: Vocabulary | None, config: ModelConfig, fo
 
 
 def read_vocabulary_file(folder: Path, lower_case: bool | None) -> Vocabulary | None:
-    """Reads `vocab.txt` or, without it, the SentencePiece model of a folder. Returns None if both are missing."""
+    """Reads `vocab.txt` or, if it is missing, the SentencePiece model of a folder. Returns None if both are missing."""
     files = [file for file in (folder / VOCABULARY_FILES[WORDPIECE], *sorted(folder.glob("*.model"))) if file.is_file()]
     return load_vocabulary(files[0], lower_case) if files else None
 

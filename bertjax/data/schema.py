@@ -16,8 +16,8 @@ class ArraySpec:
       name: key in the batch.
       axes: names of the axes after the row axis.
       dtype: int32 or float32.
-      num_values: name of an argument of `synthetic_batch`, which draws integers from 0 to the argument's value - 1
-        (default: "", all values are 1).
+      num_values: name of the `synthetic_batch` argument that contains the number of distinct values, n. Random values
+        are integers from 0 to n - 1 (default: "", all values are 1).
       ascending: whether `synthetic_batch` fills the last axis with 0, 1, 2, ...
       padding: value in padding rows.
     """

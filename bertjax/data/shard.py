@@ -41,7 +41,7 @@ class DataShard:
         return ranges
 
     def rows(self, batch_size: int) -> np.ndarray:
-        """Returns the row indices of this process, int64, ascending. Raises the UsageError of `row_ranges`."""
+        """Returns the row indices of this process, int64, ascending. Raises the same UsageError as `row_ranges`."""
         return np.concatenate([np.arange(start, stop) for start, stop in self.row_ranges(batch_size)])
 
 

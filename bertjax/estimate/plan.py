@@ -100,8 +100,8 @@ def plan_run(
     """Compiles the train step of each phase for a TPU and estimates the run.
 
     The step time is the longest of three times: model FLOPs at the given MFU, and communication within and between
-    slices at the published bandwidths. The time between slices is left out for v2, v3 and v4, whose bandwidth is not
-    published. The estimate excludes evaluation, checkpoints and restarts.
+    slices at the published bandwidths. For v2, v3 and v4, communication between slices is left out, since its bandwidth
+    is not published. The estimate excludes evaluation, checkpoints and restarts.
 
     `topology` is the topology of one slice, such as `v5e:16x16`. `mfu` is the assumed model-FLOPs utilization, in
     (0, 1]. `price_per_chip_hour` may be in any currency.

@@ -41,8 +41,8 @@ logger = logging.getLogger(__name__)
 def build_training_task(config: RunConfig, init_from: str | None) -> Task:
     """Builds a task for training. If `feature_head.features` is set, batches contain cached features.
 
-    With several processes or without an initial checkpoint (`init_from` is None), each train step runs the frozen
-    encoder instead.
+    Features are not cached if the run has several processes or no initial checkpoint (`init_from` is None). In these
+    cases, each train step runs the frozen encoder.
     """
     task = build_task(config, train=True)
     if not isinstance(task, FinetuningTask) or not task.config.feature_head.features:

@@ -57,7 +57,7 @@ def bert_pooler(model: LoadedModel, cls: np.ndarray) -> np.ndarray:
 
 
 def pack_batches(lengths: np.ndarray, max_len: int) -> Iterator[tuple[np.ndarray, int]]:
-    """Packs n texts of `lengths` tokens, int64 [n], into batches of rows of equal length, at most `max_len`.
+    """Packs n texts of `lengths` tokens, int64 [n], into batches. All rows have the same length, at most `max_len`.
 
     Yields:
       For each batch, the indices of the texts in each row, int64 [rows, K] with `NO_EXAMPLE` in unused slots, and the

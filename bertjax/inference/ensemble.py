@@ -88,7 +88,7 @@ def ensemble(
 
 
 def _compared(config: RunConfig, task: Task) -> dict[str, Any]:
-    """Returns everything that must be equal in all members, so that their batches and outputs correspond."""
+    """Returns the properties that all members must share, so that their outputs can be averaged."""
     batching = {f"config.data.{name}": getattr(config.data, name) for name in ("seq_len", "bucket", "eval_batch_size")}
     identity = {"task": config.task, "labels": [*task.labels], "vocabulary": task.workdir_files.get(ENTRY)}
     return {**identity, "data": task.data_hash, **batching}

@@ -81,9 +81,9 @@ class FeatureExtractor:
         }
 
     def shards(self, texts: Iterable[str]) -> Iterator[dict[str, Any]]:
-        """Yields shards of the hidden states of texts or pairs. A pair is written as `FIRST ||| SECOND`.
+        """Yields shards of the hidden states of `texts`. A text can be a pair, written as `FIRST ||| SECOND`.
 
-        Equal texts give equal shards. Shards are computed one at a time, to limit memory.
+        The same texts always yield the same shards. Shards are computed one at a time, to limit memory.
 
         Yields:
           A dictionary for T texts of K tokens in total, without padding:
@@ -91,8 +91,8 @@ class FeatureExtractor:
             `hidden_states`: float32 [K, C, D].
             `input_ids`, `segment_ids`: int32 [K].
             `tokens`: str [K].
-            `words`: int32 [K], index of the token's word in `text.split()`, counted across both texts of a pair; -1 for
-              [CLS] and [SEP].
+            `words`: int32 [K], index of the token's word in `text.split()`, or in `FIRST.split() + SECOND.split()` for
+              a pair; -1 for [CLS] and [SEP].
             `characters`: int32 [K, 2], start and end character offsets of the token in the text; -1 for [CLS] and
               [SEP].
             `texts_sha256`: str, hash of the texts.

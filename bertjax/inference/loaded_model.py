@@ -84,7 +84,7 @@ class LoadedModel:
         return build_known_model(self.model_description, self.config)
 
     def check_modules(self, *modules: str) -> None:
-        """Raises a UsageError if the checkpoint lacks parameters of any of these modules, such as `masked_lm`."""
+        """Raises a UsageError if the checkpoint lacks the parameters of one of `modules`, such as `masked_lm`."""
         if missing := [module for module in modules if module not in self.params]:
             raise UsageError(
                 f"{self.path} lacks the parameters {', '.join(missing)} and contains only "

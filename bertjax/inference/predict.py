@@ -208,9 +208,9 @@ def _check_columns(file_records: PredictionRecords, columns: Sequence[str]) -> N
 def _add_columns(
     file_records: PredictionRecords, records: Iterable[Record], columns: Sequence[str]
 ) -> Iterator[Record]:
-    """Yields records with the line number and the `columns` of each example, which are read again from the data file.
+    """Yields each record with the line number of its example and that line's values of `columns`.
 
-    If the data has no line numbers, the records are unchanged.
+    The columns are read again from the data file. If the data has no line numbers, the records are unchanged.
     """
     if not file_records.lines:
         yield from records

@@ -130,9 +130,9 @@ class Layout:
       remat: recomputation in the backward pass, to save memory. `none` recomputes only cheap elementwise operations.
         `attention` also recomputes attention scores. `elementwise` recomputes everything except large matrix products.
         `projections` also recomputes the queries, keys and values. `full` recomputes whole layers.
-      attention: attention implementation. `xla` uses JAX operations only. `fused` is a TPU kernel with dropout for rows
-        of up to 512 tokens. `splash` is JAX's TPU kernel without dropout, for row lengths that are multiples of 128.
-        `cudnn` is for GPUs in bfloat16, without dropout. `package.module.function` is your own `AttentionFn`. `auto`
+      attention: attention implementation. `xla` uses JAX operations only. `fused` is a TPU kernel for rows of up to 512
+        tokens, with dropout. `splash` is JAX's TPU kernel for row lengths that are multiples of 128, without dropout.
+        `cudnn` is for bfloat16 on GPUs, without dropout. `package.module.function` is your own `AttentionFn`. `auto`
         selects the fastest of `fused`, `splash` and `xla` that supports the model and the devices. All built-in
         implementations compute the same values, and those with dropout use the same dropout masks.
     """

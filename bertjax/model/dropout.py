@@ -55,7 +55,7 @@ def dropout_scale(rate: float) -> float:
 
 
 def dropout_seeds(key: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-    """Returns two uint32 arrays of the given shape: a pair of seeds for each matrix of an array [*shape, M, N]."""
+    """Returns two uint32 arrays of shape `shape`: the two seeds of each matrix in an array [*shape, M, N]."""
     first, second = jax.random.key_data(key).reshape(-1)[:2].astype(jnp.uint32)
     position = jnp.zeros(shape, jnp.uint32)
     for axis, size in enumerate(shape):

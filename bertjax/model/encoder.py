@@ -96,7 +96,7 @@ class Encoder(nn.Module):
 
     @property
     def token_tables(self) -> tuple[jax.Array, ...]:
-        """Float32 token embedding table [V, D] for tied output layers, in a tuple. `LstmEncoder` has two tables."""
+        """Tuple of one float32 token embedding table [V, D], for tied output layers. `LstmEncoder` has two tables."""
         return (self.embeddings.token_table,)
 
     @nn.compact  # `run_layers` creates the layers in this call.

@@ -32,8 +32,8 @@ class FeatureHead:
 
     Attributes:
       features: states of a frozen encoder to use as input, as in Table 7 of the paper: `embeddings`, `second_to_last`,
-        `last`, `sum_last_four`, `concat_last_four` or `sum_all` (all layers without the embeddings). Sums have learned
-        softmax weights and a learned factor (default: empty, the encoder is fine-tuned).
+        `last`, `sum_last_four`, `concat_last_four` or `sum_all` (default: empty, the encoder is fine-tuned). `sum_all`
+        sums all layers without the embeddings. Sums have learned softmax weights and a learned factor.
       lstm_layers: number of randomly initialized BiLSTM layers on top (default: 0; Table 7 uses 2).
       lstm_size: number of BiLSTM units per direction.
     """

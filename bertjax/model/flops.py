@@ -100,7 +100,7 @@ def matmul_flops_per_second(size: int = 2048, repeats: int = 5) -> float:
 def peak_flops_per_second(devices: list[jax.Device]) -> tuple[float, str]:
     """Returns the total peak FLOP/s of devices and its source. Returns (0, reason) for an unknown device.
 
-    Simulated CPU devices share one machine, so they count once.
+    Simulated CPU devices share one machine, so they count as one device.
     """
     if devices[0].platform == "cpu":
         return matmul_flops_per_second(), "measured NumPy float32 matrix product"

@@ -61,7 +61,7 @@ class TiedLmHead(nn.Module):
 
 
 def lm_head_flops(width: int, vocab_size: int) -> int:
-    """Returns the FLOPs of `TiedLmHead` per predicted position in the forward pass."""
+    """Returns the forward FLOPs of `TiedLmHead` per predicted position."""
     return 2 * width * (width + vocab_size)
 
 

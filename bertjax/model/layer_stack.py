@@ -37,8 +37,8 @@ def run_layers(
       collect: whether to return the outputs of all layers as well.
 
     Returns:
-      A tuple of the output of the last layer and, if `collect`, the input `x` and the outputs of all layers as one
-      array, [N + 1, B, L, ...] (else None).
+      Output of the last layer, [B, L, ...].
+      Input `x` and the outputs of all layers in one array, [N + 1, B, L, ...], if `collect`, else None.
     """
     config, is_scanned = parent.config, scans_layers(parent.config)
     outputs = [x[None]]

@@ -49,7 +49,7 @@ class Dense(nn.Module):
     (4 layers, rows of 128 tokens).
 
     Attributes:
-      features: output axes of the kernel.
+      features: sizes of the kernel's output axes.
       axes: logical names of all kernel axes, input axes first. Of the output axes, only the first may be sharded,
         because `dot` on CPU merges the output axes into one.
       flat: whether to merge the output axes into one. A TPU would pad a short last axis to 128 lanes.

@@ -26,9 +26,10 @@ def dot(x: jax.Array, kernel: jax.Array, num_inputs: int = 1, dtype: jnp.dtype |
 
 @jax.custom_vjp
 def _matmul(rows: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Multiplies [N, I] by [I, O], with a gradient of the kernel that is fast on CPU.
+    """Multiplies `rows` [N, I] by `kernel` [I, O]. The kernel gradient is computed in a way that is fast on CPU.
 
-    JAX's gradient contracts the first axes of two matrices, which is slow on CPU. `_matmul_bwd` transposes one of them.
+    JAX's own gradient contracts the first axes of two matrices, which is slow on CPU. `_matmul_bwd` transposes one of
+    the two matrices first.
     """
     return rows @ kernel
 

@@ -106,7 +106,7 @@ def _mean(cells: Sequence[CellValue]) -> CellValue:
 
 
 def _missing(table: Table, results: Results) -> tuple[list[Run], list[str]]:
-    """Returns the unfinished runs in order, and notes that list the columns whose runs lack data."""
+    """Returns a list of the unfinished runs, in order, and a list of notes on columns whose runs lack data."""
     done = results.finished(table.runs())
     columns: dict[str, dict[str, None]] = {}
     for cell in table.cells:
@@ -158,7 +158,7 @@ def _footer(table: FormattedTable) -> list[str]:
 
 
 def plot_figure5(table: Table, results: Results, path: Path) -> None:
-    """Plots fine-tuning metrics against pre-training steps to a PNG file: the paper's curves left, our curves right."""
+    """Plots fine-tuning metrics by pre-training step to a PNG file, with the paper's curves left and ours right."""
     from matplotlib.figure import Figure
 
     paper = paper_table(table.name)

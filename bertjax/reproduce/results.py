@@ -19,7 +19,7 @@ from bertjax.training.sweep import SEED, SWEEP, TRIALS, setting_of, trial_name
 from bertjax.training.workdir import RESULTS, resolve, result_differences
 from bertjax.utils.io import read_json_object, write_atomic
 
-# Name of the file in a results folder that stores the requested tables and the durations of runs.
+# Name of a results folder's index file, which stores the requested tables and the durations of runs.
 INDEX = "reproduce.json"
 # Arguments of experiments that are paths of data. Comparisons of settings ignore them, since data may be moved.
 _PATH_ARGUMENTS = ("corpus", "path", "train", "dev", "test")
@@ -184,7 +184,7 @@ def update_index(path: str, tables: Mapping[str, str], seconds: Mapping[str, flo
 def save_results(results: Results, runs: Iterable[Run], tables: dict[str, str], file: Path) -> int:
     """Writes the outcomes of finished runs to a JSON file that `load_results` reads. Returns the number of runs.
 
-    Raises a UsageError if the file contains runs that would be lost.
+    Raises a UsageError if the file already exists and contains other runs, which would be lost.
     """
     if file.is_dir():
         raise UsageError(f"--keep {file} is a directory; use a file")
@@ -227,7 +227,7 @@ def _run_outcome(folder: epath.Path, run: Run) -> Outcome | None:
 
 
 def _sweep_outcome(folder: epath.Path, run: Run) -> Outcome | None:
-    """Returns the outcome of the setting that is best on dev, with all its seeds, or None if trials are missing."""
+    """Returns the outcome of all seeds of the setting that is best on dev, or None if trials are missing."""
     if not (folder / SWEEP).exists():
         return None
     try:
@@ -257,7 +257,7 @@ def _sweep_outcome(folder: epath.Path, run: Run) -> Outcome | None:
 
 
 def _check_config(run: Run, folder: epath.Path, config: dict[str, Any], trial: Mapping[str, Any] | None = None) -> None:
-    """Raises a UsageError if the config of results differs from the table's, for example because the scale differs."""
+    """Raises a UsageError if `config`, from saved results, differs from the config of `run`, such as in the scale."""
     fields = [f"--config.{field}={value}" for field, value in (trial or {}).items()]
     expected: dict[str, Any] = dataclasses.asdict(parse_config(load_config(run.config, [*run.overrides, *fields])))
     # Unset model fields come from the initial checkpoint, so they cannot be compared here.

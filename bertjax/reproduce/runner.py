@@ -148,8 +148,8 @@ def reproduce(config: str, table: Table, results: Results, plan: Plan) -> dict[s
 
     Returns:
       A dictionary. `done` lists all finished runs. `failed` maps failed runs, and runs that depend on them, to reasons.
-      `missing_data` maps runs that cannot start to their missing data. If a signal stopped the execution, `stopped` is
-      True and `missing_data` is absent.
+      `missing_data` describes, for each run that cannot start, the data that it lacks. If a signal stopped the
+      execution, `stopped` is True and `missing_data` is absent.
     """
     (source,) = results.sources
     done, failed, pending = set(plan.done), {}, plan.pending

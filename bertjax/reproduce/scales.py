@@ -15,7 +15,7 @@ class FineTuning:
 
     Attributes:
       config: `FILE:ARGUMENTS` of the experiment, without `grid` and `path`.
-      data: argument of the table that contains the path of the data, such as `glue`.
+      data: name of the table argument that sets the path of the data, such as `glue`.
       required_file: file or folder that must exist in the data folder ("": no check).
       tokens: approximate tokens per epoch, including padding.
       epochs: number of epochs.
@@ -51,7 +51,7 @@ class Scale:
       pretraining_seeds: number of pre-training runs per row of Table 5.
       finetuning_seeds: number of seeds of a fine-tuning run.
       lstm_size: number of units of a BiLSTM per direction.
-      equal_flops: sizes of a left-to-right Transformer and of LSTMs in both directions that cost as many FLOPs as BASE.
+      equal_flops: size of a left-to-right Transformer, and size of an LSTM encoder, each with as many FLOPs as BASE.
       table6_sizes: model size of each row of Table 6, by row label.
       tasks: settings of each task by name.
       feature_epochs: number of epochs of the feature-based approach.

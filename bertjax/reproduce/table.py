@@ -92,7 +92,7 @@ class Table:
     """Table or figure, and the runs that fill it.
 
     Attributes:
-      name: the paper's number, such as `5`, or a name such as `figure3`.
+      name: number of the table in the paper, such as `5`, or a name such as `figure3`.
       title: heading (default: empty, the paper's title).
       scale: description of the models and settings of the runs, for the notes.
       cells: cells in the order of rows and columns.

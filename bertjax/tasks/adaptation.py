@@ -63,8 +63,8 @@ class Task(pretraining.Task):
     """Pre-training whose batches come from two corpora.
 
     Replayed batches are spread evenly: among any n consecutive steps, `replay_share * n` steps are replayed, rounded up
-    or down. The seed determines the first replayed step. Each corpus has its own step counter, so its batches equal
-    those of a shorter run on this corpus alone.
+    or down. The seed determines the first replayed step. Each corpus has its own step counter, so its batches are the
+    same as in a shorter run on this corpus alone.
     """
 
     config: Config
@@ -122,7 +122,7 @@ class Task(pretraining.Task):
 
 
 def _own_steps(phase: Phase, step: int, count: Callable[[int], int]) -> tuple[Phase, int]:
-    """Converts a phase and a step of the run to the step counter of one corpus.
+    """Returns `phase` and `step` with steps of the run converted to steps of one corpus.
 
     `count` maps a step of the run to the number of earlier batches from this corpus.
     """

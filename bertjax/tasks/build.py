@@ -32,7 +32,7 @@ def parse_config(config_dict: ConfigDict) -> RunConfig:
 
 
 def build_task(config: RunConfig, train: bool | None = False) -> Task:
-    """Builds the task of a config. `train` is whether to read training data (None: read it if data is configured)."""
+    """Builds the task of a config. `train` selects whether to read training data (None: only if data is configured)."""
     return _module(config.task).Task(config, config.has_data if train is None else train)
 
 

@@ -121,7 +121,7 @@ class Task(FinetuningTask):
         return values
 
     def baseline(self) -> dict[str, float]:
-        """Returns the metrics of predicting the most frequent class of each set, or the mean score for regression."""
+        """Returns the metrics of predicting, on each set, its most frequent class (for regression, its mean score)."""
         return self._metrics(
             {
                 suffix: constant_prediction(part.labels)

@@ -155,7 +155,10 @@ class Task(FinetuningTask):
         return {**scores, "null_threshold": threshold}
 
     def baseline(self) -> dict[str, float]:
-        """Returns the metrics of a baseline that predicts no answer (2.0), or else the passage's first sentence."""
+        """Returns the metrics of a baseline.
+
+        For 2.0, the baseline predicts "" (unanswerable) for every question, otherwise the passage's first sentence.
+        """
         gold = self._gold()
         if self.config.data.version == _V2:
             return metrics.score_v2(gold, dict.fromkeys(gold, ""))

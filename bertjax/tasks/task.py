@@ -39,15 +39,15 @@ class Objective:
       - Lower is better for names ending in `loss`, `error` or `entropy`.
       - Plots of pre-training show pairs `NAME_loss` and `NAME_accuracy`, such as `mlm_loss` and `mlm_accuracy`.
       - Log lines of training steps show `loss` and the metrics whose names contain `accuracy`.
-      - If `loss_names` has one entry, such as `cross_entropy`, TensorBoard shows it as `loss`, and omits metrics whose
-        names start with the entry, such as `cross_entropy_mismatched`.
+      - If `loss_names` has one entry, such as `cross_entropy`, TensorBoard shows only `loss`, and omits all metrics
+        whose names start with the entry, such as `cross_entropy` and `cross_entropy_mismatched`.
 
     Attributes:
       model: Flax module that maps a batch to logits.
       metric_names: names of the metrics that `compute` returns. A run cannot resume with different names.
       loss_names: names of the metrics that add up to the training loss, each with coefficient 1. The train step divides
-        the weighted sum of a loss by the result of `denominators`, which is the sum of the weights over the whole
-        batch, but never 0. Logs divide it by the exact sum of the weights.
+        the weighted sum of each loss by the result of `denominators`: the sum of the weights over the whole batch,
+        adjusted so that it is never 0. Logged losses are divided by the unadjusted sum.
       schema: specifications of the arrays in a batch.
       splits_into_micro_batches: whether gradient accumulation may split a batch (default: True). Set it to False if the
         loss of a row depends on other rows, as with in-batch negatives.
@@ -101,7 +101,7 @@ class Task:
     """Objective, data and evaluation of a run. Each module `bertjax/tasks/NAME.py` defines a subclass named `Task`.
 
     By default, evaluation metrics are computed from the metric sums only, and the task writes no predictions.
-    The command `train` works without `benchmark_batch`, `benchmark_step`, `format_row` and `write_predictions`.
+    The command `train` does not need `benchmark_batch`, `benchmark_step`, `format_row` or `write_predictions`.
 
     Schedule:
       config: configuration of the run.
@@ -129,8 +129,8 @@ class Task:
       reinit_params: names of the output layer's top-level parameters. They are randomly initialized, unless the
         checkpoint has an output layer with the same labels.
       can_add_pieces: whether the data's vocabulary may extend the checkpoint's vocabulary by new pieces.
-      has_cached_features: whether batches contain features that the checkpoint's encoder computed before training. Such
-        a run cannot resume with another checkpoint.
+      has_cached_features: whether batches contain features that the checkpoint's encoder computed before training. If
+        so, the run cannot resume with a different checkpoint in `--init_from`.
 
     Data and workdir:
       data_hash: SHA-256 of the data (default: "", no data). A run cannot resume if the data at the same path changed.
@@ -189,7 +189,7 @@ class Task:
         raise NotImplementedError
 
     def benchmark_step(self) -> int:
-        """Returns the number of a train step whose batch has the shape of `benchmark_batch(0)`.
+        """Returns the index of a train step whose batch has the shape of `benchmark_batch(0)`.
 
         Benchmarks compute throughput and MFU from the cost of this step.
         """
@@ -216,7 +216,7 @@ class Task:
         """Raises a BertjaxError if a background check found damaged data. With `wait`, completes the check first."""
 
     def class_reports(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, ClassReport]:
-        """Returns the class report of each evaluation set, by the suffix of the set's metric names.
+        """Returns the class report of each evaluation set, keyed by the suffix of the set's metric names.
 
         The suffix is "" for the first set, and `_mismatched` for the second set of MNLI.
         """

@@ -75,7 +75,7 @@ class TableData(FinetuningData):
         return file
 
     def read_rows(self, file: str, columns: Sequence[str], keep_short: bool) -> tuple[Iterator[Row], ReadStats]:
-        """Reads the columns `columns` of a file. Returns the rows and the row counts.
+        """Reads the columns `columns` of a file. Returns the rows, and a `ReadStats` that counts them as they are read.
 
         With `keep_short`, keeps rows that lack fields, so that every row of the file gets a prediction.
         """

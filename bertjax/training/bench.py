@@ -62,7 +62,7 @@ def bench_step(task: Task, steps: int, profile_steps: range = range(0), profile_
             seconds.append(time.perf_counter() - start)
             profiler.step_done(step + 1, state)
             logger.info(f"step {step + 1}: {seconds[-1]:.3f} s")
-    # Measure peak FLOP/s after the steps, when a CPU is as warm as during them: its speed depends on its temperature.
+    # Measure peak FLOP/s directly after the steps, because a CPU's speed depends on its temperature.
     peak, source = peak_flops_per_second(jax.devices())
     metrics = compute_metrics(jax.device_get(state.sums))
     step = task.benchmark_step()

@@ -161,7 +161,7 @@ class Checkpoints:
             ) from error
 
     def describe_last(self) -> str:
-        """Returns a clause for error messages that names the newest complete checkpoint."""
+        """Returns a clause that names the newest complete checkpoint, for use in error messages."""
         try:
             steps = [step for step in self._manager.all_steps() if is_complete(self.path(step))]
         except Exception:  # A storage failure may affect listing, too.

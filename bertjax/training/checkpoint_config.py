@@ -78,7 +78,7 @@ def with_labels_of(config: ConfigDict, checkpoint: epath.Path) -> ConfigDict:
 
 
 def choose_split(config: ConfigDict, split: str) -> ConfigDict:
-    """Returns the config with `data.eval_split` set to the split to predict."""
+    """Returns the config with `data.eval_split` set to `split`."""
     if split not in SPLITS:
         raise UsageError(f"unknown --split: {split!r}; use one of {', '.join(SPLITS)}")
     if "eval_split" not in config.data:

@@ -115,7 +115,7 @@ def saved_architecture(checkpoint: epath.Path) -> Architecture:
 
 
 def raise_unless_damage(error: Exception, checkpoint: epath.Path) -> None:
-    """Raises if an error while reading a checkpoint has a cause other than damaged files.
+    """Raises if `error`, which occurred while reading a checkpoint, has a cause other than damaged files.
 
     The cause may be that another process of the run has died, or that memory, storage or network is unavailable.
     """
@@ -180,7 +180,7 @@ def _leaves_with_seeds(tree: Any) -> Iterator[tuple[np.ndarray, Any]]:
 # Jit per array instead of per tree, so that arrays of the same shape share one compilation.
 @jax.jit
 def _device_sum(x: jax.Array, seeds: jax.Array, first: jax.Array) -> jax.Array:
-    """Returns sums of mixed bits (uint32 [lanes]) of an array, or of a slice that starts at flat index `first`."""
+    """Returns the sums of mixed bits, uint32 [lanes], of an array or of its slice from flat index `first`."""
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
     index = jnp.full_like(bits, first)
     stride = 1

@@ -14,7 +14,7 @@ from bertjax.training.state import TrainState
 
 
 class DivergenceError(BertjaxError):
-    """Divergence of the loss, or a loss or gradient that is not finite."""
+    """Error for a loss that diverges, or for a loss or gradient that is not finite."""
 
     # All hosts raise this error, because loss and gradients are replicated.
     on_all_hosts = True

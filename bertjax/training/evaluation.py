@@ -62,7 +62,7 @@ def predict(
         for batch in task.eval_batches(data_shard(mesh)):
             sums, output = eval_step(params, put_batch(batch, mesh), sums)
             outputs.append(output)
-            # Fetch the previous outputs while this batch is computed, because all outputs may exceed device memory.
+            # Fetch the previous batch's outputs during this batch. All outputs together may exceed device memory.
             outputs[-2:-1] = jax.device_get(outputs[-2:-1])
             bar.update()
             heartbeat()

@@ -71,7 +71,7 @@ def with_checkpoint_architecture(
         if name == "vocab_size" and not configured:
             # `vocab_size` follows from the vocabulary, which `check_vocabulary` compares.
             continue
-        # The checkpoint's padding of the token table overrides the config, because it determines the table's shape.
+        # `pad_vocab_to_multiple_of` always comes from the checkpoint, because it determines the token table's shape.
         if name in explicit and configured != saved and name != "pad_vocab_to_multiple_of":
             raise UsageError(
                 f"config.model.{name}={configured} differs from {name}={saved} of {checkpoint}; omit the argument size "
@@ -155,7 +155,8 @@ def check_output_layer(task: Task, checkpoint: epath.Path) -> list[int]:
 def _output_order(saved: list[str], labels: list[str], checkpoint: epath.Path) -> list[int]:
     """Returns the checkpoint's output index of each label, matched by name.
 
-    Returns [] if outputs and labels have the same order. If no name matches, outputs and labels are matched in order.
+    Returns [] if outputs and labels have the same order, or if no name matches. In both cases, output i is label i.
+    Raises a UsageError if the numbers of outputs and labels differ, or if only some names match.
     """
     saved_names, names = [label.lower() for label in saved], [label.lower() for label in labels]
     if sorted(saved_names) == sorted(names):

@@ -47,7 +47,7 @@ def group_metrics(values: Mapping[str, float], losses: Sequence[str]) -> dict[st
     """Returns the metrics of a logged line by their tags in TensorBoard and trackers, `train/NAME` or `eval/NAME`.
 
     If the line contains evaluation metrics, omits all other values of the line. `losses` are the names of the metrics
-    whose means add up to `loss`. A single loss, such as `cross_entropy`, equals `loss`, so it is omitted.
+    whose means add up to `loss`. A single loss, such as `cross_entropy`, is omitted, because it equals `loss`.
     """
     evaluated = {
         name.removeprefix(EVAL_PREFIX): value for name, value in values.items() if name.startswith(EVAL_PREFIX)

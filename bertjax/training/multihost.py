@@ -92,7 +92,7 @@ def _processes_from_environment() -> dict[str, Any]:
 def raise_on_all_hosts(check: Callable[[], None]) -> None:
     """Runs `check` on every process. If it raises a BertjaxError on any process, raises that error on all processes.
 
-    Otherwise, the other processes would wait forever for the process that failed.
+    If only the failed process raised the error, the other processes would wait for it forever.
     """
     if jax.process_count() == 1:
         check()

@@ -50,8 +50,9 @@ def _warmup_then_decay(peak: jax.Array, warmup_steps: jax.Array, total_steps: ja
 def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
     """Scales all gradients by min(1, max_norm / norm), as `tf.clip_by_global_norm` does.
 
-    XLA fuses this factor with the update of the moments. optax's own clip selects between two arrays, which XLA writes
-    to memory first. On two CPU cores, the update of BERT-base takes 0.13 s with optax's clip and 0.09 s with this one.
+    XLA fuses this factor with the update of the moments. With optax's own clip, which selects between the original and
+    the scaled gradients, XLA writes them to memory first. On two CPU cores, the update of BERT-base takes 0.13 s with
+    optax's clip and 0.09 s with this one.
     """
 
     def update(updates: optax.Updates, params: optax.Params | None = None) -> optax.Updates:
@@ -114,7 +115,7 @@ def scale_by_layer_decay(decay: float, frozen_layers: int) -> optax.GradientTran
 
     Args:
       decay: factor per layer.
-      frozen_layers: number of frozen lowest layers, which the updates do not contain.
+      frozen_layers: number of frozen layers, counted from the lowest. The updates do not contain them.
     """
 
     def update(updates: optax.Updates, params: optax.Params | None = None) -> optax.Updates:
@@ -135,9 +136,9 @@ def scale_by_layer_decay(decay: float, frozen_layers: int) -> optax.GradientTran
 
 
 def with_learning_rate_argument(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Multiplies the updates of `tx` by `-learning_rate`, an argument of `update`.
+    """Returns `tx` with its updates multiplied by `-learning_rate`, a keyword argument of `update`.
 
-    So one compiled step serves all learning rates. `tx` and the result have the same state.
+    So one compiled step serves all learning rates. The optimizer state is that of `tx`.
     """
 
     def update(

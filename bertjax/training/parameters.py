@@ -145,7 +145,7 @@ def save_params(
 
 @contextlib.contextmanager
 def _open_params(checkpoint: epath.Path) -> Iterator[tuple[ocp.Checkpointer, dict[str, Any]]]:
-    """Yields a checkpointer and array metadata by path. Converts unexpected errors to a BertjaxError about damage."""
+    """Yields a checkpointer and array metadata by path. Raises a BertjaxError if the files are damaged."""
     try:
         with _quiet_orbax(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             saved = checkpointer.metadata(checkpoint / "params").item_metadata

@@ -63,7 +63,7 @@ def watchdog(hang_seconds: float) -> Iterator[Callable[[], None]]:
     Without a watchdog, a process would wait forever for a stuck host (jax#38503).
 
     Yields the heartbeat, a function to call after every step, evaluation batch and save. If `hang_seconds` is 0, the
-    time is unlimited.
+    watchdog is off.
     """
     last_heartbeat = time.monotonic()
     is_closed = threading.Event()

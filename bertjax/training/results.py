@@ -45,7 +45,10 @@ def score(metric: str, value: Any) -> float | None:
 
 
 def is_out_of_patience(scores: Sequence[float | None], patience: int) -> bool:
-    """Returns True if none of the last `patience` scores exceeds the best earlier score, and `patience` is not 0."""
+    """Returns True if the last `patience` scores did not improve on the best earlier score.
+
+    Returns False if `patience` is 0, or if there are no earlier scores.
+    """
     if not patience or len(scores) <= patience:
         return False
     numbers = [float("-inf") if value is None else value for value in scores]
@@ -73,15 +76,15 @@ class EvaluationHistory:
 
     @property
     def first(self) -> dict[str, Any]:
-        """Metrics of the first evaluation, or {} without evaluations."""
+        """Metrics of the first evaluation, or {} if there are no evaluations."""
         return self.evaluations[0][1] if self.evaluations else {}
 
     def at(self, step: int) -> dict[str, Any]:
-        """Returns the metrics of the last evaluation at `step`, or {} without an evaluation."""
+        """Returns the metrics of the last evaluation at `step`, or {} if `step` was not evaluated."""
         return next((metrics for evaluated, metrics in reversed(self.evaluations) if evaluated == step), {})
 
     def score_at(self, step: int) -> float | None:
-        """Returns the score of the last evaluation at `step` (higher is better), or None without an evaluation."""
+        """Returns the score of the last evaluation at `step` (higher is better), or None if there is no score."""
         return score(self.metric, self.at(step).get(self.metric))
 
     def is_best_at(self, step: int) -> bool:
@@ -100,7 +103,7 @@ class EvaluationHistory:
 
 
 def evaluation_history(task: Task, lines: Sequence[dict[str, Any]]) -> EvaluationHistory:
-    """Returns the history of the evaluations that parsed lines of `metrics.jsonl` contain."""
+    """Returns the history of the evaluations in `lines`, which are objects of `metrics.jsonl`."""
     evaluations = []
     for line in lines:
         metrics = {

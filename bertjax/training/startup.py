@@ -84,7 +84,7 @@ def restore_or_init(
     state_shapes: TrainState,
     optimizer: Optimizer,
 ) -> TrainState:
-    """Restores the newest checkpoint of the workdir. Without a checkpoint, initializes a new state."""
+    """Restores the newest checkpoint of the workdir, or initializes a new state if there are no checkpoints."""
     state = checkpoints.restore_latest(state_shapes)
     if state is None:
         state = init_state(task.objective, optimizer, mesh, random_key(task.config.seed, "init"))

@@ -25,7 +25,7 @@ def make_train_step(
     """Returns the jitted train step `(state, batch, key, schedule) -> state`.
 
     The dropout key of a step is derived from `key` and the step number. `schedule` is the learning-rate schedule, a
-    callable that is also a pytree. Its numbers are inputs of the compiled step, so other schedules do not recompile.
+    callable that is also a pytree. Its numbers are inputs of the compiled step, which therefore serves all schedules.
 
     The step donates the state. This function is cached, so that the trials of a sweep share one compilation.
     `make_optimizer` is cached for the same reason.
@@ -38,7 +38,7 @@ def make_train_step(
         dropout, because the losses are divided by the denominators of the whole batch.
 
     Raises:
-      UsageError: the loss of the objective cannot be computed on micro-batches.
+      UsageError: `grad_accum_steps` exceeds 1, but the objective's loss cannot be computed on micro-batches.
     """
     if grad_accum_steps > 1 and not objective.splits_into_micro_batches:
         raise UsageError(

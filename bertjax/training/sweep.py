@@ -122,7 +122,7 @@ def sweep(
 
 
 def _without_fixed_fields(trials: Sequence[dict[str, Any]], overrides: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns the trials without the fields that the command line sets, and without the resulting duplicates."""
+    """Removes the fields that the command line sets from each trial. Returns the distinct resulting settings."""
     fixed = {item.removeprefix("--config.").partition("=")[0] for item in overrides}
     settings = [{field: value for field, value in trial.items() if field not in fixed} for trial in trials]
     return [setting for index, setting in enumerate(settings) if setting not in settings[:index]]

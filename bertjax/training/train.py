@@ -53,7 +53,7 @@ def train(
     Returns:
       `step`: number of steps done.
       `stopped`: whether a signal stopped the run.
-      For a finished run, also `checkpoint`, the path of the best checkpoint, and its metrics. For a stopped run, also
+      For a finished run, also the metrics of the best checkpoint, and its path (`checkpoint`). For a stopped run, also
       the metrics of the last step, if it was evaluated.
 
     Raises:
@@ -80,7 +80,7 @@ def train(
         heartbeat = stack.enter_context(watchdog(config.hang_seconds))
         state = restore_or_init(task, mesh, workdir, checkpoints, init_from, state_shapes, optimizer)
         step = int(state.step)
-        # Logged metrics up to the restored checkpoint. A run without a checkpoint starts again and ignores old lines.
+        # Log lines up to the restored step. If no checkpoint exists, the run starts at step 0 and ignores old lines.
         lines = [line for line in read_lines(workdir / METRICS) if line["step"] <= step] if step else []
         history = evaluation_history(task, lines)
         progress = stack.enter_context(contextlib.closing(Progress(task, workdir, step, lines, schedule, trackers)))

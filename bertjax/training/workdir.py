@@ -84,9 +84,9 @@ def create(path: str, marker: str = CONFIG) -> epath.Path:
 
 
 def check_unrelated_files(workdir: epath.Path, marker: str = CONFIG) -> None:
-    """Raises a UsageError if a directory contains files that do not belong to a run. A run might overwrite them.
+    """Raises a UsageError if a directory contains unrelated files, because a run might overwrite them.
 
-    A directory that contains the file `marker` is a workdir, where additional files are allowed.
+    If the directory contains the file `marker`, it is a workdir and may contain any other files.
     """
     try:
         names = sorted(entry.name for entry in workdir.iterdir()) if workdir.exists() else []
@@ -152,7 +152,7 @@ def take_ownership(workdir: epath.Path) -> Callable[[], None]:
 def check_config(workdir: epath.Path, config: dict[str, Any], data_hash: str) -> None:
     """Raises a UsageError if the checkpoints of a workdir were trained with another config or on other data.
 
-    Without a checkpoint, any config is accepted, because nothing would be lost.
+    If the workdir has no checkpoints, any config is accepted, because nothing would be lost.
     """
     if not has_checkpoints(workdir):
         return
@@ -172,9 +172,9 @@ def check_config(workdir: epath.Path, config: dict[str, Any], data_hash: str) ->
 
 
 def _with_more_steps(saved: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-    """Returns the saved config of a finished run, with `steps` and `epochs` of `config` if they are larger.
+    """Returns the saved config of a finished run, with `steps` and `epochs` raised to those of `config`.
 
-    So a finished run continues if the same command sets more steps or epochs.
+    So a finished run continues if its command is run again with more steps or epochs.
     """
     longer = {name for name in ("steps", "epochs") if name in saved and saved[name] < config.get(name, 0)}
     if longer:
@@ -214,7 +214,7 @@ def has_checkpoints(workdir: epath.Path) -> bool:
 
 
 def result_differences(old: dict[str, Any], new: dict[str, Any], of_best: bool = False) -> str:
-    """Returns a line with the differences of two configs in fields that affect results, or "" if there are none.
+    """Lists, in one line, the fields that affect results and differ between two configs ("": none differ).
 
     With `of_best`, also compares `eval_every`, because the choice of the best evaluation depends on `eval_every`.
     """
@@ -227,7 +227,7 @@ def result_differences(old: dict[str, Any], new: dict[str, Any], of_best: bool =
 
 
 def read_origin(workdir: AnyPath) -> dict[str, Any]:
-    """Reads the source of a converted checkpoint. Returns {} if the workdir was not converted."""
+    """Reads the source of a workdir's converted checkpoint. Returns {} if the checkpoint was not converted."""
     try:
         return read_json_object(workdir / ORIGIN)
     except (OSError, ValueError):

@@ -107,7 +107,7 @@ def _explain(error: BaseException, address: str) -> BertjaxError:
 
 
 def _check_hash(file: Path, address: str) -> None:
-    """Removes a file from the cache and raises a BertjaxError if its hash differs from its name in the cache."""
+    """Raises a BertjaxError if the hash of a cached file differs from its name, and removes such a file."""
     blob = Path(os.path.realpath(file))
     if len(blob.name) == 64:
         digest = hashlib.sha256()

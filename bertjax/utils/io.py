@@ -161,8 +161,8 @@ def atomic_directory(
     `kind` names the kind of directory in messages, such as `corpus`. `is_kind` returns whether a directory is of this
     kind and contains nothing else.
 
-    Raises a UsageError if `path` exists, unless it is empty or, with `overwrite`, of this kind. Also raises a
-    UsageError if another process is writing to a local `path`.
+    Raises a UsageError if `path` exists, unless it is empty, or it is of this kind and `overwrite` is set. Also raises
+    a UsageError if another process is writing to a local `path`.
     """
     make = _remote_directory(epath.Path(path), last_file) if is_remote(path) else _local_directory(Path(path))
     try:
@@ -199,7 +199,7 @@ def _directory_lock(path: Path) -> Iterator[None]:
                     _discard(temporary, path)
                 yield
             finally:
-                # It is safe to remove the lock file: a FileLock that has opened it detects this and fails.
+                # It is safe to remove the lock file: another FileLock that has opened it detects the removal and fails.
                 lock.unlink(missing_ok=True)
     except Timeout:
         raise UsageError(f"another process is writing to {path}; wait until it ends") from None

@@ -28,7 +28,7 @@ def process_pool(
 ) -> Iterator[ProcessPoolExecutor]:
     """Yields a process pool whose workers ignore Ctrl-C and exit with their parent.
 
-    Raises `worker_died` if a worker crashes or is killed. Each new worker calls `initializer` with `initargs`.
+    Raises the error `worker_died` if a worker crashes or is killed. Each new worker calls `initializer(*initargs)`.
     """
     # Do not fork, because the child of a process with TensorFlow's threads can deadlock.
     context = multiprocessing.get_context("spawn")

@@ -37,7 +37,7 @@ class _StderrHandler(logging.Handler):
         if not is_first():
             return
         try:
-            # Use tqdm, which writes above the progress bars.
+            # `tqdm.write` prints above the progress bars instead of into them.
             tqdm.write(printable(self.format(record)), file=sys.stderr)
             sys.stderr.flush()
         except OSError:

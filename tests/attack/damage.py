@@ -79,7 +79,7 @@ READERS: dict[str, tuple[str, ...]] = {
     "inspect_glue": ("inspect", *config("glue", data__path="copy/glue", data__vocabulary="copy/vocab.txt")),
     "inspect_text": ("inspect", *config("text", data__train_file="copy/text/train.csv")),
 }
-# By name of the target: folder of the sandbox to copy to `copy`, pattern of the files to damage, keys of `READERS`, and
+# For each target: folder of the sandbox (copied to `copy`), pattern of the files to damage, keys of `READERS`, and
 # kinds of damage after which a command may print other results instead of an error.
 TARGETS: dict[str, tuple[str, str, str, Sequence[str]]] = {
     "corpus": ("corpus", "*.*", "inspect train", ()),

@@ -217,7 +217,7 @@ def test_repeated_pass_has_new_masks_and_truncation(traced):
     rows, offsets = joined(batches), traced_offsets(traced, "train", batches)
     first_seen, same_cut, same_mask, compared = {}, 0, 0, 0
     for index in range(2 * count):
-        # Truncation usually moves the start of a row by few tokens, so start // 4 often identifies the pair.
+        # Truncation usually moves the start of a row by only a few tokens, so start // 4 often identifies the pair.
         key = offsets[index][0] // 4
         masks = frozenset(rows["masked_lm_positions"][index].tolist())
         if index < count:

@@ -80,7 +80,7 @@ def test_two_slices_exchange_gradients_over_the_slower_network(capfd):
     (phase,) = plan["phases"]
     assert any(each["crosses_slices"] for each in phase["communication"])
     assert phase["bounds"].pop("dcn") > 0
-    # Without this bound, the plan equals one for chips whose bandwidth between slices is not published, such as v4.
+    # Plans for chips whose bandwidth between slices is not published, such as v4, have no `dcn` bound.
     assert "and an unknown time between slices" in describe_plan(plan)
 
 

@@ -125,8 +125,8 @@ def test_results_of_several_sources_are_combined(results, tmp_path, capfd):
         out = printed(capfd, "table", "5", *sources, f"--keep={tmp_path}/again.json")
         assert out.splitlines()[:-1] == alone.splitlines()[:-1]
         assert json.loads((tmp_path / "again.json").read_text()) == content
-    # If several sources contain a run, the first one is used. If fine-tuning started from another pre-training run than
-    # the one used, `table` fails.
+    # If several sources contain the same run, `table` uses the first source. It fails if fine-tuning started from a
+    # different pre-training run.
     other = {**content, "runs": {"pretrain/first": {**content["runs"]["pretrain/first"], "fingerprint": "another"}}}
     (tmp_path / "other.json").write_text(json.dumps(other))
     out = printed(capfd, "table", "5", pretrain, f"--results={tmp_path}/other.json", cola)

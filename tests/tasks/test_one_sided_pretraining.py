@@ -103,7 +103,7 @@ def test_left_to_right_features_do_not_depend_on_later_words(pretrained, tmp_pat
         np.load(next(iter(sorted((tmp_path / name).glob("*.npz")))))["hidden_states"] for name in ("one", "other")
     )
     half = one.shape[-1] if pretrained[0] == "left" else one.shape[-1] // 2
-    # Left-to-right states are equal before the changed word. Some of the other states differ.
+    # Left-to-right states before the changed word are equal. Some of the later states differ.
     is_equal = (one[:3, 0, :half] == other[:3, 0, :half]).all()
     assert is_equal and (one[3:, 0, :half] != other[3:, 0, :half]).any()
 

@@ -125,8 +125,8 @@ def hub_texts(
 ) -> Iterator[str]:
     """Streams the text of each row of a dataset, in order, without saving the dataset to disk.
 
-    `name` is `NAME`, `ORG/NAME` or `ORG/NAME/CONFIG`. If `column` is "", reads the column `text` or, without such a
-    column, the only column of strings.
+    `name` is `NAME`, `ORG/NAME` or `ORG/NAME/CONFIG`. If `column` is "", reads the column `text` or, if it does not
+    exist, the only column of strings.
     """
     dataset, column = _open_hub(name, split, column)
     with read_errors(f"dataset {name!r}", split):

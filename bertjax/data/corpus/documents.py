@@ -115,7 +115,7 @@ def prose(blocks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
 
 
 def wiki(blocks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
-    """Yields the articles of WikiExtractor output, without a first line that repeats the title."""
+    """Yields the articles of WikiExtractor output. Removes the first line of an article if it repeats the title."""
     buffer = ""
     inside = continues = False
     ended = False

@@ -18,8 +18,8 @@ from bertjax.utils.process_pool import available_cores
 logger = logging.getLogger(__name__)
 LOCAL, BEAM = RUNNERS = ("local", "beam")
 _MAX_WORKERS = 1024
-# Minimum disk space for a corpus and its shards, in bytes per byte of text. A corpus from 200 MB of English text
-# needed 0.9.
+# Minimum disk space for a corpus and its shards, in bytes per byte of text. 200 MB of English text needed 0.9 bytes
+# per byte.
 _DISK_BYTES_PER_TEXT_BYTE = 0.8
 
 # File names in a corpus directory; a directory with any other file is not overwritten.
@@ -152,7 +152,7 @@ def _resolve_output(output: str | os.PathLike) -> AnyPath:
 
 
 def _runner(runner: str, options: Sequence[str], output: AnyPath, workers: int) -> Callable[[Job, AnyPath], JobResult]:
-    """Returns a function that takes a job and an output directory, and creates the corpus with the given runner."""
+    """Returns a function `(job, directory)` that creates the job's corpus in the directory with the given runner."""
     if runner not in RUNNERS:
         raise UsageError(f"unknown runner {runner!r}; use {' or '.join(RUNNERS)}")
     if runner == LOCAL:

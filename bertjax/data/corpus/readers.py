@@ -208,7 +208,8 @@ def _open(name: str) -> IO[bytes]:
 def _text_blocks(source: Source, problems: Counter[str], advance: Callable[[int], object]) -> Iterator[str]:
     """Yields the decoded text of a file in blocks of about a megabyte.
 
-    The last block is empty, unless the file ends with an incomplete UTF-8 character.
+    If the file ends with an incomplete UTF-8 character, the last block contains its replacement U+FFFD.
+    Otherwise, the last block is empty.
     """
     decoder = codecs.getincrementaldecoder("utf-8")()
     total_bytes = 0

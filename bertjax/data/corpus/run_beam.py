@@ -201,9 +201,9 @@ def _build(
 
 
 def _sample_groups(sources: Sequence[Source], kind: str) -> list[tuple[int, list[tuple[Source, float]]]]:
-    """Groups the sources, each with the number of characters to sample from it.
+    """Returns numbered groups of sources. Each source is paired with the number of characters to sample from it.
 
-    The samples of a group have at least 4 million characters in total, except for the last group.
+    In each group except the last, these numbers add up to at least 4 million characters.
     """
     groups: list[list[tuple[Source, float]]] = [[]]
     group_chars = 0.0

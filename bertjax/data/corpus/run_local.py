@@ -1,6 +1,6 @@
 """Local runner of `prepare`: worker processes encode batches of text, and the main process writes them in order.
 
-This module also defines `Job` and `JobResult`, the input and output of both runners, `run_local` and `run_beam`.
+This module also defines `Job` and `JobResult`, the input and output of the runners `run_local` and `run_beam`.
 """
 
 import dataclasses

@@ -95,7 +95,7 @@ def encode_batch(texts: list[Text], vocabulary: Vocabulary, workers: int) -> Enc
 
 @functools.lru_cache(maxsize=1)
 def _encoder(vocabulary: Vocabulary, cache_entries: int) -> Encoder:
-    # The encoder is cached, because building a tokenizer is slow, and its cached words serve all batches of a process.
+    # Cache the encoder: its tokenizer is slow to build and has a cache that all batches of a process share.
     return Encoder(vocabulary, cache_entries)
 
 
@@ -143,7 +143,7 @@ class ShardWriter:
     The files appear under their final names when the context ends without an error.
 
     Attributes:
-      documents: number of documents with at least one sentence that were written so far.
+      documents: number of documents written so far, not counting documents without sentences.
     """
 
     def __init__(self, path: AnyPath, vocabulary_size: int) -> None:

@@ -64,7 +64,7 @@ class Split:
 
 
 class Checksums:
-    """Files and their expected SHA-256. One background thread verifies each file once.
+    """Files and their expected SHA-256. A background thread verifies each file once.
 
     Reading and hashing release the GIL, so other threads keep running.
     """
@@ -235,8 +235,8 @@ def map_array(path: Path, dtype: np.dtype) -> np.ndarray:
     """Memory-maps a file of raw numbers, copy-on-write.
 
     TensorFlow shares the memory of an array only if the array is writable. `np.memmap` has a writable copy-on-write
-    mode, but Linux rejects it for files larger than memory and swap, because it reserves space for modified pages.
-    `mmap` with MAP_NORESERVE does not reserve space.
+    mode, but Linux rejects it for files larger than memory and swap, because this mode reserves space for
+    copies of all pages. `mmap` with MAP_NORESERVE does not reserve space.
     """
     size = path.stat().st_size
     if size == 0:

@@ -51,7 +51,10 @@ def is_punctuation(char: str) -> bool:
 
 
 class _CleaningTable(dict[int, str]):
-    """Lazy table for `str.translate`: drops control characters, maps whitespace to spaces, puts spaces around CJK."""
+    """Lazy table for `str.translate` that cleans text.
+
+    Drops control characters, maps whitespace to spaces, and puts spaces around CJK characters.
+    """
 
     def __missing__(self, code: int) -> str:
         char = chr(code)
@@ -227,9 +230,9 @@ class Tokenizer:
         if len(ids) == 1 and is_plain:
             return [(start, start + len(chunk))]
         words = basic.words(chunk)
-        # `origins[i]` is the index in the chunk of character i of the concatenated words. To compute it, tokenize each
-        # character of the chunk separately. Compared to the words, the result may differ in final sigmas and in the
-        # order of combining marks, but it has the same number of characters.
+        # `origins[i]` is the index in the chunk of character i of the concatenated words. To compute it, process each
+        # character of the chunk separately and count the resulting characters. These may differ from `words` in final
+        # sigmas and in the order of combining marks, but not in number.
         if is_plain:
             origins = range(len(chunk))
         else:

@@ -112,7 +112,7 @@ def ordered_map(
 ) -> Iterator[_T]:
     """Calls a function in a pool, once for each tuple of `arguments`, and yields the results in order.
 
-    While the caller processes a result, at most `max_pending` later calls have been submitted.
+    At most `max_pending` calls are submitted ahead of the result that the caller is processing.
     """
     pending: deque[Any] = deque()
     for call in arguments:

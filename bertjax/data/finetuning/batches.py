@@ -75,7 +75,8 @@ def make_batch(
 ) -> dict[str, np.ndarray]:
     """Builds one process's rows of a batch, padded to `length` tokens and `batch_size` global rows.
 
-    `indices` are the example indices of the global batch, at most `batch_size`. Sequences are truncated to `length`.
+    `indices` lists the examples of the global batch: at most `batch_size` example indices. Sequences are truncated to
+    `length` tokens.
 
     Returns:
       `input_mask`: int32 [B, L], or [B, C, L] for C > 1 sequences per example.
@@ -179,7 +180,8 @@ def make_packed_batch(examples: Examples, indices: np.ndarray, length: int, shar
       Arrays of `examples.tokens`: [B, L, ...].
       Arrays of `examples.rows`: [B, K, ...].
       `example`: int32 [B, K], -1 in unused slots.
-      `weights`: float32 [B, K], 0 in unused slots. With `token_labels`, one weight per row, [B].
+      `weights`: float32 [B, K], 0 in unused slots, otherwise 1. If `examples.tokens` contains `token_labels`, the
+        weights are per row instead: float32 [B], 0 in rows without examples.
     """
     indices = indices[shard.rows(len(indices))]
     rows, slots = indices.shape

@@ -72,10 +72,10 @@ def encode_rows(
 ) -> Examples:
     """Tokenizes the rows of one file, and updates `stats`.
 
-    `texts` contains the names of one or two text columns. Examples are truncated to `seq_len` tokens. `Target.to_array`
-    describes the array `labels` of the examples. `labeled` says whether the file has labels. In training, rows without
-    a label are skipped. In evaluation and prediction, such rows are predicted but not scored, so that predictions stay
-    aligned with the rows of the file.
+    `texts` contains the names of one or two text columns. Examples are truncated to `seq_len` tokens and have an array
+    `labels`, see `Target.to_array`. `labeled` says whether the file has labels. In training, rows without a label are
+    skipped. In evaluation and prediction, such rows are predicted but not scored, so that predictions stay aligned
+    with the rows of the file.
     """
     vocabulary = tokenizer.vocabulary
     sequences, labels, lines = [], [], []

@@ -288,7 +288,7 @@ def make_windows(
 
 
 def _answer_tokens(question: Question, spans: np.ndarray) -> tuple[int, int] | None:
-    """Returns the indices of the first and last passage token that overlap the first answer, or None."""
+    """Returns the indices of the first and last passage token that overlap the first answer, or None if none do."""
     if not question.answers or not len(spans):
         return None
     start, end = question.answer_start, question.answer_start + len(question.answers[0])

@@ -23,7 +23,7 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 
 @dataclasses.dataclass
 class ReadStats:
-    """Row counts of one file, which `results.json` stores as an object with these attributes.
+    """Row counts of one file. `results.json` stores these counts as an object with the same attributes.
 
     Attributes:
       file: path of the file.

@@ -49,8 +49,8 @@ class TaggedText:
 def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText:
     """Reads a CoNLL file, which has one word per line and the word's tag in the last column.
 
-    Blank lines separate sentences, `-DOCSTART-` lines separate documents. Without `labeled`, the file may have a single
-    column of words. Updates `stats` with the counts of sentences and irregular lines.
+    Blank lines separate sentences, `-DOCSTART-` lines separate documents. If `labeled` is False, the file may contain
+    only the column of words. Updates `stats` with the counts of sentences and irregular lines.
     """
     words: list[str] = []
     tags: list[str] = []

@@ -41,9 +41,9 @@ def train_dataset(
 ) -> tf.data.Dataset:
     """Returns this process's rows of the training batches of steps `start_step` to `phase.stop_step - 1`.
 
-    Training on sentence pairs cycles through `dupe_factor` passes, which divide the corpus into different pairs. Order,
-    truncation and masks of the rows differ in every epoch, even if a pass is repeated. `seed` must be at least 0, and
-    `start_step` at least `phase.start_step`.
+    Training on sentence pairs cycles through `dupe_factor` passes. Each pass divides the corpus into pairs differently.
+    Order, truncation and masks of the rows differ in every epoch, even if a pass is repeated. `seed` must be at least
+    0, and `start_step` at least `phase.start_step`.
 
     Returns:
       A dataset of dictionaries.

@@ -29,8 +29,8 @@ def choose_positions(
     of a row ascend. Unused elements are at the end and equal S, which is not a valid position.
 
     A row of n tokens, special tokens included, has min(max_predictions, max(1, round(n * rate))) predictions, as in
-    google-research/bert `create_pretraining_data.py`. If fewer tokens of the row are not special, all of these tokens
-    are predicted. Special tokens are never masked. In contrast, google-research/bert may mask an [UNK] of the text.
+    google-research/bert `create_pretraining_data.py`. If the row has fewer non-special tokens, all of them are
+    predicted. Special tokens are never masked. In contrast, google-research/bert may mask an [UNK] of the text.
 
     Whole-word masking chooses words (a piece and its continuations) in random order. It skips up to two words that need
     more predictions than remain, and stops at the third. google-research/bert skips all such words. A continuation
@@ -95,9 +95,9 @@ def _is_ordinary(vocabulary: Vocabulary) -> np.ndarray:
 
 
 def _choose_tokens(candidates: tf.Tensor, uniform: tf.Tensor, number: tf.Tensor, max_predictions: int) -> tf.Tensor:
-    """Returns the positions of the candidates with the largest values of `uniform`, ascending, int32 [B, P].
+    """Returns the positions of the candidates with the largest values of `uniform`, int32 [B, P].
 
-    `number` [B] is the maximum number of positions in each row. Unused elements are S.
+    `number` [B] is the maximum number of positions in each row. The positions of a row ascend. Unused elements are S.
     """
     seq_len = candidates.shape[1]
     values, positions = tf.math.top_k(tf.where(candidates, uniform, -1.0), max_predictions)

@@ -208,7 +208,7 @@ def _map_index(path: Path, header: dict[str, Any], corpus: Corpus) -> PairIndex:
 
 
 def _write(path: Path, settings: dict[str, Any], split: Split) -> dict[str, Any]:
-    """Builds and writes an index, and returns its header without the header's own SHA-256."""
+    """Builds and writes an index, and returns its header without the field `sha256`."""
     # A running process writes to its temporary file continuously, so older files are from processes that have died.
     remove_temporaries(path.parent, min_age_seconds=3600)
     ends: list[int] = []
@@ -261,7 +261,7 @@ def _header_sha256(header: dict[str, Any]) -> str:
 
 
 def _blocks(split: Split, seq_len: int, seed: int, pass_index: int) -> Iterator[tuple[Iterator[np.ndarray], int]]:
-    """Yields (iterator over arrays of pairs, number of tokens) for each block of documents in a pass."""
+    """Yields, for each block of documents in a pass, an iterator over arrays of pairs and the block's token count."""
     # View as int64, because `np.searchsorted` would convert an unsigned array to float64 if the values to find are
     # signed.
     sentences, documents = np.asarray(split.sentences).view(np.int64), np.asarray(split.documents).view(np.int64)

@@ -17,7 +17,7 @@ _GOLDEN_RATIO = 0.6180339887498949
 RECORD = np.dtype([("a_start", "<i8"), ("b_start", "<i8"), ("a_length", "<i4"), ("b_length", "<i4"), ("label", "<i4")])
 
 # Maximum pairs and rounds per array that `document_pairs` yields, to bound memory. A round makes one pair from each
-# unfinished document. Late rounds have few documents, so a limit of pairs alone is not enough.
+# unfinished document. Late rounds make few pairs, so the overhead of storing each round also needs a limit.
 _MAX_PAIRS = 1 << 18
 _MAX_ROUNDS = 1 << 12
 

@@ -114,10 +114,10 @@ def _unmasked_batch(rows: TokenRows, *_: object) -> Batch:
 
 
 class _RowLayout:
-    """Layout of packed rows, which contain one pair after the other.
+    """Layout of packed rows, which contain one or more pairs, one after the other.
 
-    Most rows contain one pair. Therefore, the first pair of each row is copied as a whole, and only the elements of
-    later pairs are scattered.
+    Most packed rows contain a single pair. Therefore, the first pair of each row is copied as a whole, and only the
+    elements of the row's other pairs are scattered.
 
     Attributes:
       starts: start of each pair in its row, int32 [N].
@@ -138,8 +138,8 @@ class _RowLayout:
         later = tf.where(nth > 0)[:, 0]
         inside = tf.where(tf.range(width) < tf.gather(lengths, later)[:, None])
         pair, offset = tf.gather(later, inside[:, 0]), inside[:, 1]
-        # `_pair_indices` and `_row_indices` are both [elements, 2]. For each element of a pair that is not the first of
-        # its row, they contain its index in arrays of pairs [N, width] and in arrays of rows [B, width].
+        # `_pair_indices` and `_row_indices`, both [elements, 2], list the elements of all pairs except each row's first
+        # pair: by index in an array of pairs [N, width], and by index in an array of rows [B, width].
         self._pair_indices = tf.stack([pair, offset], axis=1)
         start = tf.cast(tf.gather(self.starts, pair), tf.int64)
         self._row_indices = tf.stack([tf.cast(tf.gather(row, pair), tf.int64), start + offset], axis=1)

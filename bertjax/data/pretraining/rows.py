@@ -115,8 +115,8 @@ def packed_pair_lookup(runs: np.ndarray, max_pairs: int) -> Callable[[tf.Tensor]
     def lookup(rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         run = tf.searchsorted(row_ends, rows, side="right")
         number = tf.gather(run_pairs, run)
-        # First pair of the row, counted back from the end of the run: this row and each later row of the run contain
-        # `number` pairs.
+        # First pair of the row: the end of the run, minus `number` pairs for this row and for each later row of the
+        # run.
         first = tf.gather(pair_ends, run) - (tf.gather(row_ends, run) - rows) * number
         nth = tf.range(max_pairs, dtype=tf.int64)
         exists = nth < number[:, None]  # [B, max_pairs]

@@ -60,7 +60,7 @@ def fused_attention(
     dropout_key: jax.Array | None,
     mesh: jax.sharding.AbstractMesh,
 ) -> jax.Array:
-    """Computes the same attention as `xla_attention`, but slowly on CPU and GPU. Implements `AttentionFn`."""
+    """Computes the same attention as `xla_attention`. For TPUs; slow on CPU and GPU. Implements `AttentionFn`."""
     rows, length, heads, size = query.shape
     if dropout_key is None or not dropout_rate:
         rate, seeds = 0.0, (jnp.zeros((rows, heads), jnp.uint32),) * 2

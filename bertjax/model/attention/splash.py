@@ -30,7 +30,7 @@ def splash_attention(
     dropout_key: jax.Array | None,
     mesh: jax.sharding.AbstractMesh,
 ) -> jax.Array:
-    """Computes the same attention as `xla_attention`, but slowly on CPU and GPU. Implements `AttentionFn`."""
+    """Computes the same attention as `xla_attention`. For TPUs; slow on CPU and GPU. Implements `AttentionFn`."""
     if dropout_rate and dropout_key is not None:
         raise ValueError("splash attention does not support dropout")
     rows, _, heads, size = query.shape

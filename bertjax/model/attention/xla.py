@@ -80,7 +80,8 @@ def cudnn_attention(
 ) -> jax.Array:
     """Computes the same attention as `xla_attention`. Implements `AttentionFn`.
 
-    The mask is passed as row lengths, since JAX would convert a boolean mask to a bias and compute its unused gradient.
+    The mask is passed as row lengths, since JAX would convert a boolean mask to a bias and compute the bias gradient,
+    which is not needed.
 
     Args:
       implementation: implementation of `jax.nn.dot_product_attention`; `xla` computes the same values on any platform.

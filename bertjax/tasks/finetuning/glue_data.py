@@ -74,7 +74,7 @@ SPECS = {
     "qnli": GlueSpec("QNLI", ("question", "sentence"), "label", _ENTAILMENT, ("accuracy",), {"": "QNLI.tsv"}),
     "rte": GlueSpec("RTE", _PAIR, "label", _ENTAILMENT, ("accuracy",), {"": "RTE.tsv"}),
     "wnli": GlueSpec("WNLI", _PAIR, "label", _BINARY, ("accuracy",), {"": "WNLI.tsv"}),
-    # The diagnostic set has no training and dev sets; a model trained on MNLI predicts it.
+    # The diagnostic set has no training or dev set; its labels are predicted by a model trained on MNLI.
     "ax": GlueSpec(_DIAGNOSTIC, _PAIR, "gold_label", _NLI, ("accuracy",), {"": "AX.tsv"}),
 }
 _TFDS_TEXTS = {
@@ -134,7 +134,7 @@ def read_split(
 
 
 def _collect_ids(rows: Iterator[Row], score: str | None, ids: list[str], stats: ReadStats) -> Iterator[Row]:
-    """Yields the rows, appends their ids to `ids`, and counts scores outside STS-B's range in `stats`."""
+    """Yields the rows, appends their ids to `ids`, and counts in `stats` the scores outside STS-B's range."""
     low, high = SCORE_RANGE
     for row in rows:
         ids.append(row.fields.get(_INDEX, ""))

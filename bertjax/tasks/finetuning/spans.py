@@ -9,7 +9,7 @@ from bertjax.data.finetuning.batches import in_input_order
 from bertjax.data.finetuning.questions import Question, Windows
 from bertjax.tasks.records import Record, round_digits
 
-# Null odds of a question without any span. The value exceeds every difference of logits and, unlike inf, is valid JSON.
+# `null_odds` if a question has no candidate span: larger than every difference of scores and, unlike inf, valid JSON.
 _ODDS_WITHOUT_SPAN = 1e9
 
 
@@ -42,7 +42,7 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """Text of the best span, or "" without spans."""
+        """Text of the best span, or "" if there are no spans."""
         return self.nbest[0].text if self.nbest else ""
 
 

@@ -53,7 +53,8 @@ def divide_rows(
 
     `train_share` is a fraction of the rows that remain after holding out `dev_share`. Rows with the same content are
     held out together. `read_contents` returns the content of each row, and is called only if `dev_share` is set. The
-    last item of `read_stats` is for the training file. If a dev set is held out, an item for the dev set is appended.
+    number of training rows is set in the last item of `read_stats`, the item of the training file. If a dev set is held
+    out, an item for the dev set is appended.
 
     Returns:
       Indices of the training rows and of the dev rows, ascending, int64.

@@ -102,7 +102,7 @@ class FinetuningTask(task.Task):
         return None
 
     def score(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
-        """Computes metrics from the outputs of all evaluation batches. Returns {} without labels."""
+        """Computes metrics from the outputs of all evaluation batches. Returns {} if no example has a label."""
         return {}
 
     def class_weighting(self) -> ClassWeighting:
@@ -221,7 +221,7 @@ class FinetuningTask(task.Task):
         self.warmup_steps = self.total_steps // 10 if warmup < 0 else warmup
         self.eval_every = (config.eval_every or self.steps_per_epoch) if self.eval_examples is not None else 0
         self.checkpoint_every = config.checkpoint_every or self.steps_per_epoch
-        # Smallest number of rows in a training batch. With packing, batches have multiples of this number of rows.
+        # Minimum rows of a training batch. With packing, the number of rows varies, but is a multiple of this minimum.
         self.batch_sizes = (data.batch_size // data.examples_per_row, *self.batch_sizes)
 
     def _init_description(self) -> None:

@@ -29,7 +29,7 @@ class PretrainingData:
       seq_len: tokens per row, including special tokens.
       batch_size: rows of the global batch.
       max_predictions: maximum masked positions per row, or per sentence pair if rows are packed (default: 0,
-        `masking.rate` times `seq_len`, rounded up). The result is 20 at length 128 and 77 at length 512.
+        `masking.rate` times `seq_len`, rounded up: 20 at length 128 and 77 at length 512).
       objective: pre-training objective. `nsp` is masked LM and next-sentence prediction. `pairs` is masked LM on the
         same rows (No NSP in Table 5). `none` is masked LM on rows of contiguous text. `lm` is unidirectional language
         modeling. It needs `model.attention_direction=left` (LTR & No NSP in Table 5) or `right`, or
@@ -105,7 +105,7 @@ class Config(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # Without a size, the architecture comes from the `--init_from` checkpoint, which is not known yet.
+        # If no size is set, skip the check: the architecture is that of the `--init_from` checkpoint, unknown here.
         if self.model["hidden_size"] is not None:
             self._check_model()
         for phase in self.phases:

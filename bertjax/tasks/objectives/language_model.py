@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from bertjax.data.pretraining.row_sources import RowSource
     from bertjax.tasks.objectives.config import Config
 
-# Metric prefix, and offset of the predicted position, by the side of the context (left or right).
+# For a context on the left and on the right: metric prefix, and offset of the predicted position.
 _PREFIXES, _OFFSETS = {"left": "ltr", "right": "rtl"}, {"left": 1, "right": -1}
 
 
 @dataclasses.dataclass(frozen=True)
 class LanguageModeling(PretrainingObjective):
-    """Prediction of the next or previous token at every position. The loss is the sum over the directions."""
+    """Prediction of the next or previous token at every position. The loss is the sum of the directions' losses."""
 
     schema = LANGUAGE_MODEL_BATCH
     model_class = LanguageModel

@@ -114,7 +114,7 @@ class MaskedLmOnPairs(MaskedLm):
 class MaskedLmOnText(MaskedLm):
     """Masked LM on rows of contiguous text, without next-sentence prediction. Next-sentence labels are -1.
 
-    The config rejects packing without pairs, because rows of text are already full.
+    The config rejects packing for this objective, because rows of contiguous text are already full.
     """
 
     has_pairs = False
