@@ -157,7 +157,7 @@ def test_fill_mask_with_left_to_right_attention_is_equal_on_a_mesh(letters, tmp_
     assert replicated == pytest.approx(sharded, abs=1e-5)
 
 
-def test_second_fill_mask_or_predict_does_not_compile(folders, jax_events):
+def test_second_call_of_fill_mask_or_predict_does_not_compile(folders, jax_events):
     bert, classifier = bertjax.load(folders["bertjax"]), bertjax.load(folders["classifier"])
     bert.fill_mask("a [MASK] c"), classifier.predict(["a film"])
     jax_events.clear()

@@ -71,7 +71,7 @@ def test_lstm_states_of_packed_texts_equal_those_of_single_texts():
         np.testing.assert_allclose(states, expected[index, : len(texts[index])], atol=1e-5)
 
 
-def test_second_encode_does_not_compile(folder, jax_events):
+def test_second_call_of_encode_does_not_compile(folder, jax_events):
     bert = bertjax.load(folder)
     bert.encode(TEXTS)
     jax_events.clear()
@@ -82,7 +82,7 @@ def test_second_encode_does_not_compile(folder, jax_events):
     assert [name for name in jax_events if "compil" in name]
 
 
-def test_encode_returns_the_cls_or_mean_pooled_states(bert):
+def test_encode_returns_the_cls_state_or_the_mean_of_the_states(bert):
     full = bert.encode(TEXTS)
     cls, mean = (bert.encode(TEXTS, pooling=pooling) for pooling in ("cls", "mean"))
     assert cls.last_hidden_state is None and mean.last_hidden_state is None

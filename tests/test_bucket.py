@@ -226,7 +226,7 @@ def test_second_run_takes_over_a_remote_workdir_and_the_first_run_ends(stored):
     first()
     second = workdir.take_ownership(place)
     second()
-    with pytest.raises(BertjaxError, match="another run has started in the workdir gs://bucket/runs/a, or emptied it"):
+    with pytest.raises(BertjaxError, match="another run has taken over or emptied the workdir gs://bucket/runs/a"):
         first()
 
 

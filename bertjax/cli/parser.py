@@ -132,7 +132,7 @@ def add_model_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoint",
         metavar="CKPT",
-        help="workdir, or checkpoint in a workdir, whose saved config replaces --config and --init_from",
+        help="workdir, or a checkpoint in it; the workdir's config replaces --config and --init_from",
     )
 
 

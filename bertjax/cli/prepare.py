@@ -63,7 +63,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--uncased", action="store_true", help="convert to lower case; WordPiece also strips accents")
     parser.add_argument(
-        "--heldout", type=float, default=0.01, help="fraction of documents excluded from training, in [0, 1)"
+        "--heldout", type=float, default=0.01, help="fraction of documents to hold out for evaluation, in [0, 1)"
     )
     parser.add_argument("--workers", type=int, help="number of processes (default: one per core)")
     parser.add_argument(

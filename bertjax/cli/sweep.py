@@ -29,7 +29,8 @@ def add_parser(commands: Any) -> None:
         action="append",
         metavar="FIELD=VALUE,VALUE",
         help="comma-separated values of a config field; repeat the option for more fields, to run all combinations "
-        "(default: the trials that the experiment's `sweep` function yields, or the named grid of its argument grid=)",
+        "(default: the trials from the experiment's `sweep` function, or the named grid in the experiment's argument "
+        "`grid`)",
     )
 
 

@@ -31,7 +31,7 @@ def add_parser(commands: Any) -> None:
         action="append",
         default=[],
         choices=("wandb", "trackio"),
-        help="experiment tracker to log metrics to; repeat the option to use both",
+        help="experiment tracker to log metrics to; repeat the option to use both trackers",
     )
 
 

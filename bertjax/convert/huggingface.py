@@ -95,7 +95,7 @@ def read(folder: Path) -> PortableCheckpoint:
     if len(stored_names) < len(shapes):
         duplicates = [name for name in shapes if name not in stored_names.values()]
         raise UsageError(
-            f"{folder} contains arrays under an old and a new name: {listed(duplicates)}; remove the old arrays"
+            f"{folder} contains arrays twice, under an old and a new name: {listed(duplicates)}; remove the old arrays"
         )
     _check_tied_arrays(stored_names, read_array, folder)
     if vocabulary and hf_config.get("pad_token_id", vocabulary.pad_id) != vocabulary.pad_id:

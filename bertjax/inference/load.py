@@ -114,7 +114,7 @@ def with_params_and_output_layer(
         raise UsageError(f"params contains unknown parameters: {listed(unknown)}; remove them")
     for name, array in arrays.items():
         if array.shape != expected[name]:
-            raise UsageError(f"params has shape {array.shape} for {name}, but the model has {expected[name]}")
+            raise UsageError(f"params: {name} has shape {array.shape}, but the model needs {expected[name]}")
     modules = {name.split("/")[0] for name in arrays}
     if missing := sorted(name for name in expected.keys() - arrays.keys() if name.split("/")[0] in modules):
         raise UsageError(f"params lacks {listed(missing)}; add them")

@@ -167,7 +167,7 @@ def check_output(task: Task, task_name: str, folder: str, columns: Sequence[str]
     cannot be created.
     """
     if not task.writes_predictions:
-        raise UsageError(f"the task {task_name} has no prediction files; use `bertjax evaluate`")
+        raise UsageError(f"the task {task_name} writes no prediction files; use `bertjax evaluate`")
     for file_records in task.prediction_records():
         _check_columns(file_records, columns)
     try:
@@ -194,7 +194,7 @@ def _check_columns(file_records: PredictionRecords, columns: Sequence[str]) -> N
     if not columns:
         return
     if file_records.read_columns is None:
-        raise UsageError("--columns needs data with named columns, which this task does not have; leave it out")
+        raise UsageError("--columns needs data with named columns, which this task does not have; omit --columns")
     if reserved := [column for column in columns if column in FIELDS]:
         raise UsageError(f"--columns={reserved[0]!r} is already a field of the .jsonl files; leave this column out")
     empty = {*columns}

@@ -196,7 +196,7 @@ def save_results(results: Results, runs: Iterable[Run], tables: dict[str, str], 
     lost = sorted({*(_load_source(str(file)).saved or ())} - runs_by_name.keys()) if file.exists() else []
     if lost:
         raise UsageError(
-            f"overwriting --keep {file} would lose {len(lost)} of its runs, such as {lost[0]}; use a different file, "
+            f"--keep {file} contains {len(lost)} runs that would be lost, such as {lost[0]}; use a different file, "
             f"or add --results {file} and request all tables of this file"
         )
     seconds = {name: round(value, 1) for name, value in results.seconds.items() if name in runs_by_name}

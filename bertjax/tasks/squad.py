@@ -247,7 +247,7 @@ class Task(FinetuningTask):
         if not any(gold.values()):
             raise UsageError(
                 "cannot choose null_threshold, because the evaluation file has no gold answers; set "
-                "--config.data.choose_null_threshold=false and --config.data.null_threshold to the value in the "
+                "--config.data.choose_null_threshold=false, and set --config.data.null_threshold to the value in the "
                 "workdir's results.json"
             )
         predictions = self._best_texts(answers)

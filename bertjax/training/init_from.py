@@ -74,8 +74,8 @@ def with_checkpoint_architecture(
         # `pad_vocab_to_multiple_of` always comes from the checkpoint, because it determines the token table's shape.
         if name in explicit and configured != saved and name != "pad_vocab_to_multiple_of":
             raise UsageError(
-                f"config.model.{name}={configured} differs from {name}={saved} of {checkpoint}; omit the argument size "
-                f"and config.model.{name}, or set them to the values of the checkpoint"
+                f"config.model.{name}={configured} differs from {name}={saved} of {checkpoint}; omit `size=` and "
+                f"config.model.{name}, or set them to the values of the checkpoint"
             )
         if configured is not None and configured != saved:
             logger.debug(f"config.model.{name}={saved}, from {checkpoint}")
@@ -166,7 +166,7 @@ def _output_order(saved: list[str], labels: list[str], checkpoint: epath.Path) -
             f"the output layer of {checkpoint} was trained with labels {_quoted(saved)}, but the config uses "
             f"{_quoted(labels)}; use a checkpoint fine-tuned for these labels"
         )
-    logger.info(f"outputs {_quoted(saved)} of {checkpoint} are used as labels {_quoted(labels)}, in this order")
+    logger.info(f"matched the outputs {_quoted(saved)} of {checkpoint} to the labels {_quoted(labels)} by position")
     return []
 
 

@@ -96,16 +96,16 @@ def restore_or_init(
             logger.info(f"starting at step 0 with the parameters of {init_from}")
             if new_pieces:
                 logger.info(
-                    f"initialized {len(new_pieces.parts):,} new vocabulary pieces, each with the mean of the old "
-                    "pieces that it consists of"
+                    f"initialized the embeddings of {len(new_pieces.parts):,} new vocabulary pieces, each as the mean "
+                    "over the old pieces that form it"
                 )
         return state
     ignored = "; --init_from is ignored" if init_from else ""
     if init_from and saved_fingerprint(find_checkpoint(init_from)) != workdirs.saved_init_fingerprint(workdir):
         if task.has_cached_features:
             raise UsageError(
-                f"the run of {workdir} started from different parameters than --init_from, so its cached "
-                "features differ; use the checkpoint that the run started from, or choose another --workdir"
+                f"the run of {workdir} started from different parameters than --init_from, so the cached features "
+                "would differ; use the checkpoint that the run started from, or choose another --workdir"
             )
         ignored += ", and the run started from different parameters"
     logger.info(f"resumed {workdir} at step {int(state.step):,}{ignored}")

@@ -144,7 +144,7 @@ def take_ownership(workdir: epath.Path) -> Callable[[], None]:
         except FileNotFoundError:
             owner = ""
         if owner != token:
-            raise BertjaxError(f"another run has started in the workdir {workdir}, or emptied it; this run stops")
+            raise BertjaxError(f"another run has taken over or emptied the workdir {workdir}; this run stops")
 
     return check_ownership
 

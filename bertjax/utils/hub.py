@@ -93,7 +93,7 @@ def _explain(error: BaseException, address: str) -> BertjaxError:
     if isinstance(error, errors.GatedRepoError):
         return UsageError(f"{address} is gated; accept its terms on its page, then set HF_TOKEN")
     if isinstance(error, errors.RepositoryNotFoundError):
-        return UsageError(f"no repository {address}; check the name or, if it is private, set HF_TOKEN")
+        return UsageError(f"no repository {address}; check the name, or set HF_TOKEN if the repository is private")
     if isinstance(error, errors.RevisionNotFoundError):
         return UsageError(f"no revision {parse(address)[1]!r} of {address}; use a branch, tag or commit")
     if isinstance(error, errors.HFValidationError):

@@ -194,7 +194,7 @@ def test_empty_path_is_rejected(capfd, words, name, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_empty_path_test_covers_options_of_many_commands():
+def test_path_options_contains_options_of_many_commands():
     options = {(words[0], name) for words, name in path_options()}
     assert len(options) >= 25
     assert {
@@ -348,7 +348,7 @@ def nan_attention(query, *_, **__):
     return query * jnp.nan
 
 
-def test_bench_step_times_the_first_phase_and_reports_non_finite_losses(capfd):
+def test_bench_step_measures_only_the_first_phase_and_reports_non_finite_losses(capfd):
     overrides = (
         "--config.data.seq_len=16",
         "--config.long_phase.keep_tokens_per_batch=false",
@@ -367,7 +367,7 @@ def test_bench_step_times_the_first_phase_and_reports_non_finite_losses(capfd):
     assert result["seq_len"] == 16 and result["rows"] == result["batch_size"]
 
 
-def test_long_phase_may_take_all_steps():
+def test_long_phase_is_the_only_phase_if_its_share_is_almost_one():
     config = load_config(
         TINY, ["--config.steps=20", "--config.long_phase.share=0.99", "--config.long_phase.seq_len=64"]
     )

@@ -129,7 +129,7 @@ def test_bench_step_needs_no_tensorflow_and_prints_json():
     assert (figures["batch_size"], figures["seq_len"]) == (8, 16)
 
 
-def test_train_traces_steps_and_logs_to_a_tracker(capfd, corpus, tmp_path, monkeypatch):
+def test_train_profiles_steps_and_sends_metrics_to_a_tracker(capfd, corpus, tmp_path, monkeypatch):
     logged, traced = {}, []
     tracker = types.SimpleNamespace(
         init=lambda **_: None,

@@ -15,7 +15,7 @@ def report_of(capsys, *options) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
-def test_report_names_versions_devices_and_disk(capsys):
+def test_report_contains_versions_devices_and_free_disk_space(capsys):
     report = report_of(capsys)
     assert {"bertjax", "jax", "flax"} <= {*report["versions"]}
     assert report["devices"]["platform"] == "cpu" and "GiB" in report["machine"]["free disk, current directory"]

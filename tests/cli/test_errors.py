@@ -6,7 +6,7 @@ from bertjax.cli import main as cli
 from bertjax.errors import first_line, listed, quoted, shortened
 
 
-def test_long_text_keeps_its_start_and_end():
+def test_shortened_text_keeps_its_start_and_end():
     text = shortened(f"Error writing {'x' * 5000}: No space\nleft on device")
     assert len(text) <= 200
     assert text.startswith("Error writing xxx") and text.endswith("No space left on device")

@@ -182,7 +182,7 @@ assert not xla_bridge.backends_are_initialized()
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_path_fields_constant_contains_every_path_field_of_a_task(task):
+def test_path_fields_lists_every_path_field_of_a_task(task):
     """Tests that `PATH_FIELDS` lists every path field of a task; a run may resume with other values of these fields."""
     (data,) = (field for field in dataclasses.fields(config_class(task)) if field.name == "data")
     names = {field.name for field in dataclasses.fields(data.default)}

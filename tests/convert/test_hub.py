@@ -151,7 +151,7 @@ def test_http_errors_become_one_line_errors_with_advice(status, error, message, 
 def test_wrong_hub_address_is_refused(server, pretrained):
     server.push("org/bert", files_of(pretrained))
     for address, message in (
-        ("hf:org/none", "no repository hf:org/none; check the name or, if it is private, set HF_TOKEN"),
+        ("hf:org/none", "no repository hf:org/none; check the name, or set HF_TOKEN if the repository is private"),
         (f"{ADDRESS}@v9", "no revision 'v9' of hf:org/bert@v9"),
         ("hf:a/b/c", "invalid address hf:a/b/c; use hf:ORG/NAME"),
         ("hf:", "invalid address hf:"),

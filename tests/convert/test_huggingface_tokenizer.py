@@ -63,7 +63,7 @@ def test_unsupported_options_are_refused(fields, message, folder):
         read_checkpoint(folder)
 
 
-def test_missing_do_lower_case_is_assumed_true_with_a_note(folder):
+def test_missing_do_lower_case_defaults_to_true_with_a_note(folder):
     for file in ("tokenizer_config.json", "tokenizer.json"):
         (folder / file).unlink()
     vocabulary, notes = read_tokenizer(folder)

@@ -70,7 +70,7 @@ def test_damaged_offsets_raise_before_the_pair_index_is_written(corpus, array):
     assert not (corpus.path / "pair_index").exists()
 
 
-def test_error_of_a_batch_names_the_damaged_file(corpus):
+def test_error_while_building_a_batch_names_the_damaged_file(corpus):
     # Ids outside the vocabulary make TensorFlow fail.
     file = corpus.path / "train.tokens.bin"
     overwrite(file, 0, b"\xff" * file.stat().st_size)

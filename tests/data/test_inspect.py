@@ -98,11 +98,11 @@ ROW = ["6 tokens + 1 padding", "A: [CLS] p13 [SEP]", "B: p17 ##p20 [SEP]"]
     ],
     ids=["class", "unlabeled", "labels", "number", "answer", "no answer", "tags"],
 )
-def test_finetuning_row_names_labels_tags_and_answers(tokenizer, arrays, names, lines):
+def test_finetuning_row_shows_labels_tags_and_answers(tokenizer, arrays, names, lines):
     assert format_row(finetuning_batch(tokenizer, **arrays), 0, tokenizer, names).splitlines() == lines
 
 
-def test_row_of_choices_names_the_correct_sequence(tokenizer):
+def test_multiple_choice_row_shows_every_sequence_and_the_correct_one(tokenizer):
     batch = finetuning_batch(tokenizer, labels=1)
     for name in ("input_ids", "input_mask", "segment_ids"):
         batch[name] = np.stack([batch[name], batch[name]], axis=1)
@@ -124,7 +124,7 @@ def test_npz_stacks_the_batches_of_a_phase(tmp_path):
         np.testing.assert_array_equal(arrays["labels"], [[0, 0], [1, 0], [2, 0]])
 
 
-def test_npz_replaces_only_files(tmp_path):
+def test_npz_does_not_replace_a_pipe(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UsageError, match="exists and is not a file"):
         write_batches([{"input_ids": np.zeros((2, 3))}], tmp_path / "pipe")

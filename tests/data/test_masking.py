@@ -70,7 +70,7 @@ def test_only_ordinary_tokens_are_masked(vocabulary, whole_word, rate):
 
 
 @pytest.mark.parametrize("rate, max_predictions", [(0.15, 20), (0.25, 20), (0.15, 3), (1.0, 40)])
-def test_number_of_predictions_follows_the_rate(vocabulary, rate, max_predictions):
+def test_number_of_predictions_follows_the_masking_rate(vocabulary, rate, max_predictions):
     ids, lengths, _, _, _, weights = masked(vocabulary, Masking(rate=rate), max_predictions)
     candidates = (~np.isin(ids, vocabulary.special_ids)).sum(axis=1)
     expected = np.minimum(expected_number(lengths, rate, max_predictions), candidates)

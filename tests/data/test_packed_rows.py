@@ -66,7 +66,7 @@ def test_pack_batch_balances_the_lengths_of_rows():
 
 
 @pytest.mark.parametrize("parts", [2, 4])
-def test_shards_and_later_steps_match_the_full_run(parts):
+def test_batches_of_shards_and_of_later_steps_match_the_full_run(parts):
     examples = random_examples(70, max_length=15)
     all_batches = batches(examples, PACKED)
     shards = [batches(examples, PACKED, shard=DataShard((part,), parts)) for part in range(parts)]

@@ -171,7 +171,7 @@ def test_epoch_has_each_pair_in_one_row_without_further_truncation(short_corpus)
 
 
 @pytest.mark.parametrize("whole_word", [False, True])
-def test_pairs_are_masked_as_without_packing(short_corpus, whole_word):
+def test_pairs_of_packed_rows_are_masked_like_unpacked_pairs(short_corpus, whole_word):
     masking = Masking(whole_word=whole_word)
     batches = train(short_corpus, 40, masking)
     numbers = np.array(predictions_by_length(masking.rate, SEQ_LEN, PREDICTIONS))

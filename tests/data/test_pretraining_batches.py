@@ -122,7 +122,7 @@ def test_dataset_from_a_later_step_continues_the_same_batches(traced, objective)
         assert_same(stream[step:], train(traced, 40 - step, objective=objective, start_step=step))
 
 
-def test_phases_have_different_batches_and_resume(traced):
+def test_phases_have_different_batches_and_can_start_at_a_later_step(traced):
     phases = (
         Phase(SEQ_LEN, 8, PREDICTIONS, start_step=0, stop_step=6),
         Phase(SEQ_LEN, 8, PREDICTIONS, start_step=6, stop_step=10),
@@ -285,7 +285,7 @@ def test_evaluation_holds_every_row_once_with_fixed_masks(traced, objective):
     assert_same(batches, [joined(step) for step in zip(*parts, strict=True)])
 
 
-def test_max_rows_spreads_rows_over_the_split(traced):
+def test_max_rows_selects_rows_from_the_whole_split(traced):
     batches = evaluate(traced, max_rows=11)
     real = joined(batches)["input_mask"].any(axis=1)
     assert real.sum() == 11 and len(real) == 2 * BATCH

@@ -39,7 +39,7 @@ def test_questions_of_both_squad_versions_are_read(tmp_path, name):
     assert (stats.read, stats.used) == (2, 2)
 
 
-def test_answer_missing_from_its_context_is_skipped_only_for_training(tmp_path):
+def test_question_with_an_answer_outside_its_context_is_skipped_only_for_training(tmp_path):
     content = squad(qa("1", "Ann", 0), qa("2", "Zoe", 0))
     questions, stats = read(tmp_path, content)
     assert [q.id for q in questions] == ["1"]

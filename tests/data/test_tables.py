@@ -24,7 +24,7 @@ def test_quotes_are_literal_in_tsv(tmp_path):
     assert rows == [(2, '"He said', "1"), (3, '"x" y"', "0")]
 
 
-def test_short_rows_are_skipped_and_counted_with_the_first_line(tmp_path):
+def test_rows_with_too_few_fields_are_skipped_and_counted(tmp_path):
     rows, stats = read_rows(tmp_path, b"id\ttext\tlabel\n1\ta\t1\n2\tb\n3\n4\td\t0\n")
     assert [row[0] for row in rows] == [2, 5]
     assert stats.skipped == {"with too few fields": {"rows": 2, "first": "line 3"}}
@@ -89,7 +89,7 @@ def test_missing_file_or_column_is_an_error(tmp_path):
         list(read_table(tmp_path / "none.tsv", ("text",), ReadStats("")))
 
 
-def test_extra_fields_are_counted_and_ignored_columns_are_listed(tmp_path):
+def test_rows_with_extra_fields_are_counted_and_unused_columns_are_listed(tmp_path):
     rows, stats = read_rows(tmp_path, b"id,text,label\n1,well, good film,pos\n2,a,neg\n", file_format="csv")
     assert rows[1] == (3, "a", "neg")
     assert stats.noted["with more fields than columns"] == {"rows": 1, "first": "line 2"}

@@ -32,7 +32,7 @@ def test_data_parallelism_all_reduces_gradients():
     assert exchanges((4, 1, 1), (16, 8), ()) == {("gradients", "all-reduce", "data", False): 2 * 3 / 4 * 2 * 16 * 8}
 
 
-def test_gradients_of_the_token_table_are_float32():
+def test_gradients_of_the_token_embedding_table_are_float32():
     assert [*exchanges((4, 1, 1), (16, 8), (), name="token").values()] == [2 * 3 / 4 * 4 * 16 * 8]
     # The table stays sharded over `fsdp`, so nothing is exchanged over this axis.
     assert exchanges((1, 4, 1), (16, 8), ("fsdp",), name="token") == {}

@@ -100,6 +100,6 @@ def memory_of(rows: int) -> tuple[int, int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [1 << 18, 1 << 21])
-def test_peak_memory_is_that_of_live_arrays(process, rows):
+def test_peak_memory_equals_the_size_of_live_arrays(process, rows):
     arguments, peak = process.submit(memory_of, rows).result()
     assert peak == pytest.approx(arguments + 2 * rows * 4096, rel=0.01)

@@ -153,7 +153,7 @@ def test_shards_of_different_layers_models_or_texts_are_refused(pretrained, tmp_
     os.close(lock)
 
 
-def test_error_of_features_names_the_invalid_input_file(pretrained, tmp_path, capfd):
+def test_error_of_the_features_command_names_the_invalid_input_file(pretrained, tmp_path, capfd):
     texts = tmp_path / "texts.txt"
     command = ["features", f"--checkpoint={pretrained}", f"--input={texts}"]
     texts.write_bytes(b"\xef\xbb\xbfa b\r\nc\xff\n")
@@ -163,7 +163,7 @@ def test_error_of_features_names_the_invalid_input_file(pretrained, tmp_path, ca
     assert "no texts; pass texts, or set --input FILE" in refused(capfd, *command[:2])
 
 
-def test_features_of_standard_input_are_shown(pretrained, capfd, monkeypatch, tmp_path):
+def test_features_command_reads_texts_from_standard_input(pretrained, capfd, monkeypatch, tmp_path):
     (tmp_path / "texts.txt").write_bytes(b"b\r\nc\n")
     with open(tmp_path / "texts.txt") as file:
         monkeypatch.setattr(sys, "stdin", file)

@@ -186,7 +186,7 @@ def test_skypilot_task_restarts_only_after_resumable_exit_codes():
             validate(changed, "skypilot")
 
 
-def test_image_is_pinned_and_copies_existing_files():
+def test_image_pins_versions_and_copies_only_existing_files():
     lines = (ROOT / "launch" / "Dockerfile").read_text().splitlines()
     (base,) = [line.split()[1] for line in lines if line.startswith("FROM")]
     assert re.fullmatch(r"python:3\.1\d\.\d+-slim-\w+", base)

@@ -14,7 +14,7 @@ def run_pod(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run([SCRIPT, *arguments], capture_output=True, text=True, timeout=60)
 
 
-def test_processes_get_their_index_and_lines_have_a_prefix():
+def test_processes_get_their_index_and_output_lines_have_a_prefix():
     command = "echo $JAX_PROCESS_ID $JAX_NUM_PROCESSES $JAX_COORDINATOR_ADDRESS ${XLA_FLAGS##*=}; echo error >&2"
     process = run_pod("-n", "3", "-d", "2", "--", "bash", "-c", command)
     assert process.returncode == 0

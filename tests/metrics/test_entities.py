@@ -94,7 +94,7 @@ def test_entities_survive_encoding_in_every_scheme(scheme):
 
 
 @pytest.mark.parametrize("scheme", ["BIOES", "BILOU"])
-def test_scores_match_conlleval_on_the_same_entities_in_iob2(scheme):
+def test_scores_of_bioes_and_bilou_tags_match_conlleval_on_iob2_tags(scheme):
     rng = random.Random(2)
     sentences, lines = ([], []), []
     for _ in range(60):

@@ -60,7 +60,7 @@ def test_best_threshold_maximizes_f1():
 
 
 @pytest.mark.parametrize("odds", [(-1.0, -2.0, -3.0), (0.0, 0.0, 0.0), (1.0, 2.0, 3.0)])
-def test_best_threshold_reproduces_its_f1_if_empty_predictions_are_best(odds):
+def test_applying_the_best_threshold_yields_its_f1_if_empty_predictions_are_best(odds):
     answers = {"a": ("x",), "b": (), "c": ()}
     predictions = {"a": "w", "b": "z", "c": "w"}
     null_odds = dict(zip(answers, odds, strict=True))

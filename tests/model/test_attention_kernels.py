@@ -84,7 +84,7 @@ def test_fused_attention_is_as_accurate_as_xla_attention_in_bfloat16():
         assert 0 < error < 1.1 * plain_error
 
 
-def test_each_row_head_and_query_has_its_own_dropout_mask():
+def test_dropout_masks_differ_between_rows_heads_and_queries():
     query, key, value, gradient, _ = inputs(3, 32, 4, 16)
     # With uniform probabilities and values of 1, the output is the fraction of kept keys, divided by 1 - rate.
     uniform = jnp.zeros_like(query), jnp.zeros_like(key), jnp.ones_like(value), gradient, jnp.ones((3, 32), jnp.int32)

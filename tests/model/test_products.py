@@ -24,7 +24,7 @@ CONFIG = tiny_config(num_hidden_layers=1, max_position_embeddings=8)
     ],
     ids=["heads", "flat heads", "matrix", "vocabulary"],
 )
-def test_gradient_contracts_rows_and_positions_as_one_axis_only_on_cpu(module, arguments):
+def test_kernel_gradient_flattens_rows_and_positions_into_one_axis_only_on_cpu(module, arguments):
     x = jnp.ones((2, 3, 16))
     params = module.init(jax.random.key(0), x, *arguments)
 

@@ -96,7 +96,7 @@ def test_results_file_gives_the_same_table_as_the_results_folder(results, tmp_pa
     )
     assert (tmp_path / "text.txt").read_text() == "mine"
     assert "is a directory; use a file" in refused(capfd, "table", "5", f"--results={results}", f"--keep={tmp_path}")
-    assert "would lose 2 of its runs, such as cola/first" in refused(
+    assert "contains 2 runs that would be lost, such as cola/first" in refused(
         capfd, "table", "5", f"--results={tmp_path}/none", f"--keep={tmp_path}/saved.json"
     )
     assert json.loads((tmp_path / "saved.json").read_text()) == content

@@ -160,7 +160,7 @@ def test_equal_flops_rows_are_within_five_percent_of_bert(scale):
     assert three["Left-to-right, as wide"].flops > 1.2 * bert
 
 
-def test_missing_data_names_the_file_or_the_argument_to_set(tmp_path, monkeypatch):
+def test_description_of_missing_data_names_the_file_or_the_argument_to_set(tmp_path, monkeypatch):
     (tmp_path / "SST-2").mkdir()
     (tmp_path / "SST-2/train.tsv").write_text("")
     (tmp_path / "corpus").mkdir()

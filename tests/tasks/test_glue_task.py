@@ -19,7 +19,7 @@ from bertjax.inference.glue_submission import NUM_TEST_EXAMPLES
 from bertjax.tasks.build import build_task, parse_config
 
 
-def test_cola_is_learned_and_evaluated_once_per_epoch(cola):
+def test_training_learns_cola_and_evaluates_once_per_epoch(cola):
     lines = read_metrics(cola)
     evaluated = [line for line in lines if "eval_matthews" in line]
     assert [line["step"] for line in evaluated] == list(range(8, 88, 8))
@@ -31,7 +31,7 @@ def test_cola_is_learned_and_evaluated_once_per_epoch(cola):
     assert results["config"]["data"]["task"] == "cola" and len(results["data_sha256"]) == 64
 
 
-def test_predictions_keep_input_order_and_equal_those_of_a_text_file(cola, glue, capfd, tmp_path):
+def test_predictions_for_data_and_for_a_text_file_are_equal_and_in_input_order(cola, glue, capfd, tmp_path):
     path, jsonl_path = predict(capfd, cola, tmp_path, "--split=dev", "--columns=sentence,source", "--logits")
     assert (path.name, jsonl_path.name) == ("CoLA.tsv", "CoLA.jsonl")
     rows = list(csv.reader(path.open(), delimiter="\t"))
@@ -132,7 +132,7 @@ def test_incomplete_submission_is_refused_unless_partial_is_set(cola, capfd, tmp
     assert wnli[0] == "index\tprediction" and wnli[1:-1] == [f"{index}\t0" for index in range(146)]
 
 
-def test_complete_submission_reports_replaced_wnli(tmp_path, capfd):
+def test_submission_reports_that_it_replaces_the_wnli_predictions(tmp_path, capfd):
     for name, count in NUM_TEST_EXAMPLES.items():
         rows = "".join(f"{index}\t1\n" for index in range(count))
         (tmp_path / name).write_text("index\tprediction\n" + rows)

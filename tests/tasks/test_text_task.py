@@ -27,7 +27,7 @@ def topics(letters, tmp_path_factory) -> Path:
     return folder / "run"
 
 
-def test_predict_writes_the_requested_columns_and_rows_without_text(topics, tmp_path, capfd):
+def test_predict_writes_the_requested_columns_and_also_predicts_rows_without_text(topics, tmp_path, capfd):
     assert {"accuracy", "macro_f1", "matthews"} <= json.loads((topics / "results.json").read_text()).keys()
     (tmp_path / "new.tsv").write_text("text\tid\nzu\tx\n\nna\tz\n")
     test_file = f"--config.data.test_file={tmp_path}/new.tsv"
@@ -116,7 +116,7 @@ def test_resuming_with_a_changed_dev_file_is_an_error(letters, tmp_path, capfd):
     assert "on other data" in error
 
 
-def test_every_row_has_a_line_of_predictions(letters, tmp_path, capfd):
+def test_every_row_has_a_line_in_the_prediction_file(letters, tmp_path, capfd):
     labels = ["a\nb", "c\td\\"]
     rows = [{"text": f"zu{index}", "label": labels[index % 2]} for index in range(8)]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -232,7 +232,7 @@ def test_checkpoint_of_another_model_is_not_resumed(workdir):
     assert not (workdir / DAMAGED).exists()
 
 
-def test_checkpoint_without_a_new_metric_is_not_resumed(workdir, monkeypatch):
+def test_checkpoint_that_lacks_a_metric_of_the_run_is_not_resumed(workdir, monkeypatch):
     abstract = abstract_state(OBJECTIVE, OPTIMIZER, mesh_of(ONE_DEVICE))
     new = abstract.replace(sums={**abstract.sums, "mlm_entropy": abstract.sums["mlm_loss"]})
     monkeypatch.setitem(globals(), "abstract_state", lambda *_: new)
@@ -290,7 +290,7 @@ def test_parameter_of_another_shape_is_an_error_that_names_both_shapes(workdir):
         load_params(workdir, target)
 
 
-def test_unused_params_are_restored_to_the_devices_of_the_target(workdir, state, monkeypatch):
+def test_unused_params_are_restored_to_the_same_devices_as_used_params(workdir, state, monkeypatch):
     restored_trees = []
     restore_args = ocp.checkpoint_utils.construct_restore_args
     monkeypatch.setattr(
@@ -310,7 +310,7 @@ def test_unknown_param_of_a_checkpoint_is_a_usage_error(workdir, state):
         load_all_params(find_checkpoint(workdir), shardings)
 
 
-def test_new_output_layer_keeps_its_values_and_is_logged(workdir, state, log_lines):
+def test_new_output_layer_keeps_its_initial_values_and_is_logged(workdir, state, log_lines):
     target = {"encoder": state.params["encoder"], "new": {"bias": np.full(3, 7.0, np.float32)}}
     loaded = load_params(workdir, target)
     assert_equal(loaded["encoder"], state.params["encoder"])

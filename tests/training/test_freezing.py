@@ -70,7 +70,7 @@ def test_frozen_parameters_do_not_change_and_have_no_optimizer_state(name):
 
 
 @pytest.mark.slow
-def test_trainable_parameters_get_the_updates_of_a_fully_trained_model():
+def test_trainable_parameters_get_the_same_updates_as_without_freezing():
     """Compares one Adam step without clipping, where an update depends only on the parameter's own gradient."""
     before, fully_trained = train(steps=1, clip_norm=0.0)
     _, partly_trained = train((2, 2, 2), 1, 2, clip_norm=0.0, **FREEZE)

@@ -58,7 +58,7 @@ def command(corpus: Path, init_from: Path, run: Path, **fields) -> list[str]:
     return ["train", config, f"--init_from={init_from}", f"--workdir={run}", *overrides(None, **values)]
 
 
-def test_new_pieces_are_split_as_the_old_tokenizer_does(vocabularies):
+def test_new_pieces_are_split_into_pieces_of_the_old_vocabulary(vocabularies):
     old, new = (load_vocabulary(path) for path in vocabularies)
     pieces = find_new_pieces(old, new)
     assert pieces.first_id == old.size and len(pieces.parts) == len(ADDED)
@@ -109,7 +109,7 @@ def test_missing_masked_lm_head_is_initialized_randomly(vocabularies, domain, tm
     released(vocabularies[0], tmp_path / "released", ("masked_lm", "next_sentence"))
     cli.main(command(domain, tmp_path / "released", tmp_path / "run", steps=2))
     assert any("initialized randomly: masked_lm/bias" in line for line in log_lines)
-    message = "initialized 4 new vocabulary pieces, each with the mean of the old pieces that it consists of"
+    message = "initialized the embeddings of 4 new vocabulary pieces, each as the mean over the old pieces that form it"
     assert message in log_lines
     assert "masked_lm/bias" in load_params_on_host(find_checkpoint(tmp_path / "run"))
     # The run resumes without its initial checkpoint.

@@ -147,7 +147,7 @@ def test_lamb_has_a_trust_ratio_per_layer_and_matrix(mesh):
     "make_model",
     [PretrainingModel, lambda model: TokenModel(model, 2, head_dropout=False), lambda model: SequenceModel(model, 1)],
 )
-def test_parameters_with_layers_in_their_path_are_stacked(make_model):
+def test_path_shows_whether_a_parameter_is_stacked_over_layers(make_model):
     """Checks that a path shows whether a parameter is stacked, as the optimizer assumes."""
     model = make_model(ModelConfig(**{**vars(ModelConfig()), **size_fields("L2_H16"), "vocab_size": 10}))
     batch = {name: jnp.zeros((1, 8), jnp.int32) for name in ("input_ids", "input_mask", "segment_ids")}

@@ -56,7 +56,7 @@ def test_profiler_without_steps_does_not_trace(traces, tmp_path):
     assert traces == []
 
 
-def test_profiler_warns_about_steps_that_the_run_did_not_have(traces, tmp_path, log_lines):
+def test_profiler_warns_if_the_run_does_not_execute_the_steps(traces, tmp_path, log_lines):
     with StepProfiler(epath.Path(tmp_path), range(5, 8)) as profiler:
         for step in range(3):
             with profiler.step(step):

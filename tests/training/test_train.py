@@ -96,7 +96,7 @@ def test_evaluations_share_one_dataset(corpus, monkeypatch):
 
 
 @pytest.mark.parametrize(("seconds", "lines_drawn"), [(0, [2, 3]), (3600, [])])
-def test_evaluations_redraw_curves_after_some_seconds(corpus, tmp_path, monkeypatch, seconds, lines_drawn):
+def test_evaluations_redraw_curves_at_most_once_per_interval(corpus, tmp_path, monkeypatch, seconds, lines_drawn):
     num_lines = []
     monkeypatch.setattr(progress, "_SECONDS_BETWEEN_DRAWINGS", seconds)
     monkeypatch.setattr(progress, "plot_pretraining", lambda lines, path: num_lines.append(len(lines)))
@@ -316,7 +316,7 @@ def test_evaluation_outputs_do_not_accumulate_on_devices(corpus):
     assert num_arrays[3:] == [num_arrays[3]] * (len(num_arrays) - 3)
 
 
-def test_hosts_compare_config_data_and_file_contents(corpus, tmp_path, monkeypatch):
+def test_hosts_compare_their_configs_data_hashes_and_workdir_files(corpus, tmp_path, monkeypatch):
     config, task = make(corpus)
     labels = json.dumps({"kind": "classes", "labels": ["b", "a"]}).encode()
     compared = {}

@@ -31,7 +31,7 @@ def test_process_without_heartbeat_prints_stacks_and_exits_with_43(tmp_path):
     assert last.startswith("bertjax: process 0 made no progress for 0 s, more than config.hang_seconds")
 
 
-def test_disabled_or_closed_watchdog_ends_nothing():
+def test_disabled_or_closed_watchdog_does_not_end_the_process():
     with watchdog(0):
         time.sleep(0.05)
     with watchdog(0.05):

@@ -62,7 +62,7 @@ def test_finished_workdir_holds_the_documented_files(corpus, whole):
     assert json.loads((whole / "results.json").read_text())["step"] == 14
 
 
-def test_resume_with_another_config_is_refused_with_both_values(corpus, whole):
+def test_resume_with_another_config_is_refused_and_the_error_shows_both_values(corpus, whole):
     _, task = make(corpus, optimizer__learning_rate=5e-3)
     with pytest.raises(UsageError, match=r"optimizer\.learning_rate: 0\.01 -> 0\.005"):
         loop.train(task, str(whole))

@@ -97,7 +97,7 @@ def test_old_directory_is_restored_after_kill_between_renames(tmp_path, recover)
     assert (tmp_path / "corpus" / "file").read_text() == "old" and names(tmp_path) == ["corpus"]
 
 
-def test_interruption_while_writing_leaves_nothing(tmp_path):
+def test_interruption_while_writing_leaves_no_files(tmp_path):
     with pytest.raises(KeyboardInterrupt), atomic_directory(tmp_path / "corpus", False, "corpus", bool) as directory:
         (directory / "half").write_text("done")
         raise KeyboardInterrupt

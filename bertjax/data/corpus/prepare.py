@@ -132,7 +132,7 @@ def _check_add_pieces(add_pieces: int, vocabulary: Vocabulary | None) -> None:
     if not add_pieces:
         return
     if vocabulary is None:
-        raise UsageError("--add_pieces has no effect without --vocab; add --vocab, or use --vocab_size")
+        raise UsageError("--add_pieces needs --vocab; add --vocab, or use --vocab_size to train a vocabulary")
     if vocabulary.kind != WORDPIECE:
         raise UsageError(f"--add_pieces cannot extend a SentencePiece model: {vocabulary.path}; use a vocab.txt")
     check_size(vocabulary.size + add_pieces)

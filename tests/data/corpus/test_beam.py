@@ -47,7 +47,7 @@ def test_beam_writes_the_same_bytes_as_the_local_runner(tmp_path, kind, monkeypa
     assert leftovers(tmp_path) == ["beam", "corpus", "text"]
 
 
-def test_added_pieces_are_those_of_the_local_runner(tmp_path, vocabulary):
+def test_beam_adds_the_same_pieces_as_the_local_runner(tmp_path, vocabulary):
     spec = write_files(tmp_path / "text", 200)
     write_text(tmp_path / "text" / "c.txt", [["glucose and insulin .", "insulin ."]] * 9)
     settings = {"vocabulary": vocabulary, "add_pieces": 12}

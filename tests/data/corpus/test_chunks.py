@@ -65,7 +65,7 @@ def assert_equal_to_local_runner(tmp_path, specs, vocabulary, fraction, min_chun
     assert num_chunks >= min_chunks
 
 
-def test_chunks_of_all_kinds_of_text_merge_into_the_local_corpus(tmp_path, vocabulary):
+def test_merged_chunks_of_all_kinds_of_text_equal_the_corpus_of_the_local_runner(tmp_path, vocabulary):
     text = make_text(300)
     text[100] *= 90  # This document is longer than a chunk and is read in several pieces.
     write_text(tmp_path / "large.txt", text)
@@ -81,7 +81,7 @@ def test_chunks_of_all_kinds_of_text_merge_into_the_local_corpus(tmp_path, vocab
 
 @pytest.mark.parametrize("fraction", [0.0, 1e-9, 0.999999])
 @pytest.mark.parametrize("count", [1, 2, 5, 60])
-def test_chunks_of_few_documents_merge_into_the_local_corpus(tmp_path, vocabulary, count, fraction):
+def test_merged_chunks_of_few_documents_equal_the_corpus_of_the_local_runner(tmp_path, vocabulary, count, fraction):
     text = make_text(count)
     write_text(tmp_path / "a.txt", [*text, text[0]])
     (tmp_path / "empty.txt").write_text("")
@@ -89,7 +89,7 @@ def test_chunks_of_few_documents_merge_into_the_local_corpus(tmp_path, vocabular
     assert_equal_to_local_runner(tmp_path, [f"text:{tmp_path}/*.txt"], vocabulary, fraction, min_chunks)
 
 
-def test_no_text_is_an_error(tmp_path, vocabulary):
+def test_merging_chunks_without_text_is_an_error(tmp_path, vocabulary):
     (tmp_path / "empty.txt").write_text("\n \n" * 5000)
     sources, _ = readers.find_sources([f"text:{tmp_path}/*.txt"])
     with pytest.raises(BertjaxError, match="contain no text, so no corpus was written .files_named_again: 3"):
@@ -109,7 +109,7 @@ def test_finished_chunk_is_not_divided_or_encoded_again(tmp_path, vocabulary, mo
     assert chunks.encode_chunk(first, load_vocabulary(vocabulary), tmp_path) == shard
 
 
-def test_interrupted_chunk_is_repeated_with_equal_files(tmp_path, vocabulary, monkeypatch):
+def test_chunk_repeated_after_an_interruption_writes_the_same_files(tmp_path, vocabulary, monkeypatch):
     chunk, chunk_chars = large_chunk(tmp_path)
     vocabulary = load_vocabulary(vocabulary)
 

@@ -70,7 +70,7 @@ def test_corpus_bytes_do_not_depend_on_workers_or_paths(tmp_path, kind, monkeypa
     assert len(first) == 8  # six arrays, a vocabulary, a manifest
 
 
-def test_document_in_many_pieces_stays_one_document(tmp_path, vocabulary, monkeypatch):
+def test_document_read_in_many_pieces_stays_one_document(tmp_path, vocabulary, monkeypatch):
     monkeypatch.setattr(documents_module, "BATCH_CHARS", 500)
     monkeypatch.setattr(documents_module, "MAX_PIECE_CHARS", 300)
     monkeypatch.setattr(readers, "_READ_BYTES", 200)

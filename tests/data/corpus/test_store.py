@@ -126,7 +126,7 @@ def test_vocabulary_outside_the_corpus_is_refused(corpus):
         store.open_corpus(corpus.path)
 
 
-def test_mapped_array_reads_the_file(tmp_path):
+def test_map_array_returns_the_contents_of_a_file(tmp_path):
     np.arange(1000, dtype="<u2").tofile(tmp_path / "array")
     np.testing.assert_array_equal(store.map_array(tmp_path / "array", np.dtype("<u2")), np.arange(1000))
     (tmp_path / "array").write_bytes(b"")

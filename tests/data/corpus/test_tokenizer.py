@@ -241,7 +241,7 @@ def test_decode_refuses_unknown_ids(vocabulary_file, index):
         tokenizer.decode([index])
 
 
-def test_decode_joins_continuations(vocabulary_file):
+def test_decode_joins_the_pieces_of_a_word(vocabulary_file):
     tokenizer = Tokenizer(load_vocabulary(vocabulary_file))
     assert tokenizer.decode(tokenizer.encode("Unaffable running, hello")) == "unaffable running , hello"
 
