@@ -7,7 +7,7 @@ DEMO := runs/demo
 # Let Python cache bytecode, because the tests and the demo start many processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-lowest test-newest attack lint references docs package lock clean
+.PHONY: demo test ci test-all test-lowest test-newest attack lint references docs package lock clean
 
 demo: $(VENV)/.installed
 	demo/run.sh $(BIN) $(DEMO)
@@ -16,9 +16,14 @@ demo: $(VENV)/.installed
 PYTEST = $(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder
 
 # Most tests run on one device, because programs for one device compile faster than those for eight.
+UNUSED = not slow and not beam and not notebooks
 test: lint
-	$(PYTEST) -m "devices and not slow and not beam and not notebooks" $$(grep -rl --include='*.py' mark.devices tests)
-	BERTJAX_TEST_DEVICES=1 $(PYTEST) -m "not devices and not slow and not beam and not notebooks"
+	BERTJAX_TEST_DEVICES=1 $(PYTEST) -m "not devices and not ci and $(UNUSED)"
+
+# What a pull request must pass: `make test`, the tests on eight devices, and tests of whole commands in several processes.
+ci: test
+	$(PYTEST) -m "devices and $(UNUSED)" $$(grep -rl --include='*.py' mark.devices tests)
+	BERTJAX_TEST_DEVICES=1 $(PYTEST) -m "ci and $(UNUSED)" $$(grep -rl --include='*.py' mark.ci tests)
 
 test-all: lint $(VENV)/.installed-parity
 	$(PYTEST)
@@ -62,7 +67,7 @@ test-versions:
 	$(BIN)/uv venv --quiet --clear --seed --python $(PYTHON) build/$(NAME)
 	$(BIN)/uv pip install --quiet --python build/$(NAME)/bin/python --resolution $(RESOLUTION) --editable '.[dev]'
 	BERTJAX_TEST_DEVICES=1 build/$(NAME)/bin/python -m pytest -q -n auto --dist loadfile \
-	  -m "not devices and not slow and not beam and not notebooks"
+	  -m "not devices and $(UNUSED)"
 
 # Writes the newest versions that pyproject.toml allows to constraints.txt, for all extras, platforms and Pythons.
 lock: $(VENV)/.installed-release

@@ -1,7 +1,7 @@
 """Settings for all tests, applied before JAX is imported: fake CPU devices, fast compilation and a quiet TensorFlow.
 
-Compilation for one device takes two thirds of the time of compilation for eight. `make test` therefore runs the tests
-without the mark `devices` on one device; `make test-all` runs all tests on eight devices.
+Compilation for one device takes two thirds of the time of compilation for eight. `make test` and `make ci` therefore
+run the tests without the mark `devices` on one device; `make test-all` runs all tests on eight devices.
 """
 
 import gc

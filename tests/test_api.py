@@ -187,6 +187,7 @@ def test_every_example_is_tested():
     assert {file.stem for file in (ROOT / "examples").glob("*.py")} == {"own_head", "from_flax_bert"}
 
 
+@pytest.mark.ci
 def test_wheel_contains_the_package_and_its_experiments(tmp_path):
     # Builds leave folders in the source tree, so build a copy.
     for name in ("bertjax", "experiments"):

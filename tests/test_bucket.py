@@ -248,6 +248,7 @@ def test_metric_lines_are_uploaded_by_flush(stored):
     assert len(read_lines(place / "metrics.jsonl")) == 20
 
 
+@pytest.mark.ci
 def test_missing_bucket_and_missing_permission_end_the_run(stored, capfd, corpus):
     code, error = failure(capfd, *train(corpus, "gs://nosuch/run")[3:])
     assert code == 1 and "the bucket of gs://nosuch/run does not exist; check its name, or create the bucket" in error

@@ -20,8 +20,8 @@ def document() -> str:
     """Returns the reference of all config fields in Markdown."""
     run, finetuning = _fields(RunConfig()), _fields(FinetuningConfig())
     pretraining = _fields(config_class("pretraining")())
-    # Title of a section, its fields, and the fields of an earlier section. The section omits fields that have the
-    # same default and meaning in the earlier section.
+    # Each tuple is a section's title, its fields, and the fields of an earlier section. Fields with the same default
+    # and meaning in the earlier section are omitted.
     sections = [
         ("Every run", run, {}),
         ("Pre-training", pretraining, run),

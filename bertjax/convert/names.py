@@ -49,7 +49,7 @@ class Parameter:
         return self.path.startswith("encoder/layers/")
 
     def names(self, num_layers: int, fmt: str) -> list[str]:
-        """Returns the names of the parameter's arrays in another format: one per layer, or a single name."""
+        """Returns the array names in the format `fmt`: one per layer for parameters of layers, else a single name."""
         name = self.names_by_format[fmt]
         return [name.format(layer=layer) for layer in range(num_layers)] if self.is_layered else [name]
 
@@ -126,7 +126,7 @@ def bert_parameters(
 
 
 def _output_layer(path: str, shape: tuple[int, int], kernels: Mapping[str, str]) -> list[Parameter]:
-    """Lists kernel and bias of an output layer. The other two formats store the kernel as [out, in]."""
+    """Lists kernel and bias of an output layer. Hugging Face and google-research/bert store the kernel as [out, in]."""
     biases = {fmt: re.sub("weights?$", "bias", name) for fmt, name in kernels.items()}
     return [
         Parameter(f"{path}/kernel", shape, kernels, 1, (HUGGINGFACE, TENSORFLOW)),

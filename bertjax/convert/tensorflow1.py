@@ -45,7 +45,7 @@ _CHUNK_BYTES = 16 << 20
 
 
 def find_prefix(path: Path) -> Path | None:
-    """Returns the prefix of the checkpoint at `path`, or None if there is no checkpoint.
+    """Returns the prefix of the checkpoint at `path`, or None if the path contains no checkpoint.
 
     `path` is a folder, a prefix such as `DIR/bert_model.ckpt`, or an `.index` file.
     """

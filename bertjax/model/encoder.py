@@ -96,7 +96,7 @@ class Encoder(nn.Module):
 
     @property
     def token_tables(self) -> tuple[jax.Array, ...]:
-        """Tuple of one float32 token embedding table [V, D], for tied output layers. `LstmEncoder` has two tables."""
+        """Token embedding tables for tied output layers: one, float32 [V, D]. `LstmEncoder` has one per direction."""
         return (self.embeddings.token_table,)
 
     @nn.compact  # `run_layers` creates the layers in this call.

@@ -171,9 +171,9 @@ def _from_json(run: dict[str, Any]) -> tuple[list[str], Outcome]:
 
 
 def update_index(path: str, tables: Mapping[str, str], seconds: Mapping[str, float]) -> None:
-    """Adds requested tables and durations to the index of a results folder.
+    """Adds the experiments of requested tables and the durations of runs to a results folder's index.
 
-    Reads the index again first, because another process of `bertjax reproduce` may use the same folder.
+    Reads the index again first, to keep entries that another process of `bertjax reproduce` has added.
     """
     source, folder = _load_source(path), epath.Path(path)
     folder.mkdir(parents=True, exist_ok=True)

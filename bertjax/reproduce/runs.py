@@ -28,8 +28,9 @@ _LM = "--config.data.objective=lm"
 # Overrides that pre-train a left-to-right Transformer or LSTMs in place of BERT.
 LEFT_TO_RIGHT = (_LM, "--config.model.attention_direction=left")
 LSTMS = (_LM, f"--config.model.encoder={LSTM}")
-# Overrides that pre-train on BERT's rows without the next-sentence loss. With `objective=none`, rows would start in the
-# middle of sentences, and a small model would learn much more slowly (docs/results/tables.md).
+# Overrides that pre-train on sentence pairs, as BERT does, but without the next-sentence loss. With `objective=none`,
+# rows would start in the middle of sentences, and a small model would learn much more slowly
+# (docs/results/tables.md).
 WITHOUT_NSP = ("--config.data.objective=pairs",)
 # Our choice, because the paper states no learning rate for the feature-based approach.
 _FEATURE_LEARNING_RATE = "--config.optimizer.learning_rate=1e-3"

@@ -103,7 +103,9 @@ class Task:
     By default, evaluation metrics are computed from the metric sums only, and the task writes no predictions.
     The command `train` does not need `benchmark_batch`, `benchmark_step`, `format_row` or `write_predictions`.
 
-    Schedule:
+    The attributes are grouped by topic.
+
+    Objective and schedule:
       config: configuration of the run.
       objective: loss and metrics of a train step.
       total_steps: optimizer steps of the run.

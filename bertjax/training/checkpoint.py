@@ -110,7 +110,7 @@ class Checkpoints:
         return self._workdir / CHECKPOINTS / str(step)
 
     def latest_step(self) -> int | None:
-        """Returns the newest saved step, or None if there is no checkpoint."""
+        """Returns the newest saved step, or None if no step was saved."""
         return self._manager.latest_step()
 
     def save(self, state: TrainState, score: float | None = None) -> None:

@@ -84,7 +84,7 @@ class EvaluationHistory:
         return next((metrics for evaluated, metrics in reversed(self.evaluations) if evaluated == step), {})
 
     def score_at(self, step: int) -> float | None:
-        """Returns the score of the last evaluation at `step` (higher is better), or None if there is no score."""
+        """Returns the score of the last evaluation at `step` (higher is better), or None if it has no score."""
         return score(self.metric, self.at(step).get(self.metric))
 
     def is_best_at(self, step: int) -> bool:

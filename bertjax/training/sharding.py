@@ -35,10 +35,10 @@ RULES = (
     ("position", None),
     ("segment", None),
 )
-# Pairs of an activation's logical axis and the mesh axes that shard it. The batch axis is sharded over `data` and
-# `fsdp`, so the hidden size is not sharded. A layer's weights are all-gathered for its forward pass, and again for its
-# backward pass. The token embedding table stays sharded over `fsdp`, because it is larger than its inputs and outputs.
-# Instead, its inputs are all-gathered over `fsdp` (`batch_over_data`).
+# Pairs of an activation's logical axis and the mesh axes that shard it. A mesh axis can shard only one axis of an
+# array. `fsdp` shards the batch axis, so the hidden size is not sharded. A layer's weights are all-gathered over `fsdp`
+# for its forward pass, and again for its backward pass. The token embedding table is not all-gathered. Instead, the
+# token ids, which are smaller, are all-gathered over `fsdp` (`batch_over_data`).
 ACTIVATION_RULES = (
     ("batch", ("data", "fsdp")),
     ("embed", None),

@@ -170,7 +170,6 @@ def _evaluate(
         start = time.monotonic()
         values, _ = evaluate(task, mesh, state.params, heartbeat)
         check_evaluation(values, step)
-        # `log_evaluation` logs the total number of tokens of the run. It uses `state.sums` to count the tokens since
-        # the last logged step.
+        # Pass the metric sums since the last logged step, because the number of tokens seen includes these steps.
         progress.log_evaluation(step, values, time.monotonic() - start, train_sums=state.sums)
     return values

@@ -20,6 +20,7 @@ SLOW = ("{glue", "{swept}", "{predictions}", "{reproduced}", "{huggingface}")
 ROWS = ("checkpoint", "gz", "glue data", "squad data", "prepare")
 
 
+@pytest.mark.ci
 def test_short_attack_finds_no_faults():
     cases = [case for case in invocations(0) if not any(piece in str(case.attack.keywords) for piece in SLOW)]
     # The dictionary below keeps the last case of each row and attack function. The order of `kill_cases` makes this the
@@ -107,6 +108,7 @@ os.rename('out-tmp', 'out')
 """
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("old", "new", "fault"),
     [("None", "None", ""), ("'w'", "'a'", "lost"), ("os.unlink", "len", "left out-tmp"), ("130", "5", "exit 5")],

@@ -86,7 +86,7 @@ def test_table_rows_are_read_into_words_and_tags():
     with pytest.raises(UsageError, match="file line 5 has 2 words and 1 tags"):
         read_tagged_rows([Row(5, {"w": "a b", "t": "O"})], "w", "t", stats)
     for words in (["a b"], [""], [None], [["b"]]):
-        with pytest.raises(UsageError, match="file line 6: .* is not one word or tag"):
+        with pytest.raises(UsageError, match="file line 6: .* is not a single word or tag"):
             read_tagged_rows([Row(6, {"w": words, "t": ["O"]})], "w", "t", stats)
 
 

@@ -17,6 +17,7 @@ def planned(capfd, *arguments) -> dict:
     return json.loads(printed(capfd, "plan", *arguments, "--json"))
 
 
+@pytest.mark.ci
 def test_plan_has_memory_communication_time_and_cost(tmp_path, capfd):
     file = tmp_path / "plan.json"
     arguments = ["--topology", "v5e:2x2", "--price_per_chip_hour", "2", "--config.steps=1000", "--output", file]

@@ -59,7 +59,7 @@ def test_counts_of_dropped_elements_are_binomial(draws, axes):
 def test_dropped_fraction_equals_the_rate(rate):
     mask = dropped((64, 64, 63), 3, rate)
     assert abs(mask.mean()) < 4 * np.sqrt(rate * (1 - rate) / mask.size)
-    # In a row of odd length, one element does not share its 32-bit word.
+    # The row length 63 is odd, so the last 32-bit word of a row provides the bits of one element instead of two.
     assert abs(deviations(mask[..., 1:], mask[..., :-1])) < 4
 
 

@@ -41,6 +41,7 @@ def logits_of(record) -> np.ndarray:
     return np.array(list(record["logits"].values()))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "kind", ["classes", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("spans", "tags"))]
 )

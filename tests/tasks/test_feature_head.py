@@ -43,6 +43,7 @@ def params_of(workdir):
     return load_params_on_host(find_checkpoint(workdir))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "features",
     ["sum_last_four", *(pytest.param(name, marks=pytest.mark.slow) for name in FEATURES if name != "sum_last_four")],

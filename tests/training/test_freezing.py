@@ -152,7 +152,7 @@ def test_freezing_unknown_or_all_parameters_is_an_error(fields, message):
         abstract_state(masked_lm.MaskedLm.for_model(MODEL), optimizer, make_mesh(MeshConfig(1), jax.devices()[:1]))
 
 
-def test_frozen_names_are_read_back_from_config_file(tmp_path):
+def test_freeze_option_is_restored_from_config_json(tmp_path):
     config = {"task": "text", "data": {}, "model": {}, "optimizer": {"freeze": ("pooler", "encoder/embeddings")}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     saved = json.loads((tmp_path / "config.json").read_text())

@@ -36,6 +36,7 @@ def check_meshes(corpus, folder, whole, processes, devices, meshes) -> None:
             np.testing.assert_allclose(values, list(expected.values()), rtol=2e-6, atol=1e-7, err_msg=mesh)
 
 
+@pytest.mark.ci
 def test_tensor_parallel_run_on_two_processes_matches_one_process(corpus, tmp_path, whole):
     check_meshes(corpus, tmp_path, whole, 2, 1, {"tensor": {"data": 1, "tensor": 2}})
 

@@ -45,7 +45,7 @@ def test_progress_without_total_is_logged(capsys, monkeypatch):
     assert capsys.readouterr().err.startswith("reading: 5.00MB in 00:40, 125kB/s")
 
 
-def test_hidden_progress_is_not_logged(capsys, monkeypatch):
+def test_hidden_progress_bar_is_not_logged(capsys, monkeypatch):
     monkeypatch.setattr(terminal, "_LINE_SECONDS", 0)
     with terminal.progress_bar("reading", 10, " rows", shown=False) as bar:
         bar.update()

@@ -132,7 +132,7 @@ def _items(value: str | list[Any], place: str) -> list[str]:
     for item in value:
         # Reject words with spaces, because prediction files separate words by spaces.
         if not isinstance(item, (str, int, float)) or len(str(item).split()) != 1:
-            raise UsageError(f"{place}: {quoted(item)} is not one word or tag; remove spaces and empty items")
+            raise UsageError(f"{place}: {quoted(item)} is not a single word or tag; remove spaces and empty items")
     return [replace_surrogates(str(item)) for item in value]
 
 

@@ -112,7 +112,8 @@ def predictions_by_length(rate: float, seq_len: int, max_predictions: int) -> li
 def max_packed_predictions(rate: float, seq_len: int, max_predictions: int) -> int:
     """Returns the maximum number of predictions in a packed row, whose pairs have at most `max_predictions` each."""
     numbers = predictions_by_length(rate, seq_len, max_predictions)
-    # Because of rounding, a pair can have up to `excess` predictions more than `rate` times its tokens.
+    # Because of rounding and the minimum of 1, the number of predictions of a pair can exceed `rate` times its
+    # number of tokens by up to `excess`.
     excess = max(number - rate * length for length, number in enumerate(numbers) if length >= MIN_PAIR_TOKENS)
     return min(MAX_PAIRS_PER_ROW * max(numbers), math.floor(rate * seq_len + MAX_PAIRS_PER_ROW * max(excess, 0.0)))
 

@@ -124,7 +124,7 @@ class FinetuningTask(task.Task):
         return ()
 
     def hashed_answers(self) -> Any:
-        """Returns gold answers that the examples do not contain, as a JSON value for `data_hash` (default: None)."""
+        """Returns gold answers to add to `data_hash`, as a JSON value, or None if the examples contain them."""
         return None
 
     # Interface of `Task`.
@@ -182,7 +182,7 @@ class FinetuningTask(task.Task):
             raise UsageError("no evaluation data; set config.data.eval_split to dev or test")
         return self.eval_examples
 
-    # Construction.
+    # Helpers of `__init__` and of the methods above.
 
     def _init_without_data(self) -> None:
         config = self.config

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from bertjax.data.pretraining.row_sources import RowSource
     from bertjax.tasks.objectives.config import Config
 
-# For a context on the left and on the right: metric prefix, and offset of the predicted position.
+# Metric prefix for each side of the context, and offset from a position to the position of the token that it
+# predicts.
 _PREFIXES, _OFFSETS = {"left": "ltr", "right": "rtl"}, {"left": 1, "right": -1}
 
 

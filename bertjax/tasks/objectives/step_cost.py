@@ -52,7 +52,7 @@ def non_padding_sums(batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
     tokens = is_token(batch).astype(jnp.float32)
     length = tokens.shape[-1]
     position = batch.get("position_ids", jnp.arange(length))
-    # A sequence of n tokens has n * n (query, key) pairs. Count 2 i + 1 of them for token i, because the sum of
-    # 2 i + 1 over i < n is n * n.
+    # A sequence of n tokens has n * n (query, key) pairs. The batch contains each token's position i, but not n. So sum
+    # 2 i + 1 over the tokens of the sequence, which gives n * n.
     fractions = {TOKEN_FRACTION: tokens, ATTENTION_FRACTION: tokens * (2 * position + 1) / length}
     return {name: jnp.stack([jnp.sum(values), jnp.float32(tokens.size)]) for name, values in fractions.items()}
