@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(VENV)/.installed
 	demo/run.sh $(BIN) $(DEMO)
 
-# Start the test files in collection order, where slow files come early, not those with the most tests first.
+# Start the test files in collection order, not those with the most tests first.
 PYTEST = $(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder
 
 # Most tests run on one device, because programs for one device compile faster than those for eight.

@@ -45,6 +45,11 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items):
+    # Start with the longest file, so that the other workers do not wait for it at the end.
+    items.sort(key=lambda item: item.path.name != "test_train.py")
+
+
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory) -> Path:
     return make_corpus(tmp_path_factory.mktemp("corpus"))
