@@ -5,6 +5,7 @@ import pytest
 from command_runs import overrides, refused
 
 from bertjax.data.shard import SINGLE_SHARD
+from bertjax.model.flops import flops_per_token
 from bertjax.model.heads import build_model, model_description
 from bertjax.tasks.build import build_task, parse_config
 from bertjax.tasks.objectives.config import OBJECTIVES
@@ -37,6 +38,15 @@ def test_pairs_objective_reads_nsp_batches_without_next_sentence_labels(packing,
         for name, values in nsp_batch.items():
             np.testing.assert_array_equal(values, pairs_batch[name])
     assert not [name for name in pairs_task.baseline() if "nsp" in name]
+
+
+def test_flops_include_all_predictions_of_a_packed_row(corpus):
+    flags = overrides(None, data__packing="true")
+    task = build_task(parse_config(experiment_config(config_of(corpus, "nsp"), flags)))
+    (phase,), model = task.config.phases, task.objective.model.config
+    predictions = task.benchmark_batch()["masked_lm_ids"].shape[1]
+    assert predictions > phase.max_predictions
+    assert task.cost_before(1).flops == phase.batch_size * 16 * flops_per_token(model, 16, predictions)
 
 
 def test_pairs_objective_needs_two_segment_types(corpus, tmp_path, capfd):
