@@ -71,7 +71,7 @@ def open_config_dict(args: argparse.Namespace) -> Iterator[Any]:
             raise UsageError(
                 f"--{option} and --checkpoint both define the run; omit --{option} to use the config of the checkpoint"
             )
-    # A checkpoint of another format does not contain the config of a run, so raise before converting it.
+    # Raise before any conversion, because a checkpoint in another format has no run config.
     if is_hub(args.checkpoint) or detect_format(args.checkpoint) != BERTJAX:
         raise UsageError(f"{args.checkpoint} is not in bertjax's format, so it has no config of a run; {fix}")
     yield checkpoint_config_dict(args, find_checkpoint(args.checkpoint), fix)

@@ -121,7 +121,7 @@ class Task(FinetuningTask):
         return values
 
     def baseline(self) -> dict[str, float]:
-        """Returns the metrics of predicting, on each set, its most frequent class (for regression, its mean score)."""
+        """Returns the metrics of a constant prediction per set: the most frequent class, or the mean for regression."""
         return self._metrics(
             {
                 suffix: constant_prediction(part.labels)

@@ -1,4 +1,4 @@
-"""SWAG: choice of the most plausible of four endings of a sentence (section 4.4 of the paper)."""
+"""SWAG: multiple choice between four endings of a sentence (section 4.4 of the paper)."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence

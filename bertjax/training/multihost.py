@@ -184,10 +184,10 @@ def is_collective_error(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def exit_on_host_error() -> Iterator[None]:
-    """Makes the process exit without JAX's shutdown barrier if the block raises an error on only some hosts.
+    """Skips JAX's shutdown barrier at exit if the block raises an error that only some hosts may have raised.
 
-    The barrier would wait until all processes exit, while the other processes wait for this process in a collective. If
-    a collective failed because another process has died, raises a LostError.
+    In this barrier, the process would wait for the other processes, which wait for it in a collective. If a collective
+    failed because another process has died, raises a LostError.
     """
     try:
         yield

@@ -42,7 +42,7 @@ def make_train_step(
     """
     if grad_accum_steps > 1 and not objective.splits_into_micro_batches:
         raise UsageError(
-            f"config.grad_accum_steps={grad_accum_steps} is not possible: the loss of a row depends on the other rows "
+            f"config.grad_accum_steps={grad_accum_steps} is not supported: the loss of a row depends on the other rows "
             "of its batch; use 1"
         )
     tx, freezing = optimizer

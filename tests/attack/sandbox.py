@@ -218,7 +218,8 @@ def _write_files(folder: Path) -> None:
 _PREPARE = (*PREPARE, "--input=text:{files}/text.txt", "--output=FOLDER")
 _INSPECT = ("inspect", *config("pretrain", data__corpus="FOLDER"))  # Writes the pair indices.
 _KEEP = ("table", "5", "--results=FOLDER", "--keep=FOLDER/kept.json")
-# Maps each piece to the commands that write it to FOLDER. `Sandbox.piece` itself writes `files` and `table`.
+# Maps the name of each input ("piece") to the commands that create it in FOLDER. `files` and `table` need no commands,
+# because `Sandbox.piece` writes them.
 PIECES: dict[str, Sequence[Sequence[str]]] = {
     **dict.fromkeys(("files", "table"), ()),
     "corpus": (_PREPARE, _INSPECT),

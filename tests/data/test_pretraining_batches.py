@@ -264,7 +264,7 @@ def test_epoch_without_sentence_pairs_holds_every_token_once(traced):
 
 
 @pytest.mark.parametrize("objective", ["nsp", "packed", "none"])
-def test_evaluation_holds_every_row_once_with_fixed_masks(traced, objective):
+def test_evaluation_contains_every_row_once_with_fixed_masks(traced, objective):
     batches = evaluate(traced, objective)
     whole = joined(batches)
     real = whole["input_mask"].any(axis=1)

@@ -182,7 +182,7 @@ def test_loss_that_depends_on_other_rows_cannot_use_micro_batches():
 
     objective, mesh = InBatchNegatives.for_model(CONFIG), make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
     make_train_step(objective, OPTIMIZER, mesh, 1)
-    with pytest.raises(UsageError, match="config.grad_accum_steps=2 is not possible: the loss of a row depends on"):
+    with pytest.raises(UsageError, match="config.grad_accum_steps=2 is not supported: the loss of a row depends on"):
         make_train_step(objective, OPTIMIZER, mesh, 2)
 
 

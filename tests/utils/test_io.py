@@ -76,7 +76,7 @@ def test_invalid_json_is_a_value_error(tmp_path):
         io.read_json_object(tmp_path / "a.json")
 
 
-def test_missing_disk_space_is_reported_before_writing(tmp_path, monkeypatch):
+def test_insufficient_disk_space_is_reported_before_writing(tmp_path, monkeypatch):
     monkeypatch.setattr(io.shutil, "disk_usage", lambda path: (200_000_000, 0, 100_000_000))
     io.check_free_space(tmp_path / "not" / "there", 50e6, "the corpus")
     with pytest.raises(

@@ -35,7 +35,7 @@ _MAX_PARAGRAPH_CHARS = 1 << 16
 # one of them: it is removed, as in BERT's tokenizer.
 _WIDE_SPACES = re.compile("[\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
 _SENTENCE_END = re.compile("[.!?:;\u2026\u3002][\"'\u2019\u201d)\\]*_]*$")
-# A line that ends a sentence and is shorter than this fraction of the longest line ends a paragraph.
+# A line ends a paragraph if it ends a sentence and is shorter than this fraction of the longest line.
 _SHORT_LINE = 0.8
 
 

@@ -7,8 +7,8 @@ several independent passes. Pairs are truncated to S - 3 tokens. In packed rows,
 independently.
 
 Tiles: the rows of an epoch are consecutive spans of S - 2 tokens, so that each token of the split is in exactly one
-row. The first span starts at a random offset that changes every epoch. Rows ignore the ends of sentences and documents.
-In each epoch, one row may be shorter, and one row may wrap around the end of the split.
+row. The first span starts at a random offset that changes every epoch. Rows may cross the boundaries of sentences and
+documents. In each epoch, one row may be shorter, and one row may wrap around the end of the split.
 
 Axes: B rows, N pairs, K pairs per row, S tokens per row, P predictions per row.
 """

@@ -96,7 +96,7 @@ class PretrainingObjective(Objective):
         raise NotImplementedError
 
     def step_cost(self, phase: Phase, steps: int) -> StepCost:
-        """Returns the cost of `steps` steps of a phase."""
+        """Returns the number of rows, positions and FLOPs of `steps` steps of a phase."""
         config, rows = self.model.config, steps * phase.batch_size
         positions = rows * phase.seq_len
         return StepCost(
