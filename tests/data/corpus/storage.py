@@ -32,4 +32,4 @@ def install_bucket(monkeypatch) -> None:
     backend.fsspec_backend._get_filesystem.cache_clear()
     # etils would otherwise use TensorFlow's file system, which accesses the real storage.
     monkeypatch.setattr(gpath, "_is_tf_installed", lambda: False)
-    monkeypatch.setattr(gpath, "_is_zonal_gcs_bucket", lambda bucket: False)
+    monkeypatch.setattr(gpath, "_is_zonal_gcs_bucket", lambda bucket: False, raising=False)
