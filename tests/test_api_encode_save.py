@@ -153,6 +153,7 @@ def test_replace_refuses_parameters_that_do_not_fit_the_model(bert):
     for changed, options, message in (
         ({**params, "extra": {"kernel": np.ones(2)}}, {}, "unknown parameters: extra/kernel"),
         ({**params, "pooler": {"dense": {"kernel": np.ones((16, 16))}}}, {}, "lacks pooler/dense/bias"),
+        ({}, {}, "params lacks encoder/"),
         (
             {**params, "pooler": {"dense": {"kernel": np.ones((8, 16)), "bias": np.ones(16)}}},
             {},

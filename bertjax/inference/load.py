@@ -115,7 +115,7 @@ def with_params_and_output_layer(
     for name, array in arrays.items():
         if array.shape != expected[name]:
             raise UsageError(f"params: {name} has shape {array.shape}, but the model needs {expected[name]}")
-    modules = {name.split("/")[0] for name in arrays}
+    modules = {"encoder"} | {name.split("/")[0] for name in arrays}
     if missing := sorted(name for name in expected.keys() - arrays.keys() if name.split("/")[0] in modules):
         raise UsageError(f"params lacks {listed(missing)}; add them")
     return _put_on_mesh(checkpoint, model.vocabulary, model.path, model.mesh)

@@ -265,7 +265,7 @@ def _read_labels(data: TextData) -> list[str]:
     labels = sorted({read_label(row, data.label, stats) for row in rows} - {""})
     if len(labels) < 2:
         raise UsageError(
-            f"column {data.label!r} of {data.train_file} contains {len(labels)} different labels, but classification "
-            "needs at least 2; for regression, use --config.data.kind=number"
+            f"column {data.label!r} of {data.train_file} contains {len(labels)} different labels in {stats.read:,} "
+            "rows, but classification needs at least 2; for regression, use --config.data.kind=number"
         )
     return labels

@@ -163,7 +163,7 @@ class Checkpoints:
     def describe_last(self) -> str:
         """Returns a clause that names the newest complete checkpoint, for use in error messages."""
         try:
-            steps = [step for step in self._manager.all_steps() if is_complete(self.path(step))]
+            steps = [step for step in self._manager.all_steps(read=True) if is_complete(self.path(step))]
         except Exception:  # A storage failure may affect listing, too.
             return "the last good checkpoint is unknown, because the directory cannot be listed"
         return f"the last good checkpoint is {self.path(max(steps))}" if steps else "no checkpoint was saved yet"

@@ -97,6 +97,8 @@ def choose_evaluation(config: ConfigDict, split: str) -> ConfigDict:
         if not config.data.test_file:
             raise UsageError("no test file; set it with --config.data.test_file=FILE")
         config.data.dev_file, config.data.eval_split = config.data.test_file, SPLITS[0]
+        if "dev_share" in config.data:
+            config.data.dev_share = 0.0
     return config
 
 

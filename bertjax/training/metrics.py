@@ -13,6 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 from etils import epath
@@ -132,15 +133,20 @@ class TensorBoardWriter:
         self._records.write(self._event(wall_time=time.time(), **fields).SerializeToString())
 
 
+def import_tracker(name: str) -> ModuleType:
+    """Imports the package of an experiment tracker. Raises a UsageError if it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UsageError(f"--tracker {name} needs the package {name}; pip install 'bertjax[{name}]'") from error
+
+
 class TrackerWriter:
     """Writer to an experiment tracker with the interface of Weights & Biases."""
 
     def __init__(self, name: str, workdir: epath.Path, config: Mapping[str, Any]) -> None:
         """Starts or resumes a run in the tracker `wandb` or `trackio`. The run is named by the path of the workdir."""
-        try:
-            self._tracker = importlib.import_module(name)
-        except ImportError as error:
-            raise UsageError(f"--tracker {name} needs the package {name}; pip install 'bertjax[{name}]'") from error
+        self._tracker: Any = import_tracker(name)
         run = os.fspath(workdir)
         # trackio finds the run to resume by name, Weights & Biases by an id without slashes.
         run_id = {"id": hashlib.sha256(run.encode()).hexdigest()[:16]} if name == "wandb" else {}

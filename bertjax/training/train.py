@@ -19,7 +19,7 @@ from bertjax.training.checks import (
     check_steps_finite,
 )
 from bertjax.training.evaluation import check_batch_sizes, check_labeled, evaluate, with_total_loss
-from bertjax.training.metrics import METRICS, read_lines
+from bertjax.training.metrics import METRICS, import_tracker, read_lines
 from bertjax.training.optimizer import make_optimizer, make_schedule
 from bertjax.training.preemption import stop_requests, watchdog
 from bertjax.training.profiling import StepProfiler
@@ -63,6 +63,8 @@ def train(
     """
     config = task.config
     check_labeled(task)
+    for name in trackers:
+        import_tracker(name)  # If a package is missing, fail before the workdir is created.
     mesh = make_mesh(config.mesh)
     optimizer = make_optimizer(config.optimizer)
     schedule = make_schedule(config.optimizer, task.warmup_steps, task.total_steps)

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import math
 import secrets
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
@@ -157,8 +158,13 @@ def check_config(workdir: epath.Path, config: dict[str, Any], data_hash: str) ->
     if not has_checkpoints(workdir):
         return
     saved_config, saved_data = _read_json(workdir / CONFIG), _read_json(workdir / DATA)
+    # A finished run continues if its command is run again with more steps or epochs.
+    increases = []
     if saved_config is not None and (workdir / RESULTS).exists():
-        saved_config = _with_more_steps(saved_config, config)
+        for name in ("epochs", "steps"):
+            if saved_config.get(name, math.inf) < config.get(name, 0):
+                increases.append(f"{name} increased from {saved_config[name]:g} to {config[name]:g}")
+                saved_config[name] = config[name]
     if saved_config is not None and (changes := result_differences(saved_config, config)):
         raise UsageError(
             f"the workdir {workdir} belongs to a run with another config ({changes}); choose another --workdir, or "
@@ -169,18 +175,11 @@ def check_config(workdir: epath.Path, config: dict[str, Any], data_hash: str) ->
             f"the workdir {workdir} belongs to a run on other data: the data files have changed; choose "
             "another --workdir, or restore the data"
         )
-
-
-def _with_more_steps(saved: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-    """Returns the saved config of a finished run, with `steps` and `epochs` raised to those of `config`.
-
-    So a finished run continues if its command is run again with more steps or epochs.
-    """
-    longer = {name for name in ("steps", "epochs") if name in saved and saved[name] < config.get(name, 0)}
-    if longer:
-        changes = ", ".join(f"{name} increased from {saved[name]:g} to {config[name]:g}" for name in sorted(longer))
-        logger.info(f"continuing the finished run with {changes}; the learning rate now reaches 0 at the new last step")
-    return {**saved, **{name: config[name] for name in longer}}
+    if increases:
+        logger.info(
+            f"continuing the finished run with {', '.join(increases)}; the learning rate now reaches 0 at the new last "
+            "step"
+        )
 
 
 def write_config(

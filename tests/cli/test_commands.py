@@ -129,7 +129,7 @@ def test_bench_step_needs_no_tensorflow_and_prints_json():
     assert (figures["batch_size"], figures["seq_len"]) == (8, 16)
 
 
-def test_train_profiles_steps_and_sends_metrics_to_a_tracker(capfd, corpus, tmp_path, monkeypatch):
+def test_train_profiles_steps_and_sends_metrics_to_an_installed_tracker(capfd, corpus, tmp_path, monkeypatch):
     logged, traced = {}, []
     tracker = types.SimpleNamespace(
         init=lambda **_: None,
@@ -141,7 +141,11 @@ def test_train_profiles_steps_and_sends_metrics_to_a_tracker(capfd, corpus, tmp_
     monkeypatch.setattr(jax.profiler, "stop_trace", lambda: traced.append("stopped"))
     overrides = ["--config.steps=2", "--config.log_every=1", "--config.optimizer.warmup_steps=1"]
     config = ["--config", f"{TINY},corpus={corpus},seq_len=16", *overrides]
-    printed(capfd, "train", *config, "--workdir", tmp_path / "run", "--tracker=trackio", "--profile=0:1")
+    command = ["train", *config, "--workdir", tmp_path / "run"]
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    error = "--tracker wandb needs the package wandb; pip install 'bertjax[wandb]'"
+    assert error in refused(capfd, *command, "--tracker=wandb") and not (tmp_path / "run").exists()
+    printed(capfd, *command, "--tracker=trackio", "--profile=0:1")
     assert traced == [str(tmp_path / "run"), "stopped"]
     lines = read_metrics(tmp_path / "run")
     losses = {line["step"]: line["loss"] for line in lines if "loss" in line}

@@ -67,11 +67,12 @@ def test_tagging_task_reads_jsonl_tsv_and_csv_files(tag, metric, letters, tmp_pa
 
 
 def test_evaluate_scores_a_labeled_test_file(letters, tmp_path, capfd):
-    (tmp_path / "train.tsv").write_text("text\tlabel\n" + "zu ba\tgood\npa ke\tbad\n" * 8)
+    rows = "".join(f"zu {letter}\tgood\npa {letter}\tbad\n" for letter in "abcdefgh")
+    (tmp_path / "train.tsv").write_text("text\tlabel\n" + rows)
     # The labels are the opposite of those in training.
-    (tmp_path / "test.tsv").write_text("text\tlabel\n" + "zu ba\tbad\npa ke\tgood\n" * 3)
-    config = f"text.py:train={tmp_path}/train.tsv,dev={tmp_path}/train.tsv"
-    results = train(config, tmp_path / "run", letters, steps=40)
+    (tmp_path / "test.tsv").write_text("text\tlabel\n" + "zu a\tbad\npa a\tgood\n" * 3)
+    # The whole test file is evaluated, although a share of the training file is held out as the dev set.
+    results = train(f"text.py:train={tmp_path}/train.tsv", tmp_path / "run", letters, steps=40, data__dev_share=0.25)
     assert results["accuracy"] == 1.0
     command = ["evaluate", f"--checkpoint={tmp_path / 'run'}", "--split=test"]
     assert "no test file; set it with --config.data.test_file=FILE" in refused(capfd, *command)

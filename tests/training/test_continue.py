@@ -62,7 +62,8 @@ def test_pretraining_takes_the_architecture_of_a_checkpoint(corpus, tmp_path, ca
 
     cli.main(arguments())
     assert saved_architecture(find_checkpoint(tmp_path / "run")) == checkpoint.config.architecture
-    assert "config.model.hidden_size=768 differs from hidden_size=16 of" in refused(capfd, *arguments(",size=base"))
+    for wrong in (arguments(",size=base"), [*arguments(), "--config.model.hidden_size=768"]):
+        assert "config.model.hidden_size=768 differs from hidden_size=16 of" in refused(capfd, *wrong)
 
 
 def test_output_layer_is_kept_if_the_labels_are_the_same(topic, tables, tmp_path):
@@ -90,6 +91,8 @@ def test_finished_run_continues_with_more_steps(topic, tuned, tables, tmp_path, 
     cli.main(command(*start, steps=4))
     assert "continuing the finished run with steps increased from 2 to 4" in capfd.readouterr().err
     assert json.loads((run / "results.json").read_text())["last_step"] == 4
+    error = refused(capfd, *command(*start, steps=5, seed=3))
+    assert "another config (seed" in error
     assert "another config (steps" in refused(capfd, *command(*start, steps=3))
     # An interrupted run cannot change its number of steps.
     (run / "results.json").unlink()

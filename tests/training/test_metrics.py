@@ -9,7 +9,6 @@ import pytest
 from etils import epath
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from bertjax.errors import UsageError
 from bertjax.training.metrics import METRICS, TIMING, JsonlWriter, TensorBoardWriter, TrackerWriter, group_metrics
 
 
@@ -112,9 +111,3 @@ def test_tracker_receives_config_and_metrics_and_resumes_the_run_of_a_workdir(tm
     # Weights & Biases identifies a run by `id`, trackio by `name`.
     key = "id" if name == "wandb" else "name"
     assert first == resumed and first[key] != other[key]
-
-
-def test_missing_tracker_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(UsageError, match=r"--tracker wandb needs the package wandb; pip install 'bertjax\[wandb\]'"):
-        TrackerWriter("wandb", epath.Path(tmp_path), {})

@@ -106,7 +106,7 @@ class Config(RunConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         # If no size is set, skip the check: the architecture is that of the `--init_from` checkpoint, unknown here.
-        if self.model["hidden_size"] is not None:
+        if None not in self.model.values():
             self._check_model()
         for phase in self.phases:
             self.check_batch(phase.batch_size, phase.seq_len)
