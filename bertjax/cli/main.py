@@ -121,9 +121,10 @@ def _run(argv: list[str]) -> None:
     # This variable skips the import of Keras, which takes a third of TensorFlow's import time.
     os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    # Hide warnings that Orbax logs in normal operation, and tracebacks of reads that it abandons after a failed read.
-    logging.getLogger("absl").setLevel(logging.ERROR)
-    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    # Hide warnings that Orbax logs in normal operation, and tracebacks of errors that it also raises or that occur in
+    # reads that it abandons.
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     for stream in (sys.stdout, sys.stderr):
         # Escape characters that the terminal cannot encode.
         if hasattr(stream, "reconfigure"):

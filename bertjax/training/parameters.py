@@ -194,7 +194,7 @@ def _quiet_orbax() -> Iterator[None]:
     """Hides Orbax's warning about missing item metadata. The warning is expected."""
     absl_logger = logging.getLogger("absl")
     level = absl_logger.level
-    absl_logger.setLevel(logging.ERROR)
+    absl_logger.setLevel(max(level, logging.ERROR))
     try:
         yield
     finally:
