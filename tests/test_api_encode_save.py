@@ -1,7 +1,6 @@
 """The Python API: text embeddings, and saving of models with changed parameters."""
 
 import json
-import logging
 
 import flax.linen as nn
 import jax
@@ -113,11 +112,10 @@ def test_mask_token_in_a_text_becomes_the_mask_id(bert):
     assert np.count_nonzero(ids[0]) == 5
 
 
-def test_encode_logs_the_number_of_truncated_texts(bert, caplog):
-    with caplog.at_level(logging.WARNING):
-        bert.encode(["a " * 100, "b", ("a " * 30, "b " * 30)])
-        bert.encode(["b"])
-    assert [record.message for record in caplog.records] == ["2 of 3 texts were truncated to 40 tokens"]
+def test_encode_logs_the_number_of_truncated_texts(bert, log_lines):
+    bert.encode(["a " * 100, "b", ("a " * 30, "b " * 30)])
+    bert.encode(["b"])
+    assert log_lines == ["2 of 3 texts were truncated to 40 tokens"]
 
 
 def test_repr_of_an_encoding_is_one_line(bert):
