@@ -20,7 +20,7 @@ def test_notebook_runs(file, letters, tmp_path, monkeypatch):
 
     checkpoint = tmp_path / "checkpoint"
     checkpoint.mkdir()
-    huggingface.write(random_checkpoint(letters), checkpoint)
+    huggingface.write(random_checkpoint(letters, max_position_embeddings=128), checkpoint)
     monkeypatch.setenv("QUICK", "1")
     monkeypatch.setenv("CHECKPOINT", str(checkpoint))
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
