@@ -121,16 +121,17 @@ def _run(argv: list[str]) -> None:
     # This variable skips the import of Keras, which takes a third of TensorFlow's import time.
     os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    # Hide warnings that Orbax logs in normal operation, and tracebacks of errors that it also raises or that occur in
-    # reads that it abandons.
-    for name in ("absl", "asyncio"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
     for stream in (sys.stdout, sys.stderr):
         # Escape characters that the terminal cannot encode.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     args = parse_args(argv)
     configure_logging(args.log_level)
+    if args.log_level != "debug":
+        # Hide warnings that Orbax logs in normal operation, and tracebacks of errors that it also raises or that occur
+        # in reads that it abandons.
+        for name in ("absl", "asyncio"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     # Block signals, because an interrupt during the import of JAX's native modules may be lost or crash the process.
     signals = {signal.SIGINT, signal.SIGTERM}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)

@@ -124,7 +124,7 @@ class Encoder(nn.Module):
 
         Returns:
           Hidden states of the last layer, [B, L, D], in the config's dtype.
-          Hidden states of the embeddings and all layers, [N + 1, B, L, D]. None without `collect_layers`.
+          Hidden states of the embeddings and all layers, [N + 1, B, L, D]. None if `collect_layers` is False.
         """
         config = self.config
         attention = select_attention(config, input_ids.shape[1], is_packed=position_ids is not None)

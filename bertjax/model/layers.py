@@ -169,14 +169,14 @@ def feed_forward(config: ModelConfig, x: jax.Array) -> jax.Array:
 
 
 def feed_forward_flops(config: ModelConfig) -> int:
-    """Returns forward FLOPs per token of `feed_forward`."""
+    """Returns the forward FLOPs of `feed_forward` per token."""
     return 2 * 2 * config.hidden_size * config.intermediate_size
 
 
 def residual(
     config: ModelConfig, x: jax.Array, sublayer: Callable[[jax.Array], jax.Array], key: jax.Array | None, name: str
 ) -> jax.Array:
-    """Returns norm(x + dropout(sublayer(x))), the post-norm residual connection; `key` is None without dropout."""
+    """Returns norm(x + dropout(sublayer(x))), the post-norm residual connection. Dropout is off if `key` is None."""
     total = checkpoint_name(x + dropout(sublayer(x), config.hidden_dropout_prob, key), RESIDUAL)
     norm = layer_norm(config, name, recompute=not recomputes_layers(config))
     return with_logical_constraint(norm(total), ACTIVATION_AXES)

@@ -162,11 +162,14 @@ class Checkpoints:
 
     def describe_last(self) -> str:
         """Returns a clause that names the newest complete checkpoint, for use in error messages."""
+        # Read the directory, because after a failed save, the manager's list lacks the checkpoints to be replaced.
         try:
-            steps = [step for step in self._manager.all_steps(read=True) if is_complete(self.path(step))]
+            steps = _complete_checkpoints(self._workdir / CHECKPOINTS)
         except Exception:  # A storage failure may affect listing, too.
             return "the last good checkpoint is unknown, because the directory cannot be listed"
-        return f"the last good checkpoint is {self.path(max(steps))}" if steps else "no checkpoint was saved yet"
+        if not steps:
+            return "no checkpoint was saved yet"
+        return f"the last good checkpoint is {max(steps, key=lambda step: int(step.name))}"
 
     def restore_latest(self, abstract: TrainState) -> TrainState | None:
         """Restores the newest undamaged checkpoint. Moves newer, damaged ones to `workdir/damaged_checkpoints`.
@@ -273,8 +276,7 @@ def find_checkpoint(path: str | os.PathLike) -> epath.Path:
         return resolved
     for directory in (resolved, resolved / CHECKPOINTS):
         if directory.is_dir():
-            steps = [child for child in directory.iterdir() if child.name.isdigit() and is_complete(child)]
-            if steps:
+            if steps := _complete_checkpoints(directory):
                 best = max(steps, key=lambda step: (_score_or_minus_infinity(step), int(step.name)))
                 if not (best / "params").exists():
                     raise BertjaxError(
@@ -282,6 +284,10 @@ def find_checkpoint(path: str | os.PathLike) -> epath.Path:
                     )
                 return best
     raise UsageError(f"no checkpoint at {path}; use a workdir or a directory like WORKDIR/{CHECKPOINTS}/1000")
+
+
+def _complete_checkpoints(directory: epath.Path) -> list[epath.Path]:
+    return [child for child in directory.iterdir() if child.name.isdigit() and is_complete(child)]
 
 
 def is_complete(checkpoint: epath.Path) -> bool:

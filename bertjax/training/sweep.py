@@ -190,7 +190,7 @@ def _check_data(trials: Sequence[Trial], finished: Sequence[dict[str, Any] | Non
 
 
 def _run_trial(trial: Trial, init_from: str | None, make_task: MakeTask) -> dict[str, Any] | None:
-    """Runs a trial and returns its outcome. Returns None if a signal stopped it."""
+    """Runs a trial and returns its outcome, or None if a signal stopped the trial."""
     try:
         trial.folder.mkdir(parents=True, exist_ok=True)
         task = make_task(trial.config, init_from)

@@ -266,16 +266,23 @@ def test_init_from_loads_parameters(corpus, whole, tmp_path, log_lines):
     jax.tree.map(np.testing.assert_array_equal, load_final_params(tmp_path, task), load_final_params(whole, task))
 
 
+class FailingFuture:
+    """Result of an asynchronous write to a full disk."""
+
+    def result(self, timeout=None):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def test_full_disk_error_names_the_last_good_checkpoint(corpus, tmp_path, monkeypatch):
-    _, task = make(corpus)
-    save = ocp.CheckpointManager.save
+    _, task = make(corpus, keep_checkpoints=1)
+    serialize = ocp.type_handlers.ArrayHandler.serialize
 
-    def save_until_full(self, step, **items):
-        if step >= 8:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return save(self, step, **items)
+    async def serialize_until_full(self, *args, **kwargs):
+        futures = await serialize(self, *args, **kwargs)
+        return [FailingFuture()] if (tmp_path / "checkpoints" / "4").exists() else futures
 
-    monkeypatch.setattr(ocp.CheckpointManager, "save", save_until_full)
+    # The write of step 8 fails in the background, when step 4 is no longer in Orbax's list, but still on disk.
+    monkeypatch.setattr(ocp.type_handlers.ArrayHandler, "serialize", serialize_until_full)
     with pytest.raises(BertjaxError, match=r"No space left on device.*the last good checkpoint is .*/checkpoints/4"):
         loop.train(task, str(tmp_path))
 

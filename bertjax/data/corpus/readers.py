@@ -99,7 +99,7 @@ def _files(spec: str, pattern: str) -> list[tuple[str, int]]:
         names = glob.glob(os.path.join(glob.escape(pattern), "**", "*"), recursive=True)
     else:
         names = [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True)
-    # In a symlink loop, `glob` lists a file under ever longer paths, some too long to open. Check the resolved paths.
+    # Resolve the paths, because in a loop of symbolic links, `glob` lists paths that are too long for the system.
     files = sorted(name for name in names if not os.path.isdir(os.path.realpath(name)))
     if not files:
         if names:

@@ -29,8 +29,8 @@ class Spans(NamedTuple):
       a_start: offset of A in tokens.
       a_length: tokens of A.
       b_start: offset of B in tokens.
-      b_length: tokens of B; 0 without pairs.
-      label: 0 IsNext, 1 NotNext, -1 without pairs.
+      b_length: tokens of B. 0 if rows do not contain pairs.
+      label: 0 for IsNext, 1 for NotNext. -1 if rows do not contain pairs.
       slots: for packed rows, row index * `MAX_PAIRS_PER_ROW` + index of the pair in its row, ascending (default: None).
     """
 

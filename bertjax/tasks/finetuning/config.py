@@ -154,7 +154,7 @@ class FinetuningConfig(RunConfig):
                     f"config.data.examples_per_row={self.data.examples_per_row} is not supported with LSTMs or a "
                     "feature head; use 1"
                 )
-        # If no size is set, skip the check: the architecture is that of the `--init_from` checkpoint, unknown here.
+        # If a field is unset, skip the check: the architecture is that of the `--init_from` checkpoint, unknown here.
         if None not in self.model.values():
             self.check_rows(self.data.seq_len, packed)
             self.model_config(self.model["vocab_size"] or 1)

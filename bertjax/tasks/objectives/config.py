@@ -105,7 +105,7 @@ class Config(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # If no size is set, skip the check: the architecture is that of the `--init_from` checkpoint, unknown here.
+        # If a field is unset, skip the check: the architecture is that of the `--init_from` checkpoint, unknown here.
         if None not in self.model.values():
             self._check_model()
         for phase in self.phases:
