@@ -275,14 +275,11 @@ def find_checkpoint(path: str | os.PathLike) -> epath.Path:
             )
         return resolved
     for directory in (resolved, resolved / CHECKPOINTS):
-        if directory.is_dir():
-            if steps := _complete_checkpoints(directory):
-                best = max(steps, key=lambda step: (_score_or_minus_infinity(step), int(step.name)))
-                if not (best / "params").exists():
-                    raise BertjaxError(
-                        f"checkpoint {best} is damaged: it lacks params; choose another one in {directory}"
-                    )
-                return best
+        if directory.is_dir() and (steps := _complete_checkpoints(directory)):
+            best = max(steps, key=lambda step: (_score_or_minus_infinity(step), int(step.name)))
+            if not (best / "params").exists():
+                raise BertjaxError(f"checkpoint {best} is damaged: it lacks params; choose another one in {directory}")
+            return best
     raise UsageError(f"no checkpoint at {path}; use a workdir or a directory like WORKDIR/{CHECKPOINTS}/1000")
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from checkpoints import random_checkpoint
 from command_runs import EXPERIMENTS, refused, train
+from commanding import failure
 
 from bertjax.cli import main as cli
 from bertjax.convert import huggingface
@@ -62,8 +63,14 @@ def test_pretraining_takes_the_architecture_of_a_checkpoint(corpus, tmp_path, ca
 
     cli.main(arguments())
     assert saved_architecture(find_checkpoint(tmp_path / "run")) == checkpoint.config.architecture
-    for wrong in (arguments(",size=base"), [*arguments(), "--config.model.hidden_size=768"]):
+    adapt = ["train", f"--config={EXPERIMENTS}/adapt.py:corpus={corpus}", *arguments()[2:]]
+    for wrong in (arguments(",size=base"), [*adapt, "--config.model.hidden_size=768"]):
         assert "config.model.hidden_size=768 differs from hidden_size=16 of" in refused(capfd, *wrong)
+
+
+def test_fine_tuning_names_a_field_that_differs_from_the_checkpoint(topic, tables, tmp_path, capfd):
+    arguments = command(tables / "topic.tsv", tmp_path, f"--init_from={topic}", model__hidden_size=64)
+    assert "config.model.hidden_size=64 differs from hidden_size=16 of" in refused(capfd, *arguments)
 
 
 def test_output_layer_is_kept_if_the_labels_are_the_same(topic, tables, tmp_path):
@@ -91,8 +98,8 @@ def test_finished_run_continues_with_more_steps(topic, tuned, tables, tmp_path, 
     cli.main(command(*start, steps=4))
     assert "continuing the finished run with steps increased from 2 to 4" in capfd.readouterr().err
     assert json.loads((run / "results.json").read_text())["last_step"] == 4
-    error = refused(capfd, *command(*start, steps=5, seed=3))
-    assert "another config (seed" in error
+    _, log = failure(capfd, *command(*start, steps=5, seed=3))
+    assert "another config (seed" in log and "continuing" not in log
     assert "another config (steps" in refused(capfd, *command(*start, steps=3))
     # An interrupted run cannot change its number of steps.
     (run / "results.json").unlink()
