@@ -13,9 +13,9 @@ from ml_collections import ConfigDict
 from bertjax.presets import arguments, pretraining_config
 
 
-@arguments(size="tiny", corpus="", steps=2750, quick=False)
+@arguments(size="tiny", corpus="", steps=2250, quick=False)
 def get_config(args: ConfigDict) -> ConfigDict:
-    """Returns the config for `size=tiny,corpus=DIR,steps=2750,quick=false`."""
+    """Returns the config for `size=tiny,corpus=DIR,steps=2250,quick=false`."""
     config = pretraining_config(args.size)
     config.steps = 10 if args.quick else args.steps
     config.data.corpus = args.corpus
