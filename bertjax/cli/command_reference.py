@@ -44,14 +44,14 @@ def _section(parser: argparse.ArgumentParser) -> str:
 
 
 def _row(action: argparse.Action) -> str:
-    value = action.metavar or ("|".join(map(str, action.choices)) if action.choices else action.dest.upper())
+    value = action.metavar or (f"{{{','.join(map(str, action.choices))}}}" if action.choices else action.dest.upper())
     if not action.option_strings:
         name = str(value)
     else:
         name = ", ".join(action.option_strings) + (f" {value}" if action.nargs != 0 else "")
     default = "required" if action.required and action.option_strings else action.default
     shown = "" if default in (None, False, "", []) else str(default)
-    return f"| `{name.replace('|', chr(92) + '|')}` | {shown and f'`{shown}`'} | {_sentence(action.help or '')} |"
+    return f"| `{name}` | {shown and f'`{shown}`'} | {_sentence(action.help or '')} |"
 
 
 def _sentence(text: str) -> str:
