@@ -16,9 +16,11 @@ demo: $(VENV)/.installed
 PYTEST = $(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder
 
 # Most tests run on one device, because programs for one device compile faster than those for eight.
+# To run only some of them: make test TESTS="tests/metrics tests/tasks/test_glue_task.py"
+TESTS ?=
 UNUSED = not slow and not beam and not notebooks
 test: lint
-	BERTJAX_TEST_DEVICES=1 $(PYTEST) -m "not devices and not ci and $(UNUSED)"
+	BERTJAX_TEST_DEVICES=1 $(PYTEST) -m "not devices and not ci and $(UNUSED)" $(TESTS)
 
 # What a pull request must pass: `make test`, the tests on eight devices, and tests of whole commands in several processes.
 ci: test

@@ -1,6 +1,10 @@
-"""GLUE's metrics. They are computed over the entire evaluation set, not averaged over batches."""
+"""Metrics of classification and regression. They are computed over the entire evaluation set, not per batch."""
+
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+
+from bertjax.data.finetuning.examples import known_labels
 
 
 def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
@@ -9,17 +13,22 @@ def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
 
 
 def f1(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Returns the F1 score of class 1, or 0 if class 1 is neither predicted nor a label."""
+    """Returns the F1 score of class 1, or 0 if class 1 is neither predicted nor a label.
+
+    For 0/1 arrays [N, K], this is micro F1: it counts all K labels together.
+    """
     true_positives = np.sum((predictions == 1) & (labels == 1))
     total = np.sum(predictions == 1) + np.sum(labels == 1)
     return float(2 * true_positives / total) if total else 0.0
 
 
 def macro_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Returns the mean F1 over the classes that occur in predictions or labels.
+    """Returns the mean F1 over the classes that occur in predictions or labels, or over all K labels of [N, K] arrays.
 
     The result equals scikit-learn's `f1_score(average="macro")`.
     """
+    if labels.ndim > 1:
+        return float(np.mean([f1(*columns) for columns in zip(predictions.T, labels.T, strict=True)]))
     return float(np.mean([f1(predictions == c, labels == c) for c in np.union1d(predictions, labels)]))
 
 
@@ -42,20 +51,9 @@ def cross_entropy(logits: np.ndarray, labels: np.ndarray) -> float:
     return float(np.mean(logsumexp(logits, axis=-1) - np.take_along_axis(logits, labels[:, None], axis=-1)[:, 0]))
 
 
-def multilabel_scores(predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Returns micro F1, macro F1 and subset accuracy of 0/1 arrays [N, K], as scikit-learn defines them.
-
-    A label that occurs in neither predictions nor labels has an F1 of 0, which is included in the macro average. Subset
-    accuracy is the fraction of rows whose K labels are all correct.
-    """
-    true_positives = (predictions & labels).sum(axis=0)
-    totals = predictions.sum(axis=0) + labels.sum(axis=0)
-    f1_per_label = np.divide(2 * true_positives, totals, out=np.zeros(len(totals)), where=totals > 0)
-    return {
-        "micro_f1": float(2 * true_positives.sum() / totals.sum()) if totals.sum() else 0.0,
-        "macro_f1": float(f1_per_label.mean()),
-        "subset_accuracy": float((predictions == labels).all(axis=1).mean()),
-    }
+def subset_accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
+    """Returns the fraction of rows of 0/1 arrays [N, K] whose K labels are all correct."""
+    return float((predictions == labels).all(axis=1).mean())
 
 
 def pearson(predictions: np.ndarray, labels: np.ndarray) -> float:
@@ -74,3 +72,21 @@ def spearman(predictions: np.ndarray, labels: np.ndarray) -> float:
 
 def _vary(*arrays: np.ndarray) -> bool:
     return all(np.ptp(array) > 0 for array in arrays)
+
+
+METRICS: Mapping[str, Callable[[np.ndarray, np.ndarray], float]] = {
+    "accuracy": accuracy,
+    "f1": f1,
+    "macro_f1": macro_f1,
+    "matthews": matthews,
+    "micro_f1": f1,
+    "pearson": pearson,
+    "spearman": spearman,
+    "subset_accuracy": subset_accuracy,
+}
+
+
+def scores(names: Sequence[str], predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """Returns the named `METRICS` of the rows with a known label, or {} if there are no such rows."""
+    known = known_labels(labels)
+    return {name: METRICS[name](predictions[known], labels[known]) for name in names} if known.any() else {}

@@ -12,7 +12,7 @@ from bertjax.data.finetuning.batches import in_input_order
 from bertjax.data.finetuning.examples import concatenate, constant_prediction, known_labels
 from bertjax.data.finetuning.tables import TFDS_PREFIX
 from bertjax.errors import UsageError
-from bertjax.metrics import classification as metrics
+from bertjax.metrics.classification import cross_entropy, scores
 from bertjax.metrics.report import ClassReport, class_report
 from bertjax.model.config import ModelConfig
 from bertjax.tasks.finetuning import splits
@@ -116,7 +116,7 @@ class Task(FinetuningTask):
                 labels = self._sets[suffix].labels
                 known = known_labels(labels)
                 if known.any():
-                    loss = metrics.cross_entropy(logits[known], labels[known])
+                    loss = cross_entropy(logits[known], labels[known])
                     values |= {f"{name}{suffix}": loss for name in _LOSSES}
         return values
 
@@ -191,11 +191,8 @@ class Task(FinetuningTask):
         """Returns the metrics of all evaluation sets. `predictions` contains one array per set, by metric suffix."""
         values = {}
         for suffix, predicted in predictions.items():
-            labels = self._sets[suffix].labels
-            known = known_labels(labels)
-            if known.any():
-                for name in self._spec.metrics:
-                    values[f"{name}{suffix}"] = getattr(metrics, name)(predicted[known], labels[known])
+            set_scores = scores(self._spec.metrics, predicted, self._sets[suffix].labels)
+            values |= {f"{name}{suffix}": value for name, value in set_scores.items()}
         return values
 
     def _submission_file(self, suffix: str) -> str:

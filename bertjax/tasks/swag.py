@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from bertjax.data.finetuning.batches import in_input_order
-from bertjax.data.finetuning.examples import Examples, constant_prediction, encode_pair, known_labels, make_examples
+from bertjax.data.finetuning.examples import Examples, constant_prediction, encode_pair, make_examples
 from bertjax.data.finetuning.tables import TFDS_PREFIX, ReadStats, Row, read_table, read_tfds
 from bertjax.data.schema import MULTI_SEQUENCE
 from bertjax.errors import UsageError
-from bertjax.metrics.classification import accuracy
+from bertjax.metrics.classification import scores
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import SequenceModel
 from bertjax.tasks.finetuning import splits
@@ -92,10 +92,11 @@ class Task(FinetuningTask):
         return stats, read_table(file, columns, stats, file_format="csv", keep_short=keep_short)
 
     def score(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
-        return self._accuracy(self._predictions(outputs))
+        return scores(["accuracy"], self._predictions(outputs), self.evaluated_examples.rows["labels"])
 
     def baseline(self) -> dict[str, float]:
-        return self._accuracy(constant_prediction(self.evaluated_examples.rows["labels"]))
+        labels = self.evaluated_examples.rows["labels"]
+        return scores(["accuracy"], constant_prediction(labels), labels)
 
     def write_predictions(self, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
         """Writes predictions in the leaderboard's format: a header `pred`, then one choice per line, in file order."""
@@ -115,11 +116,6 @@ class Task(FinetuningTask):
 
     def _predictions(self, outputs: list[dict[str, np.ndarray]]) -> np.ndarray:
         return np.array(in_input_order(outputs, len(self.evaluated_examples))["logits"]).argmax(axis=-1)
-
-    def _accuracy(self, predictions: np.ndarray) -> dict[str, float]:
-        labels = self.evaluated_examples.rows["labels"]
-        known = known_labels(labels)
-        return {"accuracy": accuracy(predictions[known], labels[known])} if known.any() else {}
 
 
 def _parse_label(value: str, file: str, line: int) -> int:

@@ -13,8 +13,8 @@ from bertjax.data.finetuning.examples import Examples, constant_prediction, know
 from bertjax.data.finetuning.labeled_text import Target, encode_rows, read_label, read_labels
 from bertjax.data.finetuning.tables import FORMATS, ReadStats, Row, escape_line, read_table
 from bertjax.errors import UsageError
-from bertjax.metrics import classification as metrics
 from bertjax.metrics import report
+from bertjax.metrics.classification import scores
 from bertjax.metrics.report import ClassReport
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import SequenceModel
@@ -34,7 +34,12 @@ from bertjax.tasks.records import (
 from bertjax.tasks.task import Objective
 from bertjax.utils.io import write_atomic
 
-_DEFAULT_METRICS = {"classes": "accuracy", "number": "pearson", "multilabel": "micro_f1"}
+# Names in `bertjax.metrics.classification.METRICS`, by kind of label. The first one selects the best checkpoint.
+_METRICS = {
+    "classes": ("accuracy", "macro_f1", "matthews"),
+    "number": ("pearson", "spearman"),
+    "multilabel": ("micro_f1", "macro_f1", "subset_accuracy"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +121,7 @@ class TextData(TableData):
                 f"config.data.second_text={self.second_text!r} is also the column of text or label; set a different "
                 "column"
             )
-        one_of(self, "config.data", kind=tuple(_DEFAULT_METRICS))
+        one_of(self, "config.data", kind=tuple(_METRICS))
         defaults = (TextData.threshold, TextData.label_separator)
         if self.kind != "multilabel" and (self.threshold, self.label_separator) != defaults:
             raise UsageError(
@@ -152,7 +157,7 @@ class Task(FinetuningTask):
     config: Config
 
     def __init__(self, config: Config, train: bool = True) -> None:
-        self.default_metric = _DEFAULT_METRICS[config.data.kind]
+        self.default_metric = _METRICS[config.data.kind][0]
         self.labels = () if config.data.kind == "number" else ("0", "1")
         super().__init__(config, train)
 
@@ -188,21 +193,13 @@ class Task(FinetuningTask):
         )
 
     def score(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
-        return self._metrics(self._predictions(outputs))
+        return scores(_METRICS[self.config.data.kind], self._predictions(outputs), self._eval_labels)
 
     def baseline(self) -> dict[str, float]:
-        """Returns the scores of a constant prediction: the most frequent class, or the mean for regression.
-
-        For `multilabel`, the prediction contains the labels that more than half of the rows have.
-        """
-        labels = self.evaluated_examples.rows["labels"]
-        if self.config.data.kind == "multilabel":
-            frequent = labels[known_labels(labels)].mean(axis=0) > 0.5
-            return self._metrics(np.tile(frequent.astype(np.int64), (len(labels), 1)))
-        return self._metrics(constant_prediction(labels))
+        return scores(_METRICS[self.config.data.kind], constant_prediction(self._eval_labels), self._eval_labels)
 
     def class_reports(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, ClassReport]:
-        labels = self.evaluated_examples.rows["labels"]
+        labels = self._eval_labels
         known = known_labels(labels)
         make_report = report.multilabel_report if self.config.data.kind == "multilabel" else report.class_report
         return {"": make_report(self.labels, self._predictions(outputs)[known], labels[known])}
@@ -231,23 +228,16 @@ class Task(FinetuningTask):
 
         return [PredictionRecords(RECORDS_FILE, make, self.evaluated_examples.lines, data.read_evaluated_columns)]
 
+    @property
+    def _eval_labels(self) -> np.ndarray:
+        return self.evaluated_examples.rows["labels"]
+
     def _predictions(self, outputs: list[dict[str, np.ndarray]]) -> np.ndarray:
         """Returns predicted class ids int [N], 0/1 labels int [N, K], or numbers float32 [N]."""
         logits = np.array(in_input_order(outputs, len(self.evaluated_examples))["logits"])
         if self.config.data.kind == "multilabel":
             return reaches_threshold(logits, self.config.data.threshold).astype(np.int64)
         return logits.argmax(axis=-1) if self.labels else logits
-
-    def _metrics(self, predictions: np.ndarray) -> dict[str, float]:
-        labels = self.evaluated_examples.rows["labels"]
-        known = known_labels(labels)
-        predictions, labels = predictions[known], labels[known]
-        if not len(labels):
-            return {}
-        if self.config.data.kind == "multilabel":
-            return metrics.multilabel_scores(predictions, labels)
-        names = ("accuracy", "macro_f1", "matthews") if self.labels else ("pearson", "spearman")
-        return {name: getattr(metrics, name)(predictions, labels) for name in names}
 
 
 def _read_labels(data: TextData) -> list[str]:

@@ -40,7 +40,7 @@ def test_multilabel_scores_match_scikit_learn(seed):
     rng = np.random.default_rng(seed)
     # A class may be absent from the labels, the predictions, or both.
     labels, predictions = (((rng.random((30, 6)) < 0.3) & (rng.random(6) < 0.6)).astype(np.int64) for _ in range(2))
-    scores = metrics.multilabel_scores(predictions, labels)
+    scores = metrics.scores(["micro_f1", "macro_f1", "subset_accuracy"], predictions, labels)
     for name, average in (("micro_f1", "micro"), ("macro_f1", "macro")):
         expected = sklearn.metrics.f1_score(labels, predictions, average=average, zero_division=0)
         assert scores[name] == pytest.approx(expected, abs=1e-12)

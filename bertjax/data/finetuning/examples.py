@@ -134,7 +134,13 @@ def known_labels(labels: np.ndarray) -> np.ndarray:
 
 
 def constant_prediction(labels: np.ndarray) -> np.ndarray:
-    """Predicts the most frequent known label for every example, or the mean of the known labels for regression."""
+    """Predicts the same value for every example, computed from the known labels.
+
+    The value is the most frequent class, the mean number, or, for multi-label data, the labels of more than half of the
+    rows.
+    """
     known = labels[known_labels(labels)]
+    if labels.ndim > 1:
+        return np.tile((known.mean(axis=0) > 0.5).astype(np.int64), (len(labels), 1))
     value = np.mean(known) if labels.dtype.kind == "f" else np.bincount(known).argmax()
     return np.full(len(labels), value)

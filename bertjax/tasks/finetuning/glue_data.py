@@ -27,7 +27,7 @@ class GlueSpec:
       texts: columns of the one or two sentences.
       label: column of the label.
       labels: names of the classes by id. Empty for regression.
-      metrics: names of functions in `bertjax.metrics.classification`. The first metric selects the best checkpoint.
+      metrics: names in `bertjax.metrics.classification.METRICS`. The first one selects the best checkpoint.
       submission: name of each evaluation set's file for the GLUE server, by metric suffix.
       eval_sets: text after `dev` or `test` in the name of each evaluation set's data file, by metric suffix.
       header: column names of train and dev files if they have no header line (default: (), they have one).
