@@ -57,7 +57,7 @@ def open_config_dict(args: argparse.Namespace) -> Iterator[Any]:
     converted to a temporary folder. Use the ConfigDict only inside the `with` block, because it may refer to the
     vocabulary in this folder.
     """
-    if not args.checkpoint:
+    if not getattr(args, "checkpoint", None):
         with open_init_checkpoint(args) as init_from:
             yield config_dict_without_data(load_config_dict(args, init_from), init_from)
         return

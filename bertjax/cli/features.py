@@ -1,7 +1,6 @@
 """`bertjax fill_mask` and `bertjax features`: predictions of masked tokens, and contextual embeddings of texts."""
 
 import argparse
-from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -80,23 +79,14 @@ def features(args: argparse.Namespace) -> None:
     model = load_model(args.checkpoint)
     seq_len = model.config.max_position_embeddings if args.seq_len is None else args.seq_len
     extractor = FeatureExtractor(model, layers, seq_len)
+    shown_texts = list(islice(texts, args.show))
     if args.output:
-        shown_texts: list[str] = []
-        texts = _copy_first(texts, shown_texts, args.show)
+        texts = chain(shown_texts, texts)
         indexed_shards = write_shards(Path(args.output), extractor.metadata(), extractor.shards, texts)
     else:
-        shown_texts = list(islice(texts, args.show))
         indexed_shards = ((0, shard) for shard in extractor.shards(shown_texts))
     for start, shard in indexed_shards:
         for index in range(min(num_texts(shard), max(0, args.show - start))):
             show(format_features(shown_texts[start + index], shard, index, layers))
     if args.output:
         show(args.output)
-
-
-def _copy_first(texts: Iterable[str], copies: list[str], count: int) -> Iterator[str]:
-    """Yields all texts and appends the first `count` to `copies`."""
-    for text in texts:
-        if len(copies) < count:
-            copies.append(text)
-        yield text

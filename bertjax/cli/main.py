@@ -99,7 +99,13 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     ]
     if unknown:
         raise UsageError(f"unknown argument {unknown[0]}; see `bertjax {command_name(args)} --help`")
-    args.overrides = overrides
+    # Join `--config.FIELD VALUE` to `--config.FIELD=VALUE`, because other functions search for this form.
+    args.overrides = []
+    for item in overrides:
+        if item.startswith("--config.") or not args.overrides or "=" in args.overrides[-1]:
+            args.overrides.append(item)
+        else:
+            args.overrides[-1] += f"={item}"
     return args
 
 

@@ -121,14 +121,19 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoint", required=True, metavar="CKPT", help=CHECKPOINT_HELP)
 
 
-def add_model_source(parser: argparse.ArgumentParser) -> None:
-    """Adds `--init_from` and `--checkpoint` for commands that describe a run but do not train."""
+def add_init_from(parser: argparse.ArgumentParser) -> None:
+    """Adds `--init_from` for commands that describe a run but do not train."""
     parser.add_argument(
         "--init_from",
         metavar="CKPT",
         help="initial checkpoint, which sets the architecture and the default vocabulary of the run, as in `train`: "
         f"{CHECKPOINT_HELP}",
     )
+
+
+def add_model_source(parser: argparse.ArgumentParser) -> None:
+    """Adds `--init_from` and `--checkpoint` for commands that describe a run but do not train."""
+    add_init_from(parser)
     parser.add_argument(
         "--checkpoint",
         metavar="CKPT",

@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bertjax.cli.common import check_topology, config_dict_without_data, load_config_dict, open_init_checkpoint
-from bertjax.cli.parser import CHECKPOINT_HELP, add_command, add_json, add_topology
+from bertjax.cli.common import check_topology, load_config_dict, open_config_dict
+from bertjax.cli.parser import add_command, add_init_from, add_json, add_topology
 from bertjax.errors import UsageError
 from bertjax.utils.terminal import show
 
@@ -21,12 +21,7 @@ def add_parser(commands: Any) -> None:
         "bertjax plan --config pretrain:size=large,seq_len=512 --config.model.remat=full --topology v5e:16x16",
         config=True,
     )
-    parser.add_argument(
-        "--init_from",
-        metavar="CKPT",
-        help="initial checkpoint, which sets the architecture and the default vocabulary of the run, as in `train`: "
-        f"{CHECKPOINT_HELP}",
-    )
+    add_init_from(parser)
     add_topology(parser)
     parser.add_argument("--slices", type=int, default=1, help="number of slices, connected by the data-center network")
     add_json(parser)
@@ -35,7 +30,10 @@ def add_parser(commands: Any) -> None:
 
 def plan(args: argparse.Namespace) -> None:
     """Runs `bertjax plan`."""
+    from bertjax.estimate.plan import describe_plan, plan_run
     from bertjax.estimate.topology import use_tpu_compiler
+    from bertjax.tasks.build import build_task, parse_config
+    from bertjax.utils.io import write_atomic
 
     if not args.topology:
         raise UsageError("`bertjax plan` needs --topology, such as v5e:16x16")
@@ -47,20 +45,10 @@ def plan(args: argparse.Namespace) -> None:
         raise UsageError(f"no directory for --output: {Path(args.output).absolute().parent}; create it first")
     load_config_dict(args)
     use_tpu_compiler()
-    with open_init_checkpoint(args) as init_from:
-        _plan(args, init_from)
-
-
-def _plan(args: argparse.Namespace, init_from: str | None) -> None:
-    from bertjax.estimate.plan import describe_plan, plan_run
-    from bertjax.tasks.build import build_task, parse_config
-    from bertjax.training.checkpoint_config import experiment_config
-    from bertjax.utils.io import write_atomic
-
-    config_dict = experiment_config(args.config, args.overrides, init_from)
-    config = parse_config(config_dict_without_data(config_dict, init_from))
-    task = build_task(config, train=None)
-    result = plan_run(config, task, args.topology, args.slices, args.mfu, args.price_per_chip_hour)
+    with open_config_dict(args) as config_dict:
+        config = parse_config(config_dict)
+        task = build_task(config, train=None)
+        result = plan_run(config, task, args.topology, args.slices, args.mfu, args.price_per_chip_hour)
     text = json.dumps(result | {"config": args.config, "overrides": args.overrides})
     if args.output:
         write_atomic(Path(args.output), text + "\n")

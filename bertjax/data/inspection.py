@@ -9,6 +9,7 @@ import numpy as np
 
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import Vocabulary
+from bertjax.data.schema import EXAMPLE, SEQUENCE, TOKEN_LABELS
 from bertjax.errors import UsageError
 from bertjax.utils.io import write_npz
 
@@ -48,16 +49,7 @@ def write_batches(batches: Iterable[Mapping[str, np.ndarray]], path: str | Path)
     write_npz(path, arrays)
 
 
-_INPUTS = (
-    "input_ids",
-    "input_mask",
-    "segment_ids",
-    "sequence_ids",
-    "position_ids",
-    "token_labels",
-    "example",
-    "weights",
-)
+_INPUTS = ("sequence_ids", "position_ids", *(spec.name for spec in (*SEQUENCE, *EXAMPLE, TOKEN_LABELS)))
 _SPAN = ("start_positions", "end_positions")
 
 

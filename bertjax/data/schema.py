@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import numpy as np
 
 
@@ -31,13 +30,6 @@ class ArraySpec:
 
 
 Schema = tuple[ArraySpec, ...]
-
-
-def abstract_batch(schema: Schema, rows: int, **sizes: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes and dtypes of a batch with the given axis sizes."""
-    return {
-        spec.name: jax.ShapeDtypeStruct((rows, *(sizes[axis] for axis in spec.axes)), spec.dtype) for spec in schema
-    }
 
 
 def synthetic_batch(schema: Schema, rows: int, seed: int = 0, **sizes: int) -> dict[str, np.ndarray]:

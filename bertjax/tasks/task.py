@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax.config.run import RunConfig
-from bertjax.data.schema import Schema, abstract_batch
+from bertjax.data.schema import Schema
 from bertjax.data.shard import DataShard
 from bertjax.errors import UsageError
 from bertjax.metrics.report import ClassReport
@@ -90,8 +90,8 @@ class Objective:
     def init_params(self, key: jax.Array) -> Any:
         """Initializes the parameters, boxed with their logical axes."""
         # Axis sizes of a dummy batch. Parameter shapes do not depend on them.
-        shapes = abstract_batch(self.schema, 1, length=8, predictions=1, sequences_per_example=2, labels=1, pairs=1)
-        batch = {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in shapes.items()}
+        sizes = {"length": 8, "predictions": 1, "sequences_per_example": 2, "labels": 1, "pairs": 1}
+        batch = {spec.name: jnp.zeros((1, *(sizes[axis] for axis in spec.axes)), spec.dtype) for spec in self.schema}
         # Attention kernels reject rows this short, so initialize with XLA attention.
         config = dataclasses.replace(self.model.config, attention="xla")
         return self.model.clone(config=config).init(key, batch)["params"]

@@ -109,10 +109,6 @@ class Checkpoints:
         """Returns the directory of a step."""
         return self._workdir / CHECKPOINTS / str(step)
 
-    def latest_step(self) -> int | None:
-        """Returns the newest saved step, or None if no step was saved."""
-        return self._manager.latest_step()
-
     def save(self, state: TrainState, score: float | None = None) -> None:
         """Starts an asynchronous save and returns once the state is copied from the devices.
 
@@ -121,7 +117,7 @@ class Checkpoints:
         """
         params, training = _split(state)
         step = int(jax.device_get(state.step))
-        if step == self.latest_step():
+        if step == self._manager.latest_step():
             return
         fingerprints = {"params": fingerprint(params), "training": fingerprint(training)}
         metadata = CheckpointMetadata(
@@ -180,8 +176,9 @@ class Checkpoints:
         steps = sorted(self._manager.all_steps(), reverse=True)
         for step in steps:
             try:
-                changes = self._differences(step, abstract)
-                state = None if changes else self._restore(step, abstract)
+                metadata = read_metadata(self.path(step))
+                changes = self._differences(metadata, abstract)
+                state = None if changes else self._restore(step, metadata, abstract)
             except Exception as error:  # Orbax and its dependencies raise many exception types on damaged files.
                 raise_unless_damage(error, self.path(step))
                 aside = self._workdir / DAMAGED / str(step)
@@ -202,22 +199,16 @@ class Checkpoints:
             )
         return None
 
-    def _differences(self, step: int, abstract: TrainState) -> list[str]:
+    def _differences(self, metadata: CheckpointMetadata, abstract: TrainState) -> list[str]:
         """Lists the differences in model and arrays between a saved step and this run, such as an additional metric."""
-        metadata = read_metadata(self.path(step))
         saved = {"model": metadata.model, "architecture": metadata.architecture, "arrays": metadata.arrays}
         return differences(saved, {**self._model, "arrays": array_shapes(abstract)})
 
-    def _restore(self, step: int, abstract: TrainState) -> TrainState:
+    def _restore(self, step: int, metadata: CheckpointMetadata, abstract: TrainState) -> TrainState:
         """Restores a step and checks its fingerprints."""
         params, training = _split(abstract)
-        items = self._manager.restore(
-            step,
-            args=ocp.args.Composite(
-                params=restore_args(params), training=restore_args(training), meta=ocp.args.JsonRestore()
-            ),
-        )
-        metadata = CheckpointMetadata.from_json(items["meta"])
+        args = ocp.args.Composite(params=restore_args(params), training=restore_args(training))
+        items = self._manager.restore(step, args=args)
         for name in ("params", "training"):
             check_fingerprint(name, fingerprint(items[name]), metadata)
         return abstract.replace(params=items["params"], **items["training"])

@@ -4,7 +4,7 @@ import dataclasses
 import errno
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import flax.linen as nn
@@ -60,22 +60,6 @@ class CheckpointMetadata:
     arrays: dict[str, str] = dataclasses.field(default_factory=dict)
     score: float | None = None
 
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> "CheckpointMetadata":
-        """Parses the JSON object of a checkpoint. Missing fields of the architecture get their defaults."""
-        try:
-            architecture = {**dataclasses.asdict(Architecture()), **content["architecture"]}
-            fields: dict[str, Any] = {**content, "architecture": architecture}
-            metadata = cls(**fields)
-            if not isinstance(metadata.fingerprints["params"], str) or not isinstance(metadata.model["kind"], str):
-                raise TypeError("wrong type of fingerprints or model")
-            return metadata
-        except (KeyError, TypeError) as error:
-            raise BertjaxError(
-                f"unknown format of checkpoint metadata: {first_line(error)}; use a checkpoint written by this version "
-                "of bertjax"
-            ) from error
-
 
 def model_metadata(model: nn.Module) -> dict[str, dict[str, Any]]:
     """Returns the fields `model` and `architecture` of `CheckpointMetadata` for a Flax module."""
@@ -92,13 +76,22 @@ def array_shapes(tree: Any) -> dict[str, str]:
 
 
 def read_metadata(checkpoint: epath.Path) -> CheckpointMetadata:
-    """Reads the metadata of a checkpoint. Raises a BertjaxError if it is missing or damaged."""
+    """Reads the metadata of a checkpoint. Missing fields of the architecture get their defaults.
+
+    Raises a BertjaxError if the metadata is missing or damaged.
+    """
     file = checkpoint / "meta" / "metadata"
     try:
-        return CheckpointMetadata.from_json(read_json_object(file))
-    except (OSError, ValueError, BertjaxError) as error:
+        fields = read_json_object(file)
+        fields["architecture"] = {**dataclasses.asdict(Architecture()), **fields["architecture"]}
+        metadata = CheckpointMetadata(**fields)
+        if not isinstance(metadata.fingerprints["params"], str) or not isinstance(metadata.model["kind"], str):
+            raise TypeError("wrong type of fingerprints or model")
+        return metadata
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise BertjaxError(
-            f"checkpoint {checkpoint} is damaged: {file} ({first_line(error)}); use another checkpoint"
+            f"checkpoint {checkpoint} is damaged or was written by another version of bertjax: {file} "
+            f"({first_line(error)}); use another checkpoint"
         ) from error
 
 

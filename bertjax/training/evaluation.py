@@ -11,7 +11,6 @@ import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 
-from bertjax.config.mesh import MeshConfig
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.metrics.report import log_reports
 from bertjax.model.heads import model_description
@@ -102,7 +101,8 @@ def mesh_and_params(task: Task, checkpoint: epath.Path) -> tuple[Mesh, Any]:
     for note in task.notes:
         logger.info(note)
     check_batch_sizes(task, mesh, 1)
-    params = load_params(checkpoint, abstract_params(task.objective, task.config.mesh))
+    shapes = with_shardings(jax.eval_shape(task.objective.init_params, jax.random.key(0)), mesh)
+    params = load_params(checkpoint, shapes)
     if order:
         logger.info(f"reordered the outputs of {checkpoint} to match the labels of the task: {order}")
         params = {
@@ -110,11 +110,6 @@ def mesh_and_params(task: Task, checkpoint: epath.Path) -> tuple[Mesh, Any]:
             **{name: jax.tree.map(lambda x: x[..., jnp.array(order)], params[name]) for name in task.reinit_params},
         }
     return mesh, params
-
-
-def abstract_params(objective: Objective, config: MeshConfig = MeshConfig()) -> Any:  # noqa: B008 - frozen
-    """Returns shapes, dtypes and shardings of the parameters on the mesh of a config."""
-    return with_shardings(jax.eval_shape(objective.init_params, jax.random.key(0)), make_mesh(config))
 
 
 def check_labeled(task: Task) -> None:

@@ -72,8 +72,7 @@ class Progress:
         logger.info(f"{jax.device_count()} {jax.devices()[0].device_kind} device(s); MFU relative to {source}")
         self._compilation = _CompilationTimer()
         # Without a terminal, the log lines show the progress.
-        shown = self._jsonl is not None and sys.stderr.isatty()
-        self._bar = progress_bar("training", task.total_steps, " steps", shown=shown, done=step)
+        self._bar = progress_bar("training", task.total_steps, " steps", shown=sys.stderr.isatty(), done=step)
         self._started = self._since = self._drawn_at = time.monotonic()
         self._since_step, self._paused_seconds = step, 0.0
         self._compiling = True
@@ -84,13 +83,13 @@ class Progress:
 
     def flush(self) -> None:
         """Writes all lines to storage, so that no line is missing if the run resumes from the next checkpoint."""
-        for writer in self._files + self._trackers:
+        for writer in (*self._files.values(), *self._trackers):
             writer.flush()
 
     def close(self) -> None:
         self._bar.close()
         self._compilation.close()
-        for writer in self._files + self._trackers:
+        for writer in (*self._files.values(), *self._trackers):
             writer.close()
 
     @contextlib.contextmanager
@@ -131,8 +130,8 @@ class Progress:
         self._tokens, self._counted_at = self._tokens_at(step, values[TOKEN_FRACTION]), step
         learning_rate: Any = self._schedule(step - 1)
         token_counts = self._token_counts(step, values[TOKEN_FRACTION])
-        self._write(self._jsonl, step, {**values, "learning_rate": float(learning_rate), **token_counts})
-        self._write(self._timing, step, self._speed)
+        self._write(METRICS, step, {**values, "learning_rate": float(learning_rate), **token_counts})
+        self._write(TIMING, step, self._speed)
 
     def log_evaluation(self, step: int, values: dict[str, float], seconds: float, train_sums: MetricSums) -> None:
         """Logs an evaluation that took `seconds`, and redraws the curves at most every 30 seconds.
@@ -144,16 +143,16 @@ class Progress:
         prefixed = {f"{EVAL_PREFIX}{name}": value for name, value in values.items()}
         # Directly after a logged step, the sums are 0, so `compute_metrics` omits TOKEN_FRACTION.
         token_fraction = compute_metrics(jax.device_get(train_sums)).get(TOKEN_FRACTION, 0.0)
-        self._write(self._jsonl, step, {**prefixed, **self._token_counts(step, token_fraction)})
+        self._write(METRICS, step, {**prefixed, **self._token_counts(step, token_fraction)})
         self.flush()
-        if self._jsonl and time.monotonic() - self._drawn_at >= _SECONDS_BETWEEN_DRAWINGS:
+        if self._files and time.monotonic() - self._drawn_at >= _SECONDS_BETWEEN_DRAWINGS:
             self.plot_curves()
             self._drawn_at = time.monotonic()
 
     def plot_curves(self) -> None:
         """Draws `curves.png` if `metrics.jsonl` contains at least two lines."""
         lines, path, task = read_lines(self._workdir / METRICS), self._workdir / CURVES, self._task
-        if not self._jsonl or len(lines) < 2:
+        if not self._files or len(lines) < 2:
             return
         if task.steps_per_epoch:
             plot_finetuning(lines, path, task.best_metric, task.steps_per_epoch, self._baseline)
@@ -178,29 +177,23 @@ class Progress:
         return self._task.baseline() if self._task.eval_every else {}
 
     def _open_writers(self, step: int, trackers: Sequence[str]) -> None:
-        self._jsonl: JsonlWriter | None = None
-        self._timing: JsonlWriter | None = None
+        self._files: dict[str, JsonlWriter] = {}
         self._trackers: tuple[TensorBoardWriter | TrackerWriter, ...] = ()
         if jax.process_index() != 0:
             return
         resumed_after = step if step else -1
-        self._jsonl = JsonlWriter(self._workdir / METRICS, resumed_after)
-        self._timing = JsonlWriter(self._workdir / TIMING, resumed_after)
+        self._files = {name: JsonlWriter(self._workdir / name, resumed_after) for name in (METRICS, TIMING)}
         config = dataclasses.asdict(self._task.config)
         self._trackers = (
             TensorBoardWriter(self._workdir, resumed_after),
             *(TrackerWriter(name, self._workdir, config) for name in trackers),
         )
 
-    @property
-    def _files(self) -> tuple[JsonlWriter, ...]:
-        return tuple(filter(None, (self._jsonl, self._timing)))
-
-    def _write(self, file: JsonlWriter | None, step: int, values: dict[str, Any]) -> None:
+    def _write(self, file: str, step: int, values: dict[str, Any]) -> None:
         """Writes values to a file, to TensorBoard and to the trackers, on host 0 only."""
-        if file is None:
+        if not self._files:
             return
-        file.write(step, values)
+        self._files[file].write(step, values)
         grouped = group_metrics(values, self._task.objective.loss_names)
         for writer in self._trackers:
             writer.write(step, grouped)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -44,17 +45,6 @@ def score(metric: str, value: Any) -> float | None:
     return -float(value) if lower_is_better(metric) else float(value)
 
 
-def is_out_of_patience(scores: Sequence[float | None], patience: int) -> bool:
-    """Returns True if the last `patience` scores did not improve on the best earlier score.
-
-    Returns False if `patience` is 0, or if there are no earlier scores.
-    """
-    if not patience or len(scores) <= patience:
-        return False
-    numbers = [float("-inf") if value is None else value for value in scores]
-    return max(numbers[-patience:]) <= max(numbers[:-patience])
-
-
 @dataclasses.dataclass(frozen=True)
 class EvaluationHistory:
     """Evaluations of a run in order. They determine the best checkpoint and early stopping.
@@ -89,17 +79,20 @@ class EvaluationHistory:
 
     def is_best_at(self, step: int) -> bool:
         """Returns True if the last evaluation is at `step` and better than all earlier evaluations."""
-        last = self.score_at(step)
-        if not self.evaluations or self.evaluations[-1][0] != step or last is None:
+        if not self.evaluations or self.evaluations[-1][0] != step:
             return False
-        return all(value is None or value < last for value in self._scores()[:-1])
+        *earlier, last = self._scores()
+        return last > max(earlier, default=-math.inf)
 
     def is_out_of_patience(self) -> bool:
-        """Returns True if the run should stop early."""
-        return is_out_of_patience(self._scores(), self.patience)
+        """Returns True if the last `patience` evaluations did not improve on the best earlier score."""
+        scores, patience = self._scores(), self.patience
+        return 0 < patience < len(scores) and max(scores[-patience:]) <= max(scores[:-patience])
 
-    def _scores(self) -> list[float | None]:
-        return [score(self.metric, metrics.get(self.metric)) for _, metrics in self.evaluations]
+    def _scores(self) -> list[float]:
+        """Returns the score of each evaluation, or minus infinity if it has no score."""
+        scores = (score(self.metric, metrics.get(self.metric)) for _, metrics in self.evaluations)
+        return [-math.inf if value is None else value for value in scores]
 
 
 def evaluation_history(task: Task, lines: Sequence[dict[str, Any]]) -> EvaluationHistory:

@@ -43,7 +43,7 @@ def write_corpus(
         for name, array in arrays.items():
             array.tofile(path / store.array_file(split, name))
     vocabulary = {"file": "vocab.txt", "lower_case": True, "size": vocabulary_size}
-    files = {file.name: store.file_entry(file, file_sha256(file)) for file in path.iterdir()}
+    files = {file.name: {"bytes": file.stat().st_size, "sha256": file_sha256(file)} for file in path.iterdir()}
     store.write_manifest(path, {"files": files, "token_dtype": dtype.str, "vocabulary": vocabulary})
     return store.open_corpus(path)
 

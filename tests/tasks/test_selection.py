@@ -13,7 +13,7 @@ from bertjax.training import train as loop
 from bertjax.training.checkpoint import find_checkpoint, saved_fingerprint
 from bertjax.training.checkpoint_config import experiment_config
 from bertjax.training.evaluation import with_total_loss
-from bertjax.training.results import is_out_of_patience, lower_is_better, score
+from bertjax.training.results import EvaluationHistory, lower_is_better, score
 from bertjax.training.sweep import summarize
 
 
@@ -55,7 +55,8 @@ def test_non_numeric_values_have_no_score():
     ],
 )
 def test_patience_counts_evaluations_since_the_best_score(scores, patience, expected):
-    assert is_out_of_patience(scores, patience) == expected
+    evaluations = tuple((step, {"f1": value}) for step, value in enumerate(scores))
+    assert EvaluationHistory("f1", patience, evaluations).is_out_of_patience() == expected
 
 
 def test_sweep_selects_the_lowest_loss():

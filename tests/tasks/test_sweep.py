@@ -122,7 +122,7 @@ def test_grid_flags_give_the_cross_product_of_typed_values(glue, letters, tmp_pa
     config = f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},size=L1_H16,quick=true"
     command = ["sweep", config, f"--workdir={tmp_path}", f"--config.data.vocabulary={letters}"]
     grid = ["--grid=optimizer.learning_rate=1e-4,3e-4", "--grid", "data.batch_size=16,32", "--grid=model.remat=full"]
-    cli.main([*command, "--seeds=2", "--config.seed=5", *grid])
+    cli.main([*command, "--seeds=2", "--config.seed", "5", *grid])
     assert [trial for trial, _ in seen_trials] == [
         {"optimizer.learning_rate": rate, "data.batch_size": rows, "model.remat": "full", "seed": seed}
         for rate in (1e-4, 3e-4)

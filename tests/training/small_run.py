@@ -5,14 +5,12 @@ import os
 import signal
 from pathlib import Path
 
-import jax
-
 from bertjax.config.load import load_config
 from bertjax.tasks import pretraining
 from bertjax.tasks.build import parse_config
 from bertjax.tasks.task import Task
-from bertjax.training.evaluation import abstract_params
-from bertjax.training.parameters import load_params
+from bertjax.training.checkpoint import find_checkpoint
+from bertjax.training.parameters import load_params_on_host
 
 EXPERIMENT = Path(__file__).parents[2] / "experiments" / "pretrain.py"
 # Logging every 3 steps and saving every 4 puts most checkpoints between two log lines.
@@ -71,6 +69,6 @@ def with_signal(task: Task, at: int, number: int = signal.SIGTERM) -> Task:
     return with_changed_batch(task, at, send_signal)
 
 
-def load_final_params(path: Path, task: Task):
+def load_final_params(path: Path):
     """Loads the parameters of the last checkpoint of a workdir."""
-    return jax.device_get(load_params(path, abstract_params(task.objective)))
+    return load_params_on_host(find_checkpoint(path))

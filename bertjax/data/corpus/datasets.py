@@ -115,11 +115,6 @@ def parse_hub(spec: str, rest: str) -> tuple[str, str, str]:
     return match["name"], match["split"], match["column"] or ""
 
 
-def check_hub(name: str, split: str, column: str) -> None:
-    """Raises a UsageError if the dataset, the split or the column does not exist."""
-    _open_hub(name, split, column)
-
-
 def hub_texts(
     name: str, split: str, column: str, problems: Counter[str], advance: Callable[[int], object]
 ) -> Iterator[str]:
@@ -128,7 +123,7 @@ def hub_texts(
     `name` is `NAME`, `ORG/NAME` or `ORG/NAME/CONFIG`. If `column` is "", reads the column `text` or, if it does not
     exist, the only column of strings.
     """
-    dataset, column = _open_hub(name, split, column)
+    dataset, column = open_hub(name, split, column)
     with read_errors(f"dataset {name!r}", split):
         for row in dataset.select_columns([column]):
             text = row[column] or ""
@@ -137,8 +132,8 @@ def hub_texts(
             yield text
 
 
-def _open_hub(name: str, split: str, column: str) -> tuple[Any, str]:
-    """Returns the streamed dataset and the name of its text column."""
+def open_hub(name: str, split: str, column: str) -> tuple[Any, str]:
+    """Returns the streamed dataset and its text column. Raises a UsageError if one of them does not exist."""
     try:
         import datasets
     except ImportError as error:

@@ -40,23 +40,21 @@ def documents(
     (default: None, parse them in this process). Calls `advance` with the number of modules read since the last call,
     for a progress bar.
     """
-    batches = [names[start : start + _MODULES_PER_CALL] for start in range(0, len(names), _MODULES_PER_CALL)]
-    results = pool.map(_read_modules, batches) if pool else map(_read_modules, batches)
+    results = pool.map(_read_module, names, chunksize=_MODULES_PER_CALL) if pool else map(_read_module, names)
     seen: set[bytes] = set()
-    for batch in results:
-        advance(len(batch))
-        for docstrings in batch:
-            if docstrings is None:
-                problems["unparsable_modules"] += 1
-                continue
-            new_docstrings = []
-            for docstring in docstrings:
-                digest = hashlib.blake2b(docstring.encode("utf-8", "replace"), digest_size=12).digest()
-                if digest not in seen:
-                    seen.add(digest)
-                    new_docstrings.append(docstring)
-            if new_docstrings:
-                yield "\n".join(new_docstrings)
+    for docstrings in results:
+        advance(1)
+        if docstrings is None:
+            problems["unparsable_modules"] += 1
+            continue
+        new_docstrings = []
+        for docstring in docstrings:
+            digest = hashlib.blake2b(docstring.encode("utf-8", "replace"), digest_size=12).digest()
+            if digest not in seen:
+                seen.add(digest)
+                new_docstrings.append(docstring)
+        if new_docstrings:
+            yield "\n".join(new_docstrings)
 
 
 def modules() -> list[str]:
@@ -72,10 +70,6 @@ def modules() -> list[str]:
         if file.suffix == ".py"
     }
     return names + [files[name] for name in sorted(files)]
-
-
-def _read_modules(names: list[str]) -> list[list[str] | None]:
-    return [_read_module(name) for name in names]
 
 
 def _read_module(name: str) -> list[str] | None:

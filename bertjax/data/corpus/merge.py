@@ -147,7 +147,7 @@ def write_array(array: MergedArray, directory: AnyPath) -> tuple[str, dict[str, 
                 data = block.tobytes()
                 digest.update(data)
                 file.write(data)
-        return name, store.file_entry(path, digest.hexdigest())
+        return name, {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
 
 
 def _blocks(array: MergedArray) -> Iterator[np.ndarray]:

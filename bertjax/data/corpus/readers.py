@@ -22,12 +22,12 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import IO, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from bertjax.data.corpus import datasets, docstrings, documents
 from bertjax.data.corpus.documents import LINES, PARAGRAPHS, Text
 from bertjax.errors import BertjaxError, UsageError, first_line
-from bertjax.utils.io import reject_utf16
+from bertjax.utils.io import as_path, reject_utf16
 
 KINDS = ("text", "prose", "wiki", "tfds", "hf", "docs")
 # Kinds of sources that are not files.
@@ -78,7 +78,7 @@ def find_sources(specs: list[str], data_dir: str | None = None) -> tuple[list[So
             spec_sources = [Source(kind, name, datasets.tfds_size_bytes(name, split, data_dir), split, "", data_dir)]
         elif kind == "hf":
             name, split, column = datasets.parse_hub(spec, rest)
-            datasets.check_hub(name, split, column)
+            datasets.open_hub(name, split, column)  # Raises if one of them does not exist.
             spec_sources = [Source(kind, name, None, split, column)]
         else:
             spec_sources = [Source(kind, name, size) for name, size in _files(spec, rest)]
@@ -192,17 +192,9 @@ def write_texts(texts: Iterable[Text], file: BinaryIO) -> None:
 
 
 def _read_texts(source: Source) -> Iterator[Text]:
-    with _open(source.name) as file:
+    with as_path(source.name).open("rb") as file:
         for line in file:
             yield Text(*json.loads(line))
-
-
-def _open(name: str) -> IO[bytes]:
-    if "://" not in name:
-        return open(name, "rb")
-    from etils import epath
-
-    return epath.Path(name).open("rb")
 
 
 def _text_blocks(source: Source, problems: Counter[str], advance: Callable[[int], object]) -> Iterator[str]:
@@ -215,7 +207,7 @@ def _text_blocks(source: Source, problems: Counter[str], advance: Callable[[int]
     total_bytes = 0
     position = 0
     try:
-        with _open(source.name) as raw:
+        with as_path(source.name).open("rb") as raw:
             opener = {".gz": gzip.open, ".xz": lzma.open}.get(os.path.splitext(source.name)[1].lower())
             file = opener(raw) if opener else raw
             while True:

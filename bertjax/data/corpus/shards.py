@@ -54,49 +54,36 @@ class EncodedBatch:
     problems: Counter[str]
 
 
-class Encoder:
-    """Encoder that splits documents into sentences and tokenizes them."""
-
-    def __init__(self, vocabulary: Vocabulary, cache_entries: int) -> None:
-        self._tokenizer = Tokenizer(vocabulary, cache_entries)
-        self._dtype = token_dtype(vocabulary.size)
-
-    def encode(self, texts: list[Text]) -> EncodedBatch:
-        """Encodes one batch."""
-        problems: Counter[str] = Counter()
-        all_ids: list[list[int]] = []
-        documents: list[tuple[int, ...]] = []
-        for text in texts:
-            sentences = split_sentences(text.text, text.layout, problems)
-            ids = [sentence_ids for sentence_ids in map(self._tokenizer.encode, sentences) if sentence_ids]
-            problems["sentences_without_tokens"] += len(sentences) - len(ids)
-            all_ids += ids
-            sizes = len(ids), sum(map(len, ids)), len(text.text.encode())
-            if text.continues and documents:
-                *previous, content_hash = documents.pop()
-                sizes = tuple(map(sum, zip(previous, sizes, strict=True)))
-            else:
-                digest = hashlib.blake2b("\n".join(sentences).encode(), digest_size=8).digest()
-                content_hash = int.from_bytes(digest)
-            documents.append((*sizes, content_hash))
-        lengths = np.fromiter(map(len, all_ids), np.uint32, len(all_ids))
-        tokens = np.fromiter(itertools.chain.from_iterable(all_ids), self._dtype, int(lengths.sum()))
-        return EncodedBatch(tokens, lengths, np.array(documents, DOCUMENT_DTYPE), texts[0].continues, problems)
-
-
 def encode_batch(texts: list[Text], vocabulary: Vocabulary, workers: int) -> EncodedBatch:
-    """Encodes one batch of texts. Not thread-safe.
+    """Splits one batch of texts into sentences and tokenizes them. Not thread-safe.
 
     `workers` is the number of encoding processes on this machine. The tokenizer of each process caches up to
     `_CACHE_ENTRIES / workers` chunks of text, but not less than `_MIN_CACHE_ENTRIES`.
     """
-    return _encoder(vocabulary, max(_MIN_CACHE_ENTRIES, _CACHE_ENTRIES // workers)).encode(texts)
+    tokenizer = _cached_tokenizer(vocabulary, max(_MIN_CACHE_ENTRIES, _CACHE_ENTRIES // workers))
+    problems: Counter[str] = Counter()
+    all_ids: list[list[int]] = []
+    documents: list[tuple[int, ...]] = []
+    for text in texts:
+        sentences = split_sentences(text.text, text.layout, problems)
+        ids = [sentence_ids for sentence_ids in map(tokenizer.encode, sentences) if sentence_ids]
+        problems["sentences_without_tokens"] += len(sentences) - len(ids)
+        all_ids += ids
+        sizes = len(ids), sum(map(len, ids)), len(text.text.encode())
+        if text.continues and documents:
+            *previous, content_hash = documents.pop()
+            sizes = tuple(map(sum, zip(previous, sizes, strict=True)))
+        else:
+            digest = hashlib.blake2b("\n".join(sentences).encode(), digest_size=8).digest()
+            content_hash = int.from_bytes(digest)
+        documents.append((*sizes, content_hash))
+    lengths = np.fromiter(map(len, all_ids), np.uint32, len(all_ids))
+    tokens = np.fromiter(itertools.chain.from_iterable(all_ids), token_dtype(vocabulary.size), int(lengths.sum()))
+    return EncodedBatch(tokens, lengths, np.array(documents, DOCUMENT_DTYPE), texts[0].continues, problems)
 
 
-@functools.lru_cache(maxsize=1)
-def _encoder(vocabulary: Vocabulary, cache_entries: int) -> Encoder:
-    # Cache the encoder: its tokenizer is slow to build and has a cache that all batches of a process share.
-    return Encoder(vocabulary, cache_entries)
+# Building a tokenizer is slow, and all batches of a process share its cache of chunks.
+_cached_tokenizer = functools.lru_cache(maxsize=1)(Tokenizer)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -158,11 +158,6 @@ def token_dtype(vocabulary_size: int) -> np.dtype:
     return np.dtype("<u2") if vocabulary_size <= 1 << 16 else np.dtype("<u4")
 
 
-def file_entry(path: Path, sha256: str) -> dict[str, Any]:
-    """Returns a file's entry in the manifest."""
-    return {"bytes": path.stat().st_size, "sha256": sha256}
-
-
 def write_manifest(directory: AnyPath, manifest: dict[str, Any]) -> None:
     """Writes the manifest with sorted keys, so that equal corpora have byte-identical manifests."""
     text = json.dumps({"format": FORMAT, **manifest}, indent=1, sort_keys=True, ensure_ascii=False)

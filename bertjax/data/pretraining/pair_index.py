@@ -24,7 +24,7 @@ from bertjax.utils.io import (
     cache_dir,
     check_free_space,
     file_sha256,
-    read_json,
+    read_json_object,
     remove_temporaries,
     write_atomic,
 )
@@ -136,7 +136,15 @@ def open_pair_index(
             f"the {split} split of the corpus {corpus.path} has {count} documents, but sentence pairs need at least 2; "
             + ("prepare it again with a larger --heldout" if split == "heldout" else "prepare more text")
         )
-    settings = _settings(corpus, split, seq_len, seed, dupe_factor, pairs_per_row)
+    settings = {
+        "version": _VERSION,
+        "corpus": corpus.fingerprint,
+        "split": split,
+        "seq_len": seq_len,
+        "seed": seed,
+        "passes": dupe_factor,
+        "pairs_per_row": pairs_per_row,
+    }
     for path in _index_paths(corpus, settings):
         header = _read_header(path, settings)
         if header is not None:
@@ -162,24 +170,9 @@ def open_pair_index(
     )
 
 
-def _settings(
-    corpus: Corpus, split: str, seq_len: int, seed: int, dupe_factor: int, pairs_per_row: int
-) -> dict[str, Any]:
-    return {
-        "version": _VERSION,
-        "corpus": corpus.fingerprint,
-        "split": split,
-        "seq_len": seq_len,
-        "seed": seed,
-        "passes": dupe_factor,
-        "pairs_per_row": pairs_per_row,
-    }
-
-
 def _index_paths(corpus: Corpus, settings: dict[str, Any]) -> Iterator[Path]:
     """Yields the two possible paths of an index, without suffix: in the corpus and in the cache directory."""
-    key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
-    name = f"pairs-{settings['split']}-{settings['seq_len']}-{key}"
+    name = f"pairs-{settings['split']}-{settings['seq_len']}-{_json_sha256(settings)[:16]}"
     yield corpus.path / "pair_index" / name
     yield cache_dir() / "pair_index" / name
 
@@ -187,15 +180,12 @@ def _index_paths(corpus: Corpus, settings: dict[str, Any]) -> Iterator[Path]:
 def _read_header(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
     """Reads the header of a stored index. Returns None if the index is missing, damaged, or has different settings."""
     try:
-        header = read_json(path.with_suffix(".json"))
-        ends, runs = (np.array(header[name], np.int64) for name in ("pass_ends", "runs"))
-        rows, pairs = runs.T
-        num_bytes = int((rows * pairs).sum()) * RECORD.itemsize
-        if header.pop("sha256") != _header_sha256(header) or header["settings"] != settings:
+        header = read_json_object(path.with_suffix(".json"))
+        if header.pop("sha256") != _json_sha256(header) or header["settings"] != settings:
             return None
-        is_complete = path.with_suffix(".bin").stat().st_size == num_bytes and rows.sum() == ends[-1]
-        return header if is_complete else None
-    except (OSError, ValueError, KeyError, TypeError, IndexError, OverflowError):
+        num_bytes = sum(rows * pairs for rows, pairs in header["runs"]) * RECORD.itemsize
+        return header if path.with_suffix(".bin").stat().st_size == num_bytes else None
+    except (OSError, ValueError, KeyError):
         return None
 
 
@@ -239,7 +229,7 @@ def _write(path: Path, settings: dict[str, Any], split: Split) -> dict[str, Any]
                 ends.append(rows)
         sha256 = file_sha256(unfinished)
     header = {"settings": settings, "pass_ends": ends, "runs": runs, "records_sha256": sha256}
-    content = json.dumps({**header, "sha256": _header_sha256(header)}, sort_keys=True)
+    content = json.dumps({**header, "sha256": _json_sha256(header)}, sort_keys=True)
     write_atomic(path.with_suffix(".json"), content + "\n")
     return header
 
@@ -256,8 +246,8 @@ def _pack(
     return records[order], np.concatenate([[0], numbers])
 
 
-def _header_sha256(header: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
+def _json_sha256(value: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _blocks(split: Split, seq_len: int, seed: int, pass_index: int) -> Iterator[tuple[Iterator[np.ndarray], int]]:

@@ -53,13 +53,9 @@ class MaskedLm(PretrainingObjective):
         return PACKED_BATCH if self.packing else MASKED_LM_BATCH
 
     def row_source(self) -> "RowSource":
-        if self.packing:
-            from bertjax.data.pretraining.row_sources import PACKED_PAIRS
+        from bertjax.data.pretraining.row_sources import PACKED_PAIRS, SENTENCE_PAIRS
 
-            return PACKED_PAIRS
-        from bertjax.data.pretraining.row_sources import SENTENCE_PAIRS
-
-        return SENTENCE_PAIRS
+        return PACKED_PAIRS if self.packing else SENTENCE_PAIRS
 
     def flops_per_token(self, phase: Phase) -> float:
         return flops_per_token(self.model.config, phase.seq_len, phase.max_row_predictions)
