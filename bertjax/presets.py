@@ -52,7 +52,7 @@ def arguments(**defaults: Any) -> Callable[[Callable[[ConfigDict], ConfigDict]],
 def pretraining_config(size: str = "base") -> ConfigDict:
     """Returns the default pre-training config for a model size, see `size_fields`."""
     config = to_config_dict(config_class("pretraining")())
-    config.model.update({**size_fields(size), "vocab_size": 0})
+    config.model.update(size_fields(size))
     return config
 
 
@@ -65,8 +65,7 @@ def finetuning_config(task: str, size: str = "") -> ConfigDict:
     """
     config = to_config_dict(config_class(task)())
     if size:
-        defaults = to_config_dict(config_class("pretraining")()).model
-        config.model.update({**defaults, **size_fields(size), "vocab_size": 0})
+        config.model.update(pretraining_config(size).model)
     return config
 
 
@@ -85,19 +84,16 @@ def named_grid(name: str) -> list[Trial]:
       name: `one` (a single trial without changes), `glue` (section 4.1), `a3` (section A.3) or `small` (the small
         models of google-research/bert).
     """
-    learning_rates = {"glue": (5e-5, 4e-5, 3e-5, 2e-5), "a3": (5e-5, 3e-5, 2e-5), "small": (3e-4, 1e-4, 5e-5, 3e-5)}
-    batch_sizes = {"a3": (16, 32), "small": (8, 16, 32, 64, 128)}
-    epochs = {"a3": (2, 3, 4), "small": (4,)}
-    if name == "one":
-        return [{}]
-    if name not in learning_rates:
-        raise UsageError(f"unknown grid: {name}; the named grids are {', '.join(('one', *learning_rates))}")
-    values = {
-        "data.batch_size": batch_sizes.get(name),
-        "optimizer.learning_rate": learning_rates[name],
-        "epochs": epochs.get(name),
+    batch_size, rate = "data.batch_size", "optimizer.learning_rate"
+    grids: dict[str, dict[str, Sequence[Any]]] = {
+        "one": {},
+        "glue": {rate: (5e-5, 4e-5, 3e-5, 2e-5)},
+        "a3": {batch_size: (16, 32), rate: (5e-5, 3e-5, 2e-5), "epochs": (2, 3, 4)},
+        "small": {batch_size: (8, 16, 32, 64, 128), rate: (3e-4, 1e-4, 5e-5, 3e-5), "epochs": (4,)},
     }
-    return cross_product({field: choices for field, choices in values.items() if choices})
+    if name not in grids:
+        raise UsageError(f"unknown grid: {name}; the named grids are {', '.join(grids)}")
+    return cross_product(grids[name])
 
 
 def load_trials(config: str) -> list[Trial]:

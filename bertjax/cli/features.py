@@ -82,7 +82,7 @@ def features(args: argparse.Namespace) -> None:
     shown_texts = list(islice(texts, args.show))
     if args.output:
         texts = chain(shown_texts, texts)
-        indexed_shards = write_shards(Path(args.output), extractor.metadata(), extractor.shards, texts)
+        indexed_shards = write_shards(Path(args.output), extractor, texts)
     else:
         indexed_shards = ((0, shard) for shard in extractor.shards(shown_texts))
     for start, shard in indexed_shards:

@@ -137,8 +137,8 @@ def predict(args: argparse.Namespace) -> None:
     columns = [name for name in (args.columns or "").split(",") if name]
     with open_checkpoint(args) as checkpoint:
         config_dict = choose_split(checkpoint_config_dict(args, checkpoint), args.split or "test")
-        config = parse_config(config_dict)
-        for path in write_predictions(config, build_task(config), checkpoint, args.output, args.logits, columns):
+        task = build_task(parse_config(config_dict))
+        for path in write_predictions(task, checkpoint, args.output, args.logits, columns):
             show(path)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import fnmatch
+import json
 import logging
 import os
 import tempfile
@@ -16,18 +17,12 @@ from bertjax.convert import huggingface, model_card, names
 from bertjax.convert import tensorflow1 as tensorflow
 from bertjax.convert.huggingface_tokenizer import FILES as TOKENIZER_FILES
 from bertjax.convert.huggingface_tokenizer import read_tokenizer
-from bertjax.convert.portable import (
-    WORKDIR_FILES,
-    PortableCheckpoint,
-    read_workdir,
-    write_origin,
-    write_workdir,
-)
+from bertjax.convert.portable import WORKDIR_FILES, PortableCheckpoint, read_workdir, write_workdir
 from bertjax.data.corpus.vocabulary import Vocabulary, open_vocabulary, workdir_vocabulary
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, resolve_checkpoint_path, workdir_of
 from bertjax.training.sharding import list_devices
-from bertjax.training.workdir import CONFIG, is_converted, read_origin
+from bertjax.training.workdir import CONFIG, ORIGIN, is_converted, read_origin
 from bertjax.utils import hub
 from bertjax.utils.io import AnyPath, atomic_directory, check_free_space, recover_directory
 from bertjax.utils.process_pool import process_pool
@@ -133,9 +128,7 @@ def convert(source: str, destination: str, fmt: str, overwrite: bool) -> None:
     with atomic_directory(target, overwrite, "checkpoint", _holds_only_a_checkpoint) as folder:
         checkpoint = read_checkpoint(path)
         logger.info(f"{source}: {source_fmt}, {_describe(checkpoint)}")
-        _write(checkpoint, Path(folder), target, fmt)
-        if fmt == BERTJAX:
-            write_origin(folder, _origin_of(source, path))
+        _write(checkpoint, Path(folder), target, fmt, _origin_of(source, path))
     logger.info(f"wrote {target}: {fmt}")
 
 
@@ -148,12 +141,11 @@ def save(checkpoint: PortableCheckpoint, destination: str | os.PathLike, fmt: st
         raise UsageError(f"unknown format {fmt!r}; use one of {', '.join(FORMATS)}")
     target = Path(os.path.realpath(Path(destination).expanduser()))
     with atomic_directory(target, overwrite, "checkpoint", _holds_only_a_checkpoint) as folder:
-        _write(checkpoint, Path(folder), target, fmt)
-        if fmt == BERTJAX:
-            write_origin(folder, {"source": "bertjax.Pretrained.save"})
+        _write(checkpoint, Path(folder), target, fmt, {"source": "bertjax.Pretrained.save"})
 
 
-def _write(checkpoint: PortableCheckpoint, folder: Path, target: Path, fmt: str) -> None:
+def _write(checkpoint: PortableCheckpoint, folder: Path, target: Path, fmt: str, origin: dict[str, Any]) -> None:
+    """Writes the files of a checkpoint to `folder`. A workdir records its source, `origin`."""
     check_free_space(target, sum(array.nbytes for array in checkpoint.params.values()), f"the checkpoint {target}")
     write = {BERTJAX: write_workdir, HUGGINGFACE: huggingface.write, TENSORFLOW: tensorflow.write}[fmt]
     try:
@@ -164,6 +156,8 @@ def _write(checkpoint: PortableCheckpoint, folder: Path, target: Path, fmt: str)
         raise BertjaxError(f"cannot write the checkpoint {target}: {first_line(error)}; check the disk") from error
     for note in notes:
         logger.info(note)
+    if fmt == BERTJAX:
+        (folder / ORIGIN).write_text(json.dumps(origin) + "\n")
 
 
 def upload(source: str, address: str, overwrite: bool) -> str:

@@ -51,7 +51,6 @@ _CLASSES: dict[str, tuple[str, set[str]]] = {
     **{
         kind.huggingface_class: (name, {names.POOLER, names.CLASSIFIER} if kind.pools else {names.CLASSIFIER})
         for name, kind in reversed(OUTPUT_KINDS.items())
-        if kind.huggingface_class
     },
 }
 # Maps copies of tied arrays to the original arrays. Only older checkpoints store the copies.
@@ -79,7 +78,7 @@ def read(folder: Path) -> PortableCheckpoint:
     hf_config = _read_supported_config(folder)
     output_kind = _output_kind(hf_config)
     kind = OUTPUT_KINDS.get(output_kind)
-    labels = _labels(hf_config) if kind and kind.has_labels else ()
+    labels = _labels(hf_config) if kind and kind.num_outputs is None else ()
     config = parse_bert_config(
         hf_config,
         folder / CONFIG,
@@ -214,10 +213,6 @@ def _closest_class(checkpoint: PortableCheckpoint) -> str:
     For a checkpoint without an output layer, returns the class with the most similar heads.
     """
     if kind := OUTPUT_KINDS.get(checkpoint.output_kind):
-        if not kind.huggingface_class:
-            raise UsageError(
-                f"Hugging Face has no output layer for {checkpoint.output_kind}; use the bertjax checkpoint itself"
-            )
         return kind.huggingface_class
     modules = checkpoint.modules - {names.ENCODER}
 
@@ -252,7 +247,7 @@ def _make_config(checkpoint: PortableCheckpoint, class_name: str) -> dict[str, A
         "dtype": "float32",
     }
     kind = OUTPUT_KINDS.get(checkpoint.output_kind)
-    if kind and kind.has_labels:
+    if kind and kind.num_outputs is None:
         labels = checkpoint.labels or ("LABEL_0",)
         config["id2label"] = {str(index): label for index, label in enumerate(labels)}
         config["label2id"] = {label: index for index, label in enumerate(labels)}

@@ -4,7 +4,7 @@ from typing import Any
 
 from etils import epath
 
-from bertjax.tasks.finetuning.output_layer import CLASSES, MULTILABEL, SPANS, TAGS
+from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, MULTILABEL, SPANS, TAGS
 from bertjax.training.workdir import CONFIG, DATA, RESULTS
 from bertjax.utils import hub
 from bertjax.utils.io import read_json_object
@@ -15,6 +15,7 @@ _PIPELINES = {
     CLASSES: "text-classification",
     MULTILABEL: "text-classification",
     TAGS: "token-classification",
+    CHOICES: "multiple-choice",
     SPANS: "question-answering",
 }
 # Fields of `config.data` that identify the data of a run.
@@ -37,17 +38,17 @@ def model_card(repository: str, workdir: epath.Path | None, output_kind: str, si
         base_model=hub.parse(source)[0] if source else None,
         tags=["bert", "bertjax"],
     )
-    sections = [f"# {repository.split('/')[-1]}", f"BERT, {size}, trained with bertjax and converted to transformers."]
+    name = repository.split("/")[-1]
+    sections = [f"# {name}", f"BERT, {size}, trained with bertjax and converted to transformers."]
     if config:
         sections += ["## Task and data", _data_list(config, results)]
     metrics = {name: value for name, value in results.items() if isinstance(value, float)}
     if metrics:
         sections += ["## Results", "Metrics on the run's evaluation data:", _table(metrics, results["baseline"])]
-    name = repository.split("/")[-1]
-    sections += [
-        "## Use",
-        f"    bertjax predict --checkpoint {hub.PREFIX}{repository} ..." if output_kind else _load(repository),
-    ]
+    use = f"bertjax predict --checkpoint {hub.PREFIX}{repository} ..."
+    if not output_kind:
+        use = f'bert = bertjax.load("{hub.PREFIX}{repository}")'
+    sections += ["## Use", f"    {use}"]
     if config:
         start = f" --init_from {source}" if source else ""
         sections += [
@@ -56,10 +57,6 @@ def model_card(repository: str, workdir: epath.Path | None, output_kind: str, si
             f"`{CONFIG_FILE}` in this repository is the config of the run.",
         ]
     return f"---\n{header.to_yaml()}\n---\n\n" + "\n\n".join(sections) + "\n"
-
-
-def _load(repository: str) -> str:
-    return f'    bert = bertjax.load("{hub.PREFIX}{repository}")'
 
 
 def _data_list(config: dict[str, Any], results: dict[str, Any]) -> str:

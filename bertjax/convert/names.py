@@ -193,16 +193,10 @@ def import_params(
         raise UsageError(f"the arrays of {source} do not match its config: {text}; use the matching config")
     params = {}
     for parameter in parameters:
-        arrays = (
-            parameter.import_array(_to_float32(read_array(name), name, source), fmt) for name in names[parameter.path]
-        )
-        if parameter.is_layered:
-            stacked = np.empty((num_layers, *parameter.shape), np.float32)
-            for layer, array in enumerate(arrays):
-                stacked[layer] = array
-            params[parameter.path] = stacked
-        else:
-            params[parameter.path] = np.ascontiguousarray(next(arrays))
+        stacked = np.empty((len(names[parameter.path]), *parameter.shape), np.float32)
+        for layer, name in enumerate(names[parameter.path]):
+            stacked[layer] = parameter.import_array(_to_float32(read_array(name), name, source), fmt)
+        params[parameter.path] = stacked if parameter.is_layered else stacked[0]
     return params
 
 

@@ -218,8 +218,3 @@ def write_workdir(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
         (folder / name).write_bytes(content)
     save_params(epath.Path(folder), checkpoint.params, checkpoint.model_description, checkpoint.config.architecture)
     return []
-
-
-def write_origin(folder: AnyPath, origin: dict[str, Any]) -> None:
-    """Records the source of a conversion in its workdir."""
-    (folder / ORIGIN).write_text(json.dumps(origin) + "\n")

@@ -25,7 +25,7 @@ from bertjax.convert.portable import (
     shared_fields,
 )
 from bertjax.data.corpus.vocabulary import VOCABULARY_FILES
-from bertjax.errors import BertjaxError, UsageError, listed
+from bertjax.errors import BertjaxError, UsageError, first_line, listed
 from bertjax.inference.output_kinds import OUTPUT_KINDS
 
 CONFIG = "bert_config.json"
@@ -94,7 +94,7 @@ def read(path: Path) -> PortableCheckpoint:
         reader = tf.train.load_checkpoint(str(prefix))
         all_shapes = reader.get_variable_to_shape_map()
     except Exception as error:  # TensorFlow raises different exception types for different kinds of damage.
-        raise BertjaxError(f"cannot read {prefix}: {str(error).splitlines()[0]}; copy it again") from error
+        raise BertjaxError(f"cannot read {prefix}: {first_line(error)}; copy it again") from error
     shapes = {
         name: tuple(shape)
         for name, shape in all_shapes.items()
@@ -111,7 +111,7 @@ def read(path: Path) -> PortableCheckpoint:
             return reader.get_tensor(name)
         except Exception as error:
             raise BertjaxError(
-                f"cannot read {name} of {prefix}: {str(error).splitlines()[0]}; copy the checkpoint again"
+                f"cannot read {name} of {prefix}: {first_line(error)}; copy the checkpoint again"
             ) from error
 
     params = names.import_params(
@@ -124,7 +124,7 @@ def read(path: Path) -> PortableCheckpoint:
     )
     labels: tuple[str, ...] = ()
     # A single output means regression, which has no labels.
-    if output_kind and OUTPUT_KINDS[output_kind].has_labels and num_outputs > 1:
+    if output_kind and OUTPUT_KINDS[output_kind].num_outputs is None and num_outputs > 1:
         labels = _read_labels(tf_config, num_outputs, config_file)
     notes = [f"read {prefix.name}"]
     if num_skipped := len(all_shapes) - len(shapes):
@@ -201,6 +201,3 @@ def _save(arrays: Iterator[tuple[str, np.ndarray]], prefix: Path) -> None:
             flush()
     flush()
     tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=chunks, destination_prefix=str(prefix), delete_old_dirs=False)
-    for chunk in chunks:
-        for file in prefix.parent.glob(f"{os.path.basename(chunk)}.*"):
-            file.unlink()

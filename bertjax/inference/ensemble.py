@@ -58,18 +58,17 @@ def ensemble(
                 f"{checkpoints[index]} has the same parameters as another member of the ensemble; use different "
                 "checkpoints"
             )
-    first: tuple[RunConfig, Task] | None = None
+    first: Task | None = None
     mean: _Outputs = []
     members = []
     for number, (checkpoint, fingerprint) in enumerate(zip(checkpoints, fingerprints, strict=True), 1):
         logger.info(f"ensemble member {number} of {len(checkpoints)}: {checkpoint}")
-        config = read_config(checkpoint)
-        task = build_task(config)
+        task = build_task(read_config(checkpoint))
         if first is None:
-            first = config, task
-            check_output(task, config.task, folder)
-        compared = _compared(config, task)
-        if changed := [name for name, value in _compared(*first).items() if value != compared[name]]:
+            first = task
+            check_output(task, folder)
+        compared = _compared(task)
+        if changed := [name for name, value in _compared(first).items() if value != compared[name]]:
             raise UsageError(
                 f"{checkpoint} differs from the first member in {', '.join(changed)}; use members with the same task, "
                 "vocabulary and data, and set the same --config.data.FIELD for all"
@@ -78,17 +77,17 @@ def ensemble(
         members.append({"fingerprint": fingerprint, **_metrics(task, outputs)})
         mean = _update_mean(mean, outputs, number) if mean else outputs
     assert first is not None
-    config, task = first
-    metrics = {**_metrics(task, mean), "members": members}
-    for path in write_outputs(task, mean, folder):
+    metrics = {**_metrics(first, mean), "members": members}
+    for path in write_outputs(first, mean, folder):
         logger.info(str(path))
-    results = {**metrics, "config": dataclasses.asdict(config), "data_sha256": task.data_hash}
+    results = {**metrics, "config": dataclasses.asdict(first.config), "data_sha256": first.data_hash}
     write_atomic(Path(folder) / RESULTS, json.dumps(results, indent=1) + "\n")
     return metrics
 
 
-def _compared(config: RunConfig, task: Task) -> dict[str, Any]:
+def _compared(task: Task) -> dict[str, Any]:
     """Returns the properties that all members must share, so that their outputs can be averaged."""
+    config = task.config
     batching = {f"config.data.{name}": getattr(config.data, name) for name in ("seq_len", "bucket", "eval_batch_size")}
     identity = {"task": config.task, "labels": [*task.labels], "vocabulary": task.workdir_files.get(ENTRY)}
     return {**identity, "data": task.data_hash, **batching}

@@ -20,9 +20,9 @@ import jax
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from bertjax.data.finetuning.examples import Examples, make_examples, truncated_lengths
+from bertjax.data.finetuning.examples import Examples, make_examples
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.inference.inputs import PAIR_SEPARATOR, TruncationCount, make_batches
+from bertjax.inference.inputs import PAIR_SEPARATOR, TruncationCount, encode_row, make_batches
 from bertjax.inference.loaded_model import LoadedModel
 from bertjax.model.encoder import make_encoder
 from bertjax.model.partitioning import resolve_layout
@@ -138,27 +138,19 @@ class FeatureExtractor:
 
     def _encode(self, text: str, truncation: TruncationCount) -> dict[str, list[int]]:
         """Encodes a text or pair as lists with one value per token."""
-        vocabulary = self.model.vocabulary
         parts = text.split(PAIR_SEPARATOR, 1)
         if len(parts) > 1 and self.model.config.type_vocab_size < 2:
             raise UsageError(f"{text[:60]!r} is a pair, but the model has one segment; use single texts")
         encoded = [self.model.tokenizer.encode_with_offsets(part) for part in parts]
-        lengths = [len(ids) for ids, _ in encoded]
-        truncation.add(sum(lengths) + len(lengths) + 1)
-        if len(parts) > 1:
-            lengths = truncated_lengths(lengths[0], lengths[1], self.seq_len - 3)
-        else:
-            lengths = [min(lengths[0], self.seq_len - 2)]
-        row = {"input_ids": [vocabulary.cls_id], "segment_ids": [0]}
+        row = encode_row([ids for ids, _ in encoded], self.model.vocabulary, truncation)
         row |= {name: [_NO_WORD] for name in ("words", "starts", "ends")}
         first_char, first_word = 0, 0
-        for segment, (part, (ids, spans), length) in enumerate(zip(parts, encoded, lengths, strict=True)):
+        for segment, (part, (_, spans)) in enumerate(zip(parts, encoded, strict=True)):
             word_starts = np.array([match.start() for match in re.finditer(r"\S+", part)], np.int64)
-            spans = spans[:length]
+            # Drop the spans of truncated pieces. A segment ends with [SEP], and the first segment starts with [CLS].
+            spans = spans[: row["segment_ids"].count(segment) - (2 if segment == 0 else 1)]
             # Assign each token to the word of its last character, since a SentencePiece token may start with a space.
             words = np.searchsorted(word_starts, np.maximum(spans[:, 1] - 1, spans[:, 0]), side="right") - 1
-            row["input_ids"] += [*ids[:length], vocabulary.sep_id]
-            row["segment_ids"] += [segment] * (length + 1)
             row["words"] += [*(words + first_word).tolist(), _NO_WORD]
             row["starts"] += [*(spans[:, 0] + first_char).tolist(), _NO_WORD]
             row["ends"] += [*(spans[:, 1] + first_char).tolist(), _NO_WORD]
@@ -231,20 +223,17 @@ def format_features(text: str, shard: dict[str, Any], index: int, layers: Sequen
 
 
 def write_shards(
-    folder: Path,
-    metadata: dict[str, Any],
-    make_shards: Callable[[Iterable[str]], Iterator[dict[str, Any]]],
-    texts: Iterable[str],
+    folder: Path, extractor: FeatureExtractor, texts: Iterable[str]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Writes shards to `00000.npz`, `00001.npz`, ..., and finally the numbers of texts and shards to `features.json`.
 
-    Keeps the shards of an interrupted command. `metadata` contains all settings that determine the features, except the
-    texts, and `make_shards` must be deterministic. Raises a UsageError if existing shards have other metadata, or if
-    they were not created from the first elements of `texts`.
+    Keeps the shards of an interrupted command. Raises a UsageError if existing shards have other metadata, or if they
+    were not created from the first elements of `texts`.
 
     Yields:
       The number of texts before each new shard, and the shard.
     """
+    metadata = extractor.metadata()
     with _locked_folder(folder, metadata):
         remaining = iter(texts)
         num_shards, num_done = 0, 0
@@ -253,7 +242,7 @@ def write_shards(
             num_shards += 1
         if num_shards:
             logger.info(f"resuming {folder} after {num_done:,} texts in {num_shards:,} shards")
-        for shard in make_shards(remaining):
+        for shard in extractor.shards(remaining):
             write_npz(_shard_path(folder, num_shards), shard)
             yield num_done, shard
             num_done += num_texts(shard)

@@ -83,14 +83,6 @@ class LoadedModel:
         """Flax module of the checkpoint, or an `EncoderModel` if the checkpoint's head is unknown."""
         return build_known_model(self.model_description, self.config)
 
-    def check_modules(self, *modules: str) -> None:
-        """Raises a UsageError if the checkpoint lacks the parameters of one of `modules`, such as `masked_lm`."""
-        if missing := [module for module in modules if module not in self.params]:
-            raise UsageError(
-                f"{self.path} lacks the parameters {', '.join(missing)} and contains only "
-                f"{', '.join(sorted(self.params))}; use a checkpoint that contains {', '.join(missing)}"
-            )
-
     @functools.cached_property
     def apply(self) -> Callable[[Batch], Any]:
         """Function that runs the jitted `model` on a NumPy batch and returns its outputs as NumPy arrays."""

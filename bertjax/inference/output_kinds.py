@@ -5,6 +5,7 @@ in other checkpoint formats.
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -175,10 +176,9 @@ class OutputKind:
       task: task that fine-tunes models of this kind.
       build_model: function that builds the Flax module from a config and a number of outputs.
       predict: function that returns one record per input.
-      num_outputs: number of outputs (default: None, the number of labels).
-      has_labels: whether outputs have names.
+      huggingface_class: model class of Hugging Face transformers.
+      num_outputs: number of outputs (default: None, one output per label).
       pools: whether the output layer applies to the pooled [CLS] state rather than to the state of every token.
-      huggingface_class: model class of Hugging Face transformers (default: None, cannot be converted).
       huggingface_kernel: name of the output layer's kernel in Hugging Face checkpoints.
       tensorflow_kernel: name of the kernel in google-research/bert checkpoints (default: None, cannot be converted).
     """
@@ -186,16 +186,11 @@ class OutputKind:
     task: str
     build_model: Callable[[ModelConfig, int], nn.Module]
     predict: Callable[[TextPredictor, Sequence[Any]], list[Record]]
+    huggingface_class: str
     num_outputs: int | None = None
-    has_labels: bool = False
     pools: bool = True
-    huggingface_class: str | None = None
     huggingface_kernel: str = "classifier.weight"
     tensorflow_kernel: str | None = None
-
-
-def _token_model(config: ModelConfig, num_outputs: int) -> TokenModel:
-    return TokenModel(config, num_outputs, head_dropout=False)
 
 
 OUTPUT_KINDS = {
@@ -203,7 +198,6 @@ OUTPUT_KINDS = {
         task="text",
         build_model=SequenceModel,
         predict=predict_classes,
-        has_labels=True,
         huggingface_class="BertForSequenceClassification",
         tensorflow_kernel="output_weights",
     ),
@@ -211,7 +205,6 @@ OUTPUT_KINDS = {
         task="text",
         build_model=SequenceModel,
         predict=predict_labels,
-        has_labels=True,
         huggingface_class="BertForSequenceClassification",
     ),
     CHOICES: OutputKind(
@@ -223,15 +216,14 @@ OUTPUT_KINDS = {
     ),
     TAGS: OutputKind(
         task="ner",
-        build_model=_token_model,
+        build_model=functools.partial(TokenModel, head_dropout=False),
         predict=predict_tags,
-        has_labels=True,
         pools=False,
         huggingface_class="BertForTokenClassification",
     ),
     SPANS: OutputKind(
         task="squad",
-        build_model=_token_model,
+        build_model=functools.partial(TokenModel, head_dropout=False),
         predict=predict_spans,
         num_outputs=2,
         pools=False,

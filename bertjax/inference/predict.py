@@ -1,6 +1,5 @@
 """Predictions for texts (labels or masked words), and prediction files for the data of a task."""
 
-import contextlib
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,7 +8,6 @@ from pathlib import Path
 import numpy as np
 from etils import epath
 
-from bertjax.config.run import RunConfig
 from bertjax.data.finetuning.examples import make_examples
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.inference.inputs import Texts, TruncationCount, make_batches
@@ -128,7 +126,11 @@ def fill_mask(model: LoadedModel, text: str, top: int) -> list[list[tuple[str, f
       For each [MASK], from left to right, `top` pairs of token and probability, best first.
     """
     check_masked_texts([text], top)
-    model.check_modules("masked_lm")
+    if "masked_lm" not in model.params:
+        raise UsageError(
+            f"{model.path} lacks the parameters masked_lm and contains only {', '.join(sorted(model.params))}; use a "
+            "checkpoint that contains masked_lm"
+        )
     vocabulary, max_len = model.vocabulary, model.config.max_position_embeddings
     if top > vocabulary.size:
         raise UsageError(f"top={top} is larger than the vocabulary; use at most {vocabulary.size}")
@@ -143,12 +145,7 @@ def fill_mask(model: LoadedModel, text: str, top: int) -> list[list[tuple[str, f
 
 
 def write_predictions(
-    config: RunConfig,
-    task: Task,
-    checkpoint: epath.Path,
-    folder: str,
-    logits: bool = False,
-    columns: Sequence[str] = (),
+    task: Task, checkpoint: epath.Path, folder: str, logits: bool = False, columns: Sequence[str] = ()
 ) -> list[Path]:
     """Predicts all evaluation examples of a task, writes the prediction files and returns their paths.
 
@@ -156,18 +153,18 @@ def write_predictions(
     """
     mesh, params = mesh_and_params(task, checkpoint)
     # Check the output only after the checkpoint is loaded, because the check creates the folder.
-    check_output(task, config.task, folder, columns)
+    check_output(task, folder, columns)
     return write_outputs(task, predict(task, mesh, params)[1], folder, logits, columns)
 
 
-def check_output(task: Task, task_name: str, folder: str, columns: Sequence[str] = ()) -> None:
+def check_output(task: Task, folder: str, columns: Sequence[str] = ()) -> None:
     """Creates the output folder.
 
     Raises a UsageError if the task writes no predictions or a column cannot be copied, and a BertjaxError if the folder
     cannot be created.
     """
     if not task.writes_predictions:
-        raise UsageError(f"the task {task_name} writes no prediction files; use `bertjax evaluate`")
+        raise UsageError(f"the task {task.config.task} writes no prediction files; use `bertjax evaluate`")
     for file_records in task.prediction_records():
         _check_columns(file_records, columns)
     try:
@@ -223,10 +220,8 @@ def _add_columns(
 
 def _write_json_lines(path: Path, records: Iterable[Record]) -> None:
     try:
-        with contextlib.ExitStack() as stack:
-            unfinished = stack.enter_context(atomic_file(path))
-            # `backslashreplace` writes lone surrogates as JSON escapes.
-            file = stack.enter_context(open(unfinished, "w", encoding="utf-8", errors="backslashreplace"))
+        # `backslashreplace` writes lone surrogates as JSON escapes.
+        with atomic_file(path) as temporary, open(temporary, "w", encoding="utf-8", errors="backslashreplace") as file:
             for record in records:
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
     except OSError as error:

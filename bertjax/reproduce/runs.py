@@ -62,11 +62,6 @@ class Released:
     fingerprint: str
     architecture: Architecture
 
-    @property
-    def size(self) -> str:
-        """Model size as text for messages, such as `12 layers, hidden size 768`."""
-        return f"{self.architecture.num_hidden_layers} layers, hidden size {self.architecture.hidden_size}"
-
 
 @functools.cache
 def load_released(checkpoint: str) -> Released:
@@ -112,7 +107,8 @@ def model_notes(scale: Scale, args: Mapping[str, Any]) -> list[str]:
     for model in RELEASED:
         if checkpoint := args.get(model):
             found = load_released(checkpoint)
-            notes.append(f"{model.upper()} is {checkpoint}: {found.size}, fingerprint {found.fingerprint[:8]}")
+            size = f"{found.architecture.num_hidden_layers} layers, hidden size {found.architecture.hidden_size}"
+            notes.append(f"{model.upper()} is {checkpoint}: {size}, fingerprint {found.fingerprint[:8]}")
         else:
             notes.append(f"{model.upper()} is {getattr(scale, model)}")
     return notes

@@ -196,7 +196,7 @@ class Task(FinetuningTask):
         return values
 
     def _submission_file(self, suffix: str) -> str:
-        return {**self._spec.submission, _AX_SUFFIX: "AX.tsv"}[suffix]
+        return {"": f"{self._spec.folder}.tsv", **self._spec.submission, _AX_SUFFIX: "AX.tsv"}[suffix]
 
 
 def _row_indices(ids: list[str], count: int) -> list[int]:

@@ -148,10 +148,9 @@ class Task(FinetuningTask):
     def score(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
         answers = self._answers(outputs)
         if self.config.data.version != _V2:
-            has_answers = any(question.answers for question in self._questions)
-            return metrics.score_v1(self._gold(), self._best_texts(answers)) if has_answers else {}
+            return metrics.score_v1(self._gold(), self._texts(answers)) if self.is_labeled() else {}
         threshold = self._null_threshold(answers)
-        scores = metrics.score_v2(self._gold(), self._texts_or_null(answers, threshold))
+        scores = metrics.score_v2(self._gold(), self._texts(answers, threshold))
         return {**scores, "null_threshold": threshold}
 
     def baseline(self) -> dict[str, float]:
@@ -177,12 +176,10 @@ class Task(FinetuningTask):
         """Writes the official prediction file, the n-best answers and, for 2.0, the null odds."""
         answers, is_v2 = self._answers(outputs), self.config.data.version == _V2
         pairs = list(zip(self._questions, answers, strict=True))
-        files: dict[str, Any] = {}
+        threshold = self._null_threshold(answers) if is_v2 else math.inf
+        files: dict[str, Any] = {_PREDICTIONS: self._texts(answers, threshold)}
         if is_v2:
-            files[_PREDICTIONS] = self._texts_or_null(answers, self._null_threshold(answers))
             files[_NULL_ODDS] = {question.id: answer.null_odds for question, answer in pairs}
-        else:
-            files[_PREDICTIONS] = self._best_texts(answers)
         files[_NBEST] = {question.id: nbest_with_probabilities(answer, is_v2) for question, answer in pairs}
         return [
             write_atomic(folder / name, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
@@ -229,10 +226,7 @@ class Task(FinetuningTask):
     def _gold(self) -> dict[str, tuple[str, ...]]:
         return {question.id: question.answers for question in self._questions}
 
-    def _best_texts(self, answers: list[Answer]) -> dict[str, str]:
-        return {question.id: answer.text for question, answer in zip(self._questions, answers, strict=True)}
-
-    def _texts_or_null(self, answers: list[Answer], threshold: float) -> dict[str, str]:
+    def _texts(self, answers: list[Answer], threshold: float = math.inf) -> dict[str, str]:
         """Returns the predicted answer to each question, or "" if the null odds exceed the threshold."""
         return {
             question.id: "" if answer.null_odds > threshold else answer.text
@@ -250,7 +244,7 @@ class Task(FinetuningTask):
                 "--config.data.choose_null_threshold=false, and set --config.data.null_threshold to the value in the "
                 "workdir's results.json"
             )
-        predictions = self._best_texts(answers)
+        predictions = self._texts(answers)
         odds = {question.id: answer.null_odds for question, answer in zip(self._questions, answers, strict=True)}
         f1_scores = metrics.question_scores_v2(gold, predictions)[1]
         return _round_up(metrics.best_threshold(gold, f1_scores, predictions, odds)[0])

@@ -145,10 +145,6 @@ class Config(FinetuningConfig):
         if self.data.kind != "classes":
             self.reject(f"kind={self.data.kind} has no classes", "label_smoothing", "data.class_weights")
 
-    @property
-    def has_data(self) -> bool:
-        return self.data.has_files
-
 
 class Task(FinetuningTask):
     """Classification, multi-label classification or regression of one or two texts per row."""

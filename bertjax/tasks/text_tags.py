@@ -17,10 +17,6 @@ class Config(FinetuningConfig):
     task: str = "text_tags"
     data: TableData = TableData()
 
-    @property
-    def has_data(self) -> bool:
-        return self.data.has_files
-
 
 class Task(TaggingTask):
     """Token tagging of files with one sentence per row. Two columns contain the words and the tags."""

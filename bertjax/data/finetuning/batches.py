@@ -8,7 +8,7 @@ model more slowly. Several short examples can be packed into one training row.
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import numpy as np
 
@@ -225,13 +225,13 @@ class EpochOrder:
         self._length_buckets = -(-self._lengths // _LENGTH_UNIT)
         self.steps_per_epoch = -(-len(examples) // batching.batch_size)
         self._epoch = lru_cache(maxsize=2)(self._draw_epoch)
-        self._epoch_shapes = lru_cache(maxsize=None)(self._count_shapes)
+        self._epoch_shapes = cache(lambda epoch: Counter(self._epoch(epoch)[1]))
         # After sorting, all epochs have the same sequence of length buckets. If `bucket` is a multiple of the unit, all
         # epochs therefore have the same batch shapes.
         self._has_equal_epochs = batching.examples_per_row == 1 and batching.bucket % _LENGTH_UNIT == 0
 
-    def _draw_epoch(self, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
-        """Returns the example indices of each batch, and the shape (rows, tokens) of each batch, int64 [steps, 2]."""
+    def _draw_epoch(self, epoch: int) -> tuple[list[np.ndarray], list[tuple[int, int]]]:
+        """Returns the example indices of each batch, and the shape (rows, tokens) of each batch."""
         rng = np.random.default_rng([self._seed, epoch])
         order = rng.permutation(len(self._lengths))
         order = order[np.argsort(self._length_buckets[order], kind="stable")]
@@ -239,12 +239,11 @@ class EpochOrder:
         batches = [order[start : start + size] for start in range(0, len(order), size)]
         batches = [batches[index] for index in rng.permutation(len(batches))]
         if self._batching.examples_per_row == 1:
-            shapes = [(size, self._batching.padded_length(int(self._lengths[batch].max()))) for batch in batches]
-            return batches, np.array(shapes, np.int64)
+            return batches, [(size, self._batching.padded_length(int(self._lengths[batch].max()))) for batch in batches]
         layouts = [pack_batch(self._lengths[batch], self._batching) for batch in batches]
         # Unused slots are -1, which selects the last element, so append NO_EXAMPLE as the last element.
         rows = [np.append(batch, NO_EXAMPLE)[slots] for batch, (slots, _) in zip(batches, layouts, strict=True)]
-        return rows, np.array([(len(slots), length) for slots, length in layouts], np.int64)
+        return rows, [(len(slots), length) for slots, length in layouts]
 
     def batch(self, step: int) -> tuple[np.ndarray, int]:
         """Returns the example indices of a step and the number of tokens per row.
@@ -253,7 +252,7 @@ class EpochOrder:
         """
         epoch, index = divmod(step, self.steps_per_epoch)
         batches, shapes = self._epoch(epoch)
-        return batches[index], int(shapes[index, 1])
+        return batches[index], shapes[index][1]
 
     def typical_step(self) -> int:
         """Returns a typical step of the first epoch, for benchmarks.
@@ -262,23 +261,16 @@ class EpochOrder:
         """
         batches, shapes = self._epoch(0)
         most_common, _ = self._epoch_shapes(0).most_common(1)[0]
-        steps = [step for step, shape in enumerate(shapes) if tuple(shape) == most_common]
+        steps = [step for step, shape in enumerate(shapes) if shape == most_common]
         return max(steps, key=lambda step: (np.sum(batches[step] != NO_EXAMPLE), -step))
 
-    def shape_counts(self, step: int) -> dict[tuple[int, int], int]:
+    def shape_counts(self, step: int) -> Counter[tuple[int, int]]:
         """Counts the steps before `step` by batch shape (rows, tokens)."""
         epochs, rest = divmod(step, self.steps_per_epoch)
         counts: Counter[tuple[int, int]] = Counter()
         for epoch in range(epochs):
             counts += self._epoch_shapes(0 if self._has_equal_epochs else epoch)
-        return dict(counts + _count(self._epoch(epochs)[1][:rest]) if rest else counts)
-
-    def _count_shapes(self, epoch: int) -> Counter[tuple[int, int]]:
-        return _count(self._epoch(epoch)[1])
-
-
-def _count(shapes: np.ndarray) -> Counter[tuple[int, int]]:
-    return Counter((int(rows), int(tokens)) for rows, tokens in shapes)
+        return counts + Counter(self._epoch(epochs)[1][:rest]) if rest else counts
 
 
 def train_batches(

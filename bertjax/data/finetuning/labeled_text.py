@@ -1,6 +1,8 @@
 """Tokenization of table rows with one or two texts and a label."""
 
+import contextlib
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -35,12 +37,9 @@ class Target:
           Class ids, int32 [N]. For multi-label data, zeros and ones, int32 [N, K]. For regression, float32 [N]. Missing
           labels are -1, or NaN for regression.
         """
-        values = [self._missing_label if value is None else value for value in values]
+        missing = [-1] * len(self.labels) if self.separator else -1 if self.labels else np.nan
+        values = [missing if value is None else value for value in values]
         return np.array(values, np.int32 if self.labels else np.float32)
-
-    @property
-    def _missing_label(self) -> Any:
-        return [-1] * len(self.labels) if self.separator else -1 if self.labels else np.nan
 
     def read(self, row: Row, stats: ReadStats) -> Any:
         """Returns the label of a row as a value for `to_array`.
@@ -49,14 +48,28 @@ class Target:
         """
         if self.separator:
             names = read_labels(row, self.column, self.separator, stats)
-            ids = {_class_id(name, self.labels, self.column, row.line, stats.file) for name in names}
+            ids = {self._class_id(name, row, stats) for name in names}
             return [int(index in ids) for index in range(len(self.labels))]
         label = read_label(row, self.column, stats)
         if not label:
             return None
-        if self.labels:
-            return _class_id(label, self.labels, self.column, row.line, stats.file)
-        return _number(label, self.column, row.line, stats.file)
+        return self._class_id(label, row, stats) if self.labels else self._number(label, row, stats)
+
+    def _class_id(self, name: str, row: Row, stats: ReadStats) -> int:
+        try:
+            return self.labels.index(name)
+        except ValueError:
+            place = f"{stats.file} line {row.line}: {self.column}"
+            raise UsageError(
+                f"{place} is {quoted(name)}, which is not a label; use one of {listed(self.labels)}"
+            ) from None
+
+    def _number(self, text: str, row: Row, stats: ReadStats) -> float:
+        with contextlib.suppress(ValueError):
+            if math.isfinite(number := float(text)):
+                return number
+        place = f"{stats.file} line {row.line}: {self.column}"
+        raise UsageError(f"{place} is {quoted(text)}, not a number; correct the value")
 
 
 def encode_rows(
@@ -125,22 +138,3 @@ def read_labels(row: Row, column: str, separator: str, stats: ReadStats) -> list
                 f"string that does not contain config.data.label_separator={separator!r}"
             )
     return [str(item).strip() for item in value]
-
-
-def _class_id(value: str, labels: Sequence[str], column: str, line: int, file: str) -> int:
-    try:
-        return labels.index(value)
-    except ValueError:
-        raise UsageError(
-            f"{file} line {line}: {column} is {quoted(value)}, which is not a label; use one of {listed(labels)}"
-        ) from None
-
-
-def _number(value: str, column: str, line: int, file: str) -> float:
-    try:
-        number = float(value)
-    except ValueError:
-        number = np.nan
-    if not np.isfinite(number):
-        raise UsageError(f"{file} line {line}: {column} is {quoted(value)}, not a number; correct the value")
-    return number

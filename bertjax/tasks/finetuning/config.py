@@ -97,6 +97,11 @@ class FinetuningData:
             ) from None
         return weights
 
+    @property
+    def has_files(self) -> bool:
+        """True if data files are configured."""
+        return bool(self.path)
+
 
 @dataclasses.dataclass(frozen=True)
 class FinetuningConfig(RunConfig):
@@ -177,4 +182,4 @@ class FinetuningConfig(RunConfig):
     @property
     def has_data(self) -> bool:
         """True if data files are configured. Without data, a task has only synthetic batches."""
-        return bool(self.data.path)
+        return self.data.has_files

@@ -3,8 +3,9 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -28,9 +29,10 @@ class GlueSpec:
       label: column of the label.
       labels: names of the classes by id. Empty for regression.
       metrics: names in `bertjax.metrics.classification.METRICS`. The first one selects the best checkpoint.
-      submission: name of each evaluation set's file for the GLUE server, by metric suffix.
       eval_sets: text after `dev` or `test` in the name of each evaluation set's data file, by metric suffix.
+      submission: name of each evaluation set's file for the GLUE server, by metric suffix (default: `FOLDER.tsv`).
       header: column names of train and dev files if they have no header line (default: (), they have one).
+      tfds_texts: TFDS features of the sentences (default: (), named like `texts`).
     """
 
     folder: str
@@ -38,9 +40,10 @@ class GlueSpec:
     label: str
     labels: tuple[str, ...]
     metrics: tuple[str, ...]
-    submission: dict[str, str]
     eval_sets: dict[str, str] = dataclasses.field(default_factory=lambda: {"": ""})
+    submission: dict[str, str] = dataclasses.field(default_factory=dict)
     header: tuple[str, ...] = ()
+    tfds_texts: tuple[str, ...] = ()
 
 
 _BINARY = ("0", "1")
@@ -48,39 +51,31 @@ _ENTAILMENT = ("entailment", "not_entailment")
 _PAIR = ("sentence1", "sentence2")
 _DIAGNOSTIC = "diagnostic"
 _NLI = ("contradiction", "entailment", "neutral")
+_TFDS_NLI = ("premise", "hypothesis")
+_COLA = ("source", "label", "star", "sentence")
 SPECS = {
-    "cola": GlueSpec(
-        "CoLA",
-        ("sentence",),
-        "label",
-        _BINARY,
-        ("matthews", "accuracy"),
-        {"": "CoLA.tsv"},
-        header=("source", "label", "star", "sentence"),
-    ),
-    "sst2": GlueSpec("SST-2", ("sentence",), "label", _BINARY, ("accuracy",), {"": "SST-2.tsv"}),
-    "mrpc": GlueSpec("MRPC", ("#1 String", "#2 String"), "Quality", _BINARY, ("f1", "accuracy"), {"": "MRPC.tsv"}),
-    "stsb": GlueSpec("STS-B", _PAIR, "score", (), ("spearman", "pearson"), {"": "STS-B.tsv"}),
-    "qqp": GlueSpec("QQP", ("question1", "question2"), "is_duplicate", _BINARY, ("f1", "accuracy"), {"": "QQP.tsv"}),
+    "cola": GlueSpec("CoLA", ("sentence",), "label", _BINARY, ("matthews", "accuracy"), header=_COLA),
+    "sst2": GlueSpec("SST-2", ("sentence",), "label", _BINARY, ("accuracy",)),
+    "mrpc": GlueSpec("MRPC", ("#1 String", "#2 String"), "Quality", _BINARY, ("f1", "accuracy"), tfds_texts=_PAIR),
+    "stsb": GlueSpec("STS-B", _PAIR, "score", (), ("spearman", "pearson")),
+    "qqp": GlueSpec("QQP", ("question1", "question2"), "is_duplicate", _BINARY, ("f1", "accuracy")),
     "mnli": GlueSpec(
         "MNLI",
         _PAIR,
         "gold_label",
         _NLI,
         ("accuracy",),
-        {"": "MNLI-m.tsv", "_mismatched": "MNLI-mm.tsv"},
         eval_sets={"": "_matched", "_mismatched": "_mismatched"},
+        submission={"": "MNLI-m.tsv", "_mismatched": "MNLI-mm.tsv"},
+        tfds_texts=_TFDS_NLI,
     ),
-    "qnli": GlueSpec("QNLI", ("question", "sentence"), "label", _ENTAILMENT, ("accuracy",), {"": "QNLI.tsv"}),
-    "rte": GlueSpec("RTE", _PAIR, "label", _ENTAILMENT, ("accuracy",), {"": "RTE.tsv"}),
-    "wnli": GlueSpec("WNLI", _PAIR, "label", _BINARY, ("accuracy",), {"": "WNLI.tsv"}),
+    "qnli": GlueSpec("QNLI", ("question", "sentence"), "label", _ENTAILMENT, ("accuracy",)),
+    "rte": GlueSpec("RTE", _PAIR, "label", _ENTAILMENT, ("accuracy",)),
+    "wnli": GlueSpec("WNLI", _PAIR, "label", _BINARY, ("accuracy",)),
     # The diagnostic set has no training or dev set; its labels are predicted by a model trained on MNLI.
-    "ax": GlueSpec(_DIAGNOSTIC, _PAIR, "gold_label", _NLI, ("accuracy",), {"": "AX.tsv"}),
-}
-_TFDS_TEXTS = {
-    "mrpc": ("sentence1", "sentence2"),
-    "mnli": ("premise", "hypothesis"),
-    "ax": ("premise", "hypothesis"),
+    "ax": GlueSpec(
+        _DIAGNOSTIC, _PAIR, "gold_label", _NLI, ("accuracy",), submission={"": "AX.tsv"}, tfds_texts=_TFDS_NLI
+    ),
 }
 # Range of STS-B's scores. The GLUE server rejects other scores.
 SCORE_RANGE = (0.0, 5.0)
@@ -118,10 +113,12 @@ def read_split(
     """Reads and encodes the rows of a split such as `dev_matched`. Appends row counts to `read_stats`."""
     has_labels = not split.startswith("test") and spec.folder != _DIAGNOSTIC
     training = split == "train"
-    if data.path.startswith(TFDS_PREFIX):
-        stats, rows = _tfds_rows(data.path.removeprefix(TFDS_PREFIX), spec, split, has_labels)
-    else:
-        stats, rows = _file_rows(Path(data.path).expanduser(), spec, split, has_labels, keep_short=not training)
+    read_rows = functools.partial(_read_rows, data.path, spec, split)
+    texts = dict(zip(spec.texts, spec.tfds_texts or spec.texts, strict=True))
+    columns = texts | ({spec.label: "label"} if has_labels else {})
+    optional = {} if has_labels else {_INDEX: _TFDS_INDEX}
+    named_labels = bool(spec.labels) and spec.labels != _BINARY
+    stats, rows = read_rows(columns, optional, keep_short=not training, named_labels=named_labels)
     read_stats.append(stats)
     ids: list[str] = []
     rows = _collect_ids(rows, None if spec.labels or not has_labels else spec.label, ids, stats)
@@ -129,8 +126,9 @@ def read_split(
     examples = encode_rows(
         rows, spec.texts, target, tokenizer, data.seq_len, stats, labeled=has_labels, training=training
     )
-    read_columns = functools.partial(_read_columns, data.path, spec, split)
-    return EvaluationSet(examples, [] if has_labels else ids, read_columns)
+    return EvaluationSet(
+        examples, [] if has_labels else ids, lambda names: read_rows({name: name for name in names})[1]
+    )
 
 
 def _collect_ids(rows: Iterator[Row], score: str | None, ids: list[str], stats: ReadStats) -> Iterator[Row]:
@@ -144,41 +142,24 @@ def _collect_ids(rows: Iterator[Row], score: str | None, ids: list[str], stats: 
         yield row
 
 
-def _file_rows(
-    folder: Path, spec: GlueSpec, split: str, has_labels: bool, keep_short: bool
+def _read_rows(
+    path: str,
+    spec: GlueSpec,
+    split: str,
+    columns: Mapping[str, str],
+    optional: Mapping[str, str] = MappingProxyType({}),
+    keep_short: bool = True,
+    named_labels: bool = True,
 ) -> tuple[ReadStats, Iterator[Row]]:
-    path = _require_file(folder, spec, split)
-    columns = (*spec.texts, spec.label) if has_labels else spec.texts
-    stats = ReadStats(str(path))
-    return stats, read_table(
-        path,
-        columns,
-        stats,
-        optional=() if has_labels else (_INDEX,),
-        header=spec.header if has_labels else (),
-        keep_short=keep_short,
-    )
-
-
-def _read_columns(path: str, spec: GlueSpec, split: str, columns: Sequence[str]) -> Iterator[Row]:
-    """Yields all rows of a split with the given columns or, for TFDS, the given features."""
+    """Reads columns of a split. `columns` and `optional` map column names of GLUE's files to features of TFDS."""
     if path.startswith(TFDS_PREFIX):
-        dataset, tfds_split = _dataset(path.removeprefix(TFDS_PREFIX), spec, split)
-        return read_tfds(dataset, tfds_split, {column: column for column in columns}, ReadStats(dataset))
+        dataset, split = _dataset(path.removeprefix(TFDS_PREFIX), spec, split)
+        stats = ReadStats(f"tfds:{dataset.rpartition(':')[2]}:{split}")
+        return stats, read_tfds(dataset, split, columns, stats, optional=optional, named_labels=named_labels)
     file = _require_file(Path(path).expanduser(), spec, split)
+    stats = ReadStats(str(file))
     header = () if split.startswith("test") else spec.header
-    return read_table(file, columns, ReadStats(str(file)), header=header, keep_short=True)
-
-
-def _tfds_rows(name: str, spec: GlueSpec, split: str, has_labels: bool) -> tuple[ReadStats, Iterator[Row]]:
-    """Reads a TFDS dataset, and converts its feature names and labels to the columns and labels of GLUE's files."""
-    features = _TFDS_TEXTS.get(_task_name(spec), spec.texts)
-    columns = dict(zip(spec.texts, features, strict=True)) | ({spec.label: "label"} if has_labels else {})
-    dataset, split = _dataset(name, spec, split)
-    stats = ReadStats(f"tfds:{dataset.rpartition(':')[2]}:{split}")
-    named_labels = bool(spec.labels) and spec.labels != _BINARY
-    optional = {_INDEX: _TFDS_INDEX}
-    return stats, read_tfds(dataset, split, columns, stats, optional=optional, named_labels=named_labels)
+    return stats, read_table(file, [*columns], stats, optional=[*optional], header=header, keep_short=keep_short)
 
 
 def _dataset(name: str, spec: GlueSpec, split: str) -> tuple[str, str]:

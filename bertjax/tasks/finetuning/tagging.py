@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from bertjax.data.finetuning.batches import in_input_order
 from bertjax.data.finetuning.examples import Examples
 from bertjax.data.finetuning.tables import Row
 from bertjax.data.finetuning.tagged import OUTSIDE, TaggedText, encode_tagged, gather_words
-from bertjax.data.schema import EXAMPLE, SEQUENCE, TOKEN_LABELS
+from bertjax.data.schema import TOKEN_LABELS
 from bertjax.metrics.entities import entity_report, entity_scores, has_entities
 from bertjax.metrics.report import ClassReport, class_report
 from bertjax.model.config import ModelConfig
@@ -22,37 +23,29 @@ from bertjax.tasks.finetuning import splits
 from bertjax.tasks.finetuning.config import SPLITS
 from bertjax.tasks.finetuning.output_layer import TAGS, OutputLayer, saved_labels
 from bertjax.tasks.finetuning.task import FinetuningTask
-from bertjax.tasks.objectives.classification import UNWEIGHTED, ClassWeighting, class_denominator, class_sums
+from bertjax.tasks.objectives.classification import Classification
 from bertjax.tasks.records import RECORDS_FILE, PredictionRecords, Record, tags_record
-from bertjax.tasks.task import Batch, MetricSums, Objective, Outputs
+from bertjax.tasks.task import Batch, MetricSums, Outputs
 from bertjax.utils.io import write_atomic
 
 
 @dataclasses.dataclass(frozen=True)
-class TagObjective(Objective):
+class TagObjective(Classification):
     """Objective that predicts the tag of each word at its first piece.
 
     Attributes:
-      weighting: class weights and label smoothing.
       outputs_logits: whether evaluation outputs contain the logits of all tags instead of the predicted tags.
     """
 
     metric_names = ("cross_entropy", "word_accuracy")
-    loss_names = ("cross_entropy",)
-    schema = (*SEQUENCE, TOKEN_LABELS, *EXAMPLE)
-    weighting: ClassWeighting = UNWEIGHTED
+    label_spec = TOKEN_LABELS
     outputs_logits: bool = False
 
-    def denominators(self, batch: Batch) -> dict[str, jax.Array]:
-        return {"cross_entropy": class_denominator(batch["token_labels"], batch["weights"], self.weighting)}
-
     def compute(self, params: Any, batch: Batch, dropout_key: jax.Array | None) -> tuple[MetricSums, Outputs]:
-        logits = self.apply(params, batch, dropout_key)  # [B, L, tags]
-        weighting = UNWEIGHTED if dropout_key is None else self.weighting
-        cross_entropy, accuracy, tags = class_sums(logits, batch["token_labels"], batch["weights"], weighting)
-        outputs = {"logits": logits} if self.outputs_logits else {"tags": tags}
-        sums = {"cross_entropy": cross_entropy, "word_accuracy": accuracy}
-        return sums, {"example": batch["example"], **outputs}
+        sums, outputs = super().compute(params, batch, dropout_key)
+        if self.outputs_logits:
+            return sums, outputs
+        return sums, {"example": batch["example"], "tags": jnp.argmax(outputs["logits"], axis=-1)}
 
 
 class TaggingTask(FinetuningTask):
@@ -80,7 +73,8 @@ class TaggingTask(FinetuningTask):
     def make_objective(self, model: ModelConfig) -> TagObjective:
         # Only `predict` needs the logits of all tags. Collecting them in evaluations of a run would take much memory.
         predicts = self.config.has_data and self.train_examples is None
-        return TagObjective(TokenModel(model, len(self.labels), head_dropout=True), self.class_weighting(), predicts)
+        module = TokenModel(model, len(self.labels), head_dropout=True)
+        return TagObjective(module, self.class_weighting(), outputs_logits=predicts)
 
     def output_layer(self) -> OutputLayer:
         return OutputLayer(TAGS, tuple(self.labels), self.output_name)

@@ -69,7 +69,6 @@ def make_class_weighting(
     return ClassWeighting(weights, smoothing)
 
 
-_CLASS_LABEL = ArraySpec("labels", (), num_values="classes")
 _NUMBER_LABEL = ArraySpec("labels", (), "float32")
 _BINARY_LABELS = ArraySpec("labels", ("labels",), num_values="two")
 
@@ -85,21 +84,29 @@ class Classification(Objective):
 
     metric_names = ("cross_entropy", "accuracy")
     loss_names = ("cross_entropy",)
+    # Batch array with the labels. A subclass may predict several labels per row.
+    label_spec = ArraySpec("labels", (), num_values="classes")
     weighting: ClassWeighting = UNWEIGHTED
     sequences: Schema = SEQUENCE
 
     @property
     def schema(self) -> Schema:
-        return (*self.sequences, _CLASS_LABEL, *EXAMPLE)
+        return (*self.sequences, self.label_spec, *EXAMPLE)
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
-        return {"cross_entropy": class_denominator(batch["labels"], batch["weights"], self.weighting)}
+        """Returns the total weight of the known labels of a batch, or 1 if no label is known."""
+        labels = batch[self.label_spec.name]
+        total = jnp.sum(self.weighting.label_weights(jnp.maximum(labels, 0), label_mask(labels, batch["weights"])))
+        return {"cross_entropy": jnp.where(total > 0, total, 1.0)}
 
     def compute(self, params: Any, batch: Batch, dropout_key: jax.Array | None) -> tuple[MetricSums, Outputs]:
-        logits = self.apply(params, batch, dropout_key)
+        logits = self.apply(params, batch, dropout_key)  # [..., C] for labels [...]
         weighting = UNWEIGHTED if dropout_key is None else self.weighting
-        cross_entropy, accuracy, _ = class_sums(logits, batch["labels"], batch["weights"], weighting)
-        sums = {"cross_entropy": cross_entropy, "accuracy": accuracy}
+        mask = label_mask(batch[self.label_spec.name], batch["weights"])
+        labels = jnp.maximum(batch[self.label_spec.name], 0)
+        losses = weighted_sum(weighting.losses(logits, labels), weighting.label_weights(labels, mask))
+        accuracy = weighted_sum(jnp.argmax(logits, axis=-1) == labels, mask)
+        sums = dict(zip(self.metric_names, (losses, accuracy), strict=True))
         return sums, {"example": batch["example"], "logits": logits}
 
 
@@ -159,31 +166,3 @@ def label_mask(labels: jax.Array, weights: jax.Array) -> jax.Array:
     """
     known = jnp.isfinite(labels) if jnp.issubdtype(labels.dtype, jnp.floating) else labels >= 0
     return known * weights.reshape(weights.shape + (1,) * (labels.ndim - weights.ndim))
-
-
-def class_denominator(labels: jax.Array, weights: jax.Array, weighting: ClassWeighting) -> jax.Array:
-    """Returns the total weight of the known labels of a batch, or 1 if no label is known."""
-    total = jnp.sum(weighting.label_weights(jnp.maximum(labels, 0), label_mask(labels, weights)))
-    return jnp.where(total > 0, total, 1.0)
-
-
-def class_sums(
-    logits: jax.Array, labels: jax.Array, weights: jax.Array, weighting: ClassWeighting
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns metric sums of cross-entropy and accuracy, and the predicted classes.
-
-    Args:
-      logits: float32 [B, ..., C].
-      labels: int32 [B, ...], -1 if unknown.
-      weights: float32 [B], or [B, K] if K examples share a row. Padding has weight 0.
-      weighting: class weights and label smoothing.
-    """
-    mask = label_mask(labels, weights)
-    labels = jnp.maximum(labels, 0)
-    losses = weighting.losses(logits, labels)
-    predicted = jnp.argmax(logits, axis=-1)
-    return (
-        weighted_sum(losses, weighting.label_weights(labels, mask)),
-        weighted_sum(predicted == labels, mask),
-        predicted,
-    )
