@@ -63,6 +63,18 @@ def letters(tmp_path_factory) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def pretrained(letters, tmp_path_factory) -> Path:
+    """Returns a Hugging Face folder with a random checkpoint with pre-training heads; tests must not change it."""
+    from checkpoints import random_checkpoint
+
+    from bertjax.convert import huggingface
+
+    folder = tmp_path_factory.mktemp("pretrained")
+    huggingface.write(random_checkpoint(letters), folder)
+    return folder
+
+
 @pytest.fixture
 def log_lines():
     """Yields the list of messages that the package logs during the test."""

@@ -1,5 +1,6 @@
 """Training commands and JAX processes on this machine, connected like the processes of a pod."""
 
+import json
 import os
 import socket
 import subprocess
@@ -52,3 +53,12 @@ def start_processes(command: list[str], processes: int, devices: int) -> list[su
         )
         for index in range(processes)
     ]
+
+
+def run_commands(commands: list[list[str]], processes: int, devices: int) -> str:
+    """Runs bertjax commands one after the other in all processes, and returns the standard error of the processes."""
+    text = ""
+    for process in start_processes([sys.executable, "-c", WORKER, json.dumps(commands)], processes, devices):
+        text += process.communicate(timeout=500)[1].decode()
+        assert process.returncode == 0, text[-3000:]
+    return text

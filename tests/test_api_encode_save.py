@@ -1,17 +1,16 @@
 """The Python API: text embeddings, and saving of models with changed parameters."""
 
 import json
+import shutil
 
 import flax.linen as nn
 import jax
 import numpy as np
 import pytest
-from checkpoints import random_checkpoint
 from tiny_config import tiny_config
 
 import bertjax
 from bertjax.config.mesh import MeshConfig
-from bertjax.convert import huggingface
 from bertjax.data.finetuning.examples import make_examples
 from bertjax.inference.encode import encode_batches, pack_batches
 from bertjax.inference.loaded_model import InferenceDefaults, LoadedModel
@@ -24,15 +23,8 @@ TEXTS = ["a film", ("who is it", "it is a man"), "", "a b c d e f g h", *("ab " 
 
 
 @pytest.fixture(scope="module")
-def folder(letters, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pretrained")
-    huggingface.write(random_checkpoint(letters), folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def bert(folder):
-    return bertjax.load(folder)
+def bert(pretrained):
+    return bertjax.load(pretrained)
 
 
 def test_packed_rows_contain_each_text_once():
@@ -70,8 +62,8 @@ def test_lstm_states_of_packed_texts_equal_those_of_single_texts():
         np.testing.assert_allclose(states, expected[index, : len(texts[index])], atol=1e-5)
 
 
-def test_second_call_of_encode_does_not_compile(folder, jax_events):
-    bert = bertjax.load(folder)
+def test_second_call_of_encode_does_not_compile(pretrained, jax_events):
+    bert = bertjax.load(pretrained)
     bert.encode(TEXTS)
     jax_events.clear()
     bert.encode(TEXTS)
@@ -92,8 +84,8 @@ def test_encode_returns_the_cls_state_or_the_mean_of_the_states(bert):
         bert.encode(TEXTS, pooling="max")
 
 
-def test_encode_uses_the_pooling_of_a_sentence_transformers_folder(folder, letters, tmp_path):
-    huggingface.write(random_checkpoint(letters), tmp_path)
+def test_encode_uses_the_pooling_of_a_sentence_transformers_folder(pretrained, tmp_path):
+    shutil.copytree(pretrained, tmp_path, dirs_exist_ok=True)
     (tmp_path / "1_Pooling").mkdir()
     fields = {"word_embedding_dimension": 16, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
     (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(fields))

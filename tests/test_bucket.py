@@ -55,13 +55,8 @@ def start_process(command: list[str]) -> subprocess.Popen:
 
 
 def run_process(command: list[str]) -> tuple[int, str]:
-    process = start_process(command)
-    try:
-        _, stderr = process.communicate(timeout=120)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    return process.returncode, stderr
+    process = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment_of(1))
+    return process.returncode, process.stderr
 
 
 def copied(storage: bucket.Storage, prefix: str, folder: Path) -> Path:

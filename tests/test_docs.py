@@ -13,7 +13,6 @@ from checkpoints import random_checkpoint
 from valid_commands import check_command, check_fields
 
 from bertjax.cli import main as cli
-from bertjax.convert import huggingface
 from bertjax.convert.portable import write_workdir
 from bertjax.errors import UsageError
 from bertjax.model.config import Architecture
@@ -147,7 +146,7 @@ def test_describe_commands_that_need_no_checkpoint_succeed(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/python.md"])
-def test_python_code_runs(name, letters, tmp_path, monkeypatch, capsys):
+def test_python_code_runs(name, letters, pretrained, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for folder, checkpoint in {
         "base": random_checkpoint(letters),
@@ -159,13 +158,8 @@ def test_python_code_runs(name, letters, tmp_path, monkeypatch, capsys):
         write_workdir(checkpoint, path)
     blocks = [body for _, language, body in _FENCED.findall((ROOT / name).read_text()) if language == "python"]
     assert blocks
-    (tmp_path / "released").mkdir()
-    huggingface.write(random_checkpoint(letters), tmp_path / "released")
     with hub_server.serve(monkeypatch, tmp_path / "cache") as hub:
-        hub.push(
-            "google-bert/bert-base-uncased",
-            {file.name: file.read_bytes() for file in (tmp_path / "released").iterdir()},
-        )
+        hub.push("google-bert/bert-base-uncased", {file.name: file.read_bytes() for file in pretrained.iterdir()})
         exec(compile("\n".join(blocks), name, "exec"), {})
 
 

@@ -30,7 +30,8 @@ from bertjax.utils.process_pool import process_pool
 logger = logging.getLogger(__name__)
 
 BERTJAX, HUGGINGFACE, TENSORFLOW = "bertjax", names.HUGGINGFACE, names.TENSORFLOW
-FORMATS = (BERTJAX, HUGGINGFACE, TENSORFLOW)
+WRITERS = {BERTJAX: write_workdir, HUGGINGFACE: huggingface.write, TENSORFLOW: tensorflow.write}
+FORMATS = tuple(WRITERS)
 _HEADS = {names.POOLER: "pooler", names.MASKED_LM: "masked-LM head", names.NEXT_SENTENCE: "next-sentence head"}
 
 
@@ -147,9 +148,8 @@ def save(checkpoint: PortableCheckpoint, destination: str | os.PathLike, fmt: st
 def _write(checkpoint: PortableCheckpoint, folder: Path, target: Path, fmt: str, origin: dict[str, Any]) -> None:
     """Writes the files of a checkpoint to `folder`. A workdir records its source, `origin`."""
     check_free_space(target, sum(array.nbytes for array in checkpoint.params.values()), f"the checkpoint {target}")
-    write = {BERTJAX: write_workdir, HUGGINGFACE: huggingface.write, TENSORFLOW: tensorflow.write}[fmt]
     try:
-        notes = [*checkpoint.notes, *write(checkpoint, folder)]
+        notes = [*checkpoint.notes, *WRITERS[fmt](checkpoint, folder)]
     except (BertjaxError, OSError):
         raise
     except Exception as error:  # Orbax, TensorFlow and safetensors raise different exception types on a full disk.

@@ -158,22 +158,13 @@ class Program:
         # A scan's counter goes from 0 in steps of 1 to a constant.
         condition = self.computations[loop.attribute("condition", r"%?[\w.\-]+").lstrip("%")]
         compared = condition.instructions[condition.root]
-        limits = [self.constant(condition, name) for name in compared.operands]
-        known = [limit for limit in limits if limit is not None]
-        return known[0] if known and "direction=LT" in self._comparison(compared) else 1
-
-    def constant(self, computation: Computation, name: str) -> int | None:
-        """Returns the value of an integer constant, or None."""
-        instruction = computation.instructions[name]
-        if instruction.opcode != "constant":
-            return None
-        match = re.match(r"(-?\d+)$", instruction.attributes.partition(")")[0])
-        return int(match[1]) if match else None
-
-    def _comparison(self, instruction: Instruction) -> str:
-        """Returns the attributes of a comparison, which may be inside a fusion."""
-        inner = [self.computations[name] for name in instruction.called]
-        return instruction.attributes + "".join(one.instructions[one.root].attributes for one in inner)
+        operands = [condition.instructions[name] for name in compared.operands]
+        constants = [re.match(r"(-?\d+)\)", each.attributes) for each in operands if each.opcode == "constant"]
+        limits = [int(match[1]) for match in constants if match]
+        # The comparison may be inside a fusion.
+        inner = [self.computations[name] for name in compared.called]
+        roots = [compared, *(each.instructions[each.root] for each in inner)]
+        return limits[0] if limits and any("direction=LT" in each.attributes for each in roots) else 1
 
     def executed(self) -> Iterator[tuple[Computation, Instruction, int]]:
         """Yields every instruction with its computation and execution count."""

@@ -25,14 +25,7 @@ def pytorch(size: str, rows: int, seq_len: int, steps: int) -> None:
     import torch
     from transformers import BertConfig, BertForPreTraining
 
-    shape = size_fields(size)
-    config = BertConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=shape["hidden_size"],
-        num_hidden_layers=shape["num_hidden_layers"],
-        num_attention_heads=shape["num_attention_heads"],
-        intermediate_size=shape["intermediate_size"],
-    )
+    config = BertConfig(vocab_size=VOCAB_SIZE, **size_fields(size))
     model = BertForPreTraining(config).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01)
     ids = torch.randint(1000, VOCAB_SIZE, (rows, seq_len))

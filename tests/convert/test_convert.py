@@ -8,14 +8,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from checkpoints import WIDTH, assert_equal, google_checkpoint, random_checkpoint, without
+from command_runs import refused
+from commanding import printed
 
 from bertjax.cli import main as cli
-from bertjax.convert import huggingface, tensorflow1
+from bertjax.convert import huggingface
 from bertjax.convert.convert import (
     BERTJAX,
     FORMATS,
     HUGGINGFACE,
     TENSORFLOW,
+    WRITERS,
     bertjax_checkpoint,
     convert,
     detect_format,
@@ -27,8 +30,6 @@ from bertjax.inference.output_kinds import OUTPUT_KINDS
 from bertjax.model.config import ARCHITECTURE_FIELDS, Architecture
 from bertjax.tasks.finetuning.output_layer import CLASSES, KINDS, MULTILABEL, SPANS, TAGS
 from bertjax.utils.io import temporary_name
-
-WRITERS = {BERTJAX: write_workdir, HUGGINGFACE: huggingface.write, TENSORFLOW: tensorflow1.write}
 
 
 @pytest.mark.parametrize("with_optimizer", [False, True])
@@ -156,8 +157,7 @@ def test_missing_heads_are_reported(letters, tmp_path, log_lines):
 def test_wrong_usage_is_refused_and_leaves_no_files(letters, tmp_path, capfd):
     google_checkpoint(letters, tmp_path / "google")
     command = ["convert", str(tmp_path / "google"), str(tmp_path / "own")]
-    cli.main(command)
-    assert capfd.readouterr().out.strip() == str(tmp_path / "own")
+    assert printed(capfd, *command).strip() == str(tmp_path / "own")
     for arguments, message in (
         (command, "exists; use --overwrite"),
         ([*command[:2], str(tmp_path / "google" / "inside")], "overlap"),
@@ -165,17 +165,14 @@ def test_wrong_usage_is_refused_and_leaves_no_files(letters, tmp_path, capfd):
         (["convert", "bert-base-uncased", str(tmp_path / "other")], "or hf:ORG/NAME for a model on"),
         (["convert", str(tmp_path), str(tmp_path.parent / "other")], "no checkpoint at"),
     ):
-        with pytest.raises(SystemExit) as exit_info:
-            cli.main(arguments)
-        assert exit_info.value.code == 2 and message in capfd.readouterr().err
+        assert message in refused(capfd, *arguments)
     # --overwrite does not replace the workdir of a run or a folder with other files.
     for name in ("run/checkpoints", "folder"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "folder" / "some.index").write_text("")
     for name in ("run", "folder"):
-        with pytest.raises(SystemExit):
-            cli.main([*command[:2], str(tmp_path / name), "--overwrite"])
-        assert "is not a checkpoint, or contains other files" in capfd.readouterr().err
+        error = refused(capfd, *command[:2], tmp_path / name, "--overwrite")
+        assert "is not a checkpoint, or contains other files" in error
         shutil.rmtree(tmp_path / name)
     cli.main([*command, "--overwrite", "--format=huggingface"])
     assert detect_format(tmp_path / "own") == HUGGINGFACE
@@ -184,9 +181,7 @@ def test_wrong_usage_is_refused_and_leaves_no_files(letters, tmp_path, capfd):
         (["features", f"--checkpoint={command[1]}", "a", "--output=/proc/a"], 1, "cannot create the folder /proc/a"),
         (["features", f"--checkpoint={command[1]}", "--input=/dev/null"], 2, "/dev/null is empty"),
     ):
-        with pytest.raises(SystemExit) as exit_info:
-            cli.main(arguments)
-        assert message in capfd.readouterr().err and exit_info.value.code == code
+        assert message in refused(capfd, *arguments, code=code)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["google", "own"]
 
 
@@ -294,20 +289,19 @@ def test_fine_tuned_google_checkpoint_has_equal_metrics_after_export(letters, tm
     data = f"--config=experiments/text.py:train={tmp_path}/train.tsv,dev={tmp_path}/train.tsv,quick=true"
     mesh = ["--config.mesh.data=1", "--config.mesh.fsdp=-1"]
     command = ["train", data, f"--workdir={tmp_path / 'run'}", f"--init_from={tmp_path / 'google'}", *mesh]
-    with pytest.raises(SystemExit):
-        cli.main([*command, "--config.epochs=0", "--config.steps=0"])
     # Wrong settings are found before the conversion.
-    assert "config.epochs=0 is out of range" in capfd.readouterr().err and not (tmp_path / "run").exists()
+    error = refused(capfd, *command, "--config.epochs=0", "--config.steps=0")
+    assert "config.epochs=0 is out of range" in error and not (tmp_path / "run").exists()
     cli.main([*command, "--config.steps=1"])
     log = capfd.readouterr().err
     assert "restored from " in log and "encoder (" in log and "initialized randomly: classifier/" in log
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["model"]["hidden_size"] == WIDTH and config["model"]["attention_probs_dropout_prob"] == 0.1
     cli.main(["convert", str(tmp_path / "run"), str(tmp_path / "out"), "--format=huggingface"])
-    capfd.readouterr()
-    for checkpoint in (tmp_path / "run", tmp_path / "out"):
-        cli.main(["evaluate", f"--checkpoint={checkpoint}", data, *mesh])
-    own, converted = (json.loads(line) for line in capfd.readouterr().out.splitlines())
+    own, converted = (
+        json.loads(printed(capfd, "evaluate", f"--checkpoint={tmp_path / name}", data, *mesh))
+        for name in ("run", "out")
+    )
     assert own == converted
     # Brackets are allowed in the path of a checkpoint of another format.
     (tmp_path / "out").rename(tmp_path / "out[1]")
@@ -315,9 +309,7 @@ def test_fine_tuned_google_checkpoint_has_equal_metrics_after_export(letters, tm
     output = capfd.readouterr()
     assert json.loads(output.out) == converted and f"{tmp_path}/out[1]\n" in output.err
     (tmp_path / "out[1]").rename(tmp_path / "out")
-    with pytest.raises(SystemExit):
-        cli.main(["evaluate", f"--checkpoint={tmp_path / 'out'}"])
-    assert "set --config" in capfd.readouterr().err
+    assert "set --config" in refused(capfd, "evaluate", f"--checkpoint={tmp_path / 'out'}")
     hf_config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert hf_config["architectures"] == ["BertForSequenceClassification"]
     assert hf_config["id2label"] == {"0": "x", "1": "y"}

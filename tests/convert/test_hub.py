@@ -11,7 +11,8 @@ import huggingface_hub.constants
 import numpy as np
 import pytest
 from checkpoints import random_checkpoint
-from command_runs import MODEL
+from command_runs import overrides, refused
+from commanding import printed
 
 import bertjax
 from bertjax.cli import main as cli
@@ -21,13 +22,6 @@ from bertjax.training.workdir import pinned_address
 from bertjax.utils import hub
 
 ADDRESS = "hf:org/bert"
-
-
-@pytest.fixture(scope="module")
-def pretrained(letters, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pretrained")
-    huggingface.write(random_checkpoint(letters), folder)
-    return folder
 
 
 @pytest.fixture
@@ -46,19 +40,11 @@ def write_table(path):
 
 
 def train(workdir, table, *arguments):
-    fields = {name: value for name, value in MODEL.items() if not name.startswith("model")}
-    cli.main(
-        [
-            "train",
-            f"--config=text:train={table},dev={table},quick=true",
-            *(f"--config.{name}={value}" for name, value in fields.items()),
-            "--config.steps=2",
-            "--config.eval_every=2",
-            "--config.checkpoint_every=1",
-            f"--workdir={workdir}",
-            *arguments,
-        ]
-    )
+    config = f"--config=text:train={table},dev={table},quick=true"
+    flags = overrides(None, steps=2, eval_every=2, checkpoint_every=1)
+    # The checkpoint determines the model.
+    flags = [flag for flag in flags if not flag.startswith("--config.model.")]
+    cli.main(["train", config, *flags, f"--workdir={workdir}", *arguments])
 
 
 def test_checkpoint_and_tokenizer_load_from_a_hub_address(server, pretrained, tmp_path):
@@ -200,9 +186,8 @@ def test_convert_uploads_a_run_with_a_model_card(server, pretrained, tmp_path, c
     table = write_table(tmp_path / "t.tsv")
     commit = server.push("org/bert", files_of(pretrained))
     train(tmp_path / "run", table, f"--init_from={ADDRESS}")
-    capsys.readouterr()
-    cli.main(["convert", str(tmp_path / "run"), "hf:me/topic"])
-    assert capsys.readouterr().out.endswith("/me/topic\n")
+    upload = ("convert", tmp_path / "run", "hf:me/topic")
+    assert printed(capsys, *upload).endswith("/me/topic\n")
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     card = (hub.download("hf:me/topic", ["*"]) / "README.md").read_text()
     for text in (
@@ -217,16 +202,12 @@ def test_convert_uploads_a_run_with_a_model_card(server, pretrained, tmp_path, c
     assert (uploaded / "bertjax_config.json").read_bytes() == (tmp_path / "run" / "config.json").read_bytes()
     texts = ["zu", "pa ke"]
     assert bertjax.load("hf:me/topic").predict(texts)[1]["prediction"] in ("good", "bad")
-    with pytest.raises(SystemExit):
-        cli.main(["convert", str(tmp_path / "run"), "hf:me/topic"])
-    assert "hf:me/topic contains a model; use --overwrite" in capsys.readouterr().err
-    cli.main(["convert", str(tmp_path / "run"), "hf:me/topic", "--overwrite"])
+    assert "hf:me/topic contains a model; use --overwrite" in refused(capsys, *upload)
+    printed(capsys, *upload, "--overwrite")
 
 
 def test_failed_upload_adds_no_commit(server, pretrained, tmp_path, capsys):
     server.push("org/bert", {"README.md": b"old"})
     server.token = "secret"
-    with pytest.raises(SystemExit) as end:
-        cli.main(["convert", str(pretrained), "hf:org/bert"])
-    assert end.value.code == 2 and "set HF_TOKEN" in capsys.readouterr().err.splitlines()[-1]
+    assert "set HF_TOKEN" in refused(capsys, "convert", pretrained, "hf:org/bert")
     assert list(server.commits) == [("org/bert", server.branches["org/bert", "main"])]

@@ -3,20 +3,12 @@
 import json
 
 import pytest
-from checkpoints import random_checkpoint
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
-from bertjax.convert import huggingface
 from bertjax.convert.convert import read_checkpoint
 from bertjax.convert.huggingface_tokenizer import read_tokenizer
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.errors import UsageError
-
-
-@pytest.fixture
-def folder(letters, tmp_path):
-    huggingface.write(random_checkpoint(letters), tmp_path)
-    return tmp_path
 
 
 def edit_json(file, **fields):

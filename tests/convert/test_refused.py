@@ -7,10 +7,9 @@ import shutil
 
 import numpy as np
 import pytest
-from checkpoints import WIDTH, google_checkpoint, random_checkpoint, without
+from checkpoints import WIDTH, google_checkpoint, without
 from safetensors.numpy import load_file, save_file
 
-from bertjax.convert import huggingface
 from bertjax.convert.convert import read_checkpoint
 from bertjax.errors import BertjaxError, UsageError
 
@@ -58,13 +57,12 @@ def test_missing_unknown_and_misshapen_arrays_are_listed(letters, tmp_path):
         ({"num_hidden_layers": None}, "lacks num_hidden_layers"),
     ],
 )
-def test_unsupported_config_is_refused(fields, message, letters, tmp_path):
-    huggingface.write(random_checkpoint(letters), tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text()) | fields
+def test_unsupported_config_is_refused(fields, message, folder):
+    config = json.loads((folder / "config.json").read_text()) | fields
     config = {name: value for name, value in config.items() if value is not None}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(UsageError, match=message):
-        read_checkpoint(tmp_path)
+        read_checkpoint(folder)
 
 
 def edit_weights(folder, change):
@@ -90,17 +88,15 @@ def edit_weights(folder, change):
         ),
     ],
 )
-def test_invalid_weights_are_refused(change, message, letters, tmp_path):
-    huggingface.write(random_checkpoint(letters), tmp_path)
-    edit_weights(tmp_path, change)
+def test_invalid_weights_are_refused(change, message, folder):
+    edit_weights(folder, change)
     with pytest.raises(UsageError, match=message):
-        read_checkpoint(tmp_path)
+        read_checkpoint(folder)
 
 
-def test_float16_weights_become_float32(letters, tmp_path):
-    huggingface.write(random_checkpoint(letters), tmp_path)
-    edit_weights(tmp_path, lambda arrays: arrays | {BIAS: arrays[BIAS].astype(np.float16)})
-    checkpoint = read_checkpoint(tmp_path)
+def test_float16_weights_become_float32(folder):
+    edit_weights(folder, lambda arrays: arrays | {BIAS: arrays[BIAS].astype(np.float16)})
+    checkpoint = read_checkpoint(folder)
     assert checkpoint.params["pooler/dense/bias"].dtype == np.float32
     assert checkpoint.notes == ("converted weights from float16, float32 to float32",)
 
@@ -117,11 +113,10 @@ def test_float16_weights_become_float32(letters, tmp_path):
         (lambda folder: (folder / "vocab.txt").write_text("[PAD]\n"), "lacks "),
     ],
 )
-def test_damaged_or_missing_file_is_an_error(damage, message, letters, tmp_path):
-    huggingface.write(random_checkpoint(letters), tmp_path)
-    damage(tmp_path)
+def test_damaged_or_missing_file_is_an_error(damage, message, folder):
+    damage(folder)
     with pytest.raises(BertjaxError, match=message):
-        read_checkpoint(tmp_path)
+        read_checkpoint(folder)
 
 
 @pytest.mark.parametrize(
@@ -134,20 +129,15 @@ def test_damaged_or_missing_file_is_an_error(damage, message, letters, tmp_path)
         ([], "cannot read"),
     ],
 )
-def test_invalid_safetensors_index_is_refused(weight_map, message, letters, tmp_path):
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    huggingface.write(random_checkpoint(letters), folder)
+def test_invalid_safetensors_index_is_refused(weight_map, message, folder, tmp_path):
     (folder / "model.safetensors").rename(tmp_path / "weights.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     with pytest.raises(UsageError, match=message):
         read_checkpoint(folder)
 
 
-def test_error_for_pickled_weights_has_a_command_that_writes_safetensors(letters, tmp_path):
-    folder = tmp_path / "it's $HOME"
-    folder.mkdir()
-    huggingface.write(random_checkpoint(letters), folder)
+def test_error_for_pickled_weights_has_a_command_that_writes_safetensors(folder, tmp_path):
+    folder = folder.rename(tmp_path / "it's $HOME")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(UsageError, match="pickles, which can run code") as error:
         read_checkpoint(folder)

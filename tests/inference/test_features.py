@@ -9,7 +9,7 @@ import sys
 import jax
 import numpy as np
 import pytest
-from commanding import refused
+from commanding import printed, refused
 
 from bertjax.cli import main as cli
 from bertjax.convert.convert import HUGGINGFACE, convert
@@ -38,9 +38,7 @@ def write_features(checkpoint, folder) -> None:
 
 
 def test_features_prints_every_requested_layer(pretrained, capfd):
-    capfd.readouterr()
-    cli.main(["features", f"--checkpoint={pretrained}", "a", "--layers=-1,0"])
-    lines = capfd.readouterr().out.splitlines()
+    lines = printed(capfd, "features", f"--checkpoint={pretrained}", "a", "--layers=-1,0").splitlines()
     assert [line.split()[:3] for line in lines[1:]] == [
         [token, "layer", f"{layer}:"] for token in ("[CLS]", "a", "[SEP]") for layer in (-1, 0)
     ]
@@ -167,8 +165,7 @@ def test_features_command_reads_texts_from_standard_input(pretrained, capfd, mon
     (tmp_path / "texts.txt").write_bytes(b"b\r\nc\n")
     with open(tmp_path / "texts.txt") as file:
         monkeypatch.setattr(sys, "stdin", file)
-        cli.main(["features", f"--checkpoint={pretrained}", "a", "--input=-", "--show=2"])
-    lines = capfd.readouterr().out.splitlines()
+        lines = printed(capfd, "features", f"--checkpoint={pretrained}", "a", "--input=-", "--show=2").splitlines()
     assert [line for line in lines if not line.startswith("  ")] == ["a", "b"]
     tokens = [line.split()[0] for line in lines if line.startswith("  ")]
     assert tokens == ["[CLS]", "a", "[SEP]", "[CLS]", "b", "[SEP]"]

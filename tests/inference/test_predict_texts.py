@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 from checkpoints import random_checkpoint
-from commanding import refused
+from commanding import printed, refused
 from etils import epath
 from flax.traverse_util import unflatten_dict
 
@@ -46,9 +46,7 @@ def folders(letters, pretrained, tmp_path_factory):
 
 
 def run_predict(capfd, folder, *arguments) -> str:
-    capfd.readouterr()
-    cli.main(["predict", f"--checkpoint={folder}", *map(str, arguments)])
-    return capfd.readouterr().out
+    return printed(capfd, "predict", f"--checkpoint={folder}", *arguments)
 
 
 def predict_json(capfd, folder, *arguments) -> list[dict]:
@@ -250,15 +248,6 @@ def test_wrong_usage_is_refused(folders, capfd, tmp_path):
         assert message in refused(capfd, "predict", *arguments)
 
 
-def numbers_of(record):
-    """Returns all floats of a nested record."""
-    if isinstance(record, dict):
-        return [number for value in record.values() for number in numbers_of(value)]
-    if isinstance(record, list):
-        return [number for value in record for number in numbers_of(value)]
-    return [record] if isinstance(record, float) else []
-
-
 def mesh_of(num_devices):
     """Returns a mesh that shards parameters over the first `num_devices` devices."""
     return make_mesh(MeshConfig(data=1, fsdp=num_devices), jax.devices()[:num_devices])
@@ -276,7 +265,10 @@ def test_predictions_on_two_devices_equal_those_on_one(kind, letters, tmp_path):
     )
     for first, second in zip(one, two, strict=True):
         assert first["prediction"] == second["prediction"]
-        first_values, second_values = (np.ravel(numbers_of(record.get("logits", record))) for record in (first, second))
+        first_values, second_values = (
+            [value for value in jax.tree.leaves(record.get("logits", record)) if isinstance(value, float)]
+            for record in (first, second)
+        )
         np.testing.assert_allclose(first_values, second_values, rtol=1e-3, atol=1e-4)
 
 

@@ -12,7 +12,7 @@ import pytest
 from flags import check_command
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", ROOT / "docs" / "pods.md", ROOT / "docs" / "workdir.md"]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def commands_of(text: str) -> list[list[str]]:

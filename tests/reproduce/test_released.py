@@ -7,7 +7,6 @@ import pytest
 from checkpoints import random_checkpoint
 from commanding import printed, refused
 
-from bertjax.cli import main as cli
 from bertjax.convert import huggingface
 from bertjax.reproduce import runs
 from bertjax.training.checkpoint import find_checkpoint, saved_fingerprint
@@ -53,9 +52,7 @@ def test_reproduce_fills_a_table_from_released_checkpoints(inputs, capfd):
     sweep = inputs / "results" / f"cola/base-{base[:8]}" / "sweep.json"
     content = sweep.read_text()
     sweep.write_text(content.replace(base, large))
-    with pytest.raises(SystemExit):
-        cli.main(["table", "1", results])
-    assert "the initial parameters of" in capfd.readouterr().err
+    assert "the initial parameters of" in refused(capfd, "table", "1", results, code=1, logs=True)
     sweep.write_text(content)
     text = printed(capfd, "table", "1", results)
     assert f"BASE is {inputs}/base: 1 layers, hidden size 16, fingerprint {base[:8]}" in text

@@ -4,13 +4,12 @@ import json
 import shlex
 import shutil
 import statistics
-import sys
 from pathlib import Path
 
 import pytest
 from command_runs import EXPERIMENTS, refused
 from commanding import printed
-from processes import WORKER, start_processes
+from processes import run_commands
 
 from bertjax.cli import main as cli
 from bertjax.reproduce import runner
@@ -131,10 +130,8 @@ def test_results_of_several_sources_are_combined(results, tmp_path, capfd):
     (tmp_path / "other.json").write_text(json.dumps(other))
     out = printed(capfd, "table", "5", pretrain, f"--results={tmp_path}/other.json", cola)
     assert out.splitlines() == alone.splitlines()[:-1]
-    with pytest.raises(SystemExit) as end:
-        cli.main(["table", "5", f"--results={tmp_path}/other.json", pretrain, cola])
-    assert end.value.code == 1
-    assert f"the initial parameters of {tmp_path}/cola.json/cola/first differ" in capfd.readouterr().err
+    error = refused(capfd, "table", "5", f"--results={tmp_path}/other.json", pretrain, cola, code=1)
+    assert f"the initial parameters of {tmp_path}/cola.json/cola/first differ" in error
 
 
 @pytest.mark.slow
@@ -171,22 +168,14 @@ def edit(file: Path, change) -> None:
 def test_results_that_do_not_match_the_table_are_refused(table, results, tmp_path, capfd):
     command = ["table", "5", f"--results={tmp_path}/r"]
     sweep = tmp_path / "r/cola/first/sweep.json"
-
-    def error() -> str:
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as end:
-            cli.main(command)
-        assert end.value.code == 1
-        return capfd.readouterr().err
-
     # Pre-training is finished, and the data of fine-tuning are missing, so this command starts no run.
     shutil.copytree(results / "pretrain", tmp_path / "r/pretrain")
     cli.main(["reproduce", f"--config={table}:glue=", f"--results={tmp_path}/r"])
     shutil.copytree(results / "cola/first", tmp_path / "r/cola/first")
     edit(sweep, lambda content: [trial.update(started_from="0" * 16) for trial in content["trials"]])
-    assert "cola/first differ from the parameters of pretrain/first" in error()
+    assert "cola/first differ from the parameters of pretrain/first" in refused(capfd, *command, code=1)
     edit(sweep, lambda content: content["trials"][0].update(started_from="1" * 16))
-    assert "cola/first started from different parameters" in error()
+    assert "cola/first started from different parameters" in refused(capfd, *command, code=1)
     edit(sweep, lambda content: content.update(left=1))
     assert "missing runs" in printed(capfd, *command)
     shutil.rmtree(tmp_path / "r/cola/first")
@@ -195,7 +184,7 @@ def test_results_that_do_not_match_the_table_are_refused(table, results, tmp_pat
     assert "missing runs" in printed(capfd, *command)
     assert "--plot draws figure5, but the tables are 5;" in refused(capfd, *command, "--plot=a.png")
     (tmp_path / "r/pretrain/first/results.json").write_text("{")
-    assert f"cannot read {tmp_path}/r/pretrain/first/results.json" in error()
+    assert f"cannot read {tmp_path}/r/pretrain/first/results.json" in refused(capfd, *command, code=1)
     error = refused(capfd, "reproduce", f"--config={table}:steps=3", f"--results={results}", "--plan")
     assert "differ from the table's: steps: 3 -> 2" in error
 
@@ -230,11 +219,7 @@ def test_invalid_table_files_and_arguments_are_refused(content, message, tmp_pat
 @pytest.mark.slow
 def test_table_filled_by_two_processes_equals_that_of_one_process(table, all_results, tmp_path):
     command = ["reproduce", f"--config={table}:all", f"--results={tmp_path}"]
-    for process in start_processes(
-        [sys.executable, "-c", WORKER, json.dumps([command, command])], processes=2, devices=4
-    ):
-        _, stderr = process.communicate(timeout=500)
-        assert process.returncode == 0, stderr.decode()[-2000:]
+    run_commands([command, command], processes=2, devices=4)
     old, new = load_results([str(all_results)]), load_results([str(tmp_path)])
     runs = runner.load_table(f"{table}:all").runs()
     assert sorted(new.seconds) == sorted(run.name for run in runs)

@@ -24,21 +24,22 @@ from bertjax.tasks.finetuning.glue_data import SPECS
 from bertjax.training.checkpoint import KeepPeriodic
 
 ROOT = Path(__file__).parents[2]
-FILES = sorted((ROOT / "experiments/tables").glob("*.py"))
-SMALL_RESULTS = ROOT / "experiments/tables/small.json"
+TABLES = ROOT / "experiments/tables"
+NAMES = sorted(file.stem for file in TABLES.glob("*.py"))
+SMALL_RESULTS = TABLES / "small.json"
 DATA = {name: f"/data/{name}" for name in ("corpus", "glue", "squad", "squad2", "swag", "ner", "triviaqa")}
 every_scale = pytest.mark.parametrize("scale", [scales.PAPER, scales.SMALL, scales.MEDIUM])
 
 
-def load(file: Path, scale: str):
+def load(name: str, scale: str):
+    file = TABLES / f"{name}.py"
     text = file.read_text()
     arguments = ",".join(f"{name}={path}" for name, path in DATA.items() if f"{name}=" in text)
     return load_table(f"{file}:scale={scale},{arguments}")
 
 
 def test_experiments_cover_all_tables_and_figure_3():
-    names = {file.stem.removeprefix("table") for file in FILES}
-    assert names == {*table_names(), "figure3"}
+    assert {name.removeprefix("table") for name in NAMES} == {*table_names(), "figure3"}
 
 
 def test_documented_tables_match_the_results_file():
@@ -56,17 +57,17 @@ def test_documented_tables_match_the_results_file():
 @every_scale
 def test_runs_of_the_same_name_are_equal_in_all_tables(scale):
     by_name = {}
-    for file in FILES:
-        for run in load(file, scale).runs():
-            assert by_name.setdefault(run.name, run) == run, f"{run.name} of {file.name} differs between tables"
+    for name in NAMES:
+        for run in load(name, scale).runs():
+            assert by_name.setdefault(run.name, run) == run, f"{run.name} of {name} differs between tables"
     assert len(by_name) > 90
 
 
 @every_scale
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_commands_are_valid_and_follow_their_dependencies(file, scale):
+@pytest.mark.parametrize("name", NAMES)
+def test_commands_are_valid_and_follow_their_dependencies(name, scale):
     previous = set()
-    for run in load(file, scale).runs():
+    for run in load(name, scale).runs():
         assert {each.name for each in run.dependencies} <= previous
         previous.add(run.name)
         args, overrides = build_parser().parse_known_args(shlex.split(run.command("/results"))[1:])
@@ -81,8 +82,8 @@ def test_commands_are_valid_and_follow_their_dependencies(file, scale):
 
 
 @every_scale
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_cells_use_metrics_of_their_task(file, scale):
+@pytest.mark.parametrize("name", NAMES)
+def test_cells_use_metrics_of_their_task(name, scale):
     metrics = {
         "squad": score_v1({}, {}),
         "squad2": score_v2({"question": []}, {"question": ""}),
@@ -90,11 +91,11 @@ def test_cells_use_metrics_of_their_task(file, scale):
         "ner": entity_scores([["O"]], [["O"]]),
         "pretrain": {"perplexity"},
         **{
-            name: [f"{metric}{suffix}" for metric in task.metrics for suffix in task.eval_sets]
-            for name, task in SPECS.items()
+            spec: [f"{metric}{suffix}" for metric in task.metrics for suffix in task.eval_sets]
+            for spec, task in SPECS.items()
         },
     }
-    cells = [cell for cell in load(file, scale).cells if cell.runs]
+    cells = [cell for cell in load(name, scale).cells if cell.runs]
     assert cells and [cell for cell in cells if cell.metric not in metrics[cell.runs[0].name.partition("/")[0]]] == []
 
 
@@ -112,10 +113,10 @@ def test_epochs_assumed_for_flops_equal_those_of_the_config(task, feature_head, 
 
 
 @every_scale
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_tables_have_all_columns_of_the_paper_except_test_sets(file, scale):
-    loaded = load(file, scale)
-    assert loaded.name == file.stem.removeprefix("table")
+@pytest.mark.parametrize("name", NAMES)
+def test_tables_have_all_columns_of_the_paper_except_test_sets(name, scale):
+    loaded = load(name, scale)
+    assert loaded.name == name.removeprefix("table")
     assert len({(cell.row, cell.column) for cell in loaded.cells}) == len(loaded.cells)
     if loaded.name not in table_names():
         return
@@ -127,17 +128,17 @@ def test_tables_have_all_columns_of_the_paper_except_test_sets(file, scale):
 
 
 def test_configs_of_tables_5_6_and_8_match_the_row_names():
-    eight = {cell.row: cell.runs[0].init_from for cell in load(FILES[-1], scales.PAPER).cells if cell.runs[0].init_from}
+    eight = {cell.row: cell.runs[0].init_from for cell in load("table8", scales.PAPER).cells if cell.runs[0].init_from}
     for row, start in eight.items():
         shares = parse_config(load_config(start.config, start.overrides)).data.masking
         assert [round(100 * share) for share in (shares.mask_prob, shares.keep_prob, shares.random_prob)] == [
             int(part) for part in row.split("/")
         ]
-    six = {cell.row: cell.runs[0] for cell in load(FILES[-3], scales.PAPER).cells if not cell.runs[0].init_from}
+    six = {cell.row: cell.runs[0] for cell in load("table6", scales.PAPER).cells if not cell.runs[0].init_from}
     for row, run in six.items():
         model = load_config(run.config, run.overrides).model
         assert f"{model.num_hidden_layers}/{model.hidden_size}/{model.num_attention_heads}" == row
-    five = {cell.row: cell.runs[0] for cell in load(FILES[-4], scales.SMALL).cells if cell.column == "SST-2"}
+    five = {cell.row: cell.runs[0] for cell in load("table5", scales.SMALL).cells if cell.column == "SST-2"}
     objectives = {
         row: (config.data.objective, config.model.attention_direction)
         for row, run in five.items()
@@ -153,7 +154,7 @@ def test_configs_of_tables_5_6_and_8_match_the_row_names():
 
 @every_scale
 def test_equal_flops_rows_are_within_five_percent_of_bert(scale):
-    three = {cell.row: cell.runs[0] for cell in load(FILES[0], scale).cells if not cell.runs[0].init_from}
+    three = {cell.row: cell.runs[0] for cell in load("figure3", scale).cells if not cell.runs[0].init_from}
     bert = three.pop("BERT").flops
     equal = [run.flops / bert for row, run in three.items() if "equal FLOPs" in row]
     assert len(equal) == 2 and all(abs(share - 1) < 0.05 for share in equal)

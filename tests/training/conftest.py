@@ -12,6 +12,5 @@ from bertjax.training import train as loop
 def whole(corpus, tmp_path_factory) -> Path:
     """Returns the workdir of an uninterrupted run; tests must not change it."""
     path = tmp_path_factory.mktemp("whole") / "run"
-    _, task = make(corpus)
-    loop.train(task, str(path))
+    loop.train(make(corpus), str(path))
     return path

@@ -28,11 +28,10 @@ SCHEDULE = {
 }
 
 
-def make(corpus: Path, **changes):
-    """Returns the config and the task of the run; `changes` sets config fields such as `data__batch_size`."""
+def make(corpus: Path, **changes) -> pretraining.Task:
+    """Returns the task of the run; `changes` sets config fields such as `data__batch_size`."""
     experiment, *overrides = config_arguments(corpus, **changes)
-    config = parse_config(load_config(experiment, overrides))
-    return config, pretraining.Task(config)
+    return pretraining.Task(parse_config(load_config(experiment, overrides)))
 
 
 def config_arguments(corpus: Path, **changes) -> list[str]:

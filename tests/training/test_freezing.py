@@ -28,24 +28,20 @@ LAYERS = 3
 MODEL = tiny_config(
     vocab_size=60, num_hidden_layers=LAYERS, max_position_embeddings=16, pad_vocab_to_multiple_of=8, dropout=0.0
 )
+OBJECTIVE = masked_lm.MaskedLm.for_model(MODEL)
 PHASE = Phase(seq_len=16, batch_size=8, max_predictions=3, start_step=0, stop_step=10)
 RATE = bert_schedule(1e-2, 0, 10)
 FREEZE = {"freeze": ("encoder/embeddings", "encoder/layers/mlp_norm"), "freeze_layers": 2}
 
 
-def train(mesh_sizes=(1, 1, 1), steps=2, grad_accum_steps=1, model=MODEL, **fields):
-    objective, optimizer = masked_lm.MaskedLm.for_model(model), make_optimizer(OptimizerConfig(**fields))
+def train(mesh_sizes=(1, 1, 1), steps=2, grad_accum_steps=1, **fields):
+    optimizer = make_optimizer(OptimizerConfig(**fields))
     mesh = make_mesh(MeshConfig(*mesh_sizes), jax.devices()[: math.prod(mesh_sizes)])
-    state = init_state(objective, optimizer, mesh, jax.random.key(0))
+    state = init_state(OBJECTIVE, optimizer, mesh, jax.random.key(0))
     before = jax.device_get(state.params)
-    step = make_train_step(objective, optimizer, mesh, grad_accum_steps)
+    step = make_train_step(OBJECTIVE, optimizer, mesh, grad_accum_steps)
     for seed in range(steps):
-        state = step(
-            state,
-            put_batch(masked_lm.MaskedLm.for_model(model).synthetic_batch(PHASE, seed), mesh),
-            jax.random.key(1),
-            RATE,
-        )
+        state = step(state, put_batch(OBJECTIVE.synthetic_batch(PHASE, seed), mesh), jax.random.key(1), RATE)
     return flatten_dict(before), jax.device_get(state)
 
 
@@ -86,8 +82,8 @@ def test_trainable_parameters_get_the_same_updates_as_without_freezing():
 def test_checkpoint_of_a_partly_frozen_model_restores_on_another_mesh(tmp_path):
     _, state = train(**FREEZE)
     mesh = make_mesh(MeshConfig(2, 2, 2))
-    abstract = abstract_state(masked_lm.MaskedLm.for_model(MODEL), make_optimizer(OptimizerConfig(**FREEZE)), mesh)
-    checkpoints = Checkpoints(epath.Path(tmp_path), 1, masked_lm.MaskedLm.for_model(MODEL).model)
+    abstract = abstract_state(OBJECTIVE, make_optimizer(OptimizerConfig(**FREEZE)), mesh)
+    checkpoints = Checkpoints(epath.Path(tmp_path), 1, OBJECTIVE.model)
     checkpoints.save(jax.tree.map(jax.numpy.asarray, state))
     checkpoints.wait()
     restored = checkpoints.restore_latest(abstract)
@@ -103,13 +99,13 @@ def test_all_layers_can_be_frozen():
 
 @pytest.mark.parametrize("scan_layers", ["true", "false"])
 def test_backward_pass_skips_frozen_layers(scan_layers):
-    model = dataclasses.replace(MODEL, scan_layers=scan_layers)
-    objective, mesh = masked_lm.MaskedLm.for_model(model), make_mesh(MeshConfig(1), jax.devices()[:1])
+    objective = masked_lm.MaskedLm.for_model(dataclasses.replace(MODEL, scan_layers=scan_layers))
+    mesh = make_mesh(MeshConfig(1), jax.devices()[:1])
 
     def backward_lengths(**fields) -> set[int]:
         optimizer = make_optimizer(OptimizerConfig(**fields))
         state = abstract_state(objective, optimizer, mesh)
-        batch = jax.tree.map(jax.numpy.asarray, masked_lm.MaskedLm.for_model(model).synthetic_batch(PHASE, 0))
+        batch = jax.tree.map(jax.numpy.asarray, objective.synthetic_batch(PHASE, 0))
         step = make_train_step(objective, optimizer, mesh, 1)
         jaxpr = jax.make_jaxpr(step)(state, batch, jax.random.key(0), RATE)
         return {eqn.params["length"] for eqn in _equations(jaxpr.jaxpr) if _is_backward_scan(eqn)}
@@ -149,7 +145,7 @@ def _is_backward_scan(eqn) -> bool:
 def test_freezing_unknown_or_all_parameters_is_an_error(fields, message):
     optimizer = make_optimizer(OptimizerConfig(**fields))
     with pytest.raises(UsageError, match=message):
-        abstract_state(masked_lm.MaskedLm.for_model(MODEL), optimizer, make_mesh(MeshConfig(1), jax.devices()[:1]))
+        abstract_state(OBJECTIVE, optimizer, make_mesh(MeshConfig(1), jax.devices()[:1]))
 
 
 def test_freeze_option_is_restored_from_config_json(tmp_path):

@@ -4,17 +4,15 @@ import json
 import os
 import signal
 import sys
-from pathlib import Path
 
 import jax
 import pytest
-from processes import WORKER, start_processes
+from processes import WORKER, start_processes, train_command
 
 from bertjax.config.mesh import ClusterConfig
 from bertjax.errors import LOST, BertjaxError, UsageError
 from bertjax.training import multihost
 
-EXPERIMENT = Path(__file__).parents[2] / "experiments" / "pretrain.py"
 # Both processes run this script.
 PRIMITIVES = """
 import os
@@ -54,10 +52,6 @@ assert is_collective_error(RuntimeError("Gloo AllGather failed")) and not is_col
 """
 
 
-def quick_run(corpus: Path) -> list[str]:
-    return [f"--config={EXPERIMENT}:size=L1_H16,corpus={corpus},quick=true", "--config.data.seq_len=16"]
-
-
 def outputs_of(processes) -> list[str]:
     return [process.communicate(timeout=180)[1].decode() for process in processes]
 
@@ -77,7 +71,7 @@ def test_values_and_errors_reach_all_processes():
     ],
 )
 def test_different_commands_end_all_processes_with_the_same_error(corpus, tmp_path, own_argument, message):
-    command = ["train", *quick_run(corpus), f"--workdir={tmp_path / 'run'}"]
+    command = train_command(corpus, tmp_path / "run")[3:]
     other = [item for item in command if item.split("=")[0] != own_argument.split("=")[0]]
     other.append(own_argument.replace("elsewhere", str(tmp_path / "elsewhere")))
     program = f"from bertjax.training import multihost; multihost._VISIBLE_SECONDS = 1.0; {WORKER}".replace(
@@ -94,11 +88,9 @@ def test_different_commands_end_all_processes_with_the_same_error(corpus, tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", [0, 1, 3])
 def test_other_processes_exit_for_a_restart_if_one_is_killed(corpus, tmp_path, killed):
-    command = [
-        *(sys.executable, "-m", "bertjax", "train", "--distributed", f"--workdir={tmp_path}", *quick_run(corpus)),
-        *("--config.steps=100000", "--config.log_every=2", "--config.eval_every=100000"),
-        "--config.cluster.heartbeat_timeout_seconds=10",
-    ]
+    schedule = ("--config.steps=100000", "--config.log_every=2", "--config.eval_every=100000")
+    timeout = "--config.cluster.heartbeat_timeout_seconds=10"
+    command = train_command(corpus, tmp_path, "--distributed", *schedule, timeout)
     processes = start_processes(command, processes=2 if killed < 2 else 4, devices=1)
     for line in processes[0].stderr:
         if line.startswith(b"step 2/"):
@@ -112,8 +104,7 @@ def test_other_processes_exit_for_a_restart_if_one_is_killed(corpus, tmp_path, k
 
 @pytest.mark.slow
 def test_process_exits_for_a_restart_if_initialization_times_out(corpus, tmp_path):
-    command = [sys.executable, "-m", "bertjax", "train", f"--workdir={tmp_path}", *quick_run(corpus)]
-    command.append("--config.cluster.initialization_timeout_seconds=3")
+    command = train_command(corpus, tmp_path, "--config.cluster.initialization_timeout_seconds=3")
     first, second = start_processes(command, processes=2, devices=1)
     second.kill()
     outputs = outputs_of([first, second])

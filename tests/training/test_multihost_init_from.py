@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_runs import read_metrics
-from processes import WORKER, start_processes
+from processes import run_commands, start_processes
 
 from bertjax.cli import main as cli
 from bertjax.convert.convert import convert
@@ -56,15 +56,6 @@ def command(name: str, config_flag: str, init_from: Path, workdir: Path, *option
     return [name, config_flag, *overrides, f"--init_from={init_from}", f"--workdir={workdir}", *options]
 
 
-def run_in_two_processes(*commands: list[str]) -> str:
-    """Runs the commands and returns the standard error of both processes."""
-    text = ""
-    for process in start_processes([sys.executable, "-c", WORKER, json.dumps(commands)], processes=2, devices=1):
-        text += process.communicate(timeout=120)[1].decode()
-        assert process.returncode == 0, text[-3000:]
-    return text
-
-
 def metrics(workdir: Path) -> list[float]:
     lines = read_metrics(workdir)
     return [line[name] for line in lines for name in sorted(line)]
@@ -75,8 +66,8 @@ def test_two_processes_start_from_bertjax_and_hugging_face_checkpoints(pretraine
     convert(str(pretrained), str(tmp_path / "foreign"), "huggingface", False)
     checkpoints = {"bertjax": pretrained, "huggingface": tmp_path / "foreign"}
     cli.main(command("train", config_flag, pretrained, tmp_path / "single"))
-    commands = (command("train", config_flag, path, tmp_path / name) for name, path in checkpoints.items())
-    run_in_two_processes(*commands)
+    commands = [command("train", config_flag, path, tmp_path / name) for name, path in checkpoints.items()]
+    run_commands(commands, processes=2, devices=1)
     expected = metrics(tmp_path / "single")
     for name in checkpoints:
         np.testing.assert_allclose(metrics(tmp_path / name), expected, rtol=2e-5, atol=1e-6, err_msg=name)
@@ -86,8 +77,8 @@ def test_two_processes_start_from_bertjax_and_hugging_face_checkpoints(pretraine
 def test_sweep_continues_after_trial_that_fails_on_both_processes(pretrained, config_flag, tmp_path):
     # With the first learning rate the loss is not finite.
     grid = ("--grid", "optimizer.learning_rate=1e30,1e-4")
-    text = run_in_two_processes(command("sweep", config_flag, pretrained, tmp_path / "sweep", *grid))
-    assert "trial failed: " in text
+    sweep = command("sweep", config_flag, pretrained, tmp_path / "sweep", *grid)
+    assert "trial failed: " in run_commands([sweep], processes=2, devices=1)
     trials = json.loads((tmp_path / "sweep" / SWEEP).read_text())["trials"]
     assert ["error" in trial for trial in trials] == [True, False]
 

@@ -67,6 +67,5 @@ def test_profiler_warns_if_the_run_does_not_execute_the_steps(traces, tmp_path, 
 
 @pytest.mark.slow
 def test_train_writes_a_profile_to_the_workdir(corpus, tmp_path):
-    _, task = make(corpus, steps=3, eval_every=3)
-    loop.train(task, str(tmp_path / "run"), profile_steps=range(1, 2))
+    loop.train(make(corpus, steps=3, eval_every=3), str(tmp_path / "run"), profile_steps=range(1, 2))
     assert [*(tmp_path / "run" / "plugins" / "profile").glob("*/*.xplane.pb")]

@@ -64,12 +64,13 @@ def compiled(
     return step.lower(abstract_state(objective, OPTIMIZER, mesh), batch, jax.random.key(1), RATE).compile(), mesh
 
 
-def run(mesh_sizes: tuple[int, int, int], grad_accum_steps: int, config: ModelConfig, steps: int = 3):
+def run(mesh_sizes: tuple[int, int, int], grad_accum_steps: int, config: ModelConfig, batches=()):
+    """Returns the state after one step per batch (default: three batches of `uneven_batch`)."""
     step, mesh = compiled(mesh_sizes, grad_accum_steps, config)
     state = init_state(objective_of(config), OPTIMIZER, mesh, jax.random.key(0))
     key, rate = jax.device_put((jax.random.key(1), jax.tree.map(jnp.asarray, RATE)), replicated(mesh))
-    for seed in range(steps):
-        state = step(state, put_batch(uneven_batch(seed), mesh), key, rate)
+    for batch in batches or map(uneven_batch, range(3)):
+        state = step(state, put_batch(batch, mesh), key, rate)
     return state
 
 
@@ -187,15 +188,9 @@ def test_loss_that_depends_on_other_rows_cannot_use_micro_batches():
 
 
 def test_state_records_the_first_step_with_a_non_finite_loss():
-    objective, mesh = masked_lm.MaskedLm.for_model(CONFIG), make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
-    state = init_state(objective, OPTIMIZER, mesh, jax.random.key(0))
-    step = make_train_step(objective, OPTIMIZER, mesh, 1)
-    for seed in range(4):
-        batch = uneven_batch(seed)
-        if seed == 2:
-            batch["masked_lm_weights"][0, 0] = np.inf
-        state = step(state, put_batch(batch, mesh), jax.random.key(1), RATE)
-    assert int(state.bad_step) == 3
+    batches = [uneven_batch(seed) for seed in range(4)]
+    batches[2]["masked_lm_weights"][0, 0] = np.inf
+    assert int(run((1, 1, 1), 1, CONFIG, batches).bad_step) == 3
 
 
 def test_padding_rows_do_not_change_evaluation_metrics():

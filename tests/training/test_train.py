@@ -38,7 +38,7 @@ from bertjax.training.startup import random_key
 
 @pytest.mark.parametrize("detected_at", [3, pytest.param(14, marks=pytest.mark.slow)])
 def test_damaged_data_ends_the_run_at_a_logged_step_or_at_the_last_step(corpus, tmp_path, detected_at):
-    _, task = make(corpus)
+    task = make(corpus)
     waits = []
 
     def check_data_files(wait):
@@ -60,7 +60,7 @@ def test_pretraining_detects_a_damaged_corpus(corpus, tmp_path):
     shutil.copytree(corpus, tmp_path / "corpus", ignore=shutil.ignore_patterns("pair_index"))
     file = tmp_path / "corpus" / "train.tokens.bin"
     file.write_bytes(file.read_bytes()[:-2] + bytes(2))
-    _, task = make(tmp_path / "corpus")
+    task = make(tmp_path / "corpus")
     task.check_data_files(wait=False)
     for verify in (lambda: task.check_data_files(wait=True), task.baseline):
         with pytest.raises(BertjaxError, match=r"train\.tokens\.bin is damaged"):
@@ -68,8 +68,8 @@ def test_pretraining_detects_a_damaged_corpus(corpus, tmp_path):
 
 
 def test_packing_applies_to_training_rows_only(corpus, whole, tmp_path):
-    config, task = make(corpus, data__packing=True, steps=3, eval_every=3)
-    assert config.phases[0].max_pairs_per_row > 1
+    task = make(corpus, data__packing=True, steps=3, eval_every=3)
+    assert task.config.phases[0].max_pairs_per_row > 1
     loop.train(task, str(tmp_path))
     packed, unpacked = read_metrics(tmp_path), read_metrics(whole)
     num_tokens = sum((batch["sequence_ids"] > 0).sum() for batch in task.train_batches(0, SINGLE_SHARD))
@@ -79,7 +79,7 @@ def test_packing_applies_to_training_rows_only(corpus, whole, tmp_path):
 
 def test_evaluation_uses_each_held_out_row_once(corpus):
     rows = len(open_pair_index(open_corpus(corpus), "heldout", 16, 0, 1).records)
-    _, task = make(corpus, data__batch_size=rows - 3)
+    task = make(corpus, data__batch_size=rows - 3)
     labels = [batch["next_sentence_labels"] for batch in task.eval_batches(SINGLE_SHARD)]
     assert len(labels) == 2
     assert (np.concatenate(labels) >= 0).sum() == rows
@@ -90,7 +90,7 @@ def test_evaluations_share_one_dataset(corpus, monkeypatch):
     monkeypatch.setattr(
         batches, "eval_dataset", lambda *args, **kwargs: calls.append(1) or eval_dataset(*args, **kwargs)
     )
-    _, task = make(corpus)
+    task = make(corpus)
     first, second = ([*task.eval_batches(SINGLE_SHARD)] for _ in range(2))
     assert len(calls) == 1 and len(first) > 1
     jax.tree.map(np.testing.assert_array_equal, first, second)
@@ -102,7 +102,7 @@ def test_evaluations_redraw_curves_at_most_once_per_interval(corpus, tmp_path, m
     monkeypatch.setattr(progress, "_SECONDS_BETWEEN_DRAWINGS", seconds)
     monkeypatch.setattr(progress, "plot_pretraining", lambda lines, path: num_lines.append(len(lines)))
     schedule, sums = bert_schedule(1e-2, 3, 14), {"token_fraction": np.array([1.0, 1.0])}
-    with contextlib.closing(progress.Progress(make(corpus)[1], epath.Path(tmp_path), 0, [], schedule)) as run:
+    with contextlib.closing(progress.Progress(make(corpus), epath.Path(tmp_path), 0, [], schedule)) as run:
         for step in (0, 5, 10):
             run.log_evaluation(step, {"loss": 1.0, "mlm_loss": 1.0}, seconds=0.1, train_sums=sums)
     assert num_lines == lines_drawn
@@ -110,7 +110,7 @@ def test_evaluations_redraw_curves_at_most_once_per_interval(corpus, tmp_path, m
 
 @pytest.mark.parametrize(("warmup_steps", "is_logged"), [(1, False), (2, True)])
 def test_warm_up_longer_than_the_run_is_logged(corpus, tmp_path, log_lines, warmup_steps, is_logged):
-    _, task = make(corpus, steps=2, optimizer__warmup_steps=warmup_steps)
+    task = make(corpus, steps=2, optimizer__warmup_steps=warmup_steps)
     schedule = bert_schedule(1e-2, warmup_steps, 2)
     progress.Progress(task, epath.Path(tmp_path), 0, [], schedule).close()
     warning = "warm-up takes 2 of 2 steps, so the learning rate does not reach 0.01"
@@ -140,7 +140,7 @@ def short_run(corpus, tmp_path_factory):
         had_curves.append((workdir / "curves.png").exists())
         write(path, content)
 
-    task = with_attributes(make(corpus, steps=3)[1], evaluate=lambda means, outputs: {**means, "ratio": np.nan})
+    task = with_attributes(make(corpus, steps=3), evaluate=lambda means, outputs: {**means, "ratio": np.nan})
     with pytest.MonkeyPatch.context() as monkeypatch, recorded_log() as lines:
         monkeypatch.setattr(loop, "make_train_step", make_guarded_step)
         monkeypatch.setattr(results, "write_atomic", record)
@@ -172,7 +172,7 @@ def test_results_json_is_the_last_file_that_a_run_writes(short_run):
     ],
 )
 def test_resumed_run_equals_an_uninterrupted_run(corpus, whole, tmp_path, stops, log_lines):
-    _, task = make(corpus)
+    task = make(corpus)
     for at, number in stops:
         loop.train(with_signal(task, at, number), str(tmp_path))
         assert log_lines[-1] == f"stopped by a signal; saved step {at + 1}; run the same command to resume"
@@ -195,7 +195,7 @@ def resumed(corpus, whole, tmp_path_factory):
         file.write('{"step": 14, "lo')
     (run / "notes.txt").write_text("mine")
     with recorded_log() as lines:
-        loop.train(make(corpus)[1], str(run), init_from=str(whole))
+        loop.train(make(corpus), str(run), init_from=str(whole))
     return run, lines
 
 
@@ -221,27 +221,24 @@ def test_resume_skips_damaged_metric_lines(corpus, whole, tmp_path):
     shutil.copytree(whole, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "14")
     metrics = tmp_path / "run" / "metrics.jsonl"
-    _, task = make(corpus)
     lines = metrics.read_text().splitlines(keepends=True)
     # Write a truncated line and a line that is nested too deeply for the JSON parser.
     metrics.write_text("".join([lines[0], lines[1][:20] + "\n", "[" * 100_000 + "\n", *lines[3:]]))
-    assert loop.train(task, str(tmp_path / "run"))["step"] == 14
+    assert loop.train(make(corpus), str(tmp_path / "run"))["step"] == 14
     assert metrics.read_text() == "".join([lines[0], *lines[3:]])
 
 
 def test_loss_that_is_not_finite_ends_the_run(corpus, tmp_path):
-    _, task = make(corpus)
-
     def with_infinite_weights(batch):
         return {**batch, "masked_lm_weights": np.full_like(batch["masked_lm_weights"], np.inf)}
 
     with pytest.raises(BertjaxError, match=r"of step 6 is not finite; the last good checkpoint is .*/checkpoints/4\b"):
-        loop.train(with_changed_batch(task, 5, with_infinite_weights), str(tmp_path))
+        loop.train(with_changed_batch(make(corpus), 5, with_infinite_weights), str(tmp_path))
     assert find_checkpoint(tmp_path).name == "4"
 
 
 def test_evaluation_loss_that_is_not_finite_ends_the_run(corpus, tmp_path):
-    _, task = make(corpus, eval_every=5)
+    task = make(corpus, eval_every=5)
 
     def infinite_batches(shard):
         for batch in task.eval_batches(shard):
@@ -254,15 +251,13 @@ def test_evaluation_loss_that_is_not_finite_ends_the_run(corpus, tmp_path):
 
 
 def test_diverging_loss_ends_the_run(corpus, tmp_path):
-    _, task = make(corpus, divergence_factor=0.9)
     with pytest.raises(BertjaxError, match=r"diverged at step 3.*no checkpoint was saved yet"):
-        loop.train(task, str(tmp_path))
+        loop.train(make(corpus, divergence_factor=0.9), str(tmp_path))
 
 
 def test_init_from_loads_parameters(corpus, whole, tmp_path, log_lines):
-    _, task = make(corpus, steps=1)
     # The learning rate of the first step is 0, so the saved parameters are the loaded ones.
-    loop.train(task, str(tmp_path), init_from=str(whole))
+    loop.train(make(corpus, steps=1), str(tmp_path), init_from=str(whole))
     assert any("starting at step 0 with the parameters of" in line for line in log_lines)
     jax.tree.map(np.testing.assert_array_equal, load_final_params(tmp_path), load_final_params(whole))
 
@@ -291,8 +286,8 @@ def test_full_disk_error_is_one_line_with_the_last_good_checkpoint(corpus, tmp_p
 
 
 def test_two_phases_share_one_schedule(corpus, tmp_path):
-    config, task = make(corpus, long_phase__share=0.5, long_phase__seq_len=32, data__batch_size=16)
-    assert [(phase.seq_len, phase.batch_size, phase.stop_step) for phase in config.phases] == [
+    task = make(corpus, long_phase__share=0.5, long_phase__seq_len=32, data__batch_size=16)
+    assert [(phase.seq_len, phase.batch_size, phase.stop_step) for phase in task.config.phases] == [
         (16, 16, 7),
         (32, 8, 14),
     ]
@@ -304,8 +299,8 @@ def test_two_phases_share_one_schedule(corpus, tmp_path):
 
 
 def test_evaluation_outputs_do_not_accumulate_on_devices(corpus):
-    config, task = make(corpus, data__batch_size=8)
-    mesh = make_mesh(config.mesh)
+    task = make(corpus, data__batch_size=8)
+    mesh = make_mesh(task.config.mesh)
     num_arrays = []
 
     def eval_batches(shard):
@@ -327,7 +322,7 @@ def test_evaluation_outputs_do_not_accumulate_on_devices(corpus):
 
 
 def test_hosts_compare_their_configs_data_hashes_and_workdir_files(corpus, tmp_path, monkeypatch):
-    config, task = make(corpus)
+    task = make(corpus)
     labels = json.dumps({"kind": "classes", "labels": ["b", "a"]}).encode()
     compared = {}
 
@@ -342,7 +337,7 @@ def test_hosts_compare_their_configs_data_hashes_and_workdir_files(corpus, tmp_p
         )
     # Contents are compared, since paths may differ between hosts.
     assert compared["files"][OUTPUT_LAYER] == json.loads(labels) and ENTRY in compared["files"]
-    assert compared["config"]["seed"] == config.seed and compared["data"] == task.data_hash
+    assert compared["config"]["seed"] == task.config.seed and compared["data"] == task.data_hash
     assert not (tmp_path / "run").exists()
 
 

@@ -25,9 +25,8 @@ def test_link_in_place_of_the_lock_file_is_not_followed(corpus, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".lock").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "elsewhere").write_text("content")
-    _, task = make(corpus)
     with pytest.raises(BertjaxError, match=r"cannot lock the workdir .*/run "):
-        loop.train(task, str(tmp_path / "run"))
+        loop.train(make(corpus), str(tmp_path / "run"))
     assert (tmp_path / "elsewhere").read_text() == "content"
 
 
@@ -51,7 +50,7 @@ def test_finished_workdir_holds_the_documented_files(corpus, whole):
     assert last["loss"] == pytest.approx(last["mlm_loss"] + last["nsp_loss"], rel=1e-5)
     assert last["positions"] == 14 * 8 * 16
     # `tokens` does not count padding. It is exact at every logged step.
-    tokens = [0, *np.cumsum([batch["input_mask"].sum() for batch in make(corpus)[1].train_batches(0, SINGLE_SHARD)])]
+    tokens = [0, *np.cumsum([batch["input_mask"].sum() for batch in make(corpus).train_batches(0, SINGLE_SHARD)])]
     assert tokens[-1] < 14 * 8 * 16
     assert [line["tokens"] for line in lines] == [tokens[line["step"]] for line in lines]
     assert last["token_fraction"] == pytest.approx((tokens[14] - tokens[12]) / (2 * 8 * 16), rel=1e-6)
@@ -63,17 +62,15 @@ def test_finished_workdir_holds_the_documented_files(corpus, whole):
 
 
 def test_resume_with_another_config_is_refused_and_the_error_shows_both_values(corpus, whole):
-    _, task = make(corpus, optimizer__learning_rate=5e-3)
     with pytest.raises(UsageError, match=r"optimizer\.learning_rate: 0\.01 -> 0\.005"):
-        loop.train(task, str(whole))
+        loop.train(make(corpus, optimizer__learning_rate=5e-3), str(whole))
 
 
 def test_resume_on_another_corpus_at_the_same_path_is_refused(corpus, whole, tmp_path):
     text, vocabulary = f"text:{corpus.parent}/text.txt", corpus / "vocab.txt"
     prepare([text], tmp_path / "corpus", vocabulary=vocabulary, heldout_fraction=0.2, workers=1)
-    _, other = make(tmp_path / "corpus")
     with pytest.raises(UsageError, match="belongs to a run on other data"):
-        loop.train(other, str(whole))
+        loop.train(make(tmp_path / "corpus"), str(whole))
 
 
 def test_data_json_without_a_hash_is_refused(tmp_path):
@@ -86,19 +83,18 @@ def test_data_json_without_a_hash_is_refused(tmp_path):
 def test_workdir_without_checkpoints_accepts_another_config_and_may_be_relative(corpus, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "run"
-    _, task = make(corpus, optimizer__learning_rate=5e-3)
+    task = make(corpus, optimizer__learning_rate=5e-3)
     with pytest.raises(RuntimeError, match="early"):
         loop.train(with_changed_batch(task, 0, _fail_early), "run")
     assert json.loads((run / "config.json").read_text())["optimizer"]["learning_rate"] == 5e-3
-    _, task = make(corpus, steps=4)
-    loop.train(task, "run")
+    loop.train(make(corpus, steps=4), "run")
     assert json.loads((run / "config.json").read_text())["optimizer"]["learning_rate"] == 1e-2
     assert json.loads((run / "results.json").read_text())["step"] == 4
     assert find_checkpoint("run") == epath.Path(run / "checkpoints" / "4")
 
 
 def test_root_and_directories_with_unrelated_files_are_refused(corpus, tmp_path):
-    _, task = make(corpus)
+    task = make(corpus)
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(UsageError, match="config.json is not the config of a run"):
         loop.train(task, str(tmp_path))
@@ -128,8 +124,7 @@ def test_resume_accepts_other_log_and_checkpoint_settings(corpus, whole, tmp_pat
     shutil.copytree(whole, tmp_path / "run")
     for step in ("12", "14"):
         shutil.rmtree(tmp_path / "run" / "checkpoints" / step)
-    _, task = make(corpus, log_every=5, keep_checkpoints=1)
-    loop.train(task, str(tmp_path / "run"))
+    loop.train(make(corpus, log_every=5, keep_checkpoints=1), str(tmp_path / "run"))
     lines = read_metrics(tmp_path / "run")
     assert [line["step"] for line in lines if "loss" in line] == [3, 6, 10, 14]
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["14"]
@@ -140,8 +135,7 @@ def test_resume_accepts_other_scan_and_remat_settings(corpus, whole, tmp_path):
     shutil.copytree(whole, tmp_path / "run")
     for step in ("12", "14"):
         shutil.rmtree(tmp_path / "run" / "checkpoints" / step)
-    _, task = make(corpus, model__scan_layers="false", model__remat="full")
-    loop.train(task, str(tmp_path / "run"))
+    loop.train(make(corpus, model__scan_layers="false", model__remat="full"), str(tmp_path / "run"))
     jax.tree.map(
         functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-6),
         load_final_params(tmp_path / "run"),
@@ -151,22 +145,18 @@ def test_resume_accepts_other_scan_and_remat_settings(corpus, whole, tmp_path):
 
 def test_unwritable_workdir_is_refused_before_the_first_step(corpus, tmp_path):
     (tmp_path / "file").write_text("")
-    _, task = make(corpus)
     with pytest.raises(BertjaxError, match="cannot write in the workdir"):
-        loop.train(task, str(tmp_path / "file" / "run"))
+        loop.train(make(corpus), str(tmp_path / "file" / "run"))
 
 
 def test_too_little_disk_space_raises_before_the_first_step(corpus, tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    _, task = make(corpus)
     with pytest.raises(BertjaxError, match="not enough disk space for two checkpoints: .* choose another --workdir$"):
-        loop.train(task, str(tmp_path))
+        loop.train(make(corpus), str(tmp_path))
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
 def test_two_runs_cannot_share_a_workdir(corpus, tmp_path):
-    _, task = make(corpus)
-    tmp_path.mkdir(exist_ok=True)
     with workdir.acquire_lock(epath.Path(tmp_path)), pytest.raises(UsageError, match="another run is using"):
-        loop.train(task, str(tmp_path))
+        loop.train(make(corpus), str(tmp_path))
