@@ -68,13 +68,12 @@ class Storage:
     # Generation of the object that was written last; every write increments it.
     last_generation: int = 1_700_000_000_000_000
 
-    def names(self, prefix: str = "", bucket: str = "bucket") -> list[str]:
+    def names(self, prefix: str = "") -> list[str]:
         with self.lock:
-            return sorted(name for name in self.objects[bucket] if name.startswith(prefix))
+            return sorted(name for name in self.objects["bucket"] if name.startswith(prefix))
 
-    def read(self, name: str, bucket: str = "bucket") -> bytes:
-        with self.lock:
-            return self.objects[bucket][name].content
+    def read(self, name: str) -> bytes:
+        return self.find("bucket", name).content
 
     def find(self, bucket: str, name: str) -> Object:
         with self.lock:
@@ -344,13 +343,13 @@ def _certificate() -> Path:
 
 
 @contextmanager
-def serving(buckets: tuple[str, ...] = ("bucket",)) -> Iterator[tuple[Storage, dict[str, str]]]:
-    """Serves fake object storage inside the `with` block.
+def serving() -> Iterator[tuple[Storage, dict[str, str]]]:
+    """Serves fake object storage with the empty bucket `gs://bucket` inside the `with` block.
 
     Yields:
       The storage, and environment variables that make a process use it for `gs://` paths.
     """
-    storage = Storage({bucket: {} for bucket in buckets})
+    storage = Storage({"bucket": {}})
     certificate = _certificate()
     server = _Server(storage, certificate)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)

@@ -9,6 +9,9 @@ from commanding import printed
 from commanding import refused as refused_command
 
 from bertjax.cli import main as cli
+from bertjax.tasks.build import build_task, parse_config
+from bertjax.tasks.task import Task
+from bertjax.training.checkpoint_config import experiment_config
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 MODEL = {
@@ -33,21 +36,31 @@ def overrides(vocabulary: Path | None, **fields) -> list[str]:
     return [f"--config.{name}={value}" for name, value in values.items()]
 
 
-def train(experiment: str, workdir: Path, vocabulary: Path | None, *arguments: str, **fields) -> dict:
-    """Runs `bertjax train` and returns the content of `results.json`."""
+def load_task(experiment: str, vocabulary: Path | None, *arguments: str, train: bool = True, **fields) -> Task:
+    """Builds the task of an experiment; `train` selects whether to read training data."""
+    flags = [*overrides(vocabulary, **fields), *arguments]
+    config = experiment_config(f"{EXPERIMENTS}/{experiment},size=L1_H16,quick=true", flags)
+    return build_task(parse_config(config), train)
+
+
+def train_command(experiment: str, workdir: Path, vocabulary: Path | None, *arguments: str, **fields) -> list[str]:
+    """Returns a `bertjax train` command. With `steps`, the run evaluates and saves only at its end."""
     if steps := fields.get("steps"):
-        # An epoch of the test data takes one or two steps, so evaluate at the end only.
+        # An epoch of the test data takes one or two steps.
         fields = {"eval_every": steps, "checkpoint_every": steps, **fields}
-    cli.main(
-        [
-            "train",
-            f"--config={EXPERIMENTS}/{experiment},size=L1_H16,quick=true",
-            f"--workdir={workdir}",
-            *overrides(vocabulary, **fields),
-            *arguments,
-        ]
-    )
+    config = f"--config={EXPERIMENTS}/{experiment},size=L1_H16,quick=true"
+    return ["train", config, f"--workdir={workdir}", *overrides(vocabulary, **fields), *arguments]
+
+
+def train(experiment: str, workdir: Path, vocabulary: Path | None, *arguments: str, **fields) -> dict:
+    """Runs `train_command` and returns the content of `results.json`."""
+    cli.main(train_command(experiment, workdir, vocabulary, *arguments, **fields))
     return json.loads((workdir / "results.json").read_text())
+
+
+def evaluate(capfd, checkpoint: Path, *arguments: str) -> dict:
+    """Runs `bertjax evaluate` and returns the metrics that it prints."""
+    return json.loads(printed(capfd, "evaluate", f"--checkpoint={checkpoint}", *arguments))
 
 
 def predict(capfd, checkpoint: Path, output: Path, *arguments: str) -> list[Path]:

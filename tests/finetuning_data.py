@@ -1,4 +1,4 @@
-"""Small synthetic datasets with learnable labels, in the official file formats."""
+"""Small synthetic datasets with learnable labels, in the official file formats, and a writer of TFDS datasets."""
 
 import json
 import random
@@ -17,45 +17,49 @@ def write_tsv(path: Path, header: list[str], rows: list[list[str]]) -> None:
     path.write_text("".join("\t".join(row) + "\n" for row in ([header] if header else []) + rows))
 
 
-def glue_files(folder: Path, seed: int = 0) -> Path:
+def write_tfds(
+    folder: Path, name: str, split: str, rows: list[dict], version: str = "1.0.0", shuffle: bool = True, **features
+) -> None:
+    """Writes one split of a TFDS dataset `NAME` or `NAME/CONFIG`. Columns that are not in `features` are texts."""
+    import tensorflow_datasets as tfds
+
+    name, _, config = name.partition("/")
+    tfds.dataset_builders.store_as_tfds_dataset(
+        name=name,
+        version=version,
+        config=config or None,
+        data_dir=folder,
+        split_datasets={split: list(enumerate(rows))},
+        features=tfds.features.FeaturesDict({column: tfds.features.Text() for column in rows[0]} | features),
+        disable_shuffling=not shuffle,
+    )
+
+
+def glue_files(folder: Path) -> Path:
     """Writes GLUE's CoLA (no header), RTE (named labels), STS-B (scores), MNLI (two dev and test sets) and AX."""
-    rng = random.Random(seed)
+    rng = random.Random(0)
 
-    def cola_rows(count):
-        rows = []
-        for index in range(count):
-            label = index % 2
-            rows.append(["x", str(label), "*", sentence(rng, "zu" if label else "pa")])
-        return rows
+    def write_pairs(name, count, label_name, label):
+        width = 3 if "test" in name else 4  # Test sets have no labels.
+        rows = [[str(i), sentence(rng), sentence(rng), label(i)][:width] for i in range(count)]
+        write_tsv(folder / f"{name}.tsv", ["index", "sentence1", "sentence2", label_name][:width], rows)
 
-    write_tsv(folder / "CoLA/train.tsv", [], cola_rows(64))
-    write_tsv(folder / "CoLA/dev.tsv", [], cola_rows(21))
+    for split, count in (("train", 64), ("dev", 21)):
+        rows = [["x", str(i % 2), "*", sentence(rng, ("pa", "zu")[i % 2])] for i in range(count)]
+        write_tsv(folder / f"CoLA/{split}.tsv", [], rows)
     write_tsv(folder / "CoLA/test.tsv", ["index", "sentence"], [[str(i), sentence(rng)] for i in range(9)])
     for split, count in (("train", 32), ("dev", 13), ("test", 7)):
-        labels = [["entailment"], ["not_entailment"]] if split != "test" else [[], []]
-        rows = [[str(i), sentence(rng), sentence(rng), *labels[i % 2]] for i in range(count)]
-        write_tsv(folder / f"RTE/{split}.tsv", ["index", "sentence1", "sentence2", *["label"][: len(labels[0])]], rows)
-        score = [] if split == "test" else ["score"]
-        rows = [
-            [str(i), sentence(rng), sentence(rng), *[f"{rng.uniform(0, 5):.2f}"][: len(score)]] for i in range(count)
-        ]
-        write_tsv(folder / f"STS-B/{split}.tsv", ["index", "sentence1", "sentence2", *score], rows)
-    names = ("contradiction", "entailment", "neutral")
+        write_pairs(f"RTE/{split}", count, "label", lambda i: ("entailment", "not_entailment")[i % 2])
+        write_pairs(f"STS-B/{split}", count, "score", lambda i: f"{rng.uniform(0, 5):.2f}")
     for split in ("train", "dev_matched", "dev_mismatched", "test_matched", "test_mismatched"):
-        is_labeled = not split.startswith("test")
         count = 11 if "mis" in split else 8
-        rows = [[str(i), sentence(rng), sentence(rng), *([names[i % 3]] if is_labeled else [])] for i in range(count)]
-        header = ["index", "sentence1", "sentence2", *(["gold_label"] if is_labeled else [])]
-        write_tsv(folder / f"MNLI/{split}.tsv", header, rows)
-    write_tsv(
-        folder / "AX/diagnostic.tsv",
-        ["index", "sentence1", "sentence2"],
-        [[str(i), sentence(rng), sentence(rng)] for i in range(6)],
-    )
+        write_pairs(f"MNLI/{split}", count, "gold_label", lambda i: ("contradiction", "entailment", "neutral")[i % 3])
+    rows = [[str(i), sentence(rng), sentence(rng)] for i in range(6)]
+    write_tsv(folder / "AX/diagnostic.tsv", ["index", "sentence1", "sentence2"], rows)
     return folder
 
 
-def squad_files(folder: Path, version: str = "1.1", seed: int = 0) -> Path:
+def squad_files(folder: Path, version: str = "1.1") -> Path:
     """Writes SQuAD files with questions `after WORD?`, whose answer is the next word of the context."""
 
     def draw(rng: random.Random, is_impossible: bool) -> tuple[list[str], str, str]:
@@ -64,10 +68,10 @@ def squad_files(folder: Path, version: str = "1.1", seed: int = 0) -> Path:
         position = rng.randrange(len(words) - 1)
         return words, f"after {'qq' if is_impossible else words[position]}?", words[position + 1]
 
-    return _write_squad(folder, version, seed, {"train": 24, "dev": 10}, draw)
+    return _write_squad(folder, version, {"train": 24, "dev": 10}, draw)
 
 
-def learnable_squad_files(folder: Path, version: str = "1.1", seed: int = 0) -> Path:
+def learnable_squad_files(folder: Path, version: str) -> Path:
     """Writes SQuAD files in which the answer is the only word that ends with q; unanswerable contexts have none."""
 
     def draw(rng: random.Random, is_impossible: bool) -> tuple[list[str], str, str]:
@@ -78,12 +82,12 @@ def learnable_squad_files(folder: Path, version: str = "1.1", seed: int = 0) -> 
             words[rng.randrange(8)] = answer
         return words, "what is it?", answer
 
-    return _write_squad(folder, version, seed, {"train": 64, "dev": 12}, draw)
+    return _write_squad(folder, version, {"train": 64, "dev": 12}, draw)
 
 
-def _write_squad(folder: Path, version: str, seed: int, counts: dict[str, int], draw: Callable) -> Path:
+def _write_squad(folder: Path, version: str, counts: dict[str, int], draw: Callable) -> Path:
     """Writes SQuAD files; `draw` returns the words of the context, the question and the answer."""
-    rng = random.Random(seed)
+    rng = random.Random(0)
     folder.mkdir(parents=True, exist_ok=True)
     for split, count in counts.items():
         paragraphs = []
@@ -101,9 +105,9 @@ def _write_squad(folder: Path, version: str, seed: int, counts: dict[str, int], 
     return folder
 
 
-def conll_files(folder: Path, seed: int = 0) -> Path:
+def conll_files(folder: Path) -> Path:
     """Writes CoNLL files in which words that start with z are persons."""
-    rng = random.Random(seed)
+    rng = random.Random(0)
     folder.mkdir(parents=True, exist_ok=True)
     for name, documents in (("eng.train", 6), ("eng.testa", 3), ("eng.testb", 2)):
         text = ""
@@ -118,9 +122,9 @@ def conll_files(folder: Path, seed: int = 0) -> Path:
     return folder
 
 
-def swag_files(folder: Path, seed: int = 0) -> Path:
+def swag_files(folder: Path) -> Path:
     """Writes SWAG files in which the correct ending starts with zu."""
-    rng = random.Random(seed)
+    rng = random.Random(0)
     folder.mkdir(parents=True, exist_ok=True)
     header = ",video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label"
     for name, count in (("train.csv", 24), ("val.csv", 9), ("test.csv", 5)):
@@ -134,9 +138,9 @@ def swag_files(folder: Path, seed: int = 0) -> Path:
     return folder
 
 
-def text_files(folder: Path, seed: int = 0) -> Path:
+def text_files(folder: Path) -> Path:
     """Writes train.csv, dev.jsonl and test.tsv, in which the first word determines the class."""
-    rng = random.Random(seed)
+    rng = random.Random(0)
     folder.mkdir(parents=True, exist_ok=True)
     rows = [(sentence(rng, "zu" if index % 2 else "pa"), ("no", "yes")[index % 2]) for index in range(40)]
     (folder / "train.csv").write_text("text,label\n" + "".join(f'"{text}",{label}\n' for text, label in rows[:24]))

@@ -157,18 +157,15 @@ class _Handler(BaseHTTPRequestHandler):
             content = content[:-1] + bytes([content[-1] ^ 1])
         status = 206 if "Range" in self.headers else 200
         ranges = {"Content-Range": f"bytes {start}-{len(data) - 1}/{len(data)}"} if status == 206 else {}
+        headers = {**(headers or {}), **ranges}
         if self.hub.broken and self.command == "GET" and len(content) > 1000:
             self.hub.broken -= 1
-            self.send_response(status)
-            for name, value in {"Content-Length": str(len(content)), **ranges, **(headers or {})}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(content[: len(content) // 2])
+            self._send(status, content[: len(content) // 2], {**headers, "Content-Length": str(len(content))})
             self.wfile.flush()
             self.connection.shutdown(2)
             self.close_connection = True
             return
-        self._send(status, content, {**(headers or {}), **ranges})
+        self._send(status, content, headers)
 
     def _lfs_batch(self, request: dict) -> None:
         href = f"http://{self.headers['Host']}/upload/"

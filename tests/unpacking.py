@@ -1,8 +1,21 @@
-"""Conversion of packed rows to rows with one sentence pair each."""
+"""Conversion of batches: all rows of several batches, token ids before masking, and the pairs of packed rows."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+
+
+def joined(batches: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Returns the rows of all batches as one batch."""
+    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+
+
+def unmasked_ids(batch: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Returns the token ids of all rows before masking."""
+    ids = batch["input_ids"].copy()
+    row, column = np.nonzero(batch["masked_lm_weights"])
+    ids[row, batch["masked_lm_positions"][row, column]] = batch["masked_lm_ids"][row, column]
+    return ids
 
 
 def unpacked(batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

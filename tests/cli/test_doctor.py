@@ -5,14 +5,13 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
+from commanding import printed
 
 from bertjax.cli import doctor
-from bertjax.cli import main as cli
 
 
-def report_of(capsys, *options) -> dict:
-    cli.main(["doctor", "--json", *options])
-    return json.loads(capsys.readouterr().out)
+def report_of(capsys) -> dict:
+    return json.loads(printed(capsys, "doctor", "--json"))
 
 
 def test_report_contains_versions_devices_and_free_disk_space(capsys):
@@ -23,12 +22,10 @@ def test_report_contains_versions_devices_and_free_disk_space(capsys):
 
 
 def test_text_report_has_the_sections_of_the_json_report(capsys):
-    report = report_of(capsys)
-    cli.main(["doctor"])
-    text = capsys.readouterr().out
-    assert all(section in text.splitlines() for section in report)
-    assert f"  {'jax':<30}{report['versions']['jax']}" in text.splitlines()
-    assert len(text.splitlines()) <= 50
+    report, lines = report_of(capsys), printed(capsys, "doctor").splitlines()
+    assert all(section in lines for section in report)
+    assert f"  {'jax':<30}{report['versions']['jax']}" in lines
+    assert len(lines) <= 50
 
 
 def test_missing_devices_are_reported(capsys, monkeypatch):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from etils import epath
+from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
 from bertjax.cli.config_reference import document
@@ -141,12 +142,7 @@ def test_each_task_module_has_a_config_class():
 def test_every_field_is_documented(task):
     config = config_class(task)()
     fields = list(iter_fields(config))
-
-    def paths(section, prefix=""):
-        for name, value in section.items():
-            yield from paths(value, f"{prefix}{name}.") if hasattr(value, "items") else [f"{prefix}{name}"]
-
-    assert {field.path for field in fields} == {*paths(to_config_dict(config))}
+    assert {field.path for field in fields} == flatten_dict(to_config_dict(config).to_dict(), sep=".").keys()
     assert all(len(field.meaning) > 8 for field in fields)
     text = describe_fields(config)
     assert all(f"{field.path} = " in text for field in fields)

@@ -14,15 +14,14 @@ from bertjax.utils.io import file_sha256
 SPECIAL_PIECES = {0: "[PAD]", 7: "[UNK]", 8: "[CLS]", 9: "[SEP]", 11: "[MASK]"}
 
 
-def write_pieces(path: Path, size: int) -> np.ndarray:
-    """Writes a WordPiece vocabulary with special pieces among the first ids. A quarter of the pieces are continuations.
+def write_pieces(path: Path, size: int) -> Path:
+    """Writes a WordPiece vocabulary with special pieces among the first ids; a quarter of the pieces are continuations.
 
-    Returns:
-      The ids of pieces that are not special.
+    Returns `path`.
     """
     pieces = [SPECIAL_PIECES.get(i, f"##p{i}" if i % 4 == 0 else f"p{i}") for i in range(size)]
     path.write_text("".join(f"{piece}\n" for piece in pieces))
-    return np.array([i for i in range(size) if i not in SPECIAL_PIECES])
+    return path
 
 
 def write_corpus(

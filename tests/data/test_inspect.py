@@ -12,9 +12,12 @@ from bertjax.data.inspection import format_masked_row, format_row, write_batches
 from bertjax.errors import BertjaxError, UsageError
 
 
-def test_masked_row_shows_tokens_and_originals(tmp_path):
-    write_pieces(tmp_path / "vocab.txt", 60)
-    vocabulary = load_vocabulary(tmp_path / "vocab.txt")
+@pytest.fixture
+def vocabulary(tmp_path):
+    return load_vocabulary(write_pieces(tmp_path / "vocab.txt", 60))
+
+
+def test_masked_row_shows_tokens_and_originals(vocabulary):
     cls, sep, mask = vocabulary.cls_id, vocabulary.sep_id, vocabulary.mask_id
     batch = {
         "input_ids": np.array([[cls, 13, mask, sep, 17, 18, sep, 0, 0]]),
@@ -36,9 +39,7 @@ def test_masked_row_shows_tokens_and_originals(tmp_path):
     assert len(lines) == 2
 
 
-def test_packed_row_shows_each_pair(tmp_path):
-    write_pieces(tmp_path / "vocab.txt", 60)
-    vocabulary = load_vocabulary(tmp_path / "vocab.txt")
+def test_packed_row_shows_each_pair(vocabulary):
     cls, sep, mask = vocabulary.cls_id, vocabulary.sep_id, vocabulary.mask_id
     batch = {
         "input_ids": np.array([[cls, 13, sep, 17, sep, cls, mask, sep, 18, 19, sep, 0]]),
@@ -61,9 +62,8 @@ def test_packed_row_shows_each_pair(tmp_path):
 
 
 @pytest.fixture
-def tokenizer(tmp_path) -> Tokenizer:
-    write_pieces(tmp_path / "vocab.txt", 60)
-    return Tokenizer(load_vocabulary(tmp_path / "vocab.txt"))
+def tokenizer(vocabulary) -> Tokenizer:
+    return Tokenizer(vocabulary)
 
 
 def finetuning_batch(tokenizer: Tokenizer, **arrays) -> dict[str, np.ndarray]:

@@ -15,9 +15,7 @@ VOCABULARY_SIZE = 64
 
 @pytest.fixture(scope="module")
 def vocabulary(tmp_path_factory):
-    path = tmp_path_factory.mktemp("vocabulary") / "vocab.txt"
-    write_pieces(path, VOCABULARY_SIZE)
-    return load_vocabulary(path)
+    return load_vocabulary(write_pieces(tmp_path_factory.mktemp("vocabulary") / "vocab.txt", VOCABULARY_SIZE))
 
 
 def example_rows(vocabulary, rows: int, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
@@ -31,7 +29,8 @@ def example_rows(vocabulary, rows: int, seq_len: int) -> tuple[np.ndarray, np.nd
     return ids, lengths
 
 
-def masked(vocabulary, masking, max_predictions, rows=2000, seq_len=40):
+def masked(vocabulary, masking, max_predictions, rows=2000):
+    seq_len = 40
     ids, lengths = example_rows(vocabulary, rows, seq_len)
     uniforms = np.random.default_rng(1).random((rows, seq_len + 2 * max_predictions), np.float32)
     choice, others = uniforms[:, :seq_len], uniforms[:, seq_len:]

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from unpacking import joined
 
 from bertjax.data.finetuning.batches import NO_EXAMPLE, Batching, EpochOrder, pack_batch, train_batches
 from bertjax.data.finetuning.examples import Examples, make_examples
@@ -70,12 +71,8 @@ def test_batches_of_shards_and_of_later_steps_match_the_full_run(parts):
     examples = random_examples(70, max_length=15)
     all_batches = batches(examples, PACKED)
     shards = [batches(examples, PACKED, shard=DataShard((part,), parts)) for part in range(parts)]
-    for step, batch in enumerate(all_batches):
-        for name, values in batch.items():
-            np.testing.assert_array_equal(values, np.concatenate([shard[step][name] for shard in shards]))
-    for batch, later in zip(all_batches[7:], batches(examples, PACKED, start=7), strict=True):
-        for name, values in batch.items():
-            np.testing.assert_array_equal(values, later[name])
+    np.testing.assert_equal([joined(step) for step in zip(*shards, strict=True)], all_batches)
+    np.testing.assert_equal(batches(examples, PACKED, start=7), all_batches[7:])
 
 
 def test_shape_counts_match_the_batches_before_a_step():

@@ -5,9 +5,8 @@ import itertools
 import numpy as np
 import pytest
 from small_corpora import pretraining_batches
-from unpacking import unpacked
+from unpacking import joined, unmasked_ids, unpacked
 
-from bertjax.data.corpus.vocabulary import load_vocabulary
 from bertjax.data.pretraining.config import Masking, Phase, max_packed_predictions, predictions_by_length
 from bertjax.data.pretraining.pair_index import open_pair_index, pack_pairs
 from bertjax.data.pretraining.pairs import RECORD
@@ -136,18 +135,15 @@ def train(corpus, steps, masking=None, predictions=PREDICTIONS):
 def test_epoch_has_each_pair_in_one_row_without_further_truncation(short_corpus):
     plan = open_pair_index(short_corpus, "train", SEQ_LEN, 0, 1, MAX_PAIRS)
     rows = int(plan.pass_ends[-1])
-    batches = train(short_corpus, -(-2 * rows // BATCH))
-    packed_rows = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    packed_rows = joined(train(short_corpus, -(-2 * rows // BATCH)))
     records = np.array(open_pair_index(short_corpus, "train", SEQ_LEN, 0, 1).records)
-    vocabulary = load_vocabulary(short_corpus.vocabulary_path)
+    vocabulary = short_corpus.vocabulary()
     offset = np.full(vocabulary.size, -1)
     offset[short_corpus.train.tokens] = np.arange(len(short_corpus.train.tokens))
     for epoch in range(2):
         pairs = unpacked({name: array[epoch * rows : (epoch + 1) * rows] for name, array in packed_rows.items()})
         assert len(pairs["input_ids"]) == len(records)
-        ids = pairs["input_ids"].copy()
-        row, column = np.nonzero(pairs["masked_lm_weights"])
-        ids[row, pairs["masked_lm_positions"][row, column]] = pairs["masked_lm_ids"][row, column]
+        ids = unmasked_ids(pairs)
         # Find the record of each pair from its tokens, which are all different.
         found = []
         for pair, length in enumerate(pairs["input_mask"].sum(1)):
@@ -173,10 +169,9 @@ def test_epoch_has_each_pair_in_one_row_without_further_truncation(short_corpus)
 @pytest.mark.parametrize("whole_word", [False, True])
 def test_pairs_of_packed_rows_are_masked_like_unpacked_pairs(short_corpus, whole_word):
     masking = Masking(whole_word=whole_word)
-    batches = train(short_corpus, 40, masking)
+    rows = joined(train(short_corpus, 40, masking))
     numbers = np.array(predictions_by_length(masking.rate, SEQ_LEN, PREDICTIONS))
-    vocabulary = load_vocabulary(short_corpus.vocabulary_path)
-    rows = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    vocabulary = short_corpus.vocabulary()
     assert rows["masked_lm_ids"].shape[1] == ROW_PREDICTIONS
     for row, weights in zip(rows["masked_lm_positions"], rows["masked_lm_weights"] > 0, strict=True):
         # Positions are ascending, and unused predictions come last.
@@ -198,14 +193,11 @@ def test_pairs_of_packed_rows_are_masked_like_unpacked_pairs(short_corpus, whole
 
 def test_max_predictions_above_the_needed_number_does_not_change_batches(short_corpus):
     (some,), (more,) = (train(short_corpus, 1, predictions=count) for count in (10, SEQ_LEN))
-    assert some.keys() == more.keys()
-    for name in some:
-        np.testing.assert_array_equal(some[name], more[name], err_msg=name)
+    np.testing.assert_equal(some, more)
 
 
 def test_pairs_of_a_row_are_masked_independently(short_corpus):
-    batches = train(short_corpus, 40)
-    rows = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    rows = joined(train(short_corpus, 40))
     both = either = 0
     for row, positions, weights in zip(
         rows["sequence_ids"], rows["masked_lm_positions"], rows["masked_lm_weights"], strict=True

@@ -8,9 +8,9 @@ import resource
 import numpy as np
 import pytest
 from small_corpora import pretraining_batches
+from unpacking import joined, unmasked_ids
 
 from bertjax.data.corpus.store import map_array, read_manifest
-from bertjax.data.corpus.vocabulary import load_vocabulary
 from bertjax.data.pretraining.batches import eval_dataset
 from bertjax.data.pretraining.config import Masking, Phase
 from bertjax.data.pretraining.pair_index import open_pair_index
@@ -50,33 +50,12 @@ def evaluate(corpus, objective="nsp", batch_size=BATCH, shard=SINGLE_SHARD, **ar
     return list(dataset.as_numpy_iterator())
 
 
-def assert_same(batches, others):
-    assert len(batches) == len(others)
-    for batch, other in zip(batches, others, strict=True):
-        assert batch.keys() == other.keys()
-        for name in batch:
-            np.testing.assert_array_equal(batch[name], other[name], err_msg=name)
-
-
-def joined(batches):
-    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
-
-
-def original_rows(batches) -> np.ndarray:
-    """Returns the token ids of all rows before masking."""
-    rows = joined(batches)
-    ids = rows["input_ids"].copy()
-    row, column = np.nonzero(rows["masked_lm_weights"])
-    ids[row, rows["masked_lm_positions"][row, column]] = rows["masked_lm_ids"][row, column]
-    return ids
-
-
 def traced_offsets(corpus, split, batches) -> list[np.ndarray]:
     """Returns the offsets of each row's tokens in the split, for a split whose tokens have different ids."""
     tokens = getattr(corpus, split).tokens
-    offset = np.full(load_vocabulary(corpus.vocabulary_path).size, -1)
+    offset = np.full(corpus.vocabulary().size, -1)
     offset[tokens] = np.arange(len(tokens))
-    return [offset[row][offset[row] >= 0] for row in original_rows(batches)]
+    return [offset[row][offset[row] >= 0] for row in unmasked_ids(joined(batches))]
 
 
 def test_batch_has_documented_names_shapes_and_dtypes(traced):
@@ -103,7 +82,7 @@ def test_shards_together_hold_the_rows_of_the_global_batch(traced, objective, pa
         train(traced, 5, objective=objective, masking=Masking(whole_word=True), shard=DataShard((index,), parts))
         for index in range(parts)
     ]
-    assert_same(whole, [joined(step) for step in zip(*shards, strict=True)])
+    np.testing.assert_equal([joined(step) for step in zip(*shards, strict=True)], whole)
 
 
 @pytest.mark.parametrize("objective", ["nsp", "packed", "none"])
@@ -111,7 +90,7 @@ def test_shard_of_nonadjacent_parts_holds_the_rows_of_those_parts(traced, object
     whole = train(traced, 3, objective=objective)
     gaps = train(traced, 3, objective=objective, shard=DataShard((0, 1, 3), 4))
     rows = [0, 1, 2, 3, 6, 7]
-    assert_same([{name: array[rows] for name, array in batch.items()} for batch in whole], gaps)
+    np.testing.assert_equal(gaps, [{name: array[rows] for name, array in batch.items()} for batch in whole])
     assert DataShard((0, 1, 3), 4).row_ranges(BATCH) == [(0, 4), (6, 8)]
 
 
@@ -119,7 +98,7 @@ def test_shard_of_nonadjacent_parts_holds_the_rows_of_those_parts(traced, object
 def test_dataset_from_a_later_step_continues_the_same_batches(traced, objective):
     stream = train(traced, 40, objective=objective)
     for step in (1, 17, 39):
-        assert_same(stream[step:], train(traced, 40 - step, objective=objective, start_step=step))
+        np.testing.assert_equal(train(traced, 40 - step, objective=objective, start_step=step), stream[step:])
 
 
 def test_phases_have_different_batches_and_can_start_at_a_later_step(traced):
@@ -130,13 +109,13 @@ def test_phases_have_different_batches_and_can_start_at_a_later_step(traced):
     first, second = (train(traced, 100, phase=phase, start_step=phase.start_step) for phase in phases)
     assert (len(first), len(second)) == (6, 4)
     assert not np.array_equal(first[0]["input_ids"], second[0]["input_ids"])
-    assert_same(second[2:], train(traced, 100, phase=phases[1], start_step=8))
+    np.testing.assert_equal(train(traced, 100, phase=phases[1], start_step=8), second[2:])
 
 
 @pytest.mark.parametrize("objective", ["nsp", "packed", "none"])
 def test_late_steps_are_reproducible(traced, objective):
     late = train(traced, 3, objective=objective, start_step=1_000_000)
-    assert_same(late[2:], train(traced, 1, objective=objective, start_step=1_000_002))
+    np.testing.assert_equal(train(traced, 1, objective=objective, start_step=1_000_002), late[2:])
     # Batches of late epochs also differ from each other.
     assert not np.array_equal(late[0]["input_ids"], late[1]["input_ids"])
     assert len({row.tobytes() for row in joined(late)["input_ids"]}) == 3 * BATCH
@@ -234,7 +213,7 @@ def test_repeated_pass_has_new_masks_and_truncation(traced):
 @pytest.mark.parametrize("whole_word", [False, True])
 def test_special_tokens_and_padding_are_never_masked(traced, whole_word):
     batch = joined(train(traced, 30, masking=Masking(rate=0.3, whole_word=whole_word)))
-    vocabulary = load_vocabulary(traced.vocabulary_path)
+    vocabulary = traced.vocabulary()
     used = batch["masked_lm_weights"] > 0
     assert not np.isin(batch["masked_lm_ids"][used], vocabulary.special_ids).any()
     lengths = batch["input_mask"].sum(axis=1)
@@ -282,7 +261,7 @@ def test_evaluation_contains_every_row_once_with_fixed_masks(traced, objective):
     for name, array in joined(evaluate(traced, objective, batch_size=2 * BATCH)).items():
         np.testing.assert_array_equal(array[:count], whole[name][:count])
     parts = [evaluate(traced, objective, shard=DataShard((index,), 4)) for index in range(4)]
-    assert_same(batches, [joined(step) for step in zip(*parts, strict=True)])
+    np.testing.assert_equal([joined(step) for step in zip(*parts, strict=True)], batches)
 
 
 def test_max_rows_selects_rows_from_the_whole_split(traced):

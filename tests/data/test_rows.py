@@ -57,8 +57,7 @@ def test_segments_a_and_b_are_truncated_independently():
 
 
 def test_rows_have_special_tokens_segments_and_padding(tmp_path):
-    write_pieces(tmp_path / "vocab.txt", 200)
-    vocabulary = load_vocabulary(tmp_path / "vocab.txt")
+    vocabulary = load_vocabulary(write_pieces(tmp_path / "vocab.txt", 200))
     tokens = tf.range(100, 130)
     pad, cls, sep = vocabulary.pad_id, vocabulary.cls_id, vocabulary.sep_id
     rows = spans([2, 0], [3, 4], [20, 10], [2, 3])

@@ -24,10 +24,10 @@ London NNP I-NP I-LOC
 LABELS = ["O", "I-LOC", "I-ORG", "I-PER"]
 
 
-def read(tmp_path, content=FILE, **options):
+def read(tmp_path, content=FILE):
     path = tmp_path / "eng.train"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return read_conll(path, ReadStats(str(path)), **options)
+    return read_conll(path, ReadStats(str(path)))
 
 
 def test_conll_file_is_read_into_words_tags_and_documents(tmp_path):

@@ -20,9 +20,16 @@ from bertjax.metrics.entities import entity_scores, extract_entities, has_entiti
         ("B-LOC I-PER I-PER", {(0, 1, "LOC"), (1, 3, "PER")}),
         ("B-LOC B-LOC", {(0, 1, "LOC"), (1, 2, "LOC")}),
         ("O O", set()),
+        # These sequences of BIOES and BILOU tags are invalid. The entities are those of seqeval.
+        ("E-A E-A", {(0, 1, "A"), (1, 2, "A")}),
+        ("S-A I-A E-A O", {(0, 1, "A"), (1, 3, "A")}),
+        ("B-A E-B", {(0, 1, "A"), (1, 2, "B")}),
+        ("B-A S-A", {(0, 1, "A"), (1, 2, "A")}),
+        ("I-A L-A I-A", {(0, 2, "A"), (2, 3, "A")}),
+        ("B-A I-A", {(0, 2, "A")}),
     ],
 )
-def test_entities_of_iob1_and_iob2_tags_are_extracted(tags, entities):
+def test_entities_of_tags_are_extracted(tags, entities):
     assert extract_entities(tags.split()) == entities
 
 
@@ -108,21 +115,6 @@ def test_scores_of_bioes_and_bilou_tags_match_conlleval_on_iob2_tags(scheme):
     assert 0 < scores["f1"] < 100
     for name, key in (("precision", "prec"), ("recall", "rec"), ("f1", "f1")):
         assert scores[name] == pytest.approx(100 * reference[key], abs=1e-9)
-
-
-@pytest.mark.parametrize(
-    "tags, entities",
-    [
-        ("E-A E-A", {(0, 1, "A"), (1, 2, "A")}),
-        ("S-A I-A E-A O", {(0, 1, "A"), (1, 3, "A")}),
-        ("B-A E-B", {(0, 1, "A"), (1, 2, "B")}),
-        ("B-A S-A", {(0, 1, "A"), (1, 2, "A")}),
-        ("I-A L-A I-A", {(0, 2, "A"), (2, 3, "A")}),
-        ("B-A I-A", {(0, 2, "A")}),
-    ],
-)
-def test_entities_of_invalid_tag_sequences_match_seqeval(tags, entities):
-    assert extract_entities(tags.split()) == entities
 
 
 def test_has_entities_accepts_a_mix_of_bioes_and_bilou_tags():

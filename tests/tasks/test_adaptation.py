@@ -1,22 +1,18 @@
 """Tests of continued pre-training: replay and evaluation of a general corpus, and bits per byte."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from command_runs import EXPERIMENTS, overrides, read_metrics
+from command_runs import EXPERIMENTS, evaluate, load_task, read_metrics, train
 from commanding import refused
 
-from bertjax.cli import main as cli
 from bertjax.data.corpus.prepare import prepare
 from bertjax.data.corpus.store import open_corpus
 from bertjax.data.corpus.vocabulary import load_vocabulary
 from bertjax.data.pretraining.baseline import mean_piece_bytes
-from bertjax.data.shard import SINGLE_SHARD, DataShard
+from bertjax.data.shard import SINGLE_SHARD
 from bertjax.errors import UsageError
-from bertjax.tasks.build import build_task, parse_config
-from bertjax.training.checkpoint_config import experiment_config
 
 
 @pytest.fixture(scope="module")
@@ -43,23 +39,16 @@ def spelled(corpus, letters, tmp_path_factory) -> Path:
     return folder
 
 
-def config_of(corpus: Path, arguments: str = "") -> str:
-    return f"{EXPERIMENTS}/adapt.py:size=L1_H16,corpus={corpus},seq_len=16,quick=true{arguments}"
+def experiment_of(corpus: Path, arguments: str = "") -> str:
+    return f"adapt.py:corpus={corpus},seq_len=16{arguments}"
 
 
 def task_of(corpus: Path, arguments: str = "", **fields):
-    return build_task(parse_config(experiment_config(config_of(corpus, arguments), overrides(None, **fields))), True)
+    return load_task(experiment_of(corpus, arguments), None, **fields)
 
 
-def batches(task, start_step: int = 0, shard: DataShard = SINGLE_SHARD) -> list[dict]:
-    return list(task.train_batches(start_step, shard))
-
-
-def assert_same(first: list[dict], second: list[dict]) -> None:
-    assert len(first) == len(second)
-    for one, other in zip(first, second, strict=True):
-        assert one.keys() == other.keys()
-        assert all(np.array_equal(one[name], other[name]) for name in one)
+def batches(task, start_step: int = 0) -> list[dict]:
+    return list(task.train_batches(start_step, SINGLE_SHARD))
 
 
 def test_every_window_of_steps_contains_the_configured_share_of_replay_batches(corpus, general):
@@ -80,17 +69,15 @@ def test_every_window_of_steps_contains_the_configured_share_of_replay_batches(c
     for window in range(1, 31):
         counts = np.convolve(replayed, np.ones(window, int), "valid")
         assert np.all(np.abs(counts - 0.3 * window) < 1 + 1e-9)
-    assert_same(batches(task_of(corpus, f",replay={general}:0.3", **fields), 17), mixed[17:])
-    assert_same(batches(task_of(corpus, f",replay={general}:0.3", **fields), 33), mixed[33:])
+    np.testing.assert_equal(batches(task_of(corpus, f",replay={general}:0.3", **fields), 17), mixed[17:])
+    np.testing.assert_equal(batches(task_of(corpus, f",replay={general}:0.3", **fields), 33), mixed[33:])
 
 
 def test_batches_are_unchanged_without_replay(corpus, general):
-    assert_same(batches(task_of(corpus)), batches(task_of(corpus, f",replay={general}:0")))
-    pretraining = experiment_config(
-        f"{EXPERIMENTS}/pretrain.py:size=L1_H16,corpus={corpus},seq_len=16,objective=none,quick=true",
-        overrides(None, steps=10),
-    )
-    assert_same(batches(task_of(corpus)), batches(build_task(parse_config(pretraining), True)))
+    expected = batches(task_of(corpus))
+    np.testing.assert_equal(batches(task_of(corpus, f",replay={general}:0")), expected)
+    pretraining = load_task(f"pretrain.py:corpus={corpus},seq_len=16,objective=none", None, steps=10)
+    np.testing.assert_equal(batches(pretraining), expected)
 
 
 def test_data_hash_covers_both_corpora(corpus, general):
@@ -132,9 +119,7 @@ def test_total_bytes_of_a_corpus_do_not_depend_on_its_vocabulary(corpus, spelled
 
 
 def test_adaptation_also_evaluates_the_general_corpus(corpus, general, tmp_path, capfd):
-    arguments = [f"--config={config_of(corpus, f',replay={general}:0.5')}", *overrides(None, steps=2, eval_every=2)]
-    cli.main(["train", *arguments, f"--workdir={tmp_path}/run"])
-    results = json.loads((tmp_path / "run/results.json").read_text())
+    results = train(experiment_of(corpus, f",replay={general}:0.5"), tmp_path / "run", None, steps=2)
     opened = open_corpus(general)
     bits = results["general_mlm_loss"] / np.log(2) / mean_piece_bytes(opened.vocabulary(), opened.heldout.tokens)
     assert results["general_bits_per_byte"] == pytest.approx(bits, rel=1e-4)
@@ -147,13 +132,11 @@ def test_adaptation_also_evaluates_the_general_corpus(corpus, general, tmp_path,
     assert not [name for line in [*lines, results, results["baseline"]] for name in line if "nsp" in name]
     first = lines[0]
     assert first["step"] == 0 and {"eval_bits_per_byte", "eval_general_bits_per_byte"} <= first.keys()
-    capfd.readouterr()
-    cli.main(["evaluate", f"--checkpoint={tmp_path}/run"])
-    metrics = json.loads(capfd.readouterr().out)
+    metrics = evaluate(capfd, tmp_path / "run")
     assert metrics["general_bits_per_byte"] == pytest.approx(results["general_bits_per_byte"], rel=1e-4)
     # Evaluation on the general corpus alone gives the same loss.
-    cli.main(["evaluate", f"--checkpoint={tmp_path}/run", f"--config.data.corpus={general}"])
-    assert json.loads(capfd.readouterr().out)["mlm_loss"] == metrics["general_mlm_loss"]
+    general_metrics = evaluate(capfd, tmp_path / "run", f"--config.data.corpus={general}")
+    assert general_metrics["mlm_loss"] == metrics["general_mlm_loss"]
 
 
 def test_adaptation_needs_a_checkpoint_or_a_size(corpus, tmp_path, capfd):

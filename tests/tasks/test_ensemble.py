@@ -5,10 +5,9 @@ import shutil
 
 import numpy as np
 import pytest
-from command_runs import records, refused, train
+from command_runs import evaluate, predict, records, refused, train
+from commanding import printed
 from finetuning_data import conll_files, glue_files, squad_files
-
-from bertjax.cli import main as cli
 
 TASKS = {
     "classes": ("glue.py:task=cola", glue_files, {}),
@@ -22,7 +21,7 @@ TASKS = {
 
 
 def train_members(kind, folder, letters):
-    """Trains two members and returns their `--checkpoint` flags."""
+    """Trains two members and returns their workdirs."""
     experiment, write_files, fields = TASKS[kind]
     files = write_files(folder / "files")
     for seed in (1, 2):
@@ -34,7 +33,7 @@ def train_members(kind, folder, letters):
                 "feature_head.lstm_size": 4,
             }
         train(f"{experiment},path={files}", folder / f"{seed}", letters, steps=2, **member_fields)
-    return [f"--checkpoint={folder / str(seed)}" for seed in (1, 2)]
+    return [folder / "1", folder / "2"]
 
 
 def logits_of(record) -> np.ndarray:
@@ -47,18 +46,15 @@ def logits_of(record) -> np.ndarray:
 )
 def test_ensemble_averages_the_logits_of_its_members(kind, letters, tmp_path, capfd):
     checkpoints = train_members(kind, tmp_path, letters)
-    capfd.readouterr()
-    cli.main(["ensemble", *checkpoints, f"--output={tmp_path}/ensemble"])
-    printed = json.loads(capfd.readouterr().out)
+    flags = [f"--checkpoint={checkpoint}" for checkpoint in checkpoints]
+    report = json.loads(printed(capfd, "ensemble", *flags, f"--output={tmp_path}/ensemble"))
     results = json.loads((tmp_path / "ensemble/results.json").read_text())
-    assert printed.items() <= results.items() and len(printed["members"]) == 2
-    for index, checkpoint in enumerate(checkpoints):
-        capfd.readouterr()
-        cli.main(["evaluate", checkpoint])
-        metrics, member = json.loads(capfd.readouterr().out), printed["members"][index]
+    assert report.items() <= results.items()
+    for index, (checkpoint, member) in enumerate(zip(checkpoints, report["members"], strict=True)):
+        metrics = evaluate(capfd, checkpoint)
         shared = metrics.keys() & member.keys()
         assert shared and all(metrics[name] == pytest.approx(member[name], abs=1e-5) for name in shared)
-        cli.main(["predict", checkpoint, "--split=dev", f"--output={tmp_path}/member{index}", "--logits"])
+        predict(capfd, checkpoint, tmp_path / f"member{index}", "--split=dev", "--logits")
     if kind == "spans":
         # The n-best lists of the members contain the scores of nearly all spans.
         ensemble = json.loads((tmp_path / "ensemble/nbest_predictions.json").read_text())

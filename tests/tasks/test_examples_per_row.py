@@ -5,9 +5,8 @@ import json
 import numpy as np
 import pytest
 from command_runs import EXPERIMENTS, overrides, read_metrics, refused, train
+from commanding import printed
 from finetuning_data import conll_files
-
-from bertjax.cli import main as cli
 
 PACKED = {"data__examples_per_row": 4, "data__bucket": 8}
 
@@ -66,14 +65,13 @@ def test_packed_rows_train_like_one_example_per_row(glue, letters, tmp_path, tas
     ],
 )
 def test_invalid_examples_per_row_is_an_error(capfd, letters, tmp_path, experiment, fields, message):
-    flags = overrides(letters, **{"model__attention_probs_dropout_prob": 0.0, **fields})
     command = ["train", f"--config={EXPERIMENTS}/{experiment}", f"--workdir={tmp_path}/run"]
-    assert message in refused(capfd, *command, *flags)
+    assert message in refused(capfd, *command, *overrides(letters, **fields))
     assert not (tmp_path / "run").exists()
 
 
 def test_inspect_shows_all_examples_of_a_packed_row(glue, letters, capfd):
     flags = overrides(letters, data__examples_per_row=4, data__batch_size=8, data__bucket=8)
-    cli.main(["inspect", f"--config={EXPERIMENTS}/glue.py:task=cola,path={glue},size=L1_H16", "--rows=1", *flags])
-    text = capfd.readouterr().out
+    config = f"--config={EXPERIMENTS}/glue.py:task=cola,path={glue},size=L1_H16"
+    text = printed(capfd, "inspect", config, "--rows=1", *flags)
     assert "4 examples, " in text and "example 3, " in text and text.count("\nlabel: ") == 4

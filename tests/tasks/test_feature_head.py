@@ -39,10 +39,6 @@ def cache_dir(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-def params_of(workdir):
-    return load_params_on_host(find_checkpoint(workdir))
-
-
 @pytest.mark.ci
 @pytest.mark.parametrize(
     "features",
@@ -60,7 +56,7 @@ def test_training_on_cached_features_equals_training_with_a_frozen_encoder(ner, 
     all_flags = [*overrides(None, **schedule), *flags]
     config = parse_config(experiment_config(experiment, all_flags, find_checkpoint(start)))
     assert loop.train(build_task(config, train=True), str(uncached), str(start))["f1"] == results["f1"]
-    initial, trained, other = (params_of(path) for path in (start, cached, uncached))
+    initial, trained, other = (load_params_on_host(find_checkpoint(path)) for path in (start, cached, uncached))
     for name, array in initial.items():
         if name.startswith("encoder/"):
             np.testing.assert_array_equal(trained[name], array)

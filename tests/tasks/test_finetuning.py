@@ -8,16 +8,15 @@ import signal
 
 import pytest
 from checkpoints import random_checkpoint
-from command_runs import EXPERIMENTS, overrides, refused, train
+from command_runs import EXPERIMENTS, evaluate, load_task, overrides, refused, train, train_command
+from commanding import printed
 from finetuning_data import glue_files
 
 from bertjax.cli import main as cli
 from bertjax.config.load import load_config
 from bertjax.convert.portable import write_workdir
-from bertjax.tasks.build import build_task, parse_config
 from bertjax.training import train as loop
 from bertjax.training.checkpoint import find_checkpoint, saved_fingerprint
-from bertjax.training.checkpoint_config import experiment_config
 from bertjax.training.checkpoint_metadata import read_metadata
 from bertjax.training.init_from import with_checkpoint_architecture
 
@@ -28,22 +27,14 @@ def test_best_and_last_checkpoints_are_kept_and_the_best_is_used(cola, capfd):
     assert steps == {results["step"], 80}
     best = find_checkpoint(cola)
     assert best == cola.resolve() / results["checkpoint"] and read_metadata(best).score == results["matthews"]
-    capfd.readouterr()
-    cli.main(["evaluate", f"--checkpoint={cola}"])
-    assert json.loads(capfd.readouterr().out)["matthews"] == pytest.approx(results["matthews"])
+    assert evaluate(capfd, cola)["matthews"] == pytest.approx(results["matthews"])
 
 
 def test_padding_does_not_change_metrics(cola, capfd):
-    metrics = []
-    for bucket in (32, 0):
-        capfd.readouterr()
-        cli.main(
-            ["evaluate", f"--checkpoint={cola}", f"--config.data.bucket={bucket}", "--config.data.eval_batch_size=8"]
-        )
-        metrics.append(json.loads(capfd.readouterr().out))
-    assert metrics[0].keys() == metrics[1].keys()
-    for name, value in metrics[0].items():
-        assert value == pytest.approx(metrics[1][name], rel=1e-6), name
+    bucketed, padded = (
+        evaluate(capfd, cola, f"--config.data.bucket={bucket}", "--config.data.eval_batch_size=8") for bucket in (32, 0)
+    )
+    assert bucketed == pytest.approx(padded, rel=1e-6)
 
 
 def test_pretraining_checkpoint_without_output_layer_is_an_error(glue, letters, tmp_path, capfd):
@@ -52,9 +43,7 @@ def test_pretraining_checkpoint_without_output_layer_is_an_error(glue, letters, 
     write_workdir(random_checkpoint(letters), pretrained)
     config = f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},quick=true"
     for command in (["evaluate"], ["predict", f"--output={tmp_path}"]):
-        error = refused(
-            capfd, command[0], config, f"--checkpoint={pretrained}", *command[1:], "--config.data.seq_len=16"
-        )
+        error = refused(capfd, *command, config, f"--checkpoint={pretrained}", "--config.data.seq_len=16")
         assert "contains a model of kind 'pretraining', but the task needs 'sequence'" in error
 
 
@@ -86,9 +75,8 @@ def test_checkpoint_of_another_task_is_an_error(cola, glue, letters, tmp_path, c
 
 
 def test_resumed_run_equals_an_uninterrupted_run(glue, letters, tmp_path, monkeypatch):
-    experiment = f"{EXPERIMENTS}/glue.py:task=cola,path={glue},size=L1_H16,quick=true"
     fields = {"steps": 6, "log_every": 2, "checkpoint_every": 4, "eval_every": 3, "model__hidden_dropout_prob": 0.1}
-    task = build_task(parse_config(experiment_config(experiment, overrides(letters, **fields))), train=True)
+    task = load_task(f"glue.py:task=cola,path={glue}", letters, **fields)
     uninterrupted, resumed = tmp_path / "uninterrupted", tmp_path / "resumed"
     loop.train(task, str(uninterrupted))
     all_batches = task.train_batches
@@ -110,15 +98,13 @@ def test_resumed_run_equals_an_uninterrupted_run(glue, letters, tmp_path, monkey
 
 def test_train_prints_metrics_and_path_of_the_best_checkpoint(cola):
     results = json.loads((cola / "results.json").read_text())
-    printed = json.loads((cola.parent / "stdout").read_text())
-    assert printed["matthews"] == results["matthews"] and printed["checkpoint"].endswith(results["checkpoint"])
+    report = json.loads((cola.parent / "stdout").read_text())
+    assert report["matthews"] == results["matthews"] and report["checkpoint"].endswith(results["checkpoint"])
 
 
 def test_describe_computes_the_cost_of_a_run_from_its_data(glue, letters, capfd):
     config = f"--config={EXPERIMENTS}/glue.py:task=cola,path={glue},size=L1_H16,quick=true"
-    capfd.readouterr()
-    cli.main(["describe", config, *overrides(letters)])
-    assert "32 rows" in capfd.readouterr().out
+    assert "32 rows" in printed(capfd, "describe", config, *overrides(letters))
 
 
 def test_model_config_that_differs_from_the_checkpoint_is_an_error(cola, glue, tmp_path, capfd):
@@ -168,9 +154,7 @@ def test_init_from_restores_and_reports_all_but_the_output_layer(cola, glue, let
 def test_malformed_or_missing_data_files_give_one_line_errors(damage, message, letters, tmp_path, capfd):
     files = glue_files(tmp_path / "glue")
     damage(files / "RTE" / "dev.tsv")
-    config = f"--config={EXPERIMENTS}/glue.py:task=rte,path={files},size=L1_H16,quick=true"
-    arguments = ["train", config, f"--workdir={tmp_path / 'run'}", *overrides(letters)]
-    assert message in refused(capfd, *arguments)
+    assert message in refused(capfd, *train_command(f"glue.py:task=rte,path={files}", tmp_path / "run", letters))
     assert not (tmp_path / "run").exists()
 
 
@@ -194,16 +178,14 @@ def test_malformed_or_missing_data_files_give_one_line_errors(damage, message, l
     ],
 )
 def test_invalid_config_fields_give_one_line_errors(arguments, message, glue, letters, tmp_path, capfd):
-    config = f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},size=L1_H16,quick=true"
-    assert message in refused(capfd, "train", config, f"--workdir={tmp_path / 'run'}", *overrides(letters), *arguments)
+    command = train_command(f"glue.py:task=rte,path={glue}", tmp_path / "run", letters, *arguments)
+    assert message in refused(capfd, *command)
 
 
 @pytest.mark.parametrize("task, text", [("cola", "A: [CLS] "), ("rte", "B: ")])
 def test_inspect_shows_examples_as_word_pieces(task, text, glue, letters, capfd):
-    capfd.readouterr()
     config = f"--config={EXPERIMENTS}/glue.py:task={task},path={glue},size=L1_H16,quick=true"
-    cli.main(["inspect", config, "--rows=2", *overrides(letters)])
-    output = capfd.readouterr().out
+    output = printed(capfd, "inspect", config, "--rows=2", *overrides(letters))
     assert output.count("step 0, row") == 2 and text in output and "padding" in output
     names = "0|1" if task == "cola" else "entailment|not_entailment"
     assert "[SEP]" in output and len(re.findall(f"^label: ({names})$", output, re.MULTILINE)) == 2
@@ -214,11 +196,10 @@ def test_inspect_shows_examples_as_word_pieces(task, text, glue, letters, capfd)
 )
 def test_describe_and_bench_work_without_data(experiment, capfd):
     config = f"--config={EXPERIMENTS}/{experiment}.py:size=L1_H16,quick=true"
-    cli.main(["describe", config])
-    text = capfd.readouterr().out
+    text = printed(capfd, "describe", config)
     assert "classifier/" in text and "schedule: 4 steps" in text and "unknown without data" in text
-    cli.main(["bench", "step", config, "--steps=1", "--json", *overrides(None)])
-    assert json.loads(capfd.readouterr().out)["tokens_per_second"] > 0
+    report = printed(capfd, "bench", "step", config, "--steps=1", "--json", *overrides(None))
+    assert json.loads(report)["tokens_per_second"] > 0
 
 
 @pytest.mark.slow
@@ -226,10 +207,6 @@ def test_predict_accepts_short_texts_for_a_model_with_splash_attention(glue, let
     fields = {"steps": 1, "model__attention": "splash", "data__seq_len": 128, "data__bucket": 0}
     train(f"glue.py:task=cola,path={glue}", tmp_path / "run", letters, **fields, model__max_position_embeddings=128)
     assert json.loads((tmp_path / "run" / "config.json").read_text())["model"]["attention"] == "splash"
-    capfd.readouterr()
-    cli.main(["predict", f"--checkpoint={tmp_path / 'run'}", "ba ke"])
-    assert "ba ke" in capfd.readouterr().out
+    assert "ba ke" in printed(capfd, "predict", f"--checkpoint={tmp_path / 'run'}", "ba ke")
     refused(capfd, "evaluate", f"--checkpoint={tmp_path / 'run'}", "--config.data.bucket=32")
-    cli.main(
-        ["evaluate", f"--checkpoint={tmp_path / 'run'}", "--config.data.bucket=32", "--config.model.attention=auto"]
-    )
+    evaluate(capfd, tmp_path / "run", "--config.data.bucket=32", "--config.model.attention=auto")

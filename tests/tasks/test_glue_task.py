@@ -8,15 +8,14 @@ import zipfile
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
-from command_runs import EXPERIMENTS, overrides, predict, read_metrics, records, refused, train
-from finetuning_data import glue_files, write_tsv
+from command_runs import EXPERIMENTS, evaluate, load_task, overrides, predict, read_metrics, records, refused, train
+from commanding import printed
+from finetuning_data import glue_files, write_tfds, write_tsv
 from safetensors.numpy import load_file, save_file
 
 from bertjax.cli import main as cli
-from bertjax.config.load import load_config
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.inference.glue_submission import NUM_TEST_EXAMPLES
-from bertjax.tasks.build import build_task, parse_config
 
 
 def test_training_learns_cola_and_evaluates_once_per_epoch(cola):
@@ -50,9 +49,8 @@ def test_predictions_for_data_and_for_a_text_file_are_equal_and_in_input_order(c
         assert record["probabilities"]["1"] == pytest.approx(1 / (1 + np.exp(-margin)), abs=1e-5)
     # Predict the same texts from a text file.
     (tmp_path / "texts.txt").write_text("".join(f"{record['sentence']}\n" for record in predictions))
-    capfd.readouterr()
-    cli.main(["predict", f"--checkpoint={cola}", f"--text={tmp_path / 'texts.txt'}", "--json"])
-    for line, record in zip(capfd.readouterr().out.splitlines(), predictions, strict=True):
+    output = printed(capfd, "predict", f"--checkpoint={cola}", f"--text={tmp_path / 'texts.txt'}", "--json")
+    for line, record in zip(output.splitlines(), predictions, strict=True):
         assert json.loads(line)["prediction"] == record["prediction"]
         assert json.loads(line)["probabilities"] == pytest.approx(record["probabilities"], abs=1e-5)
     assert "is a pair, but the model takes single texts" in refused(
@@ -87,16 +85,12 @@ def test_predictions_of_an_unordered_file_are_sorted_by_index(cola, capfd, tmp_p
     path, _ = predict(capfd, cola, tmp_path, f"--config.data.path={tmp_path}/glue")
     assert path.read_text() == "index\tprediction\n0\t0\n3\t0\n5\t1\n7\t1\n"
     # TFDS shuffles the rows that it stores.
-    label = tfds.features.ClassLabel(names=["unacceptable", "acceptable"])
-    features = {"sentence": tfds.features.Text(), "label": label, "idx": tfds.features.Scalar(np.int32)}
-    tfds.dataset_builders.store_as_tfds_dataset(
-        name="glue",
-        version="2.0.0",
-        config="cola",
-        data_dir=tmp_path / "tfds",
-        split_datasets={"test": [(i, {"sentence": text, "label": -1, "idx": i}) for i, text in sentences.items()]},
-        features=tfds.features.FeaturesDict(features),
-    )
+    rows = [{"sentence": text, "label": -1, "idx": index} for index, text in sentences.items()]
+    features = {
+        "label": tfds.features.ClassLabel(names=["unacceptable", "acceptable"]),
+        "idx": tfds.features.Scalar(np.int32),
+    }
+    write_tfds(tmp_path / "tfds", "glue/cola", "test", rows, version="2.0.0", **features)
     data_flag = f"--config.data.path=tfds:{tmp_path}/tfds:glue"
     tfds_path, jsonl_path = predict(capfd, cola, tmp_path / "out", data_flag, "--columns=idx")
     assert tfds_path.read_text() == path.read_text()
@@ -151,29 +145,17 @@ def test_submission_reports_that_it_replaces_the_wnli_predictions(tmp_path, capf
 
 def test_tfds_rows_equal_rows_of_files(letters, tmp_path):
     files = glue_files(tmp_path / "glue")
-    rows = [line.split("\t") for line in (files / "RTE" / "dev.tsv").read_text().splitlines()[1:]]
+    rows = list(csv.DictReader((files / "RTE/dev.tsv").open(), delimiter="\t"))
     features = {
-        "sentence1": tfds.features.Text(),
-        "sentence2": tfds.features.Text(),
         "label": tfds.features.ClassLabel(names=["entailment", "not_entailment"]),
         "idx": tfds.features.Scalar(np.int32),
     }
-    examples = [{"idx": int(i), "sentence1": a, "sentence2": b, "label": label} for i, a, b, label in rows]
-    dataset = tfds.dataset_builders.store_as_tfds_dataset(
-        name="glue",
-        version="2.0.0",
-        config="rte",
-        data_dir=tmp_path / "tfds",
-        split_datasets={"validation": list(enumerate(examples))},
-        features=tfds.features.FeaturesDict(features),
-    )
-    assert dataset.info.splits["validation"].num_examples == len(rows)
+    examples = [{"idx": int(row.pop("index")), **row} for row in rows]
+    write_tfds(tmp_path / "tfds", "glue/rte", "validation", examples, version="2.0.0", **features)
     sources = []
     for path in (files, f"tfds:{tmp_path / 'tfds'}:glue"):
-        config = load_config(
-            f"{EXPERIMENTS}/glue.py:task=rte,size=L1_H16,quick=true", overrides(letters, data__path=path)
-        )
-        sources.append(list(build_task(parse_config(config)).eval_batches(SINGLE_SHARD)))
+        task = load_task("glue.py:task=rte", letters, train=False, data__path=path)
+        sources.append(list(task.eval_batches(SINGLE_SHARD)))
     texts = [
         sorted(
             (row[mask > 0].tolist(), int(label))
@@ -212,9 +194,7 @@ def test_mnli_has_two_dev_sets_and_predicts_ax(glue, letters, tmp_path, capfd):
     # Swapping the two sets swaps their losses.
     for source, target in (("matched", "mismatched"), ("mismatched", "matched")):
         shutil.copy(glue / "MNLI" / f"dev_{source}.tsv", tmp_path / f"dev_{target}.tsv")
-    capfd.readouterr()
-    cli.main(["evaluate", f"--checkpoint={tmp_path / 'run'}", f"--config.data.path={tmp_path}"])
-    swapped = json.loads(capfd.readouterr().out)
+    swapped = evaluate(capfd, tmp_path / "run", f"--config.data.path={tmp_path}")
     assert swapped["loss"] == pytest.approx(results["loss_mismatched"], rel=1e-5)
     assert swapped["loss_mismatched"] == pytest.approx(results["loss"], rel=1e-5)
     paths = predict(capfd, tmp_path / "run", tmp_path / "out")
@@ -242,14 +222,10 @@ def test_classes_of_a_converted_checkpoint_are_matched_by_name(glue, letters, tm
     def metrics_with(labels):
         config["id2label"] = dict(enumerate(labels))
         (tmp_path / "converted/config.json").write_text(json.dumps(config))
-        capfd.readouterr()
         rte = f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},quick=true"
-        cli.main(["evaluate", f"--checkpoint={tmp_path / 'converted'}", rte, *overrides(None)])
-        return json.loads(capfd.readouterr().out)
+        return evaluate(capfd, tmp_path / "converted", rte, *overrides(None))
 
-    capfd.readouterr()
-    cli.main(["evaluate", f"--checkpoint={tmp_path / 'run'}"])
-    metrics = json.loads(capfd.readouterr().out)
+    metrics = evaluate(capfd, tmp_path / "run")
     assert metrics_with(["NOT_ENTAILMENT", "ENTAILMENT"]) == metrics
     # Generic label names such as LABEL_0 are matched by position.
     assert metrics_with(["LABEL_0", "LABEL_1"])["accuracy"] == pytest.approx(1 - metrics["accuracy"])

@@ -4,29 +4,28 @@ import json
 
 import numpy as np
 import pytest
-from command_runs import EXPERIMENTS, overrides, read_metrics, refused
+from command_runs import EXPERIMENTS, evaluate, load_task, overrides, read_metrics, refused, train
+from commanding import printed
 from finetuning_data import glue_files
+from unpacking import unmasked_ids
 
 from bertjax.cli import main as cli
 from bertjax.data.shard import SINGLE_SHARD
-from bertjax.tasks.build import build_task, parse_config
 from bertjax.training.checkpoint import find_checkpoint
-from bertjax.training.checkpoint_config import experiment_config
 from bertjax.training.checkpoint_metadata import saved_architecture
 
 KINDS = {"left": "--config.model.attention_direction=left", "lstm": "--config.model.encoder=lstm"}
 
 
 def experiment_of(corpus, objective="lm"):
-    return f"pretrain:size=L1_H16,seq_len=16,objective={objective},corpus={corpus},quick=true"
+    return f"pretrain.py:seq_len=16,objective={objective},corpus={corpus}"
 
 
 @pytest.fixture(scope="module", params=["left", pytest.param("lstm", marks=pytest.mark.slow)])
 def pretrained(request, corpus, tmp_path_factory):
     """Returns the kind of language model, and the workdir of its pre-training for two steps."""
     workdir = tmp_path_factory.mktemp(request.param)
-    flags = [KINDS[request.param], *overrides(None, steps=2, eval_every=2, checkpoint_every=2)]
-    cli.main(["train", f"--config={experiment_of(corpus)}", f"--workdir={workdir}", *flags])
+    train(experiment_of(corpus), workdir, None, KINDS[request.param], steps=2)
     return request.param, workdir
 
 
@@ -50,28 +49,17 @@ def test_fine_tuning_keeps_the_encoder_and_attention_direction_of_the_checkpoint
         "left": ("transformer", "left"),
         "lstm": ("lstm", "both"),
     }[kind]
-    files = glue_files(tmp_path / "glue")
-    task = [f"glue.py:task=cola,path={files}", tmp_path / "cola", None, f"--init_from={workdir}"]
-    config = ["train", f"--config={EXPERIMENTS}/{task[0]}", f"--init_from={workdir}", f"--workdir={tmp_path / 'other'}"]
+    config = f"--config={EXPERIMENTS}/glue.py:task=cola,path={glue_files(tmp_path / 'glue')},quick=true"
+    command = ["train", config, f"--init_from={workdir}", f"--workdir={tmp_path / 'cola'}", *overrides(None, steps=1)]
     wrong = {"left": "--config.model.attention_direction=both", "lstm": "--config.model.encoder=transformer"}[kind]
-    assert "or set them to the values of the checkpoint" in refused(capfd, *config, wrong)
+    assert "or set them to the values of the checkpoint" in refused(capfd, *command, wrong)
     # Fine-tuning uses the vocabulary of the checkpoint and adds a pooler, which a language model does not have.
-    cli.main(
-        [
-            "train",
-            f"--config={EXPERIMENTS}/{task[0]},quick=true",
-            f"--workdir={task[1]}",
-            task[3],
-            *overrides(None, steps=1),
-        ]
-    )
+    cli.main(command)
     assert "initialized randomly: classifier/bias, classifier/kernel, pooler/dense/bias" in capfd.readouterr().err
     tuned = saved_architecture(find_checkpoint(tmp_path / "cola"))
     assert (tuned.encoder, tuned.attention_direction) == (architecture.encoder, architecture.attention_direction)
-    cli.main(["evaluate", f"--checkpoint={tmp_path / 'cola'}"])
-    assert "accuracy" in json.loads(capfd.readouterr().out.splitlines()[-1])
-    cli.main(["predict", f"--checkpoint={tmp_path / 'cola'}", "za be"])
-    assert capfd.readouterr().out
+    assert "accuracy" in evaluate(capfd, tmp_path / "cola")
+    assert printed(capfd, "predict", f"--checkpoint={tmp_path / 'cola'}", "za be")
 
 
 def test_unsupported_use_of_a_language_model_is_an_error(pretrained, tmp_path, capfd):
@@ -90,18 +78,9 @@ def test_left_to_right_features_do_not_depend_on_later_words(pretrained, tmp_pat
     _, workdir = pretrained
     for name, text in (("one", "bana kero lote"), ("other", "bana kero misu")):
         (tmp_path / f"{name}.txt").write_text(text + "\n")
-        cli.main(
-            [
-                "features",
-                f"--checkpoint={workdir}",
-                f"--input={tmp_path / name}.txt",
-                f"--output={tmp_path / name}",
-                "--layers=-1",
-            ]
-        )
-    one, other = (
-        np.load(next(iter(sorted((tmp_path / name).glob("*.npz")))))["hidden_states"] for name in ("one", "other")
-    )
+        files = [f"--input={tmp_path / name}.txt", f"--output={tmp_path / name}"]
+        cli.main(["features", f"--checkpoint={workdir}", *files, "--layers=-1"])
+    one, other = (np.load(tmp_path / name / "00000.npz")["hidden_states"] for name in ("one", "other"))
     half = one.shape[-1] if pretrained[0] == "left" else one.shape[-1] // 2
     # Left-to-right states before the changed word are equal. Some of the later states differ.
     is_equal = (one[:3, 0, :half] == other[:3, 0, :half]).all()
@@ -133,21 +112,15 @@ def test_left_to_right_features_do_not_depend_on_later_words(pretrained, tmp_pat
     ],
 )
 def test_incompatible_settings_are_an_error(corpus, objective, flags, message, capfd):
-    assert message in refused(capfd, "describe", f"--config={experiment_of(corpus, objective)}", *flags)
+    config = f"--config={EXPERIMENTS}/{experiment_of(corpus, objective)},size=L1_H16,quick=true"
+    assert message in refused(capfd, "describe", config, *flags)
 
 
 def test_language_model_rows_equal_unmasked_mlm_rows(corpus):
     def read_batches(objective, *flags):
-        config = experiment_config(experiment_of(corpus, objective), flags)
-        task = build_task(parse_config(config), train=True)
-        batches = task.train_batches(0, SINGLE_SHARD)
+        batches = load_task(experiment_of(corpus, objective), None, *flags).train_batches(0, SINGLE_SHARD)
         return [next(batches) for _ in range(4)]
 
     for lm_batch, masked in zip(read_batches("lm", KINDS["left"]), read_batches("none"), strict=True):
         assert lm_batch.keys() == {"input_ids", "input_mask", "segment_ids"}
-        restored = masked["input_ids"].copy()
-        for row, (positions, ids, weights) in enumerate(
-            zip(masked["masked_lm_positions"], masked["masked_lm_ids"], masked["masked_lm_weights"], strict=True)
-        ):
-            restored[row, positions[weights > 0]] = ids[weights > 0]
-        np.testing.assert_array_equal(lm_batch["input_ids"], restored)
+        np.testing.assert_array_equal(lm_batch["input_ids"], unmasked_ids(masked))

@@ -2,30 +2,26 @@
 
 import numpy as np
 import pytest
-from command_runs import overrides, refused
+from command_runs import load_task, refused, train_command
 
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.model.flops import flops_per_token
 from bertjax.model.heads import build_model, model_description
-from bertjax.tasks.build import build_task, parse_config
 from bertjax.tasks.objectives.config import OBJECTIVES
-from bertjax.training.checkpoint_config import experiment_config
 from bertjax.training.results import lower_is_better
 
 # Flags that select the model, for objectives that the default model does not support.
 MODELS = dict.fromkeys(OBJECTIVES, ()) | {"lm": ("--config.model.attention_direction=left",)}
 
 
-def config_of(corpus, objective):
-    return f"pretrain:size=L1_H16,seq_len=16,objective={objective},corpus={corpus},quick=true"
+def experiment_of(corpus, objective):
+    return f"pretrain.py:seq_len=16,objective={objective},corpus={corpus}"
 
 
 @pytest.mark.parametrize("packing", [False, True])
 def test_pairs_objective_reads_nsp_batches_without_next_sentence_labels(packing, corpus):
-    flags = overrides(None, data__packing=str(packing).lower())
     nsp_task, pairs_task = (
-        build_task(parse_config(experiment_config(config_of(corpus, objective), flags)))
-        for objective in ("nsp", "pairs")
+        load_task(experiment_of(corpus, objective), None, data__packing=packing) for objective in ("nsp", "pairs")
     )
     for read_batch in (
         lambda task: next(task.train_batches(3, SINGLE_SHARD)),
@@ -34,15 +30,12 @@ def test_pairs_objective_reads_nsp_batches_without_next_sentence_labels(packing,
         nsp_batch, pairs_batch = read_batch(nsp_task), read_batch(pairs_task)
         assert (nsp_batch.pop("next_sentence_labels") >= 0).any()
         assert (pairs_batch.pop("next_sentence_labels") == -1).all()
-        assert nsp_batch.keys() == pairs_batch.keys()
-        for name, values in nsp_batch.items():
-            np.testing.assert_array_equal(values, pairs_batch[name])
+        np.testing.assert_equal(pairs_batch, nsp_batch)
     assert not [name for name in pairs_task.baseline() if "nsp" in name]
 
 
 def test_flops_include_all_predictions_of_a_packed_row(corpus):
-    flags = overrides(None, data__packing="true")
-    task = build_task(parse_config(experiment_config(config_of(corpus, "nsp"), flags)))
+    task = load_task(experiment_of(corpus, "nsp"), None, data__packing=True)
     (phase,), model = task.config.phases, task.objective.model.config
     predictions = task.benchmark_batch()["masked_lm_ids"].shape[1]
     assert predictions > phase.max_predictions
@@ -50,16 +43,13 @@ def test_flops_include_all_predictions_of_a_packed_row(corpus):
 
 
 def test_pairs_objective_needs_two_segment_types(corpus, tmp_path, capfd):
-    config = f"--config={config_of(corpus, 'pairs')}"
-    assert "config.model.type_vocab_size=1 is too small for sentence pairs" in refused(
-        capfd, "train", config, f"--workdir={tmp_path}", *overrides(None), "--config.model.type_vocab_size=1"
-    )
+    command = train_command(experiment_of(corpus, "pairs"), tmp_path, None, model__type_vocab_size=1)
+    assert "config.model.type_vocab_size=1 is too small for sentence pairs" in refused(capfd, *command)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_each_objective_has_consistent_batches_model_and_metric_names(objective, corpus):
-    config = parse_config(experiment_config(config_of(corpus, objective), [*overrides(None), *MODELS[objective]]))
-    task = build_task(config)
+    task = load_task(experiment_of(corpus, objective), None, *MODELS[objective])
     real, synthetic = next(task.train_batches(0, SINGLE_SHARD)), task.benchmark_batch()
     assert {name: (rows.shape, rows.dtype) for name, rows in real.items()} == {
         name: (rows.shape, rows.dtype) for name, rows in synthetic.items()

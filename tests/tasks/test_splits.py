@@ -6,18 +6,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_runs import EXPERIMENTS, overrides, predict, read_metrics, refused, train
+from command_runs import load_task, predict, read_metrics, refused, train, train_command
 from finetuning_data import conll_files, glue_files, squad_files, swag_files
 
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.model.heads import TokenModel
-from bertjax.tasks.build import build_task, parse_config
 from bertjax.tasks.finetuning import tagging
-from bertjax.tasks.objectives import classification as objectives
-from bertjax.tasks.objectives.classification import ClassWeighting
-from bertjax.training.checkpoint_config import experiment_config
+from bertjax.tasks.objectives.classification import ClassWeighting, sequence_objective
 
-# For each experiment, the function that writes its data files (None: `text_files`) and the number of training examples.
+
+def text_files(folder: Path, seed: int = 0) -> Path:
+    """Writes labeled texts in random order."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [{"text": f"word{index} w", "label": "O I-A" if index % 3 else "O O"} for index in range(40)]
+    random.Random(seed).shuffle(rows)
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+# For each experiment, the function that writes its data files and the number of training examples.
 TASKS = {
     "glue.py:task=cola": (glue_files, 64),
     "glue.py:task=stsb": (glue_files, 32),
@@ -25,27 +32,14 @@ TASKS = {
     "squad.py:": (squad_files, 24),
     "ner.py:context=document": (conll_files, 6),
     "ner.py:context=sentence": (conll_files, 24),
-    "text.py:": (None, 40),
-    "text.py:kind=tags": (None, 40),
+    "text.py:": (text_files, 40),
+    "text.py:kind=tags": (text_files, 40),
 }
 
 
-def text_files(folder: Path, count: int = 40, seed: int = 0) -> Path:
-    """Writes labeled texts in random order."""
-    folder.mkdir(parents=True, exist_ok=True)
-    rows = [{"text": f"word{index} w", "label": "O I-A" if index % 3 else "O O"} for index in range(count)]
-    random.Random(seed).shuffle(rows)
-    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
-
-
 def make_task(experiment, files, letters, train=True, **fields):
-    config = f"{EXPERIMENTS}/{experiment},size=L1_H16,quick=true".replace(":,", ":")
-    file_fields = (
-        {"data__train_file": files / "train.jsonl"} if experiment.startswith("text") else {"data__path": files}
-    )
-    flags = overrides(letters, data__seq_len=256, **file_fields, **fields)
-    return build_task(parse_config(experiment_config(config, flags)), train=train)
+    paths = {"data__train_file": files / "train.jsonl"} if experiment.startswith("text") else {"data__path": files}
+    return load_task(experiment, letters, train=train, data__seq_len=256, **paths, **fields)
 
 
 def read_rows(batches):
@@ -60,7 +54,7 @@ def read_rows(batches):
 @pytest.mark.parametrize("experiment", TASKS)
 def test_every_task_supports_train_share_and_dev_share(experiment, letters, tmp_path):
     write_files, count = TASKS[experiment]
-    files = (write_files or text_files)(tmp_path / "files")
+    files = write_files(tmp_path / "files")
     fields = {"data__dev_share": 0.25, "steps": 0, "epochs": 1}
     task = make_task(experiment, files, letters, **fields)
     dev, dev_count = read_rows(task.eval_batches(SINGLE_SHARD))
@@ -80,10 +74,8 @@ def test_every_task_supports_train_share_and_dev_share(experiment, letters, tmp_
     assert sampled < trained and sampled_count == max(1, int(0.5 * trained_count))
     assert read_rows(half.eval_batches(SINGLE_SHARD)) == (dev, dev_count)
     # A task that is built only for evaluation has the same dev rows.
-    assert read_rows(make_task(experiment, files, letters, train=False, **fields).eval_batches(SINGLE_SHARD)) == (
-        dev,
-        dev_count,
-    )
+    for_evaluation = make_task(experiment, files, letters, train=False, **fields)
+    assert read_rows(for_evaluation.eval_batches(SINGLE_SHARD)) == (dev, dev_count)
 
 
 def test_dev_set_depends_on_dev_seed_and_not_on_seed_or_row_order(letters, tmp_path):
@@ -109,25 +101,21 @@ def test_questions_on_a_passage_are_all_in_training_or_all_in_dev(letters, tmp_p
     ]
     (tmp_path / "train-v1.1.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
     task = make_task("squad.py:", tmp_path, letters, data__dev_share=0.3, steps=0, epochs=1)
-    (dev, dev_count), (trained, count) = (
-        read_rows(task.eval_batches(SINGLE_SHARD)),
-        read_rows(task.train_batches(0, SINGLE_SHARD)),
-    )
+    dev, dev_count = read_rows(task.eval_batches(SINGLE_SHARD))
+    trained, count = read_rows(task.train_batches(0, SINGLE_SHARD))
     # All questions are equal, so all rows of a passage have the same text.
     assert (len(dev), dev_count, len(trained), count) == (3, 9, 5, 15) and not dev & trained
 
 
 def test_dev_share_requires_distinct_texts(letters, tmp_path, capfd):
     (tmp_path / "train.csv").write_text("text,label\n" + "same,a\nsame,b\n" * 5)
-    config = f"--config={EXPERIMENTS}/text.py:train={tmp_path}/train.csv,size=L1_H16,quick=true"
-    flags = overrides(letters, data__dev_share=0.2)
-    error = refused(capfd, "train", config, f"--workdir={tmp_path / 'run'}", *flags)
-    assert "train.csv contains only 1 distinct texts or documents" in error
+    command = train_command(f"text.py:train={tmp_path}/train.csv", tmp_path / "run", letters, data__dev_share=0.2)
+    assert "train.csv contains only 1 distinct texts or documents" in refused(capfd, *command)
 
 
 @pytest.mark.parametrize("experiment", TASKS)
 def test_every_task_can_be_built_without_a_dev_set(experiment, letters, tmp_path):
-    files = (TASKS[experiment][0] or text_files)(tmp_path / "files")
+    files = TASKS[experiment][0](tmp_path / "files")
     for name in ("dev", "val", "eng.testa"):
         for file in files.rglob(f"{name}*"):
             file.unlink()
@@ -162,8 +150,7 @@ def test_class_weights_and_label_smoothing_reach_every_objective(letters, tmp_pa
     files = glue_files(tmp_path / "glue")
     task = make_task("glue.py:task=cola", files, letters, **fields)
     weighting = ClassWeighting((1.0, 4.0), 0.25)
-    model = task.objective.model.config
-    assert task.objective == objectives.sequence_objective("01", model, weighting)
+    assert task.objective == sequence_objective("01", task.objective.model.config, weighting)
     assert make_task("glue.py:task=cola", files, letters, train=False, **fields).objective != task.objective
     swag = make_task("swag.py:", swag_files(tmp_path / "swag"), letters, label_smoothing=0.25)
     assert swag.objective.weighting == ClassWeighting((), 0.25)

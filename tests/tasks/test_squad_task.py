@@ -5,9 +5,8 @@ import math
 
 import pytest
 from command_runs import predict, records, train
+from commanding import failure, printed
 from finetuning_data import learnable_squad_files
-
-from bertjax.cli import main as cli
 
 
 @pytest.mark.parametrize("version", [pytest.param("1.1", marks=pytest.mark.slow), "2.0"])
@@ -45,12 +44,9 @@ def test_squad_trains_evaluates_and_predicts(version, letters, tmp_path, capfd):
         assert ("null_odds" in record) == (version == "2.0")
     for paragraph in data[:4]:
         question = paragraph["qas"][0]
-        capfd.readouterr()
-        arguments = ["--json", f"--context={paragraph['context']}", question["question"]]
-        cli.main(["predict", f"--checkpoint={tmp_path / 'run'}", *arguments])
-        assert json.loads(capfd.readouterr().out)["prediction"] == predictions[question["id"]]
+        command = ["predict", f"--checkpoint={tmp_path / 'run'}", "--json", f"--context={paragraph['context']}"]
+        answer = json.loads(printed(capfd, *command, question["question"]))
+        assert answer["prediction"] == predictions[question["id"]]
     if version == "2.0":
         (tmp_path / "run" / "results.json").write_text("{")
-        with pytest.raises(SystemExit):
-            cli.main(["predict", f"--checkpoint={tmp_path / 'run'}", *arguments])
-        assert "results.json: " in capfd.readouterr().err
+        assert "results.json: " in failure(capfd, *command, question["question"])[1]

@@ -3,12 +3,11 @@
 import csv
 
 import numpy as np
-from command_runs import EXPERIMENTS, overrides, predict, records, train
-from finetuning_data import swag_files
+import tensorflow_datasets as tfds
+from command_runs import load_task, predict, records, train
+from finetuning_data import swag_files, write_tfds
 
 from bertjax.data.shard import SINGLE_SHARD
-from bertjax.tasks.build import build_task, parse_config
-from bertjax.training.checkpoint_config import experiment_config
 
 
 def test_swag_trains_evaluates_and_predicts(letters, tmp_path, capfd):
@@ -26,25 +25,15 @@ def test_swag_trains_evaluates_and_predicts(letters, tmp_path, capfd):
 
 
 def test_swag_rows_from_tfds_equal_rows_of_files(letters, tmp_path):
-    import tensorflow_datasets as tfds
-
     files = swag_files(tmp_path / "swag")
-    rows = list(csv.DictReader((files / "val.csv").open()))
-    columns = ("sent1", "sent2", "ending0", "ending1", "ending2", "ending3")
-    features = {column: tfds.features.Text() for column in columns}
-    features["label"] = tfds.features.ClassLabel(names=["0", "1", "2", "3"])
-    tfds.dataset_builders.store_as_tfds_dataset(
-        name="swag",
-        version="1.0.0",
-        data_dir=tmp_path / "tfds",
-        split_datasets={"validation": [(i, {name: row[name] for name in features}) for i, row in enumerate(rows)]},
-        features=tfds.features.FeaturesDict(features),
-    )
+    columns = ("sent1", "sent2", "ending0", "ending1", "ending2", "ending3", "label")
+    rows = [{name: row[name] for name in columns} for row in csv.DictReader((files / "val.csv").open())]
+    label = tfds.features.ClassLabel(names=["0", "1", "2", "3"])
+    write_tfds(tmp_path / "tfds", "swag", "validation", rows, label=label)
     sources = []
     for path in (files, f"tfds:{tmp_path / 'tfds'}:swag"):
-        flags = overrides(letters, data__path=path)
-        config = experiment_config(f"{EXPERIMENTS}/swag.py:size=L1_H16,quick=true", flags)
-        (batch,) = build_task(parse_config(config)).eval_batches(SINGLE_SHARD)
+        task = load_task("swag.py:", letters, train=False, data__path=path)
+        (batch,) = task.eval_batches(SINGLE_SHARD)
         rows = zip(batch["input_ids"], batch["labels"], strict=True)
         sources.append(sorted((ids.tolist(), int(label)) for ids, label in rows))
     assert sources[0] == sources[1] and len(sources[0]) == 16

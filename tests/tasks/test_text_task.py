@@ -1,15 +1,16 @@
 """Classification, multi-label classification and tagging of user data."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
-from command_runs import EXPERIMENTS, overrides, predict, records, refused, train
+from command_runs import EXPERIMENTS, evaluate, load_task, overrides, predict, records, refused, train, train_command
+from commanding import printed
 
 from bertjax.cli import main as cli
 from bertjax.data.shard import SINGLE_SHARD
-from bertjax.tasks.build import build_task, parse_config
 from bertjax.training.checkpoint_config import experiment_config
 
 
@@ -76,16 +77,15 @@ def test_evaluate_scores_a_labeled_test_file(letters, tmp_path, capfd):
     assert results["accuracy"] == 1.0
     command = ["evaluate", f"--checkpoint={tmp_path / 'run'}", "--split=test"]
     assert "no test file; set it with --config.data.test_file=FILE" in refused(capfd, *command)
-    capfd.readouterr()
-    cli.main([*command, f"--config.data.test_file={tmp_path}/test.tsv"])
-    assert json.loads(capfd.readouterr().out)["accuracy"] == 0.0
+    metrics = evaluate(capfd, tmp_path / "run", "--split=test", f"--config.data.test_file={tmp_path}/test.tsv")
+    assert metrics["accuracy"] == 0.0
     assert "unknown --split: 'train'" in refused(capfd, *command[:2], "--split=train")
 
 
 def test_mixed_tag_schemes_are_an_error(letters, tmp_path, capfd):
     (tmp_path / "train.tsv").write_text("text\tlabel\na b\tB-PER LOC\n")
-    config = f"--config={EXPERIMENTS}/text.py:train={tmp_path}/train.tsv,dev={tmp_path}/train.tsv,kind=tags,size=L1_H16"
-    error = refused(capfd, "train", config, f"--workdir={tmp_path / 'run'}", *overrides(letters))
+    experiment = f"text.py:train={tmp_path}/train.tsv,dev={tmp_path}/train.tsv,kind=tags"
+    error = refused(capfd, *train_command(experiment, tmp_path / "run", letters))
     assert "the data mixes entity tags with other tags: B-PER and LOC" in error
 
 
@@ -112,9 +112,7 @@ def test_resuming_with_a_changed_dev_file_is_an_error(letters, tmp_path, capfd):
     train(config, tmp_path / "run", letters, steps=1)
     assert "2 classes: 'a' (1), 'b' (1)" in capfd.readouterr().err
     (tmp_path / "dev.csv").write_text("text,label\nzu,b\npa,b\n")
-    config_flag = f"--config={EXPERIMENTS}/{config},size=L1_H16,quick=true"
-    error = refused(capfd, "train", config_flag, f"--workdir={tmp_path / 'run'}", *overrides(letters, steps=1))
-    assert "on other data" in error
+    assert "on other data" in refused(capfd, *train_command(config, tmp_path / "run", letters, steps=1))
 
 
 def test_every_row_has_a_line_in_the_prediction_file(letters, tmp_path, capfd):
@@ -164,11 +162,8 @@ def test_labels_split_at_the_separator_equal_a_list_of_labels(letters, tmp_path)
         if extension == "jsonl":
             rows = [json.dumps({"text": text, "label": labels}) for text, labels in LABELS_BY_TEXT.items()]
         (tmp_path / f"train.{extension}").write_text("\n".join(rows) + "\n")
-        config = (
-            f"{EXPERIMENTS}/text.py:train={tmp_path}/train.{extension},dev={tmp_path}/train.{extension},kind=multilabel"
-        )
-        flags = overrides(letters, data__label_separator=";")
-        task = build_task(parse_config(experiment_config(f"{config},size=L1_H16,quick=true", flags)), train=True)
+        experiment = f"text.py:train={tmp_path}/train.{extension},dev={tmp_path}/train.{extension},kind=multilabel"
+        task = load_task(experiment, letters, data__label_separator=";")
         (batch,) = task.eval_batches(SINGLE_SHARD)
         label_rows.append(
             {int(example): row.tolist() for example, row in zip(batch["example"], batch["labels"], strict=True)}
@@ -185,10 +180,8 @@ def test_multilabel_trains_evaluates_predicts_and_converts(letters, tmp_path, ca
             json.dumps({"text": text, "label": labels}) for text, labels in LABELS_BY_TEXT.items() for _ in range(times)
         ]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(rows) + "\n")
-    fields = {"data__label_separator": ";", "model__hidden_dropout_prob": 0.0}
     config = f"text.py:train={tmp_path}/train.jsonl,dev={tmp_path}/dev.jsonl,kind=multilabel"
-    schedule = {"steps": 200, "eval_every": 200, "checkpoint_every": 200}
-    results = train(config, tmp_path / "run", letters, **schedule, **fields)
+    results = train(config, tmp_path / "run", letters, steps=200, data__label_separator=";")
     assert "3 classes: 'bright' (32), 'calm' (32), 'dark' (32)" in capfd.readouterr().err
     assert results["selected_by"] == "micro_f1" and results["micro_f1"] > 0.9
     assert {"macro_f1", "subset_accuracy", "binary_cross_entropy", "loss"} <= results.keys()
@@ -201,9 +194,8 @@ def test_multilabel_trains_evaluates_predicts_and_converts(letters, tmp_path, ca
     assert [set(record["prediction"]) for record in predictions] == predicted
     for record in predictions:
         assert {label for label, p in record["probabilities"].items() if p >= 0.5} == set(record["prediction"])
-    capfd.readouterr()
-    cli.main(["predict", f"--checkpoint={tmp_path / 'run'}", "zu pa", "ke", "--json"])
-    texts = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    output = printed(capfd, "predict", f"--checkpoint={tmp_path / 'run'}", "zu pa", "ke", "--json")
+    texts = [json.loads(line) for line in output.splitlines()]
     for record, index in zip(texts, (4, 6), strict=True):
         assert record["prediction"] == predictions[index]["prediction"]
         assert record["probabilities"] == pytest.approx(predictions[index]["probabilities"], abs=1e-5)
@@ -213,25 +205,19 @@ def test_multilabel_trains_evaluates_predicts_and_converts(letters, tmp_path, ca
     cli.main(["convert", f"{tmp_path / 'run'}", f"{tmp_path / 'converted'}", "--format=huggingface"])
     converted = json.loads((tmp_path / "converted" / "config.json").read_text())
     assert converted["problem_type"] == "multi_label_classification" and converted["id2label"]["1"] == "calm"
-    command = ["evaluate", f"--checkpoint={tmp_path / 'converted'}", *overrides(None, **fields)]
-    capfd.readouterr()
-    cli.main([*command, f"--config={EXPERIMENTS}/{config},quick=true"])
-    metrics = json.loads(capfd.readouterr().out)
+    flags = [f"--config={EXPERIMENTS}/{config},quick=true", *overrides(None, data__label_separator=";")]
+    metrics = evaluate(capfd, tmp_path / "converted", *flags)
     assert metrics["micro_f1"] == pytest.approx(results["micro_f1"])
     (tmp_path / "other.csv").write_text("text,label\n" + "zu,bright\npa,calm\nke,dark\n")
     other = f"--config={EXPERIMENTS}/text.py:train={tmp_path}/other.csv,dev={tmp_path}/other.csv,quick=true"
-    error = refused(capfd, *command[:2], other, *overrides(None))
+    error = refused(capfd, "evaluate", f"--checkpoint={tmp_path / 'converted'}", other, *overrides(None))
     assert "is for multilabel, but the config is for text/classes" in error
 
 
 def test_label_with_the_separator_is_an_error(letters, tmp_path, capfd):
     (tmp_path / "train.jsonl").write_text('{"text": "zu", "label": ["a,b", "c"]}\n')
-    config = f"--config={EXPERIMENTS}/text.py:train={tmp_path}/train.jsonl,kind=multilabel,size=L1_H16,quick=true"
-    error = refused(capfd, "train", config, f"--workdir={tmp_path / 'run'}", *overrides(letters))
-    assert (
-        "line 1: 'a,b' in label is not a label; a label must be a nonempty string that does not contain "
-        "config.data.label_separator=','" in error
-    )
+    command = train_command(f"text.py:train={tmp_path}/train.jsonl,kind=multilabel", tmp_path / "run", letters)
+    assert re.search("line 1: 'a,b' in label .* config.data.label_separator=','", refused(capfd, *command))
 
 
 def test_data_paths_become_absolute(tmp_path, monkeypatch):
@@ -254,21 +240,19 @@ def test_labels_from_a_file_keep_their_order(kind, letters, tmp_path):
     (tmp_path / "labels.json").write_text(json.dumps({"labels": ["z", "y", "x"]}))
     fields = ["text=words", "label=tags"] if kind == "tags" else []
     arguments = ",".join([f"train={tmp_path}/train.jsonl,dev={tmp_path}/train.jsonl,kind={kind}", *fields])
-    flags = overrides(letters, data__labels=tmp_path / "labels.json")
-    config = experiment_config(f"{EXPERIMENTS}/text.py:{arguments},size=L1_H16,quick=true", flags)
-    layer = json.loads(build_task(parse_config(config), train=True).workdir_files["output_layer.json"])
-    assert layer["labels"] == ["z", "y", "x"]
+    task = load_task(f"text.py:{arguments}", letters, data__labels=tmp_path / "labels.json")
+    assert json.loads(task.workdir_files["output_layer.json"])["labels"] == ["z", "y", "x"]
 
 
 def test_bench_step_reports_the_shape_of_the_timed_batch(letters, tmp_path, capfd):
     # With this seed, the first of three batches is longer than the others.
     rows = ["zu ba,a\n"] * 62 + ["zu " * 40 + ",b\n"] * 32
     (tmp_path / "train.csv").write_text("text,label\n" + "".join(rows))
-    config = f"--config={EXPERIMENTS}/text.py:train={tmp_path}/train.csv,size=L1_H16"
-    flags = overrides(letters, data__bucket=8, data__seq_len=64, data__batch_size=32, data__eval_split="none", seed=3)
-    task = build_task(parse_config(experiment_config(config.partition("=")[2], flags)), train=True)
-    cli.main(["bench", "step", config, *flags, "--steps=2", "--json"])
-    report = json.loads(capfd.readouterr().out.splitlines()[-1])
+    experiment, fields = f"text.py:train={tmp_path}/train.csv", {"data__eval_split": "none", "seed": 3}
+    fields |= {"data__bucket": 8, "data__seq_len": 64, "data__batch_size": 32}
+    task = load_task(experiment, letters, **fields)
+    flags = [f"--config={EXPERIMENTS}/{experiment},size=L1_H16,quick=true", *overrides(letters, **fields)]
+    report = json.loads(printed(capfd, "bench", "step", *flags, "--steps=2", "--json"))
     first, timed = next(task.train_batches(0, SINGLE_SHARD))["input_ids"], task.benchmark_batch(0)["input_ids"]
     assert first.shape != timed.shape == (report["rows"], report["seq_len"])
     assert report["positions_per_second"] * report["seconds_per_step"] == pytest.approx(timed.size)
@@ -276,8 +260,7 @@ def test_bench_step_reports_the_shape_of_the_timed_batch(letters, tmp_path, capf
 
 def test_class_weights_are_logged_by_label(letters, tmp_path):
     (tmp_path / "train.csv").write_text("text,label\n" + "ba,a\n" * 6 + "zu,b\n" * 2)
-    arguments = f"{EXPERIMENTS}/text.py:train={tmp_path}/train.csv,size=L1_H16"
     for weights, expected in (("balanced", ["class weights: 'a'=0.6667, 'b'=2"]), ("", [])):
-        flags = overrides(letters, data__eval_split="none", data__class_weights=weights)
-        notes = build_task(parse_config(experiment_config(arguments, flags)), train=True).notes
+        fields = {"data__eval_split": "none", "data__class_weights": weights}
+        notes = load_task(f"text.py:train={tmp_path}/train.csv", letters, **fields).notes
         assert [note for note in notes if note.startswith("class weights")] == expected

@@ -26,9 +26,9 @@ def write_text(path, documents):
     path.write_text("\n\n".join("\n".join(sentences) for sentences in documents) + "\n", encoding="utf-8")
 
 
-def run(tmp_path, *inputs, name="corpus", **settings):
-    settings = {"workers": 1, **settings}
-    return prepare.prepare(list(inputs), tmp_path / name, **settings)
+def run(folder, *inputs, name="corpus", workers=1, **settings):
+    """Prepares the corpus `name` in a local folder or a bucket, and returns its manifest."""
+    return prepare.prepare(list(inputs), folder / name, workers=workers, **settings)
 
 
 def documents_of(split):

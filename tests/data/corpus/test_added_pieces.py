@@ -3,9 +3,9 @@
 from collections import Counter
 
 import pytest
+from commanding import printed
 from preparing import bytes_of, check_refused, make_text, run, write_text
 
-from bertjax.cli import main as cli
 from bertjax.data.corpus import documents, prepare
 from bertjax.data.corpus.tokenizer import BasicTokenizer, Tokenizer
 from bertjax.data.corpus.vocabulary import load_vocabulary
@@ -14,8 +14,8 @@ from bertjax.data.corpus.vocabulary_training import added_pieces, learn_vocabula
 DOMAIN = ["insulin", "glucose", "kinase", "protease", "lipase", "λ"]
 
 
-def write_domain_text(path, count=60):
-    text = make_text(count)
+def write_domain_text(path):
+    text = make_text(60)
     text = [[f"{s} {DOMAIN[(d + i) % 6]} ." for i, s in enumerate(sentences)] for d, sentences in enumerate(text)]
     write_text(path, text)
     return text
@@ -52,16 +52,9 @@ def test_old_pieces_keep_their_ids_and_the_manifest_has_piece_statistics(tmp_pat
 def test_corpus_bytes_do_not_depend_on_the_number_of_workers(tmp_path, vocabulary, monkeypatch):
     monkeypatch.setattr(documents, "BATCH_CHARS", 1000)
     write_domain_text(tmp_path / "a.txt")
-    for workers in 1, 2:
-        run(
-            tmp_path,
-            f"text:{tmp_path}/a.txt",
-            name=f"corpus{workers}",
-            vocabulary=vocabulary,
-            add_pieces=8,
-            workers=workers,
-        )
-    assert bytes_of(tmp_path / "corpus1") == bytes_of(tmp_path / "corpus2")
+    for name, workers in (("one", 1), ("two", 2)):
+        run(tmp_path, f"text:{tmp_path}/a.txt", name=name, vocabulary=vocabulary, add_pieces=8, workers=workers)
+    assert bytes_of(tmp_path / "one") == bytes_of(tmp_path / "two")
 
 
 def test_pieces_that_save_the_most_tokens_are_first(vocabulary):
@@ -123,8 +116,8 @@ def test_invalid_add_pieces_is_refused(tmp_path, vocabulary, pieces, kind, messa
     check_refused(tmp_path, message, vocabulary=kind and path, add_pieces=pieces)
 
 
-def test_command_reports_the_number_of_added_pieces(tmp_path, vocabulary, capsys):
+def test_command_reports_the_number_of_added_pieces(tmp_path, vocabulary, capfd):
     write_domain_text(tmp_path / "a.txt")
     flags = ["--input", f"text:{tmp_path}/a.txt", f"--vocab={vocabulary}", "--add_pieces=4", "--workers=1"]
-    cli.main(["prepare", *flags, f"--output={tmp_path}/corpus"])
-    assert "  4 pieces were added to --vocab: " in capsys.readouterr().out
+    text = printed(capfd, "prepare", *flags, f"--output={tmp_path}/corpus")
+    assert "  4 pieces were added to --vocab: " in text

@@ -90,26 +90,15 @@ def command_of(pid):
 
 def test_beam_corpus_in_a_bucket_equals_the_local_corpus(tmp_path, vocabulary, monkeypatch):
     storage.install_bucket(monkeypatch)
-    write_files(tmp_path / "text", 200)
+    bucket, spec = epath.Path("gs://bucket"), write_files(tmp_path / "text", 200)
+    (bucket / "text").mkdir(parents=True)
     for file in (tmp_path / "text").iterdir():
-        (epath.Path("gs://bucket/text") / file.name).parent.mkdir(parents=True, exist_ok=True)
-        (epath.Path("gs://bucket/text") / file.name).write_bytes(file.read_bytes())
-    run(tmp_path, f"text:{tmp_path}/text/*.txt", vocabulary=vocabulary)
-    from bertjax.data.corpus.prepare import prepare
-
-    prepare(
-        ["text:gs://bucket/text/*.txt"],
-        "gs://bucket/corpus",
-        vocabulary=vocabulary,
-        runner="beam",
-        runner_options=IN_PROCESS,
-        workers=1,
-    )
-    assert sorted(file.name for file in epath.Path("gs://bucket").iterdir()) == ["corpus", "text"]
-    (tmp_path / "copied").mkdir()
-    for file in epath.Path("gs://bucket/corpus").iterdir():
-        (tmp_path / "copied" / file.name).write_bytes(file.read_bytes())
-    assert bytes_of(tmp_path / "copied") == bytes_of(tmp_path / "corpus")
+        (bucket / "text" / file.name).write_bytes(file.read_bytes())
+    run(tmp_path, spec, vocabulary=vocabulary)
+    settings = {"vocabulary": vocabulary, "runner": "beam", "runner_options": IN_PROCESS}
+    run(bucket, "text:gs://bucket/text/*.txt", **settings)
+    assert sorted(file.name for file in bucket.iterdir()) == ["corpus", "text"]
+    assert bytes_of(bucket / "corpus") == bytes_of(tmp_path / "corpus")
 
 
 def test_failed_stage_is_named_in_a_one_line_error(tmp_path, vocabulary):

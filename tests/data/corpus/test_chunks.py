@@ -30,7 +30,7 @@ def large_chunk(tmp_path):
     return chunk, chunk_chars
 
 
-def merge_chunks(sources, vocabulary, fraction, directory, problems=None):
+def merge_chunks(sources, vocabulary, fraction, directory, problems):
     """Divides, encodes and merges the sources, each step twice; returns files, merge plan and number of chunks."""
     rng = random.Random(0)
     work = directory / "work"
@@ -43,7 +43,7 @@ def merge_chunks(sources, vocabulary, fraction, directory, problems=None):
     for chunk in rng.sample(all_chunks * 2, 2 * len(all_chunks)):
         shard = chunks.encode_chunk(chunk, vocabulary, work)
         assert named_shards.setdefault(chunk.name, shard) == shard
-    plan = merge.plan_merge([named_shards[name] for name in sorted(named_shards)], fraction, problems or {})
+    plan = merge.plan_merge([named_shards[name] for name in sorted(named_shards)], fraction, problems)
     entries = dict(merge.write_array(array, directory) for array in rng.sample(plan.arrays * 2, 2 * len(plan.arrays)))
     for name, entry in entries.items():
         assert entry == {"bytes": (directory / name).stat().st_size, "sha256": file_sha256(directory / name)}

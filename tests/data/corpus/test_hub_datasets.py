@@ -7,9 +7,9 @@ from collections import Counter
 import datasets.config
 import hub_server
 import pytest
+from preparing import run
 
 from bertjax.data.corpus import readers
-from bertjax.data.corpus.prepare import prepare
 from bertjax.errors import BertjaxError, UsageError
 
 STORIES = ["The cat sat. It slept.", "", "A dog\0 ran.\n\nIt stopped.", "Birds sing."]
@@ -33,8 +33,7 @@ def test_rows_are_documents_in_order(hub, letters, tmp_path):
     read_bytes = []
     assert [document.text for document in readers.read(source, Counter(), read_bytes.append)] == STORIES
     assert sum(read_bytes) == len("".join(STORIES).encode())
-    options = {"vocabulary": letters, "heldout_fraction": 0.0, "workers": 2}
-    manifest = prepare(["hf:org/stories:train"], tmp_path / "corpus", **options)
+    manifest = run(tmp_path, "hf:org/stories:train", vocabulary=letters, heldout_fraction=0.0, workers=2)
     assert manifest["splits"]["train"]["documents"] == 3 and manifest["splits"]["train"]["sentences"] == 5
     assert manifest["problems"]["nul_characters"] == 1
 

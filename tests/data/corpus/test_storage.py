@@ -54,15 +54,14 @@ def test_corpus_in_a_bucket_equals_local_corpus(bucket, tmp_path, vocabulary):
         prepare_corpus(tmp_path / "corpus", vocabulary, f"text:{tmp_path}/a.txt", f"text:{tmp_path}/more/b.txt")
         == manifest
     )
-    written = {file.name: file.read_bytes() for file in (bucket / "out/corpus").iterdir()}
-    assert written == bytes_of(tmp_path / "corpus")
+    assert bytes_of(bucket / "out/corpus") == bytes_of(tmp_path / "corpus")
     # No temporary file is left.
     assert file_names(bucket / "out") == ["corpus"]
 
 
 def test_corpus_in_a_bucket_is_replaced_with_overwrite(bucket, vocabulary, monkeypatch):
     prepare_corpus("gs://bucket/corpus", vocabulary, "text:gs://bucket/text/a.txt")
-    before = {file.name: file.read_bytes() for file in (bucket / "corpus").iterdir()}
+    before = bytes_of(bucket / "corpus")
     with pytest.raises(UsageError, match="gs://bucket/corpus exists; use --overwrite"):
         prepare_corpus("gs://bucket/corpus", vocabulary, "text:gs://bucket/text/**")
     with pytest.raises(UsageError, match="is not a corpus"):
@@ -77,7 +76,7 @@ def test_corpus_in_a_bucket_is_replaced_with_overwrite(bucket, vocabulary, monke
         patched.setattr(run_local, "write_array", fail)
         with pytest.raises(BertjaxError, match="cannot write the corpus gs://bucket/corpus: the network is down"):
             prepare_corpus("gs://bucket/corpus", vocabulary, "text:gs://bucket/text/**", overwrite=True)
-    assert {file.name: file.read_bytes() for file in (bucket / "corpus").iterdir()} == before
+    assert bytes_of(bucket / "corpus") == before
     assert file_names(bucket) == ["corpus", "text"]
     moved = []
     replace = type(bucket).replace

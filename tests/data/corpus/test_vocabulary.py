@@ -22,8 +22,8 @@ def random_sentences():
     return [" ".join(draw.choice(words) for _ in range(12)).capitalize() + "." for _ in range(800)]
 
 
-def counts(lower_case=True):
-    tokenizer = BasicTokenizer(lower_case)
+def counts():
+    tokenizer = BasicTokenizer(lower_case=True)
     return Counter(word for sentence in random_sentences() for word in tokenizer.words(sentence))
 
 
