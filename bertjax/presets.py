@@ -18,7 +18,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from bertjax.config.fields import to_config_dict
-from bertjax.config.load import experiment_file, parse_arguments
+from bertjax.config.load import experiment_file, overridden_fields, parse_arguments
 from bertjax.errors import UsageError, shortened
 from bertjax.model.config import size_fields
 from bertjax.tasks.build import config_class
@@ -146,7 +146,7 @@ def grid_values(
             raise UsageError(f"--grid sets {field} twice; list all its values in one option")
         if field == "seed":
             raise UsageError("--grid cannot set seed; set the number of seeds with --seeds")
-        if any(override.startswith(f"--config.{field}=") for override in overrides):
+        if field in overridden_fields(overrides):
             raise UsageError(f"--grid and --config.{field} both set {field}; omit one of them")
         grid[field] = [_value(load([f"--config.{field}={value}"]), field) for value in texts]
         for index, value in enumerate(texts):

@@ -4,9 +4,9 @@ import argparse
 import json
 from typing import Any
 
-from bertjax.cli.common import load_config_dict, open_config_dict
+from bertjax.cli.common import load_config_dict, open_config
 from bertjax.cli.parser import HelpFormatter, add_command, add_json, add_model_source, add_profile
-from bertjax.errors import UsageError
+from bertjax.errors import UsageError, at_least
 from bertjax.utils.terminal import format_table
 
 
@@ -46,15 +46,13 @@ def add_parser(commands: Any) -> None:
 
 def bench_step(args: argparse.Namespace) -> None:
     """Runs `bertjax bench step`."""
-    from bertjax.tasks.build import build_task, parse_config
+    from bertjax.tasks.build import build_task
     from bertjax.training.bench import bench_step as run
     from bertjax.training.bench import step_table
     from bertjax.training.profiling import parse_steps
 
-    if args.steps < 1:
-        raise UsageError(f"--steps is {args.steps}; it must be at least 1")
-    with open_config_dict(args) as config_dict:
-        config = parse_config(config_dict)
+    at_least(args, "--", steps=1)
+    with open_config(args) as config:
         task = build_task(config, train=None)
     result = run(task, args.steps, parse_steps(args.profile))
     print(json.dumps(result) if args.json else format_table(step_table(result)))

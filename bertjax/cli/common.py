@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import math
 from collections.abc import Iterator
@@ -50,21 +51,28 @@ def run_config_dict(args: argparse.Namespace, init_from: str | None) -> Any:
 
 
 @contextlib.contextmanager
-def open_config_dict(args: argparse.Namespace) -> Iterator[Any]:
-    """Yields the ConfigDict saved with `--checkpoint` or, without this option, the ConfigDict of `--config`.
+def open_config(args: argparse.Namespace) -> Iterator[Any]:
+    """Yields the config saved with `--checkpoint` or, without this option, the config of `--config`.
 
     With `--config`, `--init_from` supplies the architecture. If its checkpoint is not in bertjax's format, it is
-    converted to a temporary folder. Use the ConfigDict only inside the `with` block, because it may refer to the
-    vocabulary in this folder.
+    converted to a temporary folder. Use the config only inside the `with` block, because it may refer to the vocabulary
+    in this folder.
     """
-    if not getattr(args, "checkpoint", None):
-        with open_init_checkpoint(args) as init_from:
-            yield config_dict_without_data(load_config_dict(args, init_from), init_from)
-        return
     from bertjax.convert.convert import BERTJAX, detect_format
+    from bertjax.tasks.build import parse_config
     from bertjax.training.checkpoint import find_checkpoint
+    from bertjax.training.checkpoint_metadata import saved_architecture
     from bertjax.utils.hub import is_hub
 
+    if not getattr(args, "checkpoint", None):
+        with open_init_checkpoint(args) as init_from:
+            config = parse_config(load_config_dict(args, init_from))
+            if init_from and not config.has_data:
+                # Without data, the vocabulary size is that of the checkpoint.
+                vocab_size = saved_architecture(find_checkpoint(init_from)).vocab_size
+                config = dataclasses.replace(config, model=config.model | {"vocab_size": vocab_size})
+            yield config
+        return
     fix = "use --config, such as glue, and --init_from"
     for option in ("config", "init_from"):
         if getattr(args, option):
@@ -74,18 +82,7 @@ def open_config_dict(args: argparse.Namespace) -> Iterator[Any]:
     # Raise before any conversion, because a checkpoint in another format has no run config.
     if is_hub(args.checkpoint) or detect_format(args.checkpoint) != BERTJAX:
         raise UsageError(f"{args.checkpoint} is not in bertjax's format, so it has no config of a run; {fix}")
-    yield checkpoint_config_dict(args, find_checkpoint(args.checkpoint), fix)
-
-
-def config_dict_without_data(config_dict: Any, init_from: str | None) -> Any:
-    """Copies the vocabulary size of `init_from` to the ConfigDict if no data is configured. Returns the ConfigDict."""
-    from bertjax.tasks.build import parse_config
-    from bertjax.training.checkpoint import find_checkpoint
-    from bertjax.training.checkpoint_metadata import saved_architecture
-
-    if init_from and not parse_config(config_dict).has_data:
-        config_dict.model.vocab_size = saved_architecture(find_checkpoint(init_from)).vocab_size
-    return config_dict
+    yield parse_config(checkpoint_config_dict(args, find_checkpoint(args.checkpoint), fix))
 
 
 def checkpoint_config_dict(args: argparse.Namespace, checkpoint: Any, fix: str = "set --config, such as glue") -> Any:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bertjax.cli.parser import add_checkpoint, add_command
-from bertjax.errors import UsageError
+from bertjax.errors import UsageError, at_least
 from bertjax.utils.terminal import show
 
 
@@ -72,8 +72,7 @@ def features(args: argparse.Namespace) -> None:
 
     if not args.texts and not args.input:
         raise UsageError("no texts; pass texts, or set --input FILE")
-    if args.show < 0:
-        raise UsageError(f"--show is {args.show}; it must be at least 0")
+    at_least(args, "--", show=0)
     layers = parse_layers(args.layers)
     texts = chain(args.texts, read_lines(args.input) if args.input else ())
     model = load_model(args.checkpoint)

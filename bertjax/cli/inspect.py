@@ -4,9 +4,9 @@ import argparse
 from itertools import islice
 from typing import Any
 
-from bertjax.cli.common import open_config_dict
+from bertjax.cli.common import open_config
 from bertjax.cli.parser import add_command, add_model_source
-from bertjax.errors import UsageError
+from bertjax.errors import UsageError, at_least
 from bertjax.utils.terminal import show
 
 
@@ -43,16 +43,15 @@ def inspect(args: argparse.Namespace) -> None:
     """Runs `bertjax inspect`."""
     from bertjax.data.inspection import write_batches
     from bertjax.data.shard import SINGLE_SHARD
-    from bertjax.tasks.build import build_task, parse_config
+    from bertjax.tasks.build import build_task
 
-    with open_config_dict(args) as config_dict:
-        task = build_task(parse_config(config_dict), train=True)
+    with open_config(args) as config:
+        task = build_task(config, train=True)
     if not 1 <= args.steps <= task.total_steps:
         raise UsageError(
             f"--steps is {args.steps}; it must be between 1 and {task.total_steps}, the number of steps of the run"
         )
-    if args.rows < 1:
-        raise UsageError(f"--rows is {args.rows}; it must be at least 1")
+    at_least(args, "--", rows=1)
     batches = []
     for step, batch in enumerate(islice(task.train_batches(0, SINGLE_SHARD), args.steps)):
         # The number of rows varies with the phase and with packing.
@@ -70,11 +69,10 @@ def describe(args: argparse.Namespace) -> None:
     """Runs `bertjax describe`."""
     from bertjax.config.fields import describe_fields
     from bertjax.estimate.describe import describe_task
-    from bertjax.tasks.build import build_task, parse_config
+    from bertjax.tasks.build import build_task
 
-    with open_config_dict(args) as config_dict:
-        config = parse_config(config_dict)
+    with open_config(args) as config:
         if args.fields:
             show(describe_fields(config))
         else:
-            show(describe_task(config, build_task(config, train=None)))
+            show(describe_task(build_task(config, train=None)))

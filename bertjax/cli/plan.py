@@ -5,9 +5,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bertjax.cli.common import check_topology, load_config_dict, open_config_dict
+from bertjax.cli.common import check_topology, load_config_dict, open_config
 from bertjax.cli.parser import add_command, add_init_from, add_json, add_topology
-from bertjax.errors import UsageError
+from bertjax.errors import UsageError, at_least
 from bertjax.utils.terminal import show
 
 
@@ -32,23 +32,21 @@ def plan(args: argparse.Namespace) -> None:
     """Runs `bertjax plan`."""
     from bertjax.estimate.plan import describe_plan, plan_run
     from bertjax.estimate.topology import use_tpu_compiler
-    from bertjax.tasks.build import build_task, parse_config
+    from bertjax.tasks.build import build_task
     from bertjax.utils.io import write_atomic
 
     if not args.topology:
         raise UsageError("`bertjax plan` needs --topology, such as v5e:16x16")
-    if args.slices < 1:
-        raise UsageError(f"--slices is {args.slices}; it must be at least 1")
+    at_least(args, "--", slices=1)
     check_topology(args)
     if args.output and not Path(args.output).absolute().parent.is_dir():
         # Check the path first, because compilation may take an hour.
         raise UsageError(f"no directory for --output: {Path(args.output).absolute().parent}; create it first")
     load_config_dict(args)
     use_tpu_compiler()
-    with open_config_dict(args) as config_dict:
-        config = parse_config(config_dict)
+    with open_config(args) as config:
         task = build_task(config, train=None)
-        result = plan_run(config, task, args.topology, args.slices, args.mfu, args.price_per_chip_hour)
+        result = plan_run(task, args.topology, args.slices, args.mfu, args.price_per_chip_hour)
     text = json.dumps(result | {"config": args.config, "overrides": args.overrides})
     if args.output:
         write_atomic(Path(args.output), text + "\n")

@@ -115,26 +115,6 @@ def _default(field: dataclasses.Field) -> Any:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
-def at_least(config: Any, section: str, **minimums: float) -> None:
-    """Raises a UsageError if a field is below its minimum.
-
-    `section` is the path of the config for the error message, such as `config.optimizer`.
-    """
-    for name, minimum in minimums.items():
-        if getattr(config, name) < minimum:
-            raise UsageError(f"{section}.{name} is {getattr(config, name)}; it must be at least {minimum}")
-
-
-def one_of(config: Any, section: str, **choices: tuple[str, ...]) -> None:
-    """Raises a UsageError if the value of a field is not one of its choices.
-
-    `section` is the path of the config for the error message, such as `config.data`.
-    """
-    for name, values in choices.items():
-        if getattr(config, name) not in values:
-            raise UsageError(f"{section}.{name} is {getattr(config, name)!r}; use one of {', '.join(values)}")
-
-
 def iter_fields(config: Any, prefix: str = "") -> Iterator[Field]:
     """Yields all fields of a config and its sections, with their documentation. Each path starts with `prefix`."""
     meanings = field_meanings(type(config))

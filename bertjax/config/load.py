@@ -106,6 +106,11 @@ def _with_tuples(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+def overridden_fields(overrides: Sequence[str]) -> set[str]:
+    """Returns the paths of the fields that `--config.FIELD=VALUE` flags set, such as `data.seq_len`."""
+    return {item.partition("=")[0].removeprefix("--config.") for item in overrides}
+
+
 def apply_overrides(config_dict: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
     """Returns a config with `--config.FIELD=VALUE` flags applied."""
     for item in overrides:

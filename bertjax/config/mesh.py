@@ -2,8 +2,7 @@
 
 import dataclasses
 
-from bertjax.config.fields import at_least
-from bertjax.errors import UsageError
+from bertjax.errors import UsageError, at_least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,4 +46,4 @@ class ClusterConfig:
 
     def __post_init__(self) -> None:
         minimums = {"coordinator_port": 0, "initialization_timeout_seconds": 1, "heartbeat_timeout_seconds": 10}
-        at_least(self, "config.cluster", **minimums)
+        at_least(self, "config.cluster.", **minimums)

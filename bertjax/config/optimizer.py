@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from bertjax.errors import UsageError
+from bertjax.errors import UsageError, at_least, one_of
 
 NAMES = ("bert_adam", "adamw", "lamb")
 
@@ -41,8 +41,7 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         # Convert to a tuple, because configs from JSON contain a list.
         object.__setattr__(self, "freeze", tuple(self.freeze))
-        if self.name not in NAMES:
-            raise UsageError(f"optimizer.name is {self.name!r}; use one of {', '.join(NAMES)}")
+        one_of(self, "optimizer.", name=NAMES)
         for field in ("learning_rate", "weight_decay", "clip_norm"):
             if not 0 <= getattr(self, field) < math.inf:
                 raise UsageError(f"optimizer.{field} is {getattr(self, field)}; it must be at least 0")
@@ -53,8 +52,7 @@ class OptimizerConfig:
             raise UsageError(f"optimizer.eps is {self.eps}; it must be above 0")
         if not 0 < self.layer_decay <= 1:
             raise UsageError(f"optimizer.layer_decay is {self.layer_decay}; it must be in (0, 1]")
-        if self.freeze_layers < 0:
-            raise UsageError(f"optimizer.freeze_layers is {self.freeze_layers}; it must be at least 0")
+        at_least(self, "optimizer.", freeze_layers=0)
         if not all(isinstance(name, str) and name for name in self.freeze):
             raise UsageError(f"optimizer.freeze is {self.freeze}; use paths such as 'encoder/embeddings'")
         if "encoder/layers" in self.freeze:

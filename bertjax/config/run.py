@@ -3,10 +3,10 @@
 import dataclasses
 from typing import Any, ClassVar
 
-from bertjax.config.fields import at_least, limited
+from bertjax.config.fields import limited
 from bertjax.config.mesh import ClusterConfig, MeshConfig
 from bertjax.config.optimizer import OptimizerConfig
-from bertjax.errors import UsageError
+from bertjax.errors import UsageError, at_least
 from bertjax.model.attention.dispatch import check_attention
 from bertjax.model.config import ModelConfig
 
@@ -15,8 +15,6 @@ DATA_PATHS = ("corpus", "replay_corpus", "path", "vocabulary", "labels")
 # Fields of `config.data` that contain file names, relative to `data.path` if it is set.
 DATA_FILES = ("train_file", "dev_file", "test_file", "eval_file")
 PATH_FIELDS = tuple(f"data.{name}" for name in (*DATA_PATHS, *DATA_FILES))
-# Vocabulary size of the released uncased models, used for configs without data.
-DEFAULT_VOCAB_SIZE = 30522
 _MAX_TOKENS = 2**31 - 1
 
 
@@ -65,10 +63,10 @@ class RunConfig:
     def __post_init__(self) -> None:
         counts = ("steps", "log_every", "eval_every", "checkpoint_every", "keep_checkpoints", "grad_accum_steps")
         minimums = {name: 0 if name in self.zero_allowed else 1 for name in counts}
-        at_least(self, "config", **minimums, seed=0, hang_seconds=0)
+        at_least(self, "config.", **minimums, seed=0, hang_seconds=0)
         if not self.divergence_factor > 0:
             raise UsageError(f"config.divergence_factor is {self.divergence_factor}; it must be above 0")
-        at_least(self.optimizer, "config.optimizer", warmup_steps=self.least_warmup)
+        at_least(self.optimizer, "config.optimizer.", warmup_steps=self.least_warmup)
 
     @property
     def data(self) -> Any:
@@ -88,7 +86,7 @@ class RunConfig:
     @property
     def vocab_size(self) -> int:
         """Configured vocabulary size (default: that of the released uncased models)."""
-        return self.model["vocab_size"] or DEFAULT_VOCAB_SIZE
+        return self.model["vocab_size"] or ModelConfig.vocab_size
 
     def model_config(self, vocab_size: int) -> ModelConfig:
         """Returns the model config for a vocabulary of the given size.

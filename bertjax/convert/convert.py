@@ -1,7 +1,6 @@
 """Conversion of checkpoints between the formats of bertjax, Hugging Face and google-research/bert."""
 
 import contextlib
-import fnmatch
 import json
 import logging
 import os
@@ -24,7 +23,7 @@ from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, resolve_ch
 from bertjax.training.sharding import list_devices
 from bertjax.training.workdir import CONFIG, ORIGIN, is_converted, read_origin
 from bertjax.utils import hub
-from bertjax.utils.io import AnyPath, atomic_directory, check_free_space, recover_directory
+from bertjax.utils.io import atomic_directory, check_free_space, recover_directory
 from bertjax.utils.process_pool import process_pool
 
 logger = logging.getLogger(__name__)
@@ -33,6 +32,8 @@ BERTJAX, HUGGINGFACE, TENSORFLOW = "bertjax", names.HUGGINGFACE, names.TENSORFLO
 WRITERS = {BERTJAX: write_workdir, HUGGINGFACE: huggingface.write, TENSORFLOW: tensorflow.write}
 FORMATS = tuple(WRITERS)
 _HEADS = {names.POOLER: "pooler", names.MASKED_LM: "masked-LM head", names.NEXT_SENTENCE: "next-sentence head"}
+# Files of a converted checkpoint by the file that identifies its format. Folders with other files are not overwritten.
+_REPLACEABLE = {ORIGIN: WORKDIR_FILES, huggingface.CONFIG: huggingface.FILES, tensorflow.CONFIG: tensorflow.FILES}
 
 
 def local_checkpoint(path: str | os.PathLike) -> str:
@@ -126,7 +127,7 @@ def convert(source: str, destination: str, fmt: str, overwrite: bool) -> None:
     list_devices()
     path = local_checkpoint(source)
     source_fmt = detect_format(path)
-    with atomic_directory(target, overwrite, "checkpoint", _holds_only_a_checkpoint) as folder:
+    with atomic_directory(target, overwrite, "checkpoint", _REPLACEABLE) as folder:
         checkpoint = read_checkpoint(path)
         logger.info(f"{source}: {source_fmt}, {_describe(checkpoint)}")
         _write(checkpoint, Path(folder), target, fmt, _origin_of(source, path))
@@ -141,7 +142,7 @@ def save(checkpoint: PortableCheckpoint, destination: str | os.PathLike, fmt: st
     if fmt not in FORMATS:
         raise UsageError(f"unknown format {fmt!r}; use one of {', '.join(FORMATS)}")
     target = Path(os.path.realpath(Path(destination).expanduser()))
-    with atomic_directory(target, overwrite, "checkpoint", _holds_only_a_checkpoint) as folder:
+    with atomic_directory(target, overwrite, "checkpoint", _REPLACEABLE) as folder:
         _write(checkpoint, Path(folder), target, fmt, {"source": "bertjax.Pretrained.save"})
 
 
@@ -253,20 +254,6 @@ def _origin_of(path: str, folder: str = "") -> dict[str, Any]:
         "source": str(source),
         "files": [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files],
     }
-
-
-def _holds_only_a_checkpoint(path: AnyPath) -> bool:
-    """Returns whether a folder contains only files of a converted checkpoint, and can therefore be overwritten."""
-    file_names = [file.name for file in path.iterdir()] if path.is_dir() else []
-    if is_converted(path):
-        patterns = WORKDIR_FILES
-    elif huggingface.CONFIG in file_names:
-        patterns = huggingface.FILES
-    elif tensorflow.CONFIG in file_names:
-        patterns = tensorflow.FILES
-    else:
-        return False
-    return all(any(fnmatch.fnmatch(name, pattern) for pattern in patterns) for name in file_names)
 
 
 def _size(checkpoint: PortableCheckpoint) -> str:

@@ -4,20 +4,13 @@ from typing import Any
 
 from etils import epath
 
-from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, MULTILABEL, SPANS, TAGS
+from bertjax.inference.output_kinds import OUTPUT_KINDS
 from bertjax.training.workdir import CONFIG, DATA, RESULTS
 from bertjax.utils import hub
 from bertjax.utils.io import read_json_object
 
 # File name of the run's config in the repository on the hub.
 CONFIG_FILE = "bertjax_config.json"
-_PIPELINES = {
-    CLASSES: "text-classification",
-    MULTILABEL: "text-classification",
-    TAGS: "token-classification",
-    CHOICES: "multiple-choice",
-    SPANS: "question-answering",
-}
 # Fields of `config.data` that identify the data of a run.
 _DATA_FIELDS = ("task", "path", "train_file", "dev_file", "eval_file", "corpus", "eval_split")
 
@@ -34,7 +27,7 @@ def model_card(repository: str, workdir: epath.Path | None, output_kind: str, si
     source = (data.get("init_from") or {}).get("source", "")
     header = ModelCardData(
         library_name="transformers",
-        pipeline_tag=_PIPELINES.get(output_kind, "fill-mask"),
+        pipeline_tag=OUTPUT_KINDS[output_kind].pipeline if output_kind else "fill-mask",
         base_model=hub.parse(source)[0] if source else None,
         tags=["bert", "bertjax"],
     )

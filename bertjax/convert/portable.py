@@ -52,13 +52,6 @@ SHARED_FIELDS = (*_INTEGER_FIELDS, "hidden_dropout_prob", "attention_probs_dropo
 # Fields that `shared_fields` does not check, because the formats express them differently, or because the exported
 # arrays do not depend on them.
 _FORMAT_FIELDS = ("hidden_act", "layer_norm_eps", "pad_vocab_to_multiple_of")
-# Defaults of BertConfig that are the same in all formats.
-_DEFAULTS = {
-    "max_position_embeddings": 512,
-    "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.1,
-    "initializer_range": 0.02,
-}
 DEFAULT_EPSILON = 1e-12
 
 
@@ -135,7 +128,8 @@ def parse_bert_config(
     """
     if missing := [name for name in _REQUIRED_FIELDS if name not in bert_config]:
         raise UsageError(f"{file} lacks {', '.join(missing)}; add the values that the checkpoint was trained with")
-    defaults: dict[str, Any] = {**_DEFAULTS, "type_vocab_size": type_vocab_size}
+    # The defaults of BertConfig equal those of `ModelConfig`, except `type_vocab_size`.
+    defaults: dict[str, Any] = {**vars(ModelConfig()), "type_vocab_size": type_vocab_size}
     fields = {name: {**defaults, **bert_config}[name] for name in SHARED_FIELDS}
     for name, value in fields.items():
         types, article = ((int,), "an integer") if name in _INTEGER_FIELDS else ((int, float), "a number")

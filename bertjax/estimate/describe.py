@@ -7,7 +7,6 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-from bertjax.config.run import RunConfig
 from bertjax.model.config import LSTM, Architecture, ModelConfig
 from bertjax.tasks.task import Task
 from bertjax.training.optimizer import Freezing, check_freezing, count_trainable, make_optimizer
@@ -69,9 +68,9 @@ def _describe_schedule(task: Task) -> list[str]:
     ]
 
 
-def describe_task(settings: RunConfig, task: Task) -> str:
+def describe_task(task: Task) -> str:
     """Describes a task as text: parameter counts by module, model, optimizer, schedule and total FLOPs."""
-    model, optimizer = task.objective.model.config, settings.optimizer
+    model, optimizer = task.objective.model.config, task.config.optimizer
     counts = parameter_counts(task)
     encoder = sum(count for name, count in counts.items() if name.startswith(("encoder", "pooler")))
     lines = [

@@ -10,8 +10,6 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from bertjax.config.run import RunConfig
-from bertjax.estimate import DEFAULT_MFU
 from bertjax.estimate.compiled import compile_step
 from bertjax.estimate.topology import Chip, chip_of, chips_in, tpu_devices
 from bertjax.model.config import ModelConfig
@@ -89,14 +87,7 @@ def step_communication(
     return [exchange for exchange in exchanges if exchange.sent_bytes]
 
 
-def plan_run(
-    settings: RunConfig,
-    task: Task,
-    topology: str,
-    slices: int = 1,
-    mfu: float = DEFAULT_MFU,
-    price_per_chip_hour: float | None = None,
-) -> dict[str, Any]:
+def plan_run(task: Task, topology: str, slices: int, mfu: float, price_per_chip_hour: float | None) -> dict[str, Any]:
     """Compiles the train step of each phase for a TPU and estimates the run.
 
     The step time is the longest of three times: model FLOPs at the given MFU, and communication within and between
@@ -112,15 +103,15 @@ def plan_run(
       also None without a price.
     """
     chip, chips, devices = chip_of(topology), chips_in(topology) * slices, tpu_devices(topology, slices)
-    mesh, model = make_mesh(settings.mesh, devices), task.objective.model.config.resolve("tpu")
-    params = abstract_state(task.objective, make_optimizer(settings.optimizer), mesh).params
+    mesh, model = make_mesh(task.config.mesh, devices), task.objective.model.config.resolve("tpu")
+    params = abstract_state(task.objective, make_optimizer(task.config.optimizer), mesh).params
     steps = task.phase_steps
     phases, start = [], 0
     for index, count in enumerate(steps):
         logger.info(f"compiling phase {index + 1} of {len(steps)} for {chips:,} chips of {chip.name}")
-        step = compile_step(settings, index, topology, slices)
+        step = compile_step(task.config, index, topology, slices)
         cost = task.cost_before(start + 1) - task.cost_before(start)
-        exchanges = step_communication(params, mesh, model, cost.positions, slices, settings.grad_accum_steps)
+        exchanges = step_communication(params, mesh, model, cost.positions, slices, task.config.grad_accum_steps)
         bounds = {
             "model_flops": cost.flops / (chips * chip.flops_per_second * mfu),
             **_communication_seconds(exchanges, chip),
@@ -155,7 +146,7 @@ def plan_run(
         "chip": {**dataclasses.asdict(chip), "device_kind": devices[0].device_kind},
         "model": dataclasses.asdict(model),
         "mesh": dict(mesh.shape),
-        "grad_accum_steps": settings.grad_accum_steps,
+        "grad_accum_steps": task.config.grad_accum_steps,
         "phases": phases,
         "fits": fits,
         "peak_memory_bytes": max(phase["peak_memory_bytes"] for phase in phases),

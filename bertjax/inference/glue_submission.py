@@ -4,8 +4,9 @@ import io
 import zipfile
 from pathlib import Path
 
+from bertjax.data.finetuning.tables import read_utf8
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.utils.io import normalize_newlines, reject_utf16, write_atomic
+from bertjax.utils.io import write_atomic
 
 # Number of test examples in each file of a complete submission.
 NUM_TEST_EXAMPLES = {
@@ -70,9 +71,7 @@ def write_submission(folder: Path, output: Path, wnli_by_majority: bool, partial
 
 
 def _read_text(path: Path) -> str:
-    data = path.read_bytes()
-    reject_utf16(path, data)
     try:
-        return normalize_newlines(data).decode("utf-8")
+        return read_utf8(path).decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8 at byte {error.start}; rewrite it with `bertjax predict`") from error

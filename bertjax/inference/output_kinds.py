@@ -177,6 +177,7 @@ class OutputKind:
       build_model: function that builds the Flax module from a config and a number of outputs.
       predict: function that returns one record per input.
       huggingface_class: model class of Hugging Face transformers.
+      pipeline: pipeline tag of model cards on the Hugging Face Hub.
       num_outputs: number of outputs (default: None, one output per label).
       pools: whether the output layer applies to the pooled [CLS] state rather than to the state of every token.
       huggingface_kernel: name of the output layer's kernel in Hugging Face checkpoints.
@@ -187,6 +188,7 @@ class OutputKind:
     build_model: Callable[[ModelConfig, int], nn.Module]
     predict: Callable[[TextPredictor, Sequence[Any]], list[Record]]
     huggingface_class: str
+    pipeline: str
     num_outputs: int | None = None
     pools: bool = True
     huggingface_kernel: str = "classifier.weight"
@@ -199,6 +201,7 @@ OUTPUT_KINDS = {
         build_model=SequenceModel,
         predict=predict_classes,
         huggingface_class="BertForSequenceClassification",
+        pipeline="text-classification",
         tensorflow_kernel="output_weights",
     ),
     MULTILABEL: OutputKind(
@@ -206,6 +209,7 @@ OUTPUT_KINDS = {
         build_model=SequenceModel,
         predict=predict_labels,
         huggingface_class="BertForSequenceClassification",
+        pipeline="text-classification",
     ),
     CHOICES: OutputKind(
         task="swag",
@@ -213,6 +217,7 @@ OUTPUT_KINDS = {
         predict=predict_choices,
         num_outputs=1,
         huggingface_class="BertForMultipleChoice",
+        pipeline="multiple-choice",
     ),
     TAGS: OutputKind(
         task="ner",
@@ -220,6 +225,7 @@ OUTPUT_KINDS = {
         predict=predict_tags,
         pools=False,
         huggingface_class="BertForTokenClassification",
+        pipeline="token-classification",
     ),
     SPANS: OutputKind(
         task="squad",
@@ -228,6 +234,7 @@ OUTPUT_KINDS = {
         num_outputs=2,
         pools=False,
         huggingface_class="BertForQuestionAnswering",
+        pipeline="question-answering",
         huggingface_kernel="qa_outputs.weight",
         tensorflow_kernel="cls/squad/output_weights",
     ),

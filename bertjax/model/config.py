@@ -5,7 +5,7 @@ import math
 import re
 from typing import Any
 
-from bertjax.errors import UsageError
+from bertjax.errors import UsageError, at_least, one_of
 
 AUTO = "auto"
 ACTIVATIONS = ("gelu_tanh", "gelu_erf", "relu")
@@ -75,9 +75,8 @@ class Architecture:
     pad_vocab_to_multiple_of: int = 128
 
     def __post_init__(self) -> None:
+        at_least(self, "model.", **dict.fromkeys(_LIMITS, 1))
         for name, limit in _LIMITS.items():
-            if getattr(self, name) < 1:
-                raise UsageError(f"model.{name} is {getattr(self, name)}; it must be at least 1")
             if getattr(self, name) > limit:
                 raise UsageError(f"model.{name} is {getattr(self, name):,}; it must be at most {limit:,}")
         if self.hidden_size % self.num_attention_heads:
@@ -87,7 +86,7 @@ class Architecture:
             )
         if not 0 <= self.layer_norm_eps < math.inf:
             raise UsageError(f"model.layer_norm_eps is {self.layer_norm_eps}; it must be finite and at least 0")
-        _check_choices(self, encoder=ENCODERS, hidden_act=ACTIVATIONS, attention_direction=DIRECTIONS)
+        one_of(self, "model.", encoder=ENCODERS, hidden_act=ACTIVATIONS, attention_direction=DIRECTIONS)
         if self.encoder == LSTM and self.hidden_size % 2:
             raise UsageError(f"model.hidden_size is {self.hidden_size}; model.encoder={LSTM} needs an even number")
         if self.encoder == LSTM and self.attention_direction != "both":
@@ -143,7 +142,7 @@ class Layout:
     attention: str = AUTO
 
     def __post_init__(self) -> None:
-        _check_choices(self, dtype=DTYPES, scan_layers=SCAN_LAYERS, remat=REMAT_POLICIES)
+        one_of(self, "model.", dtype=DTYPES, scan_layers=SCAN_LAYERS, remat=REMAT_POLICIES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,12 +178,6 @@ class ModelConfig(Architecture, Layout):
         dtype = ("float32" if on_cpu else "bfloat16") if self.dtype == AUTO else self.dtype
         scan_layers = ("false" if on_cpu else "true") if self.scan_layers == AUTO else self.scan_layers
         return dataclasses.replace(self, dtype=dtype, scan_layers=scan_layers)
-
-
-def _check_choices(config: Architecture | Layout, **choices: tuple[str, ...]) -> None:
-    for name, known in choices.items():
-        if getattr(config, name) not in known:
-            raise UsageError(f"model.{name} is {getattr(config, name)!r}; use one of {', '.join(known)}")
 
 
 def size_fields(size: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from bertjax.model.flops import flops_per_token
 from bertjax.presets import named_grid
 from bertjax.reproduce.scales import PAPER, SMALL, FineTuning, Scale, get_scale
 from bertjax.reproduce.table import Cell, Run
+from bertjax.tasks.finetuning.glue_data import SPECS
 from bertjax.training.checkpoint import find_checkpoint, saved_fingerprint
 from bertjax.training.checkpoint_metadata import saved_architecture
 from bertjax.utils import hub
@@ -39,11 +40,9 @@ _FIGURE5_RUNS = ("bert", "ltr")
 
 # Default metric of each task, and the factor that converts it to percent.
 _METRICS = {
-    **dict.fromkeys(("mnli", "qnli", "sst2", "rte", "swag"), ("accuracy", 100.0)),
-    **dict.fromkeys(("qqp", "mrpc"), ("f1", 100.0)),
+    **{task: (spec.metrics[0], 100.0) for task, spec in SPECS.items()},
     **dict.fromkeys(("squad", "squad2", "triviaqa", "ner"), ("f1", 1.0)),
-    "cola": ("matthews", 100.0),
-    "stsb": ("spearman", 100.0),
+    "swag": ("accuracy", 100.0),
 }
 PERPLEXITY_NOTE = "perplexity is measured on held-out rows of the same length as in the first pre-training phase"
 

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from bertjax.errors import UsageError
+from bertjax.tasks.finetuning.glue_data import SPECS
 
 PAPER, SMALL, MEDIUM = "paper", "small", "medium"
 _FLOAT32 = "--config.model.dtype=float32"
@@ -78,21 +79,21 @@ class Scale:
     feature_epochs: int
 
 
-def _glue(task: str, folder: str, rows: int, length: int, epochs: int, *overrides: str) -> FineTuning:
-    return FineTuning(f"glue:task={task}", "glue", f"{folder}/train.tsv", rows * length, epochs, overrides)
+def _glue(task: str, rows: int, length: int, epochs: int, *overrides: str) -> FineTuning:
+    return FineTuning(f"glue:task={task}", "glue", f"{SPECS[task].folder}/train.tsv", rows * length, epochs, overrides)
 
 
-# Folder, number of training examples and average padded length of each GLUE task, for FLOP estimates. The paper trains
-# for 3 epochs (section 4.1).
+# Number of training examples and average padded length of each GLUE task, for FLOP estimates. The paper trains for 3
+# epochs (section 4.1).
 _PAPER_GLUE = {
-    "mnli": ("MNLI", 392_702, 64),
-    "qqp": ("QQP", 363_846, 64),
-    "qnli": ("QNLI", 104_743, 96),
-    "sst2": ("SST-2", 67_349, 32),
-    "cola": ("CoLA", 8_551, 32),
-    "stsb": ("STS-B", 5_749, 64),
-    "mrpc": ("MRPC", 3_668, 96),
-    "rte": ("RTE", 2_490, 128),
+    "mnli": (392_702, 64),
+    "qqp": (363_846, 64),
+    "qnli": (104_743, 96),
+    "sst2": (67_349, 32),
+    "cola": (8_551, 32),
+    "stsb": (5_749, 64),
+    "mrpc": (3_668, 96),
+    "rte": (2_490, 128),
 }
 _A_TENTH_ONCE = ("--config.epochs=1", "--config.data.train_share=0.1")
 _RATE, _LOW_RATE = "--config.optimizer.learning_rate=3e-4", "--config.optimizer.learning_rate=1e-4"
@@ -178,16 +179,14 @@ _SCALES = {
             "24/1024/16": "L4_H192",
         },
         tasks={
-            "mnli": _glue("mnli", "MNLI", 39_000, 64, 1, _RATE, _FLOAT32, *_A_TENTH_ONCE),
-            "qnli": _glue("qnli", "QNLI", 104_743, 96, 3, _RATE, _FLOAT32),
-            "sst2": _glue(
-                "sst2", "SST-2", 20_205, 32, 1, _RATE, _FLOAT32, "--config.epochs=1", "--config.data.train_share=0.3"
-            ),
-            "mrpc": _glue("mrpc", "MRPC", 3_668, 64, 3, _LOW_RATE, _FLOAT32),
-            "cola": _glue("cola", "CoLA", 8_551, 32, 3, _LOW_RATE, _FLOAT32),
-            "rte": _glue("rte", "RTE", 2_490, 128, 3, _LOW_RATE, _FLOAT32),
-            "qqp": _glue("qqp", "QQP", 36_000, 64, 1, _RATE, _FLOAT32, *_A_TENTH_ONCE),
-            "stsb": _glue("stsb", "STS-B", 5_749, 64, 3, _LOW_RATE, _FLOAT32),
+            "mnli": _glue("mnli", 39_000, 64, 1, _RATE, _FLOAT32, *_A_TENTH_ONCE),
+            "qnli": _glue("qnli", 104_743, 96, 3, _RATE, _FLOAT32),
+            "sst2": _glue("sst2", 20_205, 32, 1, _RATE, _FLOAT32, "--config.epochs=1", "--config.data.train_share=0.3"),
+            "mrpc": _glue("mrpc", 3_668, 64, 3, _LOW_RATE, _FLOAT32),
+            "cola": _glue("cola", 8_551, 32, 3, _LOW_RATE, _FLOAT32),
+            "rte": _glue("rte", 2_490, 128, 3, _LOW_RATE, _FLOAT32),
+            "qqp": _glue("qqp", 36_000, 64, 1, _RATE, _FLOAT32, *_A_TENTH_ONCE),
+            "stsb": _glue("stsb", 5_749, 64, 3, _LOW_RATE, _FLOAT32),
             "squad": FineTuning(
                 "squad:version=1.1",
                 "squad",

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from bertjax.config.fields import one_of
 from bertjax.data.finetuning.batches import in_input_order
 from bertjax.data.finetuning.examples import concatenate, constant_prediction, known_labels
 from bertjax.data.finetuning.tables import TFDS_PREFIX
-from bertjax.errors import UsageError
+from bertjax.errors import UsageError, one_of
 from bertjax.metrics.classification import cross_entropy, scores
 from bertjax.metrics.report import ClassReport, class_report
 from bertjax.model.config import ModelConfig
@@ -42,7 +41,7 @@ class GlueData(FinetuningData):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of(self, "config.data", task=tuple(SPECS))
+        one_of(self, "config.data.", task=tuple(SPECS))
 
 
 @dataclasses.dataclass(frozen=True)

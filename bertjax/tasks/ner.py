@@ -3,9 +3,9 @@
 import dataclasses
 from pathlib import Path
 
-from bertjax.config.fields import one_of
 from bertjax.data.finetuning.tables import ReadStats
 from bertjax.data.finetuning.tagged import TaggedText, read_conll
+from bertjax.errors import one_of
 from bertjax.tasks.finetuning.config import FinetuningConfig, FinetuningData
 from bertjax.tasks.finetuning.tagging import TaggingTask
 
@@ -28,7 +28,7 @@ class NerData(FinetuningData):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of(self, "config.data", context=_CONTEXTS)
+        one_of(self, "config.data.", context=_CONTEXTS)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,11 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax.config.fields import at_least, one_of
 from bertjax.data.finetuning.questions import Question, Windows, make_windows, read_questions, read_triviaqa
 from bertjax.data.finetuning.tables import ReadStats
 from bertjax.data.schema import EXAMPLE, SEQUENCE, ArraySpec
-from bertjax.errors import UsageError
+from bertjax.errors import UsageError, at_least, one_of
 from bertjax.metrics import squad as metrics
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import TokenModel
@@ -66,8 +65,8 @@ class SquadData(FinetuningData):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of(self, "config.data", version=_VERSIONS)
-        at_least(self, "config.data", doc_stride=1, max_query_len=1, n_best=1, max_answer_len=1)
+        one_of(self, "config.data.", version=_VERSIONS)
+        at_least(self, "config.data.", doc_stride=1, max_query_len=1, n_best=1, max_answer_len=1)
         if self.max_query_len + 4 > self.seq_len:
             raise UsageError(
                 f"config.data.max_query_len={self.max_query_len} leaves no room for a passage in config.data.seq_len="

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from bertjax.config.fields import one_of
 from bertjax.data.finetuning.batches import in_input_order
 from bertjax.data.finetuning.examples import Examples, constant_prediction, known_labels
 from bertjax.data.finetuning.labeled_text import Target, encode_rows, read_label, read_labels
 from bertjax.data.finetuning.tables import FORMATS, ReadStats, Row, escape_line, read_table
-from bertjax.errors import UsageError
+from bertjax.errors import UsageError, one_of
 from bertjax.metrics import report
 from bertjax.metrics.classification import scores
 from bertjax.metrics.report import ClassReport
@@ -121,7 +120,7 @@ class TextData(TableData):
                 f"config.data.second_text={self.second_text!r} is also the column of text or label; set a different "
                 "column"
             )
-        one_of(self, "config.data", kind=tuple(_METRICS))
+        one_of(self, "config.data.", kind=tuple(_METRICS))
         defaults = (TextData.threshold, TextData.label_separator)
         if self.kind != "multilabel" and (self.threshold, self.label_separator) != defaults:
             raise UsageError(

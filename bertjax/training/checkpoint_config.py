@@ -8,7 +8,7 @@ from typing import Any
 from etils import epath
 from ml_collections import ConfigDict
 
-from bertjax.config.load import load_config, load_saved_config
+from bertjax.config.load import load_config, load_saved_config, overridden_fields
 from bertjax.config.run import DATA_FILES, DATA_PATHS
 from bertjax.data.corpus.vocabulary import ENTRY
 from bertjax.data.finetuning.tables import TFDS_PREFIX
@@ -40,7 +40,7 @@ def experiment_config(
     _make_absolute(config.data)
     if init_from is None:
         return config
-    explicit = {item.partition("=")[0].removeprefix("--config.model.") for item in overrides}
+    explicit = {field.removeprefix("model.") for field in overridden_fields(overrides)}
     if re.search("(^|,)size=.", experiment.partition(":")[2]):
         explicit |= size_fields("base").keys()
     return with_checkpoint_architecture(config, find_checkpoint(init_from), explicit)
@@ -51,22 +51,18 @@ def checkpoint_config(checkpoint: epath.Path, overrides: Sequence[str]) -> Confi
 
     The vocabulary and the labels are those in the workdir, unless an override sets them.
     """
-    workdir = workdir_of(checkpoint)
+    workdir, overridden = workdir_of(checkpoint), overridden_fields(overrides)
     config = load_saved_config(workdir / CONFIG, overrides)
     for name, saved in vars(saved_architecture(checkpoint)).items():
-        if any(item.startswith(f"--config.model.{name}=") for item in overrides) and config.model[name] != saved:
+        if f"model.{name}" in overridden and config.model[name] != saved:
             raise UsageError(
                 f"config.model.{name}={config.model[name]} differs from {name}={saved} of {checkpoint}; "
                 "omit the override"
             )
-    if "vocabulary" in config.data and not _is_set("vocabulary", overrides):
+    if "vocabulary" in config.data and "data.vocabulary" not in overridden:
         # Use the workdir's copy, because the original may have been removed.
         config.data.vocabulary = str(workdir / ENTRY)
-    return config if _is_set("labels", overrides) else with_labels_of(config, checkpoint)
-
-
-def _is_set(name: str, overrides: Sequence[str]) -> bool:
-    return any(item.startswith(f"--config.data.{name}=") for item in overrides)
+    return config if "data.labels" in overridden else with_labels_of(config, checkpoint)
 
 
 def with_labels_of(config: ConfigDict, checkpoint: epath.Path) -> ConfigDict:

@@ -8,16 +8,9 @@ from collections.abc import Collection
 import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
-from tokenizers import models
 
-from bertjax.data.corpus.vocabulary import (
-    CONTINUATION,
-    ENTRY,
-    WORDPIECE,
-    Vocabulary,
-    load_vocabulary,
-    workdir_vocabulary,
-)
+from bertjax.data.corpus.tokenizer import wordpiece_model
+from bertjax.data.corpus.vocabulary import ENTRY, WORDPIECE, Vocabulary, load_vocabulary, workdir_vocabulary
 from bertjax.errors import UsageError, listed, quoted
 from bertjax.model.heads import model_description
 from bertjax.tasks.finetuning.output_layer import MULTILABEL, OUTPUT_LAYER, read_output_layer
@@ -180,12 +173,7 @@ def find_new_pieces(old: Vocabulary, new: Vocabulary) -> NewPieces | None:
     if not is_extended or new.pieces[: old.size] != old.pieces:
         return None
     # Call the WordPiece model directly, because `Tokenizer` would treat the prefix `##` as punctuation in a text.
-    wordpiece = models.WordPiece(
-        {piece: index for index, piece in enumerate(old.pieces)},
-        unk_token=old.pieces[old.unk_id],
-        max_input_chars_per_word=max(map(len, new.pieces)),
-        continuing_subword_prefix=CONTINUATION,
-    )
+    wordpiece = wordpiece_model(old, max(map(len, new.pieces)))
     parts = [tuple(token.id for token in wordpiece.tokenize(piece)) for piece in new.pieces[old.size :]]
     # An empty line of a vocabulary file is a piece without parts, so use [UNK] as its only part.
     return NewPieces(old.size, tuple(ids or (old.unk_id,) for ids in parts))

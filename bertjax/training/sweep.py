@@ -15,6 +15,7 @@ from urllib.parse import quote
 import jax
 from etils import epath
 
+from bertjax.config.load import overridden_fields
 from bertjax.config.run import RunConfig
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.presets import cross_product, grid_values, load_trials
@@ -123,7 +124,7 @@ def sweep(
 
 def _without_fixed_fields(trials: Sequence[dict[str, Any]], overrides: Sequence[str]) -> list[dict[str, Any]]:
     """Removes the fields that the command line sets from each trial. Returns the distinct resulting settings."""
-    fixed = {item.removeprefix("--config.").partition("=")[0] for item in overrides}
+    fixed = overridden_fields(overrides)
     settings = [{field: value for field, value in trial.items() if field not in fixed} for trial in trials]
     return [setting for index, setting in enumerate(settings) if setting not in settings[:index]]
 

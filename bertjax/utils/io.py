@@ -9,7 +9,8 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -150,7 +151,7 @@ def fsync(path: AnyPath) -> None:
 
 @contextlib.contextmanager
 def atomic_directory(
-    path: AnyPath, overwrite: bool, kind: str, is_kind: Callable[[AnyPath], bool], last_file: str = ""
+    path: AnyPath, overwrite: bool, kind: str, replaceable: Mapping[str, Sequence[str]], last_file: str = ""
 ) -> Iterator[AnyPath]:
     """Yields an empty directory that becomes `path` when the block succeeds, and is removed when it fails.
 
@@ -158,8 +159,8 @@ def atomic_directory(
     directory that was to be replaced, and removes the temporary directory. Object storage cannot rename directories, so
     files are moved one by one, and `last_file` is moved last.
 
-    `kind` names the kind of directory in messages, such as `corpus`. `is_kind` returns whether a directory is of this
-    kind and contains nothing else.
+    `kind` names the kind of directory in messages, such as `corpus`. `replaceable` maps file names to patterns. A
+    directory that contains one of these files is of this kind if all its names match the patterns of the first one.
 
     Raises a UsageError if `path` exists, unless it is empty, or it is of this kind and `overwrite` is set. Also raises
     a UsageError if another process is writing to a local `path`.
@@ -169,8 +170,10 @@ def atomic_directory(
         check_bucket(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.nullcontext() if is_remote(path) else _directory_lock(Path(path)):
-            if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-                if not is_kind(path):
+            names = [entry.name for entry in path.iterdir()] if path.is_dir() else []
+            if names or (path.exists() and not path.is_dir()):
+                patterns = next((patterns for file, patterns in replaceable.items() if file in names), ())
+                if not names or not all(any(fnmatch(name, pattern) for pattern in patterns) for name in names):
                     raise UsageError(f"{path} exists and is not a {kind}, or contains other files; choose another path")
                 if not overwrite:
                     raise UsageError(f"{path} exists; use --overwrite or choose another path")
@@ -288,8 +291,3 @@ def reject_utf16(path: os.PathLike | str, data: bytes) -> None:
     """Raises a UsageError if the data of a text file starts with the byte-order mark of UTF-16 or UTF-32."""
     if data.startswith((b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")):
         raise UsageError(f"{path} is encoded in UTF-16 or UTF-32; convert it to UTF-8, for example with iconv")
-
-
-def normalize_newlines(data: bytes) -> bytes:
-    """Replaces carriage returns with line feeds if the data contains no line feeds."""
-    return data if b"\n" in data else data.replace(b"\r", b"\n")

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from bertjax.config.load import load_config
+from bertjax.config.load import load_config, overridden_fields
 from bertjax.errors import UsageError
 from bertjax.tasks.build import parse_config
 
@@ -40,3 +40,7 @@ def test_load_config_accepts_the_config_json_of_a_workdir(tmp_path):
     file.write_text("{}")
     with pytest.raises(UsageError, match="config.json: it lacks task, data or model; use the config.json"):
         load_config(str(file), [])
+
+
+def test_a_flag_without_a_value_overrides_its_field():
+    assert overridden_fields(["--config.data.seq_len=64", "--config.data.packing"]) == {"data.seq_len", "data.packing"}

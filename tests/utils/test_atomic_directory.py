@@ -14,7 +14,7 @@ KILLED_WRITER = """
 import os, sys
 from pathlib import Path
 from bertjax.utils.io import atomic_directory
-with atomic_directory(Path(sys.argv[1]), True, "corpus", lambda path: True) as directory:
+with atomic_directory(Path(sys.argv[1]), True, "corpus", {"file": ("*",)}) as directory:
     (directory / "half").write_text("done")
     os._exit(9)
 """
@@ -26,13 +26,13 @@ from pathlib import Path
 from bertjax.utils.io import atomic_directory
 rename = Path.rename
 Path.rename = lambda self, target: (rename(self, target), os._exit(9))
-with atomic_directory(Path(sys.argv[1]), True, "corpus", lambda path: True):
+with atomic_directory(Path(sys.argv[1]), True, "corpus", {"file": ("*",)}):
     pass
 """
 
 
 def make(output, overwrite=False, content="new"):
-    with atomic_directory(output, overwrite, "corpus", lambda path: (path / "file").exists()) as directory:
+    with atomic_directory(output, overwrite, "corpus", {"file": ("*",)}) as directory:
         (directory / "file").write_text(content)
 
 
@@ -51,7 +51,7 @@ def test_directory_appears_complete_and_replaces_the_old_one(tmp_path):
     make(output)
     with pytest.raises(UsageError, match="--overwrite"):
         make(output)
-    with contextlib.suppress(KeyboardInterrupt), atomic_directory(output, True, "corpus", lambda path: True):
+    with contextlib.suppress(KeyboardInterrupt), atomic_directory(output, True, "corpus", {"file": ("*",)}):
         raise KeyboardInterrupt
     assert (output / "file").read_text() == "new" and names(output.parent) == ["corpus"]
     make(output, overwrite=True, content="newer")
@@ -70,7 +70,7 @@ def test_another_kind_of_directory_is_not_replaced(tmp_path):
 
 def test_second_writer_is_rejected(tmp_path):
     with (
-        atomic_directory(tmp_path / "corpus", False, "corpus", lambda path: True),
+        atomic_directory(tmp_path / "corpus", False, "corpus", {}),
         pytest.raises(UsageError, match="another process is writing"),
     ):
         make(tmp_path / "corpus")
@@ -98,7 +98,7 @@ def test_old_directory_is_restored_after_kill_between_renames(tmp_path, recover)
 
 
 def test_interruption_while_writing_leaves_no_files(tmp_path):
-    with pytest.raises(KeyboardInterrupt), atomic_directory(tmp_path / "corpus", False, "corpus", bool) as directory:
+    with pytest.raises(KeyboardInterrupt), atomic_directory(tmp_path / "corpus", False, "corpus", {}) as directory:
         (directory / "half").write_text("done")
         raise KeyboardInterrupt
     assert names(tmp_path) == []

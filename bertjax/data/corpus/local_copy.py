@@ -44,7 +44,7 @@ def _local_copy(address: str) -> Path:
                 directory, total_bytes, f"a copy of {address}", f"set {CACHE_DIR_VARIABLE} to another directory"
             )
             logger.info(f"copying {address}, {total_bytes / 1e9:,.2f} GB, to {copy}")
-            with atomic_directory(copy, False, "copy", lambda path: False) as temporary:
+            with atomic_directory(copy, False, "copy", {}) as temporary:
                 _copy_files(source, manifest["files"], temporary, total_bytes)
                 content = (source / MANIFEST).read_bytes()
                 if hashlib.sha256(content).hexdigest() != sha256:

@@ -3,7 +3,6 @@
 import logging
 import os
 from collections.abc import Callable, Sequence
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,8 @@ _MAX_WORKERS = 1024
 # per byte.
 _DISK_BYTES_PER_TEXT_BYTE = 0.8
 
-# File names in a corpus directory; a directory with any other file is not overwritten.
-_FILES = (store.MANIFEST, "*.bin", "vocab.txt", "*.model", "pair_index")
+# File names in a corpus directory; a directory without a manifest or with any other file is not overwritten.
+_FILES = {store.MANIFEST: (store.MANIFEST, "*.bin", "vocab.txt", "*.model", "pair_index")}
 
 # Messages for the `problems` of the manifest, by name. {} is the number of occurrences.
 _PROBLEMS = {
@@ -103,7 +102,7 @@ def prepare(
         heldout_fraction=heldout_fraction,
     )
 
-    with atomic_directory(path, overwrite, "corpus", _is_corpus, last_file=store.MANIFEST) as directory:
+    with atomic_directory(path, overwrite, "corpus", _FILES, last_file=store.MANIFEST) as directory:
         result = run(job, directory)
         vocabulary_file = VOCABULARY_FILES[result.vocabulary.kind]
         (directory / vocabulary_file).write_bytes(result.vocabulary.content)
@@ -225,9 +224,3 @@ def _describe_inputs(sources: list[readers.Source]) -> dict[str, Any]:
         }
         for kind in kinds
     }
-
-
-def _is_corpus(path: AnyPath) -> bool:
-    """Returns whether a directory contains a corpus and nothing else, so that it may be replaced."""
-    names = [entry.name for entry in path.iterdir()] if path.is_dir() else []
-    return store.MANIFEST in names and all(any(fnmatch(name, pattern) for pattern in _FILES) for name in names)

@@ -125,6 +125,16 @@ class BasicTokenizer:
         return spans
 
 
+def wordpiece_model(vocabulary: Vocabulary, max_word_chars: int) -> models.WordPiece:
+    """Returns the model that splits words into pieces of a WordPiece vocabulary. Longer words become [UNK]."""
+    return models.WordPiece(
+        {piece: index for index, piece in enumerate(vocabulary.pieces)},
+        unk_token=vocabulary.pieces[vocabulary.unk_id],
+        max_input_chars_per_word=max_word_chars,
+        continuing_subword_prefix=CONTINUATION,
+    )
+
+
 class _ChunkIds(dict[str, tuple[int, ...]]):
     """Bounded cache of the token ids of chunks (text between spaces). The cache is cleared when it is full."""
 
@@ -134,12 +144,7 @@ class _ChunkIds(dict[str, tuple[int, ...]]):
         self._max_entries = max_entries
         self._unk_id = vocabulary.unk_id
         self._ids = {piece: index for index, piece in enumerate(vocabulary.pieces) if len(piece) <= MAX_WORD_CHARS}
-        self._wordpiece = models.WordPiece(
-            {piece: index for index, piece in enumerate(vocabulary.pieces)},
-            unk_token=vocabulary.pieces[vocabulary.unk_id],
-            max_input_chars_per_word=MAX_WORD_CHARS,
-            continuing_subword_prefix=CONTINUATION,
-        )
+        self._wordpiece = wordpiece_model(vocabulary, MAX_WORD_CHARS)
 
     def __missing__(self, chunk: str) -> tuple[int, ...]:
         ids: list[int] = []

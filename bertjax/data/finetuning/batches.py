@@ -15,7 +15,7 @@ import numpy as np
 from bertjax.data.finetuning.examples import Examples
 from bertjax.data.schema import EXAMPLE, TOKEN_LABELS, padding_values
 from bertjax.data.shard import DataShard
-from bertjax.errors import UsageError
+from bertjax.errors import UsageError, at_least
 
 # Example index in the unused slots of packed rows. It is a valid NumPy index, so lookups can be masked afterwards.
 NO_EXAMPLE = -1
@@ -41,14 +41,11 @@ class Batching:
     examples_per_row: int = 1
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise UsageError(f"data.batch_size is {self.batch_size}; it must be at least 1")
+        at_least(self, "data.", batch_size=1, seq_len=8)
         if self.bucket < 0:
             raise UsageError(
                 f"data.bucket is {self.bucket}; use a positive number of tokens, or 0 to pad all rows to data.seq_len"
             )
-        if self.seq_len < 8:
-            raise UsageError(f"data.seq_len is {self.seq_len}; it must be at least 8")
         if self.examples_per_row < 1 or self.batch_size % self.examples_per_row:
             raise UsageError(
                 f"data.examples_per_row is {self.examples_per_row}; it must divide data.batch_size={self.batch_size}"

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from bertjax.data.corpus.tokenizer import Tokenizer
-from bertjax.data.finetuning.examples import Examples, make_examples, max_context_window
+from bertjax.data.finetuning.examples import Examples, encode_pair, make_examples, max_context_window
 from bertjax.data.finetuning.tables import ReadStats, replace_surrogates
 from bertjax.errors import UsageError, quoted
 from bertjax.utils.terminal import progress_bar
@@ -261,22 +261,16 @@ def make_windows(
             answer = _answer_tokens(question, spans)
             windows = _stride_windows(len(ids), seq_len - len(query) - 3, doc_stride)
             best_window = max_context_window(windows, len(ids), _LENGTH_BONUS)
-            head = [vocabulary.cls_id, *query, vocabulary.sep_id]
+            head = len(query) + 2  # tokens of [CLS] question [SEP]
             for window, (begin, end) in enumerate(windows):
-                passage = [*ids[begin:end], vocabulary.sep_id]
-                sequences.append(
-                    {
-                        "input_ids": [*head, *passage],
-                        "segment_ids": [0] * len(head) + [1] * len(passage),
-                    }
-                )
+                sequences.append(encode_pair(query, ids[begin:end], seq_len, vocabulary.cls_id, vocabulary.sep_id))
                 question_index.append(index)
-                passage_start.append(len(head))
+                passage_start.append(head)
                 char_spans.append(spans[begin:end])
                 is_max_context.append(best_window[begin:end] == window)
                 first = last = 0
                 if answer and begin <= answer[0] and answer[1] < end:
-                    first, last = (token - begin + len(head) for token in answer)
+                    first, last = (token - begin + head for token in answer)
                 start_positions.append(first)
                 end_positions.append(last)
     positions = {

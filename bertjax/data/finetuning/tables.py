@@ -13,7 +13,7 @@ from typing import Any
 
 from bertjax.data.corpus.datasets import open_builder, read_errors, stored_rows
 from bertjax.errors import UsageError, listed
-from bertjax.utils.io import normalize_newlines, reject_utf16
+from bertjax.utils.io import reject_utf16
 
 FORMATS = ("tsv", "csv", "jsonl")
 _SHORT, _LONG = "with too few fields", "with more fields than columns"
@@ -128,7 +128,8 @@ def read_utf8(path: Path) -> bytes:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}; check the path") from error
     reject_utf16(path, data)
-    return normalize_newlines(data.removeprefix(b"\xef\xbb\xbf"))
+    data = data.removeprefix(b"\xef\xbb\xbf")
+    return data if b"\n" in data else data.replace(b"\r", b"\n")
 
 
 def _select_columns(

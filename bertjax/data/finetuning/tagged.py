@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bertjax.data.corpus.tokenizer import Tokenizer
-from bertjax.data.finetuning.examples import Examples, make_examples, max_context_window
+from bertjax.data.finetuning.examples import Examples, encode_pair, make_examples, max_context_window
 from bertjax.data.finetuning.tables import ReadStats, Row, decode_utf8, read_utf8, replace_surrogates
 from bertjax.errors import UsageError, listed, quoted
 
@@ -181,13 +181,8 @@ def encode_tagged(
                 token_labels[offsets[word]] = label_ids[start + first + word]
             example_of_word[start + first + labeled] = len(sequences)
             positions.append(offsets[labeled])
-            sequences.append(
-                {
-                    "input_ids": [vocabulary.cls_id, *ids, vocabulary.sep_id],
-                    "segment_ids": [0] * (len(ids) + 2),
-                    "token_labels": token_labels,
-                }
-            )
+            row = encode_pair(ids, None, seq_len, vocabulary.cls_id, vocabulary.sep_id)
+            sequences.append(row | {"token_labels": token_labels})
         start = stop
     return make_examples(sequences, {}), example_of_word, positions
 

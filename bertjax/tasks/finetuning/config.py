@@ -5,11 +5,11 @@ import json
 import math
 from typing import Any, ClassVar, Literal
 
-from bertjax.config.fields import at_least, limited, one_of
+from bertjax.config.fields import limited
 from bertjax.config.optimizer import OptimizerConfig
 from bertjax.config.run import RunConfig
 from bertjax.data.finetuning.batches import Batching
-from bertjax.errors import UsageError
+from bertjax.errors import UsageError, at_least, one_of
 from bertjax.model.config import ARCHITECTURE_FIELDS, LSTM, ModelConfig
 from bertjax.model.feature_head import ENCODER, FeatureHead
 from bertjax.tasks.objectives.classification import BALANCED
@@ -63,8 +63,8 @@ class FinetuningData:
     examples_per_row: int = 1
 
     def __post_init__(self) -> None:
-        at_least(self, "config.data", batch_size=1, eval_batch_size=1, dev_seed=0)
-        one_of(self, "config.data", eval_split=(*SPLITS, NO_SPLIT))
+        at_least(self, "config.data.", batch_size=1, eval_batch_size=1, dev_seed=0)
+        one_of(self, "config.data.", eval_split=(*SPLITS, NO_SPLIT))
         Batching(self.batch_size, self.bucket, self.seq_len, self.examples_per_row)
         if not 0 < self.train_share <= 1:
             raise UsageError(f"config.data.train_share={self.train_share} is out of range; use a value in (0, 1]")
@@ -144,7 +144,7 @@ class FinetuningConfig(RunConfig):
         if self.steps == 0 and self.epochs < 1:
             raise UsageError(f"config.epochs={self.epochs} is out of range; use at least 1, or set config.steps")
         self.check_batch(self.data.batch_size, self.data.seq_len)
-        at_least(self, "config", patience=0)
+        at_least(self, "config.", patience=0)
         if self.feature_head.features and ENCODER not in self.optimizer.freeze:
             raise UsageError(
                 f"config.feature_head.features={self.feature_head.features} needs a frozen encoder; add "

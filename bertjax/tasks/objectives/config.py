@@ -3,10 +3,10 @@
 import dataclasses
 from typing import Any
 
-from bertjax.config.fields import at_least, limited, one_of
+from bertjax.config.fields import limited
 from bertjax.config.run import RunConfig
 from bertjax.data.pretraining.config import MAX_PAIRS_PER_ROW, MIN_ROW_TOKENS, Masking, Phase, max_packed_predictions
-from bertjax.errors import UsageError
+from bertjax.errors import UsageError, at_least, one_of
 from bertjax.model.config import ModelConfig
 from bertjax.tasks.objectives.language_model import LanguageModeling
 from bertjax.tasks.objectives.masked_lm import MaskedLm, MaskedLmOnPairs, MaskedLmOnText
@@ -53,8 +53,8 @@ class PretrainingData:
     masking: Masking = Masking()
 
     def __post_init__(self) -> None:
-        one_of(self, "config.data", objective=tuple(OBJECTIVES))
-        at_least(self, "config.data", dupe_factor=1, eval_rows=0, max_predictions=0)
+        one_of(self, "config.data.", objective=tuple(OBJECTIVES))
+        at_least(self, "config.data.", dupe_factor=1, eval_rows=0, max_predictions=0)
         if self.packing and not OBJECTIVES[self.objective].has_pairs:
             raise UsageError(
                 f"config.data.packing=true needs sentence pairs, which objective={self.objective} does not have; set "
@@ -81,7 +81,7 @@ class LongPhase:
     keep_tokens_per_batch: bool = True
 
     def __post_init__(self) -> None:
-        at_least(self, "config.long_phase", seq_len=MIN_ROW_TOKENS, max_predictions=0)
+        at_least(self, "config.long_phase.", seq_len=MIN_ROW_TOKENS, max_predictions=0)
         if not 0 <= self.share < 1:
             raise UsageError(f"config.long_phase.share={self.share} is out of range; use a value in [0, 1)")
 
