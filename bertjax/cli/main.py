@@ -90,8 +90,17 @@ def build_parser() -> argparse.ArgumentParser:
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
     """Parses arguments. The attribute `overrides` of the result contains the overrides of config fields."""
-    args, overrides = build_parser().parse_known_args(argv)
-    # Accept items that are not flags: they are values of overrides, such as the 1 in `--config.seed 1`.
+    # Join `--config.FIELD VALUE` to `--config.FIELD=VALUE`, because other functions search for this form, and because
+    # argparse would take VALUE for a text of `predict`.
+    items: list[str] = []
+    for item in argv:
+        previous = items[-1] if items else ""
+        if previous.startswith("--config.") and "=" not in previous and not re.match("--?[A-Za-z]", item):
+            items[-1] += f"={item}"
+        else:
+            items.append(item)
+    args, overrides = build_parser().parse_known_args(items)
+    # Accept items that are not flags. `apply_overrides` rejects them with a better message.
     unknown = [
         item
         for item in overrides
@@ -99,13 +108,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     ]
     if unknown:
         raise UsageError(f"unknown argument {unknown[0]}; see `bertjax {command_name(args)} --help`")
-    # Join `--config.FIELD VALUE` to `--config.FIELD=VALUE`, because other functions search for this form.
-    args.overrides = []
-    for item in overrides:
-        if item.startswith("--config.") or not args.overrides or "=" in args.overrides[-1]:
-            args.overrides.append(item)
-        else:
-            args.overrides[-1] += f"={item}"
+    args.overrides = overrides
     return args
 
 

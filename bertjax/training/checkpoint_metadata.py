@@ -90,8 +90,7 @@ def read_metadata(checkpoint: epath.Path) -> CheckpointMetadata:
         return metadata
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BertjaxError(
-            f"checkpoint {checkpoint} is damaged or was written by another version of bertjax: {file} "
-            f"({first_line(error)}); use another checkpoint"
+            f"checkpoint {checkpoint} is damaged: {file} ({first_line(error)}); use another checkpoint"
         ) from error
 
 

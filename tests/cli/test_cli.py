@@ -14,7 +14,7 @@ from commanding import commands, failure, printed, refused
 from flax.traverse_util import flatten_dict
 from valid_commands import check_command
 
-from bertjax.cli.main import build_parser, main
+from bertjax.cli.main import build_parser, main, parse_args
 from bertjax.cli.parser import PATH_METAVARS
 from bertjax.config.load import load_config
 from bertjax.tasks.build import parse_config
@@ -119,7 +119,8 @@ def test_error_for_an_unknown_config_field_lists_the_known_fields(capfd):
             "hidden_dropout_prob is 0.999999; it must be in [0, 0.",
         ),
         (["--config", TINY, "--config.task=nosuch"], "'nosuch'"),
-        (["--config", TINY, "stray"], "'stray'"),
+        (["--config", TINY, "stray", "word"], "'stray'"),
+        (["--config", TINY, "--config.seed", "1", "stray"], "'stray'"),
         (["--config", "nosuch.py"], "config file not found: nosuch.py"),
         (["--config", TINY, "--flagfile=nosuch"], "unknown argument --flagfile=nosuch"),
         (["--config", TINY, "--flagfile"], "unknown argument --flagfile"),
@@ -129,6 +130,11 @@ def test_error_for_an_unknown_config_field_lists_the_known_fields(capfd):
 )
 def test_invalid_value_is_rejected(capfd, arguments, message):
     assert message in refused(capfd, "describe", *arguments)
+
+
+def test_word_after_a_field_is_its_value_and_not_a_text():
+    args = parse_args(["predict", "--checkpoint=run", "--config.data.seq_len", "64", "a text"])
+    assert (args.overrides, args.texts) == (["--config.data.seq_len=64"], ["a text"])
 
 
 def test_vocab_size_together_with_vocab_is_rejected(capfd, corpus):

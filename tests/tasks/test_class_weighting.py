@@ -14,7 +14,13 @@ from bertjax.errors import UsageError
 from bertjax.model.heads import TokenModel
 from bertjax.tasks.finetuning.config import FinetuningConfig, FinetuningData
 from bertjax.tasks.finetuning.tagging import TagObjective
-from bertjax.tasks.objectives.classification import UNWEIGHTED, ClassWeighting, make_class_weighting, sequence_objective
+from bertjax.tasks.objectives.classification import (
+    UNWEIGHTED,
+    Classification,
+    ClassWeighting,
+    make_class_weighting,
+    sequence_objective,
+)
 from bertjax.training.optimizer import make_optimizer
 from bertjax.training.sharding import make_mesh
 from bertjax.training.state import init_state
@@ -101,6 +107,15 @@ def test_sums_of_micro_batches_add_up_to_the_sums_of_the_batch():
     )
     for name, sums in whole.items():
         np.testing.assert_allclose(sum(part[name] for part in parts), sums, atol=2e-6, rtol=1e-5)
+
+
+def test_subclass_may_append_a_metric():
+    class WithPenalty(Classification):
+        metric_names = (*Classification.metric_names, "penalty")
+
+    objective = WithPenalty(make_objective(is_tagger=False).model)
+    sums, _ = objective.compute(params_and_logits(is_tagger=False)[0], make_batch(), None)
+    assert set(sums) == {"cross_entropy", "accuracy"}
 
 
 def test_balanced_weights_match_scikit_learn():

@@ -31,7 +31,7 @@ from bertjax.utils.io import write_atomic
 
 @dataclasses.dataclass(frozen=True)
 class TagObjective(Classification):
-    """Objective that predicts the tag of each word at its first piece.
+    """Objective that predicts the tag of each word at its first piece. Batches have `token_labels`, not `labels`.
 
     Attributes:
       outputs_logits: whether evaluation outputs contain the logits of all tags instead of the predicted tags.

@@ -106,7 +106,8 @@ class Classification(Objective):
         labels = jnp.maximum(batch[self.label_spec.name], 0)
         losses = weighted_sum(weighting.losses(logits, labels), weighting.label_weights(labels, mask))
         accuracy = weighted_sum(jnp.argmax(logits, axis=-1) == labels, mask)
-        sums = dict(zip(self.metric_names, (losses, accuracy), strict=True))
+        # A subclass may append the names of other metrics.
+        sums = dict(zip(self.metric_names[:2], (losses, accuracy), strict=True))
         return sums, {"example": batch["example"], "logits": logits}
 
 
