@@ -159,8 +159,9 @@ def atomic_directory(
     directory that was to be replaced, and removes the temporary directory. Object storage cannot rename directories, so
     files are moved one by one, and `last_file` is moved last.
 
-    `kind` names the kind of directory in messages, such as `corpus`. `replaceable` maps file names to patterns. A
-    directory that contains one of these files is of this kind if all its names match the patterns of the first one.
+    `kind` names the kind of directory in messages, such as `corpus`. `replaceable` maps a file that identifies such a
+    directory, such as `manifest.json`, to patterns of all names in it. A directory without such a file, or with names
+    that match none of its patterns, is not of this kind.
 
     Raises a UsageError if `path` exists, unless it is empty, or it is of this kind and `overwrite` is set. Also raises
     a UsageError if another process is writing to a local `path`.
