@@ -78,7 +78,7 @@ def read(folder: Path) -> PortableCheckpoint:
     hf_config = _read_supported_config(folder)
     output_kind = _output_kind(hf_config)
     kind = OUTPUT_KINDS.get(output_kind)
-    labels = _labels(hf_config) if kind and kind.num_outputs is None else ()
+    labels = _labels(hf_config) if kind and kind.has_labels else ()
     config = parse_bert_config(
         hf_config,
         folder / CONFIG,
@@ -247,7 +247,7 @@ def _make_config(checkpoint: PortableCheckpoint, class_name: str) -> dict[str, A
         "dtype": "float32",
     }
     kind = OUTPUT_KINDS.get(checkpoint.output_kind)
-    if kind and kind.num_outputs is None:
+    if kind and kind.has_labels:
         labels = checkpoint.labels or ("LABEL_0",)
         config["id2label"] = {str(index): label for index, label in enumerate(labels)}
         config["label2id"] = {label: index for index, label in enumerate(labels)}

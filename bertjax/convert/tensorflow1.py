@@ -124,7 +124,7 @@ def read(path: Path) -> PortableCheckpoint:
     )
     labels: tuple[str, ...] = ()
     # A single output means regression, which has no labels.
-    if output_kind and OUTPUT_KINDS[output_kind].num_outputs is None and num_outputs > 1:
+    if output_kind and OUTPUT_KINDS[output_kind].has_labels and num_outputs > 1:
         labels = _read_labels(tf_config, num_outputs, config_file)
     notes = [f"read {prefix.name}"]
     if num_skipped := len(all_shapes) - len(shapes):

@@ -194,6 +194,11 @@ class OutputKind:
     huggingface_kernel: str = "classifier.weight"
     tensorflow_kernel: str | None = None
 
+    @property
+    def has_labels(self) -> bool:
+        """True if each output has a label."""
+        return self.num_outputs is None
+
 
 OUTPUT_KINDS = {
     CLASSES: OutputKind(
