@@ -122,7 +122,7 @@ def apply_overrides(config_dict: ConfigDict, overrides: Sequence[str]) -> Config
     try:
         extra = values(argv)[1:]
     except (flags.Error, ValueError, TypeError) as error:
-        raise UsageError(f"invalid override: {error}") from error
+        raise UsageError(f"invalid override: {error}; use --config.FIELD=VALUE") from error
     if extra:
         raise UsageError(f"unexpected argument {extra[0]!r}; set config fields with --config.FIELD=VALUE")
     return holder.value

@@ -119,6 +119,7 @@ def test_error_for_an_unknown_config_field_lists_the_known_fields(capfd):
             "hidden_dropout_prob is 0.999999; it must be in [0, 0.",
         ),
         (["--config", TINY, "--config.task=nosuch"], "'nosuch'"),
+        (["--config", TINY, "--config.seed"], "Missing value for flag --config.seed; use --config.FIELD=VALUE"),
         (["--config", TINY, "stray", "word"], "'stray'"),
         (["--config", TINY, "--config.seed", "1", "stray"], "'stray'"),
         (["--config", "nosuch.py"], "config file not found: nosuch.py"),
