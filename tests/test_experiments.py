@@ -79,14 +79,23 @@ def test_unknown_field_is_rejected(file):
         load_config(str(file), ["--config.optimizer.nosuch=1"])
 
 
+# Learning rates in 1e-5, batch sizes and epochs: section 4.1 and A.3 of the paper, README.md of google-research/bert.
 @pytest.mark.parametrize(
-    "name, trials, batches, epochs", [("one", 1, 0, 0), ("glue", 4, 0, 0), ("a3", 18, 2, 3), ("small", 20, 5, 1)]
+    "name, rates, batches, epochs",
+    [
+        ("one", set(), set(), set()),
+        ("glue", {5, 4, 3, 2}, set(), set()),
+        ("a3", {5, 3, 2}, {16, 32}, {2, 3, 4}),
+        ("small", {30, 10, 5, 3}, {8, 16, 32, 64, 128}, {4}),
+    ],
 )
-def test_grids_have_the_trials_of_the_paper(name, trials, batches, epochs):
+def test_grids_have_the_trials_of_the_paper(name, rates, batches, epochs):
     grid = named_grid(name)
+    assert {round(trial["optimizer.learning_rate"] * 1e5) for trial in grid if trial} == rates
+    assert {trial["data.batch_size"] for trial in grid if "data.batch_size" in trial} == batches
+    assert {trial["epochs"] for trial in grid if "epochs" in trial} == epochs
+    trials = max(len(rates), 1) * max(len(batches), 1) * max(len(epochs), 1)
     assert len(grid) == trials == len({tuple(sorted(trial.items())) for trial in grid})
-    for field, count in (("data.batch_size", batches), ("epochs", epochs)):
-        assert len({trial[field] for trial in grid if field in trial}) == count
 
 
 def test_unknown_grid_is_rejected():

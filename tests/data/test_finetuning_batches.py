@@ -5,7 +5,13 @@ import pytest
 from unpacking import joined
 
 from bertjax.data.finetuning.batches import Batching, EpochOrder, eval_batches, in_input_order, train_batches
-from bertjax.data.finetuning.examples import concatenate, encode_pair, make_examples, truncated_lengths
+from bertjax.data.finetuning.examples import (
+    concatenate,
+    constant_prediction,
+    encode_pair,
+    make_examples,
+    truncated_lengths,
+)
 from bertjax.data.shard import SINGLE_SHARD, DataShard
 
 CLS, SEP = 1, 2
@@ -144,3 +150,11 @@ def test_encode_pair_truncates_text_and_adds_special_tokens():
     assert encode_pair([5, 6, 7], None, 4, CLS, SEP)["input_ids"] == [CLS, 5, 6, SEP]
     pair = encode_pair([5, 6], [7], 8, CLS, SEP)
     assert pair == {"input_ids": [CLS, 5, 6, SEP, 7, SEP], "segment_ids": [0, 0, 0, 0, 1, 1]}
+
+
+def test_constant_prediction_uses_the_known_labels():
+    assert constant_prediction(np.array([-1, 2, 1, 2, -1])).tolist() == [2] * 5
+    assert constant_prediction(np.array([np.nan, 1.0, 4.0], np.float32)).tolist() == [2.5] * 3
+    # Of three labeled rows, two have label 0, one has label 1, and none has label 2.
+    labels = np.array([[1, 1, 0], [1, 0, 0], [0, 0, 0], [-1, -1, -1]])
+    assert constant_prediction(labels).tolist() == [[1, 0, 0]] * 4

@@ -12,10 +12,12 @@ from command_runs import EXPERIMENTS, evaluate, load_task, overrides, predict, r
 from commanding import printed
 from finetuning_data import glue_files, write_tfds, write_tsv
 from safetensors.numpy import load_file, save_file
+from tensorflow_datasets.text.glue import Glue
 
 from bertjax.cli import main as cli
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.inference.glue_submission import NUM_TEST_EXAMPLES
+from bertjax.tasks.finetuning.glue_data import SPECS
 
 
 def test_training_learns_cola_and_evaluates_once_per_epoch(cola):
@@ -232,3 +234,9 @@ def test_classes_of_a_converted_checkpoint_are_matched_by_name(glue, letters, tm
     with pytest.raises(SystemExit):
         metrics_with(["entailment", "contradiction"])
     assert "was trained with labels entailment, contradiction, but the config uses" in capfd.readouterr().err
+
+
+def test_texts_have_the_names_of_tfds_features():
+    configs = {config.name: [*config.text_features] for config in Glue.BUILDER_CONFIGS}
+    for name, spec in SPECS.items():
+        assert [*(spec.tfds_texts or spec.texts)] == configs[name], name

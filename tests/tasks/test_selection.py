@@ -57,6 +57,13 @@ def test_patience_counts_evaluations_since_the_best_score(scores, patience, expe
     assert EvaluationHistory("f1", patience, evaluations).is_out_of_patience() == expected
 
 
+def test_step_is_best_only_if_its_score_is_the_highest_so_far():
+    evaluations = tuple(enumerate(({"f1": None}, {"f1": 0.5}, {"f1": 0.5}, {"f1": 0.6}, {"f1": None})))
+    for step, expected in enumerate((False, True, False, True, False)):
+        assert EvaluationHistory("f1", 0, evaluations[: step + 1]).is_best_at(step) == expected
+    assert not EvaluationHistory("f1", 0, evaluations[:4]).is_best_at(7)  # not evaluated
+
+
 def test_sweep_selects_the_lowest_loss():
     outcomes = [
         {"trial": {"a": a, "seed": seed}, "score": value, "score_name": "loss"}
