@@ -28,6 +28,7 @@ from bertjax.inference.loaded_model import LoadedModel
 from bertjax.inference.predict import fill_mask, predict_texts
 from bertjax.model.config import Architecture, ModelConfig
 from bertjax.tasks.finetuning.output_layer import CHOICES, SPANS, TAGS
+from bertjax.utils.devices import skip_missing_tpu
 
 # Default `pooling` of `Pretrained.encode`: the pooling of a sentence-transformers checkpoint, and no pooling for
 # other checkpoints.
@@ -132,7 +133,7 @@ class Pretrained:
         """
         layer = self._loaded.output_layer
         kind = output_kind if output_kind is not None else layer.kind if layer else ""
-        names = tuple(labels) if labels is not None else layer.labels if layer else ()
+        names = labels if labels is not None else layer.labels if layer else ()
         return Pretrained(with_params_and_output_layer(self._loaded, params, kind, names))
 
     def save(self, path: str | Path, format: str = BERTJAX, overwrite: bool = False) -> None:
@@ -303,6 +304,7 @@ def load(path: str | Path, mesh: Mesh | None = None) -> Pretrained:
     """
     if not str(path):
         raise UsageError("path is empty; pass the path of a checkpoint")
+    skip_missing_tpu()
     return Pretrained(load_model(path, mesh))
 
 

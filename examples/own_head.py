@@ -55,4 +55,6 @@ def main(checkpoint: str, steps: int = 100) -> jax.Array:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
     print("a question:", *(f"{share:.0%}" for share in main(sys.argv[1])))

@@ -157,3 +157,6 @@ def test_replace_refuses_parameters_that_do_not_fit_the_model(bert):
     head = {"kernel": np.ones((16, 2)), "bias": np.ones(2)}
     with pytest.raises(bertjax.UsageError, match="labels has 1 names, but the output layer has 2 outputs"):
         bert.replace({**params, "classifier": head}, output_kind=CLASSES, labels=["a"])
+    for labels in ([0, 1], ["a", "a"], ["", "b"], "ab"):
+        with pytest.raises(bertjax.UsageError, match="is invalid; pass a list of different, nonempty str"):
+            bert.replace({**params, "classifier": head}, output_kind=CLASSES, labels=labels)

@@ -5,6 +5,8 @@ import contextlib
 import dataclasses
 import json
 import math
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -136,7 +138,13 @@ def open_init_checkpoint(args: argparse.Namespace, keep_converted: bool = False)
     if keep_converted and "://" not in workdir:
         folder = Path(workdir).expanduser().absolute() / CONVERTED
     with bertjax_checkpoint(source, folder) as path:
-        yield path
+        try:
+            yield path
+        except UsageError:
+            # Leave no files of a run that has not started.
+            if folder and folder.exists() and os.listdir(folder.parent) == [folder.name]:
+                shutil.rmtree(folder.parent)
+            raise
 
 
 def check_topology(args: argparse.Namespace) -> None:

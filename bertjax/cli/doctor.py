@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +71,10 @@ def doctor(args: argparse.Namespace) -> None:
 def examine() -> dict[str, Any]:
     """Returns the report as JSON values, by section."""
     devices = _devices()
+    paths, cache_error = _cache_paths()
     report: dict[str, Any] = {
         "versions": {
-            "bertjax": _version("bertjax"),
+            "bertjax": _version("bertjax") + _commit(),
             "python": f"{platform.python_version()} on {platform.platform()}",
             **{name: version for name in _PACKAGES if (version := _version(name))},
         },
@@ -83,10 +85,12 @@ def examine() -> dict[str, Any]:
             "memory": _gib(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
             "free disk, current directory": _gib(shutil.disk_usage(".").free),
         },
-        "caches": {name: f"{path} ({_gib(_free_bytes(path))} free)" for name, path in _cache_paths().items()},
+        "caches": {name: f"{path} ({_gib(_free_bytes(path))} free)" for name, path in paths.items()},
         "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
     }
-    return {**report, "advice": _advice(report)}
+    if cache_error:
+        report["caches"]["error"] = cache_error
+    return {**report, "advice": _advice(report, min(_free_bytes(path) for path in (Path(), *paths.values())))}
 
 
 def _version(package: str) -> str:
@@ -94,6 +98,16 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return ""
+
+
+def _commit() -> str:
+    """Returns ` (commit HASH)` for a Git clone, with the suffix `-dirty` if files were changed, otherwise ""."""
+    clone = Path(__file__).parents[2]
+    command = ["git", "-C", str(clone), "describe", "--always", "--dirty", "--exclude=*"]
+    if not (clone / ".git").exists() or not shutil.which("git"):
+        return ""
+    result = subprocess.run(command, capture_output=True, text=True)
+    return f" (commit {result.stdout.strip()})" if result.returncode == 0 else ""
 
 
 def _devices() -> dict[str, str]:
@@ -129,15 +143,21 @@ def _cpu() -> str:
     return f"{values.get('model name', platform.machine())}, {widest}"
 
 
-def _cache_paths() -> dict[str, Path]:
+def _cache_paths() -> tuple[dict[str, Path], str]:
+    """Returns the cache folders by content, and an error message if the folder of corpora and features is unusable."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
+    from bertjax.errors import BertjaxError
     from bertjax.utils.io import cache_dir
 
-    paths = {"Hugging Face Hub": Path(HF_HUB_CACHE), "corpora and features": cache_dir()}
+    paths, error = {"Hugging Face Hub": Path(HF_HUB_CACHE)}, ""
+    try:
+        paths["corpora and features"] = cache_dir()
+    except BertjaxError as problem:
+        error = str(problem)
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:
         paths["compiled steps"] = Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
-    return paths
+    return paths, error
 
 
 def _free_bytes(path: Path) -> int:
@@ -149,8 +169,8 @@ def _gib(number: float) -> str:
     return f"{number / 2**30:,.1f} GiB"
 
 
-def _advice(report: dict[str, Any]) -> list[str]:
-    """Returns one line of advice for each problem in the report."""
+def _advice(report: dict[str, Any], free_bytes: int) -> list[str]:
+    """Returns one line of advice for each problem in the report. `free_bytes` is the minimum over all listed disks."""
     devices, extras, environment = report["devices"], report["extras"], report["environment"]
     advice = []
     if "error" in devices:
@@ -166,7 +186,9 @@ def _advice(report: dict[str, Any]) -> list[str]:
         advice.append("`bertjax plan` needs the TPU compiler: pip install -e '.[tpu]'")
     if "JAX_COMPILATION_CACHE_DIR" not in environment:
         advice.append("compiled steps are not cached between commands; set JAX_COMPILATION_CACHE_DIR to a folder")
-    if min(_free_bytes(path) for path in (Path(), *_cache_paths().values())) < _LITTLE_DISK_BYTES:
+    if "error" in report["caches"]:
+        advice.append(report["caches"]["error"])
+    if free_bytes < _LITTLE_DISK_BYTES:
         advice.append(
             f"a disk listed above has less than {_gib(_LITTLE_DISK_BYTES)} free; checkpoints of BASE take 1.3 GB each"
         )

@@ -19,7 +19,7 @@ def add_parser(commands: Any) -> None:
         "Prints the most probable tokens for each [MASK] of a text.",
         'bertjax fill_mask --checkpoint runs/mini "Paris is the [MASK] of France."',
     )
-    parser.add_argument("texts", nargs="+", metavar="text")
+    parser.add_argument("texts", nargs="+", metavar="text", help="text with [MASK] for each token to predict")
     add_checkpoint(parser)
     parser.add_argument("--top", type=int, default=5, help="number of predicted tokens to print per [MASK]")
 

@@ -1,6 +1,7 @@
 """`bertjax inspect` and `bertjax describe`: printouts of a run's training batches, model and config."""
 
 import argparse
+import logging
 from itertools import islice
 from typing import Any
 
@@ -8,6 +9,8 @@ from bertjax.cli.common import open_config
 from bertjax.cli.parser import add_command, add_model_source
 from bertjax.errors import UsageError, at_least
 from bertjax.utils.terminal import show
+
+logger = logging.getLogger(__name__)
 
 
 def add_parser(commands: Any) -> None:
@@ -52,6 +55,8 @@ def inspect(args: argparse.Namespace) -> None:
             f"--steps is {args.steps}; it must be between 1 and {task.total_steps}, the number of steps of the run"
         )
     at_least(args, "--", rows=1)
+    for note in task.notes:
+        logger.info(note)
     batches = []
     for step, batch in enumerate(islice(task.train_batches(0, SINGLE_SHARD), args.steps)):
         # The number of rows varies with the phase and with packing.

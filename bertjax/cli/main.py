@@ -2,8 +2,6 @@
 
 import argparse
 import faulthandler
-import glob
-import importlib.util
 import logging
 import os
 import re
@@ -28,6 +26,7 @@ from bertjax.cli import (
 from bertjax.cli.common import command_name
 from bertjax.cli.parser import Parser, Version
 from bertjax.errors import INTERRUPTED, BertjaxError, UsageError, first_line, shortened
+from bertjax.utils.devices import skip_missing_tpu
 from bertjax.utils.terminal import configure_logging, show
 
 logger = logging.getLogger(__name__)
@@ -144,26 +143,11 @@ def _run(argv: list[str]) -> None:
     # Block signals, because an interrupt during the import of JAX's native modules may be lost or crash the process.
     signals = {signal.SIGINT, signal.SIGTERM}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    import jax
-
+    skip_missing_tpu()  # imports JAX
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
-    if _lacks_accelerator():
-        # Without this setting, JAX would load libtpu, which prints errors about the missing TPU.
-        jax.config.update("jax_platforms", "cpu")
     args.run(args)
     # Flush, so that a BrokenPipeError is raised here instead of at interpreter exit.
     sys.stdout.flush()
-
-
-def _lacks_accelerator() -> bool:
-    """Returns True if libtpu is installed (for example for `bertjax plan`), but no TPU or GPU backend is found.
-
-    Returns False if `JAX_PLATFORMS` is set.
-    """
-    has_tpu = "TPU_WORKER_HOSTNAMES" in os.environ or glob.glob("/dev/accel*") or glob.glob("/dev/vfio/*")
-    # `jax_plugins` contains JAX's GPU backends.
-    installed = {name: importlib.util.find_spec(name) is not None for name in ("libtpu", "jax_plugins")}
-    return installed["libtpu"] and not (installed["jax_plugins"] or has_tpu or "JAX_PLATFORMS" in os.environ)
 
 
 def _log_unraisable(unraisable: "sys.UnraisableHookArgs") -> None:

@@ -106,6 +106,9 @@ def with_params_and_output_layer(
     if output_kind and f"{CLASSIFIER}/bias" not in arrays:
         raise UsageError(f"params lacks {CLASSIFIER!r}, the output layer for output_kind={output_kind!r}; add it")
     checkpoint = PortableCheckpoint(model.config, arrays, model.vocabulary, output_kind, tuple(labels))
+    is_named = not isinstance(labels, str) and all(isinstance(label, str) and label for label in labels)
+    if not is_named or len({*labels}) < len(labels):
+        raise UsageError(f"labels={quoted(labels)} is invalid; pass a list of different, nonempty str")
     if labels and len(labels) != checkpoint.num_outputs:
         raise UsageError(f"labels has {len(labels)} names, but the output layer has {checkpoint.num_outputs} outputs")
     layers = (model.config.num_hidden_layers,)

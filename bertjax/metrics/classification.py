@@ -70,6 +70,11 @@ def spearman(predictions: np.ndarray, labels: np.ndarray) -> float:
     return float(spearmanr(predictions, labels).statistic) if _vary(predictions, labels) else 0.0
 
 
+def squared_error(predictions: np.ndarray, labels: np.ndarray) -> float:
+    """Returns the mean squared error."""
+    return float(np.mean((predictions.astype(np.float64) - labels) ** 2))
+
+
 def _vary(*arrays: np.ndarray) -> bool:
     return all(np.ptp(array) > 0 for array in arrays)
 
@@ -82,6 +87,7 @@ METRICS: Mapping[str, Callable[[np.ndarray, np.ndarray], float]] = {
     "micro_f1": f1,
     "pearson": pearson,
     "spearman": spearman,
+    "squared_error": squared_error,
     "subset_accuracy": subset_accuracy,
 }
 

@@ -59,6 +59,11 @@ class Task(task.Task):
         if self._corpus:
             self.workdir_files = vocabulary_files(self._vocabulary)
             self.data_hash = self._corpus.fingerprint
+            if not len(self._corpus.heldout.tokens):
+                self.evaluation_problem = (
+                    f"the corpus {config.data.corpus} has no held-out text to evaluate on; prepare it again with more "
+                    "documents or a larger --heldout"
+                )
         # Cache the evaluation pipeline, because TensorFlow takes seconds to trace it.
         self._eval_dataset = functools.cache(self._make_eval_dataset)
 

@@ -125,7 +125,7 @@ class Task:
       other_tasks: additional tasks to evaluate with the same parameters. The keys are prefixes of metric names. For
         example, `adaptation.py` adds the task `general`, which evaluates on the replay corpus.
       labels: names of the classes or tags by id, for `class_reports` (default: (), no classes).
-      unlabeled_source: name of the evaluation file or data set if it has no labels (default: "", it has labels).
+      evaluation_problem: error message if the evaluation data has no labels or no text (default: "", no problem).
 
     Start from a checkpoint (`--init_from`):
       reinit_params: names of the output layer's top-level parameters. They are randomly initialized, unless the
@@ -154,7 +154,7 @@ class Task:
     num_eval_batches = 0
     best_metric = ""
     labels: Sequence[str] = ()
-    unlabeled_source = ""
+    evaluation_problem = ""
 
     reinit_params: tuple[str, ...] = ()
     can_add_pieces = False

@@ -11,7 +11,7 @@ from bertjax.data.finetuning.batches import in_input_order
 from bertjax.data.finetuning.examples import Examples, constant_prediction, known_labels
 from bertjax.data.finetuning.labeled_text import Target, encode_rows, read_label, read_labels
 from bertjax.data.finetuning.tables import FORMATS, ReadStats, Row, escape_line, read_table
-from bertjax.errors import UsageError, one_of
+from bertjax.errors import UsageError
 from bertjax.metrics import report
 from bertjax.metrics.classification import scores
 from bertjax.metrics.report import ClassReport
@@ -88,7 +88,9 @@ class TableData(FinetuningData):
         if form not in FORMATS:
             raise UsageError(f"unknown format of {path}; use a {', '.join(f'.{known}' for known in FORMATS)} file")
         stats = ReadStats(str(path))
-        return read_table(path, columns, stats, file_format=form, keep_short=keep_short), stats
+        fields = {getattr(self, name): name for name in ("text", "second_text", "label") if hasattr(self, name)}
+        rows = read_table(path, columns, stats, file_format=form, keep_short=keep_short, column_fields=fields)
+        return rows, stats
 
     def read_evaluated_columns(self, columns: Sequence[str]) -> Iterator[Row]:
         """Reads the columns `columns` of all rows of the evaluated file."""
@@ -120,7 +122,10 @@ class TextData(TableData):
                 f"config.data.second_text={self.second_text!r} is also the column of text or label; set a different "
                 "column"
             )
-        one_of(self, "config.data.", kind=tuple(_METRICS))
+        if self.kind not in _METRICS:
+            raise UsageError(
+                f"config.data.kind is {self.kind!r}; use one of {', '.join(_METRICS)}, or --config text:kind=tags"
+            )
         defaults = (TextData.threshold, TextData.label_separator)
         if self.kind != "multilabel" and (self.threshold, self.label_separator) != defaults:
             raise UsageError(
@@ -191,7 +196,8 @@ class Task(FinetuningTask):
         return scores(_METRICS[self.config.data.kind], self._predictions(outputs), self._eval_labels)
 
     def baseline(self) -> dict[str, float]:
-        return scores(_METRICS[self.config.data.kind], constant_prediction(self._eval_labels), self._eval_labels)
+        names = (*_METRICS[self.config.data.kind], *(() if self.labels else ("squared_error",)))
+        return scores(names, constant_prediction(self._eval_labels), self._eval_labels)
 
     def class_reports(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, ClassReport]:
         labels = self._eval_labels
@@ -248,6 +254,8 @@ def _read_labels(data: TextData) -> list[str]:
             )
         return labels
     labels = sorted({read_label(row, data.label, stats) for row in rows} - {""})
+    if not stats.read:
+        raise UsageError(f"{data.train_file} has no rows after its header; use a file with rows")
     if len(labels) < 2:
         raise UsageError(
             f"column {data.label!r} of {data.train_file} contains {len(labels)} different labels in {stats.read:,} "

@@ -76,7 +76,7 @@ def with_total_loss(values: dict[str, float], objective: Objective) -> dict[str,
 
 def evaluate_checkpoint(task: Task, checkpoint: epath.Path) -> dict[str, float]:
     """Returns the evaluation metrics of a checkpoint, and logs the metrics of each class."""
-    check_labeled(task)
+    check_evaluation_data(task)
     mesh, params = mesh_and_params(task, checkpoint)
     values, outputs = evaluate(task, mesh, params)
     if task.labels:
@@ -112,13 +112,10 @@ def mesh_and_params(task: Task, checkpoint: epath.Path) -> tuple[Mesh, Any]:
     return mesh, params
 
 
-def check_labeled(task: Task) -> None:
-    """Raises a UsageError if the evaluation examples have no labels."""
-    if task.unlabeled_source:
-        raise UsageError(
-            f"{task.unlabeled_source} contains no labels, so there are no metrics; use `bertjax predict`, or evaluate "
-            "the dev set with --config.data.eval_split=dev"
-        )
+def check_evaluation_data(task: Task) -> None:
+    """Raises a UsageError if the evaluation data has no labels or no text."""
+    if task.evaluation_problem:
+        raise UsageError(task.evaluation_problem)
 
 
 def check_batch_sizes(task: Task, mesh: Mesh, grad_accum_steps: int) -> None:

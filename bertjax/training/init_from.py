@@ -99,9 +99,12 @@ def check_vocabulary(task: Task, checkpoint: epath.Path) -> None:
     expected = json.loads(task.workdir_files[ENTRY])["sha256"]
     saved = workdir_vocabulary(workdir_of(checkpoint)).sha256
     if saved != expected:
+        vocabulary = file.parent / read_json(file)["file"]
+        has_field = hasattr(task.config.data, "vocabulary")
+        fix = "omit config.data.vocabulary" if has_field else f"prepare the data with {vocabulary}"
         raise UsageError(
             f"the vocabulary of {checkpoint} differs from the data's vocabulary (SHA-256 {saved[:12]} and "
-            f"{expected[:12]}); prepare the data with {file.parent / read_json(file)['file']}"
+            f"{expected[:12]}); {fix}"
         )
 
 

@@ -169,8 +169,10 @@ class Progress:
             )
         seconds = time.monotonic() - self._started
         compilation = f"{100 * self._compilation.seconds / seconds:.0f} % of it compilation"
-        logger.info(f"done: {step:,} steps in {duration(seconds)}, {compilation}; best checkpoint {best}")
-        logger.info(f"curves in {self._workdir / CURVES}, metrics in {self._workdir / METRICS}")
+        which = "best" if self._task.best_metric else "last"
+        logger.info(f"done: {step:,} steps in {duration(seconds)}, {compilation}; {which} checkpoint {best}")
+        curves = f"curves in {self._workdir / CURVES}, " if (self._workdir / CURVES).exists() else ""
+        logger.info(f"{curves}metrics in {self._workdir / METRICS}")
 
     @functools.cached_property
     def _baseline(self) -> dict[str, float]:

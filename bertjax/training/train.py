@@ -18,7 +18,7 @@ from bertjax.training.checks import (
     check_loss,
     check_steps_finite,
 )
-from bertjax.training.evaluation import check_batch_sizes, check_labeled, evaluate, with_total_loss
+from bertjax.training.evaluation import check_batch_sizes, check_evaluation_data, evaluate, with_total_loss
 from bertjax.training.metrics import METRICS, import_tracker, read_lines
 from bertjax.training.optimizer import make_optimizer, make_schedule
 from bertjax.training.preemption import stop_requests, watchdog
@@ -58,11 +58,11 @@ def train(
 
     Raises:
       UsageError: the workdir belongs to another config or other data, the mesh does not fit the batch, or the
-        evaluation data has no labels.
+        evaluation data has no labels or no text.
       BertjaxError: the workdir is unusable, all checkpoints are damaged, or the loss diverges or is not finite.
     """
     config = task.config
-    check_labeled(task)
+    check_evaluation_data(task)
     for name in trackers:
         import_tracker(name)  # If a package is missing, fail before the workdir is created.
     mesh = make_mesh(config.mesh)

@@ -103,7 +103,7 @@ def _explain(error: BaseException, address: str) -> BertjaxError:
         return UsageError(f"no access to {address} (status {status}); set HF_TOKEN to a token with access")
     if status == 429:
         return BertjaxError(f"too many requests to the server of {address}; wait, or set HF_TOKEN for a higher limit")
-    return BertjaxError(f"cannot reach {address}: {first_line(error)}; run the same command again to resume")
+    return BertjaxError(f"cannot reach {address}: {first_line(error)}; check the network, then repeat the command")
 
 
 def _check_hash(file: Path, address: str) -> None:

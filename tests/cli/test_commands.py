@@ -168,6 +168,13 @@ def test_inspect_prints_rows_and_writes_batches(capfd, corpus, tmp_path):
         np.testing.assert_equal({name: array[step] for name, array in written.items()}, batch)
 
 
+def test_inspect_logs_how_many_rows_of_a_file_are_used(capfd, workdir, tmp_path):
+    (tmp_path / "train.csv").write_bytes(b"text,label\nun caf\xe9,a\nx,b\n")
+    capfd.readouterr()
+    cli.main(["inspect", "--config", f"text:train={tmp_path}/train.csv", "--init_from", str(workdir)])
+    assert "2 rows read, 2 used" in (log := capfd.readouterr().err) and "not UTF-8 (first: line 2)" in log
+
+
 def test_inspect_rejects_steps_beyond_the_run(capfd, corpus):
     assert "--steps is 21" in refused(capfd, "inspect", "--config", f"{TINY},corpus={corpus}", "--steps", 21)
 

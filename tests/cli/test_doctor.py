@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 from types import SimpleNamespace
 
 import pytest
@@ -35,6 +36,22 @@ def test_missing_devices_are_reported(capsys, monkeypatch):
     monkeypatch.setattr("jax.devices", no_devices)
     report = report_of(capsys)
     assert "Unable to initialize backend" in report["devices"]["error"] == report["advice"][0]
+
+
+def test_unusable_cache_folder_is_reported(capsys, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("BERTJAX_STAGING", str(tmp_path / "file" / "folder"))
+    report = report_of(capsys)
+    assert report["caches"]["error"] in report["advice"] and "cannot create" in report["caches"]["error"]
+
+
+def test_version_of_a_clone_contains_its_commit(capsys, monkeypatch, tmp_path):
+    command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path)]
+    subprocess.run([*command, "init", "-q"], check=True)
+    subprocess.run([*command, "commit", "-q", "--allow-empty", "-m", "a"], check=True)
+    commit = subprocess.run([*command, "rev-parse", "--short", "HEAD"], check=True, capture_output=True, text=True)
+    monkeypatch.setattr(doctor, "__file__", str(tmp_path / "bertjax" / "cli" / "doctor.py"))
+    assert report_of(capsys)["versions"]["bertjax"].endswith(f" (commit {commit.stdout.strip()})")
 
 
 @pytest.mark.parametrize(("free", "is_warned"), [(2**30, True), (100 * 2**30, False)])

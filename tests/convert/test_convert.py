@@ -292,6 +292,9 @@ def test_fine_tuned_google_checkpoint_has_equal_metrics_after_export(letters, tm
     # Wrong settings are found before the conversion.
     error = refused(capfd, *command, "--config.epochs=0", "--config.steps=0")
     assert "config.epochs=0 is out of range" in error and not (tmp_path / "run").exists()
+    # Wrong data is found after the conversion, which then leaves no files.
+    error = refused(capfd, *command, f"--config.data.train_file={tmp_path}/none.tsv", logs=True)
+    assert "none.tsv" in error and not (tmp_path / "run").exists()
     cli.main([*command, "--config.steps=1"])
     log = capfd.readouterr().err
     assert "restored from " in log and "encoder (" in log and "initialized randomly: classifier/" in log

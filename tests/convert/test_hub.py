@@ -121,7 +121,7 @@ def test_file_that_does_not_match_its_hash_is_removed(name, server):
         (401, UsageError, "no access to hf:org/bert .status 401.; set HF_TOKEN"),
         (403, UsageError, "no access to hf:org/bert .status 403.; set HF_TOKEN"),
         (429, BertjaxError, "too many requests to the server of hf:org/bert; wait"),
-        (500, BertjaxError, "cannot reach hf:org/bert: .*500.*; run the same command again"),
+        (500, BertjaxError, "cannot reach hf:org/bert: .*500.*; check the network, then repeat the command"),
     ],
 )
 def test_http_errors_become_one_line_errors_with_advice(status, error, message, server, monkeypatch):

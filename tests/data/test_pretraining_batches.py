@@ -7,6 +7,7 @@ import resource
 
 import numpy as np
 import pytest
+from commanding import refused
 from small_corpora import pretraining_batches
 from unpacking import joined, unmasked_ids
 
@@ -314,8 +315,11 @@ def test_invalid_phases_are_refused(arguments, message):
         Phase(*arguments)
 
 
-def test_empty_heldout_split_is_refused(make_corpus):
+def test_empty_heldout_split_is_refused_before_a_workdir_is_created(make_corpus, tmp_path, capfd):
     corpus = make_corpus([[3, 4], [5]], [])
+    command = ["train", "--config", f"pretrain:size=L1_H16,quick=true,corpus={corpus.path}"]
+    assert "has no held-out text to evaluate on" in refused(capfd, *command, "--workdir", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
     assert read_manifest(corpus.path)
     for objective in ("nsp", "none"):
         with pytest.raises(UsageError, match="heldout split"):

@@ -83,10 +83,15 @@ def test_json_lines_without_a_column_are_skipped(tmp_path):
 
 
 def test_missing_file_or_column_is_an_error(tmp_path):
-    with pytest.raises(UsageError, match="no column 'label'; its columns are text, x"):
+    with pytest.raises(UsageError, match="no column 'label'; its columns are 'text', 'x'; use one of them"):
         read_rows(tmp_path, b"text\tx\na\t1\n")
     with pytest.raises(UsageError, match="cannot read .*none.tsv"):
         list(read_table(tmp_path / "none.tsv", ("text",), ReadStats("")))
+
+
+def test_csv_fields_may_be_long(tmp_path):
+    rows, _ = read_rows(tmp_path, b"text,label\n" + b"a " * 100_000 + b",1\n", file_format="csv")
+    assert len(rows[0][1]) == 200_000
 
 
 def test_rows_with_extra_fields_are_counted_and_unused_columns_are_listed(tmp_path):

@@ -71,7 +71,7 @@ def test_predictions_for_data_and_for_a_text_file_are_equal_and_in_input_order(c
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ("index,nosuch", "has no column 'nosuch'; its columns are index, sentence"),
+        ("index,nosuch", "has no column 'nosuch'; its columns are 'index', 'sentence'; use one of them"),
         ("prediction", "'prediction' is already a field of the .jsonl files"),
     ],
 )

@@ -82,6 +82,38 @@ def test_evaluate_scores_a_labeled_test_file(letters, tmp_path, capfd):
     assert "unknown --split: 'train'" in refused(capfd, *command[:2], "--split=train")
 
 
+def test_regression_logs_its_labels_and_has_a_baseline_of_squared_errors(letters, tmp_path, capfd):
+    (tmp_path / "train.csv").write_text("text,label\nzu,100\npa,300\n")
+    experiment = f"text.py:train={tmp_path}/train.csv,dev={tmp_path}/train.csv,kind=number"
+    results = train(experiment, tmp_path / "run", letters, steps=1)
+    assert results["baseline"]["squared_error"] == 100**2 and results["squared_error"] > 100**2
+    log = capfd.readouterr().err
+    assert "labels: mean 200, standard deviation 100; scale them to -5 to 5" in log
+    (tmp_path / "small.csv").write_text("text,label\nzu,1\npa,3\n")
+    task = load_task(f"text.py:train={tmp_path}/small.csv,dev={tmp_path}/small.csv,kind=number", letters)
+    assert "labels: mean 2, standard deviation 1" in task.notes
+
+
+def test_run_without_evaluation_names_its_last_checkpoint_and_only_files_that_exist(letters, tmp_path, capfd):
+    (tmp_path / "train.csv").write_text("text,label\nzu,a\npa,b\n")
+    train(f"text.py:train={tmp_path}/train.csv", tmp_path / "run", letters, steps=1)
+    log = capfd.readouterr().err
+    assert "; last checkpoint " in log and "best checkpoint" not in log
+    assert "curves.png" not in log and not (tmp_path / "run" / "curves.png").exists()
+
+
+def test_unknown_kind_unknown_column_and_file_without_rows_are_errors(letters, tmp_path, capfd):
+    (tmp_path / "train.csv").write_text("text,label\n")
+    experiment = f"text.py:train={tmp_path}/train.csv,dev={tmp_path}/train.csv"
+    (tmp_path / "other.csv").write_text("text,topic\nzu,a\n")
+    other = [f"text.py:train={tmp_path}/other.csv", tmp_path / "run", letters]
+    error = refused(capfd, *train_command(*other))
+    assert "no column 'label'; its columns are 'text', 'topic'; set --config.data.label to one of them" in error
+    assert "has no rows after its header" in refused(capfd, *train_command(experiment, tmp_path / "run", letters))
+    error = refused(capfd, *train_command(f"{experiment},kind=foo", tmp_path / "run", letters))
+    assert "use one of classes, number, multilabel, or --config text:kind=tags" in error
+
+
 def test_mixed_tag_schemes_are_an_error(letters, tmp_path, capfd):
     (tmp_path / "train.tsv").write_text("text\tlabel\na b\tB-PER LOC\n")
     experiment = f"text.py:train={tmp_path}/train.tsv,dev={tmp_path}/train.tsv,kind=tags"

@@ -197,7 +197,10 @@ def summary(output: str | Path, manifest: dict[str, Any]) -> str:
             f"{split['tokens']:,} tokens of {split['text_bytes'] / 1e6:,.1f} MB"
         )
     if manifest["splits"]["heldout"]["documents"] < 2:
-        lines.append("  training needs two held-out documents to evaluate on: prepare more text, or raise --heldout")
+        lines.append(
+            "  training needs two held-out documents to evaluate on: prepare more documents, or raise --heldout (a "
+            "prose: file is usually one document, so split it into several files)"
+        )
     lines += [f"  {_PROBLEMS[name].format(f'{count:,}')}" for name, count in manifest["problems"].items()]
     return "\n".join(lines)
 

@@ -17,7 +17,7 @@ import numpy as np
 from tokenizers import models
 
 from bertjax.data.corpus.vocabulary import CONTINUATION, WORD_START, WORDPIECE, Vocabulary, load_sentencepiece
-from bertjax.errors import UsageError
+from bertjax.errors import UsageError, quoted
 
 MAX_WORD_CHARS = 200
 CACHE_ENTRIES = 1 << 19
@@ -195,6 +195,8 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Returns the token ids of a text, without [CLS] and [SEP]."""
+        if not isinstance(text, str):
+            raise UsageError(f"text must be a str, not {quoted(text)}; encode one text at a time")
         if self.vocabulary.kind == WORDPIECE:
             # Split only at spaces. Other white space may not separate words: cleaning removes U+000B, for example, so
             # the characters around it belong to one word.
@@ -279,7 +281,10 @@ class Tokenizer:
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """Converts token ids to pieces of the vocabulary."""
-        ids = [int(index) for index in ids]
+        try:
+            ids = [int(index) for index in ids]
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"ids must be integers, not {quoted(ids)}") from error
         if invalid := [index for index in ids if not 0 <= index < self.vocabulary.size]:
             raise UsageError(
                 f"token id {invalid[0]} is outside the vocabulary; ids are 0 to {self.vocabulary.size - 1}"

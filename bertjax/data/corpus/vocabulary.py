@@ -95,7 +95,8 @@ def load_vocabulary(
             content = path.read_bytes()
         except Exception as error:  # Storage backends raise different exception types.
             reason = getattr(error, "strerror", None) or first_line(error)
-            raise UsageError(f"cannot read the vocabulary {path}: {reason}; check the path") from error
+            fix = "use the vocab.txt or .model file in it" if isinstance(error, IsADirectoryError) else "check the path"
+            raise UsageError(f"cannot read the vocabulary {path}: {reason}; {fix}") from error
     if path.suffix == ".model":
         model = load_sentencepiece(path, content)
         kind, pieces = SENTENCEPIECE, tuple(model.id_to_piece(list(range(model.get_piece_size()))))

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -86,6 +87,7 @@ def read_table(
     file_format: str = "tsv",
     header: Sequence[str] = (),
     keep_short: bool = False,
+    column_fields: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Row]:
     """Yields the rows of a UTF-8 file; a byte-order mark and Windows line endings are removed.
 
@@ -100,6 +102,7 @@ def read_table(
       header: column names of a file without a header line (default: (), the first line contains them).
       keep_short: whether to keep rows with too few fields, so that predictions stay aligned with the file's rows
         (default: False, skip short rows). Missing fields are "". `stats` counts short rows in either case.
+      column_fields: config field that sets the name of a column, by column name, for error messages (default: {}).
     """
     path = Path(path)
     text = read_utf8(path).decode("utf-8", "surrogateescape")
@@ -109,7 +112,7 @@ def read_table(
         rows = _json_rows(path, text, columns, optional)
     else:
         split_rows = _tsv_rows(text) if file_format == "tsv" else _csv_rows(path, text)
-        rows = _select_columns(path, split_rows, columns, optional, header, stats)
+        rows = _select_columns(path, split_rows, columns, optional, header, stats, column_fields)
     for line, fields in rows:
         stats.read += 1
         is_short = None in fields.values()
@@ -139,11 +142,16 @@ def _select_columns(
     optional: Sequence[str],
     header: Sequence[str],
     stats: ReadStats,
+    column_fields: Mapping[str, str],
 ) -> Iterator[tuple[int, dict[str, str | None]]]:
     names = list(header) or next(rows)[1]
     missing = [column for column in columns if column not in names]
     if missing:
-        raise UsageError(f"{path} has no column {missing[0]!r}; its columns are {listed(names) or '(none)'}")
+        field = column_fields.get(missing[0])
+        fix = f"set --config.data.{field} to one of them" if field else "use one of them"
+        raise UsageError(
+            f"{path} has no column {missing[0]!r}; its columns are {listed(map(repr, names)) or '(none)'}; {fix}"
+        )
     duplicates = [column for column in columns if names.count(column) > 1]
     if duplicates:
         raise UsageError(f"{path} has {names.count(duplicates[0])} columns named {duplicates[0]!r}; rename all but one")
@@ -168,6 +176,7 @@ def _tsv_rows(text: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
+    csv.field_size_limit(sys.maxsize)  # The default, 131,072 characters, rejects long documents.
     reader = csv.reader(io.StringIO(text.rstrip("\r\n"), newline=""), strict=True)
     line = 1
     while True:

@@ -230,7 +230,7 @@ def _token_count(corpus: Corpus, split: str) -> int:
     if tokens == 0:
         raise UsageError(
             f"the {split} split of the corpus {corpus.path} is empty; prepare it again with "
-            + ("a larger --heldout" if split == "heldout" else "more text")
+            + ("a larger --heldout or more documents" if split == "heldout" else "more text")
         )
     return tokens
 

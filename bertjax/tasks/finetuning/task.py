@@ -30,6 +30,8 @@ from bertjax.tasks.task import NumpyBatch, Objective
 # Top-level parameter name of the output layer.
 CLASSIFIER = "classifier"
 _MAX_LOGGED_CLASSES = 20
+# Fine-tuning with the paper's learning rates hardly reaches larger outputs.
+_MAX_NUMBER = 20.0
 
 
 class FinetuningTask(task.Task):
@@ -234,7 +236,11 @@ class FinetuningTask(task.Task):
             self.workdir_files[OUTPUT_LAYER] = layer.as_json()
         if evaluated:
             self.num_eval_batches = -(-len(self.evaluated_examples) // self.config.data.eval_batch_size)
-            self.unlabeled_source = "" if self.is_labeled() else self.evaluated_on()
+            if not self.is_labeled():
+                self.evaluation_problem = (
+                    f"{self.evaluated_on()} contains no labels, so there are no metrics; use `bertjax predict`, or "
+                    "evaluate the dev set with --config.data.eval_split=dev"
+                )
         not_evaluated = "no data; the last checkpoint is kept"
         self.results = {
             "evaluated_on": self.evaluated_on() if evaluated else not_evaluated,
@@ -242,7 +248,7 @@ class FinetuningTask(task.Task):
         }
         self.notes = (
             *(stats.summary() for stats in self.read_stats),
-            *self._class_counts(),
+            *self._describe_labels(),
             *self._class_weights(),
             *([] if evaluated else [f"evaluated on {not_evaluated}"]),
         )
@@ -289,12 +295,17 @@ class FinetuningTask(task.Task):
             raise UsageError(f"unknown metric: config.select_by={metric!r}; use one of {', '.join(sorted(known))}")
         return metric
 
-    def _class_counts(self) -> list[str]:
-        """Returns a list of at most one log line: the number of rows of each class, to reveal typos in labels."""
+    def _describe_labels(self) -> list[str]:
+        """Returns a list of at most one log line: the rows of each class, or mean and deviation of numeric labels."""
         examples = self.train_examples
-        if not self.labels or examples is None or "labels" not in examples.rows or examples.sequences_per_example > 1:
+        if examples is None or "labels" not in examples.rows or examples.sequences_per_example > 1:
             return []
         labels = examples.rows["labels"]
+        if labels.dtype.kind == "f":
+            far = "; scale them to -5 to 5, because outputs start near 0" if np.abs(labels).max() > _MAX_NUMBER else ""
+            return [f"labels: mean {labels.mean():.4g}, standard deviation {labels.std():.4g}{far}"]
+        if not self.labels:
+            return []
         counts = labels.sum(axis=0) if labels.ndim > 1 else np.bincount(labels, minlength=len(self.labels))
         lines = [f"{name!r} ({count:,})" for name, count in zip(self.labels, counts, strict=True)]
         return [f"{len(lines)} classes: {listed(lines, _MAX_LOGGED_CLASSES)}"]

@@ -223,6 +223,8 @@ def test_missing_special_piece_is_named(tmp_path, missing):
 def test_invalid_vocabulary_file_is_refused(tmp_path):
     with pytest.raises(UsageError, match="cannot read"):
         load_vocabulary(tmp_path / "none.txt")
+    with pytest.raises(UsageError, match="use the vocab.txt or .model file in it"):
+        load_vocabulary(tmp_path)
     (tmp_path / "bad.txt").write_bytes(b"[PAD]\n\xff\xfe\n")
     with pytest.raises(UsageError, match="not UTF-8"):
         load_vocabulary(tmp_path / "bad.txt")
@@ -239,6 +241,15 @@ def test_decode_refuses_unknown_ids(vocabulary_file, index):
     tokenizer = Tokenizer(load_vocabulary(vocabulary_file))
     with pytest.raises(UsageError, match=f"^token id {index} is outside the vocabulary; ids are 0 to "):
         tokenizer.decode([index])
+
+
+def test_text_and_ids_of_a_wrong_type_are_refused(vocabulary_file):
+    tokenizer = Tokenizer(load_vocabulary(vocabulary_file))
+    for text in (["a"], None):
+        with pytest.raises(UsageError, match="text must be a str"):
+            tokenizer.encode(text)
+    with pytest.raises(UsageError, match="ids must be integers, not 'abc'"):
+        tokenizer.decode("abc")
 
 
 def test_decode_joins_the_pieces_of_a_word(vocabulary_file):
