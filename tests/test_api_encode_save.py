@@ -132,7 +132,7 @@ def test_saved_model_is_loaded_with_its_parameters(format, bert, tmp_path):
 def test_user_defined_output_layer_is_saved_and_loaded(bert, tmp_path):
     head = {"kernel": np.ones((16, 2), np.float32), "bias": np.array([0.0, 9.0], np.float32)}
     params = {"encoder": bert.params["encoder"], "pooler": bert.params["pooler"], "classifier": head}
-    classifier = bert.replace(params, output_kind=CLASSES, labels=["no", "yes"])
+    classifier = bert.replace(params, output_kind=CLASSES, labels=np.array(["no", "yes"]))
     classifier.save(tmp_path / "run")
     for model in (classifier, bertjax.load(tmp_path / "run")):
         assert model.predict(["a"])[0]["prediction"] == "yes" and model.labels == ("no", "yes")
@@ -158,5 +158,5 @@ def test_replace_refuses_parameters_that_do_not_fit_the_model(bert):
     with pytest.raises(bertjax.UsageError, match="labels has 1 names, but the output layer has 2 outputs"):
         bert.replace({**params, "classifier": head}, output_kind=CLASSES, labels=["a"])
     for labels in ([0, 1], ["a", "a"], ["", "b"], "ab"):
-        with pytest.raises(bertjax.UsageError, match="is invalid; pass a list of different, nonempty str"):
+        with pytest.raises(bertjax.UsageError, match="is invalid; pass a list of different, nonempty strings"):
             bert.replace({**params, "classifier": head}, output_kind=CLASSES, labels=labels)

@@ -137,13 +137,14 @@ def open_init_checkpoint(args: argparse.Namespace, keep_converted: bool = False)
         source = pinned_address(source, workdir)
     if keep_converted and "://" not in workdir:
         folder = Path(workdir).expanduser().absolute() / CONVERTED
+    is_new = folder is not None and not folder.parent.exists()
     with bertjax_checkpoint(source, folder) as path:
         try:
             yield path
         except UsageError:
-            # Leave no files of a run that has not started.
-            if folder and folder.exists() and os.listdir(folder.parent) == [folder.name]:
-                shutil.rmtree(folder.parent)
+            # Remove a new workdir that contains only the converted checkpoint, because the run has not started.
+            if folder and is_new and folder.exists() and os.listdir(folder.parent) == [folder.name]:
+                shutil.rmtree(folder.parent, ignore_errors=True)
             raise
 
 

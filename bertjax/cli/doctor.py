@@ -101,7 +101,7 @@ def _version(package: str) -> str:
 
 
 def _commit() -> str:
-    """Returns ` (commit HASH)` for a Git clone, with the suffix `-dirty` if files were changed, otherwise ""."""
+    """Returns ` (commit HASH)` in a Git clone, or "" elsewhere. HASH ends in `-dirty` if tracked files were changed."""
     clone = Path(__file__).parents[2]
     command = ["git", "-C", str(clone), "describe", "--always", "--dirty", "--exclude=*"]
     if not (clone / ".git").exists() or not shutil.which("git"):

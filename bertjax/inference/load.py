@@ -105,12 +105,13 @@ def with_params_and_output_layer(
         raise UsageError(f"unknown output kind {output_kind!r}; use one of {', '.join(OUTPUT_KINDS)}")
     if output_kind and f"{CLASSIFIER}/bias" not in arrays:
         raise UsageError(f"params lacks {CLASSIFIER!r}, the output layer for output_kind={output_kind!r}; add it")
-    checkpoint = PortableCheckpoint(model.config, arrays, model.vocabulary, output_kind, tuple(labels))
-    is_named = not isinstance(labels, str) and all(isinstance(label, str) and label for label in labels)
-    if not is_named or len({*labels}) < len(labels):
-        raise UsageError(f"labels={quoted(labels)} is invalid; pass a list of different, nonempty str")
-    if labels and len(labels) != checkpoint.num_outputs:
-        raise UsageError(f"labels has {len(labels)} names, but the output layer has {checkpoint.num_outputs} outputs")
+    names = tuple(labels)
+    is_named = not isinstance(labels, str) and all(isinstance(name, str) and name for name in names)
+    if not is_named or len({*names}) < len(names):
+        raise UsageError(f"labels={quoted(labels)} is invalid; pass a list of different, nonempty strings")
+    checkpoint = PortableCheckpoint(model.config, arrays, model.vocabulary, output_kind, names)
+    if names and len(names) != checkpoint.num_outputs:
+        raise UsageError(f"labels has {len(names)} names, but the output layer has {checkpoint.num_outputs} outputs")
     layers = (model.config.num_hidden_layers,)
     expected = {each.path: (layers if each.is_layered else ()) + each.shape for each in checkpoint.parameters}
     if unknown := sorted(arrays.keys() - expected.keys()):

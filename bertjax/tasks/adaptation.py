@@ -113,6 +113,7 @@ class Task(pretraining.Task):
                 f"{data.replay_corpus} with --vocab {self._require_corpus().vocabulary_path}"
             )
         self.other_tasks[_GENERAL] = self._general
+        self.evaluation_problem = self.evaluation_problem or self._general.evaluation_problem
         self.data_hash = hashlib.sha256(f"{self.data_hash} {self._general.data_hash}".encode()).hexdigest()
         self.notes += (f"{data.replay_share:.0%} of the batches come from {data.replay_corpus}",)
 

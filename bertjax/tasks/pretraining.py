@@ -59,10 +59,13 @@ class Task(task.Task):
         if self._corpus:
             self.workdir_files = vocabulary_files(self._vocabulary)
             self.data_hash = self._corpus.fingerprint
-            if not len(self._corpus.heldout.tokens):
+            documents = max(0, self._corpus.heldout.documents.size - 1)
+            # The second sentence of a NotNext pair comes from another document.
+            needed = 2 if self.objective.has_pairs else 1
+            if documents < needed:
                 self.evaluation_problem = (
-                    f"the corpus {config.data.corpus} has no held-out text to evaluate on; prepare it again with more "
-                    "documents or a larger --heldout"
+                    f"the corpus {config.data.corpus} has {documents} held-out documents, but evaluation needs at "
+                    f"least {needed}; prepare it again with more documents or a larger --heldout"
                 )
         # Cache the evaluation pipeline, because TensorFlow takes seconds to trace it.
         self._eval_dataset = functools.cache(self._make_eval_dataset)

@@ -78,24 +78,28 @@ class TableData(FinetuningData):
             raise UsageError(f"no file for the {split} set; set --config.data.{split}_file=FILE")
         return file
 
-    def read_rows(self, file: str, columns: Sequence[str], keep_short: bool) -> tuple[Iterator[Row], ReadStats]:
+    def read_rows(
+        self, file: str, columns: Sequence[str], keep_short: bool, is_example: bool = True
+    ) -> tuple[Iterator[Row], ReadStats]:
         """Reads the columns `columns` of a file. Returns the rows, and a `ReadStats` that counts them as they are read.
 
-        With `keep_short`, keeps rows that lack fields, so that every row of the file gets a prediction.
+        With `keep_short`, keeps rows that lack fields, so that every row of the file gets a prediction. `is_example`
+        is whether fields of this config name the columns, for error messages.
         """
         path = Path(self.path).expanduser() / file
         form = path.suffix.removeprefix(".").lower()
         if form not in FORMATS:
             raise UsageError(f"unknown format of {path}; use a {', '.join(f'.{known}' for known in FORMATS)} file")
         stats = ReadStats(str(path))
-        fields = {getattr(self, name): name for name in ("text", "second_text", "label") if hasattr(self, name)}
+        names = ("text", "second_text", "label") if is_example else ()
+        fields = {getattr(self, name): name for name in names if hasattr(self, name)}
         rows = read_table(path, columns, stats, file_format=form, keep_short=keep_short, column_fields=fields)
         return rows, stats
 
     def read_evaluated_columns(self, columns: Sequence[str]) -> Iterator[Row]:
         """Reads the columns `columns` of all rows of the evaluated file."""
         files = {"dev": self.train_file if self.dev_share else self.dev_file, "test": self.test_file}
-        return self.read_rows(files[self.eval_split], columns, keep_short=True)[0]
+        return self.read_rows(files[self.eval_split], columns, keep_short=True, is_example=False)[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,18 +251,18 @@ def _read_labels(data: TextData) -> list[str]:
         raise UsageError("no training file to read the classes from; set --config.data.train_file=FILE")
     rows, stats = data.read_rows(data.train_file, [data.label], keep_short=False)
     if data.kind == "multilabel":
-        labels = sorted({label for row in rows for label in read_labels(row, data.label, data.label_separator, stats)})
-        if not labels:
-            raise UsageError(
-                f"no labels in column {data.label!r} of {data.train_file}; set --config.data.label to the label column"
-            )
-        return labels
-    labels = sorted({read_label(row, data.label, stats) for row in rows} - {""})
+        labels = {label for row in rows for label in read_labels(row, data.label, data.label_separator, stats)}
+    else:
+        labels = {read_label(row, data.label, stats) for row in rows} - {""}
     if not stats.read:
         raise UsageError(f"{data.train_file} has no rows after its header; use a file with rows")
-    if len(labels) < 2:
+    if data.kind == "multilabel" and not labels:
+        raise UsageError(
+            f"no labels in column {data.label!r} of {data.train_file}; set --config.data.label to the label column"
+        )
+    if data.kind == "classes" and len(labels) < 2:
         raise UsageError(
             f"column {data.label!r} of {data.train_file} contains {len(labels)} different labels in {stats.read:,} "
             "rows, but classification needs at least 2; for regression, use --config.data.kind=number"
         )
-    return labels
+    return sorted(labels)

@@ -315,12 +315,23 @@ def test_invalid_phases_are_refused(arguments, message):
         Phase(*arguments)
 
 
-def test_empty_heldout_split_is_refused_before_a_workdir_is_created(make_corpus, tmp_path, capfd):
+def test_empty_heldout_split_is_refused(make_corpus):
     corpus = make_corpus([[3, 4], [5]], [])
-    command = ["train", "--config", f"pretrain:size=L1_H16,quick=true,corpus={corpus.path}"]
-    assert "has no held-out text to evaluate on" in refused(capfd, *command, "--workdir", tmp_path / "run")
-    assert not (tmp_path / "run").exists()
     assert read_manifest(corpus.path)
     for objective in ("nsp", "none"):
         with pytest.raises(UsageError, match="heldout split"):
             evaluate(corpus, objective)
+
+
+@pytest.mark.parametrize(("objective", "heldout", "needed"), [("nsp", [[5]], 2), ("none", [], 1)])
+def test_missing_heldout_documents_are_refused_before_a_workdir_is_created(
+    make_corpus, tmp_path, capfd, objective, heldout, needed
+):
+    path, full = make_corpus([[3, 4], [5]], heldout).path, make_corpus([[3, 4], [5]]).path
+    message = f"{path} has {len(heldout)} held-out documents, but evaluation needs at least {needed}"
+    config = f"pretrain:size=L1_H16,quick=true,objective={objective},corpus={path}"
+    assert message in refused(capfd, "train", "--config", config, "--workdir", tmp_path / "run")
+    if objective == "none":
+        config = f"adapt:size=L1_H16,quick=true,corpus={full},replay={path}:0.5"
+        assert message in refused(capfd, "train", "--config", config, "--workdir", tmp_path / "run")
+    assert not (tmp_path / "run").exists()

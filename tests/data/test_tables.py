@@ -85,6 +85,8 @@ def test_json_lines_without_a_column_are_skipped(tmp_path):
 def test_missing_file_or_column_is_an_error(tmp_path):
     with pytest.raises(UsageError, match="no column 'label'; its columns are 'text', 'x'; use one of them"):
         read_rows(tmp_path, b"text\tx\na\t1\n")
+    with pytest.raises(UsageError, match="its columns are .none.; use one"):
+        read_rows(tmp_path, b"\ntext\n")
     with pytest.raises(UsageError, match="cannot read .*none.tsv"):
         list(read_table(tmp_path / "none.tsv", ("text",), ReadStats("")))
 

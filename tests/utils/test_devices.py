@@ -1,6 +1,8 @@
 """Choice of JAX's platform on machines without TPU."""
 
+import glob
 import importlib.util
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -9,23 +11,26 @@ from bertjax.utils.devices import skip_missing_tpu
 
 
 @pytest.mark.parametrize(
-    ("installed", "variables", "is_skipped"),
+    ("installed", "files", "hostnames", "platforms", "is_skipped"),
     [
-        ({"libtpu"}, {}, True),
-        (set(), {}, False),
-        ({"libtpu", "jax_plugins"}, {}, False),
-        ({"libtpu"}, {"TPU_WORKER_HOSTNAMES": "localhost"}, False),
-        ({"libtpu"}, {"JAX_PLATFORMS": "tpu"}, False),
+        ({"libtpu"}, [], None, None, True),
+        (set(), [], None, None, False),
+        ({"libtpu", "jax_plugins"}, [], None, None, False),
+        ({"libtpu"}, ["/dev/accel0"], None, None, False),
+        ({"libtpu"}, ["/dev/vfio/0"], None, None, False),
+        ({"libtpu"}, [], "localhost", None, False),
+        ({"libtpu"}, [], None, "tpu", False),
     ],
 )
-def test_cpu_is_selected_if_libtpu_is_installed_without_a_tpu(monkeypatch, installed, variables, is_skipped):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name in installed else None)
-    monkeypatch.setattr("glob.glob", lambda pattern: [])
-    for name in ("TPU_WORKER_HOSTNAMES", "JAX_PLATFORMS"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
+def test_cpu_is_selected_if_libtpu_is_installed_without_a_tpu(
+    monkeypatch, installed, files, hostnames, platforms, is_skipped
+):
     updates = {}
-    monkeypatch.setattr(jax.config, "update", updates.__setitem__)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name in installed else None)
+    monkeypatch.setattr(glob, "glob", lambda pattern: [file for file in files if file.startswith(pattern[:-1])])
+    monkeypatch.setattr(jax, "config", SimpleNamespace(read=lambda name: platforms, update=updates.__setitem__))
+    monkeypatch.delenv("TPU_WORKER_HOSTNAMES", raising=False)
+    if hostnames:
+        monkeypatch.setenv("TPU_WORKER_HOSTNAMES", hostnames)
     skip_missing_tpu()
     assert updates == ({"jax_platforms": "cpu"} if is_skipped else {})

@@ -62,8 +62,8 @@ def plan_merge(shards: Sequence[Shard], heldout_fraction: float, problems: Mappi
     documents = [split["documents"] for split in splits.values()]
     if not sum(documents):
         counts = "; ".join(f"{name}: {count:,}" for name, count in sorted(all_problems.items()) if count)
-        found = f" ({counts})" if counts else ""
-        raise BertjaxError(f"the inputs contain no text, so no corpus was written{found}; check the --input specs")
+        details = f" ({counts})" if counts else ""
+        raise BertjaxError(f"the inputs contain no text, so no corpus was written{details}; check the --input specs")
     if heldout_fraction and min(documents) <= min_documents(sum(documents)):
         blocks = (block for shard in shards for block in shard.documents())
         hashes = np.concatenate([block["hash"][block["sentences"] > 0] for block in blocks])

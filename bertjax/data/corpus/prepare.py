@@ -198,8 +198,8 @@ def summary(output: str | Path, manifest: dict[str, Any]) -> str:
         )
     if manifest["splits"]["heldout"]["documents"] < 2:
         lines.append(
-            "  training needs two held-out documents to evaluate on: prepare more documents, or raise --heldout (a "
-            "prose: file is usually one document, so split it into several files)"
+            "  training needs two held-out documents to evaluate on: prepare more documents (with prose:, usually "
+            "one per file), or raise --heldout"
         )
     lines += [f"  {_PROBLEMS[name].format(f'{count:,}')}" for name, count in manifest["problems"].items()]
     return "\n".join(lines)

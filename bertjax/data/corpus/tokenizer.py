@@ -284,7 +284,7 @@ class Tokenizer:
         try:
             ids = [int(index) for index in ids]
         except (TypeError, ValueError) as error:
-            raise UsageError(f"ids must be integers, not {quoted(ids)}") from error
+            raise UsageError(f"ids must be a list of integers, not {quoted(ids)}") from error
         if invalid := [index for index in ids if not 0 <= index < self.vocabulary.size]:
             raise UsageError(
                 f"token id {invalid[0]} is outside the vocabulary; ids are 0 to {self.vocabulary.size - 1}"

@@ -148,10 +148,9 @@ def _select_columns(
     missing = [column for column in columns if column not in names]
     if missing:
         field = column_fields.get(missing[0])
-        fix = f"set --config.data.{field} to one of them" if field else "use one of them"
-        raise UsageError(
-            f"{path} has no column {missing[0]!r}; its columns are {listed(map(repr, names)) or '(none)'}; {fix}"
-        )
+        fix = f"set --config.data.{field} to one of them" if field else "use one of them, or a file with this column"
+        existing = listed(repr(name) for name in names if name) or "(none)"
+        raise UsageError(f"{path} has no column {missing[0]!r}; its columns are {existing}; {fix}")
     duplicates = [column for column in columns if names.count(column) > 1]
     if duplicates:
         raise UsageError(f"{path} has {names.count(duplicates[0])} columns named {duplicates[0]!r}; rename all but one")

@@ -30,7 +30,7 @@ from bertjax.tasks.task import NumpyBatch, Objective
 # Top-level parameter name of the output layer.
 CLASSIFIER = "classifier"
 _MAX_LOGGED_CLASSES = 20
-# Fine-tuning with the paper's learning rates hardly reaches larger outputs.
+# Larger labels get advice on scaling, because outputs start near 0 and change little at the paper's learning rates.
 _MAX_NUMBER = 20.0
 
 
@@ -302,8 +302,9 @@ class FinetuningTask(task.Task):
             return []
         labels = examples.rows["labels"]
         if labels.dtype.kind == "f":
-            far = "; scale them to -5 to 5, because outputs start near 0" if np.abs(labels).max() > _MAX_NUMBER else ""
-            return [f"labels: mean {labels.mean():.4g}, standard deviation {labels.std():.4g}{far}"]
+            advice = "; scale them to -5 to 5, because outputs start near 0"
+            line = f"labels: mean {labels.mean():.4g}, standard deviation {labels.std():.4g}"
+            return [line + advice if np.abs(labels).max() > _MAX_NUMBER else line]
         if not self.labels:
             return []
         counts = labels.sum(axis=0) if labels.ndim > 1 else np.bincount(labels, minlength=len(self.labels))

@@ -248,7 +248,7 @@ def test_text_and_ids_of_a_wrong_type_are_refused(vocabulary_file):
     for text in (["a"], None):
         with pytest.raises(UsageError, match="text must be a str"):
             tokenizer.encode(text)
-    with pytest.raises(UsageError, match="ids must be integers, not 'abc'"):
+    with pytest.raises(UsageError, match="ids must be a list of integers, not 'abc'"):
         tokenizer.decode("abc")
 
 
