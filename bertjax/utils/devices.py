@@ -14,8 +14,9 @@ def skip_missing_tpu() -> None:
     """
     import jax
 
+    is_selected = jax.config.jax_platforms is not None  # pyrefly: ignore[missing-attribute]  # Defined at run time.
     has_tpu = "TPU_WORKER_HOSTNAMES" in os.environ or glob.glob("/dev/accel*") or glob.glob("/dev/vfio/*")
     # `jax_plugins` contains JAX's GPU backends.
     installed = {name: importlib.util.find_spec(name) is not None for name in ("libtpu", "jax_plugins")}
-    if installed["libtpu"] and not (installed["jax_plugins"] or has_tpu or jax.config.read("jax_platforms")):
+    if installed["libtpu"] and not (installed["jax_plugins"] or has_tpu or is_selected):
         jax.config.update("jax_platforms", "cpu")

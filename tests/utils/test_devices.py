@@ -2,7 +2,6 @@
 
 import glob
 import importlib.util
-from types import SimpleNamespace
 
 import jax
 import pytest
@@ -25,12 +24,15 @@ from bertjax.utils.devices import skip_missing_tpu
 def test_cpu_is_selected_if_libtpu_is_installed_without_a_tpu(
     monkeypatch, installed, files, hostnames, platforms, is_skipped
 ):
-    updates = {}
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name in installed else None)
     monkeypatch.setattr(glob, "glob", lambda pattern: [file for file in files if file.startswith(pattern[:-1])])
-    monkeypatch.setattr(jax, "config", SimpleNamespace(read=lambda name: platforms, update=updates.__setitem__))
     monkeypatch.delenv("TPU_WORKER_HOSTNAMES", raising=False)
     if hostnames:
         monkeypatch.setenv("TPU_WORKER_HOSTNAMES", hostnames)
-    skip_missing_tpu()
-    assert updates == ({"jax_platforms": "cpu"} if is_skipped else {})
+    selected = jax.config.jax_platforms
+    jax.config.update("jax_platforms", platforms)
+    try:
+        skip_missing_tpu()
+        assert jax.config.jax_platforms == ("cpu" if is_skipped else platforms)
+    finally:
+        jax.config.update("jax_platforms", selected)
