@@ -78,28 +78,22 @@ class TableData(FinetuningData):
             raise UsageError(f"no file for the {split} set; set --config.data.{split}_file=FILE")
         return file
 
-    def read_rows(
-        self, file: str, columns: Sequence[str], keep_short: bool, is_example: bool = True
-    ) -> tuple[Iterator[Row], ReadStats]:
+    def read_rows(self, file: str, columns: Sequence[str], keep_short: bool) -> tuple[Iterator[Row], ReadStats]:
         """Reads the columns `columns` of a file. Returns the rows, and a `ReadStats` that counts them as they are read.
 
-        With `keep_short`, keeps rows that lack fields, so that every row of the file gets a prediction. `is_example`
-        is whether fields of this config name the columns, for error messages.
+        With `keep_short`, keeps rows that lack fields, so that every row of the file gets a prediction.
         """
         path = Path(self.path).expanduser() / file
         form = path.suffix.removeprefix(".").lower()
         if form not in FORMATS:
             raise UsageError(f"unknown format of {path}; use a {', '.join(f'.{known}' for known in FORMATS)} file")
         stats = ReadStats(str(path))
-        names = ("text", "second_text", "label") if is_example else ()
-        fields = {getattr(self, name): name for name in names if hasattr(self, name)}
-        rows = read_table(path, columns, stats, file_format=form, keep_short=keep_short, column_fields=fields)
-        return rows, stats
+        return read_table(path, columns, stats, file_format=form, keep_short=keep_short), stats
 
     def read_evaluated_columns(self, columns: Sequence[str]) -> Iterator[Row]:
         """Reads the columns `columns` of all rows of the evaluated file."""
         files = {"dev": self.train_file if self.dev_share else self.dev_file, "test": self.test_file}
-        return self.read_rows(files[self.eval_split], columns, keep_short=True, is_example=False)[0]
+        return self.read_rows(files[self.eval_split], columns, keep_short=True)[0]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -87,7 +87,6 @@ def read_table(
     file_format: str = "tsv",
     header: Sequence[str] = (),
     keep_short: bool = False,
-    column_fields: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Row]:
     """Yields the rows of a UTF-8 file; a byte-order mark and Windows line endings are removed.
 
@@ -102,7 +101,6 @@ def read_table(
       header: column names of a file without a header line (default: (), the first line contains them).
       keep_short: whether to keep rows with too few fields, so that predictions stay aligned with the file's rows
         (default: False, skip short rows). Missing fields are "". `stats` counts short rows in either case.
-      column_fields: config field that sets the name of a column, by column name, for error messages (default: {}).
     """
     path = Path(path)
     text = read_utf8(path).decode("utf-8", "surrogateescape")
@@ -112,7 +110,7 @@ def read_table(
         rows = _json_rows(path, text, columns, optional)
     else:
         split_rows = _tsv_rows(text) if file_format == "tsv" else _csv_rows(path, text)
-        rows = _select_columns(path, split_rows, columns, optional, header, stats, column_fields)
+        rows = _select_columns(path, split_rows, columns, optional, header, stats)
     for line, fields in rows:
         stats.read += 1
         is_short = None in fields.values()
@@ -142,15 +140,15 @@ def _select_columns(
     optional: Sequence[str],
     header: Sequence[str],
     stats: ReadStats,
-    column_fields: Mapping[str, str],
 ) -> Iterator[tuple[int, dict[str, str | None]]]:
     names = list(header) or next(rows)[1]
     missing = [column for column in columns if column not in names]
     if missing:
-        field = column_fields.get(missing[0])
-        fix = f"set --config.data.{field} to one of them" if field else "use one of them, or a file with this column"
         existing = listed(repr(name) for name in names if name) or "(none)"
-        raise UsageError(f"{path} has no column {missing[0]!r}; its columns are {existing}; {fix}")
+        raise UsageError(
+            f"{path} has no column {missing[0]!r}; its columns are {existing}; use one of them (for your own data, set "
+            "config.data.text and config.data.label), or another file"
+        )
     duplicates = [column for column in columns if names.count(column) > 1]
     if duplicates:
         raise UsageError(f"{path} has {names.count(duplicates[0])} columns named {duplicates[0]!r}; rename all but one")
