@@ -121,12 +121,13 @@ class Task(FinetuningTask):
 
     def baseline(self) -> dict[str, float]:
         """Returns the metrics of a constant prediction per set: the most frequent class, or the mean for regression."""
-        predictions = {
-            suffix: constant_prediction(part.labels)
-            for suffix, part in self._sets.items()
-            if known_labels(part.labels).any()
-        }
-        return self._metrics(predictions, () if self.labels else ("squared_error",))
+        return self._metrics(
+            {
+                suffix: constant_prediction(part.labels)
+                for suffix, part in self._sets.items()
+                if known_labels(part.labels).any()
+            }
+        )
 
     def class_reports(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, ClassReport]:
         reports = {}
@@ -185,14 +186,11 @@ class Task(FinetuningTask):
     def _predictions(self, logits: np.ndarray) -> np.ndarray:
         return logits.argmax(axis=-1) if self.labels else np.clip(logits, *SCORE_RANGE)
 
-    def _metrics(self, predictions: dict[str, np.ndarray], other_names: Sequence[str] = ()) -> dict[str, float]:
-        """Returns the task's metrics and those in `other_names`, for all evaluation sets.
-
-        `predictions` contains one array per set, by metric suffix.
-        """
+    def _metrics(self, predictions: dict[str, np.ndarray]) -> dict[str, float]:
+        """Returns the metrics of all evaluation sets. `predictions` contains one array per set, by metric suffix."""
         values = {}
         for suffix, predicted in predictions.items():
-            set_scores = scores((*self._spec.metrics, *other_names), predicted, self._sets[suffix].labels)
+            set_scores = scores(self._spec.metrics, predicted, self._sets[suffix].labels)
             values |= {f"{name}{suffix}": value for name, value in set_scores.items()}
         return values
 
