@@ -134,7 +134,7 @@ def open_pair_index(
     if count < 2:
         raise UsageError(
             f"the {split} split of the corpus {corpus.path} has {count} documents, but sentence pairs need at least 2; "
-            + ("prepare it again with a larger --heldout" if split == "heldout" else "prepare more documents")
+            "prepare more documents"
         )
     settings = {
         "version": _VERSION,

@@ -228,10 +228,7 @@ def _heldout_tiles(corpus: Corpus, seq_len: int) -> tuple[int, Lookup]:
 def _token_count(corpus: Corpus, split: str) -> int:
     tokens = len(getattr(corpus, split).tokens)
     if tokens == 0:
-        raise UsageError(
-            f"the {split} split of the corpus {corpus.path} is empty; prepare it again with "
-            + ("a larger --heldout or more documents" if split == "heldout" else "more text")
-        )
+        raise UsageError(f"the {split} split of the corpus {corpus.path} is empty; prepare more documents")
     return tokens
 
 
