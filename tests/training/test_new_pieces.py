@@ -127,7 +127,8 @@ def test_only_pretraining_accepts_a_checkpoint_without_the_new_pieces(corpus, vo
     table.write_text("text\tlabel\nlosuna\ta\nkerona\tb\n")
     finetuning = [f"--config={EXPERIMENTS}/text.py:train={table},dev={table},quick=true", f"--workdir={tmp_path}/topic"]
     vocabulary = overrides(vocabularies[1])
-    assert error in refused(capfd, "train", *finetuning, f"--init_from={tmp_path}/released", *vocabulary)
+    message = refused(capfd, "train", *finetuning, f"--init_from={tmp_path}/released", *vocabulary)
+    assert error in message and message.endswith("omit config.data.vocabulary")
     # Fine-tuning that starts from the adapted run uses the new vocabulary.
     cli.main(["train", *finetuning, f"--init_from={tmp_path}/run", *overrides(None, steps=1, data__batch_size=8)])
     assert (tmp_path / "topic/vocab.txt").read_bytes() == vocabularies[1].read_bytes()

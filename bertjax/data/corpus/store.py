@@ -82,7 +82,7 @@ class Checksums:
             self._pending.append((path, sha256, remedy))
 
     def verify_in_background(self) -> None:
-        """Starts verifying the files added so far, unless the thread is already running."""
+        """Starts a thread that verifies the files added so far, unless such a thread is already running."""
         if self._pending and not (self._thread and self._thread.is_alive()):
             # Use a daemon thread, so that an interrupted command exits without waiting for it.
             self._thread = threading.Thread(target=self._verify, name="checksums", daemon=True)

@@ -137,7 +137,7 @@ def pack_batch(lengths: np.ndarray, batching: Batching) -> tuple[np.ndarray, int
     Each row has K slots, which hold one example each. Examples are assigned to the rows slot by slot, in order of
     decreasing length. The order of the rows is reversed for every second slot, so that long and short examples share
     rows. All rows are padded to the length of the fullest row. K is the divisor of `examples_per_row` that minimizes
-    rows * tokens per row. With other values of K, the number of rows (`batch_size` / K) might not be divisible by the
+    rows * tokens per row. It must be a divisor, so that the number of rows (`batch_size` / K) is divisible by the
     number of data shards.
 
     Args:
