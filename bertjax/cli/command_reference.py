@@ -15,7 +15,7 @@ _HEAD = """# Commands
 | 1 | failure |
 | 2 | usage error |
 | 42 | training stopped by a signal after saving a checkpoint; the same command resumes it |
-| 43, 134 | a host was lost or hung; the same command resumes the run |
+| 43, 134 | another process is lost, or no progress; the same command resumes the run |
 | 130 | interrupted by a signal, nothing to save |
 """
 

@@ -54,11 +54,10 @@ def run_config_dict(args: argparse.Namespace, init_from: str | None) -> Any:
 
 @contextlib.contextmanager
 def open_config(args: argparse.Namespace) -> Iterator[Any]:
-    """Yields the config saved with `--checkpoint` or, without this option, the config of `--config`.
+    """Yields the config of the run that `--checkpoint` belongs to or, without `--checkpoint`, the config of `--config`.
 
-    With `--config`, `--init_from` supplies the architecture. If its checkpoint is not in bertjax's format, it is
-    converted to a temporary folder. Use the config only inside the `with` block, because it may refer to the vocabulary
-    in this folder.
+    With `--config`, `--init_from` supplies the architecture. A checkpoint in another format is converted to a temporary
+    folder. Use the config only inside the `with` block, because it may refer to the vocabulary in the temporary folder.
     """
     from bertjax.convert.convert import BERTJAX, detect_format
     from bertjax.tasks.build import parse_config

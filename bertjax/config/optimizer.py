@@ -14,8 +14,9 @@ class OptimizerConfig:
 
     Attributes:
       name: optimizer: `bert_adam`, `adamw` or `lamb`.
-      learning_rate: peak learning rate, reached at the end of warmup.
-      warmup_steps: number of linear warmup steps. In fine-tuning, -1 means a tenth of all steps.
+      learning_rate: peak of linear warm-up and linear decay to 0. As in google-research/bert, the decay counts from
+        step 0, so the rate stays just below the peak.
+      warmup_steps: number of steps of linear warm-up. In fine-tuning, -1 means a tenth of all steps.
       weight_decay: decoupled weight decay, which does not apply to LayerNorm parameters and biases.
       b1: decay rate of the first moment.
       b2: decay rate of the second moment.

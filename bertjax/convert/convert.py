@@ -147,7 +147,7 @@ def save(checkpoint: PortableCheckpoint, destination: str | os.PathLike, fmt: st
 
 
 def _write(checkpoint: PortableCheckpoint, folder: Path, target: Path, fmt: str, origin: dict[str, Any]) -> None:
-    """Writes the files of a checkpoint to `folder`. A workdir records its source, `origin`."""
+    """Writes the files of a checkpoint to `folder`. In bertjax's format, also writes `origin` to `origin.json`."""
     check_free_space(target, sum(array.nbytes for array in checkpoint.params.values()), f"the checkpoint {target}")
     try:
         notes = [*checkpoint.notes, *WRITERS[fmt](checkpoint, folder)]

@@ -227,8 +227,8 @@ def write_shards(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Writes shards to `00000.npz`, `00001.npz`, ..., and finally the numbers of texts and shards to `features.json`.
 
-    Keeps the shards of an interrupted command. Raises a UsageError if existing shards have other metadata, or if they
-    were not created from the first elements of `texts`.
+    Resumes an interrupted command, by skipping the texts of existing shards. Raises a UsageError if the folder has
+    other metadata, or if the texts of its shards differ from the first elements of `texts`.
 
     Yields:
       The number of texts before each new shard, and the shard.

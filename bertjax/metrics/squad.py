@@ -14,7 +14,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalize_answer(answer: str) -> str:
-    """Converts a text to lower case, removes ASCII punctuation and articles, and collapses white space."""
+    """Converts a text to lower case, removes ASCII punctuation and articles, and collapses whitespace."""
     return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split())
 
 

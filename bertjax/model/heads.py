@@ -214,12 +214,13 @@ class LanguageModel(nn.Module):
 
 
 class SequenceModel(nn.Module):
-    """Encoder, optional feature head, and a dense layer on the [CLS] state of each sequence (paper, Figure 4 a, b).
+    """Encoder, optional feature head, and a dense layer on one state of each sequence (paper, Figure 4 a, b).
 
-    Without a feature head, a pooler precedes the dense layer. Three input forms are supported:
+    This is the state of [CLS], or the one that `pool_cls` selects instead for left context. Without a feature head, a
+    pooler precedes the dense layer. Three input forms are supported:
 
     - rows [B, L]: logits [B, num_outputs];
-    - packed rows [B, L] of up to S sequences, where S is the width of their `labels`: logits [B, S, num_outputs];
+    - packed rows [B, L] with `labels` [B, S], for up to S sequences per row: logits [B, S, num_outputs];
     - choices [B, C, L] with `num_outputs=1`: one score per choice, [B, C] (section 4.4).
     """
 

@@ -168,7 +168,7 @@ def fine_tuning(
 ) -> Run:
     """Returns a fine-tuning run of `scale.tasks[task]`, initialized from a checkpoint of the run `start`.
 
-    `data` contains the arguments of the table, including the paths of data sets. `variant` is a suffix of the run's
+    `data` contains the arguments of the table, including the paths of datasets. `variant` is a suffix of the run's
     name ("": no suffix). `step` is the step of the checkpoint (0: the last of pre-training, or the best of
     fine-tuning). With a `seed`, the run is a single trial with this seed. Without it, the run trains each setting of
     the task's grid of hyperparameters with `scale.finetuning_seeds` seeds. With frozen features, there is one setting.

@@ -101,7 +101,7 @@ class Task(FinetuningTask):
         if self._sets:
             self.eval_examples = concatenate([part.examples for part in self._sets.values()])
 
-    def evaluated_on(self) -> str:
+    def eval_data_name(self) -> str:
         return ", ".join(self._eval_files)
 
     def extra_metrics(self) -> Sequence[str]:

@@ -28,8 +28,8 @@ class Task(task.Task):
 
     `config.data.objective` selects the objective class from `OBJECTIVES` in `objectives/config.py` (default:
     `MaskedLm`). The objective defines `row_source` (how token spans of the corpus become rows, and how rows are
-    masked), `edit_batches` (for example, sets next-sentence labels to -1), the loss, the baseline and the cost of a
-    step.
+    masked), `postprocess_batches` (for example, to set next-sentence labels to -1), the loss, the baseline and the cost
+    of a step.
 
     `config.phases` contains one `Phase`, or two with `config.long_phase` (in the paper, length 128, then 512). A phase
     is a range of steps with one batch shape.
@@ -60,7 +60,7 @@ class Task(task.Task):
             self.workdir_files = vocabulary_files(self._vocabulary)
             self.data_hash = self._corpus.fingerprint
             documents = max(0, self._corpus.heldout.documents.size - 1)
-            # The second sentence of a NotNext pair comes from another document.
+            # Segment B of a NotNext pair comes from another document.
             needed = 2 if self.objective.has_pairs else 1
             if documents < needed:
                 self.evaluation_problem = (
@@ -103,12 +103,12 @@ class Task(task.Task):
             shard=shard,
         )
         # `verified_batches` verifies the checksums of the corpus in the background.
-        return self.objective.edit_batches(verified_batches(dataset, self._require_corpus()))
+        return self.objective.postprocess_batches(verified_batches(dataset, self._require_corpus()))
 
     def eval_batches(self, shard: DataShard) -> Iterator[NumpyBatch]:
         from bertjax.data.pretraining.batches import verified_batches
 
-        return self.objective.edit_batches(verified_batches(self._eval_dataset(shard), self._require_corpus()))
+        return self.objective.postprocess_batches(verified_batches(self._eval_dataset(shard), self._require_corpus()))
 
     def cost_before(self, step: int) -> StepCost:
         total = StepCost()
@@ -127,7 +127,7 @@ class Task(task.Task):
 
         With both `ltr_loss` and `rtl_loss`, `perplexity` is the exponential of the mean of these losses.
         `bits_per_byte` is the masked-LM loss in bits per token, divided by the mean number of bytes per held-out token
-        (`mean_piece_bytes`). Tokens are masked at random, so this mean applies to masked tokens as well.
+        (`mean_piece_bytes`). Masked tokens are a random sample of all tokens, so their mean is the same.
         """
         losses = [means[name] for name in _PERPLEXITY_LOSSES if name in means]
         if not losses:

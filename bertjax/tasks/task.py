@@ -46,8 +46,8 @@ class Objective:
       model: Flax module that maps a batch to logits.
       metric_names: names of the metrics that `compute` returns. A run cannot resume with different names.
       loss_names: names of the metrics that add up to the training loss, each with coefficient 1. The train step divides
-        the weighted sum of each loss by the result of `denominators`: the sum of the weights over the whole batch,
-        adjusted so that it is never 0. Logged losses are divided by the unadjusted sum.
+        the weighted sum of each loss by the result of `denominators`: usually the sum of the weights over the whole
+        batch, but never 0. Logged losses are divided by the sum of the weights of all steps since the last log line.
       schema: specifications of the arrays in a batch.
       splits_into_micro_batches: whether gradient accumulation may split a batch (default: True). Set it to False if the
         loss of a row depends on other rows, as with in-batch negatives.
@@ -118,7 +118,7 @@ class Task:
       checkpoint_every: steps between checkpoints, at least 1. The last step is always saved.
 
     Evaluation:
-      eval_every: steps between evaluations (0: no evaluation). The last step is always evaluated.
+      eval_every: steps between evaluations, of which the last step is one (0: no evaluation).
       eval_first: whether to evaluate before the first step as well.
       num_eval_batches: number of batches per evaluation (default: 0, unknown).
       best_metric: evaluation metric that selects the best checkpoint (default: "", use the newest checkpoint).
@@ -211,7 +211,7 @@ class Task:
         return means
 
     def baseline(self) -> dict[str, float]:
-        """Returns the metrics of a baseline that ignores the input (default: {}, no baseline)."""
+        """Returns the metrics of a trivial baseline, to compare with (default: {}, no baseline)."""
         return {}
 
     def check_data_files(self, wait: bool) -> None:

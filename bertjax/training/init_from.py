@@ -62,7 +62,8 @@ def with_checkpoint_architecture(
     for name, saved in vars(saved_architecture(checkpoint)).items():
         configured = config.model.get(name)
         if name == "vocab_size" and not configured:
-            # `vocab_size` follows from the vocabulary, which `check_vocabulary` compares.
+            # The run takes `vocab_size` from its vocabulary. `check_vocabulary` later compares this vocabulary with the
+            # vocabulary of the checkpoint.
             continue
         # `pad_vocab_to_multiple_of` always comes from the checkpoint, because it determines the token table's shape.
         if name in explicit and configured != saved and name != "pad_vocab_to_multiple_of":

@@ -191,15 +191,15 @@ class Freezing(NamedTuple):
             trained[path] = leaf
         return unflatten_dict(trained)
 
-    def for_forward(self, params: Any, trained: Any) -> Any:
-        """Returns the parameters for a forward pass: trainable ones from `trained`, and frozen ones from `params`.
+    def for_forward(self, params: Any, trainable: Any) -> Any:
+        """Returns the parameters for a forward pass: those in `trainable`, and frozen ones from `params`.
 
         Frozen layers are a separate stack, so that the backward pass stops above them.
         """
         if self == Freezing():
-            return trained
+            return trainable
         old: dict[Any, Any] = flatten_dict(params)
-        new, merged = flatten_dict(trained), {}
+        new, merged = flatten_dict(trainable), {}
         for path, leaf in old.items():
             if self.layers and is_stacked(path):
                 merged[tuple(FROZEN_LAYERS if name == LAYERS else name for name in path)] = leaf[: self.layers]
@@ -209,12 +209,12 @@ class Freezing(NamedTuple):
                 merged[path] = new.get(path, leaf)
         return unflatten_dict(merged)
 
-    def write_back(self, params: Any, trained: Any) -> Any:
-        """Returns `params` with trainable parameters replaced by `trained`. Frozen parameters are bitwise unchanged."""
+    def write_back(self, params: Any, trainable: Any) -> Any:
+        """Returns `params` with the parameters in `trainable` replaced. Frozen parameters are bitwise unchanged."""
         if self == Freezing():
-            return trained
+            return trainable
         updated: dict[Any, Any] = flatten_dict(params)
-        for path, value in flatten_dict(trained).items():
+        for path, value in flatten_dict(trainable).items():
             is_partial = self.layers and is_stacked(path)
             updated[path] = updated[path].at[self.layers :].set(value) if is_partial else value
         return unflatten_dict(updated)

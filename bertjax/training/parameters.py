@@ -167,7 +167,7 @@ def _restore_all(
     saved: Mapping[str, Any],
     shardings: Mapping[str, Sharding | None],
 ) -> dict[str, Any]:
-    """Restores all arrays by path with the given shardings, and checks their fingerprint."""
+    """Restores all arrays with the given shardings, checks their fingerprint, and returns them by path."""
     abstract = unflatten_dict(
         {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=shardings[name]) for name, leaf in saved.items()},
         sep="/",

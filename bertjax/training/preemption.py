@@ -20,7 +20,9 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @contextlib.contextmanager
 def stop_requests() -> Iterator[Callable[[int], bool]]:
-    """Handles SIGTERM, SIGINT and SIGHUP while the context is open. A second SIGINT raises KeyboardInterrupt.
+    """Handles SIGTERM, SIGINT and SIGHUP while the context is open.
+
+    A SIGINT after another of these signals raises KeyboardInterrupt.
 
     With several processes, JAX's preemption service handles SIGTERM and makes all processes stop at the same step.
 

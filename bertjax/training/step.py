@@ -46,19 +46,19 @@ def make_train_step(
             "of its batch; use 1"
         )
     tx, freezing = optimizer
-    # `freezing` knows the frozen parameters, which `optimizer.freeze` and `optimizer.freeze_layers` select:
-    #   trainable(params)             parameters to differentiate
-    #   for_forward(params, trained)  parameters for the model, with the frozen layers as a separate stack
-    #   write_back(params, trained)   parameters for the train state, with one stack of all layers
+    # `freezing` separates the frozen parameters, which `optimizer.freeze` and `optimizer.freeze_layers` select:
+    #   trainable(params)               parameters to differentiate
+    #   for_forward(params, trainable)  parameters for the model, with the frozen layers as a separate stack
+    #   write_back(params, trainable)   parameters for the train state, with one stack of all layers
     # Without frozen parameters, each returns its last argument.
 
     def loss_and_grads(
         params: Any, batch: Batch, denominators: dict[str, jax.Array], dropout_key: jax.Array
     ) -> tuple[tuple[Any, MetricSums], Any]:
-        def loss_fn(trained: Any) -> tuple[Any, MetricSums]:
+        def loss_fn(trainable: Any) -> tuple[Any, MetricSums]:
             # `sums` contains [weighted sum, sum of weights] of each metric over `batch`, which may be a micro-batch.
             # `denominators` were computed from the whole batch.
-            sums, _ = objective.compute(freezing.for_forward(params, trained), batch, dropout_key)
+            sums, _ = objective.compute(freezing.for_forward(params, trainable), batch, dropout_key)
             return sum(sums[name][0] / denominators[name] for name in objective.loss_names), sums
 
         return jax.value_and_grad(loss_fn, has_aux=True)(freezing.trainable(params))
@@ -84,12 +84,12 @@ def make_train_step(
     def train_step(state: TrainState, batch: Batch, key: jax.Array, schedule: optax.Schedule) -> TrainState:
         dropout_key = jax.random.fold_in(key, state.step)
         denominators = objective.denominators(batch)
-        compute = loss_and_grads if grad_accum_steps == 1 else accumulate
-        (loss, sums), grads = compute(state.params, batch, denominators, dropout_key)
+        grad_fn = loss_and_grads if grad_accum_steps == 1 else accumulate
+        (loss, sums), grads = grad_fn(state.params, batch, denominators, dropout_key)
 
-        trained = freezing.trainable(state.params)
-        updates, opt_state = tx.update(grads, state.opt_state, trained, learning_rate=schedule(state.step))
-        trained = optax.apply_updates(trained, updates)
+        trainable = freezing.trainable(state.params)
+        updates, opt_state = tx.update(grads, state.opt_state, trainable, learning_rate=schedule(state.step))
+        new_trainable = optax.apply_updates(trainable, updates)
 
         grad_norm = optax.tree.norm(grads)  # before clipping
         is_finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
@@ -98,7 +98,7 @@ def make_train_step(
         sums = {**sums, "grad_norm": jnp.stack([grad_norm, jnp.ones_like(grad_norm)]), **non_padding_sums(batch)}
         return TrainState(
             step=state.step + 1,
-            params=freezing.write_back(state.params, trained),
+            params=freezing.write_back(state.params, new_trainable),
             opt_state=opt_state,
             sums=jax.tree.map(jnp.add, state.sums, sums),
             # First step whose loss or gradient is not finite, or -1. The step still applies its update.

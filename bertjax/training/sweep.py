@@ -176,7 +176,7 @@ def _check_data(trials: Sequence[Trial], finished: Sequence[dict[str, Any] | Non
         # Always check the first trial, so that unusable data is an error before any trial runs.
         if number and trial.folder not in done:
             continue
-        # Read each data set only once. Trials that differ only in the batch size have the same data.
+        # Read each dataset only once. Trials that differ only in the batch size have the same data.
         key = json.dumps({**dataclasses.asdict(trial.config.data), "batch_size": 0}, sort_keys=True)
         if key not in hashes:
             task = build_task(trial.config, train=True)

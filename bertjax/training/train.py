@@ -41,7 +41,7 @@ def train(
     profile_steps: range = range(0),
     trackers: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Trains to the last step, or until SIGTERM or Ctrl-C.
+    """Trains to the last step, or until early stopping or a signal (SIGTERM, SIGINT or SIGHUP).
 
     Args:
       task: task with training data.
@@ -75,8 +75,8 @@ def train(
         logger.info(note)
 
     with contextlib.ExitStack() as stack:
-        # Lock the workdir. `stack` releases the lock and closes the checkpoints. `check_still_owner` raises if another
-        # run has taken the workdir over.
+        # Lock the workdir. `stack` releases the lock and closes the checkpoints. A workdir at a `gs://` address cannot
+        # be locked; there, `check_still_owner` raises if another run has taken the workdir over.
         workdir, checkpoints, check_still_owner = open_workdir(task, path, init_from, state_shapes, stack)
         stop_requested = stack.enter_context(stop_requests())
         heartbeat = stack.enter_context(watchdog(config.hang_seconds))

@@ -40,7 +40,7 @@ ORIGIN = "origin.json"
 # Folder of the workdir for an `--init_from` checkpoint that was converted from another format.
 CONVERTED = "init_from"
 _LOCK = ".lock"
-# Fields that may differ when a run resumes, because they do not affect its results.
+# Fields that may differ when a run resumes. They do not affect the trained parameters, except for rounding.
 _RESUMABLE_FIELDS = (
     "log_every",
     "eval_every",
@@ -73,7 +73,7 @@ def resolve(path: str) -> epath.Path:
 
 
 def create(path: str, marker: str = CONFIG) -> epath.Path:
-    """Creates a workdir and returns its path. An existing folder must be empty or contain the file `marker`."""
+    """Creates a workdir and returns its path. An existing folder must pass `check_unrelated_files`."""
     workdir = resolve(path)
     check_unrelated_files(workdir, marker)
     try:
@@ -85,9 +85,9 @@ def create(path: str, marker: str = CONFIG) -> epath.Path:
 
 
 def check_unrelated_files(workdir: epath.Path, marker: str = CONFIG) -> None:
-    """Raises a UsageError if a directory contains unrelated files, because a run might overwrite them.
+    """Raises a UsageError if a folder contains files other than `_ALLOWED_FILES`, because a run might overwrite them.
 
-    If the directory contains the file `marker`, it is a workdir and may contain any other files.
+    If the folder contains the file `marker`, it is a workdir and may contain any other files.
     """
     try:
         names = sorted(entry.name for entry in workdir.iterdir()) if workdir.exists() else []

@@ -160,11 +160,11 @@ def atomic_directory(
     files are moved one by one, and `last_file` is moved last.
 
     `kind` names the kind of directory in messages, such as `corpus`. `replaceable` maps a file that identifies such a
-    directory, such as `manifest.json`, to patterns of all names in it. A directory without such a file, or with names
-    that match none of its patterns, is not of this kind.
+    directory, such as `manifest.json`, to patterns of the names that may be in it. With `overwrite`, a directory is
+    replaced if it contains such a file, and all its names match the patterns.
 
-    Raises a UsageError if `path` exists, unless it is empty, or it is of this kind and `overwrite` is set. Also raises
-    a UsageError if another process is writing to a local `path`.
+    Raises a UsageError if `path` exists, is not empty and may not be replaced, or if another process is writing to a
+    local `path`.
     """
     make = _remote_directory(epath.Path(path), last_file) if is_remote(path) else _local_directory(Path(path))
     try:

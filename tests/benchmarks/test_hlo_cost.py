@@ -102,7 +102,8 @@ def test_flops_of_convolutions_exclude_padding_and_dilation():
         "bf16[16,512,768]", "bf16[1,768,3072]", "bf16[16,512,3072]", "window={size=1}, dim_labels=0bf_0io->0bf"
     )
     assert flops == 2 * 16 * 512 * 768 * 3072
-    # [B, L, D] x [H, K, D] to [B, L, H, K]. The heads form a window, of which all positions but one are on padding.
+    # [B, L, D] x [H, K, D] to [B, L, H, K]. XLA writes the heads as a convolution window of 12. At each output, 11 of
+    # its positions are on padding, and cost nothing.
     flops = convolved(
         *("bf16[16,512,768,1]", "bf16[12,64,768,1]", "bf16[16,512,12,64]"),
         "window={size=1x12 pad=0_0x11_11 rhs_reversal=0x1}, dim_labels=0bf1_1oi0->0b1f",

@@ -56,7 +56,7 @@ def test_each_document_with_an_answer_is_a_question(tmp_path):
         start = question.answer_start
         assert question.context[start : start + len(question.answers[0])] == question.answers[0]
     assert set(by_id["tc_1--a.txt"].answers) == {"city of kings", "Lima", "lima peru", "City of Kings"}
-    # The context is the first 400 words, with the document's white space.
+    # The context is the first 400 words, with the document's whitespace.
     assert by_id["tc_1--late.txt"].context == LATE.removesuffix(" is late")
     assert (stats.read, stats.used) == (6, 4)
     assert {reason: skipped["rows"] for reason, skipped in stats.skipped.items()} == {

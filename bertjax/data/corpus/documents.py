@@ -31,7 +31,7 @@ _DOC_CLOSE = re.compile(r"^</doc>", re.MULTILINE)
 _TITLE = re.compile(r'\btitle="(.*?)"(?:\s+\w+="|>\s*$)')
 # Longer paragraphs are divided: `sentencex` pairs quotes, so an unclosed quote would hide all later sentence ends.
 _MAX_PARAGRAPH_CHARS = 1 << 16
-# Characters to replace by spaces, because `sentencex` fails next to white space of several UTF-8 bytes. U+0085 is not
+# Characters to replace by spaces, because `sentencex` fails next to whitespace of several UTF-8 bytes. U+0085 is not
 # one of them: it is removed, as in BERT's tokenizer.
 _WIDE_SPACES = re.compile("[\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
 _SENTENCE_END = re.compile("[.!?:;\u2026\u3002][\"'\u2019\u201d)\\]*_]*$")
@@ -41,7 +41,7 @@ _SHORT_LINE = 0.8
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """A document or a piece of a document.
+    """A document, or a piece of a document of more than `MAX_PIECE_CHARS` characters.
 
     Attributes:
       text: text of the source, unchanged.
@@ -86,6 +86,7 @@ def _documents(
 
 
 def _split_piece(buffer: str, problems: Counter[str]) -> int:
+    """Returns an index at which to split a long document, and counts the split unless it is at a line end."""
     at = split_point(buffer, MAX_PIECE_CHARS)
     # The newline may begin a blank line, so it belongs to the next piece of the text.
     if buffer[at - 1] == "\n":
@@ -95,7 +96,9 @@ def _split_piece(buffer: str, problems: Counter[str]) -> int:
 
 
 def prose(blocks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
-    """Yields the documents of running text. The first megabyte of the file determines which of these layouts it has:
+    """Yields the documents of running text.
+
+    The first megabyte of the file determines its layout, one of these:
 
     - Lines wrapped at a fixed width: paragraphs end at blank or short lines, and the file is one document.
     - One paragraph per line, without blank lines or with a blank line after each paragraph: the file is one document.
@@ -117,13 +120,13 @@ def prose(blocks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
 def wiki(blocks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
     """Yields the articles of WikiExtractor output. Removes the first line of an article if it repeats the title."""
     buffer = ""
-    inside = continues = False
+    inside = continues = False  # Whether the buffer begins in an article, and not with its first piece.
     ended = False
     while not ended:
         block = next(blocks, None)
         ended = block is None
         buffer += block or ""
-        # The last line may be an incomplete tag.
+        # Search complete lines only: the last one may be an incomplete tag.
         ready = len(buffer) if ended else buffer.rfind("\n") + 1
         position = 0
         while True:
@@ -131,7 +134,7 @@ def wiki(blocks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
             if not tag:
                 break
             if not inside and not ended and buffer.find("\n", tag.end()) < 0:
-                break  # The line after the tag may be the title.
+                break  # Wait for the line after the tag, which `_after_title` compares with the title.
             between = buffer[position : tag.start()]
             position = tag.end()
             if inside:
@@ -183,7 +186,7 @@ def batches(texts: Iterable[Text]) -> Iterator[list[Text]]:
 
 
 def split_sentences(text: str, layout: str, problems: Counter[str]) -> list[str]:
-    """Returns the sentences of a text, without surrounding white space and without empty sentences.
+    """Returns the sentences of a text, without surrounding whitespace and without empty sentences.
 
     Args:
       text: a document, or a piece of one.

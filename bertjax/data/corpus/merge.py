@@ -102,8 +102,8 @@ def _count(shards: Sequence[Shard], heldout_below: int) -> dict[str, dict[str, i
 def min_documents(documents: int) -> int:
     """Returns the minimum number of documents per split of a corpus that has `documents` documents in total.
 
-    The minimum is 2, because a NotNext sentence comes from a different document of the same split. A corpus of 2 or 3
-    documents has the minimum 1, and a corpus of one document has the minimum 0.
+    The minimum is 2 if the corpus has at least 4 documents, because a NotNext segment comes from another document of
+    the same split. It is 1 for 2 or 3 documents, and 0 for one document.
     """
     return 2 if documents >= 4 else int(documents >= 2)
 

@@ -31,7 +31,7 @@ _PROBLEMS = {
     "empty_files": "{} files were empty",
     "files_named_again": "{} files matched more than one --input and were read once",
     "invalid_utf8_bytes": "{} bytes were not UTF-8 and were replaced",
-    "long_sentence_cuts": "{} cuts were made in long text without a sentence end, at white space if possible",
+    "long_sentence_cuts": "{} cuts were made in long text without a sentence end, at whitespace if possible",
     "no_heldout_document": "no document could be held out: there are too few different documents for an evaluation set",
     "nul_characters": "{} NUL characters were skipped",
     "paragraphs_not_split": "{} paragraphs could not be split into sentences and became one sentence each",

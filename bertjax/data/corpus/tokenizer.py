@@ -198,7 +198,7 @@ class Tokenizer:
         if not isinstance(text, str):
             raise UsageError(f"text must be a str, not {quoted(text)}; encode one text at a time")
         if self.vocabulary.kind == WORDPIECE:
-            # Split only at spaces. Other white space may not separate words: cleaning removes U+000B, for example, so
+            # Split only at spaces. Other whitespace may not separate words: cleaning removes U+000B, for example, so
             # the characters around it belong to one word.
             return list(chain.from_iterable(map(self._chunk_ids.__getitem__, text.split(" "))))
         return self._sentencepiece.encode(self._sentencepiece_text(text))

@@ -70,10 +70,10 @@ def eval_batches(examples: Examples, batching: Batching, shard: DataShard) -> It
 def make_batch(
     examples: Examples, indices: np.ndarray, length: int, batch_size: int, shard: DataShard
 ) -> dict[str, np.ndarray]:
-    """Builds one process's rows of a batch, padded to `length` tokens and `batch_size` global rows.
+    """Builds this process's B rows of a global batch of `batch_size` rows.
 
-    `indices` lists the examples of the global batch: at most `batch_size` example indices. Sequences are truncated to
-    `length` tokens.
+    `indices` lists the examples of the global batch, at most `batch_size`. Padding rows complete the batch. Sequences
+    are truncated or padded to `length` tokens, L.
 
     Returns:
       `input_mask`: int32 [B, L], or [B, C, L] for C > 1 sequences per example.

@@ -119,7 +119,7 @@ def encode_rows(
 
 
 def read_label(row: Row, column: str, stats: ReadStats) -> str:
-    """Returns the label of a row without surrounding white space. The label may be empty."""
+    """Returns the label of a row without surrounding whitespace. The label may be empty."""
     label = row.fields[column]
     if not isinstance(label, str):
         raise UsageError(f"{stats.file} line {row.line}: {column} is a list; it must be one label")

@@ -117,10 +117,10 @@ class _RowLayout:
     """Layout of packed rows, which contain one or more pairs, one after the other.
 
     Most packed rows contain a single pair. Therefore, the first pair of each row is copied as a whole, and only the
-    elements of the row's other pairs are scattered.
+    tokens of the row's other pairs are scattered, one by one.
 
     Attributes:
-      starts: start of each pair in its row, int32 [N].
+      starts: index of each pair's first token in its row, int32 [N] for N pairs.
     """
 
     def __init__(self, slots: tf.Tensor, lengths: tf.Tensor, width: int) -> None:

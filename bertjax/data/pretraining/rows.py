@@ -149,7 +149,7 @@ def tile_lookup(tokens: int, width: int, key: np.uint64 | None) -> Callable[[tf.
         zero = tf.zeros_like(rows)
         offset = zero
         if key is not None:
-            # Clear the sign bit.
+            # Shift right by one bit, so that the number is not negative as int64.
             shift = tf.bitwise.right_shift(_hash(key, epochs), tf.constant(1, tf.uint64))
             offset = tf.math.floormod(tf.cast(shift, tf.int64), tokens)
         start = rows * width

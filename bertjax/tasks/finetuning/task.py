@@ -238,12 +238,12 @@ class FinetuningTask(task.Task):
             self.num_eval_batches = -(-len(self.evaluated_examples) // self.config.data.eval_batch_size)
             if not self.is_labeled():
                 self.evaluation_problem = (
-                    f"{self.evaluated_on()} contains no labels, so there are no metrics; use `bertjax predict`, or "
+                    f"{self.eval_data_name()} contains no labels, so there are no metrics; use `bertjax predict`, or "
                     "evaluate the dev set with --config.data.eval_split=dev"
                 )
         not_evaluated = "no data; the last checkpoint is kept"
         self.results = {
-            "evaluated_on": self.evaluated_on() if evaluated else not_evaluated,
+            "evaluated_on": self.eval_data_name() if evaluated else not_evaluated,
             "files": [vars(stats) for stats in self.read_stats],
         }
         self.notes = (
@@ -255,8 +255,8 @@ class FinetuningTask(task.Task):
         hashes = [part.fingerprint() for part in (self.train_examples, self.eval_examples) if part is not None]
         self.data_hash = hashlib.sha256(json.dumps([hashes, self.hashed_answers()]).encode()).hexdigest()
 
-    def evaluated_on(self) -> str:
-        """Returns the name of the file or data set with the evaluation examples, for messages and results."""
+    def eval_data_name(self) -> str:
+        """Returns the name of the file or dataset with the evaluation examples, for messages and results."""
         return self.read_stats[-1].file
 
     def _check_examples(self) -> None:

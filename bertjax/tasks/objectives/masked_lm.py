@@ -100,7 +100,7 @@ class MaskedLm(PretrainingObjective):
 class MaskedLmOnPairs(MaskedLm):
     """Masked LM without next-sentence prediction, on rows of sentence pairs (No NSP in Table 5 of the paper)."""
 
-    def edit_batches(self, batches: Iterator[NumpyBatch]) -> Iterator[NumpyBatch]:
+    def postprocess_batches(self, batches: Iterator[NumpyBatch]) -> Iterator[NumpyBatch]:
         """Sets next-sentence labels to -1, which the loss ignores."""
         name = "next_sentence_labels"
         return ({**batch, name: np.full_like(batch[name], -1)} for batch in batches)

@@ -64,7 +64,7 @@ class PretrainingObjective(Objective):
         """Returns the `RowSource`, which converts token spans of the corpus to batch rows. Imports TensorFlow."""
         raise NotImplementedError
 
-    def edit_batches(self, batches: Iterator[NumpyBatch]) -> Iterator[NumpyBatch]:
+    def postprocess_batches(self, batches: Iterator[NumpyBatch]) -> Iterator[NumpyBatch]:
         """Changes batches for the objective, for example sets next-sentence labels to -1 (default: no change)."""
         return batches
 

@@ -42,7 +42,7 @@ def test_wrapped_lines_are_joined():
 
 
 def test_text_with_unicode_spaces_loses_no_character():
-    # `sentencex` fails next to white space of several UTF-8 bytes, so `split_sentences` replaces or drops it.
+    # `sentencex` fails next to whitespace of several UTF-8 bytes, so `split_sentences` replaces or drops it.
     problems = Counter()
     sentences = split_sentences("B\u2028. \u00e9 J\u3000. e. \u00a0A\u00a0B. C\x85D", PARAGRAPHS, problems)
     assert "".join("".join(sentences).split()) == "B.\u00e9J.e.AB.CD"
