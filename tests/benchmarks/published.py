@@ -134,8 +134,6 @@ def train_pytorch(task_name: str, seed: int, path: str) -> float:
             output = forward(batch)
             if task_name == "squad":
                 logits = {"start": output.start_logits.numpy(), "end": output.end_logits.numpy()}
-            elif task_name == "ner":
-                logits = {"predictions": output.logits.argmax(-1).numpy()}
             else:
                 array = output.logits.numpy()
                 logits = {"logits": array[:, 0] if task_name == "stsb" else array}
