@@ -11,6 +11,7 @@ from tiny_config import tiny_config
 
 import bertjax
 from bertjax.config.mesh import MeshConfig
+from bertjax.convert.convert import convert
 from bertjax.data.finetuning.examples import make_examples
 from bertjax.inference.encode import encode_batches, pack_batches
 from bertjax.inference.loaded_model import InferenceDefaults, LoadedModel
@@ -90,8 +91,18 @@ def test_encode_uses_the_pooling_of_a_sentence_transformers_folder(pretrained, t
     fields = {"word_embedding_dimension": 16, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
     (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(fields))
     bert = bertjax.load(tmp_path)
-    np.testing.assert_array_equal(bert.encode(TEXTS).pooled, bert.encode(TEXTS, pooling="mean").pooled)
+    mean = bert.encode(TEXTS, pooling="mean").pooled
+    np.testing.assert_array_equal(bert.encode(TEXTS).pooled, mean)
     assert bert.encode(TEXTS, pooling=None).last_hidden_state is not None
+    # Both formats keep the pooling.
+    bert.replace(bert.params).save(tmp_path / "saved")
+    convert(str(tmp_path / "saved"), str(tmp_path / "converted"), "huggingface", overwrite=False)
+    for name in ("saved", "converted"):
+        np.testing.assert_allclose(bertjax.load(tmp_path / name).encode(TEXTS).pooled, mean, atol=1e-6)
+    # Two poolings at a time are not supported.
+    fields["pooling_mode_cls_token"] = True
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(fields))
+    assert bertjax.load(tmp_path).encode(TEXTS).last_hidden_state is not None
     (tmp_path / "1_Pooling" / "config.json").write_text("")
     with pytest.raises(bertjax.UsageError, match="cannot read the config .*1_Pooling/config.json"):
         bertjax.load(tmp_path)
@@ -140,7 +151,12 @@ def test_user_defined_output_layer_is_saved_and_loaded(bert, tmp_path):
 
 def test_replace_refuses_parameters_that_do_not_fit_the_model(bert):
     params = dict(bert.params)
+    with pytest.raises(bertjax.UsageError, match="params is None; pass a nested dictionary"):
+        bert.replace(None)
+    with pytest.raises(bertjax.UsageError, match="cannot save to hf:me/model; save to a folder, then upload it"):
+        bert.save("hf:me/model")
     for changed, options, message in (
+        ({**params, "classifier": {"bias": np.ones(2)}}, {}, "unknown parameters: classifier/bias; set output_kind"),
         ({**params, "extra": {"kernel": np.ones(2)}}, {}, "unknown parameters: extra/kernel"),
         ({**params, "pooler": {"dense": {"kernel": np.ones((16, 16))}}}, {}, "lacks pooler/dense/bias"),
         ({}, {}, "params lacks encoder/"),

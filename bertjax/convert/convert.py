@@ -16,7 +16,7 @@ from bertjax.convert import huggingface, model_card, names
 from bertjax.convert import tensorflow1 as tensorflow
 from bertjax.convert.huggingface_tokenizer import FILES as TOKENIZER_FILES
 from bertjax.convert.huggingface_tokenizer import read_tokenizer
-from bertjax.convert.portable import WORKDIR_FILES, PortableCheckpoint, read_workdir, write_workdir
+from bertjax.convert.portable import WORKDIR_FILES, PortableCheckpoint, read_config, read_workdir, write_workdir
 from bertjax.data.corpus.vocabulary import Vocabulary, open_vocabulary, workdir_vocabulary
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, resolve_checkpoint_path, workdir_of
@@ -46,8 +46,8 @@ def local_checkpoint(path: str | os.PathLike) -> str:
         pickles = [name for name in hub.file_names(address) if name in huggingface.PICKLES]
         if not pickles:
             raise UsageError(f"{address} contains no {huggingface.WEIGHTS}; use a repository of a BERT model")
-        name = hub.parse(address)[0]
-        raise huggingface.pickle_error(name, pickles[0], "BertForPreTraining", name.split("/")[-1])
+        name, class_name = hub.parse(address)[0], huggingface.class_of(read_config(folder / huggingface.CONFIG))
+        raise huggingface.pickle_error(name, pickles[0], class_name, name.split("/")[-1])
     return str(folder)
 
 
@@ -141,6 +141,8 @@ def save(checkpoint: PortableCheckpoint, destination: str | os.PathLike, fmt: st
     """
     if fmt not in FORMATS:
         raise UsageError(f"unknown format {fmt!r}; use one of {', '.join(FORMATS)}")
+    if hub.is_hub(destination):
+        raise UsageError(f"cannot save to {destination}; save to a folder, then upload it with bertjax convert")
     target = Path(os.path.realpath(Path(destination).expanduser()))
     with atomic_directory(target, overwrite, "checkpoint", _REPLACEABLE) as folder:
         _write(checkpoint, Path(folder), target, fmt, {"source": "bertjax.Pretrained.save"})
@@ -171,7 +173,8 @@ def upload(source: str, address: str, overwrite: bool) -> str:
     if run is not None and is_converted(run):
         run = None
     checkpoint = read_checkpoint(path)
-    card = model_card.model_card(hub.parse(address)[0], run, checkpoint.output_kind, _size(checkpoint))
+    has_masked_lm = names.MASKED_LM in checkpoint.modules
+    card = model_card.model_card(hub.parse(address)[0], run, checkpoint.output_kind, has_masked_lm, _size(checkpoint))
     with tempfile.TemporaryDirectory(prefix="bertjax-") as parent:
         folder = Path(parent, "model")
         save(checkpoint, folder, HUGGINGFACE, overwrite=False)

@@ -14,12 +14,16 @@ from bertjax.convert.huggingface_tokenizer import FILES as TOKENIZER_FILES
 from bertjax.convert.huggingface_tokenizer import VOCABULARY, read_tokenizer, write_tokenizer
 from bertjax.convert.portable import (
     DEFAULT_EPSILON,
+    POOLING,
+    POOLING_FOLDER,
     PortableCheckpoint,
     check_vocabulary_size,
     parameter_table,
     parse_bert_config,
     read_config,
+    read_pooling,
     shared_fields,
+    write_pooling,
 )
 from bertjax.errors import BertjaxError, UsageError, listed
 from bertjax.inference.output_kinds import OUTPUT_KINDS
@@ -30,12 +34,9 @@ CONFIG = "config.json"
 WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 # Files of an exported checkpoint. A folder that contains other files is never overwritten.
-FILES = (CONFIG, WEIGHTS, *TOKENIZER_FILES)
-# Config file of sentence-transformers' pooling module, and its field for each pooling mode.
-_POOLING = "1_Pooling/config.json"
-_POOLINGS = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens"}
+FILES = (CONFIG, WEIGHTS, POOLING_FOLDER, *TOKENIZER_FILES)
 # Files to download for a model on the hub.
-READ_FILES = (CONFIG, WEIGHTS, _INDEX, "model-*-of-*.safetensors", _POOLING, *TOKENIZER_FILES)
+READ_FILES = (CONFIG, WEIGHTS, _INDEX, "model-*-of-*.safetensors", POOLING, *TOKENIZER_FILES)
 # Activations by their names in transformers, where `gelu` is the exact erf form, unlike in google-research/bert.
 _ACTIVATIONS = {"gelu": "gelu_erf", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
 _FIELD_TYPES = {"hidden_act": str, "architectures": list, "num_labels": int, "id2label": dict}
@@ -88,7 +89,7 @@ def read(folder: Path) -> PortableCheckpoint:
     )
     vocabulary, notes = read_tokenizer(folder)
     check_vocabulary_size(vocabulary, config, folder)
-    shapes, read_array = open_weights(folder, _class_of(hf_config))
+    shapes, read_array = open_weights(folder, class_of(hf_config))
     prefix = "" if any(name.startswith("bert.") for name in shapes) else "bert."
     stored_names = {_canonical_name(name, prefix): name for name in shapes}
     if len(stored_names) < len(shapes):
@@ -120,7 +121,7 @@ def read(folder: Path) -> PortableCheckpoint:
     if output_kind == CLASSES and len(labels) == 1:
         # As in transformers, a single output means regression.
         labels = ()
-    return PortableCheckpoint(config, params, vocabulary, output_kind, labels, tuple(notes))
+    return PortableCheckpoint(config, params, vocabulary, output_kind, labels, tuple(notes), read_pooling(folder))
 
 
 def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
@@ -141,6 +142,7 @@ def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
     # Let other users read the file; safetensors makes it readable only for its owner.
     (folder / WEIGHTS).chmod(0o644)
     (folder / CONFIG).write_text(json.dumps(hf_config, indent=2) + "\n", encoding="utf-8")
+    write_pooling(checkpoint, folder)
     return [*notes, *write_tokenizer(checkpoint.vocabulary, checkpoint.config, folder)]
 
 
@@ -169,12 +171,13 @@ def _read_supported_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _class_of(config: dict[str, Any]) -> str:
+def class_of(config: dict[str, Any]) -> str:
+    """Returns the name of the transformers class of a checkpoint (default: `BertModel`)."""
     return (config.get("architectures") or ["BertModel"])[0]
 
 
 def _output_kind(config: dict[str, Any]) -> str:
-    class_name = _class_of(config)
+    class_name = class_of(config)
     if not isinstance(class_name, str) or class_name not in _CLASSES:
         raise UsageError(f"unsupported architecture: {class_name!r}; use one of {', '.join(_CLASSES)}")
     output_kind = _CLASSES[class_name][0]
@@ -256,13 +259,6 @@ def _make_config(checkpoint: PortableCheckpoint, class_name: str) -> dict[str, A
     if checkpoint.output_kind == MULTILABEL:
         config["problem_type"] = _MULTILABEL_PROBLEM
     return config
-
-
-def read_pooling(folder: Path) -> str:
-    """Returns the pooling mode of a sentence-transformers folder: `cls`, `mean`, or "" if missing or unsupported."""
-    file = folder / _POOLING
-    config = read_config(file) if file.is_file() else {}
-    return next((name for name, field in _POOLINGS.items() if config.get(field)), "")
 
 
 def has_weights(path: Path) -> bool:

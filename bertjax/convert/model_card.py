@@ -15,7 +15,7 @@ CONFIG_FILE = "bertjax_config.json"
 _DATA_FIELDS = ("task", "path", "train_file", "dev_file", "eval_file", "corpus", "eval_split")
 
 
-def model_card(repository: str, workdir: epath.Path | None, output_kind: str, size: str) -> str:
+def model_card(repository: str, workdir: epath.Path | None, output_kind: str, has_masked_lm: bool, size: str) -> str:
     """Returns the card of a repository `ORG/NAME` in Markdown.
 
     `workdir` is None if bertjax did not train the checkpoint, and `output_kind` is "" if it has no output layer.
@@ -25,14 +25,15 @@ def model_card(repository: str, workdir: epath.Path | None, output_kind: str, si
 
     config, results, data = (_read(workdir, name) for name in (CONFIG, RESULTS, DATA))
     source = (data.get("init_from") or {}).get("source", "")
+    pretrained = "fill-mask" if has_masked_lm else "feature-extraction"
     header = ModelCardData(
         library_name="transformers",
-        pipeline_tag=OUTPUT_KINDS[output_kind].pipeline if output_kind else "fill-mask",
+        pipeline_tag=OUTPUT_KINDS[output_kind].pipeline if output_kind else pretrained,
         base_model=hub.parse(source)[0] if source else None,
         tags=["bert", "bertjax"],
     )
     name = repository.split("/")[-1]
-    sections = [f"# {name}", f"BERT, {size}, trained with bertjax and converted to transformers."]
+    sections = [f"# {name}", f"BERT, {size}, {'trained with' if workdir else 'converted by'} bertjax."]
     if config:
         sections += ["## Task and data", _data_list(config, results)]
     metrics = {name: value for name, value in results.items() if isinstance(value, float)}

@@ -41,8 +41,12 @@ from bertjax.training.parameters import load_params_on_host, save_params
 from bertjax.training.workdir import CONFIG, ORIGIN
 from bertjax.utils.io import AnyPath, read_json_object
 
+# Folder and file of sentence-transformers' pooling module, and its field for each pooling mode. Workdirs use them, too.
+POOLING_FOLDER = "1_Pooling"
+POOLING = f"{POOLING_FOLDER}/config.json"
+_POOLING_FIELDS = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens"}
 # Files and folders of a converted workdir. A folder with other files is never overwritten.
-WORKDIR_FILES = (ORIGIN, CONFIG, OUTPUT_LAYER, ENTRY, CHECKPOINTS, *VOCABULARY_FILES.values())
+WORKDIR_FILES = (ORIGIN, CONFIG, OUTPUT_LAYER, ENTRY, CHECKPOINTS, POOLING_FOLDER, *VOCABULARY_FILES.values())
 # Kinds of models that can be converted to other formats.
 _KINDS = {model.KIND for model in (EncoderModel, PretrainingModel, SequenceModel, TokenModel)}
 _REQUIRED_FIELDS = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
@@ -67,6 +71,7 @@ class PortableCheckpoint:
       output_kind: kind of the output layer (default: "", no output layer).
       labels: names of classes, labels or tags in the order of their ids (default: (), no labels).
       notes: messages about the import, for the user.
+      pooling: pooling mode of a sentence-transformers model, `cls` or `mean` (default: "", no pooling).
     """
 
     config: ModelConfig
@@ -75,6 +80,7 @@ class PortableCheckpoint:
     output_kind: str = ""
     labels: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    pooling: str = ""
 
     @property
     def num_outputs(self) -> int:
@@ -109,7 +115,7 @@ def parameter_table(config: ModelConfig, output_kind: str, num_outputs: int) -> 
     return bert_parameters(config, num_outputs, {fmt: name for fmt, name in kernels.items() if name})
 
 
-def read_config(file: Path) -> dict[str, Any]:
+def read_config(file: AnyPath) -> dict[str, Any]:
     """Reads the JSON config of a Hugging Face or google-research/bert checkpoint."""
     try:
         return read_json_object(file)
@@ -187,13 +193,38 @@ def read_workdir(path: AnyPath) -> PortableCheckpoint:
             "checkpoint itself"
         )
     layer = read_output_layer(workdir)
+    params, notes = load_params_on_host(checkpoint), ()
+    # Leave out a next-sentence head that the run did not train.
+    objective = read_json_object(workdir / CONFIG)["data"].get("objective", "nsp")
+    if objective != "nsp":
+        params = {path: array for path, array in params.items() if not path.startswith(f"{NEXT_SENTENCE}/")}
+        notes = (f"left out the next-sentence head, which objective={objective} does not train",)
     return PortableCheckpoint(
         config,
-        load_params_on_host(checkpoint),
+        params,
         workdir_vocabulary(workdir),
         layer.kind if layer else "",
         layer.labels if layer else (),
+        notes,
+        read_pooling(workdir),
     )
+
+
+def read_pooling(folder: AnyPath) -> str:
+    """Returns the pooling mode of a folder with `POOLING`: `cls`, `mean`, or "" if it is missing or unsupported."""
+    file = folder / POOLING
+    config = read_config(file) if file.exists() else {}
+    modes = {name for name, is_set in config.items() if name.startswith("pooling_mode_") and is_set is True}
+    return next((name for name, field in _POOLING_FIELDS.items() if modes == {field}), "")
+
+
+def write_pooling(checkpoint: PortableCheckpoint, folder: Path) -> None:
+    """Writes `POOLING` if the checkpoint has a pooling mode."""
+    if checkpoint.pooling:
+        (folder / POOLING_FOLDER).mkdir()
+        modes = {field: name == checkpoint.pooling for name, field in _POOLING_FIELDS.items()}
+        fields = {"word_embedding_dimension": checkpoint.config.hidden_size, **modes}
+        (folder / POOLING).write_text(json.dumps(fields, indent=2) + "\n")
 
 
 def write_workdir(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
@@ -210,5 +241,6 @@ def write_workdir(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
         files[OUTPUT_LAYER] = OutputLayer(kind, checkpoint.labels).as_json()
     for name, content in files.items():
         (folder / name).write_bytes(content)
+    write_pooling(checkpoint, folder)
     save_params(epath.Path(folder), checkpoint.params, checkpoint.model_description, checkpoint.config.architecture)
     return []

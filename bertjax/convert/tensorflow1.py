@@ -150,7 +150,7 @@ def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
     kind = OUTPUT_KINDS.get(checkpoint.output_kind)
     if kind and not kind.tensorflow_kernel:
         raise UsageError(
-            f"google-research/bert has no output layer for {checkpoint.output_kind}; use --format huggingface"
+            f"google-research/bert has no output layer for {checkpoint.output_kind}; use the format huggingface"
         )
     config, notes = checkpoint.config, []
     tf_config = shared_fields(config, names.TENSORFLOW)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,9 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh, Sharding
 
 from bertjax.config.mesh import MeshConfig
-from bertjax.convert import huggingface
 from bertjax.convert.convert import BERTJAX, detect_format, local_checkpoint, read_checkpoint
 from bertjax.convert.names import CLASSIFIER
-from bertjax.convert.portable import PortableCheckpoint
+from bertjax.convert.portable import PortableCheckpoint, read_pooling
 from bertjax.data.corpus.vocabulary import Vocabulary, workdir_vocabulary
 from bertjax.errors import UsageError, listed, quoted
 from bertjax.inference.loaded_model import InferenceDefaults, LoadedModel, build_known_model
@@ -50,8 +49,7 @@ def load_model(path: str | Path, mesh: Mesh | None = None) -> LoadedModel:
         logger.info(note)
     if checkpoint.vocabulary is None:
         raise UsageError(f"{path} lacks vocab.txt; copy the model's vocabulary to this folder")
-    pooling = huggingface.read_pooling(Path(local).expanduser())
-    return _put_on_mesh(checkpoint, checkpoint.vocabulary, str(path), mesh, pooling)
+    return _put_on_mesh(checkpoint, checkpoint.vocabulary, str(path), mesh)
 
 
 def load_workdir(path: str | epath.Path, mesh: Mesh | None = None) -> LoadedModel:
@@ -72,6 +70,7 @@ def load_workdir(path: str | epath.Path, mesh: Mesh | None = None) -> LoadedMode
         _read_inference_defaults(checkpoint),
         mesh,
         str(path),
+        read_pooling(workdir),
     )
 
 
@@ -100,6 +99,8 @@ def with_params_and_output_layer(
     `params` is a nested dictionary of arrays. `output_kind` is the kind of output layer ("": no output layer), and
     `labels` contains the names of its outputs.
     """
+    if not isinstance(params, Mapping):
+        raise UsageError(f"params is {quoted(params)}; pass a nested dictionary of arrays, like the property params")
     arrays = {name: np.asarray(array, np.float32) for name, array in flatten_dict(params, sep="/").items()}
     if output_kind and output_kind not in OUTPUT_KINDS:
         raise UsageError(f"unknown output kind {output_kind!r}; use one of {', '.join(OUTPUT_KINDS)}")
@@ -109,13 +110,14 @@ def with_params_and_output_layer(
     is_named = not isinstance(labels, str) and all(isinstance(name, str) and name for name in names)
     if not is_named or len({*names}) < len(names):
         raise UsageError(f"labels={quoted(labels)} is invalid; pass a list of different, nonempty strings")
-    checkpoint = PortableCheckpoint(model.config, arrays, model.vocabulary, output_kind, names)
+    checkpoint = PortableCheckpoint(model.config, arrays, model.vocabulary, output_kind, names, pooling=model.pooling)
     if names and len(names) != checkpoint.num_outputs:
         raise UsageError(f"labels has {len(names)} names, but the output layer has {checkpoint.num_outputs} outputs")
     layers = (model.config.num_hidden_layers,)
     expected = {each.path: (layers if each.is_layered else ()) + each.shape for each in checkpoint.parameters}
     if unknown := sorted(arrays.keys() - expected.keys()):
-        raise UsageError(f"params contains unknown parameters: {listed(unknown)}; remove them")
+        fix = "set output_kind" if any(name.startswith(f"{CLASSIFIER}/") for name in unknown) else "remove them"
+        raise UsageError(f"params contains unknown parameters: {listed(unknown)}; {fix}")
     for name, array in arrays.items():
         if array.shape != expected[name]:
             raise UsageError(f"params: {name} has shape {array.shape}, but the model needs {expected[name]}")
@@ -130,7 +132,12 @@ def to_portable(model: LoadedModel) -> PortableCheckpoint:
     layer = model.output_layer
     arrays = {name: np.asarray(array) for name, array in flatten_dict(jax.device_get(model.params), sep="/").items()}
     checkpoint = PortableCheckpoint(
-        model.config, arrays, model.vocabulary, layer.kind if layer else "", layer.labels if layer else ()
+        model.config,
+        arrays,
+        model.vocabulary,
+        layer.kind if layer else "",
+        layer.labels if layer else (),
+        pooling=model.pooling,
     )
     if checkpoint.model_description["kind"] != model.model_description["kind"]:
         raise UsageError(
@@ -147,9 +154,7 @@ def _with_auto_axes(mesh: Mesh) -> Mesh:
     return Mesh(mesh.devices, MESH_AXES)
 
 
-def _put_on_mesh(
-    checkpoint: PortableCheckpoint, vocabulary: Vocabulary, path: str, mesh: Mesh | None, pooling: str = ""
-) -> LoadedModel:
+def _put_on_mesh(checkpoint: PortableCheckpoint, vocabulary: Vocabulary, path: str, mesh: Mesh | None) -> LoadedModel:
     """Builds a `LoadedModel` from an in-memory checkpoint, with parameters on a mesh (default: all devices)."""
     mesh = mesh or make_mesh(MeshConfig())
     # A single device needs no shardings, so skip tracing the model, which takes 0.3 s.
@@ -167,7 +172,7 @@ def _put_on_mesh(
         InferenceDefaults(),
         mesh,
         path,
-        pooling,
+        checkpoint.pooling,
     )
 
 

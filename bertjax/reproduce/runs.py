@@ -100,6 +100,13 @@ def start(scale: Scale, args: Mapping[str, Any], model: str, seed: int = 1) -> R
     return bert(scale, args, getattr(scale, model), seed)
 
 
+def scale_note(scale: Scale, args: Mapping[str, Any]) -> str:
+    """Returns the description of the scale. Released checkpoints replace the BASE that it describes."""
+    if scale.name != PAPER and any(args.get(name) for name in RELEASED):
+        return f"the settings of scale={scale.name}, with released checkpoints"
+    return scale.description
+
+
 def model_notes(scale: Scale, args: Mapping[str, Any]) -> list[str]:
     """Returns notes that name the models of the rows BASE and LARGE."""
     notes = []

@@ -17,6 +17,7 @@ from bertjax.tasks.finetuning.output_layer import MULTILABEL, OUTPUT_LAYER, read
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import workdir_of
 from bertjax.training.checkpoint_metadata import read_metadata, saved_architecture
+from bertjax.training.workdir import read_origin
 from bertjax.utils.io import read_json
 
 logger = logging.getLogger(__name__)
@@ -100,9 +101,11 @@ def check_vocabulary(task: Task, checkpoint: epath.Path) -> None:
     expected = json.loads(task.workdir_files[ENTRY])["sha256"]
     saved = workdir_vocabulary(workdir_of(checkpoint)).sha256
     if saved != expected:
-        vocabulary = file.parent / read_json(file)["file"]
+        # A converted checkpoint is named by its source, because the folder of the conversion may be removed.
+        origin = read_origin(workdir_of(checkpoint))
+        vocabulary = origin.get("address") or origin.get("source") or file.parent / read_json(file)["file"]
         has_field = hasattr(task.config.data, "vocabulary")
-        fix = "omit config.data.vocabulary" if has_field else f"prepare the data with {vocabulary}"
+        fix = "omit config.data.vocabulary" if has_field else f"prepare the data with --vocab {vocabulary}"
         raise UsageError(
             f"the vocabulary of {checkpoint} differs from the data's vocabulary (SHA-256 {saved[:12]} and "
             f"{expected[:12]}); {fix}"

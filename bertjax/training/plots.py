@@ -8,7 +8,7 @@ import numpy as np
 from etils import epath
 
 from bertjax.metrics.report import ClassReport, truncate_name
-from bertjax.training.metrics import EVAL_PREFIX
+from bertjax.training.metrics import EVAL_PREFIX, is_total_loss
 from bertjax.utils.io import atomic_file
 
 # Maximum numbers of classes for which the names and the counts of a confusion matrix are legible.
@@ -25,9 +25,10 @@ def plot_pretraining(lines: list[dict[str, Any]], path: epath.Path) -> None:
     `lines` are objects of `metrics.jsonl`. Objects without `tokens` are skipped.
     """
     names = _metric_names(lines)
-    objectives = [name.removesuffix("_loss") for name in names if name.endswith("_loss")]
+    losses = [name for name in names if name.endswith("_loss") and not is_total_loss(name, names)]
+    objectives = [name.removesuffix("_loss") for name in losses]
     panels = [
-        [(f"{_OBJECTIVES.get(objective, objective)}: {kind}", (f"{objective}_{kind}",)) for objective in objectives]
+        [(f"{_objective_title(objective)}: {kind}", (f"{objective}_{kind}",)) for objective in objectives]
         for kind in ("loss", "accuracy")
         if any(f"{objective}_{kind}" in names for objective in objectives)
     ]
@@ -36,6 +37,12 @@ def plot_pretraining(lines: list[dict[str, Any]], path: epath.Path) -> None:
     _plot(
         panels, [line for line in lines if "tokens" in line], lambda line: line["tokens"] / 1e6, "million tokens", path
     )
+
+
+def _objective_title(objective: str) -> str:
+    # An evaluation set of its own is a prefix, such as `general` in `general_mlm`.
+    prefix, _, name = objective.rpartition("_")
+    return f"{_OBJECTIVES[name]}, {prefix}" if prefix and name in _OBJECTIVES else _OBJECTIVES.get(name, objective)
 
 
 def plot_finetuning(

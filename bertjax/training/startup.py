@@ -88,7 +88,9 @@ def restore_or_init(
     state = checkpoints.restore_latest(state_shapes)
     if state is None:
         state = init_state(task.objective, optimizer, mesh, random_key(task.config.seed, "init"))
-        if init_from:
+        if not init_from:
+            logger.info("starting at step 0 with random parameters, because --init_from is not set")
+        else:
             checkpoint = find_checkpoint(init_from)
             reinit_params = () if has_output_layer_of(task, checkpoint) else task.reinit_params
             new_pieces = check_initial_vocabulary(task, checkpoint)

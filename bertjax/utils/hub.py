@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bertjax.errors import BertjaxError, UsageError, first_line
+from bertjax.errors import BertjaxError, UsageError, first_line, listed
 
 PREFIX = "hf:"
 
@@ -30,16 +30,19 @@ def download(address: str, patterns: Sequence[str]) -> Path:
     """Downloads the files of a repository that match glob patterns, unless they are cached. Returns the local folder.
 
     `address` is `hf:ORG/NAME[@REVISION]`. The folder's name is the commit that the revision resolves to. Raises a
-    BertjaxError if a file does not match its hash.
+    BertjaxError if files do not match their hashes, and removes these files.
     """
     from huggingface_hub import snapshot_download
 
     repository, revision = parse(address)
     with _one_line_errors(address):
         folder = Path(snapshot_download(repository, revision=revision, allow_patterns=list(patterns)))
-    for file in folder.rglob("*"):
-        if file.is_file():
-            _check_hash(file, address)
+    if damaged := [file for file in sorted(folder.rglob("*")) if file.is_file() and not _matches_hash(file)]:
+        for file in damaged:
+            Path(os.path.realpath(file)).unlink(missing_ok=True)
+            file.unlink()
+        names = listed(str(file.relative_to(folder)) for file in damaged)
+        raise BertjaxError(f"files of {address} do not match their hashes: {names}; run the same command again")
     return folder
 
 
@@ -63,6 +66,8 @@ def upload(folder: Path, address: str, overwrite: bool, message: str) -> str:
     repository, revision = parse(address)
     api = HfApi()
     with _one_line_errors(address):
+        if revision != "main":
+            api.list_repo_files(repository, revision=revision)  # Raises if the branch does not exist.
         url = api.create_repo(repository, exist_ok=True)
         if not overwrite and "config.json" in api.list_repo_files(repository, revision=revision):
             raise UsageError(f"{address} contains a model; use --overwrite to add a commit, or choose another name")
@@ -89,7 +94,7 @@ def _explain(error: BaseException, address: str) -> BertjaxError:
         # The request failed, and the cache does not have the files.
         return _explain(error.__cause__, address)
     if isinstance(error, errors.OfflineModeIsEnabled):
-        return UsageError(f"{address} is not in the cache; unset HF_HUB_OFFLINE to download it")
+        return UsageError(f"{address} is not in the cache; unset HF_HUB_OFFLINE to use the network")
     if isinstance(error, errors.GatedRepoError):
         return UsageError(f"{address} is gated; accept its terms on its page, then set HF_TOKEN")
     if isinstance(error, errors.RepositoryNotFoundError):
@@ -106,8 +111,8 @@ def _explain(error: BaseException, address: str) -> BertjaxError:
     return BertjaxError(f"cannot reach {address}: {first_line(error)}; check the network, then repeat the command")
 
 
-def _check_hash(file: Path, address: str) -> None:
-    """Raises a BertjaxError if the hash of a cached file differs from its name, and removes such a file."""
+def _matches_hash(file: Path) -> bool:
+    """Returns whether the content of a cached file has the hash that the cache uses as its name."""
     blob = Path(os.path.realpath(file))
     if len(blob.name) == 64:
         digest = hashlib.sha256()
@@ -115,12 +120,6 @@ def _check_hash(file: Path, address: str) -> None:
         # The cache names files that are not in Git LFS by their Git blob hash.
         digest = hashlib.sha1(b"blob %d\0" % blob.stat().st_size)
     else:
-        return
+        return True
     with open(blob, "rb") as content:
-        actual = hashlib.file_digest(content, lambda: digest).hexdigest()
-    if actual != blob.name:
-        file.unlink()
-        blob.unlink(missing_ok=True)
-        raise BertjaxError(
-            f"{file.name} of {address} does not match its hash; run the same command again to download it"
-        )
+        return hashlib.file_digest(content, lambda: digest).hexdigest() == blob.name

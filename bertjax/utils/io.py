@@ -177,7 +177,9 @@ def atomic_directory(
                 if not names or not all(any(fnmatch(name, pattern) for pattern in patterns) for name in names):
                     raise UsageError(f"{path} exists and is not a {kind}, or contains other files; choose another path")
                 if not overwrite:
-                    raise UsageError(f"{path} exists; use --overwrite or choose another path")
+                    raise UsageError(
+                        f"{path} exists; use --overwrite (in Python: overwrite=True) or choose another path"
+                    )
             with make as directory:
                 yield directory
     except (FileExistsError, NotADirectoryError) as error:

@@ -42,6 +42,5 @@ def get_table(args: ConfigDict) -> Table:
             run = runs.fine_tuning(scale, args, task, start)
             cells.append(runs.metric_cell(row, column, task, run, metric=metric))
         cells.append(Cell(row, "Average", (), "", mean_of=tuple(_COLUMNS)))
-    return Table(
-        "1", "", scale.description, tuple(cells), ("our scores are measured on dev", *runs.model_notes(scale, args))
-    )
+    notes = ("our scores are measured on dev", *runs.model_notes(scale, args))
+    return Table("1", "", runs.scale_note(scale, args), tuple(cells), notes)

@@ -52,7 +52,7 @@ def get_table(args: ConfigDict) -> Table:
     return Table(
         "2",
         "",
-        scale.description,
+        runs.scale_note(scale, args),
         tuple(cells),
         (*runs.model_notes(scale, args), f"ensembles have {scale.ensemble_size} members"),
     )

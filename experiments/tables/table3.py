@@ -27,4 +27,4 @@ def get_table(args: ConfigDict) -> Table:
         runs.metric_cell("BERT LARGE (Single)", column, "squad2", run, metric=metric)
         for column, metric in _COLUMNS.items()
     )
-    return Table("3", "", scale.description, tuple(cells), tuple(runs.model_notes(scale, args)[1:]))
+    return Table("3", "", runs.scale_note(scale, args), tuple(cells), tuple(runs.model_notes(scale, args)[1:]))

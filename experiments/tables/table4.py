@@ -25,4 +25,4 @@ def get_table(args: ConfigDict) -> Table:
         runs.metric_cell(row, "Dev", "swag", runs.fine_tuning(scale, args, "swag", runs.start(scale, args, model)))
         for row, model in rows.items()
     )
-    return Table("4", "", scale.description, tuple(cells), tuple(runs.model_notes(scale, args)))
+    return Table("4", "", runs.scale_note(scale, args), tuple(cells), tuple(runs.model_notes(scale, args)))

@@ -42,4 +42,4 @@ def get_table(args: ConfigDict) -> Table:
         rows[row] = runs.fine_tuning(scale, args, "ner", base, variant=features, feature_head=head)
     cells = tuple(runs.metric_cell(row, "Dev", "ner", run) for row, run in rows.items())
     notes = (*runs.model_notes(scale, args), f"BiLSTMs have {scale.lstm_size} units per direction")
-    return Table("7", "", scale.description, cells, notes)
+    return Table("7", "", runs.scale_note(scale, args), cells, notes)

@@ -105,14 +105,16 @@ def test_broken_transfer_is_resumed(server, tmp_path):
     assert len(transfers) == 3
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
-def test_file_that_does_not_match_its_hash_is_removed(name, server):
-    server.push("org/bert", {name: b"{}" * 3000})
+def test_files_that_do_not_match_their_hashes_are_removed(server):
+    files = dict.fromkeys(("1_Pooling/config.json", "config.json", "model.safetensors"), b"{}" * 3000)
+    server.push("org/bert", files)
     server.corrupt = True
-    with pytest.raises(BertjaxError, match=f"^{name} of {ADDRESS} does not match its hash; run the same command again"):
+    message = f"^files of {ADDRESS} do not match their hashes: {', '.join(files)}; run the same command again"
+    with pytest.raises(BertjaxError, match=message):
         hub.download(ADDRESS, ["*"])
     server.corrupt = False
-    assert (hub.download(ADDRESS, ["*"]) / name).read_bytes() == b"{}" * 3000
+    folder = hub.download(ADDRESS, ["*"])
+    assert all((folder / name).read_bytes() == content for name, content in files.items())
 
 
 @pytest.mark.parametrize(
@@ -151,9 +153,12 @@ def test_wrong_hub_address_is_refused(server, pretrained):
 
 def test_repository_without_safetensors_is_refused(server, pretrained):
     config = (pretrained / "config.json").read_bytes()
-    server.push("org/pickle", {"config.json": config, "pytorch_model.bin": b"x"})
+    classifier = json.dumps(json.loads(config) | {"architectures": ["BertForSequenceClassification"]}).encode()
+    server.push("org/pickle", {"config.json": classifier, "pytorch_model.bin": b"x"})
     with pytest.raises(
-        UsageError, match=r"org/pickle contains pytorch_model.bin but no .* pickles.* org/pickle pickle,"
+        UsageError,
+        match=r"org/pickle contains pytorch_model.bin but no .* import BertForSequenceClassification as M.* org/pickle "
+        "pickle,",
     ):
         bertjax.load("hf:org/pickle")
     server.push("org/empty", {"config.json": config})
@@ -210,4 +215,6 @@ def test_failed_upload_adds_no_commit(server, pretrained, tmp_path, capsys):
     server.push("org/bert", {"README.md": b"old"})
     server.token = "secret"
     assert "set HF_TOKEN" in refused(capsys, "convert", pretrained, "hf:org/bert")
+    server.token = ""
+    assert "no revision 'v2' of hf:org/bert@v2" in refused(capsys, "convert", pretrained, "hf:org/bert@v2")
     assert list(server.commits) == [("org/bert", server.branches["org/bert", "main"])]

@@ -57,6 +57,7 @@ def test_reproduce_fills_a_table_from_released_checkpoints(inputs, capfd):
     text = printed(capfd, "table", "1", results)
     assert f"BASE is {inputs}/base: 1 layers, hidden size 16, fingerprint {base[:8]}" in text
     assert f"LARGE is {inputs}/large: 2 layers" in text
+    assert "BASE has 2 layers" not in text
     assert not printed(capfd, "reproduce", config, results, "--plan").count(" about ") - 1
 
 

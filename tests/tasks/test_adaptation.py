@@ -1,5 +1,6 @@
 """Tests of continued pre-training: replay and evaluation of a general corpus, and bits per byte."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from command_runs import EXPERIMENTS, evaluate, load_task, read_metrics, train
 from commanding import refused
 
+from bertjax.convert.convert import convert, read_checkpoint
 from bertjax.data.corpus.prepare import prepare
 from bertjax.data.corpus.store import open_corpus
 from bertjax.data.corpus.vocabulary import load_vocabulary
@@ -137,6 +139,21 @@ def test_adaptation_also_evaluates_the_general_corpus(corpus, general, tmp_path,
     # Evaluation on the general corpus alone gives the same loss.
     general_metrics = evaluate(capfd, tmp_path / "run", f"--config.data.corpus={general}")
     assert general_metrics["mlm_loss"] == metrics["general_mlm_loss"]
+
+
+def test_rows_longer_than_the_positions_of_the_checkpoint_are_refused(corpus, pretrained, tmp_path, capfd):
+    config = f"--config={EXPERIMENTS}/adapt.py:corpus={corpus},steps=1,seq_len=48"
+    command = ("train", config, f"--init_from={pretrained}", f"--workdir={tmp_path}/run")
+    message = refused(capfd, *command, logs=True)
+    assert "rows of 48 tokens exceed config.model.max_position_embeddings=40; reduce seq_len" in message
+    assert not (tmp_path / "run").exists()
+
+
+def test_export_leaves_out_the_next_sentence_head_that_adaptation_does_not_train(corpus, tmp_path):
+    train(experiment_of(corpus), tmp_path / "run", None, steps=1)
+    convert(str(tmp_path / "run"), str(tmp_path / "converted"), "huggingface", overwrite=False)
+    assert json.loads((tmp_path / "converted" / "config.json").read_text())["architectures"] == ["BertForMaskedLM"]
+    assert read_checkpoint(tmp_path / "converted").modules == {"encoder", "masked_lm", "pooler"}
 
 
 def test_adaptation_needs_a_checkpoint_or_a_size(corpus, tmp_path, capfd):

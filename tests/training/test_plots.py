@@ -59,11 +59,23 @@ BOTH = ["training", "held out"]
                 ("next sentence: accuracy", ["training"]),
             ],
         ),
+        (
+            [
+                {
+                    "tokens": 1,
+                    "eval_loss": 1.0,
+                    "eval_mlm_loss": 1.0,
+                    "eval_general_mlm_loss": 2.0,
+                    "eval_general_loss": 2.0,
+                }
+            ],
+            [("masked LM: loss", ["held out"]), ("masked LM, general: loss", ["held out"])],
+        ),
         ([{"step": 0, "tokens": 0}], [("loss", [])]),
         # A damaged line of `metrics.jsonl`.
         ([{"step": 1, "tokenr": 10, "mlm_loss": 0.5}], [("masked LM: loss", [])]),
     ],
-    ids=["pre-training", "no metrics", "damaged line"],
+    ids=["pre-training", "adaptation with replay", "no metrics", "damaged line"],
 )
 def test_each_pretraining_objective_has_its_own_axes(lines, panels, tmp_path, figures):
     plot_pretraining(lines, epath.Path(tmp_path / "curves.png"))

@@ -106,7 +106,8 @@ class Config(RunConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         # If a field is unset, skip the check: the architecture is that of the `--init_from` checkpoint, unknown here.
-        if None not in self.model.values():
+        # `vocab_size` may be unset, because the corpus determines it.
+        if all(value is not None for name, value in self.model.items() if name != "vocab_size"):
             self._check_model()
         for phase in self.phases:
             self.check_batch(phase.batch_size, phase.seq_len)
