@@ -183,8 +183,8 @@ def read_workdir(path: AnyPath) -> PortableCheckpoint:
     feature_head = FeatureHead(**(description["feature_head"] or {}))
     if description["kind"] not in _KINDS:
         raise UsageError(
-            f"{checkpoint} has a {description['kind']} head with encoder={config.encoder} and attention_direction="
-            f"{config.attention_direction}, which other formats cannot express; use the bertjax checkpoint itself"
+            f"{checkpoint} has a model of kind {description['kind']!r}, which other formats cannot express; use the "
+            "bertjax checkpoint itself"
         )
     if feature_head.is_used:
         raise UsageError(

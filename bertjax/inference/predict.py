@@ -41,7 +41,12 @@ def check_model(model: LoadedModel, context: str | None) -> OutputLayer:
             f"{model.path} has no output layer for predictions (its model is {kind!r}); fine-tune it with `bertjax "
             f"train --init_from`{fill_mask}"
         )
-    kind = model.output_layer.kind
+    kind, module = model.output_layer.kind, model.model_description["kind"]
+    if module != OUTPUT_KINDS[kind].build_model(model.config, 1).KIND:
+        raise UsageError(
+            f"{model.path} has a model of kind {module!r}, which can predict for data files only; use --output instead "
+            "of texts"
+        )
     if kind == SPANS and not context:
         raise UsageError(f"{model.path} answers questions about a passage; set context to the passage")
     if kind != SPANS and context:

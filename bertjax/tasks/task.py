@@ -90,8 +90,10 @@ class Objective:
     def init_params(self, key: jax.Array) -> Any:
         """Initializes the parameters, boxed with their logical axes."""
         # Axis sizes of a dummy batch. Parameter shapes do not depend on them.
-        sizes = {"length": 8, "predictions": 1, "sequences_per_example": 2, "labels": 1, "pairs": 1}
-        batch = {spec.name: jnp.zeros((1, *(sizes[axis] for axis in spec.axes)), spec.dtype) for spec in self.schema}
+        sizes = {"length": 8, "sequences_per_example": 2}
+        batch = {
+            spec.name: jnp.zeros((1, *(sizes.get(axis, 1) for axis in spec.axes)), spec.dtype) for spec in self.schema
+        }
         # Attention kernels reject rows this short, so initialize with XLA attention.
         config = dataclasses.replace(self.model.config, attention="xla")
         return self.model.clone(config=config).init(key, batch)["params"]

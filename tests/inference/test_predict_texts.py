@@ -228,6 +228,13 @@ def test_fine_tuned_checkpoint_without_output_layer_json_is_refused(folders, cap
     assert "is fine-tuned but lacks output_layer.json" in refused(capfd, "predict", f"--checkpoint={tmp_path}/run", "a")
 
 
+def test_model_of_another_kind_than_its_output_layer_predicts_for_files_only(folders):
+    model = load_model(folders[CLASSES])
+    own = dataclasses.replace(model, model_description=model.model_description | {"kind": "relations"})
+    with pytest.raises(UsageError, match="a model of kind 'relations', which can predict for data files only; use"):
+        predict.check_model(own, "")
+
+
 def test_wrong_usage_is_refused(folders, capfd, tmp_path):
     checkpoint = f"--checkpoint={folders[CLASSES]}"
     for arguments, message in (

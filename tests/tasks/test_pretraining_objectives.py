@@ -47,6 +47,14 @@ def test_pairs_objective_needs_two_segment_types(corpus, tmp_path, capfd):
     assert "config.model.type_vocab_size=1 is too small for sentence pairs" in refused(capfd, *command)
 
 
+def test_objectives_with_the_same_kind_of_model_have_the_same_metrics(corpus):
+    # Checkpoints of one kind are converted in the same way, so the same head must have the same meaning.
+    metrics = {}
+    for objective, overrides in MODELS.items():
+        made = load_task(experiment_of(corpus, objective), None, *overrides).objective
+        assert metrics.setdefault((made.model.KIND, overrides), made.metric_names) == made.metric_names
+
+
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_each_objective_has_consistent_batches_model_and_metric_names(objective, corpus):
     task = load_task(experiment_of(corpus, objective), None, *MODELS[objective])

@@ -291,6 +291,8 @@ class FinetuningTask(task.Task):
         if metric in known or not self.is_labeled():
             return metric
         known |= self.baseline().keys()
+        if not config.select_by and metric not in known:
+            raise ValueError(f"default_metric {metric!r} must be a metric of `baseline` or `extra_metrics`")
         if metric not in known:
             raise UsageError(f"unknown metric: config.select_by={metric!r}; use one of {', '.join(sorted(known))}")
         return metric
