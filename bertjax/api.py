@@ -42,12 +42,12 @@ class Encoded(NamedTuple):
       last_hidden_state: float32 [B, L, D], hidden states of the last layer; 0 at padding. None if `encode` pools them.
       pooled: float32 [B, D], one vector per text. If `encode` pools the hidden states, the result of this pooling.
         Otherwise, the output of BERT's pooler for [CLS], or None if the checkpoint has no pooler.
-      attention_mask: int32 [B, L], 1 for tokens and 0 for padding.
+      attention_mask: int32 [B, L], 1 for tokens and 0 for padding. None if `encode` pools the hidden states.
     """
 
     last_hidden_state: np.ndarray | None
     pooled: np.ndarray | None
-    attention_mask: np.ndarray
+    attention_mask: np.ndarray | None
 
     def __repr__(self) -> str:
         shapes = {name: None if array is None else array.shape for name, array in self._asdict().items()}
@@ -192,8 +192,8 @@ class Pretrained:
             sentence-transformers folder defines, and None for other checkpoints.
 
         Returns:
-          With pooling, the vectors in `pooled`. Without pooling, the hidden states in `last_hidden_state` and the
-          output of BERT's pooler in `pooled`.
+          With pooling, the vectors in `pooled`. Without pooling, the hidden states in `last_hidden_state`, their mask
+          in `attention_mask`, and the output of BERT's pooler in `pooled`.
 
         Examples:
           >>> bert = bertjax.load(CHECKPOINT)
@@ -210,9 +210,12 @@ class Pretrained:
         pooling = self._loaded.pooling or None if pooling == AUTO else pooling
         examples = self._tokenize(texts, self.config.max_position_embeddings)
         lengths, width = examples.lengths, self.config.hidden_size
-        longest = int(lengths.max(initial=0))
-        mask = (np.arange(longest) < lengths[:, None]).astype(np.int32)
-        hidden_states = None if pooling else np.zeros((len(examples), longest, width), np.float32)
+        # With pooling, return no padded arrays, whose size would grow with the longest text.
+        hidden_states = mask = None
+        if not pooling:
+            longest = int(lengths.max(initial=0))
+            mask = (np.arange(longest) < lengths[:, None]).astype(np.int32)
+            hidden_states = np.zeros((len(examples), longest, width), np.float32)
         pooled = np.zeros((len(examples), width), np.float32) if pooling or "pooler" in self.params else None
         for indices, hidden in encode_batches(self._loaded, examples):
             if hidden_states is not None:

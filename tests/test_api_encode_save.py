@@ -92,7 +92,9 @@ def test_encode_uses_the_pooling_of_a_sentence_transformers_folder(pretrained, t
     (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(fields))
     bert = bertjax.load(tmp_path)
     mean = bert.encode(TEXTS, pooling="mean").pooled
-    np.testing.assert_array_equal(bert.encode(TEXTS).pooled, mean)
+    encoded = bert.encode(TEXTS)
+    np.testing.assert_array_equal(encoded.pooled, mean)
+    assert encoded.last_hidden_state is None and encoded.attention_mask is None
     assert bert.encode(TEXTS, pooling=None).last_hidden_state is not None
     # Both formats keep the pooling.
     bert.replace(bert.params).save(tmp_path / "saved")
