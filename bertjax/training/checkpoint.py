@@ -241,7 +241,7 @@ def resolve_path(path: str | os.PathLike) -> epath.Path:
 def resolve_checkpoint_path(path: str | os.PathLike) -> epath.Path:
     """Resolves the path of a workdir or checkpoint. Raises a UsageError if Orbax does not support it."""
     if is_remote(path) and not str(path).startswith("gs://"):
-        raise UsageError(f"unsupported checkpoint path: {path}; use a local path or gs://")
+        raise UsageError(f"unsupported checkpoint path: {path}; use a local path or gs://, or hf:ORG/NAME")
     resolved = resolve_path(path)
     if characters := sorted(_GLOB_CHARACTERS & {*str(resolved)}):
         raise UsageError(
