@@ -145,7 +145,7 @@ def open_hub(name: str, split: str, column: str) -> tuple[Any, str]:
         except datasets.exceptions.DatasetNotFoundError as error:
             raise UsageError(f"no dataset {name!r} on the hub; check the name, or set HF_TOKEN") from error
         except ValueError as error:  # The message lists the configs or splits of the dataset.
-            raise UsageError(f"cannot read {split!r} of dataset {name!r}: {first_line(error)}") from error
+            raise UsageError(f"cannot read split {split!r} of dataset {name!r}: {first_line(error)}") from error
         features: Any = dataset.features or dataset._resolve_features().features
     columns = [key for key, feature in features.items() if getattr(feature, "dtype", "") in ("string", "large_string")]
     if column and column not in columns:
