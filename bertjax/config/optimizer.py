@@ -14,8 +14,8 @@ class OptimizerConfig:
 
     Attributes:
       name: optimizer: `bert_adam`, `adamw` or `lamb`.
-      learning_rate: peak of linear warm-up and linear decay to 0. As in google-research/bert, the decay counts from
-        step 0, so the rate stays just below the peak.
+      learning_rate: rate at which linear warm-up ends. The rate of a later step s is `learning_rate * (1 - s / steps)`,
+        as in google-research/bert.
       warmup_steps: number of steps of linear warm-up. In fine-tuning, -1 means a tenth of all steps.
       weight_decay: decoupled weight decay, which does not apply to LayerNorm parameters and biases.
       b1: decay rate of the first moment.

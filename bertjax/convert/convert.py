@@ -16,7 +16,7 @@ from bertjax.convert import huggingface, model_card, names
 from bertjax.convert import tensorflow1 as tensorflow
 from bertjax.convert.huggingface_tokenizer import FILES as TOKENIZER_FILES
 from bertjax.convert.huggingface_tokenizer import read_tokenizer
-from bertjax.convert.portable import WORKDIR_FILES, PortableCheckpoint, read_config, read_workdir, write_workdir
+from bertjax.convert.portable import WORKDIR_FILES, PortableCheckpoint, read_workdir, write_workdir
 from bertjax.data.corpus.vocabulary import Vocabulary, open_vocabulary, workdir_vocabulary
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, resolve_checkpoint_path, workdir_of
@@ -46,8 +46,8 @@ def local_checkpoint(path: str | os.PathLike) -> str:
         pickles = [name for name in hub.file_names(address) if name in huggingface.PICKLES]
         if not pickles:
             raise UsageError(f"{address} contains no {huggingface.WEIGHTS}; use a repository of a BERT model")
-        name, class_name = hub.parse(address)[0], huggingface.class_of(read_config(folder / huggingface.CONFIG))
-        raise huggingface.pickle_error(name, pickles[0], class_name, name.split("/")[-1])
+        name = hub.parse(address)[0]
+        raise huggingface.pickle_error(name, pickles[0], huggingface.known_class(folder), name.split("/")[-1])
     return str(folder)
 
 
@@ -150,6 +150,9 @@ def save(checkpoint: PortableCheckpoint, destination: str | os.PathLike, fmt: st
 
 def _write(checkpoint: PortableCheckpoint, folder: Path, target: Path, fmt: str, origin: dict[str, Any]) -> None:
     """Writes the files of a checkpoint to `folder`. In bertjax's format, also writes `origin` to `origin.json`."""
+    if fmt != BERTJAX:
+        for name in [name for name in checkpoint.params if name.split("/")[0] in checkpoint.untrained]:
+            del checkpoint.params[name]
     check_free_space(target, sum(array.nbytes for array in checkpoint.params.values()), f"the checkpoint {target}")
     try:
         notes = [*checkpoint.notes, *WRITERS[fmt](checkpoint, folder)]

@@ -88,8 +88,11 @@ def read(folder: Path) -> PortableCheckpoint:
         layer_norm_eps=hf_config.get("layer_norm_eps", DEFAULT_EPSILON),
     )
     vocabulary, notes = read_tokenizer(folder)
+    pooling = read_pooling(folder)
+    if (folder / POOLING).is_file() and not pooling:
+        notes.append(f"ignored {POOLING}, because bertjax supports only cls or mean")
     check_vocabulary_size(vocabulary, config, folder)
-    shapes, read_array = open_weights(folder, class_of(hf_config))
+    shapes, read_array = open_weights(folder, _class_of(hf_config))
     prefix = "" if any(name.startswith("bert.") for name in shapes) else "bert."
     stored_names = {_canonical_name(name, prefix): name for name in shapes}
     if len(stored_names) < len(shapes):
@@ -121,7 +124,7 @@ def read(folder: Path) -> PortableCheckpoint:
     if output_kind == CLASSES and len(labels) == 1:
         # As in transformers, a single output means regression.
         labels = ()
-    return PortableCheckpoint(config, params, vocabulary, output_kind, labels, tuple(notes), read_pooling(folder))
+    return PortableCheckpoint(config, params, vocabulary, output_kind, labels, tuple(notes), pooling)
 
 
 def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
@@ -171,13 +174,24 @@ def _read_supported_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def class_of(config: dict[str, Any]) -> str:
-    """Returns the name of the transformers class of a checkpoint (default: `BertModel`)."""
+def known_class(folder: Path) -> str:
+    """Returns the transformers class in a folder's config, or `BertForPreTraining` if bertjax does not know the class.
+
+    The result is safe to show in a command, whatever the config contains.
+    """
+    try:
+        class_name = read_json(folder / CONFIG)["architectures"][0]
+    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        class_name = ""
+    return next((name for name in _CLASSES if name == class_name), "BertForPreTraining")
+
+
+def _class_of(config: dict[str, Any]) -> str:
     return (config.get("architectures") or ["BertModel"])[0]
 
 
 def _output_kind(config: dict[str, Any]) -> str:
-    class_name = class_of(config)
+    class_name = _class_of(config)
     if not isinstance(class_name, str) or class_name not in _CLASSES:
         raise UsageError(f"unsupported architecture: {class_name!r}; use one of {', '.join(_CLASSES)}")
     output_kind = _CLASSES[class_name][0]

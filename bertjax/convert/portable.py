@@ -34,6 +34,7 @@ from bertjax.model.feature_head import FeatureHead
 from bertjax.model.heads import EncoderModel, PretrainingModel, SequenceModel, TokenModel, model_description
 from bertjax.presets import finetuning_config, pretraining_config
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER, OutputLayer, read_output_layer
+from bertjax.tasks.objectives.config import OBJECTIVES
 from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, workdir_of
 from bertjax.training.checkpoint_config import checkpoint_model
 from bertjax.training.checkpoint_metadata import read_metadata
@@ -45,7 +46,7 @@ from bertjax.utils.io import AnyPath, read_json_object
 POOLING_FOLDER = "1_Pooling"
 POOLING = f"{POOLING_FOLDER}/config.json"
 _POOLING_FIELDS = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens"}
-# Files and folders of a converted workdir. A folder with other files is never overwritten.
+# Files and folders of a converted workdir. A folder with other names is never overwritten.
 WORKDIR_FILES = (ORIGIN, CONFIG, OUTPUT_LAYER, ENTRY, CHECKPOINTS, POOLING_FOLDER, *VOCABULARY_FILES.values())
 # Kinds of models that can be converted to other formats.
 _KINDS = {model.KIND for model in (EncoderModel, PretrainingModel, SequenceModel, TokenModel)}
@@ -72,6 +73,7 @@ class PortableCheckpoint:
       labels: names of classes, labels or tags in the order of their ids (default: (), no labels).
       notes: messages about the import, for the user.
       pooling: pooling mode of a sentence-transformers model, `cls` or `mean` (default: "", no pooling).
+      untrained: names of modules that the run did not train. Other formats than bertjax's leave them out.
     """
 
     config: ModelConfig
@@ -81,6 +83,7 @@ class PortableCheckpoint:
     labels: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     pooling: str = ""
+    untrained: tuple[str, ...] = ()
 
     @property
     def num_outputs(self) -> int:
@@ -193,21 +196,21 @@ def read_workdir(path: AnyPath) -> PortableCheckpoint:
             "checkpoint itself"
         )
     layer = read_output_layer(workdir)
-    params, notes = load_params_on_host(checkpoint), ()
-    # Leave out a next-sentence head that the run did not train.
-    objective = read_json_object(workdir / CONFIG)["data"].get("objective", "nsp")
-    if objective != "nsp":
-        params = {path: array for path, array in params.items() if not path.startswith(f"{NEXT_SENTENCE}/")}
-        notes = (f"left out the next-sentence head, which objective={objective} does not train",)
     return PortableCheckpoint(
         config,
-        params,
+        load_params_on_host(checkpoint),
         workdir_vocabulary(workdir),
         layer.kind if layer else "",
         layer.labels if layer else (),
-        notes,
-        read_pooling(workdir),
+        pooling=read_pooling(workdir),
+        untrained=untrained_modules(workdir),
     )
+
+
+def untrained_modules(workdir: AnyPath) -> tuple[str, ...]:
+    """Returns the names of modules that the objective of a pre-training run has, but does not train."""
+    objective = OBJECTIVES.get(read_config(workdir / CONFIG).get("data", {}).get("objective"))
+    return objective.untrained_modules if objective else ()
 
 
 def read_pooling(folder: AnyPath) -> str:

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, Sharding
 from bertjax.config.mesh import MeshConfig
 from bertjax.convert.convert import BERTJAX, detect_format, local_checkpoint, read_checkpoint
 from bertjax.convert.names import CLASSIFIER
-from bertjax.convert.portable import PortableCheckpoint, read_pooling
+from bertjax.convert.portable import PortableCheckpoint, read_pooling, untrained_modules
 from bertjax.data.corpus.vocabulary import Vocabulary, workdir_vocabulary
 from bertjax.errors import UsageError, listed, quoted
 from bertjax.inference.loaded_model import InferenceDefaults, LoadedModel, build_known_model
@@ -71,6 +71,7 @@ def load_workdir(path: str | epath.Path, mesh: Mesh | None = None) -> LoadedMode
         mesh,
         str(path),
         read_pooling(workdir),
+        untrained_modules(workdir),
     )
 
 
@@ -138,6 +139,7 @@ def to_portable(model: LoadedModel) -> PortableCheckpoint:
         layer.kind if layer else "",
         layer.labels if layer else (),
         pooling=model.pooling,
+        untrained=model.untrained,
     )
     if checkpoint.model_description["kind"] != model.model_description["kind"]:
         raise UsageError(

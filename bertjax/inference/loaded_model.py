@@ -62,6 +62,7 @@ class LoadedModel:
       mesh: device mesh.
       path: path of the checkpoint, for error messages.
       pooling: pooling mode of a sentence-transformers model, `cls` or `mean` (default: "", no pooling).
+      untrained: names of modules that the run did not train.
     """
 
     config: ModelConfig
@@ -73,6 +74,7 @@ class LoadedModel:
     mesh: Mesh
     path: str
     pooling: str = ""
+    untrained: tuple[str, ...] = ()
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:

@@ -42,10 +42,10 @@ def check_model(model: LoadedModel, context: str | None) -> OutputLayer:
             f"train --init_from`{fill_mask}"
         )
     kind, module = model.output_layer.kind, model.model_description["kind"]
-    if module != OUTPUT_KINDS[kind].build_model(model.config, 1).KIND:
+    if module not in (SequenceModel.KIND, TokenModel.KIND):
         raise UsageError(
-            f"{model.path} has a model of kind {module!r}, which can predict for data files only; use --output instead "
-            "of texts"
+            f"{model.path} has a model of kind {module!r}, which can predict for data files only; use bertjax predict "
+            "--output"
         )
     if kind == SPANS and not context:
         raise UsageError(f"{model.path} answers questions about a passage; set context to the passage")

@@ -55,7 +55,8 @@ def load_table(config: str) -> Table:
             raise UsageError(f"{file} lacks the function get_table; define one that returns a Table")
         table = experiment["get_table"](arguments)
     except UsageError as error:
-        if re.match("unknown config argument '(base|large)'", str(error)) and "large" not in str(error).split(";")[-1]:
+        # Tables that accept released checkpoints list `large` among their arguments.
+        if re.match(r"unknown config argument '(base|large)'; (?!.*\blarge\b)", str(error)):
             raise UsageError(
                 f"{name} compares pre-training runs, so it cannot start from a released checkpoint; set corpus= instead"
             ) from error

@@ -101,9 +101,9 @@ def start(scale: Scale, args: Mapping[str, Any], model: str, seed: int = 1) -> R
 
 
 def scale_note(scale: Scale, args: Mapping[str, Any]) -> str:
-    """Returns the description of the scale. Released checkpoints replace the BASE that it describes."""
-    if scale.name != PAPER and any(args.get(name) for name in RELEASED):
-        return f"the settings of scale={scale.name}, with released checkpoints"
+    """Returns the description of the scale, unless a released checkpoint replaces the BASE that it describes."""
+    if scale.name != PAPER and args.get("base"):
+        return f"the settings of scale={scale.name}, with a released BASE"
     return scale.description
 
 

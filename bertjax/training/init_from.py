@@ -4,6 +4,7 @@ import dataclasses
 import json
 import logging
 from collections.abc import Collection
+from pathlib import Path
 
 import numpy as np
 from etils import epath
@@ -18,6 +19,7 @@ from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import workdir_of
 from bertjax.training.checkpoint_metadata import read_metadata, saved_architecture
 from bertjax.training.workdir import read_origin
+from bertjax.utils.hub import is_hub
 from bertjax.utils.io import read_json
 
 logger = logging.getLogger(__name__)
@@ -101,9 +103,11 @@ def check_vocabulary(task: Task, checkpoint: epath.Path) -> None:
     expected = json.loads(task.workdir_files[ENTRY])["sha256"]
     saved = workdir_vocabulary(workdir_of(checkpoint)).sha256
     if saved != expected:
-        # A converted checkpoint is named by its source, because the folder of the conversion may be removed.
+        # Name a converted checkpoint by its source, because the folder of the conversion may be removed.
         origin = read_origin(workdir_of(checkpoint))
-        vocabulary = origin.get("address") or origin.get("source") or file.parent / read_json(file)["file"]
+        sources = [origin.get("address", ""), origin.get("source", "")]
+        source = next((name for name in sources if is_hub(name) or (name and Path(name).exists())), "")
+        vocabulary = source or file.parent / read_json(file)["file"]
         has_field = hasattr(task.config.data, "vocabulary")
         fix = "omit config.data.vocabulary" if has_field else f"prepare the data with --vocab {vocabulary}"
         raise UsageError(

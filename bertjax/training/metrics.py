@@ -12,7 +12,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -25,6 +25,8 @@ METRICS = "metrics.jsonl"
 TIMING = "timing.jsonl"
 # Prefix of evaluation metrics in `metrics.jsonl`.
 EVAL_PREFIX = "eval_"
+# Sums of losses, of the task and of the general corpus of `tasks/adaptation.py`. Tables and plots show their parts.
+TOTAL_LOSSES = ("loss", "general_loss")
 # Minimum seconds between rewrites of a file in object storage, which cannot append to files.
 _REWRITE_SECONDS = 60.0
 
@@ -42,14 +44,6 @@ def read_lines(path: epath.Path) -> list[dict[str, Any]]:
         if isinstance(entry, dict) and isinstance(entry.get("step"), int):
             lines.append(entry)
     return lines
-
-
-def is_total_loss(name: str, names: Iterable[str]) -> bool:
-    """Returns whether a metric is the sum of other losses: `loss`, or `general_loss` if `general_mlm_loss` exists."""
-    prefix = name.removesuffix("loss")
-    return name == "loss" or any(
-        other != name and other.startswith(prefix) and other.endswith("_loss") for other in names if prefix != name
-    )
 
 
 def group_metrics(values: Mapping[str, float], losses: Sequence[str]) -> dict[str, float]:

@@ -8,7 +8,7 @@ import numpy as np
 from etils import epath
 
 from bertjax.metrics.report import ClassReport, truncate_name
-from bertjax.training.metrics import EVAL_PREFIX, is_total_loss
+from bertjax.training.metrics import EVAL_PREFIX, TOTAL_LOSSES
 from bertjax.utils.io import atomic_file
 
 # Maximum numbers of classes for which the names and the counts of a confusion matrix are legible.
@@ -25,7 +25,7 @@ def plot_pretraining(lines: list[dict[str, Any]], path: epath.Path) -> None:
     `lines` are objects of `metrics.jsonl`. Objects without `tokens` are skipped.
     """
     names = _metric_names(lines)
-    losses = [name for name in names if name.endswith("_loss") and not is_total_loss(name, names)]
+    losses = [name for name in names if name.endswith("_loss") and name not in TOTAL_LOSSES]
     objectives = [name.removesuffix("_loss") for name in losses]
     panels = [
         [(f"{_objective_title(objective)}: {kind}", (f"{objective}_{kind}",)) for objective in objectives]

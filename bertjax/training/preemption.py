@@ -22,7 +22,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 def stop_requests() -> Iterator[Callable[[int], bool]]:
     """Handles SIGTERM, SIGINT and SIGHUP while the context is open.
 
-    A SIGINT after another of these signals raises KeyboardInterrupt.
+    After a first signal, SIGINT raises KeyboardInterrupt.
 
     With several processes, JAX's preemption service handles SIGTERM and makes all processes stop at the same step.
 

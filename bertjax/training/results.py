@@ -17,7 +17,7 @@ from bertjax.metrics.report import ClassReport, log_reports
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import CHECKPOINTS, saved_fingerprint
 from bertjax.training.evaluation import predict
-from bertjax.training.metrics import EVAL_PREFIX, is_total_loss, json_number
+from bertjax.training.metrics import EVAL_PREFIX, TOTAL_LOSSES, json_number
 from bertjax.training.parameters import load_params
 from bertjax.training.plots import plot_confusion
 from bertjax.training.state import TrainState
@@ -167,7 +167,7 @@ def log_results(values: dict[str, Any], before: dict[str, Any], baseline: dict[s
     width = 2 + max(map(len, [*values, "held out"]))
     logger.info(f"{'held out':<{width}}{'before' if before else '':>12}{'after':>12}{'baseline':>12}")
     for name, value in values.items():
-        if not is_total_loss(name, values):
+        if name not in TOTAL_LOSSES:
             sources = (before, {name: value}, baseline)
             columns = [f"{float(source[name]):.4f}" if name in source else "" for source in sources]
             logger.info(f"{name:<{width}}" + "".join(f"{column:>12}" for column in columns))

@@ -88,9 +88,7 @@ def restore_or_init(
     state = checkpoints.restore_latest(state_shapes)
     if state is None:
         state = init_state(task.objective, optimizer, mesh, random_key(task.config.seed, "init"))
-        if not init_from:
-            logger.info("starting at step 0 with random parameters, because --init_from is not set")
-        else:
+        if init_from:
             checkpoint = find_checkpoint(init_from)
             reinit_params = () if has_output_layer_of(task, checkpoint) else task.reinit_params
             new_pieces = check_initial_vocabulary(task, checkpoint)
@@ -101,6 +99,8 @@ def restore_or_init(
                     f"initialized the embeddings of {len(new_pieces.parts):,} new vocabulary pieces, each as the mean "
                     "over the old pieces that form it"
                 )
+        else:
+            logger.info("starting at step 0 with random parameters, because --init_from is not set")
         return state
     ignored = "; --init_from is ignored" if init_from else ""
     if init_from and saved_fingerprint(find_checkpoint(init_from)) != workdirs.saved_init_fingerprint(workdir):

@@ -71,7 +71,13 @@ def upload(folder: Path, address: str, overwrite: bool, message: str) -> str:
         url = api.create_repo(repository, exist_ok=True)
         if not overwrite and "config.json" in api.list_repo_files(repository, revision=revision):
             raise UsageError(f"{address} contains a model; use --overwrite to add a commit, or choose another name")
-        api.upload_folder(repo_id=repository, folder_path=folder, revision=revision, commit_message=message)
+        api.upload_folder(
+            repo_id=repository,
+            folder_path=folder,
+            revision=revision,
+            commit_message=message,
+            delete_patterns="1_Pooling/*",  # Pooling of an older model, which must not apply to this one.
+        )
     return str(url)
 
 

@@ -17,6 +17,7 @@ from commanding import printed
 import bertjax
 from bertjax.cli import main as cli
 from bertjax.convert import huggingface
+from bertjax.convert.model_card import model_card
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.training.workdir import pinned_address
 from bertjax.utils import hub
@@ -161,6 +162,12 @@ def test_repository_without_safetensors_is_refused(server, pretrained):
         "pickle,",
     ):
         bertjax.load("hf:org/pickle")
+    # Names of unknown classes are not put into the command.
+    for architectures in (['BertModel as M; __import__("os")'], {"a": 1}, None):
+        odd = json.dumps({"architectures": architectures}).encode()
+        server.push("org/odd", {"config.json": odd, "pytorch_model.bin": b""})
+        with pytest.raises(UsageError, match="import BertForPreTraining as M; "):
+            bertjax.load("hf:org/odd")
     server.push("org/empty", {"config.json": config})
     with pytest.raises(UsageError, match="hf:org/empty contains no model.safetensors"):
         bertjax.load("hf:org/empty")
@@ -209,6 +216,12 @@ def test_convert_uploads_a_run_with_a_model_card(server, pretrained, tmp_path, c
     assert bertjax.load("hf:me/topic").predict(texts)[1]["prediction"] in ("good", "bad")
     assert "hf:me/topic contains a model; use --overwrite" in refused(capsys, *upload)
     printed(capsys, *upload, "--overwrite")
+    assert "1_Pooling/config.json" not in hub.file_names("hf:me/topic")
+
+
+def test_card_of_an_encoder_that_bertjax_did_not_train():
+    card = model_card("me/encoder", None, "", has_masked_lm=False, size="1 layer")
+    assert "pipeline_tag: feature-extraction" in card and "BERT, 1 layer, converted by bertjax." in card
 
 
 def test_failed_upload_adds_no_commit(server, pretrained, tmp_path, capsys):

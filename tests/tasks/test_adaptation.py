@@ -8,6 +8,7 @@ import pytest
 from command_runs import EXPERIMENTS, evaluate, load_task, read_metrics, train
 from commanding import refused
 
+import bertjax
 from bertjax.convert.convert import convert, read_checkpoint
 from bertjax.data.corpus.prepare import prepare
 from bertjax.data.corpus.store import open_corpus
@@ -154,6 +155,19 @@ def test_export_leaves_out_the_next_sentence_head_that_adaptation_does_not_train
     convert(str(tmp_path / "run"), str(tmp_path / "converted"), "huggingface", overwrite=False)
     assert json.loads((tmp_path / "converted" / "config.json").read_text())["architectures"] == ["BertForMaskedLM"]
     assert read_checkpoint(tmp_path / "converted").modules == {"encoder", "masked_lm", "pooler"}
+    bertjax.load(tmp_path / "run").save(tmp_path / "saved", "huggingface")
+    assert read_checkpoint(tmp_path / "saved").modules == {"encoder", "masked_lm", "pooler"}
+    # A copy in bertjax's format is complete.
+    convert(str(tmp_path / "run"), str(tmp_path / "copy"), "bertjax", overwrite=False)
+    assert "next_sentence" in read_checkpoint(tmp_path / "copy").modules
+
+
+def test_corpus_with_another_vocabulary_is_refused_with_the_source_of_the_checkpoint(
+    corpus, pretrained, tmp_path, capfd
+):
+    config = f"--config={EXPERIMENTS}/adapt.py:corpus={corpus},steps=1,seq_len=16"
+    command = ("train", config, f"--init_from={pretrained}", f"--workdir={tmp_path}/run")
+    assert f"prepare the data with --vocab {pretrained}" in refused(capfd, *command, logs=True)
 
 
 def test_adaptation_needs_a_checkpoint_or_a_size(corpus, tmp_path, capfd):

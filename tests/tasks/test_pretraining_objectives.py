@@ -48,7 +48,7 @@ def test_pairs_objective_needs_two_segment_types(corpus, tmp_path, capfd):
 
 
 def test_objectives_with_the_same_kind_of_model_have_the_same_metrics(corpus):
-    # Checkpoints of one kind are converted in the same way, so the same head must have the same meaning.
+    # Conversion finds heads by the kind of the model, so the same head must have the same meaning.
     metrics = {}
     for objective, overrides in MODELS.items():
         made = load_task(experiment_of(corpus, objective), None, *overrides).objective

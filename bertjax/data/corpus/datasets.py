@@ -72,9 +72,10 @@ def read_errors(dataset: str, split: str) -> Iterator[None]:
     except ValueError as error:
         raise UsageError(f"cannot read split {split!r} of {dataset}: {first_line(error)}; use another split") from error
     except Exception as error:
-        reason = first_line(error)
-        fix = "set HF_TOKEN" if "401" in reason else "check the disk and network, then run the same command again"
-        raise BertjaxError(f"cannot read split {split!r} of {dataset}: {reason}; {fix}") from error
+        raise BertjaxError(
+            f"cannot read split {split!r} of {dataset}: {first_line(error)}; check the disk and network, then run the "
+            "same command again"
+        ) from error
 
 
 def stored_rows(builder: Any, split: str) -> Any:
@@ -145,7 +146,9 @@ def open_hub(name: str, split: str, column: str) -> tuple[Any, str]:
         except datasets.exceptions.DatasetNotFoundError as error:
             raise UsageError(f"no dataset {name!r} on the hub; check the name, or set HF_TOKEN") from error
         except ValueError as error:  # The message lists the configs or splits of the dataset.
-            raise UsageError(f"cannot read split {split!r} of dataset {name!r}: {first_line(error)}") from error
+            raise UsageError(
+                f"cannot read split {split!r} of dataset {name!r}: {first_line(error)}; use one of these"
+            ) from error
         features: Any = dataset.features or dataset._resolve_features().features
     columns = [key for key, feature in features.items() if getattr(feature, "dtype", "") in ("string", "large_string")]
     if column and column not in columns:

@@ -95,8 +95,8 @@ def load_vocabulary(
             content = path.read_bytes()
         except Exception as error:  # Storage backends raise different exception types.
             reason = getattr(error, "strerror", None) or first_line(error)
-            fix = "check the path, or use hf:ORG/NAME for a model on the Hugging Face Hub"
-            fix = "use the vocab.txt or .model file in it" if isinstance(error, IsADirectoryError) else fix
+            is_folder = isinstance(error, IsADirectoryError)
+            fix = "use the vocab.txt or .model file in it" if is_folder else "check the path, or use hf:ORG/NAME"
             raise UsageError(f"cannot read the vocabulary {path}: {reason}; {fix}") from error
     if path.suffix == ".model":
         model = load_sentencepiece(path, content)

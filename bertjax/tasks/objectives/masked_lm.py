@@ -100,6 +100,8 @@ class MaskedLm(PretrainingObjective):
 class MaskedLmOnPairs(MaskedLm):
     """Masked LM without next-sentence prediction, on rows of sentence pairs (No NSP in Table 5 of the paper)."""
 
+    untrained_modules = ("next_sentence",)
+
     def postprocess_batches(self, batches: Iterator[NumpyBatch]) -> Iterator[NumpyBatch]:
         """Sets next-sentence labels to -1, which the loss ignores."""
         name = "next_sentence_labels"
@@ -114,6 +116,7 @@ class MaskedLmOnText(MaskedLm):
     """
 
     has_pairs = False
+    untrained_modules = ("next_sentence",)
 
     def row_source(self) -> "RowSource":
         from bertjax.data.pretraining.row_sources import TILES

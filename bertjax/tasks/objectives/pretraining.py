@@ -32,6 +32,7 @@ class PretrainingObjective(Objective):
       model_class: class of `model`, a Flax module.
       has_pairs: whether rows contain sentence pairs, which need two segments and can be packed (default: False).
       can_add_pieces: see `Task`.
+      untrained_modules: top-level modules of `model` that the objective does not train (default: ()).
     """
 
     packing: bool = False
@@ -39,6 +40,7 @@ class PretrainingObjective(Objective):
     model_class: ClassVar[type[nn.Module]]
     has_pairs: ClassVar[bool] = False
     can_add_pieces: ClassVar[bool] = False
+    untrained_modules: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def for_model(cls, model: ModelConfig, packing: bool = False) -> Self:
