@@ -181,6 +181,8 @@ class _Handler(BaseHTTPRequestHandler):
                 files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
             elif line["key"] == "lfsFile":
                 files[line["value"]["path"]] = self.hub.objects[line["value"]["oid"]]
+            elif line["key"] == "deletedFile":
+                del files[line["value"]["path"]]
         commit = self.hub.push(repository, files, branch)
         url = f"http://{self.headers['Host']}/{repository}/commit/{commit}"
         self._send(200, {"success": True, "commitOid": commit, "commitUrl": url})

@@ -16,7 +16,7 @@ from bertjax.convert import huggingface, model_card, names
 from bertjax.convert import tensorflow1 as tensorflow
 from bertjax.convert.huggingface_tokenizer import FILES as TOKENIZER_FILES
 from bertjax.convert.huggingface_tokenizer import read_tokenizer
-from bertjax.convert.portable import WORKDIR_FILES, PortableCheckpoint, read_workdir, write_workdir
+from bertjax.convert.portable import POOLING, WORKDIR_FILES, PortableCheckpoint, read_workdir, write_workdir
 from bertjax.data.corpus.vocabulary import Vocabulary, open_vocabulary, workdir_vocabulary
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, resolve_checkpoint_path, workdir_of
@@ -184,7 +184,9 @@ def upload(source: str, address: str, overwrite: bool) -> str:
         (folder / "README.md").write_text(card, encoding="utf-8")
         if run is not None:
             (folder / model_card.CONFIG_FILE).write_bytes((run / CONFIG).read_bytes())
-        return hub.upload(folder, address, overwrite, f"Upload {source.rstrip('/').split('/')[-1]} with bertjax")
+        message = f"Upload {source.rstrip('/').split('/')[-1]} with bertjax"
+        # The pooling of an older model in the repository must not apply to this one.
+        return hub.upload(folder, address, overwrite, message, replaced=(POOLING,))
 
 
 @contextlib.contextmanager

@@ -55,11 +55,12 @@ def file_names(address: str) -> list[str]:
         return HfApi().list_repo_files(repository, revision=revision)
 
 
-def upload(folder: Path, address: str, overwrite: bool, message: str) -> str:
+def upload(folder: Path, address: str, overwrite: bool, message: str, replaced: Sequence[str] = ()) -> str:
     """Uploads all files of a folder as one commit, and returns the URL of the repository.
 
     `address` is `hf:ORG/NAME[@BRANCH]`. The repository is created if it does not exist. Without `overwrite`, raises a
-    UsageError if the repository contains a model. A failed upload adds no commit.
+    UsageError if the repository contains a model. A failed upload adds no commit. `replaced` are patterns of files that
+    the commit removes from the repository, unless the folder contains them.
     """
     from huggingface_hub import HfApi
 
@@ -76,7 +77,7 @@ def upload(folder: Path, address: str, overwrite: bool, message: str) -> str:
             folder_path=folder,
             revision=revision,
             commit_message=message,
-            delete_patterns="1_Pooling/*",  # Pooling of an older model, which must not apply to this one.
+            delete_patterns=list(replaced),
         )
     return str(url)
 

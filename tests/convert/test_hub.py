@@ -216,7 +216,18 @@ def test_convert_uploads_a_run_with_a_model_card(server, pretrained, tmp_path, c
     assert bertjax.load("hf:me/topic").predict(texts)[1]["prediction"] in ("good", "bad")
     assert "hf:me/topic contains a model; use --overwrite" in refused(capsys, *upload)
     printed(capsys, *upload, "--overwrite")
-    assert "1_Pooling/config.json" not in hub.file_names("hf:me/topic")
+
+
+def test_upload_replaces_the_pooling_of_an_older_model(server, pretrained, tmp_path, capsys):
+    server.push("me/model", files_of(pretrained) | {"1_Pooling/config.json": b'{"pooling_mode_mean_tokens": true}'})
+    printed(capsys, "convert", pretrained, "hf:me/model", "--overwrite")
+    assert "1_Pooling/config.json" not in hub.file_names("hf:me/model")
+    shutil.copytree(pretrained, tmp_path / "mean")
+    (tmp_path / "mean" / "1_Pooling").mkdir()
+    (tmp_path / "mean" / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    for _ in range(2):
+        printed(capsys, "convert", tmp_path / "mean", "hf:me/model", "--overwrite")
+        assert bertjax.load("hf:me/model").encode(["a"]).last_hidden_state is None
 
 
 def test_card_of_an_encoder_that_bertjax_did_not_train():
