@@ -162,8 +162,6 @@ def open_pair_index(
                 folder, needed_bytes, f"the pair index of {dupe_factor:,} passes", "lower config.data.dupe_factor"
             )
             return _map_index(path, _write(path, settings, data), corpus)
-        except UsageError:  # The corpus has no pairs.
-            raise
         except (OSError, BertjaxError) as error:
             problems.append(f"{folder}: {getattr(error, 'strerror', None) or error}")
     raise BertjaxError(
