@@ -119,7 +119,7 @@ def parameter_table(config: ModelConfig, output_kind: str, num_outputs: int) -> 
 
 
 def read_config(file: AnyPath) -> dict[str, Any]:
-    """Reads the JSON config of a Hugging Face or google-research/bert checkpoint."""
+    """Reads a JSON config of a checkpoint of any format."""
     try:
         return read_json_object(file)
     except (OSError, ValueError) as error:

@@ -40,7 +40,7 @@ DAMAGED = "damaged_checkpoints"
 # Hosts with replicas of the same array each write a part of the array if each part has at least this many bytes.
 _MIN_SHARED_BYTES = 1 << 20
 _SCORE = "score"
-# Characters refused in paths: Orbax (its TensorStore) reads them as a glob pattern and would not find the checkpoint.
+# Characters refused in paths: Orbax reads them as a glob pattern and would not find the checkpoint.
 _GLOB_CHARACTERS = frozenset("[]*?\\")
 
 

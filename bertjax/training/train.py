@@ -172,6 +172,6 @@ def _evaluate(
         start = time.monotonic()
         values, _ = evaluate(task, mesh, state.params, heartbeat)
         check_evaluation(values, step)
-        # Pass the metric sums since the last logged step, because the number of tokens seen includes these steps.
+        # Pass the metric sums since the last log line, so that the number of tokens seen includes these steps.
         progress.log_evaluation(step, values, time.monotonic() - start, train_sums=state.sums)
     return values

@@ -120,7 +120,8 @@ def prose(blocks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
 def wiki(blocks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
     """Yields the articles of WikiExtractor output. Removes the first line of an article if it repeats the title."""
     buffer = ""
-    inside = continues = False  # Whether the buffer begins in an article, and not with its first piece.
+    # Whether the buffer begins inside an article, and whether a piece of this article was already yielded.
+    inside = continues = False
     ended = False
     while not ended:
         block = next(blocks, None)
