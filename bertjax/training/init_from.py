@@ -111,7 +111,7 @@ def check_vocabulary(task: Task, checkpoint: epath.Path) -> None:
         has_field = hasattr(task.config.data, "vocabulary")
         fix = "omit config.data.vocabulary" if has_field else f"prepare the data with --vocab {vocabulary}"
         raise UsageError(
-            f"the vocabulary of {checkpoint} differs from the data's vocabulary (SHA-256 {saved[:12]} and "
+            f"the vocabulary of {source or checkpoint} differs from the data's vocabulary (SHA-256 {saved[:12]} and "
             f"{expected[:12]}); {fix}"
         )
 
