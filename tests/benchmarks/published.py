@@ -82,6 +82,7 @@ def train_pytorch(task_name: str, seed: int, path: str) -> float:
     from bertjax.data.shard import SINGLE_SHARD
     from bertjax.tasks.build import build_task, parse_config
     from bertjax.training.checkpoint_config import experiment_config
+    from bertjax.training.optimizer import bert_schedule
 
     torch.manual_seed(seed)
     args = parse_args(["train", *flags(task_name, path), f"--config.seed={seed}", "--workdir", "unused"])
@@ -94,7 +95,9 @@ def train_pytorch(task_name: str, seed: int, path: str) -> float:
     others = [p for name, p in model.named_parameters() if p.ndim == 1]
     groups = [{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=task.config.optimizer.learning_rate, eps=1e-6)
-    schedule = transformers.get_linear_schedule_with_warmup(optimizer, task.warmup_steps, task.total_steps)
+    # The linear schedule of transformers decays from the peak at the end of warm-up; BERT's is already below it there.
+    factor = bert_schedule(1.0, task.warmup_steps, task.total_steps)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: float(factor(step)))
 
     def forward(batch: dict) -> tuple:
         inputs = {name: torch.from_numpy(batch[name]).long() for name in ("input_ids", "segment_ids", "input_mask")}
