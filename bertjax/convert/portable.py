@@ -238,6 +238,8 @@ def write_workdir(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
     run_config = finetuning_config(OUTPUT_KINDS[kind].task) if kind else pretraining_config()
     for name, value in vars(checkpoint.config).items():
         run_config.model[name] = value
+    if NEXT_SENTENCE in checkpoint.untrained:
+        run_config.data.objective = "none"  # Later conversions leave the next-sentence head out, too.
     (folder / CONFIG).write_text(json.dumps(run_config.to_dict(), indent=1) + "\n")
     files = vocabulary_files(checkpoint.vocabulary)
     if kind:

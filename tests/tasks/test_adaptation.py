@@ -157,9 +157,11 @@ def test_export_leaves_out_the_next_sentence_head_that_adaptation_does_not_train
     assert read_checkpoint(tmp_path / "converted").modules == {"encoder", "masked_lm", "pooler"}
     bertjax.load(tmp_path / "run").save(tmp_path / "saved", "huggingface")
     assert read_checkpoint(tmp_path / "saved").modules == {"encoder", "masked_lm", "pooler"}
-    # A copy in bertjax's format is complete.
+    # A copy in bertjax's format is complete, but conversions of the copy leave the untrained head out.
     convert(str(tmp_path / "run"), str(tmp_path / "copy"), "bertjax", overwrite=False)
     assert "next_sentence" in read_checkpoint(tmp_path / "copy").modules
+    convert(str(tmp_path / "copy"), str(tmp_path / "exported"), "huggingface", overwrite=False)
+    assert read_checkpoint(tmp_path / "exported").modules == {"encoder", "masked_lm", "pooler"}
 
 
 def test_corpus_with_another_vocabulary_is_refused_with_the_source_of_the_checkpoint(

@@ -220,10 +220,13 @@ def _describe_vocabulary(vocabulary: Vocabulary, trained: bool) -> dict[str, Any
 
 def _describe_inputs(sources: list[readers.Source]) -> dict[str, Any]:
     kinds = sorted({source.kind for source in sources})
+    by_kind = {kind: [source for source in sources if source.kind == kind] for kind in kinds}
     return {
         kind: {
-            "sources": sum(source.kind == kind for source in sources),
-            "bytes": sum(source.size_bytes or 0 for source in sources if source.kind == kind),
+            "sources": len(of_kind),
+            "bytes": sum(source.size_bytes or 0 for source in of_kind),
+            # Datasets are named, but files are not, because the corpus does not depend on paths.
+            **({"names": [f"{source.name}:{source.split}" for source in of_kind]} if of_kind[0].split else {}),
         }
-        for kind in kinds
+        for kind, of_kind in by_kind.items()
     }

@@ -69,4 +69,5 @@ def test_prepare_writes_the_corpus_of_a_dataset(data_dir, tmp_path):
     manifest = run(tmp_path, "tfds:stories/plain:train", vocabulary_size=100, data_dir=data_dir)
     assert sum(split["documents"] for split in manifest["splits"].values()) == len(TEXTS)
     assert sum(split["sentences"] for split in manifest["splits"].values()) == 3 * len(TEXTS)
+    assert manifest["settings"]["inputs"]["tfds"]["names"] == ["stories/plain:train"]
     assert store.open_corpus(tmp_path / "corpus").manifest == manifest
