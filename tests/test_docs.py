@@ -121,6 +121,8 @@ def test_all_commands_are_found_and_all_documents_are_linked():
         text = file.read_text()
         assert sum(words[0] == "bertjax" for words in commands(text)) >= text.count("\n    bertjax "), file.name
     counts = {file.name: len(commands(file.read_text())) for file in DOCUMENTS}
+    overrides = [code for file in DOCUMENTS for code in _INLINE.findall(file.read_text()) if "--config." in code]
+    assert len(overrides) >= 20
     assert counts["README.md"] >= 10 and counts["RESULTS.md"] >= 8 and counts["finetuning.md"] >= 20
     pages = [(ROOT / name).read_text() for name in ("README.md", "RESULTS.md")]
     links = {link.partition("#")[0] for page in pages for link in _LINK.findall(page)}

@@ -73,12 +73,6 @@ def test_arguments_are_documented_and_unknown_arguments_are_rejected(file):
     assert documented == known
 
 
-@every_experiment
-def test_unknown_field_is_rejected(file):
-    with pytest.raises(UsageError, match=r"unknown field 'optimizer\.nosuch'"):
-        load_config(str(file), ["--config.optimizer.nosuch=1"])
-
-
 # Learning rates in 1e-5, batch sizes and epochs: section 4.1 and A.3 of the paper, README.md of google-research/bert.
 @pytest.mark.parametrize(
     "name, rates, batches, epochs",

@@ -5,6 +5,7 @@ import logging
 import re
 import shlex
 import shutil
+from importlib.metadata import version
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -17,7 +18,9 @@ from valid_commands import check_command
 from bertjax.cli.main import build_parser, main, parse_args
 from bertjax.cli.parser import PATH_METAVARS
 from bertjax.config.load import load_config
+from bertjax.errors import UsageError
 from bertjax.tasks.build import parse_config
+from bertjax.training import multihost
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENT = ROOT / "experiments" / "pretrain.py"
@@ -34,14 +37,37 @@ PATH_OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("arguments", [(), ("nosuch",), ("bench",), ("bench", "steps")])
+@pytest.mark.parametrize("arguments", [("nosuch",), ("bench", "steps")])
 def test_error_for_an_unknown_command_lists_the_known_commands(capfd, arguments):
-    code, error = failure(capfd, *arguments)
-    assert code == 2
-    assert "Traceback" not in error
-    if arguments and arguments[-1] in ("nosuch", "steps"):
-        known = {words[len(arguments) - 1] for words in COMMANDS if words[: len(arguments) - 1] == arguments[:-1]}
-        assert all(f"'{name}'" in error for name in known)
+    error = refused(capfd, *arguments)
+    known = {words[len(arguments) - 1] for words in COMMANDS if words[: len(arguments) - 1] == arguments[:-1]}
+    assert known and all(f"'{name}'" in error for name in known)
+
+
+@pytest.mark.parametrize(("arguments", "missing"), [((), "COMMAND"), (("bench",), "step|input")])
+def test_missing_command_is_an_error(capfd, arguments, missing):
+    assert f"the following arguments are required: {missing}; see " in refused(capfd, *arguments)
+
+
+def test_version_is_that_of_the_package(capfd):
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert not end.value.code and capfd.readouterr().out == f"bertjax {version('bertjax')}\n"
+
+
+def test_describe_fields_prints_only_the_fields(capfd):
+    lines = printed(capfd, "describe", "--config", TINY, "--fields").splitlines()
+    assert any(line.split()[:1] == ["data.batch_size"] for line in lines)
+    assert not any("FLOPs" in line for line in lines)
+
+
+def test_distributed_connects_the_processes_without_environment_variables(capfd, monkeypatch, tmp_path):
+    def fail(config):
+        raise UsageError("no other process")
+
+    monkeypatch.setattr(multihost, "initialize_distributed", fail)
+    command = ["train", "--config", TINY, "--workdir", tmp_path / "run", "--distributed"]
+    assert "no other process" in refused(capfd, *command)
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
@@ -118,7 +144,7 @@ def test_error_for_an_unknown_config_field_lists_the_known_fields(capfd):
             ["--config", TINY, "--config.model.hidden_dropout_prob=0.999999"],
             "hidden_dropout_prob is 0.999999; it must be in [0, 0.",
         ),
-        (["--config", TINY, "--config.task=nosuch"], "'nosuch'"),
+        (["--config", TINY, "--config.task=nosuch"], "config.task='nosuch' cannot be overridden"),
         (["--config", TINY, "--config.seed"], "Missing value for flag --config.seed; use --config.FIELD=VALUE"),
         (["--config", TINY, "stray", "word"], "'stray'"),
         (["--config", TINY, "--config.seed", "1", "stray"], "'stray'"),

@@ -182,5 +182,5 @@ def test_path_fields_lists_every_path_field_of_a_task(task):
     """Tests that `PATH_FIELDS` lists every path field of a task; a run may resume with other values of these fields."""
     (data,) = (field for field in dataclasses.fields(config_class(task)) if field.name == "data")
     names = {field.name for field in dataclasses.fields(data.default)}
-    paths = {name for name in names if name.endswith("_file") or name in ("path", "corpus", "vocabulary", "labels")}
+    paths = {name for name in names if name.endswith(("_file", "corpus")) or name in ("path", "vocabulary", "labels")}
     assert paths and {f"data.{name}" for name in paths} <= {*PATH_FIELDS}

@@ -7,13 +7,14 @@ import shutil
 
 import numpy as np
 import pytest
-from checkpoints import WIDTH, google_checkpoint, without
+from checkpoints import WIDTH, assert_equal, google_checkpoint, without
 from safetensors.numpy import load_file, save_file
 
 from bertjax.convert.convert import read_checkpoint
 from bertjax.errors import BertjaxError, UsageError
 
 BIAS = "bert.pooler.dense.bias"
+EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
 
 
 def test_missing_unknown_and_misshapen_arrays_are_listed(letters, tmp_path):
@@ -86,12 +87,30 @@ def edit_weights(folder, change):
             lambda arrays: arrays | {"bert.embeddings.LayerNorm.gamma": arrays["bert.embeddings.LayerNorm.weight"]},
             "under an old and a new name",
         ),
+        (
+            lambda arrays: arrays | {"cls.predictions.decoder.weight": 2 * arrays[EMBEDDINGS]},
+            f"cls.predictions.decoder.weight differs from {EMBEDDINGS}; bertjax supports only tied embeddings",
+        ),
     ],
 )
 def test_invalid_weights_are_refused(change, message, folder):
     edit_weights(folder, change)
     with pytest.raises(UsageError, match=message):
         read_checkpoint(folder)
+
+
+def test_copies_of_tied_arrays_and_buffers_of_older_checkpoints_are_ignored(folder):
+    expected = read_checkpoint(folder).params
+    copies = {"decoder.weight": EMBEDDINGS, "decoder.bias": "cls.predictions.bias"}
+    edit_weights(
+        folder,
+        lambda arrays: {
+            **arrays,
+            **{f"cls.predictions.{name}": arrays[original] for name, original in copies.items()},
+            "bert.embeddings.position_ids": np.arange(40)[None],
+        },
+    )
+    assert_equal(read_checkpoint(folder).params, expected)
 
 
 def test_float16_weights_become_float32(folder):

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from commanding import printed
 
 from bertjax.cli.main import build_parser
 from bertjax.config.load import load_config
@@ -40,6 +41,12 @@ def load(name: str, scale: str):
 
 def test_experiments_cover_all_tables_and_figure_3():
     assert {name.removeprefix("table") for name in NAMES} == {*table_names(), "figure3"}
+
+
+def test_figure_5_is_drawn(tmp_path, capfd):
+    plot = tmp_path / "figure5.png"
+    printed(capfd, "table", "figure5", f"--results={SMALL_RESULTS}", f"--plot={plot}")
+    assert plot.read_bytes().startswith(b"\x89PNG")
 
 
 def test_documented_tables_match_the_results_file():

@@ -17,6 +17,7 @@ from bertjax.config.load import load_config
 from bertjax.convert.portable import write_workdir
 from bertjax.training import train as loop
 from bertjax.training.checkpoint import find_checkpoint, saved_fingerprint
+from bertjax.training.checkpoint_config import checkpoint_model
 from bertjax.training.checkpoint_metadata import read_metadata
 from bertjax.training.init_from import with_checkpoint_architecture
 
@@ -61,6 +62,16 @@ def test_damaged_output_layer_is_an_error(cola, tmp_path, capfd, content):
     assert not (tmp_path / "out").exists()
 
 
+def test_compute_dtype_of_a_loaded_model_is_that_of_the_run(cola, tmp_path):
+    shutil.copytree(cola, tmp_path / "run")
+    file = tmp_path / "run" / "config.json"
+    config = json.loads(file.read_text())
+    for dtype in ("float32", "bfloat16"):
+        config["model"]["dtype"] = dtype
+        file.write_text(json.dumps(config))
+        assert checkpoint_model(find_checkpoint(tmp_path / "run")).dtype == dtype
+
+
 def test_checkpoint_of_another_task_is_an_error(cola, glue, letters, tmp_path, capfd):
     for command in (["evaluate"], ["predict", f"--output={tmp_path}"]):
         config = f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},quick=true"
@@ -96,10 +107,23 @@ def test_resumed_run_equals_an_uninterrupted_run(glue, letters, tmp_path, monkey
     assert saved_fingerprint(find_checkpoint(uninterrupted)) == saved_fingerprint(find_checkpoint(resumed))
 
 
+def test_results_json_is_the_last_file_that_a_run_writes(cola):
+    """Checks that `results.json` is written last, because a run with this file counts as finished."""
+    *earlier, last = ((cola / name).stat().st_mtime_ns for name in ("curves.png", "confusion.png", "results.json"))
+    assert max(earlier) <= last
+
+
 def test_train_prints_metrics_and_path_of_the_best_checkpoint(cola):
     results = json.loads((cola / "results.json").read_text())
     report = json.loads((cola.parent / "stdout").read_text())
     assert report["matthews"] == results["matthews"] and report["checkpoint"].endswith(results["checkpoint"])
+
+
+def test_warm_up_is_a_tenth_of_the_steps_by_default(glue, letters):
+    task = load_task(f"glue.py:task=cola,path={glue}", letters, steps=57)
+    assert (task.total_steps, task.warmup_steps) == (57, 5)
+    task = load_task(f"glue.py:task=cola,path={glue}", letters, steps=57, optimizer__warmup_steps=3)
+    assert task.warmup_steps == 3
 
 
 def test_describe_computes_the_cost_of_a_run_from_its_data(glue, letters, capfd):

@@ -15,6 +15,8 @@ from safetensors.numpy import load_file, save_file
 from tensorflow_datasets.text.glue import Glue
 
 from bertjax.cli import main as cli
+from bertjax.data.corpus.tokenizer import Tokenizer
+from bertjax.data.corpus.vocabulary import load_vocabulary
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.inference.glue_submission import NUM_TEST_EXAMPLES
 from bertjax.tasks.finetuning.glue_data import SPECS
@@ -98,6 +100,61 @@ def test_predictions_of_an_unordered_file_are_sorted_by_index(cola, capfd, tmp_p
     assert tfds_path.read_text() == path.read_text()
     predictions = {int(record["idx"]): record["prediction"] for record in records(jsonl_path)}
     assert predictions == {0: "0", 3: "0", 5: "1", 7: "1"}
+
+
+@pytest.mark.parametrize(
+    ("task", "header", "rows", "texts", "labels", "best_metric"),
+    [
+        ("sst2", "sentence\tlabel", ["fine \t1", "bad \t0"], ["fine", "bad"], [1, 0], "accuracy"),
+        (
+            "mrpc",
+            "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String",
+            ["1\t7\t8\ta b\tb a", "0\t5\t6\tc\td"],
+            ["a b | b a", "c | d"],
+            [1, 0],
+            "f1",
+        ),
+        (
+            "qqp",
+            "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate",
+            ["3\t4\t5\twho\twhat\t0", "6\t7\t8\twho\twho\t1"],
+            ["who | what", "who | who"],
+            [0, 1],
+            "f1",
+        ),
+        (
+            "qnli",
+            "index\tquestion\tsentence\tlabel",
+            ["0\twho\tme\tnot_entailment", "1\twhen\tnow\tentailment"],
+            ["who | me", "when | now"],
+            [1, 0],
+            "accuracy",
+        ),
+        (
+            "wnli",
+            "index\tsentence1\tsentence2\tlabel",
+            ["0\ta\tb\t1", "1\tc\td\t0"],
+            ["a | b", "c | d"],
+            [1, 0],
+            "accuracy",
+        ),
+    ],
+)
+def test_columns_of_official_files(task, header, rows, texts, labels, best_metric, letters, tmp_path):
+    folder = tmp_path / SPECS[task].folder
+    folder.mkdir()
+    for name in ("train", "dev"):
+        (folder / f"{name}.tsv").write_text("\n".join([header, *rows]) + "\n")
+    built = load_task(f"glue.py:task={task},path={tmp_path}", letters, data__seq_len=32)
+    assert built.best_metric == best_metric
+    (batch,) = built.eval_batches(SINGLE_SHARD)
+    tokenizer = Tokenizer(load_vocabulary(letters))
+    # The rows of a batch are sorted by length, and `example` contains their indices.
+    for row, (label, text) in enumerate(zip(labels, texts, strict=True)):
+        (position,) = np.flatnonzero(batch["example"] == row)
+        assert batch["labels"][position] == label
+        ids = batch["input_ids"][position]
+        assert tokenizer.decode(ids[ids > 0]) == f"[CLS] {text.replace('|', '[SEP]')} [SEP]"
 
 
 def test_incomplete_submission_is_refused_unless_partial_is_set(cola, capfd, tmp_path):

@@ -9,6 +9,7 @@ from commanding import printed
 from finetuning_data import glue_files
 from unpacking import unmasked_ids
 
+import bertjax
 from bertjax.cli import main as cli
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.training.checkpoint import find_checkpoint
@@ -84,6 +85,19 @@ def test_left_to_right_features_do_not_depend_on_later_words(pretrained, tmp_pat
     # Left-to-right states before the changed word are equal. Some of the later states differ.
     is_equal = (one[:3, 0, :half] == other[:3, 0, :half]).all()
     assert is_equal and (one[3:, 0, :half] != other[3:, 0, :half]).any()
+
+
+def test_pooled_states_of_one_sided_encoders_depend_on_the_whole_text(pretrained):
+    kind, workdir = pretrained
+    model = bertjax.load(workdir)
+    texts = ["bana kero lote", "misu"]
+    full = model.encode(texts)
+    assert full.pooled is None  # no pooler
+    ends = full.attention_mask.sum(axis=1) - 1
+    first, last = full.last_hidden_state[:, 0], full.last_hidden_state[[0, 1], ends]
+    half = first.shape[1] // 2
+    expected = last if kind == "left" else np.concatenate([last[:, :half], first[:, half:]], axis=1)
+    np.testing.assert_allclose(model.encode(texts, pooling="cls").pooled, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(

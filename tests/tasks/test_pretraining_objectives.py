@@ -42,6 +42,11 @@ def test_flops_include_all_predictions_of_a_packed_row(corpus):
     assert task.cost_before(1).flops == phase.batch_size * 16 * flops_per_token(model, 16, predictions)
 
 
+def test_eval_rows_limits_the_rows_of_an_evaluation(corpus):
+    task = load_task(experiment_of(corpus, "nsp"), None, data__eval_rows=3)
+    assert sum(batch["input_mask"].any(axis=1).sum() for batch in task.eval_batches(SINGLE_SHARD)) == 3
+
+
 def test_pairs_objective_needs_two_segment_types(corpus, tmp_path, capfd):
     command = train_command(experiment_of(corpus, "pairs"), tmp_path, None, model__type_vocab_size=1)
     assert "config.model.type_vocab_size=1 is too small for sentence pairs" in refused(capfd, *command)

@@ -3,7 +3,7 @@
 import pytest
 from small_run import make
 
-from bertjax.training.bench import bench_input
+from bertjax.training.bench import bench_input, input_table
 
 
 @pytest.mark.parametrize("packing", [pytest.param("false", marks=pytest.mark.slow), "true"])
@@ -13,3 +13,4 @@ def test_bench_input_reports_consistent_rates(corpus, packing):
     assert positions_per_second == pytest.approx(result["batches"] * 4 * 32 / result["seconds"])
     assert result["real_tokens_per_second"] == pytest.approx(result["token_fraction"] * positions_per_second)
     assert 0.3 < result["token_fraction"] <= 1
+    assert ("batch", "4 x 32", "rows x tokens") in input_table(result)

@@ -14,9 +14,9 @@ def make_tree() -> dict[str, np.ndarray]:
     return {"matrix": rng.standard_normal((8, 6), np.float32), "stack": rng.standard_normal((3, 2, 4), np.float32)}
 
 
-@pytest.fixture(params=[0, module._SMALL_BYTES], ids=["on devices", "in NumPy"], autouse=True)
-def small_bytes(request, monkeypatch):
-    """Runs every test with fingerprints computed on devices and in NumPy."""
+@pytest.fixture(params=[0, module._SMALL_BYTES], ids=["on devices", "in NumPy"])
+def each_implementation(request, monkeypatch):
+    """Runs a test twice: with fingerprints computed on devices, and in NumPy."""
     monkeypatch.setattr(module, "_SMALL_BYTES", request.param)
 
 
@@ -61,6 +61,7 @@ def increment_and_decrement(matrix):
     "change",
     [flip_signs, flip_top_bits_of_a_row, negate, flip_last_bit, swap_columns, swap_rows, increment_and_decrement],
 )
+@pytest.mark.usefixtures("each_implementation")
 def test_changes_that_could_cancel_out_change_the_fingerprint(change):
     changed = make_tree()
     change(changed["matrix"])
@@ -68,6 +69,7 @@ def test_changes_that_could_cancel_out_change_the_fingerprint(change):
         assert fingerprint(put(changed)) != fingerprint(put(make_tree()))
 
 
+@pytest.mark.usefixtures("each_implementation")
 def test_every_pair_of_flipped_signs_changes_the_fingerprint():
     matrix = make_tree()["matrix"][:4, :4].copy()
     fingerprints = {fingerprint({"matrix": matrix})}
@@ -79,6 +81,7 @@ def test_every_pair_of_flipped_signs_changes_the_fingerprint():
     assert len(fingerprints) == 1 + 16 * 15 // 2
 
 
+@pytest.mark.usefixtures("each_implementation")
 def test_fingerprint_depends_on_names_and_shapes():
     tree = make_tree()
     swapped = {"matrix": tree["stack"], "stack": tree["matrix"]}
@@ -93,5 +96,7 @@ def test_fingerprint_depends_on_neither_mesh_nor_slice_size(spec, monkeypatch):
     mesh = jax.make_mesh((4, 2), ("x", "y"))
     sharded = jax.device_put(tree, NamedSharding(mesh, PartitionSpec(*spec)))
     expected = fingerprint(tree)
+    monkeypatch.setattr(module, "_SMALL_BYTES", 0)
+    assert fingerprint(sharded) == expected
     monkeypatch.setattr(module, "_SLICE_BYTES", 3 * 6 * 4)
-    assert fingerprint(sharded) == fingerprint(tree) == expected == fingerprint(tree)
+    assert fingerprint(sharded) == fingerprint(tree) == expected

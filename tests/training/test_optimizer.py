@@ -32,10 +32,13 @@ def gradients(step: int) -> dict:
     return jax.tree.map(lambda x: scale * rng.standard_normal(x.shape), PARAMS)
 
 
-def test_bert_adam_equals_the_reference_update():
+@pytest.mark.parametrize(
+    "config", [OptimizerConfig(), OptimizerConfig(b1=0.8, b2=0.9, eps=1e-2, clip_norm=0.5, weight_decay=0.1)]
+)
+def test_bert_adam_equals_the_reference_update(config):
     steps = 8
     schedule = bert_schedule(0.1, 3, steps)
-    optimizer = make_optimizer(OptimizerConfig(weight_decay=0.01))
+    optimizer = make_optimizer(config)
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), PARAMS)
     state = optimizer.tx.init(params)
     update = jax.jit(optimizer.tx.update)
@@ -49,17 +52,38 @@ def test_bert_adam_equals_the_reference_update():
         params = optax.apply_updates(params, updates)
 
         norm = np.sqrt(sum((g**2).sum() for g in jax.tree.leaves(grads)))
-        grads = jax.tree.map(lambda g: g * min(1.0, 1.0 / norm), grads)  # noqa: B023
+        grads = jax.tree.map(lambda g: g * min(1.0, config.clip_norm / norm), grads)  # noqa: B023
         rate = 0.1 * step / 3 if step < 3 else 0.1 * (1 - step / steps)
         for path, gradient in flatten_dict(grads).items():
-            m[path] = 0.9 * m[path] + 0.1 * gradient
-            v[path] = 0.999 * v[path] + 0.001 * gradient**2
-            change = m[path] / (np.sqrt(v[path]) + 1e-6)
+            m[path] = config.b1 * m[path] + (1 - config.b1) * gradient
+            v[path] = config.b2 * v[path] + (1 - config.b2) * gradient**2
+            change = m[path] / (np.sqrt(v[path]) + config.eps)
             if path[-1] not in ("bias", "scale"):
-                change = change + 0.01 * expected[path]
+                change = change + config.weight_decay * expected[path]
             expected[path] = expected[path] - rate * change
     for path, values in flatten_dict(params).items():
         np.testing.assert_allclose(values, expected[path], rtol=2e-5, atol=1e-6, err_msg=str(path))
+
+
+def test_defaults_are_those_of_bert():
+    config = OptimizerConfig()
+    assert (config.b1, config.b2, config.eps, config.weight_decay, config.clip_norm) == (0.9, 0.999, 1e-6, 0.01, 1.0)
+
+
+def test_adamw_equals_optax():
+    moments = {"b1": 0.8, "b2": 0.9, "eps": 1e-3}
+    optimizer = make_optimizer(OptimizerConfig(name="adamw", weight_decay=0.1, clip_norm=0.5, **moments))
+    reference = optax.chain(
+        optax.clip_by_global_norm(0.5), optax.adamw(0.1, weight_decay=0.1, mask=decay_mask, **moments)
+    )
+    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), PARAMS)
+    state, reference_state = optimizer.tx.init(params), reference.init(params)
+    for step in range(3):
+        grads = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), gradients(step))
+        updates, state = optimizer.tx.update(grads, state, params, learning_rate=0.1)
+        expected, reference_state = reference.update(grads, reference_state, params)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), updates, expected)
+        params = optax.apply_updates(params, updates)
 
 
 def test_schedule_starts_at_zero_and_drops_after_warm_up():

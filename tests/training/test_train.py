@@ -27,7 +27,7 @@ from bertjax.data.shard import SINGLE_SHARD
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
 from bertjax.tasks.objectives.masked_lm import MaskedLm
-from bertjax.training import progress, results, startup
+from bertjax.training import progress, startup
 from bertjax.training import train as loop
 from bertjax.training.checkpoint import find_checkpoint
 from bertjax.training.evaluation import predict
@@ -123,29 +123,32 @@ class ShortRun(NamedTuple):
     workdir: Path
     returned: dict
     log_lines: list[str]
-    # Whether `curves.png` existed, for each write of `results.json`.
-    had_curves: list[bool]
+    # `grad_accum_steps` of the train step and `hang_seconds` of the watchdog.
+    arguments: list[float]
 
 
 @pytest.fixture(scope="module")
 def short_run(corpus, tmp_path_factory):
     """Returns a `ShortRun` whose steps were not allowed to transfer data implicitly."""
     workdir = tmp_path_factory.mktemp("short") / "run"
-    make_train_step, write, had_curves = loop.make_train_step, results.write_atomic, []
+    make_train_step, watchdog, arguments = loop.make_train_step, loop.watchdog, []
 
-    def make_guarded_step(*args):
-        return lambda *inputs: jax.transfer_guard("disallow")(make_train_step(*args))(*inputs)
+    def make_guarded_step(objective, optimizer, mesh, grad_accum_steps):
+        arguments.append(grad_accum_steps)
+        step = make_train_step(objective, optimizer, mesh, grad_accum_steps)
+        return lambda *inputs: jax.transfer_guard("disallow")(step)(*inputs)
 
-    def record(path, content):
-        had_curves.append((workdir / "curves.png").exists())
-        write(path, content)
+    def record_watchdog(hang_seconds):
+        arguments.append(hang_seconds)
+        return watchdog(hang_seconds)
 
-    task = with_attributes(make(corpus, steps=3), evaluate=lambda means, outputs: {**means, "ratio": np.nan})
+    task = make(corpus, steps=3, grad_accum_steps=2, hang_seconds=123)
+    task = with_attributes(task, evaluate=lambda means, outputs: {**means, "ratio": np.nan})
     with pytest.MonkeyPatch.context() as monkeypatch, recorded_log() as lines:
         monkeypatch.setattr(loop, "make_train_step", make_guarded_step)
-        monkeypatch.setattr(results, "write_atomic", record)
+        monkeypatch.setattr(loop, "watchdog", record_watchdog)
         returned = loop.train(task, str(workdir))
-    return ShortRun(workdir, returned, lines, had_curves)
+    return ShortRun(workdir, returned, lines, arguments)
 
 
 def test_steps_make_no_implicit_transfers(short_run):
@@ -153,15 +156,14 @@ def test_steps_make_no_implicit_transfers(short_run):
     assert short_run.returned["step"] == 3
 
 
+def test_run_uses_grad_accum_steps_and_hang_seconds_of_its_config(short_run):
+    assert short_run.arguments == [2, 123]
+
+
 def test_metric_that_is_not_finite_is_logged_and_saved_as_a_string(short_run):
     assert short_run.returned["ratio"] == "nan"
     assert json.loads((short_run.workdir / "results.json").read_text())["ratio"] == "nan"
     assert [line.split() for line in short_run.log_lines if line.startswith("ratio")] == [["ratio", "nan", "nan"]]
-
-
-def test_results_json_is_the_last_file_that_a_run_writes(short_run):
-    """Checks that `results.json` is written last, because a run with this file counts as finished."""
-    assert short_run.had_curves == [True]
 
 
 @pytest.mark.parametrize(
@@ -253,6 +255,13 @@ def test_evaluation_loss_that_is_not_finite_ends_the_run(corpus, tmp_path):
 def test_diverging_loss_ends_the_run(corpus, tmp_path):
     with pytest.raises(BertjaxError, match=r"diverged at step 3.*no checkpoint was saved yet"):
         loop.train(make(corpus, divergence_factor=0.9), str(tmp_path))
+
+
+def test_divergence_is_relative_to_the_first_loss_before_a_resume(corpus, tmp_path):
+    lines, schedule = [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}], bert_schedule(1e-2, 3, 14)
+    run = progress.Progress(make(corpus), epath.Path(tmp_path), 2, lines, schedule)
+    with contextlib.closing(run):
+        assert run.first_loss == 3.0
 
 
 def test_init_from_loads_parameters(corpus, whole, tmp_path, log_lines):

@@ -106,11 +106,12 @@ def test_killed_worker_is_an_error(tmp_path, vocabulary):
             time.sleep(0.01)
         os.kill(workers.pop().pid, signal.SIGKILL)
 
-    killer = threading.Thread(target=kill)
+    # A daemon, so that pytest can exit if `run` fails before it starts workers.
+    killer = threading.Thread(target=kill, daemon=True)
     killer.start()
     with pytest.raises(BertjaxError, match="a worker process was killed"):
         run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary)
-    killer.join()
+    killer.join(timeout=60)
     assert leftovers(tmp_path) == []
 
 

@@ -25,9 +25,10 @@ def flip_bit(file, position):
 
 @pytest.mark.parametrize("array", store.ARRAYS)
 @pytest.mark.parametrize("split", store.SPLITS)
-def test_every_flipped_bit_is_found(corpus, split, array):
+def test_flipped_bit_is_found_in_every_array(corpus, split, array):
     file = corpus.path / store.array_file(split, array)
-    for position in np.random.default_rng(0).integers(0, file.stat().st_size, 20):
+    size = file.stat().st_size
+    for position in (0, size // 2, size - 1):
         flip_bit(file, position)
         with pytest.raises(BertjaxError, match=rf"{file} is damaged: its SHA-256 differs .*; run `bertjax prepare` a"):
             store.open_corpus(corpus.path).checksums.wait()

@@ -60,7 +60,7 @@ def test_training_a_vocabulary_without_words_is_an_error():
 def test_vocabulary_does_not_depend_on_the_hash_seed(kind):
     code = f"import hashlib; from test_vocabulary import *; print(hashlib.sha256(repr({kind}).encode()).hexdigest())"
     hashes = set()
-    for seed in "0", "1", "2", "3":
+    for seed in "0", "1":
         environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.path.dirname(__file__)}
         hashes.add(subprocess.check_output([sys.executable, "-c", code], env=environment, text=True))
     assert len(hashes) == 1

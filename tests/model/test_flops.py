@@ -1,0 +1,49 @@
+"""Model FLOPs, and peak FLOP/s of devices."""
+
+import types
+
+import pytest
+from tiny_config import tiny_config
+
+from bertjax.estimate.topology import CHIPS
+from bertjax.model.flops import attention_flops_per_token, flops_per_token, peak_flops_per_second
+from bertjax.tasks.objectives.step_cost import StepCost
+
+
+def test_training_flops_per_token_are_three_times_those_of_the_matrix_products():
+    config = tiny_config(vocab_size=100)  # 2 layers, hidden size 16, intermediate size 32
+    matrices = 2 * (4 * 16 * 16 + 2 * 16 * 32)
+    attention = 2 * (8 * 16) + 2 * (8 * 16)  # scores and weighted sums of values, over 8 positions
+    head = 2 * (16 * 16 + 16 * 100)
+    assert flops_per_token(config, seq_len=8) == 3 * 2 * (matrices + attention)
+    assert flops_per_token(config, 8, num_predictions=2) == 3 * (2 * (matrices + attention) + 2 / 8 * head)
+    assert attention_flops_per_token(config, context=8) == 3 * 2 * attention
+
+
+def test_token_flops_count_neither_padding_nor_attention_to_padding():
+    cost = StepCost(rows=1, positions=8, flops=1000.0, attention_flops=200.0)
+    assert cost.token_flops(token_fraction=0.5, attention_fraction=0.25) == 0.5 * 800 + 0.25 * 200
+
+
+@pytest.mark.parametrize(
+    ("kind", "chip", "devices", "chips"),
+    [
+        # TPU v2 and v3 have two JAX devices per chip.
+        ("TPU v2", "v2", 8, 4),
+        ("TPU v3", "v3", 8, 4),
+        ("TPU v4", "v4", 4, 4),
+        ("TPU v5 lite", "v5e", 4, 4),
+        ("TPU v5", "v5p", 4, 4),
+        ("TPU v6 lite", "v6e", 4, 4),
+    ],
+)
+def test_peak_flops_of_tpus_are_summed_over_chips_and_not_devices(kind, chip, devices, chips):
+    device = types.SimpleNamespace(platform="tpu", device_kind=kind)
+    peak, source = peak_flops_per_second([device] * devices)
+    assert peak == chips * CHIPS[chip].flops_per_second
+    assert source.startswith(f"{devices} x {kind}, ")
+
+
+def test_peak_flops_of_an_unknown_device_are_zero():
+    unknown = types.SimpleNamespace(platform="gpu", device_kind="RTX 9090")
+    assert peak_flops_per_second([unknown]) == (0.0, "no peak known for RTX 9090")
