@@ -124,7 +124,8 @@ class Pretrained:
           labels: names of classes, labels or tags in the order of the outputs (default: unchanged).
 
         Raises:
-          UsageError: a parameter is missing, unknown or has the wrong shape, or `labels` does not match the outputs.
+          UsageError: a parameter is missing, unknown or has the wrong shape, `labels` does not match the outputs, or
+            the model has a feature head.
 
         Examples:
           >>> bert = bertjax.load(CLASSIFIER)

@@ -24,7 +24,7 @@ from bertjax.model.config import size_fields
 from bertjax.tasks.build import config_class
 
 # Values of config fields in one trial, by the path of the field.
-Trial = dict[str, Any]
+Setting = dict[str, Any]
 # Attribute of a decorated `get_config` that stores its argument parser.
 _PARSER = "parsed_arguments"
 
@@ -77,7 +77,7 @@ def make_quick(config: ConfigDict, seq_len: int) -> None:
     config.data.seq_len = seq_len
 
 
-def named_grid(name: str) -> list[Trial]:
+def named_grid(name: str) -> list[Setting]:
     """Returns the trials of a named grid, each as a dict from config field to value.
 
     Args:
@@ -96,7 +96,7 @@ def named_grid(name: str) -> list[Trial]:
     return cross_product(grids[name])
 
 
-def load_trials(config: str) -> list[Trial]:
+def load_settings(config: str) -> list[Setting]:
     """Returns the trials that `FILE[:ARGUMENTS]` defines with a function `sweep(arguments)` or an argument `grid`."""
     name, _, arguments = config.partition(":")
     file = experiment_file(name)
@@ -161,6 +161,6 @@ def _value(config_dict: ConfigDict, field: str) -> Any:
     return config_dict
 
 
-def cross_product(values: Mapping[str, Sequence[Any]]) -> list[Trial]:
+def cross_product(values: Mapping[str, Sequence[Any]]) -> list[Setting]:
     """Returns all combinations of the fields' values."""
     return [dict(zip(values, trial, strict=True)) for trial in itertools.product(*values.values())]

@@ -5,7 +5,7 @@ from pathlib import Path
 from bertjax.cli.main import parse_args
 from bertjax.config.load import load_config
 from bertjax.errors import UsageError
-from bertjax.presets import grid_values, load_trials
+from bertjax.presets import grid_values, load_settings
 from bertjax.reproduce.runner import load_table
 from bertjax.tasks.build import parse_config
 
@@ -20,7 +20,7 @@ def check_command(arguments: list[str]) -> None:
     elif getattr(args, "config", None):
         parse_config(load_config(args.config, args.overrides))
         if args.command == "sweep":
-            assert args.grid or load_trials(args.config)
+            assert args.grid or load_settings(args.config)
             grid_values(
                 args.grid or [], args.overrides, lambda more: load_config(args.config, [*args.overrides, *more])
             )

@@ -148,15 +148,16 @@ def _cache_paths() -> tuple[dict[str, Path], str]:
     from huggingface_hub.constants import HF_HUB_CACHE
 
     from bertjax.errors import BertjaxError
-    from bertjax.utils.io import cache_dir
+    from bertjax.utils.io import cache_dir, is_remote
 
     paths, error = {"Hugging Face Hub": Path(HF_HUB_CACHE)}, ""
     try:
         paths["corpora and features"] = cache_dir()
     except BertjaxError as problem:
         error = str(problem)
-    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
-        paths["compiled steps"] = Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
+    compiled = os.environ.get("JAX_COMPILATION_CACHE_DIR", "")
+    if compiled and not is_remote(compiled):
+        paths["compiled steps"] = Path(compiled)
     return paths, error
 
 

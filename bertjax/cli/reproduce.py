@@ -73,21 +73,21 @@ def reproduce(args: argparse.Namespace) -> None:
         if not args.plan:
             raise UsageError("--topology has an effect only with --plan; add --plan, or omit --topology")
     config = with_commits(require_config(args))
-    paper_table = load_table(config)
+    table = load_table(config)
     if not args.plan:
         join_cluster(args, ClusterConfig())
     with exit_on_host_error():
         results = load_results([args.results])
         if results.sources[0].saved is not None:
             raise UsageError(f"--results {args.results} is a file of `bertjax table --keep`; use a directory")
-        plan = plan_table(paper_table, results)
+        plan = plan_table(table, results)
         if is_first():
             show(describe_plan(plan, args.results))
             if args.topology:
                 show(_topology_line(plan, args))
         if args.plan:
             return
-        result = run(config, paper_table, results, plan)
+        result = run(config, table, results, plan)
     print_result(result)
     if result["failed"]:
         raise SystemExit(1)
@@ -123,10 +123,10 @@ def table(args: argparse.Namespace) -> None:
             logger.info(f"no results in {path} yet")
     experiments = {name: results.tables.get(name) or table_experiment(name) for name in args.number}
     tables = {name: load_table(config) for name, config in experiments.items()}
-    for name, paper_table in tables.items():
-        show((as_markdown if args.markdown else as_text)(format_table(paper_table, results)) + "\n")
+    for name, loaded in tables.items():
+        show((as_markdown if args.markdown else as_text)(format_table(loaded, results)) + "\n")
         if args.plot and name == "figure5":
-            plot_figure5(paper_table, results, Path(args.plot))
+            plot_figure5(loaded, results, Path(args.plot))
     if args.keep:
-        runs = [run for paper_table in tables.values() for run in paper_table.runs()]
+        runs = [run for loaded in tables.values() for run in loaded.runs()]
         show(f"wrote {save_results(results, runs, experiments, Path(args.keep))} runs to {args.keep}")

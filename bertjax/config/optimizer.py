@@ -42,25 +42,25 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         # Convert to a tuple, because configs from JSON contain a list.
         object.__setattr__(self, "freeze", tuple(self.freeze))
-        one_of(self, "optimizer.", name=NAMES)
+        one_of(self, "config.optimizer.", name=NAMES)
         for field in ("learning_rate", "weight_decay", "clip_norm"):
             if not 0 <= getattr(self, field) < math.inf:
-                raise UsageError(f"optimizer.{field} is {getattr(self, field)}; it must be at least 0")
+                raise UsageError(f"config.optimizer.{field} is {getattr(self, field)}; it must be at least 0")
         for field in ("b1", "b2"):
             if not 0 <= getattr(self, field) < 1:
-                raise UsageError(f"optimizer.{field} is {getattr(self, field)}; it must be in [0, 1)")
+                raise UsageError(f"config.optimizer.{field} is {getattr(self, field)}; it must be in [0, 1)")
         if not 0 < self.eps < math.inf:
-            raise UsageError(f"optimizer.eps is {self.eps}; it must be above 0")
+            raise UsageError(f"config.optimizer.eps is {self.eps}; it must be above 0")
         if not 0 < self.layer_decay <= 1:
-            raise UsageError(f"optimizer.layer_decay is {self.layer_decay}; it must be in (0, 1]")
-        at_least(self, "optimizer.", freeze_layers=0)
+            raise UsageError(f"config.optimizer.layer_decay is {self.layer_decay}; it must be in (0, 1]")
+        at_least(self, "config.optimizer.", freeze_layers=0)
         if not all(isinstance(name, str) and name for name in self.freeze):
-            raise UsageError(f"optimizer.freeze is {self.freeze}; use paths such as 'encoder/embeddings'")
+            raise UsageError(f"config.optimizer.freeze is {self.freeze}; use paths such as 'encoder/embeddings'")
         if "encoder/layers" in self.freeze:
             raise UsageError(
                 "optimizer.freeze cannot contain encoder/layers; set optimizer.freeze_layers, or freeze encoder"
             )
         if "encoder" in self.freeze and self.freeze_layers:
             raise UsageError(
-                f"optimizer.freeze contains encoder and freeze_layers is {self.freeze_layers}; set one of them"
+                f"config.optimizer.freeze contains encoder and freeze_layers is {self.freeze_layers}; set one of them"
             )

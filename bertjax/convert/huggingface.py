@@ -333,15 +333,15 @@ def _weight_files(folder: Path, architecture: str) -> list[Path]:
     index = folder / _INDEX
     if index.is_file():
         try:
-            names = sorted({*read_json(index)["weight_map"].values()})
-            outside = [name for name in names if Path(name).name != name]
+            files = sorted({*read_json(index)["weight_map"].values()})
+            outside = [name for name in files if Path(name).name != name]
         except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise UsageError(f"cannot read {index}: {error}; copy it again") from error
         if outside:
             raise UsageError(f"{index} lists files outside its folder: {listed(outside)}; copy the original index")
-        if missing := [name for name in names if not (folder / name).is_file()]:
+        if missing := [name for name in files if not (folder / name).is_file()]:
             raise UsageError(f"{folder} lacks files that {_INDEX} lists: {listed(missing)}; copy all shards")
-        return [folder / name for name in names]
+        return [folder / name for name in files]
     if pickles := [name for name in PICKLES if (folder / name).is_file()]:
         raise pickle_error(str(folder), pickles[0], architecture, f"{folder}-safetensors")
     raise UsageError(f"{folder} contains neither {WEIGHTS} nor {_INDEX}; copy the weights to this folder")

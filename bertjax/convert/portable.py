@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -182,19 +183,8 @@ def read_workdir(path: AnyPath) -> PortableCheckpoint:
     """Reads a checkpoint or, for a workdir, its best checkpoint (the newest if no checkpoint has a score)."""
     checkpoint = find_checkpoint(path)
     workdir = workdir_of(checkpoint)
-    description, config = read_metadata(checkpoint).model, checkpoint_model(checkpoint)
-    feature_head = FeatureHead(**(description["feature_head"] or {}))
-    if description["kind"] not in _KINDS:
-        raise UsageError(
-            f"{checkpoint} has a model of kind {description['kind']!r}, which other formats cannot express; use the "
-            "bertjax checkpoint itself"
-        )
-    if feature_head.is_used:
-        raise UsageError(
-            f"{checkpoint} has feature_head.features={feature_head.features or '(none)'} and "
-            f"feature_head.lstm_layers={feature_head.lstm_layers}, which other formats cannot express; use the bertjax "
-            "checkpoint itself"
-        )
+    config = checkpoint_model(checkpoint)
+    check_portable(read_metadata(checkpoint).model, checkpoint)
     layer = read_output_layer(workdir)
     return PortableCheckpoint(
         config,
@@ -205,6 +195,30 @@ def read_workdir(path: AnyPath) -> PortableCheckpoint:
         pooling=read_pooling(workdir),
         untrained=untrained_modules(workdir),
     )
+
+
+def check_portable(description: Mapping[str, Any], path: str | AnyPath) -> None:
+    """Raises a UsageError if a `PortableCheckpoint` cannot express a model.
+
+    `description` is the JSON description of the model, and `path` is its checkpoint, for the error message.
+    """
+    if description["kind"] not in _KINDS:
+        raise UsageError(
+            f"{path} has a model of kind {description['kind']!r}, which other formats cannot express; use the bertjax "
+            "checkpoint itself"
+        )
+    check_no_feature_head(description, path)
+
+
+def check_no_feature_head(description: Mapping[str, Any], path: str | AnyPath) -> None:
+    """Raises a UsageError if a model has a feature head. The arguments are those of `check_portable`."""
+    feature_head = FeatureHead(**(description["feature_head"] or {}))
+    if feature_head.is_used:
+        raise UsageError(
+            f"{path} has feature_head.features={feature_head.features or '(none)'} and "
+            f"feature_head.lstm_layers={feature_head.lstm_layers}, which other formats cannot express; use the bertjax "
+            "checkpoint itself"
+        )
 
 
 def untrained_modules(workdir: AnyPath) -> tuple[str, ...]:

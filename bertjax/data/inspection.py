@@ -14,6 +14,8 @@ from bertjax.errors import UsageError
 from bertjax.utils.io import write_npz
 
 _WIDTH = 120
+_INPUTS = ("sequence_ids", "position_ids", *(spec.name for spec in (*SEQUENCE, *EXAMPLE, TOKEN_LABELS)))
+_SPAN = ("start_positions", "end_positions")
 _PAIR_LABELS = {0: "IsNext", 1: "NotNext", -1: "no next sentence"}
 
 
@@ -47,10 +49,6 @@ def write_batches(batches: Iterable[Mapping[str, np.ndarray]], path: str | Path)
         for name in phase[0]
     }
     write_npz(path, arrays)
-
-
-_INPUTS = ("sequence_ids", "position_ids", *(spec.name for spec in (*SEQUENCE, *EXAMPLE, TOKEN_LABELS)))
-_SPAN = ("start_positions", "end_positions")
 
 
 def format_row(batch: Mapping[str, np.ndarray], row: int, tokenizer: Tokenizer, labels: Sequence[str] = ()) -> str:

@@ -82,7 +82,8 @@ def describe_task(task: Task) -> str:
         f"model: {', '.join((_describe_layers(model), f'dtype {model.dtype}', *_options(model)))}",
         *task.notes,
         f"optimizer: {optimizer.name}, learning rate {optimizer.learning_rate:g}, weight decay "
-        f"{optimizer.weight_decay:g}, gradient clipping to norm {optimizer.clip_norm:g}",
+        f"{optimizer.weight_decay:g}, "
+        + (f"gradient clipping to norm {optimizer.clip_norm:g}" if optimizer.clip_norm else "no gradient clipping"),
         *_describe_schedule(task),
     ]
     freezing = make_optimizer(optimizer).freezing

@@ -46,11 +46,6 @@ class TruncationCount:
     total: int = 0
     truncated: int = 0
 
-    def add(self, num_tokens: int) -> None:
-        """Counts a text. `num_tokens` is the length of its row before truncation, with special tokens."""
-        self.total += 1
-        self.truncated += num_tokens > self.seq_len
-
     def log(self) -> None:
         """Logs a warning with both counts if any text was truncated."""
         if self.truncated:
@@ -86,8 +81,10 @@ def encode_row(ids: Sequence[list[int]], vocabulary: Vocabulary, truncation: Tru
     """
     first, *second = ids
     pair = second[0] if second else None
-    truncation.add(sum(map(len, ids)) + len(ids) + 1)
-    return encode_pair(first, pair, truncation.seq_len, vocabulary.cls_id, vocabulary.sep_id)
+    truncation.total += 1
+    # The row has a [CLS], and a [SEP] after each text.
+    truncation.truncated += sum(map(len, ids)) + len(ids) + 1 > truncation.seq_len
+    return encode_pair(first, pair, truncation.seq_len, vocabulary)
 
 
 def split_line(line: str, kind: str) -> str | Texts:

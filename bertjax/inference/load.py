@@ -16,7 +16,13 @@ from jax.sharding import Mesh, Sharding
 from bertjax.config.mesh import MeshConfig
 from bertjax.convert.convert import BERTJAX, detect_format, local_checkpoint, read_checkpoint
 from bertjax.convert.names import CLASSIFIER
-from bertjax.convert.portable import PortableCheckpoint, read_pooling, untrained_modules
+from bertjax.convert.portable import (
+    PortableCheckpoint,
+    check_no_feature_head,
+    check_portable,
+    read_pooling,
+    untrained_modules,
+)
 from bertjax.data.corpus.vocabulary import Vocabulary, workdir_vocabulary
 from bertjax.errors import UsageError, listed, quoted
 from bertjax.inference.loaded_model import InferenceDefaults, LoadedModel, build_known_model
@@ -67,7 +73,7 @@ def load_workdir(path: str | epath.Path, mesh: Mesh | None = None) -> LoadedMode
         workdir_vocabulary(workdir),
         output_layer,
         model_description,
-        _read_inference_defaults(checkpoint),
+        _read_inference_defaults(checkpoint, output_layer),
         mesh,
         str(path),
         read_pooling(workdir),
@@ -75,10 +81,9 @@ def load_workdir(path: str | epath.Path, mesh: Mesh | None = None) -> LoadedMode
     )
 
 
-def _read_inference_defaults(checkpoint: epath.Path) -> InferenceDefaults:
+def _read_inference_defaults(checkpoint: epath.Path, output_layer: OutputLayer | None) -> InferenceDefaults:
     """Reads the inference settings from `config.json` and `results.json` in the checkpoint's workdir."""
     workdir = workdir_of(checkpoint)
-    output_layer = read_output_layer(workdir)
     if output_layer is None or is_converted(workdir):
         return InferenceDefaults()
     data = checkpoint_config(checkpoint, []).data
@@ -107,6 +112,8 @@ def with_params_and_output_layer(
         raise UsageError(f"unknown output kind {output_kind!r}; use one of {', '.join(OUTPUT_KINDS)}")
     if output_kind and f"{CLASSIFIER}/bias" not in arrays:
         raise UsageError(f"params lacks {CLASSIFIER!r}, the output layer for output_kind={output_kind!r}; add it")
+    # Otherwise, the new model would use the last layer instead of the features that it was trained on.
+    check_no_feature_head(model.model_description, model.path)
     names = tuple(labels)
     is_named = not isinstance(labels, str) and all(isinstance(name, str) and name for name in names)
     if not is_named or len({*names}) < len(names):
@@ -130,9 +137,10 @@ def with_params_and_output_layer(
 
 def to_portable(model: LoadedModel) -> PortableCheckpoint:
     """Converts a loaded model to an in-memory checkpoint. Raises a UsageError if no format supports the model."""
+    check_portable(model.model_description, model.path)
     layer = model.output_layer
     arrays = {name: np.asarray(array) for name, array in flatten_dict(jax.device_get(model.params), sep="/").items()}
-    checkpoint = PortableCheckpoint(
+    return PortableCheckpoint(
         model.config,
         arrays,
         model.vocabulary,
@@ -141,11 +149,6 @@ def to_portable(model: LoadedModel) -> PortableCheckpoint:
         pooling=model.pooling,
         untrained=model.untrained,
     )
-    if checkpoint.model_description["kind"] != model.model_description["kind"]:
-        raise UsageError(
-            f"a model of kind {model.model_description['kind']!r} cannot be saved; copy its workdir instead"
-        )
-    return checkpoint
 
 
 def _with_auto_axes(mesh: Mesh) -> Mesh:

@@ -84,10 +84,10 @@ def predict_texts(
         raise UsageError(f"seq_len={seq_len} is out of range; use 8 to {max_len}")
     truncation = TruncationCount(seq_len)
     predictor = TextPredictor(model, layer.labels, seq_len, context, logits, truncation)
-    predict = OUTPUT_KINDS[layer.kind].predict
+    predict_chunk = OUTPUT_KINDS[layer.kind].predict
     remaining = iter(inputs)
     while chunk := list(itertools.islice(remaining, _CHUNK_TEXTS)):
-        yield from predict(predictor, chunk)
+        yield from predict_chunk(predictor, chunk)
     truncation.log()
 
 

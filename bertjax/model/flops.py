@@ -86,11 +86,12 @@ def _feature_head_flops(config: ModelConfig, feature_head: FeatureHead) -> int:
 
 
 @functools.cache
-def matmul_flops_per_second(size: int = 2048, repeats: int = 5) -> float:
-    """Measures the FLOP/s of a float32 NumPy matmul on this machine's CPUs; returns the best of `repeats` runs."""
+def matmul_flops_per_second() -> float:
+    """Measures the FLOP/s of a float32 NumPy matmul on this machine's CPUs; returns the best of 5 runs."""
+    size = 2048
     a = np.random.default_rng(0).standard_normal((size, size), np.float32)
     seconds = []
-    for _ in range(repeats):
+    for _ in range(5):
         start = time.perf_counter()
         a @ a
         seconds.append(time.perf_counter() - start)

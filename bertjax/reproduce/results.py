@@ -262,7 +262,7 @@ def _check_config(run: Run, folder: epath.Path, config: dict[str, Any], trial: M
     expected: dict[str, Any] = dataclasses.asdict(parse_config(load_config(run.config, [*run.overrides, *fields])))
     # Unset model fields come from the initial checkpoint, so they cannot be compared here.
     model = {
-        name: config["model"].get(name) if run.init_from and not value else value
+        name: config["model"].get(name) if run.init_from and value is None else value
         for name, value in expected["model"].items()
     }
     labels = {"labels": config["data"].get("labels")} if "labels" in expected["data"] else {}

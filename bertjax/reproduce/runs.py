@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from etils import epath
@@ -201,11 +201,6 @@ def fine_tuning(
         flops=trials * epochs * tuning.tokens * flops_per_token(model, 128, feature_head=feature_head),
         missing_data=_missing_task_data(tuning, path),
     )
-
-
-def ensemble(task: str, name: str, members: Sequence[Run]) -> Run:
-    """Returns an ensemble of single-seed fine-tuning runs."""
-    return Run(f"{task}/{name}", members=tuple(members))
 
 
 def feature_based(scale: Scale, features: str = CONCAT_LAST_FOUR) -> FeatureHead:

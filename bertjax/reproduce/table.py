@@ -93,7 +93,7 @@ class Table:
 
     Attributes:
       name: number of the table in the paper, such as `5`, or a name such as `figure3`.
-      title: heading (default: empty, the paper's title).
+      title: heading (empty: the paper's title).
       scale: description of the models and settings of the runs, for the notes.
       cells: cells in the order of rows and columns.
       notes: remarks printed below the table.

@@ -69,7 +69,7 @@ class Task(FinetuningTask):
                 stats.count_irregular("with an empty text", row.line)
             if len(context) + max(map(len, endings)) + 3 > seq_len:
                 stats.count_irregular(f"truncated to {seq_len} tokens", row.line)
-            sequences += [encode_pair(context, end, seq_len, vocabulary.cls_id, vocabulary.sep_id) for end in endings]
+            sequences += [encode_pair(context, end, seq_len, vocabulary) for end in endings]
             lines.append(row.line)
             label = row.fields["label"].strip() if has_labels and not row.is_short else ""
             if has_labels and not label and not row.is_short and split != "train":

@@ -6,6 +6,7 @@ import logging
 import math
 import resource
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -35,11 +36,11 @@ logger = logging.getLogger(__name__)
 _WARM_UP_BATCHES = 10
 
 
-def bench_step(task: Task, steps: int, profile_steps: range = range(0), profile_dir: str = "") -> dict[str, Any]:
+def bench_step(task: Task, steps: int, profile_steps: range = range(0)) -> dict[str, Any]:
     """Times `steps` train steps on the task's `benchmark_batch`, after a first step that includes compilation.
 
-    `profile_steps` are the steps to profile. Step 0 is the first timed step. The profile is written to `profile_dir`
-    (default: a new temporary folder).
+    `profile_steps` are the steps to profile. Step 0 is the first timed step. The profile is written to a new temporary
+    folder.
 
     In the result, `tokens_per_second` and `mfu` exclude padding, and `positions_per_second` includes it. `mfu` is None
     if the peak FLOP/s of the device is unknown. `seconds_per_step` is the median. `peak_memory_bytes` is the peak of
@@ -52,7 +53,7 @@ def bench_step(task: Task, steps: int, profile_steps: range = range(0), profile_
     first = time.perf_counter() - started
     logger.info(f"first step after {first:.1f} s, including compilation")
     seconds = []
-    log_dir = epath.Path(profile_dir or tempfile.mkdtemp(prefix="bertjax-profile-")) if profile_steps else epath.Path()
+    log_dir = epath.Path(tempfile.mkdtemp(prefix="bertjax-profile-")) if profile_steps else epath.Path()
     with StepProfiler(log_dir, profile_steps) as profiler:
         for step in range(steps):
             start = time.perf_counter()
@@ -132,7 +133,8 @@ def _peak_memory_bytes() -> int:
     memory_stats = jax.local_devices()[0].memory_stats()
     if memory_stats:
         return memory_stats["peak_bytes_in_use"]
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    unit = 1 if sys.platform == "darwin" else 1024  # `ru_maxrss` is in bytes on macOS, and in KiB on Linux.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def bench_input(task: pretraining.Task, seconds: float) -> dict[str, Any]:

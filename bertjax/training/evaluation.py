@@ -56,8 +56,7 @@ def predict(
     names = task.objective.metric_names
     sums = jax.jit(lambda: {name: jnp.zeros(2) for name in names}, out_shardings=replicated(mesh))()
     outputs = []
-    shown = jax.process_index() == 0
-    with progress_bar("evaluation", task.num_eval_batches or None, " batches", shown, after_seconds=2) as bar:
+    with progress_bar("evaluation", task.num_eval_batches or None, " batches", after_seconds=2) as bar:
         for batch in task.eval_batches(data_shard(mesh)):
             sums, output = eval_step(params, put_batch(batch, mesh), sums)
             outputs.append(output)

@@ -268,22 +268,13 @@ def make_optimizer(config: OptimizerConfig) -> Optimizer:
 # trials of a sweep reuse one compiled train step.
 @functools.cache
 def _make_optimizer(config: OptimizerConfig) -> Optimizer:
-    moments = {"b1": config.b1, "b2": config.b2, "eps": config.eps}
-    match config.name:
-        case "bert_adam":
-            scale, trust_ratio = scale_by_bert_adam(**moments), optax.identity()
-        case "adamw":
-            scale, trust_ratio = optax.scale_by_adam(**moments), optax.identity()
-        case "lamb":
-            scale, trust_ratio = optax.scale_by_adam(**moments), scale_by_layer_trust_ratio()
-        case _:
-            raise NotImplementedError(f"optimizer {config.name}")
+    scale_by_adam = scale_by_bert_adam if config.name == "bert_adam" else optax.scale_by_adam
     has_layer_decay = config.layer_decay < 1
     tx = optax.chain(
         clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
-        scale,
+        scale_by_adam(config.b1, config.b2, config.eps),
         optax.add_decayed_weights(config.weight_decay, mask=decay_mask),
-        trust_ratio,
+        scale_by_layer_trust_ratio() if config.name == "lamb" else optax.identity(),
         scale_by_layer_decay(config.layer_decay, config.freeze_layers) if has_layer_decay else optax.identity(),
     )
     return Optimizer(with_learning_rate_argument(tx), Freezing(config.freeze_layers, config.freeze))

@@ -16,6 +16,7 @@ from jax.experimental import multihost_utils
 from bertjax.errors import LOST
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_CHECKS_PER_INTERVAL = 20  # checks of the watchdog per `hang_seconds`
 
 
 @contextlib.contextmanager
@@ -53,9 +54,6 @@ def stop_requests() -> Iterator[Callable[[int], bool]]:
     finally:
         for number, old_handler in previous.items():
             signal.signal(number, old_handler)
-
-
-_CHECKS_PER_INTERVAL = 20
 
 
 @contextlib.contextmanager

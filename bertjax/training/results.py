@@ -149,9 +149,10 @@ def finish_run(
         "config": dataclasses.asdict(task.config),
     }
     if any(report.confusion is not None for report in reports.values()):
-        score = f", {task.best_metric} {float(values[task.best_metric]):.4g}" if task.best_metric in values else ""
+        metric = task.best_metric
+        shown_score = f", {metric} {float(values[metric]):.4g}" if metric in values else ""
         files = re.sub(r"[^\s,]*/", "", task.results["evaluated_on"])
-        plot_confusion(reports, workdir / CONFUSION, f"{task.config.task}, {files}{score}")
+        plot_confusion(reports, workdir / CONFUSION, f"{task.config.task}, {files}{shown_score}")
     # Write this file last, because it marks the run as finished. A run that is killed before this line writes all
     # files again when it resumes.
     write_atomic(workdir / RESULTS, json.dumps(results, indent=1) + "\n")

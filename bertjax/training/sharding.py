@@ -18,22 +18,15 @@ from bertjax.model.partitioning import divisible_spec
 MESH_AXES = ("data", "fsdp", "tensor")
 
 # Pairs of a parameter's logical axis and the mesh axis that shards it. Parameters are sharded over `fsdp` along the
-# hidden size and over `tensor` along heads, feed-forward width and vocabulary.
+# hidden size and over `tensor` along heads, feed-forward width and vocabulary. Axes without a rule are not
+# sharded. The axis `pooled` has no rule, because on some meshes XLA of JAX 0.10 computes a wrong gradient of a
+# LayerNorm over an axis that is sharded over `tensor`.
 RULES = (
     ("embed", "fsdp"),
     ("heads", "tensor"),
     ("mlp", "tensor"),
     ("vocab", "tensor"),
     ("vocab_part", ("tensor", "fsdp")),
-    # `pooled` is not sharded, because on some meshes XLA of JAX 0.10 computes a wrong gradient of a LayerNorm over an
-    # axis that is sharded over `tensor`.
-    ("pooled", None),
-    ("head", None),
-    ("layers", None),
-    ("length", None),
-    ("norm", None),
-    ("position", None),
-    ("segment", None),
 )
 # Pairs of an activation's logical axis and the mesh axes that shard it. A mesh axis can shard only one axis of an
 # array. `fsdp` shards the batch axis, so the hidden size is not sharded. A layer's weights are all-gathered over `fsdp`
@@ -41,7 +34,6 @@ RULES = (
 # token ids, which are smaller, are all-gathered over `fsdp` (`batch_over_data`).
 ACTIVATION_RULES = (
     ("batch", ("data", "fsdp")),
-    ("embed", None),
     *(rule for rule in RULES if rule[0] != "embed"),
     ("batch_over_data", "data"),
     ("embed_over_fsdp", "fsdp"),

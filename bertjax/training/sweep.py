@@ -18,23 +18,15 @@ from etils import epath
 from bertjax.config.load import overridden_fields
 from bertjax.config.run import RunConfig
 from bertjax.errors import BertjaxError, UsageError, first_line
-from bertjax.presets import cross_product, grid_values, load_trials
+from bertjax.presets import cross_product, grid_values, load_settings
 from bertjax.tasks.build import build_task, parse_config
 from bertjax.tasks.task import Task
 from bertjax.training import train as loop
+from bertjax.training import workdir as workdirs
 from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, saved_fingerprint
 from bertjax.training.checkpoint_config import experiment_config
 from bertjax.training.multihost import broadcast_from_host0
 from bertjax.training.results import lower_is_better, read_results
-from bertjax.training.workdir import (
-    RESULTS,
-    acquire_lock,
-    check_unrelated_files,
-    create,
-    resolve,
-    result_differences,
-    saved_init_fingerprint,
-)
 from bertjax.utils.io import write_atomic
 from bertjax.utils.terminal import duration, progress_bar
 
@@ -110,10 +102,10 @@ def sweep(
     if grid:
         settings = cross_product(grid_values(grid, fixed, load))
     else:
-        settings = _without_fixed_fields(load_trials(experiment), fixed)
+        settings = _without_fixed_fields(load_settings(experiment), fixed)
     trials = [{**setting, SEED: first_seed + seed} for setting in settings for seed in range(seeds)]
-    workdir = resolve(path)
-    check_unrelated_files(workdir, TRIALS)
+    workdir = workdirs.resolve(path)
+    workdirs.check_unrelated_files(workdir, TRIALS)
     # Check every config before the first trial starts.
     planned = [Trial(fields, configure(fields), workdir / TRIALS / trial_name(fields)) for fields in trials]
     init_fingerprint = saved_fingerprint(find_checkpoint(init_from)) if init_from else ""
@@ -140,7 +132,7 @@ def _run_trials(
     content: dict[str, Any] = {}
     seconds: list[float] = []
     with (
-        acquire_lock(create(os.fspath(workdir), TRIALS)),
+        workdirs.acquire_lock(workdirs.create(os.fspath(workdir), TRIALS)),
         progress_bar("trials", len(trials), " trials", shown=sys.stderr.isatty()) as bar,
     ):
         for number, (trial, outcome) in enumerate(zip(trials, finished, strict=True), 1):
@@ -213,15 +205,15 @@ def _finished_outcome(trial: Trial, init_fingerprint: str) -> dict[str, Any] | N
     Raises a UsageError if the run in the trial's workdir has a different config or different initial parameters.
     `init_fingerprint` is the expected fingerprint of the initial parameters, empty for random parameters.
     """
-    results = read_results(trial.folder, _FIELDS) if (trial.folder / RESULTS).exists() else None
-    previous_fingerprint = results["started_from"] if results else saved_init_fingerprint(trial.folder)
+    results = read_results(trial.folder, _FIELDS) if (trial.folder / workdirs.RESULTS).exists() else None
+    previous_fingerprint = results["started_from"] if results else workdirs.saved_init_fingerprint(trial.folder)
     difference = ""
     if previous_fingerprint not in (None, init_fingerprint):
         difference = "it started from a checkpoint, but --init_from is not set"
         if init_fingerprint:
             difference = "it started from parameters that differ from those of --init_from"
     elif results:
-        difference = result_differences(results["config"], dataclasses.asdict(trial.config), of_best=True)
+        difference = workdirs.result_differences(results["config"], dataclasses.asdict(trial.config), of_best=True)
     if difference:
         raise UsageError(f"the trial in {trial.folder} is a different run: {difference}; choose another --workdir")
     return trial_outcome(trial.fields, results) if results else None
@@ -232,8 +224,8 @@ def trial_outcome(fields: dict[str, Any], results: dict[str, Any]) -> dict[str, 
     metric = results["selected_by"]
     if metric not in results:
         raise BertjaxError(
-            f"the results of trial {trial_name(fields)} lack {metric}; remove {RESULTS} of this trial, then run the "
-            "same command again"
+            f"the results of trial {trial_name(fields)} lack {metric}; remove {workdirs.RESULTS} of this trial, "
+            "then run the same command again"
         )
     metrics = {name: value for name, value in results.items() if isinstance(value, float)}
     outcome = {"trial": fields, "score": results[metric], "score_name": metric, "metrics": metrics}

@@ -162,7 +162,8 @@ def check_config(workdir: epath.Path, config: dict[str, Any], data_hash: str) ->
     increases = []
     if saved_config is not None and (workdir / RESULTS).exists():
         for name in ("epochs", "steps"):
-            if saved_config.get(name, math.inf) < config.get(name, 0):
+            # 0 steps mean that the number of epochs determines the steps.
+            if 0 < saved_config.get(name, math.inf) < config.get(name, 0):
                 increases.append(f"{name} increased from {saved_config[name]:g} to {config[name]:g}")
                 saved_config[name] = config[name]
     if saved_config is not None and (changes := result_differences(saved_config, config)):

@@ -40,9 +40,9 @@ def get_table(args: ConfigDict) -> Table:
     rows = {
         "BERT BASE (Single)": runs.fine_tuning(scale, args, "squad", base),
         "BERT LARGE (Single)": runs.fine_tuning(scale, args, "squad", larges[0]),
-        "BERT LARGE (Ensemble)": runs.ensemble("squad", "ensemble", single),
+        "BERT LARGE (Ensemble)": Run("squad/ensemble", members=tuple(single)),
         "BERT LARGE (Sgl.+TriviaQA)": after_triviaqa[0],
-        "BERT LARGE (Ens.+TriviaQA)": runs.ensemble("squad", "ensemble-triviaqa", after_triviaqa),
+        "BERT LARGE (Ens.+TriviaQA)": Run("squad/ensemble-triviaqa", members=tuple(after_triviaqa)),
     }
     cells: list[Cell] = [
         runs.metric_cell(row, column, "squad", run, metric=metric)

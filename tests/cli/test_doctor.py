@@ -60,6 +60,12 @@ def test_low_disk_space_is_reported(capsys, monkeypatch, free, is_warned):
     assert any("less than" in line for line in report_of(capsys)["advice"]) == is_warned
 
 
+def test_compilation_cache_in_a_bucket_has_no_free_space(capsys, monkeypatch):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "gs://bucket/compiled")
+    out = printed(capsys, "doctor")
+    assert "gs://bucket/compiled" in out and "compiled steps" not in out
+
+
 def test_missing_extra_and_unset_compilation_cache_are_reported(capsys, monkeypatch):
     monkeypatch.setattr(doctor, "_EXTRAS", {"tpu": "no-such-package"})
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)

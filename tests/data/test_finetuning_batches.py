@@ -1,5 +1,7 @@
 """Tests of fine-tuning batches: each example once per epoch, independent of padding, hosts and resumption."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from unpacking import joined
@@ -15,6 +17,7 @@ from bertjax.data.finetuning.examples import (
 from bertjax.data.shard import SINGLE_SHARD, DataShard
 
 CLS, SEP = 1, 2
+VOCABULARY = SimpleNamespace(cls_id=CLS, sep_id=SEP)
 
 
 def make_constant_examples(lengths, sequences_per_example=1):
@@ -147,8 +150,8 @@ def test_truncated_lengths_match_run_classifier():
 
 
 def test_encode_pair_truncates_text_and_adds_special_tokens():
-    assert encode_pair([5, 6, 7], None, 4, CLS, SEP)["input_ids"] == [CLS, 5, 6, SEP]
-    pair = encode_pair([5, 6], [7], 8, CLS, SEP)
+    assert encode_pair([5, 6, 7], None, 4, VOCABULARY)["input_ids"] == [CLS, 5, 6, SEP]
+    pair = encode_pair([5, 6], [7], 8, VOCABULARY)
     assert pair == {"input_ids": [CLS, 5, 6, SEP, 7, SEP], "segment_ids": [0, 0, 0, 0, 1, 1]}
 
 

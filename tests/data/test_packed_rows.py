@@ -86,5 +86,5 @@ def test_shape_counts_match_the_batches_before_a_step():
 
 @pytest.mark.parametrize("count", [0, 3])
 def test_examples_per_row_must_divide_the_batch_size(count):
-    with pytest.raises(UsageError, match=f"examples_per_row is {count}; it must divide data.batch_size=16"):
+    with pytest.raises(UsageError, match=f"examples_per_row is {count}; it must divide config.data.batch_size=16"):
         Batching(16, 32, 64, count)

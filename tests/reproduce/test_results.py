@@ -1,11 +1,16 @@
-"""Tests that results are rejected if their initial parameters or ensemble members differ from the table's."""
+"""Tests that results are rejected if their settings, initial parameters or ensemble members differ from the table's."""
+
+import dataclasses
 
 import pytest
+from command_runs import EXPERIMENTS
 
-from bertjax.errors import BertjaxError
+from bertjax.config.load import load_config
+from bertjax.errors import BertjaxError, UsageError
 from bertjax.reproduce import results, runner
 from bertjax.reproduce.results import Outcome, Results, Source
 from bertjax.reproduce.table import Run
+from bertjax.tasks.build import parse_config
 
 
 @pytest.mark.parametrize(("members", "accepted"), [("ab", True), ("ac", False), ("abc", False), ("a", False)])
@@ -23,6 +28,14 @@ def test_ensemble_must_have_the_members_of_the_table(members, accepted):
         return
     with pytest.raises(BertjaxError, match="the ensemble members of .*path/both differ from the table's"):
         found.outcome(both)
+
+
+def test_override_of_zero_is_compared_with_saved_results():
+    config = f"{EXPERIMENTS}/glue.py:task=cola,path=glue,quick=true"
+    saved = dataclasses.asdict(parse_config(load_config(config, ["--config.model.hidden_dropout_prob=0.1"])))
+    run = Run("cola", config, ("--config.model.hidden_dropout_prob=0",), init_from=Run("first", "pretrain"))
+    with pytest.raises(UsageError, match="model.hidden_dropout_prob: 0.0 -> 0.1"):
+        results._check_config(run, "cola", saved)
 
 
 @pytest.mark.parametrize(("started_from", "accepted"), [("a", True), ("b", False), ("", False)])

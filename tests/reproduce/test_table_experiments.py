@@ -14,7 +14,7 @@ from bertjax.data.corpus.store import MANIFEST
 from bertjax.metrics.entities import entity_scores
 from bertjax.metrics.squad import score_v1, score_v2
 from bertjax.model.feature_head import LAST, FeatureHead
-from bertjax.presets import load_trials
+from bertjax.presets import load_settings
 from bertjax.reproduce import runs, scales
 from bertjax.reproduce.formatting import as_markdown, format_table
 from bertjax.reproduce.results import load_results
@@ -85,7 +85,7 @@ def test_commands_are_valid_and_follow_their_dependencies(name, scale):
         assert len({item.partition("=")[0] for item in overrides}) == len(overrides), "duplicate override"
         assert run.flops > 0
         if args.command == "sweep":
-            assert load_trials(args.config) and args.seeds == scales.get_scale(scale).finetuning_seeds
+            assert load_settings(args.config) and args.seeds == scales.get_scale(scale).finetuning_seeds
 
 
 @every_scale

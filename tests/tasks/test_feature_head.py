@@ -8,6 +8,7 @@ import pytest
 from command_runs import EXPERIMENTS, overrides, predict, refused, train
 from finetuning_data import conll_files, glue_files, squad_files, swag_files
 
+import bertjax
 from bertjax.tasks.build import build_task, parse_config
 from bertjax.training import train as loop
 from bertjax.training.checkpoint import find_checkpoint
@@ -74,6 +75,18 @@ def test_training_on_cached_features_equals_training_with_a_frozen_encoder(ner, 
     command = ["train", f"--config={experiment}", f"--workdir={cached}", f"--init_from={uncached}"]
     error = refused(capfd, *command, *all_flags)
     assert "started from different parameters than --init_from, so the cached features would differ" in error
+
+
+def test_model_with_feature_head_is_neither_saved_nor_replaced(ner, tmp_path):
+    files, start = ner
+    flags = [f"--init_from={start}", "--config.optimizer.freeze=encoder", "--config.feature_head.features=embeddings"]
+    train(f"ner.py:path={files}", tmp_path / "run", None, *flags, steps=1)
+    model = bertjax.load(tmp_path / "run")
+    message = "feature_head.features=embeddings and feature_head.lstm_layers=0, which other formats cannot express"
+    for export in (lambda: model.save(tmp_path / "saved"), lambda: model.replace(model.params)):
+        with pytest.raises(bertjax.UsageError, match=message):
+            export()
+    assert not (tmp_path / "saved").exists()
 
 
 @pytest.mark.slow

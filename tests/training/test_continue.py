@@ -101,6 +101,12 @@ def test_finished_run_continues_with_more_steps(topic, tuned, tables, tmp_path, 
     assert "another config (steps" in refused(capfd, *command(*start, steps=6))
 
 
+def test_run_of_epochs_does_not_continue_with_steps(topic, tables, tmp_path, capfd):
+    start = [tables / "topic.tsv", tmp_path / "run", f"--init_from={topic}"]
+    cli.main(command(*start, steps=0, epochs=1))
+    assert "another config (steps: 0 -> 4" in refused(capfd, *command(*start, steps=4, epochs=1))
+
+
 def test_run_resumes_without_its_initial_checkpoint(tuned, tables, tmp_path, capfd):
     table, run = tables / "topic.tsv", shutil.copytree(tuned, tmp_path / "run")
     (run / "results.json").unlink()

@@ -8,14 +8,21 @@ from typing import Any
 
 from bertjax.data.corpus import readers, run_local, store
 from bertjax.data.corpus.run_local import Job, JobResult
-from bertjax.data.corpus.vocabulary import KINDS, VOCABULARY_FILES, WORDPIECE, Vocabulary, load_vocabulary
+from bertjax.data.corpus.vocabulary import (
+    KINDS,
+    VOCABULARY_FILES,
+    WORDPIECE,
+    Vocabulary,
+    has_upper_case,
+    load_vocabulary,
+)
 from bertjax.data.corpus.vocabulary_training import check_size
 from bertjax.errors import UsageError
 from bertjax.utils.io import AnyPath, as_path, atomic_directory, check_free_space, is_remote
 from bertjax.utils.process_pool import available_cores
 
 logger = logging.getLogger(__name__)
-LOCAL, BEAM = RUNNERS = ("local", "beam")
+RUNNERS = LOCAL, _ = ("local", "beam")
 _MAX_WORKERS = 1024
 # Minimum disk space for a corpus and its shards, in bytes per byte of text. 200 MB of English text needed 0.9 bytes
 # per byte.
@@ -82,7 +89,7 @@ def prepare(
     run = _runner(runner, runner_options, path, workers)
     loaded = vocabulary if isinstance(vocabulary, Vocabulary | None) else load_vocabulary(vocabulary, lower_case)
     _check_add_pieces(add_pieces, loaded)
-    if loaded and loaded.kind == WORDPIECE and lower_case == loaded.has_upper_case:
+    if loaded and loaded.kind == WORDPIECE and lower_case == has_upper_case(loaded.pieces):
         option, has = ("--uncased", "has") if lower_case else ("--cased", "does not have")
         logger.warning(
             f"{option} does not fit the vocabulary {loaded.path}, which {has} upper-case letters; omit {option} to "

@@ -62,11 +62,6 @@ class Vocabulary:
         """Ids of [PAD], [UNK], [CLS], [SEP] and [MASK], in this order."""
         return (self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id)
 
-    @property
-    def has_upper_case(self) -> bool:
-        """True if any piece contains an upper-case letter. Pieces that start with `[`, such as [CLS], are ignored."""
-        return _has_upper_case(self.pieces)
-
     @functools.cached_property
     def is_continuation(self) -> np.ndarray:
         """Mask of the pieces that continue a word instead of starting one, bool [V]. False for special pieces."""
@@ -95,8 +90,9 @@ def load_vocabulary(
             content = path.read_bytes()
         except Exception as error:  # Storage backends raise different exception types.
             reason = getattr(error, "strerror", None) or first_line(error)
-            is_folder = isinstance(error, IsADirectoryError)
-            fix = "use the vocab.txt or .model file in it" if is_folder else "check the path, or use hf:ORG/NAME"
+            fix = "check the path, or use hf:ORG/NAME with --vocab or --init_from"
+            if isinstance(error, IsADirectoryError):
+                fix = "use the vocab.txt or .model file in it"
             raise UsageError(f"cannot read the vocabulary {path}: {reason}; {fix}") from error
     if path.suffix == ".model":
         model = load_sentencepiece(path, content)
@@ -119,13 +115,14 @@ def load_vocabulary(
             )
         special_ids[f"{piece[1:-1].lower()}_id"] = ids[known_names[0]]
     if lower_case is None:
-        lower_case = kind == WORDPIECE and not _has_upper_case(pieces)
+        lower_case = kind == WORDPIECE and not has_upper_case(pieces)
     return Vocabulary(
         path, content, kind, pieces, lower_case, **special_ids, sha256=hashlib.sha256(content).hexdigest()
     )
 
 
-def _has_upper_case(pieces: tuple[str, ...]) -> bool:
+def has_upper_case(pieces: tuple[str, ...]) -> bool:
+    """Returns whether any piece has an upper-case letter. Ignores pieces that start with `[`, such as [CLS]."""
     return any(piece != piece.lower() for piece in pieces if not piece.startswith("["))
 
 

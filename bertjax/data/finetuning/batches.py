@@ -41,14 +41,16 @@ class Batching:
     examples_per_row: int = 1
 
     def __post_init__(self) -> None:
-        at_least(self, "data.", batch_size=1, seq_len=8)
+        at_least(self, "config.data.", batch_size=1, seq_len=8)
         if self.bucket < 0:
             raise UsageError(
-                f"data.bucket is {self.bucket}; use a positive number of tokens, or 0 to pad all rows to data.seq_len"
+                f"config.data.bucket is {self.bucket}; use a positive number of tokens, or 0 to pad all rows to "
+                "config.data.seq_len"
             )
         if self.examples_per_row < 1 or self.batch_size % self.examples_per_row:
             raise UsageError(
-                f"data.examples_per_row is {self.examples_per_row}; it must divide data.batch_size={self.batch_size}"
+                f"config.data.examples_per_row is {self.examples_per_row}; it must divide "
+                f"config.data.batch_size={self.batch_size}"
             )
 
     def padded_length(self, length: int) -> int:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from bertjax.data.corpus.vocabulary import Vocabulary
+
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
@@ -80,7 +82,7 @@ def concatenate(parts: list[Examples]) -> Examples:
 
 
 def encode_pair(
-    first: list[int], second: list[int] | None, seq_len: int, cls_id: int, sep_id: int
+    first: list[int], second: list[int] | None, seq_len: int, vocabulary: Vocabulary
 ) -> dict[str, list[int]]:
     """Encodes one text or a pair as `[CLS] first [SEP]` or `[CLS] first [SEP] second [SEP]`.
 
@@ -88,10 +90,10 @@ def encode_pair(
     first, as in `_truncate_seq_pair` of google-research/bert `run_classifier.py`.
     """
     if second is None:
-        ids = [cls_id, *first[: seq_len - 2], sep_id]
+        ids = [vocabulary.cls_id, *first[: seq_len - 2], vocabulary.sep_id]
         return {"input_ids": ids, "segment_ids": [0] * len(ids)}
     a, b = truncated_lengths(len(first), len(second), seq_len - 3)
-    ids = [cls_id, *first[:a], sep_id, *second[:b], sep_id]
+    ids = [vocabulary.cls_id, *first[:a], vocabulary.sep_id, *second[:b], vocabulary.sep_id]
     return {"input_ids": ids, "segment_ids": [0] * (a + 2) + [1] * (b + 1)}
 
 

@@ -109,7 +109,7 @@ def encode_rows(
         if sum(map(len, ids)) + special_tokens > seq_len:
             stats.count_irregular(f"truncated to {seq_len} tokens", row.line)
         second = ids[1] if len(ids) > 1 else None
-        sequences.append(encode_pair(ids[0], second, seq_len, vocabulary.cls_id, vocabulary.sep_id))
+        sequences.append(encode_pair(ids[0], second, seq_len, vocabulary))
         labels.append(label)
         lines.append(row.line)
     stats.used = len(sequences) - (labels.count(None) if labeled else 0)

@@ -263,7 +263,7 @@ def make_windows(
             best_window = max_context_window(windows, len(ids), _LENGTH_BONUS)
             head = len(query) + 2  # tokens of [CLS] question [SEP]
             for window, (begin, end) in enumerate(windows):
-                sequences.append(encode_pair(query, ids[begin:end], seq_len, vocabulary.cls_id, vocabulary.sep_id))
+                sequences.append(encode_pair(query, ids[begin:end], seq_len, vocabulary))
                 question_index.append(index)
                 passage_start.append(head)
                 char_spans.append(spans[begin:end])

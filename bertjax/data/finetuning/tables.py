@@ -17,6 +17,7 @@ from bertjax.errors import UsageError, listed
 from bertjax.utils.io import reject_utf16
 
 FORMATS = ("tsv", "csv", "jsonl")
+TFDS_PREFIX = "tfds:"
 _SHORT, _LONG = "with too few fields", "with more fields than columns"
 _ESCAPES = {"\\": r"\\", "\t": r"\t", "\r": r"\r", "\n": r"\n"}
 _SURROGATES = re.compile("[\ud800-\udfff]")
@@ -236,9 +237,6 @@ def decode_utf8(text: bytes, stats: ReadStats, line: int) -> str:
     except UnicodeDecodeError:
         stats.count_irregular("with bytes that are not UTF-8", line)
         return text.decode("utf-8", "replace")
-
-
-TFDS_PREFIX = "tfds:"
 
 
 def read_tfds(

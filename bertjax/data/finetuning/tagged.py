@@ -181,7 +181,7 @@ def encode_tagged(
                 token_labels[offsets[word]] = label_ids[start + first + word]
             example_of_word[start + first + labeled] = len(sequences)
             positions.append(offsets[labeled])
-            row = encode_pair(ids, None, seq_len, vocabulary.cls_id, vocabulary.sep_id)
+            row = encode_pair(ids, None, seq_len, vocabulary)
             sequences.append(row | {"token_labels": token_labels})
         start = stop
     return make_examples(sequences, {}), example_of_word, positions

@@ -104,13 +104,13 @@ def select_dev_rows(contents: Sequence[bytes], fraction: float, seed: int) -> np
     counts = Counter(hashes)
     selected: set[bytes] = set()
     rows = 0
-    for content in sorted(counts):
+    for digest in sorted(counts):
         # Round, because 0.1 * 30 is above 3 in floating point.
         if rows >= round(fraction * len(contents), 6):
             break
-        selected.add(content)
-        rows += counts[content]
-    return np.array([content in selected for content in hashes], bool)
+        selected.add(digest)
+        rows += counts[digest]
+    return np.array([digest in selected for digest in hashes], bool)
 
 
 def sample_fraction(count: int, fraction: float) -> np.ndarray:

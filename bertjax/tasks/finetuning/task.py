@@ -164,8 +164,11 @@ class FinetuningTask(task.Task):
             "length": self.config.data.seq_len,
             "sequences_per_example": self.sequences_per_example,
             "labels": len(self.labels),
+            "pieces": config.vocab_size,
+            "segments": config.type_vocab_size,
+            "classes": 2,
+            "two": 2,
         }
-        sizes |= {"pieces": config.vocab_size, "segments": config.type_vocab_size, "classes": 2, "two": 2}
         return synthetic_batch(self.objective.schema, self.config.data.batch_size, **sizes)
 
     def benchmark_step(self) -> int:
@@ -249,7 +252,7 @@ class FinetuningTask(task.Task):
         self.notes = (
             *(stats.summary() for stats in self.read_stats),
             *self._describe_labels(),
-            *self._class_weights(),
+            *self._describe_class_weights(),
             *([] if evaluated else [f"evaluated on {not_evaluated}"]),
         )
         hashes = [part.fingerprint() for part in (self.train_examples, self.eval_examples) if part is not None]
@@ -313,7 +316,7 @@ class FinetuningTask(task.Task):
         lines = [f"{name!r} ({count:,})" for name, count in zip(self.labels, counts, strict=True)]
         return [f"{len(lines)} classes: {listed(lines, _MAX_LOGGED_CLASSES)}"]
 
-    def _class_weights(self) -> list[str]:
+    def _describe_class_weights(self) -> list[str]:
         """Returns a list of at most one log line: the class weights of the training loss."""
         weights = getattr(self.objective, "weighting", UNWEIGHTED).weights
         if self.train_examples is None or not weights:

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
-from bertjax.data.pretraining.config import LANGUAGE_MODEL_BATCH, TILE_SPECIAL_TOKENS, Masking, Phase
+from bertjax.data.pretraining.config import LANGUAGE_MODEL_BATCH, TILE_SPECIAL_TOKENS, Masking
 from bertjax.errors import UsageError
 from bertjax.model.config import LSTM
-from bertjax.model.flops import flops_per_token
 from bertjax.model.heads import LanguageModel
 from bertjax.tasks.objectives.losses import loss_and_accuracy
 from bertjax.tasks.objectives.pretraining import PretrainingObjective
@@ -66,9 +65,6 @@ class LanguageModeling(PretrainingObjective):
         from bertjax.data.pretraining.row_sources import UNMASKED_TILES
 
         return UNMASKED_TILES
-
-    def flops_per_token(self, phase: Phase) -> float:
-        return flops_per_token(self.model.config, phase.seq_len, phase.max_predictions)
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         """Returns the number of predicted tokens, which is equal for all directions."""

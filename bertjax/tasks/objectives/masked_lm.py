@@ -9,11 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax.data.pretraining.config import MASKED_LM_BATCH, PACKED_BATCH, Phase
+from bertjax.data.pretraining.config import MASKED_LM_BATCH, PACKED_BATCH
 from bertjax.data.schema import Schema
 from bertjax.errors import UsageError
 from bertjax.model.config import LSTM
-from bertjax.model.flops import flops_per_token
 from bertjax.model.heads import PretrainingModel
 from bertjax.tasks.objectives.losses import loss_and_accuracy
 from bertjax.tasks.objectives.pretraining import PretrainingObjective
@@ -56,9 +55,6 @@ class MaskedLm(PretrainingObjective):
         from bertjax.data.pretraining.row_sources import PACKED_PAIRS, SENTENCE_PAIRS
 
         return PACKED_PAIRS if self.packing else SENTENCE_PAIRS
-
-    def flops_per_token(self, phase: Phase) -> float:
-        return flops_per_token(self.model.config, phase.seq_len, phase.max_row_predictions)
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         """Returns the divisor of each loss. As in google-research/bert, 1e-5 is added to the divisor of masked LM."""

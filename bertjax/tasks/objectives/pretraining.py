@@ -10,7 +10,7 @@ import numpy as np
 from bertjax.data.pretraining.config import Phase
 from bertjax.data.schema import synthetic_batch
 from bertjax.model.config import ModelConfig
-from bertjax.model.flops import attention_flops_per_token
+from bertjax.model.flops import attention_flops_per_token, flops_per_token
 from bertjax.tasks.objectives.step_cost import StepCost
 from bertjax.tasks.task import NumpyBatch, Objective
 
@@ -90,12 +90,12 @@ class PretrainingObjective(Objective):
         return {}
 
     def flops_per_token(self, phase: Phase) -> float:
-        """Returns the FLOPs per token of a training step.
+        """Returns the FLOPs per token of a training step (default: those of a head with vocabulary logits).
 
-        For a head without vocabulary logits, this is `bertjax.model.flops.flops_per_token(config, seq_len)` plus
+        For a head without vocabulary logits, return `bertjax.model.flops.flops_per_token(config, seq_len)` plus
         `TRAINING_FACTOR` times the head's forward FLOPs per token.
         """
-        raise NotImplementedError
+        return flops_per_token(self.model.config, phase.seq_len, phase.max_row_predictions)
 
     def step_cost(self, phase: Phase, steps: int) -> StepCost:
         """Returns the number of rows, positions and FLOPs of `steps` steps of a phase."""
