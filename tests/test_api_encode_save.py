@@ -101,6 +101,12 @@ def test_encode_uses_the_pooling_of_a_sentence_transformers_folder(pretrained, t
     convert(str(tmp_path / "saved"), str(tmp_path / "converted"), "huggingface", overwrite=False)
     for name in ("saved", "converted"):
         np.testing.assert_allclose(bertjax.load(tmp_path / name).encode(TEXTS).pooled, mean, atol=1e-6)
+    # sentence-transformers finds the pooling by its module.
+    modules = json.loads((tmp_path / "converted" / "modules.json").read_text())
+    assert [(module["path"], module["type"].rpartition(".")[2]) for module in modules] == [
+        ("", "Transformer"),
+        ("1_Pooling", "Pooling"),
+    ]
     # Two poolings at a time are not supported.
     fields["pooling_mode_cls_token"] = True
     (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(fields))

@@ -186,7 +186,7 @@ def upload(source: str, address: str, overwrite: bool) -> str:
             (folder / model_card.CONFIG_FILE).write_bytes((run / CONFIG).read_bytes())
         message = f"Upload {source.rstrip('/').split('/')[-1]} with bertjax"
         # The pooling of an older model in the repository must not apply to this one.
-        return hub.upload(folder, address, overwrite, message, replaced=(POOLING,))
+        return hub.upload(folder, address, overwrite, message, replaced=(POOLING, huggingface.MODULES))
 
 
 @contextlib.contextmanager

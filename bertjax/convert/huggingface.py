@@ -32,9 +32,11 @@ from bertjax.utils.io import read_json
 
 CONFIG = "config.json"
 WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
+# File of sentence-transformers that lists the modules of a model and their folders.
+MODULES = "modules.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 # Files of an exported checkpoint. A folder that contains other files is never overwritten.
-FILES = (CONFIG, WEIGHTS, POOLING_FOLDER, *TOKENIZER_FILES)
+FILES = (CONFIG, WEIGHTS, MODULES, POOLING_FOLDER, *TOKENIZER_FILES)
 # Files to download for a model on the hub.
 READ_FILES = (CONFIG, WEIGHTS, _INDEX, "model-*-of-*.safetensors", POOLING, *TOKENIZER_FILES)
 # Activations by their names in transformers, where `gelu` is the exact erf form, unlike in google-research/bert.
@@ -145,7 +147,14 @@ def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
     # Let other users read the file; safetensors makes it readable only for its owner.
     (folder / WEIGHTS).chmod(0o644)
     (folder / CONFIG).write_text(json.dumps(hf_config, indent=2) + "\n", encoding="utf-8")
-    write_pooling(checkpoint, folder)
+    if checkpoint.pooling:
+        write_pooling(checkpoint, folder)
+        paths = {"Transformer": "", "Pooling": POOLING_FOLDER}
+        modules = [
+            {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{name}"}
+            for index, (name, path) in enumerate(paths.items())
+        ]
+        (folder / MODULES).write_text(json.dumps(modules, indent=2) + "\n")
     return [*notes, *write_tokenizer(checkpoint.vocabulary, checkpoint.config, folder)]
 
 

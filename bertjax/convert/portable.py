@@ -236,12 +236,11 @@ def read_pooling(folder: AnyPath) -> str:
 
 
 def write_pooling(checkpoint: PortableCheckpoint, folder: Path) -> None:
-    """Writes `POOLING` if the checkpoint has a pooling mode."""
-    if checkpoint.pooling:
-        (folder / POOLING_FOLDER).mkdir()
-        modes = {field: name == checkpoint.pooling for name, field in _POOLING_FIELDS.items()}
-        fields = {"word_embedding_dimension": checkpoint.config.hidden_size, **modes}
-        (folder / POOLING).write_text(json.dumps(fields, indent=2) + "\n")
+    """Writes the pooling mode of a checkpoint to `POOLING`."""
+    (folder / POOLING_FOLDER).mkdir()
+    modes = {field: name == checkpoint.pooling for name, field in _POOLING_FIELDS.items()}
+    fields = {"word_embedding_dimension": checkpoint.config.hidden_size, **modes}
+    (folder / POOLING).write_text(json.dumps(fields, indent=2) + "\n")
 
 
 def write_workdir(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
@@ -260,6 +259,7 @@ def write_workdir(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
         files[OUTPUT_LAYER] = OutputLayer(kind, checkpoint.labels).as_json()
     for name, content in files.items():
         (folder / name).write_bytes(content)
-    write_pooling(checkpoint, folder)
+    if checkpoint.pooling:
+        write_pooling(checkpoint, folder)
     save_params(epath.Path(folder), checkpoint.params, checkpoint.model_description, checkpoint.config.architecture)
     return []

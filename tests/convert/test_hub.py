@@ -23,6 +23,7 @@ from bertjax.training.workdir import pinned_address
 from bertjax.utils import hub
 
 ADDRESS = "hf:org/bert"
+POOLING_FILES = ("1_Pooling/config.json", "modules.json")
 
 
 @pytest.fixture
@@ -219,9 +220,9 @@ def test_convert_uploads_a_run_with_a_model_card(server, pretrained, tmp_path, c
 
 
 def test_upload_replaces_the_pooling_of_an_older_model(server, pretrained, tmp_path, capsys):
-    server.push("me/model", files_of(pretrained) | {"1_Pooling/config.json": b'{"pooling_mode_mean_tokens": true}'})
+    server.push("me/model", files_of(pretrained) | dict.fromkeys(POOLING_FILES, b'{"pooling_mode_mean_tokens": true}'))
     printed(capsys, "convert", pretrained, "hf:me/model", "--overwrite")
-    assert "1_Pooling/config.json" not in hub.file_names("hf:me/model")
+    assert not {*POOLING_FILES} & {*hub.file_names("hf:me/model")}
     shutil.copytree(pretrained, tmp_path / "mean")
     (tmp_path / "mean" / "1_Pooling").mkdir()
     (tmp_path / "mean" / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
