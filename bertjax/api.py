@@ -237,8 +237,10 @@ class Pretrained:
           >>> len(predictions), predictions[0][1] >= predictions[1][1]
           (3, True)
         """
-        if not isinstance(text, str) or not isinstance(top, int):
-            raise UsageError(f"text must be a str and top an int, not {quoted(text)} and {quoted(top)}")
+        if not isinstance(text, str):
+            raise UsageError(f"text must be a str, not {quoted(text)}")
+        if not isinstance(top, int):
+            raise UsageError(f"top must be an int, not {quoted(top)}")
         return fill_mask(self._loaded, text, top)
 
     def predict(self, texts: Sequence[str | tuple[str, ...]], context: str = "") -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Building blocks of experiment files: default configs, typed arguments, hyperparameter grids and trials of sweeps.
+"""Building blocks of experiment files: default configs, typed arguments, hyperparameter grids and settings of sweeps.
 
 An experiment defines `get_config`, which changes values of a default config but adds no fields:
 
@@ -23,7 +23,7 @@ from bertjax.errors import UsageError, shortened
 from bertjax.model.config import size_fields
 from bertjax.tasks.build import config_class
 
-# Values of config fields in one trial, by the path of the field.
+# Values of config fields in the trials of one setting (one trial per seed), by the path of the field.
 Setting = dict[str, Any]
 # Attribute of a decorated `get_config` that stores its argument parser.
 _PARSER = "parsed_arguments"
@@ -32,7 +32,7 @@ _PARSER = "parsed_arguments"
 def arguments(**defaults: Any) -> Callable[[Callable[[ConfigDict], ConfigDict]], Callable[[str | None], ConfigDict]]:
     """Decorates `get_config(args)`, so that `args` contains the values after the colon in `--config FILE:size=base`.
 
-    If an argument is named `grid`, `bertjax sweep` runs the trials of `named_grid(args.grid)`.
+    If an argument is named `grid`, `bertjax sweep` runs the settings of `named_grid(args.grid)`.
 
     Args:
       **defaults: default of each argument, which also determines its type.
@@ -78,10 +78,10 @@ def make_quick(config: ConfigDict, seq_len: int) -> None:
 
 
 def named_grid(name: str) -> list[Setting]:
-    """Returns the trials of a named grid, each as a dict from config field to value.
+    """Returns the settings of a named grid, each as a dict from config field to value.
 
     Args:
-      name: `one` (a single trial without changes), `glue` (section 4.1), `a3` (section A.3) or `small` (the small
+      name: `one` (a single setting without changes), `glue` (section 4.1), `a3` (section A.3) or `small` (the small
         models of google-research/bert).
     """
     batch_size, rate = "data.batch_size", "optimizer.learning_rate"
@@ -97,30 +97,30 @@ def named_grid(name: str) -> list[Setting]:
 
 
 def load_settings(config: str) -> list[Setting]:
-    """Returns the trials that `FILE[:ARGUMENTS]` defines with a function `sweep(arguments)` or an argument `grid`."""
+    """Returns the settings that `FILE[:ARGUMENTS]` defines by `sweep(arguments)` or by the argument `grid`."""
     name, _, arguments = config.partition(":")
     file = experiment_file(name)
     experiment = runpy.run_path(file)
     if "sweep" in experiment:
-        trials = list(experiment["sweep"](arguments))
+        settings = list(experiment["sweep"](arguments))
     else:
         parse = getattr(experiment["get_config"], _PARSER, None)
         args = parse(arguments) if parse else {}
         if "grid" not in args:
             raise UsageError(
-                f"{file} defines no trials; add a function sweep(arguments) that yields dictionaries of fields and "
+                f"{file} defines no settings; add a function sweep(arguments) that yields dictionaries of fields and "
                 "values, or use --grid FIELD=VALUE,VALUE"
             )
-        trials = named_grid(args["grid"])
-    for trial in trials:
-        if not isinstance(trial, dict) or not all(isinstance(field, str) for field in trial):
+        settings = named_grid(args["grid"])
+    for setting in settings:
+        if not isinstance(setting, dict) or not all(isinstance(field, str) for field in setting):
             raise UsageError(
-                f"sweep() of {file} yields {shortened(repr(trial))}; yield dictionaries such as "
+                f"sweep() of {file} yields {shortened(repr(setting))}; yield dictionaries such as "
                 "{'optimizer.learning_rate': 1e-4}"
             )
-    if not trials:
-        raise UsageError(f"sweep() of {file} yields no trials; yield at least one")
-    return trials
+    if not settings:
+        raise UsageError(f"sweep() of {file} yields no settings; yield at least one")
+    return settings
 
 
 def grid_values(
@@ -163,4 +163,4 @@ def _value(config_dict: ConfigDict, field: str) -> Any:
 
 def cross_product(values: Mapping[str, Sequence[Any]]) -> list[Setting]:
     """Returns all combinations of the fields' values."""
-    return [dict(zip(values, trial, strict=True)) for trial in itertools.product(*values.values())]
+    return [dict(zip(values, setting, strict=True)) for setting in itertools.product(*values.values())]

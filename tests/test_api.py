@@ -115,7 +115,7 @@ def test_invalid_arguments_raise_a_usage_error(tmp_path, folders):
                 method(texts)
     with pytest.raises(bertjax.UsageError, match="a tuple of at most 2 str"):
         classifier.encode([("a", "b", "c")])
-    with pytest.raises(bertjax.UsageError, match="text must be a str and top an int"):
+    with pytest.raises(bertjax.UsageError, match="text must be a str, not"):
         classifier.fill_mask(["a [MASK]"])
     with pytest.raises(bertjax.UsageError, match="path is empty"):
         bertjax.load("")

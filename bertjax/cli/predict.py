@@ -50,7 +50,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--text", metavar="FILE", help="file with one text per line (-: standard input)")
     parser.add_argument("--context", metavar="TEXT", help="passage that contains the answers")
     parser.add_argument("--context_file", metavar="FILE", help="file with the passage that contains the answers")
-    parser.add_argument("--seq_len", type=int, help="maximum tokens per text (default: the value used in training)")
+    parser.add_argument(
+        "--seq_len", type=int, help="maximum tokens per row (default: as in training, or the model's maximum)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object per text")
     parser.add_argument("--logits", action="store_true", help="add logits to the output")
     parser.add_argument(

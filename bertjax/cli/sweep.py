@@ -13,7 +13,7 @@ def add_parser(commands: Any) -> None:
         commands,
         "sweep",
         sweep,
-        "Trains all trials of a grid, with one or more seeds each, and selects the best trial on the dev set.",
+        "Trains all settings of a grid, with one or more seeds each, and selects the best trial on the dev set.",
         "bertjax sweep --config glue:task=rte,path=glue_data --init_from runs/base --workdir runs/rte "
         "--grid optimizer.learning_rate=1e-4,3e-4 --grid data.batch_size=16,32",
         config=True,
@@ -23,13 +23,13 @@ def add_parser(commands: Any) -> None:
         "--init_from", metavar="CKPT", help=f"checkpoint with the initial parameters of each trial: {CHECKPOINT_HELP}"
     )
     add_distributed(parser)
-    parser.add_argument("--seeds", type=int, default=1, help="number of seeds per trial")
+    parser.add_argument("--seeds", type=int, default=1, help="number of seeds per setting; each seed is one trial")
     parser.add_argument(
         "--grid",
         action="append",
         metavar="FIELD=VALUE,VALUE",
         help="comma-separated values of a config field; repeat the option for more fields, to run all combinations "
-        "(default: the trials from the experiment's `sweep` function, or the named grid in the experiment's argument "
+        "(default: the settings from the experiment's `sweep` function, or the named grid in the experiment's argument "
         "`grid`)",
     )
 

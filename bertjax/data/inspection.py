@@ -125,7 +125,7 @@ def format_unmasked_row(batch: Mapping[str, np.ndarray], row: int, vocabulary: V
 
 
 def _format_tokens(batch: Mapping[str, np.ndarray], row: int, vocabulary: Vocabulary) -> tuple[list[str], np.ndarray]:
-    """Formats the tokens of a row. Returns the texts, and a mask of the predicted positions, bool [S]."""
+    """Formats the tokens of a row. Returns the texts, and a mask of the predicted positions, bool [L]."""
     ids = batch["input_ids"][row]
     used = batch["masked_lm_weights"][row] > 0
     positions, originals = batch["masked_lm_positions"][row][used], batch["masked_lm_ids"][row][used]

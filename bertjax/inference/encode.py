@@ -12,9 +12,8 @@ from bertjax.inference.loaded_model import LoadedModel
 from bertjax.model.lstm import LEFT
 
 CLS, MEAN = POOLINGS = ("cls", "mean")
-# Rows are as long as the longest text. They have at least `_ROW_LEN` tokens if the texts fill them, so that a row holds
-# several short texts; longer rows would make attention slower. The length is rounded up to a multiple of `_BUCKET`, but
-# not beyond the model's maximum.
+# Row length: the longest text, or `_ROW_LEN` if that is longer and the texts fill it, so that short texts share rows.
+# Longer rows would slow attention. The length is rounded up to a multiple of `_BUCKET`, up to the model's maximum.
 _BUCKET, _ROW_LEN = 32, 64
 # Tokens per batch, so that activations fit into a CPU's cache. With 4,096 tokens per batch, a model of six layers takes
 # 1.7 times as long per token.

@@ -1,4 +1,4 @@
-"""Loading of checkpoints of any format for inference."""
+"""Checkpoint loader for inference, for all formats."""
 
 import dataclasses
 import logging

@@ -49,8 +49,8 @@ class FeatureHead:
             )
         if not 0 <= self.lstm_layers <= 64 or not 1 <= self.lstm_size <= 1 << 16:
             raise UsageError(
-                f"feature_head.lstm_layers is {self.lstm_layers}, lstm_size {self.lstm_size}; use 0 to 64 layers "
-                f"of 1 to {1 << 16:,} units"
+                f"feature_head.lstm_layers={self.lstm_layers}, feature_head.lstm_size={self.lstm_size}; use 0 to 64 "
+                f"layers of 1 to {1 << 16:,} units"
             )
 
     @property

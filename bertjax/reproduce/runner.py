@@ -1,4 +1,4 @@
-"""Execution of a table's runs: selects the pending runs, estimates their duration and runs them."""
+"""Runner of a table: selects the pending runs, estimates their duration and runs them."""
 
 import dataclasses
 import logging

@@ -1,4 +1,4 @@
-"""Compatibility checks between a checkpoint and a task, and initialization of rows for new vocabulary pieces."""
+"""Compatibility checks between a checkpoint and a task, and initialization of the embeddings of new pieces."""
 
 import dataclasses
 import json
@@ -150,8 +150,8 @@ def check_output_layer(task: Task, checkpoint: epath.Path) -> list[int]:
     # The output layer of a converted checkpoint does not name its task, so check only whether it is multi-label.
     if (saved["kind"] == MULTILABEL) != (expected["kind"] == MULTILABEL):
         raise UsageError(
-            f"the output layer of {checkpoint} is for {saved['kind']}, but the config is for {expected['output']}; use "
-            "a checkpoint that was fine-tuned for this task, or set --config.data.kind to the kind of the output layer"
+            f"the output layer of {checkpoint} is of kind {saved['kind']}, but the task needs kind {expected['kind']}; "
+            "use a checkpoint that was fine-tuned for this task, or set --config.data.kind"
         )
     return _output_order(saved["labels"], expected["labels"], checkpoint)
 

@@ -32,7 +32,7 @@ _SET_SUFFIXES = ("_matched", "_mismatched")
 
 
 def lower_is_better(metric: str) -> bool:
-    """Returns True for losses, errors and entropies."""
+    """Returns whether a metric is a loss, an error or an entropy."""
     for suffix in _SET_SUFFIXES:
         metric = metric.removesuffix(suffix)
     return metric.endswith(_LOWER_IS_BETTER) and not metric.startswith("f1_")

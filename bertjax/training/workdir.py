@@ -40,7 +40,7 @@ ORIGIN = "origin.json"
 # Folder of the workdir for an `--init_from` checkpoint that was converted from another format.
 CONVERTED = "init_from"
 _LOCK = ".lock"
-# Fields that may differ when a run resumes. They do not affect the trained parameters, except for rounding.
+# Fields that may differ when a run resumes. They affect the result of a step only by rounding.
 _RESUMABLE_FIELDS = (
     "log_every",
     "eval_every",
@@ -151,7 +151,7 @@ def take_ownership(workdir: epath.Path) -> Callable[[], None]:
 
 
 def check_config(workdir: epath.Path, config: dict[str, Any], data_hash: str) -> None:
-    """Raises a UsageError if the checkpoints of a workdir were trained with another config or on other data.
+    """Raises a UsageError if the data, or a config field that affects results, differs from the workdir's.
 
     If the workdir has no checkpoints, any config is accepted, because nothing would be lost.
     """

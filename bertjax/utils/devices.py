@@ -1,4 +1,4 @@
-"""Choice of JAX's platform, shared by the command line and the Python API."""
+"""Platform selection for JAX, shared by the command line and the Python API."""
 
 import glob
 import importlib.util

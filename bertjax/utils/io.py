@@ -270,7 +270,7 @@ def cache_dir() -> Path:
 
 
 def check_free_space(directory: os.PathLike | str, needed_bytes: float, what: str, remedy: str = "") -> None:
-    """Raises a BertjaxError if the disk of a local directory has less than `needed_bytes` of free space.
+    """Raises a BertjaxError if a local disk has less than `needed_bytes` plus `_RESERVE_BYTES` free.
 
     If the directory does not exist, its nearest existing parent is checked. In the message, `what` describes the files
     to write, and `remedy` is an alternative to freeing space (default: choose another path).

@@ -260,7 +260,7 @@ def test_config_file_without_get_config_is_rejected(capfd, tmp_path):
     [
         ("['ab']", "yields 'ab'; yield dictionaries"),
         ("[{5: 1}]", "yields {5: 1}; yield dictionaries"),
-        ("[]", "yields no trials"),
+        ("[]", "yields no settings"),
     ],
 )
 def test_invalid_trials_of_a_custom_sweep_are_rejected(capfd, tmp_path, returned, message):

@@ -246,7 +246,7 @@ def test_multilabel_trains_evaluates_predicts_and_converts(letters, tmp_path, ca
     (tmp_path / "other.csv").write_text("text,label\n" + "zu,bright\npa,calm\nke,dark\n")
     other = f"--config={EXPERIMENTS}/text.py:train={tmp_path}/other.csv,dev={tmp_path}/other.csv,quick=true"
     error = refused(capfd, "evaluate", f"--checkpoint={tmp_path / 'converted'}", other, *overrides(None))
-    assert "is for multilabel, but the config is for text/classes" in error
+    assert "is of kind multilabel, but the task needs kind classes" in error
 
 
 def test_label_with_the_separator_is_an_error(letters, tmp_path, capfd):

@@ -1,4 +1,4 @@
-"""Merging of shards into the arrays of a corpus, in text order and with bounded memory."""
+"""Merger of shards: writes the arrays of a corpus, in text order and with bounded memory."""
 
 import dataclasses
 import hashlib

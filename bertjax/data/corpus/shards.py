@@ -24,7 +24,7 @@ from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.utils.io import AnyPath, as_path, atomic_file
 
-# Fields of a document: numbers of sentences (may be 0), tokens and UTF-8 bytes, and a hash of the sentences. If the
+# Fields of a document: sentence count (may be 0), token count, UTF-8 bytes, and a hash of its sentences. If the
 # document was read in several pieces, the hash is that of the first piece.
 DOCUMENT_DTYPE = np.dtype([("sentences", "<u8"), ("tokens", "<u8"), ("bytes", "<u8"), ("hash", "<u8")])
 _BLOCK_DOCUMENTS = 4096

@@ -1,4 +1,4 @@
-"""Conversion of text to token ids, as in `tokenization.py` of google-research/bert, and of token ids to text.
+"""Tokenizer: text to token ids, as in `tokenization.py` of google-research/bert, and token ids to text.
 
 `FullTokenizer` processes the words of a text independently. Therefore, a text is split at spaces into chunks, and the
 ids of each chunk are cached.

@@ -91,7 +91,7 @@ def make_batch(
     starts = examples.offsets[sequences]
     lengths = np.minimum(examples.offsets[sequences + 1] - starts, length)
     columns = np.arange(length)
-    mask = columns < lengths[:, None]  # [B * C, L]
+    mask = columns < lengths[:, None]  # [n * C, L], n <= B
     positions = np.where(mask, starts[:, None] + columns, 0)
     shape = (rows, group, length) if group > 1 else (rows, length)
 

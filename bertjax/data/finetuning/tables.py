@@ -124,7 +124,7 @@ def read_table(
 
 
 def read_utf8(path: Path) -> bytes:
-    """Returns the bytes of a UTF-8 file, without byte-order mark and with line feeds as line ends."""
+    """Returns the bytes of a UTF-8 file, without byte-order mark. Replaces CR by LF if the file has no LF."""
     try:
         data = path.read_bytes()
     except OSError as error:

@@ -4,7 +4,7 @@ Row r of step s has the position (s - start_step) * batch_size + r in its phase.
 span of the corpus and the row's random numbers. Hence rows do not depend on the number of hosts, and resuming at any
 step takes constant time.
 
-Axes: B rows of this process, S tokens per row, P predictions per row.
+Axes: B rows of this process, L tokens per row, P predictions per row.
 """
 
 import contextlib
@@ -47,11 +47,11 @@ def train_dataset(
 
     Returns:
       A dataset of dictionaries.
-        `input_ids`, `input_mask`, `segment_ids`: int32 [B, S].
+        `input_ids`, `input_mask`, `segment_ids`: int32 [B, L].
         `masked_lm_positions`, `masked_lm_ids`: int32 [B, P]. `masked_lm_weights`: float32 [B, P].
         `next_sentence_labels`: int32 [B], 0 IsNext, 1 NotNext, -1 no label.
       `UNMASKED_TILES` batches contain only the first three arrays. In `PACKED_PAIRS` batches, `sequence_ids` (pair
-      number, from 1) and `position_ids`, int32 [B, S], replace `input_mask`, and `next_sentence_labels` is [B, K] for
+      number, from 1) and `position_ids`, int32 [B, L], replace `input_mask`, and `next_sentence_labels` is [B, K] for
       up to K pairs per row.
     """
     lookup = source.train(corpus, phase, seed, dupe_factor)

@@ -1,6 +1,6 @@
 """Masking of token rows, as TensorFlow graph operations.
 
-Axes: B rows, S tokens per row, P predictions per row, V vocabulary.
+Axes: B rows, L tokens per row, P predictions per row, V vocabulary.
 """
 
 from typing import Any
@@ -25,7 +25,7 @@ def choose_positions(
 ) -> tf.Tensor:
     """Chooses the positions to predict, int32 [B, P], where P is `max_predictions`.
 
-    `ids` are int32 [B, S], `lengths` (tokens per row) int32 [B], and `uniforms` float32 [B, S] in [0, 1). The positions
+    `ids` are int32 [B, L], `lengths` (tokens per row) int32 [B], and `uniforms` float32 [B, L] in [0, 1). The positions
     of a row ascend. Unused elements are at the end and equal S, which is not a valid position.
 
     A row of n tokens, special tokens included, has min(max_predictions, max(1, round(n * rate))) predictions, as in
@@ -39,7 +39,7 @@ def choose_positions(
     seq_len: Any = ids.shape[1]
     numbers = predictions_by_length(masking.rate, seq_len, max_predictions)
     number = tf.gather(tf.constant(numbers, tf.int32), lengths)  # [B]
-    candidates = tf.gather(_is_ordinary(vocabulary), ids)  # [B, S]
+    candidates = tf.gather(_is_ordinary(vocabulary), ids)  # [B, L]
     if masking.whole_word:
         continues = tf.gather(vocabulary.is_continuation, ids)
         return _choose_words(candidates, continues, uniforms, number, max_predictions)
@@ -51,11 +51,11 @@ def replace_tokens(
 ) -> dict[str, tf.Tensor]:
     """Replaces each token at `positions`, int32 [B, P], by [MASK] or a random token, or keeps it.
 
-    Elements of `positions` that equal S are unused. `ids` are int32 [B, S], and `uniforms` float32 [B, 2 P] in [0, 1).
+    Elements of `positions` that equal L are unused. `ids` are int32 [B, L], and `uniforms` float32 [B, 2 P] in [0, 1).
     Special tokens are never drawn as random replacements. google-research/bert draws from the entire vocabulary.
 
     Returns:
-      `input_ids`: token ids after masking, int32 [B, S].
+      `input_ids`: token ids after masking, int32 [B, L].
       `masked_lm_positions`, `masked_lm_ids`: predicted positions and their original tokens, int32 [B, P].
       `masked_lm_weights`: 1 for predictions, float32 [B, P].
       Unused predictions are 0 in the three `masked_lm` arrays.

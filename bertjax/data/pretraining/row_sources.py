@@ -6,11 +6,11 @@ Sentence pairs: an epoch is one pass of `pairs.document_pairs` over the training
 several independent passes. Pairs are truncated to S - 3 tokens. In packed rows, each pair is truncated and masked
 independently.
 
-Tiles: the rows of an epoch are consecutive spans of S - 2 tokens, so that each token of the split is in exactly one
+Tiles: the rows of an epoch are consecutive spans of L - 2 tokens, so that each token of the split is in exactly one
 row. The first span starts at a random offset that changes every epoch. Rows may cross the boundaries of sentences and
 documents. In each epoch, one row may be shorter, and one row may wrap around the end of the split.
 
-Axes: B rows, N pairs, K pairs per row, S tokens per row, P predictions per row.
+Axes: B rows, N pairs, K pairs per row, L tokens per row, P predictions per row.
 """
 
 import dataclasses
@@ -65,7 +65,7 @@ class RowFormat:
     Attributes:
       schema: schema of a batch.
       make_batch: (token rows, spans, uniforms, vocabulary, masking, max_predictions) -> arrays of a batch. The uniforms
-        are float32 [B, S + 2 P], where P is the maximum number of predictions of a row.
+        are float32 [B, L + 2 P], where P is the maximum number of predictions of a row.
       format_row: (batch, row, vocabulary) -> the row as text.
     """
 

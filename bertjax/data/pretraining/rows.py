@@ -2,7 +2,7 @@
 
 The position of a row in training determines its spans. A lookup takes constant time.
 
-Axes: B rows, N spans, S tokens per row; N = B unless rows are packed. Tensors are int64 [B] or [N] unless stated
+Axes: B rows, N spans, L tokens per row; N = B unless rows are packed. Tensors are int64 [B] or [N] unless stated
 otherwise.
 """
 
@@ -189,8 +189,8 @@ class TokenRows(NamedTuple):
     """Padded token rows with special tokens, one row per span.
 
     Attributes:
-      ids: token ids, int32 [N, S].
-      segment_ids: 1 for segment B and the [SEP] after it, else 0, int32 [N, S].
+      ids: token ids, int32 [N, L].
+      segment_ids: 1 for segment B and the [SEP] after it, else 0, int32 [N, L].
       lengths: number of tokens without padding, int32 [N].
     """
 
@@ -251,7 +251,7 @@ def assemble_rows(tokens: tf.Tensor, spans: Spans, seq_len: int, vocabulary: Voc
     a_end = a_length + 1
     last = a_end + tf.cast(spans.b_length, tf.int32)[:, None] + 1 if paired else a_end
 
-    is_text = (position > 0) & (position != a_end) & (position < last)  # [N, S]
+    is_text = (position > 0) & (position != a_end) & (position < last)  # [N, L]
     a_first, b_first = spans.a_start - 1, spans.b_start - spans.a_length - 2
     index = tf.where(position <= a_length, a_first[:, None], b_first[:, None]) + tf.range(seq_len, dtype=tf.int64)
     index = tf.where(is_text, index, 0)

@@ -29,7 +29,7 @@ class GlueSpec:
       label: column of the label.
       labels: names of the classes by id. Empty for regression.
       metrics: names in `bertjax.metrics.classification.METRICS`. The first one selects the best checkpoint.
-      eval_sets: text after `dev` or `test` in the name of each evaluation set's data file, by metric suffix.
+      eval_sets: metric suffix and file suffix of each evaluation set, such as `_matched` in `dev_matched.tsv`.
       submission: name of each evaluation set's file for the GLUE server, by metric suffix (default: `FOLDER.tsv`).
       header: column names of train and dev files if they have no header line (default: (), they have one).
       tfds_texts: TFDS features of the sentences (default: (), named like `texts`).

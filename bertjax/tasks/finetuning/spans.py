@@ -78,8 +78,9 @@ def best_answers(
 def _window_spans(
     windows: Windows, index: int, start: np.ndarray, end: np.ndarray, n_best: int, max_answer_len: int
 ) -> list[tuple[float, int, int]]:
-    """Returns (score, start, end) of each valid span of a window, with start and end as character offsets.
+    """Returns (score, start, end) of each candidate span of a window, with start and end as character offsets.
 
+    Candidates have 1 to `max_answer_len` tokens and start at a token that has the most context in this window.
     The start is one of the `n_best` tokens with the highest start logits, and the end is one of the `n_best` tokens
     with the highest end logits.
     """
