@@ -9,7 +9,7 @@ from pathlib import Path
 from bertjax.errors import UsageError
 from bertjax.reproduce.results import Results
 from bertjax.reproduce.table import Cell, PaperTable, Run, Table, missing_data, paper_table, run_order, table_names
-from bertjax.utils.io import atomic_file
+from bertjax.training.plots import save_figure
 
 EMPTY = "-"
 _PAPER, _OURS = "paper", "ours"
@@ -180,8 +180,7 @@ def plot_figure5(table: Table, results: Results, path: Path) -> None:
         axes.set(title=title, xlabel="pre-training steps, thousands", ylabel="%")
         axes.grid(alpha=0.3)
         axes.legend()
-    with atomic_file(path) as temporary, open(temporary, "wb") as file:
-        figure.savefig(file, format="png", dpi=110)
+    save_figure(figure, path)
 
 
 def _thousands(steps: str) -> float:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from bertjax.data.finetuning.batches import in_input_order
 from bertjax.data.finetuning.examples import concatenate, constant_prediction, known_labels
 from bertjax.data.finetuning.tables import TFDS_PREFIX
 from bertjax.errors import UsageError, one_of
@@ -179,7 +178,7 @@ class Task(FinetuningTask):
 
     def _logits_by_set(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
         """Returns the logits of each evaluation set, in input order."""
-        logits = np.array(in_input_order(outputs, len(self.evaluated_examples))["logits"])
+        logits = self.ordered_logits(outputs)
         ends = np.cumsum([len(part) for part in self._sets.values()])[:-1]
         return dict(zip(self._sets, np.split(logits, ends), strict=True))
 

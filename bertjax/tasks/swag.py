@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 
-from bertjax.data.finetuning.batches import in_input_order
 from bertjax.data.finetuning.examples import Examples, constant_prediction, encode_pair, make_examples
 from bertjax.data.finetuning.tables import TFDS_PREFIX, ReadStats, Row, read_table, read_tfds
 from bertjax.data.schema import MULTI_SEQUENCE
@@ -105,7 +104,7 @@ class Task(FinetuningTask):
 
     def prediction_records(self) -> list[PredictionRecords]:
         def make(outputs: list[dict[str, np.ndarray]], include_logits: bool) -> Iterator[Record]:
-            for logits in in_input_order(outputs, len(self.evaluated_examples))["logits"]:
+            for logits in self.ordered_logits(outputs):
                 yield choice_record(logits, include_logits)
 
         def read_columns(columns: Sequence[str]) -> Iterator[Row]:
@@ -115,7 +114,7 @@ class Task(FinetuningTask):
         return [PredictionRecords(RECORDS_FILE, make, self.evaluated_examples.lines, read_columns)]
 
     def _predictions(self, outputs: list[dict[str, np.ndarray]]) -> np.ndarray:
-        return np.array(in_input_order(outputs, len(self.evaluated_examples))["logits"]).argmax(axis=-1)
+        return self.ordered_logits(outputs).argmax(axis=-1)
 
 
 def _parse_label(value: str, file: str, line: int) -> int:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from bertjax.data.finetuning.batches import in_input_order
 from bertjax.data.finetuning.examples import Examples, constant_prediction, known_labels
 from bertjax.data.finetuning.labeled_text import Target, encode_rows, read_label, read_labels
 from bertjax.data.finetuning.tables import FORMATS, ReadStats, Row, escape_line, read_table
@@ -217,7 +216,7 @@ class Task(FinetuningTask):
         data = self.config.data
 
         def make(outputs: list[dict[str, np.ndarray]], include_logits: bool) -> Iterator[Record]:
-            for logits in in_input_order(outputs, len(self.evaluated_examples))["logits"]:
+            for logits in self.ordered_logits(outputs):
                 if data.kind == "multilabel":
                     yield multilabel_record(self.labels, logits, data.threshold, include_logits)
                 elif self.labels:
@@ -233,7 +232,7 @@ class Task(FinetuningTask):
 
     def _predictions(self, outputs: list[dict[str, np.ndarray]]) -> np.ndarray:
         """Returns predicted class ids int [N], 0/1 labels int [N, K], or numbers float32 [N]."""
-        logits = np.array(in_input_order(outputs, len(self.evaluated_examples))["logits"])
+        logits = self.ordered_logits(outputs)
         if self.config.data.kind == "multilabel":
             return reaches_threshold(logits, self.config.data.threshold).astype(np.int64)
         return logits.argmax(axis=-1) if self.labels else logits

@@ -9,7 +9,7 @@ from etils import epath
 
 from bertjax.metrics.report import ClassReport, truncate_name
 from bertjax.training.metrics import EVAL_PREFIX, TOTAL_LOSSES
-from bertjax.utils.io import atomic_file
+from bertjax.utils.io import AnyPath, atomic_file
 
 # Maximum numbers of classes for which the names and the counts of a confusion matrix are legible.
 _MAX_NAMED_CLASSES, _MAX_COUNTED_CLASSES = 60, 25
@@ -104,8 +104,7 @@ def _plot(
             axes.legend(fontsize=8)
     for axes in grid[-1]:
         axes.set_xlabel(x_label)
-    with atomic_file(path) as temporary, open(temporary, "wb") as file:
-        figure.savefig(file, format="png", dpi=110)
+    save_figure(figure, path)
 
 
 def plot_confusion(reports: Mapping[str, ClassReport], path: epath.Path, title: str) -> None:
@@ -136,6 +135,11 @@ def plot_confusion(reports: Mapping[str, ClassReport], path: epath.Path, title: 
                 color = "white" if shares[i, j] > 0.5 else "black"
                 axes.text(j, i, f"{matrix[i, j]:,}", ha="center", va="center", color=color, fontsize=8)
     figure.colorbar(panels[-1].images[0], ax=panels, label="share of the true label's total", shrink=0.8)
+    save_figure(figure, path)
+
+
+def save_figure(figure: Any, path: AnyPath) -> None:
+    """Writes a matplotlib figure atomically to a PNG file."""
     with atomic_file(path) as temporary, open(temporary, "wb") as file:
         figure.savefig(file, format="png", dpi=110)
 

@@ -49,7 +49,7 @@ def test_packed_rows_train_like_one_example_per_row(glue, letters, tmp_path, tas
 @pytest.mark.parametrize(
     ("experiment", "fields", "message"),
     [
-        ("glue.py:task=cola,size=L1_H16", {"data__examples_per_row": 3}, "it must divide data.batch_size=32"),
+        ("glue.py:task=cola,size=L1_H16", {"data__examples_per_row": 3}, "it must divide config.data.batch_size=32"),
         (
             "glue.py:task=cola,size=L1_H16",
             {"data__examples_per_row": 4, "feature_head__lstm_layers": 1},

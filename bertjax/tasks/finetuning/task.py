@@ -10,7 +10,7 @@ import numpy as np
 
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import Vocabulary, open_vocabulary, vocabulary_files
-from bertjax.data.finetuning.batches import Batching, EpochOrder, eval_batches, train_batches
+from bertjax.data.finetuning.batches import Batching, EpochOrder, eval_batches, in_input_order, train_batches
 from bertjax.data.finetuning.examples import Examples, known_labels
 from bertjax.data.finetuning.tables import ReadStats
 from bertjax.data.inspection import format_row
@@ -186,6 +186,13 @@ class FinetuningTask(task.Task):
         if self.eval_examples is None:
             raise UsageError("no evaluation data; set config.data.eval_split to dev or test")
         return self.eval_examples
+
+    def ordered_logits(self, outputs: list[dict[str, np.ndarray]]) -> np.ndarray:
+        """Returns the logits of the evaluation examples in input order, float32 [N, ...].
+
+        `outputs` are the model outputs of the evaluation batches.
+        """
+        return np.array(in_input_order(outputs, len(self.evaluated_examples))["logits"])
 
     # Helpers of `__init__` and of the methods above.
 
