@@ -136,3 +136,15 @@ def swag_files(folder: Path) -> Path:
             lines.append(",".join([*fields, *([str(label)] if name != "test.csv" else [])]))
         (folder / name).write_text("\n".join(lines) + "\n")
     return folder
+
+
+def text_files(folder: Path) -> Path:
+    """Writes train.csv, dev.jsonl and test.tsv, in which the first word determines the class."""
+    rng = random.Random(0)
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [(sentence(rng, "zu" if index % 2 else "pa"), ("no", "yes")[index % 2]) for index in range(40)]
+    (folder / "train.csv").write_text("text,label\n" + "".join(f'"{text}",{label}\n' for text, label in rows[:24]))
+    lines = (json.dumps({"text": text, "label": label}) + "\n" for text, label in rows[24:34])
+    (folder / "dev.jsonl").write_text("".join(lines))
+    write_tsv(folder / "test.tsv", ["text"], [[text] for text, _ in rows[34:]])
+    return folder
