@@ -73,21 +73,21 @@ def reproduce(args: argparse.Namespace) -> None:
         if not args.plan:
             raise UsageError("--topology has an effect only with --plan; add --plan, or omit --topology")
     config = with_commits(require_config(args))
-    table = load_table(config)
+    loaded = load_table(config)
     if not args.plan:
         join_cluster(args, ClusterConfig())
     with exit_on_host_error():
         results = load_results([args.results])
         if results.sources[0].saved is not None:
             raise UsageError(f"--results {args.results} is a file of `bertjax table --keep`; use a directory")
-        plan = plan_table(table, results)
+        plan = plan_table(loaded, results)
         if is_first():
             show(describe_plan(plan, args.results))
             if args.topology:
                 show(_topology_line(plan, args))
         if args.plan:
             return
-        result = run(config, table, results, plan)
+        result = run(config, loaded, results, plan)
     print_result(result)
     if result["failed"]:
         raise SystemExit(1)

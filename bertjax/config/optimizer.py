@@ -58,7 +58,8 @@ class OptimizerConfig:
             raise UsageError(f"config.optimizer.freeze is {self.freeze}; use paths such as 'encoder/embeddings'")
         if "encoder/layers" in self.freeze:
             raise UsageError(
-                "optimizer.freeze cannot contain encoder/layers; set optimizer.freeze_layers, or freeze encoder"
+                "config.optimizer.freeze cannot contain encoder/layers; set config.optimizer.freeze_layers, or freeze "
+                "encoder"
             )
         if "encoder" in self.freeze and self.freeze_layers:
             raise UsageError(

@@ -230,14 +230,17 @@ def check_freezing(params: Any, freezing: Freezing) -> None:
     flat: dict[Any, Any] = flatten_dict(nn.unbox(params))
     num_layers = max((leaf.shape[0] for path, leaf in flat.items() if is_stacked(path)), default=0)
     if freezing.layers > num_layers:
-        raise UsageError(f"optimizer.freeze_layers={freezing.layers} is too large; the model has {num_layers} layers")
+        raise UsageError(
+            f"config.optimizer.freeze_layers={freezing.layers} is too large; the model has {num_layers} layers"
+        )
     for name in freezing.names:
         if not any(Freezing(names=(name,)).matches(path) for path in flat):
             known = sorted({"/".join(path[:2]) for path in flat})
             raise UsageError(f"unknown parameter in optimizer.freeze: {name[:60]!r}; use one of {listed(known, 12)}")
     if not count_trainable(params, freezing):
         raise UsageError(
-            "optimizer.freeze_layers and optimizer.freeze leave no parameter to train; freeze fewer parameters"
+            "config.optimizer.freeze_layers and config.optimizer.freeze leave no parameter to train; freeze fewer "
+            "parameters"
         )
 
 

@@ -22,7 +22,8 @@ from bertjax.utils.io import AnyPath, as_path, atomic_directory, check_free_spac
 from bertjax.utils.process_pool import available_cores
 
 logger = logging.getLogger(__name__)
-RUNNERS = LOCAL, _ = ("local", "beam")
+LOCAL = "local"
+RUNNERS = (LOCAL, "beam")
 _MAX_WORKERS = 1024
 # Minimum disk space for a corpus and its shards, in bytes per byte of text. 200 MB of English text needed 0.9 bytes
 # per byte.

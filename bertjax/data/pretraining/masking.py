@@ -26,7 +26,7 @@ def choose_positions(
     """Chooses the positions to predict, int32 [B, P], where P is `max_predictions`.
 
     `ids` are int32 [B, L], `lengths` (tokens per row) int32 [B], and `uniforms` float32 [B, L] in [0, 1). The positions
-    of a row ascend. Unused elements are at the end and equal S, which is not a valid position.
+    of a row ascend. Unused elements are at the end and equal L, which is not a valid position.
 
     A row of n tokens, special tokens included, has min(max_predictions, max(1, round(n * rate))) predictions, as in
     google-research/bert `create_pretraining_data.py`. If the row has fewer non-special tokens, all of them are
@@ -97,7 +97,7 @@ def _is_ordinary(vocabulary: Vocabulary) -> np.ndarray:
 def _choose_tokens(candidates: tf.Tensor, uniform: tf.Tensor, number: tf.Tensor, max_predictions: int) -> tf.Tensor:
     """Returns the positions of the candidates with the largest values of `uniform`, int32 [B, P].
 
-    `number` [B] is the maximum number of positions in each row. The positions of a row ascend. Unused elements are S.
+    `number` [B] is the maximum number of positions in each row. The positions of a row ascend. Unused elements are L.
     """
     seq_len = candidates.shape[1]
     values, positions = tf.math.top_k(tf.where(candidates, uniform, -1.0), max_predictions)
@@ -135,5 +135,5 @@ def _choose_words(
         tf.reshape(order + first_index, [-1, 1]), tf.cast(tf.reshape(chosen_ranks, [-1]), tf.int32), [batch * seq_len]
     )
     chosen = candidates & (tf.gather(tf.reshape(chosen_words, [-1, seq_len]), word, batch_dims=1) > 0)
-    # Sort the chosen positions in ascending order, followed by S in unused elements.
+    # Sort the chosen positions in ascending order, followed by L in unused elements.
     return seq_len - tf.math.top_k(tf.where(chosen, seq_len - tf.range(seq_len), 0), max_predictions).values

@@ -3,7 +3,7 @@
 A span is the location of a sentence pair or a text in the token array of a corpus split.
 
 Sentence pairs: an epoch is one pass of `pairs.document_pairs` over the training documents. Training cycles through
-several independent passes. Pairs are truncated to S - 3 tokens. In packed rows, each pair is truncated and masked
+several independent passes. Pairs are truncated to L - 3 tokens. In packed rows, each pair is truncated and masked
 independently.
 
 Tiles: the rows of an epoch are consecutive spans of L - 2 tokens, so that each token of the split is in exactly one

@@ -242,7 +242,7 @@ def assemble_rows(tokens: tf.Tensor, spans: Spans, seq_len: int, vocabulary: Voc
       tokens: tokens of the corpus, any integer type.
       spans: N spans that fit into `seq_len` with the special tokens. If not `paired`, a span may wrap around the end
         of `tokens`.
-      seq_len: S, tokens per row.
+      seq_len: L, tokens per row.
       vocabulary: vocabulary with the ids of the special tokens.
       paired: whether rows have a segment B.
     """
