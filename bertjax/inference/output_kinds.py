@@ -226,7 +226,7 @@ OUTPUT_KINDS = {
     ),
     TAGS: OutputKind(
         task="ner",
-        build_model=functools.partial(TokenModel, head_dropout=False),
+        build_model=functools.partial(TokenModel, head_dropout=True),
         predict=predict_tags,
         pools=False,
         huggingface_class="BertForTokenClassification",

@@ -5,6 +5,10 @@ import pytest
 from command_runs import predict, records, refused, train
 from finetuning_data import conll_files
 
+from bertjax.cli import main as cli
+from bertjax.training.checkpoint import find_checkpoint
+from bertjax.training.parameters import load_params_on_host
+
 
 @pytest.mark.parametrize("context", ["document", pytest.param("sentence", marks=pytest.mark.slow)])
 def test_ner_trains_evaluates_and_predicts(context, letters, tmp_path, capfd):
@@ -41,3 +45,16 @@ def test_predict_accepts_words_without_tags(letters, tmp_path, capfd):
     (files / "eng.testb").write_text("za\nba\n\nke\n")
     path, _ = predict(capfd, tmp_path / "run", tmp_path / "out")
     assert [line.split()[:1] for line in path.read_text().splitlines()] == [["za"], ["ba"], [], ["ke"]]
+
+
+def test_training_continues_a_tagger_of_hugging_face(letters, tmp_path):
+    def classifier(run):
+        return load_params_on_host(find_checkpoint(run))["classifier/kernel"]
+
+    files, tagger = conll_files(tmp_path / "conll"), tmp_path / "tagger"
+    train(f"ner.py:path={files}", tagger, letters, steps=1)
+    cli.main(["convert", str(tagger), str(tmp_path / "hf"), "--format=huggingface"])
+    init_from = f"--init_from={tmp_path}/hf"
+    # With this learning rate, parameters do not change.
+    train(f"ner.py:path={files}", tmp_path / "run", None, init_from, steps=1, optimizer__learning_rate=1e-30)
+    np.testing.assert_allclose(classifier(tmp_path / "run"), classifier(tagger), atol=1e-6)
