@@ -5,10 +5,11 @@
     python tests/benchmarks/published.py --log runs/published.jsonl --table
 
 Settings are the paper's: batches of 32, three epochs, learning rate 5e-5, 10 % warm-up, three seeds. Both use Adam with
-bias correction, the default of transformers. PyTorch gets the batches of bertjax, so data, order and row lengths are
-equal. The seeds of a task run one after the other, in bertjax by `bertjax sweep --seeds 3`, in PyTorch in one process.
-The seconds of a run are the time for all seeds, with imports, compilation and evaluation, divided by their number. Each
-line of the log is one run; the same command resumes with the first task and system that lack a seed.
+bias correction, the default of transformers, and compute in float32, on GPUs with TF32. PyTorch gets the batches of
+bertjax, so data, order and row lengths are equal. The seeds of a task run one after the other, in bertjax by `bertjax
+sweep --seeds 3`, in PyTorch in one process. The seconds of a run are the time for all seeds, with imports, compilation
+and evaluation, divided by their number. Each line of the log is one run; the same command resumes with the first task
+and system that lack a seed.
 """
 
 import argparse
@@ -46,6 +47,7 @@ def flags(task: str, path: str) -> list[str]:
     experiment, _, overrides = TASKS[task]
     separator = "" if experiment.endswith(":") else ","
     fields = {"epochs": 3, "data.batch_size": 32, "optimizer.learning_rate": 5e-5, "optimizer.name": "adamw"}
+    fields["model.dtype"] = "float32"
     return [
         *("--config", f"{experiment}{separator}path={path}", "--init_from", published_checkpoint()),
         *(f"--config.{name}={value}" for name, value in fields.items()),
@@ -85,12 +87,14 @@ def train_pytorch(task_name: str, seed: int, path: str) -> float:
     from bertjax.training.optimizer import bert_schedule
 
     torch.manual_seed(seed)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.backends.cuda.matmul.allow_tf32 = True
     args = parse_args(["train", *flags(task_name, path), f"--config.seed={seed}", "--workdir", "unused"])
     with bertjax_checkpoint(args.init_from) as checkpoint:
         task = build_task(parse_config(experiment_config(args.config, args.overrides, checkpoint)), train=True)
     head = {"ner": "TokenClassification", "squad": "QuestionAnswering"}.get(task_name, "SequenceClassification")
     labels = {} if task_name == "squad" else {"num_labels": max(len(task.labels), 1)}
-    model = getattr(transformers, f"AutoModelFor{head}").from_pretrained(published_checkpoint(), **labels)
+    model = getattr(transformers, f"AutoModelFor{head}").from_pretrained(published_checkpoint(), **labels).to(device)
     decayed = [p for name, p in model.named_parameters() if p.ndim > 1]
     others = [p for name, p in model.named_parameters() if p.ndim == 1]
     groups = [{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
@@ -99,24 +103,26 @@ def train_pytorch(task_name: str, seed: int, path: str) -> float:
     factor = bert_schedule(1.0, task.warmup_steps, task.total_steps)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: float(factor(step)))
 
+    def tensor(array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(device)
+
     def forward(batch: dict) -> tuple:
-        inputs = {name: torch.from_numpy(batch[name]).long() for name in ("input_ids", "segment_ids", "input_mask")}
         return model(
-            input_ids=inputs["input_ids"],
-            token_type_ids=inputs["segment_ids"],
-            attention_mask=inputs["input_mask"],
+            input_ids=tensor(batch["input_ids"]).long(),
+            token_type_ids=tensor(batch["segment_ids"]).long(),
+            attention_mask=tensor(batch["input_mask"]).long(),
         )
 
     def loss_of(batch: dict) -> torch.Tensor:
         output = forward(batch)
         if task_name == "squad":
             ends = (("start_logits", "start_positions"), ("end_logits", "end_positions"))
-            pairs = [(output[logits], torch.from_numpy(batch[name]).long()) for logits, name in ends]
+            pairs = [(output[logits], tensor(batch[name]).long()) for logits, name in ends]
             return sum(torch.nn.functional.cross_entropy(logits, target) for logits, target in pairs) / 2
         if task_name == "ner":
-            targets = torch.from_numpy(batch["token_labels"]).long().flatten()
+            targets = tensor(batch["token_labels"]).long().flatten()
             return torch.nn.functional.cross_entropy(output.logits.flatten(0, 1), targets, ignore_index=-1)
-        targets = torch.from_numpy(batch["labels"])
+        targets = tensor(batch["labels"])
         if task_name == "stsb":
             return torch.nn.functional.mse_loss(output.logits[:, 0], targets.float())
         return torch.nn.functional.cross_entropy(output.logits, targets.long())
@@ -136,9 +142,9 @@ def train_pytorch(task_name: str, seed: int, path: str) -> float:
         for batch in task.eval_batches(SINGLE_SHARD):
             output = forward(batch)
             if task_name == "squad":
-                logits = {"start": output.start_logits.numpy(), "end": output.end_logits.numpy()}
+                logits = {"start": output.start_logits.cpu().numpy(), "end": output.end_logits.cpu().numpy()}
             else:
-                array = output.logits.numpy()
+                array = output.logits.cpu().numpy()
                 logits = {"logits": array[:, 0] if task_name == "stsb" else array}
             outputs.append({**logits, "example": np.asarray(batch["example"])})
     return task.evaluate({}, outputs)[TASKS[task_name][1]]

@@ -1,11 +1,12 @@
-"""Compares a pre-training step with Hugging Face's PyTorch BERT on the CPUs of this machine.
+"""Compares a pre-training step with Hugging Face's PyTorch BERT on this machine's GPU or, without one, its CPUs.
 
     python tests/benchmarks/pytorch_step.py --size base --rows 8 --seq_len 128 --rounds 3
 
-Both compute in float32 on all cores with a dropout rate of 0.1: forward and backward pass of masked LM and
-next-sentence prediction, gradients clipped to norm 1, an AdamW update. `BertForPreTraining` computes logits of every
-token, with the default attention of transformers (printed); bertjax computes logits of the masked tokens only. The two
-run in turns, each in its own process; speed is that of the median step. Needs the extra `parity`.
+Both have a dropout rate of 0.1: forward and backward pass of masked LM and next-sentence prediction, gradients clipped
+to norm 1, an AdamW update. On CPU, both compute in float32 on all cores. On GPU, both compute in bfloat16 with float32
+parameters, and PyTorch uses `torch.compile`, autocast and fused AdamW. `BertForPreTraining` computes logits of every
+token, with the default attention of transformers (printed) and no mask; bertjax computes logits of the masked tokens
+only. The two run in turns, each in its own process; speed is that of the median step. Needs the extra `parity`.
 """
 
 import argparse
@@ -25,27 +26,36 @@ def pytorch(size: str, rows: int, seq_len: int, steps: int) -> None:
     import torch
     from transformers import BertConfig, BertForPreTraining
 
+    on_gpu = torch.cuda.is_available()
+    device = "cuda" if on_gpu else "cpu"
     config = BertConfig(vocab_size=VOCAB_SIZE, **size_fields(size))
-    model = BertForPreTraining(config).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01)
-    ids = torch.randint(1000, VOCAB_SIZE, (rows, seq_len))
-    labels = torch.where(torch.rand(rows, seq_len) < 0.15, ids, -100)
+    model = BertForPreTraining(config).train().to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=on_gpu)
+    forward = torch.compile(model) if on_gpu else model
+    ids = torch.randint(1000, VOCAB_SIZE, (rows, seq_len), device=device)
+    labels = torch.where(torch.rand(rows, seq_len, device=device) < 0.15, ids, -100)
     batch = {
         "input_ids": ids,
-        "attention_mask": torch.ones_like(ids),
-        "token_type_ids": (torch.arange(seq_len) >= seq_len // 2) * ids.sign(),
+        "token_type_ids": (torch.arange(seq_len, device=device) >= seq_len // 2) * ids.sign(),
         "labels": labels,
-        "next_sentence_label": torch.randint(0, 2, (rows,)),
+        "next_sentence_label": torch.randint(0, 2, (rows,), device=device),
     }
     seconds = []
     for _ in range(steps + 2):
         start = time.perf_counter()
-        model(**batch).loss.backward()
+        with torch.autocast(device, torch.bfloat16, enabled=on_gpu):
+            loss = forward(**batch).loss
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
+        if on_gpu:
+            torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
     setup = f"attention {config._attn_implementation}, {torch.get_num_threads()} threads"
+    if on_gpu:
+        memory = torch.cuda.max_memory_allocated() / 2**30
+        setup = f"attention {config._attn_implementation}, torch.compile, {memory:.1f} GiB, {loss.dtype} loss"
     print(json.dumps({"tokens_per_second": rows * seq_len / statistics.median(seconds[2:]), "setup": setup}))
 
 
