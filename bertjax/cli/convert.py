@@ -22,7 +22,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "destination",
         metavar="DST",
-        help="destination directory, which must not exist unless --overwrite is set, or hf:ORG/NAME to upload",
+        help="destination folder, which must not exist unless --overwrite is set, or hf:ORG/NAME to upload",
     )
     parser.add_argument(
         "--format",

@@ -42,7 +42,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--output",
         metavar="DIR",
-        help="directory for .npz files of about 64 MB each, with the arrays hidden_states [token, layer, width], "
+        help="folder for .npz files of about 64 MB each, with the arrays hidden_states [token, layer, width], "
         "tokens, input_ids, segment_ids, words (word index) and characters (start and end offset). Text i of a file "
         "has the rows offsets[i]:offsets[i + 1] of each array. An interrupted command resumes after the last "
         "complete file",

@@ -41,7 +41,7 @@ def plan(args: argparse.Namespace) -> None:
     check_topology(args)
     if args.output and not Path(args.output).absolute().parent.is_dir():
         # Check the path first, because compilation may take an hour.
-        raise UsageError(f"no directory for --output: {Path(args.output).absolute().parent}; create it first")
+        raise UsageError(f"no folder for --output: {Path(args.output).absolute().parent}; create it first")
     load_config_dict(args)  # Report an invalid config even if the TPU compiler is missing.
     use_tpu_compiler()
     with open_config(args) as config:

@@ -58,7 +58,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--output",
         metavar="DIR",
-        help="directory for predictions of the task's data: files in the official format, and .jsonl files with the "
+        help="folder for predictions of the task's data: files in the official format, and .jsonl files with the "
         "line number, prediction and probabilities of each example. Existing files are replaced",
     )
     parser.add_argument("--split", help="split of the task's data: dev or test (default: test)")
@@ -80,7 +80,7 @@ def add_parser(commands: Any) -> None:
         help="fine-tuned checkpoint of the ensemble; repeat the option for each checkpoint",
     )
     parser.add_argument("--split", default="dev", help="split of the task's data: dev or test")
-    parser.add_argument("--output", required=True, metavar="DIR", help="directory for predictions and results.json")
+    parser.add_argument("--output", required=True, metavar="DIR", help="folder for predictions and results.json")
 
     parser = add_command(
         commands,
@@ -90,13 +90,13 @@ def add_parser(commands: Any) -> None:
         "bertjax submission --predictions runs/submission --output runs/submission.zip",
     )
     parser.add_argument(
-        "--predictions", required=True, metavar="DIR", help="directory with the prediction files of all tasks"
+        "--predictions", required=True, metavar="DIR", help="folder with the prediction files of all tasks"
     )
     parser.add_argument("--output", required=True, metavar="FILE", help="archive to write")
     parser.add_argument(
         "--own_wnli",
         action="store_true",
-        help="use WNLI.tsv from the predictions directory instead of predicting the majority class for WNLI",
+        help="use WNLI.tsv from the predictions folder instead of predicting the majority class for WNLI",
     )
     parser.add_argument(
         "--partial",
@@ -116,7 +116,7 @@ def evaluate(args: argparse.Namespace) -> None:
         config_dict = checkpoint_config_dict(args, checkpoint)
         config = parse_config(choose_evaluation(config_dict, args.split) if args.split else config_dict)
         metrics = evaluate_checkpoint(build_task(config), checkpoint)
-        # If `--checkpoint` was converted, `checkpoint` is in a temporary directory, so log `--checkpoint` instead.
+        # If `--checkpoint` was converted, `checkpoint` is in a temporary folder, so log `--checkpoint` instead.
         is_converted = not checkpoint.is_relative_to(resolve_path(args.checkpoint))
         logger.info(f"evaluated checkpoint {args.checkpoint if is_converted else checkpoint}")
         print(json.dumps(metrics))

@@ -37,7 +37,7 @@ def add_parser(commands: Any) -> None:
         "--output",
         required=True,
         metavar="DIR",
-        help="directory of the corpus; must not exist unless --overwrite is set",
+        help="folder of the corpus; must not exist unless --overwrite is set",
     )
     parser.add_argument(
         "--vocab",
@@ -78,7 +78,7 @@ def add_parser(commands: Any) -> None:
         metavar="NAME=VALUE",
         help="Beam pipeline options, such as runner=DataflowRunner project=P region=R temp_location=gs://...",
     )
-    parser.add_argument("--data_dir", metavar="DIR", help="data directory of TensorFlow Datasets")
+    parser.add_argument("--data_dir", metavar="DIR", help="data folder of TensorFlow Datasets")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing corpus")
 
 

@@ -30,7 +30,7 @@ def add_parser(commands: Any) -> None:
         "--results",
         required=True,
         metavar="DIR",
-        help="directory for all runs; a run that several tables share is trained once",
+        help="folder for all runs; a run that several tables share is trained once",
     )
     parser.add_argument("--plan", action="store_true", help="print the runs and their estimated time, then exit")
     add_topology(parser)
@@ -49,7 +49,7 @@ def add_parser(commands: Any) -> None:
         action="append",
         required=True,
         metavar="DIR",
-        help="directory of `bertjax reproduce` or a file written by --keep; repeat the option for several directories, "
+        help="folder of `bertjax reproduce` or a file written by --keep; repeat the option for several folders, "
         "which are searched in order",
     )
     parser.add_argument("--markdown", action="store_true", help="print Markdown instead of aligned columns")
@@ -79,7 +79,7 @@ def reproduce(args: argparse.Namespace) -> None:
     with exit_on_host_error():
         results = load_results([args.results])
         if results.sources[0].saved is not None:
-            raise UsageError(f"--results {args.results} is a file of `bertjax table --keep`; use a directory")
+            raise UsageError(f"--results {args.results} is a file of `bertjax table --keep`; use a folder")
         plan = plan_table(loaded, results)
         if is_first():
             show(describe_plan(plan, args.results))

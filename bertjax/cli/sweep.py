@@ -18,7 +18,7 @@ def add_parser(commands: Any) -> None:
         "--grid optimizer.learning_rate=1e-4,3e-4 --grid data.batch_size=16,32",
         config=True,
     )
-    parser.add_argument("--workdir", required=True, metavar="DIR", help="sweep directory; resumed if it exists")
+    parser.add_argument("--workdir", required=True, metavar="DIR", help="sweep folder; resumed if it exists")
     parser.add_argument(
         "--init_from", metavar="CKPT", help=f"checkpoint with the initial parameters of each trial: {CHECKPOINT_HELP}"
     )

@@ -21,7 +21,7 @@ def add_parser(commands: Any) -> None:
         "--workdir",
         required=True,
         metavar="DIR",
-        help="directory of checkpoints, metrics and curves; resumed if it exists",
+        help="folder of checkpoints, metrics and curves; resumed if it exists",
     )
     parser.add_argument("--init_from", metavar="CKPT", help=f"checkpoint with initial parameters: {CHECKPOINT_HELP}")
     add_distributed(parser)

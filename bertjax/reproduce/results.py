@@ -187,7 +187,7 @@ def save_results(results: Results, runs: Iterable[Run], tables: dict[str, str], 
     Raises a UsageError if the file already exists and contains other runs, which would be lost.
     """
     if file.is_dir():
-        raise UsageError(f"--keep {file} is a directory; use a file")
+        raise UsageError(f"--keep {file} is a folder; use a file")
     runs_by_name = {
         run.name: {"settings": _settings(run), **dataclasses.asdict(outcome)}
         for run in sorted(runs, key=lambda run: run.name)

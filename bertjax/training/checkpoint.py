@@ -1,6 +1,6 @@
 """Checkpoints, which are saved asynchronously and atomically, and checked for damage when restored.
 
-A checkpoint is the directory `WORKDIR/checkpoints/STEP` with three Orbax items: `params`, `training` (the rest of the
+A checkpoint is the folder `WORKDIR/checkpoints/STEP` with three Orbax items: `params`, `training` (the rest of the
 train state) and `meta` (see `checkpoint_metadata.py`). `meta` contains fingerprints of the arrays, which detect damage.
 Until its save is complete, a local checkpoint has a temporary name, and a `gs://` checkpoint lacks its commit file.
 """
@@ -106,7 +106,7 @@ class Checkpoints:
             ) from error
 
     def path(self, step: int) -> epath.Path:
-        """Returns the directory of a step."""
+        """Returns the folder of a step."""
         return self._workdir / CHECKPOINTS / str(step)
 
     def save(self, state: TrainState, score: float | None = None) -> None:
@@ -158,11 +158,11 @@ class Checkpoints:
 
     def describe_last(self) -> str:
         """Returns a clause that names the newest complete checkpoint, for use in error messages."""
-        # Read the directory, because after a failed save, the manager's list lacks the checkpoints to be replaced.
+        # Read the folder, because after a failed save, the manager's list lacks the checkpoints to be replaced.
         try:
             steps = _complete_checkpoints(self._workdir / CHECKPOINTS)
         except Exception:  # A storage failure may affect listing, too.
-            return "the last good checkpoint is unknown, because the directory cannot be listed"
+            return "the last good checkpoint is unknown, because the folder cannot be listed"
         if not steps:
             return "no checkpoint was saved yet"
         return f"the last good checkpoint is {max(steps, key=lambda step: int(step.name))}"
@@ -251,9 +251,9 @@ def resolve_checkpoint_path(path: str | os.PathLike) -> epath.Path:
 
 
 def find_checkpoint(path: str | os.PathLike) -> epath.Path:
-    """Returns the directory of the checkpoint at a path.
+    """Returns the folder of the checkpoint at a path.
 
-    `path` is a workdir, the `checkpoints` directory of a workdir, or the directory of a checkpoint. Among several
+    `path` is a workdir, the `checkpoints` folder of a workdir, or the folder of a checkpoint. Among several
     checkpoints, returns the one with the highest score, or the newest if no checkpoint has a score. Raises a UsageError
     if no checkpoint exists, and a BertjaxError if the checkpoint is damaged or incomplete.
     """
@@ -271,7 +271,7 @@ def find_checkpoint(path: str | os.PathLike) -> epath.Path:
             if not (best / "params").exists():
                 raise BertjaxError(f"checkpoint {best} is damaged: it lacks params; choose another one in {directory}")
             return best
-    raise UsageError(f"no checkpoint at {path}; use a workdir or a directory like WORKDIR/{CHECKPOINTS}/1000")
+    raise UsageError(f"no checkpoint at {path}; use a workdir or a folder like WORKDIR/{CHECKPOINTS}/1000")
 
 
 def _complete_checkpoints(directory: epath.Path) -> list[epath.Path]:

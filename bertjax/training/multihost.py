@@ -165,7 +165,7 @@ def assert_shared_workdir(workdir: epath.Path) -> None:
         while not probe.exists():
             if time.monotonic() > deadline:
                 raise UsageError(
-                    f"workdir is not shared between hosts: {workdir}; use a shared directory, such as gs://..."
+                    f"workdir is not shared between hosts: {workdir}; use a shared folder, such as gs://..."
                 )
             time.sleep(_POLL_SECONDS)
 

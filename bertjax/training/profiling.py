@@ -12,7 +12,7 @@ from bertjax.errors import UsageError
 
 logger = logging.getLogger(__name__)
 
-# TensorBoard's profile plugin reads this folder of a log directory.
+# TensorBoard's profile plugin reads this subfolder of a log folder.
 _PROFILES = "plugins/profile"
 
 
@@ -28,7 +28,7 @@ def parse_steps(text: str) -> range:
 
 
 class StepProfiler:
-    """Context manager that writes a profile of a range of steps to a log directory. On exit, ends an open trace."""
+    """Context manager that writes a profile of a range of steps to a log folder. On exit, ends an open trace."""
 
     def __init__(self, log_dir: epath.Path, steps: range) -> None:
         self._log_dir, self._steps = log_dir, steps

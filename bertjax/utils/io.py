@@ -1,4 +1,4 @@
-"""Local and `gs://` files: JSON, checksums, atomic files and directories, encodings, free space, cache directory."""
+"""Local and `gs://` files: JSON, checksums, atomic files and folders, encodings, free space, cache folder."""
 
 import contextlib
 import glob
@@ -66,7 +66,7 @@ def temporary_name(name: str) -> str:
 
 
 def temporary_paths(directory: Path, name: str = "") -> list[Path]:
-    """Lists temporary files and directories in `directory`, including those that killed processes left.
+    """Lists temporary files and folders in `folder`, including those that killed processes left.
 
     `name` is the name of the final file or directory (default: "", all names).
     """
@@ -153,14 +153,14 @@ def fsync(path: AnyPath) -> None:
 def atomic_directory(
     path: AnyPath, overwrite: bool, kind: str, replaceable: Mapping[str, Sequence[str]], last_file: str = ""
 ) -> Iterator[AnyPath]:
-    """Yields an empty directory that becomes `path` when the block succeeds, and is removed when it fails.
+    """Yields an empty folder that becomes `path` when the block succeeds, and is removed when it fails.
 
-    A local directory is renamed to `path`. If the process is killed, the next call with the same `path` restores the
-    directory that was to be replaced, and removes the temporary directory. Object storage cannot rename directories, so
+    A local folder is renamed to `path`. If the process is killed, the next call with the same `path` restores the
+    folder that was to be replaced, and removes the temporary folder. Object storage cannot rename folders, so
     files are moved one by one, and `last_file` is moved last.
 
-    `kind` names the kind of directory in messages, such as `corpus`. `replaceable` maps a file that identifies such a
-    directory, such as `manifest.json`, to patterns of the names that may be in it. With `overwrite`, a directory is
+    `kind` names the kind of folder in messages, such as `corpus`. `replaceable` maps a file that identifies such a
+    folder, such as `manifest.json`, to patterns of the names that may be in it. With `overwrite`, a folder is
     replaced if it contains such a file, and all its names match the patterns.
 
     Raises a UsageError if `path` exists, is not empty and may not be replaced, or if another process is writing to a
@@ -189,7 +189,7 @@ def atomic_directory(
 
 
 def recover_directory(path: Path) -> None:
-    """Restores `path` and removes temporary directories if a process was killed inside `atomic_directory`."""
+    """Restores `path` and removes temporary folders if a process was killed inside `atomic_directory`."""
     if temporary_paths(path.parent, path.name):
         with _directory_lock(path):
             pass
@@ -237,7 +237,7 @@ def _remote_directory(path: epath.Path, last_file: str) -> Iterator[epath.Path]:
             (path / last_file).unlink(missing_ok=True)
             path.rmtree()
         files = sorted(temporary.iterdir(), key=lambda file: (file.name == last_file, file.name))
-        # Create a placeholder, because object storage has no empty directories.
+        # Create a placeholder, because object storage has no empty folders.
         placeholder = path / temporary_name(path.name)
         placeholder.write_bytes(b"")
         for file in files:
@@ -249,7 +249,7 @@ def _remote_directory(path: epath.Path, last_file: str) -> Iterator[epath.Path]:
 
 
 def _discard(temporary: Path, path: Path) -> None:
-    """Restores the directory that a temporary directory was about to replace, and removes the temporary directory."""
+    """Restores the folder that a temporary folder was about to replace, and removes the temporary folder."""
     with contextlib.suppress(OSError):
         if (temporary / "old").is_dir() and not path.exists():
             (temporary / "old").rename(path)
@@ -257,14 +257,14 @@ def _discard(temporary: Path, path: Path) -> None:
 
 
 def cache_dir() -> Path:
-    """Creates and returns the local cache directory, `$BERTJAX_STAGING` (default: `bertjax-UID` in `$TMPDIR`)."""
+    """Creates and returns the local cache folder, `$BERTJAX_STAGING` (default: `bertjax-UID` in `$TMPDIR`)."""
     default = f"{tempfile.gettempdir()}/bertjax-{os.getuid()}"
     path = Path(os.environ.get(CACHE_DIR_VARIABLE) or default).expanduser().absolute()
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise BertjaxError(
-            f"cannot create {path}: {error.strerror}; set {CACHE_DIR_VARIABLE} to a different directory"
+            f"cannot create {path}: {error.strerror}; set {CACHE_DIR_VARIABLE} to a different folder"
         ) from error
     return path
 
@@ -272,7 +272,7 @@ def cache_dir() -> Path:
 def check_free_space(directory: os.PathLike | str, needed_bytes: float, what: str, remedy: str = "") -> None:
     """Raises a BertjaxError if a local disk has less than `needed_bytes` plus `_RESERVE_BYTES` free.
 
-    If the directory does not exist, its nearest existing parent is checked. In the message, `what` describes the files
+    If the folder does not exist, its nearest existing parent is checked. In the message, `what` describes the files
     to write, and `remedy` is an alternative to freeing space (default: choose another path).
     """
     if is_remote(directory):

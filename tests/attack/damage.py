@@ -34,7 +34,7 @@ _CHANGES: dict[str, Callable[[bytes, random.Random], bytes]] = {
     "nested": lambda content, rng: b"[" * 100_000 + b"]" * 100_000,
     "null": lambda content, rng: b"null\n",
 }
-KINDS = (*_CHANGES, "deleted", "directory", "broken link", "other file")
+KINDS = (*_CHANGES, "deleted", "folder", "broken link", "other file")
 # Kinds of damage after which a JSON file, a compressed file or a text may still be valid.
 _JSON_EDITS = ("flipped bit", "flipped bits", "other file")
 _GZIP_EDITS = ("empty", "doubled", "other file")
@@ -48,7 +48,7 @@ def damage_file(file: Path, kind: str, rng: random.Random) -> None:
         contents = {path.read_bytes() for path in file.parent.parent.rglob(f"*{file.suffix}") if path.is_file()}
         content = rng.choice(sorted(contents - {content}) or [content[::-1]])
     file.unlink()
-    if kind == "directory":
+    if kind == "folder":
         file.mkdir()
     elif kind == "broken link":
         file.symlink_to("nowhere")

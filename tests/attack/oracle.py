@@ -20,7 +20,7 @@ _TRACEBACK = re.compile("^ *Traceback |^Exception (ignored )?in ", re.MULTILINE)
 # Control characters except tab, newline and \r, which progress bars use.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _TEMPORARY = re.compile(r"tmp|unfinished|\.write\.lock$")
-# Files that depend on the clock, or contain the path of their directory.
+# Files that depend on the clock, or contain the path of their folder.
 _VOLATILE = ("timing.jsonl", "events.out.*", "*.png", "origin.json", "reproduce.json", ".lock")
 
 
@@ -52,20 +52,20 @@ def faults_of(result: CompletedProcess, codes: Sequence[int] = (0, 1, 2)) -> lis
 
 
 def temporaries(directory: Path) -> list[str]:
-    """Returns the temporary files and directories below a directory; other processes may be writing to it."""
+    """Returns the temporary files and folders below a folder; other processes may be writing to it."""
     paths = [os.path.join(parent, name) for parent, *names in os.walk(directory) for name in sum(names, [])]
     return [os.path.relpath(path, directory) for path in paths if _TEMPORARY.search(os.path.basename(path))]
 
 
 def leftovers(case: Path, attempt: int = 0) -> list[str]:
     """Returns a fault for each temporary file that a command left in its working directory or in its $TMPDIR."""
-    # Ignore the cache directory, which keeps pair indices of read-only corpora for later commands.
+    # Ignore the cache folder, which keeps pair indices of read-only corpora for later commands.
     scratch = [name for name in os.listdir(case / f"scratch{attempt}") if name != f"bertjax-{os.getuid()}"]
     return [f"left {name}" for name in (*scratch, *temporaries(case / "work"))]
 
 
 def entries(directory: Path) -> dict[str, str]:
-    """Returns the modification time of each path below a directory; directories have an empty string."""
+    """Returns the modification time of each path below a folder; folders have an empty string."""
     paths = {str(path.relative_to(directory)): path for path in directory.rglob("*")}
     return {name: "" if path.is_dir() else str(path.lstat().st_mtime_ns) for name, path in paths.items()}
 

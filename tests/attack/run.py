@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--log", type=Path, help="JSON lines file of finished cases; resumed if it exists")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="run only these cases, without the log")
     parser.add_argument("--compiled", default="", metavar="DIR", help="compilation cache (default: a new one)")
-    parser.add_argument("--keep", action="store_true", help="keep the directories of the cases")
+    parser.add_argument("--keep", action="store_true", help="keep the folders of the cases")
     args = parser.parse_args()
     sandbox = Sandbox(Path(tempfile.mkdtemp(prefix="bertjax-attack-")), args.compiled)
     # Import before the first fork, so that commands start fast. The imports read the environment variables that are set

@@ -1,4 +1,4 @@
-"""A directory with valid inputs for all commands ("pieces", made on first use) and a directory for each case."""
+"""A folder with valid inputs for all commands ("pieces", made on first use) and a folder for each case."""
 
 import atexit
 import contextlib
@@ -88,10 +88,10 @@ def wait(poll: Callable[[], Any], seconds: float) -> Any:
 
 
 class Sandbox:
-    """Pieces and cases below one temporary directory, which several processes may share."""
+    """Pieces and cases below one temporary folder, which several processes may share."""
 
     def __init__(self, folder: Path, compiled: str = "") -> None:
-        """Creates the directories; `compiled` is the compilation cache of all commands (default: a new directory)."""
+        """Creates the folders; `compiled` is the compilation cache of all commands (default: a new folder)."""
         self.folder = folder.resolve()
         for name in ("pieces", "cases", "cache", "home"):
             (self.folder / name).mkdir()
@@ -137,7 +137,7 @@ class Sandbox:
         return re.sub("{(\\w+)}", lambda name: str(self.piece(name[1])) if name[1] in PIECES else name[0], text)
 
     def case(self, name: str) -> Path:
-        """Returns an empty directory for a case, whose commands run in the subdirectory `work`."""
+        """Returns an empty folder for a case, whose commands run in the subdirectory `work`."""
         case = self.folder / "cases" / name
         shutil.rmtree(case, ignore_errors=True)
         (case / "work").mkdir(parents=True)
@@ -171,7 +171,7 @@ class Case(NamedTuple):
     attack: Callable[[Sandbox, Path], Report]
 
     def run(self, sandbox: Sandbox, keep: bool = False) -> Report:
-        """Runs the attack in a new directory; an exception of the attack itself is also a fault."""
+        """Runs the attack in a new folder; an exception of the attack itself is also a fault."""
         case = sandbox.case(self.name)
         try:
             report = self.attack(sandbox, case)

@@ -4,7 +4,7 @@
     PYTHONPATH=TRANSFORMERS_4 python tests/benchmarks/compiled_step.py --case base --flax_bert
     python tests/benchmarks/compiled_step.py --case base --override config.model.remat=none --operations 30
 
-Flax BERT needs transformers 4; the tests use version 5, so install it in a separate directory:
+Flax BERT needs transformers 4; the tests use version 5, so install it in a separate folder:
 `pip install --target TRANSFORMERS_4 'transformers<5'`. Its step follows Hugging Face's example `run_mlm_flax.py` and
 adds the next-sentence loss: logits of all positions, dropout, AdamW, and rows sharded over all chips.
 

@@ -97,7 +97,7 @@ def test_two_slices_exchange_gradients_over_the_slower_network(capfd):
         (["--topology", "v5e:2x2", "--slices", "0"], "--slices is 0; it must be at least 1"),
         (["--topology", "v5e:2x2", "--mfu", "1.5"], "--mfu is 1.5; it must be in (0, 1]"),
         (["--topology", "v5e:2x2", "--price_per_chip_hour", "nan"], "--price_per_chip_hour is nan"),
-        (["--topology", "v5e:2x2", "--output", "no/plan.json"], "no directory for --output: "),
+        (["--topology", "v5e:2x2", "--output", "no/plan.json"], "no folder for --output: "),
         ([], "needs --topology"),
     ],
 )

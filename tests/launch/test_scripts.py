@@ -20,7 +20,7 @@ exit $worst
 
 
 class Programs:
-    """A directory of stand-ins for programs, first in PATH; each appends its arguments to NAME.calls."""
+    """A folder of stand-ins for programs, first in PATH; each appends its arguments to NAME.calls."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

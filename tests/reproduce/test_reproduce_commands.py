@@ -86,7 +86,7 @@ def test_results_file_gives_the_same_table_as_the_results_folder(results, tmp_pa
     content = json.loads((tmp_path / "saved.json").read_text())
     assert sorted(content["runs"]) == ["cola/first", "pretrain/first"]
     assert len(content["runs"]["cola/first"]["metrics"]) == 2
-    assert "is a file of `bertjax table --keep`; use a directory" in refused(
+    assert "is a file of `bertjax table --keep`; use a folder" in refused(
         capfd, "reproduce", "--config=tables/table5", f"--results={tmp_path}/saved.json"
     )
     (tmp_path / "text.txt").write_text("mine")
@@ -94,7 +94,7 @@ def test_results_file_gives_the_same_table_as_the_results_folder(results, tmp_pa
         capfd, "table", "5", f"--results={results}", f"--keep={tmp_path}/text.txt"
     )
     assert (tmp_path / "text.txt").read_text() == "mine"
-    assert "is a directory; use a file" in refused(capfd, "table", "5", f"--results={results}", f"--keep={tmp_path}")
+    assert "is a folder; use a file" in refused(capfd, "table", "5", f"--results={results}", f"--keep={tmp_path}")
     assert "contains 2 runs that would be lost, such as cola/first" in refused(
         capfd, "table", "5", f"--results={tmp_path}/none", f"--keep={tmp_path}/saved.json"
     )

@@ -1,4 +1,4 @@
-"""Atomic directories: creation, replacement, kills and concurrent writers."""
+"""Atomic folders: creation, replacement, kills and concurrent writers."""
 
 import contextlib
 import os
@@ -14,8 +14,8 @@ KILLED_WRITER = """
 import os, sys
 from pathlib import Path
 from bertjax.utils.io import atomic_directory
-with atomic_directory(Path(sys.argv[1]), True, "corpus", {"file": ("*",)}) as directory:
-    (directory / "half").write_text("done")
+with atomic_directory(Path(sys.argv[1]), True, "corpus", {"file": ("*",)}) as folder:
+    (folder / "half").write_text("done")
     os._exit(9)
 """
 

@@ -1,4 +1,4 @@
-"""Atomic files, JSON, text encodings, free space and the cache directory."""
+"""Atomic files, JSON, text encodings, free space and the cache folder."""
 
 import codecs
 import errno

@@ -41,7 +41,7 @@ def _local_copy(address: str) -> Path:
         if not copy.exists():
             total_bytes = sum(entry["bytes"] for entry in manifest["files"].values())
             check_free_space(
-                directory, total_bytes, f"a copy of {address}", f"set {CACHE_DIR_VARIABLE} to another directory"
+                directory, total_bytes, f"a copy of {address}", f"set {CACHE_DIR_VARIABLE} to another folder"
             )
             logger.info(f"copying {address}, {total_bytes / 1e9:,.2f} GB, to {copy}")
             with atomic_directory(copy, False, "copy", {}) as temporary:

@@ -29,7 +29,7 @@ _MAX_WORKERS = 1024
 # per byte.
 _DISK_BYTES_PER_TEXT_BYTE = 0.8
 
-# File names in a corpus directory; a directory without a manifest or with any other file is not overwritten.
+# File names in a corpus folder; a folder without a manifest or with any other file is not overwritten.
 _FILES = {store.MANIFEST: (store.MANIFEST, "*.bin", "vocab.txt", "*.model", "pair_index")}
 
 # Messages for the `problems` of the manifest, by name. {} is the number of occurrences.
@@ -65,17 +65,17 @@ def prepare(
     data_dir: str | None = None,
     overwrite: bool = False,
 ) -> dict[str, Any]:
-    """Writes the corpus directory `output`, local or `gs://`, and returns its manifest.
+    """Writes the corpus folder `output`, local or `gs://`, and returns its manifest.
 
     The module `store` describes the format of a corpus. The content depends only on the texts and settings, not on
-    workers, runner or paths. The directory appears only when it is complete. Documents are held out by a hash of their
+    workers, runner or paths. The folder appears only when it is complete. Documents are held out by a hash of their
     content, so equal documents are in the same split.
 
     The arguments correspond to the options of `bertjax prepare`. Defaults of None mean:
       vocabulary: train a vocabulary on a sample of the text.
       lower_case: detect the case from `vocabulary`; True for a new vocabulary.
       workers: one process per core.
-      data_dir: TFDS's default directory.
+      data_dir: TFDS's default folder.
     """
     path = _resolve_output(output)
     if not 0 <= heldout_fraction < 1:
@@ -147,7 +147,7 @@ def _check_add_pieces(add_pieces: int, vocabulary: Vocabulary | None) -> None:
 
 def _resolve_output(output: str | os.PathLike) -> AnyPath:
     if not str(output):
-        raise UsageError("--output is an empty string; set it to a directory for the corpus")
+        raise UsageError("--output is an empty string; set it to a folder for the corpus")
     if is_remote(output):
         if "/" not in str(output).partition("://")[2].strip("/"):
             raise UsageError(f"--output is a whole bucket: {output}; use a folder in it")
@@ -159,7 +159,7 @@ def _resolve_output(output: str | os.PathLike) -> AnyPath:
 
 
 def _runner(runner: str, options: Sequence[str], output: AnyPath, workers: int) -> Callable[[Job, AnyPath], JobResult]:
-    """Returns a function `(job, directory)` that creates the job's corpus in the directory with the given runner."""
+    """Returns a function `(job, folder)` that creates the job's corpus in the folder with the given runner."""
     if runner not in RUNNERS:
         raise UsageError(f"unknown runner {runner!r}; use {' or '.join(RUNNERS)}")
     if runner == LOCAL:

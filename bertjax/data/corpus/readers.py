@@ -7,7 +7,7 @@
     hf:ORG/NAME/CONFIG:SPLIT#COLUMN  text of a dataset of the Hugging Face Hub, one document per row
     docs:                   docstrings of the standard library and of the installed distributions
 
-GLOB may be a directory (all files in it) or a gs:// address, may contain `**`, and may match .gz and .xz files.
+GLOB may be a folder (all files in it) or a gs:// address, may contain `**`, and may match .gz and .xz files.
 """
 
 import codecs
@@ -48,7 +48,7 @@ class Source:
       size_bytes: size of the file or dataset in bytes, without decompression; None if unknown.
       split: split of a dataset.
       column: text column of a dataset on the hub (default: "", the column `text` or the only text column).
-      data_dir: directory of TFDS datasets (default: None, TFDS's default).
+      data_dir: folder of TFDS datasets (default: None, TFDS's default).
     """
 
     kind: str
@@ -62,7 +62,7 @@ class Source:
 def find_sources(specs: list[str], data_dir: str | None = None) -> tuple[list[Source], int]:
     """Returns the sources of input specs, in order, and the number of duplicate sources that were left out.
 
-    `data_dir` is the directory of TFDS datasets (default: None, TFDS's default).
+    `data_dir` is the folder of TFDS datasets (default: None, TFDS's default).
     """
     sources: dict[tuple[str, str, str], Source] = {}
     duplicates = 0

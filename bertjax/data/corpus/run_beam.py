@@ -1,7 +1,7 @@
 """Apache Beam runner, on this machine or a cluster. The pipeline stages are the steps of `chunks` and `merge`.
 
 Between stages, the pipeline passes only names, counts, the vocabulary and its training sample. Text and arrays are
-stored in a directory that all machines can access. Hence a repeated stage finds the files of its previous attempt, and
+stored in a folder that all machines can access. Hence a repeated stage finds the files of its previous attempt, and
 runners need little memory.
 """
 
@@ -84,7 +84,7 @@ def pipeline_options(options: Sequence[str], output: AnyPath, workers: int) -> P
 def run(job: Job, directory: AnyPath, options: PipelineOptions, workers: int) -> JobResult:
     """Writes the arrays of a corpus. They are byte-identical to the arrays of `run_local` for the same job.
 
-    All machines of the pipeline must access `directory` at the same path. `workers` is the number of local processes
+    All machines of the pipeline must access `folder` at the same path. `workers` is the number of local processes
     that parse the Python modules of a `docs` source.
     """
     # Silence Beam's logs, because errors are reported in one line at the end.

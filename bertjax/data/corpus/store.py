@@ -1,6 +1,6 @@
 """Format of a tokenized corpus on disk, and functions that read and write it.
 
-A corpus directory contains:
+A corpus folder contains:
 
     manifest.json              counts, settings, and size and SHA-256 of each other file
     vocab.txt | spiece.model   vocabulary file
@@ -121,7 +121,7 @@ class Corpus:
     """An opened corpus.
 
     Attributes:
-      path: corpus directory on a local disk.
+      path: corpus folder on a local disk.
       manifest: content of `manifest.json`.
       train: training documents.
       heldout: documents that are excluded from training.

@@ -251,7 +251,7 @@ def read_tfds(
     """Yields the rows of a split in stored order; downloads and prepares the dataset if necessary.
 
     Args:
-      name: dataset and config, such as `glue/mrpc`. An optional prefix selects a data directory (`DIR:glue/mrpc`) or a
+      name: dataset and config, such as `glue/mrpc`. An optional prefix selects a data folder (`DIR:glue/mrpc`) or a
         TFDS namespace (`huggingface:swag/regular`).
       split: name of the split.
       columns: dataset feature of each column, by column name.

@@ -117,8 +117,8 @@ def open_pair_index(
 ) -> PairIndex:
     """Opens the pair index of a split; builds and stores it if it is missing or damaged.
 
-    The index is stored in the directory `pair_index` of the corpus. If this fails, the index is stored in the cache
-    directory of the machine. `Corpus.checksums` verifies the index in the background. Several processes may build the
+    The index is stored in the folder `pair_index` of the corpus. If this fails, the index is stored in the cache
+    folder of the machine. `Corpus.checksums` verifies the index in the background. Several processes may build the
     same index at once.
 
     Args:
@@ -166,12 +166,12 @@ def open_pair_index(
             problems.append(f"{folder}: {getattr(error, 'strerror', None) or error}")
     raise BertjaxError(
         f"cannot store the pair index: {'; '.join(problems)}; free some space or set {CACHE_DIR_VARIABLE} to a "
-        "different directory"
+        "different folder"
     )
 
 
 def _index_paths(corpus: Corpus, settings: dict[str, Any]) -> Iterator[Path]:
-    """Yields the two possible paths of an index, without suffix: in the corpus and in the cache directory."""
+    """Yields the two possible paths of an index, without suffix: in the corpus and in the cache folder."""
     name = f"pairs-{settings['split']}-{settings['seq_len']}-{_json_sha256(settings)[:16]}"
     yield corpus.path / "pair_index" / name
     yield cache_dir() / "pair_index" / name

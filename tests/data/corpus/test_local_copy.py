@@ -22,7 +22,7 @@ from bertjax.utils.io import CACHE_DIR_VARIABLE
 
 @pytest.fixture
 def bucket(monkeypatch, corpus, tmp_path):
-    """Copies the corpus to an in-memory bucket, sets an empty cache directory, and returns the path of the copy."""
+    """Copies the corpus to an in-memory bucket, sets an empty cache folder, and returns the path of the copy."""
     storage.install_bucket(monkeypatch)
     monkeypatch.setenv(CACHE_DIR_VARIABLE, str(tmp_path / "staging"))
     place = epath.Path("gs://bucket/corpus")

@@ -38,7 +38,7 @@ def test_existing_output_is_replaced_only_with_overwrite(tmp_path, vocabulary):
     assert bytes_of(tmp_path / "corpus") == before and leftovers(tmp_path) == ["corpus"]
     write_text(tmp_path / "a.txt", make_text(6))
     run(tmp_path, spec, vocabulary=vocabulary, overwrite=True)
-    # A directory that contains other files is not replaced.
+    # A folder that contains other files is not replaced.
     (tmp_path / "corpus" / "checkpoints").mkdir()
     with pytest.raises(UsageError, match="is not a corpus, or contains other files"):
         run(tmp_path, spec, vocabulary=vocabulary, overwrite=True)
