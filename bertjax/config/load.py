@@ -78,12 +78,12 @@ def experiment_file(name: str) -> str:
         return name
     package = Path(__file__).parents[1]
     # An installed package contains the experiments. In a checkout, they are in the folder next to the package.
-    directory = package / "experiments"
-    if not directory.is_dir():
-        directory = package.parent / "experiments"
-    if os.path.isfile(directory / f"{name}.py"):
-        return str(directory / f"{name}.py")
-    known = sorted(file.relative_to(directory).with_suffix("").as_posix() for file in directory.rglob("[!_]*.py"))
+    folder = package / "experiments"
+    if not folder.is_dir():
+        folder = package.parent / "experiments"
+    if os.path.isfile(folder / f"{name}.py"):
+        return str(folder / f"{name}.py")
+    known = sorted(file.relative_to(folder).with_suffix("").as_posix() for file in folder.rglob("[!_]*.py"))
     raise UsageError(f"config file not found: {name}; use a file or one of the experiments {', '.join(known)}")
 
 

@@ -23,7 +23,7 @@ from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, resolve_ch
 from bertjax.training.sharding import list_devices
 from bertjax.training.workdir import CONFIG, ORIGIN, is_converted, read_origin
 from bertjax.utils import hub
-from bertjax.utils.io import atomic_directory, check_free_space, recover_directory
+from bertjax.utils.io import atomic_folder, check_free_space, recover_folder
 from bertjax.utils.process_pool import process_pool
 
 logger = logging.getLogger(__name__)
@@ -127,7 +127,7 @@ def convert(source: str, destination: str, fmt: str, overwrite: bool) -> None:
     list_devices()
     path = local_checkpoint(source)
     source_fmt = detect_format(path)
-    with atomic_directory(target, overwrite, "checkpoint", _REPLACEABLE) as folder:
+    with atomic_folder(target, overwrite, "checkpoint", _REPLACEABLE) as folder:
         checkpoint = read_checkpoint(path)
         logger.info(f"{source}: {source_fmt}, {_describe(checkpoint)}")
         _write(checkpoint, Path(folder), target, fmt, _origin_of(source, path))
@@ -144,7 +144,7 @@ def save(checkpoint: PortableCheckpoint, destination: str | os.PathLike, fmt: st
     if hub.is_hub(destination):
         raise UsageError(f"cannot save to {destination}; save to a folder, then upload it with bertjax convert")
     target = Path(os.path.realpath(Path(destination).expanduser()))
-    with atomic_directory(target, overwrite, "checkpoint", _REPLACEABLE) as folder:
+    with atomic_folder(target, overwrite, "checkpoint", _REPLACEABLE) as folder:
         _write(checkpoint, Path(folder), target, fmt, {"source": "bertjax.Pretrained.save"})
 
 
@@ -198,7 +198,7 @@ def bertjax_checkpoint(path: str, cache_dir: Path | None = None) -> Iterator[str
     `cache_dir`, the converted checkpoint is saved in a temporary folder, which is deleted on exit.
     """
     if cache_dir:
-        recover_directory(cache_dir)
+        recover_folder(cache_dir)
     cached_origin = read_origin(epath.Path(cache_dir)) if cache_dir else {}
     if _replaces_source(cached_origin, path):
         logger.info(f"using {cache_dir}, converted from {cached_origin['source']}")

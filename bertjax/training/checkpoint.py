@@ -265,17 +265,17 @@ def find_checkpoint(path: str | os.PathLike) -> epath.Path:
                 f"in {resolved.parent}"
             )
         return resolved
-    for directory in (resolved, resolved / CHECKPOINTS):
-        if directory.is_dir() and (steps := _complete_checkpoints(directory)):
+    for folder in (resolved, resolved / CHECKPOINTS):
+        if folder.is_dir() and (steps := _complete_checkpoints(folder)):
             best = max(steps, key=lambda step: (_score_or_minus_infinity(step), int(step.name)))
             if not (best / "params").exists():
-                raise BertjaxError(f"checkpoint {best} is damaged: it lacks params; choose another one in {directory}")
+                raise BertjaxError(f"checkpoint {best} is damaged: it lacks params; choose another one in {folder}")
             return best
     raise UsageError(f"no checkpoint at {path}; use a workdir or a folder like WORKDIR/{CHECKPOINTS}/1000")
 
 
-def _complete_checkpoints(directory: epath.Path) -> list[epath.Path]:
-    return [child for child in directory.iterdir() if child.name.isdigit() and is_complete(child)]
+def _complete_checkpoints(folder: epath.Path) -> list[epath.Path]:
+    return [child for child in folder.iterdir() if child.name.isdigit() and is_complete(child)]
 
 
 def is_complete(checkpoint: epath.Path) -> bool:

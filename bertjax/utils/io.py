@@ -61,21 +61,21 @@ def read_json_object(path: os.PathLike | str) -> dict[str, Any]:
 
 
 def temporary_name(name: str) -> str:
-    """Returns a new hidden name for a file or directory that will be renamed to `name` when it is complete."""
+    """Returns a new hidden name for a file or folder that will be renamed to `name` when it is complete."""
     return f".{name[:100]}-{secrets.token_hex(8)}.unfinished"
 
 
-def temporary_paths(directory: Path, name: str = "") -> list[Path]:
+def temporary_paths(folder: Path, name: str = "") -> list[Path]:
     """Lists temporary files and folders in `folder`, including those that killed processes left.
 
-    `name` is the name of the final file or directory (default: "", all names).
+    `name` is the name of the final file or folder (default: "", all names).
     """
-    return sorted(directory.glob(f".{glob.escape(name[:100]) or '*'}-{'[0-9a-f]' * 16}.unfinished"))
+    return sorted(folder.glob(f".{glob.escape(name[:100]) or '*'}-{'[0-9a-f]' * 16}.unfinished"))
 
 
-def remove_temporaries(directory: Path, name: str = "", min_age_seconds: float = 0) -> None:
+def remove_temporaries(folder: Path, name: str = "", min_age_seconds: float = 0) -> None:
     """Removes temporary files older than `min_age_seconds`. `name` has the same meaning as in `temporary_paths`."""
-    for file in temporary_paths(directory, name):
+    for file in temporary_paths(folder, name):
         with contextlib.suppress(OSError):
             if time.time() - file.stat().st_mtime >= min_age_seconds:
                 file.unlink()
@@ -89,8 +89,8 @@ def atomic_file(path: AnyPath) -> Iterator[Path]:
     storage shows only complete objects.
     """
     if is_remote(path):
-        with tempfile.TemporaryDirectory(prefix="bertjax-") as directory:
-            file = Path(directory, path.name)
+        with tempfile.TemporaryDirectory(prefix="bertjax-") as folder:
+            file = Path(folder, path.name)
             yield file
             upload(file, path)
         return
@@ -141,7 +141,7 @@ def upload(source: Path, target: AnyPath) -> None:
 
 
 def fsync(path: AnyPath) -> None:
-    """Flushes a file or directory to the disk."""
+    """Flushes a file or folder to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -150,7 +150,7 @@ def fsync(path: AnyPath) -> None:
 
 
 @contextlib.contextmanager
-def atomic_directory(
+def atomic_folder(
     path: AnyPath, overwrite: bool, kind: str, replaceable: Mapping[str, Sequence[str]], last_file: str = ""
 ) -> Iterator[AnyPath]:
     """Yields an empty folder that becomes `path` when the block succeeds, and is removed when it fails.
@@ -166,11 +166,11 @@ def atomic_directory(
     Raises a UsageError if `path` exists, is not empty and may not be replaced, or if another process is writing to a
     local `path`.
     """
-    make = _remote_directory(epath.Path(path), last_file) if is_remote(path) else _local_directory(Path(path))
+    make = _remote_folder(epath.Path(path), last_file) if is_remote(path) else _local_folder(Path(path))
     try:
         check_bucket(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.nullcontext() if is_remote(path) else _directory_lock(Path(path)):
+        with contextlib.nullcontext() if is_remote(path) else _folder_lock(Path(path)):
             names = [entry.name for entry in path.iterdir()] if path.is_dir() else []
             if names or (path.exists() and not path.is_dir()):
                 patterns = next((patterns for file, patterns in replaceable.items() if file in names), ())
@@ -180,23 +180,23 @@ def atomic_directory(
                     raise UsageError(
                         f"{path} exists; use --overwrite (in Python: overwrite=True) or choose another path"
                     )
-            with make as directory:
-                yield directory
+            with make as folder:
+                yield folder
     except (FileExistsError, NotADirectoryError) as error:
         raise UsageError(f"cannot create the {kind} {path}: a parent is a file; choose another path") from error
     except OSError as error:
         raise BertjaxError(f"cannot write the {kind} {path}: {error.strerror or error}; choose another path") from error
 
 
-def recover_directory(path: Path) -> None:
-    """Restores `path` and removes temporary folders if a process was killed inside `atomic_directory`."""
+def recover_folder(path: Path) -> None:
+    """Restores `path` and removes temporary folders if a process was killed inside `atomic_folder`."""
     if temporary_paths(path.parent, path.name):
-        with _directory_lock(path):
+        with _folder_lock(path):
             pass
 
 
 @contextlib.contextmanager
-def _directory_lock(path: Path) -> Iterator[None]:
+def _folder_lock(path: Path) -> Iterator[None]:
     lock = path.parent / f".{path.name[:100]}.write.lock"
     try:
         with FileLock(lock, blocking=False):
@@ -212,7 +212,7 @@ def _directory_lock(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _local_directory(path: Path) -> Iterator[Path]:
+def _local_folder(path: Path) -> Iterator[Path]:
     temporary = path.parent / temporary_name(path.name)
     try:
         (temporary / "new").mkdir(parents=True)
@@ -228,7 +228,7 @@ def _local_directory(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _remote_directory(path: epath.Path, last_file: str) -> Iterator[epath.Path]:
+def _remote_folder(path: epath.Path, last_file: str) -> Iterator[epath.Path]:
     temporary = path.parent / temporary_name(path.name)
     try:
         temporary.mkdir(parents=True)
@@ -269,15 +269,15 @@ def cache_dir() -> Path:
     return path
 
 
-def check_free_space(directory: os.PathLike | str, needed_bytes: float, what: str, remedy: str = "") -> None:
+def check_free_space(folder: os.PathLike | str, needed_bytes: float, what: str, remedy: str = "") -> None:
     """Raises a BertjaxError if a local disk has less than `needed_bytes` plus `_RESERVE_BYTES` free.
 
     If the folder does not exist, its nearest existing parent is checked. In the message, `what` describes the files
     to write, and `remedy` is an alternative to freeing space (default: choose another path).
     """
-    if is_remote(directory):
+    if is_remote(folder):
         return
-    parent = Path(directory).absolute()
+    parent = Path(folder).absolute()
     while not parent.exists():
         parent = parent.parent
     total, _, free = shutil.disk_usage(parent)

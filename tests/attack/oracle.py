@@ -51,10 +51,10 @@ def faults_of(result: CompletedProcess, codes: Sequence[int] = (0, 1, 2)) -> lis
     return faults + (["control characters"] if _CONTROL.search(result.stderr + out) else [])
 
 
-def temporaries(directory: Path) -> list[str]:
+def temporaries(folder: Path) -> list[str]:
     """Returns the temporary files and folders below a folder; other processes may be writing to it."""
-    paths = [os.path.join(parent, name) for parent, *names in os.walk(directory) for name in sum(names, [])]
-    return [os.path.relpath(path, directory) for path in paths if _TEMPORARY.search(os.path.basename(path))]
+    paths = [os.path.join(parent, name) for parent, *names in os.walk(folder) for name in sum(names, [])]
+    return [os.path.relpath(path, folder) for path in paths if _TEMPORARY.search(os.path.basename(path))]
 
 
 def leftovers(case: Path, attempt: int = 0) -> list[str]:
@@ -64,9 +64,9 @@ def leftovers(case: Path, attempt: int = 0) -> list[str]:
     return [f"left {name}" for name in (*scratch, *temporaries(case / "work"))]
 
 
-def entries(directory: Path) -> dict[str, str]:
+def entries(folder: Path) -> dict[str, str]:
     """Returns the modification time of each path below a folder; folders have an empty string."""
-    paths = {str(path.relative_to(directory)): path for path in directory.rglob("*")}
+    paths = {str(path.relative_to(folder)): path for path in folder.rglob("*")}
     return {name: "" if path.is_dir() else str(path.lstat().st_mtime_ns) for name, path in paths.items()}
 
 

@@ -137,7 +137,7 @@ class Sandbox:
         return re.sub("{(\\w+)}", lambda name: str(self.piece(name[1])) if name[1] in PIECES else name[0], text)
 
     def case(self, name: str) -> Path:
-        """Returns an empty folder for a case, whose commands run in the subdirectory `work`."""
+        """Returns an empty folder for a case, whose commands run in the subfolder `work`."""
         case = self.folder / "cases" / name
         shutil.rmtree(case, ignore_errors=True)
         (case / "work").mkdir(parents=True)

@@ -12,17 +12,17 @@ import pytest
 from bertjax.errors import INTERRUPTED
 
 
-def start(body: str, directory: Path) -> subprocess.Popen:
+def start(body: str, folder: Path) -> subprocess.Popen:
     """Starts `bertjax convert a b`, with the Python code `body` in place of the conversion."""
-    (directory / "command.py").write_text(
+    (folder / "command.py").write_text(
         "import sys, tempfile, time\nfrom bertjax.cli import convert, main\n"
         f"def command(args):\n    exec(compile({body!r}, 'command', 'exec'), globals())\n"
         "convert.convert = command\nsys.argv[1:] = ['convert', 'a', 'b']\nmain.main()\n"
     )
-    environment = os.environ | {"TMPDIR": str(directory / "tmp")}
-    (directory / "tmp").mkdir(exist_ok=True)
+    environment = os.environ | {"TMPDIR": str(folder / "tmp")}
+    (folder / "tmp").mkdir(exist_ok=True)
     return subprocess.Popen(
-        [sys.executable, directory / "command.py"],
+        [sys.executable, folder / "command.py"],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -30,9 +30,9 @@ def start(body: str, directory: Path) -> subprocess.Popen:
     )
 
 
-def run(body: str, directory: Path) -> tuple[int, str]:
+def run(body: str, folder: Path) -> tuple[int, str]:
     """Returns the exit code and standard error."""
-    process = start(body, directory)
+    process = start(body, folder)
     _, error = process.communicate(timeout=60)
     return process.returncode, error
 

@@ -157,6 +157,6 @@ def test_npz_is_written_atomically(tmp_path, monkeypatch):
     assert path.read_text() == "what was there"
 
 
-def test_npz_in_a_missing_directory_is_refused(tmp_path):
+def test_npz_in_a_missing_folder_is_refused(tmp_path):
     with pytest.raises(UsageError, match="no folder"):
         write_batches(example_batches(4, 1), tmp_path / "missing" / "x.npz")

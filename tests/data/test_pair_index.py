@@ -81,7 +81,7 @@ def test_small_blocks_lose_no_sentences(corpus, monkeypatch):
     assert_each_sentence_once(records, corpus.train.sentences)
 
 
-def test_index_of_a_read_only_corpus_is_stored_in_the_cache_directory(corpus, tmp_path, monkeypatch):
+def test_index_of_a_read_only_corpus_is_stored_in_the_cache_folder(corpus, tmp_path, monkeypatch):
     # With a file in place of the folder, not even root can write the index there.
     (corpus.path / "pair_index").write_text("")
     monkeypatch.setenv(CACHE_DIR_VARIABLE, str(tmp_path))

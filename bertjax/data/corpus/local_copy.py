@@ -12,7 +12,7 @@ from filelock import FileLock
 
 from bertjax.data.corpus.store import MANIFEST, Corpus, open_corpus, read_manifest
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.utils.io import CACHE_DIR_VARIABLE, AnyPath, atomic_directory, cache_dir, check_free_space, is_remote
+from bertjax.utils.io import CACHE_DIR_VARIABLE, AnyPath, atomic_folder, cache_dir, check_free_space, is_remote
 from bertjax.utils.terminal import progress_bar
 
 logger = logging.getLogger(__name__)
@@ -35,16 +35,14 @@ def _local_copy(address: str) -> Path:
     source = epath.Path(address)
     manifest = read_manifest(source)
     sha256 = hashlib.sha256((source / MANIFEST).read_bytes()).hexdigest()
-    directory = cache_dir()
-    copy = directory / f"corpus-{sha256[:32]}"
-    with FileLock(directory / f".{copy.name}.lock"):
+    folder = cache_dir()
+    copy = folder / f"corpus-{sha256[:32]}"
+    with FileLock(folder / f".{copy.name}.lock"):
         if not copy.exists():
             total_bytes = sum(entry["bytes"] for entry in manifest["files"].values())
-            check_free_space(
-                directory, total_bytes, f"a copy of {address}", f"set {CACHE_DIR_VARIABLE} to another folder"
-            )
+            check_free_space(folder, total_bytes, f"a copy of {address}", f"set {CACHE_DIR_VARIABLE} to another folder")
             logger.info(f"copying {address}, {total_bytes / 1e9:,.2f} GB, to {copy}")
-            with atomic_directory(copy, False, "copy", {}) as temporary:
+            with atomic_folder(copy, False, "copy", {}) as temporary:
                 _copy_files(source, manifest["files"], temporary, total_bytes)
                 content = (source / MANIFEST).read_bytes()
                 if hashlib.sha256(content).hexdigest() != sha256:
@@ -55,11 +53,11 @@ def _local_copy(address: str) -> Path:
     return copy
 
 
-def _copy_files(source: epath.Path, files: dict[str, dict[str, Any]], directory: AnyPath, total_bytes: int) -> None:
+def _copy_files(source: epath.Path, files: dict[str, dict[str, Any]], folder: AnyPath, total_bytes: int) -> None:
     with progress_bar("copy", total_bytes, "B") as bar, ThreadPoolExecutor(_STREAMS) as pool:
 
         def copy(name: str) -> None:
-            _copy_file(source / name, directory / name, files[name]["sha256"], bar.update)
+            _copy_file(source / name, folder / name, files[name]["sha256"], bar.update)
 
         for _ in pool.map(copy, files):
             pass

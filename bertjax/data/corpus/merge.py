@@ -134,7 +134,7 @@ def balanced_threshold(hashes: np.ndarray, heldout_below: int) -> int:
     return heldout_below
 
 
-def write_array(array: MergedArray, directory: AnyPath) -> tuple[str, dict[str, Any]]:
+def write_array(array: MergedArray, folder: AnyPath) -> tuple[str, dict[str, Any]]:
     """Writes one array of a corpus.
 
     Returns:
@@ -142,7 +142,7 @@ def write_array(array: MergedArray, directory: AnyPath) -> tuple[str, dict[str, 
     """
     name = store.array_file(array.split, array.name)
     digest = hashlib.sha256()
-    with atomic_file(directory / name) as path:
+    with atomic_file(folder / name) as path:
         with open(path, "wb") as file:
             for block in _blocks(array):
                 data = block.tobytes()

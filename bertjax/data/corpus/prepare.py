@@ -18,7 +18,7 @@ from bertjax.data.corpus.vocabulary import (
 )
 from bertjax.data.corpus.vocabulary_training import check_size
 from bertjax.errors import UsageError
-from bertjax.utils.io import AnyPath, as_path, atomic_directory, check_free_space, is_remote
+from bertjax.utils.io import AnyPath, as_path, atomic_folder, check_free_space, is_remote
 from bertjax.utils.process_pool import available_cores
 
 logger = logging.getLogger(__name__)
@@ -110,10 +110,10 @@ def prepare(
         heldout_fraction=heldout_fraction,
     )
 
-    with atomic_directory(path, overwrite, "corpus", _FILES, last_file=store.MANIFEST) as directory:
-        result = run(job, directory)
+    with atomic_folder(path, overwrite, "corpus", _FILES, last_file=store.MANIFEST) as folder:
+        result = run(job, folder)
         vocabulary_file = VOCABULARY_FILES[result.vocabulary.kind]
-        (directory / vocabulary_file).write_bytes(result.vocabulary.content)
+        (folder / vocabulary_file).write_bytes(result.vocabulary.content)
         vocabulary_entry = {"bytes": len(result.vocabulary.content), "sha256": result.vocabulary.sha256}
         manifest = {
             "vocabulary": _describe_vocabulary(result.vocabulary, trained=loaded is None),
@@ -129,7 +129,7 @@ def prepare(
             "problems": {name: count for name, count in sorted(result.problems.items()) if count},
             "files": {**result.files, vocabulary_file: vocabulary_entry},
         }
-        store.write_manifest(directory, manifest)
+        store.write_manifest(folder, manifest)
     return store.read_manifest(path)
 
 
@@ -165,7 +165,7 @@ def _runner(runner: str, options: Sequence[str], output: AnyPath, workers: int) 
     if runner == LOCAL:
         if options:
             raise UsageError("--runner_options has no effect without --runner beam; add --runner beam")
-        return lambda job, directory: run_local.run(job, directory, workers)
+        return lambda job, folder: run_local.run(job, folder, workers)
     # On import, Beam logs warnings about missing optional packages.
     logging.disable(logging.WARNING)
     try:
@@ -177,7 +177,7 @@ def _runner(runner: str, options: Sequence[str], output: AnyPath, workers: int) 
     finally:
         logging.disable(logging.NOTSET)
     pipeline_options = run_beam.pipeline_options(options, output, workers)
-    return lambda job, directory: run_beam.run(job, directory, pipeline_options, workers)
+    return lambda job, folder: run_beam.run(job, folder, pipeline_options, workers)
 
 
 def summary(output: str | Path, manifest: dict[str, Any]) -> str:

@@ -81,7 +81,7 @@ def pipeline_options(options: Sequence[str], output: AnyPath, workers: int) -> P
     return parsed
 
 
-def run(job: Job, directory: AnyPath, options: PipelineOptions, workers: int) -> JobResult:
+def run(job: Job, folder: AnyPath, options: PipelineOptions, workers: int) -> JobResult:
     """Writes the arrays of a corpus. They are byte-identical to the arrays of `run_local` for the same job.
 
     All machines of the pipeline must access `folder` at the same path. `workers` is the number of local processes
@@ -89,7 +89,7 @@ def run(job: Job, directory: AnyPath, options: PipelineOptions, workers: int) ->
     """
     # Silence Beam's logs, because errors are reported in one line at the end.
     logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
-    work = directory / "work"
+    work = folder / "work"
     work.mkdir()
     problems = Counter(job.problems)
     with process_pool(workers, BertjaxError(WORKER_DIED), gc.disable) as pool:
@@ -98,7 +98,7 @@ def run(job: Job, directory: AnyPath, options: PipelineOptions, workers: int) ->
     logger.info(f"beam: processing {len(sources):,} inputs with {runner}")
     for attempt in range(1, _ATTEMPTS + 1):
         pipeline = beam.Pipeline(options=options)
-        _build(pipeline, job, sources, directory, work, dict(problems))
+        _build(pipeline, job, sources, folder, work, dict(problems))
         try:
             state = pipeline.run().wait_until_finish()
         except Exception as error:  # Runners raise different exception types.
@@ -161,7 +161,7 @@ def _build(
     pipeline: beam.Pipeline,
     job: Job,
     sources: list[Source],
-    directory: AnyPath,
+    folder: AnyPath,
     work: AnyPath,
     problems: dict[str, int],
 ) -> None:
@@ -194,7 +194,7 @@ def _build(
             "merge", partial(_merge, heldout_fraction=job.heldout_fraction, problems=problems, work=work), vocabulary
         )
         | "spread arrays" >> beam.Reshuffle()
-        | _stage("write", partial(_write, directory=directory))
+        | _stage("write", partial(_write, folder=folder))
         | "gather files" >> beam.combiners.ToList()
     )
     _ = files | _stage("finish", partial(_finish, work=work))
@@ -250,8 +250,8 @@ def _merge(
     return plan.arrays
 
 
-def _write(array: MergedArray, directory: AnyPath) -> Iterator[tuple[str, dict[str, Any]]]:
-    yield write_array(array, directory)
+def _write(array: MergedArray, folder: AnyPath) -> Iterator[tuple[str, dict[str, Any]]]:
+    yield write_array(array, folder)
 
 
 def _finish(files: list[tuple[str, dict[str, Any]]], work: AnyPath) -> tuple[()]:

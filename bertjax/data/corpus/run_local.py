@@ -85,11 +85,11 @@ class JobResult:
     files: dict[str, dict[str, Any]]
 
 
-def run(job: Job, directory: AnyPath, workers: int) -> JobResult:
+def run(job: Job, folder: AnyPath, workers: int) -> JobResult:
     """Writes the arrays of a corpus. Their content does not depend on the number of workers."""
     problems = Counter(job.problems)
-    with tempfile.TemporaryDirectory(dir=None if is_remote(directory) else directory) as folder:
-        work = Path(folder)
+    with tempfile.TemporaryDirectory(dir=None if is_remote(folder) else folder) as temporary:
+        work = Path(temporary)
         # Garbage collection is useless and slow in workers, which create millions of small lists but no cycles.
         with process_pool(workers, BertjaxError(WORKER_DIED), gc.disable) as pool:
             sources = [spool_docstrings(source, work, problems, pool) for source in job.sources]
@@ -110,11 +110,11 @@ def run(job: Job, directory: AnyPath, workers: int) -> JobResult:
                     bar.set_postfix_str(f"{writer.documents:,} documents", refresh=False)
                 shard = writer.finish(problems)
         plan = plan_merge([shard], job.heldout_fraction, {})
-        files = dict(write_array(array, directory) for array in plan.arrays)
+        files = dict(write_array(array, folder) for array in plan.arrays)
     return JobResult(vocabulary, added_pieces, plan.splits, plan.problems, files)
 
 
-def spool_docstrings(source: Source, directory: AnyPath, problems: Counter[str], pool: Executor) -> Source:
+def spool_docstrings(source: Source, folder: AnyPath, problems: Counter[str], pool: Executor) -> Source:
     """Writes the docstrings of a `docs` source to a file, and returns the file as a source.
 
     The file saves time, because collecting docstrings is slow and `prepare` reads each source up to twice. A source of
@@ -122,7 +122,7 @@ def spool_docstrings(source: Source, directory: AnyPath, problems: Counter[str],
     """
     if source.kind != "docs":
         return source
-    path = directory / "docstrings.spool"
+    path = folder / "docstrings.spool"
     names = docstrings.modules()
     with (
         atomic_file(path) as local_path,

@@ -158,10 +158,10 @@ def token_dtype(vocabulary_size: int) -> np.dtype:
     return np.dtype("<u2") if vocabulary_size <= 1 << 16 else np.dtype("<u4")
 
 
-def write_manifest(directory: AnyPath, manifest: dict[str, Any]) -> None:
+def write_manifest(folder: AnyPath, manifest: dict[str, Any]) -> None:
     """Writes the manifest with sorted keys, so that equal corpora have byte-identical manifests."""
     text = json.dumps({"format": FORMAT, **manifest}, indent=1, sort_keys=True, ensure_ascii=False)
-    (directory / MANIFEST).write_text(text + "\n", encoding="utf-8")
+    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
 
 def read_manifest(path: AnyPath) -> dict[str, Any]:

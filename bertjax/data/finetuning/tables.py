@@ -259,10 +259,10 @@ def read_tfds(
       optional: dataset feature of each optional column. A column is omitted if the dataset lacks its feature.
       named_labels: whether to return class labels as names rather than numbers.
     """
-    directory, _, dataset = name.rpartition(":")
-    if directory and not os.path.isabs(directory) and not os.path.isdir(directory) and "://" not in directory:
-        directory, dataset = "", name
-    builder = open_builder(dataset, directory or None)
+    folder, _, dataset = name.rpartition(":")
+    if folder and not os.path.isabs(folder) and not os.path.isdir(folder) and "://" not in folder:
+        folder, dataset = "", name
+    builder = open_builder(dataset, folder or None)
     features = builder.info.features
     missing = [feature for feature in columns.values() if feature not in features]
     if missing:

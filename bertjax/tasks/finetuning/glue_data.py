@@ -167,10 +167,10 @@ def _dataset(name: str, spec: GlueSpec, split: str) -> tuple[str, str]:
 
     If `name` contains a data folder, the name of the dataset starts with this folder: `DIR:glue/mnli`.
     """
-    directory, colon, dataset = name.rpartition(":")
+    folder, colon, dataset = name.rpartition(":")
     dataset = dataset if "/" in dataset else f"{dataset}/{_task_name(spec)}"
     tfds_split = "test" if spec.folder == _DIAGNOSTIC else split.replace("dev", "validation")
-    return f"{directory}{colon}{dataset}", tfds_split
+    return f"{folder}{colon}{dataset}", tfds_split
 
 
 def _task_name(spec: GlueSpec) -> str:

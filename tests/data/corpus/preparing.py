@@ -42,8 +42,8 @@ def documents_of(split):
     ]
 
 
-def bytes_of(directory):
-    return {file.name: file.read_bytes() for file in directory.iterdir()}
+def bytes_of(folder):
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
 def check_refused(tmp_path, message, **settings):

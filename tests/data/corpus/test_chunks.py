@@ -30,10 +30,10 @@ def large_chunk(tmp_path):
     return chunk, chunk_chars
 
 
-def merge_chunks(sources, vocabulary, fraction, directory, problems):
+def merge_chunks(sources, vocabulary, fraction, folder, problems):
     """Divides, encodes and merges the sources, each step twice; returns files, merge plan and number of chunks."""
     rng = random.Random(0)
-    work = directory / "work"
+    work = folder / "work"
     work.mkdir(parents=True)
     small_chunks, large_chunks, chunk_chars = chunks.group_sources(sources)
     divided = [chunks.divide_chunk(chunk, work, chunk_chars) for chunk in large_chunks * 2]
@@ -44,11 +44,11 @@ def merge_chunks(sources, vocabulary, fraction, directory, problems):
         shard = chunks.encode_chunk(chunk, vocabulary, work)
         assert named_shards.setdefault(chunk.name, shard) == shard
     plan = merge.plan_merge([named_shards[name] for name in sorted(named_shards)], fraction, problems)
-    entries = dict(merge.write_array(array, directory) for array in rng.sample(plan.arrays * 2, 2 * len(plan.arrays)))
+    entries = dict(merge.write_array(array, folder) for array in rng.sample(plan.arrays * 2, 2 * len(plan.arrays)))
     for name, entry in entries.items():
-        assert entry == {"bytes": (directory / name).stat().st_size, "sha256": file_sha256(directory / name)}
-    assert sorted(path.name for path in directory.iterdir()) == sorted([*entries, "work"])
-    return {name: (directory / name).read_bytes() for name in entries}, plan, len(all_chunks)
+        assert entry == {"bytes": (folder / name).stat().st_size, "sha256": file_sha256(folder / name)}
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*entries, "work"])
+    return {name: (folder / name).read_bytes() for name in entries}, plan, len(all_chunks)
 
 
 def assert_equal_to_local_runner(tmp_path, specs, vocabulary, fraction, min_chunks):

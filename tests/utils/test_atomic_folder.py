@@ -8,13 +8,13 @@ import sys
 import pytest
 
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.utils.io import atomic_directory, recover_directory
+from bertjax.utils.io import atomic_folder, recover_folder
 
 KILLED_WRITER = """
 import os, sys
 from pathlib import Path
-from bertjax.utils.io import atomic_directory
-with atomic_directory(Path(sys.argv[1]), True, "corpus", {"file": ("*",)}) as folder:
+from bertjax.utils.io import atomic_folder
+with atomic_folder(Path(sys.argv[1]), True, "corpus", {"file": ("*",)}) as folder:
     (folder / "half").write_text("done")
     os._exit(9)
 """
@@ -23,21 +23,21 @@ with atomic_directory(Path(sys.argv[1]), True, "corpus", {"file": ("*",)}) as fo
 KILLED_BETWEEN_RENAMES = """
 import os, sys
 from pathlib import Path
-from bertjax.utils.io import atomic_directory
+from bertjax.utils.io import atomic_folder
 rename = Path.rename
 Path.rename = lambda self, target: (rename(self, target), os._exit(9))
-with atomic_directory(Path(sys.argv[1]), True, "corpus", {"file": ("*",)}):
+with atomic_folder(Path(sys.argv[1]), True, "corpus", {"file": ("*",)}):
     pass
 """
 
 
 def make(output, overwrite=False, content="new"):
-    with atomic_directory(output, overwrite, "corpus", {"file": ("*",)}) as directory:
-        (directory / "file").write_text(content)
+    with atomic_folder(output, overwrite, "corpus", {"file": ("*",)}) as folder:
+        (folder / "file").write_text(content)
 
 
-def names(directory):
-    return sorted(child.name for child in directory.iterdir())
+def names(folder):
+    return sorted(child.name for child in folder.iterdir())
 
 
 def umask():
@@ -46,12 +46,12 @@ def umask():
     return mask
 
 
-def test_directory_appears_complete_and_replaces_the_old_one(tmp_path):
+def test_folder_appears_complete_and_replaces_the_old_one(tmp_path):
     output = tmp_path / "deep" / "corpus"
     make(output)
     with pytest.raises(UsageError, match="--overwrite"):
         make(output)
-    with contextlib.suppress(KeyboardInterrupt), atomic_directory(output, True, "corpus", {"file": ("*",)}):
+    with contextlib.suppress(KeyboardInterrupt), atomic_folder(output, True, "corpus", {"file": ("*",)}):
         raise KeyboardInterrupt
     assert (output / "file").read_text() == "new" and names(output.parent) == ["corpus"]
     make(output, overwrite=True, content="newer")
@@ -70,7 +70,7 @@ def test_another_kind_of_directory_is_not_replaced(tmp_path):
 
 def test_second_writer_is_rejected(tmp_path):
     with (
-        atomic_directory(tmp_path / "corpus", False, "corpus", {}),
+        atomic_folder(tmp_path / "corpus", False, "corpus", {}),
         pytest.raises(UsageError, match="another process is writing"),
     ):
         make(tmp_path / "corpus")
@@ -87,7 +87,7 @@ def test_temporary_directories_of_a_killed_writer_are_removed(tmp_path):
     assert names(tmp_path) == ["corpus"]
 
 
-@pytest.mark.parametrize("recover", [recover_directory, make])
+@pytest.mark.parametrize("recover", [recover_folder, make])
 def test_old_directory_is_restored_after_kill_between_renames(tmp_path, recover):
     make(tmp_path / "corpus", content="old")
     assert subprocess.run([sys.executable, "-c", KILLED_BETWEEN_RENAMES, tmp_path / "corpus"]).returncode == 9
@@ -98,8 +98,8 @@ def test_old_directory_is_restored_after_kill_between_renames(tmp_path, recover)
 
 
 def test_interruption_while_writing_leaves_no_files(tmp_path):
-    with pytest.raises(KeyboardInterrupt), atomic_directory(tmp_path / "corpus", False, "corpus", {}) as directory:
-        (directory / "half").write_text("done")
+    with pytest.raises(KeyboardInterrupt), atomic_folder(tmp_path / "corpus", False, "corpus", {}) as folder:
+        (folder / "half").write_text("done")
         raise KeyboardInterrupt
     assert names(tmp_path) == []
 
