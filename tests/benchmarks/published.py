@@ -46,8 +46,13 @@ def flags(task: str, path: str) -> list[str]:
     """Returns the arguments of `bertjax train` and `bertjax sweep` for a task, without a workdir."""
     experiment, _, overrides = TASKS[task]
     separator = "" if experiment.endswith(":") else ","
-    fields = {"epochs": 3, "data.batch_size": 32, "optimizer.learning_rate": 5e-5, "optimizer.name": "adamw"}
-    fields["model.dtype"] = "float32"
+    fields = {
+        "epochs": 3,
+        "data.batch_size": 32,
+        "model.dtype": "float32",
+        "optimizer.learning_rate": 5e-5,
+        "optimizer.name": "adamw",
+    }
     return [
         *("--config", f"{experiment}{separator}path={path}", "--init_from", published_checkpoint()),
         *(f"--config.{name}={value}" for name, value in fields.items()),
