@@ -72,6 +72,8 @@ def format_table(table: Table, results: Results) -> FormattedTable:
         if cell.mean_of:
             values[cell.row, cell.column] = _mean([values[cell.row, column] for column in cell.mean_of])
     rows = tuple(dict.fromkeys((*paper.rows, *(cell.row for cell in table.cells))))
+    if table.name == "figure5":
+        rows = tuple(sorted(rows, key=_thousands))
     columns = []
     for name in dict.fromkeys((*paper.columns, *(cell.column for cell in table.cells))):
         if name in paper.columns:

@@ -49,6 +49,12 @@ def test_figure_5_is_drawn(tmp_path, capfd):
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+def test_rows_of_figure_5_are_in_the_order_of_steps():
+    rows = format_table(load_table("tables/figure5"), load_results([str(SMALL_RESULTS)])).rows
+    steps = [int(row.replace(",", "")) for row in rows]
+    assert steps == sorted(steps) and steps[0] < 30_000 < steps[-1]
+
+
 def test_documented_tables_match_the_results_file():
     results, written = load_results([str(SMALL_RESULTS)]), (ROOT / "docs/results/tables.md").read_text().splitlines()
     lines = [
