@@ -115,16 +115,18 @@ def open_checkpoint(args: argparse.Namespace) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def open_init_checkpoint(args: argparse.Namespace, keep_converted: bool = False) -> Iterator[str | None]:
+def open_init_checkpoint(
+    args: argparse.Namespace, keep_converted: bool = False, marker: str = ""
+) -> Iterator[str | None]:
     """Yields the path of `--init_from`, converted to bertjax's format if necessary, or None if the option is not set.
 
     If `keep_converted` is True and the workdir is local, a converted checkpoint is stored in the workdir instead of a
     temporary folder. Set `keep_converted` only for runs of one process, because several processes must not write to
-    the same folder.
+    the same folder. `marker` is the file by which the command recognizes its workdir (default: config.json).
     """
     from bertjax.convert.convert import bertjax_checkpoint
     from bertjax.tasks.build import parse_config
-    from bertjax.training.workdir import CONVERTED, pinned_address
+    from bertjax.training.workdir import CONFIG, CONVERTED, check_unrelated_files, pinned_address, resolve
 
     if not args.init_from:
         yield None
@@ -135,6 +137,7 @@ def open_init_checkpoint(args: argparse.Namespace, keep_converted: bool = False)
     if workdir:
         source = pinned_address(source, workdir)
     if keep_converted and "://" not in workdir:
+        check_unrelated_files(resolve(workdir), marker or CONFIG)
         folder = Path(workdir).expanduser().absolute() / CONVERTED
     is_new = folder is not None and not folder.parent.exists()
     with bertjax_checkpoint(source, folder) as path:

@@ -59,8 +59,9 @@ def fill_mask(args: argparse.Namespace) -> None:
     check_masked_texts(args.texts, args.top)
     model = load_model(args.checkpoint)
     for text in args.texts:
+        predictions = run(model, text, args.top)
         show(text)
-        for tokens in run(model, text, args.top):
+        for tokens in predictions:
             show("  " + "   ".join(f"{token} {100 * probability:.1f} %" for token, probability in tokens))
 
 

@@ -70,7 +70,7 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescript
     """Help formatter that prints default values and keeps the line breaks of examples."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        return super()._get_help_string(action) if action.default not in (None, False) else action.help
+        return super()._get_help_string(action) if action.default not in (None, False, "", []) else action.help
 
 
 def add_command(
@@ -137,7 +137,7 @@ def add_model_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoint",
         metavar="CKPT",
-        help="workdir, or a checkpoint in it; the workdir's config replaces --config and --init_from",
+        help="workdir, or a checkpoint in it; the config of the workdir is used, without --config and --init_from",
     )
 
 

@@ -150,8 +150,10 @@ def _predict_texts(args: argparse.Namespace) -> None:
     from bertjax.inference.predict import check_model, format_record, predict_texts
 
     for name in ("config", "output", "split", "columns"):
-        if getattr(args, name) or (name == "config" and args.overrides):
+        if getattr(args, name):
             raise UsageError(f"--{name} applies to the task's data only; omit it to predict texts")
+    if args.overrides:
+        raise UsageError(f"{args.overrides[0]} applies to the task's data only; omit it, or use --seq_len")
     if "" in args.texts:
         raise UsageError("a text is empty; pass nonempty texts or --text FILE")
     if args.context and args.context_file:

@@ -8,7 +8,7 @@ from typing import Any
 from bertjax.cli.common import check_topology, join_cluster, print_result, require_config
 from bertjax.cli.parser import add_command, add_distributed, add_topology
 from bertjax.errors import UsageError
-from bertjax.utils.terminal import is_first, show
+from bertjax.utils.terminal import duration, is_first, show
 
 logger = logging.getLogger(__name__)
 
@@ -100,9 +100,8 @@ def _topology_line(plan: Any, args: argparse.Namespace) -> str:
     chip, chips = chip_of(args.topology), chips_in(args.topology)
     hours = sum(run.flops for run in plan.pending) / (chips * chip.flops_per_second * args.mfu) / 3600
     cost = "" if args.price_per_chip_hour is None else f", cost {hours * chips * args.price_per_chip_hour:,.2f}"
-    return (
-        f"on {args.topology}: {hours:,.1f} hours, {hours * chips:,.1f} chip-hours{cost}, if the MFU is {args.mfu:.0%}"
-    )
+    time = f"{duration(3600 * hours)}, {hours * chips:,.2f} chip-hours"
+    return f"on {args.topology}: {time}{cost}, if the MFU is {args.mfu:.0%}"
 
 
 def table(args: argparse.Namespace) -> None:

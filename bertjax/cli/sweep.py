@@ -39,11 +39,12 @@ def sweep(args: argparse.Namespace) -> None:
     from bertjax.inference.cached_features import build_training_task
     from bertjax.tasks.build import parse_config
     from bertjax.training.multihost import exit_on_host_error
+    from bertjax.training.sweep import TRIALS
     from bertjax.training.sweep import sweep as run
 
     experiment_file = require_config(args)
     distributed = join_cluster(args, parse_config(load_config_dict(args)).cluster)
-    with exit_on_host_error(), open_init_checkpoint(args, keep_converted=not distributed) as init_from:
+    with exit_on_host_error(), open_init_checkpoint(args, not distributed, TRIALS) as init_from:
         grid = args.grid or ()
         print_result(
             run(experiment_file, args.overrides, grid, args.seeds, args.workdir, init_from, build_training_task)

@@ -37,6 +37,7 @@ def files_of(folder):
 
 
 def write_table(path):
+    path.parent.mkdir(exist_ok=True)
     path.write_text("text\tlabel\n" + "zu ba\tgood\npa ke\tbad\n" * 8)
     return path
 
@@ -95,6 +96,16 @@ def test_resumed_run_uses_its_original_hub_commit(server, pretrained, letters, t
     assert pinned_address(ADDRESS, str(tmp_path / "run")) == f"{ADDRESS}@{commit}"
     assert pinned_address("hf:org/other", str(tmp_path / "run")) == "hf:org/other"
     assert pinned_address(ADDRESS, str(tmp_path / "none")) == ADDRESS
+
+
+@pytest.mark.parametrize("command", ["train", "sweep"])
+def test_folder_with_other_files_is_refused_before_the_download(server, pretrained, tmp_path, capfd, command):
+    server.push("org/bert", files_of(pretrained))
+    table = write_table(tmp_path / "own" / "t.tsv")
+    options = [f"--config=text:train={table},dev={table},quick=true", f"--init_from={ADDRESS}"]
+    error = refused(capfd, command, *options, f"--workdir={tmp_path / 'own'}")
+    assert "own contains unrelated files: t.tsv; choose another --workdir" in error
+    assert not server.requests and os.listdir(tmp_path / "own") == ["t.tsv"]
 
 
 def test_broken_transfer_is_resumed(server, tmp_path):

@@ -35,7 +35,7 @@ def test_reproduce_fills_a_table_from_released_checkpoints(inputs, capfd):
     config, results = f"--config=tables/table1:scale=small,{arguments}", f"--results={inputs}/results"
     plan = printed(capfd, "reproduce", config, results, "--plan", "--topology=v5e:2x2", "--price_per_chip_hour=1.2")
     assert "pretrain" not in plan and f"--init_from {inputs}/base --workdir" in plan
-    assert "on v5e:2x2: 0.0 hours, 0.0 chip-hours, cost 0.00, if the MFU is 35%" in plan.splitlines()[-1]
+    assert "on v5e:2x2: 0:00:00, 0.00 chip-hours, cost 0.00, if the MFU is 35%" in plan.splitlines()[-1]
     for option, message in (
         ("--mfu=0", "--mfu is 0.0; it must be in (0, 1]"),
         ("--topology=v5e", "invalid --topology 'v5e'"),
