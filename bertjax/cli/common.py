@@ -122,7 +122,7 @@ def open_init_checkpoint(
 
     If `keep_converted` is True and the workdir is local, a converted checkpoint is stored in the workdir instead of a
     temporary folder. Set `keep_converted` only for runs of one process, because several processes must not write to
-    the same folder. `marker` is the file by which the command recognizes its workdir (default: config.json).
+    the same folder. `marker` is the file or folder that identifies a workdir of the command (default: config.json).
     """
     from bertjax.convert.convert import bertjax_checkpoint
     from bertjax.tasks.build import parse_config
@@ -134,10 +134,11 @@ def open_init_checkpoint(
     # Check the config first, because a conversion may take minutes.
     parse_config(load_config_dict(args))
     workdir, source, folder = getattr(args, "workdir", ""), args.init_from, None
+    if keep_converted:
+        check_unrelated_files(resolve(workdir), marker or CONFIG)
     if workdir:
         source = pinned_address(source, workdir)
     if keep_converted and "://" not in workdir:
-        check_unrelated_files(resolve(workdir), marker or CONFIG)
         folder = Path(workdir).expanduser().absolute() / CONVERTED
     is_new = folder is not None and not folder.parent.exists()
     with bertjax_checkpoint(source, folder) as path:

@@ -137,7 +137,7 @@ def add_model_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoint",
         metavar="CKPT",
-        help="workdir, or a checkpoint in it; the config of the workdir is used, without --config and --init_from",
+        help="workdir, or a checkpoint in it; its config is used, so --config and --init_from must not be set",
     )
 
 

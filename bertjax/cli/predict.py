@@ -153,7 +153,7 @@ def _predict_texts(args: argparse.Namespace) -> None:
         if getattr(args, name):
             raise UsageError(f"--{name} applies to the task's data only; omit it to predict texts")
     if args.overrides:
-        raise UsageError(f"{args.overrides[0]} applies to the task's data only; omit it, or use --seq_len")
+        raise UsageError(f"{args.overrides[0]} applies to the task's data only; omit it to predict texts")
     if "" in args.texts:
         raise UsageError("a text is empty; pass nonempty texts or --text FILE")
     if args.context and args.context_file:

@@ -100,7 +100,7 @@ def _topology_line(plan: Any, args: argparse.Namespace) -> str:
     chip, chips = chip_of(args.topology), chips_in(args.topology)
     hours = sum(run.flops for run in plan.pending) / (chips * chip.flops_per_second * args.mfu) / 3600
     cost = "" if args.price_per_chip_hour is None else f", cost {hours * chips * args.price_per_chip_hour:,.2f}"
-    time = f"{duration(3600 * hours)}, {hours * chips:,.2f} chip-hours"
+    time = f"time {duration(3600 * hours)}, {hours * chips:,.2f} chip-hours"
     return f"on {args.topology}: {time}{cost}, if the MFU is {args.mfu:.0%}"
 
 

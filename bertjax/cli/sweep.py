@@ -44,7 +44,7 @@ def sweep(args: argparse.Namespace) -> None:
 
     experiment_file = require_config(args)
     distributed = join_cluster(args, parse_config(load_config_dict(args)).cluster)
-    with exit_on_host_error(), open_init_checkpoint(args, not distributed, TRIALS) as init_from:
+    with exit_on_host_error(), open_init_checkpoint(args, keep_converted=not distributed, marker=TRIALS) as init_from:
         grid = args.grid or ()
         print_result(
             run(experiment_file, args.overrides, grid, args.seeds, args.workdir, init_from, build_training_task)

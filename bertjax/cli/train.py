@@ -46,7 +46,7 @@ def train(args: argparse.Namespace) -> None:
     # Parse the config twice: first for the settings of the cluster, because the process must join the cluster before
     # it opens the checkpoint, and then with the architecture of the checkpoint.
     distributed = join_cluster(args, parse_config(load_config_dict(args)).cluster)
-    with exit_on_host_error(), open_init_checkpoint(args, not distributed) as init_from:
+    with exit_on_host_error(), open_init_checkpoint(args, keep_converted=not distributed) as init_from:
         config = parse_config(run_config_dict(args, init_from))
         # With `feature_head.features` and a single process, this also runs the frozen encoder once over the data and
         # caches its output.

@@ -87,7 +87,7 @@ def create(path: str, marker: str = CONFIG) -> epath.Path:
 def check_unrelated_files(workdir: epath.Path, marker: str = CONFIG) -> None:
     """Raises a UsageError if a folder contains files other than `_ALLOWED_FILES`, because a run might overwrite them.
 
-    If the folder contains the file `marker`, it is a workdir and may contain any other files.
+    If the folder contains `marker` (a file or folder), it is a workdir and may contain any other files.
     """
     try:
         names = sorted(entry.name for entry in workdir.iterdir()) if workdir.exists() else []

@@ -172,9 +172,10 @@ def table(log: Path) -> str:
             f"{statistics.mean(values):.4f}" + (f" ±{statistics.stdev(values):.4f}" if len(values) > 1 else "")
             for values in scores.values()
         ]
-        ratio = seconds["transformers"] / seconds["bertjax"]
         texts += [f"{value:.0f}" for value in seconds.values()]
-        rows.append(f"| {' | '.join([task, TASKS[task][1], *texts])} | {ratio:.2f} |")
+        devices = {run.get("device", "CPU") for of_system in runs.values() for run in of_system}
+        ratio = f"{seconds['transformers'] / seconds['bertjax']:.2f}" if len(devices) == 1 else "-"
+        rows.append(f"| {' | '.join([task, TASKS[task][1], *texts, ratio])} |")
     return "\n".join(rows)
 
 
@@ -189,6 +190,7 @@ def main() -> None:
     parser.add_argument("--squad", help="folder of SQuAD 1.1")
     parser.add_argument("--restarts", type=int, default=3)
     parser.add_argument("--log", type=Path)
+    parser.add_argument("--device", default="CPU", help="name of the hardware, for the log")
     parser.add_argument("--table", action="store_true", help="print the table of a log")
     parser.add_argument("--pytorch", choices=TASKS, help=argparse.SUPPRESS)
     parser.add_argument("--data", help=argparse.SUPPRESS)
@@ -212,6 +214,7 @@ def main() -> None:
                     if (task, system, seed) in finished:
                         continue
                     line = {"task": task, "system": system, "seed": seed, "score": score, "seconds": seconds}
+                    line["device"] = args.device
                     file.write(json.dumps(line) + "\n")
                     print(line, flush=True)
     if args.table:

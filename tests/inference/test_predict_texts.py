@@ -246,7 +246,7 @@ def test_wrong_usage_is_refused(folders, capfd, tmp_path):
         ((checkpoint, "a", "--context=b"), "context has no effect, because"),
         ((checkpoint,), "nothing to predict; pass texts, --text FILE, or --output DIR"),
         ((checkpoint, "a", "--output=out"), "--output applies to the task's data only"),
-        ((checkpoint, "a", "--config.seed=1"), "--config.seed=1 applies to the task's data only; omit it"),
+        ((checkpoint, "a", "--config.seed=1"), "--config.seed=1 applies to the task's data only; omit it to predict"),
         ((checkpoint, "--output=out", "--json"), "--json applies only to texts"),
         ((checkpoint, "a", "--seq_len=41"), "seq_len=41 is out of range; use 8 to 40"),
         ((checkpoint, ""), "a text is empty"),

@@ -1,6 +1,7 @@
 """Tests of tables that are fine-tuned from released checkpoints."""
 
 import json
+import re
 
 import hub_server
 import pytest
@@ -33,9 +34,15 @@ def inputs(letters, tmp_path, monkeypatch):
 def test_reproduce_fills_a_table_from_released_checkpoints(inputs, capfd):
     arguments = f"base={inputs}/base,large={inputs}/large,glue={inputs}/glue"
     config, results = f"--config=tables/table1:scale=small,{arguments}", f"--results={inputs}/results"
-    plan = printed(capfd, "reproduce", config, results, "--plan", "--topology=v5e:2x2", "--price_per_chip_hour=1.2")
+    topology = ("--topology=v5e:2x2", "--mfu=1e-7")
+    plan = printed(capfd, "reproduce", config, results, "--plan", *topology, "--price_per_chip_hour=1.2")
     assert "pretrain" not in plan and f"--init_from {inputs}/base --workdir" in plan
-    assert "on v5e:2x2: 0:00:00, 0.00 chip-hours, cost 0.00, if the MFU is 35%" in plan.splitlines()[-1]
+    numbers = re.match(
+        r"on v5e:2x2: time (\d+):(\d+):(\d+), ([\d.]+) chip-hours, cost ([\d.]+), ", plan.splitlines()[-1]
+    )
+    hours, minutes, seconds, chip_hours, cost = map(float, numbers.groups())
+    assert chip_hours == pytest.approx(4 * (hours + minutes / 60 + seconds / 3600), rel=0.01) and chip_hours > 1
+    assert cost == pytest.approx(1.2 * chip_hours, rel=0.01)
     for option, message in (
         ("--mfu=0", "--mfu is 0.0; it must be in (0, 1]"),
         ("--topology=v5e", "invalid --topology 'v5e'"),

@@ -1,5 +1,6 @@
 """Tests that the runs of all table experiments are valid and in order of their dependencies at every scale."""
 
+import re
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,6 +48,21 @@ def test_figure_5_is_drawn(tmp_path, capfd):
     plot = tmp_path / "figure5.png"
     printed(capfd, "table", "figure5", f"--results={SMALL_RESULTS}", f"--plot={plot}")
     assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_documented_scores_of_the_medium_scale_match_the_results_file():
+    results = load_results([str(TABLES / "medium.json")])
+    written = (ROOT / "docs/results/tables.md").read_text().partition("## At the medium scale")[2]
+    tables = {name: format_table(load_table(config), results) for name, config in results.tables.items()}
+    for table in tables.values():
+        texts = [text for column in table.columns if column.source == "ours" for text in column.texts if "±" in text]
+        scores = [re.sub(r" ?±(\S+).*", r" ± \1", text) for text in texts]
+        assert len(scores) > 5 and [score for score in scores if f"| {score} |" not in written] == []
+    figure5 = tables["figure5"]
+    masked, left_to_right = (column.texts for column in figure5.columns if column.source == "ours")
+    for row in zip(figure5.rows, masked, left_to_right, strict=True):
+        line = f"| {' | '.join(row)} |".replace("±", "± ")
+        assert "±" not in line or line in written
 
 
 def test_rows_of_figure_5_are_in_the_order_of_steps():
