@@ -117,11 +117,11 @@ def table(args: argparse.Namespace) -> None:
             f"--plot draws figure5, but the tables are {' '.join(args.number)}; add figure5, or omit --plot"
         )
     results = load_results(args.results)
+    experiments = {name: results.tables.get(name) or table_experiment(name) for name in args.number}
+    tables = {name: load_table(config) for name, config in experiments.items()}
     for path, source in zip(args.results, results.sources, strict=True):
         if not epath.Path(source.path).exists():
             logger.info(f"no results in {path} yet")
-    experiments = {name: results.tables.get(name) or table_experiment(name) for name in args.number}
-    tables = {name: load_table(config) for name, config in experiments.items()}
     for name, loaded in tables.items():
         show((as_markdown if args.markdown else as_text)(format_table(loaded, results)) + "\n")
         if args.plot and name == "figure5":

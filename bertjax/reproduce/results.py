@@ -143,12 +143,14 @@ class Results:
 
 
 def load_results(paths: Sequence[str]) -> Results:
-    """Reads results folders and files. A folder may be empty or missing."""
+    """Reads results folders and files. A folder may be empty or missing; a file, recognized by `.json`, may not."""
     return Results(tuple(map(_load_source, paths)))
 
 
 def _load_source(path: str) -> Source:
     folder = resolve(path)
+    if folder.suffix == ".json" and not folder.exists():
+        raise UsageError(f"no results file {path}; use a file of `bertjax table --keep`, or a folder")
     is_file = folder.exists() and not folder.is_dir()
     file = folder if is_file else folder / INDEX
     if not file.exists():

@@ -182,6 +182,8 @@ def test_results_that_do_not_match_the_table_are_refused(table, results, tmp_pat
     shutil.copytree(results / "cola/first", tmp_path / "r/cola/first")
     shutil.rmtree(next((tmp_path / "r/cola/first/trials").iterdir()))
     assert "missing runs" in printed(capfd, *command)
+    missing = f"no results file {tmp_path}/r/kept.json; use a file of `bertjax table --keep`, or a folder"
+    assert missing in refused(capfd, "table", "5", f"--results={tmp_path}/r/kept.json")
     assert "--plot draws figure5, but the tables are 5;" in refused(capfd, *command, "--plot=a.png")
     (tmp_path / "r/pretrain/first/results.json").write_text("{")
     assert f"cannot read {tmp_path}/r/pretrain/first/results.json" in refused(capfd, *command, code=1)
