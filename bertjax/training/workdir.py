@@ -94,7 +94,7 @@ def check_unrelated_files(workdir: epath.Path, marker: str = CONFIG) -> None:
     except NotADirectoryError as error:
         raise UsageError(f"the workdir {workdir} is a file; choose another --workdir") from error
     unrelated = [name for name in names if not any(fnmatch(name, pattern) for pattern in _ALLOWED_FILES)]
-    if marker not in names and CHECKPOINTS in names:
+    if marker == CONFIG and CONFIG not in names and CHECKPOINTS in names:
         raise UsageError(f"the workdir {workdir} contains checkpoints but lacks {marker}; restore the file")
     if unrelated and marker not in names:
         raise UsageError(

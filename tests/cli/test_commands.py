@@ -244,6 +244,12 @@ def test_train_saves_a_checkpoint_and_exits_with_42_on_sigterm(capfd, corpus, tm
     assert result["stopped"] and (tmp_path / "checkpoints" / str(result["step"])).is_dir()
 
 
+def test_sweep_refuses_the_workdir_of_a_run(capfd, workdir, tmp_path):
+    config = f"--config=text:train={tmp_path}/t.tsv,dev={tmp_path}/t.tsv"
+    error = refused(capfd, "sweep", config, "--init_from", workdir, "--workdir", workdir)
+    assert "contains unrelated files: checkpoints, config.json, " in error and "choose another --workdir" in error
+
+
 def test_fill_mask_requires_mask_and_checkpoint(capfd, workdir, tmp_path):
     assert "no [MASK] in 'nothing to fill'" in refused(capfd, "fill_mask", "--checkpoint", workdir, "nothing to fill")
     assert f"no checkpoint at {tmp_path}" in refused(capfd, "fill_mask", "--checkpoint", tmp_path, "a [MASK]")
