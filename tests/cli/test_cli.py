@@ -348,8 +348,10 @@ def test_example_in_help_is_valid(capfd, monkeypatch, words):
     with pytest.raises(SystemExit) as end:
         main([*words, "--help"])
     assert end.value.code == 0
-    example = re.search(r"^example:\n  (bertjax .+)$", capfd.readouterr().out, re.MULTILINE)
+    text = capfd.readouterr().out
+    example = re.search(r"^example:\n  (bertjax .+)$", text, re.MULTILINE)
     assert example, "no example"
+    assert "(default: )" not in text and "(default: [])" not in text
     program, *arguments = shlex.split(example[1])
     assert tuple(arguments[: len(words)]) == words
     check_command(arguments)

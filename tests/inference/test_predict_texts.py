@@ -235,6 +235,13 @@ def test_model_of_another_kind_than_its_output_layer_predicts_for_files_only(fol
         predict.check_model(own, "")
 
 
+def test_fill_mask_without_a_masked_lm_head_prints_only_an_error(folders, capfd):
+    with pytest.raises(SystemExit):
+        cli.main(["fill_mask", f"--checkpoint={folders[CLASSES]}", "zu [MASK]"])
+    output, error = capfd.readouterr()
+    assert "lacks the parameters masked_lm" in error and output == ""
+
+
 def test_wrong_usage_is_refused(folders, capfd, tmp_path):
     checkpoint = f"--checkpoint={folders[CLASSES]}"
     for arguments, message in (
