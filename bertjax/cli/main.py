@@ -136,8 +136,8 @@ def _run(argv: list[str]) -> None:
     args = parse_args(argv)
     configure_logging(args.log_level)
     if args.log_level != "debug":
-        # Hide warnings that Orbax logs in normal operation, and the tracebacks of two kinds of errors: those that it
-        # raises anyway, and those in reads that it gives up.
+        # Hide warnings that Orbax logs in normal operation. Also hide the tracebacks that it logs before it raises an
+        # error, or before it abandons a read.
         for name in ("absl", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
     # Block signals, because an interrupt during the import of JAX's native modules may be lost or crash the process.
