@@ -1,11 +1,12 @@
 """Model inputs at inference: lines of text files, and batches of encoded examples."""
 
 import dataclasses
+import itertools
 import logging
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from bertjax.data.finetuning.examples import Examples, encode_pair
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.errors import UsageError
 from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, MULTILABEL, TAGS
-from bertjax.utils.io import reject_utf16
+from bertjax.utils.io import reject_utf16, unix_newlines
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ PAIR_SEPARATOR = " ||| "
 BATCH_TOKENS = 4096
 _BUCKET = 32
 _UTF8_BOM = b"\xef\xbb\xbf"
+_READ_BYTES = 1 << 20
 
 
 @dataclasses.dataclass
@@ -95,28 +97,36 @@ def split_line(line: str, kind: str) -> str | Texts:
 
 
 def read_lines(path: str) -> Iterator[str]:
-    """Yields the lines of a UTF-8 file, and keeps only one line in memory. The path `-` means standard input."""
+    """Yields the lines of a UTF-8 file, with about a megabyte in memory. The path `-` means standard input."""
     name = "standard input" if path == _STDIN else path
     try:
         file = sys.stdin.buffer if path == _STDIN else Path(path).expanduser().open("rb")
-        first_line = file.readline()
+        first_block = file.read1(_READ_BYTES)
     except OSError as error:
         raise UsageError(f"cannot read {name}: {error.strerror or error}; check the path") from error
-    reject_utf16(name, first_line)
-    if not first_line:
+    reject_utf16(name, first_block)
+    if not first_block:
         raise UsageError(f"{name} is empty; write one text per line")
-    return _decode_lines(file, first_line.removeprefix(_UTF8_BOM), name)
+    return _decode_lines(file, first_block.removeprefix(_UTF8_BOM), name)
 
 
-def _decode_lines(file: IO[bytes], line: bytes, name: str) -> Iterator[str]:
-    number = 1
+def _decode_lines(file: IO[bytes], first_block: bytes, name: str) -> Iterator[str]:
     with file:
-        while line:
+        for number, line in enumerate(_split_lines(file, first_block), 1):
             try:
-                yield line.removesuffix(b"\n").removesuffix(b"\r").decode()
+                yield line.decode()
             except UnicodeDecodeError as error:
                 raise UsageError(
                     f"{name} line {number} is not UTF-8 at byte {error.start}; convert the file to UTF-8"
                 ) from error
-            number += 1
-            line = file.readline()
+
+
+def _split_lines(file: Any, first_block: bytes) -> Iterator[bytes]:
+    # Unlike `read`, `read1` returns the lines of a pipe as soon as they arrive.
+    blocks = itertools.chain([first_block], iter(lambda: file.read1(_READ_BYTES), b""))
+    rest = b""
+    for block in unix_newlines(blocks):
+        *lines, rest = (rest + block).split(b"\n")
+        yield from lines
+    if rest:
+        yield rest

@@ -5,11 +5,12 @@ import glob
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -26,6 +27,7 @@ CACHE_DIR_VARIABLE = "BERTJAX_STAGING"
 _COPY_BYTES = 1 << 24
 # Free bytes that `check_free_space` leaves for other processes that write to the same disk.
 _RESERVE_BYTES = 16 << 20
+_CRS = re.compile(rb"\r+\n?")
 
 
 def is_remote(path: os.PathLike | str) -> bool:
@@ -294,3 +296,18 @@ def reject_utf16(path: os.PathLike | str, data: bytes) -> None:
     """Raises a UsageError if the data of a text file starts with the byte-order mark of UTF-16 or UTF-32."""
     if data.startswith((b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")):
         raise UsageError(f"{path} is encoded in UTF-16 or UTF-32; convert it to UTF-8, for example with iconv")
+
+
+def unix_newlines(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yields the blocks of a UTF-8 text with LF as the only line end.
+
+    The line ends LF, CR LF (Windows) and CR (old Macs) may be mixed. As several tools write CR CR LF, any number of CRs
+    before an LF belong to one line end. Other characters, such as U+2028, do not end a line.
+    """
+    held = b""
+    for block in blocks:
+        # An LF after the CRs at the end of this block may be in the next block.
+        complete = (held + block).rstrip(b"\r")
+        held = (held + block)[len(complete) :]
+        yield _CRS.sub(lambda crs: b"\n" if crs[0].endswith(b"\n") else b"\n" * len(crs[0]), complete)
+    yield b"\n" * len(held)

@@ -27,7 +27,7 @@ from typing import Any, BinaryIO
 from bertjax.data.corpus import datasets, docstrings, documents
 from bertjax.data.corpus.documents import LINES, PARAGRAPHS, Text
 from bertjax.errors import BertjaxError, UsageError, first_line
-from bertjax.utils.io import as_path, reject_utf16
+from bertjax.utils.io import as_path, reject_utf16, unix_newlines
 
 KINDS = ("text", "prose", "wiki", "tfds", "hf", "docs")
 # Kinds of sources that are not files.
@@ -210,20 +210,23 @@ def _text_blocks(source: Source, problems: Counter[str], advance: Callable[[int]
         with as_path(source.name).open("rb") as raw:
             opener = {".gz": gzip.open, ".xz": lzma.open}.get(os.path.splitext(source.name)[1].lower())
             file = opener(raw) if opener else raw
-            while True:
-                block = file.read(_READ_BYTES)
-                advance(raw.tell() - position)
-                position = raw.tell()
-                if total_bytes == 0:
-                    reject_utf16(source.name, block)
-                text = _decode(decoder, block, problems)
-                if total_bytes == 0:
-                    text = text.removeprefix("\ufeff")
+
+            def read_blocks() -> Iterator[bytes]:
+                nonlocal total_bytes, position
+                block = b"unread"
+                while block:
+                    block = file.read(_READ_BYTES)
+                    advance(raw.tell() - position)
+                    position = raw.tell()
+                    if total_bytes == 0:
+                        reject_utf16(source.name, block)
+                    yield block if total_bytes else block.removeprefix(codecs.BOM_UTF8)
+                    total_bytes += len(block)
+
+            for block in unix_newlines(read_blocks()):
                 problems["nul_characters"] += block.count(0)
-                total_bytes += len(block)
-                yield text
-                if not block:
-                    break
+                yield _decode(decoder, block, problems)
+            yield _decode(decoder, b"", problems)
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise BertjaxError(
             f"cannot read {source.name} past byte {total_bytes:,} of the decompressed text: {first_line(error)}; "

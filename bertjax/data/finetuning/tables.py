@@ -14,7 +14,7 @@ from typing import Any
 
 from bertjax.data.corpus.datasets import open_builder, read_errors, stored_rows
 from bertjax.errors import UsageError, listed
-from bertjax.utils.io import reject_utf16
+from bertjax.utils.io import reject_utf16, unix_newlines
 
 FORMATS = ("tsv", "csv", "jsonl")
 TFDS_PREFIX = "tfds:"
@@ -89,7 +89,7 @@ def read_table(
     header: Sequence[str] = (),
     keep_short: bool = False,
 ) -> Iterator[Row]:
-    """Yields the rows of a UTF-8 file; a byte-order mark and Windows line endings are removed.
+    """Yields the rows of a UTF-8 file; `unix_newlines` explains which characters end a line.
 
     In TSV, quotation marks are ordinary characters, as in GLUE's files. In CSV, they enclose fields.
 
@@ -124,14 +124,13 @@ def read_table(
 
 
 def read_utf8(path: Path) -> bytes:
-    """Returns the bytes of a UTF-8 file, without byte-order mark. Replaces CR by LF if the file has no LF."""
+    """Returns the bytes of a UTF-8 file, without byte-order mark and with LF as the only line end."""
     try:
         data = path.read_bytes()
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}; check the path") from error
     reject_utf16(path, data)
-    data = data.removeprefix(b"\xef\xbb\xbf")
-    return data if b"\n" in data else data.replace(b"\r", b"\n")
+    return b"".join(unix_newlines([data.removeprefix(b"\xef\xbb\xbf")]))
 
 
 def _select_columns(
@@ -165,17 +164,17 @@ def _select_columns(
 
 def _lines(text: str) -> list[str]:
     """Splits text into lines and drops blank lines at the end."""
-    return text.rstrip("\r\n").split("\n")
+    return text.rstrip("\n").split("\n")
 
 
 def _tsv_rows(text: str) -> Iterator[tuple[int, list[str]]]:
     for line, row in enumerate(_lines(text), 1):
-        yield line, row.removesuffix("\r").split("\t")
+        yield line, row.split("\t")
 
 
 def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
     csv.field_size_limit(sys.maxsize)  # The default, 131,072 characters, rejects long documents.
-    reader = csv.reader(io.StringIO(text.rstrip("\r\n"), newline=""), strict=True)
+    reader = csv.reader(io.StringIO(text.rstrip("\n"), newline=""), strict=True)
     line = 1
     while True:
         try:
