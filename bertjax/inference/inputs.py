@@ -6,7 +6,7 @@ import logging
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -100,7 +100,7 @@ def read_lines(path: str) -> Iterator[str]:
     """Yields the lines of a UTF-8 file, with about a megabyte in memory. The path `-` means standard input."""
     name = "standard input" if path == _STDIN else path
     try:
-        file = sys.stdin.buffer if path == _STDIN else Path(path).expanduser().open("rb")
+        file: Any = sys.stdin.buffer if path == _STDIN else Path(path).expanduser().open("rb")
         first_block = file.read1(_READ_BYTES)
     except OSError as error:
         raise UsageError(f"cannot read {name}: {error.strerror or error}; check the path") from error
@@ -110,7 +110,7 @@ def read_lines(path: str) -> Iterator[str]:
     return _decode_lines(file, first_block.removeprefix(_UTF8_BOM), name)
 
 
-def _decode_lines(file: IO[bytes], first_block: bytes, name: str) -> Iterator[str]:
+def _decode_lines(file: Any, first_block: bytes, name: str) -> Iterator[str]:
     with file:
         for number, line in enumerate(_split_lines(file, first_block), 1):
             try:

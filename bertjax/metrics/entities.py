@@ -13,7 +13,9 @@ Entity = tuple[int, int, str]
 
 # L and U of BILOU are equivalent to E and S of BIOES.
 _PREFIXES = {"B": "B", "I": "I", "E": "E", "S": "S", "L": "E", "U": "S"}
-_ENTITY_TAG = re.compile("[BIESLU]-.+")
+_ENTITY_TAG = re.compile("[BIESLU](-.+)?")
+# Type of the entities of tags without a type, such as B and I.
+_NO_TYPE = "entity"
 
 
 def extract_entities(tags: Sequence[str]) -> set[Entity]:
@@ -21,12 +23,12 @@ def extract_entities(tags: Sequence[str]) -> set[Entity]:
 
     B starts an entity, and S is an entity of one word. I and E start an entity after O, E or S, or after a tag of a
     different type. An entity continues with I tags of its type, up to and including an E tag. Every tag sequence is
-    valid, as in `conlleval` and `seqeval`.
+    valid, as in `conlleval` and `seqeval`. Tags without a type, such as `B`, have the type `entity`.
     """
     entities = set()
     start, current_type = 0, ""
     for index, tag in enumerate([*tags, "O"]):
-        raw_prefix, _, tag_type = tag.partition("-")
+        raw_prefix, _, tag_type = tag.partition("-") if "-" in tag else (tag, "", _NO_TYPE)
         prefix = _PREFIXES.get(raw_prefix, "")
         is_continued = prefix in ("I", "E") and current_type and tag_type == current_type
         if current_type and not is_continued:
@@ -47,7 +49,8 @@ def has_entities(tags: Iterable[str]) -> bool:
     """
     inside = sorted({*tags} - {"O"})
     others = [tag for tag in inside if not _ENTITY_TAG.fullmatch(tag)]
-    entity_tags = [tag for tag in inside if tag not in others and tag[0] in "BI"]
+    # Without a type, the tags B and I may be parts of speech, such as the interjections of another tag set.
+    entity_tags = [tag for tag in inside if tag not in others and tag[:2] in ("B-", "I-")]
     if others and entity_tags:
         raise UsageError(
             f"the data mixes entity tags with other tags: {entity_tags[0]} and {others[0]}; use only O, B-TYPE and "
@@ -59,7 +62,7 @@ def has_entities(tags: Iterable[str]) -> bool:
 def follows_scheme(tags: Iterable[str]) -> bool:
     """Returns True if there are tags other than O, and all of these tags mark entities in IOB, BIOES or BILOU.
 
-    A tag marks an entity if it consists of a prefix of these schemes and a type, as in `B-PER`.
+    A tag marks an entity if it consists of a prefix of these schemes and a type, as in `B-PER`, or only of a prefix.
     """
     inside = {*tags} - {"O"}
     return bool(inside) and all(map(_ENTITY_TAG.fullmatch, inside))

@@ -2,15 +2,18 @@
 
 import dataclasses
 import itertools
+import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from bertjax.data.finetuning.cells import label_key
 from bertjax.data.finetuning.examples import Examples, constant_prediction, known_labels
-from bertjax.data.finetuning.labeled_text import Target, encode_rows, read_label, read_labels
+from bertjax.data.finetuning.labeled_text import Target, encode_rows, is_multi_hot, read_label, read_labels
 from bertjax.data.finetuning.tables import FORMATS, ReadStats, Row, escape_line, read_table
-from bertjax.errors import UsageError
+from bertjax.errors import UsageError, listed, quoted
 from bertjax.metrics import report
 from bertjax.metrics.classification import scores
 from bertjax.metrics.report import ClassReport
@@ -32,12 +35,18 @@ from bertjax.tasks.records import (
 from bertjax.tasks.task import Objective
 from bertjax.utils.io import write_atomic
 
+logger = logging.getLogger(__name__)
+
 # Names in `bertjax.metrics.classification.METRICS`, by kind of label. The first one selects the best checkpoint.
 _METRICS = {
     "classes": ("accuracy", "macro_f1", "matthews"),
     "number": ("pearson", "spearman"),
     "multilabel": ("micro_f1", "macro_f1", "subset_accuracy"),
 }
+# Training files with fewer rows get no warning about classes with one row.
+_MIN_ROWS = 4
+# A class with more words, and with only one row, is probably a text.
+_MAX_WORDS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,23 +248,57 @@ class Task(FinetuningTask):
 
 
 def _read_labels(data: TextData) -> list[str]:
-    """Returns the distinct labels of the training file, sorted."""
+    """Returns the distinct labels of the training file, sorted. Logs a warning about labels that are probably none."""
     if not data.train_file:
         raise UsageError("no training file to read the classes from; set --config.data.train_file=FILE")
     rows, stats = data.read_rows(data.train_file, [data.label], keep_short=False)
-    if data.kind == "multilabel":
-        labels = {label for row in rows for label in read_labels(row, data.label, data.label_separator, stats)}
-    else:
-        labels = {read_label(row, data.label, stats) for row in rows} - {""}
+    counts: Counter[str] = Counter()
+    in_short_rows: set[str] = set()
+    multi_hot = ""
+    for row in rows:
+        if data.kind == "multilabel":
+            names = read_labels(row, data.label, data.label_separator, stats) or []
+            if is_multi_hot(names):
+                multi_hot = multi_hot or f"line {row.line}: {data.label} is {quoted(row.fields[data.label])}"
+        else:
+            label = read_label(row, data.label, stats)
+            names = [label] if label else []
+        counts.update(names)
+        if not row.is_long:
+            in_short_rows.update(names)
+    # Of the spellings of a label, such as 1 and 1.0, the shortest is its name.
+    labels = {label_key(name): name for name in sorted(counts, key=len, reverse=True)}
     if not stats.read:
         raise UsageError(f"{data.train_file} has no rows after its header; use a file with rows")
     if data.kind == "multilabel" and not labels:
         raise UsageError(
             f"no labels in column {data.label!r} of {data.train_file}; set --config.data.label to the label column"
         )
+    if multi_hot and is_multi_hot(["0", *labels]):
+        raise UsageError(
+            f"{data.train_file} {multi_hot}, multi-hot labels without names; write the names in order to a JSON file "
+            'such as {"labels": ["neg", "pos"]}, and set --config.data.labels to it'
+        )
     if data.kind == "classes" and len(labels) < 2:
         raise UsageError(
             f"column {data.label!r} of {data.train_file} contains {len(labels)} different labels in {stats.read:,} "
             "rows, but classification needs at least 2; for regression, use --config.data.kind=number"
         )
-    return sorted(labels)
+    shifted = [name for name in counts if name not in in_short_rows]
+    rare = [name for name in counts if counts[name] == 1]
+    if shifted:
+        logger.warning(
+            f"only rows of {data.train_file} with more fields than columns have the {data.label} "
+            f"{listed(map(quoted, shifted))}, perhaps a part of another field; quote fields that contain a comma"
+        )
+    elif data.kind == "classes" and stats.read >= _MIN_ROWS and 2 * len(rare) >= stats.read:
+        logger.warning(
+            f"{len(rare):,} of {len(counts):,} classes of {data.train_file} have only one row, such as "
+            f"{listed(map(quoted, rare), 3)}; check that {data.label!r} is the column of the classes"
+        )
+    elif long := [name for name in rare if len(name.split()) > _MAX_WORDS]:
+        logger.warning(
+            f"classes of {data.train_file} with only one row look like texts: {listed(map(quoted, long), 3)}; check "
+            "the fields of these rows"
+        )
+    return sorted(labels.values())

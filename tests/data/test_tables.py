@@ -82,6 +82,41 @@ def test_json_lines_without_a_column_are_skipped(tmp_path):
         read_rows(tmp_path, b"text\n", file_format="jsonl")
 
 
+def test_null_and_nan_in_json_lines_are_missing_and_not_too_few_fields(tmp_path):
+    content = b'{"text": "a", "label": NaN}\n{"text": null, "label": 1}\n{"text": "b", "label": 1.0}\n'
+    rows, stats = read_rows(tmp_path, content, file_format="jsonl")
+    assert rows == [(3, "b", "1.0")]
+    assert stats.skipped == {
+        "with null or NaN as 'label'": {"rows": 1, "first": "line 1"},
+        "with null or NaN as 'text'": {"rows": 1, "first": "line 2"},
+    }
+    rows, stats = read_rows(tmp_path, content, file_format="jsonl", keep_short=True)
+    assert rows[:2] == [(1, "a", ""), (2, "", "1")] and not stats.skipped
+
+
+@pytest.mark.parametrize("newline", [b"\r", b"\n", b"\r\n", b"\r\r\n"])
+def test_all_line_ends_are_read_also_mixed(newline, tmp_path):
+    for file_format, lines in (("tsv", b"text\tlabel|a\t1|b\t0"), ("csv", b"text,label|a,1|b,0")):
+        content = lines.replace(b"|", newline, 1).replace(b"|", b"\r") + newline
+        assert read_rows(tmp_path, content, file_format=file_format)[0] == [(2, "a", "1"), (3, "b", "0")]
+    rows, _ = read_rows(tmp_path, b'{"text": "a"}' + newline + b'{"text": "b"}\r', ["text"], file_format="jsonl")
+    assert rows == [(1, "a"), (2, "b")]
+
+
+def test_header_with_too_few_names_is_an_error(tmp_path):
+    # R's write.table writes row names, but no name of their column.
+    with pytest.raises(UsageError, match="all rows of .* have more fields than its header"):
+        read_rows(tmp_path, b"text\tlabel\n1\ta film\tpos\n2\ta book\tneg\n")
+    # Separators at the end of a line are not fields.
+    assert len(read_rows(tmp_path, b"text\tlabel\na\tpos\t\nb\tneg\t\n")[0]) == 2
+
+
+def test_index_column_of_pandas_is_ignored(tmp_path):
+    rows, stats = read_rows(tmp_path, b",text,label\n0,a,pos\n1,b,neg\n", file_format="csv")
+    assert rows == [(2, "a", "pos"), (3, "b", "neg")]
+    assert "ignored: a column without a name" in stats.summary()
+
+
 def test_missing_file_or_column_is_an_error(tmp_path):
     with pytest.raises(UsageError, match="no column 'label'; its columns are 'text', 'x'; use one of them"):
         read_rows(tmp_path, b"text\tx\na\t1\n")
@@ -108,7 +143,9 @@ def test_duplicate_column_is_an_error(tmp_path):
         read_rows(tmp_path, b"text\ttext\tlabel\na\tb\t1\n")
 
 
-@pytest.mark.parametrize("line", ["[" * 100_000, '{"text": {"a": 1}, "label": "x"}', "5"])
+@pytest.mark.parametrize(
+    "line", ["[" * 100_000, '[{"text": "a", "label": "x"}]', '{"text": {"a": 1}, "label": "x"}', "5"]
+)
 def test_error_for_malformed_json_names_the_line(line, tmp_path):
     with pytest.raises(UsageError, match="line 1"):
         read_rows(tmp_path, line.encode(), file_format="jsonl")

@@ -49,9 +49,64 @@ def test_bioes_and_bilou_tags_are_read(tmp_path):
     assert not stats.noted
 
 
+WORDS, TAGS = ["EU", "#", "Bob", "in"], ["B-ORG", "O", "I-PER", "O"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        # Indices of words per sentence, from 0, and in the whole file.
+        "1 EU NNP B-ORG\n2 # # O\n\n1 Bob NNP I-PER\n2 in IN O\n",
+        "0\tEU\tB-ORG\n1\t#\tO\n\n0\tBob\tI-PER\n1\tin\tO\n",
+        "1 EU B-ORG\n2 # O\n\n3 Bob I-PER\n4 in O\n",
+        # CoNLL-U: comments, and lines of a range and of an empty word.
+        "# text = EU # O\n1-2\tEU#\t_\n1\tEU\tB-ORG\n2\t#\tO\n2.1\tx\t_\n\n# O\n1\tBob\tI-PER\n2\tin\tO\n",
+        # GermEval: outer and inner tags.
+        "#\thttp://x [2009]\n1\tEU\tB-ORG\tB-PER\n2\t#\tO\tO\n\n#\ty\n1\tBob\tI-PER\tO\n2\tin\tO\tO\n",
+        "#\ty\n1\tEU\tB-ORG\tB-LOC\n2\t#\tO\tO\n\n1\tBob\tI-PER\tO\n2\tin\tO\tO\n",
+        "EU B-ORG O\n# O O\n\nBob I-PER O\nin O O\n",
+        # Without indices, a line that starts with # is a word if it has a tag.
+        "# id = 1\nEU B-ORG\n# O\n\n#\nBob I-PER\nin O\n",
+        # Chunks are no outer entities.
+        "EU B-NP B-ORG\n# O O\n\nBob B-NP I-PER\nin B-PP O\n",
+    ],
+)
+def test_columns_of_words_and_tags_are_found(tmp_path, content):
+    tagged = read(tmp_path, content)
+    assert (tagged.words, tagged.tags) == (WORDS, TAGS) and tagged.sentence_ends == [2, 4]
+    assert read(tmp_path, content.replace("\n", "\r")) == tagged
+
+
+def test_columns_that_are_not_the_first_and_last_are_counted_as_used(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("#\ty\n1\tEU\tB-ORG\tO\n")
+    stats = ReadStats("file")
+    read_conll(path, stats)
+    assert stats.summary() == (
+        "file: 1 rows read, 1 used, words in column 2, tags in column 3, 1 comments (#) (first: line 1)"
+    )
+
+
+def test_words_that_are_numbers_are_no_indices(tmp_path):
+    assert read(tmp_path, "1 O\n5 B-X\n").words == ["1", "5"]
+    path = tmp_path / "words"
+    path.write_text("1\n2\n")
+    assert read_conll(path, ReadStats("words"), labeled=False).words == ["1", "2"]
+    path.write_text("1\tza\n2\tba\n")
+    untagged = read_conll(path, ReadStats("words"), labeled=False)
+    assert untagged.words == ["za", "ba"] and not untagged.has_tags
+
+
+def test_chunks_of_a_file_without_entities_are_not_its_tags(tmp_path):
+    assert read(tmp_path, "EU NNP B-NP O\nin IN B-PP O\n").tags == ["O", "O"]
+
+
 @pytest.mark.parametrize(
     "content, message",
     [
+        ("1 EU B-ORG\n1 in O\n", "line 2: the first column contains only numbers, but 1 is not the index"),
+        ("7 EU B-ORG\n8 in O\n", "line 1: the first column contains only numbers, but 7 is not"),
+        ("Sentence: 1\tEU\tB-ORG\n\tin\tO\n", "line 1: 'Sentence: 1' is not one word"),
         ("EU\n", "line 1: 'EU' has no tag"),
         ("EU X-ORG\n", "line 1: 'X-ORG' is not a tag of IOB, BIOES or BILOU"),
         ("a O\n\nEU ORG\n", "line 3: 'ORG' is not a tag"),
@@ -63,6 +118,10 @@ def test_bioes_and_bilou_tags_are_read(tmp_path):
 def test_error_for_a_malformed_conll_line_names_the_line(tmp_path, content, message):
     with pytest.raises(UsageError, match=message):
         read(tmp_path, content)
+
+
+def test_tags_without_a_type_are_read(tmp_path):
+    assert read(tmp_path, "a B\nb I\nc O\n").tags == ["B", "I", "O"]
 
 
 def test_bytes_that_are_not_utf8_are_counted(tmp_path):
@@ -78,14 +137,19 @@ def test_table_rows_are_read_into_words_and_tags():
         Row(2, {"w": "a b", "t": "O B-X"}),
         Row(3, {"w": ["c", 5], "t": ["O", "O"]}),
         Row(4, {"w": "", "t": ""}),
+        Row(5, {"w": "['d', \"e\"]", "t": '["O", "B-X"]'}),
+        Row(6, {"w": "[ (1)", "t": "('O', 'O')"}),
     ]
     stats = ReadStats("file")
     tagged = read_tagged_rows(rows, "w", "t", stats)
-    assert tagged.sentences(tagged.words) == [["a", "b"], ["c", "5"], []]
-    assert stats.used == 3 and stats.noted["with an empty text"]["first"] == "line 4"
+    assert tagged.sentences(tagged.words) == [["a", "b"], ["c", "5"], [], ["d", "e"], ["[", "(1)"]]
+    assert tagged.tags[-4:] == ["O", "B-X", "O", "O"]
+    assert stats.used == 5 and stats.noted["with an empty text"]["first"] == "line 4"
     with pytest.raises(UsageError, match="file line 5 has 2 words and 1 tags"):
         read_tagged_rows([Row(5, {"w": "a b", "t": "O"})], "w", "t", stats)
-    for words in (["a b"], [""], [None], [["b"]]):
+    with pytest.raises(UsageError, match="file line 7: .*'a' 'b'.* is not a list in JSON or Python; write a list"):
+        read_tagged_rows([Row(7, {"w": "['a' 'b']", "t": "O O"})], "w", "t", stats)
+    for words in (["a b"], [""], [None], [["b"]], [float("nan")]):
         with pytest.raises(UsageError, match="file line 6: .* is not a single word or tag"):
             read_tagged_rows([Row(6, {"w": words, "t": ["O"]})], "w", "t", stats)
 
@@ -146,7 +210,7 @@ def test_word_without_pieces_is_encoded_as_unknown(tokenizer, tmp_path):
 
 
 def test_unknown_tag_is_an_error_and_untagged_words_are_unlabeled(tokenizer, tmp_path):
-    with pytest.raises(UsageError, match="dev has unknown tags: I-PER"):
+    with pytest.raises(UsageError, match="dev has unknown tags: I-PER.*config.data.labels"):
         encode_tagged(read(tmp_path), ["O", "I-LOC", "I-ORG"], tokenizer, 16, False, "dev")
     untagged = read_tagged_rows([Row(1, {"text": "EU rejects"})], "text", None, ReadStats(""))
     assert not untagged.has_tags

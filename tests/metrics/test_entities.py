@@ -117,6 +117,15 @@ def test_scores_of_bioes_and_bilou_tags_match_conlleval_on_iob2_tags(scheme):
         assert scores[name] == pytest.approx(100 * reference[key], abs=1e-9)
 
 
+def test_tags_without_a_type_mark_entities():
+    tags = ["B", "I", "O", "I", "B", "S", "E"]
+    assert extract_entities(tags) == {(0, 2, "entity"), (3, 4, "entity"), (4, 5, "entity"), (5, 6, "entity")} | {
+        (6, 7, "entity")
+    }
+    assert entity_scores([tags], [["B", "O", "O", "B", "B", "S", "E"]])["f1_entity"] == pytest.approx(80)
+    assert has_entities(["O", "B", "I"]) and not has_entities(["O", "I", "NOUN"])
+
+
 def test_has_entities_accepts_a_mix_of_bioes_and_bilou_tags():
     assert has_entities(["B-PER", "E-PER", "U-PER"])
     assert not has_entities(["S-noun", "verb"])

@@ -1,8 +1,11 @@
 """Named entity recognition on CoNLL files."""
 
+import json
+
 import numpy as np
 import pytest
-from command_runs import predict, records, refused, train
+from command_runs import load_task, predict, records, refused, train, train_command
+from commanding import printed
 from finetuning_data import conll_files
 
 from bertjax.cli import main as cli
@@ -37,6 +40,27 @@ def test_ner_trains_evaluates_and_predicts(context, letters, tmp_path, capfd):
     # The tags come from the workdir, so prediction does not need the training file.
     (files / "eng.train").unlink()
     assert predict(capfd, workdir, tmp_path / "out")[0] == path
+
+
+def test_tags_without_a_type_are_trained_scored_and_predicted_as_entities(letters, tmp_path, capfd):
+    for name in ("eng.train", "eng.testa", "eng.testb"):
+        (tmp_path / name).write_text("za B\nba I\nke O\n\nke O\nza B\n" * 4)
+    results = train(f"ner.py:path={tmp_path}", tmp_path / "run", letters, steps=60)
+    assert results["f1"] == results["f1_entity"] > 90 and results["per_class"]["entity"]["support"] == 8
+    output = printed(capfd, "predict", f"--checkpoint={tmp_path}/run", "ke za ba", "--json")
+    (entity,) = json.loads(output)["entities"]
+    assert entity == {"label": "entity", "start": 3, "end": 8, "text": "za ba"}
+
+
+def test_tags_that_only_the_dev_file_has_may_be_listed_in_a_labels_file(letters, tmp_path, capfd):
+    files = conll_files(tmp_path / "conll")
+    with (files / "eng.testa").open("a") as file:
+        file.write("\nza NNP I-NP I-NEW\n")
+    error = refused(capfd, *train_command(f"ner.py:path={files}", tmp_path / "run", letters))
+    assert "has unknown tags: I-NEW" in error and "set --config.data.labels" in error
+    tags = [*load_task(f"ner.py:path={files}", letters, data__eval_split="none").labels, "I-NEW"]
+    (tmp_path / "labels.json").write_text(json.dumps({"labels": tags}))
+    assert load_task(f"ner.py:path={files}", letters, data__labels=tmp_path / "labels.json").labels == tags
 
 
 def test_predict_accepts_words_without_tags(letters, tmp_path, capfd):

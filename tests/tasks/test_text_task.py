@@ -255,6 +255,47 @@ def test_label_with_the_separator_is_an_error(letters, tmp_path, capfd):
     assert re.search("line 1: 'a,b' in label .* config.data.label_separator=','", refused(capfd, *command))
 
 
+@pytest.mark.parametrize(
+    "kind, rows, labels",
+    [
+        ("classes", ["1", "0", "1.0", "0.0", "NaN", ""], ["0", "1"]),
+        ("classes", ["True", "false", "true"], ["false", "true"]),
+        ("multilabel", ["['a']", '["a", "b"]', "a", "('b',)", "None"], ["a", "b"]),
+        ("tags", ["['O', 'B-X']", '["O", "O"]', "O O"], ["O", "B-X"]),
+    ],
+)
+def test_labels_of_the_training_file_have_one_spelling(kind, rows, labels, letters, tmp_path):
+    cells = [row.replace('"', '""') for row in rows]
+    (tmp_path / "train.csv").write_text("text,label\n" + "".join(f'"[""zu"", ""ba""]","{cell}"\n' for cell in cells))
+    task = load_task(f"text.py:train={tmp_path}/train.csv,dev={tmp_path}/train.csv,kind={kind}", letters, train=False)
+    assert task.labels == labels
+
+
+def test_multi_hot_labels_without_names_are_an_error(letters, tmp_path, capfd):
+    (tmp_path / "train.csv").write_text('text,label\nzu,"[1, 0, 1]"\npa,"[0, 0, 1]"\n')
+    command = train_command(f"text.py:train={tmp_path}/train.csv,kind=multilabel", tmp_path / "run", letters)
+    error = refused(capfd, *command)
+    assert "line 2: label is '[1, 0, 1]', multi-hot labels without names" in error and "config.data.labels" in error
+
+
+@pytest.mark.parametrize(
+    "rows, warning",
+    [
+        # The second comma is a part of the text.
+        ("zu,pos\npa,neg\nba, zu,pos\nke,neg\n", "more fields than columns have the label 'zu', perhaps"),
+        ("zu,1\npa,2\nba,3\nke,4\n", "4 of 4 classes of .* have only one row, such as '1', '2', '3'"),
+        ("zu,pos\n" * 4 + "pa,ba ke zu ba ke zu ba ke zu\n", "only one row look like texts: 'ba ke zu"),
+        ("zu,pos\npa,neg\n" * 2, None),
+    ],
+)
+def test_classes_that_are_probably_other_fields_are_named_in_a_warning(rows, warning, letters, tmp_path, log_lines):
+    (tmp_path / "train.csv").write_text("text,label\n" + rows)
+    load_task(f"text.py:train={tmp_path}/train.csv", letters, data__eval_split="none")
+    warnings = [line for line in log_lines if "train.csv" in line and ("class" in line or "perhaps" in line)]
+    assert len(warnings) == bool(warning)
+    assert not warning or re.search(warning, warnings[0])
+
+
 def test_data_paths_become_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     files = {"train_file": "a:b.tsv", "dev_file": "gs://bucket/dev.tsv", "vocabulary": "v:1/vocab.txt"}

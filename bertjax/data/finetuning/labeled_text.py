@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 
 from bertjax.data.corpus.tokenizer import Tokenizer
+from bertjax.data.finetuning.cells import is_missing, label_key, label_name, read_list
 from bertjax.data.finetuning.examples import Examples, encode_pair, make_examples
 from bertjax.data.finetuning.tables import ReadStats, Row
 from bertjax.errors import UsageError, listed, quoted
 
 _UNLABELED = "with an empty label"
+_IDS_OF_HOT = {"0": 0, "1": 1, "false": 0, "true": 1}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,24 +47,32 @@ class Target:
         """Returns the label of a row as a value for `to_array`.
 
         Returns None if the label is missing. In multi-label data, an empty field is not missing: it means no labels.
+        A list of zeros and ones is multi-hot if it has one item per label and no label has the name 0 or 1.
         """
         if self.separator:
-            names = read_labels(row, self.column, self.separator, stats)
+            names = read_labels(row, self.column, self.separator, stats, self.labels)
+            if names is None:
+                return None
+            if is_multi_hot(names) and len(names) == len(self.labels) and not _IDS_OF_HOT.keys() & {*self.labels}:
+                return [_IDS_OF_HOT[label_key(name)] for name in names]
             ids = {self._class_id(name, row, stats) for name in names}
             return [int(index in ids) for index in range(len(self.labels))]
-        label = read_label(row, self.column, stats)
+        label = read_label(row, self.column, stats, self.labels)
         if not label:
             return None
         return self._class_id(label, row, stats) if self.labels else self._number(label, row, stats)
 
     def _class_id(self, name: str, row: Row, stats: ReadStats) -> int:
-        try:
+        if name in self.labels:
             return self.labels.index(name)
-        except ValueError:
-            place = f"{stats.file} line {row.line}: {self.column}"
-            raise UsageError(
-                f"{place} is {quoted(name)}, which is not a label; use one of {listed(self.labels)}"
-            ) from None
+        keys = [label_key(label) for label in self.labels]
+        if label_key(name) in keys:
+            return keys.index(label_key(name))
+        place = f"{stats.file} line {row.line}: {self.column}"
+        raise UsageError(
+            f"{place} is {quoted(name)}, which is not a label; use one of {listed(self.labels)}, or name the labels in "
+            "a JSON file and set --config.data.labels to it"
+        )
 
     def _number(self, text: str, row: Row, stats: ReadStats) -> float:
         with contextlib.suppress(ValueError):
@@ -118,23 +128,62 @@ def encode_rows(
     return make_examples(sequences, {"labels": target.to_array(labels)}, lines=lines)
 
 
-def read_label(row: Row, column: str, stats: ReadStats) -> str:
-    """Returns the label of a row without surrounding whitespace. The label may be empty."""
-    label = row.fields[column]
-    if not isinstance(label, str):
-        raise UsageError(f"{stats.file} line {row.line}: {column} is a list; it must be one label")
-    return label.strip()
+def read_label(row: Row, column: str, stats: ReadStats, labels: Sequence[str] = ()) -> str:
+    """Returns the label of a row, or "" if it is missing.
+
+    A cell such as NaN or None means "missing" and is counted in `stats`, unless it is one of `labels`.
+    """
+    place = f"{stats.file} line {row.line}: {column}"
+    if _read_list(row, column, place) is not None:
+        raise UsageError(
+            f"{place} is a list: {quoted(row.fields[column])}; for several labels per row, set "
+            "--config.data.kind=multilabel, and for one tag per word, use --config text:kind=tags"
+        )
+    return _present(row.fields[column].strip(), labels, row, stats)
 
 
-def read_labels(row: Row, column: str, separator: str, stats: ReadStats) -> list[str]:
-    """Returns the labels of a multi-label row. The column contains a JSON list or a string with separators."""
-    value = row.fields[column]
-    if isinstance(value, str):
+def read_labels(
+    row: Row, column: str, separator: str, stats: ReadStats, labels: Sequence[str] = ()
+) -> list[str] | None:
+    """Returns the labels of a multi-label row, or None if they are missing.
+
+    The column contains a list, or a string with separators. Missing labels are treated as in `read_label`.
+    """
+    place = f"{stats.file} line {row.line}: {column}"
+    items = _read_list(row, column, place)
+    if items is None:
+        value = row.fields[column].strip()
+        if value and not _present(value, labels, row, stats):
+            return None
         return [label.strip() for label in value.split(separator) if label.strip()]
-    for item in value:
-        if not isinstance(item, (str, int, float)) or separator in str(item) or not str(item).strip():
+    for item in items:
+        name = label_name(item) if isinstance(item, (str, int, float)) else ""
+        if separator in name or (is_missing(name) and name not in labels):
             raise UsageError(
                 f"{stats.file} line {row.line}: {quoted(item)} in {column} is not a label; a label must be a nonempty "
                 f"string that does not contain config.data.label_separator={separator!r}"
             )
-    return [str(item).strip() for item in value]
+    return [label_name(item) for item in items]
+
+
+def is_multi_hot(names: Sequence[str]) -> bool:
+    """Returns True if the labels of a row are several zeros and ones, rather than names."""
+    return len(names) > 1 and all(label_key(name) in _IDS_OF_HOT for name in names)
+
+
+def _read_list(row: Row, column: str, place: str) -> list[Any] | None:
+    try:
+        return read_list(row.fields[column])
+    except ValueError as error:
+        raise UsageError(
+            f'{place} is {quoted(row.fields[column])}, {error}; write a list such as ["a", "b"], or a label '
+            "without brackets"
+        ) from error
+
+
+def _present(label: str, labels: Sequence[str], row: Row, stats: ReadStats) -> str:
+    """Returns the label, or "" if it means "missing"."""
+    if label and is_missing(label) and label not in labels:
+        stats.count_irregular(f"with the label {label!r}, read as missing", row.line)
+        return ""
+    return label

@@ -19,6 +19,7 @@ from bertjax.utils.io import reject_utf16, unix_newlines
 FORMATS = ("tsv", "csv", "jsonl")
 TFDS_PREFIX = "tfds:"
 _SHORT, _LONG = "with too few fields", "with more fields than columns"
+_NULL = object()
 _ESCAPES = {"\\": r"\\", "\t": r"\t", "\r": r"\r", "\n": r"\n"}
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
@@ -71,12 +72,14 @@ class Row:
     Attributes:
       line: line number at which the row starts, from 1.
       fields: values by column name; strings, or lists from JSON Lines.
-      is_short: whether the row has too few fields; missing fields are "".
+      is_short: whether the row has too few fields, or null or NaN as JSON values; such fields are "".
+      is_long: whether the row has more fields than the table has columns.
     """
 
     line: int
     fields: dict[str, Any]
     is_short: bool = False
+    is_long: bool = False
 
 
 def read_table(
@@ -102,6 +105,9 @@ def read_table(
       header: column names of a file without a header line (default: (), the first line contains them).
       keep_short: whether to keep rows with too few fields, so that predictions stay aligned with the file's rows
         (default: False, skip short rows). Missing fields are "". `stats` counts short rows in either case.
+
+    Raises:
+      UsageError: the file cannot be read, lacks a column, or all its rows have more fields than its header.
     """
     path = Path(path)
     text = read_utf8(path).decode("utf-8", "surrogateescape")
@@ -112,15 +118,25 @@ def read_table(
     else:
         split_rows = _tsv_rows(text) if file_format == "tsv" else _csv_rows(path, text)
         rows = _select_columns(path, split_rows, columns, optional, header, stats)
-    for line, fields in rows:
+    num_long = 0
+    for line, fields, is_long in rows:
         stats.read += 1
-        is_short = None in fields.values()
-        if is_short:
+        num_long += is_long
+        null = [name for name, field in fields.items() if field is _NULL]
+        problem = _SHORT if None in fields.values() else f"with null or NaN as {null[0]!r}" if null else ""
+        if problem:
             if not keep_short:
-                stats.skip(_SHORT, line)
+                stats.skip(problem, line)
                 continue
-            stats.count_irregular(_SHORT, line)
-        yield Row(line, {name: _clean(field or "", stats, line) for name, field in fields.items()}, is_short)
+            stats.count_irregular(problem, line)
+        cells = {name: "" if field in (None, _NULL) else _clean(field, stats, line) for name, field in fields.items()}
+        yield Row(line, cells, bool(problem), is_long)
+    # A row name or index without a column name, as R writes it, or unquoted commas in all rows.
+    if stats.read > 1 and num_long == stats.read and not header:
+        raise UsageError(
+            f"all rows of {path} have more fields than its header, so fields and columns do not match; name every "
+            "column in the header, and quote fields that contain a comma"
+        )
 
 
 def read_utf8(path: Path) -> bytes:
@@ -140,7 +156,7 @@ def _select_columns(
     optional: Sequence[str],
     header: Sequence[str],
     stats: ReadStats,
-) -> Iterator[tuple[int, dict[str, str | None]]]:
+) -> Iterator[tuple[int, dict[str, str | None], bool]]:
     names = list(header) or next(rows)[1]
     missing = [column for column in columns if column not in names]
     if missing:
@@ -154,12 +170,14 @@ def _select_columns(
         raise UsageError(f"{path} has {names.count(duplicates[0])} columns named {duplicates[0]!r}; rename all but one")
     selected = [*columns, *(name for name in optional if name in names)]
     ignored = [name for name in names if name not in selected]
-    stats.columns = f"columns {', '.join(selected)}" + (f" (ignored: {listed(ignored)})" if ignored else "")
+    ignored_names = listed(name or "a column without a name" for name in ignored)
+    stats.columns = f"columns {', '.join(selected)}" + (f" (ignored: {ignored_names})" if ignored else "")
     indices = {name: names.index(name) for name in selected}
     for line, fields in rows:
-        if len(fields) > len(names):
+        is_long = any(fields[len(names) :])
+        if is_long:
             stats.count_irregular(_LONG, line)
-        yield line, {name: fields[index] if index < len(fields) else None for name, index in indices.items()}
+        yield line, {name: fields[index] if index < len(fields) else None for name, index in indices.items()}, is_long
 
 
 def _lines(text: str) -> list[str]:
@@ -190,7 +208,11 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
 
 def _json_rows(
     path: Path, text: str, columns: Sequence[str], optional: Sequence[str]
-) -> Iterator[tuple[int, dict[str, Any]]]:
+) -> Iterator[tuple[int, dict[str, Any], bool]]:
+    if text.lstrip().startswith("["):
+        raise UsageError(
+            f"{path} line 1 starts a JSON array; write one JSON object per line, for example with jq -c '.[]'"
+        )
     for line, row in enumerate(_lines(text), 1):
         try:
             fields = json.loads(row) if row.strip() else {}
@@ -202,11 +224,14 @@ def _json_rows(
         nested = [column for column in selected if isinstance(fields.get(column), dict)]
         if nested:
             raise UsageError(f"{path} line {line}: {nested[0]} is an object; use a string or a list of words")
-        yield line, {column: _as_text(fields.get(column)) for column in selected}
+        # A column that the object lacks is None, which counts as a missing field.
+        yield line, {column: _as_text(fields[column]) if column in fields else None for column in selected}, False
 
 
 def _as_text(value: Any) -> Any:
-    return value if value is None or isinstance(value, (str, list)) else json.dumps(value)
+    if value is None or value != value:  # NaN is not equal to itself.
+        return _NULL
+    return value if isinstance(value, (str, list)) else json.dumps(value)
 
 
 def _clean(field: Any, stats: ReadStats, line: int) -> Any:

@@ -4,18 +4,25 @@ import dataclasses
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from bertjax.data.corpus.tokenizer import Tokenizer
+from bertjax.data.finetuning.cells import is_missing, read_list
 from bertjax.data.finetuning.examples import Examples, encode_pair, make_examples, max_context_window
 from bertjax.data.finetuning.tables import ReadStats, Row, decode_utf8, read_utf8, replace_surrogates
 from bertjax.errors import UsageError, listed, quoted
 
 OUTSIDE = "O"
 _DOCUMENT = "-DOCSTART-"
-_TAG = re.compile("O|[BIESLU]-.+")
+_TAG = re.compile("O|[BIESLU](-.+)?")
+# Index of a word in CoNLL-U and similar formats, also of a range or an empty word.
+_INDEX = re.compile(r"\d+([-.]\d+)?")
+# Types of the chunks that CoNLL files have in the column before the entities.
+_CHUNKS = {"NP", "VP", "PP", "ADJP", "ADVP", "SBAR", "PRT", "CONJP", "INTJ", "LST", "UCP", "NC", "PC", "VC"}
+# Line number and columns of a line.
+_Line: TypeAlias = tuple[int, list[str]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +58,21 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
 
     Blank lines separate sentences, `-DOCSTART-` lines separate documents. If `labeled` is False, the file may contain
     only the column of words. Updates `stats` with the counts of sentences and irregular lines.
+
+    A first column that numbers the words of each sentence is not used, nor are comment lines, which start with `#`. Of
+    two columns with nested entities, as in GermEval, the first one contains the tags.
     """
+    lines = []
+    for line, row in enumerate(read_utf8(path).split(b"\n"), 1):
+        text = decode_utf8(row, stats, line)
+        columns = [column.strip() for column in text.rstrip().split("\t")] if "\t" in text.strip() else text.split()
+        lines.append((line, columns))
+    lines, is_indexed = _without_comments_and_index(lines, path, stats)
+    rows = [columns for _, columns in lines if columns and columns[0] != _DOCUMENT]
+    tag_column = _tag_column(rows, is_indexed)
+    if is_indexed or tag_column < -1:
+        stats.columns = f"words in column {1 + is_indexed}, tags in column {is_indexed + len(rows[0]) + tag_column + 1}"
+
     words: list[str] = []
     tags: list[str] = []
     word_lines: list[int] = []
@@ -63,9 +84,7 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
             ends.append(len(words))
 
     width = 0
-    for line, row in enumerate(read_utf8(path).split(b"\n"), 1):
-        text = decode_utf8(row, stats, line)
-        columns = [column.strip() for column in text.rstrip().split("\t")] if "\t" in text.strip() else text.split()
+    for line, columns in lines:
         if not columns:
             append_end(sentence_ends)
         elif columns[0] == _DOCUMENT:
@@ -81,21 +100,87 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
             if len(columns[0].split()) != 1:
                 raise UsageError(f"{path} line {line}: {quoted(columns[0])} is not one word; write one word per line")
             words.append(columns[0])
-            tags.append(_read_tag(columns, path, line) if labeled or width > 1 else "")
+            tags.append(_read_tag(columns, tag_column, path, line) if labeled or width > 1 else "")
             word_lines.append(line)
     append_end(sentence_ends)
     append_end(document_ends)
     if not words:
         raise UsageError(f"{path} has no words; use a file with one word per line")
     stats.read = stats.used = len(sentence_ends)
-    lines = tuple(word_lines[start] for start in (0, *sentence_ends[:-1]))
-    return TaggedText(words, tags, sentence_ends, document_ends, lines)
+    lines_of_sentences = tuple(word_lines[start] for start in (0, *sentence_ends[:-1]))
+    return TaggedText(words, tags, sentence_ends, document_ends, lines_of_sentences)
+
+
+def _without_comments_and_index(lines: list[_Line], path: Path, stats: ReadStats) -> tuple[list[_Line], bool]:
+    """Removes comment lines and a first column with the indices of the words, and returns whether there is one.
+
+    Only in a file without indices may a line that starts with `#` be a word: it then has a tag and as many columns as
+    the other lines.
+    """
+    rows = [columns for _, columns in lines if columns and not columns[0].startswith((_DOCUMENT, "#"))]
+    width = len(rows[0]) if rows else max((len(columns) for _, columns in lines), default=0)
+    # The file has one column of words if all second columns are tags: then the numbers are words.
+    may_have_index = width > 1 and any(not _TAG.fullmatch(row[1]) for row in rows if len(row) > 1)
+    numbers = [row[0] for row in rows] if may_have_index else []
+    is_indexed = bool(numbers) and all(_INDEX.fullmatch(number) for number in numbers)
+    if is_indexed:
+        _check_indices(lines, path)
+    kept = []
+    for line, columns in lines:
+        is_word = columns and columns[0] != _DOCUMENT
+        if is_word and columns[0].startswith("#"):
+            is_token = len(columns) == width and (width == 1 or _TAG.fullmatch(columns[-1]))
+            if is_indexed or not is_token:
+                stats.count_irregular("comments (#)", line)
+                continue
+        if is_word and is_indexed:
+            # Lines of a range of words, such as 1-2, and of empty words, such as 1.1, repeat or add to CoNLL-U's words.
+            if not columns[0].isdecimal():
+                continue
+            columns = columns[1:]
+        kept.append((line, columns))
+    return kept, is_indexed
+
+
+def _check_indices(lines: list[_Line], path: Path) -> None:
+    """Raises a UsageError unless numbers in the first column count the words of each sentence, or of the file."""
+    previous, previous_line = None, 0
+    for line, columns in lines:
+        if not columns or not columns[0].isdecimal():
+            continue
+        index = int(columns[0])
+        is_next = previous is not None and index == previous + 1
+        if not is_next and (index > 1 or (previous is not None and line == previous_line + 1)):
+            raise UsageError(
+                f"{path} line {line}: the first column contains only numbers, but {index} is not the index of a word "
+                "in its sentence; remove the column"
+            )
+        previous, previous_line = index, line
+
+
+def _tag_column(rows: list[list[str]], is_indexed: bool) -> int:
+    """Returns the index of the column of tags, from the end.
+
+    This is the last column, unless it contains the inner ones of nested entities. Then the column before contains the
+    outer ones, which have types in common with the inner ones, or the columns are those of GermEval: index, word, outer
+    tag and inner tag.
+    """
+    column = -1
+    while rows and -column < len(rows[0]) - 1 and all(len(row) == len(rows[0]) for row in rows):
+        outer, inner = ({row[index] for row in rows} for index in (column - 1, column))
+        outer_types, inner_types = ({tag.partition("-")[2] for tag in tags - {OUTSIDE}} for tags in (outer, inner))
+        if not all(map(_TAG.fullmatch, outer)) or outer_types <= _CHUNKS:
+            break
+        if inner_types and not inner_types & outer_types and not (is_indexed and len(rows[0]) == 3):
+            break
+        column -= 1
+    return column
 
 
 def read_tagged_rows(
     rows: Iterable[Row], text: str, label: str | None, stats: ReadStats, keep_untagged: bool = False
 ) -> TaggedText:
-    """Reads one sentence per table row. Words and tags are JSON lists, or are separated by spaces.
+    """Reads one sentence per table row. Words and tags are lists (see `read_list`), or are separated by spaces.
 
     `text` is the column with the words. `label` is the column with one tag per word (None: the file has no tags). With
     `keep_untagged`, sentences may lack tags; these sentences are predicted but not scored. Counts used and irregular
@@ -107,10 +192,10 @@ def read_tagged_rows(
     lines: list[int] = []
     for row in rows:
         place = f"{stats.file} line {row.line}"
-        row_words = _items(row.fields[text], place)
+        row_words = _items(row.fields[text], place, in_text=True)
         if not row_words:
             stats.count_irregular("with an empty text", row.line)
-        row_tags = _items(row.fields[label], place) if label else [""] * len(row_words)
+        row_tags = _items(row.fields[label], place, in_text=False) if label else [""] * len(row_words)
         if keep_untagged and not row_tags and row_words:
             stats.count_irregular("without tags, predicted but not scored", row.line)
             row_tags = [""] * len(row_words)
@@ -126,24 +211,31 @@ def read_tagged_rows(
     return TaggedText(words, tags, ends, ends, tuple(lines))
 
 
-def _items(value: str | list[Any], place: str) -> list[str]:
-    if isinstance(value, str):
-        return value.split()
-    for item in value:
+def _items(value: Any, place: str, in_text: bool) -> list[str]:
+    try:
+        items = read_list(value, in_text)
+    except ValueError as error:
+        raise UsageError(
+            f'{place}: {quoted(value)} is {error}; write a list such as ["a", "b"], or words separated by spaces'
+        ) from error
+    if items is None:
+        return [] if not in_text and is_missing(value.strip()) else value.split()
+    for item in items:
         # Reject words with spaces, because prediction files separate words by spaces.
-        if not isinstance(item, (str, int, float)) or len(str(item).split()) != 1:
+        if not isinstance(item, (str, int, float)) or item != item or len(str(item).split()) != 1:
             raise UsageError(f"{place}: {quoted(item)} is not a single word or tag; remove spaces and empty items")
-    return [replace_surrogates(str(item)) for item in value]
+    return [replace_surrogates(str(item)) for item in items]
 
 
-def _read_tag(columns: list[str], path: Path, line: int) -> str:
+def _read_tag(columns: list[str], tag_column: int, path: Path, line: int) -> str:
     if len(columns) < 2:
         raise UsageError(f"{path} line {line}: {quoted(columns[0])} has no tag; add it as the last column")
-    if not _TAG.fullmatch(columns[-1]):
+    tag = columns[tag_column]
+    if not _TAG.fullmatch(tag):
         raise UsageError(
-            f"{path} line {line}: {quoted(columns[-1])} is not a tag of IOB, BIOES or BILOU; use O, B-TYPE and I-TYPE"
+            f"{path} line {line}: {quoted(tag)} is not a tag of IOB, BIOES or BILOU; use O, B-TYPE and I-TYPE"
         )
-    return columns[-1]
+    return tag
 
 
 def encode_tagged(
@@ -199,7 +291,8 @@ def _label_ids(tagged: TaggedText, labels: Sequence[str], path: str) -> list[int
     unknown = sorted({*tagged.tags} - {*ids})
     if unknown:
         raise UsageError(
-            f"{path} has unknown tags: {listed(unknown)}; use the entity types and tagging scheme of the training file"
+            f"{path} has unknown tags: {listed(unknown)}, which the training file lacks; correct them, or list all "
+            "tags in a JSON file and set --config.data.labels to it"
         )
     return [ids[tag] for tag in tagged.tags]
 

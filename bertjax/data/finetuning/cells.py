@@ -1,0 +1,76 @@
+"""Interpretation of table cells: lists, missing values, and the names of labels."""
+
+import ast
+import io
+import itertools
+import json
+import re
+import tokenize
+from typing import Any
+
+# Cells that mean "missing", as in `pandas.read_csv`.
+_MISSING = ("NaN", "nan", "-NaN", "-nan", "NA", "<NA>", "#NA", "N/A", "n/a", "#N/A", "NULL", "null", "None")
+# Labels that are lists: also `array(['a'], dtype=object)`, and the first half of a list that a comma divides. Names of
+# labels may be in parentheses, such as `(other)`.
+_LABELS = re.compile(r"(\w+\(\s*)?(\[.*\]|\{.*\}|\(.*[,'\"].*\))(.*\))?|[\[({]\s*['\"].*|set\(\)", re.DOTALL)
+# Texts that are lists of words: a text may start with other brackets, such as `[1]`.
+_WORDS = re.compile(r"(\w+\(\s*)?[\[({]\s*['\"].*[\])}]|\[\s*\]", re.DOTALL)
+
+
+def read_list(cell: Any, in_text: bool = False) -> list[Any] | None:
+    """Returns the items of a cell that contains a list, tuple or set in JSON or Python, or None for other cells.
+
+    Args:
+      cell: string, or value from JSON Lines.
+      in_text: whether the cell may be a text in brackets, such as `[1]`, that is not a list.
+
+    Raises:
+      ValueError: the cell looks like a list, but is not valid. NumPy, for example, prints lists without commas.
+    """
+    if not isinstance(cell, str):
+        return cell if isinstance(cell, list) else None
+    text = cell.strip()
+    if text.startswith('"') and text.endswith('"'):
+        # In TSV, pandas quotes a field that contains quotes.
+        text = text[1:-1].replace('""', '"')
+    if not (_WORDS if in_text else _LABELS).fullmatch(text):
+        return None
+    value = _parse(text)
+    if isinstance(value, (list, tuple, set)):
+        return list(value)
+    if in_text and text.startswith("("):
+        return None
+    raise ValueError("not a list in JSON or Python")
+
+
+def _parse(text: str) -> Any:
+    """Returns the value of a JSON or Python expression, or None if it is invalid."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        value = ast.literal_eval(text)
+        tokens = [token.type for token in tokenize.generate_tokens(io.StringIO(text).readline)]
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return None
+    # Python joins adjacent strings: `['a' 'b']`, a NumPy array with two items, would become `['ab']`.
+    joins = itertools.pairwise(token for token in tokens if token != tokenize.NL)
+    return None if (tokenize.STRING, tokenize.STRING) in joins else value
+
+
+def label_name(value: Any) -> str:
+    """Returns a cell's value or an item of a list as the name of a label, without surrounding whitespace."""
+    return value.strip() if isinstance(value, str) else json.dumps(value)
+
+
+def is_missing(name: str) -> bool:
+    """Returns True if a label is empty or means "missing": NaN, NA, None, null and the like."""
+    return not name or name in _MISSING
+
+
+def label_key(name: str) -> str:
+    """Returns the same key for all spellings of a label: `1` and `1.0`, or `true` and `True`."""
+    if re.fullmatch(r"[+-]?\d+\.0+", name):
+        return name.partition(".")[0]
+    return name.lower() if name in ("True", "False") else name

@@ -1,0 +1,89 @@
+"""Tests of lists, missing values and names of labels in table cells."""
+
+import pytest
+
+from bertjax.data.finetuning.cells import label_key, read_list
+from bertjax.data.finetuning.labeled_text import Target
+from bertjax.data.finetuning.tables import ReadStats, Row
+from bertjax.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    "cell, items",
+    [
+        ("['a', \"b\"]", ["a", "b"]),
+        (' ["a", 1, true] ', ["a", 1, True]),
+        ("('a',)", ["a"]),
+        ("{'a'}", ["a"]),
+        ("[]", []),
+        ("set()", []),
+        ("[1, 0, 1]", [1, 0, 1]),
+        # As pandas writes a list to TSV.
+        ('"[""a"", ""b""]"', ["a", "b"]),
+        (["a"], ["a"]),
+    ],
+)
+def test_lists_of_json_and_python_are_read(cell, items):
+    assert read_list(cell) == items
+
+
+@pytest.mark.parametrize("cell", ["a", "(other)", "a [b]", "[a] b", "", "a, b", "NaN", "f(x)"])
+def test_other_cells_are_not_lists(cell):
+    assert read_list(cell) is None
+
+
+@pytest.mark.parametrize("cell", ["[1]", "[a, b]", "(see above)", '("a")', "(a, b)", "[a] b [c]"])
+def test_text_in_brackets_is_not_a_list_of_words(cell):
+    assert read_list(cell, in_text=True) is None
+
+
+@pytest.mark.parametrize(
+    "cell",
+    ["['a' 'b']", "['a'\n 'b']", "[1 0 1]", "[a, b]", "['a', nan]", "{'a': 1}", "array(['a'], dtype=object)", "['a'"],
+)
+def test_list_that_cannot_be_read_is_an_error(cell):
+    with pytest.raises(ValueError, match="not a list"):
+        read_list(cell)
+    with pytest.raises(UsageError, match="file line 7: label is .* not a list in JSON or Python; write a list such as"):
+        read(cell, ["a", "b"], ",")
+
+
+def read(cell, labels, separator=""):
+    stats = ReadStats("file")
+    return Target("label", labels, separator).read(Row(7, {"label": cell}), stats), stats
+
+
+def test_list_in_a_column_with_one_label_per_row_is_an_error():
+    for cell in ("['a']", ["a"], "[1, 0]"):
+        for labels in (["a", "b"], []):
+            with pytest.raises(UsageError, match="line 7: label is a list: .*data.kind=multilabel.* text:kind=tags"):
+                read(cell, labels)
+
+
+def test_missing_label_is_counted_unless_it_is_the_name_of_a_class():
+    for cell in ("NaN", "None", " nan ", "null", "NA"):
+        for labels, separator in ((["a", "b"], ""), (["a", "b"], ","), ([], "")):
+            label, stats = read(cell, labels, separator)
+            assert label is None
+            assert stats.noted == {f"with the label {cell.strip()!r}, read as missing": {"rows": 1, "first": "line 7"}}
+    assert read("NA", ["NA", "b"])[0] == 0 and read("None", ["a", "None"], ",")[0] == [0, 1]
+    assert read("none", ["none", "some"])[0] == 0
+
+
+def test_spellings_of_a_number_or_boolean_are_one_label():
+    assert {label_key(name) for name in ("1", "1.0", "1.00")} == {"1"}
+    assert label_key("01") == "01" and label_key("1.5") == "1.5" and label_key("v1.0") == "v1.0"
+    assert label_key("True") == label_key("true") and label_key("TRUE-ish") == "TRUE-ish"
+    assert [read(cell, ["0", "1"])[0] for cell in ("1", "1.0", "0.0")] == [1, 1, 0]
+    assert [read(cell, ["0.0", "1.0"])[0] for cell in ("1", "1.0", "0")] == [1, 1, 0]
+    # A checkpoint may have both spellings as classes.
+    assert [read(cell, ["1", "1.0"])[0] for cell in ("1", "1.0")] == [0, 1]
+
+
+def test_multi_hot_labels_need_names():
+    for cell in ("[1, 0, 1]", [1.0, 0.0, 1.0], "[True, False, True]", "1,0,1"):
+        assert read(cell, ["a", "b", "c"], ",")[0] == [1, 0, 1]
+    # Names of labels are not multi-hot.
+    assert read("[1, 0]", ["0", "1", "2"], ",")[0] == [1, 1, 0]
+    with pytest.raises(UsageError, match="line 7: label is '1', which is not a label; use one of a, b.*data.labels"):
+        read("[1, 0, 1]", ["a", "b"], ",")
