@@ -20,7 +20,7 @@ def squad(*qas, context=CONTEXT):
 
 
 def qa(id_, answer, start, **more):
-    return {"id": id_, "question": "who lives?", "answers": [{"text": answer, "answer_start": start}], **more}
+    return {"id": id_, "question": "who lives?", "answers": [{"text": answer, "answer_start": start}]} | more
 
 
 def read(tmp_path, content, training=True, name="train.json", **options):
@@ -51,7 +51,85 @@ def test_question_with_a_negative_answer_start_is_skipped(tmp_path):
     start = CONTEXT.rindex("Bob") - len(CONTEXT)
     assert CONTEXT[start : start + 3] == "Bob"
     _, stats = read(tmp_path, squad(qa("1", "Ann", 0), qa("2", "Bob", start)))
-    assert stats.skipped["whose answer is not in its context"]["first"] == "question 2"
+    assert stats.skipped["whose answer is in its context, but not at answer_start"]["first"] == "question 2"
+
+
+PARIS = "\U0001f600 Jo  Smith lives\nin Paris, Paris. Caf\u00e9"
+
+
+@pytest.mark.parametrize(
+    "answer, start, found",
+    [
+        # The offset is in the word of the answer, or in the space after the word before.
+        ("Jo", 1, "Jo"),
+        ("Paris", 22, "Paris"),
+        ("Smith", 8, "Smith"),
+        # Whitespace around the answer, and between its words.
+        (" lives in ", 12, "lives\nin"),
+        ("Jo Smith", 2, "Jo  Smith"),
+        # The offset counts UTF-16 units or bytes.
+        ("Jo", 3, "Jo"),
+        ("Caf\u00e9", len(PARIS.encode()) - 5, "Caf\u00e9"),
+    ],
+)
+@pytest.mark.parametrize("training", [True, False])
+def test_answer_near_its_offset_is_found_and_counted(answer, start, found, training, tmp_path):
+    (question,), stats = read(tmp_path, squad(qa("1", answer, start), context=PARIS), training)
+    assert question.answers == (found,) and PARIS[question.answer_start :].startswith(found)
+    assert stats.noted == {"whose answer_start was corrected": {"rows": 1, "first": "question 1"}}
+
+
+def test_nearest_occurrence_of_an_answer_is_its_place(tmp_path):
+    context = "Paris,Paris in"
+    (question,), _ = read(tmp_path, squad(qa("1", "Paris", 5), context=context))
+    assert question.answer_start == 6
+
+
+@pytest.mark.parametrize(
+    "answer, start, reason",
+    [
+        ("", 0, "whose answer is empty"),
+        ("paris", 22, "whose answer is not in its context"),
+        ("Paris", 2, "whose answer is in its context, but not at answer_start"),
+        ("Paris", 900, "whose answer is in its context, but not at answer_start"),
+    ],
+)
+def test_reason_to_skip_a_question_is_true(answer, start, reason, tmp_path):
+    _, stats = read(tmp_path, squad(qa("1", answer, start), qa("2", "Jo", 2), context=PARIS))
+    assert stats.skipped == {reason: {"rows": 1, "first": "question 1"}} and not stats.noted
+
+
+def test_is_impossible_may_be_text_and_must_not_contradict_the_answers(tmp_path):
+    content = squad(
+        qa("1", "Ann", 0, is_impossible="false"),
+        qa("2", "Ann", 0, is_impossible="True"),
+        {"id": "3", "question": "q", "answers": None, "is_impossible": False},
+    )
+    questions, stats = read(tmp_path, content)
+    assert [(q.id, q.answers) for q in questions] == [("1", ("Ann",)), ("2", ())]
+    assert stats.skipped == {"with is_impossible=false, but without an answer": {"rows": 1, "first": "question 3"}}
+    assert len(read(tmp_path, content, training=False)[0]) == 3
+    with pytest.raises(UsageError, match="question 1 of article 1 .'t'., paragraph 1: is_impossible is 'no', but must"):
+        read(tmp_path, squad(qa("1", "Ann", 0, is_impossible="no")))
+
+
+def test_questions_of_datasets_are_read_from_json_and_json_lines(tmp_path):
+    flat = [
+        {
+            "id": "1",
+            "title": "t",
+            "context": CONTEXT,
+            "question": "q",
+            "answers": {"text": ["Ann"], "answer_start": [0]},
+        },
+        {"id": "2", "title": "t", "context": CONTEXT, "question": "q", "answers": {"text": [], "answer_start": []}},
+    ]
+    nested, _ = read(tmp_path, squad(qa("1", "Ann", 0, question="q"), {"id": "2", "question": "q", "answers": []}))
+    for content in ({"version": 2.0, "data": flat}, flat):
+        assert read(tmp_path, content)[0] == nested
+    for lines, expected in ((flat, nested), (flat[:1], nested[:1])):
+        (tmp_path / "train.jsonl").write_text("\n".join(json.dumps(entry) for entry in lines) + "\n")
+        assert read_questions(tmp_path / "train.jsonl", ReadStats(""), True) == expected
 
 
 def test_unanswerable_question_of_squad_1_is_skipped_only_for_training(tmp_path):
@@ -74,13 +152,38 @@ def test_unpaired_surrogate_keeps_character_offsets(tmp_path):
 
 @pytest.mark.parametrize("context, question", [(None, "q"), (CONTEXT, 5)])
 def test_error_for_a_non_string_value_names_the_paragraph(context, question, tmp_path):
-    with pytest.raises(UsageError, match="article 1, paragraph 1"):
+    with pytest.raises(UsageError, match="question 1 of article 1 .'t'., paragraph 1: (context|question) is "):
         read(tmp_path, squad({"id": "1", "question": question, "answers": []}, context=context))
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (squad(qa("7", "Ann", None)), "question 7 of article 1 .'t'., paragraph 1: answer_start is missing"),
+        (squad(qa("7", "Ann", "x")), "question 7 of .* paragraph 1: answer_start is 'x', but must be an integer"),
+        (squad(qa("7", "Ann", 0.5)), "question 7 of .* paragraph 1: answer_start is 0.5, but must be an integer"),
+        (squad(qa("7", 5, 0)), "question 7 of .* paragraph 1: the text of an answer is 5, but must be a string"),
+        (
+            squad({"id": "7", "question": "q", "answers": "Ann"}),
+            "question 7 of .*: answers is 'Ann', but must be a list",
+        ),
+        (squad({"question": "q", "answers": []}), "article 1 .'t'., paragraph 1: a question has no id"),
+        (squad("q"), "article 1 .'t'., paragraph 1: a question is 'q', but must be an object"),
+        ({"data": [{"paragraphs": [{}]}]}, "article 1, paragraph 1: qas is missing, but must be a list"),
+        ({"data": [{"paragraphs": None}]}, "article 1: paragraphs is missing, but must be a list"),
+        ({"data": {"a": 1}}, "data is {'a': 1}, but must be a list"),
+        ([{"id": 1, "question": "q"}], "question 1 of entry 1: context is missing, but must be a string"),
+        ([5], "entry 1 of data is 5, but must be an object"),
+    ],
+)
+def test_error_for_a_malformed_question_names_its_place(content, message, tmp_path):
+    with pytest.raises(UsageError, match=f"train.json is not in SQuAD's format: {message}"):
+        read(tmp_path, content)
 
 
 def test_malformed_or_missing_file_is_an_error(tmp_path):
     with pytest.raises(UsageError, match="is not in SQuAD's format"):
-        read(tmp_path, {"data": [{"paragraphs": [{}]}]})
+        read(tmp_path, {"articles": []})
     with pytest.raises(UsageError, match="cannot read"):
         read_questions(tmp_path / "none.json", ReadStats(""), True)
 

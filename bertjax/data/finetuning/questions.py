@@ -20,6 +20,7 @@ from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.finetuning.examples import Examples, encode_pair, make_examples, max_context_window
 from bertjax.data.finetuning.tables import ReadStats, replace_surrogates
 from bertjax.errors import UsageError, quoted
+from bertjax.utils.io import unix_newlines
 from bertjax.utils.terminal import progress_bar
 
 # Argument `length_bonus` of `max_context_window`, as in `_check_is_max_context` of `run_squad.py`.
@@ -28,6 +29,8 @@ _LENGTH_BONUS = 0.01
 # 400 tokens without defining a token.
 _TRIVIAQA_WORDS = 400
 _EVIDENCE = Path("evidence", "wikipedia")
+_NOT_IN_CONTEXT = "whose answer is not in its context"
+_LACKS_ANSWER = "with is_impossible=false, but without an answer"
 
 _T = TypeVar("_T")
 
@@ -42,6 +45,7 @@ class Question:
       context: the passage.
       answers: reference answers; empty for unanswerable questions and unlabeled files.
       answer_start: character offset of the first answer in `context`, -1 if there are no answers.
+      lacks_answer: whether the file says that the question is answerable, but has no answer.
     """
 
     id: str
@@ -49,6 +53,7 @@ class Question:
     context: str
     answers: tuple[str, ...]
     answer_start: int
+    lacks_answer: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,11 +80,13 @@ class Windows:
 def read_questions(path: Path, stats: ReadStats, training: bool, all_answerable: bool = False) -> list[Question]:
     """Reads a SQuAD file, version 1.1 or 2.0.
 
+    A wrong offset of an answer is corrected if the answer is near it, see `_find_first_answer`.
+
     Args:
-      path: a `.json` or `.json.xz` file.
+      path: a `.json`, `.jsonl` or `.json.xz` file with articles and paragraphs, or with a list of questions as in
+        Hugging Face `datasets`.
       stats: question counts, updated in place.
-      training: whether the file is used for training. Training skips questions whose answer does not occur at its
-        offset in the context.
+      training: whether the file is used for training. Training skips questions whose answer is not near its offset.
       all_answerable: whether every question needs an answer, as in SQuAD 1.1. If True, questions without an answer are
         skipped in training. In evaluation, they are used and counted as irregular in `stats.noted`.
     """
@@ -94,9 +101,20 @@ def read_questions(path: Path, stats: ReadStats, training: bool, all_answerable:
                 stats.skip("without an answer (version=2.0 trains on them)", place)
                 continue
             stats.count_irregular("without an answer, scored 0 by version 1.1", place)
-        if training and question.answers and not _has_answer_at_offset(question):
-            stats.skip("whose answer is not in its context", place)
-            continue
+        if question.lacks_answer and not all_answerable:
+            if training:
+                stats.skip(_LACKS_ANSWER, place)
+                continue
+            stats.count_irregular(f"{_LACKS_ANSWER}, scored as unanswerable", place)
+        if question.answers:
+            span = _find_first_answer(question)
+            if span is None and training:
+                stats.skip(_why_not_found(question), place)
+                continue
+            if span and span != (question.answer_start, question.answer_start + len(question.answers[0])):
+                stats.count_irregular("whose answer_start was corrected", place)
+                answers = (question.context[slice(*span)], *question.answers[1:])
+                question = dataclasses.replace(question, answers=answers, answer_start=span[0])
         if not question.text.strip():
             stats.count_irregular("with an empty question", place)
         usable.append(question)
@@ -108,13 +126,22 @@ def _read_json(path: Path, dataset: str, parse: Callable[[Any], list[_T]]) -> li
     """Reads a `.json` or `.json.xz` file, applies `parse` to the JSON content, and returns the result."""
     try:
         with lzma.open(path) if path.suffix == ".xz" else open(path, "rb") as file:
-            return parse(json.loads(file.read().removeprefix(b"\xef\xbb\xbf")))
+            return parse(_parse_json(file.read().removeprefix(b"\xef\xbb\xbf")))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}; check the path") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, lzma.LZMAError, EOFError) as error:
-        raise UsageError(
-            f"{path} is not in {dataset}'s format: {type(error).__name__}: {error}; use the JSON files of the dataset"
-        ) from error
+        reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+        raise UsageError(f"{path} is not in {dataset}'s format: {reason}; use the JSON files of the dataset") from error
+
+
+def _parse_json(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except json.JSONDecodeError as error:
+        if error.msg != "Extra data":
+            raise
+        # JSON Lines.
+        return [json.loads(line) for line in b"".join(unix_newlines([data])).split(b"\n") if line.strip()]
 
 
 def _check_unique_ids(path: Path, ids: Iterable[str]) -> None:
@@ -133,27 +160,113 @@ def _check_usable(path: Path, usable: list[Question], stats: ReadStats, remedy: 
 
 
 def _parse_squad(content: Any) -> list[Question]:
-    return [
-        _parse_question(entry, paragraph["context"], f"article {i}, paragraph {j}")
-        for i, article in enumerate(content["data"], 1)
-        for j, paragraph in enumerate(article["paragraphs"], 1)
-        for entry in paragraph["qas"]
-    ]
+    """Parses articles with paragraphs, or a list of questions as in Hugging Face `datasets`."""
+    is_entry = isinstance(content, dict) and not {"paragraphs", "context"}.isdisjoint(content)
+    entries = [content] if is_entry else content if isinstance(content, list) else content["data"]
+    questions = []
+    for i, entry in enumerate(_check(entries, list, "data"), 1):
+        place = f"article {i}{_title(_check(entry, dict, f'entry {i} of data'))}"
+        if "paragraphs" not in entry:
+            questions.append(_parse_question(entry, entry.get("context"), f"entry {i}{_title(entry)}"))
+            continue
+        for j, paragraph in enumerate(_check(entry["paragraphs"], list, f"{place}: paragraphs"), 1):
+            paragraph_place = f"{place}, paragraph {j}"
+            _check(paragraph, dict, paragraph_place)
+            for qa in _check(paragraph.get("qas"), list, f"{paragraph_place}: qas"):
+                _check(qa, dict, f"{paragraph_place}: a question")
+                questions.append(_parse_question(qa, paragraph.get("context"), paragraph_place))
+    return questions
+
+
+def _title(entry: dict[str, Any]) -> str:
+    return f" ({quoted(entry['title'])})" if entry.get("title") else ""
+
+
+def _check(value: Any, kind: type, place: str) -> Any:
+    """Returns a value of a JSON file. Raises a ValueError that names its place if it has another type."""
+    if not isinstance(value, kind):
+        name = {list: "a list", dict: "an object", str: "a string"}[kind]
+        raise ValueError(f"{place} is {'missing' if value is None else quoted(value)}, but must be {name}")
+    return value
 
 
 def _parse_question(entry: dict[str, Any], context: Any, place: str) -> Question:
-    if not isinstance(context, str) or not isinstance(entry["question"], str):
-        raise TypeError(f"a question or context in {place} is not a string")
-    answers = () if entry.get("is_impossible") else tuple(answer["text"] for answer in entry.get("answers", ()))
-    start = int(entry["answers"][0]["answer_start"]) if answers else -1
+    if entry.get("id") is None:
+        raise ValueError(f"{place}: a question has no id")
+    place = f"question {entry['id']} of {place}"
+    answers = entry.get("answers") or []
+    if isinstance(answers, dict):
+        # The form of Hugging Face `datasets`: lists of texts and offsets.
+        columns = [_check(answers.get(name), list, f"{place}: {name} of answers") for name in ("text", "answer_start")]
+        answers = [dict(zip(("text", "answer_start"), pair, strict=True)) for pair in zip(*columns, strict=True)]
+    for answer in _check(answers, list, f"{place}: answers"):
+        _check(_check(answer, dict, f"{place}: an answer").get("text"), str, f"{place}: the text of an answer")
+    says_answerable = "is_impossible" in entry and not _flag(entry["is_impossible"], place)
+    if answers and "is_impossible" in entry and not says_answerable:
+        answers = []
+    texts = [_check(context, str, f"{place}: context"), _check(entry.get("question"), str, f"{place}: question")]
+    texts += [answer["text"] for answer in answers]
     # Each surrogate is replaced by one character, so that character offsets stay valid.
-    id_, text, passage = (replace_surrogates(value) for value in (str(entry["id"]), entry["question"], context))
-    return Question(id_, text, passage, tuple(replace_surrogates(answer) for answer in answers), start)
+    passage, text, *answer_texts = map(replace_surrogates, texts)
+    start = _offset(answers[0].get("answer_start"), place) if answers else -1
+    return Question(str(entry["id"]), text, passage, tuple(answer_texts), start, says_answerable and not answers)
 
 
-def _has_answer_at_offset(question: Question) -> bool:
-    start, answer = question.answer_start, question.answers[0]
-    return bool(answer.strip()) and start >= 0 and question.context[start : start + len(answer)] == answer
+def _flag(value: Any, place: str) -> bool:
+    flags = {"true": True, "1": True, "false": False, "0": False, "none": False}
+    if (name := str(value).lower()) not in flags:
+        raise ValueError(f"{place}: is_impossible is {quoted(value)}, but must be true or false")
+    return flags[name]
+
+
+def _offset(value: Any, place: str) -> int:
+    try:
+        if int(value) == float(value):
+            return int(value)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise ValueError(
+        f"{place}: answer_start is {'missing' if value is None else quoted(value)}, but must be an integer"
+    )
+
+
+def _find_first_answer(question: Question) -> tuple[int, int] | None:
+    """Returns the character span of the first answer, near its offset, or None if it is not there.
+
+    If the text at the offset differs, the offset may count UTF-16 units or bytes. Otherwise, as in google-research/bert
+    `run_squad.py`, the answer must be a part of the words that contain the characters from the offset to its end; any
+    whitespace may be between its words.
+    """
+    context, answer, start = question.context, question.answers[0], question.answer_start
+    if not answer.strip() or not context.strip() or start < 0:
+        return None
+    if context[start : start + len(answer)] == answer:
+        return start, start + len(answer)
+    for encoding, unit_bytes in (("utf-16-le", 2), ("utf-8", 1)):
+        at = len(context.encode(encoding)[: start * unit_bytes].decode(encoding, "ignore"))
+        if context[at : at + len(answer)] == answer:
+            return at, at + len(answer)
+    if start >= len(context):
+        return None
+    words = [match.span() for match in re.finditer(r"[^ \t\r\n\u202f]+", context)]
+    # Whitespace belongs to the word before it.
+    first, last = (
+        max([index for index, (begin, _) in enumerate(words) if begin <= at], default=0)
+        for at in (start, start + len(answer) - 1)
+    )
+    matches = _answer_pattern(answer).finditer(context, words[first][0], words[last][1])
+    return min((match.span() for match in matches), key=lambda span: abs(span[0] - start), default=None)
+
+
+def _answer_pattern(answer: str) -> re.Pattern[str]:
+    return re.compile(r"\s+".join(map(re.escape, answer.split())))
+
+
+def _why_not_found(question: Question) -> str:
+    if not question.answers[0].strip():
+        return "whose answer is empty"
+    is_elsewhere = _answer_pattern(question.answers[0]).search(question.context)
+    return "whose answer is in its context, but not at answer_start" if is_elsewhere else _NOT_IN_CONTEXT
 
 
 def read_triviaqa(path: Path, folder: Path, stats: ReadStats) -> list[Question]:
