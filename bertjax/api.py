@@ -261,6 +261,8 @@ class Pretrained:
           >>> record["prediction"] in record["probabilities"], sorted(record["probabilities"])
           (True, ['bad', 'good'])
         """
+        if not isinstance(context, str):
+            raise UsageError(f"context must be a str, not {quoted(context)}; call predict once per passage")
         layer = self._loaded.output_layer
         kind = layer.kind if layer else ""
         max_parts = {CHOICES: None, TAGS: None, SPANS: 1}.get(kind, 2)

@@ -117,6 +117,8 @@ def test_invalid_arguments_raise_a_usage_error(tmp_path, folders):
         classifier.encode([("a", "b", "c")])
     with pytest.raises(bertjax.UsageError, match="text must be a str, not"):
         classifier.fill_mask(["a [MASK]"])
+    with pytest.raises(bertjax.UsageError, match=r"context must be a str, not \['a'\]; call predict once per passage"):
+        classifier.predict(["a"], context=["a"])
     with pytest.raises(bertjax.UsageError, match="path is empty"):
         bertjax.load("")
     for seq_len in (0, 7, 10**6, "64", 64.0, True):

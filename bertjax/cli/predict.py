@@ -145,6 +145,7 @@ def predict(args: argparse.Namespace) -> None:
 
 
 def _predict_texts(args: argparse.Namespace) -> None:
+    from bertjax.data.finetuning.tables import FORMATS
     from bertjax.inference.inputs import read_lines, split_line
     from bertjax.inference.load import load_model
     from bertjax.inference.predict import check_model, format_record, predict_texts
@@ -156,6 +157,12 @@ def _predict_texts(args: argparse.Namespace) -> None:
         raise UsageError(f"{args.overrides[0]} applies to the task's data only; omit it to predict texts")
     if "" in args.texts:
         raise UsageError("a text is empty; pass nonempty texts or --text FILE")
+    form = Path(args.text or "").suffix.removeprefix(".").lower()
+    if form in FORMATS:
+        raise UsageError(
+            f"--text={args.text} is a {form} table, not one text per line; write its texts to a .txt file, or predict "
+            "the file with --output DIR --config.data.test_file=FILE"
+        )
     if args.context and args.context_file:
         raise UsageError("--context and --context_file are both set; set only one")
     texts: Iterable[str] = itertools.chain(args.texts, read_lines(args.text) if args.text else ())

@@ -1,12 +1,13 @@
 """Pre-training on a prepared corpus: masked LM with next-sentence prediction, and variants (section 3.1)."""
 
 import functools
+import logging
 import math
 from collections.abc import Iterator
 from typing import Any
 
 from bertjax.data.corpus.local_copy import open_anywhere
-from bertjax.data.corpus.store import Corpus
+from bertjax.data.corpus.store import Corpus, has_single_sentences
 from bertjax.data.corpus.vocabulary import Vocabulary, vocabulary_files
 from bertjax.data.pretraining.baseline import mean_piece_bytes
 from bertjax.data.pretraining.config import Phase
@@ -17,6 +18,8 @@ from bertjax.tasks.objectives.config import Config
 from bertjax.tasks.objectives.pretraining import PretrainingObjective
 from bertjax.tasks.objectives.step_cost import StepCost
 from bertjax.tasks.task import NumpyBatch
+
+logger = logging.getLogger(__name__)
 
 _PERPLEXITY_LOSSES = ("mlm_loss", "ltr_loss", "rtl_loss")
 # `math.exp` overflows at larger arguments.
@@ -59,6 +62,13 @@ class Task(task.Task):
         if self._corpus:
             self.workdir_files = vocabulary_files(self._vocabulary)
             self.data_hash = self._corpus.fingerprint
+            trains_pairs = self.objective.has_pairs and "next_sentence" not in self.objective.untrained_modules
+            if train and trains_pairs and has_single_sentences({"train": self._corpus.manifest["splits"]["train"]}):
+                logger.warning(
+                    f"nearly every document of {config.data.corpus} has one sentence, so nearly all sentence pairs are "
+                    "NotNext; prepare it again with blank lines only between documents, or set "
+                    "--config.data.objective=none"
+                )
             documents = max(0, self._corpus.heldout.documents.size - 1)
             # Segment B of a NotNext pair comes from another document.
             needed = 2 if self.objective.has_pairs else 1

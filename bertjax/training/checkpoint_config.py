@@ -15,7 +15,7 @@ from bertjax.data.finetuning.tables import TFDS_PREFIX
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig, size_fields
 from bertjax.tasks.finetuning.config import SPLITS
-from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
+from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER, read_output_layer
 from bertjax.training.checkpoint import find_checkpoint, workdir_of
 from bertjax.training.checkpoint_metadata import saved_architecture
 from bertjax.training.init_from import with_checkpoint_architecture
@@ -66,10 +66,16 @@ def checkpoint_config(checkpoint: epath.Path, overrides: Sequence[str]) -> Confi
 
 
 def with_labels_of(config: ConfigDict, checkpoint: epath.Path) -> ConfigDict:
-    """Returns the config with `data.labels` set to the path of a checkpoint's `output_layer.json`, if it exists."""
-    file = workdir_of(checkpoint) / OUTPUT_LAYER
-    if "labels" in config.data and file.exists():
-        config.data.labels = str(file)
+    """Returns the config with `data.labels` set to the path of a checkpoint's `output_layer.json`, if it exists.
+
+    With generic labels such as LABEL_0, the task reads its labels from the training file if there is one, and
+    `check_output_layer` matches them by position.
+    """
+    layer = read_output_layer(workdir_of(checkpoint))
+    train_file = config.data.get("train_file")
+    has_training_file = bool(train_file) and os.path.isfile(os.path.join(config.data.path or "", train_file))
+    if "labels" in config.data and layer and not (layer.has_generic_labels and has_training_file):
+        config.data.labels = str(workdir_of(checkpoint) / OUTPUT_LAYER)
     return config
 
 

@@ -14,7 +14,7 @@ from bertjax.data.corpus.tokenizer import wordpiece_model
 from bertjax.data.corpus.vocabulary import ENTRY, WORDPIECE, Vocabulary, load_vocabulary, workdir_vocabulary
 from bertjax.errors import UsageError, listed, quoted
 from bertjax.model.heads import model_description
-from bertjax.tasks.finetuning.output_layer import MULTILABEL, OUTPUT_LAYER, read_output_layer
+from bertjax.tasks.finetuning.output_layer import MULTILABEL, OUTPUT_LAYER, OutputLayer, read_output_layer
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import workdir_of
 from bertjax.training.checkpoint_metadata import read_metadata, saved_architecture
@@ -163,6 +163,9 @@ def _output_order(saved: list[str], labels: list[str], checkpoint: epath.Path) -
     Raises a UsageError if the numbers of outputs and labels differ, or if only some names match.
     """
     saved_names, names = [label.lower() for label in saved], [label.lower() for label in labels]
+    if OutputLayer("", tuple(saved)).has_generic_labels and {*names} == {*map(str, range(len(saved)))}:
+        # Class 10 is LABEL_10, although "10" is before "2" in the sorted labels.
+        names = [f"label_{name}" for name in names]
     if sorted(saved_names) == sorted(names):
         return [] if saved_names == names else [saved_names.index(name) for name in names]
     if len(saved) != len(labels) or {*saved_names} & {*names}:

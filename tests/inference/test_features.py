@@ -154,8 +154,9 @@ def test_shards_of_different_layers_models_or_texts_are_refused(pretrained, tmp_
 def test_error_of_the_features_command_names_the_invalid_input_file(pretrained, tmp_path, capfd):
     texts = tmp_path / "texts.txt"
     command = ["features", f"--checkpoint={pretrained}", f"--input={texts}"]
-    texts.write_bytes(b"\xef\xbb\xbfa b\r\nc\xff\n")
-    assert "texts.txt line 2 is not UTF-8 at byte 1" in refused(capfd, *command, "--show=5")
+    for newline in (b"\n", b"\r\n", b"\r"):
+        texts.write_bytes(b"\xef\xbb\xbfa b" + newline + b"c\xff\n")
+        assert "texts.txt line 2 is not UTF-8 at byte 1" in refused(capfd, *command, "--show=5")
     texts.write_bytes(b"")
     assert "texts.txt is empty" in refused(capfd, *command)
     assert "no texts; pass texts, or set --input FILE" in refused(capfd, *command[:2])

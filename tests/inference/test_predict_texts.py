@@ -258,6 +258,10 @@ def test_wrong_usage_is_refused(folders, capfd, tmp_path):
         ((checkpoint, "a", "--seq_len=41"), "seq_len=41 is out of range; use 8 to 40"),
         ((checkpoint, ""), "a text is empty"),
         ((checkpoint, f"--text={tmp_path / 'nothing'}"), "cannot read"),
+        (
+            (checkpoint, "--text=rows.jsonl"),
+            "--text=rows.jsonl is a jsonl table, not one text per line; write its texts",
+        ),
     ):
         assert message in refused(capfd, "predict", *arguments)
 

@@ -3,15 +3,19 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from command_runs import EXPERIMENTS, evaluate, load_task, overrides, predict, records, refused, train, train_command
 from commanding import printed
+from etils import epath
 
 from bertjax.cli import main as cli
 from bertjax.data.shard import SINGLE_SHARD
+from bertjax.tasks.finetuning.output_layer import OutputLayer
 from bertjax.training.checkpoint_config import experiment_config
+from bertjax.training.init_from import check_output_layer
 
 
 @pytest.fixture(scope="module")
@@ -247,6 +251,39 @@ def test_multilabel_trains_evaluates_predicts_and_converts(letters, tmp_path, ca
     other = f"--config={EXPERIMENTS}/text.py:train={tmp_path}/other.csv,dev={tmp_path}/other.csv,quick=true"
     error = refused(capfd, "evaluate", f"--checkpoint={tmp_path / 'converted'}", other, *overrides(None))
     assert "is of kind multilabel, but the task needs kind classes" in error
+
+
+def test_generic_labels_of_a_converted_checkpoint_are_matched_by_position(letters, tmp_path, capfd):
+    (tmp_path / "train.csv").write_text("text,label\n" + "zu lo,good\npa ke,bad\nzu,good\npa,bad\n" * 4)
+    config = f"text.py:train={tmp_path}/train.csv,dev={tmp_path}/train.csv"
+    train(config, tmp_path / "run", letters, steps=20)
+    cli.main(["convert", f"{tmp_path / 'run'}", f"{tmp_path / 'hf'}", "--format=huggingface"])
+    file = tmp_path / "hf" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"id2label": {"0": "LABEL_0", "1": "LABEL_1"}}))
+    flags = [f"--config={EXPERIMENTS}/{config},quick=true", *overrides(None)]
+    metrics = evaluate(capfd, tmp_path / "run")
+    assert evaluate(capfd, tmp_path / "hf", *flags) == pytest.approx(metrics)
+    cli.main(["evaluate", f"--checkpoint={tmp_path / 'hf'}", *flags])
+    assert "LABEL_0, LABEL_1 of" in (log := capfd.readouterr().err) and "to the labels bad, good by position" in log
+    # Without a training file, the labels are unknown.
+    flags[0] = f"--config={EXPERIMENTS}/text.py:dev={tmp_path}/train.csv,quick=true"
+    error = refused(capfd, "evaluate", f"--checkpoint={tmp_path / 'hf'}", *flags)
+    assert "is 'good', which is not a label; use one of LABEL_0, LABEL_1" in error and "config.data.labels" in error
+
+
+def test_generic_labels_are_matched_to_numbers_by_number(tmp_path):
+    def order(saved, labels):
+        (tmp_path / "output_layer.json").write_bytes(OutputLayer("classes", tuple(saved)).as_json())
+        layer = OutputLayer("classes", tuple(labels), "text/classes").as_json()
+        task = SimpleNamespace(workdir_files={"output_layer.json": layer})
+        return check_output_layer(task, epath.Path(tmp_path) / "checkpoints" / "1")
+
+    generic = [f"LABEL_{number}" for number in range(11)]
+    # The sorted labels are 0, 1, 10, 2 and so on.
+    assert order(generic, sorted(map(str, range(11)))) == [0, 1, 10, *range(2, 10)]
+    assert order(generic, "abcdefghijk") == []
+    # Numbers that are no class ids, such as ratings from 1 to 11, are matched by position.
+    assert order(generic[:2], ["1", "2"]) == []
 
 
 def test_label_with_the_separator_is_an_error(letters, tmp_path, capfd):

@@ -139,3 +139,11 @@ def test_error_for_many_columns_is_short(tmp_path):
     with pytest.raises(UsageError, match="no column 'sentence'.* and 9,990 more") as error:
         table(tmp_path / "train.tsv")
     assert len(str(error.value)) < 500
+
+
+@pytest.mark.parametrize("block_bytes", [1, 2, 3, 100])
+def test_line_ends_of_all_systems_become_those_of_unix(block_bytes):
+    text = b"a\rb\r\nc\nd\r\r\ne\n\rf \x0b\x0c\xe2\x80\xa8\r\r"
+    blocks = [text[start : start + block_bytes] for start in range(0, len(text), block_bytes)]
+    expected = b"a\nb\nc\nd\ne\n\nf \x0b\x0c\xe2\x80\xa8\n\n"
+    assert b"".join(io.unix_newlines(blocks)) == expected

@@ -204,6 +204,11 @@ def summary(output: str | Path, manifest: dict[str, Any]) -> str:
             f"  {name}: {split['documents']:,} documents, {split['sentences']:,} sentences, "
             f"{split['tokens']:,} tokens of {split['text_bytes'] / 1e6:,.1f} MB"
         )
+    if store.has_single_sentences(manifest["splits"]):
+        lines.append(
+            "  nearly every document has one sentence, so next-sentence prediction cannot be trained: with text:, "
+            "write a blank line between documents, not after each sentence"
+        )
     if manifest["splits"]["heldout"]["documents"] < 2:
         lines.append(
             "  training needs two held-out documents to evaluate on: prepare more documents (with prose:, usually "

@@ -63,6 +63,12 @@ class Split:
     documents: np.ndarray
 
 
+def has_single_sentences(splits: dict[str, dict[str, int]]) -> bool:
+    """Returns True if nearly every document of a manifest's `splits` has one sentence, so few pairs are IsNext."""
+    documents, sentences = (sum(split[name] for split in splits.values()) for name in ("documents", "sentences"))
+    return documents > 1 and sentences < 1.1 * documents
+
+
 class Checksums:
     """Files and their expected SHA-256. A background thread verifies each file once.
 

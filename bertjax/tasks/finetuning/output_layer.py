@@ -33,6 +33,12 @@ class OutputLayer:
     texts: int = 0
     feature_head: FeatureHead = FeatureHead()
 
+    @property
+    def has_generic_labels(self) -> bool:
+        """True if the labels are the names that converted checkpoints have by default: LABEL_0, LABEL_1 and so on."""
+        names = [f"LABEL_{index}" for index in range(len(self.labels))]
+        return bool(names) and not self.output and [*self.labels] == names
+
     def as_json(self) -> bytes:
         """Returns the content of `output_layer.json`."""
         return (json.dumps(dataclasses.asdict(self), ensure_ascii=False, indent=1) + "\n").encode()

@@ -113,6 +113,14 @@ def test_single_document_stays_in_the_train_split(tmp_path, vocabulary, fraction
     assert "no document could be held out" in prepare.summary("corpus", manifest)
 
 
+@pytest.mark.parametrize("sentences, is_noted", [(1, True), (2, False)])
+def test_documents_with_one_sentence_each_are_noted(sentences, is_noted, tmp_path, vocabulary):
+    write_text(tmp_path / "a.txt", [[f"river {number} .", "stone ."][:sentences] for number in range(20)])
+    manifest = run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary)
+    summary = prepare.summary("corpus", manifest)
+    assert ("nearly every document has one sentence" in summary and "not after each sentence" in summary) == is_noted
+
+
 def test_problems_of_the_input_are_counted(tmp_path, vocabulary):
     (tmp_path / "bad.txt").write_bytes(b"river \xff\xfestone\n\nlamp\x00\n\n\x01\x02\n\nwalk\n\n" + b"quiet " * 5000)
     (tmp_path / "empty.txt").write_bytes(b"")

@@ -49,6 +49,22 @@ def test_blank_lines_separate_text_documents(tmp_path, block_size):
     assert {form for form, _ in documents} == {LINES} and not problems
 
 
+@pytest.mark.parametrize("newline", ["\r", "\r\n", "\r\r\n"])
+def test_all_line_ends_are_those_of_unix(newline, tmp_path, block_size):
+    texts = {"text": "One \u00e9.\nTwo.\n\nThree.\n", "prose": "A b.\nC d.\n\nE.\n", "wiki": WIKI}
+    for kind, text in texts.items():
+        for name, content in (("unix", text), ("other", text.replace("\n", newline))):
+            (tmp_path / name).write_bytes(content.encode())
+        assert read(f"{kind}:{tmp_path}/other") == read(f"{kind}:{tmp_path}/unix")
+    (tmp_path / "mixed").write_bytes(b"One.\rTwo.\r\n\r\nThree.\r\rFour.\nFive. \xe2\x80\xa8 \xc2\x85")
+    (documents, _) = read(f"text:{tmp_path}/mixed")
+    assert [text.split("\n") for _, text in documents] == [
+        ["One.", "Two."],
+        ["Three."],
+        ["Four.", "Five. \u2028 \x85"],
+    ]
+
+
 WIKI = """<doc id="1" url="u" title="Ampere &amp; &quot;co&quot;">
 Ampere & "co"
 
