@@ -252,6 +252,7 @@ def _read_labels(data: TextData) -> list[str]:
     if not data.train_file:
         raise UsageError("no training file to read the classes from; set --config.data.train_file=FILE")
     rows, stats = data.read_rows(data.train_file, [data.label], keep_short=False)
+    names_of: dict[str, set[str]] = {}
     counts: Counter[str] = Counter()
     in_short_rows: set[str] = set()
     multi_hot = ""
@@ -263,11 +264,14 @@ def _read_labels(data: TextData) -> list[str]:
         else:
             label = read_label(row, data.label, stats)
             names = [label] if label else []
-        counts.update(names)
+        for name in names:
+            names_of.setdefault(label_key(name), set()).add(name)
+        keys = [label_key(name) for name in names]
+        counts.update(keys)
         if not row.is_long:
-            in_short_rows.update(names)
-    # Of the spellings of a label, such as 1 and 1.0, the shortest is its name.
-    labels = {label_key(name): name for name in sorted(counts, key=len, reverse=True)}
+            in_short_rows.update(keys)
+    # Of the spellings of a label, such as 1 and 1.0, or True and true, the shortest in lower case is its name.
+    labels = {key: min(sorted(names)[::-1], key=len) for key, names in names_of.items()}
     if not stats.read:
         raise UsageError(f"{data.train_file} has no rows after its header; use a file with rows")
     if data.kind == "multilabel" and not labels:
@@ -280,12 +284,13 @@ def _read_labels(data: TextData) -> list[str]:
             'such as {"labels": ["neg", "pos"]}, and set --config.data.labels to it'
         )
     if data.kind == "classes" and len(labels) < 2:
+        noted = "".join(f" ({entry['rows']:,} {reason})" for reason, entry in stats.noted.items())
         raise UsageError(
             f"column {data.label!r} of {data.train_file} contains {len(labels)} different labels in {stats.read:,} "
-            "rows, but classification needs at least 2; for regression, use --config.data.kind=number"
+            f"rows{noted}, but classification needs at least 2; for regression, use --config.data.kind=number"
         )
-    shifted = [name for name in counts if name not in in_short_rows]
-    rare = [name for name in counts if counts[name] == 1]
+    shifted = [name for key, name in labels.items() if key not in in_short_rows]
+    rare = [name for key, name in labels.items() if counts[key] == 1]
     if shifted:
         logger.warning(
             f"only rows of {data.train_file} with more fields than columns have the {data.label} "
@@ -293,7 +298,7 @@ def _read_labels(data: TextData) -> list[str]:
         )
     elif data.kind == "classes" and stats.read >= _MIN_ROWS and 2 * len(rare) >= stats.read:
         logger.warning(
-            f"{len(rare):,} of {len(counts):,} classes of {data.train_file} have only one row, such as "
+            f"{len(rare):,} of {len(labels):,} classes of {data.train_file} have only one row, such as "
             f"{listed(map(quoted, rare), 3)}; check that {data.label!r} is the column of the classes"
         )
     elif long := [name for name in rare if len(name.split()) > _MAX_WORDS]:

@@ -65,7 +65,12 @@ def test_missing_label_is_counted_unless_it_is_the_name_of_a_class():
         for labels, separator in ((["a", "b"], ""), (["a", "b"], ","), ([], "")):
             label, stats = read(cell, labels, separator)
             assert label is None
-            assert stats.noted == {f"with the label {cell.strip()!r}, read as missing": {"rows": 1, "first": "line 7"}}
+            assert stats.noted == {
+                f"with the label {cell.strip()!r}, missing unless config.data.labels has it": {
+                    "rows": 1,
+                    "first": "line 7",
+                }
+            }
     assert read("NA", ["NA", "b"])[0] == 0 and read("None", ["a", "None"], ",")[0] == [0, 1]
     assert read("none", ["none", "some"])[0] == 0
 
@@ -73,7 +78,7 @@ def test_missing_label_is_counted_unless_it_is_the_name_of_a_class():
 def test_spellings_of_a_number_or_boolean_are_one_label():
     assert {label_key(name) for name in ("1", "1.0", "1.00")} == {"1"}
     assert label_key("01") == "01" and label_key("1.5") == "1.5" and label_key("v1.0") == "v1.0"
-    assert label_key("True") == label_key("true") and label_key("TRUE-ish") == "TRUE-ish"
+    assert {label_key(name) for name in ("True", "true", "TRUE")} == {"true"} and label_key("TRUE-ish") == "TRUE-ish"
     assert [read(cell, ["0", "1"])[0] for cell in ("1", "1.0", "0.0")] == [1, 1, 0]
     assert [read(cell, ["0.0", "1.0"])[0] for cell in ("1", "1.0", "0")] == [1, 1, 0]
     # A checkpoint may have both spellings as classes.
@@ -83,6 +88,8 @@ def test_spellings_of_a_number_or_boolean_are_one_label():
 def test_multi_hot_labels_need_names():
     for cell in ("[1, 0, 1]", [1.0, 0.0, 1.0], "[True, False, True]", "1,0,1"):
         assert read(cell, ["a", "b", "c"], ",")[0] == [1, 0, 1]
+    with pytest.raises(UsageError, match="line 7: 0.2 in label is not a label"):
+        read("[0.2, 0.7]", ["a", "b"], ",")
     # Names of labels are not multi-hot.
     assert read("[1, 0]", ["0", "1", "2"], ",")[0] == [1, 1, 0]
     with pytest.raises(UsageError, match="line 7: label is '1', which is not a label; use one of a, b.*data.labels"):

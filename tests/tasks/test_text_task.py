@@ -296,7 +296,7 @@ def test_label_with_the_separator_is_an_error(letters, tmp_path, capfd):
     "kind, rows, labels",
     [
         ("classes", ["1", "0", "1.0", "0.0", "NaN", ""], ["0", "1"]),
-        ("classes", ["True", "false", "true"], ["false", "true"]),
+        ("classes", ["True", "false", "true", "FALSE"], ["false", "true"]),
         ("multilabel", ["['a']", '["a", "b"]', "a", "('b',)", "None"], ["a", "b"]),
         ("tags", ["['O', 'B-X']", '["O", "O"]', "O O"], ["O", "B-X"]),
     ],

@@ -70,7 +70,7 @@ def is_missing(name: str) -> bool:
 
 
 def label_key(name: str) -> str:
-    """Returns the same key for all spellings of a label: `1` and `1.0`, or `true` and `True`."""
+    """Returns the same key for all spellings of a label: `1` and `1.0`, or `true`, `True` and `TRUE`."""
     if re.fullmatch(r"[+-]?\d+\.0+", name):
         return name.partition(".")[0]
-    return name.lower() if name in ("True", "False") else name
+    return name.lower() if name.lower() in ("true", "false") else name

@@ -157,7 +157,8 @@ def read_labels(
             return None
         return [label.strip() for label in value.split(separator) if label.strip()]
     for item in items:
-        name = label_name(item) if isinstance(item, (str, int, float)) else ""
+        is_name = isinstance(item, (str, int)) or (isinstance(item, float) and item.is_integer())
+        name = label_name(item) if is_name else ""
         if separator in name or (is_missing(name) and name not in labels):
             raise UsageError(
                 f"{stats.file} line {row.line}: {quoted(item)} in {column} is not a label; a label must be a nonempty "
@@ -184,6 +185,6 @@ def _read_list(row: Row, column: str, place: str) -> list[Any] | None:
 def _present(label: str, labels: Sequence[str], row: Row, stats: ReadStats) -> str:
     """Returns the label, or "" if it means "missing"."""
     if label and is_missing(label) and label not in labels:
-        stats.count_irregular(f"with the label {label!r}, read as missing", row.line)
+        stats.count_irregular(f"with the label {label!r}, missing unless config.data.labels has it", row.line)
         return ""
     return label
