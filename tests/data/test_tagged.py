@@ -58,6 +58,7 @@ WORDS, TAGS = ["EU", "#", "Bob", "in"], ["B-ORG", "O", "I-PER", "O"]
         # Indices of words per sentence, from 0, and in the whole file.
         "1 EU NNP B-ORG\n2 # # O\n\n1 Bob NNP I-PER\n2 in IN O\n",
         "0\tEU\tB-ORG\n1\t#\tO\n\n0\tBob\tI-PER\n1\tin\tO\n",
+        "1. EU B-ORG\n2. # O\n\n1. Bob I-PER\n2. in O\n",
         "1 EU B-ORG\n2 # O\n\n3 Bob I-PER\n4 in O\n",
         # CoNLL-U: comments, and lines of a range and of an empty word.
         "# text = EU # O\n1-2\tEU#\t_\n1\tEU\tB-ORG\n2\t#\tO\n2.1\tx\t_\n\n# O\n1\tBob\tI-PER\n2\tin\tO\n",
@@ -106,6 +107,8 @@ def test_chunks_of_a_file_without_entities_are_not_its_tags(tmp_path):
     [
         ("1 EU B-ORG\n1 in O\n", "line 2: the first column contains only numbers, but 1 is not the index"),
         ("7 EU B-ORG\n8 in O\n", "line 1: the first column contains only numbers, but 7 is not"),
+        ("1-1\tEU\tB-ORG\n1-2\tin\tO\n", "the first column contains only ranges such as 1-2"),
+        ("s1 EU B-ORG\ns1 in O\n\ns2 a O\ns2 b O\n", "same value in each line of a sentence, such as 's1'"),
         ("Sentence: 1\tEU\tB-ORG\n\tin\tO\n", "line 1: 'Sentence: 1' is not one word"),
         ("EU\n", "line 1: 'EU' has no tag"),
         ("EU X-ORG\n", "line 1: 'X-ORG' is not a tag of IOB, BIOES or BILOU"),

@@ -1,6 +1,7 @@
 """Tagged words from CoNLL files or table rows, and their tokenization."""
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ OUTSIDE = "O"
 _DOCUMENT = "-DOCSTART-"
 _TAG = re.compile("O|[BIESLU](-.+)?")
 # Index of a word in CoNLL-U and similar formats, also of a range or an empty word.
-_INDEX = re.compile(r"\d+([-.]\d+)?")
+_INDEX = re.compile(r"(\d+)([.:)]|[-.]\d+)?")
 # Types of the chunks that CoNLL files have in the column before the entities.
 _CHUNKS = {"NP", "VP", "PP", "ADJP", "ADVP", "SBAR", "PRT", "CONJP", "INTJ", "LST", "UCP", "NC", "PC", "VC"}
 # Line number and columns of a line.
@@ -70,8 +71,9 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
     lines, is_indexed = _without_comments_and_index(lines, path, stats)
     rows = [columns for _, columns in lines if columns and columns[0] != _DOCUMENT]
     tag_column = _tag_column(rows, is_indexed)
-    if is_indexed or tag_column < -1:
-        stats.columns = f"words in column {1 + is_indexed}, tags in column {is_indexed + len(rows[0]) + tag_column + 1}"
+    if rows and (is_indexed or tag_column < -1):
+        last = f", tags in column {is_indexed + len(rows[0]) + tag_column + 1}" if len(rows[0]) > 1 else ""
+        stats.columns = f"words in column {1 + is_indexed}{last}"
 
     words: list[str] = []
     tags: list[str] = []
@@ -106,6 +108,12 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
     append_end(document_ends)
     if not words:
         raise UsageError(f"{path} has no words; use a file with one word per line")
+    sentences = [words[start:end] for start, end in itertools.pairwise([0, *sentence_ends])]
+    if width > 2 and len(words) > len(sentences) + 1 and all(len({*sentence}) == 1 for sentence in sentences):
+        raise UsageError(
+            f"{path}: the first column has the same value in each line of a sentence, such as {quoted(words[0])}, so "
+            "it contains no words; remove the column"
+        )
     stats.read = stats.used = len(sentence_ends)
     lines_of_sentences = tuple(word_lines[start] for start in (0, *sentence_ends[:-1]))
     return TaggedText(words, tags, sentence_ends, document_ends, lines_of_sentences)
@@ -135,20 +143,26 @@ def _without_comments_and_index(lines: list[_Line], path: Path, stats: ReadStats
                 continue
         if is_word and is_indexed:
             # Lines of a range of words, such as 1-2, and of empty words, such as 1.1, repeat or add to CoNLL-U's words.
-            if not columns[0].isdecimal():
+            if _index(columns) is None:
                 continue
             columns = columns[1:]
         kept.append((line, columns))
     return kept, is_indexed
 
 
+def _index(columns: list[str]) -> int | None:
+    """Returns the index of a word in the first column, or None if it is no index, or that of a range."""
+    match = _INDEX.fullmatch(columns[0]) if columns else None
+    return int(match[1]) if match and len(match[2] or "") < 2 else None
+
+
 def _check_indices(lines: list[_Line], path: Path) -> None:
     """Raises a UsageError unless numbers in the first column count the words of each sentence, or of the file."""
     previous, previous_line = None, 0
     for line, columns in lines:
-        if not columns or not columns[0].isdecimal():
+        index = _index(columns)
+        if index is None:
             continue
-        index = int(columns[0])
         is_next = previous is not None and index == previous + 1
         if not is_next and (index > 1 or (previous is not None and line == previous_line + 1)):
             raise UsageError(
@@ -156,6 +170,8 @@ def _check_indices(lines: list[_Line], path: Path) -> None:
                 "in its sentence; remove the column"
             )
         previous, previous_line = index, line
+    if previous is None:
+        raise UsageError(f"{path}: the first column contains only ranges such as 1-2; remove the column")
 
 
 def _tag_column(rows: list[list[str]], is_indexed: bool) -> int:
