@@ -104,11 +104,12 @@ def test_is_impossible_may_be_text_and_must_not_contradict_the_answers(tmp_path)
         qa("1", "Ann", 0, is_impossible="false"),
         qa("2", "Ann", 0, is_impossible="True"),
         {"id": "3", "question": "q", "answers": None, "is_impossible": False},
+        {"id": "4", "question": "q", "answers": None, "is_impossible": None},
     )
     questions, stats = read(tmp_path, content)
-    assert [(q.id, q.answers) for q in questions] == [("1", ("Ann",)), ("2", ())]
+    assert [(q.id, q.answers) for q in questions] == [("1", ("Ann",)), ("2", ()), ("4", ())]
     assert stats.skipped == {"with is_impossible=false, but without an answer": {"rows": 1, "first": "question 3"}}
-    assert len(read(tmp_path, content, training=False)[0]) == 3
+    assert len(read(tmp_path, content, training=False)[0]) == 4
     with pytest.raises(UsageError, match="question 1 of article 1 .'t'., paragraph 1: is_impossible is 'no', but must"):
         read(tmp_path, squad(qa("1", "Ann", 0, is_impossible="no")))
 
@@ -166,6 +167,10 @@ def test_error_for_a_non_string_value_names_the_paragraph(context, question, tmp
         (
             squad({"id": "7", "question": "q", "answers": "Ann"}),
             "question 7 of .*: answers is 'Ann', but must be a list",
+        ),
+        (
+            squad({"id": "7", "question": "q", "answers": {"text": ["Ann"], "answer_start": []}}),
+            "question 7 of .* paragraph 1: answers has 1 texts and 0 offsets",
         ),
         (squad({"question": "q", "answers": []}), "article 1 .'t'., paragraph 1: a question has no id"),
         (squad("q"), "article 1 .'t'., paragraph 1: a question is 'q', but must be an object"),

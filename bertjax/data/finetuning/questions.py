@@ -191,29 +191,31 @@ def _check(value: Any, kind: type, place: str) -> Any:
 
 
 def _parse_question(entry: dict[str, Any], context: Any, place: str) -> Question:
-    if entry.get("id") is None:
+    if not isinstance(entry.get("id"), (str, int)):
         raise ValueError(f"{place}: a question has no id")
     place = f"question {entry['id']} of {place}"
     answers = entry.get("answers") or []
     if isinstance(answers, dict):
         # The form of Hugging Face `datasets`: lists of texts and offsets.
-        columns = [_check(answers.get(name), list, f"{place}: {name} of answers") for name in ("text", "answer_start")]
-        answers = [dict(zip(("text", "answer_start"), pair, strict=True)) for pair in zip(*columns, strict=True)]
+        texts, offsets = (_check(answers.get(name), list, f"{place}: {name}") for name in ("text", "answer_start"))
+        if len(texts) != len(offsets):
+            raise ValueError(f"{place}: answers has {len(texts)} texts and {len(offsets)} offsets")
+        answers = [{"text": text, "answer_start": offset} for text, offset in zip(texts, offsets, strict=True)]
     for answer in _check(answers, list, f"{place}: answers"):
         _check(_check(answer, dict, f"{place}: an answer").get("text"), str, f"{place}: the text of an answer")
-    says_answerable = "is_impossible" in entry and not _flag(entry["is_impossible"], place)
-    if answers and "is_impossible" in entry and not says_answerable:
+    is_impossible = _flag(entry.get("is_impossible"), place)
+    if is_impossible:
         answers = []
     texts = [_check(context, str, f"{place}: context"), _check(entry.get("question"), str, f"{place}: question")]
     texts += [answer["text"] for answer in answers]
     # Each surrogate is replaced by one character, so that character offsets stay valid.
     passage, text, *answer_texts = map(replace_surrogates, texts)
     start = _offset(answers[0].get("answer_start"), place) if answers else -1
-    return Question(str(entry["id"]), text, passage, tuple(answer_texts), start, says_answerable and not answers)
+    return Question(str(entry["id"]), text, passage, tuple(answer_texts), start, is_impossible is False and not answers)
 
 
-def _flag(value: Any, place: str) -> bool:
-    flags = {"true": True, "1": True, "false": False, "0": False, "none": False}
+def _flag(value: Any, place: str) -> bool | None:
+    flags = {"true": True, "1": True, "false": False, "0": False, "none": None}
     if (name := str(value).lower()) not in flags:
         raise ValueError(f"{place}: is_impossible is {quoted(value)}, but must be true or false")
     return flags[name]
