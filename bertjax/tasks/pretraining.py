@@ -63,7 +63,8 @@ class Task(task.Task):
             self.workdir_files = vocabulary_files(self._vocabulary)
             self.data_hash = self._corpus.fingerprint
             trains_pairs = self.objective.has_pairs and "next_sentence" not in self.objective.untrained_modules
-            if train and trains_pairs and has_single_sentences({"train": self._corpus.manifest["splits"]["train"]}):
+            num_sentences = self._corpus.train.sentences.size - 1
+            if train and trains_pairs and has_single_sentences(self._corpus.train.documents.size - 1, num_sentences):
                 logger.warning(
                     f"nearly every document of {config.data.corpus} has one sentence, so nearly all sentence pairs are "
                     "NotNext; prepare it again with blank lines only between documents, or set "

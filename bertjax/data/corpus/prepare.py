@@ -204,7 +204,8 @@ def summary(output: str | Path, manifest: dict[str, Any]) -> str:
             f"  {name}: {split['documents']:,} documents, {split['sentences']:,} sentences, "
             f"{split['tokens']:,} tokens of {split['text_bytes'] / 1e6:,.1f} MB"
         )
-    if store.has_single_sentences(manifest["splits"]):
+    splits = manifest["splits"].values()
+    if store.has_single_sentences(*(sum(split[name] for split in splits) for name in ("documents", "sentences"))):
         lines.append(
             "  nearly every document has one sentence, so next-sentence prediction cannot be trained: with text:, "
             "write a blank line between documents, not after each sentence"

@@ -63,9 +63,8 @@ class Split:
     documents: np.ndarray
 
 
-def has_single_sentences(splits: dict[str, dict[str, int]]) -> bool:
-    """Returns True if nearly every document of a manifest's `splits` has one sentence, so few pairs are IsNext."""
-    documents, sentences = (sum(split[name] for split in splits.values()) for name in ("documents", "sentences"))
+def has_single_sentences(documents: int, sentences: int) -> bool:
+    """Returns True if nearly every one of several documents has one sentence, so that few pairs are IsNext."""
     return documents > 1 and sentences < 1.1 * documents
 
 
