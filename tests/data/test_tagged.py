@@ -80,7 +80,7 @@ def test_columns_of_words_and_tags_are_found(tmp_path, content):
 
 def test_columns_that_are_not_the_first_and_last_are_counted_as_used(tmp_path):
     path = tmp_path / "file"
-    path.write_text("#\ty\n1\tEU\tB-ORG\tO\n")
+    path.write_text("#\ty\tO\tO\n1\tEU\tB-ORG\tO\n")
     stats = ReadStats("file")
     read_conll(path, stats)
     assert stats.summary() == (
