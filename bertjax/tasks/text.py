@@ -248,7 +248,7 @@ class Task(FinetuningTask):
 
 
 def _read_labels(data: TextData) -> list[str]:
-    """Returns the distinct labels of the training file, sorted. Logs a warning about labels that are probably none."""
+    """Returns the distinct labels of the training file, sorted."""
     if not data.train_file:
         raise UsageError("no training file to read the classes from; set --config.data.train_file=FILE")
     rows, stats = data.read_rows(data.train_file, [data.label], keep_short=False)
@@ -289,6 +289,18 @@ def _read_labels(data: TextData) -> list[str]:
             f"column {data.label!r} of {data.train_file} contains {len(labels)} different labels in {stats.read:,} "
             f"rows{noted}, but classification needs at least 2; for regression, use --config.data.kind=number"
         )
+    _warn_of_other_fields(data, stats.read, labels, counts, in_short_rows)
+    return sorted(labels.values())
+
+
+def _warn_of_other_fields(
+    data: TextData, num_rows: int, labels: dict[str, str], counts: Counter[str], in_short_rows: set[str]
+) -> None:
+    """Logs a warning about labels that are probably values of another column.
+
+    `labels` contains the names of the labels by key, `counts` their rows, and `in_short_rows` the keys of labels in rows
+    without surplus fields.
+    """
     shifted = [name for key, name in labels.items() if key not in in_short_rows]
     rare = [name for key, name in labels.items() if counts[key] == 1]
     if shifted:
@@ -296,7 +308,7 @@ def _read_labels(data: TextData) -> list[str]:
             f"only rows of {data.train_file} with more fields than columns have the {data.label} "
             f"{listed(map(quoted, shifted))}, perhaps a part of another field; quote fields that contain a comma"
         )
-    elif data.kind == "classes" and stats.read >= _MIN_ROWS and 2 * len(rare) >= stats.read:
+    elif data.kind == "classes" and num_rows >= _MIN_ROWS and 2 * len(rare) >= num_rows:
         logger.warning(
             f"{len(rare):,} of {len(labels):,} classes of {data.train_file} have only one row, such as "
             f"{listed(map(quoted, rare), 3)}; check that {data.label!r} is the column of the classes"
@@ -306,4 +318,3 @@ def _read_labels(data: TextData) -> list[str]:
             f"classes of {data.train_file} with only one row look like texts: {listed(map(quoted, long), 3)}; check "
             "the fields of these rows"
         )
-    return sorted(labels.values())
