@@ -298,8 +298,8 @@ def _warn_of_other_fields(
 ) -> None:
     """Logs a warning about labels that are probably values of another column.
 
-    `labels` contains the names of the labels by key, `counts` their rows, and `in_short_rows` the keys of labels in rows
-    without surplus fields.
+    `labels` contains the names of the labels by key, `counts` their rows, and `in_short_rows` the keys of labels that
+    are in rows without surplus fields.
     """
     shifted = [name for key, name in labels.items() if key not in in_short_rows]
     rare = [name for key, name in labels.items() if counts[key] == 1]
