@@ -90,7 +90,7 @@ def read_checkpoint(path: str | os.PathLike, lower_case: bool | None = None) -> 
     fmt = detect_format(path)
     if fmt == BERTJAX:
         if lower_case is not None:
-            raise UsageError(f"{path} records whether it is cased; omit {'--uncased' if lower_case else '--cased'}")
+            raise UsageError(f"the workdir {path} records whether it is cased; omit --cased, --uncased or lower_case")
         return read_workdir(resolve_checkpoint_path(path))
     return {HUGGINGFACE: huggingface.read, TENSORFLOW: tensorflow.read}[fmt](Path(path).expanduser(), lower_case)
 

@@ -235,7 +235,9 @@ def _check_tied_arrays(
     # Without tied embeddings, a masked-LM head needs a decoder of its own. An encoder alone has no decoder to tie.
     decoder, bias = _TIED_ARRAYS
     if not is_tied and decoder not in stored_names and {bias, _TIED_ARRAYS[bias]} & stored_names.keys():
-        raise UsageError(f"{folder} has untied embeddings (tie_word_embeddings=false) but lacks {decoder}; copy it again")
+        raise UsageError(
+            f"{folder} has untied embeddings (tie_word_embeddings=false) but lacks {decoder}; copy it again"
+        )
     for copy, original in _TIED_ARRAYS.items():
         if {copy, original} <= stored_names.keys() and not np.array_equal(
             read_array(stored_names[copy]), read_array(stored_names[original])

@@ -19,6 +19,7 @@ from bertjax.data.corpus.vocabulary import (
     load_tokenizer_json,
     load_vocabulary,
     named_special_ids,
+    vocab_txt_lines,
 )
 from bertjax.errors import UsageError, first_line, listed
 from bertjax.model.config import ModelConfig
@@ -123,15 +124,19 @@ def _bert_tokenizer(
         raise UsageError(
             f"{folder / _TOKENIZER} contains a tokenizer of type {model['type']!r}; BertTokenizer needs WordPiece"
         )
-    vocab = model["vocab"] if tokenizer else _read_vocab_txt(folder)
+    file = folder / VOCABULARY
+    # Unlike in google-research/bert, tokens may start with spaces.
+    lines = [] if tokenizer else vocab_txt_lines(file, file.read_bytes())
+    vocab = model["vocab"] if tokenizer else {line.rstrip(): index for index, line in enumerate(lines)}
     do_lower_case, notes = options["do_lower_case"] if lower_case is None else lower_case, []
     if do_lower_case is None:
         # Without this option, transformers lower-cases text, even for a cased vocabulary. A bare vocab.txt decides.
         do_lower_case = bool(tokenizer or (folder / _CONFIG).is_file()) or not is_cased(vocab)
-        verb = "lower-cases text" if do_lower_case else "keeps the case, since tokens have capitals"
-        notes.append(f"do_lower_case is not set in {_CONFIG}: the tokenizer {verb}; --cased or --uncased changes it")
+        if not tokenizer:
+            guess = "true" if do_lower_case else "false, since tokens have capitals"
+            notes.append(f"do_lower_case is not set in {_CONFIG}; assuming {guess}; use --cased or --uncased to set it")
     if do_lower_case and (capitals := capital_pieces(vocab)):
-        notes.append(f"text is lower-cased, so {len(capitals):,} tokens with capitals never occur: {listed(capitals)}")
+        notes.append(f"text is lower-cased, so tokens with capitals never occur: {listed(capitals)}")
     unk = _as_token(config["unk_token"])
     engine = Tokenizer(
         models.WordPiece(
@@ -158,13 +163,6 @@ def _bert_tokenizer(
                 f"ignored {', '.join(names)} of {_TOKENIZER}, as transformers does for tokenizer_class BertTokenizer"
             )
     return engine, notes
-
-
-def _read_vocab_txt(folder: Path) -> dict[str, int]:
-    """Returns the id of each token. Unlike in google-research/bert, tokens may start with spaces."""
-    content = load_vocabulary(folder / VOCABULARY, False).content
-    lines = content.decode().removesuffix("\n").split("\n")
-    return {line.rstrip(): index for index, line in enumerate(lines)}
 
 
 def _add_tokens(engine: Tokenizer, folder: Path, config: dict[str, Any], tokenizer: dict[str, Any]) -> dict[str, str]:
@@ -194,6 +192,11 @@ def _add_tokens(engine: Tokenizer, folder: Path, config: dict[str, Any], tokeniz
         if token.content not in {other.content for other in [*known, *new]}:
             new.append(by_content.get(token.content, token))
     special = {token.content for token in named.values()}
+    for name in _DEFAULTS.keys() & named.keys():
+        if engine.token_to_id(named[name].content) is None and named[name].content not in by_content:
+            raise UsageError(
+                f"the vocabulary of {folder} lacks {named[name].content}, the {name} of its tokenizer; add it"
+            )
     for token in new:
         token.special = token.special or token.content in special
     engine.add_tokens(new)
@@ -222,14 +225,11 @@ def _as_token(token: Any, **fields: bool) -> AddedToken:
 
 def _find_special_ids(engine: Tokenizer, folder: Path, tokens: dict[str, str]) -> dict[str, int]:
     """Returns the ids of the special tokens by their names `pad`, `unk`, `cls`, `sep` and `mask`."""
-    special_ids = {}
-    for name, default in _DEFAULTS.items():
-        token = tokens.get(name, default)
-        index = engine.token_to_id(token)
-        if index is None:
-            raise UsageError(f"the tokenizer of {folder} has no {name}; set it in {_CONFIG}")
-        special_ids[name.removesuffix("_token")] = index
-    return special_ids
+    ids = {token.content: index for index, token in engine.get_added_tokens_decoder().items()}
+    special = {name: tokens.get(name, default) for name, default in _DEFAULTS.items()}
+    if missing := [name for name, token in special.items() if token not in ids]:
+        raise UsageError(f"the tokenizer of {folder} has no {', '.join(missing)}; set it in {_CONFIG}")
+    return {name.removesuffix("_token"): ids[token] for name, token in special.items()}
 
 
 def _check_template(engine: Tokenizer, folder: Path, special_ids: dict[str, int]) -> None:

@@ -140,17 +140,16 @@ def load_vocabulary(
         normalized = engine.normalizer.normalize_str("A") if engine.normalizer else "A"
         lower_case = "a" in normalized
     else:
-        # Editors on Windows write a byte-order mark, which would become part of the first piece.
         content = content.removeprefix(BOM_UTF8)
-        kind, pieces = WORDPIECE, _wordpiece_pieces(path, content)
+        kind, pieces = WORDPIECE, tuple(line.strip() for line in vocab_txt_lines(path, content))
     if kind != TOKENIZER_JSON or special_ids is None:
         special_ids = _special_ids(path, kind, pieces)
     if lower_case is None:
         lower_case = kind == WORDPIECE and not is_cased(pieces)
         if lower_case and (capitals := capital_pieces(pieces)):
             logger.warning(
-                f"{path} is lower-cased, so {len(capitals)} tokens with capitals never occur: {listed(capitals)}; use "
-                "--cased with prepare or convert if the model is cased"
+                f"text is lower-cased, so tokens of {path} with capitals never occur: {listed(capitals)}; use --cased "
+                "with prepare or convert if the model is cased"
             )
     ids = {f"{name}_id": index for name, index in special_ids.items()}
     sha256 = hashlib.sha256(content).hexdigest()
@@ -192,7 +191,10 @@ def capital_pieces(pieces: Iterable[str]) -> list[str]:
     return [piece for piece in pieces if piece != piece.lower() and not piece.startswith("[")]
 
 
-def _wordpiece_pieces(path: os.PathLike, content: bytes) -> tuple[str, ...]:
+def vocab_txt_lines(path: os.PathLike, content: bytes) -> list[str]:
+    """Returns the lines of a `vocab.txt` with their whitespace. Raises a UsageError for a damaged file."""
+    # Editors on Windows write a byte-order mark, which would become part of the first piece.
+    content = content.removeprefix(BOM_UTF8)
     reject_utf16(path, content)
     try:
         text = content.decode("utf-8")
@@ -203,7 +205,7 @@ def _wordpiece_pieces(path: os.PathLike, content: bytes) -> tuple[str, ...]:
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
         raise UsageError(f"the vocabulary {path} is damaged: NUL byte on line {line}; copy it again")
-    return tuple(line.strip() for line in text.removesuffix("\n").split("\n"))
+    return text.removesuffix("\n").split("\n")
 
 
 def load_sentencepiece(path: os.PathLike, content: bytes) -> Any:
