@@ -43,7 +43,7 @@ def test_missing_unknown_and_misshapen_arrays_are_listed(letters, tmp_path):
         ({"hidden_act": "silu"}, "hidden_act 'silu'"),
         ({"architectures": ["BertLMHeadModel"]}, "'BertLMHeadModel'; use one of BertForPreTraining"),
         ({"vocab_size": 7}, "vocab_size is 7; use the vocabulary that the model was trained with"),
-        ({"vocab_size": 5000}, r"or append 4,?\d+ lines such as \[unused1000\] to vocab.txt"),
+        ({"vocab_size": 5000}, r"word_embeddings.weight \(\d+, 16\) instead of \(5000, 16\)"),
         ({"hidden_size": "wide"}, "hidden_size is 'wide'; it must be an integer"),
         ({"hidden_size": 16.0}, "hidden_size is 16.0"),
         ({"hidden_act": ["gelu"]}, "hidden_act is .*; it must be of type str"),
