@@ -41,8 +41,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--vocab",
         metavar="FILE",
-        help="vocab.txt, SentencePiece .model, or a checkpoint such as hf:google-bert/bert-base-uncased (default: "
-        "train a vocabulary)",
+        help="vocab.txt, SentencePiece .model, tokenizer.json, or a checkpoint such as hf:google-bert/bert-base-uncased "
+        "(default: train a vocabulary)",
     )
     parser.add_argument(
         "--vocab_kind", default="wordpiece", help="kind of vocabulary to train: wordpiece or sentencepiece"
