@@ -41,7 +41,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--vocab",
         metavar="FILE",
-        help="vocab.txt, SentencePiece .model, tokenizer.json, or a checkpoint such as hf:google-bert/bert-base-uncased "
+        help="vocab.txt, SentencePiece .model, tokenizer.json or a checkpoint such as hf:google-bert/bert-base-uncased "
         "(default: train a vocabulary)",
     )
     parser.add_argument(
