@@ -126,7 +126,7 @@ def _bert_tokenizer(
         )
     file = folder / VOCABULARY
     # Unlike in google-research/bert, tokens may start with spaces.
-    lines = [] if tokenizer else vocab_txt_lines(file, file.read_bytes())
+    lines = [] if tokenizer else vocab_txt_lines(file, file.read_bytes())[0]
     vocab = model["vocab"] if tokenizer else {line.rstrip(): index for index, line in enumerate(lines)}
     do_lower_case, notes = options["do_lower_case"] if lower_case is None else lower_case, []
     if do_lower_case is None:

@@ -140,8 +140,8 @@ def load_vocabulary(
         normalized = engine.normalizer.normalize_str("A") if engine.normalizer else "A"
         lower_case = "a" in normalized
     else:
-        content = content.removeprefix(BOM_UTF8)
-        kind, pieces = WORDPIECE, tuple(line.strip() for line in vocab_txt_lines(path, content))
+        lines, content = vocab_txt_lines(path, content)
+        kind, pieces = WORDPIECE, tuple(line.strip() for line in lines)
     if kind != TOKENIZER_JSON or special_ids is None:
         special_ids = _special_ids(path, kind, pieces)
     if lower_case is None:
@@ -191,10 +191,15 @@ def capital_pieces(pieces: Iterable[str]) -> list[str]:
     return [piece for piece in pieces if piece != piece.lower() and not piece.startswith("[")]
 
 
-def vocab_txt_lines(path: os.PathLike, content: bytes) -> list[str]:
-    """Returns the lines of a `vocab.txt` with their whitespace. Raises a UsageError for a damaged file."""
-    # Editors on Windows write a byte-order mark, which would become part of the first piece.
+def vocab_txt_lines(path: os.PathLike, content: bytes) -> tuple[list[str], bytes]:
+    """Returns the lines of a `vocab.txt` with their whitespace, and its content as google-research/bert can read it.
+
+    Raises a UsageError if the file is damaged.
+    """
+    # Editors on Windows write a byte-order mark, which would become part of the first piece. Old Macs end lines with CR.
     content = content.removeprefix(BOM_UTF8)
+    if b"\n" not in content:
+        content = content.replace(b"\r", b"\n")
     reject_utf16(path, content)
     try:
         text = content.decode("utf-8")
@@ -205,7 +210,7 @@ def vocab_txt_lines(path: os.PathLike, content: bytes) -> list[str]:
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
         raise UsageError(f"the vocabulary {path} is damaged: NUL byte on line {line}; copy it again")
-    return text.removesuffix("\n").split("\n")
+    return text.removesuffix("\n").split("\n"), content
 
 
 def load_sentencepiece(path: os.PathLike, content: bytes) -> Any:

@@ -230,10 +230,12 @@ def test_few_tokens_with_capitals_do_not_make_a_vocabulary_cased(pieces, lower_c
     assert load_vocabulary(path, lower_case=not lower_case).lower_case != lower_case
 
 
-def test_byte_order_mark_is_not_part_of_the_first_piece(tmp_path):
-    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL, "a"]), encoding="utf-8-sig")
+@pytest.mark.parametrize("encoding, line_end", [("utf-8-sig", "\n"), ("utf-8", "\r\n"), ("utf-8", "\r")])
+def test_byte_order_mark_and_line_ends_are_not_part_of_a_piece(encoding, line_end, tmp_path):
+    (tmp_path / "vocab.txt").write_text(line_end.join([*SPECIAL, "a"]), encoding=encoding, newline="")
     vocabulary = load_vocabulary(tmp_path / "vocab.txt")
-    assert vocabulary.pieces[0] == "[PAD]" and vocabulary.content.startswith(b"[PAD]")
+    assert vocabulary.pieces == (*SPECIAL, "a")
+    assert [line.strip() for line in vocabulary.content.split(b"\n")] == [piece.encode() for piece in vocabulary.pieces]
 
 
 def test_tokenizer_json_file_is_a_vocabulary(tmp_path):
