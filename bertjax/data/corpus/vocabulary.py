@@ -196,7 +196,7 @@ def vocab_txt_lines(path: os.PathLike, content: bytes) -> tuple[list[str], bytes
 
     Raises a UsageError if the file is damaged.
     """
-    # Editors on Windows write a byte-order mark, which would become part of the first piece. Old Macs end lines with CR.
+    # Editors on Windows write a byte-order mark, which would become part of the first piece. Old Macs end lines by CR.
     content = content.removeprefix(BOM_UTF8)
     if b"\n" not in content:
         content = content.replace(b"\r", b"\n")
