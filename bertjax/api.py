@@ -294,13 +294,15 @@ def _as_tuples(texts: Sequence[str | tuple[str, ...]], max_parts: int | None = N
     return [tuple(parts) for parts in tuples]
 
 
-def load(path: str | Path, mesh: Mesh | None = None) -> Pretrained:
+def load(path: str | Path, mesh: Mesh | None = None, lower_case: bool | None = None) -> Pretrained:
     """Loads a checkpoint of bertjax, Hugging Face or google-research/bert.
 
     Args:
       path: bertjax workdir, checkpoint in a workdir, Hugging Face folder, TensorFlow checkpoint or its folder, or
         `hf:ORG/NAME[@REVISION]` for a model of the Hugging Face Hub.
       mesh: device mesh with the axes `data`, `fsdp` and `tensor` (default: all devices, with replicated parameters).
+      lower_case: whether to lower-case text, for a checkpoint of another format whose files do not say so (default: as
+        its tokenizer does).
 
     Raises:
       UsageError: `path` contains no checkpoint or no vocabulary, or the model is not BERT.
@@ -313,11 +315,15 @@ def load(path: str | Path, mesh: Mesh | None = None) -> Pretrained:
     if not str(path):
         raise UsageError("path is empty; pass the path of a checkpoint")
     skip_missing_tpu()
-    return Pretrained(load_model(path, mesh))
+    return Pretrained(load_model(path, mesh, lower_case))
 
 
-def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Loads a tokenizer from a checkpoint (any `path` of `load`), a `vocab.txt` or a SentencePiece `.model` file.
+def load_tokenizer(path: str | Path, lower_case: bool | None = None) -> Tokenizer:
+    """Loads a tokenizer from a checkpoint (any `path` of `load`) or a `vocab.txt`, `.model` or `tokenizer.json` file.
+
+    Args:
+      path: path or address of the checkpoint or file.
+      lower_case: whether to lower-case text (default: as the checkpoint does; detected for a `vocab.txt`).
 
     Examples:
       >>> tokenizer = bertjax.load_tokenizer(CHECKPOINT)
@@ -327,4 +333,4 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     Raises:
       UsageError: `path` contains no tokenizer.
     """
-    return Tokenizer(read_vocabulary(path))
+    return Tokenizer(read_vocabulary(path, lower_case))

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from bertjax.cli.parser import CHECKPOINT_HELP, add_command
+from bertjax.cli.parser import CHECKPOINT_HELP, add_command, chosen_case
 from bertjax.errors import UsageError
 from bertjax.utils.hub import is_hub
 from bertjax.utils.terminal import show
@@ -28,6 +28,8 @@ def add_parser(commands: Any) -> None:
         "--format",
         help="format of DST: bertjax, huggingface or tensorflow (default: bertjax, or huggingface for an upload)",
     )
+    parser.add_argument("--cased", action="store_true", help="keep case and accents (default: as SRC says)")
+    parser.add_argument("--uncased", action="store_true", help="convert text to lower case (default: as SRC says)")
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier conversion or upload")
 
 
@@ -36,10 +38,13 @@ def convert(args: argparse.Namespace) -> None:
     from bertjax.convert.convert import BERTJAX, HUGGINGFACE, upload
     from bertjax.convert.convert import convert as run
 
+    lower_case = chosen_case(args)
     if is_hub(args.destination):
+        if lower_case is not None:
+            raise UsageError("--cased and --uncased have no effect on an upload; convert to a folder first")
         if args.format not in (None, HUGGINGFACE):
             raise UsageError(f"an upload has the format {HUGGINGFACE}, not {args.format}; omit --format")
         show(upload(args.source, args.destination, args.overwrite))
         return
-    run(args.source, args.destination, args.format or BERTJAX, args.overwrite)
+    run(args.source, args.destination, args.format or BERTJAX, args.overwrite, lower_case)
     show(args.destination)

@@ -163,3 +163,10 @@ def add_profile(parser: argparse.ArgumentParser) -> None:
         metavar="START:STOP",
         help="profile steps START to STOP - 1 with jax.profiler, for TensorBoard or xprof",
     )
+
+
+def chosen_case(args: argparse.Namespace) -> bool | None:
+    """Returns False for `--cased`, True for `--uncased`, and None if neither is set."""
+    if args.cased and args.uncased:
+        raise UsageError("--cased and --uncased are both set; set only one")
+    return False if args.cased else True if args.uncased else None

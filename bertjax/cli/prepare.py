@@ -1,11 +1,10 @@
 """`bertjax prepare`: creation of a tokenized corpus from text."""
 
 import argparse
-import dataclasses
 from pathlib import Path
 from typing import Any
 
-from bertjax.cli.parser import add_command
+from bertjax.cli.parser import add_command, chosen_case
 from bertjax.errors import UsageError
 from bertjax.utils.hub import is_hub
 from bertjax.utils.terminal import show
@@ -42,8 +41,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--vocab",
         metavar="FILE",
-        help="vocab.txt, SentencePiece .model, or a checkpoint such as hf:google-bert/bert-base-uncased (default: "
-        "train a vocabulary)",
+        help="vocab.txt, SentencePiece .model, tokenizer.json or a checkpoint such as hf:google-bert/bert-base-uncased "
+        "(default: train a vocabulary)",
     )
     parser.add_argument(
         "--vocab_kind", default="wordpiece", help="kind of vocabulary to train: wordpiece or sentencepiece"
@@ -87,11 +86,9 @@ def prepare(args: argparse.Namespace) -> None:
     from bertjax.data.corpus.prepare import prepare as run
     from bertjax.data.corpus.prepare import summary
 
-    if args.cased and args.uncased:
-        raise UsageError("--cased and --uncased are both set; set only one")
+    lower_case = chosen_case(args)
     if args.vocab and args.vocab_size is not None:
         raise UsageError("--vocab_size has no effect with --vocab; omit one of them")
-    lower_case = False if args.cased else True if args.uncased else None
     manifest = run(
         args.input,
         args.output,
@@ -118,5 +115,4 @@ def _checkpoint_vocabulary(checkpoint: str, lower_case: bool | None) -> Any:
     """Returns the vocabulary of a checkpoint. `lower_case`, if not None, replaces the setting of its tokenizer."""
     from bertjax.convert.convert import read_vocabulary
 
-    vocabulary = read_vocabulary(checkpoint)
-    return vocabulary if lower_case is None else dataclasses.replace(vocabulary, lower_case=lower_case)
+    return read_vocabulary(checkpoint, lower_case)

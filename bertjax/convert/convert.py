@@ -1,6 +1,7 @@
 """Conversion of checkpoints between the formats of bertjax, Hugging Face and google-research/bert."""
 
 import contextlib
+import dataclasses
 import json
 import logging
 import os
@@ -17,7 +18,7 @@ from bertjax.convert import tensorflow1 as tensorflow
 from bertjax.convert.huggingface_tokenizer import FILES as TOKENIZER_FILES
 from bertjax.convert.huggingface_tokenizer import read_tokenizer
 from bertjax.convert.portable import POOLING, WORKDIR_FILES, PortableCheckpoint, read_workdir, write_workdir
-from bertjax.data.corpus.vocabulary import Vocabulary, open_vocabulary, workdir_vocabulary
+from bertjax.data.corpus.vocabulary import Vocabulary, load_vocabulary, open_vocabulary, workdir_vocabulary
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, resolve_checkpoint_path, workdir_of
 from bertjax.training.sharding import list_devices
@@ -81,38 +82,54 @@ def detect_format(path: str | os.PathLike) -> str:
     )
 
 
-def read_checkpoint(path: str | os.PathLike) -> PortableCheckpoint:
-    """Reads a checkpoint of any format into host memory."""
+def read_checkpoint(path: str | os.PathLike, lower_case: bool | None = None) -> PortableCheckpoint:
+    """Reads a checkpoint of any format into host memory.
+
+    `lower_case`, if not None, replaces the setting of the tokenizer.
+    """
     fmt = detect_format(path)
     if fmt == BERTJAX:
+        if lower_case is not None:
+            raise UsageError(f"the workdir {path} records whether it is cased; omit --cased, --uncased or lower_case")
         return read_workdir(resolve_checkpoint_path(path))
-    return {HUGGINGFACE: huggingface.read, TENSORFLOW: tensorflow.read}[fmt](Path(path).expanduser())
+    return {HUGGINGFACE: huggingface.read, TENSORFLOW: tensorflow.read}[fmt](Path(path).expanduser(), lower_case)
 
 
-def read_vocabulary(path: str | os.PathLike) -> Vocabulary:
-    """Reads a vocabulary from a file, from a checkpoint of any format, or from the hub."""
+def read_vocabulary(path: str | os.PathLike, lower_case: bool | None = None) -> Vocabulary:
+    """Reads a vocabulary from a file, from a checkpoint of any format, or from the hub.
+
+    `lower_case`, if not None, replaces the setting of the tokenizer.
+    """
     if hub.is_hub(path):
-        return _tokenizer_vocabulary(hub.download(str(path), TOKENIZER_FILES), str(path))
+        folder = hub.download(str(path), (huggingface.CONFIG, *TOKENIZER_FILES))
+        return _tokenizer_vocabulary(folder, str(path), lower_case)
     local = Path(path).expanduser()
     if local.is_file():
-        return open_vocabulary(local)
+        return open_vocabulary(local) if lower_case is None else load_vocabulary(local, lower_case)
     if detect_format(path) == BERTJAX:
-        return workdir_vocabulary(workdir_of(find_checkpoint(path)))
-    return _tokenizer_vocabulary(local, str(path))
+        vocabulary = workdir_vocabulary(workdir_of(find_checkpoint(path)))
+        return vocabulary if lower_case is None else dataclasses.replace(vocabulary, lower_case=lower_case)
+    return _tokenizer_vocabulary(local, str(path), lower_case)
 
 
-def _tokenizer_vocabulary(folder: Path, name: str) -> Vocabulary:
+def _tokenizer_vocabulary(folder: Path, name: str, lower_case: bool | None) -> Vocabulary:
     prefix = tensorflow.find_prefix(folder)
-    vocabulary = read_tokenizer(folder if prefix is None else prefix.parent)[0]
+    if prefix is None or huggingface.has_weights(folder):
+        vocabulary, notes = read_tokenizer(folder, lower_case)
+        for note in notes:
+            logger.info(note)
+    else:
+        vocabulary = tensorflow.read_vocabulary(prefix.parent, lower_case)
     if vocabulary is None:
         raise UsageError(f"{name} lacks vocab.txt; copy the model's vocabulary to this folder")
     return vocabulary
 
 
-def convert(source: str, destination: str, fmt: str, overwrite: bool) -> None:
+def convert(source: str, destination: str, fmt: str, overwrite: bool, lower_case: bool | None = None) -> None:
     """Converts a checkpoint to a different format, and writes the destination atomically.
 
-    `source` is the path of a checkpoint or its address on the hub. `fmt` is one of `FORMATS`.
+    `source` is the path of a checkpoint or its address on the hub. `fmt` is one of `FORMATS`. `lower_case`, if not
+    None, replaces the setting of the tokenizer.
     """
     if fmt not in FORMATS:
         raise UsageError(f"unknown --format {fmt!r}; use one of {', '.join(FORMATS)}")
@@ -128,7 +145,7 @@ def convert(source: str, destination: str, fmt: str, overwrite: bool) -> None:
     path = local_checkpoint(source)
     source_fmt = detect_format(path)
     with atomic_folder(target, overwrite, "checkpoint", _REPLACEABLE) as folder:
-        checkpoint = read_checkpoint(path)
+        checkpoint = read_checkpoint(path, lower_case)
         logger.info(f"{source}: {source_fmt}, {_describe(checkpoint)}")
         _write(checkpoint, Path(folder), target, fmt, _origin_of(source, path))
     logger.info(f"wrote {target}: {fmt}")

@@ -17,7 +17,7 @@ from bertjax.convert.portable import (
     POOLING,
     POOLING_FOLDER,
     PortableCheckpoint,
-    check_vocabulary_size,
+    fit_vocabulary,
     parameter_table,
     parse_bert_config,
     read_config,
@@ -76,8 +76,11 @@ def is_checkpoint_folder(path: Path) -> bool:
     return not isinstance(config, dict) or "model_type" in config or "architectures" in config
 
 
-def read(folder: Path) -> PortableCheckpoint:
-    """Reads config, weights and vocabulary from a folder in Hugging Face's format."""
+def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
+    """Reads config, weights and vocabulary from a folder in Hugging Face's format.
+
+    `lower_case`, if not None, replaces `do_lower_case` of its tokenizer.
+    """
     hf_config = _read_supported_config(folder)
     output_kind = _output_kind(hf_config)
     kind = OUTPUT_KINDS.get(output_kind)
@@ -89,11 +92,13 @@ def read(folder: Path) -> PortableCheckpoint:
         hidden_act=_ACTIVATIONS[hf_config.get("hidden_act", "gelu")],
         layer_norm_eps=hf_config.get("layer_norm_eps", DEFAULT_EPSILON),
     )
-    vocabulary, notes = read_tokenizer(folder)
+    vocabulary, notes = read_tokenizer(folder, lower_case)
     pooling = read_pooling(folder)
     if (folder / POOLING).is_file() and not pooling:
         notes.append(f"ignored {POOLING}, because bertjax supports only cls or mean")
-    check_vocabulary_size(vocabulary, config, folder)
+    num_rows = config.vocab_size
+    vocabulary, config, padding_notes = fit_vocabulary(vocabulary, config, folder)
+    notes += padding_notes
     shapes, read_array = open_weights(folder, _class_of(hf_config))
     prefix = "" if any(name.startswith("bert.") for name in shapes) else "bert."
     stored_names = {_canonical_name(name, prefix): name for name in shapes}
@@ -102,7 +107,7 @@ def read(folder: Path) -> PortableCheckpoint:
         raise UsageError(
             f"{folder} contains arrays twice, under an old and a new name: {listed(duplicates)}; remove the old arrays"
         )
-    _check_tied_arrays(stored_names, read_array, folder)
+    _check_tied_arrays(stored_names, read_array, folder, hf_config.get("tie_word_embeddings", True))
     if vocabulary and hf_config.get("pad_token_id", vocabulary.pad_id) != vocabulary.pad_id:
         notes.append(f"ignored pad_token_id={hf_config['pad_token_id']}: [PAD] is token {vocabulary.pad_id}")
     dtypes: set[str] = set()
@@ -114,7 +119,7 @@ def read(folder: Path) -> PortableCheckpoint:
 
     num_outputs = (kind.num_outputs or len(labels)) if kind else 0
     params = names.import_params(
-        parameter_table(config, output_kind, num_outputs),
+        parameter_table(config, output_kind, num_outputs, num_rows),
         config.num_hidden_layers,
         names.HUGGINGFACE,
         {name: shapes[stored] for name, stored in stored_names.items() if name not in (*_TIED_ARRAYS, *_BUFFERS)},
@@ -174,7 +179,6 @@ def _read_supported_config(folder: Path) -> dict[str, Any]:
         "is_decoder": config.get("is_decoder"),
         "add_cross_attention": config.get("add_cross_attention"),
         "quantization_config": config.get("quantization_config"),
-        "untied embeddings": not config.get("tie_word_embeddings", True),
         f"hidden_act {activation!r}": activation not in _ACTIVATIONS,
     }
     if any(unsupported.values()):
@@ -225,7 +229,15 @@ def _canonical_name(name: str, prefix: str) -> str:
     return f"{prefix}{name}" if name.startswith(("embeddings.", "encoder.", "pooler.")) else name
 
 
-def _check_tied_arrays(stored_names: dict[str, str], read_array: Callable[[str], np.ndarray], folder: Path) -> None:
+def _check_tied_arrays(
+    stored_names: dict[str, str], read_array: Callable[[str], np.ndarray], folder: Path, is_tied: bool
+) -> None:
+    # Without tied embeddings, a masked-LM head needs a decoder of its own. An encoder alone has no decoder to tie.
+    decoder, bias = _TIED_ARRAYS
+    if not is_tied and decoder not in stored_names and {bias, _TIED_ARRAYS[bias]} & stored_names.keys():
+        raise UsageError(
+            f"{folder} has untied embeddings (tie_word_embeddings=false) but lacks {decoder}; copy it again"
+        )
     for copy, original in _TIED_ARRAYS.items():
         if {copy, original} <= stored_names.keys() and not np.array_equal(
             read_array(stored_names[copy]), read_array(stored_names[original])
@@ -265,7 +277,7 @@ def _make_config(checkpoint: PortableCheckpoint, class_name: str) -> dict[str, A
     config = {
         "architectures": [class_name],
         "model_type": "bert",
-        **shared_fields(checkpoint.config, names.HUGGINGFACE),
+        **shared_fields(checkpoint, names.HUGGINGFACE),
         "layer_norm_eps": checkpoint.config.layer_norm_eps,
         "hidden_act": activations[checkpoint.config.hidden_act],
         "pad_token_id": checkpoint.vocabulary.pad_id if checkpoint.vocabulary else 0,

@@ -1,51 +1,287 @@
-"""Tokenizer of a Hugging Face folder: `vocab.txt` or `tokenizer.json`, and `tokenizer_config.json`."""
+"""Tokenizer of a Hugging Face folder, built from its files as `AutoTokenizer` of transformers does."""
 
 import json
 from pathlib import Path
 from typing import Any
 
+from tokenizers import AddedToken, BertWordPieceTokenizer, Tokenizer, models, normalizers, pre_tokenizers, processors
+
 from bertjax.convert.portable import read_vocabulary_file
-from bertjax.data.corpus.tokenizer import MAX_WORD_CHARS
-from bertjax.data.corpus.vocabulary import SPECIAL_PIECES, VOCABULARY_FILES, WORDPIECE, Vocabulary, load_vocabulary
-from bertjax.errors import UsageError
+from bertjax.data.corpus.vocabulary import (
+    CONTINUATION,
+    SPECIAL_PIECES,
+    TOKENIZER_JSON,
+    VOCABULARY_FILES,
+    WORDPIECE,
+    Vocabulary,
+    capital_pieces,
+    is_cased,
+    load_tokenizer_json,
+    load_vocabulary,
+    named_special_ids,
+    vocab_txt_lines,
+)
+from bertjax.errors import UsageError, first_line, listed
 from bertjax.model.config import ModelConfig
 from bertjax.utils.io import read_json_object
 
 VOCABULARY = "vocab.txt"
 _CONFIG, _TOKENIZER, _SPECIAL_TOKENS = "tokenizer_config.json", "tokenizer.json", "special_tokens_map.json"
-FILES = (VOCABULARY, _CONFIG, _TOKENIZER, _SPECIAL_TOKENS, "*.model")
+_ADDED_TOKENS = "added_tokens.json"
+FILES = (VOCABULARY, _CONFIG, _TOKENIZER, _SPECIAL_TOKENS, _ADDED_TOKENS, "*.model")
+# transformers builds BERT's standard tokenizer for these classes, from their vocabulary and a few options. It ignores
+# what else `tokenizer.json` says. The first class is that of models that name none.
+_BERT_CLASSES = (
+    "BertTokenizer",
+    "DistilBertTokenizer",
+    "ElectraTokenizer",
+    "LayoutLMTokenizer",
+    "MobileBertTokenizer",
+    "SqueezeBertTokenizer",
+)
+# transformers runs `tokenizer.json` as it is for these classes.
+_GENERIC_CLASSES = ("PreTrainedTokenizer", "TokenizersBackend")
+# Limit of transformers' BERT tokenizers. Longer words become [UNK].
+_MAX_WORD_CHARS = 100
+# Names of the special tokens in `tokenizer_config.json`, in the order in which transformers adds them.
+_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_DEFAULTS = {f"{piece[1:-1].lower()}_token": piece for piece in SPECIAL_PIECES}
 
 
-def read_tokenizer(folder: Path) -> tuple[Vocabulary | None, list[str]]:
-    """Returns the vocabulary of a folder (None if the folder contains no vocabulary), and notes for the user."""
+def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabulary | None, list[str]]:
+    """Returns the vocabulary of a folder (None if the folder contains no vocabulary), and notes for the user.
+
+    The token ids equal those of `AutoTokenizer`. Raises a UsageError for a tokenizer that bertjax cannot follow.
+    `lower_case`, if not None, replaces `do_lower_case` of the folder.
+    """
     config, tokenizer = _read_object(folder / _CONFIG), _read_object(folder / _TOKENIZER)
-    normalizer = tokenizer.get("normalizer") or {}
+    class_name = config.get("tokenizer_class") or _read_object(folder / "config.json").get("tokenizer_class")
+    tokenizer_class = str(class_name or _BERT_CLASSES[0]).removesuffix("Fast")
+    if not tokenizer and not (folder / VOCABULARY).is_file() and tokenizer_class in _BERT_CLASSES:
+        return read_vocabulary_file(folder, lower_case), []
+    _check_supported(folder, config, tokenizer_class, bool(tokenizer))
+    try:
+        if tokenizer_class in _BERT_CLASSES:
+            config = {**_DEFAULTS, **config}
+            engine, notes = _bert_tokenizer(folder, config, tokenizer, lower_case)
+        else:
+            engine, notes = load_tokenizer_json(folder / _TOKENIZER, (folder / _TOKENIZER).read_bytes()), []
+        tokens = _add_tokens(engine, folder, config, tokenizer)
+    except UsageError:
+        raise
+    except Exception as error:  # The package `tokenizers` raises `Exception` for all errors.
+        raise UsageError(
+            f"cannot build the tokenizer of {folder}: {first_line(error)}; correct its {_TOKENIZER} and {_CONFIG}"
+        ) from error
+    special_ids = _find_special_ids(engine, folder, tokens)
+    if tokenizer_class in _BERT_CLASSES:
+        cls, sep = ((str(engine.id_to_token(special_ids[name])), special_ids[name]) for name in ("cls", "sep"))
+        engine.post_processor = processors.BertProcessing(sep, cls)
+    _check_template(engine, folder, special_ids)
+    vocabulary = _standard_vocabulary(engine, folder)
+    if vocabulary is None:
+        content = engine.to_str().encode()
+        vocabulary = load_vocabulary(folder / _TOKENIZER, None, content, special_ids=special_ids)
+    if lower_case not in (None, vocabulary.lower_case):
+        option = "--uncased" if lower_case else "--cased"
+        raise UsageError(f"{option} cannot change {folder / _TOKENIZER}, which defines the case itself; omit {option}")
+    return vocabulary, notes
+
+
+def _check_supported(folder: Path, config: dict[str, Any], tokenizer_class: str, has_tokenizer_json: bool) -> None:
+    """Raises a UsageError for tokenizers that need code of their own."""
+    auto_map = config.get("auto_map")
+    problem = ""
+    if auto_map and (not isinstance(auto_map, dict) or "AutoTokenizer" in auto_map):
+        problem = "needs code of its own (auto_map)"
+    elif tokenizer_class not in (*_BERT_CLASSES, *_GENERIC_CLASSES):
+        problem = f"has tokenizer_class {tokenizer_class!r}, which bertjax does not support"
+    elif tokenizer_class in _GENERIC_CLASSES and not has_tokenizer_json:
+        problem = f"has tokenizer_class {tokenizer_class!r}, but the folder lacks {_TOKENIZER}"
+    elif config.get("split_special_tokens"):
+        problem = "has split_special_tokens=true, which bertjax does not support"
+    if problem:
+        raise UsageError(
+            f"the tokenizer of {folder} {problem}; use a model whose tokenizer_class is BertTokenizer, or "
+            f"PreTrainedTokenizerFast with a {_TOKENIZER}"
+        )
+
+
+def _bert_tokenizer(
+    folder: Path, config: dict[str, Any], tokenizer: dict[str, Any], lower_case: bool | None
+) -> tuple[Tokenizer, list[str]]:
+    """Builds the tokenizer of the class `BertTokenizer`, without added tokens."""
     options = {
-        "do_lower_case": config.get("do_lower_case", normalizer.get("lowercase")),
-        "strip_accents": config.get("strip_accents", normalizer.get("strip_accents")),
-        "tokenize_chinese_chars": config.get("tokenize_chinese_chars", normalizer.get("handle_chinese_chars", True)),
+        "do_lower_case": config.get("do_lower_case"),
+        "strip_accents": config.get("strip_accents"),
+        "tokenize_chinese_chars": config.get("tokenize_chinese_chars"),
     }
     for name, value in options.items():
         if not isinstance(value, bool | None):
             raise UsageError(f"the tokenizer of {folder} has {name}={value!r}; it must be true or false")
-    lower_case, strip_accents, tokenize_chinese_chars = options.values()
-    vocabulary = _read_vocabulary(folder, tokenizer, lower_case)
-    if vocabulary is None:
-        return None, []
-    unsupported = None
-    if tokenize_chinese_chars is False:
-        unsupported = "tokenize_chinese_chars=False"
-    elif strip_accents not in (None, vocabulary.lower_case):
-        unsupported = f"strip_accents={strip_accents}"
-    if unsupported:
+    model = tokenizer.get("model") or {}
+    if tokenizer and model.get("type", "WordPiece") != "WordPiece":
         raise UsageError(
-            f"the tokenizer of {folder} has {unsupported} with do_lower_case={vocabulary.lower_case}, which bertjax "
-            "does not support; use a different tokenizer"
+            f"{folder / _TOKENIZER} contains a tokenizer of type {model['type']!r}; BertTokenizer needs WordPiece"
         )
-    if lower_case is None and vocabulary.kind == WORDPIECE:
-        guess = "true, since no token has capitals" if vocabulary.lower_case else "false, since tokens have capitals"
-        return vocabulary, [f"do_lower_case is not set in {_CONFIG}; assuming {guess}"]
-    return vocabulary, []
+    file = folder / VOCABULARY
+    # Unlike in google-research/bert, tokens may start with spaces.
+    lines = [] if tokenizer else vocab_txt_lines(file, file.read_bytes())[0]
+    vocab = model["vocab"] if tokenizer else {line.rstrip(): index for index, line in enumerate(lines)}
+    do_lower_case, notes = options["do_lower_case"] if lower_case is None else lower_case, []
+    if do_lower_case is None:
+        # Without this option, transformers lower-cases text, even for a cased vocabulary. A bare vocab.txt decides.
+        do_lower_case = bool(tokenizer or (folder / _CONFIG).is_file()) or not is_cased(vocab)
+        if not tokenizer:
+            guess = "true" if do_lower_case else "false, since tokens have capitals"
+            notes.append(f"do_lower_case is not set in {_CONFIG}; assuming {guess}; use --cased or --uncased to set it")
+    if do_lower_case and (capitals := capital_pieces(vocab)):
+        notes.append(f"text is lower-cased, so tokens with capitals never occur: {listed(capitals)}")
+    unk = _as_token(config["unk_token"])
+    engine = Tokenizer(
+        models.WordPiece(
+            vocab,
+            unk_token=str(unk),
+            max_input_chars_per_word=_MAX_WORD_CHARS,
+            continuing_subword_prefix=CONTINUATION,
+        )
+    )
+    engine.normalizer = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=options["tokenize_chinese_chars"] is not False,
+        strip_accents=options["strip_accents"],
+        lowercase=do_lower_case,
+    )
+    engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    if tokenizer:
+        built = json.loads(engine.to_str())
+        names = [name for name in ("normalizer", "pre_tokenizer") if built[name] != tokenizer.get(name, built[name])]
+        limit = model.get("max_input_chars_per_word", _MAX_WORD_CHARS)
+        names += ["max_input_chars_per_word"] if limit != _MAX_WORD_CHARS else []
+        if names:
+            notes.append(
+                f"ignored {', '.join(names)} of {_TOKENIZER}, as transformers does for tokenizer_class BertTokenizer"
+            )
+    return engine, notes
+
+
+def _add_tokens(engine: Tokenizer, folder: Path, config: dict[str, Any], tokenizer: dict[str, Any]) -> dict[str, str]:
+    """Adds the tokens that the folder's files define, as transformers does. Returns the special tokens by name."""
+    settings = dict(config)
+    if "added_tokens_decoder" in config:
+        added = {int(index): _as_token(token) for index, token in config["added_tokens_decoder"].items()}
+    else:
+        for name, value in _read_object(folder / _SPECIAL_TOKENS).items():
+            settings[name] = _as_token(value, special=True) if isinstance(value, dict) else value
+        extra = _extra_tokens(settings)
+        special = {str(token) for token in [*(settings.get(name) for name in _SPECIAL_NAMES), *extra] if token}
+        added = {
+            index: AddedToken(token, normalized=token not in special, special=token in special)
+            for token, index in _read_object(folder / _ADDED_TOKENS).items()
+        }
+        added |= {token["id"]: _as_token(token) for token in tokenizer.get("added_tokens") or []}
+    known = engine.get_added_tokens_decoder().values()
+    new = [token for _, token in sorted(added.items(), key=lambda item: item[0]) if repr(token) not in map(repr, known)]
+    by_content = {token.content: token for token in added.values()}
+    named = {
+        name: _as_token(settings[name])
+        for name in dict.fromkeys((*_SPECIAL_NAMES, *settings))
+        if name.endswith("_token") and isinstance(settings.get(name), str | dict | AddedToken)
+    }
+    for token in [*named.values(), *map(_as_token, _extra_tokens(settings))]:
+        if token.content not in {other.content for other in [*known, *new]}:
+            new.append(by_content.get(token.content, token))
+    special = {token.content for token in named.values()}
+    for name in _DEFAULTS.keys() & named.keys():
+        if engine.token_to_id(named[name].content) is None and named[name].content not in by_content:
+            raise UsageError(
+                f"the vocabulary of {folder} lacks {named[name].content}, the {name} of its tokenizer; add it"
+            )
+    for token in new:
+        token.special = token.special or token.content in special
+    engine.add_tokens(new)
+    for index, token in added.items():
+        if engine.token_to_id(token.content) != index:
+            raise UsageError(
+                f"{folder}: the added token {token.content!r} has id {index}, but it is token "
+                f"{engine.token_to_id(token.content)} of the vocabulary; correct the files of the tokenizer"
+            )
+    return {name: token.content for name, token in named.items()}
+
+
+def _extra_tokens(settings: dict[str, Any]) -> list[Any]:
+    extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
+    return list(extra.values() if isinstance(extra, dict) else extra)
+
+
+def _as_token(token: Any, **fields: bool) -> AddedToken:
+    if isinstance(token, AddedToken):
+        return token
+    if isinstance(token, str):
+        return AddedToken(token, special=True)
+    fields = {name: value for name, value in token.items() if name not in ("__type", "id", "content")} | fields
+    return AddedToken(token["content"], **fields)
+
+
+def _find_special_ids(engine: Tokenizer, folder: Path, tokens: dict[str, str]) -> dict[str, int]:
+    """Returns the ids of the special tokens by their names `pad`, `unk`, `cls`, `sep` and `mask`."""
+    ids = {token.content: index for index, token in engine.get_added_tokens_decoder().items()}
+    special = {name: tokens.get(name, default) for name, default in _DEFAULTS.items()}
+    if missing := [name for name, token in special.items() if token not in ids]:
+        raise UsageError(f"the tokenizer of {folder} has no {', '.join(missing)}; set it in {_CONFIG}")
+    return {name.removesuffix("_token"): ids[token] for name, token in special.items()}
+
+
+def _check_template(engine: Tokenizer, folder: Path, special_ids: dict[str, int]) -> None:
+    """Raises a UsageError unless rows are [CLS] A [SEP] and [CLS] A [SEP] B [SEP] with segments 0 and 1."""
+    cls, sep = special_ids["cls"], special_ids["sep"]
+    text = engine.encode("a", add_special_tokens=False).ids
+    single, pair = engine.encode("a"), engine.encode("a", "a")
+    expected = [cls, *text, sep]
+    segments = [0] * len(expected) + [1] * (len(text) + 1)
+    if single.ids != expected or pair.ids != [*expected, *text, sep] or pair.type_ids != segments:
+        raise UsageError(
+            f"{folder / _TOKENIZER} does not build rows as [CLS] A [SEP] B [SEP] with segments 0 and 1: a pair is "
+            f"{' '.join(pair.tokens)}; use a tokenizer with BERT's post_processor"
+        )
+
+
+def _standard_vocabulary(engine: Tokenizer, folder: Path) -> Vocabulary | None:
+    """Returns the WordPiece vocabulary that gives the same ids, or None if no standard BERT tokenizer does."""
+    parts = json.loads(engine.to_str())
+    normalizer, model = parts["normalizer"] or {}, parts["model"]
+    lower_case = normalizer.get("lowercase")
+    standard = {
+        "type": "BertNormalizer",
+        "clean_text": True,
+        "handle_chinese_chars": True,
+        "strip_accents": lower_case,
+        "lowercase": lower_case,
+    }
+    if normalizer.get("strip_accents", lower_case) is None:
+        standard["strip_accents"] = None
+    is_standard = (
+        normalizer == standard
+        and parts["pre_tokenizer"] == {"type": "BertPreTokenizer"}
+        and (model["type"], model.get("continuing_subword_prefix")) == ("WordPiece", CONTINUATION)
+        and model["unk_token"] == SPECIAL_PIECES[1]
+        and all(
+            token["content"] in SPECIAL_PIECES
+            and not any(token[name] for name in ("single_word", "lstrip", "rstrip", "normalized"))
+            for token in parts["added_tokens"]
+        )
+        and {*SPECIAL_PIECES} <= {token["content"] for token in parts["added_tokens"]}
+    )
+    if not is_standard:
+        return None
+    vocab, file = engine.get_vocab(), folder / VOCABULARY
+    lines = "".join(f"{token}\n" for token in sorted(vocab, key=vocab.__getitem__)).encode()
+    # Prefer the file, since its checksum identifies the vocabulary.
+    for content in ([file.read_bytes()] if file.is_file() else []) + [lines]:
+        vocabulary = load_vocabulary(file, lower_case, content, model["max_input_chars_per_word"])
+        if {token: index for index, token in enumerate(vocabulary.pieces)} == vocab:
+            return vocabulary
+    return None
 
 
 def write_tokenizer(vocabulary: Vocabulary | None, config: ModelConfig, folder: Path) -> list[str]:
@@ -54,48 +290,26 @@ def write_tokenizer(vocabulary: Vocabulary | None, config: ModelConfig, folder: 
         return ["the source has no vocabulary; AutoTokenizer will not find one"]
     file_name = VOCABULARY_FILES[vocabulary.kind]
     (folder / file_name).write_bytes(vocabulary.content)
-    if vocabulary.kind != WORDPIECE:
+    if vocabulary.kind not in (WORDPIECE, TOKENIZER_JSON):
         return [f"{file_name} is a SentencePiece model, which Hugging Face's BERT tokenizers cannot read"]
-    from tokenizers import BertWordPieceTokenizer
-
-    tokenizer = BertWordPieceTokenizer(str(folder / file_name), lowercase=vocabulary.lower_case)
-    # Use google-research/bert's limit instead of the library's default of 100. Longer words become [UNK].
-    tokenizer._tokenizer.model.max_input_chars_per_word = MAX_WORD_CHARS
-    tokenizer.save(str(folder / _TOKENIZER))
-    special_tokens = {f"{piece[1:-1].lower()}_token": piece for piece in SPECIAL_PIECES}
+    special_tokens = {f"{name}_token": vocabulary.pieces[i] for name, i in named_special_ids(vocabulary).items()}
+    is_bert = vocabulary.kind == WORDPIECE and vocabulary.max_word_chars == _MAX_WORD_CHARS
+    if vocabulary.kind == WORDPIECE:
+        pieces = {piece: index for index, piece in enumerate(vocabulary.pieces)}
+        tokenizer = BertWordPieceTokenizer(pieces, lowercase=vocabulary.lower_case)
+        tokenizer._tokenizer.model.max_input_chars_per_word = vocabulary.max_word_chars
+        tokenizer.save(str(folder / _TOKENIZER))
     tokenizer_config = {
-        "tokenizer_class": "BertTokenizer",
+        # BertTokenizer has a word limit of its own, and ignores most of `tokenizer.json`.
+        "tokenizer_class": "BertTokenizer" if is_bert else "PreTrainedTokenizerFast",
         "do_lower_case": vocabulary.lower_case,
         "model_max_length": config.max_position_embeddings,
+        "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
         **special_tokens,
     }
     (folder / _CONFIG).write_text(json.dumps(tokenizer_config, indent=2) + "\n", encoding="utf-8")
     (folder / _SPECIAL_TOKENS).write_text(json.dumps(special_tokens, indent=2) + "\n", encoding="utf-8")
     return []
-
-
-def _read_vocabulary(folder: Path, tokenizer: dict[str, Any], lower_case: bool | None) -> Vocabulary | None:
-    file = folder / VOCABULARY
-    if tokenizer and not file.is_file():
-        return load_vocabulary(file, lower_case, _vocab_txt(folder / _TOKENIZER, tokenizer))
-    return read_vocabulary_file(folder, lower_case)
-
-
-def _vocab_txt(file: Path, tokenizer: dict[str, Any]) -> bytes:
-    """Returns the content of a `vocab.txt` with the tokens of a `tokenizer.json`."""
-    try:
-        model = tokenizer["model"]
-        kind = model["type"]
-        added_tokens = {token["content"]: token["id"] for token in tokenizer.get("added_tokens") or []}
-        tokens = {index: token for token, index in {**model["vocab"], **added_tokens}.items()}
-        lines = [tokens[index] for index in range(len(tokens))]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UsageError(
-            f"{file} does not define a token for each id ({type(error).__name__}: {error}); copy the file again"
-        ) from error
-    if kind != "WordPiece":
-        raise UsageError(f"{file} contains a tokenizer of type {kind!r}; BERT needs WordPiece")
-    return "".join(f"{line}\n" for line in lines).encode()
 
 
 def _read_object(file: Path) -> dict[str, Any]:

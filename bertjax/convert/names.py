@@ -30,7 +30,8 @@ class Parameter:
       names_by_format: name in each of the other formats; names of layer parameters contain `{layer}`.
       num_input_axes: number of leading axes of a kernel that are input axes (default: 0, not a kernel).
       transposed_in: formats that store the kernel as [out, in].
-      unpadded_rows: vocabulary size, for parameters whose first axis is padded (default: 0, not padded).
+      unpadded_rows: number of rows in other formats, for parameters whose first axis is the padded vocabulary (default:
+        0, not padded).
     """
 
     path: str
@@ -81,15 +82,19 @@ class Parameter:
 
 
 def bert_parameters(
-    config: ModelConfig, num_outputs: int = 0, output_kernels: Mapping[str, str] | None = None
+    config: ModelConfig,
+    num_outputs: int = 0,
+    output_kernels: Mapping[str, str] | None = None,
+    num_rows: int = 0,
 ) -> list[Parameter]:
     """Lists all parameters of a BERT model.
 
     `output_kernels` contains the name of the output layer's kernel in each format (default: None, no output layer). The
     name of the bias has `bias` instead of `weight` or `weights`. `num_outputs` is the width of the output layer.
+    `num_rows` is the number of token embeddings in other formats (default: 0, `config.vocab_size`).
     """
     width, heads, head_size = config.hidden_size, config.num_attention_heads, config.head_size
-    mlp_width, unpadded, padded = config.intermediate_size, config.vocab_size, config.padded_vocab_size
+    mlp_width, unpadded, padded = config.intermediate_size, num_rows or config.vocab_size, config.padded_vocab_size
     embeddings, layers, layer = "encoder/embeddings", "encoder/layers", "bert.encoder.layer.{layer}"
     positions, segments = config.max_position_embeddings, config.type_vocab_size
 

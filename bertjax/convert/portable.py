@@ -21,6 +21,7 @@ from bertjax.convert.names import (
 )
 from bertjax.data.corpus.vocabulary import (
     ENTRY,
+    MAX_WORD_CHARS,
     VOCABULARY_FILES,
     WORDPIECE,
     Vocabulary,
@@ -107,16 +108,25 @@ class PortableCheckpoint:
     @property
     def parameters(self) -> list[Parameter]:
         """Parameters with their names in all formats."""
-        return parameter_table(self.config, self.output_kind, self.num_outputs)
+        return parameter_table(self.config, self.output_kind, self.num_outputs, self.num_rows)
+
+    @property
+    def num_rows(self) -> int:
+        """Number of token embeddings in other formats."""
+        return (self.vocabulary.num_rows if self.vocabulary else 0) or self.config.vocab_size
 
 
-def parameter_table(config: ModelConfig, output_kind: str, num_outputs: int) -> list[Parameter]:
-    """Lists the parameters of a BERT model, including its output layer unless `output_kind` is empty."""
+def parameter_table(config: ModelConfig, output_kind: str, num_outputs: int, num_rows: int = 0) -> list[Parameter]:
+    """Lists the parameters of a BERT model, including its output layer unless `output_kind` is empty.
+
+    `num_rows` is the number of token embeddings in other formats (default: 0, `config.vocab_size`).
+    """
     if not output_kind:
-        return bert_parameters(config)
+        return bert_parameters(config, num_rows=num_rows)
     kind = OUTPUT_KINDS[output_kind]
     kernels = {HUGGINGFACE: kind.huggingface_kernel, TENSORFLOW: kind.tensorflow_kernel}
-    return bert_parameters(config, num_outputs, {fmt: name for fmt, name in kernels.items() if name})
+    names = {fmt: name for fmt, name in kernels.items() if name}
+    return bert_parameters(config, num_outputs, names, num_rows)
 
 
 def read_config(file: AnyPath) -> dict[str, Any]:
@@ -151,32 +161,54 @@ def parse_bert_config(
         raise UsageError(f"{file}: {error}") from error
 
 
-def shared_fields(config: ModelConfig, fmt: str) -> dict[str, Any]:
+def shared_fields(checkpoint: PortableCheckpoint, fmt: str) -> dict[str, Any]:
     """Returns the config fields that all formats share. Raises a UsageError for fields that `fmt` cannot express."""
-    bert = Architecture()
+    config, bert = checkpoint.config, Architecture()
     for name in ARCHITECTURE_FIELDS:
         value = getattr(config, name)
         if name not in (*SHARED_FIELDS, *_FORMAT_FIELDS) and value != getattr(bert, name):
             raise UsageError(f"the format {fmt} cannot express model.{name}={value}; use the bertjax checkpoint itself")
-    return {name: getattr(config, name) for name in SHARED_FIELDS}
+    return {name: getattr(config, name) for name in SHARED_FIELDS} | {"vocab_size": checkpoint.num_rows}
 
 
-def check_vocabulary_size(vocabulary: Vocabulary | None, config: ModelConfig, folder: Path) -> None:
-    """Raises a UsageError if the size of the vocabulary differs from the model's `vocab_size`."""
-    if vocabulary and vocabulary.size != config.vocab_size:
-        name, missing = vocabulary.path.name, config.vocab_size - vocabulary.size
-        can_append = missing > 0 and vocabulary.kind == WORDPIECE
-        fix = f"or append {missing} lines such as [unused1000] to {name}" if can_append else "not another one"
+def fit_vocabulary(
+    vocabulary: Vocabulary | None, config: ModelConfig, folder: Path
+) -> tuple[Vocabulary | None, ModelConfig, list[str]]:
+    """Adapts vocabulary and config to a model that has more token embeddings than its vocabulary has tokens.
+
+    The additional embeddings become padding, as that of `pad_vocab_to_multiple_of`, so no token is predicted from them.
+
+    Returns:
+      The vocabulary and the config of the model, and notes for the user.
+
+    Raises:
+      UsageError: the vocabulary has more tokens than the model.
+    """
+    if vocabulary is None or vocabulary.size == config.vocab_size:
+        return vocabulary, config, []
+    num_rows = config.vocab_size
+    if vocabulary.size > num_rows:
         raise UsageError(
-            f"{folder}: {name} has {vocabulary.size} tokens, but the model's vocab_size is {config.vocab_size}; use "
-            f"the vocabulary that the model was trained with, {fix}"
+            f"{folder}: {vocabulary.path.name} has {vocabulary.size} tokens, but the model's vocab_size is {num_rows}; "
+            "use the vocabulary that the model was trained with"
         )
+    multiple = config.pad_vocab_to_multiple_of
+    config = dataclasses.replace(
+        config, vocab_size=vocabulary.size, pad_vocab_to_multiple_of=-(-num_rows // multiple) * multiple
+    )
+    note = (
+        f"the model has {num_rows:,} token embeddings for {vocabulary.size:,} tokens; the other "
+        f"{num_rows - vocabulary.size:,} are padding and never used"
+    )
+    return dataclasses.replace(vocabulary, num_rows=num_rows), config, [note]
 
 
-def read_vocabulary_file(folder: Path, lower_case: bool | None) -> Vocabulary | None:
+def read_vocabulary_file(
+    folder: Path, lower_case: bool | None, max_word_chars: int = MAX_WORD_CHARS
+) -> Vocabulary | None:
     """Reads `vocab.txt` or, if it is missing, the SentencePiece model of a folder. Returns None if both are missing."""
     files = [file for file in (folder / VOCABULARY_FILES[WORDPIECE], *sorted(folder.glob("*.model"))) if file.is_file()]
-    return load_vocabulary(files[0], lower_case) if files else None
+    return load_vocabulary(files[0], lower_case, max_word_chars=max_word_chars) if files else None
 
 
 def read_workdir(path: AnyPath) -> PortableCheckpoint:

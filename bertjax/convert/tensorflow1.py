@@ -4,10 +4,11 @@ TensorFlow is imported only to read or write a checkpoint. Variable names are th
 `run_pretraining.py`, `run_classifier.py` and `run_squad.py`.
 """
 
+import itertools
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,14 @@ from bertjax.convert import names
 from bertjax.convert.portable import (
     DEFAULT_EPSILON,
     PortableCheckpoint,
-    check_vocabulary_size,
+    fit_vocabulary,
     parameter_table,
     parse_bert_config,
     read_config,
     read_vocabulary_file,
     shared_fields,
 )
-from bertjax.data.corpus.vocabulary import VOCABULARY_FILES
+from bertjax.data.corpus.vocabulary import MAX_WORD_CHARS, TOKENIZER_JSON, VOCABULARY_FILES, Vocabulary
 from bertjax.errors import BertjaxError, UsageError, first_line, listed
 from bertjax.inference.output_kinds import OUTPUT_KINDS
 
@@ -35,11 +36,9 @@ FILES = (CONFIG, _VOCABULARY, "*.model", f"{_PREFIX}.*")
 _ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu"}
 # Additional config fields that bertjax writes and google-research/bert ignores.
 _ACTIVATION_FIELD, _LABELS_FIELD = "bertjax_activation", "bertjax_labels"
+_WORD_LIMIT_FIELD = "bertjax_max_word_chars"
 _EPSILON_FIELD, _LOWER_CASE_FIELD = "layer_norm_eps", "do_lower_case"
 _LATEST_CHECKPOINT = re.compile('^model_checkpoint_path: "(.*)"$', re.MULTILINE)
-# Training variables, which are not converted: Adam's moments and step counters.
-_OPTIMIZER_SUFFIXES = ("/adam_m", "/adam_v", "/Adam", "/Adam_1")
-_COUNTERS = ("global_step", "beta1_power", "beta2_power")
 # Approximate bytes per chunk. Checkpoints are written in chunks to limit memory.
 _CHUNK_BYTES = 16 << 20
 
@@ -71,8 +70,32 @@ def _latest_prefix(folder: Path) -> str:
     return os.path.basename(match[1]) if match else ""
 
 
-def read(path: Path) -> PortableCheckpoint:
-    """Reads a checkpoint from a folder, or from a path prefix such as `bert_model.ckpt`."""
+def read_vocabulary(folder: Path, lower_case: bool | None = None) -> Vocabulary | None:
+    """Returns the vocabulary of a checkpoint's folder, or None if the folder contains no vocabulary.
+
+    `lower_case`, if not None, replaces `do_lower_case` of its config.
+    """
+    config = read_config(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    lower_case = config.get(_LOWER_CASE_FIELD) if lower_case is None else lower_case
+    return read_vocabulary_file(folder, lower_case, config.get(_WORD_LIMIT_FIELD, MAX_WORD_CHARS))
+
+
+def is_training_variable(name: str, shapes: Mapping[str, Sequence[int]]) -> bool:
+    """Returns whether a variable belongs to the training run instead of the model.
+
+    BERT has no scalar parameters, so scalars are counters, such as `global_step` or a loss scale. Optimizers and moving
+    averages name their variables after the parameter, as `PARAMETER/SLOT` or `SCOPE/PARAMETER/SLOT`.
+    """
+    parts = name.split("/")
+    spans = itertools.combinations(range(len(parts)), 2)
+    return len(shapes[name]) == 0 or any("/".join(parts[start:end]) in shapes for start, end in spans)
+
+
+def read(path: Path, lower_case: bool | None = None) -> PortableCheckpoint:
+    """Reads a checkpoint from a folder, or from a path prefix such as `bert_model.ckpt`.
+
+    `lower_case`, if not None, replaces `do_lower_case` of its config.
+    """
     import tensorflow as tf
 
     prefix = find_prefix(path) or path
@@ -95,16 +118,13 @@ def read(path: Path) -> PortableCheckpoint:
         all_shapes = reader.get_variable_to_shape_map()
     except Exception as error:  # TensorFlow raises different exception types for different kinds of damage.
         raise BertjaxError(f"cannot read {prefix}: {first_line(error)}; copy it again") from error
-    shapes = {
-        name: tuple(shape)
-        for name, shape in all_shapes.items()
-        if not name.endswith(_OPTIMIZER_SUFFIXES) and name.rpartition("/")[2] not in _COUNTERS
-    }
+    shapes = {name: tuple(shape) for name, shape in all_shapes.items() if not is_training_variable(name, all_shapes)}
     kernels = {name: kind.tensorflow_kernel for name, kind in OUTPUT_KINDS.items() if kind.tensorflow_kernel}
     output_kind = next((kind for kind, kernel in kernels.items() if len(shapes.get(kernel, ())) == 2), "")
     num_outputs = shapes[kernels[output_kind]][0] if output_kind else 0
-    vocabulary = read_vocabulary_file(prefix.parent, tf_config.get(_LOWER_CASE_FIELD))
-    check_vocabulary_size(vocabulary, config, prefix.parent)
+    num_rows = config.vocab_size
+    vocabulary = read_vocabulary(prefix.parent, lower_case)
+    vocabulary, config, padding_notes = fit_vocabulary(vocabulary, config, prefix.parent)
 
     def read_array(name: str) -> np.ndarray:
         try:
@@ -115,7 +135,7 @@ def read(path: Path) -> PortableCheckpoint:
             ) from error
 
     params = names.import_params(
-        parameter_table(config, output_kind, num_outputs),
+        parameter_table(config, output_kind, num_outputs, num_rows),
         config.num_hidden_layers,
         names.TENSORFLOW,
         shapes,
@@ -126,9 +146,10 @@ def read(path: Path) -> PortableCheckpoint:
     # A single output means regression, which has no labels.
     if output_kind and OUTPUT_KINDS[output_kind].has_labels and num_outputs > 1:
         labels = _read_labels(tf_config, num_outputs, config_file)
-    notes = [f"read {prefix.name}"]
-    if num_skipped := len(all_shapes) - len(shapes):
-        notes.append(f"ignored {num_skipped} arrays of the optimizer (Adam's moments and the step)")
+    notes = [f"read {prefix.name}", *padding_notes]
+    if skipped := all_shapes.keys() - shapes.keys():
+        kinds = sorted({name.rpartition("/")[2] for name in skipped})
+        notes.append(f"ignored {len(skipped)} variables of the training run: {listed(kinds)}")
     return PortableCheckpoint(config, params, vocabulary, output_kind, labels, tuple(notes))
 
 
@@ -152,8 +173,12 @@ def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
         raise UsageError(
             f"google-research/bert has no output layer for {checkpoint.output_kind}; use the format huggingface"
         )
+    if checkpoint.vocabulary and checkpoint.vocabulary.kind == TOKENIZER_JSON:
+        raise UsageError(
+            f"google-research/bert has no tokenizer like {checkpoint.vocabulary.path}; use the format huggingface"
+        )
     config, notes = checkpoint.config, []
-    tf_config = shared_fields(config, names.TENSORFLOW)
+    tf_config = shared_fields(checkpoint, names.TENSORFLOW)
     if config.hidden_act == "gelu_erf":
         tf_config["hidden_act"] = "gelu"
         tf_config[_ACTIVATION_FIELD] = config.hidden_act
@@ -171,6 +196,9 @@ def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
         notes.append("the source has no vocabulary")
     else:
         tf_config[_LOWER_CASE_FIELD] = checkpoint.vocabulary.lower_case
+        if (limit := checkpoint.vocabulary.max_word_chars) != MAX_WORD_CHARS:
+            tf_config[_WORD_LIMIT_FIELD] = limit
+            notes.append(f"google-research/bert splits words of up to {MAX_WORD_CHARS} characters instead of {limit}")
         (folder / VOCABULARY_FILES[checkpoint.vocabulary.kind]).write_bytes(checkpoint.vocabulary.content)
     arrays = names.export_params(checkpoint.parameters, config.num_hidden_layers, names.TENSORFLOW, checkpoint.params)
     _save(arrays, folder / _PREFIX)

@@ -39,18 +39,18 @@ from bertjax.training.workdir import RESULTS, is_converted
 logger = logging.getLogger(__name__)
 
 
-def load_model(path: str | Path, mesh: Mesh | None = None) -> LoadedModel:
+def load_model(path: str | Path, mesh: Mesh | None = None, lower_case: bool | None = None) -> LoadedModel:
     """Loads a checkpoint of bertjax, Hugging Face or google-research/bert onto a device mesh.
 
-    `bertjax.load` documents the forms of `path`. `mesh` must have the axes `MESH_AXES` (default: all devices, with
+    `bertjax.load` documents `path` and `lower_case`. `mesh` must have the axes `MESH_AXES` (default: all devices, with
     replicated parameters).
     """
     if mesh is not None:
         mesh = _with_auto_axes(mesh)
     local = local_checkpoint(path)
-    if detect_format(local) == BERTJAX:
+    if detect_format(local) == BERTJAX and lower_case is None:
         return load_workdir(local, mesh)
-    checkpoint = read_checkpoint(local)
+    checkpoint = read_checkpoint(local, lower_case)
     for note in checkpoint.notes:
         logger.info(note)
     if checkpoint.vocabulary is None:

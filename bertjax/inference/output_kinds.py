@@ -62,7 +62,7 @@ class TextPredictor:
 
     def encode(self, texts: Sequence[str]) -> dict[str, list[int]]:
         """Encodes one text or a pair as a row with [CLS] and [SEP]."""
-        ids = [self.model.tokenizer.encode(text) for text in texts]
+        ids = [self.model.tokenizer.encode_with_special(text) for text in texts]
         return encode_row(ids, self.model.vocabulary, self.truncation)
 
     def sequence_logits(self, inputs: Sequence[Texts]) -> list[np.ndarray]:

@@ -26,7 +26,7 @@ _LIMITS = {
     "intermediate_size": 1 << 19,
     "max_position_embeddings": 1 << 20,
     "type_vocab_size": 1 << 16,
-    "pad_vocab_to_multiple_of": 1 << 16,
+    "pad_vocab_to_multiple_of": 1 << 24,
 }
 _HEAD_SIZE = 64
 _NAMED_SIZES = {

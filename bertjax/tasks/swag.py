@@ -61,9 +61,10 @@ class Task(FinetuningTask):
         vocabulary, seq_len = self.vocabulary, self.config.data.seq_len
         sequences, labels, lines = [], [], []
         for row in rows:
-            context = self.tokenizer.encode(row.fields["sent1"])
+            encode = self.tokenizer.encode_with_special
+            context = encode(row.fields["sent1"])
             # The second segment consists of the second sentence and one ending.
-            endings = [self.tokenizer.encode(f"{row.fields['sent2']} {row.fields[ending]}") for ending in _ENDINGS]
+            endings = [encode(f"{row.fields['sent2']} {row.fields[ending]}") for ending in _ENDINGS]
             if not context or not all(row.fields[ending].strip() for ending in _ENDINGS):
                 stats.count_irregular("with an empty text", row.line)
             if len(context) + max(map(len, endings)) + 3 > seq_len:

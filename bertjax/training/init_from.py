@@ -11,7 +11,7 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from bertjax.data.corpus.tokenizer import wordpiece_model
-from bertjax.data.corpus.vocabulary import ENTRY, WORDPIECE, Vocabulary, load_vocabulary, workdir_vocabulary
+from bertjax.data.corpus.vocabulary import ENTRY, WORDPIECE, Vocabulary, load_entry, workdir_vocabulary
 from bertjax.errors import UsageError, listed, quoted
 from bertjax.model.heads import model_description
 from bertjax.tasks.finetuning.output_layer import MULTILABEL, OUTPUT_LAYER, OutputLayer, read_output_layer
@@ -123,7 +123,7 @@ def check_initial_vocabulary(task: Task, checkpoint: epath.Path) -> NewPieces | 
     """
     if task.can_add_pieces and (workdir_of(checkpoint) / ENTRY).exists() and ENTRY in task.workdir_files:
         entry = json.loads(task.workdir_files[ENTRY])
-        vocabulary = load_vocabulary(entry["file"], entry["lower_case"], task.workdir_files[entry["file"]])
+        vocabulary = load_entry(Path(), entry, task.workdir_files[entry["file"]])
         if new_pieces := find_new_pieces(workdir_vocabulary(workdir_of(checkpoint)), vocabulary):
             return new_pieces
     check_vocabulary(task, checkpoint)

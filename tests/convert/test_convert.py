@@ -11,6 +11,7 @@ from checkpoints import WIDTH, assert_equal, google_checkpoint, random_checkpoin
 from command_runs import refused
 from commanding import printed
 
+from bertjax.api import load
 from bertjax.cli import main as cli
 from bertjax.convert import huggingface, tensorflow1
 from bertjax.convert.convert import (
@@ -37,7 +38,7 @@ def test_google_checkpoint_round_trip_keeps_names_and_values(with_optimizer, let
     monkeypatch.setattr(tensorflow1, "_CHUNK_BYTES", 1000)  # several chunks, as for a checkpoint of usual size
     variables = google_checkpoint(letters, tmp_path / "google", with_optimizer=with_optimizer)
     convert(str(tmp_path / "google"), str(tmp_path / "own"), BERTJAX, False)
-    assert any("Adam's moments" in line for line in log_lines) == with_optimizer
+    assert any("variables of the training run: adam_m, adam_v" in line for line in log_lines) == with_optimizer
     convert(str(tmp_path / "own"), str(tmp_path / "back"), TENSORFLOW, False)
     reader = tf.train.load_checkpoint(str(tmp_path / "back" / "bert_model.ckpt"))
     expected = {name: value for name, value in variables.items() if "/adam_" not in name}
@@ -52,6 +53,89 @@ def test_google_checkpoint_round_trip_keeps_names_and_values(with_optimizer, let
         "bert_model.ckpt.index",
         "vocab.txt",
     }
+
+
+@pytest.mark.parametrize(
+    "slots, counters",
+    [
+        (("{}/BERTAdam", "{}/BERTAdam_1"), ("beta1_power", "beta2_power")),
+        (("{}/lamb_m", "{}/lamb_v"), ("global_step",)),
+        (("{}/ExponentialMovingAverage",), ()),
+        (("{}/Momentum", "training/SGD/{}/momentum"), ("current_loss_scale", "good_steps")),
+        (("{}/AdamWeightDecayOptimizer/m",), ("loss_scale/value",)),
+    ],
+)
+def test_variables_of_the_training_run_are_ignored(slots, counters, letters, tmp_path):
+    def change(variables):
+        extra = {slot.format(name): 2 * value for name, value in variables.items() for slot in slots}
+        return variables | extra | {name: np.float32(1) for name in counters}
+
+    google_checkpoint(letters, tmp_path / "plain")
+    google_checkpoint(letters, tmp_path / "trained", change)
+    plain, trained = read_checkpoint(tmp_path / "plain"), read_checkpoint(tmp_path / "trained")
+    assert_equal(plain.params, trained.params)
+    (note,) = [note for note in trained.notes if "variables of the training run" in note]
+    assert all(name.rpartition("/")[2] in note for name in (*slots, *counters))
+    with pytest.raises(UsageError, match="not part of BERT: .*adapter"):
+        google_checkpoint(
+            letters,
+            tmp_path / "other",
+            lambda variables: variables | dict.fromkeys(["adapter/kernel", "bert/adapter"], np.zeros(3, np.float32)),
+        )
+        read_checkpoint(tmp_path / "other")
+
+
+@pytest.mark.parametrize("fmt", [HUGGINGFACE, TENSORFLOW])
+@pytest.mark.parametrize("num_rows", [144, 150, 1000])
+def test_more_embeddings_than_tokens_are_padding(fmt, num_rows, letters, tmp_path):
+    checkpoint = random_checkpoint(letters)
+    size = checkpoint.vocabulary.size
+    rng = np.random.default_rng(0)
+    padded = dataclasses.replace(checkpoint.config, vocab_size=num_rows)
+    for name in ("encoder/embeddings/token", "masked_lm/bias"):
+        rows = rng.normal(size=(padded.padded_vocab_size, *checkpoint.params[name].shape[1:])).astype(np.float32)
+        rows[:size] = checkpoint.params[name][:size]
+        checkpoint.params[name] = 9 * rows
+    checkpoint = dataclasses.replace(checkpoint, config=padded)
+    source, own, back = tmp_path / "source", tmp_path / "own", tmp_path / "back"
+    source.mkdir()
+    WRITERS[fmt](checkpoint, source)
+    read = read_checkpoint(source)
+    assert (read.config.vocab_size, read.num_rows) == (size, num_rows)
+    assert any(f"{num_rows - size:,} are padding and never used" in note for note in read.notes)
+    convert(str(source), str(own), BERTJAX, False)
+    bert = load(own)
+    (predictions,) = bert.fill_mask("a [MASK] b", top=size)
+    assert sum(probability for _, probability in predictions) == pytest.approx(1, abs=1e-5)
+    with pytest.raises(UsageError, match="larger than the vocabulary"):
+        bert.fill_mask("a [MASK] b", top=size + 1)
+    convert(str(own), str(back), fmt, False)
+    again = read_checkpoint(back)
+    assert_equal(read.params, again.params)
+    assert again.num_rows == num_rows
+    config = "config.json" if fmt == HUGGINGFACE else "bert_config.json"
+    assert json.loads((back / config).read_text())["vocab_size"] == num_rows
+
+
+def test_untied_embeddings_without_a_decoder_are_accepted(letters, tmp_path):
+    checkpoint = random_checkpoint(letters)
+    for name in [name for name in checkpoint.params if name.startswith(("masked_lm", "next_sentence"))]:
+        del checkpoint.params[name]
+    (tmp_path / "folder").mkdir()
+    huggingface.write(checkpoint, tmp_path / "folder")
+    config = tmp_path / "folder" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"tie_word_embeddings": False}))
+    assert read_checkpoint(tmp_path / "folder").modules == {"encoder", "pooler"}
+
+
+def test_case_options_of_convert(letters, tmp_path, capfd):
+    google_checkpoint(letters, tmp_path / "google")
+    for option, lower_case in (("--cased", False), ("--uncased", True)):
+        cli.main(["convert", str(tmp_path / "google"), str(tmp_path / option[2:]), option])
+        assert read_workdir(tmp_path / option[2:]).vocabulary.lower_case == lower_case
+        assert load(tmp_path / "google", lower_case=lower_case).tokenizer.vocabulary.lower_case == lower_case
+    message = refused(capfd, "convert", str(tmp_path / "cased"), str(tmp_path / "new"), "--uncased")
+    assert "records whether it is cased" in message
 
 
 def test_parameters_have_the_values_of_their_google_variables(letters, tmp_path):

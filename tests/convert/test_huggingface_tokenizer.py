@@ -1,18 +1,62 @@
-"""Tokenizers of Hugging Face folders: their files, and options that bertjax does not support."""
+"""Tokenizers of Hugging Face folders: the token ids of AutoTokenizer, from any of the files that define them."""
 
 import json
 
 import pytest
+from checkpoints import random_checkpoint
+from tokenizers import AddedToken, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
-from bertjax.convert.convert import read_checkpoint
-from bertjax.convert.huggingface_tokenizer import read_tokenizer
+from bertjax.convert.convert import BERTJAX, HUGGINGFACE, TENSORFLOW, convert, read_checkpoint, read_vocabulary
+from bertjax.convert.huggingface_tokenizer import read_tokenizer, write_tokenizer
 from bertjax.data.corpus.tokenizer import Tokenizer
+from bertjax.data.corpus.vocabulary import SPECIAL_PIECES, TOKENIZER_JSON, WORDPIECE, load_vocabulary
 from bertjax.errors import UsageError
+from bertjax.model.config import ModelConfig
+
+TEXTS = [
+    "the <ent>x [e1] [E1]ing y <tag>s <tag>",
+    "[E1] Caf\u00e9 12 a@b \u4e2d\u6587 [MASK]",
+    f"a{'b' * 150} {'c' * 99}",
+]
+SPECIAL_TOKENS = {f"{piece[1:-1].lower()}_token": piece for piece in SPECIAL_PIECES}
+GENERIC = {"tokenizer_class": "PreTrainedTokenizerFast", **SPECIAL_TOKENS}
 
 
 def edit_json(file, **fields):
-    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+    file.write_text(json.dumps((json.loads(file.read_text()) if file.exists() else {}) | fields))
+
+
+def encode(folder, texts=TEXTS):
+    tokenizer = Tokenizer(read_tokenizer(folder)[0])
+    return [tokenizer.encode_with_special(text) for text in texts]
+
+
+@pytest.fixture
+def plain(letters, tmp_path):
+    """Returns a folder with only a `vocab.txt` and a config."""
+    folder = tmp_path / "plain"
+    folder.mkdir()
+    (folder / "vocab.txt").write_bytes(letters.read_bytes())
+    (folder / "config.json").write_text('{"model_type": "bert"}')
+    return folder
+
+
+@pytest.fixture
+def save_json(plain, letters):
+    """Returns a function that saves a changed standard tokenizer as `tokenizer.json` of the folder `plain`."""
+
+    def save(change=lambda tokenizer: None, **config):
+        write_tokenizer(load_vocabulary(letters, max_word_chars=100), ModelConfig(), plain)
+        tokenizer = HuggingFaceTokenizer.from_file(str(plain / "tokenizer.json"))
+        change(tokenizer)
+        tokenizer.save(str(plain / "tokenizer.json"))
+        (plain / "vocab.txt").unlink()
+        (plain / "special_tokens_map.json").unlink()
+        (plain / "tokenizer_config.json").write_text(json.dumps(config or GENERIC))
+        return tokenizer
+
+    return save
 
 
 def test_tokenizer_json_alone_is_enough(folder):
@@ -20,17 +64,16 @@ def test_tokenizer_json_alone_is_enough(folder):
     for file in ("vocab.txt", "tokenizer_config.json", "special_tokens_map.json"):
         (folder / file).unlink()
     checkpoint = read_checkpoint(folder)
-    assert checkpoint.vocabulary == vocabulary and checkpoint.notes == ()
+    # Without a config, the class is BertTokenizer, which ignores the limit of `tokenizer.json`.
+    assert (checkpoint.vocabulary.content, checkpoint.vocabulary.kind) == (vocabulary.content, WORDPIECE)
+    assert (vocabulary.max_word_chars, checkpoint.vocabulary.max_word_chars) == (200, 100)
+    assert [note for note in checkpoint.notes if "ignored max_input_chars_per_word of tokenizer.json" in note]
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    tokenizer["normalizer"]["lowercase"] = False
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    assert not read_checkpoint(folder).vocabulary.lower_case
     edit_json(folder / "tokenizer.json", model=tokenizer["model"] | {"type": "BPE"})
-    with pytest.raises(UsageError, match="a tokenizer of type 'BPE'; BERT needs WordPiece"):
+    with pytest.raises(UsageError, match="a tokenizer of type 'BPE'; BertTokenizer needs WordPiece"):
         read_checkpoint(folder)
-    tokenizer["model"]["vocab"]["a"] = 10_000
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with pytest.raises(UsageError, match="does not define a token for each id"):
+    (folder / "tokenizer.json").write_text('{"model": {}}')
+    with pytest.raises(UsageError, match="cannot build the tokenizer of .*: 'vocab'"):
         read_checkpoint(folder)
 
 
@@ -41,22 +84,236 @@ def test_exported_tokenizer_json_encodes_text_as_bertjax_does(folder):
     assert Tokenizer(read_checkpoint(folder).vocabulary).encode(text) == expected
 
 
+def added_by_json(folder, save_json, ids):
+    save_json(lambda tokenizer: tokenizer.add_tokens([AddedToken("<ent>"), AddedToken("[E1]", special=True)]))
+
+
+def added_by_file(folder, save_json, ids):
+    edit_json(folder / "added_tokens.json", **ids)
+    edit_json(folder / "special_tokens_map.json", additional_special_tokens=["[E1]"])
+
+
+def added_by_decoder(folder, save_json, ids):
+    flags = dict.fromkeys(("lstrip", "rstrip", "single_word"), False)
+    tokens = {
+        str(index): {"content": token, "normalized": token == "<ent>", "special": token == "[E1]", **flags}
+        for token, index in ids.items()
+    }
+    edit_json(folder / "tokenizer_config.json", added_tokens_decoder=tokens)
+
+
+def added_by_config(folder, save_json, ids):
+    edit_json(folder / "tokenizer_config.json", entity_token="<ent>", extra_special_tokens=["[E1]"])
+
+
+@pytest.mark.parametrize("add", [added_by_json, added_by_file, added_by_decoder, added_by_config])
+def test_added_token_is_one_id_wherever_it_stands(add, plain, save_json, letters, tmp_path):
+    size = load_vocabulary(letters).size
+    add(plain, save_json, {"<ent>": size, "[E1]": size + 1})
+    vocabulary = read_tokenizer(plain)[0]
+    tokenizer = Tokenizer(vocabulary)
+    assert vocabulary.kind == TOKENIZER_JSON and vocabulary.size == size + 2
+    for text in ("<ent>", "a<ent>b", "[E1]", "the [E1]."):
+        ids = tokenizer.encode(text)
+        assert (size in ids, size + 1 in ids) == ("<ent>" in text, "[E1]" in text)
+        assert len(ids) == len(tokenizer.encode(text.replace("<ent>", " ").replace("[E1]", " "))) + 1
+    assert not vocabulary.is_continuation[[size, size + 1]].any()
+    ids, spans = tokenizer.encode_with_offsets("a <ent>b")
+    assert ids[1] == size and spans.tolist() == [[0, 1], [2, 7], [7, 8]]
+    # Exported again, the ids are equal.
+    (tmp_path / "out").mkdir()
+    assert write_tokenizer(vocabulary, ModelConfig(), tmp_path / "out") == []
+    assert encode(tmp_path / "out") == encode(plain)
+
+
+def test_properties_of_added_tokens_are_followed(save_json, plain):
+    tokens = [
+        AddedToken("<tag>", single_word=True),
+        AddedToken("<ent>", lstrip=True, rstrip=True),
+        AddedToken("[E1]", normalized=True),
+    ]
+    tokenizer = save_json(lambda tokenizer: tokenizer.add_tokens(tokens))
+    tag, ent, e1 = (tokenizer.token_to_id(token.content) for token in tokens)
+    words, spaces, cases = encode(plain, ["<tag>s <tag>", "a <ent> b", "[e1] [E1]"])
+    assert words.count(tag) == 1 and words[-1] == tag
+    assert len(spaces) == 3 and spaces[1] == ent
+    assert cases == [e1, e1]
+    _, spans = Tokenizer(read_tokenizer(plain)[0]).encode_with_offsets("a <ent> b")
+    assert spans[1, 0] == 2  # not the space that the token strips
+
+
+TOKENIZERS = {
+    "digits": lambda t: setattr(
+        t, "pre_tokenizer", pre_tokenizers.Sequence([pre_tokenizers.BertPreTokenizer(), pre_tokenizers.Digits(True)])
+    ),
+    "whitespace": lambda t: setattr(t, "pre_tokenizer", pre_tokenizers.WhitespaceSplit()),
+    "replace": lambda t: setattr(
+        t, "normalizer", normalizers.Sequence([normalizers.Replace("a", "o"), normalizers.Lowercase()])
+    ),
+    "accents": lambda t: setattr(t, "normalizer", normalizers.BertNormalizer(strip_accents=False)),
+    "clean_text": lambda t: setattr(t, "normalizer", normalizers.BertNormalizer(clean_text=False)),
+    "chinese": lambda t: setattr(t, "normalizer", normalizers.BertNormalizer(handle_chinese_chars=False)),
+    "limit": lambda t: setattr(t.model, "max_input_chars_per_word", 20),
+    "truncation": lambda t: t.enable_truncation(4),
+}
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_tokenizer_json_of_a_generic_class_is_followed(name, save_json, plain, tmp_path):
+    tokenizer = save_json(TOKENIZERS[name])
+    tokenizer.no_truncation()
+    expected = [tokenizer.encode(text, add_special_tokens=False).ids for text in TEXTS]
+    vocabulary = read_tokenizer(plain)[0]
+    assert encode(plain) == expected
+    assert vocabulary.kind == (WORDPIECE if name in ("limit", "truncation") else TOKENIZER_JSON)
+    (tmp_path / "out").mkdir()
+    write_tokenizer(vocabulary, ModelConfig(), tmp_path / "out")
+    exported = HuggingFaceTokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
+    assert [exported.encode(text, add_special_tokens=False).ids for text in TEXTS] == expected
+
+
+def test_options_of_bert_tokenizer_replace_those_of_tokenizer_json(save_json, plain):
+    save_json(TOKENIZERS["digits"], tokenizer_class="BertTokenizerFast", do_lower_case=True)
+    vocabulary, notes = read_tokenizer(plain)
+    assert vocabulary.kind == WORDPIECE
+    assert notes == ["ignored pre_tokenizer of tokenizer.json, as transformers does for tokenizer_class BertTokenizer"]
+    edit_json(plain / "tokenizer_config.json", strip_accents=False)
+    accents = Tokenizer(read_tokenizer(plain)[0])
+    assert accents.pieces(accents.encode("E\u00e9 e")) == ["[UNK]", "e"]
+    edit_json(plain / "tokenizer_config.json", do_lower_case="false")
+    with pytest.raises(UsageError, match="do_lower_case='false'; it must be true or false"):
+        read_tokenizer(plain)
+
+
+def test_special_tokens_may_have_other_names(plain):
+    text = (plain / "vocab.txt").read_text().replace("[CLS]", "<s>").replace("[SEP]", "</s>")
+    (plain / "vocab.txt").write_text(text)
+    with pytest.raises(UsageError, match=r"lacks \[(CLS|SEP)\], the (cls|sep)_token of its tokenizer"):
+        read_tokenizer(plain)
+    edit_json(plain / "tokenizer_config.json", cls_token="<s>", sep_token="</s>")
+    vocabulary = read_tokenizer(plain)[0]
+    assert [vocabulary.pieces[index] for index in vocabulary.special_ids][2:4] == ["<s>", "</s>"]
+    assert encode(plain, ["a</s>b"])[0][1] == vocabulary.sep_id
+
+
+def drop_post_processor(tokenizer_json):
+    return tokenizer_json | {"post_processor": None}
+
+
 @pytest.mark.parametrize(
-    "fields, message",
+    "fields, change, message",
     [
-        ({"strip_accents": False}, "strip_accents=False with do_lower_case=True"),
-        ({"tokenize_chinese_chars": False}, "tokenize_chinese_chars=False"),
-        ({"do_lower_case": "false"}, "do_lower_case='false'; it must be true or false"),
+        ({"tokenizer_class": "BertJapaneseTokenizer"}, None, "has tokenizer_class 'BertJapaneseTokenizer', which"),
+        ({"tokenizer_class": "RobertaTokenizerFast"}, None, "has tokenizer_class 'RobertaTokenizer', which"),
+        ({"auto_map": {"AutoTokenizer": ["a.B", None]}}, None, "needs code of its own"),
+        ({"split_special_tokens": True}, None, "has split_special_tokens=true"),
+        ({"mask_token": "<mask>"}, None, "lacks <mask>, the mask_token"),
+        ({}, drop_post_processor, "does not build rows as .CLS. A .SEP. B .SEP."),
     ],
 )
-def test_unsupported_options_are_refused(fields, message, folder):
-    edit_json(folder / "tokenizer_config.json", **fields)
+def test_tokenizer_that_cannot_be_followed_is_refused(fields, change, message, save_json, plain):
+    save_json(**GENERIC | fields)
+    if change:
+        file = plain / "tokenizer.json"
+        file.write_text(json.dumps(change(json.loads(file.read_text()))))
     with pytest.raises(UsageError, match=message):
-        read_checkpoint(folder)
+        read_tokenizer(plain)
 
 
-def test_missing_do_lower_case_defaults_to_true_with_a_note(folder):
-    for file in ("tokenizer_config.json", "tokenizer.json"):
-        (folder / file).unlink()
-    vocabulary, notes = read_tokenizer(folder)
+def test_class_in_the_model_config_counts_and_generic_class_needs_tokenizer_json(plain):
+    edit_json(plain / "config.json", tokenizer_class="BertJapaneseTokenizer")
+    with pytest.raises(UsageError, match="BertJapaneseTokenizer"):
+        read_tokenizer(plain)
+    edit_json(plain / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+    with pytest.raises(UsageError, match="the folder lacks tokenizer.json"):
+        read_tokenizer(plain)
+
+
+def test_added_token_with_a_wrong_id_is_refused(plain):
+    (plain / "added_tokens.json").write_text('{"<ent>": 1000}')
+    with pytest.raises(UsageError, match="the added token '<ent>' has id 1000, but it is token"):
+        read_tokenizer(plain)
+
+
+def test_case_of_a_bare_vocab_txt(plain):
+    vocabulary, notes = read_tokenizer(plain)
     assert vocabulary.lower_case and "do_lower_case is not set in tokenizer_config.json; assuming true" in notes[0]
+    with open(plain / "vocab.txt", "a") as file:
+        file.write("COVID\n<NUM>\n")
+    vocabulary, notes = read_tokenizer(plain)
+    assert vocabulary.lower_case and "tokens with capitals never occur: COVID, <NUM>" in notes[1]
+    assert not read_tokenizer(plain, lower_case=False)[0].lower_case
+    with open(plain / "vocab.txt", "a") as file:
+        file.write("\n".join(map(chr, range(65, 91))) + "\n")
+    vocabulary, notes = read_tokenizer(plain)
+    assert not vocabulary.lower_case and "assuming false, since tokens have capitals" in notes[0]
+    # As in transformers, a config without the option lower-cases.
+    edit_json(plain / "tokenizer_config.json", model_max_length=512)
+    assert read_tokenizer(plain)[0].lower_case
+
+
+def test_case_option_does_not_change_a_generic_tokenizer_json(save_json, plain):
+    save_json(TOKENIZERS["digits"])
+    assert read_tokenizer(plain, lower_case=True)[0].lower_case
+    with pytest.raises(UsageError, match="--cased cannot change .*tokenizer.json"):
+        read_tokenizer(plain, lower_case=False)
+
+
+def test_word_limit_survives_conversions(letters, tmp_path, folder):
+    word = "a" * 101
+    assert len(Tokenizer(load_vocabulary(letters)).encode(word)) == 101
+    (folder / "tokenizer.json").unlink()
+    edit_json(folder / "tokenizer_config.json", tokenizer_class="BertTokenizer")
+    source = folder
+    for fmt in (BERTJAX, HUGGINGFACE, TENSORFLOW, BERTJAX, HUGGINGFACE):
+        target = tmp_path / f"{source.name}_{fmt}"
+        convert(str(source), str(target), fmt, False)
+        vocabulary = read_vocabulary(target)
+        assert vocabulary.max_word_chars == 100 and Tokenizer(vocabulary).encode(word) == [vocabulary.unk_id]
+        source = target
+    assert json.loads((source / "tokenizer_config.json").read_text())["tokenizer_class"] == "BertTokenizer"
+
+
+def test_tokenizer_json_survives_in_a_workdir_but_not_in_tensorflow_format(letters, tmp_path, save_json, plain):
+    save_json(TOKENIZERS["digits"])
+    checkpoint = random_checkpoint(letters)
+    from bertjax.convert import huggingface
+
+    (tmp_path / "model").mkdir()
+    huggingface.write(checkpoint, tmp_path / "model")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "model" / name).write_bytes((plain / name).read_bytes())
+    convert(str(tmp_path / "model"), str(tmp_path / "own"), BERTJAX, False)
+    vocabulary = read_vocabulary(tmp_path / "own")
+    tokenizer = Tokenizer(vocabulary)
+    assert vocabulary.kind == TOKENIZER_JSON and vocabulary.special_ids == checkpoint.vocabulary.special_ids
+    assert [tokenizer.encode(text) for text in TEXTS] == encode(plain)
+    assert tokenizer.decode(tokenizer.encode("thing 12")) == "thing 1 2"
+    with pytest.raises(UsageError, match="no tokenizer like .*tokenizer.json; use the format huggingface"):
+        convert(str(tmp_path / "own"), str(tmp_path / "tf"), TENSORFLOW, False)
+
+
+@pytest.mark.parametrize("tokenizer_class", ["BertTokenizer", "BertTokenizerFast", "PreTrainedTokenizerFast", None])
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_ids_equal_those_of_auto_tokenizer(name, tokenizer_class, save_json, plain, tmp_path):
+    transformers = pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[parity]'")
+    added = [AddedToken("<tag>", single_word=True), AddedToken("[E1]", lstrip=True, special=True)]
+
+    def change(tokenizer):
+        TOKENIZERS[name](tokenizer)
+        tokenizer.add_tokens(added)
+
+    save_json(change, **SPECIAL_TOKENS, tokenizer_class=tokenizer_class)
+    expected = transformers.AutoTokenizer.from_pretrained(plain)
+    vocabulary = read_tokenizer(plain)[0]
+    assert encode(plain) == [expected.encode(text, add_special_tokens=False) for text in TEXTS]
+    (tmp_path / "out").mkdir()
+    write_tokenizer(vocabulary, ModelConfig(), tmp_path / "out")
+    edit_json(tmp_path / "out" / "config.json", model_type="bert")
+    exported = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    for text in TEXTS:
+        assert exported(text, "a b")["token_type_ids"] == [
+            *[0] * (len(expected.encode(text))),
+            *[1] * (len(expected.encode("a b")) - 1),
+        ]
+        assert exported.encode(text, "a b") == expected.encode(text, "a b")

@@ -223,6 +223,15 @@ def test_answer_tokens_map_to_the_exact_characters(tmp_path, tokenizer, answer):
     assert (ends[starts == 0] == 0).all()
 
 
+def test_special_tokens_in_question_and_passage_are_single_tokens(tmp_path, tokenizer):
+    content = squad(qa("1", "b", 8), context="a [SEP] b")
+    content["data"][0]["paragraphs"][0]["qas"][0]["question"] = "[MASK] x"
+    _, windows, _ = read_windows(tmp_path, tokenizer, content)
+    tokens = ["[CLS]", "[MASK]", "x", "[SEP]", "a", "[SEP]", "b", "[SEP]"]
+    assert tokenizer.pieces(windows.examples.tokens["input_ids"]) == tokens
+    assert windows.examples.rows["start_positions"].tolist() == [6]
+
+
 def test_windows_overlap_and_each_token_has_one_max_context_window(tmp_path, tokenizer):
     _, windows, stats = read_windows(tmp_path, tokenizer, squad(qa("1", "Ann", 0)))
     assert len(windows.examples) > 3 and windows.examples.lengths.max() == 64

@@ -162,6 +162,12 @@ def tokenizer(letters):
     return Tokenizer(load_vocabulary(letters))
 
 
+def test_special_token_as_a_word_is_one_token(tmp_path, tokenizer):
+    tagged = read(tmp_path, "a O\n[MASK] O\n")
+    examples, _, _ = encode_tagged(tagged, ["O"], tokenizer, 10, True, "file")
+    assert tokenizer.pieces(examples.tokens["input_ids"]) == ["[CLS]", "a", "[MASK]", "[SEP]"]
+
+
 def gather_labels(examples, example_of_word, positions):
     """Returns the label at each word's first piece, in the order of the file."""
     labels = examples.tokens["token_labels"]

@@ -13,8 +13,10 @@ from bertjax.data.corpus.vocabulary import (
     VOCABULARY_FILES,
     WORDPIECE,
     Vocabulary,
-    has_upper_case,
+    is_cased,
     load_vocabulary,
+    named_special_ids,
+    vocabulary_entry,
 )
 from bertjax.data.corpus.vocabulary_training import check_size
 from bertjax.errors import UsageError
@@ -30,7 +32,7 @@ _MAX_WORKERS = 1024
 _DISK_BYTES_PER_TEXT_BYTE = 0.8
 
 # File names in a corpus folder; a folder without a manifest or with any other file is not overwritten.
-_FILES = {store.MANIFEST: (store.MANIFEST, "*.bin", "vocab.txt", "*.model", "pair_index")}
+_FILES = {store.MANIFEST: (store.MANIFEST, "*.bin", "vocab.txt", "*.model", "tokenizer.json", "pair_index")}
 
 # Messages for the `problems` of the manifest, by name. {} is the number of occurrences.
 _PROBLEMS = {
@@ -90,7 +92,7 @@ def prepare(
     run = _runner(runner, runner_options, path, workers)
     loaded = vocabulary if isinstance(vocabulary, Vocabulary | None) else load_vocabulary(vocabulary, lower_case)
     _check_add_pieces(add_pieces, loaded)
-    if loaded and loaded.kind == WORDPIECE and lower_case == has_upper_case(loaded.pieces):
+    if loaded and loaded.kind == WORDPIECE and lower_case == is_cased(loaded.pieces):
         option, has = ("--uncased", "has") if lower_case else ("--cased", "does not have")
         logger.warning(
             f"{option} does not fit the vocabulary {loaded.path}, which {has} upper-case letters; omit {option} to "
@@ -141,7 +143,7 @@ def _check_add_pieces(add_pieces: int, vocabulary: Vocabulary | None) -> None:
     if vocabulary is None:
         raise UsageError("--add_pieces needs --vocab; add --vocab, or use --vocab_size to train a vocabulary")
     if vocabulary.kind != WORDPIECE:
-        raise UsageError(f"--add_pieces cannot extend a SentencePiece model: {vocabulary.path}; use a vocab.txt")
+        raise UsageError(f"--add_pieces cannot extend {vocabulary.path} ({vocabulary.kind}); use a vocab.txt")
     check_size(vocabulary.size + add_pieces)
 
 
@@ -220,14 +222,11 @@ def summary(output: str | Path, manifest: dict[str, Any]) -> str:
 
 
 def _describe_vocabulary(vocabulary: Vocabulary, trained: bool) -> dict[str, Any]:
-    names = ("pad", "unk", "cls", "sep", "mask")
     return {
-        "file": VOCABULARY_FILES[vocabulary.kind],
+        **vocabulary_entry(vocabulary),
         "kind": vocabulary.kind,
-        "sha256": vocabulary.sha256,
         "size": vocabulary.size,
-        "lower_case": vocabulary.lower_case,
-        "special_ids": dict(zip(names, vocabulary.special_ids, strict=True)),
+        "special_ids": named_special_ids(vocabulary),
         "trained_here": trained,
     }
 

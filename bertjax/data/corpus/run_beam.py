@@ -31,7 +31,7 @@ from bertjax.data.corpus.merge import MergedArray, plan_merge, write_array
 from bertjax.data.corpus.readers import Source
 from bertjax.data.corpus.run_local import WORKER_DIED, Job, JobResult, spool_docstrings
 from bertjax.data.corpus.shards import Shard
-from bertjax.data.corpus.vocabulary import VOCABULARY_FILES, Vocabulary, load_vocabulary
+from bertjax.data.corpus.vocabulary import MAX_WORD_CHARS, VOCABULARY_FILES, Vocabulary, load_vocabulary
 from bertjax.data.corpus.vocabulary_training import read_start, sample_chars, training_data
 from bertjax.errors import BertjaxError, UsageError, first_line, listed, shortened
 from bertjax.utils.io import AnyPath, is_remote, read_json, write_atomic
@@ -116,7 +116,9 @@ def run(job: Job, folder: AnyPath, options: PipelineOptions, workers: int) -> Jo
     vocabulary, added_pieces = job.vocabulary, None
     if vocabulary is None or job.add_pieces:
         content = (work / _VOCABULARY).read_bytes()
-        vocabulary = load_vocabulary(VOCABULARY_FILES[job.vocabulary_kind], job.lower_case, content)
+        max_word_chars = job.vocabulary.max_word_chars if job.vocabulary else MAX_WORD_CHARS
+        name = VOCABULARY_FILES[job.vocabulary_kind]
+        vocabulary = load_vocabulary(name, job.lower_case, content, max_word_chars)
         added_pieces = read_json(work / _ADDED_PIECES)
     result = JobResult(vocabulary, added_pieces, plan["splits"], plan["problems"], dict(read_json(work / _FILES)))
     epath.Path(work).rmtree()

@@ -3,7 +3,7 @@
 A corpus folder contains:
 
     manifest.json              counts, settings, and size and SHA-256 of each other file
-    vocab.txt | spiece.model   vocabulary file
+    vocab.txt | spiece.model | tokenizer.json   vocabulary file
     SPLIT.tokens.bin           little-endian uint16 (uint32 for vocabularies over 65,536): all token ids in order
     SPLIT.sentences.bin        uint64 [sentences + 1]: index of each sentence's first token. The last element is the
                                number of tokens of the split.
@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from bertjax.data.corpus.vocabulary import Vocabulary, load_vocabulary
+from bertjax.data.corpus.vocabulary import Vocabulary, load_entry
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.utils.io import AnyPath, file_sha256, read_json
 
@@ -145,7 +145,7 @@ class Corpus:
 
     def vocabulary(self) -> Vocabulary:
         """Loads the vocabulary."""
-        return load_vocabulary(self.vocabulary_path, self.manifest["vocabulary"]["lower_case"])
+        return load_entry(self.path, self.manifest["vocabulary"])
 
     @property
     def fingerprint(self) -> str:

@@ -10,16 +10,23 @@ vocabulary contains such a character.
 
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, repeat
 
 import numpy as np
 from tokenizers import models
 
-from bertjax.data.corpus.vocabulary import CONTINUATION, WORD_START, WORDPIECE, Vocabulary, load_sentencepiece
+from bertjax.data.corpus.vocabulary import (
+    CONTINUATION,
+    TOKENIZER_JSON,
+    WORD_START,
+    WORDPIECE,
+    Vocabulary,
+    load_sentencepiece,
+    load_tokenizer_json,
+)
 from bertjax.errors import UsageError, quoted
 
-MAX_WORD_CHARS = 200
 CACHE_ENTRIES = 1 << 19
 
 # Longer chunks are not cached, because they rarely occur twice and would fill the memory.
@@ -143,8 +150,9 @@ class _ChunkIds(dict[str, tuple[int, ...]]):
         self._basic = BasicTokenizer(vocabulary.lower_case)
         self._max_entries = max_entries
         self._unk_id = vocabulary.unk_id
-        self._ids = {piece: index for index, piece in enumerate(vocabulary.pieces) if len(piece) <= MAX_WORD_CHARS}
-        self._wordpiece = wordpiece_model(vocabulary, MAX_WORD_CHARS)
+        max_chars = vocabulary.max_word_chars
+        self._ids = {piece: index for index, piece in enumerate(vocabulary.pieces) if len(piece) <= max_chars}
+        self._wordpiece = wordpiece_model(vocabulary, max_chars)
 
     def __missing__(self, chunk: str) -> tuple[int, ...]:
         ids: list[int] = []
@@ -171,9 +179,10 @@ class _ChunkIds(dict[str, tuple[int, ...]]):
 
 
 class Tokenizer:
-    """Tokenizer with a WordPiece or SentencePiece vocabulary.
+    """Tokenizer with a WordPiece or SentencePiece vocabulary, or with a `tokenizer.json`.
 
-    Only `encode_with_special` recognizes special tokens in a text, such as [MASK]; to `encode` they are ordinary text.
+    `encode` treats special tokens in a text, such as [MASK], as ordinary text. The other methods recognize them. A
+    `tokenizer.json` always recognizes its special and added tokens.
 
     Not thread-safe; each thread needs its own tokenizer.
     """
@@ -190,6 +199,8 @@ class Tokenizer:
         self._special_pieces = re.compile(f"({'|'.join(map(re.escape, self._special_ids))})")
         if vocabulary.kind == WORDPIECE:
             self._chunk_ids = _ChunkIds(vocabulary, cache_entries)
+        elif vocabulary.kind == TOKENIZER_JSON:
+            self._engine = load_tokenizer_json(vocabulary.path, vocabulary.content)
         else:
             self._sentencepiece = load_sentencepiece(vocabulary.path, vocabulary.content)
 
@@ -201,35 +212,56 @@ class Tokenizer:
             # Split only at spaces. Other whitespace may not separate words: cleaning removes U+000B, for example, so
             # the characters around it belong to one word.
             return list(chain.from_iterable(map(self._chunk_ids.__getitem__, text.split(" "))))
+        if self.vocabulary.kind == TOKENIZER_JSON:
+            return self._engine.encode(_without_surrogates(text), add_special_tokens=False).ids
         return self._sentencepiece.encode(self._sentencepiece_text(text))
 
     def encode_with_special(self, text: str) -> list[int]:
         """Encodes a text, and keeps special tokens in it, such as [MASK], as single tokens."""
-        parts = self._special_pieces.split(text)
-        # Every second part is a special piece.
-        ids = [[self._special_ids[part]] if index % 2 else self.encode(part) for index, part in enumerate(parts)]
-        return list(chain.from_iterable(ids))
+        return list(chain.from_iterable(ids for _, _, ids in self._parts(text)))
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
-        """Encodes a text and locates each piece in it.
+        """Encodes a text, keeps special tokens in it as single tokens, and locates each piece in the text.
 
         Returns:
-          A tuple of two values. First, the token ids, equal to `encode(text)`. Second, the start and end (exclusive)
-          character offset of each piece, int64 [pieces, 2]. The span of a SentencePiece piece may be empty.
+          A tuple of two values. First, the token ids, equal to `encode_with_special(text)`. Second, the start and end
+          (exclusive) character offset of each piece, int64 [pieces, 2]. The span of a piece may be empty.
         """
-        if self.vocabulary.kind != WORDPIECE:
-            return self._sentencepiece_offsets(text)
-        ids: list[int] = []
+        all_ids: list[int] = []
+        spans: list[tuple[int, int]] = []
+        for start, part, ids in self._parts(text):
+            all_ids += ids
+            if part in self._special_ids:
+                part_spans = [(0, len(part))]
+            elif self.vocabulary.kind == WORDPIECE:
+                part_spans = self._wordpiece_spans(part)
+            elif self.vocabulary.kind == TOKENIZER_JSON:
+                offsets = self._engine.encode(_without_surrogates(part), add_special_tokens=False).offsets
+                part_spans = [_without_space(part, first, end) for first, end in offsets]
+            else:
+                part_spans = self._sentencepiece_spans(part)
+            spans += [(start + first, start + end) for first, end in part_spans]
+        return all_ids, np.array(spans, np.int64).reshape(-1, 2)
+
+    def _parts(self, text: str) -> Iterator[tuple[int, str, list[int]]]:
+        """Splits a text at special tokens, and yields the start, text and token ids of each part."""
+        if self.vocabulary.kind == TOKENIZER_JSON:
+            yield 0, text, self.encode(text)
+            return
+        start = 0
+        for part in self._special_pieces.split(text):
+            yield start, part, [self._special_ids[part]] if part in self._special_ids else self.encode(part)
+            start += len(part)
+
+    def _wordpiece_spans(self, text: str) -> list[tuple[int, int]]:
         spans: list[tuple[int, int]] = []
         basic = BasicTokenizer(self.vocabulary.lower_case)
         start = 0
         for chunk in text.split(" "):
-            chunk_ids = self.encode(chunk)
-            if chunk_ids:
-                ids += chunk_ids
+            if chunk_ids := self.encode(chunk):
                 spans += self._chunk_spans(basic, chunk, start, chunk_ids)
             start += len(chunk) + 1
-        return ids, np.array(spans, np.int64).reshape(-1, 2)
+        return spans
 
     def _chunk_spans(self, basic: BasicTokenizer, chunk: str, start: int, ids: list[int]) -> list[tuple[int, int]]:
         """Returns the character span of each piece of a chunk that starts at `start` in the text."""
@@ -260,7 +292,7 @@ class Tokenizer:
                 char_index += length
         return spans
 
-    def _sentencepiece_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
+    def _sentencepiece_spans(self, text: str) -> list[tuple[int, int]]:
         encoded = self._sentencepiece.encode(self._sentencepiece_text(text), return_type="offset_mapping")
         # Lower-casing may turn one character into two, for example U+0130.
         lengths = (len(char.lower()) for char in text) if self.vocabulary.lower_case else repeat(1, len(text))
@@ -268,15 +300,11 @@ class Tokenizer:
         spans = []
         for start, stop in encoded["offsets"]:
             first = origins[start] if start < len(origins) else len(text)
-            end = origins[stop - 1] + 1 if stop > start else first
-            # The first piece of a word includes the space before the word, so skip this space.
-            while first < end and text[first].isspace():
-                first += 1
-            spans.append((first, end))
-        return encoded["ids"], np.array(spans, np.int64).reshape(-1, 2)
+            spans.append(_without_space(text, first, origins[stop - 1] + 1 if stop > start else first))
+        return spans
 
     def _sentencepiece_text(self, text: str) -> str:
-        text = text.encode("utf-8", "replace").decode()
+        text = _without_surrogates(text)
         return text.lower() if self.vocabulary.lower_case else text
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
@@ -296,9 +324,23 @@ class Tokenizer:
         pieces = self.pieces(ids)
         if self.vocabulary.kind == WORDPIECE:
             return " ".join(pieces).replace(" " + CONTINUATION, "")
+        if self.vocabulary.kind == TOKENIZER_JSON:
+            return self._engine.decode([int(index) for index in ids], skip_special_tokens=False)
         special_ids = set(self.vocabulary.special_ids)
         text = "".join(f" {p} " if int(i) in special_ids else p for i, p in zip(ids, pieces, strict=True))
         return " ".join(text.replace(WORD_START, " ").split())
+
+
+def _without_surrogates(text: str) -> str:
+    """Replaces unpaired surrogates, which UTF-8 cannot express, by `?`."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _without_space(text: str, first: int, end: int) -> tuple[int, int]:
+    """Returns the span without the spaces at its start, since the first piece of a word includes them."""
+    while first < end and text[first].isspace():
+        first += 1
+    return first, end
 
 
 def _end_with_marks(chunk: str, last: int) -> int:

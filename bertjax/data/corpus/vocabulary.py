@@ -1,27 +1,41 @@
-"""Vocabularies: WordPiece `vocab.txt` files, SentencePiece `.model` files, and their copies in workdirs."""
+"""Vocabularies: `vocab.txt` (WordPiece), SentencePiece `.model`, `tokenizer.json`, and their copies in workdirs."""
 
 import dataclasses
 import functools
 import hashlib
 import json
+import logging
 import os
+from codecs import BOM_UTF8
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+import tokenizers
 from etils import epath
 
-from bertjax.errors import UsageError, first_line
+from bertjax.errors import UsageError, first_line, listed
 from bertjax.utils.io import AnyPath, as_path, read_json, reject_utf16
+
+logger = logging.getLogger(__name__)
 
 WORDPIECE = "wordpiece"
 SENTENCEPIECE = "sentencepiece"
+# Tokenizer that differs from BERT's standard one, stored as a file of the package `tokenizers`, which runs it.
+TOKENIZER_JSON = "tokenizer_json"
+# Kinds that `prepare` can train.
 KINDS = (WORDPIECE, SENTENCEPIECE)
-VOCABULARY_FILES = {WORDPIECE: "vocab.txt", SENTENCEPIECE: "spiece.model"}
+VOCABULARY_FILES = {WORDPIECE: "vocab.txt", SENTENCEPIECE: "spiece.model", TOKENIZER_JSON: "tokenizer.json"}
 # A trained vocabulary starts with these pieces, in this order.
 SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 CONTINUATION = "##"  # WordPiece: prefix of a piece inside a word
 WORD_START = "\u2581"  # SentencePiece: prefix of the first piece of a word
-# File in a workdir that records the file name, `lower_case` and checksum of the run's vocabulary.
+_BYTE_LEVEL_START = "\u0120"  # Byte-level BPE: prefix of the first piece of a word
+# Limit of google-research/bert. Longer words become [UNK].
+MAX_WORD_CHARS = 200
+# Minimum fraction of words with capitals in a cased vocabulary. Released cased vocabularies have 0.3 and more.
+_MIN_CAPITALS = 0.1
+# File in a workdir that describes the run's vocabulary, see `vocabulary_entry`.
 ENTRY = "vocabulary.json"
 
 _SENTENCEPIECE_NAMES = {"[PAD]": ("[PAD]", "<pad>"), "[UNK]": ("[UNK]", "<unk>")}
@@ -32,13 +46,16 @@ class Vocabulary:
     """Vocabulary loaded from a file.
 
     Attributes:
-      path: `vocab.txt` (one piece per line) or SentencePiece `.model`.
+      path: `vocab.txt` (one piece per line), SentencePiece `.model` or `tokenizer.json`.
       content: bytes of the file.
-      kind: `wordpiece` or `sentencepiece`.
+      kind: `wordpiece`, `sentencepiece` or `tokenizer_json`.
       pieces: all pieces; the index is the token id.
       lower_case: whether the tokenizer lower-cases text and, for WordPiece, strips accents.
       pad_id, unk_id, cls_id, sep_id, mask_id: ids of [PAD], [UNK], [CLS], [SEP] and [MASK].
       sha256: checksum of the content.
+      max_word_chars: length above which a word becomes [UNK], for WordPiece (default: 200, as in google-research/bert).
+      num_rows: number of token embeddings in the checkpoint that the vocabulary is from, if it has more embeddings than
+        tokens (default: 0, one embedding per token).
     """
 
     path: AnyPath
@@ -52,6 +69,8 @@ class Vocabulary:
     sep_id: int
     mask_id: int
     sha256: str
+    max_word_chars: int = MAX_WORD_CHARS
+    num_rows: int = 0
 
     @property
     def size(self) -> int:
@@ -63,26 +82,44 @@ class Vocabulary:
         return (self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id)
 
     @functools.cached_property
+    def word_marker(self) -> tuple[str, bool]:
+        """Prefix that marks pieces, and whether marked pieces start a word. The others continue one, or vice versa."""
+        if self.kind != TOKENIZER_JSON:
+            return (CONTINUATION, False) if self.kind == WORDPIECE else (WORD_START, True)
+        model = json.loads(self.content)["model"]
+        if model["type"] in ("WordPiece", "WordLevel") or model.get("continuing_subword_prefix"):
+            return model.get("continuing_subword_prefix") or "", False
+        return (_BYTE_LEVEL_START if b'"ByteLevel"' in self.content else WORD_START), True
+
+    @functools.cached_property
     def is_continuation(self) -> np.ndarray:
         """Mask of the pieces that continue a word instead of starting one, bool [V]. False for special pieces."""
-        if self.kind == WORDPIECE:
-            continues = np.array([piece.startswith(CONTINUATION) for piece in self.pieces])
-        else:
-            continues = np.array([not piece.startswith(WORD_START) for piece in self.pieces])
-        continues[list(self.special_ids)] = False
+        marker, starts_word = self.word_marker
+        marked = np.array([bool(marker) and piece.startswith(marker) for piece in self.pieces])
+        # Without marks, as in a vocabulary of characters, each piece is a word.
+        continues = marked != (starts_word and marked.any())
+        added = json.loads(self.content)["added_tokens"] if self.kind == TOKENIZER_JSON else []
+        continues[[*self.special_ids, *(token["id"] for token in added)]] = False
         return continues
 
 
 def load_vocabulary(
-    path: str | os.PathLike, lower_case: bool | None = None, content: bytes | None = None
+    path: str | os.PathLike,
+    lower_case: bool | None = None,
+    content: bytes | None = None,
+    max_word_chars: int = MAX_WORD_CHARS,
+    special_ids: Mapping[str, int] | None = None,
 ) -> Vocabulary:
-    """Loads a `vocab.txt` in the format of the released BERT models, or a SentencePiece `.model`.
+    """Loads a `vocab.txt` in the format of the released BERT models, a SentencePiece `.model`, or a `tokenizer.json`.
 
     Args:
-      path: local path or `gs://` address; the suffix `.model` selects SentencePiece.
-      lower_case: whether to lower-case text (default: None, True for a WordPiece vocabulary without upper-case
-        letters, otherwise False). SentencePiece models normalize text themselves.
+      path: local path or `gs://` address; the suffix `.model` selects SentencePiece, and `.json` a `tokenizer.json`.
+      lower_case: whether to lower-case text (default: None, True for a WordPiece vocabulary unless `is_cased`,
+        otherwise False). A SentencePiece model or `tokenizer.json` defines by itself how to normalize text.
       content: bytes of the file (default: None, read from `path`).
+      max_word_chars: length above which a word becomes [UNK], for `vocab.txt`.
+      special_ids: ids of the special tokens by their names `pad`, `unk`, `cls`, `sep` and `mask`, for `tokenizer.json`
+        (default: None, the tokens [PAD], [UNK], [CLS], [SEP] and [MASK]).
     """
     path = as_path(path)
     if content is None:
@@ -97,11 +134,33 @@ def load_vocabulary(
     if path.suffix == ".model":
         model = load_sentencepiece(path, content)
         kind, pieces = SENTENCEPIECE, tuple(model.id_to_piece(list(range(model.get_piece_size()))))
+    elif path.suffix == ".json":
+        engine = load_tokenizer_json(path, content)
+        kind, pieces = TOKENIZER_JSON, _pieces_by_id(engine.get_vocab())
+        normalized = engine.normalizer.normalize_str("A") if engine.normalizer else "A"
+        lower_case = "a" in normalized
     else:
-        kind, pieces = WORDPIECE, _wordpiece_pieces(path, content)
+        lines, content = vocab_txt_lines(path, content)
+        kind, pieces = WORDPIECE, tuple(line.strip() for line in lines)
+    if kind != TOKENIZER_JSON or special_ids is None:
+        special_ids = _special_ids(path, kind, pieces)
+    if lower_case is None:
+        lower_case = kind == WORDPIECE and not is_cased(pieces)
+        if lower_case and (capitals := capital_pieces(pieces)):
+            logger.warning(
+                f"text is lower-cased, so tokens of {path} with capitals never occur: {listed(capitals)}; use --cased "
+                "with prepare or convert if the model is cased"
+            )
+    ids = {f"{name}_id": index for name, index in special_ids.items()}
+    sha256 = hashlib.sha256(content).hexdigest()
+    return Vocabulary(path, content, kind, pieces, lower_case, **ids, sha256=sha256, max_word_chars=max_word_chars)
+
+
+def _special_ids(path: AnyPath, kind: str, pieces: tuple[str, ...]) -> dict[str, int]:
+    """Finds BERT's special tokens in a vocabulary. Raises a UsageError if one is missing or ambiguous."""
     # If several lines are equal, the last line determines the piece's id, as in google-research/bert's `load_vocab`.
     ids = {piece: index for index, piece in enumerate(pieces)}
-    special_ids = {}
+    special_ids: dict[str, int] = {}
     for piece in SPECIAL_PIECES:
         names = _SENTENCEPIECE_NAMES.get(piece, (piece,)) if kind == SENTENCEPIECE else (piece,)
         known_names = [name for name in names if name in ids]
@@ -113,20 +172,34 @@ def load_vocabulary(
             raise UsageError(
                 f"the vocabulary {path} has {piece} on {pieces.count(piece)} lines; keep one of these lines"
             )
-        special_ids[f"{piece[1:-1].lower()}_id"] = ids[known_names[0]]
-    if lower_case is None:
-        lower_case = kind == WORDPIECE and not has_upper_case(pieces)
-    return Vocabulary(
-        path, content, kind, pieces, lower_case, **special_ids, sha256=hashlib.sha256(content).hexdigest()
-    )
+        special_ids[piece[1:-1].lower()] = ids[known_names[0]]
+    return special_ids
 
 
-def has_upper_case(pieces: tuple[str, ...]) -> bool:
-    """Returns whether any piece has an upper-case letter. Ignores pieces that start with `[`, such as [CLS]."""
-    return any(piece != piece.lower() for piece in pieces if not piece.startswith("["))
+def is_cased(pieces: Iterable[str]) -> bool:
+    """Returns whether at least a tenth of the words in a WordPiece vocabulary have capitals, such as `The` or `A`.
+
+    Ignores tokens that were added to a vocabulary, such as `[CLS]`, `<NUM>` or `COVID`.
+    """
+    words = [piece for piece in pieces if piece[:1].isalpha() and piece.lower() != piece.upper()]
+    capitals = [word for word in words if word != word.lower() and (len(word) == 1 or word != word.upper())]
+    return len(capitals) >= _MIN_CAPITALS * len(words) > 0
 
 
-def _wordpiece_pieces(path: os.PathLike, content: bytes) -> tuple[str, ...]:
+def capital_pieces(pieces: Iterable[str]) -> list[str]:
+    """Returns the pieces with capitals, except those that start with `[`, such as [CLS]."""
+    return [piece for piece in pieces if piece != piece.lower() and not piece.startswith("[")]
+
+
+def vocab_txt_lines(path: os.PathLike, content: bytes) -> tuple[list[str], bytes]:
+    """Returns the lines of a `vocab.txt` with their whitespace, and its content as google-research/bert can read it.
+
+    Raises a UsageError if the file is damaged.
+    """
+    # Editors on Windows write a byte-order mark, which would become part of the first piece. Old Macs end lines by CR.
+    content = content.removeprefix(BOM_UTF8)
+    if b"\n" not in content:
+        content = content.replace(b"\r", b"\n")
     reject_utf16(path, content)
     try:
         text = content.decode("utf-8")
@@ -137,7 +210,7 @@ def _wordpiece_pieces(path: os.PathLike, content: bytes) -> tuple[str, ...]:
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
         raise UsageError(f"the vocabulary {path} is damaged: NUL byte on line {line}; copy it again")
-    return tuple(line.strip() for line in text.removesuffix("\n").split("\n"))
+    return text.removesuffix("\n").split("\n"), content
 
 
 def load_sentencepiece(path: os.PathLike, content: bytes) -> Any:
@@ -152,11 +225,58 @@ def load_sentencepiece(path: os.PathLike, content: bytes) -> Any:
         raise UsageError(f"the vocabulary {path} is not a SentencePiece model; copy the file again") from error
 
 
+def load_tokenizer_json(path: os.PathLike, content: bytes) -> tokenizers.Tokenizer:
+    """Returns the tokenizer of a `tokenizer.json`, without its truncation and padding."""
+    try:
+        engine = tokenizers.Tokenizer.from_str(content.decode())
+    except Exception as error:  # The package raises `Exception` for all errors.
+        raise UsageError(f"{path} is not a tokenizer.json: {first_line(error)}; copy the file again") from error
+    engine.no_truncation()
+    engine.no_padding()
+    return engine
+
+
+def _pieces_by_id(ids: Mapping[str, int]) -> tuple[str, ...]:
+    """Returns the piece of each id, "" for an id without a piece."""
+    pieces = [""] * (max(ids.values(), default=-1) + 1)
+    for piece, index in ids.items():
+        pieces[index] = piece
+    return tuple(pieces)
+
+
+def vocabulary_entry(vocabulary: Vocabulary) -> dict[str, Any]:
+    """Returns what `load_entry` needs besides the file. Values that all older vocabularies have are left out."""
+    entry: dict[str, Any] = {"file": VOCABULARY_FILES[vocabulary.kind], "lower_case": vocabulary.lower_case}
+    if vocabulary.max_word_chars != MAX_WORD_CHARS:
+        entry["max_word_chars"] = vocabulary.max_word_chars
+    if vocabulary.num_rows:
+        entry["num_rows"] = vocabulary.num_rows
+    if vocabulary.kind == TOKENIZER_JSON:
+        entry["special_ids"] = named_special_ids(vocabulary)
+    return {**entry, "sha256": vocabulary.sha256}
+
+
+def named_special_ids(vocabulary: Vocabulary) -> dict[str, int]:
+    """Returns the ids of the special tokens by their names `pad`, `unk`, `cls`, `sep` and `mask`."""
+    return {piece[1:-1].lower(): index for piece, index in zip(SPECIAL_PIECES, vocabulary.special_ids, strict=True)}
+
+
+def load_entry(folder: AnyPath, entry: Mapping[str, Any], content: bytes | None = None) -> Vocabulary:
+    """Loads the vocabulary that an entry of `vocabulary_entry` describes, from `content` if it is given."""
+    vocabulary = load_vocabulary(
+        folder / entry["file"],
+        entry["lower_case"],
+        content,
+        entry.get("max_word_chars", MAX_WORD_CHARS),
+        entry.get("special_ids"),
+    )
+    return dataclasses.replace(vocabulary, num_rows=entry.get("num_rows", 0))
+
+
 def vocabulary_files(vocabulary: Vocabulary) -> dict[str, bytes]:
     """Returns the files of a vocabulary in a workdir, as a dict from name to content."""
-    name = VOCABULARY_FILES[vocabulary.kind]
-    entry = {"file": name, "lower_case": vocabulary.lower_case, "sha256": vocabulary.sha256}
-    return {name: vocabulary.content, ENTRY: (json.dumps(entry, indent=1, sort_keys=True) + "\n").encode()}
+    entry = vocabulary_entry(vocabulary)
+    return {entry["file"]: vocabulary.content, ENTRY: (json.dumps(entry, indent=1, sort_keys=True) + "\n").encode()}
 
 
 def workdir_vocabulary(workdir: epath.Path) -> Vocabulary:
@@ -167,13 +287,13 @@ def workdir_vocabulary(workdir: epath.Path) -> Vocabulary:
 
 
 def open_vocabulary(path: str | os.PathLike) -> Vocabulary:
-    """Loads a `vocab.txt`, a SentencePiece `.model`, or the vocabulary that a workdir's `vocabulary.json` names."""
+    """Loads a `vocab.txt`, `.model` or `tokenizer.json`, or the vocabulary that a workdir's `vocabulary.json` names."""
     path = as_path(path)
     if path.name != ENTRY:
         return load_vocabulary(path)
     try:
         entry = read_json(path)
-        vocabulary = load_vocabulary(path.parent / entry["file"], entry["lower_case"])
+        vocabulary = load_entry(path.parent, entry)
         sha256 = entry["sha256"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"cannot read {path}: {error}; copy it again") from error

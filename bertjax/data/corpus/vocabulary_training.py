@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 
 from bertjax.data.corpus import readers
 from bertjax.data.corpus.documents import MAX_SENTENCE_CHARS, Text, batches, split_sentences
-from bertjax.data.corpus.tokenizer import MAX_WORD_CHARS, BasicTokenizer, Tokenizer
+from bertjax.data.corpus.tokenizer import BasicTokenizer, Tokenizer
 from bertjax.data.corpus.vocabulary import (
     CONTINUATION,
+    MAX_WORD_CHARS,
     SPECIAL_PIECES,
     VOCABULARY_FILES,
     WORDPIECE,
@@ -100,7 +101,7 @@ def learn_vocabulary(
     pieces = added_pieces(base, add_pieces, counts)
     lines = "".join(f"{piece}\n" for piece in pieces).encode()
     content = base.content.removesuffix(b"\n") + b"\n" + lines
-    extended = load_vocabulary(VOCABULARY_FILES[kind], base.lower_case, content)
+    extended = load_vocabulary(VOCABULARY_FILES[kind], base.lower_case, content, base.max_word_chars)
     report: dict[str, float] = {"count": len(pieces)}
     for name, measured in ("before", base), ("after", extended):
         report[f"pieces_per_word_{name}"], report[f"unknown_words_{name}"] = _rates(measured, counts)

@@ -113,7 +113,7 @@ def encode_rows(
         for column in texts:
             if not isinstance(row.fields[column], str):
                 raise UsageError(f"{stats.file} line {row.line}: {column} is a list; it must be a string")
-        ids = [tokenizer.encode(row.fields[column]) for column in texts]
+        ids = [tokenizer.encode_with_special(row.fields[column]) for column in texts]
         if not all(ids):
             stats.count_irregular("with an empty text", row.line)
         if sum(map(len, ids)) + special_tokens > seq_len:

@@ -364,7 +364,7 @@ def make_windows(
     with progress_bar("questions", len(questions), " questions", after_seconds=3) as bar:
         for index, question in enumerate(questions):
             bar.update()
-            query = tokenizer.encode(question.text)
+            query = tokenizer.encode_with_special(question.text)
             if len(query) > max_query_len:
                 stats.count_irregular(
                     f"with the question truncated to {max_query_len} tokens", f"question {question.id}"

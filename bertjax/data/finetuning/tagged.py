@@ -271,7 +271,7 @@ def encode_tagged(
     vocabulary = tokenizer.vocabulary
     max_pieces = seq_len - 2
     # A word of control characters has no pieces, but needs a position for its label, so represent it by [UNK].
-    pieces = [tokenizer.encode(word)[:max_pieces] or [vocabulary.unk_id] for word in tagged.words]
+    pieces = [tokenizer.encode_with_special(word)[:max_pieces] or [vocabulary.unk_id] for word in tagged.words]
     label_ids = _label_ids(tagged, labels, path)
     lengths = np.array([len(ids) for ids in pieces])
     sequences, positions = [], []

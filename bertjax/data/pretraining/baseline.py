@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from bertjax.data.corpus.store import Corpus
-from bertjax.data.corpus.vocabulary import CONTINUATION, WORD_START, Vocabulary
+from bertjax.data.corpus.vocabulary import Vocabulary
 
 _BLOCK_TOKENS = 1 << 24
 
@@ -46,7 +46,7 @@ def token_counts(tokens: np.ndarray, size: int) -> np.ndarray:
 def mean_piece_bytes(vocabulary: Vocabulary, tokens: np.ndarray) -> float:
     """Returns the mean number of UTF-8 bytes of text per token.
 
-    The bytes of a piece are those of its text, without `##` or the SentencePiece word start. The first piece of a word
+    The bytes of a piece are those of its text, without `##` or a word start. The first piece of a word
     has one more byte for the space before the word. Hence the bytes of a word do not depend on how it is split into
     pieces. A special token such as [UNK] counts as one byte (the space).
 
@@ -55,7 +55,7 @@ def mean_piece_bytes(vocabulary: Vocabulary, tokens: np.ndarray) -> float:
       tokens: token ids, int [N], not empty.
     """
     is_special = np.isin(np.arange(vocabulary.size), vocabulary.special_ids)
-    texts = (piece.removeprefix(CONTINUATION).removeprefix(WORD_START) for piece in vocabulary.pieces)
+    texts = (piece.removeprefix(vocabulary.word_marker[0]) for piece in vocabulary.pieces)
     lengths = np.array([len(text.encode()) for text in texts])
     piece_bytes = np.where(is_special, 0, lengths) + ~vocabulary.is_continuation
     # Clip the invalid ids of a damaged file instead of failing, because checksum verification reports the damage.

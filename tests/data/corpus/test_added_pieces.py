@@ -92,7 +92,7 @@ def test_text_with_few_useful_pieces_yields_fewer_than_requested(tmp_path, vocab
 
 def test_casing_and_unused_lines_of_the_vocabulary_are_kept(tmp_path, vocabulary):
     write_text(tmp_path / "a.txt", [["river Glucose", "Glucose lamp"]] * 5)
-    content = b"[unused0]\n" + vocabulary.read_bytes() + "\n".join("GS").encode()
+    content = b"[unused0]\n" + vocabulary.read_bytes() + "\n".join("ABCDEFGHIJKLMNOPQRSTUVWXYZ").encode()
     (tmp_path / "cased.txt").write_bytes(content)
     manifest = run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=tmp_path / "cased.txt", add_pieces=1)
     assert (tmp_path / "corpus" / "vocab.txt").read_bytes() == content + b"\nGlucose\n"
@@ -104,7 +104,7 @@ def test_casing_and_unused_lines_of_the_vocabulary_are_kept(tmp_path, vocabulary
     [
         (-1, "vocab.txt", "--add_pieces is -1; it must be at least 0"),
         (5, None, "--add_pieces needs --vocab"),
-        (5, "spiece.model", "--add_pieces cannot extend a SentencePiece model: .*spiece.model; use a vocab.txt"),
+        (5, "spiece.model", "--add_pieces cannot extend .*spiece.model .sentencepiece.; use a vocab.txt"),
         (10**6, "vocab.txt", "the vocabulary size is 1,000,0.. pieces"),
     ],
 )

@@ -177,7 +177,7 @@ def test_vocabulary_is_copied_byte_for_byte(tmp_path, vocabulary):
 def test_case_option_that_differs_from_the_vocabulary_logs_a_warning(tmp_path, vocabulary, log_lines):
     write_text(tmp_path / "a.txt", make_text(5))
     cased = tmp_path / "cased.txt"
-    cased.write_bytes(vocabulary.read_bytes() + b"London\n")
+    cased.write_bytes(vocabulary.read_bytes() + "\n".join([*"ABCDEFGHIJKLMNOPQRSTUVWXYZ", "London\n"]).encode())
     for number, (file, lower_case, warning) in enumerate(
         [
             (cased, True, "--uncased does not fit the vocabulary .*cased.txt, which has upper-case letters; omit"),

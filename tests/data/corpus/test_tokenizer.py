@@ -1,5 +1,6 @@
 """The tokenizer compared with a simple implementation of google-research/bert's rules."""
 
+import pickle
 import random
 import subprocess
 import sys
@@ -197,6 +198,63 @@ def test_special_pieces_in_a_text_are_ordinary_text(vocabulary_file):
     ids = Tokenizer(vocabulary).encode("[MASK]")
     assert Tokenizer(vocabulary).pieces(ids) == ["[", "mask", "]"]
     assert not set(ids) & set(vocabulary.special_ids)
+
+
+def test_special_tokens_in_a_text_are_single_tokens_for_a_model(vocabulary_file):
+    tokenizer = Tokenizer(load_vocabulary(vocabulary_file))
+    text = "the [MASK]the[SEP] [mask]"
+    ids = tokenizer.encode_with_special(text)
+    mask, sep = tokenizer.vocabulary.mask_id, tokenizer.vocabulary.sep_id
+    assert (ids.count(mask), ids.count(sep)) == (1, 1)
+    offset_ids, spans = tokenizer.encode_with_offsets(text)
+    assert offset_ids == ids
+    assert [text[slice(*spans[ids.index(index)])] for index in (mask, sep)] == ["[MASK]", "[SEP]"]
+
+
+@pytest.mark.parametrize(
+    "pieces, lower_case",
+    [
+        (["the", "good", "film", "NUM", "COVID", "<ENT>"], True),
+        (["the", "good", "film"] * 4 + ["Berlin"], True),
+        (["the", "good", "The", "A", "##a"], False),
+        (["\u4e2d"] * 100 + ["A", "b"], False),
+        (["\u4e2d"] * 100, True),
+    ],
+)
+def test_few_tokens_with_capitals_do_not_make_a_vocabulary_cased(pieces, lower_case, tmp_path, log_lines):
+    path = tmp_path / "vocab.txt"
+    path.write_text("\n".join([*SPECIAL, *pieces]), encoding="utf-8")
+    assert load_vocabulary(path).lower_case == lower_case
+    has_capitals = any(piece != piece.lower() for piece in pieces)
+    assert any("never occur" in line for line in log_lines) == (lower_case and has_capitals)
+    assert load_vocabulary(path, lower_case=not lower_case).lower_case != lower_case
+
+
+@pytest.mark.parametrize("encoding, line_end", [("utf-8-sig", "\n"), ("utf-8", "\r\n"), ("utf-8", "\r")])
+def test_byte_order_mark_and_line_ends_are_not_part_of_a_piece(encoding, line_end, tmp_path):
+    (tmp_path / "vocab.txt").write_text(line_end.join([*SPECIAL, "a"]), encoding=encoding, newline="")
+    vocabulary = load_vocabulary(tmp_path / "vocab.txt")
+    assert vocabulary.pieces == (*SPECIAL, "a")
+    assert [line.strip() for line in vocabulary.content.split(b"\n")] == [piece.encode() for piece in vocabulary.pieces]
+
+
+def test_tokenizer_json_file_is_a_vocabulary(tmp_path):
+    import tokenizers
+
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL, "the", "##ing"]))
+    engine = tokenizers.BertWordPieceTokenizer(str(tmp_path / "vocab.txt"))
+    engine._tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    engine.add_tokens(["<ent>"])
+    engine.save(str(tmp_path / "tokenizer.json"))
+    vocabulary, wordpiece = load_vocabulary(tmp_path / "tokenizer.json"), load_vocabulary(tmp_path / "vocab.txt")
+    tokenizer = Tokenizer(pickle.loads(pickle.dumps(vocabulary)))
+    assert vocabulary.lower_case and vocabulary.special_ids == wordpiece.special_ids
+    np.testing.assert_array_equal(vocabulary.is_continuation[:-1], wordpiece.is_continuation)
+    assert tokenizer.encode("The<ent>") == [wordpiece.pieces.index("the"), wordpiece.size]
+    assert tokenizer.encode("\ud800 [MASK]")[-1] == vocabulary.mask_id
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(UsageError, match="is not a tokenizer.json"):
+        load_vocabulary(tmp_path / "tokenizer.json")
 
 
 def test_case_and_special_ids_come_from_the_vocabulary(tmp_path):
