@@ -118,6 +118,19 @@ def test_more_embeddings_than_tokens_are_padding(fmt, num_rows, letters, tmp_pat
     assert json.loads((back / config).read_text())["vocab_size"] == num_rows
 
 
+@pytest.mark.parametrize("fmt", [HUGGINGFACE, TENSORFLOW])
+def test_blank_lines_at_the_end_of_vocab_txt_are_no_tokens(fmt, letters, tmp_path):
+    checkpoint = random_checkpoint(letters)
+    (tmp_path / "source").mkdir()
+    WRITERS[fmt](checkpoint, tmp_path / "source")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "source" / name).unlink(missing_ok=True)
+    with open(tmp_path / "source" / "vocab.txt", "ab") as file:
+        file.write(b"\n \n")
+    convert(str(tmp_path / "source"), str(tmp_path / "own"), BERTJAX, False)
+    assert read_workdir(tmp_path / "own").vocabulary.pieces == checkpoint.vocabulary.pieces
+
+
 def test_untied_embeddings_without_a_decoder_are_accepted(letters, tmp_path):
     checkpoint = random_checkpoint(letters)
     for name, modules in (("complete", ("encoder", "pooler", "masked_lm")), ("encoder", ("encoder", "pooler"))):
