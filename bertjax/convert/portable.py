@@ -184,9 +184,18 @@ def fit_vocabulary(
     Raises:
       UsageError: the vocabulary has more tokens than the model.
     """
-    if vocabulary is None or vocabulary.size == config.vocab_size:
-        return vocabulary, config, []
     num_rows = config.vocab_size
+    if (
+        vocabulary
+        and vocabulary.kind == WORDPIECE
+        and vocabulary.size > num_rows
+        and not any(vocabulary.pieces[num_rows:])
+    ):
+        # Blank lines at the end of the file are no tokens.
+        lines = b"\n".join(vocabulary.content.split(b"\n")[:num_rows]) + b"\n"
+        vocabulary = load_vocabulary(vocabulary.path, vocabulary.lower_case, lines, vocabulary.max_word_chars)
+    if vocabulary is None or vocabulary.size == num_rows:
+        return vocabulary, config, []
     if vocabulary.size > num_rows:
         raise UsageError(
             f"{folder}: {vocabulary.path.name} has {vocabulary.size} tokens, but the model's vocab_size is {num_rows}; "

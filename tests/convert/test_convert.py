@@ -10,6 +10,7 @@ import tensorflow as tf
 from checkpoints import WIDTH, assert_equal, google_checkpoint, random_checkpoint, without
 from command_runs import refused
 from commanding import printed
+from safetensors.numpy import load_file, save_file
 
 from bertjax.api import load
 from bertjax.cli import main as cli
@@ -117,15 +118,37 @@ def test_more_embeddings_than_tokens_are_padding(fmt, num_rows, letters, tmp_pat
     assert json.loads((back / config).read_text())["vocab_size"] == num_rows
 
 
+@pytest.mark.parametrize("fmt", [HUGGINGFACE, TENSORFLOW])
+def test_blank_lines_at_the_end_of_vocab_txt_are_no_tokens(fmt, letters, tmp_path):
+    checkpoint = random_checkpoint(letters)
+    (tmp_path / "source").mkdir()
+    WRITERS[fmt](checkpoint, tmp_path / "source")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "source" / name).unlink(missing_ok=True)
+    with open(tmp_path / "source" / "vocab.txt", "ab") as file:
+        file.write(b"\n \n")
+    convert(str(tmp_path / "source"), str(tmp_path / "own"), BERTJAX, False)
+    assert read_workdir(tmp_path / "own").vocabulary.pieces == checkpoint.vocabulary.pieces
+
+
 def test_untied_embeddings_without_a_decoder_are_accepted(letters, tmp_path):
     checkpoint = random_checkpoint(letters)
-    for name in [name for name in checkpoint.params if name.startswith(("masked_lm", "next_sentence"))]:
-        del checkpoint.params[name]
-    (tmp_path / "folder").mkdir()
-    huggingface.write(checkpoint, tmp_path / "folder")
-    config = tmp_path / "folder" / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"tie_word_embeddings": False}))
-    assert read_checkpoint(tmp_path / "folder").modules == {"encoder", "pooler"}
+    for name, modules in (("complete", ("encoder", "pooler", "masked_lm")), ("encoder", ("encoder", "pooler"))):
+        params = {path: array for path, array in checkpoint.params.items() if path.startswith(modules)}
+        (tmp_path / name).mkdir()
+        huggingface.write(dataclasses.replace(checkpoint, params=params), tmp_path / name)
+        config = tmp_path / name / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"tie_word_embeddings": False}))
+    assert read_checkpoint(tmp_path / "encoder").modules == {"encoder", "pooler"}
+    with pytest.raises(UsageError, match="untied embeddings .* lacks cls.predictions.decoder.weight"):
+        read_checkpoint(tmp_path / "complete")
+    # A decoder that equals the embeddings computes the same.
+    file = tmp_path / "complete" / "model.safetensors"
+    arrays = load_file(file)
+    save_file(
+        arrays | {"cls.predictions.decoder.weight": arrays["bert.embeddings.word_embeddings.weight"].copy()}, file
+    )
+    assert "masked_lm" in read_checkpoint(tmp_path / "complete").modules
 
 
 def test_case_options_of_convert(letters, tmp_path, capfd):

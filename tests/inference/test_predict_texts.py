@@ -91,6 +91,16 @@ def test_class_probabilities_do_not_depend_on_the_batch(folders, capfd):
     assert output[0] == "the cat" and output[1].startswith(f"  {best[0]} {100 * best[1]:.1f} %   ")
 
 
+def test_special_token_in_a_text_is_one_token(folders, capfd):
+    (record,) = predict_json(capfd, folders[CLASSES], "the [MASK]", "--logits")
+    checkpoint, model = checkpoint_and_model(folders[CLASSES])
+    tokenizer, vocabulary = Tokenizer(checkpoint.vocabulary), checkpoint.vocabulary
+    ids = [vocabulary.cls_id, *tokenizer.encode("the"), vocabulary.mask_id, vocabulary.sep_id]
+    batch = {"input_ids": np.array([ids]), "segment_ids": np.zeros((1, len(ids)), int)}
+    logits = model(batch | {"input_mask": np.ones((1, len(ids)), int)})[0]
+    np.testing.assert_allclose(list(record["logits"].values()), logits, rtol=1e-4, atol=1e-5)
+
+
 def test_regression_model_predicts_a_number(folders, capfd):
     (record,) = predict_json(capfd, folders["number"], "the cat")
     assert record["prediction"] == pytest.approx(float(logits_of(folders["number"], "the cat")[0]), rel=1e-4)

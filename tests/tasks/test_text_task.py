@@ -377,3 +377,11 @@ def test_class_weights_are_logged_by_label(letters, tmp_path):
         fields = {"data__eval_split": "none", "data__class_weights": weights}
         notes = load_task(f"text.py:train={tmp_path}/train.csv", letters, **fields).notes
         assert [note for note in notes if note.startswith("class weights")] == expected
+
+
+def test_special_token_in_a_text_is_one_token(letters, tmp_path):
+    (tmp_path / "data.csv").write_text("text,label\na [SEP] b,x\nthe [MASK],y\n")
+    task = load_task(f"text.py:train={tmp_path}/data.csv,dev={tmp_path}/data.csv", letters)
+    (batch,) = task.eval_batches(SINGLE_SHARD)
+    rows = {" ".join(task.tokenizer.pieces(ids)).replace(" [PAD]", "") for ids in batch["input_ids"]}
+    assert {"[CLS] a [SEP] b [SEP]", "[CLS] the [MASK] [SEP]"} <= rows
