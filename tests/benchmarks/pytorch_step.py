@@ -3,10 +3,14 @@
     python tests/benchmarks/pytorch_step.py --size base --rows 8 --seq_len 128 --rounds 3
 
 Both have a dropout rate of 0.1: forward and backward pass of masked LM and next-sentence prediction, gradients clipped
-to norm 1, an AdamW update. On CPU, both compute in float32 on all cores. On GPU, both compute in bfloat16 with float32
-parameters, and PyTorch uses `torch.compile`, autocast and fused AdamW. `BertForPreTraining` computes logits of every
-token, with the default attention of transformers (printed) and no mask; bertjax computes logits of the masked tokens
-only. The two run in turns, each in its own process; speed is that of the median step. Needs the extra `parity`.
+to norm 1, an AdamW update. Both compute the masked-LM logits of the same number of positions per row. With
+`--all_positions`, PyTorch computes the logits of every token, as `BertForPreTraining` does by itself. The FLOPs of both
+are printed.
+
+PyTorch uses the default attention of transformers (printed), no mask, and its fastest setting for the machine. On CPU,
+float32 and autocast to bfloat16 are both measured, and the faster one counts. On GPU, it uses `torch.compile`, autocast
+and fused AdamW. bertjax uses its defaults. The programs run in turns, each in its own process. Speed is that of the
+median step. Needs the extra `parity`.
 """
 
 import argparse
@@ -15,15 +19,23 @@ import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
-from bertjax.model.config import size_fields
+from bertjax.config.load import load_config
+from bertjax.model.config import ModelConfig, size_fields
+from bertjax.model.flops import flops_per_token
+from bertjax.tasks.build import parse_config
 
 VOCAB_SIZE = 30_522
 
 
-def pytorch(size: str, rows: int, seq_len: int, steps: int) -> None:
-    """Prints the median tokens/s of Hugging Face's model as JSON; two warm-up steps do not count."""
+def pytorch(size: str, rows: int, seq_len: int, steps: int, num_masked: int, dtype: str) -> None:
+    """Prints the median tokens/s of Hugging Face's model as JSON; two warm-up steps do not count.
+
+    `num_masked` is the number of positions per row whose logits are computed (0: all).
+    """
     import torch
+    from torch.nn.functional import cross_entropy
     from transformers import BertConfig, BertForPreTraining
 
     on_gpu = torch.cuda.is_available()
@@ -31,20 +43,26 @@ def pytorch(size: str, rows: int, seq_len: int, steps: int) -> None:
     config = BertConfig(vocab_size=VOCAB_SIZE, **size_fields(size))
     model = BertForPreTraining(config).train().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=on_gpu)
-    forward = torch.compile(model) if on_gpu else model
     ids = torch.randint(1000, VOCAB_SIZE, (rows, seq_len), device=device)
-    labels = torch.where(torch.rand(rows, seq_len, device=device) < 0.15, ids, -100)
-    batch = {
-        "input_ids": ids,
-        "token_type_ids": (torch.arange(seq_len, device=device) >= seq_len // 2) * ids.sign(),
-        "labels": labels,
-        "next_sentence_label": torch.randint(0, 2, (rows,), device=device),
-    }
+    segments = (torch.arange(seq_len, device=device) >= seq_len // 2) * ids.sign()
+    next_sentence = torch.randint(0, 2, (rows,), device=device)
+    positions = torch.rand(rows, seq_len, device=device).argsort(dim=1)[:, : num_masked or seq_len, None]
+    labels = ids.gather(1, positions[..., 0])
+
+    def loss_of() -> torch.Tensor:
+        hidden, pooled = model.bert(ids, token_type_ids=segments, return_dict=False)
+        masked = hidden.gather(1, positions.expand(-1, -1, hidden.shape[-1])) if num_masked else hidden
+        logits, next_logits = model.cls(masked, pooled)
+        return cross_entropy(logits.flatten(0, 1).float(), labels.flatten()) + cross_entropy(
+            next_logits.float(), next_sentence
+        )
+
+    forward = torch.compile(loss_of) if on_gpu else loss_of
     seconds = []
     for _ in range(steps + 2):
         start = time.perf_counter()
-        with torch.autocast(device, torch.bfloat16, enabled=on_gpu):
-            loss = forward(**batch).loss
+        with torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
+            loss = forward()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -52,10 +70,10 @@ def pytorch(size: str, rows: int, seq_len: int, steps: int) -> None:
         if on_gpu:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
-    setup = f"attention {config._attn_implementation}, {torch.get_num_threads()} threads"
+    setup = f"{dtype}, attention {config._attn_implementation}, {torch.get_num_threads()} threads"
     if on_gpu:
         memory = torch.cuda.max_memory_allocated() / 2**30
-        setup = f"attention {config._attn_implementation}, torch.compile, {memory:.1f} GiB, {loss.dtype} loss"
+        setup = f"{dtype}, attention {config._attn_implementation}, torch.compile, {memory:.1f} GiB"
     print(json.dumps({"tokens_per_second": rows * seq_len / statistics.median(seconds[2:]), "setup": setup}))
 
 
@@ -74,21 +92,41 @@ def main() -> None:
     parser.add_argument("--seq_len", type=int, default=128, help="tokens per row (default: 128)")
     parser.add_argument("--steps", type=int, default=6, help="timed steps per turn (default: 6)")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each framework (default: 3)")
-    parser.add_argument("--pytorch", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--all_positions", action="store_true", help="PyTorch computes the logits of every token")
+    parser.add_argument("--pytorch", choices=("float32", "bfloat16"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     settings = (args.size, args.rows, args.seq_len, args.steps)
+    num_masked = max_predictions(args.seq_len)
+    num_pytorch = 0 if args.all_positions else num_masked
     if args.pytorch:
-        pytorch(*settings)
+        pytorch(*settings, num_pytorch, args.pytorch)
         return
+    model = ModelConfig(vocab_size=VOCAB_SIZE, **size_fields(args.size))
+    for name, number in (("bertjax", num_masked), ("PyTorch", num_pytorch or args.seq_len)):
+        flops = args.rows * args.seq_len * flops_per_token(model, args.seq_len, number)
+        print(f"{name}: {flops:.3e} FLOPs per step, {number} logits per row")
+    dtypes = ("bfloat16",) if has_nvidia_gpu() else ("float32", "bfloat16")
+    commands = [bertjax_command(*settings)]
+    commands += [[sys.executable, __file__, *sys.argv[1:], "--pytorch", dtype] for dtype in dtypes]
     ratios = []
     for _ in range(args.rounds):
         results = []
-        for command in (bertjax_command(*settings), [sys.executable, __file__, *sys.argv[1:], "--pytorch"]):
+        for command in commands:
             out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
             results.append(json.loads(out.splitlines()[-1]))
-            print(json.dumps(results[-1]))
-        ratios.append(results[0]["tokens_per_second"] / results[1]["tokens_per_second"])
+            print(json.dumps(results[-1]), flush=True)
+        speeds = [result["tokens_per_second"] for result in results]
+        ratios.append(speeds[0] / max(speeds[1:]))
     print(f"bertjax / PyTorch: {', '.join(f'{ratio:.2f}' for ratio in ratios)}; median {statistics.median(ratios):.2f}")
+
+
+def max_predictions(seq_len: int) -> int:
+    """Returns the number of masked positions per row in the experiment `pretrain`."""
+    return parse_config(load_config(f"pretrain:seq_len={seq_len}", [])).phases[0].max_predictions
+
+
+def has_nvidia_gpu() -> bool:
+    return Path("/dev/nvidiactl").exists()
 
 
 if __name__ == "__main__":
