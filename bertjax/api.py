@@ -26,7 +26,7 @@ from bertjax.inference.inputs import TruncationCount, encode_row
 from bertjax.inference.load import load_model, to_portable, with_params_and_output_layer
 from bertjax.inference.loaded_model import LoadedModel
 from bertjax.inference.predict import fill_mask, predict_texts
-from bertjax.inference.sentence_embedder import SentenceEmbedder, lower
+from bertjax.inference.sentence_embedder import SentenceEmbedder, first_len, lower
 from bertjax.model.config import Architecture, ModelConfig
 from bertjax.tasks.finetuning.output_layer import CHOICES, SPANS, TAGS
 from bertjax.utils.devices import skip_missing_tpu
@@ -251,9 +251,9 @@ class Pretrained:
                 f"{' or '.join(map(repr, POOLINGS))}"
             )
         prompt = embedder.prompts.get(embedder.default_prompt, "") if prompt is None else prompt
-        examples = self._tokenize(texts, embedder.max_seq_len, prompt, embedder.lower_case)
+        examples = self._tokenize(texts, embedder.max_seq_len, prompt, embedder)
         # [SEP] after the prompt does not count.
-        prompt_len = int(self._tokenize([prompt], embedder.max_seq_len, "", embedder.lower_case).lengths[0]) - 1
+        prompt_len = int(self._tokenize([prompt], embedder.max_seq_len, embedder=embedder).lengths[0]) - 1
         vectors = np.zeros((len(examples), embedder.width), np.float32)
         for indices, hidden in encode_batches(self._loaded, examples):
             vectors[indices] = embedder(hidden, examples.lengths[indices], prompt_len if prompt else 0)
@@ -302,15 +302,22 @@ class Pretrained:
         return list(predict_texts(self._loaded, inputs, context=context))
 
     def _tokenize(
-        self, texts: Sequence[str | tuple[str, str]], seq_len: int, prompt: str = "", lower_case: bool = False
+        self,
+        texts: Sequence[str | tuple[str, str]],
+        seq_len: int,
+        prompt: str = "",
+        embedder: SentenceEmbedder | None = None,
     ) -> Examples:
         encode, truncation = self.tokenizer.encode_with_special, TruncationCount(seq_len)
         rows = []
         for first, *second in _as_tuples(texts, max_parts=2):
             parts = [prompt + first, *second]
-            if lower_case:
+            if embedder and embedder.lower_case:
                 parts = [lower(part, self._loaded.vocabulary) for part in parts]
-            rows.append(encode_row([encode(part) for part in parts], self._loaded.vocabulary, truncation))
+            ids = [encode(part) for part in parts]
+            if embedder and second:
+                ids[0] = ids[0][: first_len(*map(len, ids), seq_len)]
+            rows.append(encode_row(ids, self._loaded.vocabulary, truncation))
         truncation.log()
         return make_examples(rows, {})
 

@@ -281,11 +281,11 @@ def _origin_of(path: str, folder: str = "") -> dict[str, Any]:
     if hub.is_hub(path):
         return {"source": f"{hub.PREFIX}{hub.parse(path)[0]}@{Path(folder).name}", "address": path}
     source = Path(path).expanduser().absolute()
-    folder, patterns = (source, ("*", "*/*")) if source.is_dir() else (source.parent, ("*",))
-    files = sorted(file for pattern in patterns for file in folder.glob(pattern) if file.is_file())
+    root, patterns = (source, ("*", "*/*")) if source.is_dir() else (source.parent, ("*",))
+    files = sorted(file for pattern in patterns for file in root.glob(pattern) if file.is_file())
     return {
         "source": str(source),
-        "files": [[str(file.relative_to(folder)), file.stat().st_size, file.stat().st_mtime_ns] for file in files],
+        "files": [[str(file.relative_to(root)), file.stat().st_size, file.stat().st_mtime_ns] for file in files],
     }
 
 

@@ -40,9 +40,7 @@ FILES = (MODULES, _PROMPTS, _TRANSFORMER_CONFIGS[0], "*_Pooling", "*_Dense", "*_
 READ_FILES = (MODULES, _PROMPTS, *_TRANSFORMER_CONFIGS, _OLD_POOLING)
 STALE_FILES = (MODULES, _PROMPTS, *_TRANSFORMER_CONFIGS, "[0-9]*_*/*")
 _TYPES = "sentence_transformers."
-# Fields of the Transformer's config that do not change what `encode` computes.
-_IGNORED_FIELDS = ("unpad_inputs", "query_length", "document_length", "query_expansion")
-# Fields that sentence-transformers writes, with the only value that bertjax supports.
+# Fields of the Transformer's config, with the only value that bertjax supports.
 _FIXED_FIELDS = {
     "transformer_task": "feature-extraction",
     "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
@@ -101,7 +99,7 @@ def _read(folder: AnyPath, hidden_size: int, max_positions: int, is_workdir: boo
     file, config = next(((file, config) for file, config in configs.items() if config), (transformer, {}))
     arguments = dict(config.pop("processor_kwargs", None) or config.pop("tokenizer_args", None) or {})
     limits = (arguments.pop("model_max_length", None), config.get("max_seq_length"))
-    _check_fields({**config, "processor_kwargs": arguments}, file, ("max_seq_length", "do_lower_case"))
+    _check_fields({**config, "processor_kwargs": arguments}, file, ("max_seq_length", "do_lower_case", "unpad_inputs"))
     modules, widths = [], {TOKENS: hidden_size}
     for name, module_folder in others:
         modules += _read_module(name, module_folder, widths)
@@ -245,7 +243,7 @@ def _max_seq_len(limits: tuple[Any, ...], folder: AnyPath, max_positions: int) -
 def _check_fields(config: Mapping[str, Any], file: AnyPath, known: tuple[str, ...]) -> None:
     """Raises a UsageError for fields that are neither known nor empty, because they may change the vectors."""
     for name, value in config.items():
-        if value and name not in (*known, *_IGNORED_FIELDS) and value != _FIXED_FIELDS.get(name):
+        if value and name not in known and value != _FIXED_FIELDS.get(name):
             raise UsageError(f"{file} has {name}={value!r}, which bertjax does not support")
 
 

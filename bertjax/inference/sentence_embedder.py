@@ -177,3 +177,13 @@ def lower(text: str, vocabulary: Vocabulary) -> str:
     parts = re.split(f"({special})", text)
     # Every second part is a special token.
     return "".join(part if index % 2 else "".join(map(str.lower, part)) for index, part in enumerate(parts))
+
+
+def first_len(first: int, second: int, seq_len: int) -> int:
+    """Returns how many tokens to keep of the first text of a pair, of `first` tokens, before `encode_row` truncates it.
+
+    If both texts are truncated, the numbers of remaining tokens can differ by 1. As in Hugging Face's tokenizers, the
+    second text keeps more, unless the first one is longer. In google-research/bert, the first text always keeps more.
+    """
+    room = seq_len - 3
+    return first if first > second else min(first, max(room - second, room // 2))
