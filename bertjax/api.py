@@ -316,7 +316,7 @@ class Pretrained:
                 parts = [lower(part, self._loaded.vocabulary) for part in parts]
             ids = [encode(part) for part in parts]
             if embedder and second:
-                ids[0] = ids[0][: first_len(*map(len, ids), seq_len)]
+                ids[0] = ids[0][: first_len(len(ids[0]), len(ids[1]), seq_len)]
             rows.append(encode_row(ids, self._loaded.vocabulary, truncation))
         truncation.log()
         return make_examples(rows, {})
