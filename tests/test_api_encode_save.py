@@ -165,6 +165,8 @@ def test_encode_follows_the_modules_of_a_sentence_transformers_folder(pretrained
         (("WordWeights", {}, {}), "2_WordWeights is a module WordWeights"),
         (dense_layer(activation_function="torch.nn.Softmax"), "2_Dense/config.json has the activation_function"),
         ((*dense_layer()[:2], {}), "2_Dense has no model.safetensors; .* pickles"),
+        (dense_layer(module_output_name="token_embeddings"), "2_Dense/config.json maps sentence_embedding to token"),
+        (("Pooling", {}, {}), "2_Pooling/config.json is missing or empty"),
         (("Pooling", {"pooling_mode": "median"}, {}), "2_Pooling/config.json has an unknown pooling_mode: 'median'"),
     ],
 )

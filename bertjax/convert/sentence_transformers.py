@@ -158,18 +158,17 @@ def _read_module(name: str, folder: AnyPath, widths: dict[str, int]) -> list[Mod
         pooling = _read_pooling(file)
         widths[SENTENCE] = len(pooling.modes) * widths[TOKENS]
         return [pooling]
-    names = {"module_input_name": SENTENCE, "module_output_name": None}
+    names = ("module_input_name", "module_output_name")
     source = config.get("module_input_name") or SENTENCE
     target = config.get("module_output_name") or source
     if name not in ("Dense", "Normalize", "LayerNorm"):
         raise UsageError(f"{folder} is a module {name}, which bertjax does not support")
-    if source not in widths or target not in (TOKENS, SENTENCE):
+    if source not in widths or target != source:
         raise UsageError(f"{file} maps {source} to {target}, which bertjax does not support at this place")
     width = widths[source]
     if name == "Normalize":
         # As in sentence-transformers, other fields are ignored.
-        widths[target] = width
-        return [Normalize(source, target)]
+        return [Normalize(source)]
     if name == "LayerNorm":
         _check_fields(config, file, ("dimension",))
         arrays = _read_arrays(folder, {"norm.weight": (width,), "norm.bias": (width,)})
@@ -188,13 +187,15 @@ def _read_module(name: str, folder: AnyPath, widths: dict[str, int]) -> list[Mod
     if config.get("use_residual") and shape[0] != width:
         shapes["residual.weight"] = shape
     arrays = _read_arrays(folder, shapes)
-    widths[target] = arrays["linear.weight"].shape[0]
-    return [Dense(arrays, kind, bool(config.get("use_residual")), source, target)]
+    widths[source] = arrays["linear.weight"].shape[0]
+    return [Dense(arrays, kind, bool(config.get("use_residual")), source)]
 
 
 def _read_pooling(file: AnyPath) -> Pooling:
     """Reads the config of a `Pooling` module, in the form of version 5.4 and later or in the older form."""
     config = _read_object(file)
+    if not config:
+        raise UsageError(f"{file} is missing or empty; copy it again")
     _check_fields(
         config,
         file,
@@ -303,7 +304,7 @@ def _module_config(module: Module, hidden_size: int) -> dict[str, Any]:
             modes = {field: mode in module.modes for mode, field in POOLING_FIELDS.items()}
             fields = {"word_embedding_dimension": hidden_size, **modes}
         return {**fields, "include_prompt": module.include_prompt}
-    names = {"module_input_name": module.source, "module_output_name": module.target}
+    names = {"module_input_name": module.feature, "module_output_name": module.feature}
     if isinstance(module, Normalize):
         return {} if module == Normalize() else names
     out_features, in_features = module.arrays["linear.weight"].shape
@@ -313,7 +314,7 @@ def _module_config(module: Module, hidden_size: int) -> dict[str, Any]:
         "out_features": out_features,
         "bias": "linear.bias" in module.arrays,
         "activation_function": f"torch.nn.modules.{package}.{module.activation}",
-        **(names if (module.source, module.target) != (SENTENCE, SENTENCE) else {}),
+        **(names if module.feature != SENTENCE else {}),
         **({"use_residual": True} if module.use_residual else {}),
     }
 

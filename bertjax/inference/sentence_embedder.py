@@ -81,35 +81,33 @@ class Dense:
         connection between different widths, `residual.weight` [out, in].
       activation: name of `ACTIVATIONS`.
       use_residual: whether the input is added to the output.
-      source, target: names of the features that the layer reads and writes.
+      feature: name of the feature that the layer replaces.
     """
 
     arrays: Mapping[str, np.ndarray]
     activation: str
     use_residual: bool = False
-    source: str = SENTENCE
-    target: str = SENTENCE
+    feature: str = SENTENCE
 
     def __call__(self, features: dict[str, np.ndarray], lengths: np.ndarray, prompt_len: int) -> None:
-        x = features[self.source]
+        x = features[self.feature]
         outputs = x @ self.arrays["linear.weight"].T + self.arrays.get("linear.bias", np.float32(0))
         outputs = np.asarray(ACTIVATIONS[self.activation](outputs))
         if self.use_residual:
             residual = self.arrays.get("residual.weight")
             outputs = outputs + (x if residual is None else x @ residual.T)
-        features[self.target] = outputs
+        features[self.feature] = outputs
 
 
 @dataclasses.dataclass(frozen=True)
 class Normalize:
-    """Scales vectors to length 1. `source` and `target` are the names of the features that it reads and writes."""
+    """Scales vectors to length 1. `feature` is the name of the feature that it replaces."""
 
-    source: str = SENTENCE
-    target: str = SENTENCE
+    feature: str = SENTENCE
 
     def __call__(self, features: dict[str, np.ndarray], lengths: np.ndarray, prompt_len: int) -> None:
-        x = features[self.source]
-        features[self.target] = x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), _MIN_NORM)
+        x = features[self.feature]
+        features[self.feature] = x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), _MIN_NORM)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
