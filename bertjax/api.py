@@ -26,12 +26,13 @@ from bertjax.inference.inputs import TruncationCount, encode_row
 from bertjax.inference.load import load_model, to_portable, with_params_and_output_layer
 from bertjax.inference.loaded_model import LoadedModel
 from bertjax.inference.predict import fill_mask, predict_texts
+from bertjax.inference.sentence_embedder import SentenceEmbedder, first_len, lower
 from bertjax.model.config import Architecture, ModelConfig
 from bertjax.tasks.finetuning.output_layer import CHOICES, SPANS, TAGS
 from bertjax.utils.devices import skip_missing_tpu
 
-# Default `pooling` of `Pretrained.encode`: the pooling of a sentence-transformers checkpoint, and no pooling for
-# other checkpoints.
+# Default `pooling` of `Pretrained.encode`: the modules of a sentence-transformers checkpoint, and no pooling for other
+# checkpoints.
 AUTO = "auto"
 
 
@@ -183,18 +184,26 @@ class Pretrained:
         batch["input_ids"][mask == 0] = self._loaded.vocabulary.pad_id
         return {**batch, "input_mask": mask}
 
-    def encode(self, texts: Sequence[str | tuple[str, str]], pooling: str | None = AUTO) -> Encoded:
+    def encode(
+        self, texts: Sequence[str | tuple[str, str]], pooling: str | None = AUTO, prompt: str | None = None
+    ) -> Encoded:
         """Computes hidden states of the last layer, or one vector per text, without dropout.
 
         Args:
           texts: B texts or pairs of texts.
           pooling: `cls` (hidden state of [CLS]) or `mean` (mean over all tokens) to get one vector per text, which is
-            not normalized; None to get the hidden states of all tokens. The default is the pooling that a
-            sentence-transformers folder defines, and None for other checkpoints.
+            not normalized; None to get the hidden states of all tokens. The default is None, but for a
+            sentence-transformers model, it is the vector that its modules define, also with its limit of tokens, lower
+            case and default prompt.
+          prompt: text to put before each text, or before the first text of a pair (default: the model's default prompt
+            if `pooling` is the default, else none).
 
         Returns:
           With pooling, the vectors in `pooled`. Without pooling, the hidden states in `last_hidden_state`, their mask
           in `attention_mask`, and the output of BERT's pooler in `pooled`.
+
+        Raises:
+          UsageError: with the default `pooling`, bertjax does not support a module of the sentence-transformers model.
 
         Examples:
           >>> bert = bertjax.load(CHECKPOINT)
@@ -208,8 +217,13 @@ class Pretrained:
         """
         if pooling not in (AUTO, None, *POOLINGS):
             raise UsageError(f"pooling={quoted(pooling)} is unknown; use one of {', '.join(POOLINGS)}, or None")
-        pooling = self._loaded.pooling or None if pooling == AUTO else pooling
-        examples = self._tokenize(texts, self.config.max_position_embeddings)
+        if prompt is not None and not isinstance(prompt, str):
+            raise UsageError(f"prompt must be a str, not {quoted(prompt)}")
+        embedder = self._loaded.embedder if pooling == AUTO else None
+        if embedder is not None:
+            return self._embed(embedder, texts, prompt)
+        pooling = None if pooling == AUTO else pooling
+        examples = self._tokenize(texts, self.config.max_position_embeddings, prompt or "")
         lengths, width = examples.lengths, self.config.hidden_size
         # With pooling, return no padded arrays, whose size would grow with the longest text.
         hidden_states = mask = None
@@ -228,6 +242,22 @@ class Pretrained:
                 vectors = pool(self._loaded, hidden, lengths[indices], pooling or CLS)
                 pooled[indices] = vectors if pooling else bert_pooler(self._loaded, vectors)
         return Encoded(hidden_states, pooled, mask)
+
+    def _embed(self, embedder: SentenceEmbedder, texts: Sequence[str | tuple[str, str]], prompt: str | None) -> Encoded:
+        """Computes the vectors that the modules of sentence-transformers define."""
+        if embedder.refusal:
+            raise UsageError(
+                f"{embedder.refusal}; to encode without the modules of sentence-transformers, set pooling to None, "
+                f"{' or '.join(map(repr, POOLINGS))}"
+            )
+        prompt = embedder.prompts.get(embedder.default_prompt, "") if prompt is None else prompt
+        examples = self._tokenize(texts, embedder.max_seq_len, prompt, embedder)
+        # [SEP] after the prompt does not count.
+        prompt_len = int(self._tokenize([prompt], embedder.max_seq_len, embedder=embedder).lengths[0]) - 1
+        vectors = np.zeros((len(examples), embedder.width), np.float32)
+        for indices, hidden in encode_batches(self._loaded, examples):
+            vectors[indices] = embedder(hidden, examples.lengths[indices], prompt_len if prompt else 0)
+        return Encoded(None, vectors, None)
 
     def fill_mask(self, text: str, top: int = 5) -> list[list[tuple[str, float]]]:
         """Predicts the `top` most probable tokens and their probabilities at each [MASK] of a text.
@@ -271,12 +301,23 @@ class Pretrained:
             inputs = [text if isinstance(text, str) else words for text, words in zip(texts, inputs, strict=True)]
         return list(predict_texts(self._loaded, inputs, context=context))
 
-    def _tokenize(self, texts: Sequence[str | tuple[str, str]], seq_len: int) -> Examples:
+    def _tokenize(
+        self,
+        texts: Sequence[str | tuple[str, str]],
+        seq_len: int,
+        prompt: str = "",
+        embedder: SentenceEmbedder | None = None,
+    ) -> Examples:
         encode, truncation = self.tokenizer.encode_with_special, TruncationCount(seq_len)
-        rows = [
-            encode_row([encode(part) for part in parts], self._loaded.vocabulary, truncation)
-            for parts in _as_tuples(texts, max_parts=2)
-        ]
+        rows = []
+        for first, *second in _as_tuples(texts, max_parts=2):
+            parts = [prompt + first, *second]
+            if embedder and embedder.lower_case:
+                parts = [lower(part, self._loaded.vocabulary) for part in parts]
+            ids = [encode(part) for part in parts]
+            if embedder and second:
+                ids[0] = ids[0][: first_len(len(ids[0]), len(ids[1]), seq_len)]
+            rows.append(encode_row(ids, self._loaded.vocabulary, truncation))
         truncation.log()
         return make_examples(rows, {})
 

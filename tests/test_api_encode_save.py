@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from tiny_config import tiny_config
 
 import bertjax
@@ -31,12 +32,15 @@ def bert(pretrained):
 def test_packed_rows_contain_each_text_once():
     lengths = np.random.default_rng(0).integers(2, 70, 500)
     batches = list(pack_batches(lengths, 512))
-    assert len({(indices.shape[0], row_len) for indices, row_len in batches}) == 1
-    rows = [row[row >= 0] for indices, _ in batches for row in indices]
-    assert sorted(np.concatenate(rows).tolist()) == list(range(500))
-    row_len = batches[0][1]
-    assert max(lengths[row].sum() for row in rows) <= row_len == 96
-    assert lengths.sum() > 0.9 * sum(len(indices) for indices, _ in batches) * row_len
+    # One batch shape per row length.
+    assert {(indices.shape[0], row_len) for indices, row_len in batches} == {(32, 64), (16, 128)}
+    rows = [(row[row >= 0], row_len) for indices, row_len in batches for row in indices]
+    assert sorted(np.concatenate([row for row, _ in rows]).tolist()) == list(range(500))
+    assert all(lengths[row].sum() <= row_len for row, row_len in rows)
+    assert lengths.sum() > 0.9 * sum(row_len for _, row_len in rows)
+    # A long text does not lengthen the rows of short ones.
+    batches = list(pack_batches(np.append(lengths[lengths <= 64], 500), 512))
+    assert [indices.shape[0] for indices, row_len in batches if row_len > 64] == [1]
     # A text longer than the model's maximum length fills one row. One short text needs only one row.
     assert [(indices.tolist(), length) for indices, length in pack_batches(np.array([900]), 512)] == [([[0]], 512)]
     assert [indices.shape[0] for indices, _ in pack_batches(np.array([5]), 512)] == [1]
@@ -85,35 +89,122 @@ def test_encode_returns_the_cls_state_or_the_mean_of_the_states(bert):
         bert.encode(TEXTS, pooling="max")
 
 
-def test_encode_uses_the_pooling_of_a_sentence_transformers_folder(pretrained, tmp_path):
-    shutil.copytree(pretrained, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "1_Pooling").mkdir()
-    fields = {"word_embedding_dimension": 16, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
-    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(fields))
-    bert = bertjax.load(tmp_path)
-    mean = bert.encode(TEXTS, pooling="mean").pooled
-    encoded = bert.encode(TEXTS)
-    np.testing.assert_array_equal(encoded.pooled, mean)
-    assert encoded.last_hidden_state is None and encoded.attention_mask is None
-    assert bert.encode(TEXTS, pooling=None).last_hidden_state is not None
-    # Both formats keep the pooling.
-    bert.replace(bert.params).save(tmp_path / "saved")
-    convert(str(tmp_path / "saved"), str(tmp_path / "converted"), "huggingface", overwrite=False)
-    for name in ("saved", "converted"):
-        np.testing.assert_allclose(bertjax.load(tmp_path / name).encode(TEXTS).pooled, mean, atol=1e-6)
-    # sentence-transformers finds the pooling by its module.
-    modules = json.loads((tmp_path / "converted" / "modules.json").read_text())
-    assert [(module["path"], module["type"].rpartition(".")[2]) for module in modules] == [
-        ("", "Transformer"),
-        ("1_Pooling", "Pooling"),
+def write_json(file, content):
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(content))
+
+
+def sentence_transformer(pretrained, folder, *modules, **limits):
+    """Makes a folder of sentence-transformers. Each module has a name, a config and arrays."""
+    shutil.copytree(pretrained, folder)
+    entries = [("Transformer", "")]
+    for index, (name, config, arrays) in enumerate(modules, 1):
+        entries.append((name, f"{index}_{name}"))
+        write_json(folder / entries[-1][1] / "config.json", config)
+        if arrays:
+            save_file(arrays, folder / entries[-1][1] / "model.safetensors")
+    modules = [
+        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{name}"}
+        for index, (name, path) in enumerate(entries)
     ]
-    # Two poolings at a time are not supported.
-    fields["pooling_mode_cls_token"] = True
-    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(fields))
-    assert bertjax.load(tmp_path).encode(TEXTS).last_hidden_state is not None
-    (tmp_path / "1_Pooling" / "config.json").write_text("")
-    with pytest.raises(bertjax.UsageError, match="cannot read the config .*1_Pooling/config.json"):
-        bertjax.load(tmp_path)
+    write_json(folder / "modules.json", modules)
+    write_json(folder / "sentence_bert_config.json", limits)
+    return folder
+
+
+MEAN = ("Pooling", {"word_embedding_dimension": 16, "pooling_mode_mean_tokens": True}, {})
+
+
+def dense_layer(out_features=8, **config):
+    weight = np.random.default_rng(0).normal(size=(out_features, 16)).astype(np.float32)
+    arrays = {"linear.weight": weight, "linear.bias": np.linspace(-1, 1, out_features, dtype=np.float32)}
+    sizes = {"in_features": 16, "out_features": out_features, "bias": True}
+    return "Dense", {**sizes, "activation_function": "torch.nn.modules.activation.Tanh", **config}, arrays
+
+
+def test_encode_follows_the_modules_of_a_sentence_transformers_folder(pretrained, tmp_path):
+    modes = ("Pooling", {"embedding_dimension": 16, "pooling_mode": ["mean", "max"], "include_prompt": False}, {})
+    prompts = {"prompts": {"query": "He "}, "default_prompt_name": "query"}
+    old = sentence_transformer(pretrained, tmp_path / "old", MEAN, dense_layer(), ("Normalize", {}, {}))
+    new = sentence_transformer(pretrained, tmp_path / "new", modes, max_seq_length=9, do_lower_case=True)
+    write_json(new / "config_sentence_transformers.json", prompts)
+    # The tokenizer is cased, so only `do_lower_case` above lets it find "A" and "He".
+    write_json(new / "tokenizer_config.json", {"do_lower_case": False, "tokenizer_class": "BertTokenizer"})
+    states = bertjax.load(pretrained).encode(TEXTS)
+    mean = states.last_hidden_state.sum(axis=1) / states.attention_mask.sum(axis=1)[:, None]
+    arrays = dense_layer()[2]
+    vectors = np.tanh(mean @ arrays["linear.weight"].T + arrays["linear.bias"])
+    encoded = bertjax.load(old).encode(TEXTS)
+    np.testing.assert_allclose(encoded.pooled, vectors / np.linalg.norm(vectors, axis=1, keepdims=True), atol=1e-5)
+    assert encoded.last_hidden_state is None and encoded.attention_mask is None
+    # Nine tokens remain, with [CLS], the prompt and [SEP]. [CLS] and the prompt are not pooled.
+    bert = bertjax.load(new)
+    text = "A B [MASK] c d e f g h i j k l"
+    prompt_len = len(bert.tokenizer.encode("he ")) + 1
+    words = bert.tokenizer.encode_with_special("he a b [MASK] c d e f g h")[:7]
+    row = bert.tokenizer.decode(words)
+    full = bert.encode([row], pooling=None).last_hidden_state[0]
+    assert len(full) == 9
+    kept = full[prompt_len:]
+    expected = np.concatenate([kept.mean(axis=0), kept.max(axis=0)])
+    for encoded in (bert.encode([text]), bert.encode([text], prompt="He ")):
+        np.testing.assert_allclose(encoded.pooled[0], expected, atol=1e-5)
+    assert np.abs(bert.encode([text], prompt="").pooled[0] - expected).max() > 0.01
+    for model in (old, new):
+        vectors = bertjax.load(model).encode(TEXTS).pooled
+        workdir, converted = (tmp_path / f"{model.name}_{format}" for format in ("bertjax", "huggingface"))
+        convert(str(model), str(workdir), "bertjax", overwrite=False)
+        convert(str(workdir), str(converted), "huggingface", overwrite=False)
+        for path in (workdir, converted):
+            np.testing.assert_array_equal(bertjax.load(path).encode(TEXTS).pooled, vectors)
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (("WordWeights", {}, {}), "2_WordWeights is a module WordWeights"),
+        (dense_layer(activation_function="torch.nn.Softmax"), "2_Dense/config.json has the activation_function"),
+        ((*dense_layer()[:2], {}), "2_Dense has no model.safetensors; .* pickles"),
+        (dense_layer(module_output_name="token_embeddings"), "2_Dense/config.json maps sentence_embedding to token"),
+        (("Pooling", {}, {}), "2_Pooling/config.json is missing or empty"),
+        (("Pooling", {"pooling_mode": "median"}, {}), "2_Pooling/config.json has an unknown pooling_mode: 'median'"),
+    ],
+)
+def test_encode_refuses_a_module_that_it_does_not_follow(module, message, pretrained, tmp_path):
+    folder = sentence_transformer(pretrained, tmp_path / "model", MEAN, module)
+    convert(str(folder), str(tmp_path / "workdir"), "bertjax", overwrite=False)
+    mean = bertjax.load(pretrained).encode(TEXTS, pooling="mean").pooled
+    for path in (folder, tmp_path / "workdir"):
+        bert = bertjax.load(path)
+        with pytest.raises(bertjax.UsageError, match=f"{message}.*; to encode without the modules"):
+            bert.encode(TEXTS)
+        np.testing.assert_allclose(bert.encode(TEXTS, pooling="mean").pooled, mean, atol=1e-6)
+
+
+def test_workdir_with_only_a_pooling_folder_keeps_its_pooling(pretrained, tmp_path):
+    convert(str(pretrained), str(tmp_path / "workdir"), "bertjax", overwrite=False)
+    write_json(tmp_path / "workdir" / "1_Pooling" / "config.json", {"pooling_mode_cls_token": True})
+    bert = bertjax.load(tmp_path / "workdir")
+    np.testing.assert_array_equal(bert.encode(TEXTS).pooled, bert.encode(TEXTS, pooling="cls").pooled)
+
+
+def test_vectors_equal_those_of_sentence_transformers(pretrained, tmp_path):
+    sentence_transformers = pytest.importorskip(
+        "sentence_transformers", reason="needs sentence-transformers: pip install -e '.[parity]'"
+    )
+    modes = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+    pooling = ("Pooling", {"embedding_dimension": 16, "pooling_mode": modes, "include_prompt": False}, {})
+    tokens = {"module_input_name": "token_embeddings"}
+    dense = dense_layer(16, **tokens, activation_function="torch.nn.modules.linear.Identity")
+    folder = sentence_transformer(pretrained, tmp_path / "model", dense, pooling, max_seq_length=16, do_lower_case=True)
+    # Both texts of the last pair are truncated, to an odd number of tokens in total.
+    texts = [*TEXTS, ("a " * 10, "b " * 30), ("a b " * 10, "b a " * 10)]
+    expected = sentence_transformers.SentenceTransformer(str(folder), device="cpu").encode(texts, prompt="it is ")
+    bert = bertjax.load(folder)
+    np.testing.assert_allclose(bert.encode(texts, prompt="it is ").pooled, expected, atol=1e-5)
+    bert.save(tmp_path / "saved", format="huggingface")
+    saved = sentence_transformers.SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    np.testing.assert_allclose(saved.encode(texts, prompt="it is "), expected, atol=1e-6)
 
 
 def test_mask_token_in_a_text_becomes_the_mask_id(bert):

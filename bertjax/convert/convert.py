@@ -13,11 +13,11 @@ from typing import Any
 import jax
 from etils import epath
 
-from bertjax.convert import huggingface, model_card, names
+from bertjax.convert import huggingface, model_card, names, sentence_transformers
 from bertjax.convert import tensorflow1 as tensorflow
 from bertjax.convert.huggingface_tokenizer import FILES as TOKENIZER_FILES
 from bertjax.convert.huggingface_tokenizer import read_tokenizer
-from bertjax.convert.portable import POOLING, WORKDIR_FILES, PortableCheckpoint, read_workdir, write_workdir
+from bertjax.convert.portable import WORKDIR_FILES, PortableCheckpoint, read_workdir, write_workdir
 from bertjax.data.corpus.vocabulary import Vocabulary, load_vocabulary, open_vocabulary, workdir_vocabulary
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, resolve_checkpoint_path, workdir_of
@@ -42,9 +42,15 @@ def local_checkpoint(path: str | os.PathLike) -> str:
     if not hub.is_hub(path):
         return str(path)
     address = str(path)
-    folder = hub.download(address, huggingface.READ_FILES)
+    folder = hub.download(address, (*huggingface.READ_FILES, *sentence_transformers.READ_FILES))
+    if paths := [path for path in sentence_transformers.module_paths(folder).values() if path]:
+        # Download the folders of the modules from the same commit.
+        files = (*huggingface.READ_FILES, *sentence_transformers.READ_FILES)
+        commit = f"{hub.PREFIX}{hub.parse(address)[0]}@{folder.name}"
+        hub.download(commit, [f"{path}/{name}" for path in paths for name in files])
     if not huggingface.has_weights(folder):
-        pickles = [name for name in hub.file_names(address) if name in huggingface.PICKLES]
+        names_in_repository = hub.file_names(address)
+        pickles = [name for name in names_in_repository if Path(name).name in huggingface.PICKLES]
         if not pickles:
             raise UsageError(f"{address} contains no {huggingface.WEIGHTS}; use a repository of a BERT model")
         name = hub.parse(address)[0]
@@ -113,6 +119,7 @@ def read_vocabulary(path: str | os.PathLike, lower_case: bool | None = None) -> 
 
 
 def _tokenizer_vocabulary(folder: Path, name: str, lower_case: bool | None) -> Vocabulary:
+    folder = sentence_transformers.transformer_folder(folder)
     prefix = tensorflow.find_prefix(folder)
     if prefix is None or huggingface.has_weights(folder):
         vocabulary, notes = read_tokenizer(folder, lower_case)
@@ -202,8 +209,8 @@ def upload(source: str, address: str, overwrite: bool) -> str:
         if run is not None:
             (folder / model_card.CONFIG_FILE).write_bytes((run / CONFIG).read_bytes())
         message = f"Upload {source.rstrip('/').split('/')[-1]} with bertjax"
-        # The pooling of an older model in the repository must not apply to this one.
-        return hub.upload(folder, address, overwrite, message, replaced=(POOLING, huggingface.MODULES))
+        # The modules of an older model in the repository must not apply to this one.
+        return hub.upload(folder, address, overwrite, message, replaced=sentence_transformers.STALE_FILES)
 
 
 @contextlib.contextmanager
@@ -274,10 +281,11 @@ def _origin_of(path: str, folder: str = "") -> dict[str, Any]:
     if hub.is_hub(path):
         return {"source": f"{hub.PREFIX}{hub.parse(path)[0]}@{Path(folder).name}", "address": path}
     source = Path(path).expanduser().absolute()
-    files = sorted(file for file in (source if source.is_dir() else source.parent).glob("*") if file.is_file())
+    root, patterns = (source, ("*", "*/*")) if source.is_dir() else (source.parent, ("*",))
+    files = sorted(file for pattern in patterns for file in root.glob(pattern) if file.is_file())
     return {
         "source": str(source),
-        "files": [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files],
+        "files": [[str(file.relative_to(root)), file.stat().st_size, file.stat().st_mtime_ns] for file in files],
     }
 
 

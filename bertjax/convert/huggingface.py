@@ -9,21 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from bertjax.convert import names
+from bertjax.convert import names, sentence_transformers
 from bertjax.convert.huggingface_tokenizer import FILES as TOKENIZER_FILES
 from bertjax.convert.huggingface_tokenizer import VOCABULARY, read_tokenizer, write_tokenizer
 from bertjax.convert.portable import (
     DEFAULT_EPSILON,
-    POOLING,
-    POOLING_FOLDER,
     PortableCheckpoint,
     fit_vocabulary,
     parameter_table,
     parse_bert_config,
     read_config,
-    read_pooling,
     shared_fields,
-    write_pooling,
 )
 from bertjax.errors import BertjaxError, UsageError, listed
 from bertjax.inference.output_kinds import OUTPUT_KINDS
@@ -32,13 +28,11 @@ from bertjax.utils.io import read_json
 
 CONFIG = "config.json"
 WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
-# File of sentence-transformers that lists the modules of a model and their folders.
-MODULES = "modules.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 # Files of an exported checkpoint. A folder that contains other files is never overwritten.
-FILES = (CONFIG, WEIGHTS, MODULES, POOLING_FOLDER, *TOKENIZER_FILES)
-# Files to download for a model on the hub.
-READ_FILES = (CONFIG, WEIGHTS, _INDEX, "model-*-of-*.safetensors", POOLING, *TOKENIZER_FILES)
+FILES = (CONFIG, WEIGHTS, *sentence_transformers.FILES, *TOKENIZER_FILES)
+# Files to download for a model on the hub, besides those of sentence-transformers.
+READ_FILES = (CONFIG, WEIGHTS, _INDEX, "model-*-of-*.safetensors", *TOKENIZER_FILES)
 # Activations by their names in transformers, where `gelu` is the exact erf form, unlike in google-research/bert.
 _ACTIVATIONS = {"gelu": "gelu_erf", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
 _FIELD_TYPES = {"hidden_act": str, "architectures": list, "num_labels": int, "id2label": dict}
@@ -67,6 +61,7 @@ _OLD_NAMES = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".Laye
 
 def is_checkpoint_folder(path: Path) -> bool:
     """Returns whether a folder has a Hugging Face config. A damaged `config.json` counts, because `read` reports it."""
+    path = sentence_transformers.transformer_folder(path)
     if not (path / CONFIG).is_file():
         return False
     try:
@@ -77,10 +72,11 @@ def is_checkpoint_folder(path: Path) -> bool:
 
 
 def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
-    """Reads config, weights and vocabulary from a folder in Hugging Face's format.
+    """Reads config, weights, vocabulary and modules of sentence-transformers from a folder in Hugging Face's format.
 
     `lower_case`, if not None, replaces `do_lower_case` of its tokenizer.
     """
+    root, folder = folder, sentence_transformers.transformer_folder(folder)
     hf_config = _read_supported_config(folder)
     output_kind = _output_kind(hf_config)
     kind = OUTPUT_KINDS.get(output_kind)
@@ -93,9 +89,9 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
         layer_norm_eps=hf_config.get("layer_norm_eps", DEFAULT_EPSILON),
     )
     vocabulary, notes = read_tokenizer(folder, lower_case)
-    pooling = read_pooling(folder)
-    if (folder / POOLING).is_file() and not pooling:
-        notes.append(f"ignored {POOLING}, because bertjax supports only cls or mean")
+    embedder = sentence_transformers.read(root, config.hidden_size, config.max_position_embeddings)
+    if embedder and embedder.refusal:
+        notes.append(f"no default pooling: {embedder.refusal}")
     num_rows = config.vocab_size
     vocabulary, config, padding_notes = fit_vocabulary(vocabulary, config, folder)
     notes += padding_notes
@@ -131,7 +127,7 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
     if output_kind == CLASSES and len(labels) == 1:
         # As in transformers, a single output means regression.
         labels = ()
-    return PortableCheckpoint(config, params, vocabulary, output_kind, labels, tuple(notes), pooling)
+    return PortableCheckpoint(config, params, vocabulary, output_kind, labels, tuple(notes), embedder)
 
 
 def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
@@ -152,14 +148,8 @@ def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
     # Let other users read the file; safetensors makes it readable only for its owner.
     (folder / WEIGHTS).chmod(0o644)
     (folder / CONFIG).write_text(json.dumps(hf_config, indent=2) + "\n", encoding="utf-8")
-    if checkpoint.pooling:
-        write_pooling(checkpoint, folder)
-        paths = {"Transformer": "", "Pooling": POOLING_FOLDER}
-        modules = [
-            {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{name}"}
-            for index, (name, path) in enumerate(paths.items())
-        ]
-        (folder / MODULES).write_text(json.dumps(modules, indent=2) + "\n")
+    if checkpoint.embedder and not checkpoint.embedder.refusal:
+        sentence_transformers.write(checkpoint.embedder, folder, checkpoint.config.hidden_size)
     return [*notes, *write_tokenizer(checkpoint.vocabulary, checkpoint.config, folder)]
 
 
@@ -297,7 +287,8 @@ def _make_config(checkpoint: PortableCheckpoint, class_name: str) -> dict[str, A
 
 
 def has_weights(path: Path) -> bool:
-    """Returns whether a folder contains safetensors weights."""
+    """Returns whether a folder, or its folder of the module `Transformer`, contains safetensors weights."""
+    path = sentence_transformers.transformer_folder(path)
     return (path / WEIGHTS).is_file() or (path / _INDEX).is_file()
 
 

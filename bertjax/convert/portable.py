@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from bertjax.convert import sentence_transformers
 from bertjax.convert.names import (
     CLASSIFIER,
     HUGGINGFACE,
@@ -31,6 +32,7 @@ from bertjax.data.corpus.vocabulary import (
 )
 from bertjax.errors import UsageError
 from bertjax.inference.output_kinds import OUTPUT_KINDS
+from bertjax.inference.sentence_embedder import SentenceEmbedder
 from bertjax.model.config import ARCHITECTURE_FIELDS, Architecture, ModelConfig
 from bertjax.model.feature_head import FeatureHead
 from bertjax.model.heads import EncoderModel, PretrainingModel, SequenceModel, TokenModel, model_description
@@ -44,12 +46,16 @@ from bertjax.training.parameters import load_params_on_host, save_params
 from bertjax.training.workdir import CONFIG, ORIGIN
 from bertjax.utils.io import AnyPath, read_json_object
 
-# Folder and file of sentence-transformers' pooling module, and its field for each pooling mode. Workdirs use them, too.
-POOLING_FOLDER = "1_Pooling"
-POOLING = f"{POOLING_FOLDER}/config.json"
-_POOLING_FIELDS = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens"}
 # Files and folders of a converted workdir. A folder with other names is never overwritten.
-WORKDIR_FILES = (ORIGIN, CONFIG, OUTPUT_LAYER, ENTRY, CHECKPOINTS, POOLING_FOLDER, *VOCABULARY_FILES.values())
+WORKDIR_FILES = (
+    ORIGIN,
+    CONFIG,
+    OUTPUT_LAYER,
+    ENTRY,
+    CHECKPOINTS,
+    *sentence_transformers.FILES,
+    *VOCABULARY_FILES.values(),
+)
 # Kinds of models that can be converted to other formats.
 _KINDS = {model.KIND for model in (EncoderModel, PretrainingModel, SequenceModel, TokenModel)}
 _REQUIRED_FIELDS = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
@@ -74,7 +80,7 @@ class PortableCheckpoint:
       output_kind: kind of the output layer (default: "", no output layer).
       labels: names of classes, labels or tags in the order of their ids (default: (), no labels).
       notes: messages about the import, for the user.
-      pooling: pooling mode of a sentence-transformers model, `cls` or `mean` (default: "", no pooling).
+      embedder: modules of a sentence-transformers model (default: None, another model).
       untrained: names of modules that the run did not train. Other formats than bertjax's leave them out.
     """
 
@@ -84,7 +90,7 @@ class PortableCheckpoint:
     output_kind: str = ""
     labels: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    pooling: str = ""
+    embedder: SentenceEmbedder | None = None
     untrained: tuple[str, ...] = ()
 
     @property
@@ -233,7 +239,7 @@ def read_workdir(path: AnyPath) -> PortableCheckpoint:
         workdir_vocabulary(workdir),
         layer.kind if layer else "",
         layer.labels if layer else (),
-        pooling=read_pooling(workdir),
+        embedder=read_workdir_embedder(workdir, config),
         untrained=untrained_modules(workdir),
     )
 
@@ -268,20 +274,10 @@ def untrained_modules(workdir: AnyPath) -> tuple[str, ...]:
     return objective.untrained_modules if objective else ()
 
 
-def read_pooling(folder: AnyPath) -> str:
-    """Returns the pooling mode of a folder with `POOLING`: `cls`, `mean`, or "" if it is missing or unsupported."""
-    file = folder / POOLING
-    config = read_config(file) if file.exists() else {}
-    modes = {name for name, is_set in config.items() if name.startswith("pooling_mode_") and is_set is True}
-    return next((name for name, field in _POOLING_FIELDS.items() if modes == {field}), "")
-
-
-def write_pooling(checkpoint: PortableCheckpoint, folder: Path) -> None:
-    """Writes the pooling mode of a checkpoint to `POOLING`."""
-    (folder / POOLING_FOLDER).mkdir()
-    modes = {field: name == checkpoint.pooling for name, field in _POOLING_FIELDS.items()}
-    fields = {"word_embedding_dimension": checkpoint.config.hidden_size, **modes}
-    (folder / POOLING).write_text(json.dumps(fields, indent=2) + "\n")
+def read_workdir_embedder(workdir: AnyPath, config: ModelConfig) -> SentenceEmbedder | None:
+    """Reads the modules of sentence-transformers in a workdir, or returns None if it has none."""
+    sizes = config.hidden_size, config.max_position_embeddings
+    return sentence_transformers.read(workdir, *sizes, is_workdir=True)
 
 
 def write_workdir(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
@@ -300,7 +296,7 @@ def write_workdir(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
         files[OUTPUT_LAYER] = OutputLayer(kind, checkpoint.labels).as_json()
     for name, content in files.items():
         (folder / name).write_bytes(content)
-    if checkpoint.pooling:
-        write_pooling(checkpoint, folder)
+    if checkpoint.embedder:
+        sentence_transformers.write(checkpoint.embedder, folder, checkpoint.config.hidden_size)
     save_params(epath.Path(folder), checkpoint.params, checkpoint.model_description, checkpoint.config.architecture)
     return []

@@ -1,5 +1,6 @@
 """Hidden states and vectors of texts. Each row of a batch can hold several texts (packing)."""
 
+import bisect
 from collections.abc import Iterator
 
 import jax
@@ -12,18 +13,20 @@ from bertjax.inference.loaded_model import LoadedModel
 from bertjax.model.lstm import LEFT
 
 CLS, MEAN = POOLINGS = ("cls", "mean")
-# Row length: the longest text, or `_ROW_LEN` if that is longer and the texts fill it, so that short texts share rows.
-# Longer rows would slow attention. The length is rounded up to a multiple of `_BUCKET`, up to the model's maximum.
-_BUCKET, _ROW_LEN = 32, 64
+# Row lengths are `_ROW_LEN` times powers of two, up to the model's maximum. Short texts share rows. Longer rows slow
+# attention, but each row length compiles the encoder once, which takes as long as encoding some thousands of tokens.
+# So a row length is used only if it has `_MIN_TOKENS` tokens; the texts of other lengths go to the next longer rows.
+_ROW_LEN, _MIN_ROW_LEN = 64, 32
 # Tokens per batch, so that activations fit into a CPU's cache. With 4,096 tokens per batch, a model of six layers takes
 # 1.7 times as long per token.
 _BATCH_TOKENS = 2048
+_MIN_TOKENS = 4 * _BATCH_TOKENS
 
 
 def encode_batches(model: LoadedModel, examples: Examples) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields the hidden states of the last layer, batch by batch, but not in the order of the examples.
 
-    All batches have the same shape, so that the encoder compiles once.
+    All batches of a row length have the same shape, so that the encoder compiles once per row length.
 
     Yields:
       The indices of n examples, int64 [n], and the concatenated states of their tokens, float32 [tokens, D].
@@ -57,41 +60,71 @@ def bert_pooler(model: LoadedModel, cls: np.ndarray) -> np.ndarray:
 
 
 def pack_batches(lengths: np.ndarray, max_len: int) -> Iterator[tuple[np.ndarray, int]]:
-    """Packs n texts of `lengths` tokens, int64 [n], into batches. All rows have the same length, at most `max_len`.
+    """Packs n texts of `lengths` tokens, int64 [n], into batches with few different row lengths, at most `max_len`.
 
     Yields:
       For each batch, the indices of the texts in each row, int64 [rows, K] with `NO_EXAMPLE` in unused slots, and the
       row length in tokens.
     """
+    row_lens = _row_lens(lengths, max_len)
+    packed = _pack(lengths, row_lens)
+    for row_len in row_lens:
+        rows = [texts for each, texts in packed if each == row_len]
+        num_rows = max(1, _BATCH_TOKENS // row_len)
+        if len(rows) < num_rows:
+            num_rows = 1 << (len(rows) - 1).bit_length()
+        for start in range(0, len(rows), num_rows):
+            batch = rows[start : start + num_rows]
+            indices = np.full((num_rows, max(map(len, batch))), NO_EXAMPLE)
+            for row, texts in enumerate(batch):
+                indices[row, : len(texts)] = texts
+            yield indices, row_len
+
+
+def _row_lens(lengths: np.ndarray, max_len: int) -> list[int]:
+    """Returns the row lengths for texts of `lengths` tokens, in increasing order."""
     if not len(lengths):
-        return
-    needed = max(int(lengths.max()), min(_ROW_LEN, int(lengths.sum())))
-    row_len = min(max_len, -(-needed // _BUCKET) * _BUCKET)
-    rows = _pack(lengths, row_len)
-    num_rows = max(1, _BATCH_TOKENS // row_len)
-    if len(rows) < num_rows:
-        num_rows = 1 << (len(rows) - 1).bit_length()
-    for start in range(0, len(rows), num_rows):
-        batch = rows[start : start + num_rows]
-        indices = np.full((num_rows, max(map(len, batch))), NO_EXAMPLE)
-        for row, texts in enumerate(batch):
-            indices[row, : len(texts)] = texts
-        yield indices, row_len
+        return []
+    if lengths.sum() <= _MIN_ROW_LEN:
+        return [min(max_len, _MIN_ROW_LEN)]
+    row_lens: list[int] = []
+    row_len, longest = _ROW_LEN, int(lengths.max())
+    while row_len < min(longest, max_len):
+        shorter = row_lens[-1] if row_lens else 0
+        if lengths[(lengths > shorter) & (lengths <= row_len)].sum() >= _MIN_TOKENS:
+            row_lens.append(row_len)
+        row_len *= 2
+    return [*row_lens, min(row_len, max_len)]
 
 
-def _pack(lengths: np.ndarray, row_len: int) -> list[list[int]]:
-    """Assigns texts to rows, longest first, each to the fullest row with enough space."""
-    rows: list[list[int]] = []
-    # `free[n]` lists the rows with n free tokens.
-    free: list[list[int]] = [[] for _ in range(row_len + 1)]
+def _pack(lengths: np.ndarray, row_lens: list[int]) -> list[tuple[int, list[int]]]:
+    """Assigns texts to rows, longest first, each to the fullest row with enough space or to a new row.
+
+    Returns:
+      Row length and indices of the texts of each row.
+    """
+    rows: list[tuple[int, list[int]]] = []
+    # `free[n]` lists the rows with n free tokens, and `spaces` contains all n for which this list is not empty.
+    free: dict[int, list[int]] = {}
+    spaces: list[int] = []
+
+    def add(row: int, space: int) -> None:
+        if not free.setdefault(space, []):
+            bisect.insort(spaces, space)
+        free[space].append(row)
+
     for index in np.argsort(-lengths, kind="stable").tolist():
-        length = min(int(lengths[index]), row_len)
-        space = next((space for space in range(length, row_len + 1) if free[space]), None)
-        if space is None:
-            rows.append([index])
-            free[row_len - length].append(len(rows) - 1)
+        length = min(int(lengths[index]), row_lens[-1])
+        position = bisect.bisect_left(spaces, length)
+        if position == len(spaces):
+            row_len = row_lens[bisect.bisect_left(row_lens, length)]
+            rows.append((row_len, [index]))
+            add(len(rows) - 1, row_len - length)
         else:
+            space = spaces[position]
             row = free[space].pop()
-            rows[row].append(index)
-            free[space - length].append(row)
+            if not free[space]:
+                del spaces[position]
+            rows[row][1].append(index)
+            add(row, space - length)
     return rows

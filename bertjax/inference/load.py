@@ -20,7 +20,7 @@ from bertjax.convert.portable import (
     PortableCheckpoint,
     check_no_feature_head,
     check_portable,
-    read_pooling,
+    read_workdir_embedder,
     untrained_modules,
 )
 from bertjax.data.corpus.vocabulary import Vocabulary, workdir_vocabulary
@@ -76,7 +76,7 @@ def load_workdir(path: str | epath.Path, mesh: Mesh | None = None) -> LoadedMode
         _read_inference_defaults(checkpoint, output_layer),
         mesh,
         str(path),
-        read_pooling(workdir),
+        read_workdir_embedder(workdir, config),
         untrained_modules(workdir),
     )
 
@@ -118,7 +118,7 @@ def with_params_and_output_layer(
     is_named = not isinstance(labels, str) and all(isinstance(name, str) and name for name in names)
     if not is_named or len({*names}) < len(names):
         raise UsageError(f"labels={quoted(labels)} is invalid; pass a list of different, nonempty strings")
-    checkpoint = PortableCheckpoint(model.config, arrays, model.vocabulary, output_kind, names, pooling=model.pooling)
+    checkpoint = PortableCheckpoint(model.config, arrays, model.vocabulary, output_kind, names, embedder=model.embedder)
     if names and len(names) != checkpoint.num_outputs:
         raise UsageError(f"labels has {len(names)} names, but the output layer has {checkpoint.num_outputs} outputs")
     layers = (model.config.num_hidden_layers,)
@@ -146,7 +146,7 @@ def to_portable(model: LoadedModel) -> PortableCheckpoint:
         model.vocabulary,
         layer.kind if layer else "",
         layer.labels if layer else (),
-        pooling=model.pooling,
+        embedder=model.embedder,
         untrained=model.untrained,
     )
 
@@ -177,7 +177,7 @@ def _put_on_mesh(checkpoint: PortableCheckpoint, vocabulary: Vocabulary, path: s
         InferenceDefaults(),
         mesh,
         path,
-        checkpoint.pooling,
+        checkpoint.embedder,
     )
 
 

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.errors import UsageError
+from bertjax.inference.sentence_embedder import SentenceEmbedder
 from bertjax.model.config import ModelConfig
 from bertjax.model.encoder import make_encoder
 from bertjax.model.heads import EncoderModel, TiedLmHead, build_model
@@ -61,7 +62,7 @@ class LoadedModel:
       defaults: inference settings of the fine-tuning run.
       mesh: device mesh.
       path: path of the checkpoint, for error messages.
-      pooling: pooling mode of a sentence-transformers model, `cls` or `mean` (default: "", no pooling).
+      embedder: modules of a sentence-transformers model (default: None, another model).
       untrained: names of modules that the run did not train.
     """
 
@@ -73,7 +74,7 @@ class LoadedModel:
     defaults: InferenceDefaults
     mesh: Mesh
     path: str
-    pooling: str = ""
+    embedder: SentenceEmbedder | None = None
     untrained: tuple[str, ...] = ()
 
     @functools.cached_property
@@ -91,10 +92,15 @@ class LoadedModel:
         model = self.model
         return self.jit(lambda params, batch: model.apply({"params": params}, batch))
 
+    @property
+    def _scanned(self) -> ModelConfig:
+        # Scan the layers, so that a single layer is compiled. Compilation takes most of the time to the first result.
+        return dataclasses.replace(self.config, scan_layers="true")
+
     @functools.cached_property
     def packed_hidden_states(self) -> Callable[[Batch], np.ndarray]:
         """Jitted function from a host batch of packed rows to the last layer's hidden states, float32 [B, L, D]."""
-        config = self.config
+        config = self._scanned
 
         def packed_hidden_states(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
             hidden, _ = make_encoder(config).apply(
@@ -111,8 +117,7 @@ class LoadedModel:
     @functools.cached_property
     def masked_lm_probs(self) -> Callable[[Batch], np.ndarray]:
         """Jitted function from a host batch with `masked_lm_positions` [B, P] to token probabilities [B, P, V]."""
-        # Scan the layers, so that a single layer is compiled. Compilation takes most of the time to the first result.
-        config = dataclasses.replace(self.config, scan_layers="true")
+        config = self._scanned
 
         def masked_lm_probs(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
             hidden, _ = make_encoder(config).apply(

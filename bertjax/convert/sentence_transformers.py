@@ -1,0 +1,323 @@
+"""Files that sentence-transformers adds to a Hugging Face folder. bertjax workdirs contain the same files.
+
+`modules.json` lists the modules of a model, and their folders with a config and weights. A folder without it gets mean
+pooling from sentence-transformers. Formats of versions 2 to 6 are read, and written for versions 5 and 6.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from bertjax.errors import UsageError, first_line, listed
+from bertjax.inference.sentence_embedder import (
+    ACTIVATIONS,
+    POOLING_FIELDS,
+    SENTENCE,
+    TOKENS,
+    Dense,
+    LayerNorm,
+    Module,
+    Normalize,
+    Pooling,
+    SentenceEmbedder,
+)
+from bertjax.utils.io import AnyPath, read_json, read_json_object
+
+MODULES = "modules.json"
+_PROMPTS, _TOKENIZER = "config_sentence_transformers.json", "tokenizer_config.json"
+# Config of the module `Transformer`, in the order in which sentence-transformers looks for its names.
+_TRANSFORMER_CONFIGS = tuple(
+    f"sentence_{name}_config.json"
+    for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+_OLD_POOLING = "1_Pooling/config.json"
+_CONFIG, _WEIGHTS = "config.json", "model.safetensors"
+# Files of an exported checkpoint, files to download, and patterns of files that an upload removes unless it has them.
+FILES = (MODULES, _PROMPTS, _TRANSFORMER_CONFIGS[0], "*_Pooling", "*_Dense", "*_Normalize", "*_LayerNorm")
+READ_FILES = (MODULES, _PROMPTS, *_TRANSFORMER_CONFIGS, _OLD_POOLING)
+STALE_FILES = (MODULES, _PROMPTS, *_TRANSFORMER_CONFIGS, "[0-9]*_*/*")
+_TYPES = "sentence_transformers."
+# Fields of the Transformer's config, with the only value that bertjax supports.
+_FIXED_FIELDS = {
+    "transformer_task": "feature-extraction",
+    "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+    "module_output_name": TOKENS,
+}
+
+
+def transformer_folder(folder: Path) -> Path:
+    """Returns the folder of the module `Transformer`: `folder` itself, or a folder in it that `modules.json` names."""
+    path = next(iter(module_paths(folder).values()), "")
+    return folder / path if path and (folder / path / _CONFIG).is_file() else folder
+
+
+def module_paths(folder: AnyPath) -> dict[str, str]:
+    """Returns the folder of each module by name, relative to `folder`. Returns {} if `modules.json` is damaged."""
+    try:
+        paths = {str(entry["name"]): str(entry["path"]) for entry in read_json(folder / MODULES)}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    is_inside = all(not PurePosixPath(path).is_absolute() and ".." not in path for path in paths.values())
+    return paths if is_inside else {}
+
+
+def read(folder: AnyPath, hidden_size: int, max_positions: int, is_workdir: bool = False) -> SentenceEmbedder | None:
+    """Reads the modules of a folder, or returns None for a folder without files of sentence-transformers.
+
+    If bertjax cannot compute what a file defines, the field `refusal` of the result says why.
+
+    Args:
+      folder: Hugging Face folder or, with `is_workdir`, a bertjax workdir.
+      hidden_size: width of the hidden states.
+      max_positions: maximum tokens per row of the model.
+      is_workdir: whether a folder without `modules.json` uses the pooling of `1_Pooling`.
+    """
+    if not any((folder / name).exists() for name in READ_FILES):
+        return None
+    try:
+        return _read(folder, hidden_size, max_positions, is_workdir)
+    except UsageError as error:
+        return SentenceEmbedder(refusal=str(error))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        # A value of another type than sentence-transformers writes.
+        return SentenceEmbedder(refusal=f"cannot use the modules of {folder}: {type(error).__name__}: {error}")
+
+
+def _read(folder: AnyPath, hidden_size: int, max_positions: int, is_workdir: bool) -> SentenceEmbedder:
+    if not (folder / MODULES).exists():
+        pooling = _read_pooling(folder / _OLD_POOLING) if is_workdir else Pooling(("mean",))
+        width = len(pooling.modes) * hidden_size
+        return SentenceEmbedder((pooling,), width, _max_seq_len((), folder, max_positions))
+    (first, transformer), *others = _module_folders(folder)
+    if first != "Transformer":
+        raise UsageError(f"{folder / MODULES} starts with the module {first}; bertjax supports only Transformer")
+    configs = {transformer / name: _read_object(transformer / name) for name in _TRANSFORMER_CONFIGS}
+    # As in sentence-transformers, the first config that is not empty counts.
+    file, config = next(((file, config) for file, config in configs.items() if config), (transformer, {}))
+    arguments = dict(config.pop("processor_kwargs", None) or config.pop("tokenizer_args", None) or {})
+    limits = (arguments.pop("model_max_length", None), config.get("max_seq_length"))
+    _check_fields({**config, "processor_kwargs": arguments}, file, ("max_seq_length", "do_lower_case", "unpad_inputs"))
+    modules, widths = [], {TOKENS: hidden_size}
+    for name, module_folder in others:
+        modules += _read_module(name, module_folder, widths)
+    if SENTENCE not in widths:
+        raise UsageError(f"{folder / MODULES} lists no module Pooling")
+    prompts = _read_object(folder / _PROMPTS)
+    if (model_type := prompts.get("model_type", "SentenceTransformer")) != "SentenceTransformer":
+        raise UsageError(f"{folder / _PROMPTS} has the model_type {model_type!r}; bertjax supports SentenceTransformer")
+    texts = {"query": "", "document": "", **{name: text or "" for name, text in (prompts.get("prompts") or {}).items()}}
+    default = prompts.get("default_prompt_name") or ""
+    if default and default not in texts:
+        raise UsageError(f"{folder / _PROMPTS} has the default_prompt_name {default!r}, but no prompt of this name")
+    truncate_dim = prompts.get("truncate_dim")
+    if not isinstance(truncate_dim, int | None) or (truncate_dim is not None and truncate_dim < 1):
+        raise UsageError(f"{folder / _PROMPTS} has truncate_dim={truncate_dim!r}; it must be a positive integer")
+    return SentenceEmbedder(
+        tuple(modules),
+        min(widths[SENTENCE], truncate_dim or widths[SENTENCE]),
+        _max_seq_len(limits, transformer, max_positions),
+        bool(config.get("do_lower_case")),
+        texts,
+        default,
+        truncate_dim,
+        prompts.get("similarity_fn_name") or "",
+    )
+
+
+def _module_folders(folder: AnyPath) -> list[tuple[str, AnyPath]]:
+    """Returns class and folder of each module of `modules.json`. Accepts the names of all versions."""
+    file = folder / MODULES
+    try:
+        content = read_json(file)
+        if isinstance(content, dict) and "refusal" in content:
+            raise UsageError(content["refusal"])
+        types = [str(entry["type"]) for entry in content]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"cannot read {file}: {first_line(error)}; copy it again") from error
+    if unknown := [name for name in types if not name.startswith(_TYPES)]:
+        raise UsageError(f"{file} lists modules with code of their own, which bertjax does not run: {listed(unknown)}")
+    paths = module_paths(folder).values()
+    if not types or len(paths) != len(types):
+        raise UsageError(f"{file} must list modules with different names, in folders inside of {folder}")
+    return [(name.rpartition(".")[2], folder / path) for name, path in zip(types, paths, strict=True)]
+
+
+def _read_module(name: str, folder: AnyPath, widths: dict[str, int]) -> list[Module]:
+    """Reads a module after the Transformer: [] for a module that does nothing at inference.
+
+    `widths` contains the width of each feature, and is updated.
+    """
+    file = folder / _CONFIG
+    config = _read_object(file)
+    if name == "Dropout":
+        return []
+    if name == "Pooling":
+        pooling = _read_pooling(file)
+        widths[SENTENCE] = len(pooling.modes) * widths[TOKENS]
+        return [pooling]
+    names = ("module_input_name", "module_output_name")
+    source = config.get("module_input_name") or SENTENCE
+    target = config.get("module_output_name") or source
+    if name not in ("Dense", "Normalize", "LayerNorm"):
+        raise UsageError(f"{folder} is a module {name}, which bertjax does not support")
+    if source not in widths or target != source:
+        raise UsageError(f"{file} maps {source} to {target}, which bertjax does not support at this place")
+    width = widths[source]
+    if name == "Normalize":
+        # As in sentence-transformers, other fields are ignored.
+        return [Normalize(source)]
+    if name == "LayerNorm":
+        _check_fields(config, file, ("dimension",))
+        arrays = _read_arrays(folder, {"norm.weight": (width,), "norm.bias": (width,)})
+        return [LayerNorm(arrays)]
+    _check_fields(config, file, ("in_features", "out_features", "bias", "activation_function", "use_residual", *names))
+    activation = config.get("activation_function", "torch.nn.Tanh")
+    kind = str(activation).rpartition(".")[2]
+    if not str(activation).startswith("torch.nn.") or kind not in ACTIVATIONS:
+        raise UsageError(
+            f"{file} has the activation_function {activation!r}; bertjax supports {', '.join(ACTIVATIONS)} of torch.nn"
+        )
+    shape = (config.get("out_features"), width)
+    shapes: dict[str, tuple] = {"linear.weight": shape}
+    if config.get("bias", True):
+        shapes["linear.bias"] = shape[:1]
+    if config.get("use_residual") and shape[0] != width:
+        shapes["residual.weight"] = shape
+    arrays = _read_arrays(folder, shapes)
+    widths[source] = arrays["linear.weight"].shape[0]
+    return [Dense(arrays, kind, bool(config.get("use_residual")), source)]
+
+
+def _read_pooling(file: AnyPath) -> Pooling:
+    """Reads the config of a `Pooling` module, in the form of version 5.4 and later or in the older form."""
+    config = _read_object(file)
+    if not config:
+        raise UsageError(f"{file} is missing or empty; copy it again")
+    _check_fields(
+        config,
+        file,
+        ("embedding_dimension", "word_embedding_dimension", "pooling_mode", "include_prompt", *POOLING_FIELDS.values()),
+    )
+    if "pooling_mode" in config:
+        modes = config["pooling_mode"]
+        modes = (modes,) if isinstance(modes, str) else tuple(modes)
+    else:
+        modes = tuple(mode for mode, field in POOLING_FIELDS.items() if config.get(field)) or ("mean",)
+    if not modes or (unknown := [mode for mode in modes if mode not in POOLING_FIELDS]):
+        raise UsageError(f"{file} has an unknown pooling_mode: {listed(map(repr, unknown))}")
+    return Pooling(modes, bool(config.get("include_prompt", True)))
+
+
+def _read_arrays(folder: AnyPath, shapes: Mapping[str, tuple]) -> dict[str, np.ndarray]:
+    """Reads the weights of a module as float32. `shapes` contains the shape of each array."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    file = folder / _WEIGHTS
+    if not file.exists():
+        raise UsageError(
+            f"{folder} has no {_WEIGHTS}; bertjax does not open pickles, which can run code. If you trust the model, "
+            "save it again with sentence_transformers: SentenceTransformer(DIR).save_pretrained(NEW_DIR)"
+        )
+    try:
+        arrays = {name: array.astype(np.float32) for name, array in load(file.read_bytes()).items()}
+    except (SafetensorError, OSError, KeyError, TypeError) as error:
+        raise UsageError(f"cannot read {file}: {first_line(error)}; copy it again") from error
+    if (found := {name: array.shape for name, array in arrays.items()}) != dict(shapes):
+        raise UsageError(f"{file} has arrays {found}, but the modules need {dict(shapes)}")
+    return arrays
+
+
+def _max_seq_len(limits: tuple[Any, ...], folder: AnyPath, max_positions: int) -> int:
+    """Returns the maximum tokens per text: the first of `limits` that is set, else the limit of the tokenizer."""
+    limit = next((limit for limit in limits if limit is not None), None)
+    if limit is None:
+        limit = _read_object(folder / _TOKENIZER).get("model_max_length", max_positions)
+    if isinstance(limit, bool) or not isinstance(limit, int | float) or limit < 3:
+        raise UsageError(f"{folder} limits texts to {limit!r} tokens; the limit must be a number of at least 3")
+    return int(min(limit, max_positions))
+
+
+def _check_fields(config: Mapping[str, Any], file: AnyPath, known: tuple[str, ...]) -> None:
+    """Raises a UsageError for fields that are neither known nor empty, because they may change the vectors."""
+    for name, value in config.items():
+        if value and name not in known and value != _FIXED_FIELDS.get(name):
+            raise UsageError(f"{file} has {name}={value!r}, which bertjax does not support")
+
+
+def _read_object(file: AnyPath) -> dict[str, Any]:
+    """Reads a JSON object. Returns {} if the file does not exist, as sentence-transformers does."""
+    try:
+        return read_json_object(file) if file.exists() else {}
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read {file}: {error}; copy it again") from error
+
+
+def write(embedder: SentenceEmbedder, folder: Path, hidden_size: int) -> None:
+    """Writes the files that `read` and sentence-transformers read.
+
+    A refused embedder becomes a `modules.json` with its `refusal`, which only bertjax understands.
+    """
+    if embedder.refusal:
+        _write_json(folder / MODULES, {"refusal": embedder.refusal})
+        return
+    entries = [("Transformer", "")]
+    for index, module in enumerate(embedder.modules, start=1):
+        name = type(module).__name__
+        path = f"{index}_{name}"
+        entries.append((name, path))
+        (folder / path).mkdir()
+        _write_json(folder / path / _CONFIG, _module_config(module, hidden_size))
+        if isinstance(module, Dense | LayerNorm):
+            from safetensors.numpy import save
+
+            arrays = {name: np.ascontiguousarray(array) for name, array in module.arrays.items()}
+            (folder / path / _WEIGHTS).write_bytes(save(arrays, {"format": "pt"}))
+    modules = [
+        {"idx": index, "name": str(index), "path": path, "type": f"{_TYPES}models.{name}"}
+        for index, (name, path) in enumerate(entries)
+    ]
+    _write_json(folder / MODULES, modules)
+    limits = {"max_seq_length": embedder.max_seq_len, "do_lower_case": embedder.lower_case}
+    _write_json(folder / _TRANSFORMER_CONFIGS[0], limits)
+    prompts: dict[str, Any] = {
+        "prompts": dict(embedder.prompts),
+        "default_prompt_name": embedder.default_prompt or None,
+        "similarity_fn_name": embedder.similarity or None,
+    }
+    if embedder.truncate_dim is not None:
+        prompts["truncate_dim"] = embedder.truncate_dim
+    _write_json(folder / _PROMPTS, prompts)
+
+
+def _module_config(module: Module, hidden_size: int) -> dict[str, Any]:
+    if isinstance(module, LayerNorm):
+        return {"dimension": len(module.arrays["norm.bias"])}
+    if isinstance(module, Pooling):
+        if module.modes != tuple(mode for mode in POOLING_FIELDS if mode in module.modes):
+            # The older form cannot express this order of modes.
+            fields = {"embedding_dimension": hidden_size, "pooling_mode": list(module.modes)}
+        else:
+            modes = {field: mode in module.modes for mode, field in POOLING_FIELDS.items()}
+            fields = {"word_embedding_dimension": hidden_size, **modes}
+        return {**fields, "include_prompt": module.include_prompt}
+    names = {"module_input_name": module.feature, "module_output_name": module.feature}
+    if isinstance(module, Normalize):
+        return {} if module == Normalize() else names
+    out_features, in_features = module.arrays["linear.weight"].shape
+    package = "linear" if module.activation == "Identity" else "activation"
+    return {
+        "in_features": in_features,
+        "out_features": out_features,
+        "bias": "linear.bias" in module.arrays,
+        "activation_function": f"torch.nn.modules.{package}.{module.activation}",
+        **(names if module.feature != SENTENCE else {}),
+        **({"use_residual": True} if module.use_residual else {}),
+    }
+
+
+def _write_json(file: Path, content: Any) -> None:
+    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

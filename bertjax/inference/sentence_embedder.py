@@ -1,0 +1,187 @@
+"""Modules of sentence-transformers that turn the hidden states of a text into one vector, in NumPy.
+
+Each module reads and writes named features, as in sentence-transformers: `token_embeddings`, float32 [tokens, D], the
+concatenated hidden states of n texts, and `sentence_embedding`, float32 [n, D].
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+
+import jax
+import numpy as np
+
+from bertjax.data.corpus.vocabulary import Vocabulary
+
+TOKENS, SENTENCE = "token_embeddings", "sentence_embedding"
+# Pooling modes by their fields in the config of versions before 5.4, in the order in which these versions concatenate.
+POOLING_FIELDS = {
+    "cls": "pooling_mode_cls_token",
+    "max": "pooling_mode_max_tokens",
+    "mean": "pooling_mode_mean_tokens",
+    "mean_sqrt_len_tokens": "pooling_mode_mean_sqrt_len_tokens",
+    "weightedmean": "pooling_mode_weightedmean_tokens",
+    "lasttoken": "pooling_mode_lasttoken",
+}
+# Activations of `Dense` by their class in `torch.nn`, with its default arguments.
+ACTIVATIONS: dict[str, Callable] = {
+    "Identity": lambda x: x,
+    "Tanh": np.tanh,
+    "ReLU": jax.nn.relu,
+    "GELU": lambda x: jax.nn.gelu(x, approximate=False),
+    "Sigmoid": jax.nn.sigmoid,
+    "SiLU": jax.nn.silu,
+}
+_MIN_NORM = 1e-12
+_LAYER_NORM_EPSILON = 1e-5
+_MIN_DIVISOR = 1e-9
+
+
+@dataclasses.dataclass(frozen=True)
+class Pooling:
+    """Pools the token states of each text. The vectors of several modes are concatenated.
+
+    Attributes:
+      modes: names of `POOLING_FIELDS`.
+      include_prompt: whether the tokens of the prompt, and [CLS] before them, are pooled as well.
+    """
+
+    modes: tuple[str, ...]
+    include_prompt: bool = True
+
+    def __call__(self, features: dict[str, np.ndarray], lengths: np.ndarray, prompt_len: int) -> None:
+        """Sets `sentence_embedding`. `lengths` is int64 [n]; `prompt_len` counts [CLS] and the prompt, or is 0."""
+        hidden = features[TOKENS]
+        skipped = 0 if self.include_prompt else prompt_len
+        starts = np.cumsum(lengths) - lengths
+        positions = np.arange(len(hidden)) - np.repeat(starts, lengths)
+        mask = (positions >= skipped)[:, None]
+
+        def pool(mode: str) -> np.ndarray:
+            if mode == "cls":
+                return hidden[starts + np.where(lengths > skipped, skipped, 0)]
+            if mode == "lasttoken":
+                return hidden[starts + lengths - 1] * (lengths > skipped)[:, None]
+            if mode == "max":
+                return np.maximum.reduceat(np.where(mask, hidden, -np.inf), starts, axis=0)
+            weights = (mask * (positions + 1)[:, None] if mode == "weightedmean" else mask).astype(np.float32)
+            sums = np.add.reduceat(hidden * weights, starts, axis=0)
+            divisor = np.maximum(np.add.reduceat(weights, starts, axis=0), _MIN_DIVISOR)
+            return sums / (np.sqrt(divisor) if mode == "mean_sqrt_len_tokens" else divisor)
+
+        features[SENTENCE] = np.concatenate([pool(mode) for mode in self.modes], axis=1).astype(np.float32)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Dense:
+    """Linear layer with an activation, and optionally a residual connection.
+
+    Attributes:
+      arrays: float32 arrays by name: `linear.weight` [out, in], optionally `linear.bias` [out] and, for a residual
+        connection between different widths, `residual.weight` [out, in].
+      activation: name of `ACTIVATIONS`.
+      use_residual: whether the input is added to the output.
+      feature: name of the feature that the layer replaces.
+    """
+
+    arrays: Mapping[str, np.ndarray]
+    activation: str
+    use_residual: bool = False
+    feature: str = SENTENCE
+
+    def __call__(self, features: dict[str, np.ndarray], lengths: np.ndarray, prompt_len: int) -> None:
+        x = features[self.feature]
+        outputs = x @ self.arrays["linear.weight"].T + self.arrays.get("linear.bias", np.float32(0))
+        outputs = np.asarray(ACTIVATIONS[self.activation](outputs))
+        if self.use_residual:
+            residual = self.arrays.get("residual.weight")
+            outputs = outputs + (x if residual is None else x @ residual.T)
+        features[self.feature] = outputs
+
+
+@dataclasses.dataclass(frozen=True)
+class Normalize:
+    """Scales vectors to length 1. `feature` is the name of the feature that it replaces."""
+
+    feature: str = SENTENCE
+
+    def __call__(self, features: dict[str, np.ndarray], lengths: np.ndarray, prompt_len: int) -> None:
+        x = features[self.feature]
+        features[self.feature] = x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), _MIN_NORM)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LayerNorm:
+    """LayerNorm of the vectors. `arrays` has `norm.weight` and `norm.bias`, float32 [D]."""
+
+    arrays: Mapping[str, np.ndarray]
+
+    def __call__(self, features: dict[str, np.ndarray], lengths: np.ndarray, prompt_len: int) -> None:
+        x = features[SENTENCE]
+        deviation = np.sqrt(x.var(axis=-1, keepdims=True) + _LAYER_NORM_EPSILON)
+        normalized = (x - x.mean(axis=-1, keepdims=True)) / deviation
+        features[SENTENCE] = normalized * self.arrays["norm.weight"] + self.arrays["norm.bias"]
+
+
+Module = Pooling | Dense | Normalize | LayerNorm
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SentenceEmbedder:
+    """Everything that sentence-transformers adds to an encoder: inputs, modules after the encoder, and prompts.
+
+    Attributes:
+      modules: modules after the encoder, in their order.
+      width: number of components of a vector.
+      max_seq_len: maximum tokens per text, including [CLS] and [SEP].
+      lower_case: whether texts are converted to lower case before the tokenizer.
+      prompts: texts to put before each text, by name.
+      default_prompt: name of the prompt that `encode` uses by default (default: "", no prompt).
+      truncate_dim: number of components to which vectors are truncated (default: None, all).
+      similarity: name of the similarity function, such as `cosine` (default: "", not set). Only exports use it.
+      refusal: why bertjax cannot compute the vectors of this model (default: "", it can).
+    """
+
+    modules: tuple[Module, ...] = ()
+    width: int = 0
+    max_seq_len: int = 0
+    lower_case: bool = False
+    prompts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    default_prompt: str = ""
+    truncate_dim: int | None = None
+    similarity: str = ""
+    refusal: str = ""
+
+    def __call__(self, hidden: np.ndarray, lengths: np.ndarray, prompt_len: int) -> np.ndarray:
+        """Returns one vector per text, float32 [n, D].
+
+        Args:
+          hidden: float32 [tokens, D], the concatenated hidden states of n texts.
+          lengths: int64 [n], tokens per text.
+          prompt_len: number of tokens of [CLS] and the prompt at the start of each text (0: no prompt).
+        """
+        features = {TOKENS: hidden}
+        for module in self.modules:
+            module(features, lengths, prompt_len)
+        return features[SENTENCE][:, : self.truncate_dim]
+
+
+def lower(text: str, vocabulary: Vocabulary) -> str:
+    """Converts a text to lower case, except special tokens such as [MASK].
+
+    As in Hugging Face's normalizer `Lowercase`, the lower case of a character does not depend on its neighbors.
+    """
+    special = "|".join(re.escape(vocabulary.pieces[index]) for index in vocabulary.special_ids)
+    parts = re.split(f"({special})", text)
+    # Every second part is a special token.
+    return "".join(part if index % 2 else "".join(map(str.lower, part)) for index, part in enumerate(parts))
+
+
+def first_len(first: int, second: int, seq_len: int) -> int:
+    """Returns how many tokens to keep of the first text of a pair, of `first` tokens, before `encode_row` truncates it.
+
+    If both texts are truncated, the numbers of remaining tokens can differ by 1. As in Hugging Face's tokenizers, the
+    second text keeps more, unless the first one is longer. In google-research/bert, the first text always keeps more.
+    """
+    room = seq_len - 3
+    return first if first > second else min(first, max(room - second, room // 2))
