@@ -15,6 +15,8 @@ from bertjax.training.checkpoint_config import experiment_config
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 MODEL = {
+    # The default is bfloat16 on some processors.
+    "model.dtype": "float32",
     "model.hidden_dropout_prob": 0.0,
     "model.attention_probs_dropout_prob": 0.0,
     "optimizer.learning_rate": 3e-3,

@@ -160,7 +160,7 @@ def step_hashes(data: Mapping[str, Path], folder: Path) -> dict[str, str]:
     for name in _TRAINED:
         workdir = folder / "runs" / name.replace(" ", "_")
         flags = config_flags((PRETRAINING | FINETUNING)[name], data)
-        run("train", *flags, f"--config.steps={_STEPS}", f"--workdir={workdir}")
+        run("train", *flags, f"--config.steps={_STEPS}", "--config.model.dtype=float32", f"--workdir={workdir}")
         for item in ("params", "training"):
             found[f"{name}, {item}"] = hash_of(saved_arrays(workdir / "checkpoints" / str(_STEPS) / item))
     return found

@@ -27,7 +27,7 @@ def train_command(corpus: Path, workdir: Path | str, *overrides: str) -> list[st
         *(sys.executable, "-m", "bertjax", "train", f"--workdir={workdir}"),
         f"--config={EXPERIMENT}:size=L1_H16,corpus={corpus},quick=true",
         *("--config.data.seq_len=16", "--config.data.batch_size=16", "--config.model.num_attention_heads=2"),
-        *("--config.checkpoint_every=10", *overrides),
+        *("--config.model.dtype=float32", "--config.checkpoint_every=10", *overrides),
     ]
 
 

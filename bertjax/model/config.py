@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from bertjax.errors import UsageError, at_least, one_of
+from bertjax.utils.devices import has_bfloat16_units
 
 AUTO = "auto"
 ACTIVATIONS = ("gelu_tanh", "gelu_erf", "relu")
@@ -122,8 +123,9 @@ class Layout:
     """Fields that determine how the model is computed. Any checkpoint can be loaded with any values of these fields.
 
     Attributes:
-      dtype: dtype of the computation: `float32`, `bfloat16`, or `auto` (bfloat16 on TPU and GPU, float32 on CPU).
-        Parameters, softmax and LayerNorm statistics are always float32.
+      dtype: dtype of the computation: `float32`, `bfloat16`, or `auto`: bfloat16 on TPU, GPU and, in training, on CPUs
+        with units for bfloat16 (AMX, AVX-512 BF16), else float32. Parameters, softmax, LayerNorm statistics and losses
+        are always float32.
       scan_layers: whether to scan over the layers. `true` compiles one layer, and `false` unrolls all layers. `auto`
         unrolls on CPU, where that is faster, and scans elsewhere. All values use the same parameters.
       remat: recomputation in the backward pass, to save memory. `none` recomputes only cheap elementwise operations.
@@ -176,7 +178,9 @@ class ModelConfig(Architecture, Layout):
     def resolve(self, platform: str) -> "ModelConfig":
         """Replaces `auto` in `dtype` and `scan_layers` with the value for a platform: `cpu`, `gpu` or `tpu`."""
         on_cpu = platform == "cpu"
-        dtype = ("float32" if on_cpu else "bfloat16") if self.dtype == AUTO else self.dtype
+        dtype = self.dtype
+        if dtype == AUTO:
+            dtype = "float32" if on_cpu and not has_bfloat16_units() else "bfloat16"
         scan_layers = ("false" if on_cpu else "true") if self.scan_layers == AUTO else self.scan_layers
         return dataclasses.replace(self, dtype=dtype, scan_layers=scan_layers)
 

@@ -23,7 +23,7 @@ from bertjax.model.encoder import make_encoder
 from bertjax.model.feature_head import CACHED_FEATURES, FeatureHead, token_representations
 from bertjax.model.layers import Dense, activation, constant_init, layer_norm
 from bertjax.model.lstm import LEFT
-from bertjax.model.matmul import dot
+from bertjax.model.matmul import dot, dot_transposed
 from bertjax.model.partitioning import resolve_layout, with_logical_constraint
 
 _INPUTS = ("input_ids", "input_mask", "segment_ids", "sequence_ids", "position_ids", CACHED_FEATURES)
@@ -49,7 +49,7 @@ class TiedLmHead(nn.Module):
         table = with_logical_constraint(table, ("vocab_part", "embed"))
         bias = self.param("bias", constant_init(0.0, ("vocab_part",)), (config.padded_vocab_size,))
 
-        logits = dot(x, table.T, dtype=jnp.float32)
+        logits = dot_transposed(x, table, jnp.float32)
         # Add the bias as an outer product, so that its gradient is a matmul. XLA's CPU backend computes a matmul 30
         # times faster than a sum over all positions.
         logits = logits + dot(jnp.ones((*logits.shape[:-1], 1)), bias[None])

@@ -12,8 +12,14 @@ from bertjax.model.attention.dispatch import AttentionFn
 from bertjax.model.attention.xla import AttentionMask
 from bertjax.model.config import ModelConfig
 from bertjax.model.dropout import dropout
-from bertjax.model.matmul import dot
-from bertjax.model.partitioning import ACTIVATION_AXES, resolve_layout, scans_layers, with_logical_constraint
+from bertjax.model.matmul import add_bias, dot
+from bertjax.model.partitioning import (
+    ACTIVATION_AXES,
+    platform,
+    resolve_layout,
+    scans_layers,
+    with_logical_constraint,
+)
 
 # `checkpoint_name`s of a Transformer layer's activations: [B, L, D] each, except MLP_IN, [B, L, F].
 QKV, CONTEXT, RESIDUAL, MLP_IN = "qkv", "context", "residual", "mlp_in"
@@ -80,7 +86,8 @@ class Dense(nn.Module):
 
         # Save only `x` and the float32 kernel. The backward pass casts and gathers the kernel again. It does not repeat
         # the matmul, because no gradient needs the matmul's output.
-        return save_inputs_only(project, self.config)(x, kernel) + (bias.reshape(-1) if self.flat else bias)
+        y = save_inputs_only(project, self.config)(x, kernel)
+        return add_bias(y, bias.reshape(-1) if self.flat else bias)
 
 
 def save_inputs_only(function: Callable[..., jax.Array], config: ModelConfig) -> Callable[..., jax.Array]:
@@ -116,7 +123,13 @@ def activation(config: ModelConfig, recompute: bool = True) -> Callable[[jax.Arr
         "gelu_erf": partial(jax.nn.gelu, approximate=False),
         "relu": jax.nn.relu,
     }[config.hidden_act]
-    return save_inputs_only(function, config) if recompute else function
+
+    def activate(x: jax.Array) -> jax.Array:
+        # On CPU, compute in float32, because XLA would round each operation to bfloat16, which takes three times as
+        # long.
+        return function(x.astype(jnp.float32)).astype(x.dtype) if platform() == "cpu" else function(x)
+
+    return save_inputs_only(activate, config) if recompute else activate
 
 
 class SelfAttention(nn.Module):

@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 from etils import epath
 from ml_collections import ConfigDict
 
@@ -13,7 +14,7 @@ from bertjax.config.run import DATA_FILES, DATA_PATHS
 from bertjax.data.corpus.vocabulary import ENTRY
 from bertjax.data.finetuning.tables import TFDS_PREFIX
 from bertjax.errors import UsageError
-from bertjax.model.config import ModelConfig, size_fields
+from bertjax.model.config import AUTO, ModelConfig, size_fields
 from bertjax.tasks.finetuning.config import SPLITS
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER, read_output_layer
 from bertjax.training.checkpoint import find_checkpoint, workdir_of
@@ -59,6 +60,8 @@ def checkpoint_config(checkpoint: epath.Path, overrides: Sequence[str]) -> Confi
                 f"config.model.{name}={config.model[name]} differs from {name}={saved} of {checkpoint}; "
                 "omit the override"
             )
+    if config.model.dtype == AUTO and jax.default_backend() == "cpu":
+        config.model.dtype = "float32"  # Only training computes in bfloat16 on CPU.
     if "vocabulary" in config.data and "data.vocabulary" not in overridden:
         # Use the workdir's copy, because the original may have been removed.
         config.data.vocabulary = str(workdir / ENTRY)

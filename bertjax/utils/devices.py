@@ -1,8 +1,10 @@
-"""Platform selection for JAX, shared by the command line and the Python API."""
+"""Platform selection for JAX, shared by the command line and the Python API, and features of the processor."""
 
+import functools
 import glob
 import importlib.util
 import os
+from pathlib import Path
 
 
 def skip_missing_tpu() -> None:
@@ -20,3 +22,16 @@ def skip_missing_tpu() -> None:
     installed = {name: importlib.util.find_spec(name) is not None for name in ("libtpu", "jax_plugins")}
     if installed["libtpu"] and not (installed["jax_plugins"] or has_tpu or is_selected):
         jax.config.update("jax_platforms", "cpu")
+
+
+@functools.cache
+def has_bfloat16_units(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Returns whether this machine's processor multiplies bfloat16 matrices faster than float32 matrices.
+
+    These are processors with AMX (Intel, from Sapphire Rapids) or AVX-512 BF16 (AMD, from Zen 4).
+    """
+    try:
+        processor = cpuinfo.read_text()
+    except OSError:
+        return False
+    return not {"amx_bf16", "avx512_bf16"}.isdisjoint(processor.split())

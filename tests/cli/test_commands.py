@@ -34,7 +34,11 @@ def workdir(corpus, tmp_path_factory) -> Path:
     """Returns the workdir of a run with checkpoints of steps 0, 2 and 4; tests must not change it."""
     path = tmp_path_factory.mktemp("cli") / "run"
     every = [f"--config.{name}={value}" for name, value in (("steps", 4), ("eval_every", 2), ("checkpoint_every", 2))]
-    rate = ["--config.optimizer.warmup_steps=0", "--config.optimizer.learning_rate=1e-2"]
+    rate = [
+        "--config.optimizer.warmup_steps=0",
+        "--config.optimizer.learning_rate=1e-2",
+        "--config.model.dtype=float32",
+    ]
     cli.main(["train", f"--config={TINY},corpus={corpus},seq_len=16", f"--workdir={path}", *every, *rate])
     return path
 

@@ -14,11 +14,13 @@ from reference_bert import encode_row, pretraining_logits
 from tiny_config import tiny_config
 
 from bertjax.data.pretraining.config import Phase
+from bertjax.model import config as model_config
 from bertjax.model.config import REMAT_POLICIES, ModelConfig
 from bertjax.model.encoder import Encoder
 from bertjax.model.heads import PretrainingModel
 from bertjax.model.partitioning import resolve_layout
 from bertjax.tasks.objectives.masked_lm import MaskedLm
+from bertjax.utils.devices import has_bfloat16_units
 
 CONFIG = tiny_config(vocab_size=50, max_position_embeddings=24, pad_vocab_to_multiple_of=16, initializer_range=0.3)
 # Unrolled layers, which the default `scan_layers="auto"` selects on CPUs.
@@ -187,7 +189,9 @@ def test_hidden_states_of_packed_sequences_equal_those_of_separate_rows(params):
 
 def test_bfloat16_model_has_float32_parameters_and_bfloat16_matrix_products(params, batch):
     config = dataclasses.replace(CONFIG, dtype="bfloat16")
-    text = str(jax.make_jaxpr(PretrainingModel(config).apply)({"params": params}, batch))
+    # On CPU, products of bfloat16 operands have float32 results; see test_products.py.
+    with jax.sharding.use_abstract_mesh(one_device("gpu")):
+        text = str(jax.make_jaxpr(PretrainingModel(config).apply)({"params": params}, batch))
     products = [line for line in text.splitlines() if "= dot_general[" in line]
     in_float32 = [line for line in products if ":f32[" in line]
     # Three products are in float32: the segment embeddings, the masked-LM logits, and the bias of these logits.
@@ -206,7 +210,10 @@ def test_bfloat16_model_has_float32_parameters_and_bfloat16_matrix_products(para
     ("platform", "dtype", "scan_layers"),
     [("cpu", "float32", "false"), ("tpu", "bfloat16", "true"), ("gpu", "bfloat16", "true")],
 )
-def test_auto_dtype_and_scan_layers_depend_on_the_platform_of_the_mesh(params, batch, platform, dtype, scan_layers):
+def test_auto_dtype_and_scan_layers_depend_on_the_platform_of_the_mesh(
+    params, batch, platform, dtype, scan_layers, monkeypatch
+):
+    monkeypatch.setattr(model_config, "has_bfloat16_units", lambda: False)
     config = dataclasses.replace(CONFIG, dtype="auto")
     explicit = dataclasses.replace(CONFIG, dtype=dtype, scan_layers=scan_layers)
     with jax.sharding.use_abstract_mesh(one_device(platform)):
@@ -216,3 +223,13 @@ def test_auto_dtype_and_scan_layers_depend_on_the_platform_of_the_mesh(params, b
         ]
     assert programs[0] == programs[1]
     assert ("bf16[" in programs[0]) == (dtype == "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("flags", "dtype"), [("avx2 amx_bf16", "bfloat16"), ("avx512_bf16", "bfloat16"), ("avx2", "float32")]
+)
+def test_auto_dtype_is_bfloat16_on_processors_with_units_for_it(tmp_path, monkeypatch, flags, dtype):
+    (tmp_path / "cpuinfo").write_text(f"model name : X\nflags\t\t: fpu {flags}\n")
+    has_units = has_bfloat16_units.__wrapped__(tmp_path / "cpuinfo")
+    monkeypatch.setattr(model_config, "has_bfloat16_units", lambda: has_units)
+    assert dataclasses.replace(CONFIG, dtype="auto").resolve("cpu").dtype == dtype

@@ -4,12 +4,14 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from meshes import one_device
 from tiny_config import tiny_config
 
 from bertjax.model.heads import TiedLmHead
 from bertjax.model.layers import Dense
+from bertjax.model.matmul import add_bias, dot, dot_transposed, einsum
 
 CONFIG = tiny_config(num_hidden_layers=1, max_position_embeddings=8)
 
@@ -77,3 +79,64 @@ def test_forward_pass_transposes_no_kernel():
     params = module.init(jax.random.key(0), x)
     program = jax.jit(module.apply).lower(params, x).compile().as_text()
     assert "dot(" in program and "transpose(" not in program and "copy(" not in program
+
+
+def in_bfloat16(function, *arrays):
+    """Returns the value and the gradients of a function of bfloat16 arrays, compiled and run."""
+
+    def loss(*arrays):
+        # Compute the operands in the program, because XLA treats operands that are arguments differently.
+        result = function(*(jnp.tanh(array).astype(jnp.bfloat16) for array in arrays))
+        return jnp.sum(jnp.sin(result.astype(jnp.float32))), result
+
+    (_, result), gradients = jax.jit(jax.value_and_grad(loss, range(len(arrays)), has_aux=True))(*arrays)
+    return [result, *gradients]
+
+
+def in_float32(function, *arrays):
+    def loss(*arrays):
+        result = function(*(jnp.tanh(array) for array in arrays))
+        return jnp.sum(jnp.sin(result)), result
+
+    (_, result), gradients = jax.value_and_grad(loss, range(len(arrays)), has_aux=True)(*arrays)
+    return [result, *gradients]
+
+
+def attend(query, key, value):
+    scores = einsum("BLHK,BMHK->BHLM", query, key)
+    return einsum("BHLM,BMHK->BLHK", scores, value)
+
+
+PRODUCTS = {
+    "matrix": (lambda x, kernel, bias: add_bias(dot(x, kernel), bias), ((2, 5, 16), (16, 8), (8,))),
+    "one row, one output": (lambda x, kernel, bias: add_bias(dot(x, kernel), bias), ((1, 16), (16, 1), (1,))),
+    "one leading axis": (lambda x, kernel, bias: add_bias(dot(x, kernel), bias), ((9, 16), (16, 2), (2,))),
+    "heads": (lambda x, kernel: dot(x, kernel, 2), ((2, 5, 2, 8), (2, 8, 16))),
+    "vocabulary": (lambda x, table: dot_transposed(x, table, jnp.float32), ((2, 3, 16), (32, 16))),
+    "attention": (attend, ((3, 16, 2, 8),) * 3),
+    "attention of short rows": (attend, ((3, 7, 2, 8),) * 3),
+    "attention of several heads": (attend, ((2, 24, 4, 16),) * 3),
+}
+
+
+@pytest.mark.parametrize("scanned", [False, True], ids=["alone", "in a loop"])
+@pytest.mark.parametrize(("function", "shapes"), PRODUCTS.values(), ids=PRODUCTS)
+def test_bfloat16_products_and_gradients_run_on_cpu_and_equal_float32(function, shapes, scanned):
+    rng = np.random.default_rng(0)
+    arrays = [jnp.asarray(0.3 * rng.standard_normal(shape), jnp.float32) for shape in shapes]
+    if scanned:
+        stacked = [jnp.stack([array, 2 * array]) for array in arrays]
+        results = jax.lax.map(lambda arrays: in_bfloat16(function, *arrays), stacked)
+        results = [result[0] for result in results]
+    else:
+        results = in_bfloat16(function, *arrays)
+    for result, expected in zip(results, in_float32(function, *arrays), strict=True):
+        np.testing.assert_allclose(result, expected, atol=0.02 * float(jnp.max(jnp.abs(expected))))
+
+
+def test_bfloat16_products_accumulate_in_float32():
+    ones = jnp.ones((1, 4096), jnp.bfloat16)
+    result = dot_transposed(ones[None], jnp.concatenate([ones, 0 * ones]), jnp.float32)
+    assert result.dtype == jnp.float32 and result[0, 0].tolist() == [4096, 0]
+    bias_gradient = jax.grad(lambda bias: jnp.sum(add_bias(jnp.zeros((1000, 2), jnp.bfloat16), bias) * 1.0))
+    assert bias_gradient(jnp.zeros(2, jnp.bfloat16)).tolist() == [1000, 1000]

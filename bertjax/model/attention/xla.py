@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.model.dropout import dropout
+from bertjax.model.matmul import einsum
 from bertjax.model.partitioning import shard_over_mesh
 
 # Logit of masked keys. It is finite, so that a row of padding gives a uniform distribution rather than NaN.
@@ -58,13 +59,13 @@ def xla_attention(
 ) -> jax.Array:
     """Computes softmax(Q K^T / sqrt(head size)) V with the softmax in float32. Implements `AttentionFn`."""
     query = query * query.shape[-1] ** -0.5
-    logits = jnp.einsum("BLHK,BMHK->BHLM", query, key).astype(jnp.float32)
+    logits = einsum("BLHK,BMHK->BHLM", query, key).astype(jnp.float32)
     ids = mask.sequence_ids
     allowed = attention_mask(mask.direction, ids[:, None, :, None], ids[:, None, None, :])
     logits = jnp.where(allowed, logits, MASKED_LOGIT)
     probabilities = jax.nn.softmax(logits, axis=-1).astype(query.dtype)  # [B, H, L, L]
     probabilities = dropout(probabilities, dropout_rate, dropout_key)
-    return jnp.einsum("BHLM,BMHK->BLHK", probabilities, value)
+    return einsum("BHLM,BMHK->BLHK", probabilities, value)
 
 
 def cudnn_attention(
