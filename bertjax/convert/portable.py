@@ -182,7 +182,7 @@ def fit_vocabulary(
 ) -> tuple[Vocabulary | None, ModelConfig, list[str]]:
     """Adapts vocabulary and config to a model that has more token embeddings than its vocabulary has tokens.
 
-    The additional embeddings become padding, as that of `pad_vocab_to_multiple_of`, so no token is predicted from them.
+    The additional embeddings become padding, like those that `pad_vocab_to_multiple_of` adds. They are never predicted.
 
     Returns:
       The vocabulary and the config of the model, and notes for the user.

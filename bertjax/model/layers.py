@@ -125,8 +125,7 @@ def activation(config: ModelConfig, recompute: bool = True) -> Callable[[jax.Arr
     }[config.hidden_act]
 
     def activate(x: jax.Array) -> jax.Array:
-        # On CPU, compute in float32, because XLA would round each operation to bfloat16, which takes three times as
-        # long.
+        # On CPU, compute in float32, because XLA would round the result of each operation to bfloat16.
         return function(x.astype(jnp.float32)).astype(x.dtype) if platform() == "cpu" else function(x)
 
     return save_inputs_only(activate, config) if recompute else activate

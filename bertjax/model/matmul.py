@@ -1,8 +1,8 @@
 """Matrix products with parameters and in attention, in the form that each platform computes fastest.
 
-CPUs with units for bfloat16 (AMX, AVX-512 BF16) compute a bfloat16 product with a float32 result two to five times as
-fast as a float32 product. XLA uses the units only for some forms of a product, so `einsum` and `add_bias` define the
-gradients in these forms. `tests/model/test_matmul.py` runs each of them.
+CPUs with units for bfloat16 (AMX, AVX-512 BF16) compute a bfloat16 product with a float32 result faster than a float32
+product. XLA uses the units only for some forms of a product, so `_bfloat16_einsum` computes all products and their
+gradients in these forms. `tests/model/test_products.py` runs each of them.
 """
 
 import functools
