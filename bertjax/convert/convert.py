@@ -1,7 +1,6 @@
 """Conversion of checkpoints between the formats of bertjax, Hugging Face and google-research/bert."""
 
 import contextlib
-import dataclasses
 import json
 import logging
 import os
@@ -95,10 +94,14 @@ def read_checkpoint(path: str | os.PathLike, lower_case: bool | None = None) -> 
     """
     fmt = detect_format(path)
     if fmt == BERTJAX:
-        if lower_case is not None:
-            raise UsageError(f"the workdir {path} records whether it is cased; omit --cased, --uncased or lower_case")
+        _reject_case_of_workdir(path, lower_case)
         return read_workdir(resolve_checkpoint_path(path))
     return {HUGGINGFACE: huggingface.read, TENSORFLOW: tensorflow.read}[fmt](Path(path).expanduser(), lower_case)
+
+
+def _reject_case_of_workdir(path: str | os.PathLike, lower_case: bool | None) -> None:
+    if lower_case is not None:
+        raise UsageError(f"the workdir {path} records whether it is cased; omit --cased, --uncased or lower_case")
 
 
 def read_vocabulary(path: str | os.PathLike, lower_case: bool | None = None) -> Vocabulary:
@@ -113,8 +116,8 @@ def read_vocabulary(path: str | os.PathLike, lower_case: bool | None = None) -> 
     if local.is_file():
         return open_vocabulary(local) if lower_case is None else load_vocabulary(local, lower_case)
     if detect_format(path) == BERTJAX:
-        vocabulary = workdir_vocabulary(workdir_of(find_checkpoint(path)))
-        return vocabulary if lower_case is None else dataclasses.replace(vocabulary, lower_case=lower_case)
+        _reject_case_of_workdir(path, lower_case)
+        return workdir_vocabulary(workdir_of(find_checkpoint(path)))
     return _tokenizer_vocabulary(local, str(path), lower_case)
 
 
