@@ -7,7 +7,9 @@ The architecture is that of the checkpoint. If the vocabulary of the corpus begi
 embedding of each added piece starts as the mean embedding of the pieces into which the old vocabulary splits it.
 
 The objective is masked LM on running text, because most published encoders have no next-sentence head. The learning
-rate warms up over a tenth of the steps to 1e-4, the peak of the original pre-training, and decays linearly to 0.
+rate warms up over a tenth of the steps to 1e-4, the peak of the original pre-training, and decays linearly to 0. If the
+checkpoint lacks a masked-LM head, the first third of the steps trains only this head, which starts at random, so that
+it does not harm the encoder.
 
 `replay=DIR:SHARE` draws a share of the batches from a general corpus with the same vocabulary, so that the model
 forgets less of its previous training. The run then evaluates on held-out text of both corpora.
@@ -39,6 +41,7 @@ def get_config(args: ConfigDict) -> ConfigDict:
     config.checkpoint_every = 5 if args.quick else 1000
     config.optimizer.learning_rate = 1e-4
     config.optimizer.warmup_steps = config.steps // 10
+    config.optimizer.head_steps = config.steps // 3
     if args.quick:
         config.data.batch_size = 8
         config.data.eval_rows = 32

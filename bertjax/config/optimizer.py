@@ -25,6 +25,9 @@ class OptimizerConfig:
       layer_decay: factor that multiplies the learning rate once per layer below the output layer (1: no decay).
       freeze_layers: number of lowest encoder layers that are not trained (default: 0).
       freeze: paths of parameters or modules that are not trained, such as `encoder/embeddings`.
+      head_steps: number of first steps that train only the parameters outside the encoder (default: 0). They keep a new
+        head from changing a trained encoder at random (arXiv 2202.10054). The other steps have a warm-up of their own.
+      head_learning_rate: learning rate of these steps after a warm-up over a tenth of them. It decays linearly to 0.
     """
 
     name: str = "bert_adam"
@@ -38,12 +41,14 @@ class OptimizerConfig:
     layer_decay: float = 1.0
     freeze_layers: int = 0
     freeze: tuple[str, ...] = ()
+    head_steps: int = 0
+    head_learning_rate: float = 1e-3
 
     def __post_init__(self) -> None:
         # Convert to a tuple, because configs from JSON contain a list.
         object.__setattr__(self, "freeze", tuple(self.freeze))
         one_of(self, "config.optimizer.", name=NAMES)
-        for field in ("learning_rate", "weight_decay", "clip_norm"):
+        for field in ("learning_rate", "weight_decay", "clip_norm", "head_learning_rate"):
             if not 0 <= getattr(self, field) < math.inf:
                 raise UsageError(f"config.optimizer.{field} is {getattr(self, field)}; it must be at least 0")
         for field in ("b1", "b2"):
@@ -53,13 +58,17 @@ class OptimizerConfig:
             raise UsageError(f"config.optimizer.eps is {self.eps}; it must be above 0")
         if not 0 < self.layer_decay <= 1:
             raise UsageError(f"config.optimizer.layer_decay is {self.layer_decay}; it must be in (0, 1]")
-        at_least(self, "config.optimizer.", freeze_layers=0)
+        at_least(self, "config.optimizer.", freeze_layers=0, head_steps=0)
         if not all(isinstance(name, str) and name for name in self.freeze):
             raise UsageError(f"config.optimizer.freeze is {self.freeze}; use paths such as 'encoder/embeddings'")
         if "encoder/layers" in self.freeze:
             raise UsageError(
                 "config.optimizer.freeze cannot contain encoder/layers; set config.optimizer.freeze_layers, or freeze "
                 "encoder"
+            )
+        if "encoder" in self.freeze and self.head_steps:
+            raise UsageError(
+                f"config.optimizer.freeze contains encoder and head_steps is {self.head_steps}; set one of them"
             )
         if "encoder" in self.freeze and self.freeze_layers:
             raise UsageError(

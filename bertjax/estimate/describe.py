@@ -9,7 +9,7 @@ import jax
 
 from bertjax.model.config import LSTM, Architecture, ModelConfig
 from bertjax.tasks.task import Task
-from bertjax.training.optimizer import Freezing, check_freezing, count_trainable, make_optimizer
+from bertjax.training.optimizer import Freezing, check_freezing, count_trainable, describe_head_steps, make_optimizer
 from bertjax.training.sharding import list_devices
 
 # Architecture fields that `_options` omits, because other lines of the description contain them.
@@ -60,7 +60,7 @@ def _describe_schedule(task: Task) -> list[str]:
     """Returns the lines that describe steps, warm-up and total FLOPs, or [] if `task.has_schedule` is False."""
     if not task.has_schedule:
         return []
-    cost = task.cost_before(task.total_steps)
+    cost = task.run_cost_before(task.total_steps)
     return [
         f"schedule: {task.total_steps:,} steps, {task.warmup_steps:,} of them warm-up, then linear decay to 0",
         f"run: {cost.rows:,} rows, {cost.positions:,} positions, {cost.flops:.3g} model FLOPs (forward and backward, "
@@ -81,6 +81,7 @@ def describe_task(task: Task) -> str:
         f"vocabulary: {model.vocab_size:,} tokens, padded to {model.padded_vocab_size:,} embedding rows",
         f"model: {', '.join((_describe_layers(model), f'dtype {model.dtype}', *_options(model)))}",
         *task.notes,
+        *describe_head_steps(optimizer),
         f"optimizer: {optimizer.name}, learning rate {optimizer.learning_rate:g}, weight decay "
         f"{optimizer.weight_decay:g}, "
         + (f"gradient clipping to norm {optimizer.clip_norm:g}" if optimizer.clip_norm else "no gradient clipping"),

@@ -185,8 +185,20 @@ class Task:
         raise UsageError("the task has no evaluation data; set a corpus or data files in config.data")
 
     def cost_before(self, step: int) -> StepCost:
-        """Returns the total cost of all steps before `step`, to compute tokens seen, MFU and remaining time."""
+        """Returns the total cost of all steps before `step`, as if each step trained all parameters."""
         raise NotImplementedError
+
+    def run_cost_before(self, step: int) -> StepCost:
+        """Returns the total cost of all steps before `step`, to compute tokens seen, MFU and remaining time.
+
+        The gradients, two thirds of the FLOPs of a step, do not count in steps that train only the head.
+        """
+        cost, head = self.cost_before(step), self.cost_before(min(step, self.config.optimizer.head_steps))
+        return dataclasses.replace(
+            cost,
+            flops=cost.flops - head.flops * 2 / 3,
+            attention_flops=cost.attention_flops - head.attention_flops * 2 / 3,
+        )
 
     def benchmark_batch(self, phase: int = 0) -> NumpyBatch:
         """Returns a batch for benchmarks, with the batch shape of training phase `phase`. Its values may be random."""

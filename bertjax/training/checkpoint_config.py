@@ -20,6 +20,7 @@ from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER, read_output_laye
 from bertjax.training.checkpoint import find_checkpoint, workdir_of
 from bertjax.training.checkpoint_metadata import saved_architecture
 from bertjax.training.init_from import with_checkpoint_architecture
+from bertjax.training.parameters import lacks_lm_head
 from bertjax.training.workdir import CONFIG
 from bertjax.utils.io import is_remote
 
@@ -30,7 +31,8 @@ def experiment_config(
     """Loads the config of an experiment and applies `--config.FIELD=VALUE` overrides.
 
     `experiment` has any form that `load_config` accepts. With `init_from`, uses the architecture of this checkpoint,
-    and its vocabulary if the config sets none.
+    and its vocabulary if the config sets none. `optimizer.head_steps` of the experiment applies only if this checkpoint
+    lacks a language-model head.
     """
     config = load_config(experiment, overrides)
     if not isinstance(config.get("data"), ConfigDict) or not isinstance(config.get("model"), ConfigDict):
@@ -39,6 +41,9 @@ def experiment_config(
             "bertjax/presets.py"
         )
     _make_absolute(config.data)
+    has_new_head = init_from is not None and lacks_lm_head(find_checkpoint(init_from))
+    if not has_new_head and "optimizer.head_steps" not in overridden_fields(overrides):
+        config.optimizer.head_steps = 0
     if init_from is None:
         return config
     explicit = {field.removeprefix("model.") for field in overridden_fields(overrides)}

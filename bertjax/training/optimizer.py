@@ -28,8 +28,35 @@ _NOT_DECAYED = ("bias", "scale")
 
 
 def make_schedule(config: OptimizerConfig, warmup_steps: int, total_steps: int) -> optax.Schedule:
-    """Builds the learning-rate schedule of a run."""
-    return bert_schedule(config.learning_rate, warmup_steps, total_steps)
+    """Builds the learning-rate schedule of a run. With `head_steps`, it consists of two schedules of BERT.
+
+    Raises a UsageError if no step is left for the encoder.
+    """
+    head_steps = config.head_steps
+    if not head_steps:
+        return bert_schedule(config.learning_rate, warmup_steps, total_steps)
+    if head_steps >= total_steps:
+        raise UsageError(
+            f"config.optimizer.head_steps={head_steps} must be below the number of steps, {total_steps}; use a lower "
+            "number, or train only the head with --config.optimizer.freeze=encoder"
+        )
+    head = bert_schedule(config.head_learning_rate, head_steps // 10, head_steps)
+    all_parameters = bert_schedule(config.learning_rate, warmup_steps, total_steps - head_steps)
+    return jax.tree_util.Partial(_head_first, head_steps, head, all_parameters)
+
+
+def _head_first(head_steps: jax.Array, head: Any, all_parameters: Any, step: jax.Array) -> jax.Array:
+    return jnp.where(step < head_steps, head(step), all_parameters(step - head_steps))
+
+
+def describe_head_steps(config: OptimizerConfig) -> tuple[str, ...]:
+    """Returns a line about the steps that train only the head, if there are any."""
+    if not config.head_steps:
+        return ()
+    return (
+        f"steps 0 to {config.head_steps:,} train only the parameters outside the encoder, at learning rate "
+        f"{config.head_learning_rate:g}",
+    )
 
 
 def bert_schedule(peak: float, warmup_steps: int, total_steps: int) -> optax.Schedule:
@@ -264,7 +291,8 @@ class Optimizer(NamedTuple):
 
 def make_optimizer(config: OptimizerConfig) -> Optimizer:
     """Builds the optimizer. The learning-rate schedule is not a part of it but an argument of the train step."""
-    return _make_optimizer(dataclasses.replace(config, learning_rate=0.0, warmup_steps=0))
+    schedule_fields = {"learning_rate": 0.0, "warmup_steps": 0, "head_steps": 0, "head_learning_rate": 0.0}
+    return _make_optimizer(dataclasses.replace(config, **schedule_fields))
 
 
 # Return the same optimizer for equal configs. The optimizer is a part of the cache key of `make_train_step`, so the

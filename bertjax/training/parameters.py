@@ -81,6 +81,12 @@ def load_params(
     return unflatten_dict({name: params[name] if name in restored else leaf for name, leaf in leaves.items()}, sep="/")
 
 
+def lacks_lm_head(checkpoint: epath.Path) -> bool:
+    """Returns whether a checkpoint contains no language-model head, such as `masked_lm`."""
+    with _open_params(checkpoint) as (_, saved):
+        return not any(name.split("/")[0].endswith("_lm") for name in saved)
+
+
 def load_all_params(checkpoint: epath.Path, shardings: Mapping[str, Sharding]) -> dict[str, Any]:
     """Restores all parameters of a checkpoint to the devices, as a nested dictionary.
 

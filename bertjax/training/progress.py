@@ -201,17 +201,18 @@ class Progress:
             writer.write(step, grouped)
 
     def _token_counts(self, step: int, token_fraction: float) -> dict[str, int]:
-        return {"tokens": self._tokens_at(step, token_fraction), "positions": self._task.cost_before(step).positions}
+        positions = self._task.cost_before(step).positions
+        return {"tokens": self._tokens_at(step, token_fraction), "positions": positions}
 
     def _tokens_at(self, step: int, token_fraction: float) -> int:
         """Returns the number of tokens up to `step`, given the token fraction since the last logged step."""
-        cost = self._task.cost_before(step) - self._task.cost_before(self._counted_at)
+        cost = self._task.run_cost_before(step) - self._task.run_cost_before(self._counted_at)
         return self._tokens + round(token_fraction * cost.positions)
 
     def _measure_speed(self, step: int, token_fraction: float, attention_fraction: float) -> None:
         if step > self._since_step:
             seconds = max(time.monotonic() - self._since - self._paused_seconds, 1e-9)
-            cost = self._task.cost_before(step) - self._task.cost_before(self._since_step)
+            cost = self._task.run_cost_before(step) - self._task.run_cost_before(self._since_step)
             self._flops_per_second = cost.flops / seconds
             peak = self._peak_flops_per_second
             token_flops_per_second = cost.token_flops(token_fraction, attention_fraction) / seconds
@@ -225,7 +226,7 @@ class Progress:
 
     def _seconds_left(self, step: int) -> float:
         """Estimates the remaining seconds from FLOPs instead of steps, because later steps may need more FLOPs."""
-        flops = (self._task.cost_before(self._task.total_steps) - self._task.cost_before(step)).flops
+        flops = (self._task.run_cost_before(self._task.total_steps) - self._task.run_cost_before(step)).flops
         return flops / self._flops_per_second if self._flops_per_second else 0.0
 
 

@@ -11,6 +11,7 @@ import optax
 from jax.sharding import Mesh
 
 from bertjax.errors import UsageError
+from bertjax.model.feature_head import ENCODER
 from bertjax.tasks.objectives.step_cost import non_padding_sums
 from bertjax.tasks.task import Batch, MetricSums, Objective, Outputs
 from bertjax.training.optimizer import Optimizer
@@ -20,7 +21,7 @@ from bertjax.training.state import TrainState, abstract_state
 
 @functools.cache
 def make_train_step(
-    objective: Objective, optimizer: Optimizer, mesh: Mesh, grad_accum_steps: int
+    objective: Objective, optimizer: Optimizer, mesh: Mesh, grad_accum_steps: int, head_only: bool = False
 ) -> jax.stages.Wrapped:
     """Returns the jitted train step `(state, batch, key, schedule) -> state`.
 
@@ -36,6 +37,7 @@ def make_train_step(
       mesh: device mesh.
       grad_accum_steps: number of micro-batches per step. It does not change the gradient, except for rounding and
         dropout, because the losses are divided by the denominators of the whole batch.
+      head_only: whether to leave the encoder unchanged and to compute no gradient of it.
 
     Raises:
       UsageError: `grad_accum_steps` exceeds 1, but the objective's loss cannot be computed on micro-batches.
@@ -58,6 +60,8 @@ def make_train_step(
         def loss_fn(trainable: Any) -> tuple[Any, MetricSums]:
             # `sums` contains [weighted sum, sum of weights] of each metric over `batch`, which may be a micro-batch.
             # `denominators` were computed from the whole batch.
+            if head_only:
+                trainable = {**trainable, ENCODER: jax.lax.stop_gradient(trainable[ENCODER])}
             sums, _ = objective.compute(freezing.for_forward(params, trainable), batch, dropout_key)
             return sum(sums[name][0] / denominators[name] for name in objective.loss_names), sums
 
@@ -90,6 +94,8 @@ def make_train_step(
         trainable = freezing.trainable(state.params)
         updates, opt_state = tx.update(grads, state.opt_state, trainable, learning_rate=schedule(state.step))
         new_trainable = optax.apply_updates(trainable, updates)
+        if head_only:  # Without this, weight decay would change the encoder.
+            new_trainable = {**new_trainable, ENCODER: trainable[ENCODER]}
 
         grad_norm = optax.tree.norm(grads)  # before clipping
         is_finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)

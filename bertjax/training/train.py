@@ -20,7 +20,7 @@ from bertjax.training.checks import (
 )
 from bertjax.training.evaluation import check_batch_sizes, check_evaluation_data, evaluate, with_total_loss
 from bertjax.training.metrics import METRICS, import_tracker, read_lines
-from bertjax.training.optimizer import make_optimizer, make_schedule
+from bertjax.training.optimizer import describe_head_steps, make_optimizer, make_schedule
 from bertjax.training.preemption import stop_requests, watchdog
 from bertjax.training.profiling import StepProfiler
 from bertjax.training.progress import Progress
@@ -68,10 +68,12 @@ def train(
     mesh = make_mesh(config.mesh)
     optimizer = make_optimizer(config.optimizer)
     schedule = make_schedule(config.optimizer, task.warmup_steps, task.total_steps)
+    # Both functions are compiled when they are called first.
     train_step = make_train_step(task.objective, optimizer, mesh, config.grad_accum_steps)
+    head_step = make_train_step(task.objective, optimizer, mesh, config.grad_accum_steps, head_only=True)
     check_batch_sizes(task, mesh, config.grad_accum_steps)
     state_shapes = abstract_state(task.objective, optimizer, mesh)
-    for note in task.notes:
+    for note in (*task.notes, *describe_head_steps(config.optimizer)):
         logger.info(note)
 
     with contextlib.ExitStack() as stack:
@@ -104,7 +106,8 @@ def train(
         while not (done or stopped):
             batch = put_batch(next(batches), mesh)
             with profiler.step(step):
-                state = train_step(state, batch, dropout_key, device_schedule)
+                run_step = head_step if step < config.optimizer.head_steps else train_step
+                state = run_step(state, batch, dropout_key, device_schedule)
             step += 1
             progress.step_done(step, state)
             profiler.step_done(step, state)

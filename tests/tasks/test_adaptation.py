@@ -5,10 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_runs import EXPERIMENTS, evaluate, load_task, read_metrics, train
-from commanding import refused
+from checkpoints import random_checkpoint
+from command_runs import EXPERIMENTS, evaluate, load_task, overrides, read_metrics, train
+from commanding import printed, refused
+from etils import epath
 
 import bertjax
+from bertjax.cli import main as cli
+from bertjax.convert import huggingface
 from bertjax.convert.convert import convert, read_checkpoint
 from bertjax.data.corpus.prepare import prepare
 from bertjax.data.corpus.store import open_corpus
@@ -16,6 +20,7 @@ from bertjax.data.corpus.vocabulary import load_vocabulary
 from bertjax.data.pretraining.baseline import mean_piece_bytes
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.errors import UsageError
+from bertjax.training.parameters import load_params_on_host
 
 
 @pytest.fixture(scope="module")
@@ -176,3 +181,32 @@ def test_corpus_with_another_vocabulary_is_refused_with_the_source_of_the_checkp
 def test_adaptation_needs_a_checkpoint_or_a_size(corpus, tmp_path, capfd):
     config = f"--config={EXPERIMENTS}/adapt.py:corpus={corpus},quick=true"
     assert "no initial checkpoint; use --init_from CKPT" in refused(capfd, "train", config, f"--workdir={tmp_path}/run")
+
+
+def test_a_new_head_is_trained_first_with_a_frozen_encoder(spelled, letters, tmp_path, capfd):
+    config = f"--config={EXPERIMENTS}/adapt.py:corpus={spelled},seq_len=16,steps=6"
+    for name, checkpoint in (
+        ("classifier", random_checkpoint(letters, "classes", ("a", "b"))),
+        ("complete", random_checkpoint(letters)),
+    ):
+        (tmp_path / name).mkdir()
+        huggingface.write(checkpoint, tmp_path / name)
+        described = printed(capfd, "describe", config, f"--init_from={tmp_path / name}")
+        line = "steps 0 to 2 train only the parameters outside the encoder, at learning rate 0.001"
+        assert (line in described) == (name == "classifier")
+
+    fields = {
+        "checkpoint_every": 1,
+        "keep_checkpoints": 6,
+        "eval_every": 6,
+        "data__batch_size": 8,
+        "data__eval_rows": 8,
+    }
+    flags = overrides(None, **fields, optimizer__warmup_steps=1)
+    cli.main(["train", config, f"--init_from={tmp_path}/classifier", f"--workdir={tmp_path}/run", *flags])
+    folder = epath.Path(tmp_path / "run" / "checkpoints")
+    first, second, fourth = (load_params_on_host(folder / str(step)) for step in (1, 2, 4))
+    for name, value in second.items():
+        if name.startswith(("encoder", "masked_lm")):
+            assert (value != first[name]).any() == name.startswith("masked_lm"), name
+            assert (fourth[name] != value).any(), name

@@ -34,12 +34,12 @@ RATE = bert_schedule(1e-2, 0, 10)
 FREEZE = {"freeze": ("encoder/embeddings", "encoder/layers/mlp_norm"), "freeze_layers": 2}
 
 
-def train(mesh_sizes=(1, 1, 1), steps=2, grad_accum_steps=1, **fields):
+def train(mesh_sizes=(1, 1, 1), steps=2, grad_accum_steps=1, head_only=False, **fields):
     optimizer = make_optimizer(OptimizerConfig(**fields))
     mesh = make_mesh(MeshConfig(*mesh_sizes), jax.devices()[: math.prod(mesh_sizes)])
     state = init_state(OBJECTIVE, optimizer, mesh, jax.random.key(0))
     before = jax.device_get(state.params)
-    step = make_train_step(OBJECTIVE, optimizer, mesh, grad_accum_steps)
+    step = make_train_step(OBJECTIVE, optimizer, mesh, grad_accum_steps, head_only)
     for seed in range(steps):
         state = step(state, put_batch(OBJECTIVE.synthetic_batch(PHASE, seed), mesh), jax.random.key(1), RATE)
     return flatten_dict(before), jax.device_get(state)
@@ -97,21 +97,31 @@ def test_all_layers_can_be_frozen():
         assert (after == before[path]).all() == (path[0] == "encoder"), path
 
 
+@pytest.mark.parametrize("grad_accum_steps", [1, 2])
+def test_head_steps_change_only_the_head(grad_accum_steps):
+    before, state = train(grad_accum_steps=grad_accum_steps, head_only=True, weight_decay=0.1)
+    for path, after in flatten_dict(state.params).items():
+        assert (after == before[path]).all() == (path[0] == "encoder"), path
+    for path, moment in flatten_dict(state.opt_state[1].mu).items():
+        assert (moment == 0).all() == (path[0] == "encoder"), path
+
+
 @pytest.mark.parametrize("scan_layers", ["true", "false"])
 def test_backward_pass_skips_frozen_layers(scan_layers):
     objective = masked_lm.MaskedLm.for_model(dataclasses.replace(MODEL, scan_layers=scan_layers))
     mesh = make_mesh(MeshConfig(1), jax.devices()[:1])
 
-    def backward_lengths(**fields) -> set[int]:
+    def backward_lengths(head_only=False, **fields) -> set[int]:
         optimizer = make_optimizer(OptimizerConfig(**fields))
         state = abstract_state(objective, optimizer, mesh)
         batch = jax.tree.map(jax.numpy.asarray, objective.synthetic_batch(PHASE, 0))
-        step = make_train_step(objective, optimizer, mesh, 1)
+        step = make_train_step(objective, optimizer, mesh, 1, head_only)
         jaxpr = jax.make_jaxpr(step)(state, batch, jax.random.key(0), RATE)
         return {eqn.params["length"] for eqn in _equations(jaxpr.jaxpr) if _is_backward_scan(eqn)}
 
     assert backward_lengths() == {LAYERS}
     assert backward_lengths(**FREEZE) == {1}
+    assert backward_lengths(head_only=True) == set()
     assert backward_lengths(freeze_layers=LAYERS, freeze=("encoder/embeddings",)) == set()
 
 

@@ -13,7 +13,7 @@ from bertjax.config.optimizer import NAMES, OptimizerConfig
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig, size_fields
 from bertjax.model.heads import PretrainingModel, SequenceModel, TokenModel
-from bertjax.training.optimizer import bert_schedule, decay_mask, is_stacked, make_optimizer
+from bertjax.training.optimizer import bert_schedule, decay_mask, is_stacked, make_optimizer, make_schedule
 from bertjax.training.sharding import make_mesh
 
 PARAMS = {
@@ -90,6 +90,16 @@ def test_schedule_starts_at_zero_and_drops_after_warm_up():
     schedule = bert_schedule(2.0, 4, 10)
     rates = [float(schedule(jnp.asarray(step))) for step in range(11)]
     np.testing.assert_allclose(rates, [0, 0.5, 1.0, 1.5, 1.2, 1.0, 0.8, 0.6, 0.4, 0.2, 0.0], atol=1e-6)
+
+
+def test_head_steps_have_a_schedule_of_their_own():
+    config = OptimizerConfig(learning_rate=2.0, head_steps=10, head_learning_rate=0.5)
+    schedule = make_schedule(config, warmup_steps=4, total_steps=20)
+    rates = [float(schedule(jnp.asarray(step))) for step in range(21)]
+    head = [0, 0.45, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05]
+    np.testing.assert_allclose(rates, [*head, 0, 0.5, 1.0, 1.5, 1.2, 1.0, 0.8, 0.6, 0.4, 0.2, 0.0], atol=1e-6)
+    with pytest.raises(UsageError, match="head_steps=10 must be below the number of steps, 10"):
+        make_schedule(config, warmup_steps=4, total_steps=10)
 
 
 def test_weight_decay_mask_excludes_biases_and_layer_norm():
