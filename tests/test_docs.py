@@ -161,7 +161,9 @@ def test_python_code_runs(name, letters, pretrained, tmp_path, monkeypatch, caps
     blocks = [body for _, language, body in _FENCED.findall((ROOT / name).read_text()) if language == "python"]
     assert blocks
     with hub_server.serve(monkeypatch, tmp_path / "cache") as hub:
-        hub.push("google-bert/bert-base-uncased", {file.name: file.read_bytes() for file in pretrained.iterdir()})
+        files = {file.name: file.read_bytes() for file in pretrained.iterdir()}
+        for repository in ("google-bert/bert-base-uncased", "sentence-transformers/all-MiniLM-L6-v2"):
+            hub.push(repository, files)
         exec(compile("\n".join(blocks), name, "exec"), {})
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bertjax.cli.parser import add_command, add_json
+from bertjax.utils.devices import has_bfloat16_units
 from bertjax.utils.process_pool import available_cores
 from bertjax.utils.terminal import show
 
@@ -81,7 +82,7 @@ def examine() -> dict[str, Any]:
         "extras": {name: _version(package) or "not installed" for name, package in _EXTRAS.items()},
         "devices": devices,
         "machine": {
-            "cpu": f"{available_cores()} cores, {_cpu()}",
+            "cpu": f"{available_cores()} cores, {_cpu()}{', bfloat16 units' if has_bfloat16_units() else ''}",
             "memory": _gib(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
             "free disk, current directory": _gib(shutil.disk_usage(".").free),
         },

@@ -6,7 +6,9 @@
 
 Flax BERT needs transformers 4; the tests use version 5, so install it in a separate folder:
 `pip install --target TRANSFORMERS_4 'transformers<5'`. Its step follows Hugging Face's example `run_mlm_flax.py` and
-adds the next-sentence loss: logits of all positions, dropout, AdamW, and rows sharded over all chips.
+adds the next-sentence loss: dropout, AdamW, and rows sharded over all chips. For equal work, it gathers the masked
+positions before the masked-LM head, as bertjax does. With `--all_positions`, it computes the logits of every token, as
+`FlaxBertForPreTraining` does by itself.
 
 All figures are per device:
 
@@ -62,12 +64,16 @@ def lower_bertjax(case: str, overrides: list[str]) -> Any:
     return lowered_step(parse_config(load_config(experiment, flags)), 0, tpu_devices(topology, 1))[0]
 
 
-def lower_flax_bert(case: str) -> Any:
-    """Lowers a train step of Hugging Face's model of the same size, with the same rows per device."""
+def lower_flax_bert(case: str, all_positions: bool) -> Any:
+    """Lowers a train step of Hugging Face's model of the same size, with the same rows per device.
+
+    If `all_positions` is False, the masked-LM head gets the hidden states of as many positions as that of bertjax.
+    """
     import jax
     import jax.numpy as jnp
     import numpy as np
     import optax
+    from flax.linen import Module
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
     from transformers import BertConfig, FlaxBertForPreTraining
 
@@ -94,13 +100,22 @@ def lower_flax_bert(case: str) -> Any:
     def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
         return optax.softmax_cross_entropy(logits, jax.nn.one_hot(labels, logits.shape[-1]))
 
+    def logits(module: Module, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        ids, mask, segments = (batch[name] for name in ("input_ids", "attention_mask", "token_type_ids"))
+        outputs = module.bert(ids, mask, segments, jnp.arange(length)[None], None, deterministic=False)
+        hidden, pooled = outputs[0], outputs[1]
+        if not all_positions:
+            hidden = jnp.take_along_axis(hidden, batch["positions"][..., None], axis=1)
+        table = module.bert.variables["params"]["embeddings"]["word_embeddings"]["embedding"]
+        return module.cls(hidden, pooled, shared_embedding=table)
+
     def step(params: Any, opt_state: Any, batch: dict[str, jax.Array], key: jax.Array) -> tuple[Any, Any]:
         def loss(params: Any) -> jax.Array:
-            inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "token_type_ids")}
-            out = bert(**inputs, params=params, dropout_rng=key, train=True)
+            rngs = {"dropout": key}
+            masked_lm, next_sentence = bert.module.apply({"params": params}, batch, rngs=rngs, method=logits)
             masked = batch["labels"] > 0
-            mlm = cross_entropy(out.prediction_logits, batch["labels"]) * masked
-            nsp = cross_entropy(out.seq_relationship_logits, batch["next_sentence_label"])
+            mlm = cross_entropy(masked_lm, batch["labels"]) * masked
+            nsp = cross_entropy(next_sentence, batch["next_sentence_label"])
             return mlm.sum() / masked.sum() + nsp.mean()
 
         updates, state = optimizer.update(jax.grad(loss)(params), opt_state, params)
@@ -111,6 +126,9 @@ def lower_flax_bert(case: str) -> Any:
 
     row = jax.ShapeDtypeStruct((rows, length), jnp.int32)
     batch = dict.fromkeys(("input_ids", "attention_mask", "token_type_ids", "labels"), row)
+    if not all_positions:
+        masked = jax.ShapeDtypeStruct((rows, settings.phases[0].max_row_predictions), jnp.int32)
+        batch |= {"labels": masked, "positions": masked}
     batch["next_sentence_label"] = jax.ShapeDtypeStruct((rows,), jnp.int32)
     state = with_sharding((params, opt_state), replicated)
     # Flax BERT takes raw uint32 keys.
@@ -128,6 +146,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", choices=CASES, default="base", help="model, topology and layout (default: base)")
     parser.add_argument("--flax_bert", action="store_true", help="measures Hugging Face's Flax BERT instead")
+    parser.add_argument("--all_positions", action="store_true", help="Flax BERT computes the logits of every token")
     parser.add_argument("--override", nargs="*", default=[], help="config.FIELD=VALUE, overrides of the bertjax config")
     parser.add_argument("--operations", type=int, default=0, help="lists this many operations by bytes (default: 0)")
     args = parser.parse_args()
@@ -138,7 +157,10 @@ def main() -> None:
     from bertjax.estimate.compiled import peak_bytes
 
     start = time.monotonic()
-    lowered = lower_flax_bert(args.case) if args.flax_bert else lower_bertjax(args.case, args.override)
+    if args.flax_bert:
+        lowered = lower_flax_bert(args.case, args.all_positions)
+    else:
+        lowered = lower_bertjax(args.case, args.override)
     compiled = lowered.compile()
     seconds = time.monotonic() - start
     costs = instruction_costs(read_program(compiled.as_text()))
@@ -146,6 +168,7 @@ def main() -> None:
     figures = {
         "case": args.case,
         "model": "Flax BERT" if args.flax_bert else "bertjax",
+        "all positions": args.all_positions,
         "overrides": args.override,
         "TFLOP": sum(cost.flops for cost in costs) / 1e12,
         "GB": sum(cost.hbm_bytes for cost in costs) / 1e9,

@@ -26,6 +26,7 @@ from bertjax.model.config import ModelConfig, size_fields
 from bertjax.model.flops import flops_per_token
 from bertjax.tasks.build import parse_config
 
+SIZES = ("tiny", "mini", "small", "medium", "base", "large")
 VOCAB_SIZE = 30_522
 
 
@@ -87,7 +88,7 @@ def bertjax_command(size: str, rows: int, seq_len: int, steps: int) -> list[str]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", default="base", help="named size (default: base)")
+    parser.add_argument("--size", default="base", choices=SIZES, help="default: base")
     parser.add_argument("--rows", type=int, default=8, help="batch size (default: 8)")
     parser.add_argument("--seq_len", type=int, default=128, help="tokens per row (default: 128)")
     parser.add_argument("--steps", type=int, default=6, help="timed steps per turn (default: 6)")
