@@ -1,9 +1,10 @@
-"""Text classification data: docstring paragraphs of installed libraries, labeled with the name of the library.
+"""Docstrings of installed libraries, as text and as paragraphs that are labeled with the name of the library.
 
     python demo/docstring_labels.py OUTPUT_DIRECTORY
 
-Writes train.tsv and dev.tsv with the columns `text` and `label`, and the same number of rows per library. All
-paragraphs of a module are in the same file, and no paragraph occurs twice.
+Writes text.txt, with one paragraph per line and an empty line between modules. Writes train.tsv and dev.tsv with the
+columns `text` and `label`, and the same number of rows per library. All paragraphs of a module are in the same table,
+and no paragraph occurs twice.
 """
 
 import hashlib
@@ -56,6 +57,8 @@ def main(output: Path) -> None:
                 seen.add(text)
                 rows[split].setdefault(label, []).append(text)
     output.mkdir(parents=True, exist_ok=True)
+    text = "\n\n".join(filter(None, documents))
+    (output / "text.txt").write_text(text, encoding="utf-8", errors="replace")
     for split, wanted in (("train", TRAIN_ROWS), ("dev", DEV_ROWS)):
         found = rows[split]
         count = min([wanted, *(len(found.get(label, [])) for label in LIBRARIES)])

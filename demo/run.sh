@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Docstrings of the installed libraries -> corpus and vocabulary -> a tiny BERT -> a fine-tuned classifier.
+# Docstrings of five installed libraries -> corpus and vocabulary -> a tiny BERT -> a classifier from 200 labeled texts.
 # Usage: demo/run.sh BIN_DIRECTORY OUTPUT_DIRECTORY
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -10,7 +10,8 @@ export JAX_COMPILATION_CACHE_DIR="$out/compiled" JAX_PERSISTENT_CACHE_MIN_COMPIL
 
 rm -rf "$out"
 echo "== 1. Prepare a corpus and train its vocabulary"
-"$bertjax" prepare --input docs: --vocab_size 8000 --heldout 0.02 --output "$out/corpus"
+"$1/python" demo/docstring_labels.py "$out/labels"
+"$bertjax" prepare --input "text:$out/labels/text.txt" --vocab_size 4000 --heldout 0.02 --output "$out/corpus"
 echo
 echo "== 2. Inspect a training row"
 "$bertjax" inspect --config "experiments/demo.py:corpus=$out/corpus" --rows 1
@@ -24,10 +25,10 @@ echo "== 4. Predict masked words"
   "If the file does not [MASK], an error is raised." \
   "The [MASK] of the input array must be positive."
 echo
-echo "== 5. Fine-tune to name the library of a docstring"
-"$1/python" demo/docstring_labels.py "$out/labels"
+echo "== 5. Fine-tune on 200 labeled docstrings to name the library of a docstring"
 text=(--config "experiments/text.py:train=$out/labels/train.tsv,dev=$out/labels/dev.tsv,size=tiny"
-  --config.data.seq_len=64 --config.optimizer.learning_rate=3e-4 --config.log_every=125)
+  --config.data.train_share=0.05 --config.data.seq_len=64 --config.steps=300 --config.eval_every=60
+  --config.optimizer.name=adamw --config.optimizer.learning_rate=3e-4 --config.log_every=60)
 "$bertjax" train "${text[@]}" --init_from "$out/tiny" --workdir "$out/libraries" > /dev/null
 echo
 echo "The same fine-tuning from random parameters:"

@@ -180,12 +180,12 @@ def _advice(report: dict[str, Any], free_bytes: int) -> list[str]:
     elif devices["platform"] == "cpu":
         advice.append(
             "no accelerator: fine-tuning of small models is possible, pre-training of BASE is not; for a GPU, run "
-            "pip install -e '.[cuda]', for a TPU '.[tpu]'"
+            "pip install -c constraints.txt -e '.[cuda]', for a TPU '.[tpu]'"
         )
         if "no AVX2" in report["machine"]["cpu"]:
             advice.append("the processor has no AVX2: everything is several times slower than stated in RESULTS.md")
     if extras["tpu"] == "not installed":
-        advice.append("`bertjax plan` needs the TPU compiler: pip install -e '.[tpu]'")
+        advice.append("`bertjax plan` needs the TPU compiler: pip install -c constraints.txt -e '.[tpu]'")
     if "JAX_COMPILATION_CACHE_DIR" not in environment:
         advice.append("compiled steps are not cached between commands; set JAX_COMPILATION_CACHE_DIR to a folder")
     if "error" in report["caches"]:
