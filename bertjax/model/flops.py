@@ -5,6 +5,7 @@ import functools
 import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from bertjax.model.config import LSTM, ModelConfig
@@ -12,6 +13,7 @@ from bertjax.model.feature_head import FeatureHead
 from bertjax.model.heads import lm_head_flops
 from bertjax.model.layers import attention_flops, attention_score_flops, feed_forward_flops
 from bertjax.model.lstm import lstm_flops
+from bertjax.utils.devices import has_bfloat16_units
 
 # Peak dense bfloat16 FLOP/s per JAX device, from the vendors' data sheets, by the first matching substring of
 # `device_kind`. A device is a chip, except on TPU v2 and v3, where a chip (45 and 123 TFLOP/s) is two devices.
@@ -86,16 +88,24 @@ def _feature_head_flops(config: ModelConfig, feature_head: FeatureHead) -> int:
 
 
 @functools.cache
-def matmul_flops_per_second() -> float:
-    """Measures the FLOP/s of a float32 NumPy matmul on this machine's CPUs; returns the best of 5 runs."""
+def matmul_flops_per_second() -> tuple[float, str]:
+    """Measures the FLOP/s of a matrix product on this machine's CPUs, the best of 6 runs, and names the product.
+
+    The product is bfloat16 in XLA if the processor has units for it, else float32 in NumPy.
+    """
     size = 2048
     a = np.random.default_rng(0).standard_normal((size, size), np.float32)
+    multiply, name = (lambda: a @ a), "measured NumPy float32 matrix product"
+    if has_bfloat16_units():
+        half = jnp.asarray(a, jnp.bfloat16)
+        product = jax.jit(lambda x: jax.lax.dot(x, x, preferred_element_type=jnp.float32))
+        multiply, name = (lambda: product(half).block_until_ready()), "measured bfloat16 matrix product"
     seconds = []
-    for _ in range(5):
+    for _ in range(6):  # The first run may include compilation.
         start = time.perf_counter()
-        a @ a
+        multiply()
         seconds.append(time.perf_counter() - start)
-    return 2 * size**3 / min(seconds)
+    return 2 * size**3 / min(seconds), name
 
 
 def peak_flops_per_second(devices: list[jax.Device]) -> tuple[float, str]:
@@ -104,7 +114,7 @@ def peak_flops_per_second(devices: list[jax.Device]) -> tuple[float, str]:
     Simulated CPU devices share one machine, so they count as one device.
     """
     if devices[0].platform == "cpu":
-        return matmul_flops_per_second(), "measured NumPy float32 matrix product"
+        return matmul_flops_per_second()
     kind = devices[0].device_kind
     for name, peak in PEAK_FLOPS:
         if name in kind:

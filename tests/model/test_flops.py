@@ -6,6 +6,7 @@ import pytest
 from tiny_config import tiny_config
 
 from bertjax.estimate.topology import CHIPS
+from bertjax.model import flops
 from bertjax.model.flops import attention_flops_per_token, flops_per_token, peak_flops_per_second
 from bertjax.tasks.objectives.step_cost import StepCost
 
@@ -47,3 +48,10 @@ def test_peak_flops_of_tpus_are_summed_over_chips_and_not_devices(kind, chip, de
 def test_peak_flops_of_an_unknown_device_are_zero():
     unknown = types.SimpleNamespace(platform="gpu", device_kind="RTX 9090")
     assert peak_flops_per_second([unknown]) == (0.0, "no peak known for RTX 9090")
+
+
+@pytest.mark.parametrize(("has_units", "product"), [(True, "bfloat16"), (False, "NumPy float32")])
+def test_peak_of_a_cpu_is_measured_in_the_dtype_that_it_multiplies_fastest(has_units, product, monkeypatch):
+    monkeypatch.setattr(flops, "has_bfloat16_units", lambda: has_units)
+    peak, source = flops.matmul_flops_per_second.__wrapped__()
+    assert peak > 1e9 and source == f"measured {product} matrix product"
