@@ -93,7 +93,7 @@ def make_train_step(
 
         trainable = freezing.trainable(state.params)
         updates, opt_state = tx.update(grads, state.opt_state, trainable, learning_rate=schedule(state.step))
-        new_trainable = optax.apply_updates(trainable, updates)
+        new_trainable: Any = optax.apply_updates(trainable, updates)
         if head_only:  # Without this, weight decay would change the encoder.
             new_trainable = {**new_trainable, ENCODER: trainable[ENCODER]}
 
