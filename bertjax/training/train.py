@@ -68,9 +68,9 @@ def train(
     mesh = make_mesh(config.mesh)
     optimizer = make_optimizer(config.optimizer)
     schedule = make_schedule(config.optimizer, task.warmup_steps, task.total_steps)
-    # Both functions are compiled when they are called first.
-    train_step = make_train_step(task.objective, optimizer, mesh, config.grad_accum_steps)
-    head_step = make_train_step(task.objective, optimizer, mesh, config.grad_accum_steps, head_only=True)
+    train_step = head_step = make_train_step(task.objective, optimizer, mesh, config.grad_accum_steps)
+    if config.optimizer.head_steps:
+        head_step = make_train_step(task.objective, optimizer, mesh, config.grad_accum_steps, head_only=True)
     check_batch_sizes(task, mesh, config.grad_accum_steps)
     state_shapes = abstract_state(task.objective, optimizer, mesh)
     for note in (*task.notes, *describe_head_steps(config.optimizer)):
