@@ -23,8 +23,8 @@ from bertjax.model.encoder import make_encoder
 from bertjax.model.feature_head import CACHED_FEATURES, FeatureHead, token_representations
 from bertjax.model.layers import Dense, activation, constant_init, layer_norm
 from bertjax.model.lstm import LEFT
-from bertjax.model.matmul import dot, dot_transposed
-from bertjax.model.partitioning import platform, resolve_layout, with_logical_constraint
+from bertjax.model.matmul import cast_parameter, dot, dot_transposed
+from bertjax.model.partitioning import resolve_layout, with_logical_constraint
 
 _INPUTS = ("input_ids", "input_mask", "segment_ids", "sequence_ids", "position_ids", CACHED_FEATURES)
 
@@ -45,7 +45,7 @@ class TiedLmHead(nn.Module):
         x = layer_norm(config, "norm")(activation(config)(x))
         x = with_logical_constraint(x, ("batch_over_data", "length", "embed"))
         # Reshard the table from columns to rows with an all-to-all, so that logits are sharded along the vocabulary.
-        table = token_table if platform() == "cpu" else token_table.astype(resolve_layout(config).dtype)
+        table = cast_parameter(token_table, resolve_layout(config).dtype)
         table = with_logical_constraint(table, ("vocab", "embed_over_fsdp"))
         table = with_logical_constraint(table, ("vocab_part", "embed"))
         bias = self.param("bias", constant_init(0.0, ("vocab_part",)), (config.padded_vocab_size,))

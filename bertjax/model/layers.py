@@ -12,7 +12,7 @@ from bertjax.model.attention.dispatch import AttentionFn
 from bertjax.model.attention.xla import AttentionMask
 from bertjax.model.config import ModelConfig
 from bertjax.model.dropout import dropout
-from bertjax.model.matmul import add_bias, dot
+from bertjax.model.matmul import add_bias, cast_parameter, dot
 from bertjax.model.partitioning import (
     ACTIVATION_AXES,
     platform,
@@ -77,12 +77,9 @@ class Dense(nn.Module):
         bias = self.param("bias", constant_init(0.0, self.axes[num_inputs:]), self.features)
         bias = with_logical_constraint(bias.astype(dtype), self.axes[num_inputs:])
 
-        # On CPU in bfloat16, `dot` casts the kernel, so that its gradient is not rounded.
-        casts_in_dot = platform() == "cpu" and dtype == jnp.bfloat16
-
         def project(x: jax.Array, kernel: jax.Array) -> jax.Array:
             # Cast before the constraint, so that all-gathers over `fsdp` transfer the compute dtype instead of float32.
-            kernel = with_logical_constraint(kernel if casts_in_dot else kernel.astype(dtype), self.axes)
+            kernel = with_logical_constraint(cast_parameter(kernel, dtype), self.axes)
             if self.flat:
                 kernel = kernel.reshape(*shape[:num_inputs], -1)
             return dot(x.astype(dtype), kernel, num_inputs)

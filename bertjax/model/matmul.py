@@ -40,6 +40,11 @@ def dot(x: jax.Array, kernel: jax.Array, num_inputs: int = 1, dtype: jnp.dtype |
     return _matmul(rows.astype(dtype), matrix.astype(dtype)).reshape(*leading, *trailing)
 
 
+def cast_parameter(parameter: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
+    """Casts a float32 parameter for a product in `dtype`. On CPU, the product casts it and does not round its gradient."""
+    return parameter if platform() == "cpu" else parameter.astype(dtype)
+
+
 def einsum(subscripts: str, x: jax.Array, y: jax.Array) -> jax.Array:
     """Multiplies two arrays like `jnp.einsum`. Each letter must occur in two or in all of the three arrays."""
     if platform() == "cpu" and jnp.result_type(x, y) == jnp.bfloat16:

@@ -2,6 +2,7 @@
 
 import re
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -140,3 +141,21 @@ def test_bfloat16_products_accumulate_in_float32():
     assert result.dtype == jnp.float32 and result[0, 0].tolist() == [4096, 0]
     bias_gradient = jax.grad(lambda bias: jnp.sum(add_bias(jnp.zeros((1000, 2), jnp.bfloat16), bias) * 1.0))
     assert bias_gradient(jnp.zeros(2, jnp.bfloat16)).tolist() == [1000, 1000]
+
+
+def test_gradients_of_parameters_are_not_rounded_to_bfloat16_on_cpu():
+    config = tiny_config(num_hidden_layers=1, max_position_embeddings=8, dtype="bfloat16")
+    rng = np.random.default_rng(0)
+    hidden, table = (
+        jnp.asarray(rng.normal(size=size), jnp.float32) for size in ((2, 5, 16), (config.padded_vocab_size, 16))
+    )
+
+    def is_rounded(gradient):
+        return (gradient == gradient.astype(jnp.bfloat16).astype(jnp.float32)).all()
+
+    dense, head = Dense(config, (8,), ("embed", "mlp")), TiedLmHead(config)
+    params = nn.unbox(dense.init(jax.random.key(0), hidden))
+    gradient = jax.grad(lambda params: jnp.sum(jnp.sin(dense.apply(params, hidden))))(params)
+    assert not is_rounded(gradient["params"]["kernel"])
+    params = head.init(jax.random.key(0), hidden, table)
+    assert not is_rounded(jax.grad(lambda table: jnp.sum(jnp.sin(head.apply(params, hidden, table)[..., :9])))(table))
