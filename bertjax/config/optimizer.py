@@ -25,8 +25,9 @@ class OptimizerConfig:
       layer_decay: factor that multiplies the learning rate once per layer below the output layer (1: no decay).
       freeze_layers: number of lowest encoder layers that are not trained (default: 0).
       freeze: paths of parameters or modules that are not trained, such as `encoder/embeddings`.
-      head_steps: number of first steps that train only the parameters outside the encoder (default: 0). They keep a new
-        head from changing a trained encoder at random (arXiv 2202.10054). The other steps have a warm-up of their own.
+      head_steps: number of first steps that train only the parameters outside the encoder (default: 0), so that the
+        gradients of a random head do not change a trained encoder (arXiv 2202.10054). The other steps have a warm-up
+        of their own.
       head_learning_rate: learning rate of these steps after a warm-up over a tenth of them. It decays linearly to 0.
     """
 
@@ -68,7 +69,8 @@ class OptimizerConfig:
             )
         if "encoder" in self.freeze and self.head_steps:
             raise UsageError(
-                f"config.optimizer.freeze contains encoder and head_steps is {self.head_steps}; set one of them"
+                f"config.optimizer.freeze contains encoder and head_steps is {self.head_steps}; set "
+                "config.optimizer.head_steps=0, or freeze other parameters"
             )
         if "encoder" in self.freeze and self.freeze_layers:
             raise UsageError(

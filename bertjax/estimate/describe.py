@@ -9,7 +9,14 @@ import jax
 
 from bertjax.model.config import LSTM, Architecture, ModelConfig
 from bertjax.tasks.task import Task
-from bertjax.training.optimizer import Freezing, check_freezing, count_trainable, describe_head_steps, make_optimizer
+from bertjax.training.optimizer import (
+    Freezing,
+    check_freezing,
+    count_trainable,
+    describe_head_steps,
+    make_optimizer,
+    make_schedule,
+)
 from bertjax.training.sharding import list_devices
 
 # Architecture fields that `_options` omits, because other lines of the description contain them.
@@ -60,6 +67,7 @@ def _describe_schedule(task: Task) -> list[str]:
     """Returns the lines that describe steps, warm-up and total FLOPs, or [] if `task.has_schedule` is False."""
     if not task.has_schedule:
         return []
+    make_schedule(task.config.optimizer, task.warmup_steps, task.total_steps)  # Raises if training would raise.
     cost = task.run_cost_before(task.total_steps)
     return [
         f"schedule: {task.total_steps:,} steps, {task.warmup_steps:,} of them warm-up, then linear decay to 0",

@@ -32,7 +32,7 @@ def experiment_config(
 
     `experiment` has any form that `load_config` accepts. With `init_from`, uses the architecture of this checkpoint,
     and its vocabulary if the config sets none. `optimizer.head_steps` of the experiment applies only if this checkpoint
-    lacks a language-model head.
+    lacks a language-model head, and is at most a third of the steps.
     """
     config = load_config(experiment, overrides)
     if not isinstance(config.get("data"), ConfigDict) or not isinstance(config.get("model"), ConfigDict):
@@ -41,9 +41,10 @@ def experiment_config(
             "bertjax/presets.py"
         )
     _make_absolute(config.data)
-    has_new_head = init_from is not None and lacks_lm_head(find_checkpoint(init_from))
-    if not has_new_head and "optimizer.head_steps" not in overridden_fields(overrides):
-        config.optimizer.head_steps = 0
+    if config.optimizer.head_steps and "optimizer.head_steps" not in overridden_fields(overrides):
+        has_new_head = init_from is not None and lacks_lm_head(find_checkpoint(init_from))
+        # `config.steps` may be lower than in the experiment. If it is higher, a finished run continues.
+        config.optimizer.head_steps = min(config.optimizer.head_steps, config.steps // 3) if has_new_head else 0
     if init_from is None:
         return config
     explicit = {field.removeprefix("model.") for field in overridden_fields(overrides)}

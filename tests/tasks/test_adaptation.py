@@ -192,6 +192,8 @@ def test_a_new_head_is_trained_first_with_a_frozen_encoder(spelled, letters, tmp
         (tmp_path / name).mkdir()
         huggingface.write(checkpoint, tmp_path / name)
         described = printed(capfd, "describe", config, f"--init_from={tmp_path / name}")
+        shorter = printed(capfd, "describe", config, f"--init_from={tmp_path / name}", "--config.steps=3")
+        assert ("steps 0 to 1 train only" in shorter) == (name == "classifier")
         line = "steps 0 to 2 train only the parameters outside the encoder, at learning rate 0.001"
         assert (line in described) == (name == "classifier")
 
@@ -210,3 +212,12 @@ def test_a_new_head_is_trained_first_with_a_frozen_encoder(spelled, letters, tmp
         if name.startswith(("encoder", "masked_lm")):
             assert (value != first[name]).any() == name.startswith("masked_lm"), name
             assert (fourth[name] != value).any(), name
+
+
+def test_steps_that_train_only_the_head_cost_a_third_of_the_flops(corpus):
+    full = task_of(corpus)
+    task = task_of(corpus, optimizer__head_steps=3)
+    assert [
+        task.run_cost_before(step).flops / full.run_cost_before(step).flops for step in (1, 3, 10)
+    ] == pytest.approx([1 / 3, 1 / 3, 8 / 10])
+    assert task.run_cost_before(10).positions == full.run_cost_before(10).positions
