@@ -7,9 +7,9 @@ columns `text` and `label`, and the same number of rows per library. All paragra
 and no paragraph occurs twice.
 """
 
+import argparse
 import hashlib
 import re
-import sys
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -68,4 +68,6 @@ def main(output: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("output", type=Path, help="folder of the three files")
+    main(parser.parse_args().output)
