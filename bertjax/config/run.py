@@ -8,7 +8,7 @@ from bertjax.config.mesh import ClusterConfig, MeshConfig
 from bertjax.config.optimizer import OptimizerConfig
 from bertjax.errors import UsageError, at_least
 from bertjax.model.attention.dispatch import check_attention
-from bertjax.model.config import ModelConfig
+from bertjax.model.config import AUTO, AUTO_LONG_RUN, LONG_RUN_STEPS, ModelConfig
 
 # Fields of `config.data` that contain paths. Comparisons of configs ignore them, because data may be moved.
 DATA_PATHS = ("corpus", "replay_corpus", "path", "vocabulary", "labels")
@@ -105,7 +105,10 @@ class RunConfig:
                 f"config.model contains unset fields: {', '.join(unset)}; set a model size, such as --config "
                 "NAME:size=base, or use --init_from"
             )
-        return ModelConfig(**model)
+        config = ModelConfig(**model)
+        if config.scan_layers == AUTO and self.steps >= LONG_RUN_STEPS:
+            return dataclasses.replace(config, scan_layers=AUTO_LONG_RUN)
+        return config
 
     def check_rows(self, seq_len: int, is_packed: bool = False) -> None:
         """Raises a UsageError if the model cannot process rows of `seq_len` tokens.

@@ -13,7 +13,10 @@ ACTIVATIONS = ("gelu_tanh", "gelu_erf", "relu")
 TRANSFORMER, LSTM = ENCODERS = ("transformer", "lstm")
 DIRECTIONS = ("both", "left", "right")
 DTYPES = (AUTO, "float32", "bfloat16")
-SCAN_LAYERS = (AUTO, "true", "false")
+# `auto` in a run of at least LONG_RUN_STEPS steps.
+AUTO_LONG_RUN = "auto_long_run"
+SCAN_LAYERS = (AUTO, AUTO_LONG_RUN, "true", "false")
+LONG_RUN_STEPS = 10_000
 REMAT_POLICIES = ("none", "attention", "elementwise", "projections", "full")
 # Maximum dropout rate. `dropout` rounds rates to multiples of 2^-16, which could round a larger rate to 1.
 _MAX_DROPOUT = 0.9999
@@ -127,7 +130,9 @@ class Layout:
         with units for bfloat16 (AMX, AVX-512 BF16), else float32. Parameters, softmax, LayerNorm statistics and losses
         are always float32.
       scan_layers: whether to scan over the layers. `true` compiles one layer, and `false` unrolls all layers. `auto`
-        unrolls on CPU, where that is faster, and scans elsewhere. All values use the same parameters.
+        unrolls on CPU, where that is faster, and scans on GPU. On TPU, it unrolls in runs of at least 10,000 steps,
+        where longer compilation is nothing beside fewer bytes per step, and else scans. `auto_long_run` chooses as
+        `auto` does in such runs. All values use the same parameters.
       remat: recomputation in the backward pass, to save memory. `none` recomputes only cheap elementwise operations.
         `attention` also recomputes attention scores. `elementwise` recomputes everything except large matrix products.
         `projections` also recomputes the queries, keys and values. `full` recomputes whole layers.
@@ -182,7 +187,10 @@ class ModelConfig(Architecture, Layout):
         dtype = self.dtype
         if dtype == AUTO:
             dtype = "float32" if on_cpu and not has_bfloat16_units() else "bfloat16"
-        scan_layers = ("false" if on_cpu else "true") if self.scan_layers == AUTO else self.scan_layers
+        scan_layers = self.scan_layers
+        if scan_layers in (AUTO, AUTO_LONG_RUN):
+            unrolls = on_cpu or (platform == "tpu" and scan_layers == AUTO_LONG_RUN)
+            scan_layers = "false" if unrolls else "true"
         return dataclasses.replace(self, dtype=dtype, scan_layers=scan_layers)
 
 

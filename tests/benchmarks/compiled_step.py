@@ -36,7 +36,11 @@ CASES = {
         "v3:4x4",
         ("data.batch_size=256", "mesh.data=32", "model.scan_layers=false"),
     ),
-    "base scanned": ("pretrain:size=base,seq_len=512", "v3:4x4", ("data.batch_size=256", "mesh.data=32")),
+    "base scanned": (
+        "pretrain:size=base,seq_len=512",
+        "v3:4x4",
+        ("data.batch_size=256", "mesh.data=32", "model.scan_layers=true"),
+    ),
     "four layers": (
         "pretrain:size=base,seq_len=512",
         "v5e:2x2",
@@ -47,8 +51,16 @@ CASES = {
         "v5e:2x2",
         ("model.num_hidden_layers=4", "data.batch_size=256", "mesh.data=4", "model.scan_layers=false"),
     ),
-    "large 32": ("pretrain:size=large,seq_len=512", "v5e:4x4", ("data.batch_size=512", "mesh.data=16")),
-    "large 64": ("pretrain:size=large,seq_len=512", "v5e:4x4", ("data.batch_size=1024", "mesh.data=16")),
+    "large 32": (
+        "pretrain:size=large,seq_len=512",
+        "v5e:4x4",
+        ("data.batch_size=512", "mesh.data=16", "model.scan_layers=true"),
+    ),
+    "large 64": (
+        "pretrain:size=large,seq_len=512",
+        "v5e:4x4",
+        ("data.batch_size=1024", "mesh.data=16", "model.scan_layers=true"),
+    ),
 }
 
 

@@ -152,6 +152,12 @@ def test_config_reference_is_up_to_date():
     assert (Path(__file__).parents[2] / "docs" / "configs.md").read_text() == document()
 
 
+@pytest.mark.parametrize(("steps", "expected"), [(9_999, "auto"), (10_000, "auto_long_run")])
+def test_long_runs_may_choose_another_scan_of_layers(steps, expected):
+    config = dataclasses.replace(parse_config(pretraining_config("tiny")), steps=steps)
+    assert config.model_config(100).scan_layers == expected
+
+
 def test_default_configs_are_valid():
     assert parse_config(pretraining_config("tiny")).model_config(100).num_hidden_layers == 2
     for task in {*TASKS} - {"pretraining"}:

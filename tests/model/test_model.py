@@ -207,14 +207,19 @@ def test_bfloat16_model_has_float32_parameters_and_bfloat16_matrix_products(para
 
 
 @pytest.mark.parametrize(
-    ("platform", "dtype", "scan_layers"),
-    [("cpu", "float32", "false"), ("tpu", "bfloat16", "true"), ("gpu", "bfloat16", "true")],
+    ("platform", "dtype", "auto", "scan_layers"),
+    [
+        ("cpu", "float32", "auto", "false"),
+        ("tpu", "bfloat16", "auto", "true"),
+        ("tpu", "bfloat16", "auto_long_run", "false"),
+        ("gpu", "bfloat16", "auto_long_run", "true"),
+    ],
 )
 def test_auto_dtype_and_scan_layers_depend_on_the_platform_of_the_mesh(
-    params, batch, platform, dtype, scan_layers, monkeypatch
+    params, batch, platform, dtype, auto, scan_layers, monkeypatch
 ):
     monkeypatch.setattr(model_config, "has_bfloat16_units", lambda: False)
-    config = dataclasses.replace(CONFIG, dtype="auto")
+    config = dataclasses.replace(CONFIG, dtype="auto", scan_layers=auto)
     explicit = dataclasses.replace(CONFIG, dtype=dtype, scan_layers=scan_layers)
     with jax.sharding.use_abstract_mesh(one_device(platform)):
         assert resolve_layout(config) == explicit
