@@ -9,6 +9,7 @@ An experiment defines `get_config`, which changes values of a default config but
         return config
 """
 
+import dataclasses
 import functools
 import itertools
 import runpy
@@ -20,7 +21,7 @@ from ml_collections import ConfigDict
 from bertjax.config.fields import to_config_dict
 from bertjax.config.load import experiment_file, overridden_fields, parse_arguments
 from bertjax.errors import UsageError, shortened
-from bertjax.model.config import size_fields
+from bertjax.model.config import UNSET_ARCHITECTURE, size_fields
 from bertjax.tasks.build import config_class
 
 # Values of config fields in the trials of one setting (one trial per seed), by the path of the field.
@@ -49,24 +50,23 @@ def arguments(**defaults: Any) -> Callable[[Callable[[ConfigDict], ConfigDict]],
     return decorate
 
 
-def pretraining_config(size: str = "base") -> ConfigDict:
-    """Returns the default pre-training config for a model size, see `size_fields`."""
-    config = to_config_dict(config_class("pretraining")())
-    config.model.update(size_fields(size))
-    return config
+def pretraining_config(size: str = "") -> ConfigDict:
+    """Returns the default pre-training config for a model size, see `size_fields` (default: BASE).
+
+    Without a size, the architecture is unset, so that an initial checkpoint may determine it.
+    """
+    return finetuning_config("pretraining", size)
 
 
 def finetuning_config(task: str, size: str = "") -> ConfigDict:
-    """Returns the default fine-tuning config of a task (section A.3 of the paper).
+    """Returns the default config of a task (section A.3 of the paper).
 
     Args:
-      task: name of a task, which is a module in `bertjax.tasks`.
+      task: name of a task, see `bertjax/tasks/build.py`.
       size: size of a randomly initialized model (default: "", the architecture of the initial checkpoint).
     """
-    config = to_config_dict(config_class(task)())
-    if size:
-        config.model.update(pretraining_config(size).model)
-    return config
+    fields: dict[str, Any] = {"model": dataclasses.replace(UNSET_ARCHITECTURE, **(size_fields(size) if size else {}))}
+    return to_config_dict(dataclasses.replace(config_class(task)(), **fields))
 
 
 def make_quick(config: ConfigDict, seq_len: int) -> None:

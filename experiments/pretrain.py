@@ -23,9 +23,9 @@ _TOKENS_PER_BATCH = 131_072
 _ROWS_PER_BATCH = 256
 
 
-@arguments(size="base", seq_len=128, objective="nsp", corpus="", phases=1, batch="tokens", quick=False)
+@arguments(size="", seq_len=128, objective="nsp", corpus="", phases=1, batch="tokens", quick=False)
 def get_config(args: ConfigDict) -> ConfigDict:
-    """Returns the config for `size=base,seq_len=128,objective=nsp,corpus=DIR,phases=1,batch=tokens,quick=false`."""
+    """Returns the config for `size=SIZE,seq_len=128,objective=nsp,corpus=DIR,phases=1,batch=tokens,quick=false`."""
     check_shape(args.seq_len, batch_size=1, max_predictions=1)
     if args.phases not in (1, 2):
         raise UsageError(f"unknown phases={args.phases}; use 1, or 2 for the paper's schedule")

@@ -13,6 +13,7 @@ from bertjax.config.load import load_config
 from bertjax.errors import UsageError
 from bertjax.presets import named_grid
 from bertjax.tasks.build import parse_config
+from bertjax.training.checkpoint_config import complete
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "experiments").glob("*.py"))
@@ -27,7 +28,7 @@ def docstrings(file: Path) -> tuple[str, str]:
 
 
 def tokens(config) -> int:
-    phases = parse_config(config).phases
+    phases = complete(parse_config(config)).phases
     return sum((phase.stop_step - phase.start_step) * phase.batch_size * phase.seq_len for phase in phases)
 
 
@@ -39,7 +40,7 @@ def test_main_experiments_exist():
 def test_full_and_quick_configs_are_valid(file):
     full, quick = load_config(str(file), []), load_config(f"{file}:quick=true", [])
     for config in (full, quick):
-        parse_config(config)
+        complete(parse_config(config))
     assert 0 < quick.steps <= 20
     if full.task in ("pretraining", "adaptation"):
         assert all(0 < config.optimizer.warmup_steps < config.steps for config in (full, quick))

@@ -7,7 +7,7 @@ from bertjax.config.load import load_config
 from bertjax.errors import UsageError
 from bertjax.presets import grid_values, load_settings
 from bertjax.reproduce.runner import load_table
-from bertjax.tasks.build import parse_config
+from bertjax.training.checkpoint_config import experiment_config
 
 EXPERIMENTS = sorted(file.stem for file in (Path(__file__).parents[1] / "experiments").glob("*.py"))
 
@@ -18,7 +18,7 @@ def check_command(arguments: list[str]) -> None:
     if args.command == "reproduce":
         assert load_table(args.config).runs() and not args.overrides
     elif getattr(args, "config", None):
-        parse_config(load_config(args.config, args.overrides))
+        experiment_config(args.config, args.overrides)
         if args.command == "sweep":
             assert args.grid or load_settings(args.config)
             grid_values(

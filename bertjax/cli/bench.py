@@ -4,7 +4,7 @@ import argparse
 import json
 from typing import Any
 
-from bertjax.cli.common import load_config_dict, open_config
+from bertjax.cli.common import open_config, parse_run_config
 from bertjax.cli.parser import HelpFormatter, add_command, add_json, add_model_source, add_profile
 from bertjax.errors import UsageError, at_least
 from bertjax.utils.terminal import format_table
@@ -60,13 +60,14 @@ def bench_step(args: argparse.Namespace) -> None:
 
 def bench_input(args: argparse.Namespace) -> None:
     """Runs `bertjax bench input`."""
-    from bertjax.tasks.build import build_task, parse_config
+    from bertjax.tasks.build import build_task
     from bertjax.tasks.objectives.config import Config
     from bertjax.tasks.pretraining import Task
     from bertjax.training.bench import bench_input as run
     from bertjax.training.bench import input_table
+    from bertjax.training.checkpoint_config import complete
 
-    config = parse_config(load_config_dict(args))
+    config = complete(parse_run_config(args))
     if isinstance(config, Config) and not config.has_data:
         raise UsageError("`bench input` needs a corpus; set --config NAME:corpus=DIR")
     # Do not build tasks that are rejected below, because `build_task` reads their data.

@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import math
 import os
@@ -28,28 +27,12 @@ def require_config(args: argparse.Namespace) -> str:
     return args.config
 
 
-def load_config_dict(args: argparse.Namespace, checkpoint: Any = None) -> Any:
-    """Returns the ConfigDict of `--config` with overrides applied.
+def parse_run_config(args: argparse.Namespace) -> Any:
+    """Returns the config of `--config` with overrides applied. Fields that a checkpoint determines may be unset."""
+    from bertjax.config.load import load_config
+    from bertjax.tasks.build import parse_config
 
-    If `checkpoint` is set, it supplies the architecture. It also supplies the vocabulary if the config sets none.
-    """
-    from bertjax.training.checkpoint_config import experiment_config
-
-    return experiment_config(require_config(args), args.overrides, checkpoint)
-
-
-def run_config_dict(args: argparse.Namespace, init_from: str | None) -> Any:
-    """Returns the ConfigDict of a training run.
-
-    The architecture comes from `init_from` or the config. If neither sets it and the workdir contains checkpoints,
-    it comes from these checkpoints.
-    """
-    from bertjax.training.workdir import has_checkpoints, resolve
-
-    config_dict, workdir = load_config_dict(args, init_from), resolve(args.workdir)
-    if config_dict.model.get("hidden_size") is None and has_checkpoints(workdir):
-        return load_config_dict(args, workdir)
-    return config_dict
+    return parse_config(load_config(require_config(args), args.overrides))
 
 
 @contextlib.contextmanager
@@ -60,19 +43,14 @@ def open_config(args: argparse.Namespace) -> Iterator[Any]:
     folder. Use the config only inside the `with` block, because it may refer to the vocabulary in the temporary folder.
     """
     from bertjax.convert.convert import BERTJAX, detect_format
-    from bertjax.tasks.build import parse_config
     from bertjax.training.checkpoint import find_checkpoint
-    from bertjax.training.checkpoint_metadata import saved_architecture
+    from bertjax.training.checkpoint_config import complete
     from bertjax.utils.hub import is_hub
 
     if not getattr(args, "checkpoint", None):
+        config = parse_run_config(args)
         with open_init_checkpoint(args) as init_from:
-            config = parse_config(load_config_dict(args, init_from))
-            if init_from and not config.has_data:
-                # Without data, the vocabulary size is that of the checkpoint.
-                vocab_size = saved_architecture(find_checkpoint(init_from)).vocab_size
-                config = dataclasses.replace(config, model=config.model | {"vocab_size": vocab_size})
-            yield config
+            yield complete(config, init_from)
         return
     fix = "use --config, such as glue, and --init_from"
     for option in ("config", "init_from"):
@@ -83,22 +61,22 @@ def open_config(args: argparse.Namespace) -> Iterator[Any]:
     # Raise before any conversion, because a checkpoint in another format has no run config.
     if is_hub(args.checkpoint) or detect_format(args.checkpoint) != BERTJAX:
         raise UsageError(f"{args.checkpoint} is not in bertjax's format, so it has no config of a run; {fix}")
-    yield parse_config(checkpoint_config_dict(args, find_checkpoint(args.checkpoint), fix))
+    yield config_for_checkpoint(args, find_checkpoint(args.checkpoint), fix)
 
 
-def checkpoint_config_dict(args: argparse.Namespace, checkpoint: Any, fix: str = "set --config, such as glue") -> Any:
-    """Returns the ConfigDict of `--config` or, without this option, the ConfigDict saved with the checkpoint.
+def config_for_checkpoint(args: argparse.Namespace, checkpoint: Any, fix: str = "set --config, such as glue") -> Any:
+    """Returns the config of `--config` or, without this option, the config saved with the checkpoint.
 
     For a converted checkpoint, raises a UsageError if `--config` is missing, because such a checkpoint has no task
     settings. The error message ends with `fix`.
     """
     from bertjax.training.checkpoint import workdir_of
-    from bertjax.training.checkpoint_config import checkpoint_config, with_labels_of
+    from bertjax.training.checkpoint_config import checkpoint_config, complete, with_labels_of
     from bertjax.training.workdir import is_converted
 
     if args.config:
-        config_dict = load_config_dict(args, checkpoint)
-        return config_dict if config_dict.data.get("labels") else with_labels_of(config_dict, checkpoint)
+        config = complete(parse_run_config(args), checkpoint)
+        return config if getattr(config.data, "labels", "") else with_labels_of(config, checkpoint)
     if is_converted(workdir_of(checkpoint)):
         raise UsageError(f"the converted checkpoint {args.checkpoint} lacks task settings; {fix}")
     return checkpoint_config(checkpoint, args.overrides)
@@ -125,14 +103,11 @@ def open_init_checkpoint(
     the same folder. `marker` is the file or folder that identifies a workdir of the command (default: config.json).
     """
     from bertjax.convert.convert import bertjax_checkpoint
-    from bertjax.tasks.build import parse_config
     from bertjax.training.workdir import CONFIG, CONVERTED, check_unrelated_files, pinned_address, resolve
 
     if not args.init_from:
         yield None
         return
-    # Check the config first, because a conversion may take minutes.
-    parse_config(load_config_dict(args))
     workdir, source, folder = getattr(args, "workdir", ""), args.init_from, None
     if keep_converted:
         check_unrelated_files(resolve(workdir), marker or CONFIG)

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bertjax.cli.common import check_topology, load_config_dict, open_config
+from bertjax.cli.common import check_topology, open_config, parse_run_config
 from bertjax.cli.parser import add_command, add_init_from, add_json, add_topology
 from bertjax.errors import UsageError, at_least
 from bertjax.utils.terminal import show
@@ -42,7 +42,7 @@ def plan(args: argparse.Namespace) -> None:
     if args.output and not Path(args.output).absolute().parent.is_dir():
         # Check the path first, because compilation may take an hour.
         raise UsageError(f"no folder for --output: {Path(args.output).absolute().parent}; create it first")
-    load_config_dict(args)  # Report an invalid config even if the TPU compiler is missing.
+    parse_run_config(args)  # Report an invalid config even if the TPU compiler is missing.
     use_tpu_compiler()
     with open_config(args) as config:
         task = build_task(config, train=None)

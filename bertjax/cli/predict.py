@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from bertjax.cli.common import checkpoint_config_dict, open_checkpoint
+from bertjax.cli.common import config_for_checkpoint, open_checkpoint
 from bertjax.cli.parser import add_checkpoint, add_command
 from bertjax.errors import UsageError
 from bertjax.utils.terminal import show
@@ -107,14 +107,15 @@ def add_parser(commands: Any) -> None:
 
 def evaluate(args: argparse.Namespace) -> None:
     """Runs `bertjax evaluate`."""
-    from bertjax.tasks.build import build_task, parse_config
+    from bertjax.tasks.build import build_task
     from bertjax.training.checkpoint import resolve_path
     from bertjax.training.checkpoint_config import choose_evaluation
     from bertjax.training.evaluation import evaluate_checkpoint
 
     with open_checkpoint(args) as checkpoint:
-        config_dict = checkpoint_config_dict(args, checkpoint)
-        config = parse_config(choose_evaluation(config_dict, args.split) if args.split else config_dict)
+        config = config_for_checkpoint(args, checkpoint)
+        if args.split:
+            config = choose_evaluation(config, args.split)
         metrics = evaluate_checkpoint(build_task(config), checkpoint)
         # If `--checkpoint` was converted, `checkpoint` is in a temporary folder, so log `--checkpoint` instead.
         is_converted = not checkpoint.is_relative_to(resolve_path(args.checkpoint))
@@ -125,7 +126,7 @@ def evaluate(args: argparse.Namespace) -> None:
 def predict(args: argparse.Namespace) -> None:
     """Runs `bertjax predict`."""
     from bertjax.inference.predict import write_predictions
-    from bertjax.tasks.build import build_task, parse_config
+    from bertjax.tasks.build import build_task
     from bertjax.training.checkpoint_config import choose_split
 
     if args.texts or args.text:
@@ -138,8 +139,7 @@ def predict(args: argparse.Namespace) -> None:
             raise UsageError(f"--{name} applies only to texts; omit it to predict the task's data")
     columns = [name for name in (args.columns or "").split(",") if name]
     with open_checkpoint(args) as checkpoint:
-        config_dict = choose_split(checkpoint_config_dict(args, checkpoint), args.split or "test")
-        task = build_task(parse_config(config_dict))
+        task = build_task(choose_split(config_for_checkpoint(args, checkpoint), args.split or "test"))
         for path in write_predictions(task, checkpoint, args.output, args.logits, columns):
             show(path)
 
@@ -183,14 +183,13 @@ def _predict_texts(args: argparse.Namespace) -> None:
 def ensemble(args: argparse.Namespace) -> None:
     """Runs `bertjax ensemble`."""
     from bertjax.inference.ensemble import ensemble as run
-    from bertjax.tasks.build import parse_config
     from bertjax.training.checkpoint import find_checkpoint
     from bertjax.training.checkpoint_config import choose_split
 
     checkpoints = [find_checkpoint(path) for path in args.checkpoint]
 
     def config_of(checkpoint: Any) -> Any:
-        return parse_config(choose_split(checkpoint_config_dict(args, checkpoint), args.split))
+        return choose_split(config_for_checkpoint(args, checkpoint), args.split)
 
     print(json.dumps(run(checkpoints, config_of, args.output)))
 

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from bertjax.cli.common import join_cluster, load_config_dict, open_init_checkpoint, print_result, require_config
+from bertjax.cli.common import join_cluster, open_init_checkpoint, parse_run_config, print_result
 from bertjax.cli.parser import CHECKPOINT_HELP, add_command, add_distributed
 
 
@@ -37,15 +37,11 @@ def add_parser(commands: Any) -> None:
 def sweep(args: argparse.Namespace) -> None:
     """Runs `bertjax sweep`."""
     from bertjax.inference.cached_features import build_training_task
-    from bertjax.tasks.build import parse_config
     from bertjax.training.multihost import exit_on_host_error
     from bertjax.training.sweep import TRIALS
     from bertjax.training.sweep import sweep as run
 
-    experiment_file = require_config(args)
-    distributed = join_cluster(args, parse_config(load_config_dict(args)).cluster)
+    distributed = join_cluster(args, parse_run_config(args).cluster)
     with exit_on_host_error(), open_init_checkpoint(args, keep_converted=not distributed, marker=TRIALS) as init_from:
         grid = args.grid or ()
-        print_result(
-            run(experiment_file, args.overrides, grid, args.seeds, args.workdir, init_from, build_training_task)
-        )
+        print_result(run(args.config, args.overrides, grid, args.seeds, args.workdir, init_from, build_training_task))

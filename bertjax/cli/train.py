@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from bertjax.cli.common import join_cluster, load_config_dict, open_init_checkpoint, print_result, run_config_dict
+from bertjax.cli.common import join_cluster, open_init_checkpoint, parse_run_config, print_result
 from bertjax.cli.parser import CHECKPOINT_HELP, add_command, add_distributed, add_profile
 
 
@@ -38,16 +38,16 @@ def add_parser(commands: Any) -> None:
 def train(args: argparse.Namespace) -> None:
     """Runs `bertjax train`."""
     from bertjax.inference.cached_features import build_training_task
-    from bertjax.tasks.build import parse_config
+    from bertjax.training.checkpoint_config import complete, resumed_config
     from bertjax.training.multihost import exit_on_host_error
     from bertjax.training.profiling import parse_steps
     from bertjax.training.train import train as run
 
-    # Parse the config twice: first for the settings of the cluster, because the process must join the cluster before
-    # it opens the checkpoint, and then with the architecture of the checkpoint.
-    distributed = join_cluster(args, parse_config(load_config_dict(args)).cluster)
+    config = parse_run_config(args)
+    # Join the cluster before the first access to a checkpoint.
+    distributed = join_cluster(args, config.cluster)
     with exit_on_host_error(), open_init_checkpoint(args, keep_converted=not distributed) as init_from:
-        config = parse_config(run_config_dict(args, init_from))
+        config = complete(*resumed_config(config, args.workdir, init_from))
         # With `feature_head.features` and a single process, this also runs the frozen encoder once over the data and
         # caches its output.
         task = build_training_task(config, init_from)

@@ -1,31 +1,27 @@
-"""Conversion between config dataclasses and ConfigDicts, checks of field values, and documentation of fields.
+"""Conversion between configs and ConfigDicts, and documentation of their fields.
 
 A config is a frozen dataclass, and so is each of its sections. Experiments and the command line edit a config as an
-`ml_collections.ConfigDict`. Each class documents its fields under `Attributes:` and checks them in `__post_init__`.
+`ml_collections.ConfigDict`. Each class documents its fields under `Attributes:`, and declares their bounds
+(`bertjax/utils/sections.py`).
 """
 
 import dataclasses
+import functools
 import inspect
 import re
 import textwrap
+import typing
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ml_collections import ConfigDict, config_dict
 
 from bertjax.errors import UsageError, shortened
-from bertjax.model.config import ModelConfig
+from bertjax.utils.sections import Section
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-_Config = TypeVar("_Config", bound="DataclassInstance")
-# Default limit of integer fields, because counters on devices are int32.
-_MAX_INTEGER = 2**31 - 1
-_MAX = "max"
-_MODEL_DEFAULTS = dataclasses.asdict(ModelConfig())
+_Config = TypeVar("_Config", bound=Section)
 _WIDTH = 100
-# Maps the type of a field's default to the allowed types of its value, and to a description of them for messages.
+# Allowed types of a value by the type of its field, and their description in messages.
 _TYPES: dict[type, tuple[tuple[type, ...], str]] = {
     bool: ((bool,), "true or false"),
     int: ((int,), "an integer"),
@@ -49,56 +45,51 @@ class Field(NamedTuple):
     meaning: str
 
 
-def limited(default: int, max_value: int) -> Any:
-    """Returns a dataclass field for an integer whose maximum is `max_value` instead of 2^31 - 1."""
-    return dataclasses.field(default=default, metadata={_MAX: max_value})
+def to_config_dict(config: Section) -> ConfigDict:
+    """Returns a config as a mutable ConfigDict. Unset fields become typed placeholders."""
+    values, types = ConfigDict(), _field_types(type(config))
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if isinstance(value, Section):
+            value = to_config_dict(value)
+        values[field.name] = config_dict.placeholder(types[field.name]) if value is None else value
+    return values
 
 
-def to_config_dict(config: Any) -> ConfigDict:
-    """Returns a config as a mutable ConfigDict. Unset model fields become typed placeholders."""
-    fields = dataclasses.asdict(config)
-    if "model" in fields:
-        fields["model"] = {
-            name: config_dict.placeholder(type(_MODEL_DEFAULTS[name])) if value is None else value
-            for name, value in fields["model"].items()
-        }
-    return ConfigDict(fields)
-
-
-def from_config_dict(config_class: type[_Config], values: ConfigDict, path: str = "config") -> _Config:
-    """Converts a ConfigDict to a config. Missing fields get their defaults. Error messages start with `path`."""
-    fields = {field.name: field for field in dataclasses.fields(config_class)}
-    _check_section(values, fields, path)
-    return config_class(**{name: _convert(fields[name], values[name], f"{path}.{name}") for name in values})
-
-
-def _convert(field: dataclasses.Field, value: Any, path: str) -> Any:
-    default = _default(field)
-    if dataclasses.is_dataclass(default):
-        return from_config_dict(type(default), value, path)
-    if isinstance(default, dict):
-        _check_section(value, default, path)
-        for name, item in value.items():
-            if item is not None or default[name] is not None:
-                _check_type(_MODEL_DEFAULTS[name], item, f"{path}.{name}")
-        return {**default, **value.to_dict()}
-    _check_type(default, value, path, field.metadata.get(_MAX, _MAX_INTEGER))
-    return type(default)(value)
-
-
-def _check_section(values: Any, known: dict[str, Any], path: str) -> None:
+def from_config_dict(default: _Config, values: ConfigDict, path: str = "config") -> _Config:
+    """Returns `default` with the values of a ConfigDict. Error messages start with `path`."""
+    types = _field_types(type(default))
     if not isinstance(values, ConfigDict):
         raise UsageError(f"{path} is {shortened(repr(values))}; it must be a ConfigDict")
-    if unknown := sorted({*values} - {*known}):
-        raise UsageError(f"{path} contains unknown fields: {', '.join(unknown)}; use one of {', '.join(sorted(known))}")
+    if unknown := sorted({*values} - {*types}):
+        raise UsageError(f"{path} contains unknown fields: {', '.join(unknown)}; use one of {', '.join(sorted(types))}")
+    changes = {}
+    for name, value in values.items():
+        current = getattr(default, name)
+        if isinstance(current, Section):
+            changes[name] = from_config_dict(current, value, f"{path}.{name}")
+        elif value is None and default.may_be_unset:
+            changes[name] = None
+        else:
+            changes[name] = _convert(types[name], value, f"{path}.{name}")
+    return dataclasses.replace(default, **changes)
 
 
-def _check_type(default: Any, value: Any, path: str, max_integer: int = _MAX_INTEGER) -> None:
-    types, description = _TYPES[type(default)]
+@functools.cache
+def _field_types(config_class: type) -> dict[str, type]:
+    """Returns the type of each field, without the types of its items."""
+    hints = typing.get_type_hints(config_class)
+    return {
+        field.name: typing.get_origin(hints[field.name]) or hints[field.name]
+        for field in dataclasses.fields(config_class)
+    }
+
+
+def _convert(field_type: type, value: Any, path: str) -> Any:
+    types, description = _TYPES[field_type]
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
         raise UsageError(f"{path} is {shortened(repr(value))}; it must be {description}")
-    if type(default) is int and abs(value) > max_integer:
-        raise UsageError(f"{path} is {value:,}; it must be at most {max_integer:,}")
+    return field_type(value)
 
 
 def check_value_text(field_type: type, path: str, text: str) -> None:
@@ -111,21 +102,13 @@ def check_value_text(field_type: type, path: str, text: str) -> None:
         raise UsageError(f"{path}={text} is invalid; it must be {_TYPES[field_type][1]}")
 
 
-def _default(field: dataclasses.Field) -> Any:
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-
-
 def iter_fields(config: Any, prefix: str = "") -> Iterator[Field]:
     """Yields all fields of a config and its sections, with their documentation. Each path starts with `prefix`."""
     meanings = field_meanings(type(config))
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
+        if isinstance(value, Section):
             yield from iter_fields(value, f"{prefix}{field.name}.")
-        elif isinstance(value, dict):
-            model_meanings = field_meanings(ModelConfig)
-            for name, item in value.items():
-                yield Field(f"{prefix}{field.name}.{name}", item, model_meanings[name])
         else:
             yield Field(f"{prefix}{field.name}", value, meanings[field.name])
 

@@ -61,7 +61,7 @@ def load_config(config: str, overrides: Sequence[str]) -> ConfigDict:
     if name.endswith(".json"):
         if colon:
             raise UsageError(f"{name} takes no arguments: {arguments}; set fields with --config.FIELD=VALUE")
-        return load_saved_config(Path(name).expanduser(), overrides)
+        return apply_overrides(load_saved_config(Path(name).expanduser()), overrides)
     file = experiment_file(name)
     get_config = runpy.run_path(file).get("get_config")
     if get_config is None:
@@ -87,8 +87,8 @@ def experiment_file(name: str) -> str:
     raise UsageError(f"config file not found: {name}; use a file or one of the experiments {', '.join(known)}")
 
 
-def load_saved_config(file: os.PathLike, overrides: Sequence[str]) -> ConfigDict:
-    """Reads the `config.json` of a workdir and applies overrides."""
+def load_saved_config(file: os.PathLike) -> ConfigDict:
+    """Reads the `config.json` of a workdir."""
     try:
         values = read_json_object(file)
         if not {"task", "data", "model"} <= values.keys():
@@ -96,7 +96,7 @@ def load_saved_config(file: os.PathLike, overrides: Sequence[str]) -> ConfigDict
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"cannot read the config {file}: {reason}; use the config.json of a workdir") from error
-    return apply_overrides(ConfigDict(_with_tuples(values)), overrides)
+    return ConfigDict(_with_tuples(values))
 
 
 def _with_tuples(value: Any) -> Any:

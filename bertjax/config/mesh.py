@@ -1,12 +1,14 @@
 """Configs of the device mesh and of the connection between processes."""
 
 import dataclasses
+from typing import ClassVar
 
-from bertjax.errors import UsageError, at_least
+from bertjax.errors import UsageError
+from bertjax.utils.sections import Section, bounded
 
 
 @dataclasses.dataclass(frozen=True)
-class MeshConfig:
+class MeshConfig(Section):
     """Number of devices along each axis of the mesh. Only the `data` axis spans TPU slices.
 
     Attributes:
@@ -15,11 +17,14 @@ class MeshConfig:
       tensor: number of devices for tensor parallelism along heads, feed-forward width and vocabulary (default: 1).
     """
 
+    field_prefix: ClassVar[str] = "config.mesh."
+
     data: int = -1
     fsdp: int = 1
     tensor: int = 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         sizes = [self.data, self.fsdp, self.tensor]
         if sizes.count(-1) > 1 or any(size < 1 and size != -1 for size in sizes):
             raise UsageError(
@@ -29,7 +34,7 @@ class MeshConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class ClusterConfig:
+class ClusterConfig(Section):
     """Settings of distributed runs. They do not affect runs of a single process.
 
     Attributes:
@@ -40,10 +45,8 @@ class ClusterConfig:
       heartbeat_timeout_seconds: seconds without a heartbeat after which a process counts as lost (default: 100).
     """
 
-    coordinator_port: int = 0
-    initialization_timeout_seconds: int = 1800
-    heartbeat_timeout_seconds: int = 100
+    field_prefix: ClassVar[str] = "config.cluster."
 
-    def __post_init__(self) -> None:
-        minimums = {"coordinator_port": 0, "initialization_timeout_seconds": 1, "heartbeat_timeout_seconds": 10}
-        at_least(self, "config.cluster.", **minimums)
+    coordinator_port: int = bounded(0, at_least=0)
+    initialization_timeout_seconds: int = bounded(1800, at_least=1)
+    heartbeat_timeout_seconds: int = bounded(100, at_least=10)

@@ -1,14 +1,14 @@
 """Config fields that all tasks have in common."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
-from bertjax.config.fields import limited
 from bertjax.config.mesh import ClusterConfig, MeshConfig
 from bertjax.config.optimizer import OptimizerConfig
-from bertjax.errors import UsageError, at_least
+from bertjax.errors import UsageError
 from bertjax.model.attention.dispatch import check_attention
 from bertjax.model.config import AUTO, AUTO_LONG_RUN, LONG_RUN_STEPS, ModelConfig
+from bertjax.utils.sections import Section, bounded
 
 # Fields of `config.data` that contain paths. Comparisons of configs ignore them, because data may be moved.
 DATA_PATHS = ("corpus", "replay_corpus", "path", "vocabulary", "labels")
@@ -19,7 +19,7 @@ _MAX_TOKENS = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
-class RunConfig:
+class RunConfig(Section):
     """Config of a run. Each task adds fields, including the section `data`.
 
     Attributes:
@@ -34,39 +34,27 @@ class RunConfig:
       hang_seconds: maximum seconds until the next step, evaluation batch or checkpoint finishes, including compilation
         (0: no limit). After this time, the process exits with code 43, so that the launcher restarts the job.
       divergence_factor: maximum ratio of a logged loss to the first logged loss. A run that exceeds it fails.
-      model: fields of `ModelConfig`. If `vocab_size` is 0, the run uses the size of the data's vocabulary.
+      model: fields of `ModelConfig`. Unset fields are those of the `--init_from` checkpoint. An unset `vocab_size` is
+        the size of the data's vocabulary.
       optimizer: fields of `OptimizerConfig`.
       mesh: fields of `MeshConfig`.
       cluster: fields of `ClusterConfig`.
     """
 
-    # Names of the integer fields whose minimum is 0 instead of 1. Subclasses may override it.
-    zero_allowed: ClassVar[tuple[str, ...]] = ()
-    # Minimum of `optimizer.warmup_steps`. Subclasses may override it.
-    least_warmup: ClassVar[int] = 0
-
     task: str = ""
-    seed: int = limited(0, 2**32 - 1)
-    steps: int = 1_000_000
-    log_every: int = 100
-    eval_every: int = 10_000
-    checkpoint_every: int = 10_000
-    keep_checkpoints: int = 3
-    grad_accum_steps: int = limited(1, 1 << 20)
-    divergence_factor: float = 3.0
-    hang_seconds: int = 1800
-    model: dict[str, Any] = dataclasses.field(default_factory=lambda: dataclasses.asdict(ModelConfig()))
+    seed: int = bounded(0, at_least=0, at_most=2**32 - 1)
+    steps: int = bounded(1_000_000, at_least=1)
+    log_every: int = bounded(100, at_least=1)
+    eval_every: int = bounded(10_000, at_least=1)
+    checkpoint_every: int = bounded(10_000, at_least=1)
+    keep_checkpoints: int = bounded(3, at_least=1)
+    grad_accum_steps: int = bounded(1, at_least=1, at_most=1 << 20)
+    divergence_factor: float = bounded(3.0, above=0)
+    hang_seconds: int = bounded(1800, at_least=0)
+    model: ModelConfig = ModelConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     mesh: MeshConfig = MeshConfig()
     cluster: ClusterConfig = ClusterConfig()
-
-    def __post_init__(self) -> None:
-        counts = ("steps", "log_every", "eval_every", "checkpoint_every", "keep_checkpoints", "grad_accum_steps")
-        minimums = {name: 0 if name in self.zero_allowed else 1 for name in counts}
-        at_least(self, "config.", **minimums, seed=0, hang_seconds=0)
-        if not self.divergence_factor > 0:
-            raise UsageError(f"config.divergence_factor is {self.divergence_factor}; it must be above 0")
-        at_least(self.optimizer, "config.optimizer.", warmup_steps=self.least_warmup)
 
     @property
     def data(self) -> Any:
@@ -86,36 +74,39 @@ class RunConfig:
     @property
     def vocab_size(self) -> int:
         """Configured vocabulary size (default: that of the released uncased models)."""
-        return self.model["vocab_size"] or ModelConfig.vocab_size
+        return self.model.vocab_size or ModelConfig.vocab_size
+
+    @property
+    def has_model(self) -> bool:
+        """True if all fields of the model are set, except perhaps `vocab_size`, which the data's vocabulary sets."""
+        return not {*self.model.unset} - {"vocab_size"}
 
     def model_config(self, vocab_size: int) -> ModelConfig:
         """Returns the model config for a vocabulary of the given size.
 
-        Raises a UsageError if `model.vocab_size` is set to a different size, or if a model field is unset.
+        Raises a UsageError if `model.vocab_size` is set to a different size, or if another model field is unset.
         """
-        config_size = self.model["vocab_size"]
-        if config_size and config_size != vocab_size:
+        if self.model.vocab_size not in (None, vocab_size):
             raise UsageError(
-                f"config.model.vocab_size is {config_size}, but the vocabulary has {vocab_size} pieces; leave "
-                "vocab_size unset"
+                f"config.model.vocab_size is {self.model.vocab_size}, but the vocabulary has {vocab_size} pieces; "
+                "leave vocab_size unset"
             )
-        model = self.model | {"vocab_size": vocab_size}
-        if unset := [name for name, value in model.items() if value is None]:
+        model = dataclasses.replace(self.model, vocab_size=vocab_size)
+        if model.unset:
             raise UsageError(
-                f"config.model contains unset fields: {', '.join(unset)}; set a model size, such as --config "
+                f"config.model contains unset fields: {', '.join(model.unset)}; set a model size, such as --config "
                 "NAME:size=base, or use --init_from"
             )
-        config = ModelConfig(**model)
-        if config.scan_layers == AUTO and self.steps >= LONG_RUN_STEPS:
-            return dataclasses.replace(config, scan_layers=AUTO_LONG_RUN)
-        return config
+        if model.scan_layers == AUTO and self.steps >= LONG_RUN_STEPS:
+            return dataclasses.replace(model, scan_layers=AUTO_LONG_RUN)
+        return model
 
     def check_rows(self, seq_len: int, is_packed: bool = False) -> None:
         """Raises a UsageError if the model cannot process rows of `seq_len` tokens.
 
         `is_packed` is True if rows contain several sequences.
         """
-        model = self.model_config(self.model["vocab_size"] or 1)
+        model = self.model_config(self.model.vocab_size or 1)
         max_positions = model.max_position_embeddings
         if seq_len > max_positions:
             raise UsageError(

@@ -62,7 +62,7 @@ def _cached_features(config: FinetuningConfig, init_from: str, examples: Example
     """Returns memory-mapped features of the examples' tokens, float32 [tokens, layers, D]. Computes them if missing."""
     checkpoint = find_checkpoint(init_from)
     # Use the dtype of the run, so that cached features equal features computed inside the training step.
-    model = resolve_layout(dataclasses.replace(checkpoint_model(checkpoint), dtype=config.model["dtype"]))
+    model = resolve_layout(dataclasses.replace(checkpoint_model(checkpoint), dtype=config.model.dtype))
     layers = config.feature_head.layers(model.num_hidden_layers)
     path = cache_dir() / f"features-{_cache_key(checkpoint, model, layers, examples)}.bin"
     shape = int(examples.offsets[-1]), len(layers), model.hidden_size

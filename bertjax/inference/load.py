@@ -13,6 +13,7 @@ from etils import epath
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh, Sharding
 
+from bertjax.config.load import load_saved_config
 from bertjax.config.mesh import MeshConfig
 from bertjax.convert.convert import BERTJAX, detect_format, local_checkpoint, read_checkpoint
 from bertjax.convert.names import CLASSIFIER
@@ -29,12 +30,12 @@ from bertjax.inference.loaded_model import InferenceDefaults, LoadedModel, build
 from bertjax.inference.output_kinds import OUTPUT_KINDS
 from bertjax.tasks.finetuning.output_layer import OutputLayer, read_output_layer
 from bertjax.training.checkpoint import find_checkpoint, workdir_of
-from bertjax.training.checkpoint_config import checkpoint_config, checkpoint_model
+from bertjax.training.checkpoint_config import checkpoint_model
 from bertjax.training.checkpoint_metadata import read_metadata
 from bertjax.training.parameters import load_all_params
 from bertjax.training.results import read_results
 from bertjax.training.sharding import MESH_AXES, make_mesh, parameter_shardings, replicated
-from bertjax.training.workdir import RESULTS, is_converted
+from bertjax.training.workdir import CONFIG, RESULTS, is_converted
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +87,7 @@ def _read_inference_defaults(checkpoint: epath.Path, output_layer: OutputLayer |
     workdir = workdir_of(checkpoint)
     if output_layer is None or is_converted(workdir):
         return InferenceDefaults()
-    data = checkpoint_config(checkpoint, []).data
+    data = load_saved_config(workdir / CONFIG).data
     names = [field.name for field in dataclasses.fields(InferenceDefaults)]
     settings: dict[str, Any] = {name: data[name] for name in names if name in data}
     null_threshold = None

@@ -1,12 +1,12 @@
 """Model configuration. Checkpoints store the `Architecture` fields. A run may change all other fields."""
 
 import dataclasses
-import math
 import re
-from typing import Any
+from typing import Any, ClassVar
 
-from bertjax.errors import UsageError, at_least, one_of
+from bertjax.errors import UsageError
 from bertjax.utils.devices import has_bfloat16_units
+from bertjax.utils.sections import Section, bounded
 
 AUTO = "auto"
 ACTIVATIONS = ("gelu_tanh", "gelu_erf", "relu")
@@ -18,20 +18,8 @@ AUTO_LONG_RUN = "auto_long_run"
 SCAN_LAYERS = (AUTO, AUTO_LONG_RUN, "true", "false")
 LONG_RUN_STEPS = 10_000
 REMAT_POLICIES = ("none", "attention", "elementwise", "projections", "full")
-# Maximum dropout rate. `dropout` rounds rates to multiples of 2^-16, which could round a larger rate to 1.
+# Dropout rates are at most this. `dropout` rounds rates to multiples of 2^-16, which could round a larger rate to 1.
 _MAX_DROPOUT = 0.9999
-# Maximum sizes, larger than those of any trained model. Without these limits, a mistyped size would fail only minutes
-# later, inside a library.
-_LIMITS = {
-    "vocab_size": 1 << 24,
-    "hidden_size": 1 << 17,
-    "num_hidden_layers": 1 << 12,
-    "num_attention_heads": 1 << 12,
-    "intermediate_size": 1 << 19,
-    "max_position_embeddings": 1 << 20,
-    "type_vocab_size": 1 << 16,
-    "pad_vocab_to_multiple_of": 1 << 24,
-}
 _HEAD_SIZE = 64
 _NAMED_SIZES = {
     "tiny": (2, 128),
@@ -44,7 +32,7 @@ _NAMED_SIZES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Architecture:
+class Architecture(Section):
     """Fields that define the network. Every checkpoint stores them next to the parameters.
 
     Attributes:
@@ -65,35 +53,34 @@ class Architecture:
         added tokens get probability 0.
     """
 
-    encoder: str = TRANSFORMER
-    vocab_size: int = 30522
-    hidden_size: int = 768
-    num_hidden_layers: int = 12
-    num_attention_heads: int = 12
-    intermediate_size: int = 3072
-    max_position_embeddings: int = 512
-    type_vocab_size: int = 2
-    hidden_act: str = "gelu_tanh"
-    layer_norm_eps: float = 1e-12
-    attention_direction: str = "both"
-    pad_vocab_to_multiple_of: int = 128
+    field_prefix: ClassVar[str] = "config.model."
+    may_be_unset: ClassVar[bool] = True
+
+    # The maximum sizes are larger than those of any trained model. Without them, a mistyped size would fail only
+    # minutes later, inside a library.
+    encoder: str = bounded(TRANSFORMER, choices=ENCODERS)
+    vocab_size: int = bounded(30522, at_least=1, at_most=1 << 24)
+    hidden_size: int = bounded(768, at_least=1, at_most=1 << 17)
+    num_hidden_layers: int = bounded(12, at_least=1, at_most=1 << 12)
+    num_attention_heads: int = bounded(12, at_least=1, at_most=1 << 12)
+    intermediate_size: int = bounded(3072, at_least=1, at_most=1 << 19)
+    max_position_embeddings: int = bounded(512, at_least=1, at_most=1 << 20)
+    type_vocab_size: int = bounded(2, at_least=1, at_most=1 << 16)
+    hidden_act: str = bounded("gelu_tanh", choices=ACTIVATIONS)
+    layer_norm_eps: float = bounded(1e-12, at_least=0)
+    attention_direction: str = bounded("both", choices=DIRECTIONS)
+    pad_vocab_to_multiple_of: int = bounded(128, at_least=1, at_most=1 << 24)
 
     def __post_init__(self) -> None:
-        at_least(self, "model.", **dict.fromkeys(_LIMITS, 1))
-        for name, limit in _LIMITS.items():
-            if getattr(self, name) > limit:
-                raise UsageError(f"model.{name} is {getattr(self, name):,}; it must be at most {limit:,}")
-        if self.hidden_size % self.num_attention_heads:
+        super().__post_init__()
+        if self.hidden_size and self.num_attention_heads and self.hidden_size % self.num_attention_heads:
             raise UsageError(
                 f"model.hidden_size={self.hidden_size} is not divisible by model.num_attention_heads="
                 f"{self.num_attention_heads}; use a multiple of {self.num_attention_heads}"
             )
-        if not 0 <= self.layer_norm_eps < math.inf:
-            raise UsageError(f"model.layer_norm_eps is {self.layer_norm_eps}; it must be finite and at least 0")
-        one_of(self, "model.", encoder=ENCODERS, hidden_act=ACTIVATIONS, attention_direction=DIRECTIONS)
-        if self.encoder == LSTM and self.hidden_size % 2:
+        if self.encoder == LSTM and self.hidden_size and self.hidden_size % 2:
             raise UsageError(f"model.hidden_size is {self.hidden_size}; model.encoder={LSTM} needs an even number")
-        if self.encoder == LSTM and self.attention_direction != "both":
+        if self.encoder == LSTM and self.attention_direction in ("left", "right"):
             raise UsageError(
                 f"model.attention_direction is {self.attention_direction}; model.encoder={LSTM} has no attention, so "
                 "leave it unset"
@@ -122,7 +109,7 @@ ARCHITECTURE_FIELDS = tuple(field.name for field in dataclasses.fields(Architect
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class Layout(Section):
     """Fields that determine how the model is computed. Any checkpoint can be loaded with any values of these fields.
 
     Attributes:
@@ -145,13 +132,10 @@ class Layout:
         dropout use the same dropout masks.
     """
 
-    dtype: str = AUTO
-    scan_layers: str = AUTO
-    remat: str = "none"
+    dtype: str = bounded(AUTO, choices=DTYPES)
+    scan_layers: str = bounded(AUTO, choices=SCAN_LAYERS)
+    remat: str = bounded("none", choices=REMAT_POLICIES)
     attention: str = AUTO
-
-    def __post_init__(self) -> None:
-        one_of(self, "model.", dtype=DTYPES, scan_layers=SCAN_LAYERS, remat=REMAT_POLICIES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,18 +148,14 @@ class ModelConfig(Architecture, Layout):
       initializer_range: standard deviation of the truncated normal that initializes all matrices.
     """
 
-    hidden_dropout_prob: float = 0.1
-    attention_probs_dropout_prob: float = 0.1
-    initializer_range: float = 0.02
+    hidden_dropout_prob: float = bounded(0.1, at_least=0, at_most=_MAX_DROPOUT)
+    attention_probs_dropout_prob: float = bounded(0.1, at_least=0, at_most=_MAX_DROPOUT)
+    initializer_range: float = bounded(0.02, at_least=0)
 
-    def __post_init__(self) -> None:
-        Architecture.__post_init__(self)
-        Layout.__post_init__(self)
-        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
-            if not 0 <= getattr(self, name) <= _MAX_DROPOUT:
-                raise UsageError(f"model.{name} is {getattr(self, name)}; it must be in [0, {_MAX_DROPOUT}]")
-        if not 0 <= self.initializer_range < math.inf:
-            raise UsageError(f"model.initializer_range is {self.initializer_range}; it must be finite and at least 0")
+    @property
+    def unset(self) -> tuple[str, ...]:
+        """Names of the fields without a value. A model can be built only if there are none."""
+        return tuple(name for name, value in vars(self).items() if value is None)
 
     @property
     def architecture(self) -> Architecture:
@@ -192,6 +172,11 @@ class ModelConfig(Architecture, Layout):
             unrolls = on_cpu or (platform == "tpu" and scan_layers == AUTO_LONG_RUN)
             scan_layers = "false" if unrolls else "true"
         return dataclasses.replace(self, dtype=dtype, scan_layers=scan_layers)
+
+
+_UNSET: Any = None
+# Model of a run whose architecture is that of the `--init_from` checkpoint.
+UNSET_ARCHITECTURE = ModelConfig(**dict.fromkeys(ARCHITECTURE_FIELDS, _UNSET))
 
 
 def size_fields(size: str) -> dict[str, Any]:

@@ -2,19 +2,19 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
 from bertjax.model.dropout import dropout
 from bertjax.model.encoder import make_encoder
 from bertjax.model.layers import constant_init
 from bertjax.model.lstm import SIDES, Lstm
 from bertjax.model.partitioning import resolve_layout
+from bertjax.utils.sections import Section, bounded
 
 NONE, EMBEDDINGS, SECOND_TO_LAST, LAST, SUM_LAST_FOUR, CONCAT_LAST_FOUR, SUM_ALL = FEATURES = (
     *("", "embeddings", "second_to_last", "last", "sum_last_four", "concat_last_four", "sum_all"),
@@ -27,7 +27,7 @@ CACHED_FEATURES = "features"
 
 
 @dataclasses.dataclass(frozen=True)
-class FeatureHead:
+class FeatureHead(Section):
     """Layers between the encoder and the output layer.
 
     Attributes:
@@ -38,20 +38,11 @@ class FeatureHead:
       lstm_size: number of BiLSTM units per direction.
     """
 
-    features: str = NONE
-    lstm_layers: int = 0
-    lstm_size: int = 768
+    field_prefix: ClassVar[str] = "config.feature_head."
 
-    def __post_init__(self) -> None:
-        if self.features not in FEATURES:
-            raise UsageError(
-                f"feature_head.features is {self.features!r}; use one of {', '.join(FEATURES[1:])}, or leave it empty"
-            )
-        if not 0 <= self.lstm_layers <= 64 or not 1 <= self.lstm_size <= 1 << 16:
-            raise UsageError(
-                f"feature_head.lstm_layers={self.lstm_layers}, feature_head.lstm_size={self.lstm_size}; use 0 to 64 "
-                f"layers of 1 to {1 << 16:,} units"
-            )
+    features: str = bounded(NONE, choices=FEATURES)
+    lstm_layers: int = bounded(0, at_least=0, at_most=64)
+    lstm_size: int = bounded(768, at_least=1, at_most=1 << 16)
 
     @property
     def is_used(self) -> bool:

@@ -9,11 +9,10 @@ from typing import Any
 
 from etils import epath
 
-from bertjax.config.load import load_config
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.reproduce.table import Run
-from bertjax.tasks.build import parse_config
 from bertjax.training.checkpoint import saved_fingerprint
+from bertjax.training.checkpoint_config import experiment_config
 from bertjax.training.results import read_results
 from bertjax.training.sweep import SEED, SWEEP, TRIALS, setting_of, trial_name
 from bertjax.training.workdir import RESULTS, resolve, result_differences
@@ -261,7 +260,7 @@ def _sweep_outcome(folder: epath.Path, run: Run) -> Outcome | None:
 def _check_config(run: Run, folder: epath.Path, config: dict[str, Any], trial: Mapping[str, Any] | None = None) -> None:
     """Raises a UsageError if `config`, from saved results, differs from the config of `run`, such as in the scale."""
     fields = [f"--config.{field}={value}" for field, value in (trial or {}).items()]
-    expected: dict[str, Any] = dataclasses.asdict(parse_config(load_config(run.config, [*run.overrides, *fields])))
+    expected: dict[str, Any] = dataclasses.asdict(experiment_config(run.config, [*run.overrides, *fields]))
     # Unset model fields come from the initial checkpoint, so they cannot be compared here.
     model = {
         name: config["model"].get(name) if run.init_from and value is None else value

@@ -22,7 +22,6 @@ from bertjax.model.flops import peak_flops_per_second
 from bertjax.reproduce.results import Results, update_index
 from bertjax.reproduce.runs import load_released
 from bertjax.reproduce.table import Run, Table, missing_data, table_names
-from bertjax.tasks.build import parse_config
 from bertjax.tasks.finetuning.config import SPLITS
 from bertjax.training import train as loop
 from bertjax.training.checkpoint import find_checkpoint
@@ -229,9 +228,9 @@ def _execute(run: Run, results: str) -> dict[str, Any]:
     init_from = _initial_checkpoint(run, results)
     if run.seeds:
         return sweep(run.config, run.overrides, (), run.seeds, folder, init_from, build_training_task)
-    settings = parse_config(experiment_config(run.config, run.overrides, init_from))
+    settings = experiment_config(run.config, run.overrides, init_from)
     return loop.train(build_training_task(settings, init_from), folder, init_from)
 
 
 def _dev_config(checkpoint: epath.Path) -> RunConfig:
-    return parse_config(choose_split(checkpoint_config(checkpoint, []), SPLITS[0]))
+    return choose_split(checkpoint_config(checkpoint, []), SPLITS[0])

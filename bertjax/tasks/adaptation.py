@@ -5,15 +5,15 @@ import hashlib
 import math
 import random
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from bertjax.data.pretraining.config import Phase
 from bertjax.data.shard import DataShard
 from bertjax.errors import UsageError
+from bertjax.model.config import UNSET_ARCHITECTURE, ModelConfig
 from bertjax.tasks import pretraining
-from bertjax.tasks.finetuning.config import inherited_model
 from bertjax.tasks.objectives import config as objectives
 from bertjax.tasks.task import NumpyBatch
+from bertjax.utils.sections import bounded
 
 # Prefix of the metrics on the held-out text of the replayed corpus.
 _GENERAL = "general"
@@ -33,12 +33,10 @@ class AdaptationData(objectives.PretrainingData):
 
     objective: str = "none"
     replay_corpus: str = ""
-    replay_share: float = 0.0
+    replay_share: float = bounded(0.0, at_least=0, below=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.replay_share < 1:
-            raise UsageError(f"config.data.replay_share={self.replay_share} is out of range; use a value in [0, 1)")
         if self.replay_share and not self.replay_corpus:
             raise UsageError(
                 f"config.data.replay_share={self.replay_share} needs a general corpus; set config.data.replay_corpus"
@@ -50,12 +48,11 @@ class Config(objectives.Config):
     """Config of continued pre-training.
 
     Attributes:
-      model: fields of `ModelConfig`. Unset architecture fields are copied from the `--init_from` checkpoint.
       data: see `AdaptationData`.
     """
 
     task: str = "adaptation"
-    model: dict[str, Any] = dataclasses.field(default_factory=inherited_model)
+    model: ModelConfig = UNSET_ARCHITECTURE
     data: AdaptationData = AdaptationData()
 
 
@@ -71,7 +68,7 @@ class Task(pretraining.Task):
 
     def __init__(self, config: Config, train: bool = True) -> None:
         """Opens the corpora. Training requires a corpus."""
-        if config.model["hidden_size"] is None:
+        if not config.has_model:
             raise UsageError(
                 "no initial checkpoint; use --init_from CKPT, or set a model size to start from random parameters, "
                 "such as --config NAME:size=mini"

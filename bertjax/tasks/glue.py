@@ -9,7 +9,7 @@ import numpy as np
 
 from bertjax.data.finetuning.examples import concatenate, constant_prediction, known_labels
 from bertjax.data.finetuning.tables import TFDS_PREFIX
-from bertjax.errors import UsageError, one_of
+from bertjax.errors import UsageError
 from bertjax.metrics.classification import cross_entropy, scores
 from bertjax.metrics.report import ClassReport, class_report
 from bertjax.model.config import ModelConfig
@@ -21,6 +21,7 @@ from bertjax.tasks.finetuning.task import FinetuningTask
 from bertjax.tasks.objectives.classification import Classification, Regression, sequence_objective
 from bertjax.tasks.records import PredictionRecords, Record, class_record, number_record
 from bertjax.utils.io import write_atomic
+from bertjax.utils.sections import bounded
 
 # Suffix of the metrics of the diagnostic set.
 _AX_SUFFIX = "_ax"
@@ -36,11 +37,7 @@ class GlueData(FinetuningData):
       task: GLUE task: `cola`, `sst2`, `mrpc`, `stsb`, `qqp`, `mnli`, `qnli`, `rte`, `wnli` or `ax`.
     """
 
-    task: str = "mrpc"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of(self, "config.data.", task=tuple(SPECS))
+    task: str = bounded("mrpc", choices=tuple(SPECS))
 
 
 @dataclasses.dataclass(frozen=True)

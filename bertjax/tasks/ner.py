@@ -5,9 +5,9 @@ from pathlib import Path
 
 from bertjax.data.finetuning.tables import ReadStats
 from bertjax.data.finetuning.tagged import TaggedText, read_conll
-from bertjax.errors import one_of
 from bertjax.tasks.finetuning.config import FinetuningConfig, FinetuningData
 from bertjax.tasks.finetuning.tagging import TaggingTask
+from bertjax.utils.sections import bounded
 
 _CONTEXTS = ("document", "sentence")
 
@@ -21,14 +21,10 @@ class NerData(FinetuningData):
       train_file, dev_file, test_file: names of the files in `path`.
     """
 
-    context: str = "document"
+    context: str = bounded("document", choices=_CONTEXTS)
     train_file: str = "eng.train"
     dev_file: str = "eng.testa"
     test_file: str = "eng.testb"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of(self, "config.data.", context=_CONTEXTS)
 
 
 @dataclasses.dataclass(frozen=True)

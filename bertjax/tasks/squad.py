@@ -14,7 +14,7 @@ import numpy as np
 from bertjax.data.finetuning.questions import Question, Windows, make_windows, read_questions, read_triviaqa
 from bertjax.data.finetuning.tables import ReadStats
 from bertjax.data.schema import EXAMPLE, SEQUENCE, ArraySpec
-from bertjax.errors import UsageError, at_least, one_of
+from bertjax.errors import UsageError
 from bertjax.metrics import squad as metrics
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import TokenModel
@@ -27,6 +27,7 @@ from bertjax.tasks.objectives.losses import cross_entropy
 from bertjax.tasks.records import RECORDS_FILE, PredictionRecords, Record
 from bertjax.tasks.task import Batch, MetricSums, Objective, Outputs
 from bertjax.utils.io import write_atomic
+from bertjax.utils.sections import bounded
 
 _V1, _V2, _TRIVIAQA = _VERSIONS = ("1.1", "2.0", "triviaqa")
 _POSITIONS = ("start_positions", "end_positions")
@@ -52,21 +53,19 @@ class SquadData(FinetuningData):
         unanswerable if its null odds (null score minus score of the best span) exceed the threshold.
     """
 
-    version: str = "1.1"
+    version: str = bounded("1.1", choices=_VERSIONS)
     train_file: str = ""
     eval_file: str = ""
     seq_len: int = 384
-    doc_stride: int = 128
-    max_query_len: int = 64
-    n_best: int = 20
-    max_answer_len: int = 30
+    doc_stride: int = bounded(128, at_least=1)
+    max_query_len: int = bounded(64, at_least=1)
+    n_best: int = bounded(20, at_least=1)
+    max_answer_len: int = bounded(30, at_least=1)
     choose_null_threshold: bool = True
     null_threshold: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of(self, "config.data.", version=_VERSIONS)
-        at_least(self, "config.data.", doc_stride=1, max_query_len=1, n_best=1, max_answer_len=1)
         if self.max_query_len + 4 > self.seq_len:
             raise UsageError(
                 f"config.data.max_query_len={self.max_query_len} leaves no room for a passage in config.data.seq_len="

@@ -34,6 +34,7 @@ from bertjax.tasks.records import (
 )
 from bertjax.tasks.task import Objective
 from bertjax.utils.io import write_atomic
+from bertjax.utils.sections import bounded
 
 logger = logging.getLogger(__name__)
 
@@ -117,9 +118,9 @@ class TextData(TableData):
     """
 
     second_text: str = ""
-    kind: str = "classes"
+    kind: str = bounded("classes", choices=tuple(_METRICS))
     label_separator: str = ","
-    threshold: float = 0.5
+    threshold: float = bounded(0.5, above=0, below=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -128,17 +129,11 @@ class TextData(TableData):
                 f"config.data.second_text={self.second_text!r} is also the column of text or label; set a different "
                 "column"
             )
-        if self.kind not in _METRICS:
-            raise UsageError(
-                f"config.data.kind is {self.kind!r}; use one of {', '.join(_METRICS)}, or --config text:kind=tags"
-            )
         defaults = (TextData.threshold, TextData.label_separator)
         if self.kind != "multilabel" and (self.threshold, self.label_separator) != defaults:
             raise UsageError(
                 f"config.data.threshold and label_separator have no effect with kind={self.kind}; leave them unset"
             )
-        if not 0 < self.threshold < 1:
-            raise UsageError(f"config.data.threshold={self.threshold} is out of range; use a value in (0, 1)")
         if not self.label_separator.strip() and self.label_separator != " " or self.label_separator in "\t\r\n":
             raise UsageError(f"config.data.label_separator={self.label_separator!r} is not valid; use a space or ','")
 

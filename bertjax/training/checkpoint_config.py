@@ -1,7 +1,7 @@
-"""Functions that load the configs of experiments and of checkpoints."""
+"""Configs of runs and checkpoints: what a config leaves unset, and what a checkpoint was trained with."""
 
+import dataclasses
 import os
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,128 +9,177 @@ import jax
 from etils import epath
 from ml_collections import ConfigDict
 
-from bertjax.config.load import load_config, load_saved_config, overridden_fields
-from bertjax.config.run import DATA_FILES, DATA_PATHS
+from bertjax.config.fields import from_config_dict
+from bertjax.config.load import apply_overrides, load_config, load_saved_config
+from bertjax.config.run import DATA_FILES, DATA_PATHS, RunConfig
 from bertjax.data.corpus.vocabulary import ENTRY
 from bertjax.data.finetuning.tables import TFDS_PREFIX
 from bertjax.errors import UsageError
-from bertjax.model.config import AUTO, ModelConfig, size_fields
+from bertjax.model.config import AUTO, Architecture, ModelConfig
+from bertjax.tasks.build import parse_config
 from bertjax.tasks.finetuning.config import SPLITS
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER, read_output_layer
 from bertjax.training.checkpoint import find_checkpoint, workdir_of
 from bertjax.training.checkpoint_metadata import saved_architecture
-from bertjax.training.init_from import with_checkpoint_architecture
 from bertjax.training.parameters import lacks_lm_head
-from bertjax.training.workdir import CONFIG
+from bertjax.training.workdir import CONFIG, has_checkpoints, resolve
 from bertjax.utils.io import is_remote
 
 
 def experiment_config(
     experiment: str, overrides: Sequence[str], init_from: str | epath.Path | None = None
-) -> ConfigDict:
-    """Loads the config of an experiment and applies `--config.FIELD=VALUE` overrides.
+) -> RunConfig:
+    """Returns the complete config of an experiment that starts from the checkpoint `init_from`, see `complete`.
 
-    `experiment` has any form that `load_config` accepts. With `init_from`, uses the architecture of this checkpoint,
-    and its vocabulary if the config sets none. `optimizer.head_steps` of the experiment applies only if this checkpoint
-    lacks a language-model head, and is at most a third of the steps.
+    `experiment` has any form that `load_config` accepts.
     """
-    config = load_config(experiment, overrides)
-    if not isinstance(config.get("data"), ConfigDict) or not isinstance(config.get("model"), ConfigDict):
-        raise UsageError(
-            f"the config of {experiment.partition(':')[0]} lacks `data` or `model`; start from a config of "
-            "bertjax/presets.py"
-        )
-    _make_absolute(config.data)
-    if config.optimizer.head_steps and "optimizer.head_steps" not in overridden_fields(overrides):
-        has_new_head = init_from is not None and lacks_lm_head(find_checkpoint(init_from))
-        # `config.steps` may be lower than in the experiment. If it is higher, a finished run continues.
-        config.optimizer.head_steps = min(config.optimizer.head_steps, config.steps // 3) if has_new_head else 0
-    if init_from is None:
-        return config
-    explicit = {field.removeprefix("model.") for field in overridden_fields(overrides)}
-    if re.search("(^|,)size=.", experiment.partition(":")[2]):
-        explicit |= size_fields("base").keys()
-    return with_checkpoint_architecture(config, find_checkpoint(init_from), explicit)
+    return complete(parse_config(load_config(experiment, overrides)), init_from)
 
 
-def checkpoint_config(checkpoint: epath.Path, overrides: Sequence[str]) -> ConfigDict:
-    """Loads the config that a checkpoint was trained with, and applies `--config.FIELD=VALUE` overrides.
+def complete(config: RunConfig, init_from: str | epath.Path | None = None) -> RunConfig:
+    """Returns a config with absolute paths and without unset fields, except for `vocab_size`, which the data sets.
+
+    Unset fields of the architecture are those of the checkpoint `init_from`, or defaults if the config or its task has
+    a model size. An empty `data.vocabulary` becomes the checkpoint's. `optimizer.head_steps=-1` becomes a third of the
+    steps if the checkpoint lacks a language-model head, else 0.
+
+    Raises a UsageError if a field of the architecture differs from that of the checkpoint.
+    """
+    data, optimizer = _with_absolute_paths(config.data), config.optimizer
+    checkpoint = None if init_from is None else find_checkpoint(init_from)
+    if checkpoint is None:
+        defaults = ModelConfig() if config.model.hidden_size else type(config)().model
+        unset = {name: getattr(defaults, name) for name in config.model.unset if name != "vocab_size"}
+        model = dataclasses.replace(config.model, **unset)
+    else:
+        model = _with_architecture(config.model, saved_architecture(checkpoint), checkpoint, config.has_data)
+        if getattr(data, "vocabulary", None) == "":
+            data = dataclasses.replace(data, vocabulary=str(workdir_of(checkpoint) / ENTRY))
+    if optimizer.head_steps < 0:
+        has_new_head = checkpoint is not None and lacks_lm_head(checkpoint)
+        optimizer = dataclasses.replace(optimizer, head_steps=config.steps // 3 if has_new_head else 0)
+    fields: dict[str, Any] = {"model": model, "data": data, "optimizer": optimizer}
+    return dataclasses.replace(config, **fields)
+
+
+def resumed_config(config: RunConfig, workdir: str, init_from: str | None) -> tuple[RunConfig, str | epath.Path | None]:
+    """Returns the config and the checkpoint to `complete` it with, for a run that may resume in a workdir.
+
+    Without `init_from`, the architecture may come from the workdir's checkpoints. Automatic head steps are those that
+    the run started with.
+    """
+    folder = resolve(workdir)
+    if not has_checkpoints(folder):
+        return config, init_from
+    if config.optimizer.head_steps < 0:
+        saved = load_saved_config(folder / CONFIG).optimizer.get("head_steps", 0)
+        optimizer = dataclasses.replace(config.optimizer, head_steps=saved)
+        config = dataclasses.replace(config, optimizer=optimizer)
+    return config, folder if init_from is None and config.model.hidden_size is None else init_from
+
+
+def _with_architecture(model: ModelConfig, saved: Architecture, checkpoint: epath.Path, has_data: bool) -> ModelConfig:
+    """Returns a model config with the architecture of a checkpoint."""
+    changes = vars(saved).copy()
+    if has_data and model.vocab_size is None:
+        # The run takes the size from its vocabulary, which `check_vocabulary` compares with that of the checkpoint.
+        del changes["vocab_size"]
+    for name, value in changes.items():
+        configured = getattr(model, name)
+        # `pad_vocab_to_multiple_of` always comes from the checkpoint, because it determines the token table's shape.
+        if configured not in (None, value) and name != "pad_vocab_to_multiple_of":
+            raise UsageError(
+                f"config.model.{name}={configured} differs from {name}={value} of {checkpoint}; omit `size=` and "
+                f"config.model.{name}, or set them to the values of the checkpoint"
+            )
+    return dataclasses.replace(model, **changes)
+
+
+def checkpoint_config(checkpoint: epath.Path, overrides: Sequence[str]) -> RunConfig:
+    """Returns the config that a checkpoint was trained with, after `--config.FIELD=VALUE` overrides.
 
     The vocabulary and the labels are those in the workdir, unless an override sets them.
     """
-    workdir, overridden = workdir_of(checkpoint), overridden_fields(overrides)
-    config = load_saved_config(workdir / CONFIG, overrides)
-    for name, saved in vars(saved_architecture(checkpoint)).items():
-        if f"model.{name}" in overridden and config.model[name] != saved:
-            raise UsageError(
-                f"config.model.{name}={config.model[name]} differs from {name}={saved} of {checkpoint}; "
-                "omit the override"
-            )
-    if config.model.dtype == AUTO and jax.default_backend() == "cpu":
-        config.model.dtype = "float32"  # Only training computes in bfloat16 on CPU.
-    if "vocabulary" in config.data and "data.vocabulary" not in overridden:
+    workdir = workdir_of(checkpoint)
+    saved = load_saved_config(workdir / CONFIG)
+    saved.model.dtype = _inference_dtype(saved.model.dtype)
+    if "vocabulary" in saved.data:
         # Use the workdir's copy, because the original may have been removed.
-        config.data.vocabulary = str(workdir / ENTRY)
-    return config if "data.labels" in overridden else with_labels_of(config, checkpoint)
+        saved.data.vocabulary = str(workdir / ENTRY)
+    if "labels" in saved.data:
+        saved.data.labels = _labels(saved.data, checkpoint)
+    return complete(parse_config(apply_overrides(saved, overrides)), checkpoint)
 
 
-def with_labels_of(config: ConfigDict, checkpoint: epath.Path) -> ConfigDict:
+def checkpoint_model(checkpoint: epath.Path) -> ModelConfig:
+    """Returns the model config of a checkpoint for inference.
+
+    The architecture comes from the checkpoint, and other fields come from the workdir's config. The attention
+    implementation is `auto`, because devices and row lengths may differ from training.
+    """
+    saved = load_saved_config(workdir_of(checkpoint) / CONFIG)
+    model = from_config_dict(ModelConfig(), ConfigDict({**saved.model, "vocab_size": 1}), "config.model")
+    architecture: dict[str, Any] = vars(saved_architecture(checkpoint))
+    return dataclasses.replace(model, **architecture, attention=AUTO, dtype=_inference_dtype(model.dtype))
+
+
+def _inference_dtype(dtype: str) -> str:
+    """Returns the dtype for inference: on CPU, only training computes in bfloat16."""
+    return "float32" if dtype == AUTO and jax.default_backend() == "cpu" else dtype
+
+
+def with_labels_of(config: RunConfig, checkpoint: epath.Path) -> RunConfig:
     """Returns the config with `data.labels` set to the path of a checkpoint's `output_layer.json`, if it exists.
 
     With generic labels such as LABEL_0, the task reads its labels from the training file if there is one, and
     `check_output_layer` matches them by position.
     """
+    if not hasattr(config.data, "labels"):
+        return config
+    return _with_data(config, labels=_labels(config.data, checkpoint))
+
+
+def _labels(data: Any, checkpoint: epath.Path) -> str:
     layer = read_output_layer(workdir_of(checkpoint))
-    train_file = config.data.get("train_file")
-    has_training_file = bool(train_file) and os.path.isfile(os.path.join(config.data.path or "", train_file))
-    if "labels" in config.data and layer and not (layer.has_generic_labels and has_training_file):
-        config.data.labels = str(workdir_of(checkpoint) / OUTPUT_LAYER)
-    return config
+    train_file = getattr(data, "train_file", "")
+    has_training_file = bool(train_file) and os.path.isfile(os.path.join(data.path or "", train_file))
+    if layer and not (layer.has_generic_labels and has_training_file):
+        return str(workdir_of(checkpoint) / OUTPUT_LAYER)
+    return data.labels
 
 
-def choose_split(config: ConfigDict, split: str) -> ConfigDict:
+def choose_split(config: RunConfig, split: str) -> RunConfig:
     """Returns the config with `data.eval_split` set to `split`."""
     if split not in SPLITS:
         raise UsageError(f"unknown --split: {split!r}; use one of {', '.join(SPLITS)}")
-    if "eval_split" not in config.data:
+    if not hasattr(config.data, "eval_split"):
         raise UsageError(f"the task {config.task} does not make predictions; use a checkpoint of another task")
-    config.data.eval_split = split
-    return config
+    return _with_data(config, eval_split=split)
 
 
-def choose_evaluation(config: ConfigDict, split: str) -> ConfigDict:
+def choose_evaluation(config: RunConfig, split: str) -> RunConfig:
     """Returns the config for the evaluation of a split.
 
     For the test split, sets `data.dev_file` to the test file, because a task may ignore the labels of a test file.
     """
     config = choose_split(config, split)
-    if split != SPLITS[0] and "test_file" in config.data:
-        if not config.data.test_file:
-            raise UsageError("no test file; set it with --config.data.test_file=FILE")
-        config.data.dev_file, config.data.eval_split = config.data.test_file, SPLITS[0]
-        if "dev_share" in config.data:
-            config.data.dev_share = 0.0
-    return config
+    if split == SPLITS[0] or not hasattr(config.data, "test_file"):
+        return config
+    if not config.data.test_file:
+        raise UsageError("no test file; set it with --config.data.test_file=FILE")
+    return _with_data(config, dev_file=config.data.test_file, eval_split=SPLITS[0], dev_share=0.0)
 
 
-def checkpoint_model(checkpoint: epath.Path) -> ModelConfig:
-    """Returns the model config of a checkpoint.
-
-    The architecture comes from the checkpoint, and other fields come from the workdir's config. The attention
-    implementation is `auto`, because devices and row lengths may differ from training.
-    """
-    config = checkpoint_config(checkpoint, [])
-    try:
-        fields: dict[str, Any] = {**config.model, **vars(saved_architecture(checkpoint)), "attention": "auto"}
-        return ModelConfig(**fields)
-    except TypeError as error:
-        raise UsageError(
-            f"{workdir_of(checkpoint) / CONFIG} contains no valid model config: {error}; restore the file"
-        ) from error
+def _with_data(config: RunConfig, **fields: Any) -> RunConfig:
+    data: dict[str, Any] = {"data": dataclasses.replace(config.data, **fields)}
+    return dataclasses.replace(config, **data)
 
 
-def _make_absolute(data: ConfigDict) -> None:
-    """Makes paths absolute, so that a saved config does not depend on the working directory."""
-    for name in (*DATA_PATHS, *(() if data.get("path") else DATA_FILES)):
-        if data.get(name) and not (data[name].startswith(TFDS_PREFIX) or is_remote(data[name])):
-            data[name] = os.path.abspath(os.path.expanduser(data[name]))
+def _with_absolute_paths(data: Any) -> Any:
+    """Returns the section `data` with absolute paths, so that a saved config does not depend on the current folder."""
+    names = (*DATA_PATHS, *(() if getattr(data, "path", "") else DATA_FILES))
+    paths = {name: getattr(data, name) for name in names if getattr(data, name, "")}
+    local = {name: path for name, path in paths.items() if not (path.startswith(TFDS_PREFIX) or is_remote(path))}
+    return dataclasses.replace(
+        data, **{name: os.path.abspath(os.path.expanduser(path)) for name, path in local.items()}
+    )

@@ -3,12 +3,10 @@
 import dataclasses
 import json
 import logging
-from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
 from etils import epath
-from ml_collections import ConfigDict
 
 from bertjax.data.corpus.tokenizer import wordpiece_model
 from bertjax.data.corpus.vocabulary import ENTRY, WORDPIECE, Vocabulary, load_entry, workdir_vocabulary
@@ -17,7 +15,7 @@ from bertjax.model.heads import model_description
 from bertjax.tasks.finetuning.output_layer import MULTILABEL, OUTPUT_LAYER, OutputLayer, read_output_layer
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import workdir_of
-from bertjax.training.checkpoint_metadata import read_metadata, saved_architecture
+from bertjax.training.checkpoint_metadata import read_metadata
 from bertjax.training.workdir import read_origin
 from bertjax.utils.hub import is_hub
 from bertjax.utils.io import read_json
@@ -50,36 +48,6 @@ class NewPieces:
         new = np.stack([old[list(part)].mean(axis=0) for part in self.parts])
         padding = np.zeros((num_rows - len(old) - len(new), *rows.shape[1:]), rows.dtype)
         return np.concatenate([old, new, padding])
-
-
-def with_checkpoint_architecture(
-    config: ConfigDict, checkpoint: epath.Path, explicit: Collection[str] = ()
-) -> ConfigDict:
-    """Returns a copy of a config with the architecture of a checkpoint.
-
-    If the config sets no vocabulary, also uses the checkpoint's vocabulary. `explicit` contains the architecture fields
-    that the user set. Raises a UsageError if the checkpoint has a different value for one of these fields, except for
-    `pad_vocab_to_multiple_of`.
-    """
-    config = config.copy_and_resolve_references()
-    for name, saved in vars(saved_architecture(checkpoint)).items():
-        configured = config.model.get(name)
-        if name == "vocab_size" and not configured:
-            # The run takes `vocab_size` from its vocabulary. `check_vocabulary` later compares this vocabulary with the
-            # vocabulary of the checkpoint.
-            continue
-        # `pad_vocab_to_multiple_of` always comes from the checkpoint, because it determines the token table's shape.
-        if name in explicit and configured != saved and name != "pad_vocab_to_multiple_of":
-            raise UsageError(
-                f"config.model.{name}={configured} differs from {name}={saved} of {checkpoint}; omit `size=` and "
-                f"config.model.{name}, or set them to the values of the checkpoint"
-            )
-        if configured is not None and configured != saved:
-            logger.debug(f"config.model.{name}={saved}, from {checkpoint}")
-        config.model[name] = saved
-    if "vocabulary" in config.data and not config.data.vocabulary:
-        config.data.vocabulary = str(workdir_of(checkpoint) / ENTRY)
-    return config
 
 
 def has_output_layer_of(task: Task, checkpoint: epath.Path) -> bool:

@@ -1,5 +1,6 @@
 """Hyperparameter sweeps: trials of an experiment, selected on the dev set (section A.3 of the paper)."""
 
+import copy
 import dataclasses
 import json
 import logging
@@ -14,8 +15,9 @@ from urllib.parse import quote
 
 import jax
 from etils import epath
+from ml_collections import ConfigDict
 
-from bertjax.config.load import overridden_fields
+from bertjax.config.load import apply_overrides, load_config, overridden_fields
 from bertjax.config.run import RunConfig
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.presets import cross_product, grid_values, load_settings
@@ -24,7 +26,7 @@ from bertjax.tasks.task import Task
 from bertjax.training import train as loop
 from bertjax.training import workdir as workdirs
 from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, saved_fingerprint
-from bertjax.training.checkpoint_config import experiment_config
+from bertjax.training.checkpoint_config import complete
 from bertjax.training.multihost import broadcast_from_host0
 from bertjax.training.results import lower_is_better, read_results
 from bertjax.utils.io import write_atomic
@@ -90,20 +92,21 @@ def sweep(
     """
     if seeds < 1:
         raise UsageError(f"--seeds is {seeds}; it must be at least 1")
-    first_seed = experiment_config(experiment, overrides, init_from).seed
+    base = load_config(experiment, overrides)
     fixed = [item for item in overrides if not item.startswith(f"--config.{SEED}=")]
 
-    def load(fields: Sequence[str]) -> Any:
-        return experiment_config(experiment, [*fields, *fixed], init_from)
+    def load(fields: Sequence[str]) -> ConfigDict:
+        return apply_overrides(copy.deepcopy(base), fields)
 
     def configure(fields: dict[str, Any]) -> RunConfig:
-        return parse_config(load([f"--config.{field}={value}" for field, value in fields.items()]))
+        flags = [f"--config.{field}={value}" for field, value in fields.items()]
+        return complete(parse_config(load(flags)), init_from)
 
     if grid:
         settings = cross_product(grid_values(grid, fixed, load))
     else:
         settings = _without_fixed_fields(load_settings(experiment), fixed)
-    trials = [{**setting, SEED: first_seed + seed} for setting in settings for seed in range(seeds)]
+    trials = [{**setting, SEED: base.seed + seed} for setting in settings for seed in range(seeds)]
     workdir = workdirs.resolve(path)
     workdirs.check_unrelated_files(workdir, TRIALS)
     # Check every config before the first trial starts.

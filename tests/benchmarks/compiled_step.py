@@ -66,14 +66,13 @@ CASES = {
 
 def lower_bertjax(case: str, overrides: list[str]) -> Any:
     """Lowers the train step of a case."""
-    from bertjax.config.load import load_config
     from bertjax.estimate.compiled import lowered_step
     from bertjax.estimate.topology import tpu_devices
-    from bertjax.tasks.build import parse_config
+    from bertjax.training.checkpoint_config import experiment_config
 
     experiment, topology, fields = CASES[case]
     flags = [f"--config.{field}" for field in fields] + [f"--{override}" for override in overrides]
-    return lowered_step(parse_config(load_config(experiment, flags)), 0, tpu_devices(topology, 1))[0]
+    return lowered_step(experiment_config(experiment, flags), 0, tpu_devices(topology, 1))[0]
 
 
 def lower_flax_bert(case: str, all_positions: bool) -> Any:
@@ -89,18 +88,17 @@ def lower_flax_bert(case: str, all_positions: bool) -> Any:
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
     from transformers import BertConfig, FlaxBertForPreTraining
 
-    from bertjax.config.load import load_config
     from bertjax.estimate.topology import tpu_devices
-    from bertjax.tasks.build import parse_config
+    from bertjax.training.checkpoint_config import experiment_config
 
     experiment, topology, fields = CASES[case]
-    settings = parse_config(load_config(experiment, [f"--config.{field}" for field in fields]))
+    settings = experiment_config(experiment, [f"--config.{field}" for field in fields])
     model, length, rows = settings.model, settings.data.seq_len, settings.data.batch_size
     config = BertConfig(
-        hidden_size=model["hidden_size"],
-        num_hidden_layers=model["num_hidden_layers"],
-        num_attention_heads=model["num_attention_heads"],
-        intermediate_size=model["intermediate_size"],
+        hidden_size=model.hidden_size,
+        num_hidden_layers=model.num_hidden_layers,
+        num_attention_heads=model.num_attention_heads,
+        intermediate_size=model.intermediate_size,
     )
     bert = FlaxBertForPreTraining(config, dtype=jnp.bfloat16, _do_init=False)
     params = jax.eval_shape(lambda: bert.init_weights(jax.random.key(0), (1, length)))

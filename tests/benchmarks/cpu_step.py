@@ -68,11 +68,11 @@ def main() -> None:
 
     import jax
 
-    from bertjax.config.load import load_config
-    from bertjax.tasks.build import build_task, parse_config
+    from bertjax.tasks.build import build_task
     from bertjax.training.bench import make_bench_step
+    from bertjax.training.checkpoint_config import experiment_config
 
-    config = parse_config(load_config(args.config, [f"--{override}" for override in args.override]))
+    config = experiment_config(args.config, [f"--{override}" for override in args.override])
     task = build_task(config, train=None)
     train_step, state, inputs = make_bench_step(task)
     step = train_step.lower(state, *inputs).compile()

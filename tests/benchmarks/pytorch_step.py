@@ -21,10 +21,9 @@ import sys
 import time
 from pathlib import Path
 
-from bertjax.config.load import load_config
 from bertjax.model.config import ModelConfig, size_fields
 from bertjax.model.flops import flops_per_token
-from bertjax.tasks.build import parse_config
+from bertjax.training.checkpoint_config import experiment_config
 
 SIZES = ("tiny", "mini", "small", "medium", "base", "large")
 VOCAB_SIZE = 30_522
@@ -123,7 +122,7 @@ def main() -> None:
 
 def max_predictions(seq_len: int) -> int:
     """Returns the number of masked positions per row in the experiment `pretrain`."""
-    return parse_config(load_config(f"pretrain:seq_len={seq_len}", [])).phases[0].max_predictions
+    return experiment_config(f"pretrain:seq_len={seq_len}", []).phases[0].max_predictions
 
 
 def has_nvidia_gpu() -> bool:

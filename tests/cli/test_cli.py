@@ -21,6 +21,7 @@ from bertjax.config.load import load_config
 from bertjax.errors import UsageError
 from bertjax.tasks.build import parse_config
 from bertjax.training import multihost
+from bertjax.training.checkpoint_config import complete
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENT = ROOT / "experiments" / "pretrain.py"
@@ -384,7 +385,7 @@ def test_long_phase_is_the_only_phase_if_its_share_is_almost_one():
     config = load_config(
         TINY, ["--config.steps=20", "--config.long_phase.share=0.99", "--config.long_phase.seq_len=64"]
     )
-    (phase,) = parse_config(config).phases
+    (phase,) = complete(parse_config(config)).phases
     assert (phase.seq_len, phase.start_step, phase.stop_step) == (64, 0, 20)
 
 

@@ -18,11 +18,10 @@ from commanding import failure, printed, refused
 from processes import environment_of
 
 from bertjax.cli import main as cli
-from bertjax.config.load import load_config
 from bertjax.data.corpus.vocabulary import load_vocabulary
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.tasks import pretraining
-from bertjax.tasks.build import parse_config
+from bertjax.training.checkpoint_config import experiment_config
 
 TINY = "pretrain:size=L1_H16,quick=true"
 # A program for one device compiles faster.
@@ -166,7 +165,7 @@ def test_inspect_prints_rows_and_writes_batches(capfd, corpus, tmp_path):
     assert text.count("A: [CLS]") == 6
     written = np.load(tmp_path / "batches.npz")
     assert written["input_ids"].shape == (3, 8, 16)
-    task = pretraining.Task(parse_config(load_config(config, [])))
+    task = pretraining.Task(experiment_config(config, []))
     for step in range(3):
         batch = next(task.train_batches(step, SINGLE_SHARD))
         np.testing.assert_equal({name: array[step] for name, array in written.items()}, batch)

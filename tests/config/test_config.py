@@ -16,7 +16,6 @@ from bertjax.config.fields import (
     field_meanings,
     from_config_dict,
     iter_fields,
-    limited,
     to_config_dict,
 )
 from bertjax.config.load import apply_overrides
@@ -25,14 +24,16 @@ from bertjax.errors import UsageError
 from bertjax.model.config import Architecture
 from bertjax.presets import finetuning_config, pretraining_config
 from bertjax.tasks.build import config_class, parse_config, task_names
-from bertjax.training import init_from
+from bertjax.training import checkpoint_config
+from bertjax.training.checkpoint_config import complete
 from bertjax.training.workdir import result_differences
+from bertjax.utils.sections import Section, bounded
 
 TASKS = task_names()
 
 
 @dataclasses.dataclass(frozen=True)
-class Section:
+class Part(Section):
     """A section.
 
     Attributes:
@@ -46,7 +47,7 @@ class Section:
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(Section):
+class Config(Part):
     """A config.
 
     Attributes:
@@ -57,29 +58,29 @@ class Config(Section):
       UsageError: never.
     """
 
-    first: int = limited(1, 10)
+    first: int = bounded(1, at_most=10)
     second: int = 2
     is_on: bool = False
-    section: Section = Section()
+    section: Part = Part()
 
 
 def test_config_survives_conversion_to_config_dict_and_back():
-    config = Config(rate=0.25, first=7, section=Section(names=("a", "b")))
+    config = Config(rate=0.25, first=7, section=Part(names=("a", "b")))
     config_dict = to_config_dict(config)
-    assert from_config_dict(Config, config_dict) == config
+    assert from_config_dict(Config(), config_dict) == config
     config_dict.section.names = ["c"]
     config_dict.rate = 1
-    changed = from_config_dict(Config, config_dict)
+    changed = from_config_dict(Config(), config_dict)
     assert changed.section.names == ("c",) and type(changed.rate) is float
 
 
 def test_missing_fields_get_their_defaults():
-    assert from_config_dict(Config, ConfigDict({"second": 3, "section": {"rate": 0.1}})) == Config(
-        second=3, section=Section(rate=0.1)
+    assert from_config_dict(Config(), ConfigDict({"second": 3, "section": {"rate": 0.1}})) == Config(
+        second=3, section=Part(rate=0.1)
     )
     config_dict = pretraining_config("tiny")
-    del config_dict.model["layer_norm_eps"]
-    assert parse_config(config_dict).model["layer_norm_eps"] == 1e-12
+    del config_dict.model["initializer_range"]
+    assert parse_config(config_dict).model.initializer_range == 0.02
 
 
 def test_config_comparison_treats_missing_fields_as_defaults():
@@ -90,14 +91,25 @@ def test_config_comparison_treats_missing_fields_as_defaults():
     assert result_differences(old, config | {"patience": 3}) == "patience: 0 -> 3"
 
 
-def test_architecture_field_set_to_zero_must_match_the_checkpoint(monkeypatch):
-    checkpoint = epath.Path("/checkpoint")
-    monkeypatch.setattr(init_from, "saved_architecture", lambda checkpoint: Architecture())
+@pytest.fixture
+def base_checkpoint(monkeypatch):
+    """A checkpoint of BASE, of which only the architecture is read."""
+    monkeypatch.setattr(checkpoint_config, "saved_architecture", lambda checkpoint: Architecture())
+    monkeypatch.setattr(checkpoint_config, "find_checkpoint", lambda path: path)
+    return epath.Path("/runs/base/checkpoints/100")
+
+
+def test_a_checkpoint_sets_only_unset_fields_of_the_architecture(base_checkpoint):
     config_dict = finetuning_config("glue")
-    assert init_from.with_checkpoint_architecture(config_dict, checkpoint).model.layer_norm_eps == 1e-12
-    config_dict = apply_overrides(config_dict, ["--config.model.layer_norm_eps=0.0"])
-    with pytest.raises(UsageError, match="layer_norm_eps"):
-        init_from.with_checkpoint_architecture(config_dict, checkpoint, {"layer_norm_eps"})
+    assert complete(parse_config(config_dict), base_checkpoint).model.layer_norm_eps == 1e-12
+    same = apply_overrides(config_dict, ["--config.model.hidden_size=768"])
+    assert complete(parse_config(same), base_checkpoint).model.num_hidden_layers == 12
+    other = apply_overrides(config_dict, ["--config.model.layer_norm_eps=0.0"])
+    with pytest.raises(UsageError, match="layer_norm_eps=0.0 differs from layer_norm_eps=1e-12"):
+        complete(parse_config(other), base_checkpoint)
+    with pytest.raises(UsageError, match="hidden_size=128 differs"):
+        complete(parse_config(pretraining_config("tiny")), base_checkpoint)
+    assert complete(parse_config(pretraining_config()), base_checkpoint).model.hidden_size == 768
 
 
 @pytest.mark.parametrize(
@@ -117,7 +129,7 @@ def test_architecture_field_set_to_zero_must_match_the_checkpoint(monkeypatch):
 def test_error_for_an_invalid_value_names_the_field(field, value, message):
     values = to_config_dict(Config()).to_dict() | {field: value}
     with pytest.raises(UsageError) as error:
-        from_config_dict(Config, ConfigDict(values))
+        from_config_dict(Config(), ConfigDict(values))
     assert str(error.value).startswith(message)
 
 
@@ -154,16 +166,16 @@ def test_config_reference_is_up_to_date():
 
 @pytest.mark.parametrize(("steps", "expected"), [(9_999, "auto"), (10_000, "auto_long_run")])
 def test_long_runs_may_choose_another_scan_of_layers(steps, expected):
-    config = dataclasses.replace(parse_config(pretraining_config("tiny")), steps=steps)
+    config = dataclasses.replace(complete(parse_config(pretraining_config("tiny"))), steps=steps)
     assert config.model_config(100).scan_layers == expected
 
 
 def test_default_configs_are_valid():
-    assert parse_config(pretraining_config("tiny")).model_config(100).num_hidden_layers == 2
+    assert complete(parse_config(pretraining_config("tiny"))).model_config(100).num_hidden_layers == 2
     for task in {*TASKS} - {"pretraining"}:
-        sized, unsized = (parse_config(finetuning_config(task, size)) for size in ("tiny", ""))
-        assert sized.model["hidden_size"] == 128 and unsized.model["hidden_size"] is None
-        assert unsized.model["hidden_dropout_prob"] == sized.model["hidden_dropout_prob"] == 0.1
+        sized, unsized = (complete(parse_config(finetuning_config(task, size))) for size in ("tiny", ""))
+        assert sized.model.hidden_size == 128 and unsized.model.hidden_size is None
+        assert unsized.model.hidden_dropout_prob == sized.model.hidden_dropout_prob == 0.1
 
 
 @pytest.mark.parametrize("attention", ["auto", "fused"])

@@ -7,7 +7,7 @@ import pytest
 
 from bertjax.config.load import load_config, overridden_fields
 from bertjax.errors import UsageError
-from bertjax.tasks.build import parse_config
+from bertjax.training.checkpoint_config import experiment_config
 
 
 @pytest.mark.parametrize(
@@ -28,10 +28,10 @@ def test_error_for_an_unknown_field_suggests_a_fix(field, remedy):
 
 def test_load_config_accepts_the_config_json_of_a_workdir(tmp_path):
     file = tmp_path / "config.json"
-    config = parse_config(load_config("pretrain:size=tiny", ["--config.seed=3"]))
+    config = experiment_config("pretrain:size=tiny", ["--config.seed=3"])
     file.write_text(json.dumps(dataclasses.asdict(config)))
-    assert parse_config(load_config(str(file), [])) == config
-    changed = parse_config(load_config(str(file), ["--config.seed=4"]))
+    assert experiment_config(str(file), []) == config
+    changed = experiment_config(str(file), ["--config.seed=4"])
     assert changed == dataclasses.replace(config, seed=4)
     with pytest.raises(UsageError, match="config.json takes no arguments: size=base; set fields with --config.FIELD="):
         load_config(f"{file}:size=base", [])

@@ -5,12 +5,11 @@ import dataclasses
 import pytest
 from command_runs import EXPERIMENTS
 
-from bertjax.config.load import load_config
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.reproduce import results, runner
 from bertjax.reproduce.results import Outcome, Results, Source
 from bertjax.reproduce.table import Run
-from bertjax.tasks.build import parse_config
+from bertjax.training.checkpoint_config import experiment_config
 
 
 @pytest.mark.parametrize(("members", "accepted"), [("ab", True), ("ac", False), ("abc", False), ("a", False)])
@@ -32,7 +31,7 @@ def test_ensemble_must_have_the_members_of_the_table(members, accepted):
 
 def test_override_of_zero_is_compared_with_saved_results():
     config = f"{EXPERIMENTS}/glue.py:task=cola,path=glue,quick=true"
-    saved = dataclasses.asdict(parse_config(load_config(config, ["--config.model.hidden_dropout_prob=0.1"])))
+    saved = dataclasses.asdict(experiment_config(config, ["--config.model.hidden_dropout_prob=0.1"]))
     run = Run("cola", config, ("--config.model.hidden_dropout_prob=0",), init_from=Run("first", "pretrain"))
     with pytest.raises(UsageError, match="model.hidden_dropout_prob: 0.0 -> 0.1"):
         results._check_config(run, "cola", saved)

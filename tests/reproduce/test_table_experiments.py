@@ -21,9 +21,9 @@ from bertjax.reproduce.formatting import as_markdown, format_table
 from bertjax.reproduce.results import load_results
 from bertjax.reproduce.runner import load_table
 from bertjax.reproduce.table import missing_data, paper_table, table_names
-from bertjax.tasks.build import parse_config
 from bertjax.tasks.finetuning.glue_data import SPECS
 from bertjax.training.checkpoint import KeepPeriodic
+from bertjax.training.checkpoint_config import experiment_config
 
 ROOT = Path(__file__).parents[2]
 TABLES = ROOT / "experiments/tables"
@@ -103,7 +103,7 @@ def test_commands_are_valid_and_follow_their_dependencies(name, scale):
         if run.members:
             assert args.command == "ensemble" and len(args.checkpoint) == scales.get_scale(scale).ensemble_size
             continue
-        parse_config(load_config(args.config, overrides))
+        experiment_config(args.config, overrides)
         assert len({item.partition("=")[0] for item in overrides}) == len(overrides), "duplicate override"
         assert run.flops > 0
         if args.command == "sweep":
@@ -159,7 +159,7 @@ def test_tables_have_all_columns_of_the_paper_except_test_sets(name, scale):
 def test_configs_of_tables_5_6_and_8_match_the_row_names():
     eight = {cell.row: cell.runs[0].init_from for cell in load("table8", scales.PAPER).cells if cell.runs[0].init_from}
     for row, start in eight.items():
-        shares = parse_config(load_config(start.config, start.overrides)).data.masking
+        shares = experiment_config(start.config, start.overrides).data.masking
         assert [round(100 * share) for share in (shares.mask_prob, shares.keep_prob, shares.random_prob)] == [
             int(part) for part in row.split("/")
         ]

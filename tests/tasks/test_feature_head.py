@@ -9,7 +9,7 @@ from command_runs import EXPERIMENTS, overrides, predict, refused, train
 from finetuning_data import conll_files, glue_files, squad_files, swag_files
 
 import bertjax
-from bertjax.tasks.build import build_task, parse_config
+from bertjax.tasks.build import build_task
 from bertjax.training import train as loop
 from bertjax.training.checkpoint import find_checkpoint
 from bertjax.training.checkpoint_config import experiment_config
@@ -55,7 +55,7 @@ def test_training_on_cached_features_equals_training_with_a_frozen_encoder(ner, 
     # Without the cache, each step runs the encoder, as in runs of several processes.
     experiment = f"{EXPERIMENTS}/ner.py:path={files},size=L1_H16,quick=true"
     all_flags = [*overrides(None, **schedule), *flags]
-    config = parse_config(experiment_config(experiment, all_flags, find_checkpoint(start)))
+    config = experiment_config(experiment, all_flags, find_checkpoint(start))
     assert loop.train(build_task(config, train=True), str(uncached), str(start))["f1"] == results["f1"]
     initial, trained, other = (load_params_on_host(find_checkpoint(path)) for path in (start, cached, uncached))
     for name, array in initial.items():

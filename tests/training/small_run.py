@@ -5,11 +5,10 @@ import os
 import signal
 from pathlib import Path
 
-from bertjax.config.load import load_config
 from bertjax.tasks import pretraining
-from bertjax.tasks.build import parse_config
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import find_checkpoint
+from bertjax.training.checkpoint_config import experiment_config
 from bertjax.training.parameters import load_params_on_host
 
 EXPERIMENT = Path(__file__).parents[2] / "experiments" / "pretrain.py"
@@ -33,7 +32,7 @@ SCHEDULE = {
 def make(corpus: Path, **changes) -> pretraining.Task:
     """Returns the task of the run; `changes` sets config fields such as `data__batch_size`."""
     experiment, *overrides = config_arguments(corpus, **changes)
-    return pretraining.Task(parse_config(load_config(experiment, overrides)))
+    return pretraining.Task(experiment_config(experiment, overrides))
 
 
 def config_arguments(corpus: Path, **changes) -> list[str]:

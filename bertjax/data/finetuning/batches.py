@@ -15,7 +15,6 @@ import numpy as np
 from bertjax.data.finetuning.examples import Examples
 from bertjax.data.schema import EXAMPLE, TOKEN_LABELS, padding_values
 from bertjax.data.shard import DataShard
-from bertjax.errors import UsageError, at_least
 
 # Example index in the unused slots of packed rows. It is a valid NumPy index, so lookups can be masked afterwards.
 NO_EXAMPLE = -1
@@ -39,19 +38,6 @@ class Batching:
     bucket: int
     seq_len: int
     examples_per_row: int = 1
-
-    def __post_init__(self) -> None:
-        at_least(self, "config.data.", batch_size=1, seq_len=8)
-        if self.bucket < 0:
-            raise UsageError(
-                f"config.data.bucket is {self.bucket}; use a positive number of tokens, or 0 to pad all rows to "
-                "config.data.seq_len"
-            )
-        if self.examples_per_row < 1 or self.batch_size % self.examples_per_row:
-            raise UsageError(
-                f"config.data.examples_per_row is {self.examples_per_row}; it must divide "
-                f"config.data.batch_size={self.batch_size}"
-            )
 
     def padded_length(self, length: int) -> int:
         """Returns the padded row length of a batch whose longest row has `length` tokens."""

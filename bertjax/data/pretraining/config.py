@@ -2,9 +2,11 @@
 
 import dataclasses
 import math
+from typing import ClassVar
 
 from bertjax.data.schema import SEQUENCE, ArraySpec, Schema
 from bertjax.errors import UsageError
+from bertjax.utils.sections import Section, bounded
 
 # Minimum tokens of a row, special tokens included.
 MIN_ROW_TOKENS = 8
@@ -71,7 +73,7 @@ class Phase:
 
 
 @dataclasses.dataclass(frozen=True)
-class Masking:
+class Masking(Section):
     """Settings of token masking. The defaults are from section 3.1 of the paper.
 
     Attributes:
@@ -83,24 +85,20 @@ class Masking:
       whole_word: whether to mask entire words, that is, either all pieces of a word or none.
     """
 
-    rate: float = 0.15
-    mask_prob: float = 0.8
-    keep_prob: float = 0.1
-    random_prob: float = 0.1
+    field_prefix: ClassVar[str] = "config.data.masking."
+
+    rate: float = bounded(0.15, above=0, at_most=1)
+    mask_prob: float = bounded(0.8, at_least=0, at_most=1)
+    keep_prob: float = bounded(0.1, at_least=0, at_most=1)
+    random_prob: float = bounded(0.1, at_least=0, at_most=1)
     whole_word: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.rate <= 1:
-            raise UsageError(f"config.data.masking.rate={self.rate} is out of range; use a value above 0 and at most 1")
-        probs = {name: getattr(self, name) for name in ("mask_prob", "keep_prob", "random_prob")}
-        for name, prob in probs.items():
-            if not 0 <= prob <= 1:
-                raise UsageError(f"config.data.masking.{name}={prob} is out of range; use a value between 0 and 1")
-        if not math.isclose(sum(probs.values()), 1, abs_tol=1e-6):
-            values = " + ".join(f"{prob:g}" for prob in probs.values())
-            raise UsageError(
-                f"probabilities of config.data.masking add up to {sum(probs.values()):g}: {values}; use a sum of 1"
-            )
+        super().__post_init__()
+        probs = (self.mask_prob, self.keep_prob, self.random_prob)
+        if not math.isclose(sum(probs), 1, abs_tol=1e-6):
+            values = " + ".join(f"{prob:g}" for prob in probs)
+            raise UsageError(f"probabilities of config.data.masking add up to {sum(probs):g}: {values}; use a sum of 1")
 
 
 def predictions_by_length(rate: float, seq_len: int, max_predictions: int) -> list[int]:

@@ -3,29 +3,22 @@
 import dataclasses
 import json
 import math
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from bertjax.config.fields import limited
 from bertjax.config.optimizer import OptimizerConfig
 from bertjax.config.run import RunConfig
-from bertjax.data.finetuning.batches import Batching
-from bertjax.errors import UsageError, at_least, one_of
-from bertjax.model.config import ARCHITECTURE_FIELDS, LSTM, ModelConfig
+from bertjax.errors import UsageError
+from bertjax.model.config import LSTM, UNSET_ARCHITECTURE, ModelConfig
 from bertjax.model.feature_head import ENCODER, FeatureHead
 from bertjax.tasks.objectives.classification import BALANCED
+from bertjax.utils.sections import Section, bounded
 
 # Values of `config.data.eval_split`. NO_SPLIT turns evaluation off.
 SPLITS, NO_SPLIT = ("dev", "test"), "none"
 
 
-def inherited_model() -> dict[str, Any]:
-    """Returns default model fields. Architecture fields are None, so that the `--init_from` checkpoint sets them."""
-    fields = dataclasses.asdict(ModelConfig())
-    return {name: None if name in ARCHITECTURE_FIELDS else value for name, value in fields.items()}
-
-
 @dataclasses.dataclass(frozen=True)
-class FinetuningData:
+class FinetuningData(Section):
     """Data and batches of a fine-tuning run. Each task adds its own fields.
 
     Attributes:
@@ -48,28 +41,29 @@ class FinetuningData:
         `batch_size`. Each example has its own positions and attends only to itself. Not supported by SQuAD and SWAG.
     """
 
+    field_prefix: ClassVar[str] = "config.data."
+
     path: str = ""
-    eval_split: str = "dev"
-    train_share: float = 1.0
-    dev_share: float = 0.0
-    dev_seed: int = limited(0, 2**32 - 1)
+    eval_split: str = bounded("dev", choices=(*SPLITS, NO_SPLIT))
+    train_share: float = bounded(1.0, above=0, at_most=1)
+    dev_share: float = bounded(0.0, at_least=0, below=1)
+    dev_seed: int = bounded(0, at_least=0, at_most=2**32 - 1)
     class_weights: str = ""
     vocabulary: str = ""
     labels: str = ""
-    seq_len: int = 128
-    batch_size: int = limited(32, 1 << 20)
-    eval_batch_size: int = limited(64, 1 << 20)
-    bucket: int = 32
-    examples_per_row: int = 1
+    seq_len: int = bounded(128, at_least=8)
+    batch_size: int = bounded(32, at_least=1, at_most=1 << 20)
+    eval_batch_size: int = bounded(64, at_least=1, at_most=1 << 20)
+    bucket: int = bounded(32, at_least=0)
+    examples_per_row: int = bounded(1, at_least=1)
 
     def __post_init__(self) -> None:
-        at_least(self, "config.data.", batch_size=1, eval_batch_size=1, dev_seed=0)
-        one_of(self, "config.data.", eval_split=(*SPLITS, NO_SPLIT))
-        Batching(self.batch_size, self.bucket, self.seq_len, self.examples_per_row)
-        if not 0 < self.train_share <= 1:
-            raise UsageError(f"config.data.train_share={self.train_share} is out of range; use a value in (0, 1]")
-        if not 0 <= self.dev_share < 1:
-            raise UsageError(f"config.data.dev_share={self.dev_share} is out of range; use a value in [0, 1)")
+        super().__post_init__()
+        if self.batch_size % self.examples_per_row:
+            raise UsageError(
+                f"config.data.examples_per_row is {self.examples_per_row}; it must divide "
+                f"config.data.batch_size={self.batch_size}"
+            )
         if self.dev_seed and not self.dev_share:
             raise UsageError(
                 f"config.data.dev_seed={self.dev_seed} has no effect without config.data.dev_share; set dev_share too"
@@ -117,25 +111,21 @@ class FinetuningConfig(RunConfig):
       patience: number of evaluations without improvement after which the run stops (default: 0, never).
       label_smoothing: fraction of a label's probability that is spread over all classes in training.
       feature_head: layers between encoder and output layer.
-      model: fields of `ModelConfig`. Unset architecture fields are copied from the `--init_from` checkpoint.
       data: data and batches of the task.
     """
 
-    zero_allowed: ClassVar[tuple[str, ...]] = ("steps", "eval_every", "checkpoint_every")
-    # -1 means warmup over a tenth of the steps, as in google-research/bert.
-    least_warmup: ClassVar[int] = -1
-
-    steps: int = 0
+    steps: int = bounded(0, at_least=0)
     epochs: int = 3
-    log_every: int = 50
-    eval_every: int = 0
-    checkpoint_every: int = 0
-    keep_checkpoints: int = 1
+    log_every: int = bounded(50, at_least=1)
+    eval_every: int = bounded(0, at_least=0)
+    checkpoint_every: int = bounded(0, at_least=0)
+    keep_checkpoints: int = bounded(1, at_least=1)
     select_by: str = ""
-    patience: int = 0
-    label_smoothing: float = 0.0
+    patience: int = bounded(0, at_least=0)
+    label_smoothing: float = bounded(0.0, at_least=0, below=1)
     feature_head: FeatureHead = FeatureHead()
-    model: dict[str, Any] = dataclasses.field(default_factory=inherited_model)
+    model: ModelConfig = UNSET_ARCHITECTURE
+    # As in google-research/bert, warm-up takes a tenth of the steps.
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=5e-5, warmup_steps=-1)
     data: FinetuningData = FinetuningData()
 
@@ -144,25 +134,20 @@ class FinetuningConfig(RunConfig):
         if self.steps == 0 and self.epochs < 1:
             raise UsageError(f"config.epochs={self.epochs} is out of range; use at least 1, or set config.steps")
         self.check_batch(self.data.batch_size, self.data.seq_len)
-        at_least(self, "config.", patience=0)
         if self.feature_head.features and ENCODER not in self.optimizer.freeze:
             raise UsageError(
                 f"config.feature_head.features={self.feature_head.features} needs a frozen encoder; add "
                 f"--config.optimizer.freeze={ENCODER}"
             )
-        if not 0 <= self.label_smoothing < 1:
-            raise UsageError(f"config.label_smoothing={self.label_smoothing} is out of range; use a value in [0, 1)")
         if packed := self.data.examples_per_row > 1:
             self.check_batch(self.data.batch_size // self.data.examples_per_row, self.data.seq_len)
-            if self.feature_head.is_used or self.model["encoder"] == LSTM:
+            if self.feature_head.is_used or self.model.encoder == LSTM:
                 raise UsageError(
                     f"config.data.examples_per_row={self.data.examples_per_row} is not supported with LSTMs or a "
                     "feature head; use 1"
                 )
-        # If a field is unset, skip the check: the architecture is that of the `--init_from` checkpoint, unknown here.
-        if None not in self.model.values():
+        if self.has_model:  # Otherwise, the architecture is that of the `--init_from` checkpoint, unknown here.
             self.check_rows(self.data.seq_len, packed)
-            self.model_config(self.model["vocab_size"] or 1)
 
     def reject(self, reason: str, *fields: str) -> None:
         """Raises a UsageError if one of `fields` is set. `reason` states why the fields have no effect on the task.

@@ -198,7 +198,7 @@ class FinetuningTask(task.Task):
 
     def _init_without_data(self) -> None:
         config = self.config
-        if not config.model["hidden_size"]:
+        if not config.has_model:
             raise UsageError("no model size; use --init_from CKPT, or set a size, such as --config NAME:size=base")
         self._init_objective(config.model_config(config.vocab_size))
         self._init_schedule()
@@ -277,10 +277,10 @@ class FinetuningTask(task.Task):
                     f"examples have {part.sequences_per_example} sequences; the task needs {self.sequences_per_example}"
                 )
         segments = 1 + max(int(part.tokens["segment_ids"].max(initial=0)) for part in parts)
-        if segments > self.config.model["type_vocab_size"]:
+        if segments > self.config.model.type_vocab_size:
             raise UsageError(
                 f"rows have {segments} segments, more than config.model.type_vocab_size="
-                f"{self.config.model['type_vocab_size']}; use a model with a larger type_vocab_size"
+                f"{self.config.model.type_vocab_size}; use a model with a larger type_vocab_size"
             )
 
     def _select_metric(self) -> str:
@@ -343,7 +343,7 @@ class FinetuningTask(task.Task):
 
 
 def _open_vocabulary(config: FinetuningConfig) -> Vocabulary:
-    if not config.data.vocabulary or not config.model["hidden_size"]:
+    if not config.data.vocabulary or not config.has_model:
         raise UsageError(
             "no initial checkpoint; use --init_from CKPT, or set a model size and a vocabulary to start from random "
             "parameters, such as --config NAME:size=mini --config.data.vocabulary=vocab.txt"

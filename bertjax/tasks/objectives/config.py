@@ -1,17 +1,18 @@
 """Config of pre-training, and pre-training objectives by name."""
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
-from bertjax.config.fields import limited
 from bertjax.config.run import RunConfig
 from bertjax.data.pretraining.config import MAX_PAIRS_PER_ROW, MIN_ROW_TOKENS, Masking, Phase, max_packed_predictions
-from bertjax.errors import UsageError, at_least, one_of
+from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
 from bertjax.tasks.objectives.language_model import LanguageModeling
 from bertjax.tasks.objectives.masked_lm import MaskedLm, MaskedLmOnPairs, MaskedLmOnText
 from bertjax.tasks.objectives.pretraining import PretrainingObjective
+from bertjax.utils.sections import Section, bounded
 
+_UNSET_VOCABULARY: dict[str, Any] = {"vocab_size": None}
 OBJECTIVES: dict[str, type[PretrainingObjective]] = {
     "nsp": MaskedLm,
     "pairs": MaskedLmOnPairs,
@@ -21,7 +22,7 @@ OBJECTIVES: dict[str, type[PretrainingObjective]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class PretrainingData:
+class PretrainingData(Section):
     """Corpus and batches of pre-training.
 
     Attributes:
@@ -42,19 +43,20 @@ class PretrainingData:
       masking: see `Masking`.
     """
 
+    field_prefix: ClassVar[str] = "config.data."
+
     corpus: str = ""
-    seq_len: int = 128
-    batch_size: int = limited(256, 1 << 20)
-    max_predictions: int = 0
-    objective: str = "nsp"
-    dupe_factor: int = limited(10, 10_000)
+    seq_len: int = bounded(128, at_least=MIN_ROW_TOKENS)
+    batch_size: int = bounded(256, at_least=1, at_most=1 << 20)
+    max_predictions: int = bounded(0, at_least=0)
+    objective: str = bounded("nsp", choices=tuple(OBJECTIVES))
+    dupe_factor: int = bounded(10, at_least=1, at_most=10_000)
     packing: bool = False
-    eval_rows: int = 0
+    eval_rows: int = bounded(0, at_least=0)
     masking: Masking = Masking()
 
     def __post_init__(self) -> None:
-        one_of(self, "config.data.", objective=tuple(OBJECTIVES))
-        at_least(self, "config.data.", dupe_factor=1, eval_rows=0, max_predictions=0)
+        super().__post_init__()
         if self.packing and not OBJECTIVES[self.objective].has_pairs:
             raise UsageError(
                 f"config.data.packing=true needs sentence pairs, which objective={self.objective} does not have; set "
@@ -63,7 +65,7 @@ class PretrainingData:
 
 
 @dataclasses.dataclass(frozen=True)
-class LongPhase:
+class LongPhase(Section):
     """Last training phase, on longer rows. The paper trains the last 10 % of the steps at length 512 (section A.2).
 
     Attributes:
@@ -75,15 +77,12 @@ class LongPhase:
         size as 256 sequences of 512 tokens (131,072 tokens).
     """
 
-    share: float = 0.0
-    seq_len: int = limited(512, 1 << 20)
-    max_predictions: int = 0
-    keep_tokens_per_batch: bool = True
+    field_prefix: ClassVar[str] = "config.long_phase."
 
-    def __post_init__(self) -> None:
-        at_least(self, "config.long_phase.", seq_len=MIN_ROW_TOKENS, max_predictions=0)
-        if not 0 <= self.share < 1:
-            raise UsageError(f"config.long_phase.share={self.share} is out of range; use a value in [0, 1)")
+    share: float = bounded(0.0, at_least=0, below=1)
+    seq_len: int = bounded(512, at_least=MIN_ROW_TOKENS, at_most=1 << 20)
+    max_predictions: int = bounded(0, at_least=0)
+    keep_tokens_per_batch: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,33 +90,27 @@ class Config(RunConfig):
     """Config of a pre-training run.
 
     Attributes:
-      model: fields of `ModelConfig`. If `vocab_size` is 0, the corpus determines it.
       data: see `PretrainingData`.
       long_phase: see `LongPhase`.
     """
 
     task: str = "pretraining"
-    model: dict[str, Any] = dataclasses.field(
-        default_factory=lambda: {**dataclasses.asdict(ModelConfig()), "vocab_size": 0}
-    )
+    model: ModelConfig = dataclasses.replace(ModelConfig(), **_UNSET_VOCABULARY)
     data: PretrainingData = PretrainingData()
     long_phase: LongPhase = LongPhase()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # If a field is unset, skip the check: the architecture is that of the `--init_from` checkpoint, unknown here.
-        # `vocab_size` may be unset, because the corpus determines it.
-        if all(value is not None for name, value in self.model.items() if name != "vocab_size"):
+        if self.has_model:  # Otherwise, the architecture is that of the `--init_from` checkpoint, unknown here.
             self._check_model()
         for phase in self.phases:
             self.check_batch(phase.batch_size, phase.seq_len)
 
     def _check_model(self) -> None:
-        if self.objective_class.has_pairs and self.model["type_vocab_size"] < 2:
+        if self.objective_class.has_pairs and self.model.type_vocab_size < 2:
             raise UsageError(
-                f"config.model.type_vocab_size={self.model['type_vocab_size']} is too small for sentence pairs; use 2"
+                f"config.model.type_vocab_size={self.model.type_vocab_size} is too small for sentence pairs; use 2"
             )
-        self.model_config(self.model["vocab_size"] or 1)
         self.objective_class.check_config(self)
         for phase in self.phases:
             self.check_rows(phase.seq_len, self.data.packing)

@@ -34,7 +34,7 @@ class LanguageModeling(PretrainingObjective):
 
     @classmethod
     def check_config(cls, config: "Config") -> None:
-        if config.model["encoder"] != LSTM and config.model["attention_direction"] == "both":
+        if config.model.encoder != LSTM and config.model.attention_direction == "both":
             raise UsageError(
                 "config.data.objective=lm would let the model see the tokens that it predicts; set "
                 "model.attention_direction=left or right, or model.encoder=lstm"

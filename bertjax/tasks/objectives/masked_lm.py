@@ -36,7 +36,7 @@ class MaskedLm(PretrainingObjective):
 
     @classmethod
     def check_config(cls, config: "Config") -> None:
-        if config.model["encoder"] == LSTM:
+        if config.model.encoder == LSTM:
             raise UsageError(
                 f"config.data.objective={config.data.objective} needs context from both sides, which "
                 f"model.encoder={LSTM} does not provide; use objective=lm"

@@ -1,0 +1,67 @@
+"""Config sections: frozen dataclasses whose fields declare their bounds, which construction checks."""
+
+import dataclasses
+import math
+from typing import Any, ClassVar
+
+from bertjax.errors import UsageError
+
+_BOUNDS = "bounds"
+# Default maximum of integer fields, because counters on devices are int32.
+_MAX_INTEGER = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Bounds:
+    """Allowed values of a field. Bounds that are None do not apply."""
+
+    at_least: float | None = None
+    above: float | None = None
+    below: float | None = None
+    at_most: float | None = None
+    choices: tuple[str, ...] = ()
+
+    def problem(self, value: Any) -> str:
+        """Returns what the value must be, or "" if it is allowed."""
+        if self.choices:
+            return "" if value in self.choices else f"use one of {', '.join(filter(None, self.choices))}"
+        checks = (
+            ("at least", self.at_least, lambda limit: value >= limit),
+            ("above", self.above, lambda limit: value > limit),
+            ("below", self.below, lambda limit: value < limit),
+            ("at most", self.at_most, lambda limit: value <= limit),
+        )
+        # NaN is smaller and larger than nothing, so it fails each comparison.
+        broken = [(words, limit) for words, limit, holds in checks if limit is not None and not holds(limit)]
+        return " and ".join(f"it must be {words} {limit:,}" for words, limit in broken)
+
+
+def bounded(default: Any, **bounds: Any) -> Any:
+    """Returns a dataclass field with a default and bounds; `bounds` are the arguments of `Bounds`."""
+    return dataclasses.field(default=default, metadata={_BOUNDS: Bounds(**bounds)})
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """Base class of configs and their sections.
+
+    A subclass that checks combinations of fields overrides `__post_init__` and calls this one first.
+    """
+
+    # Start of the names of fields in error messages.
+    field_prefix: ClassVar[str] = "config."
+    # Whether fields may be None, as the architecture of a run that takes it from a checkpoint.
+    may_be_unset: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Raises a UsageError if a value is out of the bounds of its field, or a float is not finite."""
+        for entry in dataclasses.fields(self):
+            value = getattr(self, entry.name)
+            bounds = entry.metadata.get(_BOUNDS, Bounds())
+            if type(value) is int and bounds.at_most is None:
+                bounds = dataclasses.replace(bounds, at_most=_MAX_INTEGER)
+            is_infinite = type(value) is float and not math.isfinite(value)
+            problem = "it must be finite" if is_infinite else ""
+            if type(value) in (int, float, str) and (problem := bounds.problem(value) or problem):
+                shown = repr(value) if isinstance(value, str) else f"{value:,}"
+                raise UsageError(f"{self.field_prefix}{entry.name} is {shown}; {problem}")
