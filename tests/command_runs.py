@@ -9,9 +9,9 @@ from commanding import printed
 from commanding import refused as refused_command
 
 from bertjax.cli import main as cli
-from bertjax.tasks.build import build_task, parse_config
+from bertjax.tasks.build import build_task
 from bertjax.tasks.task import Task
-from bertjax.training.checkpoint_config import complete, experiment_config
+from bertjax.training.checkpoint_config import experiment_config
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 MODEL = {
@@ -42,7 +42,7 @@ def load_task(experiment: str, vocabulary: Path | None, *arguments: str, train: 
     """Builds the task of an experiment; `train` selects whether to read training data."""
     flags = [*overrides(vocabulary, **fields), *arguments]
     config = experiment_config(f"{EXPERIMENTS}/{experiment},size=L1_H16,quick=true", flags)
-    return build_task(complete(parse_config(config)), train)
+    return build_task(config, train)
 
 
 def train_command(experiment: str, workdir: Path, vocabulary: Path | None, *arguments: str, **fields) -> list[str]:

@@ -140,7 +140,7 @@ def test_error_for_an_unknown_config_field_lists_the_known_fields(capfd):
             ["--config", TINY, "--config.data.objective=sop"],
             "config.data.objective is 'sop'; use one of nsp, pairs, none",
         ),
-        (["--config", TINY, "--config.data.masking.rate=2.0"], "masking.rate=2.0 is out of range"),
+        (["--config", TINY, "--config.data.masking.rate=2.0"], "masking.rate is 2.0; it must be at most 1"),
         (
             ["--config", TINY, "--config.model.hidden_dropout_prob=0.999999"],
             "hidden_dropout_prob is 0.999999; it must be in [0, 0.",

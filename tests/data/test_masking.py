@@ -138,10 +138,10 @@ def test_whole_words_are_masked_completely_and_within_the_limit(vocabulary):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"rate": 0.0}, "rate=0.0 is out of range"),
-        ({"rate": 1.5}, "rate=1.5 is out of range"),
+        ({"rate": 0.0}, "rate is 0.0; it must be above 0"),
+        ({"rate": 1.5}, "rate is 1.5; it must be at most 1"),
         ({"mask_prob": 0.7}, "add up to 0.9"),
-        ({"mask_prob": 1.1, "keep_prob": -0.2}, "mask_prob=1.1 is out of range"),
+        ({"mask_prob": 1.1, "keep_prob": -0.2}, "mask_prob is 1.1; it must be at most 1"),
     ],
 )
 def test_invalid_settings_are_refused(arguments, message):

@@ -102,7 +102,7 @@ def test_invalid_replay_is_refused(corpus, spelled):
         task_of(corpus, f",replay={spelled}:0.5")
     for replay, message in (
         ("folder", "replay=folder lacks a share; write replay=DIR:SHARE, such as folder:0.2"),
-        ("folder:1.0", "data.replay_share=1.0 is out of range"),
+        ("folder:1.0", "data.replay_share is 1.0; it must be below 1"),
         (":0.5", "data.replay_share=0.5 needs a general corpus"),
     ):
         with pytest.raises(UsageError, match=message):

@@ -147,5 +147,5 @@ def test_invalid_class_weights_are_an_error(class_weights):
 
 def test_label_smoothing_outside_zero_to_one_is_an_error():
     for smoothing in (-0.1, 1.0, float("nan")):
-        with pytest.raises(UsageError, match="label_smoothing=.* is out of range"):
+        with pytest.raises(UsageError, match="label_smoothing is .*; it must be"):
             FinetuningConfig(label_smoothing=smoothing)

@@ -13,13 +13,11 @@ from commanding import printed
 from finetuning_data import glue_files
 
 from bertjax.cli import main as cli
-from bertjax.config.load import load_config
 from bertjax.convert.portable import write_workdir
 from bertjax.training import train as loop
 from bertjax.training.checkpoint import find_checkpoint, saved_fingerprint
-from bertjax.training.checkpoint_config import checkpoint_model
+from bertjax.training.checkpoint_config import checkpoint_model, experiment_config
 from bertjax.training.checkpoint_metadata import read_metadata
-from bertjax.training.init_from import with_checkpoint_architecture
 
 
 def test_best_and_last_checkpoints_are_kept_and_the_best_is_used(cola, capfd):
@@ -137,10 +135,9 @@ def test_model_config_that_differs_from_the_checkpoint_is_an_error(cola, glue, t
     error = refused(capfd, *arguments, "--config.model.hidden_act=relu")
     assert "config.model.hidden_act=relu differs from hidden_act=gelu_tanh of" in error
     # The padded size of the token embeddings always comes from the checkpoint.
-    config = load_config(
-        f"{EXPERIMENTS}/glue.py:task=cola,path={glue},quick=true", ["--config.model.pad_vocab_to_multiple_of=64"]
-    )
-    assert with_checkpoint_architecture(config, find_checkpoint(cola)).model.pad_vocab_to_multiple_of == 128
+    experiment = f"{EXPERIMENTS}/glue.py:task=cola,path={glue},quick=true"
+    config = experiment_config(experiment, ["--config.model.pad_vocab_to_multiple_of=64"], cola)
+    assert config.model.pad_vocab_to_multiple_of == 128
 
 
 def test_init_from_restores_and_reports_all_but_the_output_layer(cola, glue, letters, tmp_path, capfd):
