@@ -61,18 +61,18 @@ def bench_step(args: argparse.Namespace) -> None:
 def bench_input(args: argparse.Namespace) -> None:
     """Runs `bertjax bench input`."""
     from bertjax.tasks.build import build_task
-    from bertjax.tasks.objectives.config import Config
-    from bertjax.tasks.pretraining import Task
+    from bertjax.tasks.objectives.config import PretrainingConfig
+    from bertjax.tasks.pretraining import PretrainingTask
     from bertjax.training.bench import bench_input as run
     from bertjax.training.bench import input_table
     from bertjax.training.checkpoint_config import complete
 
     config = complete(parse_run_config(args))
-    if isinstance(config, Config) and not config.has_data:
+    if isinstance(config, PretrainingConfig) and not config.has_data:
         raise UsageError("`bench input` needs a corpus; set --config NAME:corpus=DIR")
     # Do not build tasks that are rejected below, because `build_task` reads their data.
-    task = build_task(config) if isinstance(config, Config) else None
-    if not isinstance(task, Task):
+    task = build_task(config) if isinstance(config, PretrainingConfig) else None
+    if not isinstance(task, PretrainingTask):
         raise UsageError(f"`bench input` does not support task {config.task}; use a pre-training config")
     result = run(task, args.seconds)
     print(json.dumps(result) if args.json else format_table(input_table(result)))

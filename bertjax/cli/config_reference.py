@@ -5,7 +5,7 @@ from typing import Any
 
 from bertjax.config.fields import Field, iter_fields
 from bertjax.config.run import RunConfig
-from bertjax.tasks.build import config_class, task_names
+from bertjax.tasks.build import TASKS, config_class
 from bertjax.tasks.finetuning.config import FinetuningConfig
 
 _HEAD = """# Config fields
@@ -28,7 +28,7 @@ def document() -> str:
         ("Continued pre-training", _fields(config_class("adaptation")()), pretraining),
         ("Fine-tuning", finetuning, run),
     ]
-    tasks = [task for task in task_names() if task not in ("pretraining", "adaptation")]
+    tasks = [task for task in TASKS if task not in ("pretraining", "adaptation")]
     sections += [(f"Task `{task}`", _fields(config_class(task)()), finetuning) for task in tasks]
     texts = [_HEAD]
     for title, fields, documented in sections:

@@ -36,7 +36,6 @@ def add_parser(commands: Any) -> None:
 
 def sweep(args: argparse.Namespace) -> None:
     """Runs `bertjax sweep`."""
-    from bertjax.inference.cached_features import build_training_task
     from bertjax.training.multihost import exit_on_host_error
     from bertjax.training.sweep import TRIALS
     from bertjax.training.sweep import sweep as run
@@ -44,4 +43,4 @@ def sweep(args: argparse.Namespace) -> None:
     distributed = join_cluster(args, parse_run_config(args).cluster)
     with exit_on_host_error(), open_init_checkpoint(args, keep_converted=not distributed, marker=TRIALS) as init_from:
         grid = args.grid or ()
-        print_result(run(args.config, args.overrides, grid, args.seeds, args.workdir, init_from, build_training_task))
+        print_result(run(args.config, args.overrides, grid, args.seeds, args.workdir, init_from))

@@ -37,7 +37,7 @@ def add_parser(commands: Any) -> None:
 
 def train(args: argparse.Namespace) -> None:
     """Runs `bertjax train`."""
-    from bertjax.inference.cached_features import build_training_task
+    from bertjax.training.cached_features import build_training_task
     from bertjax.training.checkpoint_config import complete, resumed_config
     from bertjax.training.multihost import exit_on_host_error
     from bertjax.training.profiling import parse_steps

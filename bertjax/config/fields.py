@@ -63,7 +63,7 @@ def from_config_dict(default: _Config, values: ConfigDict, path: str = "config")
         raise UsageError(f"{path} is {shortened(repr(values))}; it must be a ConfigDict")
     if unknown := sorted({*values} - {*types}):
         raise UsageError(f"{path} contains unknown fields: {', '.join(unknown)}; use one of {', '.join(sorted(types))}")
-    changes = {}
+    changes: dict[str, Any] = {}
     for name, value in values.items():
         current = getattr(default, name)
         if isinstance(current, Section):

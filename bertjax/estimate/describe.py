@@ -9,10 +9,8 @@ import jax
 
 from bertjax.model.config import LSTM, Architecture, ModelConfig
 from bertjax.tasks.task import Task
+from bertjax.training.freezing import Freezing, check_freezing, count_trainable
 from bertjax.training.optimizer import (
-    Freezing,
-    check_freezing,
-    count_trainable,
     describe_head_steps,
     make_optimizer,
     make_schedule,

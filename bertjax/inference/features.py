@@ -12,20 +12,19 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from bertjax.data.finetuning.examples import Examples, make_examples
+from bertjax.data.finetuning.examples import make_examples
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.inference.inputs import PAIR_SEPARATOR, TruncationCount, encode_row, make_batches
+from bertjax.inference.inputs import PAIR_SEPARATOR, TruncationCount, encode_row
 from bertjax.inference.loaded_model import LoadedModel
-from bertjax.model.encoder import make_encoder
 from bertjax.model.partitioning import resolve_layout
+from bertjax.training.cached_features import make_hidden_states_fn
 from bertjax.utils.io import read_json, remove_temporaries, write_atomic, write_npz
 
 logger = logging.getLogger(__name__)
@@ -97,7 +96,9 @@ class FeatureExtractor:
               [SEP].
             `texts_sha256`: str, hash of the texts.
         """
-        hidden_states_of = make_hidden_states_fn(self.model, self.layers, self.seq_len)
+        hidden_states_of = make_hidden_states_fn(
+            self.model.config, self.model.params["encoder"], self.model.mesh, self.layers, self.seq_len
+        )
         truncation = TruncationCount(self.seq_len)
         for rows, texts_hash in self._group(texts, truncation):
             examples = make_examples(rows, {})
@@ -157,38 +158,6 @@ class FeatureExtractor:
             first_char += len(part) + len(PAIR_SEPARATOR)
             first_word += len(word_starts)
         return row
-
-
-def make_hidden_states_fn(
-    model: LoadedModel, layers: Sequence[int], seq_len: int
-) -> Callable[[Examples], Iterator[tuple[int, np.ndarray]]]:
-    """Returns a function from examples to an iterator over (sequence index, hidden states), in any order.
-
-    The hidden states of a sequence are float32 [tokens, C, D]. See `FeatureExtractor` for the arguments.
-    """
-    layer_indices = np.array(layers)
-
-    @model.jit
-    def hidden_states(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
-        outputs: Any = make_encoder(model.config).apply(
-            {"params": params["encoder"]},
-            batch["input_ids"],
-            batch["segment_ids"],
-            batch["input_mask"],
-            collect_layers=True,
-        )
-        return outputs[1][layer_indices].transpose(1, 2, 0, 3).astype(np.float32)  # [B, L, C, D]
-
-    def hidden_states_of(examples: Examples) -> Iterator[tuple[int, np.ndarray]]:
-        lengths = np.diff(examples.offsets)
-        tokens = {name: examples.tokens[name] for name in ("input_ids", "segment_ids")}
-        # Each sequence of a multiple-choice example becomes a row.
-        for batch in make_batches(Examples(examples.offsets, tokens, {}), seq_len):
-            for index, states in zip(batch.pop("example"), hidden_states(batch), strict=True):
-                if index >= 0:
-                    yield int(index), states[: lengths[index]]
-
-    return hidden_states_of
 
 
 def texts_sha256(texts: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""Model inputs at inference: lines of text files, and batches of encoded examples."""
+"""Model inputs at inference: lines of text files, and rows of token ids."""
 
 import dataclasses
 import itertools
@@ -8,12 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from bertjax.data.corpus.vocabulary import Vocabulary
-from bertjax.data.finetuning.batches import Batching, make_batch
-from bertjax.data.finetuning.examples import Examples, encode_pair
-from bertjax.data.shard import SINGLE_SHARD
+from bertjax.data.finetuning.examples import encode_pair
 from bertjax.errors import UsageError
 from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, MULTILABEL, TAGS
 from bertjax.utils.io import reject_utf16, unix_newlines
@@ -26,10 +22,6 @@ Texts = tuple[str, ...]
 _STDIN = "-"
 # Separator of the texts of a line: the two texts of a pair, or a context and its endings.
 PAIR_SEPARATOR = " ||| "
-# Tokens per batch, including padding. This number keeps a CPU or GPU busy, and the activations need little memory
-# compared to the parameters of a BASE model.
-BATCH_TOKENS = 4096
-_BUCKET = 32
 _UTF8_BOM = b"\xef\xbb\xbf"
 _READ_BYTES = 1 << 20
 
@@ -52,28 +44,6 @@ class TruncationCount:
         """Logs a warning with both counts if any text was truncated."""
         if self.truncated:
             logger.warning(f"{self.truncated:,} of {self.total:,} texts were truncated to {self.seq_len} tokens")
-
-
-def make_batches(examples: Examples, seq_len: int) -> Iterator[dict[str, np.ndarray]]:
-    """Yields batches that contain every example once, longest first.
-
-    Rows are padded to a multiple of 32 tokens. A batch has as many rows as fit into `BATCH_TOKENS` tokens (at least
-    one), so that a model compiles once per row length. The last batch may have fewer rows, rounded up to a power of
-    two.
-
-    Yields:
-      A batch. Its `example` array [B] contains the index of each row's example, or -1 for padding rows.
-    """
-    batching = Batching(1, min(_BUCKET, seq_len), seq_len)
-    order = np.argsort(-examples.lengths, kind="stable")
-    start = 0
-    while start < len(order):
-        length = batching.padded_length(int(examples.lengths[order[start]]))
-        num_rows = max(1, BATCH_TOKENS // (length * examples.sequences_per_example))
-        selected = order[start : start + num_rows]
-        batch_size = min(num_rows, 1 << (len(selected) - 1).bit_length())
-        yield make_batch(examples, selected, length, batch_size, SINGLE_SHARD)
-        start += num_rows
 
 
 def encode_row(ids: Sequence[list[int]], vocabulary: Vocabulary, truncation: TruncationCount) -> dict[str, list[int]]:

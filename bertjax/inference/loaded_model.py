@@ -21,8 +21,7 @@ from bertjax.model.heads import EncoderModel, TiedLmHead, build_model
 from bertjax.tasks.finetuning.output_layer import OutputLayer
 from bertjax.tasks.squad import SquadData
 from bertjax.tasks.text import TextData
-from bertjax.training.sharding import batch_shards, put_batch, replicated
-from bertjax.training.step import traced_with_mesh
+from bertjax.training.step import jit_on_mesh
 
 Batch = dict[str, np.ndarray]
 
@@ -137,19 +136,7 @@ class LoadedModel:
           A function from a host batch with any number of rows to host arrays. Rows are padded to a multiple of the
           number of data shards.
         """
-        jitted = jax.jit(traced_with_mesh(function, self.mesh), out_shardings=replicated(self.mesh))
-        num_shards = batch_shards(self.mesh)
-
-        def call(batch: Batch) -> Any:
-            num_rows = len(batch["input_ids"])
-            padding = -num_rows % num_shards
-            padded = {
-                name: np.pad(array, [(0, padding)] + [(0, 0)] * (array.ndim - 1)) for name, array in batch.items()
-            }
-            outputs = jitted(self.params, put_batch(padded, self.mesh))
-            return jax.tree.map(lambda array: np.asarray(array)[:num_rows], outputs)
-
-        return call
+        return jit_on_mesh(function, self.params, self.mesh)
 
 
 def build_known_model(model_description: Mapping[str, Any], config: ModelConfig) -> nn.Module:

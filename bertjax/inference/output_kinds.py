@@ -14,12 +14,13 @@ import flax.linen as nn
 import numpy as np
 
 from bertjax.data.corpus.tokenizer import BasicTokenizer
+from bertjax.data.finetuning.batches import inference_batches
 from bertjax.data.finetuning.examples import Examples, make_examples
 from bertjax.data.finetuning.questions import Question, make_windows
 from bertjax.data.finetuning.tables import ReadStats
 from bertjax.data.finetuning.tagged import TaggedText, encode_tagged, gather_words
 from bertjax.errors import UsageError, quoted
-from bertjax.inference.inputs import PAIR_SEPARATOR, Texts, TruncationCount, encode_row, make_batches
+from bertjax.inference.inputs import PAIR_SEPARATOR, Texts, TruncationCount, encode_row
 from bertjax.inference.loaded_model import LoadedModel
 from bertjax.metrics.entities import follows_scheme
 from bertjax.model.config import ModelConfig
@@ -54,7 +55,7 @@ class TextPredictor:
         """Returns each example's logits: float32 [outputs], or [length, outputs] if the model classifies tokens."""
         lengths = examples.lengths
         logits: list[Any] = [None] * len(examples)
-        for batch in make_batches(examples, self.seq_len):
+        for batch in inference_batches(examples, self.seq_len):
             for example, row in zip(batch["example"], self.model.apply(batch), strict=True):
                 if example >= 0:
                     logits[example] = row[: lengths[example]] if row.ndim > 1 else row

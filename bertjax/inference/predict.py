@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 from etils import epath
 
+from bertjax.data.finetuning.batches import inference_batches
 from bertjax.data.finetuning.examples import make_examples
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.inference.inputs import Texts, TruncationCount, make_batches
+from bertjax.inference.inputs import Texts, TruncationCount
 from bertjax.inference.loaded_model import LoadedModel
 from bertjax.inference.output_kinds import OUTPUT_KINDS, TextPredictor
 from bertjax.model.heads import PretrainingModel, SequenceModel, TokenModel
@@ -144,7 +145,7 @@ def fill_mask(model: LoadedModel, text: str, top: int) -> list[list[tuple[str, f
         raise UsageError(f"the text has {len(ids)} tokens, but the model takes at most {max_len}; shorten the text")
     positions = np.flatnonzero(np.array(ids) == vocabulary.mask_id).astype(np.int32)
     row = {"input_ids": ids, "segment_ids": [0] * len(ids)}
-    (batch,) = make_batches(make_examples([row], {"masked_lm_positions": positions[None]}), max_len)
+    (batch,) = inference_batches(make_examples([row], {"masked_lm_positions": positions[None]}), max_len)
     (probs,) = model.masked_lm_probs(batch)
     # Omit the padding of the vocabulary, since its probability of 0 may equal that of a token.
     probs = probs[:, : vocabulary.size]

@@ -3,7 +3,7 @@
 Parameters of all layers are stacked on a leading axis N, the lowest layer first.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -16,6 +16,11 @@ from bertjax.model.partitioning import scans_layers
 # LAYERS is the module name of the stacked layers, and the logical name of their leading axis. If the lowest layers are
 # frozen, the train step passes them as a second stack, FROZEN_LAYERS.
 LAYERS, FROZEN_LAYERS = "layers", "frozen_layers"
+
+
+def is_stacked(path: Sequence[str]) -> bool:
+    """Returns True if a path leads to a parameter that contains all layers on its leading axis."""
+    return LAYERS in path
 
 
 def run_layers(
@@ -63,7 +68,7 @@ def run_layers(
 
 
 def _num_frozen_layers(parent: nn.Module) -> int:
-    """Returns the number of frozen layers, which `Freezing.for_forward` passes as a separate stack."""
+    """Returns the number of frozen layers, which `Freezing.split` separates."""
     if not parent.has_variable("params", FROZEN_LAYERS):
         return 0
     return len(jax.tree.leaves(parent.get_variable("params", FROZEN_LAYERS))[0])

@@ -16,7 +16,6 @@ from bertjax.config.load import experiment_file
 from bertjax.config.run import RunConfig
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.estimate import DEFAULT_MFU
-from bertjax.inference.cached_features import build_training_task
 from bertjax.inference.ensemble import ensemble
 from bertjax.model.flops import peak_flops_per_second
 from bertjax.reproduce.results import Results, update_index
@@ -24,6 +23,7 @@ from bertjax.reproduce.runs import load_released
 from bertjax.reproduce.table import Run, Table, missing_data, table_names
 from bertjax.tasks.finetuning.config import SPLITS
 from bertjax.training import train as loop
+from bertjax.training.cached_features import build_training_task
 from bertjax.training.checkpoint import find_checkpoint
 from bertjax.training.checkpoint_config import checkpoint_config, choose_split, experiment_config
 from bertjax.training.multihost import broadcast_from_host0
@@ -227,7 +227,7 @@ def _execute(run: Run, results: str) -> dict[str, Any]:
         return {"stopped": False, **ensemble(checkpoints, _dev_config, folder)}
     init_from = _initial_checkpoint(run, results)
     if run.seeds:
-        return sweep(run.config, run.overrides, (), run.seeds, folder, init_from, build_training_task)
+        return sweep(run.config, run.overrides, (), run.seeds, folder, init_from)
     settings = experiment_config(run.config, run.overrides, init_from)
     return loop.train(build_training_task(settings, init_from), folder, init_from)
 

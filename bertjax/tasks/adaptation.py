@@ -10,8 +10,8 @@ from bertjax.data.pretraining.config import Phase
 from bertjax.data.shard import DataShard
 from bertjax.errors import UsageError
 from bertjax.model.config import UNSET_ARCHITECTURE, ModelConfig
-from bertjax.tasks import pretraining
-from bertjax.tasks.objectives import config as objectives
+from bertjax.tasks.objectives.config import PretrainingConfig, PretrainingData
+from bertjax.tasks.pretraining import PretrainingTask
 from bertjax.tasks.task import NumpyBatch
 from bertjax.utils.sections import bounded
 
@@ -20,7 +20,7 @@ _GENERAL = "general"
 
 
 @dataclasses.dataclass(frozen=True)
-class AdaptationData(objectives.PretrainingData):
+class AdaptationData(PretrainingData):
     """Corpora and batches of continued pre-training.
 
     Attributes:
@@ -44,7 +44,7 @@ class AdaptationData(objectives.PretrainingData):
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(objectives.Config):
+class AdaptationConfig(PretrainingConfig):
     """Config of continued pre-training.
 
     Attributes:
@@ -56,7 +56,7 @@ class Config(objectives.Config):
     data: AdaptationData = AdaptationData()
 
 
-class Task(pretraining.Task):
+class AdaptationTask(PretrainingTask):
     """Pre-training whose batches come from two corpora.
 
     Replayed batches are spread evenly: among any n consecutive steps, `replay_share * n` steps are replayed, rounded up
@@ -64,9 +64,9 @@ class Task(pretraining.Task):
     same as in a shorter run on this corpus alone.
     """
 
-    config: Config
+    config: AdaptationConfig
 
-    def __init__(self, config: Config, train: bool = True) -> None:
+    def __init__(self, config: AdaptationConfig, train: bool = True) -> None:
         """Opens the corpora. Training requires a corpus."""
         if not config.has_model:
             raise UsageError(
@@ -74,7 +74,7 @@ class Task(pretraining.Task):
                 "such as --config NAME:size=mini"
             )
         super().__init__(config, train)
-        self._general: pretraining.Task | None = None
+        self._general: PretrainingTask | None = None
         # With this offset, runs with different seeds replay at different steps.
         self._offset = random.Random(config.seed).random()
         if self._corpus and config.data.replay_corpus:
@@ -101,7 +101,7 @@ class Task(pretraining.Task):
 
     def _add_general(self) -> None:
         data = self.config.data
-        self._general = pretraining.Task(
+        self._general = PretrainingTask(
             dataclasses.replace(self.config, data=dataclasses.replace(data, corpus=data.replay_corpus))
         )
         if self._general.workdir_files != self.workdir_files:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,7 @@ from bertjax.data.finetuning.examples import concatenate, constant_prediction, k
 from bertjax.data.finetuning.tables import TFDS_PREFIX
 from bertjax.errors import UsageError
 from bertjax.metrics.classification import cross_entropy, scores
+from bertjax.metrics.metric import Metric
 from bertjax.metrics.report import ClassReport, class_report
 from bertjax.model.config import ModelConfig
 from bertjax.tasks.finetuning import splits
@@ -41,7 +42,7 @@ class GlueData(FinetuningData):
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(FinetuningConfig):
+class GlueConfig(FinetuningConfig):
     """Config of a GLUE task."""
 
     task: str = "glue"
@@ -55,12 +56,12 @@ class Config(FinetuningConfig):
             )
 
 
-class Task(FinetuningTask):
+class GlueTask(FinetuningTask):
     """One GLUE task. MNLI has two dev sets and two test sets. `ax` is predicted along with the test sets of MNLI."""
 
-    config: Config
+    config: GlueConfig
 
-    def __init__(self, config: Config, train: bool = True) -> None:
+    def __init__(self, config: GlueConfig, train: bool = True) -> None:
         self._spec = SPECS[config.data.task]
         self.missing_data = (
             f"no data; set --config.data.path to GLUE's folder, which contains {self._spec.folder}/train.tsv"
@@ -100,8 +101,9 @@ class Task(FinetuningTask):
     def eval_data_name(self) -> str:
         return ", ".join(self._eval_files)
 
-    def extra_metrics(self) -> Sequence[str]:
-        return [f"{name}{suffix}" for suffix in self._sets for name in _LOSSES] if self._has_several_sets() else ()
+    def extra_metrics(self) -> list[Metric]:
+        names = [f"{name}{suffix}" for suffix in self._sets for name in _LOSSES] if self._has_several_sets() else []
+        return [Metric(name, lower_is_better=True) for name in names]
 
     def score(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
         set_logits = self._logits_by_set(outputs)

@@ -28,21 +28,21 @@ class NerData(FinetuningData):
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(FinetuningConfig):
+class NerConfig(FinetuningConfig):
     """Config of named entity recognition."""
 
     task: str = "ner"
     data: NerData = NerData()
 
 
-class Task(TaggingTask):
+class NerTask(TaggingTask):
     """CoNLL-2003, read from its original files. The training file defines the set of tags."""
 
     missing_data = "no data; set --config.data.path to the folder of CoNLL-2003's eng.train and eng.testa"
     # Tags of synthetic batches: O, and a B- and an I- tag for each of the four entity types.
     labels = ("O", *(f"{prefix}-{kind}" for kind in ("LOC", "MISC", "ORG", "PER") for prefix in "BI"))
     output_name = "ner"
-    config: Config
+    config: NerConfig
 
     @property
     def by_document(self) -> bool:

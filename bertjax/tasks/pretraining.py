@@ -13,11 +13,10 @@ from bertjax.data.pretraining.baseline import mean_piece_bytes
 from bertjax.data.pretraining.config import Phase
 from bertjax.data.shard import SINGLE_SHARD, DataShard
 from bertjax.errors import UsageError
-from bertjax.tasks import task
-from bertjax.tasks.objectives.config import Config
+from bertjax.tasks.objectives.config import PretrainingConfig
 from bertjax.tasks.objectives.pretraining import PretrainingObjective
 from bertjax.tasks.objectives.step_cost import StepCost
-from bertjax.tasks.task import NumpyBatch
+from bertjax.tasks.task import NumpyBatch, Task
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +25,7 @@ _PERPLEXITY_LOSSES = ("mlm_loss", "ltr_loss", "rtl_loss")
 _MAX_LOG_PERPLEXITY = 700.0
 
 
-class Task(task.Task):
+class PretrainingTask(Task):
     """Pre-training on a corpus. Without a corpus, a task has only synthetic batches.
 
     `config.data.objective` selects the objective class from `OBJECTIVES` in `objectives/config.py` (default:
@@ -39,10 +38,10 @@ class Task(task.Task):
     """
 
     eval_first = True
-    config: Config
+    config: PretrainingConfig
     objective: PretrainingObjective
 
-    def __init__(self, config: Config, train: bool = True) -> None:
+    def __init__(self, config: PretrainingConfig, train: bool = True) -> None:
         """Opens the corpus, which is required if `train` is True."""
         super().__init__(config)
         self._corpus = open_anywhere(config.data.corpus) if config.data.corpus else None

@@ -15,7 +15,8 @@ from bertjax.data.finetuning.questions import Question, Windows, make_windows, r
 from bertjax.data.finetuning.tables import ReadStats
 from bertjax.data.schema import EXAMPLE, SEQUENCE, ArraySpec
 from bertjax.errors import UsageError
-from bertjax.metrics import squad as metrics
+from bertjax.metrics import squad as squad_metrics
+from bertjax.metrics.metric import loss_metric
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import TokenModel
 from bertjax.tasks.finetuning import splits
@@ -74,7 +75,7 @@ class SquadData(FinetuningData):
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(FinetuningConfig):
+class SquadConfig(FinetuningConfig):
     """Config of question answering."""
 
     task: str = "squad"
@@ -90,8 +91,7 @@ class Config(FinetuningConfig):
 class SpanObjective(Objective):
     """Objective for answer spans. The loss is the mean of the cross-entropies of start and end position."""
 
-    metric_names = ("start_loss", "end_loss")
-    loss_names = metric_names
+    metrics = (loss_metric("start_loss"), loss_metric("end_loss"))
     schema = (*SEQUENCE, *(ArraySpec(name, (), num_values="length") for name in _POSITIONS), *EXAMPLE)
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
@@ -111,12 +111,12 @@ class SpanObjective(Objective):
         return sums, {"example": batch["example"], "start": logits[..., 0], "end": logits[..., 1]}
 
 
-class Task(FinetuningTask):
+class SquadTask(FinetuningTask):
     """SQuAD or TriviaQA, read from the original files."""
 
     missing_data = "no data; set --config.data.path to the folder of SQuAD's train-v1.1.json and dev-v1.1.json"
     default_metric = "f1"
-    config: Config
+    config: SquadConfig
 
     def make_objective(self, model: ModelConfig) -> SpanObjective:
         return SpanObjective(TokenModel(model, 2, head_dropout=False))
@@ -146,9 +146,9 @@ class Task(FinetuningTask):
     def score(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
         answers = self._answers(outputs)
         if self.config.data.version != _V2:
-            return metrics.score_v1(self._gold(), self._texts(answers)) if self.is_labeled() else {}
+            return squad_metrics.score_v1(self._gold(), self._texts(answers)) if self.is_labeled() else {}
         threshold = self._null_threshold(answers)
-        scores = metrics.score_v2(self._gold(), self._texts(answers, threshold))
+        scores = squad_metrics.score_v2(self._gold(), self._texts(answers, threshold))
         return {**scores, "null_threshold": threshold}
 
     def baseline(self) -> dict[str, float]:
@@ -158,8 +158,8 @@ class Task(FinetuningTask):
         """
         gold = self._gold()
         if self.config.data.version == _V2:
-            return metrics.score_v2(gold, dict.fromkeys(gold, ""))
-        return metrics.score_v1(
+            return squad_metrics.score_v2(gold, dict.fromkeys(gold, ""))
+        return squad_metrics.score_v1(
             gold, {question.id: question.context.partition(". ")[0] for question in self._questions}
         )
 
@@ -244,8 +244,8 @@ class Task(FinetuningTask):
             )
         predictions = self._texts(answers)
         odds = {question.id: answer.null_odds for question, answer in zip(self._questions, answers, strict=True)}
-        f1_scores = metrics.question_scores_v2(gold, predictions)[1]
-        return _round_up(metrics.best_threshold(gold, f1_scores, predictions, odds)[0])
+        f1_scores = squad_metrics.question_scores_v2(gold, predictions)[1]
+        return _round_up(squad_metrics.best_threshold(gold, f1_scores, predictions, odds)[0])
 
 
 def _find_file(folder: Path, name: str, field: str) -> Path:

@@ -27,7 +27,7 @@ _FILES = {"train": "train.csv", "dev": "val.csv", "test": "test.csv"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(FinetuningConfig):
+class SwagConfig(FinetuningConfig):
     """Config of SWAG."""
 
     task: str = "swag"
@@ -38,7 +38,7 @@ class Config(FinetuningConfig):
         self.reject("examples of swag have four sequences each", "data.examples_per_row")
 
 
-class Task(FinetuningTask):
+class SwagTask(FinetuningTask):
     """SWAG, read from its original files or from TFDS."""
 
     missing_data = "no data; set --config.data.path to the folder of SWAG's train.csv and val.csv"

@@ -14,6 +14,7 @@ from bertjax.config.run import RunConfig
 from bertjax.data.schema import Schema
 from bertjax.data.shard import DataShard
 from bertjax.errors import UsageError
+from bertjax.metrics.metric import Metric
 from bertjax.metrics.report import ClassReport
 from bertjax.tasks.objectives.step_cost import StepCost
 from bertjax.tasks.records import PredictionRecords
@@ -32,22 +33,14 @@ class Objective:
     """Model, loss and metrics of a train step.
 
     Objectives are compared by value, so that runs that differ only in data, seed or learning rate share a compiled
-    step. A subclass defines `metric_names`, `loss_names`, `schema`, `denominators` and `compute`.
-
-    The names of metrics determine how they are used:
-      - `loss` is reserved for the sum of all losses.
-      - Lower is better for names ending in `loss`, `error` or `entropy`.
-      - Plots of pre-training show pairs `NAME_loss` and `NAME_accuracy`, such as `mlm_loss` and `mlm_accuracy`.
-      - Log lines of training steps show `loss` and the metrics whose names contain `accuracy`.
-      - If `loss_names` has one entry, such as `cross_entropy`, TensorBoard shows only `loss`, and omits all metrics
-        whose names start with the entry, such as `cross_entropy` and `cross_entropy_mismatched`.
+    step. A subclass defines `metrics`, `schema`, `denominators` and `compute`.
 
     Attributes:
       model: Flax module that maps a batch to logits.
-      metric_names: names of the metrics that `compute` returns. A run cannot resume with different names.
-      loss_names: names of the metrics that add up to the training loss, each with coefficient 1. The train step divides
-        the weighted sum of each loss by the result of `denominators`: usually the sum of the weights over the whole
-        batch, but never 0. Logged losses are divided by the sum of the weights of all steps since the last log line.
+      metrics: metrics that `compute` returns. The train step divides the weighted sum of each loss by the result of
+        `denominators`: usually the sum of the weights over the whole batch, but never 0. Logged values are divided by
+        the sum of the weights of all steps since the last log line. Log lines of training steps show metrics other
+        than losses.
       schema: specifications of the arrays in a batch.
       splits_into_micro_batches: whether gradient accumulation may split a batch (default: True). Set it to False if the
         loss of a row depends on other rows, as with in-batch negatives.
@@ -59,16 +52,17 @@ class Objective:
     # Subclasses override these properties, or replace them by class attributes. Such attributes must not be annotated,
     # because annotated attributes are dataclass fields.
     @property
-    def metric_names(self) -> tuple[str, ...]:
-        raise NotImplementedError
-
-    @property
-    def loss_names(self) -> tuple[str, ...]:
+    def metrics(self) -> tuple[Metric, ...]:
         raise NotImplementedError
 
     @property
     def schema(self) -> Schema:
         raise NotImplementedError
+
+    @property
+    def loss_names(self) -> tuple[str, ...]:
+        """Names of the metrics that add up to the training loss."""
+        return tuple(metric.name for metric in self.metrics if metric.is_loss)
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         """Returns the divisor of each loss, by metric name, such as the number of predicted tokens.
@@ -123,7 +117,7 @@ class Task:
       eval_every: steps between evaluations, of which the last step is one (0: no evaluation).
       eval_first: whether to evaluate before the first step as well.
       num_eval_batches: number of batches per evaluation (default: 0, unknown).
-      best_metric: evaluation metric that selects the best checkpoint (default: "", use the newest checkpoint).
+      best_metric: evaluation metric that selects the best checkpoint (default: None, use the newest checkpoint).
       other_tasks: additional tasks to evaluate with the same parameters. The keys are prefixes of metric names. For
         example, `adaptation.py` adds the task `general`, which evaluates on the replay corpus.
       labels: names of the classes or tags by id, for `class_reports` (default: (), no classes).
@@ -154,7 +148,7 @@ class Task:
     eval_every: int
     eval_first = False
     num_eval_batches = 0
-    best_metric = ""
+    best_metric: Metric | None = None
     labels: Sequence[str] = ()
     evaluation_problem = ""
 

@@ -139,7 +139,7 @@ class TextData(TableData):
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(FinetuningConfig):
+class TextConfig(FinetuningConfig):
     """Config of text classification or regression on your own data."""
 
     task: str = "text"
@@ -151,13 +151,13 @@ class Config(FinetuningConfig):
             self.reject(f"kind={self.data.kind} has no classes", "label_smoothing", "data.class_weights")
 
 
-class Task(FinetuningTask):
+class TextTask(FinetuningTask):
     """Classification, multi-label classification or regression of one or two texts per row."""
 
     missing_data = "no data; set --config.data.train_file=FILE and --config.data.dev_file=FILE"
-    config: Config
+    config: TextConfig
 
-    def __init__(self, config: Config, train: bool = True) -> None:
+    def __init__(self, config: TextConfig, train: bool = True) -> None:
         self.default_metric = _METRICS[config.data.kind][0]
         self.labels = () if config.data.kind == "number" else ("0", "1")
         super().__init__(config, train)

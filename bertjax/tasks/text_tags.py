@@ -11,20 +11,20 @@ from bertjax.tasks.text import TableData
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(FinetuningConfig):
+class TextTagsConfig(FinetuningConfig):
     """Config of token tagging on your own data."""
 
     task: str = "text_tags"
     data: TableData = TableData()
 
 
-class Task(TaggingTask):
+class TextTagsTask(TaggingTask):
     """Token tagging of files with one sentence per row. Two columns contain the words and the tags."""
 
     missing_data = "no data; set --config.data.train_file=FILE and --config.data.dev_file=FILE"
     labels = ("O", "B-X")
     output_name = "text/tags"
-    config: Config
+    config: TextTagsConfig
 
     def read_words(self, split: str) -> TaggedText:
         data = self.config.data

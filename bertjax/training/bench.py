@@ -21,8 +21,8 @@ from bertjax.data.shard import SINGLE_SHARD
 from bertjax.errors import UsageError
 from bertjax.model.flops import peak_flops_per_second
 from bertjax.model.partitioning import resolve_layout
-from bertjax.tasks import pretraining
 from bertjax.tasks.objectives.step_cost import ATTENTION_FRACTION, TOKEN_FRACTION
+from bertjax.tasks.pretraining import PretrainingTask
 from bertjax.tasks.task import Task
 from bertjax.training.evaluation import check_batch_sizes
 from bertjax.training.optimizer import make_optimizer, make_schedule
@@ -137,7 +137,7 @@ def _peak_memory_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def bench_input(task: pretraining.Task, seconds: float) -> dict[str, Any]:
+def bench_input(task: PretrainingTask, seconds: float) -> dict[str, Any]:
     """Measures the input pipeline's throughput on batches of the first training phase, for about `seconds` seconds.
 
     In the result, `real_tokens_per_second` excludes padding and `positions_per_second` includes it.

@@ -50,6 +50,15 @@ def _split(state: TrainState) -> tuple[Any, dict[str, Any]]:
     return training.pop("params"), training
 
 
+def _as_saved(abstract: TrainState, metadata: CheckpointMetadata) -> dict[str, Any]:
+    """Returns the fields of the state, and the metric sums, that a checkpoint contains."""
+    saved_sums = [name.removeprefix("sums/") for name in metadata.arrays if name.startswith("sums/")]
+    like = next(iter(abstract.sums.values()))
+    fields = {name.split("/")[0] for name in metadata.arrays}
+    state = {name: value for name, value in vars(abstract).items() if name in fields or not metadata.arrays}
+    return {**state, "sums": dict.fromkeys(saved_sums, like)}
+
+
 @dataclasses.dataclass(frozen=True)
 class KeepPeriodic(preservation_policy.PreservationPolicy):
     """Policy that keeps the newest checkpoint and the newest periodic checkpoints.
@@ -167,8 +176,11 @@ class Checkpoints:
             return "no checkpoint was saved yet"
         return f"the last good checkpoint is {max(steps, key=lambda step: int(step.name))}"
 
-    def restore_latest(self, abstract: TrainState) -> TrainState | None:
+    def restore_latest(self, abstract: TrainState, init: Callable[[], TrainState] | None = None) -> TrainState | None:
         """Restores the newest undamaged checkpoint. Moves newer, damaged ones to `workdir/damaged_checkpoints`.
+
+        `init` returns an initial state. Metric sums and fields of the state that the checkpoint lacks are taken from
+        it, and sums that the run does not need are dropped.
 
         Returns None if the workdir never contained a checkpoint. Raises a BertjaxError if all checkpoints are damaged,
         or if the newest undamaged checkpoint differs from this run in the model or in the arrays of the train state.
@@ -178,7 +190,7 @@ class Checkpoints:
             try:
                 metadata = read_metadata(self.path(step))
                 changes = self._differences(metadata, abstract)
-                state = None if changes else self._restore(step, metadata, abstract)
+                state = None if changes else self._restore(step, metadata, abstract, init)
             except Exception as error:  # Orbax and its dependencies raise many exception types on damaged files.
                 raise_unless_damage(error, self.path(step))
                 aside = self._workdir / DAMAGED / str(step)
@@ -202,16 +214,27 @@ class Checkpoints:
     def _differences(self, metadata: CheckpointMetadata, abstract: TrainState) -> list[str]:
         """Lists the differences in model and arrays between a saved step and this run, such as an additional metric."""
         saved = {"model": metadata.model, "architecture": metadata.architecture, "arrays": metadata.arrays}
-        return differences(saved, {**self._model, "arrays": array_shapes(abstract)})
+        expected = array_shapes(_as_saved(abstract, metadata))
+        return differences(saved, {**self._model, "arrays": expected})
 
-    def _restore(self, step: int, metadata: CheckpointMetadata, abstract: TrainState) -> TrainState:
+    def _restore(
+        self, step: int, metadata: CheckpointMetadata, abstract: TrainState, init: Callable[[], TrainState] | None
+    ) -> TrainState:
         """Restores a step and checks its fingerprints."""
-        params, training = _split(abstract)
+        saved = _as_saved(abstract, metadata)
+        params, training = saved.pop("params"), saved
         args = ocp.args.Composite(params=restore_args(params), training=restore_args(training))
         items = self._manager.restore(step, args=args)
         for name in ("params", "training"):
             check_fingerprint(name, fingerprint(items[name]), metadata)
-        return abstract.replace(params=items["params"], **items["training"])
+        restored = {"params": items["params"], **items["training"]}
+        if saved.keys() == vars(abstract).keys() - {"params"} and saved["sums"].keys() == abstract.sums.keys():
+            return abstract.replace(**restored)
+        if init is None:
+            raise ValueError("the checkpoint lacks a part of the state, and no initial state was passed")
+        initial = init()
+        sums = {name: restored["sums"].get(name, initial.sums[name]) for name in abstract.sums}
+        return initial.replace(**{**restored, "sums": sums})
 
     def _set_aside(self, step: int, aside: epath.Path) -> None:
         if jax.process_index() == 0:

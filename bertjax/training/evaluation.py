@@ -53,7 +53,7 @@ def predict(
 ) -> tuple[dict[str, float], list[dict[str, np.ndarray]]]:
     """Returns the mean of each metric, including the total loss, and the outputs of each evaluation batch in order."""
     eval_step = make_eval_step(task.objective, mesh)
-    names = task.objective.metric_names
+    names = [metric.name for metric in task.objective.metrics]
     sums = jax.jit(lambda: {name: jnp.zeros(2) for name in names}, out_shardings=replicated(mesh))()
     outputs = []
     with progress_bar("evaluation", task.num_eval_batches or None, " batches", after_seconds=2) as bar:

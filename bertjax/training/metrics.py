@@ -12,7 +12,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
@@ -25,8 +25,6 @@ METRICS = "metrics.jsonl"
 TIMING = "timing.jsonl"
 # Prefix of evaluation metrics in `metrics.jsonl`.
 EVAL_PREFIX = "eval_"
-# Sums of losses, of the task and of the general corpus of `tasks/adaptation.py`. Tables and plots show their parts.
-TOTAL_LOSSES = ("loss", "general_loss")
 # Minimum seconds between rewrites of a file in object storage, which cannot append to files.
 _REWRITE_SECONDS = 60.0
 
@@ -46,20 +44,16 @@ def read_lines(path: epath.Path) -> list[dict[str, Any]]:
     return lines
 
 
-def group_metrics(values: Mapping[str, float], losses: Sequence[str]) -> dict[str, float]:
+def group_metrics(values: Mapping[str, float]) -> dict[str, float]:
     """Returns the metrics of a logged line by their tags in TensorBoard and trackers, `train/NAME` or `eval/NAME`.
 
-    If the line contains evaluation metrics, omits all other values of the line. `losses` are the names of the metrics
-    whose means add up to `loss`. A single loss, such as `cross_entropy`, is omitted, because it equals `loss`.
+    If the line contains evaluation metrics, omits all other values of the line.
     """
     evaluated = {
         name.removeprefix(EVAL_PREFIX): value for name, value in values.items() if name.startswith(EVAL_PREFIX)
     }
     group, shown = ("eval", evaluated) if evaluated else ("train", values)
-    # Omit all metrics that start with the name of the loss, including those of single evaluation sets, such as
-    # `cross_entropy_mismatched`.
-    omitted_prefixes = tuple(losses) if len(losses) == 1 and "loss" in shown else ()
-    return {f"{group}/{name}": value for name, value in shown.items() if not name.startswith(omitted_prefixes)}
+    return {f"{group}/{name}": value for name, value in shown.items()}
 
 
 class JsonlWriter:

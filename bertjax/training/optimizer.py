@@ -1,4 +1,4 @@
-"""Optimizers (BERT's Adam, AdamW and LAMB), layer-wise learning-rate decay, and frozen parameters.
+"""Optimizers (BERT's Adam, AdamW and LAMB), layer-wise learning-rate decay, and learning-rate schedules.
 
 Defaults and schedule follow google-research/bert `optimization.py`. Gradients are clipped to global norm 1.0. Adam has
 no bias correction, and its eps is 1e-6. Weight decay 0.01 is decoupled and skips LayerNorm and biases. The learning
@@ -8,20 +8,18 @@ the first update has rate 0, and the rate drops at the end of warm-up.
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax.traverse_util import flatten_dict, unflatten_dict
 
 from bertjax.config.optimizer import OptimizerConfig
-from bertjax.errors import UsageError, listed
-from bertjax.model.layer_stack import FROZEN_LAYERS, LAYERS
+from bertjax.errors import UsageError
+from bertjax.model.layer_stack import is_stacked
+from bertjax.training.freezing import Freezing
 
 # Names of parameters without weight decay. They are selected by name, not by rank, because stacked biases have rank 2.
 _NOT_DECAYED = ("bias", "scale")
@@ -184,97 +182,6 @@ def _map_with_names(function: Callable[..., Any], *trees: Any) -> optax.Params:
         return function([entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey)], *leaves)
 
     return jax.tree_util.tree_map_with_path(named, *trees)
-
-
-class Freezing(NamedTuple):
-    """Frozen parameters, selected by layer and by name. They have no gradient, update or optimizer state.
-
-    Arrays with LAYERS in their path are stacks: they contain all layers on a leading axis, lowest layer first. Freezing
-    some layers splits each stack. `optax.multi_transform` and `optax.set_to_zero` cannot do this: they mask entire
-    arrays, so frozen layers would still have gradients and moments.
-
-    Attributes:
-      layers: number of frozen encoder layers, counted from the lowest.
-      names: paths of frozen parameters or modules, such as `encoder/embeddings`.
-    """
-
-    layers: int = 0
-    names: tuple[str, ...] = ()
-
-    def matches(self, path: Sequence[str]) -> bool:
-        """Returns True if a parameter, or a module that contains it, is frozen by name."""
-        return any(tuple(path)[: name.count("/") + 1] == tuple(name.split("/")) for name in self.names)
-
-    def trainable(self, params: Any) -> Any:
-        """Returns the trainable parameters. Arrays of stacked layers contain only the layers that are not frozen."""
-        trained = {}
-        for path, leaf in flatten_dict(params).items():
-            if self.matches(path):
-                continue
-            if self.layers and is_stacked(path):
-                if nn.unbox(leaf).shape[0] == self.layers:
-                    continue
-                leaf = jax.tree.map(lambda stack: stack[self.layers :], leaf)
-            trained[path] = leaf
-        return unflatten_dict(trained)
-
-    def for_forward(self, params: Any, trainable: Any) -> Any:
-        """Returns the parameters for a forward pass: those in `trainable`, and frozen ones from `params`.
-
-        Frozen layers are a separate stack, so that the backward pass stops above them.
-        """
-        if self == Freezing():
-            return trainable
-        old: dict[Any, Any] = flatten_dict(params)
-        new, merged = flatten_dict(trainable), {}
-        for path, leaf in old.items():
-            if self.layers and is_stacked(path):
-                merged[tuple(FROZEN_LAYERS if name == LAYERS else name for name in path)] = leaf[: self.layers]
-                if self.layers < leaf.shape[0]:
-                    merged[path] = new[path] if path in new else leaf[self.layers :]
-            else:
-                merged[path] = new.get(path, leaf)
-        return unflatten_dict(merged)
-
-    def write_back(self, params: Any, trainable: Any) -> Any:
-        """Returns `params` with the parameters in `trainable` replaced. Frozen parameters are bitwise unchanged."""
-        if self == Freezing():
-            return trainable
-        updated: dict[Any, Any] = flatten_dict(params)
-        for path, value in flatten_dict(trainable).items():
-            is_partial = self.layers and is_stacked(path)
-            updated[path] = updated[path].at[self.layers :].set(value) if is_partial else value
-        return unflatten_dict(updated)
-
-
-def is_stacked(path: Sequence[str]) -> bool:
-    """Returns True if a path leads to a parameter that contains all layers on its leading axis."""
-    return LAYERS in path
-
-
-def check_freezing(params: Any, freezing: Freezing) -> None:
-    """Raises a UsageError if a frozen parameter does not exist, or no parameter is left to train."""
-    flat: dict[Any, Any] = flatten_dict(nn.unbox(params))
-    num_layers = max((leaf.shape[0] for path, leaf in flat.items() if is_stacked(path)), default=0)
-    if freezing.layers > num_layers:
-        raise UsageError(
-            f"config.optimizer.freeze_layers={freezing.layers} is too large; the model has {num_layers} layers"
-        )
-    for name in freezing.names:
-        if not any(Freezing(names=(name,)).matches(path) for path in flat):
-            known = sorted({"/".join(path[:2]) for path in flat})
-            raise UsageError(f"unknown parameter in optimizer.freeze: {name[:60]!r}; use one of {listed(known, 12)}")
-    if not count_trainable(params, freezing):
-        raise UsageError(
-            "config.optimizer.freeze_layers and config.optimizer.freeze leave no parameter to train; freeze fewer "
-            "parameters"
-        )
-
-
-def count_trainable(params: Any, freezing: Freezing) -> int:
-    """Returns the number of trainable parameters."""
-    trained = jax.eval_shape(lambda params: freezing.trainable(params), nn.unbox(params))
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(trained))
 
 
 class Optimizer(NamedTuple):

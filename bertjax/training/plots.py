@@ -7,58 +7,56 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from bertjax.metrics.metric import Metric
 from bertjax.metrics.report import ClassReport, truncate_name
-from bertjax.training.metrics import EVAL_PREFIX, TOTAL_LOSSES
+from bertjax.training.metrics import EVAL_PREFIX
 from bertjax.utils.io import AnyPath, atomic_file
 
 # Maximum numbers of classes for which the names and the counts of a confusion matrix are legible.
 _MAX_NAMED_CLASSES, _MAX_COUNTED_CLASSES = 60, 25
 # Title of a panel, and names of its metrics without the prefix `EVAL_PREFIX`. The metrics have the same unit.
 _Panel = tuple[str, tuple[str, ...]]
-# Titles of the pre-training objectives, by the prefix of their metrics.
-_OBJECTIVES = {"mlm": "masked LM", "nsp": "next sentence", "ltr": "left to right", "rtl": "right to left"}
 
 
-def plot_pretraining(lines: list[dict[str, Any]], path: epath.Path) -> None:
-    """Plots the loss and the accuracy of each pre-training objective in separate panels, against tokens seen.
+def plot_pretraining(
+    lines: list[dict[str, Any]], path: epath.Path, metrics: Sequence[Metric], prefixes: Sequence[str] = ()
+) -> None:
+    """Plots the metrics of pre-training in separate panels, losses above the others, against tokens seen.
 
-    `lines` are objects of `metrics.jsonl`. Objects without `tokens` are skipped.
+    `lines` are objects of `metrics.jsonl`. Objects without `tokens` are skipped. `prefixes` are those of the metrics of
+    other tasks, such as `general`.
     """
-    names = _metric_names(lines)
-    losses = [name for name in names if name.endswith("_loss") and name not in TOTAL_LOSSES]
-    objectives = [name.removesuffix("_loss") for name in losses]
     panels = [
-        [(f"{_objective_title(objective)}: {kind}", (f"{objective}_{kind}",)) for objective in objectives]
-        for kind in ("loss", "accuracy")
-        if any(f"{objective}_{kind}" in names for objective in objectives)
+        [
+            *((metric.panel, (metric.name,)) for metric in metrics if metric.is_loss == is_loss),
+            *(
+                (f"{metric.panel}, {prefix}", (f"{prefix}_{metric.name}",))
+                for prefix in prefixes
+                for metric in metrics
+                if metric.is_loss == is_loss
+            ),
+        ]
+        for is_loss in (True, False)
     ]
-    if not panels:
-        panels = [[("loss", ("loss",))]]
     _plot(
         panels, [line for line in lines if "tokens" in line], lambda line: line["tokens"] / 1e6, "million tokens", path
     )
 
 
-def _objective_title(objective: str) -> str:
-    # An evaluation set of its own is a prefix, such as `general` in `general_mlm`.
-    prefix, _, name = objective.rpartition("_")
-    return f"{_OBJECTIVES[name]}, {prefix}" if prefix and name in _OBJECTIVES else _OBJECTIVES.get(name, objective)
-
-
 def plot_finetuning(
-    lines: list[dict[str, Any]], path: epath.Path, score: str, steps_per_epoch: int, baseline: Mapping[str, float]
+    lines: list[dict[str, Any]],
+    path: epath.Path,
+    metrics: Sequence[Metric],
+    steps_per_epoch: int,
+    baseline: Mapping[str, float],
 ) -> None:
-    """Plots loss and score against epochs, with a marker for each evaluation, and the baseline as dashed lines.
+    """Plots loss and metrics against epochs, with a marker for each evaluation, and the baseline as dashed lines.
 
-    `lines` are objects of `metrics.jsonl`. `score` is the metric of the right panel ("": all accuracies).
+    `lines` are objects of `metrics.jsonl`. `metrics` are those of the right panel, without losses if there are others.
     """
-    scores = (score,) if score else tuple(name for name in _metric_names(lines) if name.endswith("accuracy"))
-    panels = [[("loss", ("loss",)), (score.replace("_", " ") or "accuracy", scores)]]
+    names = tuple(metric.name for metric in metrics if not metric.is_loss) or tuple(metric.name for metric in metrics)
+    panels = [[("loss", ("loss",)), (", ".join(names).replace("_", " "), names)]]
     _plot(panels, lines, lambda line: line["step"] / steps_per_epoch, "epochs", path, baseline)
-
-
-def _metric_names(lines: list[dict[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(name.removeprefix(EVAL_PREFIX) for line in lines for name in line))
 
 
 def _plot(

@@ -118,7 +118,8 @@ class Progress:
         values = dict(values)
         attention_fraction = values.pop(ATTENTION_FRACTION)
         self._measure_speed(step, values[TOKEN_FRACTION], attention_fraction)
-        accuracies = "  ".join(f"{name} {value:.3f}" for name, value in values.items() if "accuracy" in name)
+        scores = [metric.name for metric in self._task.objective.metrics if not metric.is_loss]
+        accuracies = "  ".join(f"{name} {values[name]:.3f}" for name in scores if name in values)
         speed = ""
         if self._speed:
             speed = (
@@ -155,16 +156,17 @@ class Progress:
         if not self._files or len(lines) < 2:
             return
         if task.steps_per_epoch:
-            plot_finetuning(lines, path, task.best_metric, task.steps_per_epoch, self._baseline)
+            metrics = [task.best_metric] if task.best_metric else task.objective.metrics
+            plot_finetuning(lines, path, metrics, task.steps_per_epoch, self._baseline)
         else:
-            plot_pretraining(lines, path)
+            plot_pretraining(lines, path, task.objective.metrics, [*task.other_tasks])
 
     def finish(self, step: int, best: epath.Path) -> None:
         """Logs the duration of a finished run."""
-        if step < self._task.total_steps:
+        if step < self._task.total_steps and self._task.best_metric:
             patience = self._task.config.patience
             logger.info(
-                f"stopped early at step {step:,} of {self._task.total_steps:,}: {self._task.best_metric} has not "
+                f"stopped early at step {step:,} of {self._task.total_steps:,}: {self._task.best_metric.name} has not "
                 f"improved in {patience:,} evaluation{'s' * (patience > 1)}"
             )
         seconds = time.monotonic() - self._started
@@ -196,7 +198,7 @@ class Progress:
         if not self._files:
             return
         self._files[file].write(step, values)
-        grouped = group_metrics(values, self._task.objective.loss_names)
+        grouped = group_metrics(values)
         for writer in self._trackers:
             writer.write(step, grouped)
 

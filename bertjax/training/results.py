@@ -13,11 +13,12 @@ from etils import epath
 from jax.sharding import Mesh
 
 from bertjax.errors import BertjaxError, first_line
+from bertjax.metrics.metric import Metric
 from bertjax.metrics.report import ClassReport, log_reports
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import CHECKPOINTS, saved_fingerprint
 from bertjax.training.evaluation import predict
-from bertjax.training.metrics import EVAL_PREFIX, TOTAL_LOSSES, json_number
+from bertjax.training.metrics import EVAL_PREFIX, json_number
 from bertjax.training.parameters import load_params
 from bertjax.training.plots import plot_confusion
 from bertjax.training.state import TrainState
@@ -26,36 +27,18 @@ from bertjax.utils.io import read_json_object, write_atomic
 
 logger = logging.getLogger(__name__)
 
-# Suffixes of metrics for which lower is better. `f1_TYPE` is an exception: TYPE is an entity type and may be any word.
-_LOWER_IS_BETTER = ("loss", "error", "entropy")
-_SET_SUFFIXES = ("_matched", "_mismatched")
-
-
-def lower_is_better(metric: str) -> bool:
-    """Returns whether a metric is a loss, an error or an entropy."""
-    for suffix in _SET_SUFFIXES:
-        metric = metric.removesuffix(suffix)
-    return metric.endswith(_LOWER_IS_BETTER) and not metric.startswith("f1_")
-
-
-def score(metric: str, value: Any) -> float | None:
-    """Returns a metric's value, negated if lower is better. Returns None if the value is not a number."""
-    if not isinstance(value, (int, float)) or value != value:
-        return None
-    return -float(value) if lower_is_better(metric) else float(value)
-
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationHistory:
     """Evaluations of a run in order. They determine the best checkpoint and early stopping.
 
     Attributes:
-      metric: metric that selects the best checkpoint (default: "", no selection).
+      metric: metric that selects the best checkpoint (default: None, no selection).
       patience: number of evaluations without improvement after which a run stops (default: 0, no limit).
       evaluations: step and metrics of each evaluation, as in `metrics.jsonl`: NaN and infinity are strings.
     """
 
-    metric: str = ""
+    metric: Metric | None = None
     patience: int = 0
     evaluations: tuple[tuple[int, dict[str, Any]], ...] = ()
 
@@ -75,7 +58,7 @@ class EvaluationHistory:
 
     def score_at(self, step: int) -> float | None:
         """Returns the score of the last evaluation at `step` (higher is better), or None if it has no score."""
-        return score(self.metric, self.at(step).get(self.metric))
+        return self._score(self.at(step))
 
     def is_best_at(self, step: int) -> bool:
         """Returns True if the last evaluation is at `step` and better than all earlier evaluations."""
@@ -91,8 +74,11 @@ class EvaluationHistory:
 
     def _scores(self) -> list[float]:
         """Returns the score of each evaluation, or minus infinity if it has no score."""
-        scores = (score(self.metric, metrics.get(self.metric)) for _, metrics in self.evaluations)
+        scores = (self._score(metrics) for _, metrics in self.evaluations)
         return [-math.inf if value is None else value for value in scores]
+
+    def _score(self, metrics: dict[str, Any]) -> float | None:
+        return self.metric.score(metrics.get(self.metric.name)) if self.metric else None
 
 
 def evaluation_history(task: Task, lines: Sequence[dict[str, Any]]) -> EvaluationHistory:
@@ -135,7 +121,8 @@ def finish_run(
     results = {
         "step": int(best.name),
         "seed": task.config.seed,
-        "selected_by": task.best_metric,
+        "selected_by": task.best_metric.name if task.best_metric else "",
+        "lower_is_better": task.best_metric is not None and task.best_metric.lower_is_better,
         **values,
         "baseline": baseline,
         "last_step": int(state.step),
@@ -149,7 +136,7 @@ def finish_run(
         "config": dataclasses.asdict(task.config),
     }
     if any(report.confusion is not None for report in reports.values()):
-        metric = task.best_metric
+        metric = task.best_metric.name if task.best_metric else ""
         shown_score = f", {metric} {float(values[metric]):.4g}" if metric in values else ""
         files = re.sub(r"[^\s,]*/", "", task.results["evaluated_on"])
         plot_confusion(reports, workdir / CONFUSION, f"{task.config.task}, {files}{shown_score}")
@@ -168,10 +155,9 @@ def log_results(values: dict[str, Any], before: dict[str, Any], baseline: dict[s
     width = 2 + max(map(len, [*values, "held out"]))
     logger.info(f"{'held out':<{width}}{'before' if before else '':>12}{'after':>12}{'baseline':>12}")
     for name, value in values.items():
-        if name not in TOTAL_LOSSES:
-            sources = (before, {name: value}, baseline)
-            columns = [f"{float(source[name]):.4f}" if name in source else "" for source in sources]
-            logger.info(f"{name:<{width}}" + "".join(f"{column:>12}" for column in columns))
+        sources = (before, {name: value}, baseline)
+        columns = [f"{float(source[name]):.4f}" if name in source else "" for source in sources]
+        logger.info(f"{name:<{width}}" + "".join(f"{column:>12}" for column in columns))
 
 
 def _class_reports(task: Task, mesh: Mesh, best: epath.Path, state: TrainState) -> dict[str, ClassReport]:

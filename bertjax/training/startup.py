@@ -85,9 +85,13 @@ def restore_or_init(
     optimizer: Optimizer,
 ) -> TrainState:
     """Restores the newest checkpoint of the workdir, or initializes a new state if there are no checkpoints."""
-    state = checkpoints.restore_latest(state_shapes)
+
+    def init() -> TrainState:
+        return init_state(task.objective, optimizer, mesh, random_key(task.config.seed, "init"))
+
+    state = checkpoints.restore_latest(state_shapes, init)
     if state is None:
-        state = init_state(task.objective, optimizer, mesh, random_key(task.config.seed, "init"))
+        state = init()
         if init_from:
             checkpoint = find_checkpoint(init_from)
             reinit_params = () if has_output_layer_of(task, checkpoint) else task.reinit_params

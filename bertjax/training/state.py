@@ -12,7 +12,8 @@ from jax.sharding import Mesh
 
 from bertjax.tasks.objectives.step_cost import ATTENTION_FRACTION, TOKEN_FRACTION
 from bertjax.tasks.task import MetricSums, Objective
-from bertjax.training.optimizer import Optimizer, check_freezing
+from bertjax.training.freezing import check_freezing
+from bertjax.training.optimizer import Optimizer
 from bertjax.training.sharding import with_shardings
 
 # Metrics that the train step adds to those of the objective.
@@ -61,11 +62,12 @@ def _make_init(objective: Objective, optimizer: Optimizer, mesh: Mesh) -> Callab
 def _boxed_state(objective: Objective, optimizer: Optimizer, key: jax.Array) -> TrainState:
     params = objective.init_params(key)
     check_freezing(params, optimizer.freezing)
+    names = (*(metric.name for metric in objective.metrics), *STEP_METRICS)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
-        opt_state=optimizer.tx.init(optimizer.freezing.trainable(params)),
-        sums={name: jnp.zeros(2, jnp.float32) for name in (*objective.metric_names, *STEP_METRICS)},
+        opt_state=optimizer.tx.init(optimizer.freezing.split(params)[0]),
+        sums={name: jnp.zeros(2, jnp.float32) for name in names},
         bad_step=jnp.full((), -1, jnp.int32),
     )
 

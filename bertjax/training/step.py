@@ -1,12 +1,13 @@
 """The train and evaluation steps: pure functions of state and batch, compiled once per batch shape."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh
 
@@ -14,8 +15,16 @@ from bertjax.errors import UsageError
 from bertjax.model.feature_head import ENCODER
 from bertjax.tasks.objectives.step_cost import non_padding_sums
 from bertjax.tasks.task import Batch, MetricSums, Objective, Outputs
+from bertjax.training.freezing import merge
 from bertjax.training.optimizer import Optimizer
-from bertjax.training.sharding import ACTIVATION_RULES, batch_sharding, compiler_options, replicated
+from bertjax.training.sharding import (
+    ACTIVATION_RULES,
+    batch_sharding,
+    batch_shards,
+    compiler_options,
+    put_batch,
+    replicated,
+)
 from bertjax.training.state import TrainState, abstract_state
 
 
@@ -48,27 +57,22 @@ def make_train_step(
             "of its batch; use 1"
         )
     tx, freezing = optimizer
-    # `freezing` separates the frozen parameters, which `optimizer.freeze` and `optimizer.freeze_layers` select:
-    #   trainable(params)               parameters to differentiate
-    #   for_forward(params, trainable)  parameters for the model, with the frozen layers as a separate stack
-    #   write_back(params, trainable)   parameters for the train state, with one stack of all layers
-    # Without frozen parameters, each returns its last argument.
 
     def loss_and_grads(
-        params: Any, batch: Batch, denominators: dict[str, jax.Array], dropout_key: jax.Array
+        trainable: Any, frozen: Any, batch: Batch, denominators: dict[str, jax.Array], dropout_key: jax.Array
     ) -> tuple[tuple[Any, MetricSums], Any]:
         def loss_fn(trainable: Any) -> tuple[Any, MetricSums]:
             # `sums` contains [weighted sum, sum of weights] of each metric over `batch`, which may be a micro-batch.
             # `denominators` were computed from the whole batch.
             if head_only:
                 trainable = {**trainable, ENCODER: jax.lax.stop_gradient(trainable[ENCODER])}
-            sums, _ = objective.compute(freezing.for_forward(params, trainable), batch, dropout_key)
+            sums, _ = objective.compute(merge(trainable, frozen), batch, dropout_key)
             return sum(sums[name][0] / denominators[name] for name in objective.loss_names), sums
 
-        return jax.value_and_grad(loss_fn, has_aux=True)(freezing.trainable(params))
+        return jax.value_and_grad(loss_fn, has_aux=True)(trainable)
 
     def accumulate(
-        params: Any, batch: Batch, denominators: dict[str, jax.Array], dropout_key: jax.Array
+        trainable: Any, frozen: Any, batch: Batch, denominators: dict[str, jax.Array], dropout_key: jax.Array
     ) -> tuple[tuple[Any, MetricSums], Any]:
         # [B, ...] -> [B / n, n, ...] -> [n, B / n, ...], for n micro-batches. Row r is in micro-batch r % n. So axis
         # B / n keeps the sharding of B, and no row moves to another device.
@@ -76,22 +80,24 @@ def make_train_step(
 
         def add(total: Any, xs: tuple[Batch, jax.Array]) -> tuple[Any, None]:
             micro_batch, index = xs
-            part = loss_and_grads(params, micro_batch, denominators, jax.random.fold_in(dropout_key, index))
+            key = jax.random.fold_in(dropout_key, index)
+            part = loss_and_grads(trainable, frozen, micro_batch, denominators, key)
             return jax.tree.map(jnp.add, total, part), None
 
         # The scan starts with zeros in the shapes of the results. XLA shards them like the results.
         first = jax.tree.map(lambda x: x[0], micro_batches)
-        shapes = jax.eval_shape(loss_and_grads, params, first, denominators, dropout_key)
+        shapes = jax.eval_shape(loss_and_grads, trainable, frozen, first, denominators, dropout_key)
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         return jax.lax.scan(add, zeros, (micro_batches, jnp.arange(grad_accum_steps)))[0]
 
     def train_step(state: TrainState, batch: Batch, key: jax.Array, schedule: optax.Schedule) -> TrainState:
         dropout_key = jax.random.fold_in(key, state.step)
         denominators = objective.denominators(batch)
+        # `optimizer.freeze` and `optimizer.freeze_layers` select the frozen parameters.
+        trainable, frozen = freezing.split(state.params)
         grad_fn = loss_and_grads if grad_accum_steps == 1 else accumulate
-        (loss, sums), grads = grad_fn(state.params, batch, denominators, dropout_key)
+        (loss, sums), grads = grad_fn(trainable, frozen, batch, denominators, dropout_key)
 
-        trainable = freezing.trainable(state.params)
         updates, opt_state = tx.update(grads, state.opt_state, trainable, learning_rate=schedule(state.step))
         new_trainable: Any = optax.apply_updates(trainable, updates)
         if head_only:  # Without this, weight decay would change the encoder.
@@ -104,7 +110,7 @@ def make_train_step(
         sums = {**sums, "grad_norm": jnp.stack([grad_norm, jnp.ones_like(grad_norm)]), **non_padding_sums(batch)}
         return TrainState(
             step=state.step + 1,
-            params=freezing.write_back(state.params, new_trainable),
+            params=freezing.join_layers(merge(new_trainable, frozen)),
             opt_state=opt_state,
             sums=jax.tree.map(jnp.add, state.sums, sums),
             # First step whose loss or gradient is not finite, or -1. The step still applies its update.
@@ -145,6 +151,28 @@ def traced_with_mesh(function: Callable, mesh: Mesh) -> Callable:
             return function(*args)
 
     return traced
+
+
+def jit_on_mesh(
+    function: Callable[[Any, Batch], Any], params: Any, mesh: Mesh
+) -> Callable[[Mapping[str, np.ndarray]], Any]:
+    """Jits a function of parameters and a batch on a mesh. Axis 0 of all outputs must be the batch axis.
+
+    Returns:
+      A function from a host batch with any number of rows to host arrays. Rows are padded to a multiple of the number
+      of data shards.
+    """
+    jitted = jax.jit(traced_with_mesh(function, mesh), out_shardings=replicated(mesh))
+    num_shards = batch_shards(mesh)
+
+    def call(batch: Mapping[str, np.ndarray]) -> Any:
+        num_rows = len(batch["input_ids"])
+        padding = -num_rows % num_shards
+        padded = {name: np.pad(array, [(0, padding)] + [(0, 0)] * (array.ndim - 1)) for name, array in batch.items()}
+        outputs = jitted(params, put_batch(padded, mesh))
+        return jax.tree.map(lambda array: np.asarray(array)[:num_rows], outputs)
+
+    return call
 
 
 def compute_metrics(sums: dict[str, Any]) -> dict[str, float]:

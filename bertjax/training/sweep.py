@@ -9,7 +9,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -22,19 +22,17 @@ from bertjax.config.run import RunConfig
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.presets import cross_product, grid_values, load_settings
 from bertjax.tasks.build import build_task, parse_config
-from bertjax.tasks.task import Task
 from bertjax.training import train as loop
 from bertjax.training import workdir as workdirs
+from bertjax.training.cached_features import build_training_task
 from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, saved_fingerprint
 from bertjax.training.checkpoint_config import complete
 from bertjax.training.multihost import broadcast_from_host0
-from bertjax.training.results import lower_is_better, read_results
+from bertjax.training.results import read_results
 from bertjax.utils.io import write_atomic
 from bertjax.utils.terminal import duration, progress_bar
 
 logger = logging.getLogger(__name__)
-
-MakeTask = Callable[[RunConfig, str | None], Task]
 
 SWEEP = "sweep.json"
 TRIALS = "trials"
@@ -42,7 +40,7 @@ SEED = "seed"
 # Special characters that are not percent-encoded in folder names of trials.
 _SAFE = "+,()' "
 # Fields of a trial's `results.json` that `sweep.json` needs.
-_FIELDS = ("selected_by", "started_from")
+_FIELDS = ("selected_by", "lower_is_better", "started_from")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +65,6 @@ def sweep(
     seeds: int,
     path: str,
     init_from: str | None,
-    make_task: MakeTask,
 ) -> dict[str, Any]:
     """Runs each setting of an experiment with several seeds, one trial after the other in this process.
 
@@ -83,7 +80,6 @@ def sweep(
       seeds: number of seeds per setting. Each seed is one trial.
       path: workdir of the sweep.
       init_from: checkpoint that initializes each trial (None: random parameters).
-      make_task: function that builds a task from a trial's config and `init_from`.
 
     Returns:
       `stopped` (whether a signal stopped the sweep), and the content of `sweep.json`: `trials`, `settings` with
@@ -114,7 +110,7 @@ def sweep(
     init_fingerprint = saved_fingerprint(find_checkpoint(init_from)) if init_from else ""
     finished = broadcast_from_host0(lambda: [_finished_outcome(trial, init_fingerprint) for trial in planned])
     _check_data(planned, finished)
-    return _run_trials(planned, finished, workdir, init_from, make_task)
+    return _run_trials(planned, finished, workdir, init_from)
 
 
 def _without_fixed_fields(trials: Sequence[dict[str, Any]], overrides: Sequence[str]) -> list[dict[str, Any]]:
@@ -129,7 +125,6 @@ def _run_trials(
     finished: Sequence[dict[str, Any] | None],
     workdir: epath.Path,
     init_from: str | None,
-    make_task: MakeTask,
 ) -> dict[str, Any]:
     outcomes: list[dict[str, Any]] = []
     content: dict[str, Any] = {}
@@ -144,7 +139,7 @@ def _run_trials(
                 left = f", about {duration(remaining)} left" if seconds else ""
                 logger.info(f"trial {number} of {len(trials)}: {trial.folder.name}{left}")
                 start = time.monotonic()
-                outcome = _run_trial(trial, init_from, make_task)
+                outcome = _run_trial(trial, init_from)
                 if outcome is None:
                     logger.info(f"stopped in trial {number} of {len(trials)}; run the same command to resume the sweep")
                     return {"stopped": True, "trials": outcomes}
@@ -185,11 +180,11 @@ def _check_data(trials: Sequence[Trial], finished: Sequence[dict[str, Any] | Non
             raise UsageError(f"the trial in {trial.folder} was trained on different data; choose another --workdir")
 
 
-def _run_trial(trial: Trial, init_from: str | None, make_task: MakeTask) -> dict[str, Any] | None:
+def _run_trial(trial: Trial, init_from: str | None) -> dict[str, Any] | None:
     """Runs a trial and returns its outcome, or None if a signal stopped the trial."""
     try:
         trial.folder.mkdir(parents=True, exist_ok=True)
-        task = make_task(trial.config, init_from)
+        task = build_training_task(trial.config, init_from)
         if loop.train(task, os.fspath(trial.folder), init_from)["stopped"]:
             return None
         return broadcast_from_host0(lambda: trial_outcome(trial.fields, read_results(trial.folder, _FIELDS)))
@@ -232,7 +227,7 @@ def trial_outcome(fields: dict[str, Any], results: dict[str, Any]) -> dict[str, 
         )
     metrics = {name: value for name, value in results.items() if isinstance(value, float)}
     outcome = {"trial": fields, "score": results[metric], "score_name": metric, "metrics": metrics}
-    return {**outcome, "started_from": results["started_from"]}
+    return {**outcome, **{name: results[name] for name in ("lower_is_better", "started_from")}}
 
 
 def trial_name(fields: dict[str, Any]) -> str:
@@ -249,7 +244,7 @@ def summarize(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
     """Returns all trials, the settings with their statistics over seeds (best first), and the best trial."""
     finished = [outcome for outcome in outcomes if "score" in outcome]
     # Negate losses and errors, so that larger is better.
-    sign = -1 if finished and lower_is_better(finished[0]["score_name"]) else 1
+    sign = -1 if finished and finished[0]["lower_is_better"] else 1
     settings: dict[str, list[dict[str, Any]]] = {}
     for outcome in outcomes:
         settings.setdefault(trial_name(setting_of(outcome["trial"])), []).append(outcome)

@@ -20,7 +20,7 @@ from processes import environment_of
 from bertjax.cli import main as cli
 from bertjax.data.corpus.vocabulary import load_vocabulary
 from bertjax.data.shard import SINGLE_SHARD
-from bertjax.tasks import pretraining
+from bertjax.tasks.pretraining import PretrainingTask
 from bertjax.training.checkpoint_config import experiment_config
 
 TINY = "pretrain:size=L1_H16,quick=true"
@@ -165,7 +165,7 @@ def test_inspect_prints_rows_and_writes_batches(capfd, corpus, tmp_path):
     assert text.count("A: [CLS]") == 6
     written = np.load(tmp_path / "batches.npz")
     assert written["input_ids"].shape == (3, 8, 16)
-    task = pretraining.Task(experiment_config(config, []))
+    task = PretrainingTask(experiment_config(config, []))
     for step in range(3):
         batch = next(task.train_batches(step, SINGLE_SHARD))
         np.testing.assert_equal({name: array[step] for name, array in written.items()}, batch)
@@ -228,7 +228,7 @@ def test_checkpoint_whose_vocabulary_differs_from_the_data_is_rejected(capfd, co
 
 
 def test_train_saves_a_checkpoint_and_exits_with_42_on_sigterm(capfd, corpus, tmp_path, monkeypatch):
-    train_batches = pretraining.Task.train_batches
+    train_batches = PretrainingTask.train_batches
 
     def send_sigterm_at_step_5(task, start_step, shard):
         for step, batch in enumerate(train_batches(task, start_step, shard), start_step):
@@ -236,7 +236,7 @@ def test_train_saves_a_checkpoint_and_exits_with_42_on_sigterm(capfd, corpus, tm
                 os.kill(os.getpid(), signal.SIGTERM)
             yield batch
 
-    monkeypatch.setattr(pretraining.Task, "train_batches", send_sigterm_at_step_5)
+    monkeypatch.setattr(PretrainingTask, "train_batches", send_sigterm_at_step_5)
     config = [f"--config={TINY},corpus={corpus},seq_len=16", "--config.steps=2000", "--config.eval_every=2000"]
     with pytest.raises(SystemExit) as end:
         cli.main(["train", *config, f"--workdir={tmp_path}"])

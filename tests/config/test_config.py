@@ -23,13 +23,11 @@ from bertjax.config.run import PATH_FIELDS
 from bertjax.errors import UsageError
 from bertjax.model.config import Architecture
 from bertjax.presets import finetuning_config, pretraining_config
-from bertjax.tasks.build import config_class, parse_config, task_names
+from bertjax.tasks.build import TASKS, config_class, parse_config
 from bertjax.training import checkpoint_config
 from bertjax.training.checkpoint_config import complete
 from bertjax.training.workdir import result_differences
 from bertjax.utils.sections import Section, bounded
-
-TASKS = task_names()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -104,7 +104,7 @@ def test_loss_is_the_cross_entropy_of_the_next_or_previous_token(config):
             np.testing.assert_allclose(loss, [sum(losses), 8], rtol=1e-5)
             np.testing.assert_allclose(accuracy, [sum(correct), 8])
             assert objective.denominators(BATCH)[f"{name}_loss"] == 8
-    assert {*sums} == {*objective.metric_names}
+    assert {*sums} == {metric.name for metric in objective.metrics}
 
 
 def test_lstm_directions_share_no_parameters():

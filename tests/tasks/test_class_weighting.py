@@ -11,6 +11,7 @@ from tiny_config import tiny_config
 from bertjax.config.mesh import MeshConfig
 from bertjax.config.optimizer import OptimizerConfig
 from bertjax.errors import UsageError
+from bertjax.metrics.metric import Metric
 from bertjax.model.heads import TokenModel
 from bertjax.tasks.finetuning.config import FinetuningConfig, FinetuningData
 from bertjax.tasks.finetuning.tagging import TagObjective
@@ -111,7 +112,7 @@ def test_sums_of_micro_batches_add_up_to_the_sums_of_the_batch():
 
 def test_subclass_may_append_a_metric():
     class WithPenalty(Classification):
-        metric_names = (*Classification.metric_names, "penalty")
+        metrics = (*Classification.metrics, Metric("penalty"))
 
     objective = WithPenalty(make_objective(is_tagger=False).model)
     sums, _ = objective.compute(params_and_logits(is_tagger=False)[0], make_batch(), None)

@@ -146,7 +146,7 @@ def test_columns_of_official_files(task, header, rows, texts, labels, best_metri
     for name in ("train", "dev"):
         (folder / f"{name}.tsv").write_text("\n".join([header, *rows]) + "\n")
     built = load_task(f"glue.py:task={task},path={tmp_path}", letters, data__seq_len=32)
-    assert built.best_metric == best_metric
+    assert built.best_metric.name == best_metric
     (batch,) = built.eval_batches(SINGLE_SHARD)
     tokenizer = Tokenizer(load_vocabulary(letters))
     # The rows of a batch are sorted by length, and `example` contains their indices.

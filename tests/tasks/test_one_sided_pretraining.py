@@ -112,7 +112,7 @@ def test_pooled_states_of_one_sided_encoders_depend_on_the_whole_text(pretrained
         (
             "lm",
             [KINDS["left"], "--config.data.max_predictions=3"],
-            "predicts every token; leave config.data.max_predictions unset",
+            "predicts every token without masks; leave config.data.masking and max_predictions unset",
         ),
         ("lm", [KINDS["left"], "--config.data.masking.rate=0.3"], "masks no tokens; leave config.data.masking unset"),
         ("lm", [*KINDS.values()], "model.attention_direction is left; model.encoder=lstm has no attention"),

@@ -9,7 +9,6 @@ from bertjax.data.shard import SINGLE_SHARD
 from bertjax.model.flops import flops_per_token
 from bertjax.model.heads import build_model, model_description
 from bertjax.tasks.objectives.config import OBJECTIVES
-from bertjax.training.results import lower_is_better
 
 # Flags that select the model, for objectives that the default model does not support.
 MODELS = dict.fromkeys(OBJECTIVES, ()) | {"lm": ("--config.model.attention_direction=left",)}
@@ -71,7 +70,7 @@ def test_objectives_with_the_same_kind_of_model_have_the_same_metrics(corpus):
     metrics = {}
     for objective, overrides in MODELS.items():
         made = load_task(experiment_of(corpus, objective), None, *overrides).objective
-        assert metrics.setdefault((made.model.KIND, overrides), made.metric_names) == made.metric_names
+        assert metrics.setdefault((made.model.KIND, overrides), made.metrics) == made.metrics
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -86,7 +85,6 @@ def test_each_objective_has_consistent_batches_model_and_metric_names(objective,
     model = task.objective.model
     assert type(build_model(model_description(model), model.config)) is type(model)
     baseline = task.baseline()
-    assert baseline.keys() - {"heldout_entropy"} <= {*task.objective.metric_names}
+    assert baseline.keys() - {"heldout_entropy"} <= {metric.name for metric in task.objective.metrics}
     assert baseline and all(np.isfinite(value) for value in baseline.values())
-    assert {*task.objective.loss_names} <= {*task.objective.metric_names}
-    assert all(lower_is_better(name) for name in task.objective.loss_names)
+    assert all(metric.lower_is_better == metric.is_loss for metric in task.objective.metrics)

@@ -8,35 +8,20 @@ from command_runs import EXPERIMENTS, load_task, overrides, read_metrics, refuse
 from finetuning_data import squad_files
 
 from bertjax.cli import main as cli
+from bertjax.metrics.metric import TOTAL_LOSS, Metric, loss_metric
 from bertjax.training import train as loop
 from bertjax.training.checkpoint import find_checkpoint, saved_fingerprint
 from bertjax.training.evaluation import with_total_loss
-from bertjax.training.results import EvaluationHistory, lower_is_better, score
+from bertjax.training.results import EvaluationHistory
 from bertjax.training.sweep import summarize
 
-
-@pytest.mark.parametrize(
-    "metric, expected",
-    [
-        ("loss", True),
-        ("cross_entropy", True),
-        ("binary_cross_entropy", True),
-        ("squared_error", True),
-        ("loss_mismatched", True),
-        ("start_loss", True),
-        ("f1", False),
-        ("accuracy_mismatched", False),
-        ("f1_loss", False),
-        ("null_threshold", False),
-    ],
-)
-def test_lower_is_better_for_losses_and_errors(metric, expected):
-    assert lower_is_better(metric) == expected
-    assert score(metric, 2.0) == (-2.0 if expected else 2.0)
+F1 = Metric("f1")
 
 
-def test_non_numeric_values_have_no_score():
-    assert [score("f1", value) for value in (None, "nan", float("nan"))] == [None] * 3
+def test_scores_of_losses_are_negated():
+    assert loss_metric("cross_entropy").score(2.0) == TOTAL_LOSS.score(2.0) == -2.0
+    assert F1.score(2.0) == 2.0
+    assert [F1.score(value) for value in (None, "nan", float("nan"))] == [None] * 3
 
 
 @pytest.mark.parametrize(
@@ -54,19 +39,19 @@ def test_non_numeric_values_have_no_score():
 )
 def test_patience_counts_evaluations_since_the_best_score(scores, patience, expected):
     evaluations = tuple((step, {"f1": value}) for step, value in enumerate(scores))
-    assert EvaluationHistory("f1", patience, evaluations).is_out_of_patience() == expected
+    assert EvaluationHistory(F1, patience, evaluations).is_out_of_patience() == expected
 
 
 def test_step_is_best_only_if_its_score_is_the_highest_so_far():
     evaluations = tuple(enumerate(({"f1": None}, {"f1": 0.5}, {"f1": 0.5}, {"f1": 0.6}, {"f1": None})))
     for step, expected in enumerate((False, True, False, True, False)):
-        assert EvaluationHistory("f1", 0, evaluations[: step + 1]).is_best_at(step) == expected
-    assert not EvaluationHistory("f1", 0, evaluations[:4]).is_best_at(7)  # not evaluated
+        assert EvaluationHistory(F1, 0, evaluations[: step + 1]).is_best_at(step) == expected
+    assert not EvaluationHistory(F1, 0, evaluations[:4]).is_best_at(7)  # not evaluated
 
 
 def test_sweep_selects_the_lowest_loss():
     outcomes = [
-        {"trial": {"a": a, "seed": seed}, "score": value, "score_name": "loss"}
+        {"trial": {"a": a, "seed": seed}, "score": value, "score_name": "loss", "lower_is_better": True}
         for a, seed, value in ((1, 0, 0.5), (1, 1, 0.3), (2, 0, 0.9), (2, 1, 0.1))
     ]
     by_loss = summarize(outcomes)
@@ -154,7 +139,11 @@ def test_invalid_selection_settings_are_an_error_before_training(glue, letters, 
         ("text.py:kind=number,", ["--config.data.class_weights=balanced"], "kind=number has no classes"),
         ("text.py:kind=multilabel,", ["--config.label_smoothing=0.1"], "kind=multilabel has no classes"),
         ("text.py:", ["--config.data.threshold=0.4"], "have no effect with kind=classes"),
-        ("text.py:kind=multilabel,", ["--config.data.threshold=1.0"], "config.data.threshold is 1.0; it must be below 1"),
+        (
+            "text.py:kind=multilabel,",
+            ["--config.data.threshold=1.0"],
+            "config.data.threshold is 1.0; it must be below 1",
+        ),
         ("text.py:kind=multilabel,", ["--config.data.label_separator="], "label_separator='' is not valid"),
         (
             "text.py:dev=a.csv,",

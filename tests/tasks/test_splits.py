@@ -122,7 +122,7 @@ def test_every_task_can_be_built_without_a_dev_set(experiment, letters, tmp_path
             file.unlink()
     fields = {"ner": {"data__dev_file": ""}, "text": {}}.get(experiment.partition(".")[0], {"data__eval_split": "none"})
     task = make_task(experiment, files, letters, **fields)
-    assert task.eval_every == 0 and list(task.eval_batches(SINGLE_SHARD)) == [] and task.best_metric == ""
+    assert task.eval_every == 0 and list(task.eval_batches(SINGLE_SHARD)) == [] and task.best_metric is None
     assert task.results["evaluated_on"] == "no data; the last checkpoint is kept"
 
 

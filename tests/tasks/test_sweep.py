@@ -123,7 +123,7 @@ def seen_trials(monkeypatch):
     """Replaces the execution of trials. Returns a list to which a sweep adds the fields and config of each trial."""
     trials = []
 
-    def record(new_trials, finished, workdir, init_from, make_task):
+    def record(new_trials, finished, workdir, init_from):
         trials.extend((trial.fields, trial.config) for trial in new_trials)
         return {"stopped": False}
 
@@ -144,7 +144,7 @@ def test_grid_flags_give_the_cross_product_of_typed_values(glue, letters, tmp_pa
     ]
     for trial, config in seen_trials:
         assert (config.optimizer.learning_rate, config.data.batch_size) == (*trial.values(),)[:2]
-        assert (config.model["remat"], config.seed) == (*trial.values(),)[2:]
+        assert (config.model.remat, config.seed) == (*trial.values(),)[2:]
 
     for invalid, message in (
         ("optimizer.lr=1", r"'optimizer.lr'.*use one of .*learning_rate"),

@@ -5,7 +5,7 @@ import os
 import signal
 from pathlib import Path
 
-from bertjax.tasks import pretraining
+from bertjax.tasks.pretraining import PretrainingTask
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import find_checkpoint
 from bertjax.training.checkpoint_config import experiment_config
@@ -29,10 +29,10 @@ SCHEDULE = {
 }
 
 
-def make(corpus: Path, **changes) -> pretraining.Task:
+def make(corpus: Path, **changes) -> PretrainingTask:
     """Returns the task of the run; `changes` sets config fields such as `data__batch_size`."""
     experiment, *overrides = config_arguments(corpus, **changes)
-    return pretraining.Task(experiment_config(experiment, overrides))
+    return PretrainingTask(experiment_config(experiment, overrides))
 
 
 def config_arguments(corpus: Path, **changes) -> list[str]:

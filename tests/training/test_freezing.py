@@ -16,9 +16,10 @@ from bertjax.config.mesh import MeshConfig
 from bertjax.config.optimizer import OptimizerConfig
 from bertjax.data.pretraining.config import Phase
 from bertjax.errors import UsageError
+from bertjax.model.layer_stack import is_stacked
 from bertjax.tasks.objectives import masked_lm
 from bertjax.training.checkpoint import Checkpoints
-from bertjax.training.optimizer import bert_schedule, is_stacked, make_optimizer
+from bertjax.training.optimizer import bert_schedule, make_optimizer
 from bertjax.training.sharding import make_mesh, put_batch
 from bertjax.training.state import abstract_state, init_state
 from bertjax.training.step import make_train_step

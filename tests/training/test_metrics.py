@@ -51,31 +51,15 @@ def test_tensorboard_shows_each_step_once_after_kills(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("values", "losses", "tags"),
+    ("values", "tags"),
     [
-        (
-            {"loss": 3.0, "mlm_loss": 2.0, "nsp_loss": 1.0, "tokens": 5},
-            ("mlm_loss", "nsp_loss"),
-            {"train/loss", "train/mlm_loss", "train/nsp_loss", "train/tokens"},
-        ),
-        ({"loss": 1.0, "cross_entropy": 1.0, "accuracy": 0.5}, ("cross_entropy",), {"train/loss", "train/accuracy"}),
-        (
-            {
-                "eval_loss": 1.0,
-                "eval_cross_entropy": 1.0,
-                "eval_cross_entropy_mismatched": 1.0,
-                "eval_f1": 0.5,
-                "tokens": 5,
-            },
-            ("cross_entropy",),
-            {"eval/loss", "eval/f1"},
-        ),
-        ({"tokens_per_second": 7.0}, ("cross_entropy",), {"train/tokens_per_second"}),
+        ({"loss": 3.0, "mlm_loss": 2.0, "tokens": 5}, {"train/loss", "train/mlm_loss", "train/tokens"}),
+        ({"eval_loss": 1.0, "eval_f1": 0.5, "tokens": 5}, {"eval/loss", "eval/f1"}),
     ],
-    ids=["two losses", "one loss", "evaluation", "timing"],
+    ids=["training", "evaluation"],
 )
-def test_metric_tags_are_grouped_without_duplicate_losses(values, losses, tags):
-    grouped = group_metrics(values, losses)
+def test_metric_tags_are_grouped(values, tags):
+    grouped = group_metrics(values)
     assert grouped.keys() == tags
     assert all(values[tag.replace("train/", "").replace("eval/", "eval_")] == value for tag, value in grouped.items())
 

@@ -5,7 +5,10 @@ import pytest
 from etils import epath
 from matplotlib.figure import Figure
 
+from bertjax.metrics.metric import Metric
 from bertjax.metrics.report import class_report
+from bertjax.tasks.finetuning.tagging import TagObjective
+from bertjax.tasks.objectives.masked_lm import MaskedLm
 from bertjax.training.plots import plot_confusion, plot_finetuning, plot_pretraining
 
 PRETRAINING = [
@@ -59,37 +62,38 @@ BOTH = ["training", "held out"]
                 ("next sentence: accuracy", ["training"]),
             ],
         ),
-        (
-            [
-                {
-                    "tokens": 1,
-                    "eval_loss": 1.0,
-                    "eval_mlm_loss": 1.0,
-                    "eval_general_mlm_loss": 2.0,
-                    "eval_general_loss": 2.0,
-                }
-            ],
-            [("masked LM: loss", ["held out"]), ("masked LM, general: loss", ["held out"])],
-        ),
-        ([{"step": 0, "tokens": 0}], [("loss", [])]),
         # A damaged line of `metrics.jsonl`.
-        ([{"step": 1, "tokenr": 10, "mlm_loss": 0.5}], [("masked LM: loss", [])]),
+        (
+            [{"step": 1, "tokenr": 10, "mlm_loss": 0.5}],
+            [(f"{task}: {name}", []) for name in ("loss", "accuracy") for task in ("masked LM", "next sentence")],
+        ),
     ],
-    ids=["pre-training", "adaptation with replay", "no metrics", "damaged line"],
+    ids=["pre-training", "damaged line"],
 )
 def test_each_pretraining_objective_has_its_own_axes(lines, panels, tmp_path, figures):
-    plot_pretraining(lines, epath.Path(tmp_path / "curves.png"))
+    plot_pretraining(lines, epath.Path(tmp_path / "curves.png"), MaskedLm.metrics)
     assert labels(figures[0]) == panels
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_metrics_of_another_corpus_have_their_own_axes(tmp_path, figures):
+    lines = [{"tokens": 1, "eval_mlm_loss": 1.0, "eval_general_mlm_loss": 2.0}]
+    plot_pretraining(lines, epath.Path(tmp_path / "curves.png"), MaskedLm.metrics[:2], ["general"])
+    held_out = ["held out"]
+    losses = [("masked LM: loss", held_out), ("masked LM: loss, general", held_out)]
+    assert labels(figures[0]) == [*losses, ("masked LM: accuracy", []), ("masked LM: accuracy, general", [])]
+
+
 @pytest.mark.parametrize(
-    ("score", "panel"),
-    [("f1", ("f1", ["held out", "baseline 50"])), ("", ("accuracy", ["training"]))],
+    ("metrics", "panel"),
+    [
+        ([Metric("f1")], ("f1", ["held out", "baseline 50"])),
+        (TagObjective.metrics, ("word accuracy", ["training"])),
+    ],
     ids=["selection metric", "without dev set"],
 )
-def test_finetuning_curves_show_epochs_and_the_baseline(score, panel, tmp_path, figures):
-    plot_finetuning(TAGGING, epath.Path(tmp_path / "curves.png"), score, steps_per_epoch=4, baseline={"f1": 50.0})
+def test_finetuning_curves_show_epochs_and_the_baseline(metrics, panel, tmp_path, figures):
+    plot_finetuning(TAGGING, epath.Path(tmp_path / "curves.png"), metrics, steps_per_epoch=4, baseline={"f1": 50.0})
     assert labels(figures[0]) == [("loss", BOTH), panel]
     loss, _ = figures[0].axes
     assert loss.get_xlabel() == "epochs" and [line.get_xdata().tolist() for line in loss.lines] == [[0.25], [0.25]]

@@ -197,7 +197,7 @@ def test_padding_rows_do_not_change_evaluation_metrics():
     objective, mesh = masked_lm.MaskedLm.for_model(CONFIG), make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
     params = init_state(objective, OPTIMIZER, mesh, jax.random.key(0)).params
     evaluate = make_eval_step(objective, mesh)
-    zeros = {name: jnp.zeros(2) for name in objective.metric_names}
+    zeros = {name: jnp.zeros(2) for name in (metric.name for metric in objective.metrics)}
     batch = uneven_batch(0)
     metrics = compute_metrics(jax.device_get(evaluate(params, put_batch(batch, mesh), zeros)[0]))
     other = {**batch, "input_ids": batch["input_ids"].copy(), "masked_lm_ids": batch["masked_lm_ids"].copy()}

@@ -14,10 +14,14 @@ import numpy as np
 
 from bertjax.data.finetuning.examples import Examples
 from bertjax.data.schema import EXAMPLE, TOKEN_LABELS, padding_values
-from bertjax.data.shard import DataShard
+from bertjax.data.shard import SINGLE_SHARD, DataShard
 
 # Example index in the unused slots of packed rows. It is a valid NumPy index, so lookups can be masked afterwards.
 NO_EXAMPLE = -1
+# Tokens per batch at inference, including padding. This number keeps a CPU or GPU busy, and the activations need little
+# memory compared to the parameters of a BASE model.
+_INFERENCE_TOKENS = 4096
+_INFERENCE_BUCKET = 32
 # Examples are sorted by their length, rounded up to a multiple of this number of tokens.
 _LENGTH_UNIT = 32
 _PADDING_VALUES = padding_values((*EXAMPLE, TOKEN_LABELS))
@@ -256,6 +260,28 @@ class EpochOrder:
         for epoch in range(epochs):
             counts += self._epoch_shapes(0 if self._has_equal_epochs else epoch)
         return counts + Counter(self._epoch(epochs)[1][:rest]) if rest else counts
+
+
+def inference_batches(examples: Examples, seq_len: int) -> Iterator[dict[str, np.ndarray]]:
+    """Yields batches that contain every example once, longest first.
+
+    Rows are padded to a multiple of 32 tokens. A batch has as many rows as fit into `_INFERENCE_TOKENS` tokens (at
+    least one), so that a model compiles once per row length. The last batch may have fewer rows, rounded up to a power
+    of two.
+
+    Yields:
+      A batch. Its `example` array [B] contains the index of each row's example, or -1 for padding rows.
+    """
+    batching = Batching(1, min(_INFERENCE_BUCKET, seq_len), seq_len)
+    order = np.argsort(-examples.lengths, kind="stable")
+    start = 0
+    while start < len(order):
+        length = batching.padded_length(int(examples.lengths[order[start]]))
+        num_rows = max(1, _INFERENCE_TOKENS // (length * examples.sequences_per_example))
+        selected = order[start : start + num_rows]
+        batch_size = min(num_rows, 1 << (len(selected) - 1).bit_length())
+        yield make_batch(examples, selected, length, batch_size, SINGLE_SHARD)
+        start += num_rows
 
 
 def train_batches(

@@ -16,6 +16,7 @@ from bertjax.data.finetuning.tables import Row
 from bertjax.data.finetuning.tagged import OUTSIDE, TaggedText, encode_tagged, gather_words
 from bertjax.data.schema import TOKEN_LABELS
 from bertjax.metrics.entities import entity_report, entity_scores, has_entities
+from bertjax.metrics.metric import Metric, loss_metric
 from bertjax.metrics.report import ClassReport, class_report
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import TokenModel
@@ -37,7 +38,7 @@ class TagObjective(Classification):
       outputs_logits: whether evaluation outputs contain the logits of all tags instead of the predicted tags.
     """
 
-    metric_names = ("cross_entropy", "word_accuracy")
+    metrics = (loss_metric("cross_entropy"), Metric("word_accuracy"))
     label_spec = TOKEN_LABELS
     outputs_logits: bool = False
 

@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,15 +17,15 @@ from bertjax.data.inspection import format_row
 from bertjax.data.schema import synthetic_batch
 from bertjax.data.shard import SINGLE_SHARD, DataShard
 from bertjax.errors import UsageError, listed
+from bertjax.metrics.metric import TOTAL_LOSS, Metric
 from bertjax.model.config import ModelConfig
 from bertjax.model.flops import attention_flops_per_token, flops_per_token
-from bertjax.tasks import task
 from bertjax.tasks.finetuning import splits
 from bertjax.tasks.finetuning.config import SPLITS, FinetuningConfig
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER, OutputLayer
 from bertjax.tasks.objectives.classification import UNWEIGHTED, ClassWeighting, make_class_weighting
 from bertjax.tasks.objectives.step_cost import StepCost
-from bertjax.tasks.task import NumpyBatch, Objective
+from bertjax.tasks.task import NumpyBatch, Objective, Task
 
 # Top-level parameter name of the output layer.
 CLASSIFIER = "classifier"
@@ -34,7 +34,7 @@ _MAX_LOGGED_CLASSES = 20
 _MAX_NUMBER = 20.0
 
 
-class FinetuningTask(task.Task):
+class FinetuningTask(Task):
     """Base class of tasks on labeled examples. Without data, a task has only synthetic batches.
 
     Subclasses define `missing_data`, `default_metric`, `make_objective`, `read_examples` (or `load`) and `score`, and
@@ -121,9 +121,9 @@ class FinetuningTask(task.Task):
         labels = self.evaluated_examples.rows.get("labels")
         return labels is None or bool(known_labels(labels).any())
 
-    def extra_metrics(self) -> Sequence[str]:
-        """Returns the names of metrics that `score` returns but `baseline` does not."""
-        return ()
+    def extra_metrics(self) -> list[Metric]:
+        """Returns the metrics of `score` that `baseline` lacks, or of which lower values are better."""
+        return []
 
     def hashed_answers(self) -> Any:
         """Returns gold answers to add to `data_hash`, as a JSON value, or None if the examples contain them."""
@@ -283,11 +283,11 @@ class FinetuningTask(task.Task):
                 f"{self.config.model.type_vocab_size}; use a model with a larger type_vocab_size"
             )
 
-    def _select_metric(self) -> str:
+    def _select_metric(self) -> Metric | None:
         """Returns the metric that selects the best checkpoint."""
         config = self.config
         if self.train_examples is None:
-            return self.default_metric
+            return Metric(self.default_metric)
         if self.eval_examples is None:
             for name in ("select_by", "patience"):
                 if value := getattr(config, name):
@@ -295,17 +295,16 @@ class FinetuningTask(task.Task):
                         f"config.{name}={value!r} needs a dev set; set a dev file, or hold out a part of the training "
                         "data with --config.data.dev_share=0.1"
                     )
-            return ""
-        metric = config.select_by or self.default_metric
-        known = {*self.objective.metric_names, "loss", *self.extra_metrics()}
-        if metric in known or not self.is_labeled():
-            return metric
-        known |= self.baseline().keys()
-        if not config.select_by and metric not in known:
-            raise ValueError(f"default_metric {metric!r} must be a metric of `baseline` or `extra_metrics`")
-        if metric not in known:
-            raise UsageError(f"unknown metric: config.select_by={metric!r}; use one of {', '.join(sorted(known))}")
-        return metric
+            return None
+        name = config.select_by or self.default_metric
+        known = {metric.name: metric for metric in (*self.objective.metrics, TOTAL_LOSS, *self.extra_metrics())}
+        if name not in known and self.is_labeled():
+            known |= {other: Metric(other) for other in self.baseline().keys() - known.keys()}
+            if not config.select_by and name not in known:
+                raise ValueError(f"default_metric {name!r} must be a metric of `baseline` or `extra_metrics`")
+            if name not in known:
+                raise UsageError(f"unknown metric: config.select_by={name!r}; use one of {', '.join(sorted(known))}")
+        return known.get(name, Metric(name))
 
     def _describe_labels(self) -> list[str]:
         """Returns a list of at most one log line: the rows of each class, or mean and deviation of numeric labels."""

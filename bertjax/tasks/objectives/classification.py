@@ -10,6 +10,7 @@ import numpy as np
 
 from bertjax.data.schema import EXAMPLE, SEQUENCE, ArraySpec, Schema
 from bertjax.errors import UsageError, listed
+from bertjax.metrics.metric import Metric, loss_metric
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import SequenceModel
 from bertjax.tasks.objectives.losses import cross_entropy, weighted_sum
@@ -82,8 +83,7 @@ class Classification(Objective):
       sequences: specifications of the batch arrays that contain the encoded sequences.
     """
 
-    metric_names = ("cross_entropy", "accuracy")
-    loss_names = ("cross_entropy",)
+    metrics = (loss_metric("cross_entropy"), Metric("accuracy"))
     # Batch array with the labels. A subclass may predict several labels per row.
     label_spec = ArraySpec("labels", (), num_values="classes")
     weighting: ClassWeighting = UNWEIGHTED
@@ -107,7 +107,7 @@ class Classification(Objective):
         losses = weighted_sum(weighting.losses(logits, labels), weighting.label_weights(labels, mask))
         accuracy = weighted_sum(jnp.argmax(logits, axis=-1) == labels, mask)
         # A subclass may append the names of other metrics.
-        sums = dict(zip(self.metric_names[:2], (losses, accuracy), strict=True))
+        sums = dict(zip(("cross_entropy", self.metrics[1].name), (losses, accuracy), strict=True))
         return sums, {"example": batch["example"], "logits": logits}
 
 
@@ -118,8 +118,7 @@ class MultiLabel(Objective):
     The loss is the mean sigmoid cross-entropy over examples and labels, like PyTorch's `BCEWithLogitsLoss`.
     """
 
-    metric_names = ("binary_cross_entropy",)
-    loss_names = metric_names
+    metrics = (loss_metric("binary_cross_entropy"),)
     schema = (*SEQUENCE, _BINARY_LABELS, *EXAMPLE)
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
@@ -137,8 +136,7 @@ class MultiLabel(Objective):
 class Regression(Objective):
     """Objective that predicts one number per example. Batches have `labels` float32 [B], NaN if unknown."""
 
-    metric_names = ("squared_error",)
-    loss_names = metric_names
+    metrics = (loss_metric("squared_error"),)
     schema = (*SEQUENCE, _NUMBER_LABEL, *EXAMPLE)
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:

@@ -86,7 +86,7 @@ class LongPhase(Section):
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(RunConfig):
+class PretrainingConfig(RunConfig):
     """Config of a pre-training run.
 
     Attributes:
@@ -111,7 +111,13 @@ class Config(RunConfig):
             raise UsageError(
                 f"config.model.type_vocab_size={self.model.type_vocab_size} is too small for sentence pairs; use 2"
             )
-        self.objective_class.check_config(self)
+        self.objective_class.check_model(self.model)
+        is_masking_set = self.data.masking != Masking() or self.data.max_predictions or self.long_phase.max_predictions
+        if is_masking_set and not self.objective_class.has_masks:
+            raise UsageError(
+                f"config.data.objective={self.data.objective} predicts every token without masks; leave "
+                "config.data.masking and max_predictions unset"
+            )
         for phase in self.phases:
             self.check_rows(phase.seq_len, self.data.packing)
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
-from bertjax.data.pretraining.config import LANGUAGE_MODEL_BATCH, TILE_SPECIAL_TOKENS, Masking
+from bertjax.data.pretraining.config import LANGUAGE_MODEL_BATCH, TILE_SPECIAL_TOKENS
 from bertjax.errors import UsageError
-from bertjax.model.config import LSTM
+from bertjax.metrics.metric import Metric, loss_metric
+from bertjax.model.config import LSTM, ModelConfig
 from bertjax.model.heads import LanguageModel
 from bertjax.tasks.objectives.losses import loss_and_accuracy
 from bertjax.tasks.objectives.pretraining import PretrainingObjective
@@ -18,11 +19,20 @@ from bertjax.tasks.task import Batch, MetricSums, NumpyBatch, Outputs
 if TYPE_CHECKING:
     from bertjax.data.corpus.store import Corpus
     from bertjax.data.pretraining.row_sources import RowSource
-    from bertjax.tasks.objectives.config import Config
 
 # Metric prefix for each side of the context, and offset from a position to the position of the token that it
 # predicts.
 _PREFIXES, _OFFSETS = {"left": "ltr", "right": "rtl"}, {"left": 1, "right": -1}
+_METRICS = {
+    "left": (
+        loss_metric("ltr_loss", "left to right: loss"),
+        Metric("ltr_accuracy", panel="left to right: accuracy"),
+    ),
+    "right": (
+        loss_metric("rtl_loss", "right to left: loss"),
+        Metric("rtl_accuracy", panel="right to left: accuracy"),
+    ),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,18 +41,15 @@ class LanguageModeling(PretrainingObjective):
 
     schema = LANGUAGE_MODEL_BATCH
     model_class = LanguageModel
+    has_masks = False
 
     @classmethod
-    def check_config(cls, config: "Config") -> None:
-        if config.model.encoder != LSTM and config.model.attention_direction == "both":
+    def check_model(cls, model: ModelConfig) -> None:
+        if model.encoder != LSTM and model.attention_direction == "both":
             raise UsageError(
                 "config.data.objective=lm would let the model see the tokens that it predicts; set "
                 "model.attention_direction=left or right, or model.encoder=lstm"
             )
-        if config.data.max_predictions or config.long_phase.max_predictions:
-            raise UsageError("config.data.objective=lm predicts every token; leave config.data.max_predictions unset")
-        if config.data.masking != Masking():
-            raise UsageError("config.data.objective=lm masks no tokens; leave config.data.masking unset")
 
     @classmethod
     def max_predictions(cls, seq_len: int, configured: int, rate: float) -> int:
@@ -53,13 +60,8 @@ class LanguageModeling(PretrainingObjective):
         return self.model.config.context_sides
 
     @property
-    def metric_names(self) -> tuple[str, ...]:
-        prefixes = (_PREFIXES[direction] for direction in self._directions)
-        return tuple(f"{prefix}_{metric}" for prefix in prefixes for metric in ("loss", "accuracy"))
-
-    @property
-    def loss_names(self) -> tuple[str, ...]:
-        return tuple(f"{_PREFIXES[direction]}_loss" for direction in self._directions)
+    def metrics(self) -> tuple[Metric, ...]:
+        return tuple(metric for direction in self._directions for metric in _METRICS[direction])
 
     def row_source(self) -> "RowSource":
         from bertjax.data.pretraining.row_sources import UNMASKED_TILES
@@ -78,7 +80,7 @@ class LanguageModeling(PretrainingObjective):
         # Exclude the first and the last token of each row, [CLS] and [SEP].
         predicted = (batch["input_ids"][:, 1:-1][batch["input_mask"][:, 2:] > 0] for batch in batches)
         values = token_frequency_baseline(corpus, predicted)
-        prefixes = [loss.removesuffix("_loss") for loss in self.loss_names]
+        prefixes = [_PREFIXES[direction] for direction in self._directions]
         metrics = {f"{prefix}_{name}": values[name] for prefix in prefixes for name in ("loss", "accuracy")}
         return {**metrics, "heldout_entropy": values["heldout_entropy"]}
 

@@ -12,7 +12,8 @@ import numpy as np
 from bertjax.data.pretraining.config import MASKED_LM_BATCH, PACKED_BATCH
 from bertjax.data.schema import Schema
 from bertjax.errors import UsageError
-from bertjax.model.config import LSTM
+from bertjax.metrics.metric import Metric, loss_metric
+from bertjax.model.config import LSTM, ModelConfig
 from bertjax.model.heads import PretrainingModel
 from bertjax.tasks.objectives.losses import loss_and_accuracy
 from bertjax.tasks.objectives.pretraining import PretrainingObjective
@@ -21,25 +22,28 @@ from bertjax.tasks.task import Batch, MetricSums, NumpyBatch, Outputs
 if TYPE_CHECKING:
     from bertjax.data.corpus.store import Corpus
     from bertjax.data.pretraining.row_sources import RowSource
-    from bertjax.tasks.objectives.config import Config
 
 
 @dataclasses.dataclass(frozen=True)
 class MaskedLm(PretrainingObjective):
     """Masked LM and next-sentence prediction. The loss is the sum of their mean losses (section A.2 of the paper)."""
 
-    metric_names = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")
-    loss_names = ("mlm_loss", "nsp_loss")
+    metrics = (
+        loss_metric("mlm_loss", "masked LM: loss"),
+        Metric("mlm_accuracy", panel="masked LM: accuracy"),
+        loss_metric("nsp_loss", "next sentence: loss"),
+        Metric("nsp_accuracy", panel="next sentence: accuracy"),
+    )
     model_class = PretrainingModel
     has_pairs = True
     can_add_pieces = True
 
     @classmethod
-    def check_config(cls, config: "Config") -> None:
-        if config.model.encoder == LSTM:
+    def check_model(cls, model: ModelConfig) -> None:
+        if model.encoder == LSTM:
             raise UsageError(
-                f"config.data.objective={config.data.objective} needs context from both sides, which "
-                f"model.encoder={LSTM} does not provide; use objective=lm"
+                f"masked LM needs context from both sides, which model.encoder={LSTM} does not provide; set "
+                "config.data.objective=lm"
             )
 
     @classmethod

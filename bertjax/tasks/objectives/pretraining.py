@@ -17,7 +17,6 @@ from bertjax.tasks.task import NumpyBatch, Objective
 if TYPE_CHECKING:
     from bertjax.data.corpus.store import Corpus
     from bertjax.data.pretraining.row_sources import RowSource
-    from bertjax.tasks.objectives.config import Config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +29,7 @@ class PretrainingObjective(Objective):
     Attributes:
       packing: whether several sentence pairs share a training row.
       model_class: class of `model`, a Flax module.
+      has_masks: whether tokens are masked (default: True).
       has_pairs: whether rows contain sentence pairs, which need two segments and can be packed (default: False).
       can_add_pieces: see `Task`.
       untrained_modules: top-level modules of `model` that the objective does not train (default: ()).
@@ -38,6 +38,7 @@ class PretrainingObjective(Objective):
     packing: bool = False
 
     model_class: ClassVar[type[nn.Module]]
+    has_masks: ClassVar[bool] = True
     has_pairs: ClassVar[bool] = False
     can_add_pieces: ClassVar[bool] = False
     untrained_modules: ClassVar[tuple[str, ...]] = ()
@@ -48,8 +49,8 @@ class PretrainingObjective(Objective):
         return cls(cls.model_class(model), packing)
 
     @classmethod
-    def check_config(cls, config: "Config") -> None:
-        """Raises a UsageError if the model of `config` cannot be trained with this objective."""
+    def check_model(cls, model: ModelConfig) -> None:
+        """Raises a UsageError if a model cannot be trained with this objective. `model.vocab_size` may be unset."""
 
     @classmethod
     def max_predictions(cls, seq_len: int, configured: int, rate: float) -> int:

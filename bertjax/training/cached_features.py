@@ -4,20 +4,24 @@ import dataclasses
 import hashlib
 import json
 import logging
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 from etils import epath
 from filelock import FileLock
+from flax.traverse_util import unflatten_dict
+from jax.sharding import Mesh
 
+from bertjax.config.mesh import MeshConfig
 from bertjax.config.run import RunConfig
+from bertjax.data.finetuning.batches import inference_batches
 from bertjax.data.finetuning.examples import Examples
 from bertjax.errors import BertjaxError
-from bertjax.inference.features import make_hidden_states_fn
-from bertjax.inference.load import load_workdir
-from bertjax.inference.loaded_model import LoadedModel
 from bertjax.model.config import ModelConfig
+from bertjax.model.encoder import make_encoder
 from bertjax.model.feature_head import CACHED_FEATURES
 from bertjax.model.partitioning import resolve_layout
 from bertjax.tasks.build import build_task
@@ -26,6 +30,9 @@ from bertjax.tasks.finetuning.task import FinetuningTask
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import find_checkpoint, saved_fingerprint
 from bertjax.training.checkpoint_config import checkpoint_model
+from bertjax.training.parameters import load_params_on_host
+from bertjax.training.sharding import make_mesh, replicated
+from bertjax.training.step import jit_on_mesh
 from bertjax.utils.io import (
     CACHE_DIR_VARIABLE,
     atomic_file,
@@ -75,16 +82,23 @@ def _cached_features(config: FinetuningConfig, init_from: str, examples: Example
                 path.parent, num_bytes, "features of the frozen encoder", f"set {CACHE_DIR_VARIABLE} to another folder"
             )
             logger.info(f"caching features of the frozen encoder: {num_bytes / 1e9:,.2f} GB in {path}")
-            _compute(path, shape, dataclasses.replace(load_workdir(init_from), config=model), layers, examples)
+            _compute(path, shape, checkpoint, model, layers, examples)
     return np.memmap(path, np.float32, "r", shape=shape)
 
 
 def _compute(
-    path: Path, shape: tuple[int, ...], model: LoadedModel, layers: tuple[int, ...], examples: Examples
+    path: Path,
+    shape: tuple[int, ...],
+    checkpoint: epath.Path,
+    model: ModelConfig,
+    layers: tuple[int, ...],
+    examples: Examples,
 ) -> None:
     """Computes features batch by batch and writes them to `path` atomically."""
-    offsets = examples.offsets
-    hidden_states_of = make_hidden_states_fn(model, layers, max(8, int(np.diff(offsets).max())))
+    offsets, mesh = examples.offsets, make_mesh(MeshConfig())
+    encoder = unflatten_dict(load_params_on_host(checkpoint), sep="/")["encoder"]
+    params = jax.device_put(encoder, replicated(mesh))
+    hidden_states_of = make_hidden_states_fn(model, params, mesh, layers, max(8, int(np.diff(offsets).max())))
     try:
         with atomic_file(path) as unfinished, progress_bar("features", len(offsets) - 1, " texts") as bar:
             features = np.memmap(unfinished, np.float32, "w+", shape=shape)
@@ -96,6 +110,41 @@ def _compute(
         raise BertjaxError(
             f"cannot write {path}: {error.strerror}; free some space or set {CACHE_DIR_VARIABLE} to a different folder"
         ) from error
+
+
+def make_hidden_states_fn(
+    config: ModelConfig, params: Any, mesh: Mesh, layers: Sequence[int], seq_len: int
+) -> Callable[[Examples], Iterator[tuple[int, np.ndarray]]]:
+    """Returns a function from examples to an iterator over (sequence index, hidden states), in any order.
+
+    The hidden states of a sequence are float32 [tokens, C, D].
+
+    Args:
+      config: model config.
+      params: parameters of the encoder, on the mesh.
+      mesh: device mesh.
+      layers: indices of C layers, 0 for the output of the embeddings, 1 to N or -1 for the layers.
+      seq_len: maximum tokens per sequence.
+    """
+    layer_indices = np.array(layers)
+
+    def hidden_states(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
+        inputs = (batch[name] for name in ("input_ids", "segment_ids", "input_mask"))
+        outputs: Any = make_encoder(config).apply({"params": params}, *inputs, collect_layers=True)
+        return outputs[1][layer_indices].transpose(1, 2, 0, 3).astype(np.float32)  # [B, L, C, D]
+
+    run = jit_on_mesh(hidden_states, params, mesh)
+
+    def hidden_states_of(examples: Examples) -> Iterator[tuple[int, np.ndarray]]:
+        lengths = np.diff(examples.offsets)
+        tokens = {name: examples.tokens[name] for name in ("input_ids", "segment_ids")}
+        # Each sequence of a multiple-choice example becomes a row.
+        for batch in inference_batches(Examples(examples.offsets, tokens, {}), seq_len):
+            for index, states in zip(batch.pop("example"), run(batch), strict=True):
+                if index >= 0:
+                    yield int(index), states[: lengths[index]]
+
+    return hidden_states_of
 
 
 def _cache_key(checkpoint: epath.Path, model: ModelConfig, layers: tuple[int, ...], examples: Examples) -> str:

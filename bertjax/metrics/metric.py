@@ -1,0 +1,35 @@
+"""Description of a metric: its name, which values are better, and its panel in plots."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """Metric of a run.
+
+    Attributes:
+      name: key in `metrics.jsonl` and in the results of an evaluation.
+      is_loss: whether the metric is a part of the training loss. Losses are added up with coefficient 1.
+      lower_is_better: whether lower values are better.
+      panel: title of the metric's panel in the curves of pre-training (default: "", not plotted).
+    """
+
+    name: str
+    is_loss: bool = False
+    lower_is_better: bool = False
+    panel: str = ""
+
+    def score(self, value: object) -> float | None:
+        """Returns a value of the metric, negated if lower is better. Returns None if the value is not a number."""
+        if not isinstance(value, (int, float)) or value != value:
+            return None
+        return -float(value) if self.lower_is_better else float(value)
+
+
+def loss_metric(name: str, panel: str = "") -> Metric:
+    """Returns a metric that is a part of the training loss."""
+    return Metric(name, is_loss=True, lower_is_better=True, panel=panel)
+
+
+# Sum of all losses of a run.
+TOTAL_LOSS = Metric("loss", lower_is_better=True)

@@ -1,0 +1,101 @@
+"""Frozen parameters, which have no gradient, update or optimizer state."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from bertjax.errors import UsageError, listed
+from bertjax.model.layer_stack import FROZEN_LAYERS, LAYERS, is_stacked
+
+
+@dataclasses.dataclass(frozen=True)
+class Freezing:
+    """Selection of frozen parameters, by layer and by name.
+
+    Arrays with LAYERS in their path contain all layers on a leading axis, lowest layer first. Freezing some layers
+    splits these arrays. `optax.multi_transform` and `optax.set_to_zero` cannot do this: they mask entire arrays, so
+    frozen layers would still have gradients and moments.
+
+    Attributes:
+      layers: number of frozen encoder layers, counted from the lowest.
+      names: paths of frozen parameters or modules, such as `encoder/embeddings`.
+    """
+
+    layers: int = 0
+    names: tuple[str, ...] = ()
+
+    def split(self, params: Any) -> tuple[Any, Any]:
+        """Returns the trainable and the frozen parameters. Their `merge` is an input of the model.
+
+        The frozen layers are separate arrays, with FROZEN_LAYERS in their path, so that the backward pass stops above
+        them.
+        """
+        trainable, frozen = {}, {}
+        for path, leaf in flatten_dict(params).items():
+            if any(tuple(path)[: name.count("/") + 1] == tuple(name.split("/")) for name in self.names):
+                frozen[path] = leaf
+            elif self.layers and is_stacked(path):
+                frozen[_frozen_path(path)] = jax.tree.map(lambda stack: stack[: self.layers], leaf)
+                if self.layers < nn.unbox(leaf).shape[0]:
+                    trainable[path] = jax.tree.map(lambda stack: stack[self.layers :], leaf)
+            else:
+                trainable[path] = leaf
+        return unflatten_dict(trainable), unflatten_dict(frozen)
+
+    def join_layers(self, params: Any) -> Any:
+        """Returns the parameters of `merge` with all layers in one array, as in the train state."""
+        if not self.layers:
+            return params
+        flat: dict[Any, Any] = flatten_dict(params)
+        joined = {}
+        for path, leaf in flat.items():
+            if FROZEN_LAYERS not in path:
+                frozen = flat.get(_frozen_path(path)) if is_stacked(path) else None
+                joined[path] = leaf if frozen is None else jnp.concatenate([frozen, leaf])
+            elif (all_layers := _trainable_path(path)) not in flat:
+                joined[all_layers] = leaf
+        return unflatten_dict(joined)
+
+
+def merge(trainable: Any, frozen: Any) -> Any:
+    """Returns the union of two trees of parameters without common paths."""
+    return unflatten_dict({**flatten_dict(trainable), **flatten_dict(frozen)}) if frozen else trainable
+
+
+def _frozen_path(path: Sequence[str]) -> tuple[str, ...]:
+    return tuple(FROZEN_LAYERS if name == LAYERS else name for name in path)
+
+
+def _trainable_path(path: Sequence[str]) -> tuple[str, ...]:
+    return tuple(LAYERS if name == FROZEN_LAYERS else name for name in path)
+
+
+def check_freezing(params: Any, freezing: Freezing) -> None:
+    """Raises a UsageError if a frozen parameter does not exist, or no parameter is left to train."""
+    flat: dict[Any, Any] = flatten_dict(nn.unbox(params))
+    num_layers = max((leaf.shape[0] for path, leaf in flat.items() if is_stacked(path)), default=0)
+    if freezing.layers > num_layers:
+        raise UsageError(
+            f"config.optimizer.freeze_layers={freezing.layers} is too large; the model has {num_layers} layers"
+        )
+    for name in freezing.names:
+        if not Freezing(names=(name,)).split(params)[1]:
+            known = sorted({"/".join(path[:2]) for path in flat})
+            raise UsageError(f"unknown parameter in optimizer.freeze: {name[:60]!r}; use one of {listed(known, 12)}")
+    if not count_trainable(params, freezing):
+        raise UsageError(
+            "config.optimizer.freeze_layers and config.optimizer.freeze leave no parameter to train; freeze fewer "
+            "parameters"
+        )
+
+
+def count_trainable(params: Any, freezing: Freezing) -> int:
+    """Returns the number of trainable parameters."""
+    trained = jax.eval_shape(lambda params: freezing.split(params)[0], nn.unbox(params))
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(trained))
