@@ -210,7 +210,7 @@ def test_save_retries_lost_connections_and_fails_without_permission(stored):
     while stored.names("runs/a/checkpoints/2/"):
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    back = again.restore_latest(state_of(0))
+    back = again.restore_latest(state_of(0), lambda: state_of(0))
     assert int(back.step) == 1 and back.params["w"].tolist() == [1.0] * 8
     again.close()
 

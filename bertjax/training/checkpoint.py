@@ -14,6 +14,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint.checkpoint_managers import preservation_policy
@@ -53,7 +54,7 @@ def _split(state: TrainState) -> tuple[Any, dict[str, Any]]:
 def _as_saved(abstract: TrainState, metadata: CheckpointMetadata) -> dict[str, Any]:
     """Returns the fields of the state, and the metric sums, that a checkpoint contains."""
     saved_sums = [name.removeprefix("sums/") for name in metadata.arrays if name.startswith("sums/")]
-    like = next(iter(abstract.sums.values()))
+    like = jax.ShapeDtypeStruct((2,), jnp.float32, sharding=abstract.step.sharding)
     fields = {name.split("/")[0] for name in metadata.arrays}
     state = {name: value for name, value in vars(abstract).items() if name in fields or not metadata.arrays}
     return {**state, "sums": dict.fromkeys(saved_sums, like)}
@@ -176,7 +177,7 @@ class Checkpoints:
             return "no checkpoint was saved yet"
         return f"the last good checkpoint is {max(steps, key=lambda step: int(step.name))}"
 
-    def restore_latest(self, abstract: TrainState, init: Callable[[], TrainState] | None = None) -> TrainState | None:
+    def restore_latest(self, abstract: TrainState, init: Callable[[], TrainState]) -> TrainState | None:
         """Restores the newest undamaged checkpoint. Moves newer, damaged ones to `workdir/damaged_checkpoints`.
 
         `init` returns an initial state. Metric sums and fields of the state that the checkpoint lacks are taken from
@@ -218,7 +219,7 @@ class Checkpoints:
         return differences(saved, {**self._model, "arrays": expected})
 
     def _restore(
-        self, step: int, metadata: CheckpointMetadata, abstract: TrainState, init: Callable[[], TrainState] | None
+        self, step: int, metadata: CheckpointMetadata, abstract: TrainState, init: Callable[[], TrainState]
     ) -> TrainState:
         """Restores a step and checks its fingerprints."""
         saved = _as_saved(abstract, metadata)
@@ -230,8 +231,6 @@ class Checkpoints:
         restored = {"params": items["params"], **items["training"]}
         if saved.keys() == vars(abstract).keys() - {"params"} and saved["sums"].keys() == abstract.sums.keys():
             return abstract.replace(**restored)
-        if init is None:
-            raise ValueError("the checkpoint lacks a part of the state, and no initial state was passed")
         initial = init()
         sums = {name: restored["sums"].get(name, initial.sums[name]) for name in abstract.sums}
         return initial.replace(**{**restored, "sums": sums})

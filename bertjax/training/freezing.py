@@ -38,14 +38,13 @@ class Freezing:
         """
         trainable, frozen = {}, {}
         for path, leaf in flatten_dict(params).items():
-            if any(tuple(path)[: name.count("/") + 1] == tuple(name.split("/")) for name in self.names):
-                frozen[path] = leaf
-            elif self.layers and is_stacked(path):
+            is_named = any(tuple(path)[: name.count("/") + 1] == tuple(name.split("/")) for name in self.names)
+            if self.layers and is_stacked(path):
                 frozen[_frozen_path(path)] = jax.tree.map(lambda stack: stack[: self.layers], leaf)
-                if self.layers < nn.unbox(leaf).shape[0]:
-                    trainable[path] = jax.tree.map(lambda stack: stack[self.layers :], leaf)
-            else:
-                trainable[path] = leaf
+                if self.layers == nn.unbox(leaf).shape[0]:
+                    continue
+                leaf = jax.tree.map(lambda stack: stack[self.layers :], leaf)
+            (frozen if is_named else trainable)[path] = leaf
         return unflatten_dict(trainable), unflatten_dict(frozen)
 
     def join_layers(self, params: Any) -> Any:

@@ -145,7 +145,7 @@ def test_incomplete_files_of_cached_features_are_recomputed(ner, tmp_path, cache
             ["--config.feature_head.features=first"],
             "feature_head.features is 'first'; use one of embeddings, second_to_last",
         ),
-        (["--config.feature_head.lstm_layers=-1"], "feature_head.lstm_layers=-1"),
+        (["--config.feature_head.lstm_layers=-1"], "feature_head.lstm_layers is -1"),
     ],
 )
 def test_invalid_feature_settings_are_an_error(ner, flags, message, tmp_path, capfd):

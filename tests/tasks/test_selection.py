@@ -57,7 +57,7 @@ def test_sweep_selects_the_lowest_loss():
     by_loss = summarize(outcomes)
     assert by_loss["best"]["score"] == 0.1
     assert [(row["setting"], row["best"]) for row in by_loss["settings"]] == [("a=1", 0.3), ("a=2", 0.1)]
-    assert summarize([{**outcome, "score_name": "f1"} for outcome in outcomes])["best"]["score"] == 0.9
+    assert summarize([{**outcome, "lower_is_better": False} for outcome in outcomes])["best"]["score"] == 0.9
 
 
 def make_task(glue, letters, **fields):

@@ -118,7 +118,7 @@ def test_unknown_kind_unknown_column_and_file_without_rows_are_errors(letters, t
         error = refused(capfd, *train_command(f"{experiment},kind={kind}", tmp_path / "run", letters))
         assert "has no rows after its header" in error
     error = refused(capfd, *train_command(f"{experiment},kind=foo", tmp_path / "run", letters))
-    assert "use one of classes, number, multilabel, or --config text:kind=tags" in error
+    assert "use one of classes, number, multilabel" in error
 
 
 def test_mixed_tag_schemes_are_an_error(letters, tmp_path, capfd):

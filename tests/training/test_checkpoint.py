@@ -5,8 +5,11 @@ import errno
 import json
 import shutil
 from types import SimpleNamespace
+from typing import Any
 
+import flax.struct
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
@@ -23,7 +26,7 @@ from bertjax.training.checkpoint import DAMAGED, Checkpoints, KeepPeriodic, find
 from bertjax.training.checkpoint_metadata import raise_unless_damage
 from bertjax.training.parameters import load_all_params, load_params
 from bertjax.training.sharding import make_mesh
-from bertjax.training.state import abstract_state, init_state
+from bertjax.training.state import TrainState, abstract_state, init_state
 
 ONE_DEVICE = (1, 1, 1)
 OBJECTIVE = MaskedLm.for_model(CONFIG)
@@ -49,7 +52,8 @@ def save_states(workdir, steps=(1, 2, 3), keep=3, sizes=ONE_DEVICE, every=1):
 def restore(workdir, sizes=ONE_DEVICE, model=MODEL, abstract=None):
     """Restores the latest state of a workdir on a mesh. `abstract` replaces the expected shapes of the state."""
     checkpoints = Checkpoints(epath.Path(workdir), 3, model)
-    state = checkpoints.restore_latest(abstract or abstract_state(OBJECTIVE, OPTIMIZER, mesh_of(sizes)))
+    abstract = abstract or abstract_state(OBJECTIVE, OPTIMIZER, mesh_of(sizes))
+    state = checkpoints.restore_latest(abstract, lambda: jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), abstract))
     checkpoints.close()
     return state
 
@@ -232,12 +236,25 @@ def test_checkpoint_of_another_model_is_not_resumed(workdir):
     assert not (workdir / DAMAGED).exists()
 
 
-def test_checkpoint_that_lacks_a_metric_of_the_run_is_not_resumed(workdir):
+def test_run_with_other_metrics_resumes(workdir, state):
     abstract = abstract_state(OBJECTIVE, OPTIMIZER, mesh_of(ONE_DEVICE))
-    new = abstract.replace(sums={**abstract.sums, "mlm_entropy": abstract.sums["mlm_loss"]})
-    with pytest.raises(BertjaxError, match=r"arrays.sums/mlm_entropy: \(absent\) -> float32\[2\]"):
-        restore(workdir, abstract=new)
-    assert not (workdir / DAMAGED).exists()
+    sums = {name: shape for name, shape in abstract.sums.items() if name != "nsp_loss"}
+    restored = restore(workdir, abstract=abstract.replace(sums={**sums, "mlm_entropy": abstract.sums["mlm_loss"]}))
+    kept = {name: values for name, values in state.sums.items() if name != "nsp_loss"}
+    assert_equal(restored.replace(sums=kept), state.replace(sums=kept))
+    assert_equal(restored.sums, {**kept, "mlm_entropy": np.ones(2, np.float32)})  # from the initial state
+
+
+def test_new_field_of_the_state_has_its_initial_value(workdir, state):
+    @flax.struct.dataclass
+    class WithAverage(TrainState):
+        average: Any = None
+
+    abstract = abstract_state(OBJECTIVE, OPTIMIZER, mesh_of(ONE_DEVICE))
+    new = WithAverage(**vars(abstract), average=abstract.params)
+    restored = restore(workdir, abstract=new)
+    assert_equal(vars(restored)["params"], state.params)
+    assert_equal(restored.average, jax.tree.map(lambda x: np.ones(x.shape, x.dtype), abstract.params))
 
 
 def test_architecture_field_missing_in_an_old_checkpoint_has_its_default(tmp_path):

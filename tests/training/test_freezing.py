@@ -11,7 +11,7 @@ from etils import epath
 from flax.traverse_util import flatten_dict
 from tiny_config import tiny_config
 
-from bertjax.config.load import load_saved_config
+from bertjax.config.load import load_config
 from bertjax.config.mesh import MeshConfig
 from bertjax.config.optimizer import OptimizerConfig
 from bertjax.data.pretraining.config import Phase
@@ -87,7 +87,7 @@ def test_checkpoint_of_a_partly_frozen_model_restores_on_another_mesh(tmp_path):
     checkpoints = Checkpoints(epath.Path(tmp_path), 1, OBJECTIVE.model)
     checkpoints.save(jax.tree.map(jax.numpy.asarray, state))
     checkpoints.wait()
-    restored = checkpoints.restore_latest(abstract)
+    restored = checkpoints.restore_latest(abstract, lambda: state)
     checkpoints.close()
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(restored), state)
 
@@ -164,6 +164,6 @@ def test_freeze_option_is_restored_from_config_json(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     saved = json.loads((tmp_path / "config.json").read_text())
     assert result_differences(saved, config) == ""
-    assert load_saved_config(tmp_path / "config.json", []).optimizer.freeze == ("pooler", "encoder/embeddings")
+    assert load_config(str(tmp_path / "config.json"), []).optimizer.freeze == ("pooler", "encoder/embeddings")
     overrides = ["--config.optimizer.freeze=pooler", "--config.optimizer.freeze=classifier"]
-    assert load_saved_config(tmp_path / "config.json", overrides).optimizer.freeze == ("pooler", "classifier")
+    assert load_config(str(tmp_path / "config.json"), overrides).optimizer.freeze == ("pooler", "classifier")
