@@ -1,6 +1,6 @@
 """Continued pre-training of a checkpoint on text of your own, with the checkpoint's vocabulary or an extended one.
 
-    bertjax prepare --input prose:'texts/*.txt' --vocab runs/base --add_pieces 2000 --output runs/domain
+    bertjax prepare --input prose:'texts/*.txt' --vocab runs/base --output runs/domain
     bertjax train --config experiments/adapt.py:corpus=runs/domain --init_from runs/base --workdir runs/adapted
 
 The architecture is that of the checkpoint. If the vocabulary of the corpus begins with the checkpoint's vocabulary, the
@@ -8,8 +8,8 @@ embedding of each added piece starts as the mean embedding of the pieces into wh
 
 The objective is masked LM on running text, because most published encoders have no next-sentence head. The learning
 rate warms up over a tenth of the steps to 1e-4, the peak of the original pre-training, and decays linearly to 0. If the
-checkpoint lacks a masked-LM head, the first third of the steps trains only this head, which starts at random, so that
-it does not harm the encoder.
+checkpoint lacks a masked-LM head, the first third of the steps trains only this head, because the gradients of a random
+head may make the encoder worse (arXiv 2202.10054).
 
 `replay=DIR:SHARE` draws a share of the batches from a general corpus with the same vocabulary, so that the model
 forgets less of its previous training. The run then evaluates on held-out text of both corpora.
@@ -17,6 +17,7 @@ forgets less of its previous training. The run then evaluates on held-out text o
 Hardware and time: depends on the checkpoint; `bertjax bench step` with the same config and `size=` prints the tokens/s
 of this machine. The 10,000 steps are 41 million tokens.
 Expected: depends on the text; the final table shows perplexity and bits per byte on held-out text before and after.
+Fine-tune from both checkpoints and compare, because adaptation can also lower accuracy (docs/results/published.md).
 """
 
 from ml_collections import ConfigDict

@@ -16,9 +16,10 @@ import numpy as np
 from bertjax.data.corpus.tokenizer import BasicTokenizer
 from bertjax.data.finetuning.batches import inference_batches
 from bertjax.data.finetuning.examples import Examples, make_examples
-from bertjax.data.finetuning.questions import Question, make_windows
+from bertjax.data.finetuning.questions import Question
 from bertjax.data.finetuning.tables import ReadStats
 from bertjax.data.finetuning.tagged import TaggedText, encode_tagged, gather_words
+from bertjax.data.finetuning.windows import make_windows
 from bertjax.errors import UsageError, quoted
 from bertjax.inference.inputs import PAIR_SEPARATOR, Texts, TruncationCount, encode_row
 from bertjax.inference.loaded_model import LoadedModel

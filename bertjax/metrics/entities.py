@@ -1,7 +1,7 @@
 """Entity-level F1 for IOB1, IOB2, BIOES and BILOU tags, as computed by `conlleval`."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -42,10 +42,11 @@ def extract_entities(tags: Sequence[str]) -> set[Entity]:
     return entities
 
 
-def has_entities(tags: Iterable[str]) -> bool:
+def has_entities(tags: Iterable[str], place_of: Callable[[str], str] = lambda tag: "the data") -> bool:
     """Returns the result of `follows_scheme`, but rejects mixed tags.
 
     Raises a UsageError if some tags mark entities with the prefix B- or I-, and other tags (except O) mark no entities.
+    `place_of` names the file and line of a tag for the message.
     """
     inside = sorted({*tags} - {"O"})
     others = [tag for tag in inside if not _ENTITY_TAG.fullmatch(tag)]
@@ -53,8 +54,8 @@ def has_entities(tags: Iterable[str]) -> bool:
     entity_tags = [tag for tag in inside if tag not in others and tag[:2] in ("B-", "I-")]
     if others and entity_tags:
         raise UsageError(
-            f"the data mixes entity tags with other tags: {entity_tags[0]} and {others[0]}; use only O, B-TYPE and "
-            "I-TYPE, or no tags with the prefixes B- and I-"
+            f"{place_of(others[0])} mixes entity tags with other tags: {entity_tags[0]} and {others[0]}; use only O, "
+            "B-TYPE and I-TYPE, or no tags with the prefixes B- and I-"
         )
     return follows_scheme(inside)
 

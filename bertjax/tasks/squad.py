@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax.data.finetuning.questions import Question, Windows, make_windows, read_questions, read_triviaqa
+from bertjax.data.finetuning.questions import Question, read_questions, read_triviaqa
 from bertjax.data.finetuning.tables import ReadStats
+from bertjax.data.finetuning.windows import Windows, make_windows
 from bertjax.data.schema import EXAMPLE, SEQUENCE, ArraySpec
 from bertjax.errors import UsageError
 from bertjax.metrics import squad as squad_metrics

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bertjax.data.finetuning.cells import label_key
+from bertjax.data.finetuning.cells import label_key, sort_labels
 from bertjax.data.finetuning.examples import Examples, constant_prediction, known_labels
 from bertjax.data.finetuning.labeled_text import Target, encode_rows, is_multi_hot, read_label, read_labels
 from bertjax.data.finetuning.tables import FORMATS, ReadStats, Row, escape_line, read_table
@@ -243,7 +243,7 @@ class TextTask(FinetuningTask):
 
 
 def _read_labels(data: TextData) -> list[str]:
-    """Returns the distinct labels of the training file, sorted."""
+    """Returns the distinct labels of the training file, sorted by `sort_labels`."""
     if not data.train_file:
         raise UsageError("no training file to read the classes from; set --config.data.train_file=FILE")
     rows, stats = data.read_rows(data.train_file, [data.label], keep_short=False)
@@ -285,7 +285,7 @@ def _read_labels(data: TextData) -> list[str]:
             f"rows{noted}, but classification needs at least 2; for regression, use --config.data.kind=number"
         )
     _warn_of_other_fields(data, stats.read, labels, counts, in_short_rows)
-    return sorted(labels.values())
+    return sort_labels(labels.values())
 
 
 def _warn_of_other_fields(

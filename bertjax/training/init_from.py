@@ -12,7 +12,7 @@ from bertjax.data.corpus.tokenizer import wordpiece_model
 from bertjax.data.corpus.vocabulary import ENTRY, WORDPIECE, Vocabulary, load_entry, workdir_vocabulary
 from bertjax.errors import UsageError, listed, quoted
 from bertjax.model.heads import model_description
-from bertjax.tasks.finetuning.output_layer import MULTILABEL, OUTPUT_LAYER, OutputLayer, read_output_layer
+from bertjax.tasks.finetuning.output_layer import MULTILABEL, OUTPUT_LAYER, read_output_layer
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import workdir_of
 from bertjax.training.checkpoint_metadata import read_metadata
@@ -71,10 +71,7 @@ def check_vocabulary(task: Task, checkpoint: epath.Path) -> None:
     expected = json.loads(task.workdir_files[ENTRY])["sha256"]
     saved = workdir_vocabulary(workdir_of(checkpoint)).sha256
     if saved != expected:
-        # Name a converted checkpoint by its source, because the folder of the conversion may be removed.
-        origin = read_origin(workdir_of(checkpoint))
-        sources = [origin.get("address", ""), origin.get("source", "")]
-        source = next((name for name in sources if is_hub(name) or (name and Path(name).exists())), "")
+        source = _source(checkpoint)
         vocabulary = source or file.parent / read_json(file)["file"]
         has_field = hasattr(task.config.data, "vocabulary")
         fix = "omit config.data.vocabulary" if has_field else f"prepare the data with --vocab {vocabulary}"
@@ -82,6 +79,13 @@ def check_vocabulary(task: Task, checkpoint: epath.Path) -> None:
             f"the vocabulary of {source or checkpoint} differs from the data's vocabulary (SHA-256 {saved[:12]} and "
             f"{expected[:12]}); {fix}"
         )
+
+
+def _source(checkpoint: epath.Path) -> str:
+    """Returns the source of a converted checkpoint, because the folder of the conversion may be removed, or ""."""
+    origin = read_origin(workdir_of(checkpoint))
+    sources = [origin.get("address", ""), origin.get("source", "")]
+    return next((name for name in sources if is_hub(name) or (name and Path(name).exists())), "")
 
 
 def check_initial_vocabulary(task: Task, checkpoint: epath.Path) -> NewPieces | None:
@@ -121,19 +125,16 @@ def check_output_layer(task: Task, checkpoint: epath.Path) -> list[int]:
             f"the output layer of {checkpoint} is of kind {saved['kind']}, but the task needs kind {expected['kind']}; "
             "use a checkpoint that was fine-tuned for this task, or set --config.data.kind"
         )
-    return _output_order(saved["labels"], expected["labels"], checkpoint)
+    return _output_order(saved["labels"], expected["labels"], _source(checkpoint) or str(checkpoint))
 
 
-def _output_order(saved: list[str], labels: list[str], checkpoint: epath.Path) -> list[int]:
+def _output_order(saved: list[str], labels: list[str], checkpoint: str) -> list[int]:
     """Returns the checkpoint's output index of each label, matched by name.
 
     Returns [] if outputs and labels have the same order, or if no name matches. In both cases, output i is label i.
     Raises a UsageError if the numbers of outputs and labels differ, or if only some names match.
     """
     saved_names, names = [label.lower() for label in saved], [label.lower() for label in labels]
-    if OutputLayer("", tuple(saved)).has_generic_labels and {*names} == {*map(str, range(len(saved)))}:
-        # Class 10 is LABEL_10, although "10" is before "2" in the sorted labels.
-        names = [f"label_{name}" for name in names]
     if sorted(saved_names) == sorted(names):
         return [] if saved_names == names else [saved_names.index(name) for name in names]
     if len(saved) != len(labels) or {*saved_names} & {*names}:

@@ -61,7 +61,7 @@ def test_list_in_a_column_with_one_label_per_row_is_an_error():
 
 
 def test_missing_label_is_counted_unless_it_is_the_name_of_a_class():
-    for cell in ("NaN", "None", " nan ", "null", "NA"):
+    for cell in ("NaN", "None", " nan ", "null", "Null", "NA", "n.a.", "-1.#IND", "1.#QNAN"):
         for labels, separator in ((["a", "b"], ""), (["a", "b"], ","), ([], "")):
             label, stats = read(cell, labels, separator)
             assert label is None
@@ -71,6 +71,9 @@ def test_missing_label_is_counted_unless_it_is_the_name_of_a_class():
                     "first": "line 7",
                 }
             }
+    with pytest.raises(UsageError, match="line 7: 'nan' in label is not a label; a label must be a string that is not"):
+        read("a,nan", ["a", "b"], ",")
+    assert read("a,nan", ["a", "nan"], ",")[0] == [1, 1]
     assert read("NA", ["NA", "b"])[0] == 0 and read("None", ["a", "None"], ",")[0] == [0, 1]
     assert read("none", ["none", "some"])[0] == 0
 
@@ -92,5 +95,5 @@ def test_multi_hot_labels_need_names():
         read("[0.2, 0.7]", ["a", "b"], ",")
     # Names of labels are not multi-hot.
     assert read("[1, 0]", ["0", "1", "2"], ",")[0] == [1, 1, 0]
-    with pytest.raises(UsageError, match="line 7: label is '1', which is not a label; use one of a, b.*data.labels"):
+    with pytest.raises(UsageError, match="line 7: label has 3 zeros and ones, but there are 2 labels: a, b; write"):
         read("[1, 0, 1]", ["a", "b"], ",")

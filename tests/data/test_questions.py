@@ -8,8 +8,9 @@ import pytest
 
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import load_vocabulary
-from bertjax.data.finetuning.questions import make_windows, read_questions
+from bertjax.data.finetuning.questions import read_questions
 from bertjax.data.finetuning.tables import ReadStats
+from bertjax.data.finetuning.windows import make_windows
 from bertjax.errors import UsageError
 
 CONTEXT = "Ann (born 1990) lives in Caf\u00e9 Town, near Bob. " * 3
@@ -108,8 +109,8 @@ def test_is_impossible_may_be_text_and_must_not_contradict_the_answers(tmp_path)
     content = squad(
         qa("1", "Ann", 0, is_impossible="false"),
         qa("2", "Ann", 0, is_impossible="True"),
-        {"id": "3", "question": "q", "answers": None, "is_impossible": False},
-        {"id": "4", "question": "q", "answers": None, "is_impossible": None},
+        {"id": "3", "question": "q", "answers": [], "is_impossible": False},
+        {"id": "4", "question": "q", "answers": [], "is_impossible": None},
     )
     questions, stats = read(tmp_path, content)
     assert [(q.id, q.answers) for q in questions] == [("1", ("Ann",)), ("2", ()), ("4", ())]
@@ -117,6 +118,22 @@ def test_is_impossible_may_be_text_and_must_not_contradict_the_answers(tmp_path)
     assert len(read(tmp_path, content, training=False)[0]) == 4
     with pytest.raises(UsageError, match="question 1 of article 1 .'t'., paragraph 1: is_impossible is 'no', but must"):
         read(tmp_path, squad(qa("1", "Ann", 0, is_impossible="no")))
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"answers": None}, {"answer": "Ann", "answer_start": 0}, {"answers": None, "is_impossible": False}]
+)
+@pytest.mark.parametrize("all_answerable", [True, False])
+def test_question_without_answers_is_unanswerable_only_if_the_file_says_so(fields, all_answerable, tmp_path):
+    content = squad(qa("1", "Ann", 0), {"id": "2", "question": "q"} | fields)
+    questions, stats = read(tmp_path, content, all_answerable=all_answerable)
+    assert [q.id for q in questions] == ["1"]
+    assert stats.skipped == {"whose field answers is missing": {"rows": 1, "first": "question 2"}}
+    # A file to predict on may lack answers.
+    questions, stats = read(tmp_path, content, training=False, all_answerable=all_answerable)
+    assert [q.answers for q in questions] == [("Ann",), ()] and "answers is missing" in str(stats.noted)
+    with pytest.raises(UsageError, match="no usable questions: whose field answers is missing; use a file with"):
+        read(tmp_path, squad({"id": "2", "question": "q"} | fields), all_answerable=all_answerable)
 
 
 def test_questions_of_datasets_are_read_from_json_and_json_lines(tmp_path):
@@ -131,7 +148,8 @@ def test_questions_of_datasets_are_read_from_json_and_json_lines(tmp_path):
         {"id": "2", "title": "t", "context": CONTEXT, "question": "q", "answers": {"text": [], "answer_start": []}},
     ]
     nested, _ = read(tmp_path, squad(qa("1", "Ann", 0, question="q"), {"id": "2", "question": "q", "answers": []}))
-    for content in ({"version": 2.0, "data": flat}, flat):
+    paragraphs = squad(qa("1", "Ann", 0, question="q"), {"id": "2", "question": "q", "answers": []})["data"][0]
+    for content in ({"version": 2.0, "data": flat}, flat, paragraphs["paragraphs"], paragraphs["paragraphs"][0]):
         assert read(tmp_path, content)[0] == nested
     for lines, expected in ((flat, nested), (flat[:1], nested[:1])):
         (tmp_path / "train.jsonl").write_text("\n".join(json.dumps(entry) for entry in lines) + "\n")
@@ -177,7 +195,11 @@ def test_error_for_a_non_string_value_names_the_paragraph(context, question, tmp
             squad({"id": "7", "question": "q", "answers": {"text": ["Ann"], "answer_start": []}}),
             "question 7 of .* paragraph 1: answers has 1 texts and 0 offsets",
         ),
-        (squad({"question": "q", "answers": []}), "article 1 .'t'., paragraph 1: a question has no id"),
+        (squad({"question": "q", "answers": []}), "article 1 .'t'., paragraph 1: the id of a question is missing, but"),
+        ({"id": ["1"], "context": ["c"], "question": ["q"]}, r"entry 1: the id of a question is \['1'\], but must"),
+        ([{"story": "s", "questions": []}], "entry 1 has none of the fields .* and question, but story, questions;"),
+        ([{"title": "t"}], "entry 1 .'t'. has none of the fields paragraphs, qas and question, but title;"),
+        ({"rows": []}, "data is missing, but must be a list"),
         (squad("q"), "article 1 .'t'., paragraph 1: a question is 'q', but must be an object"),
         ({"data": [{"paragraphs": [{}]}]}, "article 1, paragraph 1: qas is missing, but must be a list"),
         ({"data": [{"paragraphs": None}]}, "article 1: paragraphs is missing, but must be a list"),

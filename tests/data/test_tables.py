@@ -69,6 +69,18 @@ def test_csv_fields_may_have_quotes_line_breaks_and_commas(tmp_path):
     assert rows == [(2, 'a, "b"\nc', "1"), (4, "d", "0")]
 
 
+def test_space_before_a_quote_in_csv_is_not_a_part_of_the_field(tmp_path):
+    rows, _ = read_rows(tmp_path, b'"text", "label"\n"a, b", "x"\nc, y\n', file_format="csv")
+    assert rows == [(2, "a, b", "x"), (3, "c", "y")]
+
+
+def test_row_that_repeats_the_header_is_an_error(tmp_path):
+    for keep_short in (False, True):
+        with pytest.raises(UsageError, match="file line 3 repeats the header, as in joined files; remove the line"):
+            read_rows(tmp_path, b"text\tlabel\na\t1\ntext\tlabel\nb\t0\n", keep_short=keep_short)
+    assert read_rows(tmp_path, b"text\ntext\n", ["text"])[0] == [(2, "text")]
+
+
 def test_error_for_an_unclosed_quote_names_the_line(tmp_path):
     with pytest.raises(UsageError, match="line 3: the quote opened here is never closed"):
         read_rows(tmp_path, b'text,label\na,1\n"b,0\nc,1\n', file_format="csv")

@@ -60,16 +60,26 @@ WORDS, TAGS = ["EU", "#", "Bob", "in"], ["B-ORG", "O", "I-PER", "O"]
         "0\tEU\tB-ORG\n1\t#\tO\n\n0\tBob\tI-PER\n1\tin\tO\n",
         "1. EU B-ORG\n2. # O\n\n1. Bob I-PER\n2. in O\n",
         "1 EU B-ORG\n2 # O\n\n3 Bob I-PER\n4 in O\n",
+        "[1] EU B-ORG\n[2] # O\n\n[1] Bob I-PER\n[2] in O\n",
+        "T1 EU B-ORG\nT2 # O\n\nT3 Bob I-PER\nT4 in O\n",
+        # Indices of sentences and words.
+        "1-1\tEU\tB-ORG\n1-2\t#\tO\n\n2-1\tBob\tI-PER\n2-2\tin\tO\n",
+        "1:1 EU B-ORG\n1:2 # O\n\n2:1 Bob I-PER\n2:2 in O\n",
+        "s1_t1 EU B-ORG\ns1_t2 # O\n\ns2_t1 Bob I-PER\ns2_t2 in O\n",
+        # WikiANN.
+        "en:EU B-ORG\nen:# O\n\nen:Bob I-PER\nen:in O\n",
         # CoNLL-U: comments, and lines of a range and of an empty word.
         "# text = EU # O\n1-2\tEU#\t_\n1\tEU\tB-ORG\n2\t#\tO\n2.1\tx\t_\n\n# O\n1\tBob\tI-PER\n2\tin\tO\n",
         # GermEval: outer and inner tags.
         "#\thttp://x [2009]\n1\tEU\tB-ORG\tB-PER\n2\t#\tO\tO\n\n#\ty\n1\tBob\tI-PER\tO\n2\tin\tO\tO\n",
         "#\ty\n1\tEU\tB-ORG\tB-LOC\n2\t#\tO\tO\n\n1\tBob\tI-PER\tO\n2\tin\tO\tO\n",
         "EU B-ORG O\n# O O\n\nBob I-PER O\nin O O\n",
+        "EU B-ORG O O\n# O O O\n\nBob I-PER O O\nin O O O\n",
         # Without indices, a line that starts with # is a word if it has a tag.
         "# id = 1\nEU B-ORG\n# O\n\n#\nBob I-PER\nin O\n",
         # Chunks are no outer entities.
         "EU B-NP B-ORG\n# O O\n\nBob B-NP I-PER\nin B-PP O\n",
+        "EU B-ORG B-NP\n# O O\n\nBob I-PER B-NP\nin O B-PP\n",
     ],
 )
 def test_columns_of_words_and_tags_are_found(tmp_path, content):
@@ -84,8 +94,30 @@ def test_columns_that_are_not_the_first_and_last_are_counted_as_used(tmp_path):
     stats = ReadStats("file")
     read_conll(path, stats)
     assert stats.summary() == (
-        "file: 1 rows read, 1 used, words in column 2, tags in column 3, 1 comments (#) (first: line 1)"
+        "file: 1 rows read, 1 used, words in column 2, tags in column 3 of 4, 1 comments (#) (first: line 1)"
     )
+    path.write_text("en:EU NNP B-ORG\nen:in IN O\n")
+    stats = ReadStats("file")
+    read_conll(path, stats)
+    assert "words in column 1, tags in column 3 of 3, 2 words read without their prefix 'en:'" in stats.summary()
+
+
+@pytest.mark.parametrize(
+    "content, tags, warning",
+    [
+        (
+            "a B-PER B-GPE\nb O O\n",
+            ["B-GPE", "O"],
+            "entity tags in the columns 2, 3; those of column 3 are used",
+        ),
+        ("1 a B-PER B-PER\n2 b O O\n", ["B-PER", "O"], "in the columns 3, 4; those of column 3 are used"),
+        ("a B-PER|B-LOC\nb O\n", ["B-PER|B-LOC", "O"], "several types in a tag, such as 'PER|B-LOC', are one type"),
+        ("a B-NP B-PER O\nb O O O\n", ["B-PER", "O"], ""),
+    ],
+)
+def test_tags_that_are_not_learned_are_a_warning(content, tags, warning, tmp_path, caplog):
+    assert read(tmp_path, content).tags == tags
+    assert [warning in message for message in caplog.messages] == [True] * bool(warning)
 
 
 def test_words_that_are_numbers_are_no_indices(tmp_path):
@@ -105,10 +137,16 @@ def test_chunks_of_a_file_without_entities_are_not_its_tags(tmp_path):
 @pytest.mark.parametrize(
     "content, message",
     [
-        ("1 EU B-ORG\n1 in O\n", "line 2: the first column contains only numbers, but 1 is not the index"),
-        ("7 EU B-ORG\n8 in O\n", "line 1: the first column contains only numbers, but 7 is not"),
-        ("1-1\tEU\tB-ORG\n1-2\tin\tO\n", "the first column contains only ranges such as 1-2"),
-        ("s1 EU B-ORG\ns1 in O\n\ns2 a O\ns2 b O\n", "same value in each line of a sentence, such as 's1'"),
+        ("1 EU B-ORG\n1 in O\n", "line 2: each value of the first column ends with a number, but '1' does not count"),
+        ("7 EU B-ORG\n8 in O\n", "line 1: each value of the first column ends with a number, but '7' does not"),
+        ("[1] EU B-ORG\n[3] in O\n", "line 2: each value of the first column ends with a number, but '.3.' does"),
+        ("s1 EU B-ORG\ns1 in O\n\ns2 a O\ns2 b O\n", "line 2: each value of the first column ends with .* 's1' does"),
+        (
+            "s EU B-ORG\ns in O\n\nt a O\nt b O\n",
+            "column 1 has .* the same value in each line of .* such as 's'",
+        ),
+        # WebAnno's offsets of characters.
+        ("1-1 0-2 EU B-ORG\n1-2 3-5 in O\n", "column 2 has only numbers, .* such as '0-2'"),
         ("Sentence: 1\tEU\tB-ORG\n\tin\tO\n", "line 1: 'Sentence: 1' is not one word"),
         ("EU\n", "line 1: 'EU' has no tag"),
         ("EU X-ORG\n", "line 1: 'X-ORG' is not a tag of IOB, BIOES or BILOU"),
@@ -150,6 +188,10 @@ def test_table_rows_are_read_into_words_and_tags():
     assert stats.used == 5 and stats.noted["with an empty text"]["first"] == "line 4"
     with pytest.raises(UsageError, match="file line 5 has 2 words and 1 tags"):
         read_tagged_rows([Row(5, {"w": "a b", "t": "O"})], "w", "t", stats)
+    assert read_tagged_rows([Row(5, {"w": "a ,", "t": "NN ,"})], "w", "t", stats).tags == ["NN", ","]
+    for words in ("a,b", "a b"):
+        with pytest.raises(UsageError, match="file line 5: the tag 'O,B-X' contains a comma; separate tags by spaces"):
+            read_tagged_rows([Row(5, {"w": words, "t": "O,B-X"})], "w", "t", stats)
     with pytest.raises(UsageError, match="file line 7: .*'a' 'b'.* is not a list in JSON or Python; write a list"):
         read_tagged_rows([Row(7, {"w": "['a' 'b']", "t": "O O"})], "w", "t", stats)
     for words in (["a b"], [""], [None], [["b"]], [float("nan")]):

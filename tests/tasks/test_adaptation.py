@@ -196,6 +196,7 @@ def test_a_new_head_is_trained_first_with_a_frozen_encoder(spelled, letters, tmp
         assert ("steps 0 to 1 train only" in shorter) == (name == "classifier")
         line = "steps 0 to 2 train only the parameters outside the encoder, at learning rate 0.001"
         assert (line in described) == (name == "classifier")
+        assert ("0 of them warm-up from step 2, then" in described) == (name == "classifier")
 
     fields = {
         "checkpoint_every": 1,

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from bertjax.data.finetuning.questions import Question, Windows
+from bertjax.data.finetuning.questions import Question
+from bertjax.data.finetuning.windows import Windows
 from bertjax.tasks.finetuning.spans import best_answers
 
 # Two windows of the context "abcdef", with one token per character: "abcd" and "cdef". In each window, two tokens

@@ -3,19 +3,15 @@
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from command_runs import EXPERIMENTS, evaluate, load_task, overrides, predict, records, refused, train, train_command
 from commanding import printed
-from etils import epath
 
 from bertjax.cli import main as cli
 from bertjax.data.shard import SINGLE_SHARD
-from bertjax.tasks.finetuning.output_layer import OutputLayer
 from bertjax.training.checkpoint_config import experiment_config
-from bertjax.training.init_from import check_output_layer
 
 
 @pytest.fixture(scope="module")
@@ -122,10 +118,10 @@ def test_unknown_kind_unknown_column_and_file_without_rows_are_errors(letters, t
 
 
 def test_mixed_tag_schemes_are_an_error(letters, tmp_path, capfd):
-    (tmp_path / "train.tsv").write_text("text\tlabel\na b\tB-PER LOC\n")
+    (tmp_path / "train.tsv").write_text("text\tlabel\nc\tO\na b\tB-PER LOC\n")
     experiment = f"text.py:train={tmp_path}/train.tsv,dev={tmp_path}/train.tsv,kind=tags"
     error = refused(capfd, *train_command(experiment, tmp_path / "run", letters))
-    assert "the data mixes entity tags with other tags: B-PER and LOC" in error
+    assert f"{tmp_path}/train.tsv line 3 mixes entity tags with other tags: B-PER and LOC" in error
 
 
 def test_evaluate_and_predict_do_not_need_the_training_file(topics, tmp_path, capfd):
@@ -264,26 +260,12 @@ def test_generic_labels_of_a_converted_checkpoint_are_matched_by_position(letter
     metrics = evaluate(capfd, tmp_path / "run")
     assert evaluate(capfd, tmp_path / "hf", *flags) == pytest.approx(metrics)
     cli.main(["evaluate", f"--checkpoint={tmp_path / 'hf'}", *flags])
-    assert "LABEL_0, LABEL_1 of" in (log := capfd.readouterr().err) and "to the labels bad, good by position" in log
+    log = capfd.readouterr().err
+    assert f"outputs LABEL_0, LABEL_1 of {tmp_path / 'hf'} to the labels bad, good by position" in log
     # Without a training file, the labels are unknown.
     flags[0] = f"--config={EXPERIMENTS}/text.py:dev={tmp_path}/train.csv,quick=true"
     error = refused(capfd, "evaluate", f"--checkpoint={tmp_path / 'hf'}", *flags)
     assert "is 'good', which is not a label; use one of LABEL_0, LABEL_1" in error and "config.data.labels" in error
-
-
-def test_generic_labels_are_matched_to_numbers_by_number(tmp_path):
-    def order(saved, labels):
-        (tmp_path / "output_layer.json").write_bytes(OutputLayer("classes", tuple(saved)).as_json())
-        layer = OutputLayer("classes", tuple(labels), "text/classes").as_json()
-        task = SimpleNamespace(workdir_files={"output_layer.json": layer})
-        return check_output_layer(task, epath.Path(tmp_path) / "checkpoints" / "1")
-
-    generic = [f"LABEL_{number}" for number in range(11)]
-    # The sorted labels are 0, 1, 10, 2 and so on.
-    assert order(generic, sorted(map(str, range(11)))) == [0, 1, 10, *range(2, 10)]
-    assert order(generic, "abcdefghijk") == []
-    # Numbers that are no class ids, such as ratings from 1 to 11, are matched by position.
-    assert order(generic[:2], ["1", "2"]) == []
 
 
 def test_label_with_the_separator_is_an_error(letters, tmp_path, capfd):
@@ -298,6 +280,10 @@ def test_label_with_the_separator_is_an_error(letters, tmp_path, capfd):
         ("classes", ["1", "0", "1.0", "0.0", "NaN", ""], ["0", "1"]),
         ("classes", ["True", "false", "true", "FALSE"], ["false", "true"]),
         ("multilabel", ["['a']", '["a", "b"]', "a", "('b',)", "None"], ["a", "b"]),
+        # Numbers are sorted by value, so that they match LABEL_0, LABEL_1 and so on of a checkpoint by position.
+        ("classes", [str(number) for number in range(-2, 12)], [str(number) for number in range(-2, 12)]),
+        ("classes", ["10", "9.5", "b"], ["10", "9.5", "b"]),
+        ("tags", ["2 10", "9 9"], ["2", "9", "10"]),
         ("tags", ["['O', 'B-X']", '["O", "O"]', "O O"], ["O", "B-X"]),
     ],
 )

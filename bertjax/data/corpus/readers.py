@@ -34,6 +34,9 @@ KINDS = ("text", "prose", "wiki", "tfds", "hf", "docs")
 _NAMED_KINDS = ("docs", "tfds", "hf")
 _READ_BYTES = 1 << 20
 _STORAGE_REQUESTS = 32
+# First line of a file of WikiExtractor.
+_EXTRACTED = re.compile(rb"\s*<doc id=")
+_TABLE = re.compile(r".*\.(jsonl?|csv|tsv)(\.gz|\.xz)?", re.IGNORECASE)
 _ESCAPED_BYTES = re.compile("[\udc80-\udcff]+")
 
 
@@ -82,6 +85,11 @@ def find_sources(specs: list[str], data_dir: str | None = None) -> tuple[list[So
             spec_sources = [Source(kind, name, None, split, column)]
         else:
             spec_sources = [Source(kind, name, size) for name, size in _files(spec, rest)]
+            if table := next((source.name for source in spec_sources if _TABLE.fullmatch(source.name)), ""):
+                raise UsageError(
+                    f"input {spec!r}: {table} is a table or JSON, not text; write its texts to a .txt file, or leave "
+                    "the file out, for example with *.txt"
+                )
         for source in spec_sources:
             # Read a file once, even if symlinks list it under several paths.
             name = os.path.realpath(source.name) if kind not in _NAMED_KINDS and "://" not in rest else source.name
@@ -220,6 +228,11 @@ def _text_blocks(source: Source, problems: Counter[str], advance: Callable[[int]
                     position = raw.tell()
                     if total_bytes == 0:
                         reject_utf16(source.name, block)
+                        is_text = source.kind in ("text", "prose")
+                        if is_text and _EXTRACTED.match(block.removeprefix(codecs.BOM_UTF8)):
+                            raise UsageError(
+                                f"{source.name} is from WikiExtractor; use wiki: instead of {source.kind}:"
+                            )
                     yield block if total_bytes else block.removeprefix(codecs.BOM_UTF8)
                     total_bytes += len(block)
 

@@ -1,15 +1,20 @@
 """Interpretation of table cells: lists, missing values, and the names of labels."""
 
 import ast
+import contextlib
 import io
 import itertools
 import json
 import re
 import tokenize
+from collections.abc import Iterable
 from typing import Any
 
-# Cells that mean "missing", as in `pandas.read_csv`.
-_MISSING = ("NaN", "nan", "-NaN", "-nan", "NA", "<NA>", "#NA", "N/A", "n/a", "#N/A", "NULL", "null", "None")
+# Cells that mean "missing", as in `pandas.read_csv`, and spellings of them that no data is known to use as a class.
+_MISSING = (
+    *("NaN", "nan", "-NaN", "-nan", "1.#QNAN", "-1.#QNAN", "1.#IND", "-1.#IND", "NULL", "null", "None"),
+    *("NA", "<NA>", "#NA", "N/A", "n/a", "#N/A", "#N/A N/A", "Nan", "Null", "n.a."),
+)
 # Labels that are lists: also `array(['a'], dtype=object)`, and the first half of a list that a comma divides. Names of
 # labels may be in parentheses, such as `(other)`.
 _LABELS = re.compile(r"(\w+\(\s*)?(\[.*\]|\{.*\}|\(.*[,'\"].*\))(.*\))?|[\[({]\s*['\"].*|set\(\)", re.DOTALL)
@@ -74,3 +79,11 @@ def label_key(name: str) -> str:
     if re.fullmatch(r"[+-]?\d+\.0+", name):
         return name.partition(".")[0]
     return name.lower() if name.lower() in ("true", "false") else name
+
+
+def sort_labels(names: Iterable[str]) -> list[str]:
+    """Sorts names of labels, by value if all are numbers: 2 is before 10, and -2 before -1."""
+    names = sorted(names)
+    with contextlib.suppress(ValueError):
+        return sorted(names, key=float)
+    return names

@@ -47,13 +47,18 @@ class Target:
         """Returns the label of a row as a value for `to_array`.
 
         Returns None if the label is missing. In multi-label data, an empty field is not missing: it means no labels.
-        A list of zeros and ones is multi-hot if it has one item per label and no label has the name 0 or 1.
+        Several zeros and ones are multi-hot, with one item per label, unless a label has the name 0 or 1.
         """
         if self.separator:
             names = read_labels(row, self.column, self.separator, stats, self.labels)
             if names is None:
                 return None
-            if is_multi_hot(names) and len(names) == len(self.labels) and not _IDS_OF_HOT.keys() & {*self.labels}:
+            if is_multi_hot(names) and not _IDS_OF_HOT.keys() & {*map(label_key, self.labels)}:
+                if len(names) != len(self.labels):
+                    raise UsageError(
+                        f"{stats.file} line {row.line}: {self.column} has {len(names)} zeros and ones, but there are "
+                        f"{len(self.labels)} labels: {listed(self.labels)}; write one zero or one per label"
+                    )
                 return [_IDS_OF_HOT[label_key(name)] for name in names]
             ids = {self._class_id(name, row, stats) for name in names}
             return [int(index in ids) for index in range(len(self.labels))]
@@ -155,14 +160,14 @@ def read_labels(
         value = row.fields[column].strip()
         if value and not _present(value, labels, row, stats):
             return None
-        return [label.strip() for label in value.split(separator) if label.strip()]
+        items = [label.strip() for label in value.split(separator) if label.strip()]
     for item in items:
         is_name = isinstance(item, (str, int)) or (isinstance(item, float) and item.is_integer())
         name = label_name(item) if is_name else ""
         if separator in name or (is_missing(name) and name not in labels):
             raise UsageError(
-                f"{stats.file} line {row.line}: {quoted(item)} in {column} is not a label; a label must be a nonempty "
-                f"string that does not contain config.data.label_separator={separator!r}"
+                f"{stats.file} line {row.line}: {quoted(item)} in {column} is not a label; a label must be a string "
+                f"that is not empty or missing and does not contain config.data.label_separator={separator!r}"
             )
     return [label_name(item) for item in items]
 

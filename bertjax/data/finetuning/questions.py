@@ -1,9 +1,4 @@
-"""Questions of SQuAD and TriviaQA, and their tokenization into overlapping windows.
-
-A window is `[CLS] question [SEP] part of the passage [SEP]`. A passage that does not fit into one window is split into
-overlapping windows. Each window starts `doc_stride` tokens after the previous one, as in google-research/bert
-`run_squad.py`.
-"""
+"""Readers of the questions of SQuAD and TriviaQA."""
 
 import dataclasses
 import json
@@ -14,23 +9,16 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
-from bertjax.data.corpus.tokenizer import Tokenizer
-from bertjax.data.finetuning.examples import Examples, encode_pair, make_examples, max_context_window
 from bertjax.data.finetuning.tables import ReadStats, replace_surrogates
-from bertjax.errors import UsageError, quoted
+from bertjax.errors import UsageError, listed, quoted
 from bertjax.utils.io import unix_newlines
-from bertjax.utils.terminal import progress_bar
 
-# Argument `length_bonus` of `max_context_window`, as in `_check_is_max_context` of `run_squad.py`.
-_LENGTH_BONUS = 0.01
 # Number of words of a TriviaQA document that are searched for an answer. A footnote of section 4.2 of the paper says
 # 400 tokens without defining a token.
 _TRIVIAQA_WORDS = 400
 _EVIDENCE = Path("evidence", "wikipedia")
 _NOT_IN_CONTEXT = "whose answer is not in its context"
-_LACKS_ANSWER = "with is_impossible=false, but without an answer"
+_TYPE_NAMES = {list: "a list", dict: "an object", str: "a string", (str, int): "a string or integer"}
 
 _T = TypeVar("_T")
 
@@ -45,7 +33,8 @@ class Question:
       context: the passage.
       answers: reference answers; empty for unanswerable questions and unlabeled files.
       answer_start: character offset of the first answer in `context`, -1 if there are no answers.
-      lacks_answer: whether the file says that the question is answerable, but has no answer.
+      lacks_answer: why the question has no answer although the file does not mark it as unanswerable (default: "", it
+        has an answer or is unanswerable).
     """
 
     id: str
@@ -53,28 +42,7 @@ class Question:
     context: str
     answers: tuple[str, ...]
     answer_start: int
-    lacks_answer: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Windows:
-    """Windows of all questions.
-
-    Attributes:
-      examples: one example per window. `start_positions` and `end_positions`, int32 [windows], are the first and last
-        token of the answer. The positions are 0 ([CLS]) if the window does not contain the answer.
-      question_index: index of each window's question, int64 [windows].
-      passage_start: position of the first passage token in each window, int64 [windows].
-      char_spans: for each window, start and end (exclusive) character offset of each passage token, int64 [tokens, 2].
-      is_max_context: for each window, mask of the passage tokens that have the most context in this window, bool
-        [tokens].
-    """
-
-    examples: Examples
-    question_index: np.ndarray
-    passage_start: np.ndarray
-    char_spans: list[np.ndarray]
-    is_max_context: list[np.ndarray]
+    lacks_answer: str = ""
 
 
 def read_questions(path: Path, stats: ReadStats, training: bool, all_answerable: bool = False) -> list[Question]:
@@ -83,12 +51,13 @@ def read_questions(path: Path, stats: ReadStats, training: bool, all_answerable:
     A wrong offset of an answer is corrected if the answer is near it, see `_find_first_answer`.
 
     Args:
-      path: a `.json`, `.jsonl` or `.json.xz` file with articles and paragraphs, or with a list of questions as in
-        Hugging Face `datasets`.
+      path: a `.json`, `.jsonl` or `.json.xz` file with articles, a list of paragraphs as in Simple Transformers, or a
+        list of questions as in Hugging Face `datasets`.
       stats: question counts, updated in place.
-      training: whether the file is used for training. Training skips questions whose answer is not near its offset.
-      all_answerable: whether every question needs an answer, as in SQuAD 1.1. If True, questions without an answer are
-        skipped in training. In evaluation, they are used and counted as irregular in `stats.noted`.
+      training: whether the file is used for training. Training skips questions whose answer is missing or not near its
+        offset. In evaluation, they are used and counted as irregular in `stats.noted`.
+      all_answerable: whether every question needs an answer, as in SQuAD 1.1. If False, a question is unanswerable if
+        `is_impossible` is true or its list of answers is empty.
     """
     questions = _read_json(path, "SQuAD", _parse_squad)
     stats.read += len(questions)
@@ -96,16 +65,14 @@ def read_questions(path: Path, stats: ReadStats, training: bool, all_answerable:
     usable = []
     for question in questions:
         place = f"question {question.id}"
-        if not question.answers and all_answerable:
+        problem = question.lacks_answer
+        if all_answerable and not question.answers and not problem:
+            problem = "without an answer (version=2.0 trains on them)"
+        if problem:
             if training:
-                stats.skip("without an answer (version=2.0 trains on them)", place)
+                stats.skip(problem, place)
                 continue
-            stats.count_irregular("without an answer, scored 0 by version 1.1", place)
-        if question.lacks_answer and not all_answerable:
-            if training:
-                stats.skip(_LACKS_ANSWER, place)
-                continue
-            stats.count_irregular(f"{_LACKS_ANSWER}, scored as unanswerable", place)
+            stats.count_irregular(f"{problem}, {'wrong' if all_answerable else 'unanswerable'} if scored", place)
         if question.answers:
             span = _find_first_answer(question)
             if span is None and training:
@@ -118,7 +85,7 @@ def read_questions(path: Path, stats: ReadStats, training: bool, all_answerable:
         if not question.text.strip():
             stats.count_irregular("with an empty question", place)
         usable.append(question)
-    _check_usable(path, usable, stats, "use a file whose answers occur in their contexts")
+    _check_usable(path, usable, stats, "use a file with answers that occur in their contexts")
     return usable
 
 
@@ -160,58 +127,61 @@ def _check_usable(path: Path, usable: list[Question], stats: ReadStats, remedy: 
 
 
 def _parse_squad(content: Any) -> list[Question]:
-    """Parses articles with paragraphs, or a list of questions as in Hugging Face `datasets`."""
-    is_entry = isinstance(content, dict) and not {"paragraphs", "context"}.isdisjoint(content)
-    entries = [content] if is_entry else content if isinstance(content, list) else content["data"]
+    """Parses articles with paragraphs, paragraphs with questions, or questions with a context."""
+    if isinstance(content, dict):
+        is_entry = not {"paragraphs", "qas", "context"}.isdisjoint(content)
+        content = [content] if is_entry else content.get("data")
     questions = []
-    for i, entry in enumerate(_check(entries, list, "data"), 1):
-        place = f"article {i}{_title(_check(entry, dict, f'entry {i} of data'))}"
-        if "paragraphs" not in entry:
-            questions.append(_parse_question(entry, entry.get("context"), f"entry {i}{_title(entry)}"))
-            continue
-        for j, paragraph in enumerate(_check(entry["paragraphs"], list, f"{place}: paragraphs"), 1):
-            paragraph_place = f"{place}, paragraph {j}"
-            _check(paragraph, dict, paragraph_place)
-            for qa in _check(paragraph.get("qas"), list, f"{paragraph_place}: qas"):
-                _check(qa, dict, f"{paragraph_place}: a question")
-                questions.append(_parse_question(qa, paragraph.get("context"), paragraph_place))
+    for i, entry in enumerate(_check(content, list, "data"), 1):
+        title = f" ({quoted(entry['title'])})" if _check(entry, dict, f"entry {i} of data").get("title") else ""
+        place = f"{'article' if 'paragraphs' in entry else 'entry'} {i}{title}"
+        if "paragraphs" in entry:
+            paragraphs = _check(entry["paragraphs"], list, f"{place}: paragraphs")
+            places = [f"{place}, paragraph {j}" for j, _ in enumerate(paragraphs, 1)]
+        elif "qas" in entry or "question" in entry:
+            paragraphs, places = [{"qas": [entry]} | entry], [place]
+        else:
+            raise ValueError(f"{place} has none of the fields paragraphs, qas and question, but {listed(entry)}")
+        for paragraph, place in zip(paragraphs, places, strict=True):
+            for qa in _check(_check(paragraph, dict, place).get("qas"), list, f"{place}: qas"):
+                _check(qa, dict, f"{place}: a question")
+                questions.append(_parse_question(qa, paragraph.get("context"), place))
     return questions
 
 
-def _title(entry: dict[str, Any]) -> str:
-    return f" ({quoted(entry['title'])})" if entry.get("title") else ""
-
-
-def _check(value: Any, kind: type, place: str) -> Any:
+def _check(value: Any, kind: Any, place: str) -> Any:
     """Returns a value of a JSON file. Raises a ValueError that names its place if it has another type."""
     if not isinstance(value, kind):
-        name = {list: "a list", dict: "an object", str: "a string"}[kind]
-        raise ValueError(f"{place} is {'missing' if value is None else quoted(value)}, but must be {name}")
+        raise ValueError(f"{place} is {'missing' if value is None else quoted(value)}, but must be {_TYPE_NAMES[kind]}")
     return value
 
 
 def _parse_question(entry: dict[str, Any], context: Any, place: str) -> Question:
-    if not isinstance(entry.get("id"), (str, int)):
-        raise ValueError(f"{place}: a question has no id")
-    place = f"question {entry['id']} of {place}"
-    answers = entry.get("answers") or []
+    id_ = str(_check(entry.get("id"), (str, int), f"{place}: the id of a question"))
+    place = f"question {id_} of {place}"
+    is_impossible = _flag(entry.get("is_impossible"), place)
+    answers = [] if is_impossible or entry.get("answers") is None else entry["answers"]
     if isinstance(answers, dict):
         # The form of Hugging Face `datasets`: lists of texts and offsets.
         texts, offsets = (_check(answers.get(name), list, f"{place}: {name}") for name in ("text", "answer_start"))
         if len(texts) != len(offsets):
             raise ValueError(f"{place}: answers has {len(texts)} texts and {len(offsets)} offsets")
         answers = [{"text": text, "answer_start": offset} for text, offset in zip(texts, offsets, strict=True)]
-    for answer in _check(answers, list, f"{place}: answers"):
+    answer_texts = [
         _check(_check(answer, dict, f"{place}: an answer").get("text"), str, f"{place}: the text of an answer")
-    is_impossible = _flag(entry.get("is_impossible"), place)
-    if is_impossible:
-        answers = []
+        for answer in _check(answers, list, f"{place}: answers")
+    ]
     texts = [_check(context, str, f"{place}: context"), _check(entry.get("question"), str, f"{place}: question")]
-    texts += [answer["text"] for answer in answers]
     # Each surrogate is replaced by one character, so that character offsets stay valid.
-    passage, text, *answer_texts = map(replace_surrogates, texts)
+    passage, text, *answer_texts = map(replace_surrogates, [*texts, *answer_texts])
     start = _offset(answers[0].get("answer_start"), place) if answers else -1
-    return Question(str(entry["id"]), text, passage, tuple(answer_texts), start, is_impossible is False and not answers)
+    lacks_answer = ""
+    if not answers and not is_impossible:
+        if entry.get("answers") is None:
+            lacks_answer = "whose field answers is missing"
+        elif is_impossible is False:
+            lacks_answer = "with is_impossible=false, but without an answer"
+    return Question(id_, text, passage, tuple(answer_texts), start, lacks_answer)
 
 
 def _flag(value: Any, place: str) -> bool | None:
@@ -341,76 +311,3 @@ def _find_answer(answers: tuple[str, ...], context: str) -> tuple[int, int] | No
         if answer.strip() and (match := re.search(rf"(?<!\w){re.escape(answer.strip())}(?!\w)", context, re.IGNORECASE))
     ]
     return min(spans, key=lambda span: (span[0], -span[1]), default=None)
-
-
-def make_windows(
-    questions: list[Question],
-    tokenizer: Tokenizer,
-    stats: ReadStats,
-    *,
-    seq_len: int,
-    doc_stride: int,
-    max_query_len: int,
-) -> Windows:
-    """Tokenizes questions and passages and splits them into windows of at most `seq_len` tokens.
-
-    Consecutive windows start `doc_stride` passage tokens apart. A question longer than `max_query_len` tokens is
-    truncated and counted as irregular in `stats.noted`.
-    """
-    vocabulary = tokenizer.vocabulary
-    passages: dict[str, tuple[list[int], np.ndarray]] = {}
-    sequences, question_index, passage_start, char_spans, is_max_context = [], [], [], [], []
-    start_positions, end_positions = [], []
-    with progress_bar("questions", len(questions), " questions", after_seconds=3) as bar:
-        for index, question in enumerate(questions):
-            bar.update()
-            query = tokenizer.encode_with_special(question.text)
-            if len(query) > max_query_len:
-                stats.count_irregular(
-                    f"with the question truncated to {max_query_len} tokens", f"question {question.id}"
-                )
-                query = query[:max_query_len]
-            if question.context not in passages:
-                passages[question.context] = tokenizer.encode_with_offsets(question.context)
-            ids, spans = passages[question.context]
-            answer = _answer_tokens(question, spans)
-            windows = _stride_windows(len(ids), seq_len - len(query) - 3, doc_stride)
-            best_window = max_context_window(windows, len(ids), _LENGTH_BONUS)
-            head = len(query) + 2  # tokens of [CLS] question [SEP]
-            for window, (begin, end) in enumerate(windows):
-                sequences.append(encode_pair(query, ids[begin:end], seq_len, vocabulary))
-                question_index.append(index)
-                passage_start.append(head)
-                char_spans.append(spans[begin:end])
-                is_max_context.append(best_window[begin:end] == window)
-                first = last = 0
-                if answer and begin <= answer[0] and answer[1] < end:
-                    first, last = (token - begin + head for token in answer)
-                start_positions.append(first)
-                end_positions.append(last)
-    positions = {
-        "start_positions": np.array(start_positions, np.int32),
-        "end_positions": np.array(end_positions, np.int32),
-    }
-    examples = make_examples(sequences, positions)
-    return Windows(examples, np.array(question_index), np.array(passage_start), char_spans, is_max_context)
-
-
-def _answer_tokens(question: Question, spans: np.ndarray) -> tuple[int, int] | None:
-    """Returns the indices of the first and last passage token that overlap the first answer, or None if none do."""
-    if not question.answers or not len(spans):
-        return None
-    start, end = question.answer_start, question.answer_start + len(question.answers[0])
-    overlapping = np.flatnonzero((spans[:, 1] > start) & (spans[:, 0] < end))
-    return (int(overlapping[0]), int(overlapping[-1])) if overlapping.size else None
-
-
-def _stride_windows(tokens: int, max_tokens: int, stride: int) -> list[tuple[int, int]]:
-    windows = []
-    begin = 0
-    while True:
-        end = min(tokens, begin + max_tokens)
-        windows.append((begin, end))
-        if end == tokens:
-            return windows
-        begin += min(end - begin, stride)

@@ -174,6 +174,8 @@ def _select_columns(
     stats.columns = f"columns {', '.join(selected)}" + (f" (ignored: {ignored_names})" if ignored else "")
     indices = {name: names.index(name) for name in selected}
     for line, fields in rows:
+        if fields == names and len(names) > 1:
+            raise UsageError(f"{path} line {line} repeats the header, as in joined files; remove the line")
         is_long = any(fields[len(names) :])
         if is_long:
             stats.count_irregular(_LONG, line)
@@ -192,7 +194,8 @@ def _tsv_rows(text: str) -> Iterator[tuple[int, list[str]]]:
 
 def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
     csv.field_size_limit(sys.maxsize)  # The default, 131,072 characters, rejects long documents.
-    reader = csv.reader(io.StringIO(text.rstrip("\n"), newline=""), strict=True)
+    # Without `skipinitialspace`, the quotes in `"a", "b"` would be a part of the second field.
+    reader = csv.reader(io.StringIO(text.rstrip("\n"), newline=""), strict=True, skipinitialspace=True)
     line = 1
     while True:
         try:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import logging
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,11 +16,17 @@ from bertjax.data.finetuning.examples import Examples, encode_pair, make_example
 from bertjax.data.finetuning.tables import ReadStats, Row, decode_utf8, read_utf8, replace_surrogates
 from bertjax.errors import UsageError, listed, quoted
 
+logger = logging.getLogger(__name__)
+
 OUTSIDE = "O"
 _DOCUMENT = "-DOCSTART-"
 _TAG = re.compile("O|[BIESLU](-.+)?")
-# Index of a word in CoNLL-U and similar formats, also of a range or an empty word.
-_INDEX = re.compile(r"(\d+)([.:)]|[-.]\d+)?")
+# First column whose last number may be the index of a word, such as 3, [3], T3, 3. and 2-3.
+_INDEX = re.compile(r"(?:.*\D)?(\d+)\W*")
+# Range of words, such as 1-2, or empty word, such as 1.1, in CoNLL-U. In WebAnno, sentence and word of all lines.
+_INDEX_PAIR = re.compile(r"\d+[-.]\d+")
+# Prefix of words in WikiANN, such as en:Paris.
+_LANGUAGE = re.compile(r"[a-z][a-z-]+:")
 # Types of the chunks that CoNLL files have in the column before the entities.
 _CHUNKS = {"NP", "VP", "PP", "ADJP", "ADVP", "SBAR", "PRT", "CONJP", "INTJ", "LST", "UCP", "NC", "PC", "VC"}
 # Line number and columns of a line.
@@ -60,8 +67,8 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
     Blank lines separate sentences, `-DOCSTART-` lines separate documents. If `labeled` is False, the file may contain
     only the column of words. Updates `stats` with the counts of sentences and irregular lines.
 
-    A first column that numbers the words of each sentence is not used, nor are comment lines, which start with `#`. Of
-    two columns with nested entities, as in GermEval, the first one contains the tags.
+    A first column that numbers the words is not used, nor are comment lines, which start with `#`. A prefix that all
+    words have, such as `en:`, is removed. See `_tag_column` for files with several columns of tags.
     """
     lines = []
     for line, row in enumerate(read_utf8(path).split(b"\n"), 1):
@@ -70,10 +77,13 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
         lines.append((line, columns))
     lines, is_indexed = _without_comments_and_index(lines, path, stats)
     rows = [columns for _, columns in lines if columns and columns[0] != _DOCUMENT]
-    tag_column = _tag_column(rows, is_indexed)
-    if rows and (is_indexed or tag_column < -1):
-        last = f", tags in column {is_indexed + len(rows[0]) + tag_column + 1}" if len(rows[0]) > 1 else ""
-        stats.columns = f"words in column {1 + is_indexed}{last}"
+    tag_column = _tag_column(rows, is_indexed, path)
+    num_columns = is_indexed + (len(rows[0]) if rows else 0)
+    if num_columns > 2:
+        place = f"column {num_columns + tag_column + 1} of {num_columns}"
+        stats.columns = f"words in column {1 + is_indexed}, tags in {place}"
+    elif is_indexed:
+        stats.columns = "words in column 2"
 
     words: list[str] = []
     tags: list[str] = []
@@ -109,11 +119,16 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
     if not words:
         raise UsageError(f"{path} has no words; use a file with one word per line")
     sentences = [words[start:end] for start, end in itertools.pairwise([0, *sentence_ends])]
-    if width > 2 and len(words) > len(sentences) + 1 and all(len({*sentence}) == 1 for sentence in sentences):
+    is_constant = len(words) > len(sentences) + 1 and all(len({*sentence}) == 1 for sentence in sentences)
+    if width > 2 and (is_constant or all(map(_INDEX.fullmatch, words))):
         raise UsageError(
-            f"{path}: the first column has the same value in each line of a sentence, such as {quoted(words[0])}, so "
-            "it contains no words; remove the column"
+            f"{path}: column {1 + is_indexed} has only numbers, or the same value in each line of a sentence, such as "
+            f"{quoted(words[0])}, so it contains no words; remove the column"
         )
+    if (match := _LANGUAGE.match(words[0])) and all(len(w) > match.end() and w.startswith(match[0]) for w in words):
+        words = [word.removeprefix(match[0]) for word in words]
+        for line in word_lines:
+            stats.count_irregular(f"words read without their prefix {match[0]!r}", line)
     stats.read = stats.used = len(sentence_ends)
     lines_of_sentences = tuple(word_lines[start] for start in (0, *sentence_ends[:-1]))
     return TaggedText(words, tags, sentence_ends, document_ends, lines_of_sentences)
@@ -129,10 +144,8 @@ def _without_comments_and_index(lines: list[_Line], path: Path, stats: ReadStats
     width = len(rows[0]) if rows else max((len(columns) for _, columns in lines), default=0)
     # The file has one column of words if all second columns are tags: then the numbers are words.
     may_have_index = width > 1 and any(not _TAG.fullmatch(row[1]) for row in rows if len(row) > 1)
-    numbers = [row[0] for row in rows] if may_have_index else []
-    is_indexed = bool(numbers) and all(_INDEX.fullmatch(number) for number in numbers)
-    if is_indexed:
-        _check_indices(lines, path)
+    is_indexed = may_have_index and all(_INDEX.fullmatch(row[0]) for row in rows)
+    has_ranges = is_indexed and not all(_INDEX_PAIR.fullmatch(row[0]) for row in rows)
     kept = []
     for line, columns in lines:
         is_word = columns and columns[0] != _DOCUMENT
@@ -141,56 +154,60 @@ def _without_comments_and_index(lines: list[_Line], path: Path, stats: ReadStats
             if is_indexed or not is_token:
                 stats.count_irregular("comments (#)", line)
                 continue
-        if is_word and is_indexed:
-            # Lines of a range of words, such as 1-2, and of empty words, such as 1.1, repeat or add to CoNLL-U's words.
-            if _index(columns) is None:
-                continue
-            columns = columns[1:]
-        kept.append((line, columns))
-    return kept, is_indexed
-
-
-def _index(columns: list[str]) -> int | None:
-    """Returns the index of a word in the first column, or None if it is no index, or that of a range."""
-    match = _INDEX.fullmatch(columns[0]) if columns else None
-    return int(match[1]) if match and len(match[2] or "") < 2 else None
-
-
-def _check_indices(lines: list[_Line], path: Path) -> None:
-    """Raises a UsageError unless numbers in the first column count the words of each sentence, or of the file."""
-    previous, previous_line = None, 0
-    for line, columns in lines:
-        index = _index(columns)
-        if index is None:
+        # These lines repeat or add to the words of CoNLL-U.
+        if is_word and has_ranges and _INDEX_PAIR.fullmatch(columns[0]):
             continue
-        is_next = previous is not None and index == previous + 1
-        if not is_next and (index > 1 or (previous is not None and line == previous_line + 1)):
-            raise UsageError(
-                f"{path} line {line}: the first column contains only numbers, but {index} is not the index of a word "
-                "in its sentence; remove the column"
-            )
-        previous, previous_line = index, line
-    if previous is None:
-        raise UsageError(f"{path}: the first column contains only ranges such as 1-2; remove the column")
+        kept.append((line, columns))
+    return (_without_indices(kept, path) if is_indexed else kept), is_indexed
 
 
-def _tag_column(rows: list[list[str]], is_indexed: bool) -> int:
+def _without_indices(lines: list[_Line], path: Path) -> list[_Line]:
+    """Removes the first column. Raises a UsageError unless it counts the words of each sentence, or of the file."""
+    result = []
+    previous, in_sentence = 0, False
+    for line, columns in lines:
+        match = _INDEX.fullmatch(columns[0]) if columns else None
+        if match:
+            index = int(match[1])
+            if index != previous + 1 and (in_sentence or index > 1):
+                raise UsageError(
+                    f"{path} line {line}: each value of the first column ends with a number, but {quoted(columns[0])} "
+                    "does not count the words of a sentence or file; remove the column"
+                )
+            previous = index
+        in_sentence = bool(match)
+        result.append((line, columns[1:] if match else columns))
+    return result
+
+
+def _tag_column(rows: list[list[str]], is_indexed: bool, path: Path) -> int:
     """Returns the index of the column of tags, from the end.
 
-    This is the last column, unless it contains the inner ones of nested entities. Then the column before contains the
-    outer ones, which have types in common with the inner ones, or the columns are those of GermEval: index, word, outer
-    tag and inner tag.
+    This is the last column, unless it and the columns before it contain only tags. Of these, it is the last one with
+    entities, which are no chunks. If an earlier one has types in common, it contains the outer ones of nested entities
+    and is used instead, as it is in GermEval, which has the columns index, word, outer tag and inner tag.
     """
-    column = -1
-    while rows and -column < len(rows[0]) - 1 and all(len(row) == len(rows[0]) for row in rows):
-        outer, inner = ({row[index] for row in rows} for index in (column - 1, column))
-        outer_types, inner_types = ({tag.partition("-")[2] for tag in tags - {OUTSIDE}} for tags in (outer, inner))
-        if not all(map(_TAG.fullmatch, outer)) or outer_types <= _CHUNKS:
+    types: dict[int, set[str]] = {}
+    width = len(rows[0]) if rows and all(len(row) == len(rows[0]) for row in rows) else 0
+    for column in range(-1, -width, -1):
+        tags = {row[column] for row in rows}
+        if not all(map(_TAG.fullmatch, tags)):
             break
-        if inner_types and not inner_types & outer_types and not (is_indexed and len(rows[0]) == 3):
-            break
-        column -= 1
-    return column
+        if column_types := {tag.partition("-")[2] for tag in tags - {OUTSIDE}} - _CHUNKS:
+            types[column] = column_types
+    chosen = next(iter(types), -1)
+    for column in types:
+        if types[column] & types[chosen] or (is_indexed and width == 3):
+            chosen = column
+    numbers = [is_indexed + width + column + 1 for column in (chosen, *types)]
+    if len(types) > 1:
+        logger.warning(
+            f"{path} has entity tags in the columns {listed(sorted(numbers[1:]))}; those of column {numbers[0]} are "
+            "used; to use others, remove this column"
+        )
+    if joined := sorted(name for name in types.get(chosen, ()) if "|" in name):
+        logger.warning(f"{path}: several types in a tag, such as {quoted(joined[0])}, are one type of their own")
+    return chosen
 
 
 def read_tagged_rows(
@@ -212,6 +229,9 @@ def read_tagged_rows(
         if not row_words:
             stats.count_irregular("with an empty text", row.line)
         row_tags = _items(row.fields[label], place, in_text=False) if label else [""] * len(row_words)
+        # A comma is the tag of commas in the Penn Treebank.
+        if joined := [tag for tag in row_tags if "," in tag and tag != ","]:
+            raise UsageError(f"{place}: the tag {quoted(joined[0])} contains a comma; separate tags by spaces")
         if keep_untagged and not row_tags and row_words:
             stats.count_irregular("without tags, predicted but not scored", row.line)
             row_tags = [""] * len(row_words)

@@ -5,7 +5,7 @@ import json
 
 from etils import epath
 
-from bertjax.errors import UsageError
+from bertjax.errors import UsageError, quoted
 from bertjax.model.feature_head import FeatureHead
 from bertjax.utils.io import read_json, read_json_object
 
@@ -71,6 +71,8 @@ def saved_labels(path: str, *kinds: str) -> list[str] | None:
         labels = content["labels"]
         if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
             raise ValueError("not a list of strings")
+        if duplicates := [label for label in labels if labels.count(label) > 1]:
+            raise ValueError(f"{quoted(duplicates[0])} is more than once in the list")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f'cannot read the labels in {path}: {error}; use a file such as {{"labels": ["neg", "pos"]}}'

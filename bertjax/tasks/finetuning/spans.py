@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from bertjax.data.finetuning.batches import in_input_order
-from bertjax.data.finetuning.questions import Question, Windows
+from bertjax.data.finetuning.questions import Question
+from bertjax.data.finetuning.windows import Windows
 from bertjax.tasks.records import Record, round_digits
 
 # `null_odds` if a question has no candidate span: larger than every difference of scores and, unlike inf, valid JSON.

@@ -1,5 +1,6 @@
 """Token tagging at the first piece of each word, without a CRF (section 5.3 of the paper)."""
 
+import bisect
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax.data.finetuning.batches import in_input_order
+from bertjax.data.finetuning.cells import sort_labels
 from bertjax.data.finetuning.examples import Examples
 from bertjax.data.finetuning.tables import Row
 from bertjax.data.finetuning.tagged import OUTSIDE, TaggedText, encode_tagged, gather_words
@@ -88,7 +90,7 @@ class TaggingTask(FinetuningTask):
         if train or labels is None or self.split == splits.HELD_OUT:
             all_words = self.read_words("train")
             # Use the tags of the entire file, so that the label set does not depend on `train_share` and `dev_share`.
-            labels = labels or _sorted_tags(all_words)
+            labels = labels or _sorted_tags(all_words, self.read_stats[-1].file)
             self._train_words, words = self._divide(all_words)
         self.labels = labels
         train_file = self.read_stats[0].file if self.read_stats else ""
@@ -189,10 +191,14 @@ class TaggingTask(FinetuningTask):
         return entity_scores(*self._labeled_sentences(predicted))
 
 
-def _sorted_tags(words: TaggedText) -> list[str]:
-    """Returns the distinct tags of a text, sorted, with O first. Adds O if the tags mark entities."""
-    tags = {*words.tags, *([OUTSIDE] if has_entities(words.tags) else [])}
-    return sorted(tags, key=lambda tag: (tag != OUTSIDE, tag))
+def _sorted_tags(words: TaggedText, file: str) -> list[str]:
+    """Returns the distinct tags of a file, sorted, with O first. Adds O if the tags mark entities."""
+
+    def place_of(tag: str) -> str:
+        return f"{file} line {words.lines[bisect.bisect(words.sentence_ends, words.tags.index(tag))]}"
+
+    tags = {*words.tags, *([OUTSIDE] if has_entities(words.tags, place_of) else [])}
+    return sorted(sort_labels(tags), key=lambda tag: tag != OUTSIDE)
 
 
 def _most_frequent_tags(train: TaggedText, words: TaggedText) -> list[str]:

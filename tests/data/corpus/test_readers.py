@@ -302,3 +302,20 @@ def test_modules_have_a_fixed_order(monkeypatch):
     names = modules()
     assert names == modules() and len(names) == len(set(names)) > 1000
     assert any(name.endswith("/argparse.py") for name in names) and any("/numpy/" in name for name in names)
+
+
+@pytest.mark.parametrize("kind", ["text", "prose", "wiki"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json.gz", "a.CSV", "a.tsv"])
+def test_table_is_not_read_as_text(kind, name, tmp_path):
+    for file in (name, "b.csv.txt"):
+        (tmp_path / file).write_text("One.\n")
+    with pytest.raises(UsageError, match=f"{name} is a table or JSON, not text; write its texts to a .txt file"):
+        readers.find_sources([f"{kind}:{tmp_path}"])
+    assert len(readers.find_sources([f"{kind}:{tmp_path}/*.txt"])[0]) == 1
+
+
+@pytest.mark.parametrize("kind", ["text", "prose"])
+def test_articles_of_wikiextractor_are_not_read_as_text(kind, tmp_path):
+    (tmp_path / "wiki_00").write_text("\ufeff" + WIKI)
+    with pytest.raises(UsageError, match=f"wiki_00 is from WikiExtractor; use wiki: instead of {kind}:"):
+        read(f"{kind}:{tmp_path}/wiki_00")
