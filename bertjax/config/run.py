@@ -46,7 +46,7 @@ class RunConfig(Section):
     steps: int = bounded(1_000_000, at_least=1)
     log_every: int = bounded(100, at_least=1)
     eval_every: int = bounded(10_000, at_least=1)
-    checkpoint_every: int = bounded(10_000, at_least=1)
+    checkpoint_every: int = bounded(1_000, at_least=1)
     keep_checkpoints: int = bounded(3, at_least=1)
     grad_accum_steps: int = bounded(1, at_least=1, at_most=1 << 20)
     divergence_factor: float = bounded(3.0, above=0)

@@ -158,7 +158,6 @@ def convert(source: str, destination: str, fmt: str, overwrite: bool, lower_case
         checkpoint = read_checkpoint(path, lower_case)
         logger.info(f"{source}: {source_fmt}, {_describe(checkpoint)}")
         _write(checkpoint, Path(folder), target, fmt, _origin_of(source, path))
-    logger.info(f"wrote {target}: {fmt}")
 
 
 def save(checkpoint: PortableCheckpoint, destination: str | os.PathLike, fmt: str, overwrite: bool) -> None:

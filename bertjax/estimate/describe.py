@@ -7,7 +7,8 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-from bertjax.model.config import LSTM, Architecture, ModelConfig
+from bertjax.model.config import AUTO, LSTM, Architecture, ModelConfig
+from bertjax.model.partitioning import resolve_layout
 from bertjax.tasks.task import Task
 from bertjax.training.freezing import Freezing, check_freezing, count_trainable
 from bertjax.training.optimizer import (
@@ -80,13 +81,14 @@ def describe_task(task: Task) -> str:
     model, optimizer = task.objective.model.config, task.config.optimizer
     counts = parameter_counts(task)
     encoder = sum(count for name, count in counts.items() if name.startswith(("encoder", "pooler")))
+    dtype = f"{resolve_layout(model).dtype} ({AUTO})" if model.dtype == AUTO else model.dtype
     lines = [
         "parameters",
         *(f"  {name:<24}{count:>14,}" for name, count in counts.items()),
         f"  {'encoder and pooler':<24}{encoder:>14,}",
         f"  {'total':<24}{sum(counts.values()):>14,}",
         f"vocabulary: {model.vocab_size:,} tokens, padded to {model.padded_vocab_size:,} embedding rows",
-        f"model: {', '.join((_describe_layers(model), f'dtype {model.dtype}', *_options(model)))}",
+        f"model: {', '.join((_describe_layers(model), f'dtype {dtype}', *_options(model)))}",
         *task.notes,
         *describe_head_steps(optimizer),
         f"optimizer: {optimizer.name}, learning rate {optimizer.learning_rate:g}, weight decay "

@@ -102,7 +102,6 @@ def checkpoint_config(checkpoint: epath.Path, overrides: Sequence[str]) -> RunCo
     """
     workdir = workdir_of(checkpoint)
     saved = load_saved_config(workdir / CONFIG)
-    saved.model.dtype = _inference_dtype(saved.model.dtype)
     if "vocabulary" in saved.data:
         # Use the workdir's copy, because the original may have been removed.
         saved.data.vocabulary = str(workdir / ENTRY)
@@ -120,12 +119,9 @@ def checkpoint_model(checkpoint: epath.Path) -> ModelConfig:
     saved = load_saved_config(workdir_of(checkpoint) / CONFIG)
     model = from_config_dict(ModelConfig(), ConfigDict({**saved.model, "vocab_size": 1}), "config.model")
     architecture: dict[str, Any] = vars(saved_architecture(checkpoint))
-    return dataclasses.replace(model, **architecture, attention=AUTO, dtype=_inference_dtype(model.dtype))
-
-
-def _inference_dtype(dtype: str) -> str:
-    """Returns the dtype for inference: on CPU, only training computes in bfloat16."""
-    return "float32" if dtype == AUTO and jax.default_backend() == "cpu" else dtype
+    # On CPU, only the train step and the evaluation of a run compute in bfloat16.
+    dtype = "float32" if model.dtype == AUTO and jax.default_backend() == "cpu" else model.dtype
+    return dataclasses.replace(model, **architecture, attention=AUTO, dtype=dtype)
 
 
 def with_labels_of(config: RunConfig, checkpoint: epath.Path) -> RunConfig:

@@ -15,6 +15,7 @@ import optax
 from etils import epath
 
 from bertjax.model.flops import peak_flops_per_second
+from bertjax.model.partitioning import resolve_layout
 from bertjax.tasks.objectives.step_cost import ATTENTION_FRACTION, TOKEN_FRACTION
 from bertjax.tasks.task import MetricSums, Task
 from bertjax.training.metrics import (
@@ -70,6 +71,7 @@ class Progress:
                 f"reach {task.config.optimizer.learning_rate:g}; see config.optimizer.warmup_steps"
             )
         logger.info(f"{jax.device_count()} {jax.devices()[0].device_kind} device(s); MFU relative to {source}")
+        logger.info(f"compiling the train step for {resolve_layout(task.objective.model.config).dtype}")
         self._compilation = _CompilationTimer()
         # Without a terminal, the log lines show the progress.
         self._bar = progress_bar("training", task.total_steps, " steps", shown=sys.stderr.isatty(), done=step)

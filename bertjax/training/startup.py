@@ -98,6 +98,10 @@ def restore_or_init(
             new_pieces = check_initial_vocabulary(task, checkpoint)
             state = state.replace(params=load_params(init_from, state.params, reinit_params, new_pieces))
             logger.info(f"starting at step 0 with the parameters of {init_from}")
+            if (workdir_of(checkpoint) / "modules.json").exists():
+                logger.warning(
+                    "the modules of sentence-transformers are not kept: they pool hidden states that training changes"
+                )
             if new_pieces:
                 logger.info(
                     f"initialized the embeddings of {len(new_pieces.parts):,} new vocabulary pieces, each as the mean "
