@@ -11,6 +11,7 @@ from bertjax.data.corpus.store import Corpus, has_single_sentences
 from bertjax.data.corpus.vocabulary import Vocabulary, vocabulary_files
 from bertjax.data.pretraining.baseline import mean_piece_bytes
 from bertjax.data.pretraining.config import Phase
+from bertjax.data.pretraining.pairs import NEXT_SENTENCE
 from bertjax.data.shard import SINGLE_SHARD, DataShard
 from bertjax.errors import UsageError
 from bertjax.tasks.objectives.config import PretrainingConfig
@@ -29,9 +30,9 @@ class PretrainingTask(Task):
     """Pre-training on a corpus. Without a corpus, a task has only synthetic batches.
 
     `config.data.objective` selects the objective class from `OBJECTIVES` in `objectives/config.py` (default:
-    `MaskedLm`). The objective defines `row_source` (how token spans of the corpus become rows, and how rows are
-    masked), `postprocess_batches` (for example, to set next-sentence labels to -1), the loss, the baseline and the cost
-    of a step.
+    `MaskedLm`). The objective defines `pairing` and `has_masks` (how token spans of the corpus become rows),
+    `postprocess_batches` (for example, to set next-sentence labels to -1), the loss, the baseline and the cost of a
+    step.
 
     `config.phases` contains one `Phase`, or two with `config.long_phase` (in the paper, length 128, then 512). A phase
     is a range of steps with one batch shape.
@@ -50,7 +51,7 @@ class PretrainingTask(Task):
             raise _no_corpus()
         vocab_size = self._vocabulary.size if self._corpus else config.vocab_size
         model_config = config.model_config(vocab_size)
-        self.objective = config.objective_class.for_model(model_config, config.data.packing)
+        self.objective = config.objective_class.for_model(model_config, config.data)
         self.can_add_pieces = self.objective.can_add_pieces
         self.total_steps, self.warmup_steps = config.steps, config.optimizer.warmup_steps
         self.eval_every, self.checkpoint_every = config.eval_every, config.checkpoint_every
@@ -61,9 +62,9 @@ class PretrainingTask(Task):
         if self._corpus:
             self.workdir_files = vocabulary_files(self._vocabulary)
             self.data_hash = self._corpus.fingerprint
-            trains_pairs = self.objective.has_pairs and "next_sentence" not in self.objective.untrained_modules
+            predicts_next = self.objective.pairing == NEXT_SENTENCE and not self.objective.untrained_modules
             num_sentences = self._corpus.train.sentences.size - 1
-            if train and trains_pairs and has_single_sentences(self._corpus.train.documents.size - 1, num_sentences):
+            if train and predicts_next and has_single_sentences(self._corpus.train.documents.size - 1, num_sentences):
                 logger.warning(
                     f"nearly every document of {config.data.corpus} has one sentence, so nearly all sentence pairs are "
                     "NotNext; prepare it again with blank lines only between documents, or set "
@@ -71,7 +72,7 @@ class PretrainingTask(Task):
                 )
             documents = max(0, self._corpus.heldout.documents.size - 1)
             # Segment B of a NotNext pair comes from another document.
-            needed = 2 if self.objective.has_pairs else 1
+            needed = 2 if self.objective.pairing else 1
             if documents < needed:
                 self.evaluation_problem = (
                     f"the corpus {config.data.corpus} has {documents} held-out documents, but evaluation needs at "
@@ -105,7 +106,7 @@ class PretrainingTask(Task):
         dataset = train_dataset(
             self._require_corpus(),
             phase,
-            source=self.objective.row_source(),
+            source=self.objective.row_source(self.config.data.packing),
             masking=self.config.data.masking,
             seed=self.config.seed,
             dupe_factor=self.config.data.dupe_factor,
@@ -130,7 +131,7 @@ class PretrainingTask(Task):
         return self.objective.synthetic_batch(self.config.phases[phase])
 
     def format_row(self, batch: NumpyBatch, row: int) -> str:
-        return self.objective.row_source().row_format.format_row(batch, row, self._vocabulary)
+        return self.objective.row_source(self.config.data.packing).row_format.format_row(batch, row, self._vocabulary)
 
     def evaluate(self, means: dict[str, float], outputs: list[Any]) -> dict[str, float]:
         """Adds `perplexity` of the predicted tokens to the metrics and, for masked LM, `bits_per_byte`.
@@ -169,7 +170,7 @@ class PretrainingTask(Task):
         return eval_dataset(
             self._require_corpus(),
             phase,
-            source=self.objective.row_source(),
+            source=self.objective.row_source(packed=False),
             masking=data.masking,
             max_rows=data.eval_rows or None,
             shard=shard,
@@ -192,6 +193,6 @@ def _describe_phase(phase: Phase, objective: PretrainingObjective) -> str:
     packed = f" with up to {phase.max_pairs_per_row} sentence pairs" if phase.max_pairs_per_row > 1 else ""
     return (
         f"steps {phase.start_step:,} to {phase.stop_step:,}: {phase.batch_size:,} rows of {phase.seq_len} tokens"
-        f"{packed}, {positions:,} positions per batch, {phase.max_row_predictions} predictions per row, "
+        f"{packed}, {positions:,} positions per batch, {phase.row_predictions} predictions per row, "
         f"{objective.flops_per_token(phase) / 1e6:,.1f} MFLOPs per token, {steps * positions:,} positions"
     )

@@ -1,5 +1,6 @@
 """Helpers that write small corpora in the on-disk format without `prepare`."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,7 @@ import tensorflow as tf
 
 from bertjax.data.corpus import store
 from bertjax.data.pretraining.batches import train_dataset
-from bertjax.data.pretraining.config import Masking, Phase
+from bertjax.data.pretraining.config import Masking, Phase, packed_row_predictions
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.utils.io import file_sha256
 
@@ -57,7 +58,11 @@ def random_documents(count: int, seed: int) -> list[list[int]]:
 def pretraining_batches(corpus: store.Corpus, phase: Phase, source, **arguments) -> tf.data.Dataset:
     """Returns the training batches of a corpus; `arguments` replace defaults of `train_dataset`'s arguments."""
     defaults = {"masking": Masking(), "seed": 0, "dupe_factor": 2, "start_step": 0, "shard": SINGLE_SHARD}
-    return train_dataset(corpus, phase, source=source, **{**defaults, **arguments})
+    arguments = {**defaults, **arguments}
+    if source.spans_per_row > 1:
+        predictions = packed_row_predictions(arguments["masking"].rate, phase.seq_len, phase.max_predictions)
+        phase = dataclasses.replace(phase, row_predictions=predictions)
+    return train_dataset(corpus, phase, source=source, **arguments)
 
 
 def assert_each_sentence_once(records: np.ndarray, sentences: np.ndarray) -> None:

@@ -9,7 +9,7 @@ from bertjax.data.corpus import store
 from bertjax.data.pretraining.batches import eval_dataset, verified_batches
 from bertjax.data.pretraining.config import Masking, Phase
 from bertjax.data.pretraining.pair_index import open_pair_index
-from bertjax.data.pretraining.row_sources import SENTENCE_PAIRS, TILES
+from bertjax.data.pretraining.row_sources import make_row_source
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.errors import BertjaxError
 
@@ -33,7 +33,7 @@ def train_batches(corpus, source, whole_word=False):
 def test_training_verifies_the_corpus_in_the_background(corpus):
     overwrite(corpus.path / "train.tokens.bin", 100, b"\x01\x01")
     corpus = store.open_corpus(corpus.path)
-    next(train_batches(corpus, TILES))
+    next(train_batches(corpus, make_row_source()))
     corpus.checksums._thread.join()
     with pytest.raises(BertjaxError, match=r"train\.tokens\.bin is damaged"):
         corpus.checksums.check()
@@ -42,7 +42,7 @@ def test_training_verifies_the_corpus_in_the_background(corpus):
 def test_evaluation_verifies_the_corpus(corpus):
     overwrite(corpus.path / "heldout.tokens.bin", 100, b"\x01\x01")
     corpus = store.open_corpus(corpus.path)
-    dataset = eval_dataset(corpus, PHASE, source=TILES, masking=Masking(), shard=SINGLE_SHARD)
+    dataset = eval_dataset(corpus, PHASE, source=make_row_source(), masking=Masking(), shard=SINGLE_SHARD)
     assert list(verified_batches(dataset, corpus))
     with pytest.raises(BertjaxError, match=r"heldout\.tokens\.bin is damaged"):
         corpus.checksums.wait()
@@ -66,7 +66,7 @@ def test_damaged_offsets_raise_before_the_pair_index_is_written(corpus, array):
     overwrite(corpus.path / store.array_file("train", array), 80, bytes(8))
     corpus = store.open_corpus(corpus.path)
     with pytest.raises(BertjaxError, match=rf"train\.{array}\.bin is damaged"):
-        train_batches(corpus, SENTENCE_PAIRS)
+        train_batches(corpus, make_row_source("next_sentence"))
     assert not (corpus.path / "pair_index").exists()
 
 
@@ -75,7 +75,7 @@ def test_error_while_building_a_batch_names_the_damaged_file(corpus):
     file = corpus.path / "train.tokens.bin"
     overwrite(file, 0, b"\xff" * file.stat().st_size)
     corpus = store.open_corpus(corpus.path)
-    batches = train_batches(corpus, TILES, whole_word=True)
+    batches = train_batches(corpus, make_row_source(), whole_word=True)
     with pytest.raises(BertjaxError, match=r"train\.tokens\.bin is damaged"):
         for _ in range(50):
             next(batches)

@@ -7,14 +7,14 @@ import pytest
 from small_corpora import pretraining_batches
 from unpacking import joined, unmasked_ids, unpacked
 
-from bertjax.data.pretraining.config import Masking, Phase, max_packed_predictions, predictions_by_length
+from bertjax.data.pretraining.config import Masking, Phase, num_predictions, packed_row_predictions
 from bertjax.data.pretraining.pair_index import open_pair_index, pack_pairs
 from bertjax.data.pretraining.pairs import RECORD
-from bertjax.data.pretraining.row_sources import PACKED_PAIRS
+from bertjax.data.pretraining.row_sources import make_row_source
 from bertjax.data.pretraining.rows import packed_pair_lookup
 
 SEQ_LEN, BATCH, PREDICTIONS, MAX_PAIRS = 64, 8, 7, 8
-ROW_PREDICTIONS = max_packed_predictions(0.15, SEQ_LEN, PREDICTIONS)
+ROW_PREDICTIONS = packed_row_predictions(0.15, SEQ_LEN, PREDICTIONS)
 
 
 def short_documents(count: int, seed: int) -> list[list[int]]:
@@ -115,20 +115,22 @@ def test_packed_rows_can_be_looked_up_in_any_order():
 @pytest.mark.parametrize("rate", [0.15, 0.3, 1.0])
 @pytest.mark.parametrize("predictions", [1, 7, 64])
 def test_predictions_of_a_packed_row_stay_within_the_maximum(rate, predictions):
-    numbers = predictions_by_length(rate, SEQ_LEN, predictions)
+    numbers = num_predictions(rate, SEQ_LEN, predictions)
     # `most[n]` is the maximum number of predictions in a row whose pairs have n tokens in total.
     most = np.zeros(SEQ_LEN + 1, int)
     for _ in range(MAX_PAIRS):
         most = np.array(
             [max([most[n], *(most[n - k] + numbers[k] for k in range(5, n + 1))]) for n in range(SEQ_LEN + 1)]
         )
-    limit = max_packed_predictions(rate, SEQ_LEN, predictions)
+    limit = packed_row_predictions(rate, SEQ_LEN, predictions)
     assert most[SEQ_LEN] <= limit <= max(most[SEQ_LEN] + MAX_PAIRS / 2, 1)
 
 
 def train(corpus, steps, masking=None, predictions=PREDICTIONS):
     phase = Phase(SEQ_LEN, BATCH, predictions, 0, 1 << 40)
-    dataset = pretraining_batches(corpus, phase, PACKED_PAIRS, masking=masking or Masking(), dupe_factor=1)
+    dataset = pretraining_batches(
+        corpus, phase, make_row_source("next_sentence", packed=True), masking=masking or Masking(), dupe_factor=1
+    )
     return list(itertools.islice(dataset.as_numpy_iterator(), steps))
 
 
@@ -170,7 +172,7 @@ def test_epoch_has_each_pair_in_one_row_without_further_truncation(short_corpus)
 def test_pairs_of_packed_rows_are_masked_like_unpacked_pairs(short_corpus, whole_word):
     masking = Masking(whole_word=whole_word)
     rows = joined(train(short_corpus, 40, masking))
-    numbers = np.array(predictions_by_length(masking.rate, SEQ_LEN, PREDICTIONS))
+    numbers = np.array(num_predictions(masking.rate, SEQ_LEN, PREDICTIONS))
     vocabulary = short_corpus.vocabulary()
     assert rows["masked_lm_ids"].shape[1] == ROW_PREDICTIONS
     for row, weights in zip(rows["masked_lm_positions"], rows["masked_lm_weights"] > 0, strict=True):

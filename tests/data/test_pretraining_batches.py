@@ -15,7 +15,7 @@ from bertjax.data.corpus.store import map_array, read_manifest
 from bertjax.data.pretraining.batches import eval_dataset
 from bertjax.data.pretraining.config import Masking, Phase
 from bertjax.data.pretraining.pair_index import open_pair_index
-from bertjax.data.pretraining.row_sources import PACKED_PAIRS, SENTENCE_PAIRS, TILES
+from bertjax.data.pretraining.row_sources import make_row_source
 from bertjax.data.pretraining.rows import epoch_order, stream_key, without_copy
 from bertjax.data.shard import SINGLE_SHARD, DataShard
 from bertjax.errors import UsageError
@@ -31,7 +31,11 @@ NAMES_AND_DTYPES = {
     "masked_lm_weights": np.float32,
     "next_sentence_labels": np.int32,
 }
-SOURCES = {"nsp": SENTENCE_PAIRS, "packed": PACKED_PAIRS, "none": TILES}
+SOURCES = {
+    "nsp": make_row_source("next_sentence"),
+    "packed": make_row_source("next_sentence", packed=True),
+    "none": make_row_source(),
+}
 
 
 def train(corpus, steps, phase=PHASE, objective="nsp", **arguments):
@@ -43,7 +47,7 @@ def evaluate(corpus, objective="nsp", batch_size=BATCH, shard=SINGLE_SHARD, **ar
     dataset = eval_dataset(
         corpus,
         dataclasses.replace(PHASE, batch_size=batch_size),
-        source=SOURCES[objective],
+        source=SOURCES["nsp" if objective == "packed" else objective],
         masking=Masking(),
         shard=shard,
         **arguments,

@@ -80,7 +80,6 @@ def test_each_objective_has_consistent_batches_model_and_metric_names(objective,
     assert {name: (rows.shape, rows.dtype) for name, rows in real.items()} == {
         name: (rows.shape, rows.dtype) for name, rows in synthetic.items()
     }
-    assert task.objective.row_source().has_pairs == task.objective.has_pairs
     # `bertjax.load` finds the model of a checkpoint by its kind.
     model = task.objective.model
     assert type(build_model(model_description(model), model.config)) is type(model)

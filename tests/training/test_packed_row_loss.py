@@ -12,9 +12,11 @@ from unpacking import unpacked
 
 from bertjax.data.pretraining.config import Phase
 from bertjax.tasks.objectives import masked_lm
+from bertjax.tasks.objectives.config import PretrainingData
 from bertjax.tasks.objectives.step_cost import non_padding_sums
 
 CONFIG = tiny_config(vocab_size=60, max_position_embeddings=24, initializer_range=0.3, dropout=0.0)
+PACKED = PretrainingData(packing=True)
 PHASE = Phase(
     seq_len=24,
     batch_size=4,
@@ -22,13 +24,13 @@ PHASE = Phase(
     start_step=0,
     stop_step=1,
     max_pairs_per_row=3,
-    packed_row_predictions=5,
+    row_predictions=5,
 )
 
 
 def packed_batch() -> dict[str, np.ndarray]:
     """Returns rows of three, two, one and no pairs, with one to three predictions per pair."""
-    batch = masked_lm.MaskedLm.for_model(CONFIG, packing=True).synthetic_batch(PHASE)
+    batch = masked_lm.MaskedLm.for_model(CONFIG, PACKED).synthetic_batch(PHASE)
     rng = np.random.default_rng(1)
     for name in ("sequence_ids", "position_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids"):
         batch[name][:] = 0
@@ -52,7 +54,7 @@ def packed_batch() -> dict[str, np.ndarray]:
 
 
 def losses_and_gradients(batch, config=CONFIG):
-    objective = masked_lm.MaskedLm.for_model(config, packing=True)
+    objective = masked_lm.MaskedLm.for_model(config, PACKED)
 
     def loss(params):
         sums, _ = objective.compute(params, batch, None)
@@ -64,7 +66,7 @@ def losses_and_gradients(batch, config=CONFIG):
 
 @functools.cache
 def init_params(config):
-    return nn.unbox(jax.jit(masked_lm.MaskedLm.for_model(config, packing=True).init_params)(jax.random.key(0)))
+    return nn.unbox(jax.jit(masked_lm.MaskedLm.for_model(config, PACKED).init_params)(jax.random.key(0)))
 
 
 @pytest.mark.parametrize("direction", ["both", pytest.param("left", marks=pytest.mark.slow)])
@@ -90,7 +92,7 @@ def test_pairs_of_a_packed_row_are_independent():
     batch = packed_batch()
     changed = {**batch, "input_ids": batch["input_ids"].copy()}
     changed["input_ids"][0, 10] += 1
-    model, params = masked_lm.MaskedLm.for_model(CONFIG, packing=True).model, init_params(CONFIG)
+    model, params = masked_lm.MaskedLm.for_model(CONFIG, PACKED).model, init_params(CONFIG)
     apply = jax.jit(model.apply)
     (mlm, nsp), (other_mlm, other_nsp) = (apply({"params": params}, rows) for rows in (batch, changed))
     nsp_changed = np.abs(nsp - other_nsp).max(-1) > 0
@@ -113,6 +115,6 @@ def test_token_and_attention_fractions_of_packed_rows_are_correct():
 
 def test_synthetic_packed_rows_have_no_padding():
     for total, positions in non_padding_sums(
-        masked_lm.MaskedLm.for_model(CONFIG, packing=True).synthetic_batch(PHASE)
+        masked_lm.MaskedLm.for_model(CONFIG, PACKED).synthetic_batch(PHASE)
     ).values():
         assert total == pytest.approx(positions)

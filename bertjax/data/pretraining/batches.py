@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from bertjax.data.corpus.store import Corpus, Split
-from bertjax.data.pretraining.config import PAIR_SPECIAL_TOKENS, Masking, Phase, max_packed_predictions
+from bertjax.data.pretraining.config import PAIR_SPECIAL_TOKENS, Masking, Phase
 from bertjax.data.pretraining.row_sources import EVAL_SEED, MASKS, TRUNCATION, Batch, RowSource
 from bertjax.data.pretraining.rows import Spans, assemble_rows, stream_key, truncate_pairs, without_copy
 from bertjax.data.schema import Schema, padding_values
@@ -50,7 +50,7 @@ def train_dataset(
         `input_ids`, `input_mask`, `segment_ids`: int32 [B, L].
         `masked_lm_positions`, `masked_lm_ids`: int32 [B, P]. `masked_lm_weights`: float32 [B, P].
         `next_sentence_labels`: int32 [B], 0 IsNext, 1 NotNext, -1 no label.
-      `UNMASKED_TILES` batches contain only the first three arrays. In `PACKED_PAIRS` batches, `sequence_ids` (pair
+      Batches without masks contain only the first three arrays. In packed batches, `sequence_ids` (pair
       number, from 1) and `position_ids`, int32 [B, L], replace `input_mask`, and `next_sentence_labels` is [B, K] for
       up to K pairs per row.
     """
@@ -81,7 +81,6 @@ def eval_dataset(
     most this number of rows, spread evenly over the split. The last batch is filled with padding rows, which have
     weights 0 and label -1. The dictionaries are like those of `train_dataset`.
     """
-    source = source.heldout_source or source
     available, lookup = source.heldout(corpus, phase.seq_len)
     count = min(available, max_rows or available)
     assemble = _make_assembler(corpus, corpus.heldout, phase, source, masking, shard, EVAL_SEED)
@@ -128,9 +127,8 @@ def _make_assembler(
     vocabulary, row_ranges = corpus.vocabulary(), shard.row_ranges(phase.batch_size)
     tokens = without_copy(split.tokens)
     mask_key, truncation_key = stream_key(*seeds, MASKS), stream_key(*seeds, TRUNCATION)
-    seq_len, predictions = phase.seq_len, phase.max_predictions
-    if source.spans_per_row > 1:
-        predictions = max_packed_predictions(masking.rate, seq_len, predictions)
+    seq_len = phase.seq_len
+    predictions = phase.row_predictions if source.spans_per_row > 1 else phase.max_predictions
     num_uniforms = seq_len + 2 * predictions
     # Philox yields 4 numbers per counter value. Each row starts at a new counter value, so that rows are independent.
     counters_per_row = -(-num_uniforms // 4)

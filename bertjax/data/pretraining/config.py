@@ -52,7 +52,7 @@ class Phase:
       start_step: first step of the phase.
       stop_step: end step (exclusive).
       max_pairs_per_row: maximum sentence pairs of a row (default: 1, rows are not packed).
-      packed_row_predictions: maximum predictions of a packed row (default: 0, rows are not packed).
+      row_predictions: maximum predictions of a row (default: `max_predictions`, for rows that are not packed).
     """
 
     seq_len: int
@@ -61,15 +61,11 @@ class Phase:
     start_step: int
     stop_step: int
     max_pairs_per_row: int = 1
-    packed_row_predictions: int = 0
+    row_predictions: int = 0
 
     def __post_init__(self) -> None:
         check_shape(self.seq_len, self.batch_size, self.max_predictions)
-
-    @property
-    def max_row_predictions(self) -> int:
-        """Maximum predictions of a row, packed or not."""
-        return self.packed_row_predictions if self.max_pairs_per_row > 1 else self.max_predictions
+        object.__setattr__(self, "row_predictions", self.row_predictions or self.max_predictions)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +79,8 @@ class Masking(Section):
       random_prob: probability that a predicted token is replaced by a random token that is not special. The three
         probabilities add up to 1.
       whole_word: whether to mask entire words, that is, either all pieces of a word or none.
+      max_span: maximum words of a masked span (default: 1, no spans). Longer spans are whole words whose number is
+        geometric with parameter 0.2, as in SpanBERT (arXiv 1907.10529), which uses a maximum of 10.
     """
 
     field_prefix: ClassVar[str] = "config.data.masking."
@@ -92,6 +90,7 @@ class Masking(Section):
     keep_prob: float = bounded(0.1, at_least=0, at_most=1)
     random_prob: float = bounded(0.1, at_least=0, at_most=1)
     whole_word: bool = False
+    max_span: int = bounded(1, at_least=1, at_most=512)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -101,15 +100,15 @@ class Masking(Section):
             raise UsageError(f"probabilities of config.data.masking add up to {sum(probs):g}: {values}; use a sum of 1")
 
 
-def predictions_by_length(rate: float, seq_len: int, max_predictions: int) -> list[int]:
+def num_predictions(rate: float, seq_len: int, max_predictions: int) -> list[int]:
     """Returns the number of tokens to predict for each row length from 0 to `seq_len`."""
     # Use Python's `round` on a float64, as google-research/bert `create_pretraining_data.py` does.
     return [0] + [min(max_predictions, max(1, round(n * rate))) for n in range(1, seq_len + 1)]
 
 
-def max_packed_predictions(rate: float, seq_len: int, max_predictions: int) -> int:
+def packed_row_predictions(rate: float, seq_len: int, max_predictions: int) -> int:
     """Returns the maximum number of predictions in a packed row, whose pairs have at most `max_predictions` each."""
-    numbers = predictions_by_length(rate, seq_len, max_predictions)
+    numbers = num_predictions(rate, seq_len, max_predictions)
     # Because of rounding and the minimum of 1, the number of predictions of a pair can exceed `rate` times its
     # number of tokens by up to `excess`.
     excess = max(number - rate * length for length, number in enumerate(numbers) if length >= MIN_PAIR_TOKENS)

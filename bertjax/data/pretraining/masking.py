@@ -9,9 +9,11 @@ import numpy as np
 import tensorflow as tf
 
 from bertjax.data.corpus.vocabulary import Vocabulary
-from bertjax.data.pretraining.config import Masking, predictions_by_length
+from bertjax.data.pretraining.config import Masking, num_predictions
 
-# Maximum number of words per row that whole-word masking skips because they need more predictions than remain.
+# Probability that a span of words ends after a word, which makes the number of words geometric (SpanBERT, section 3.1).
+_SPAN_END_PROBABILITY = 0.2
+# Maximum number of words or spans per row that masking skips because they need more predictions than remain.
 _SKIPPED_WORDS = 2
 
 
@@ -37,13 +39,16 @@ def choose_positions(
     piece at the start of segment B is a separate word. google-research/bert adds it to A's last word.
     """
     seq_len: Any = ids.shape[1]
-    numbers = predictions_by_length(masking.rate, seq_len, max_predictions)
+    numbers = num_predictions(masking.rate, seq_len, max_predictions)
     number = tf.gather(tf.constant(numbers, tf.int32), lengths)  # [B]
     candidates = tf.gather(_is_ordinary(vocabulary), ids)  # [B, L]
-    if masking.whole_word:
-        continues = tf.gather(vocabulary.is_continuation, ids)
-        return _choose_words(candidates, continues, uniforms, number, max_predictions)
-    return _choose_tokens(candidates, uniforms, number, max_predictions)
+    if not masking.whole_word and masking.max_span == 1:
+        return _choose_tokens(candidates, uniforms, number, max_predictions)
+    after_candidate = tf.pad(candidates[:, :-1], [[0, 0], [1, 0]])
+    starts = candidates & ~(tf.gather(vocabulary.is_continuation, ids) & after_candidate)
+    if masking.max_span > 1:
+        starts = _span_starts(starts, starts & ~after_candidate, uniforms, masking.max_span)
+    return _choose_groups(candidates, starts, uniforms, number, max_predictions)
 
 
 def replace_tokens(
@@ -105,15 +110,33 @@ def _choose_tokens(candidates: tf.Tensor, uniform: tf.Tensor, number: tf.Tensor,
     return -tf.math.top_k(-tf.where(used, positions, seq_len), max_predictions).values
 
 
-def _choose_words(
-    candidates: tf.Tensor, continues: tf.Tensor, uniform: tf.Tensor, number: tf.Tensor, max_predictions: int
+def _span_starts(starts: tf.Tensor, after_special: tf.Tensor, uniform: tf.Tensor, max_span: int) -> tf.Tensor:
+    """Divides each row into spans of words of geometric length, at most `max_span`. Returns their starts, bool [B, L].
+
+    `starts` are the starts of words, and `after_special` those after a special token, where a span ends.
+    """
+    seq_len: Any = starts.shape[1]
+    # `_choose_groups` orders spans by the high bits of `uniform`, so the low bits are independent of the order.
+    low_bits = tf.math.floormod(uniform * 1024.0, 1.0)
+    ends_before = starts & ((low_bits < _SPAN_END_PROBABILITY) | after_special)
+    word, span = (tf.cumsum(tf.cast(mask, tf.int32), axis=1) for mask in (starts, ends_before))
+    # Divide spans that are longer than `max_span`.
+    rows = (seq_len + 1) * tf.range(tf.shape(starts)[0])[:, None]
+    count = (seq_len + 1) * tf.shape(starts)[0]
+    first_word = tf.math.unsorted_segment_min(tf.reshape(word, [-1]), tf.reshape(span + rows, [-1]), count)
+    return starts & (tf.math.floormod(word - tf.gather(first_word, span + rows), max_span) == 0)
+
+
+def _choose_groups(
+    candidates: tf.Tensor, starts: tf.Tensor, uniform: tf.Tensor, number: tf.Tensor, max_predictions: int
 ) -> tf.Tensor:
-    """Chooses candidates like `_choose_tokens`, but either all pieces of a word or none."""
+    """Chooses candidates like `_choose_tokens`, but either all tokens of a group, such as a word, or none.
+
+    `starts`, bool [B, L], marks the first token of each group.
+    """
     batch = tf.shape(candidates)[0]
     seq_len: Any = candidates.shape[1]
-    after_candidate = tf.pad(candidates[:, :-1], [[0, 0], [1, 0]])
-    starts = candidates & ~(continues & after_candidate)
-    # `word` is the index of each candidate's word in its row, `sizes` the number of pieces of each word.
+    # `word` is the index of each candidate's group in its row, `sizes` the number of tokens of each group.
     word = tf.maximum(tf.cumsum(tf.cast(starts, tf.int32), axis=1) - 1, 0)
     first_index = seq_len * tf.range(batch)[:, None]
     sizes = tf.math.unsorted_segment_sum(

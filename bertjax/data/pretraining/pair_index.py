@@ -16,7 +16,7 @@ import numpy as np
 
 from bertjax.data.corpus.store import Corpus, Split, map_array
 from bertjax.data.pretraining.config import PAIR_SPECIAL_TOKENS
-from bertjax.data.pretraining.pairs import RECORD, document_pairs, target_lengths
+from bertjax.data.pretraining.pairs import NEXT_SENTENCE, RECORD, document_pairs, target_lengths
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.utils.io import (
     CACHE_DIR_VARIABLE,
@@ -113,7 +113,13 @@ def pack_pairs(
 
 
 def open_pair_index(
-    corpus: Corpus, split: str, seq_len: int, seed: int, dupe_factor: int, pairs_per_row: int = 1
+    corpus: Corpus,
+    split: str,
+    seq_len: int,
+    seed: int,
+    dupe_factor: int,
+    pairs_per_row: int = 1,
+    pairing: str = NEXT_SENTENCE,
 ) -> PairIndex:
     """Opens the pair index of a split; builds and stores it if it is missing or damaged.
 
@@ -128,6 +134,7 @@ def open_pair_index(
       seed: random seed, 0 or more.
       dupe_factor: number of independent passes over the split.
       pairs_per_row: maximum pairs of a row (default: 1, not packed).
+      pairing: kind of pairs, see `document_pairs`.
     """
     data: Split = getattr(corpus, split)
     count = max(0, data.documents.size - 1)
@@ -144,6 +151,8 @@ def open_pair_index(
         "seed": seed,
         "passes": dupe_factor,
         "pairs_per_row": pairs_per_row,
+        # Indexes of next-sentence pairs have no kind, so that existing files stay valid.
+        **({} if pairing == NEXT_SENTENCE else {"pairing": pairing}),
     }
     for path in _index_paths(corpus, settings):
         header = _read_header(path, settings)
@@ -215,7 +224,7 @@ def _write(path: Path, settings: dict[str, Any], split: Split) -> dict[str, Any]
             ) as progress,
         ):
             for pass_index in range(settings["passes"]):
-                for block, tokens in _blocks(split, settings["seq_len"], settings["seed"], pass_index):
+                for block, tokens in _blocks(split, settings, pass_index):
                     for records in block:
                         rng = _generator(settings["seed"], pass_index, rows, 0)
                         records, numbers = _pack(records, settings["seq_len"], settings["pairs_per_row"], rng)
@@ -250,8 +259,9 @@ def _json_sha256(value: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def _blocks(split: Split, seq_len: int, seed: int, pass_index: int) -> Iterator[tuple[Iterator[np.ndarray], int]]:
+def _blocks(split: Split, settings: dict[str, Any], pass_index: int) -> Iterator[tuple[Iterator[np.ndarray], int]]:
     """Yields, for each block of documents in a pass, an iterator over arrays of pairs and the block's token count."""
+    seq_len, seed, pairing = settings["seq_len"], settings["seed"], settings.get("pairing", NEXT_SENTENCE)
     # View as int64, because `np.searchsorted` would convert an unsigned array to float64 if the values to find are
     # signed.
     sentences, documents = np.asarray(split.sentences).view(np.int64), np.asarray(split.documents).view(np.int64)
@@ -261,7 +271,7 @@ def _blocks(split: Split, seq_len: int, seed: int, pass_index: int) -> Iterator[
         last = min(max(last, first + 1), count)
         lengths = np.diff(sentences[documents[first : last + 1]])
         targets = target_lengths(lengths, seq_len - PAIR_SPECIAL_TOKENS, pass_index, _generator(seed, first))
-        pairs = document_pairs(sentences, documents, first, targets, _generator(seed, first, pass_index + 1))
+        pairs = document_pairs(sentences, documents, first, targets, _generator(seed, first, pass_index + 1), pairing)
         yield pairs, int(lengths.sum())
         first = last
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+# Kinds of pairs: next-sentence prediction of BERT, and sentence-order prediction of ALBERT.
+NEXT_SENTENCE, SENTENCE_ORDER = "next_sentence", "sentence_order"
 # In each pass, exactly one of ten documents of similar length has a short target length. In google-research/bert, each
 # document has a short target length with probability 0.1.
 _SHORT_EVERY = 10
@@ -23,7 +25,12 @@ _MAX_ROUNDS = 1 << 12
 
 
 def document_pairs(
-    sentences: np.ndarray, documents: np.ndarray, first: int, targets: np.ndarray, rng: np.random.Generator
+    sentences: np.ndarray,
+    documents: np.ndarray,
+    first: int,
+    targets: np.ndarray,
+    rng: np.random.Generator,
+    pairing: str = NEXT_SENTENCE,
 ) -> Iterator[np.ndarray]:
     """Splits documents `first` to `first + len(targets) - 1` into pairs.
 
@@ -38,6 +45,9 @@ def document_pairs(
 
     Every sentence is in exactly one segment A or IsNext segment B. Pairs are not truncated.
 
+    With SENTENCE_ORDER, the pairs that would be NotNext although sentences remain consist of the same sentences as an
+    IsNext pair, in reverse order of the segments, as in ALBERT (arXiv 1909.11942). Their label is 1, too.
+
     Args:
       sentences: token offset of each sentence, then the number of tokens, int64 [sentences + 1].
       documents: first sentence of each document, then the number of sentences, int64 [documents + 1]; at least two
@@ -45,9 +55,10 @@ def document_pairs(
       first: first document to split.
       targets: target length of each document to split, int64, from `target_lengths`.
       rng: random generator.
+      pairing: NEXT_SENTENCE or SENTENCE_ORDER.
 
     Yields:
-      Arrays of RECORD, each sorted by `a_start`.
+      Arrays of RECORD, each in the order of the corpus.
     """
     last = first + targets.size
     cursor, end = documents[first:last].copy(), documents[first + 1 : last + 1]
@@ -62,8 +73,9 @@ def document_pairs(
         stop = np.minimum(stop, end[active])
         a_uniform, next_uniform = rng.random((2, active.size))
         a_stop = begin + 1 + _below(stop - begin - 1, a_uniform)
-        not_next = (a_stop == stop) | (next_uniform < 0.5)
-        chunks.append((first + active, target, begin, a_stop, stop, not_next))
+        is_last, has_label = a_stop == stop, next_uniform < 0.5
+        not_next = is_last if pairing == SENTENCE_ORDER else is_last | has_label
+        chunks.append((first + active, target, begin, a_stop, stop, not_next, has_label & ~not_next))
         pairs += active.size
         cursor[active] = np.where(not_next, a_stop, stop)
         active = active[cursor[active] < end[active]]
@@ -106,7 +118,8 @@ def target_lengths(lengths: np.ndarray, max_tokens: int, pass_index: int, rng: n
 def _records(
     sentences: np.ndarray, documents: np.ndarray, chunks: list[tuple[np.ndarray, ...]], rng: np.random.Generator
 ) -> np.ndarray:
-    document, target, begin, a_stop, stop, not_next = (np.concatenate(column) for column in zip(*chunks, strict=True))
+    columns = (np.concatenate(column) for column in zip(*chunks, strict=True))
+    document, target, begin, a_stop, stop, not_next, is_reversed = columns
     records = np.empty(begin.size, RECORD)
     records["a_start"] = sentences[begin]
     records["a_length"] = sentences[a_stop] - records["a_start"]
@@ -126,7 +139,12 @@ def _records(
     b_stop = np.minimum(np.searchsorted(sentences, b_start + b_target), b_end)
     records["b_start"][not_next] = b_start
     records["b_length"][not_next] = sentences[b_stop] - b_start
-    return records[np.argsort(records["a_start"], kind="stable")]
+    order = np.argsort(records["a_start"], kind="stable")
+    for field in ("start", "length"):
+        a, b = f"a_{field}", f"b_{field}"
+        records[a][is_reversed], records[b][is_reversed] = records[b][is_reversed], records[a][is_reversed]
+    records["label"] |= is_reversed
+    return records[order]
 
 
 def _below(bound: np.ndarray | int, uniform: np.ndarray) -> np.ndarray:

@@ -14,6 +14,7 @@ Axes: B rows, N pairs, K pairs per row, L tokens per row, P predictions per row.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,8 +32,7 @@ from bertjax.data.pretraining.config import (
     TILE_SPECIAL_TOKENS,
     Masking,
     Phase,
-    max_packed_predictions,
-    predictions_by_length,
+    num_predictions,
 )
 from bertjax.data.pretraining.masking import choose_positions, replace_tokens
 from bertjax.data.pretraining.pair_index import open_pair_index
@@ -83,9 +83,8 @@ class RowSource:
       spans_per_row: maximum spans of a row.
       has_pairs: whether spans are sentence pairs with two segments.
       train: (corpus, phase, seed, dupe_factor) -> `Lookup` of the phase's training rows.
-      heldout: (corpus, seq_len) -> (number of held-out rows, `Lookup` by row index).
-      heldout_source: source of the held-out rows (default: None, this source). Packed sources use unpacked rows for
-        evaluation, so that metrics do not depend on packing.
+      heldout: (corpus, seq_len) -> (number of held-out rows, `Lookup` by row index). Evaluation uses rows that are not
+        packed, so that metrics do not depend on packing.
     """
 
     row_format: RowFormat
@@ -93,7 +92,26 @@ class RowSource:
     has_pairs: bool
     train: Callable[[Corpus, Phase, int, int], Lookup]
     heldout: Callable[[Corpus, int], tuple[int, Lookup]]
-    heldout_source: "RowSource | None" = None
+
+
+def make_row_source(pairing: str = "", packed: bool = False, masked: bool = True) -> RowSource:
+    """Returns the source of the rows of a pre-training objective.
+
+    Args:
+      pairing: kind of sentence pairs, see `document_pairs` (default: "", rows of running text).
+      packed: whether several pairs share a row.
+      masked: whether tokens are masked.
+    """
+    masked_row = RowFormat(MASKED_LM_BATCH, _masked_batch, format_masked_row)
+    if not pairing:
+        row_format = masked_row if masked else RowFormat(LANGUAGE_MODEL_BATCH, _unmasked_batch, format_unmasked_row)
+        return RowSource(row_format, 1, False, _train_tiles, _heldout_tiles)
+    heldout = functools.partial(_heldout_pairs, pairing)
+    if not packed:
+        return RowSource(masked_row, 1, True, functools.partial(_train_pairs, pairing), heldout)
+    row_format = RowFormat(PACKED_BATCH, _packed_batch, format_masked_row)
+    train = functools.partial(_train_packed_pairs, pairing)
+    return RowSource(row_format, MAX_PAIRS_PER_ROW, True, train, heldout)
 
 
 def _masked_batch(
@@ -162,8 +180,8 @@ def _packed_batch(
     pairs: TokenRows, spans: Spans, uniforms: tf.Tensor, vocabulary: Vocabulary, masking: Masking, max_predictions: int
 ) -> Batch:
     seq_len: Any = pairs.ids.shape[1]
-    row_predictions = max_packed_predictions(masking.rate, seq_len, max_predictions)
-    pair_predictions = max(predictions_by_length(masking.rate, seq_len, max_predictions))
+    row_predictions = (uniforms.shape[1] - seq_len) // 2
+    pair_predictions = max(num_predictions(masking.rate, seq_len, max_predictions))
     choice, others = tf.split(uniforms, [seq_len, 2 * row_predictions], axis=1)
     tokens = _RowLayout(spans.slots, pairs.lengths, seq_len)
     # `choice` has one random number per position of a row. Split it into pairs in the same way as the tokens.
@@ -187,20 +205,20 @@ def _packed_batch(
     }
 
 
-def _train_pairs(corpus: Corpus, phase: Phase, seed: int, dupe_factor: int) -> Lookup:
-    index = open_pair_index(corpus, "train", phase.seq_len, seed, dupe_factor)
+def _train_pairs(pairing: str, corpus: Corpus, phase: Phase, seed: int, dupe_factor: int) -> Lookup:
+    index = open_pair_index(corpus, "train", phase.seq_len, seed, dupe_factor, pairing=pairing)
     order = epoch_order(index.pass_ends, stream_key(seed, phase.start_step, ORDER))
     pairs = pair_lookup(index)
     return lambda positions: pairs(order(positions)[0])
 
 
-def _heldout_pairs(corpus: Corpus, seq_len: int) -> tuple[int, Lookup]:
-    index = open_pair_index(corpus, "heldout", seq_len, EVAL_SEED, 1)
+def _heldout_pairs(pairing: str, corpus: Corpus, seq_len: int) -> tuple[int, Lookup]:
+    index = open_pair_index(corpus, "heldout", seq_len, EVAL_SEED, 1, pairing=pairing)
     return len(index.records), pair_lookup(index)
 
 
-def _train_packed_pairs(corpus: Corpus, phase: Phase, seed: int, dupe_factor: int) -> Lookup:
-    index = open_pair_index(corpus, "train", phase.seq_len, seed, dupe_factor, MAX_PAIRS_PER_ROW)
+def _train_packed_pairs(pairing: str, corpus: Corpus, phase: Phase, seed: int, dupe_factor: int) -> Lookup:
+    index = open_pair_index(corpus, "train", phase.seq_len, seed, dupe_factor, MAX_PAIRS_PER_ROW, pairing)
     order = epoch_order(index.pass_ends, stream_key(seed, phase.start_step, ORDER))
     lookup_pairs, lookup_spans = packed_pair_lookup(index.runs, MAX_PAIRS_PER_ROW), pair_lookup(index)
 
@@ -230,14 +248,3 @@ def _token_count(corpus: Corpus, split: str) -> int:
     if tokens == 0:
         raise UsageError(f"the {split} split of the corpus {corpus.path} is empty; prepare more documents")
     return tokens
-
-
-_MASKED_LM = RowFormat(MASKED_LM_BATCH, _masked_batch, format_masked_row)
-_PACKED_MASKED_LM = RowFormat(PACKED_BATCH, _packed_batch, format_masked_row)
-_LANGUAGE_MODEL = RowFormat(LANGUAGE_MODEL_BATCH, _unmasked_batch, format_unmasked_row)
-SENTENCE_PAIRS = RowSource(_MASKED_LM, 1, True, _train_pairs, _heldout_pairs)
-PACKED_PAIRS = RowSource(
-    _PACKED_MASKED_LM, MAX_PAIRS_PER_ROW, True, _train_packed_pairs, _heldout_pairs, heldout_source=SENTENCE_PAIRS
-)
-TILES = RowSource(_MASKED_LM, 1, False, _train_tiles, _heldout_tiles)
-UNMASKED_TILES = dataclasses.replace(TILES, row_format=_LANGUAGE_MODEL)

@@ -4,17 +4,18 @@ import dataclasses
 from typing import Any, ClassVar
 
 from bertjax.config.run import RunConfig
-from bertjax.data.pretraining.config import MAX_PAIRS_PER_ROW, MIN_ROW_TOKENS, Masking, Phase, max_packed_predictions
+from bertjax.data.pretraining.config import MAX_PAIRS_PER_ROW, MIN_ROW_TOKENS, Masking, Phase, packed_row_predictions
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
 from bertjax.tasks.objectives.language_model import LanguageModeling
-from bertjax.tasks.objectives.masked_lm import MaskedLm, MaskedLmOnPairs, MaskedLmOnText
+from bertjax.tasks.objectives.masked_lm import MaskedLm, MaskedLmOnPairs, MaskedLmOnText, MaskedLmWithSentenceOrder
 from bertjax.tasks.objectives.pretraining import PretrainingObjective
 from bertjax.utils.sections import Section, bounded
 
 _UNSET_VOCABULARY: dict[str, Any] = {"vocab_size": None}
 OBJECTIVES: dict[str, type[PretrainingObjective]] = {
     "nsp": MaskedLm,
+    "sop": MaskedLmWithSentenceOrder,
     "pairs": MaskedLmOnPairs,
     "none": MaskedLmOnText,
     "lm": LanguageModeling,
@@ -31,7 +32,8 @@ class PretrainingData(Section):
       batch_size: rows of the global batch.
       max_predictions: maximum masked positions per row, or per sentence pair if rows are packed (default: 0,
         `masking.rate` times `seq_len`, rounded up: 20 at length 128 and 77 at length 512).
-      objective: pre-training objective. `nsp` is masked LM and next-sentence prediction. `pairs` is masked LM on the
+      objective: pre-training objective. `nsp` is masked LM and next-sentence prediction. `sop` is masked LM and
+        sentence-order prediction, as in ALBERT. `pairs` is masked LM on the
         same rows (No NSP in Table 5). `none` is masked LM on rows of contiguous text. `lm` is unidirectional language
         modeling. It needs `model.attention_direction=left` (LTR & No NSP in Table 5) or `right`, or
         `model.encoder=lstm`, which trains both directions.
@@ -57,7 +59,7 @@ class PretrainingData(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.packing and not OBJECTIVES[self.objective].has_pairs:
+        if self.packing and not OBJECTIVES[self.objective].pairing:
             raise UsageError(
                 f"config.data.packing=true needs sentence pairs, which objective={self.objective} does not have; set "
                 "packing=false"
@@ -107,7 +109,7 @@ class PretrainingConfig(RunConfig):
             self.check_batch(phase.batch_size, phase.seq_len)
 
     def _check_model(self) -> None:
-        if self.objective_class.has_pairs and self.model.type_vocab_size < 2:
+        if self.objective_class.pairing and self.model.type_vocab_size < 2:
             raise UsageError(
                 f"config.model.type_vocab_size={self.model.type_vocab_size} is too small for sentence pairs; use 2"
             )
@@ -151,5 +153,5 @@ class PretrainingConfig(RunConfig):
         predictions = self.objective_class.max_predictions(seq_len, max_predictions, rate)
         if not self.data.packing:
             return Phase(seq_len, batch_size, predictions, start, stop)
-        row_predictions = max_packed_predictions(rate, seq_len, predictions)
+        row_predictions = packed_row_predictions(rate, seq_len, predictions)
         return Phase(seq_len, batch_size, predictions, start, stop, MAX_PAIRS_PER_ROW, row_predictions)

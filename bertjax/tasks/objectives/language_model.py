@@ -18,7 +18,6 @@ from bertjax.tasks.task import Batch, MetricSums, NumpyBatch, Outputs
 
 if TYPE_CHECKING:
     from bertjax.data.corpus.store import Corpus
-    from bertjax.data.pretraining.row_sources import RowSource
 
 # Metric prefix for each side of the context, and offset from a position to the position of the token that it
 # predicts.
@@ -62,11 +61,6 @@ class LanguageModeling(PretrainingObjective):
     @property
     def metrics(self) -> tuple[Metric, ...]:
         return tuple(metric for direction in self._directions for metric in _METRICS[direction])
-
-    def row_source(self) -> "RowSource":
-        from bertjax.data.pretraining.row_sources import UNMASKED_TILES
-
-        return UNMASKED_TILES
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         """Returns the number of predicted tokens, which is equal for all directions."""

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax.data.pretraining.config import MASKED_LM_BATCH, PACKED_BATCH
+from bertjax.data.pretraining.pairs import NEXT_SENTENCE, SENTENCE_ORDER
 from bertjax.data.schema import Schema
 from bertjax.errors import UsageError
 from bertjax.metrics.metric import Metric, loss_metric
@@ -21,21 +22,25 @@ from bertjax.tasks.task import Batch, MetricSums, NumpyBatch, Outputs
 
 if TYPE_CHECKING:
     from bertjax.data.corpus.store import Corpus
-    from bertjax.data.pretraining.row_sources import RowSource
+
+
+def _metrics(pairs: str, title: str) -> tuple[Metric, ...]:
+    """Returns the metrics of masked LM and of sentence pairs. `pairs` is the prefix of the metrics of pairs."""
+    return (
+        loss_metric("mlm_loss", "masked LM: loss"),
+        Metric("mlm_accuracy", panel="masked LM: accuracy"),
+        loss_metric(f"{pairs}_loss", f"{title}: loss"),
+        Metric(f"{pairs}_accuracy", panel=f"{title}: accuracy"),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class MaskedLm(PretrainingObjective):
     """Masked LM and next-sentence prediction. The loss is the sum of their mean losses (section A.2 of the paper)."""
 
-    metrics = (
-        loss_metric("mlm_loss", "masked LM: loss"),
-        Metric("mlm_accuracy", panel="masked LM: accuracy"),
-        loss_metric("nsp_loss", "next sentence: loss"),
-        Metric("nsp_accuracy", panel="next sentence: accuracy"),
-    )
+    metrics = _metrics("nsp", "next sentence")
     model_class = PretrainingModel
-    has_pairs = True
+    pairing = NEXT_SENTENCE
     can_add_pieces = True
 
     @classmethod
@@ -55,18 +60,11 @@ class MaskedLm(PretrainingObjective):
     def schema(self) -> Schema:
         return PACKED_BATCH if self.packing else MASKED_LM_BATCH
 
-    def row_source(self) -> "RowSource":
-        from bertjax.data.pretraining.row_sources import PACKED_PAIRS, SENTENCE_PAIRS
-
-        return PACKED_PAIRS if self.packing else SENTENCE_PAIRS
-
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         """Returns the divisor of each loss. As in google-research/bert, 1e-5 is added to the divisor of masked LM."""
         pairs = jnp.sum(batch["next_sentence_labels"] >= 0).astype(jnp.float32)
-        return {
-            "mlm_loss": jnp.sum(batch["masked_lm_weights"]) + 1e-5,
-            "nsp_loss": jnp.maximum(pairs, 1.0),
-        }
+        masked_lm, of_pairs = self.loss_names
+        return {masked_lm: jnp.sum(batch["masked_lm_weights"]) + 1e-5, of_pairs: jnp.maximum(pairs, 1.0)}
 
     def baseline(self, corpus: "Corpus", batches: Iterator[NumpyBatch]) -> dict[str, float]:
         """Returns the metrics of a baseline that predicts token frequencies and the majority next-sentence label."""
@@ -81,7 +79,7 @@ class MaskedLm(PretrainingObjective):
         metrics = {f"mlm_{name}": values[name] for name in ("loss", "accuracy")}
         metrics["heldout_entropy"] = values["heldout_entropy"]
         if label_counts.sum():
-            metrics["nsp_accuracy"] = float(label_counts.max() / label_counts.sum())
+            metrics[self.metrics[-1].name] = float(label_counts.max() / label_counts.sum())
         return metrics
 
     def compute(self, params: dict, batch: Batch, dropout_key: jax.Array | None) -> tuple[MetricSums, Outputs]:
@@ -91,9 +89,20 @@ class MaskedLm(PretrainingObjective):
         labels = batch["next_sentence_labels"]
         has_label = (labels >= 0).astype(jnp.float32)
         mlm_loss, mlm_accuracy = loss_and_accuracy(masked_lm_logits, batch["masked_lm_ids"], batch["masked_lm_weights"])
-        nsp_loss, nsp_accuracy = loss_and_accuracy(next_sentence_logits, jnp.maximum(labels, 0), has_label)
-        sums = {"mlm_loss": mlm_loss, "mlm_accuracy": mlm_accuracy, "nsp_loss": nsp_loss, "nsp_accuracy": nsp_accuracy}
-        return sums, {}
+        pair_loss, pair_accuracy = loss_and_accuracy(next_sentence_logits, jnp.maximum(labels, 0), has_label)
+        sums = (mlm_loss, mlm_accuracy, pair_loss, pair_accuracy)
+        return {metric.name: values for metric, values in zip(self.metrics, sums, strict=True)}, {}
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskedLmWithSentenceOrder(MaskedLm):
+    """Masked LM and sentence-order prediction (arXiv 1909.11942, section 3.1), with the head for next sentences.
+
+    The label is 1 if the segments of a pair are in reverse order.
+    """
+
+    metrics = _metrics("sop", "sentence order")
+    pairing = SENTENCE_ORDER
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,10 +124,5 @@ class MaskedLmOnText(MaskedLm):
     The config rejects packing for this objective, because rows of contiguous text are already full.
     """
 
-    has_pairs = False
+    pairing = ""
     untrained_modules = ("next_sentence",)
-
-    def row_source(self) -> "RowSource":
-        from bertjax.data.pretraining.row_sources import TILES
-
-        return TILES

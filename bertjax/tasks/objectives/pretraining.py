@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import flax.linen as nn
 import numpy as np
@@ -30,7 +30,7 @@ class PretrainingObjective(Objective):
       packing: whether several sentence pairs share a training row.
       model_class: class of `model`, a Flax module.
       has_masks: whether tokens are masked (default: True).
-      has_pairs: whether rows contain sentence pairs, which need two segments and can be packed (default: False).
+      pairing: kind of sentence pairs, which need two segments and can be packed (default: "", rows of running text).
       can_add_pieces: see `Task`.
       untrained_modules: top-level modules of `model` that the objective does not train (default: ()).
     """
@@ -39,14 +39,18 @@ class PretrainingObjective(Objective):
 
     model_class: ClassVar[type[nn.Module]]
     has_masks: ClassVar[bool] = True
-    has_pairs: ClassVar[bool] = False
+    pairing: ClassVar[str] = ""
     can_add_pieces: ClassVar[bool] = False
     untrained_modules: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
-    def for_model(cls, model: ModelConfig, packing: bool = False) -> Self:
-        """Builds the objective for a model config."""
-        return cls(cls.model_class(model), packing)
+    def for_model(cls, model: ModelConfig, data: Any = None) -> Self:
+        """Builds the objective for a model config.
+
+        Fields of the objective that `data`, the config section `data`, has as well are set to its values.
+        """
+        names = [field.name for field in dataclasses.fields(cls) if hasattr(data, field.name)]
+        return cls(cls.model_class(model), **{name: getattr(data, name) for name in names})
 
     @classmethod
     def check_model(cls, model: ModelConfig) -> None:
@@ -63,9 +67,11 @@ class PretrainingObjective(Objective):
         """
         raise NotImplementedError
 
-    def row_source(self) -> "RowSource":
-        """Returns the `RowSource`, which converts token spans of the corpus to batch rows. Imports TensorFlow."""
-        raise NotImplementedError
+    def row_source(self, packed: bool) -> "RowSource":
+        """Returns the source of rows, packed or not, which turns spans of the corpus into rows. Imports TensorFlow."""
+        from bertjax.data.pretraining.row_sources import make_row_source
+
+        return make_row_source(self.pairing, packed, self.has_masks)
 
     def postprocess_batches(self, batches: Iterator[NumpyBatch]) -> Iterator[NumpyBatch]:
         """Changes batches for the objective, for example sets next-sentence labels to -1 (default: no change)."""
@@ -79,7 +85,7 @@ class PretrainingObjective(Objective):
             phase.batch_size,
             seed,
             length=phase.seq_len,
-            predictions=phase.max_row_predictions,
+            predictions=phase.row_predictions,
             pairs=phase.max_pairs_per_row,
             pieces=config.vocab_size,
             segments=min(2, config.type_vocab_size),
@@ -96,7 +102,7 @@ class PretrainingObjective(Objective):
         For a head without vocabulary logits, return `bertjax.model.flops.flops_per_token(config, seq_len)` plus
         `TRAINING_FACTOR` times the head's forward FLOPs per token.
         """
-        return flops_per_token(self.model.config, phase.seq_len, phase.max_row_predictions)
+        return flops_per_token(self.model.config, phase.seq_len, phase.row_predictions)
 
     def step_cost(self, phase: Phase, steps: int) -> StepCost:
         """Returns the number of rows, positions and FLOPs of `steps` steps of a phase."""
