@@ -49,10 +49,10 @@ def expected_number(lengths, rate, max_predictions):
     return np.array([min(max_predictions, max(1, round(int(n) * rate))) for n in lengths])
 
 
-@pytest.mark.parametrize("whole_word", [False, True])
+@pytest.mark.parametrize("choice", [{}, {"whole_word": True}, {"max_span": 4}])
 @pytest.mark.parametrize("rate", [0.15, 0.25, 1.0])
-def test_only_ordinary_tokens_are_masked(vocabulary, whole_word, rate):
-    masking = Masking(rate=rate, whole_word=whole_word)
+def test_only_ordinary_tokens_are_masked(vocabulary, choice, rate):
+    masking = Masking(rate=rate, **choice)
     ids, lengths, inputs, positions, originals, weights = masked(vocabulary, masking, 12)
     used = weights == 1
     assert set(np.unique(weights)) <= {0.0, 1.0}
@@ -133,6 +133,30 @@ def test_whole_words_are_masked_completely_and_within_the_limit(vocabulary):
             left -= size if size <= left else 0
         greedy += number - left
     assert weights.sum() == pytest.approx(greedy, rel=0.01)
+
+
+def run_lengths(vocabulary, masking):
+    """Returns the lengths of the runs of masked positions in long rows whose words are single pieces."""
+    rows, seq_len, max_predictions = 400, 256, 39
+    words = np.setdiff1d(np.flatnonzero(~vocabulary.is_continuation), vocabulary.special_ids)
+    ids = np.random.default_rng(0).choice(words, (rows, seq_len)).astype(np.int32)
+    uniforms = np.random.default_rng(1).random((rows, seq_len), np.float32)
+    lengths = np.full(rows, seq_len, np.int32)
+    positions = choose_positions(tf.constant(ids), lengths, tf.constant(uniforms), vocabulary, masking, max_predictions)
+    chosen = np.zeros((rows, seq_len + 2), int)
+    np.put_along_axis(chosen[:, 1:], positions.numpy(), 1, axis=1)
+    chosen[:, -1] = 0
+    starts, ends = (np.nonzero(np.diff(chosen) == change)[1] for change in (1, -1))
+    return ends - starts
+
+
+def test_spans_of_words_have_geometric_lengths(vocabulary):
+    lengths = run_lengths(vocabulary, Masking(max_span=10))
+    # A geometric number with parameter 0.2, at most 10, has a mean of 3.8 in SpanBERT.
+    # Longer spans are divided here, and adjacent spans form one run.
+    assert 3.5 < lengths.mean() < 5 and 0.15 < (lengths == 1).mean() < 0.25
+    assert run_lengths(vocabulary, Masking(max_span=3)).mean() == pytest.approx(2.8, abs=0.5)
+    assert run_lengths(vocabulary, Masking()).mean() < 1.3
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from small_corpora import assert_each_sentence_once, random_documents
 
-from bertjax.data.pretraining.pairs import document_pairs, target_lengths
+from bertjax.data.pretraining.pairs import NEXT_SENTENCE, SENTENCE_ORDER, document_pairs, target_lengths
 
 
 def offsets(documents: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
@@ -14,12 +14,14 @@ def offsets(documents: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
     return sentences, np.cumsum([0, *(len(document) for document in documents)])
 
 
-def one_pass(documents: list[list[int]], max_tokens: int, seed: int, pass_index: int) -> np.ndarray:
+def one_pass(
+    documents: list[list[int]], max_tokens: int, seed: int, pass_index: int, pairing: str = NEXT_SENTENCE
+) -> np.ndarray:
     sentences, firsts = offsets(documents)
     lengths = np.array([sum(document) for document in documents])
     targets = target_lengths(lengths, max_tokens, pass_index, np.random.default_rng(seed))
     rng = np.random.default_rng([seed, pass_index])
-    return np.concatenate(list(document_pairs(sentences, firsts, 0, targets, rng)))
+    return np.concatenate(list(document_pairs(sentences, firsts, 0, targets, rng, pairing)))
 
 
 def expected_pairs(documents: list[list[int]], max_tokens: int, rng: random.Random) -> list[tuple[int, int, bool]]:
@@ -100,6 +102,23 @@ def test_segment_b_is_the_next_text_or_from_another_document():
     np.testing.assert_array_equal(a[~is_random], b[~is_random])
     assert (records["b_length"] > 0).all()
     assert len(set(b[is_random].tolist())) > 20
+
+
+def test_half_of_the_sentence_order_pairs_are_reversed():
+    documents = random_documents(200, 0)
+    pairs = one_pass(documents, 61, 3, 0, SENTENCE_ORDER)
+    in_order = pairs["a_start"] + pairs["a_length"] == pairs["b_start"]
+    is_reversed = pairs["b_start"] + pairs["b_length"] == pairs["a_start"]
+    assert in_order[pairs["label"] == 0].all()
+    assert is_reversed.sum() == pytest.approx(in_order.sum(), rel=0.1)
+    # All other pairs have a chunk of one sentence as A, and B from another document.
+    ends = np.cumsum([sum(document) for document in documents])
+    others = pairs[~in_order & ~is_reversed]
+    first, second = (np.searchsorted(ends, others[name], side="right") for name in ("a_start", "b_start"))
+    assert (first != second).all() and 0 < len(others) < 0.3 * len(pairs)
+    # Every token is in one A, or in one B of the same document.
+    together = pairs[in_order | is_reversed]
+    assert others["a_length"].sum() + together["a_length"].sum() + together["b_length"].sum() == ends[-1]
 
 
 def test_each_document_has_a_short_target_length_in_one_of_ten_passes():
