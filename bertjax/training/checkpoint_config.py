@@ -15,7 +15,7 @@ from bertjax.config.run import DATA_FILES, DATA_PATHS, RunConfig
 from bertjax.data.corpus.vocabulary import ENTRY
 from bertjax.data.finetuning.tables import TFDS_PREFIX
 from bertjax.errors import UsageError
-from bertjax.model.config import AUTO, Architecture, ModelConfig
+from bertjax.model.config import AUTO, Architecture, ModelConfig, size_fields
 from bertjax.tasks.build import parse_config
 from bertjax.tasks.finetuning.config import SPLITS
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER, read_output_layer
@@ -48,7 +48,8 @@ def complete(config: RunConfig, init_from: str | epath.Path | None = None) -> Ru
     data, optimizer = _with_absolute_paths(config.data), config.optimizer
     checkpoint = None if init_from is None else find_checkpoint(init_from)
     if checkpoint is None:
-        defaults = ModelConfig() if config.model.hidden_size else type(config)().model
+        is_sized = not {*size_fields("base")} & {*config.model.unset}
+        defaults = ModelConfig() if is_sized else type(config)().model
         unset = {name: getattr(defaults, name) for name in config.model.unset if name != "vocab_size"}
         model = dataclasses.replace(config.model, **unset)
     else:

@@ -98,7 +98,7 @@ def test_describe_reads_architecture_and_vocabulary_from_the_init_from_checkpoin
 def test_describe_prints_architecture_fields_that_differ_from_bert(capfd):
     text = printed(capfd, "describe", "--config=pretrain:size=L1_H16", "--config.model.hidden_act=relu")
     (model,) = [line for line in text.splitlines() if line.startswith("model: ")]
-    assert model.endswith("dtype auto, hidden_act relu")
+    assert model.endswith("hidden_act relu")
 
 
 @pytest.mark.parametrize(("size", "count"), [("base", "109,482,240"), ("large", "335,141,888")])

@@ -13,9 +13,9 @@ from commanding import printed, refused
 
 from bertjax.cli import main as cli
 from bertjax.convert.convert import HUGGINGFACE, convert
+from bertjax.data.finetuning.batches import inference_batches
 from bertjax.data.finetuning.examples import make_examples
 from bertjax.inference import features
-from bertjax.inference.inputs import BATCH_TOKENS, make_batches
 from bertjax.inference.load import load_model
 from bertjax.model.encoder import Encoder
 from bertjax.utils.io import temporary_name
@@ -75,12 +75,12 @@ def test_long_text_does_not_add_padding_to_short_texts():
     rows = [{"input_ids": [1] * length, "segment_ids": [0] * length} for length in [512, *[5] * 4000]]
     indices = []
     shapes = set()
-    for batch in make_batches(make_examples(rows, {}), 512):
+    for batch in inference_batches(make_examples(rows, {}), 512):
         shapes.add(batch["input_ids"].shape)
         indices += batch["example"][batch["example"] >= 0].tolist()
     assert sorted(indices) == list(range(4001))
-    assert all(num_rows * length <= BATCH_TOKENS for num_rows, length in shapes)
-    assert sum(num_rows for num_rows, length in shapes if length == 512) == BATCH_TOKENS // 512 and len(shapes) == 3
+    assert all(num_rows * length <= 4096 for num_rows, length in shapes)
+    assert sum(num_rows for num_rows, length in shapes if length == 512) == 4096 // 512 and len(shapes) == 3
 
 
 def test_only_texts_of_one_shard_are_in_memory(pretrained, small_shards):

@@ -171,7 +171,7 @@ def test_configs_of_tables_5_6_and_8_match_the_row_names():
     objectives = {
         row: (config.data.objective, config.model.attention_direction)
         for row, run in five.items()
-        for config in [load_config(run.init_from.config, run.init_from.overrides)]
+        for config in [experiment_config(run.init_from.config, run.init_from.overrides)]
     }
     left = ("lm", "left")
     assert objectives == {

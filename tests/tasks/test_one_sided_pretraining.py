@@ -107,14 +107,14 @@ def test_pooled_states_of_one_sided_encoders_depend_on_the_whole_text(pretrained
         (
             "nsp",
             [KINDS["lstm"]],
-            "config.data.objective=nsp needs context from both sides, which model.encoder=lstm does not provide",
+            "masked LM needs context from both sides, which model.encoder=lstm does not provide",
         ),
         (
             "lm",
             [KINDS["left"], "--config.data.max_predictions=3"],
             "predicts every token without masks; leave config.data.masking and max_predictions unset",
         ),
-        ("lm", [KINDS["left"], "--config.data.masking.rate=0.3"], "masks no tokens; leave config.data.masking unset"),
+        ("lm", [KINDS["left"], "--config.data.masking.rate=0.3"], "predicts every token without masks; leave"),
         ("lm", [*KINDS.values()], "model.attention_direction is left; model.encoder=lstm has no attention"),
         (
             "lm",
