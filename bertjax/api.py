@@ -260,7 +260,9 @@ class Pretrained:
         return Encoded(None, vectors, None)
 
     def fill_mask(self, text: str, top: int = 5) -> list[list[tuple[str, float]]]:
-        """Predicts the `top` most probable tokens and their probabilities at each [MASK] of a text.
+        """Predicts the `top` most probable tokens and their probabilities at each mask token of a text.
+
+        [MASK] stands for the mask token of any vocabulary.
 
         Examples:
           >>> (predictions,) = bertjax.load(CHECKPOINT).fill_mask("a [MASK] c", top=3)
@@ -278,8 +280,8 @@ class Pretrained:
 
         Args:
           texts: texts or tuples of texts: (first, second) for pairs, (context, ending, ...) for multiple choice, or the
-            words of a text for tagging. For tagging, a string is split into words at whitespace and punctuation. For
-            question answering, the texts are questions.
+            words of a text for tagging. For tagging, a string is split into words at whitespace and punctuation;
+            special and added tokens are one word each. For question answering, the texts are questions.
           context: passage that contains the answers, for question answering.
 
         Tagging records have `words` and their `spans` (start and end character offsets). If the tags follow IOB, BIOES

@@ -5,6 +5,7 @@ import shutil
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -168,6 +169,7 @@ def test_encode_follows_the_modules_of_a_sentence_transformers_folder(pretrained
         (dense_layer(module_output_name="token_embeddings"), "2_Dense/config.json maps sentence_embedding to token"),
         (("Pooling", {}, {}), "2_Pooling/config.json is missing or empty"),
         (("Pooling", {"pooling_mode": "median"}, {}), "2_Pooling/config.json has an unknown pooling_mode: 'median'"),
+        (("Pooling", {"pooling_mode": []}, {}), r"2_Pooling/config.json has an unknown pooling_mode: \[\]"),
     ],
 )
 def test_encode_refuses_a_module_that_it_does_not_follow(module, message, pretrained, tmp_path):
@@ -179,6 +181,42 @@ def test_encode_refuses_a_module_that_it_does_not_follow(module, message, pretra
         with pytest.raises(bertjax.UsageError, match=f"{message}.*; to encode without the modules"):
             bert.encode(TEXTS)
         np.testing.assert_allclose(bert.encode(TEXTS, pooling="mean").pooled, mean, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer_config.json", {"padding_side": "left"}, "padding_side in .*tokenizer_config.json is left"),
+        ("config_sentence_transformers.json", {"prompts": {"query": 3}}, "has the prompt 3; a prompt must be a string"),
+        ("modules.json", None, "modules.json starts with the module Pooling; bertjax supports only Transformer"),
+        ("2_Dense/model.safetensors", np.ones((8, 16), np.int8), "arrays of dtype 'I8'; weights must be F32, BF16"),
+    ],
+)
+def test_encode_refuses_a_file_that_it_does_not_follow(name, content, message, pretrained, tmp_path):
+    folder = sentence_transformer(pretrained, tmp_path / "model", MEAN, dense_layer())
+    if isinstance(content, np.ndarray):
+        save_file({"linear.weight": content}, folder / name)
+    elif content is None:
+        write_json(folder / name, json.loads((folder / name).read_text())[1::-1])
+    else:
+        write_json(
+            folder / name, (json.loads((folder / name).read_text()) if (folder / name).exists() else {}) | content
+        )
+    bert = bertjax.load(folder)
+    with pytest.raises(bertjax.UsageError, match=message):
+        bert.encode(TEXTS)
+    assert bert.encode(TEXTS, pooling="mean").pooled.shape == (len(TEXTS), 16)
+
+
+def test_weights_of_a_module_may_be_bfloat16(pretrained, tmp_path):
+    name, config, arrays = dense_layer()
+    rounded = {key: array.astype(jnp.bfloat16) for key, array in arrays.items()}
+    folder = sentence_transformer(pretrained, tmp_path / "model", MEAN, (name, config, rounded))
+    other = {key: array.astype(np.float32) for key, array in rounded.items()}
+    expected = sentence_transformer(pretrained, tmp_path / "float32", MEAN, (name, config, other))
+    np.testing.assert_array_equal(
+        bertjax.load(folder).encode(TEXTS).pooled, bertjax.load(expected).encode(TEXTS).pooled
+    )
 
 
 def test_workdir_with_only_a_pooling_folder_keeps_its_pooling(pretrained, tmp_path):

@@ -19,7 +19,12 @@ def add_parser(commands: Any) -> None:
         "Prints the most probable tokens for each [MASK] of a text.",
         'bertjax fill_mask --checkpoint runs/mini "Paris is the [MASK] of France."',
     )
-    parser.add_argument("texts", nargs="+", metavar="text", help="text with [MASK] for each token to predict")
+    parser.add_argument(
+        "texts",
+        nargs="+",
+        metavar="text",
+        help="text with [MASK], or the model's mask token, for each token to predict",
+    )
     add_checkpoint(parser)
     parser.add_argument("--top", type=int, default=5, help="number of predicted tokens to print per [MASK]")
 
@@ -53,13 +58,12 @@ def add_parser(commands: Any) -> None:
 def fill_mask(args: argparse.Namespace) -> None:
     """Runs `bertjax fill_mask`."""
     from bertjax.inference.load import load_model
-    from bertjax.inference.predict import check_masked_texts
     from bertjax.inference.predict import fill_mask as run
 
-    check_masked_texts(args.texts, args.top)
     model = load_model(args.checkpoint)
-    for text in args.texts:
-        predictions = run(model, text, args.top)
+    # Predict all texts first, so that a text without a mask token prints only an error.
+    predictions_of_texts = [run(model, text, args.top) for text in args.texts]
+    for text, predictions in zip(args.texts, predictions_of_texts, strict=True):
         show(text)
         for tokens in predictions:
             show("  " + "   ".join(f"{token} {100 * probability:.1f} %" for token, probability in tokens))

@@ -131,7 +131,7 @@ def _tokenizer_vocabulary(folder: Path, name: str, lower_case: bool | None) -> V
     else:
         vocabulary = tensorflow.read_vocabulary(prefix.parent, lower_case)
     if vocabulary is None:
-        raise UsageError(f"{name} lacks vocab.txt; copy the model's vocabulary to this folder")
+        raise UsageError(f"{name} lacks vocab.txt beside its config; copy the model's vocabulary there")
     return vocabulary
 
 

@@ -78,9 +78,9 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
     """
     root, folder = folder, sentence_transformers.transformer_folder(folder)
     hf_config = _read_supported_config(folder)
-    output_kind = _output_kind(hf_config)
+    output_kind = _output_kind(hf_config, folder)
     kind = OUTPUT_KINDS.get(output_kind)
-    labels = _labels(hf_config) if kind and kind.has_labels else ()
+    labels = _labels(hf_config, folder) if kind and kind.has_labels else ()
     config = parse_bert_config(
         hf_config,
         folder / CONFIG,
@@ -124,6 +124,10 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
     )
     if dtypes - {"float32"}:
         notes.append(f"converted weights from {', '.join(sorted(dtypes))} to float32")
+    if output_kind == CLASSES and (
+        activation := sentence_transformers.cross_encoder_activation(root, hf_config, len(labels))
+    ):
+        notes.append(f"predict does not apply {activation} to logits, as CrossEncoder of sentence-transformers does")
     if output_kind == CLASSES and len(labels) == 1:
         # As in transformers, a single output means regression.
         labels = ()
@@ -164,7 +168,8 @@ def _read_supported_config(folder: Path) -> dict[str, Any]:
     position_embedding_type = config.get("position_embedding_type", "absolute")
     activation = config.get("hidden_act", "gelu")
     unsupported = {
-        "a regression with several outputs": config.get("problem_type") == "regression" and len(_labels(config)) > 1,
+        "a regression with several outputs": config.get("problem_type") == "regression"
+        and len(_labels(config, folder)) > 1,
         f"position_embedding_type {position_embedding_type!r}": position_embedding_type != "absolute",
         "is_decoder": config.get("is_decoder"),
         "add_cross_attention": config.get("add_cross_attention"),
@@ -193,22 +198,24 @@ def _class_of(config: dict[str, Any]) -> str:
     return (config.get("architectures") or ["BertModel"])[0]
 
 
-def _output_kind(config: dict[str, Any]) -> str:
+def _output_kind(config: dict[str, Any], folder: Path) -> str:
     class_name = _class_of(config)
     if not isinstance(class_name, str) or class_name not in _CLASSES:
-        raise UsageError(f"unsupported architecture: {class_name!r}; use one of {', '.join(_CLASSES)}")
+        raise UsageError(
+            f"{folder / CONFIG} has the unsupported architecture {class_name!r}; use one of {', '.join(_CLASSES)}"
+        )
     output_kind = _CLASSES[class_name][0]
     is_multilabel = output_kind == CLASSES and config.get("problem_type") == _MULTILABEL_PROBLEM
     return MULTILABEL if is_multilabel else output_kind
 
 
-def _labels(config: dict[str, Any]) -> tuple[str, ...]:
+def _labels(config: dict[str, Any], folder: Path) -> tuple[str, ...]:
     id2label = config.get("id2label")
     if not id2label:
         id2label = {str(index): f"LABEL_{index}" for index in range(config.get("num_labels") or 2)}
     labels: list[Any] = [id2label.get(str(index)) for index in range(len(id2label))]
     if not all(isinstance(label, str) for label in labels) or len({*labels}) < len(labels):
-        raise UsageError(f"id2label is {id2label!r}; it must have a unique name for each id from 0")
+        raise UsageError(f"{folder / CONFIG}: id2label is {id2label!r}; it must have a unique name for each id from 0")
     return tuple(labels)
 
 
@@ -232,7 +239,10 @@ def _check_tied_arrays(
         if {copy, original} <= stored_names.keys() and not np.array_equal(
             read_array(stored_names[copy]), read_array(stored_names[original])
         ):
-            raise UsageError(f"{folder}: {copy} differs from {original}; bertjax supports only tied embeddings")
+            raise UsageError(
+                f"{folder}: {copy} differs from {original}; bertjax supports only tied embeddings, so remove the "
+                "arrays cls.* to use the model without its heads for pre-training"
+            )
 
 
 def _closest_class(checkpoint: PortableCheckpoint) -> str:
@@ -337,6 +347,8 @@ def _naming_file(path: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         raise BertjaxError(f"cannot read {path}: {error}; copy it again") from error
+    except AttributeError as error:  # NumPy lacks the dtype of an array, such as float8.
+        raise UsageError(f"cannot read {path}: {error}; weights must be {', '.join(names.FLOAT_DTYPES)}") from error
 
 
 def _weight_files(folder: Path, architecture: str) -> list[Path]:

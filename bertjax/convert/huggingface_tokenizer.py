@@ -40,11 +40,12 @@ _BERT_CLASSES = (
     "SqueezeBertTokenizer",
 )
 # transformers runs `tokenizer.json` as it is for these classes.
-_GENERIC_CLASSES = ("PreTrainedTokenizer", "TokenizersBackend")
+_GENERIC_CLASSES = ("PreTrainedTokenizer", "TokenizersBackend", "")
 # Limit of transformers' BERT tokenizers. Longer words become [UNK].
 _MAX_WORD_CHARS = 100
 # Names of the special tokens in `tokenizer_config.json`, in the order in which transformers adds them.
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_EXTRA, _OLD_EXTRA = "extra_special_tokens", "additional_special_tokens"
 _DEFAULTS = {f"{piece[1:-1].lower()}_token": piece for piece in SPECIAL_PIECES}
 
 
@@ -55,29 +56,40 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
     `lower_case`, if not None, replaces `do_lower_case` of the folder.
     """
     config, tokenizer = _read_object(folder / _CONFIG), _read_object(folder / _TOKENIZER)
-    class_name = config.get("tokenizer_class") or _read_object(folder / "config.json").get("tokenizer_class")
-    tokenizer_class = str(class_name or _BERT_CLASSES[0]).removesuffix("Fast")
+    class_name = config.get("tokenizer_class")
+    if class_name is None:
+        class_name = _read_object(folder / "config.json").get("tokenizer_class") or _BERT_CLASSES[0]
+    tokenizer_class = str(class_name).removesuffix("Fast")
     if not tokenizer and not (folder / VOCABULARY).is_file() and tokenizer_class in _BERT_CLASSES:
         return read_vocabulary_file(folder, lower_case), []
-    _check_supported(folder, config, tokenizer_class, bool(tokenizer))
+    _check_supported(folder, config, tokenizer_class, tokenizer)
     try:
         if tokenizer_class in _BERT_CLASSES:
             config = {**_DEFAULTS, **config}
             engine, notes = _bert_tokenizer(folder, config, tokenizer, lower_case)
         else:
             engine, notes = load_tokenizer_json(folder / _TOKENIZER, (folder / _TOKENIZER).read_bytes()), []
+            if dropout := tokenizer["model"].get("dropout"):
+                notes.append(f"ignored dropout={dropout} of {_TOKENIZER}, so that a text always has the same tokens")
         tokens = _add_tokens(engine, folder, config, tokenizer)
+        special_ids = _find_special_ids(engine, folder, tokens)
+        if tokenizer_class in _BERT_CLASSES:
+            cls, sep = ((str(engine.id_to_token(special_ids[name])), special_ids[name]) for name in ("cls", "sep"))
+            engine.post_processor = processors.BertProcessing(sep, cls)
+            if tokenizer and (names := _ignored_parts(engine, tokenizer, special_ids)):
+                parts = ", ".join(names)
+                notes.append(f"ignored {parts} of {_TOKENIZER}, as transformers does for tokenizer_class BertTokenizer")
+        elif pair := _other_row(engine, special_ids):
+            raise UsageError(
+                f"{folder / _TOKENIZER} does not build rows as [CLS] A [SEP] B [SEP] with segments 0 and 1: a pair is "
+                f"{pair}; use a tokenizer with BERT's post_processor"
+            )
     except UsageError:
         raise
     except Exception as error:  # The package `tokenizers` raises `Exception` for all errors.
         raise UsageError(
             f"cannot build the tokenizer of {folder}: {first_line(error)}; correct its {_TOKENIZER} and {_CONFIG}"
         ) from error
-    special_ids = _find_special_ids(engine, folder, tokens)
-    if tokenizer_class in _BERT_CLASSES:
-        cls, sep = ((str(engine.id_to_token(special_ids[name])), special_ids[name]) for name in ("cls", "sep"))
-        engine.post_processor = processors.BertProcessing(sep, cls)
-    _check_template(engine, folder, special_ids)
     vocabulary = _standard_vocabulary(engine, folder)
     if vocabulary is None:
         content = engine.to_str().encode()
@@ -88,15 +100,20 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
     return vocabulary, notes
 
 
-def _check_supported(folder: Path, config: dict[str, Any], tokenizer_class: str, has_tokenizer_json: bool) -> None:
-    """Raises a UsageError for tokenizers that need code of their own."""
+def _check_supported(folder: Path, config: dict[str, Any], tokenizer_class: str, tokenizer: dict[str, Any]) -> None:
+    """Raises a UsageError for tokenizers that need code of their own, or truncate texts at the start."""
+    side = config.get("truncation_side")
+    truncation = tokenizer.get("truncation") or {}
+    if str(side or truncation.get("direction", "right")).lower() != "right":
+        place = f"truncation_side in {folder / _CONFIG}" if side else f"truncation in {folder / _TOKENIZER}"
+        raise UsageError(f"{place} is left, but bertjax truncates texts at their end; remove this setting")
     auto_map = config.get("auto_map")
     problem = ""
     if auto_map and (not isinstance(auto_map, dict) or "AutoTokenizer" in auto_map):
         problem = "needs code of its own (auto_map)"
     elif tokenizer_class not in (*_BERT_CLASSES, *_GENERIC_CLASSES):
         problem = f"has tokenizer_class {tokenizer_class!r}, which bertjax does not support"
-    elif tokenizer_class in _GENERIC_CLASSES and not has_tokenizer_json:
+    elif tokenizer_class in _GENERIC_CLASSES and not tokenizer:
         problem = f"has tokenizer_class {tokenizer_class!r}, but the folder lacks {_TOKENIZER}"
     elif config.get("split_special_tokens"):
         problem = "has split_special_tokens=true, which bertjax does not support"
@@ -153,28 +170,35 @@ def _bert_tokenizer(
         lowercase=do_lower_case,
     )
     engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    if tokenizer:
-        built = json.loads(engine.to_str())
-        names = [name for name in ("normalizer", "pre_tokenizer") if built[name] != tokenizer.get(name, built[name])]
-        limit = model.get("max_input_chars_per_word", _MAX_WORD_CHARS)
-        names += ["max_input_chars_per_word"] if limit != _MAX_WORD_CHARS else []
-        if names:
-            notes.append(
-                f"ignored {', '.join(names)} of {_TOKENIZER}, as transformers does for tokenizer_class BertTokenizer"
-            )
     return engine, notes
+
+
+def _ignored_parts(engine: Tokenizer, tokenizer: dict[str, Any], special_ids: dict[str, int]) -> list[str]:
+    """Returns the names of the parts in which `tokenizer.json` differs from the tokenizer that was built from it."""
+    built = json.loads(engine.to_str())
+    pairs = [(name, built, tokenizer) for name in ("normalizer", "pre_tokenizer")]
+    for name in ("unk_token", "continuing_subword_prefix", "max_input_chars_per_word"):
+        pairs.append((name, built["model"], tokenizer["model"]))
+    names = [name for name, own, file in pairs if file.get(name, own[name]) != own[name]]
+    # The ids of the text do not matter, so a vocabulary of one token is enough.
+    model = {**built["model"], "vocab": {built["model"]["unk_token"]: 0}}
+    probe = {**built, "model": model, "added_tokens": [], "post_processor": tokenizer.get("post_processor")}
+    return names + ["post_processor"] * bool(_other_row(Tokenizer.from_str(json.dumps(probe)), special_ids))
 
 
 def _add_tokens(engine: Tokenizer, folder: Path, config: dict[str, Any], tokenizer: dict[str, Any]) -> dict[str, str]:
     """Adds the tokens that the folder's files define, as transformers does. Returns the special tokens by name."""
     settings = dict(config)
+    if not settings.get(_EXTRA) and _OLD_EXTRA in settings:
+        settings[_EXTRA] = settings.pop(_OLD_EXTRA)
     if "added_tokens_decoder" in config:
         added = {int(index): _as_token(token) for index, token in config["added_tokens_decoder"].items()}
     else:
         for name, value in _read_object(folder / _SPECIAL_TOKENS).items():
             settings[name] = _as_token(value, special=True) if isinstance(value, dict) else value
-        extra = _extra_tokens(settings)
-        special = {str(token) for token in [*(settings.get(name) for name in _SPECIAL_NAMES), *extra] if token}
+        # As in transformers 5, `additional_special_tokens` of this file do not make a token of `added_tokens` special.
+        named = [settings.get(name) for name in _SPECIAL_NAMES]
+        special = {str(token) for token in [*named, *_values(settings.get(_EXTRA))] if token}
         added = {
             index: AddedToken(token, normalized=token not in special, special=token in special)
             for token, index in _read_object(folder / _ADDED_TOKENS).items()
@@ -188,7 +212,7 @@ def _add_tokens(engine: Tokenizer, folder: Path, config: dict[str, Any], tokeniz
         for name in dict.fromkeys((*_SPECIAL_NAMES, *settings))
         if name.endswith("_token") and isinstance(settings.get(name), str | dict | AddedToken)
     }
-    for token in [*named.values(), *map(_as_token, _extra_tokens(settings))]:
+    for token in [*named.values(), *map(_as_token, _values(settings.get(_EXTRA, settings.get(_OLD_EXTRA))))]:
         if token.content not in {other.content for other in [*known, *new]}:
             new.append(by_content.get(token.content, token))
     special = {token.content for token in named.values()}
@@ -209,9 +233,8 @@ def _add_tokens(engine: Tokenizer, folder: Path, config: dict[str, Any], tokeniz
     return {name: token.content for name, token in named.items()}
 
 
-def _extra_tokens(settings: dict[str, Any]) -> list[Any]:
-    extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
-    return list(extra.values() if isinstance(extra, dict) else extra)
+def _values(tokens: Any) -> list[Any]:
+    return list(tokens.values() if isinstance(tokens, dict) else tokens or ())
 
 
 def _as_token(token: Any, **fields: bool) -> AddedToken:
@@ -232,18 +255,15 @@ def _find_special_ids(engine: Tokenizer, folder: Path, tokens: dict[str, str]) -
     return {name.removesuffix("_token"): ids[token] for name, token in special.items()}
 
 
-def _check_template(engine: Tokenizer, folder: Path, special_ids: dict[str, int]) -> None:
-    """Raises a UsageError unless rows are [CLS] A [SEP] and [CLS] A [SEP] B [SEP] with segments 0 and 1."""
+def _other_row(engine: Tokenizer, special_ids: dict[str, int]) -> str:
+    """Returns "" if rows are [CLS] A [SEP] and [CLS] A [SEP] B [SEP] with segments 0 and 1, else the row of a pair."""
     cls, sep = special_ids["cls"], special_ids["sep"]
     text = engine.encode("a", add_special_tokens=False).ids
     single, pair = engine.encode("a"), engine.encode("a", "a")
     expected = [cls, *text, sep]
     segments = [0] * len(expected) + [1] * (len(text) + 1)
-    if single.ids != expected or pair.ids != [*expected, *text, sep] or pair.type_ids != segments:
-        raise UsageError(
-            f"{folder / _TOKENIZER} does not build rows as [CLS] A [SEP] B [SEP] with segments 0 and 1: a pair is "
-            f"{' '.join(pair.tokens)}; use a tokenizer with BERT's post_processor"
-        )
+    is_standard = single.ids == expected and pair.ids == [*expected, *text, sep] and pair.type_ids == segments
+    return "" if is_standard else " ".join(pair.tokens)
 
 
 def _standard_vocabulary(engine: Tokenizer, folder: Path) -> Vocabulary | None:

@@ -15,7 +15,7 @@ from bertjax.model.config import ModelConfig
 
 HUGGINGFACE = "huggingface"
 TENSORFLOW = "tensorflow"
-_FLOAT_DTYPES = ("float32", "bfloat16", "float16", "float64")
+FLOAT_DTYPES = ("float32", "bfloat16", "float16", "float64")
 # Modules of a model. A checkpoint contains the complete encoder. Each other module is either complete or missing.
 ENCODER, POOLER, MASKED_LM, NEXT_SENTENCE, CLASSIFIER = "encoder", "pooler", "masked_lm", "next_sentence", "classifier"
 
@@ -195,7 +195,10 @@ def import_params(
     }
     if any(problems.values()):
         text = "; ".join(f"{problem}: {listed(arrays)}" for problem, arrays in problems.items() if arrays)
-        raise UsageError(f"the arrays of {source} do not match its config: {text}; use the matching config")
+        fix = "use the matching config"
+        if problems["not part of BERT"]:
+            fix = "bertjax reads only BERT's own arrays, as the config defines them; rename or remove the others"
+        raise UsageError(f"the arrays of {source} are not those of BERT with its config: {text}; {fix}")
     params = {}
     for parameter in parameters:
         stacked = np.empty((len(names[parameter.path]), *parameter.shape), np.float32)
@@ -206,8 +209,8 @@ def import_params(
 
 
 def _to_float32(array: np.ndarray, name: str, source: str) -> np.ndarray:
-    if array.dtype.name not in _FLOAT_DTYPES:
-        raise UsageError(f"{source}: {name} has dtype {array.dtype.name}; weights must be {', '.join(_FLOAT_DTYPES)}")
+    if array.dtype.name not in FLOAT_DTYPES:
+        raise UsageError(f"{source}: {name} has dtype {array.dtype.name}; weights must be {', '.join(FLOAT_DTYPES)}")
     with np.errstate(over="ignore"):
         converted = array.astype(np.float32)
     if not np.isfinite(converted).all():

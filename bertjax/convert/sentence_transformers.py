@@ -33,6 +33,8 @@ _TRANSFORMER_CONFIGS = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
+# Names of dtypes in safetensors, which NumPy's reader does not all know.
+_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
 _OLD_POOLING = "1_Pooling/config.json"
 _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
 # Files of an exported checkpoint, files to download, and patterns of files that an upload removes unless it has them.
@@ -50,18 +52,34 @@ _FIXED_FIELDS = {
 
 def transformer_folder(folder: Path) -> Path:
     """Returns the folder of the module `Transformer`: `folder` itself, or a folder in it that `modules.json` names."""
-    path = next(iter(module_paths(folder).values()), "")
+    path = next(iter(module_paths(folder, "Transformer").values()), "")
     return folder / path if path and (folder / path / _CONFIG).is_file() else folder
 
 
-def module_paths(folder: AnyPath) -> dict[str, str]:
-    """Returns the folder of each module by name, relative to `folder`. Returns {} if `modules.json` is damaged."""
+def module_paths(folder: AnyPath, class_name: str = "") -> dict[str, str]:
+    """Returns the folder of each module by name, relative to `folder`. Returns {} if `modules.json` is damaged.
+
+    `class_name` selects the modules of a class (default: "", all modules).
+    """
     try:
-        paths = {str(entry["name"]): str(entry["path"]) for entry in read_json(folder / MODULES)}
+        entries = [entry for entry in read_json(folder / MODULES) if str(entry["type"]).endswith(class_name)]
+        paths = {str(entry["name"]): str(entry["path"]) for entry in entries}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
     is_inside = all(not PurePosixPath(path).is_absolute() and ".." not in path for path in paths.values())
     return paths if is_inside else {}
+
+
+def cross_encoder_activation(folder: AnyPath, config: Mapping[str, Any], num_labels: int) -> str:
+    """Returns the activation that `CrossEncoder` of sentence-transformers applies to logits, or "" if it applies none.
+
+    `config` is the model's `config.json`.
+    """
+    nested = config.get("sentence_transformers")
+    sources = (_read_object(folder / _PROMPTS), nested if isinstance(nested, dict) else {})
+    values = [source.get("activation_fn") for source in sources] + [config.get("sbert_ce_default_activation_function")]
+    activation = next((str(value) for value in values if value), "torch.nn.Sigmoid" if num_labels == 1 else "")
+    return "" if activation.endswith(".Identity") else activation
 
 
 def read(folder: AnyPath, hidden_size: int, max_positions: int, is_workdir: bool = False) -> SentenceEmbedder | None:
@@ -88,12 +106,14 @@ def read(folder: AnyPath, hidden_size: int, max_positions: int, is_workdir: bool
 
 def _read(folder: AnyPath, hidden_size: int, max_positions: int, is_workdir: bool) -> SentenceEmbedder:
     if not (folder / MODULES).exists():
+        _check_padding_side(folder)
         pooling = _read_pooling(folder / _OLD_POOLING) if is_workdir else Pooling(("mean",))
         width = len(pooling.modes) * hidden_size
         return SentenceEmbedder((pooling,), width, _max_seq_len((), folder, max_positions))
     (first, transformer), *others = _module_folders(folder)
     if first != "Transformer":
         raise UsageError(f"{folder / MODULES} starts with the module {first}; bertjax supports only Transformer")
+    _check_padding_side(transformer)
     configs = {transformer / name: _read_object(transformer / name) for name in _TRANSFORMER_CONFIGS}
     # As in sentence-transformers, the first config that is not empty counts.
     file, config = next(((file, config) for file, config in configs.items() if config), (transformer, {}))
@@ -109,6 +129,8 @@ def _read(folder: AnyPath, hidden_size: int, max_positions: int, is_workdir: boo
     if (model_type := prompts.get("model_type", "SentenceTransformer")) != "SentenceTransformer":
         raise UsageError(f"{folder / _PROMPTS} has the model_type {model_type!r}; bertjax supports SentenceTransformer")
     texts = {"query": "", "document": "", **{name: text or "" for name, text in (prompts.get("prompts") or {}).items()}}
+    if wrong := [text for text in texts.values() if not isinstance(text, str)]:
+        raise UsageError(f"{folder / _PROMPTS} has the prompt {wrong[0]!r}; a prompt must be a string")
     default = prompts.get("default_prompt_name") or ""
     if default and default not in texts:
         raise UsageError(f"{folder / _PROMPTS} has the default_prompt_name {default!r}, but no prompt of this name")
@@ -125,6 +147,14 @@ def _read(folder: AnyPath, hidden_size: int, max_positions: int, is_workdir: boo
         truncate_dim,
         prompts.get("similarity_fn_name") or "",
     )
+
+
+def _check_padding_side(folder: AnyPath) -> None:
+    side = _read_object(folder / _TOKENIZER).get("padding_side")
+    padding = _read_object(folder / "tokenizer.json").get("padding") or {}
+    if str(side or padding.get("direction", "right")).lower() != "right":
+        place = f"padding_side in {folder / _TOKENIZER}" if side else f"padding in {folder / 'tokenizer.json'}"
+        raise UsageError(f"{place} is left, so the vector of a text depends on the other texts; remove this setting")
 
 
 def _module_folders(folder: AnyPath) -> list[tuple[str, AnyPath]]:
@@ -206,15 +236,15 @@ def _read_pooling(file: AnyPath) -> Pooling:
         modes = (modes,) if isinstance(modes, str) else tuple(modes)
     else:
         modes = tuple(mode for mode, field in POOLING_FIELDS.items() if config.get(field)) or ("mean",)
-    if not modes or (unknown := [mode for mode in modes if mode not in POOLING_FIELDS]):
-        raise UsageError(f"{file} has an unknown pooling_mode: {listed(map(repr, unknown))}")
+    unknown = [mode for mode in modes if mode not in POOLING_FIELDS]
+    if unknown or not modes:
+        raise UsageError(f"{file} has an unknown pooling_mode: {listed(map(repr, unknown or [[]]))}")
     return Pooling(modes, bool(config.get("include_prompt", True)))
 
 
 def _read_arrays(folder: AnyPath, shapes: Mapping[str, tuple]) -> dict[str, np.ndarray]:
     """Reads the weights of a module as float32. `shapes` contains the shape of each array."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import load
+    from safetensors import SafetensorError, deserialize
 
     file = folder / _WEIGHTS
     if not file.exists():
@@ -223,8 +253,13 @@ def _read_arrays(folder: AnyPath, shapes: Mapping[str, tuple]) -> dict[str, np.n
             "save it again with sentence_transformers: SentenceTransformer(DIR).save_pretrained(NEW_DIR)"
         )
     try:
-        arrays = {name: array.astype(np.float32) for name, array in load(file.read_bytes()).items()}
-    except (SafetensorError, OSError, KeyError, TypeError) as error:
+        arrays = {
+            name: np.frombuffer(array["data"], _DTYPES[array["dtype"]]).reshape(array["shape"]).astype(np.float32)
+            for name, array in deserialize(file.read_bytes())
+        }
+    except KeyError as error:
+        raise UsageError(f"{file} has arrays of dtype {error}; weights must be {', '.join(_DTYPES)}") from error
+    except (SafetensorError, OSError, TypeError) as error:
         raise UsageError(f"cannot read {file}: {first_line(error)}; copy it again") from error
     if (found := {name: array.shape for name, array in arrays.items()}) != dict(shapes):
         raise UsageError(f"{file} has arrays {found}, but the modules need {dict(shapes)}")

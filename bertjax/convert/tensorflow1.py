@@ -38,6 +38,7 @@ _ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu"}
 _ACTIVATION_FIELD, _LABELS_FIELD = "bertjax_activation", "bertjax_labels"
 _WORD_LIMIT_FIELD = "bertjax_max_word_chars"
 _EPSILON_FIELD, _LOWER_CASE_FIELD = "layer_norm_eps", "do_lower_case"
+_TOKEN_EMBEDDINGS = "bert/embeddings/word_embeddings"
 _LATEST_CHECKPOINT = re.compile('^model_checkpoint_path: "(.*)"$', re.MULTILINE)
 # Approximate bytes per chunk. Checkpoints are written in chunks to limit memory.
 _CHUNK_BYTES = 16 << 20
@@ -80,15 +81,20 @@ def read_vocabulary(folder: Path, lower_case: bool | None = None) -> Vocabulary 
     return read_vocabulary_file(folder, lower_case, config.get(_WORD_LIMIT_FIELD, MAX_WORD_CHARS))
 
 
-def is_training_variable(name: str, shapes: Mapping[str, Sequence[int]]) -> bool:
-    """Returns whether a variable belongs to the training run instead of the model.
+def training_kind(name: str, shapes: Mapping[str, Sequence[int]]) -> str:
+    """Returns the kind of a variable of the training run, such as `adam_m`, or "" for a variable of the model.
 
     BERT has no scalar parameters, so scalars are counters, such as `global_step` or a loss scale. Optimizers and moving
-    averages name their variables after the parameter, as `PARAMETER/SLOT` or `SCOPE/PARAMETER/SLOT`.
+    averages name their variables after the parameter, as `PARAMETER/SLOT` or `SCOPE/PARAMETER/SLOT`, or have a scope
+    with a copy of each parameter, `SCOPE/PARAMETER`.
     """
+    scope, _, inner = name.partition("/")
+    if inner in shapes and f"{scope}/{_TOKEN_EMBEDDINGS}" in shapes:
+        return f"{scope}/..."
     parts = name.split("/")
     spans = itertools.combinations(range(len(parts)), 2)
-    return len(shapes[name]) == 0 or any("/".join(parts[start:end]) in shapes for start, end in spans)
+    is_training = len(shapes[name]) == 0 or any("/".join(parts[start:end]) in shapes for start, end in spans)
+    return parts[-1] if is_training else ""
 
 
 def read(path: Path, lower_case: bool | None = None) -> PortableCheckpoint:
@@ -118,7 +124,8 @@ def read(path: Path, lower_case: bool | None = None) -> PortableCheckpoint:
         all_shapes = reader.get_variable_to_shape_map()
     except Exception as error:  # TensorFlow raises different exception types for different kinds of damage.
         raise BertjaxError(f"cannot read {prefix}: {first_line(error)}; copy it again") from error
-    shapes = {name: tuple(shape) for name, shape in all_shapes.items() if not is_training_variable(name, all_shapes)}
+    training_kinds = {name: training_kind(name, all_shapes) for name in all_shapes}
+    shapes = {name: tuple(shape) for name, shape in all_shapes.items() if not training_kinds[name]}
     kernels = {name: kind.tensorflow_kernel for name, kind in OUTPUT_KINDS.items() if kind.tensorflow_kernel}
     output_kind = next((kind for kind, kernel in kernels.items() if len(shapes.get(kernel, ())) == 2), "")
     num_outputs = shapes[kernels[output_kind]][0] if output_kind else 0
@@ -148,7 +155,7 @@ def read(path: Path, lower_case: bool | None = None) -> PortableCheckpoint:
         labels = _read_labels(tf_config, num_outputs, config_file)
     notes = [f"read {prefix.name}", *padding_notes]
     if skipped := all_shapes.keys() - shapes.keys():
-        kinds = sorted({name.rpartition("/")[2] for name in skipped})
+        kinds = sorted({training_kinds[name] for name in skipped})
         notes.append(f"ignored {len(skipped)} variables of the training run: {listed(kinds)}")
     return PortableCheckpoint(config, params, vocabulary, output_kind, labels, tuple(notes))
 

@@ -55,7 +55,7 @@ def load_model(path: str | Path, mesh: Mesh | None = None, lower_case: bool | No
     for note in checkpoint.notes:
         logger.info(note)
     if checkpoint.vocabulary is None:
-        raise UsageError(f"{path} lacks vocab.txt; copy the model's vocabulary to this folder")
+        raise UsageError(f"{path} lacks vocab.txt beside its config; copy the model's vocabulary there")
     return _put_on_mesh(checkpoint, checkpoint.vocabulary, str(path), mesh)
 
 

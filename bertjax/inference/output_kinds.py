@@ -13,7 +13,6 @@ from typing import Any
 import flax.linen as nn
 import numpy as np
 
-from bertjax.data.corpus.tokenizer import BasicTokenizer
 from bertjax.data.finetuning.batches import inference_batches
 from bertjax.data.finetuning.examples import Examples, make_examples
 from bertjax.data.finetuning.questions import Question
@@ -118,7 +117,7 @@ def predict_choices(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[R
 
 def predict_tags(predictor: TextPredictor, inputs: Sequence[str | Texts]) -> list[Record]:
     """Predicts a tag for each word of each text. An input is a text, or a tuple of words to join with spaces."""
-    split = BasicTokenizer(lower_case=False).word_spans
+    split = predictor.model.tokenizer.word_spans
     texts = [text if isinstance(text, str) else " ".join(text) for text in inputs]
     spans = [split(text) if isinstance(text, str) else _joined_spans(text) for text in inputs]
     sentences = [[text[start:end] for start, end in text_spans] for text, text_spans in zip(texts, spans, strict=True)]

@@ -116,22 +116,14 @@ def _percent(probability: float) -> str:
     return f"{100 * probability:.1f} %"
 
 
-def check_masked_texts(texts: Sequence[str], top: int) -> None:
-    """Raises a UsageError if a text has no [MASK] or `top` is below 1."""
-    if top < 1:
-        raise UsageError(f"top={top} is out of range; use at least 1")
-    for text in texts:
-        if _MASK not in text:
-            raise UsageError(f"no {_MASK} in {text[:60]!r}; write {_MASK} in place of the word to predict")
-
-
 def fill_mask(model: LoadedModel, text: str, top: int) -> list[list[tuple[str, float]]]:
-    """Predicts the most probable tokens at each [MASK] of a text.
+    """Predicts the most probable tokens at each mask token of a text, or [MASK] if the mask token has another name.
 
     Returns:
-      For each [MASK], from left to right, `top` pairs of token and probability, best first.
+      For each mask token, from left to right, `top` pairs of token and probability, best first.
     """
-    check_masked_texts([text], top)
+    if top < 1:
+        raise UsageError(f"top={top} is out of range; use at least 1")
     if "masked_lm" not in model.params:
         raise UsageError(
             f"{model.path} lacks the parameters masked_lm and contains only {', '.join(sorted(model.params))}; use a "
@@ -140,7 +132,11 @@ def fill_mask(model: LoadedModel, text: str, top: int) -> list[list[tuple[str, f
     vocabulary, max_len = model.vocabulary, model.config.max_position_embeddings
     if top > vocabulary.size:
         raise UsageError(f"top={top} is larger than the vocabulary; use at most {vocabulary.size}")
-    ids = [vocabulary.cls_id, *model.tokenizer.encode_with_special(text), vocabulary.sep_id]
+    mask = vocabulary.pieces[vocabulary.mask_id]
+    text_ids = model.tokenizer.encode_with_special(text.replace(_MASK, mask))
+    if vocabulary.mask_id not in text_ids:
+        raise UsageError(f"no {mask} in {text[:60]!r}; write {mask} in place of the word to predict")
+    ids = [vocabulary.cls_id, *text_ids, vocabulary.sep_id]
     if len(ids) > max_len:
         raise UsageError(f"the text has {len(ids)} tokens, but the model takes at most {max_len}; shorten the text")
     positions = np.flatnonzero(np.array(ids) == vocabulary.mask_id).astype(np.int32)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from checkpoints import random_checkpoint
-from tokenizers import AddedToken, normalizers, pre_tokenizers
+from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from bertjax.convert.convert import BERTJAX, HUGGINGFACE, TENSORFLOW, convert, read_checkpoint, read_vocabulary
@@ -142,6 +142,45 @@ def test_properties_of_added_tokens_are_followed(save_json, plain):
     assert spans[1, 0] == 2  # not the space that the token strips
 
 
+@pytest.mark.parametrize("name, is_special", [("extra_special_tokens", True), ("additional_special_tokens", False)])
+def test_text_is_normalized_before_added_tokens_are_found_unless_they_are_special(name, is_special, plain, letters):
+    size = load_vocabulary(letters).size
+    (plain / "added_tokens.json").write_text(json.dumps({"[E1]": size}))
+    edit_json(plain / "special_tokens_map.json", **{name: ["[E1]"]})
+    ids = encode(plain, ["[E1]", "[e1]"])
+    assert ids[0] == [size] and (ids[1] == [size]) != is_special
+
+
+def test_tokens_of_byte_pairs_with_dropout_are_those_without_dropout(letters, plain, save_json):
+    vocab = {piece: index for index, piece in enumerate((*SPECIAL_PIECES, "a", "b", "ab"))}
+
+    def change(tokenizer):
+        tokenizer.model = models.BPE(vocab, [("a", "b")], dropout=0.5, unk_token="[UNK]")
+
+    save_json(change)
+    assert read_tokenizer(plain)[1] == [
+        "ignored dropout=0.5 of tokenizer.json, so that a text always has the same tokens"
+    ]
+    tokenizer = Tokenizer(load_vocabulary(plain / "tokenizer.json"))
+    for ids in (*encode(plain, ["ab"] * 30), *(tokenizer.encode("ab") for _ in range(30))):
+        assert ids == [vocab["ab"]]
+
+
+def test_words_are_split_at_punctuation_but_added_and_special_tokens_are_not(plain, save_json):
+    text = "Jo-x <ent>, [MASK]y New York [UNK] 中 ∃, e-mail"
+    words = ["Jo", "-", "x", "<ent>", ",", "[MASK]", "y", "New York", "[UNK]", "中", "∃", ",", "e-mail"]
+    split = ["Jo", "-", "x", "<", "ent", ">", *words[4:7], "New", "York", *words[8:-1], "e", "-", "mail"]
+
+    def add(tokenizer):
+        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        tokenizer.add_tokens([AddedToken(name, lstrip=True, rstrip=True) for name in ("<ent>", "e-mail", "new york")])
+
+    for change, expected in ((lambda tokenizer: None, split), (add, words)):
+        save_json(change)
+        tokenizer = Tokenizer(read_tokenizer(plain)[0])
+        assert [text[start:end] for start, end in tokenizer.word_spans(text)] == expected
+
+
 TOKENIZERS = {
     "digits": lambda t: setattr(
         t, "pre_tokenizer", pre_tokenizers.Sequence([pre_tokenizers.BertPreTokenizer(), pre_tokenizers.Digits(True)])
@@ -177,6 +216,17 @@ def test_options_of_bert_tokenizer_replace_those_of_tokenizer_json(save_json, pl
     vocabulary, notes = read_tokenizer(plain)
     assert vocabulary.kind == WORDPIECE
     assert notes == ["ignored pre_tokenizer of tokenizer.json, as transformers does for tokenizer_class BertTokenizer"]
+
+    def change(tokenizer):
+        ids = {piece: tokenizer.token_to_id(piece) for piece in SPECIAL_PIECES}
+        tokenizer.model.continuing_subword_prefix = "@@"
+        tokenizer.model.unk_token = "a"
+        tokenizer.post_processor = processors.RobertaProcessing(("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"]))
+
+    save_json(change, tokenizer_class="BertTokenizerFast", do_lower_case=True)
+    assert read_tokenizer(plain)[1][0].startswith("ignored unk_token, continuing_subword_prefix, post_processor of")
+    save_json(tokenizer_class="BertTokenizerFast", do_lower_case=True)
+    assert read_tokenizer(plain)[1] == []
     edit_json(plain / "tokenizer_config.json", strip_accents=False)
     accents = Tokenizer(read_tokenizer(plain)[0])
     assert accents.pieces(accents.encode("E\u00e9 e")) == ["[UNK]", "e"]
@@ -200,6 +250,11 @@ def drop_post_processor(tokenizer_json):
     return tokenizer_json | {"post_processor": None}
 
 
+def truncate_left(tokenizer_json):
+    truncation = {"direction": "Left", "max_length": 9, "strategy": "LongestFirst", "stride": 0}
+    return tokenizer_json | {"truncation": truncation}
+
+
 @pytest.mark.parametrize(
     "fields, change, message",
     [
@@ -207,6 +262,8 @@ def drop_post_processor(tokenizer_json):
         ({"tokenizer_class": "RobertaTokenizerFast"}, None, "has tokenizer_class 'RobertaTokenizer', which"),
         ({"auto_map": {"AutoTokenizer": ["a.B", None]}}, None, "needs code of its own"),
         ({"split_special_tokens": True}, None, "has split_special_tokens=true"),
+        ({"truncation_side": "left"}, None, "truncation_side in .*tokenizer_config.json is left, but .*remove this"),
+        ({}, truncate_left, "truncation in .*tokenizer.json is left"),
         ({"mask_token": "<mask>"}, None, "lacks <mask>, the mask_token"),
         ({}, drop_post_processor, "does not build rows as .CLS. A .SEP. B .SEP."),
     ],
@@ -224,9 +281,10 @@ def test_class_in_the_model_config_counts_and_generic_class_needs_tokenizer_json
     edit_json(plain / "config.json", tokenizer_class="BertJapaneseTokenizer")
     with pytest.raises(UsageError, match="BertJapaneseTokenizer"):
         read_tokenizer(plain)
-    edit_json(plain / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
-    with pytest.raises(UsageError, match="the folder lacks tokenizer.json"):
-        read_tokenizer(plain)
+    for name in ("PreTrainedTokenizerFast", ""):
+        edit_json(plain / "tokenizer_config.json", tokenizer_class=name)
+        with pytest.raises(UsageError, match="the folder lacks tokenizer.json"):
+            read_tokenizer(plain)
 
 
 def test_added_token_with_a_wrong_id_is_refused(plain):
@@ -293,7 +351,7 @@ def test_tokenizer_json_survives_in_a_workdir_but_not_in_tensorflow_format(lette
         convert(str(tmp_path / "own"), str(tmp_path / "tf"), TENSORFLOW, False)
 
 
-@pytest.mark.parametrize("tokenizer_class", ["BertTokenizer", "BertTokenizerFast", "PreTrainedTokenizerFast", None])
+@pytest.mark.parametrize("tokenizer_class", ["BertTokenizer", "BertTokenizerFast", "PreTrainedTokenizerFast", None, ""])
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_ids_equal_those_of_auto_tokenizer(name, tokenizer_class, save_json, plain, tmp_path):
     transformers = pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[parity]'")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 
@@ -41,7 +42,10 @@ def test_missing_unknown_and_misshapen_arrays_are_listed(letters, tmp_path):
         ({"is_decoder": True}, "is_decoder"),
         ({"model_type": "roberta"}, "a model of type 'roberta'"),
         ({"hidden_act": "silu"}, "hidden_act 'silu'"),
-        ({"architectures": ["BertLMHeadModel"]}, "'BertLMHeadModel'; use one of BertForPreTraining"),
+        (
+            {"architectures": ["BertLMHeadModel"]},
+            "config.json has the unsupported architecture 'BertLMHeadModel'; use one of BertForPreTraining",
+        ),
         ({"vocab_size": 7}, "vocab_size is 7; use the vocabulary that the model was trained with"),
         ({"vocab_size": 5000}, r"word_embeddings.weight \(\d+, 16\) instead of \(5000, 16\)"),
         ({"hidden_size": "wide"}, "hidden_size is 'wide'; it must be an integer"),
@@ -53,7 +57,7 @@ def test_missing_unknown_and_misshapen_arrays_are_listed(letters, tmp_path):
         ({"quantization_config": {"bits": 8}}, "quantization_config"),
         ({"tie_word_embeddings": False}, "untied embeddings"),
         ({"architectures": ["BertForQuestionAnswering"]}, "missing: qa_outputs.weight, qa_outputs.bias"),
-        ({"architectures": ["BertForTokenClassification"], "id2label": {"1": "O"}}, "a unique name for each"),
+        ({"architectures": ["BertForTokenClassification"], "id2label": {"1": "O"}}, "config.json: id2label .* unique"),
         ({"architectures": ["BertForTokenClassification"], "id2label": {"0": "O", "1": "O"}}, "a unique name"),
         ({"num_hidden_layers": None}, "lacks num_hidden_layers"),
     ],
@@ -89,13 +93,36 @@ def edit_weights(folder, change):
         ),
         (
             lambda arrays: arrays | {"cls.predictions.decoder.weight": 2 * arrays[EMBEDDINGS]},
-            f"cls.predictions.decoder.weight differs from {EMBEDDINGS}; bertjax supports only tied embeddings",
+            f"cls.predictions.decoder.weight differs from {EMBEDDINGS}; bertjax supports only tied embeddings, so",
         ),
     ],
 )
 def test_invalid_weights_are_refused(change, message, folder):
     edit_weights(folder, change)
     with pytest.raises(UsageError, match=message):
+        read_checkpoint(folder)
+
+
+def test_dtype_that_numpy_lacks_is_refused(folder):
+    edit_weights(folder, lambda arrays: arrays | {BIAS: np.zeros(WIDTH, np.uint8)})
+    file = folder / "model.safetensors"
+    content = file.read_bytes()
+    header = content[8 : 8 + int.from_bytes(content[:8], "little")]
+    changed = header.replace(b'"dtype":"U8"', b'"dtype":"F8_E4M3"')
+    file.write_bytes(len(changed).to_bytes(8, "little") + changed + content[8 + len(header) :])
+    with pytest.raises(UsageError, match="cannot read .*model.safetensors: .*float8_e4m3fn.*; weights must be float32"):
+        read_checkpoint(folder)
+
+
+def test_vocabulary_with_several_columns_is_refused(folder):
+    file = folder / "vocab.txt"
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    lines = file.read_text().splitlines()
+    file.write_text("".join(f"{line}\t{index}\n" for index, line in enumerate(lines)))
+    with pytest.raises(
+        UsageError, match=re.escape("several columns, such as '[PAD]\\t0'; write only one token per line")
+    ):
         read_checkpoint(folder)
 
 

@@ -5,6 +5,7 @@ import functools
 import io
 import itertools
 import json
+import shutil
 import sys
 from types import SimpleNamespace
 
@@ -184,6 +185,11 @@ def test_tagger_accepts_a_tuple_of_words(folders):
     assert (two["words"], two["spans"]) == (["U.S.", "a b", ""], [[0, 4], [5, 8], [9, 9]])
 
 
+def test_tagger_keeps_special_tokens_of_a_text(folders):
+    (record,) = bertjax.load(folders[TAGS]).predict(["a [MASK]-b"])
+    assert record["words"] == ["a", "[MASK]", "-", "b"]
+
+
 def test_tagger_splits_text_at_punctuation_and_returns_entities(folders, capfd, monkeypatch):
     text = "Al saw Jo, (once)."
     (record,) = predict_json(capfd, folders[TAGS], text)
@@ -250,6 +256,41 @@ def test_fill_mask_without_a_masked_lm_head_prints_only_an_error(folders, capfd)
         cli.main(["fill_mask", f"--checkpoint={folders[CLASSES]}", "zu [MASK]"])
     output, error = capfd.readouterr()
     assert "lacks the parameters masked_lm" in error and output == ""
+
+
+def test_fill_mask_accepts_a_mask_token_with_another_name(folders, tmp_path, capfd):
+    folder = shutil.copytree(folders[""], tmp_path / "model")
+    for name in ("tokenizer.json", "special_tokens_map.json"):
+        (folder / name).unlink()
+    (folder / "vocab.txt").write_text((folder / "vocab.txt").read_text().replace("[MASK]", "<mask>"))
+    (folder / "tokenizer_config.json").write_text('{"mask_token": "<mask>", "do_lower_case": true}')
+    bert = bertjax.load(folder)
+    assert (
+        bert.fill_mask("a <mask> b")
+        == bert.fill_mask("a [MASK] b")
+        == bertjax.load(folders[""]).fill_mask("a [MASK] b")
+    )
+    with pytest.raises(UsageError, match="no <mask> in 'a mask'; write <mask> in place of the word"):
+        bert.fill_mask("a mask")
+    error = refused(capfd, "fill_mask", f"--checkpoint={folder}", "a <mask>", "b")
+    assert "no <mask> in 'b'" in error
+
+
+def test_log_names_the_activation_of_a_cross_encoder(folders, tmp_path):
+    for name, field, expected in (
+        ("number", {}, "torch.nn.Sigmoid"),
+        ("number", {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, ""),
+        ("number", {"sbert_ce_default_activation_function": "torch.nn.Tanh"}, "torch.nn.Tanh"),
+        (CLASSES, {"sentence_transformers": {"activation_fn": "torch.nn.Softmax"}}, "torch.nn.Softmax"),
+        (CLASSES, {}, ""),
+    ):
+        config = json.loads((folders[name] / "config.json").read_text()) | field
+        folder = shutil.copytree(folders[name], tmp_path / "model", dirs_exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(config))
+        notes = [note for note in huggingface.read(folder).notes if "CrossEncoder" in note]
+        assert [note.split()[4] for note in notes] == [expected][: bool(expected)]
+    (folder / "config_sentence_transformers.json").write_text('{"activation_fn": "torch.nn.ReLU"}')
+    assert "predict does not apply torch.nn.ReLU to logits" in huggingface.read(folder).notes[-1]
 
 
 def test_wrong_usage_is_refused(folders, capfd, tmp_path):

@@ -243,6 +243,29 @@ class Tokenizer:
             spans += [(start + first, start + end) for first, end in part_spans]
         return all_ids, np.array(spans, np.int64).reshape(-1, 2)
 
+    def word_spans(self, text: str) -> list[tuple[int, int]]:
+        """Returns the start and end (exclusive) character offset of each word and punctuation character, in order.
+
+        Special tokens and the added tokens of a `tokenizer.json` are one word each.
+        """
+        tokens = [match.span() for match in self._special_pieces.finditer(text)]
+        if self.vocabulary.kind == TOKENIZER_JSON:
+            added = self._engine.get_added_tokens_decoder()
+            ids, spans = self.encode_with_offsets(text)
+            tokens = [
+                (first, end)
+                for index, (first, end) in zip(ids, spans.tolist(), strict=True)
+                # An unknown word has the id of [UNK], but is not this token.
+                if index in added and (index != self.vocabulary.unk_id or text[first:end] == added[index].content)
+            ]
+        words: list[tuple[int, int]] = []
+        basic, start = BasicTokenizer(lower_case=False), 0
+        for first, end in [*tokens, (len(text), len(text))]:
+            words += [(start + left, start + right) for left, right in basic.word_spans(text[start:first])]
+            words += [(first, end)] * (first < end)
+            start = end
+        return words
+
     def _parts(self, text: str) -> Iterator[tuple[int, str, list[int]]]:
         """Splits a text at special tokens, and yields the start, text and token ids of each part."""
         if self.vocabulary.kind == TOKENIZER_JSON:
@@ -337,10 +360,9 @@ def _without_surrogates(text: str) -> str:
 
 
 def _without_space(text: str, first: int, end: int) -> tuple[int, int]:
-    """Returns the span without the spaces at its start, since the first piece of a word includes them."""
-    while first < end and text[first].isspace():
-        first += 1
-    return first, end
+    """Returns the span without the spaces at its ends, since the first piece of a word or a token may include them."""
+    first += len(text[first:end]) - len(text[first:end].lstrip())
+    return first, first + len(text[first:end].rstrip())
 
 
 def _end_with_marks(chunk: str, last: int) -> int:

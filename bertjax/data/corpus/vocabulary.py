@@ -14,7 +14,7 @@ import numpy as np
 import tokenizers
 from etils import epath
 
-from bertjax.errors import UsageError, first_line, listed
+from bertjax.errors import UsageError, first_line, listed, quoted
 from bertjax.utils.io import AnyPath, as_path, read_json, reject_utf16
 
 logger = logging.getLogger(__name__)
@@ -210,7 +210,13 @@ def vocab_txt_lines(path: os.PathLike, content: bytes) -> tuple[list[str], bytes
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
         raise UsageError(f"the vocabulary {path} is damaged: NUL byte on line {line}; copy it again")
-    return text.removesuffix("\n").split("\n"), content
+    lines = text.removesuffix("\n").split("\n")
+    if all(len(line.split()) > 1 for line in lines):
+        raise UsageError(
+            f"each line of the vocabulary {path} has several columns, such as {quoted(lines[0].strip())}; write only "
+            "one token per line"
+        )
+    return lines, content
 
 
 def load_sentencepiece(path: os.PathLike, content: bytes) -> Any:
@@ -226,13 +232,15 @@ def load_sentencepiece(path: os.PathLike, content: bytes) -> Any:
 
 
 def load_tokenizer_json(path: os.PathLike, content: bytes) -> tokenizers.Tokenizer:
-    """Returns the tokenizer of a `tokenizer.json`, without its truncation and padding."""
+    """Returns the tokenizer of a `tokenizer.json`, without its truncation and padding, and without dropout of BPE."""
     try:
         engine = tokenizers.Tokenizer.from_str(content.decode())
     except Exception as error:  # The package raises `Exception` for all errors.
         raise UsageError(f"{path} is not a tokenizer.json: {first_line(error)}; copy the file again") from error
     engine.no_truncation()
     engine.no_padding()
+    if isinstance(engine.model, tokenizers.models.BPE):
+        engine.model.dropout = None
     return engine
 
 
