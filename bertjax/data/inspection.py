@@ -16,7 +16,6 @@ from bertjax.utils.io import write_npz
 _WIDTH = 120
 _INPUTS = ("sequence_ids", "position_ids", *(spec.name for spec in (*SEQUENCE, *EXAMPLE, TOKEN_LABELS)))
 _SPAN = ("start_positions", "end_positions")
-_PAIR_LABELS = {0: "IsNext", 1: "NotNext", -1: "no next sentence"}
 
 
 def paragraph(head: str, text: str) -> list[str]:
@@ -94,12 +93,14 @@ def format_row(batch: Mapping[str, np.ndarray], row: int, tokenizer: Tokenizer, 
     return "\n".join(lines)
 
 
-def format_masked_row(batch: Mapping[str, np.ndarray], row: int, vocabulary: Vocabulary) -> str:
+def format_masked_row(labels: Sequence[str], batch: Mapping[str, np.ndarray], row: int, vocabulary: Vocabulary) -> str:
     """Formats a row of a `MASKED_LM_BATCH` (a sentence pair or a text) or of a `PACKED_BATCH` (several pairs).
 
     Each segment is a paragraph. A predicted position shows the token that the model sees and the original token:
-    `[MASK]←paris`, `tree←paris (random)`, `paris (kept)`. Padding is counted but not shown.
+    `[MASK]←paris`, `tree←paris (random)`, `paris (kept)`. Padding is counted but not shown. `labels` contains the names
+    of the labels of a pair.
     """
+    names = {-1: "no label", **dict(enumerate(labels))}
     tokens, is_predicted = _format_tokens(batch, row, vocabulary)
     is_packed = "sequence_ids" in batch
     sequence_ids = batch["sequence_ids" if is_packed else "input_mask"][row]
@@ -110,7 +111,7 @@ def format_masked_row(batch: Mapping[str, np.ndarray], row: int, vocabulary: Voc
     for number, label in enumerate(np.atleast_1d(batch["next_sentence_labels"][row])[:pairs], 1):
         positions = np.flatnonzero(sequence_ids == number)
         size = f"{positions.size} tokens{'' if is_packed else padding}"
-        lines.append(f"{_PAIR_LABELS[int(label)]}, {size}, {is_predicted[positions].sum()} predictions")
+        lines.append(f"{names[int(label)]}, {size}, {is_predicted[positions].sum()} predictions")
         for segment, name in enumerate("AB"):
             text = " ".join(tokens[i] for i in positions if batch["segment_ids"][row, i] == segment)
             lines += paragraph(f"{name}: ", text)

@@ -11,6 +11,8 @@ import numpy as np
 
 # Kinds of pairs: next-sentence prediction of BERT, and sentence-order prediction of ALBERT.
 NEXT_SENTENCE, SENTENCE_ORDER = "next_sentence", "sentence_order"
+# Names of the labels of each kind of pairs, in the order of their ids.
+LABELS = {"": (), NEXT_SENTENCE: ("IsNext", "NotNext"), SENTENCE_ORDER: ("in order", "reversed or random")}
 # In each pass, exactly one of ten documents of similar length has a short target length. In google-research/bert, each
 # document has a short target length with probability 0.1.
 _SHORT_EVERY = 10

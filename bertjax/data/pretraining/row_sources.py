@@ -36,6 +36,7 @@ from bertjax.data.pretraining.config import (
 )
 from bertjax.data.pretraining.masking import choose_positions, replace_tokens
 from bertjax.data.pretraining.pair_index import open_pair_index
+from bertjax.data.pretraining.pairs import LABELS
 from bertjax.data.pretraining.rows import (
     Spans,
     TokenRows,
@@ -102,14 +103,15 @@ def make_row_source(pairing: str = "", packed: bool = False, masked: bool = True
       packed: whether several pairs share a row.
       masked: whether tokens are masked.
     """
-    masked_row = RowFormat(MASKED_LM_BATCH, _masked_batch, format_masked_row)
+    format_row = functools.partial(format_masked_row, LABELS[pairing])
+    masked_row = RowFormat(MASKED_LM_BATCH, _masked_batch, format_row)
     if not pairing:
         row_format = masked_row if masked else RowFormat(LANGUAGE_MODEL_BATCH, _unmasked_batch, format_unmasked_row)
         return RowSource(row_format, 1, False, _train_tiles, _heldout_tiles)
     heldout = functools.partial(_heldout_pairs, pairing)
     if not packed:
         return RowSource(masked_row, 1, True, functools.partial(_train_pairs, pairing), heldout)
-    row_format = RowFormat(PACKED_BATCH, _packed_batch, format_masked_row)
+    row_format = RowFormat(PACKED_BATCH, _packed_batch, format_row)
     train = functools.partial(_train_packed_pairs, pairing)
     return RowSource(row_format, MAX_PAIRS_PER_ROW, True, train, heldout)
 
