@@ -28,14 +28,14 @@ def test_masked_row_shows_tokens_and_originals(vocabulary):
         "masked_lm_weights": np.array([[1, 1, 1, 0.0]]),
         "next_sentence_labels": np.array([1]),
     }
-    assert format_masked_row(batch, 0, vocabulary).splitlines() == [
+    assert format_masked_row(("IsNext", "NotNext"), batch, 0, vocabulary).splitlines() == [
         "NotNext, 7 tokens + 2 padding, 3 predictions",
         "A: [CLS] p13 [MASK]←##p20 [SEP]",
         "B: p17←p30 (random) p18 (kept) [SEP]",
     ]
     alone = batch | {"segment_ids": np.zeros((1, 9), int), "next_sentence_labels": np.array([-1])}
-    lines = format_masked_row(alone, 0, vocabulary).splitlines()
-    assert lines[0].startswith("no next sentence")
+    lines = format_masked_row((), alone, 0, vocabulary).splitlines()
+    assert lines[0].startswith("no label")
     assert len(lines) == 2
 
 
@@ -50,7 +50,7 @@ def test_packed_row_shows_each_pair(vocabulary):
         "masked_lm_weights": np.array([[1, 1, 0.0]]),
         "next_sentence_labels": np.array([[0, 1, -1]]),
     }
-    assert format_masked_row(batch, 0, vocabulary).splitlines() == [
+    assert format_masked_row(("IsNext", "NotNext"), batch, 0, vocabulary).splitlines() == [
         "2 pairs, 11 tokens + 1 padding",
         "IsNext, 5 tokens, 1 predictions",
         "A: [CLS] p13 [SEP]",
