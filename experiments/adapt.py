@@ -41,7 +41,7 @@ def get_config(args: ConfigDict) -> ConfigDict:
     config.eval_every = 5 if args.quick else 1000
     config.checkpoint_every = 5 if args.quick else 1000
     config.optimizer.learning_rate = 1e-4
-    config.optimizer.warmup_steps = config.steps // 10
+    config.optimizer.warmup_steps = -1
     config.optimizer.head_steps = -1
     if args.quick:
         config.data.batch_size = 8

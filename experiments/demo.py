@@ -29,7 +29,7 @@ def get_config(args: ConfigDict) -> ConfigDict:
     config.eval_every = 5 if args.quick else 500
     config.checkpoint_every = 5 if args.quick else 500
     config.optimizer.learning_rate = 7e-4
-    config.optimizer.warmup_steps = config.steps // 10
+    config.optimizer.warmup_steps = -1
     config.model.hidden_dropout_prob = 0.0
     config.model.attention_probs_dropout_prob = 0.0
     return config

@@ -66,3 +66,7 @@ class OptimizerConfig(Section):
             raise UsageError(
                 f"config.optimizer.freeze contains encoder and freeze_layers is {self.freeze_layers}; set one of them"
             )
+
+    def warmup(self, total_steps: int) -> int:
+        """Returns the number of warm-up steps of a run: `warmup_steps`, or a tenth of all steps if it is -1."""
+        return total_steps // 10 if self.warmup_steps < 0 else self.warmup_steps

@@ -53,7 +53,7 @@ class PretrainingTask(Task):
         model_config = config.model_config(vocab_size)
         self.objective = config.objective_class.for_model(model_config, config.data)
         self.can_add_pieces = self.objective.can_add_pieces
-        self.total_steps, self.warmup_steps = config.steps, config.optimizer.warmup_steps
+        self.total_steps, self.warmup_steps = config.steps, config.optimizer.warmup(config.steps)
         self.eval_every, self.checkpoint_every = config.eval_every, config.checkpoint_every
         self.batch_sizes = tuple(phase.batch_size for phase in config.phases)
         # `eval_rows=0` evaluates all held-out rows. Their number is unknown here, so `num_eval_batches` is then 0.

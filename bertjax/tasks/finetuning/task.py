@@ -228,9 +228,7 @@ class FinetuningTask(Task):
         self._order = EpochOrder(self.train_examples, self._batching, config.seed)
         self.steps_per_epoch = self._order.steps_per_epoch
         self.total_steps = config.steps or config.epochs * self.steps_per_epoch
-        # The default -1 stands for `num_train_steps * warmup_proportion` of google-research/bert `run_classifier.py`.
-        warmup = config.optimizer.warmup_steps
-        self.warmup_steps = self.total_steps // 10 if warmup < 0 else warmup
+        self.warmup_steps = config.optimizer.warmup(self.total_steps)
         self.eval_every = (config.eval_every or self.steps_per_epoch) if self.eval_examples is not None else 0
         self.checkpoint_every = config.checkpoint_every or self.steps_per_epoch
         # Minimum rows of a training batch. With packing, the number of rows varies, but is a multiple of this minimum.
