@@ -43,7 +43,7 @@ def test_full_and_quick_configs_are_valid(file):
         complete(parse_config(config))
     assert 0 < quick.steps <= 20
     if full.task in ("pretraining", "adaptation"):
-        assert all(0 < config.optimizer.warmup_steps < config.steps for config in (full, quick))
+        assert all(0 < config.optimizer.warmup(config.steps) < config.steps for config in (full, quick))
         assert tokens(quick) <= tokens(full) / 100
     else:
         assert full.steps == 0 and full.epochs >= 2
