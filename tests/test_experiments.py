@@ -39,11 +39,10 @@ def test_main_experiments_exist():
 @every_experiment
 def test_full_and_quick_configs_are_valid(file):
     full, quick = load_config(str(file), []), load_config(f"{file}:quick=true", [])
-    for config in (full, quick):
-        complete(parse_config(config))
+    configs = [complete(parse_config(config)) for config in (full, quick)]
     assert 0 < quick.steps <= 20
     if full.task in ("pretraining", "adaptation"):
-        assert all(0 < config.optimizer.warmup(config.steps) < config.steps for config in (full, quick))
+        assert all(0 < config.optimizer.warmup(config.steps) < config.steps for config in configs)
         assert tokens(quick) <= tokens(full) / 100
     else:
         assert full.steps == 0 and full.epochs >= 2
