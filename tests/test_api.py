@@ -184,7 +184,13 @@ def test_example_is_short_and_runs(name, folders, capsys):
 
 
 def test_every_example_is_tested():
-    assert {file.stem for file in (ROOT / "examples").glob("*.py")} == {"own_head", "from_flax_bert"}
+    assert {file.stem for file in (ROOT / "examples").glob("*.py")} == {
+        "own_head",
+        "from_flax_bert",
+        "own_attention",
+        "own_metric",
+        "own_objective",
+    }
 
 
 @pytest.mark.ci

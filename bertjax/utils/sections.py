@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Collection
 from typing import Any, ClassVar
 
 from bertjax.errors import UsageError
@@ -19,7 +20,7 @@ class Bounds:
     above: float | None = None
     below: float | None = None
     at_most: float | None = None
-    choices: tuple[str, ...] = ()
+    choices: Collection[str] = ()
 
     def problem(self, value: Any) -> str:
         """Returns what the value must be, or "" if it is allowed."""

@@ -51,7 +51,7 @@ class PretrainingData(Section):
     seq_len: int = bounded(128, at_least=MIN_ROW_TOKENS)
     batch_size: int = bounded(256, at_least=1, at_most=1 << 20)
     max_predictions: int = bounded(0, at_least=0)
-    objective: str = bounded("nsp", choices=tuple(OBJECTIVES))
+    objective: str = bounded("nsp", choices=OBJECTIVES)
     dupe_factor: int = bounded(10, at_least=1, at_most=10_000)
     packing: bool = False
     eval_rows: int = bounded(0, at_least=0)

@@ -63,7 +63,7 @@ class MaskedLm(PretrainingObjective):
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         """Returns the divisor of each loss. As in google-research/bert, 1e-5 is added to the divisor of masked LM."""
         pairs = jnp.sum(batch["next_sentence_labels"] >= 0).astype(jnp.float32)
-        masked_lm, of_pairs = self.loss_names
+        masked_lm, of_pairs = self.loss_names[:2]
         return {masked_lm: jnp.sum(batch["masked_lm_weights"]) + 1e-5, of_pairs: jnp.maximum(pairs, 1.0)}
 
     def baseline(self, corpus: "Corpus", batches: Iterator[NumpyBatch]) -> dict[str, float]:
@@ -79,19 +79,23 @@ class MaskedLm(PretrainingObjective):
         metrics = {f"mlm_{name}": values[name] for name in ("loss", "accuracy")}
         metrics["heldout_entropy"] = values["heldout_entropy"]
         if label_counts.sum():
-            metrics[self.metrics[-1].name] = float(label_counts.max() / label_counts.sum())
+            metrics[self.metrics[3].name] = float(label_counts.max() / label_counts.sum())
         return metrics
 
     def compute(self, params: dict, batch: Batch, dropout_key: jax.Array | None) -> tuple[MetricSums, Outputs]:
-        """Returns metric sums. Next-sentence labels of -1 are ignored."""
-        # `masked_lm_logits` is [B, P, V]. `next_sentence_logits` is [B, 2] or, with up to K pairs per row, [B, K, 2].
-        masked_lm_logits, next_sentence_logits = self.apply(params, batch, dropout_key)
+        return self.metric_sums(batch, *self.apply(params, batch, dropout_key)), {}
+
+    def metric_sums(self, batch: Batch, masked_lm_logits: jax.Array, pair_logits: jax.Array) -> MetricSums:
+        """Returns the metric sums of logits [B, P, V] and [B, 2] or, with up to K pairs per row, [B, K, 2].
+
+        Labels of -1 are ignored.
+        """
         labels = batch["next_sentence_labels"]
         has_label = (labels >= 0).astype(jnp.float32)
-        mlm_loss, mlm_accuracy = loss_and_accuracy(masked_lm_logits, batch["masked_lm_ids"], batch["masked_lm_weights"])
-        pair_loss, pair_accuracy = loss_and_accuracy(next_sentence_logits, jnp.maximum(labels, 0), has_label)
-        sums = (mlm_loss, mlm_accuracy, pair_loss, pair_accuracy)
-        return {metric.name: values for metric, values in zip(self.metrics, sums, strict=True)}, {}
+        masked_lm = loss_and_accuracy(masked_lm_logits, batch["masked_lm_ids"], batch["masked_lm_weights"])
+        pairs = loss_and_accuracy(pair_logits, jnp.maximum(labels, 0), has_label)
+        names = [metric.name for metric in self.metrics]
+        return dict(zip(names[:4], (*masked_lm, *pairs), strict=True))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,50 @@
+"""Examples of extensions: each trains a tiny model."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_runs import read_metrics
+
+from bertjax.cli import main as cli
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+FIELDS = {
+    "data.seq_len": 16,
+    "data.batch_size": 8,
+    "data.eval_rows": 8,
+    "log_every": 2,
+    "eval_every": 2,
+    "model.num_attention_heads": 2,
+    "mesh.data": 1,
+}
+
+
+def train(experiment: str, workdir: Path, *flags: str) -> dict:
+    """Trains an experiment of pre-training for two steps and returns the logged metrics of training."""
+    fields = [f"--config.{name}={value}" for name, value in FIELDS.items()]
+    cli.main(["train", "--config", experiment, *fields, *flags, "--workdir", str(workdir)])
+    return next(line for line in read_metrics(workdir) if "loss" in line)
+
+
+@pytest.mark.parametrize(("name", "metric"), [("own_metric", "mlm_top5"), ("own_objective", "z_loss")])
+def test_own_metric_and_objective_are_logged(name, metric, corpus, tmp_path):
+    line = train(f"{EXAMPLES / name}.py:corpus={corpus},size=L1_H16,steps=2", tmp_path)
+    assert line["mlm_accuracy"] <= line.get("mlm_top5", 1)
+    losses = [line[loss] for loss in ("mlm_loss", "z_loss") if loss in line]
+    if metric == "z_loss":
+        assert 0 < line[metric] < 0.1 and line["loss"] == pytest.approx(sum(losses), rel=1e-5)
+
+
+def test_own_attention_replaces_that_of_the_model(corpus, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    experiment = f"pretrain:corpus={corpus},size=L1_H16,quick=true"
+    flags = ["--config.steps=2", "--config.model.attention_probs_dropout_prob=0.0"]
+    losses = []
+    for window in (0, 64):
+        monkeypatch.setattr("own_attention.WINDOW", window)
+        flag = "--config.model.attention=own_attention.local_attention"
+        losses.append(train(experiment, tmp_path / str(window), *flags, flag)["loss"])
+    losses.append(train(experiment, tmp_path / "xla", *flags)["loss"])
+    np.testing.assert_allclose(losses[1], losses[2], rtol=1e-5)
+    assert abs(losses[0] - losses[2]) > 1e-4
