@@ -345,14 +345,14 @@ def test_cached_conversion_is_updated_if_the_source_changes(letters, tmp_path, l
             assert path == str(cache_dir)
         # A run that was killed after the conversion leaves a temporary folder.
         (tmp_path / temporary_name("init_from")).mkdir()
-    assert sum(": huggingface, " in line for line in log_lines) == 1
+    assert sum(": tensorflow, " in line for line in log_lines) == 1
     with bertjax_checkpoint(source, cache_dir):
         assert sorted(child.name for child in tmp_path.iterdir()) == ["google", "init_from"]
     shutil.rmtree(source)
     google_checkpoint(letters, tmp_path / "google", lambda variables: {k: v + 1 for k, v in variables.items()})
     with bertjax_checkpoint(source, cache_dir):
         pass
-    assert sum(": huggingface, " in line for line in log_lines) == 2
+    assert sum(": tensorflow, " in line for line in log_lines) == 2
     assert_equal(read_checkpoint(cache_dir).params, read_checkpoint(tmp_path / "google").params)
     shutil.rmtree(source)
     with bertjax_checkpoint(source, cache_dir) as path:
