@@ -71,7 +71,7 @@ def _plot(
     # Import here, because the import takes half a second. `Figure` without pyplot needs no display.
     from matplotlib.figure import Figure
 
-    rows, columns = len(panels), len(panels[0])
+    rows, columns = len(panels), max(map(len, panels))
     width, height = 5.5 * columns, 3.8 * rows
     figure = Figure(figsize=(width, height))
     # Use fixed margins in inches, because automatic layout would double the time of a plot.
@@ -84,7 +84,11 @@ def _plot(
         hspace=0.18,
     )
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True)
-    for axes, (title, metrics) in zip(grid.flat, [panel for row in panels for panel in row], strict=True):
+    for row, row_panels in zip(grid, panels, strict=True):
+        for axes in row[len(row_panels) :]:
+            axes.remove()
+    used = [axes for row, row_panels in zip(grid, panels, strict=True) for axes in row[: len(row_panels)]]
+    for axes, (title, metrics) in zip(used, [panel for row in panels for panel in row], strict=True):
         for index, name in enumerate(metrics):
             prefix = f"{name}, " if len(metrics) > 1 else ""
             styles = {"linewidth": 0.8}, {"linewidth": 2.2, "marker": "o", "markersize": 4}
