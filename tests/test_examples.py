@@ -1,5 +1,6 @@
 """Examples of extensions: each trains a tiny model."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -49,3 +50,18 @@ def test_own_attention_replaces_that_of_the_model(corpus, tmp_path, monkeypatch)
     losses.append(train(experiment, tmp_path / "xla", *flags)["loss"])
     np.testing.assert_allclose(losses[1], losses[2], rtol=1e-5)
     assert abs(losses[0] - losses[2]) > 1e-6
+
+
+def test_own_task_trains_and_predicts(letters, tmp_path, capfd):
+    paragraphs = ["a start\nmore of it\nthe end", "a start\nthe end"]
+    for split, count in (("train", 8), ("dev", 2)):
+        (tmp_path / f"{split}.txt").write_text("\n\n".join(paragraphs * count))
+    fields = {"epochs": 4, "data.vocabulary": letters, "data.batch_size": 8, "optimizer.learning_rate": 3e-3}
+    flags = [f"--config.{name}={value}" for name, value in {**fields, "model.dtype": "float32"}.items()]
+    config = f"{EXAMPLES}/own_task.py:path={tmp_path},size=L1_H16"
+    cli.main(["train", "--config", config, *flags, "--workdir", str(tmp_path / "run")])
+    capfd.readouterr()
+    cli.main(["predict", "--checkpoint", str(tmp_path / "run"), "--json", "a start"])
+    assert json.loads(capfd.readouterr().out)["prediction"] in ("first", "between", "last")
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["accuracy"] >= results["baseline"]["accuracy"]
