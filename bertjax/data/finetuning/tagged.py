@@ -76,49 +76,41 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
         columns = [column.strip() for column in text.rstrip().split("\t")] if "\t" in text.strip() else text.split()
         lines.append((line, columns))
     lines, is_indexed = _without_comments_and_index(lines, path, stats)
-    rows = [columns for _, columns in lines if columns and columns[0] != _DOCUMENT]
-    tag_column = _tag_column(rows, is_indexed, path)
-    num_columns = is_indexed + (len(rows[0]) if rows else 0)
-    if num_columns > 2:
-        place = f"column {num_columns + tag_column + 1} of {num_columns}"
-        stats.columns = f"words in column {1 + is_indexed}, tags in {place}"
-    elif is_indexed:
-        stats.columns = "words in column 2"
-
-    words: list[str] = []
-    tags: list[str] = []
-    word_lines: list[int] = []
-    sentence_ends: list[int] = []
-    document_ends: list[int] = []
-
-    def append_end(ends: list[int]) -> None:
-        if len(words) > (ends[-1] if ends else 0):
-            ends.append(len(words))
-
-    width = 0
-    for line, columns in lines:
-        if not columns:
-            append_end(sentence_ends)
-        elif columns[0] == _DOCUMENT:
-            append_end(sentence_ends)
-            append_end(document_ends)
-        else:
-            width = width or len(columns)
-            if len(columns) != width:
-                raise UsageError(
-                    f"{path} line {line} has {len(columns)} columns, but earlier lines have {width}; use "
-                    "the same number of columns in all lines"
-                )
-            if len(columns[0].split()) != 1:
-                raise UsageError(f"{path} line {line}: {quoted(columns[0])} is not one word; write one word per line")
-            words.append(columns[0])
-            tags.append(_read_tag(columns, tag_column, path, line) if labeled or width > 1 else "")
-            word_lines.append(line)
-    append_end(sentence_ends)
-    append_end(document_ends)
-    if not words:
+    rows = [(line, columns) for line, columns in lines if columns and columns[0] != _DOCUMENT]
+    if not rows:
         raise UsageError(f"{path} has no words; use a file with one word per line")
-    sentences = [words[start:end] for start, end in itertools.pairwise([0, *sentence_ends])]
+    width = len(rows[0][1])
+    tag_column = _tag_column([columns for _, columns in rows], is_indexed, path)
+    if is_indexed or width > 2:
+        stats.columns = f"words in column {1 + is_indexed}"
+    if is_indexed + width > 2:
+        stats.columns += f", tags in column {is_indexed + width + tag_column + 1} of {is_indexed + width}"
+    for line, columns in rows:
+        if len(columns) != width:
+            raise UsageError(f"{path} line {line} has {len(columns)} columns, but earlier lines have {width}")
+        if len(columns[0].split()) != 1:
+            raise UsageError(f"{path} line {line}: {quoted(columns[0])} is not one word; write one word per line")
+        if labeled or width > 1:
+            tag = columns[tag_column] if width > 1 else ""
+            if not _TAG.fullmatch(tag):
+                raise UsageError(
+                    f"{path} line {line}: the tag of {quoted(columns[0])} is {quoted(tag)}; write O, B-TYPE or I-TYPE "
+                    "(IOB, BIOES or BILOU) in the last column"
+                )
+    words = [columns[0] for _, columns in rows]
+    tags = [columns[tag_column] if width > 1 else "" for _, columns in rows]
+    sentence_ends, document_ends = [0], [0]
+    count = 0
+    for _, columns in [*lines, (0, [_DOCUMENT])]:
+        ends_document = columns[:1] == [_DOCUMENT]
+        if columns and not ends_document:
+            count += 1
+            continue
+        if count > sentence_ends[-1]:
+            sentence_ends.append(count)
+        if ends_document and count > document_ends[-1]:
+            document_ends.append(count)
+    sentences = [words[start:end] for start, end in itertools.pairwise(sentence_ends)]
     is_constant = len(words) > len(sentences) + 1 and all(len({*sentence}) == 1 for sentence in sentences)
     if width > 2 and (is_constant or all(map(_INDEX.fullmatch, words))):
         raise UsageError(
@@ -127,11 +119,11 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
         )
     if (match := _LANGUAGE.match(words[0])) and all(len(w) > match.end() and w.startswith(match[0]) for w in words):
         words = [word.removeprefix(match[0]) for word in words]
-        for line in word_lines:
+        for line, _ in rows:
             stats.count_irregular(f"words read without their prefix {match[0]!r}", line)
-    stats.read = stats.used = len(sentence_ends)
-    lines_of_sentences = tuple(word_lines[start] for start in (0, *sentence_ends[:-1]))
-    return TaggedText(words, tags, sentence_ends, document_ends, lines_of_sentences)
+    stats.read = stats.used = len(sentences)
+    sentence_lines = tuple(rows[start][0] for start in sentence_ends[:-1])
+    return TaggedText(words, tags, sentence_ends[1:], document_ends[1:], sentence_lines)
 
 
 def _without_comments_and_index(lines: list[_Line], path: Path, stats: ReadStats) -> tuple[list[_Line], bool]:
@@ -188,7 +180,7 @@ def _tag_column(rows: list[list[str]], is_indexed: bool, path: Path) -> int:
     and is used instead, as it is in GermEval, which has the columns index, word, outer tag and inner tag.
     """
     types: dict[int, set[str]] = {}
-    width = len(rows[0]) if rows and all(len(row) == len(rows[0]) for row in rows) else 0
+    width = len(rows[0]) if len({*map(len, rows)}) == 1 else 0
     for column in range(-1, -width, -1):
         tags = {row[column] for row in rows}
         if not all(map(_TAG.fullmatch, tags)):
@@ -261,17 +253,6 @@ def _items(value: Any, place: str, in_text: bool) -> list[str]:
         if not isinstance(item, (str, int, float)) or item != item or len(str(item).split()) != 1:
             raise UsageError(f"{place}: {quoted(item)} is not a single word or tag; remove spaces and empty items")
     return [replace_surrogates(str(item)) for item in items]
-
-
-def _read_tag(columns: list[str], tag_column: int, path: Path, line: int) -> str:
-    if len(columns) < 2:
-        raise UsageError(f"{path} line {line}: {quoted(columns[0])} has no tag; add it as the last column")
-    tag = columns[tag_column]
-    if not _TAG.fullmatch(tag):
-        raise UsageError(
-            f"{path} line {line}: {quoted(tag)} is not a tag of IOB, BIOES or BILOU; use O, B-TYPE and I-TYPE"
-        )
-    return tag
 
 
 def encode_tagged(

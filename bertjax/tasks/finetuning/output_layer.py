@@ -5,9 +5,9 @@ import json
 
 from etils import epath
 
-from bertjax.errors import UsageError, quoted
+from bertjax.errors import UsageError
 from bertjax.model.feature_head import FeatureHead
-from bertjax.utils.io import read_json, read_json_object
+from bertjax.utils.io import read_json_object
 
 OUTPUT_LAYER = "output_layer.json"
 # Kinds of output layers. CLASSES predicts one class, or a number if there are no labels. MULTILABEL predicts any number
@@ -67,13 +67,13 @@ def saved_labels(path: str, *kinds: str) -> list[str] | None:
     if not path:
         return None
     try:
-        content = read_json(path)
+        content = read_json_object(path)
         labels = content["labels"]
         if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
-            raise ValueError("not a list of strings")
-        if duplicates := [label for label in labels if labels.count(label) > 1]:
-            raise ValueError(f"{quoted(duplicates[0])} is more than once in the list")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError("labels is not a list of strings")
+        if len({*labels}) < len(labels):
+            raise ValueError("a label is more than once in the list")
+    except (OSError, ValueError, KeyError) as error:
         raise UsageError(
             f'cannot read the labels in {path}: {error}; use a file such as {{"labels": ["neg", "pos"]}}'
         ) from error

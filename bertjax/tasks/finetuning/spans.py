@@ -8,7 +8,7 @@ import numpy as np
 from bertjax.data.finetuning.batches import in_input_order
 from bertjax.data.finetuning.questions import Question
 from bertjax.data.finetuning.windows import Windows
-from bertjax.tasks.records import Record, round_digits
+from bertjax.tasks.records import Record, round_digits, softmax
 
 # `null_odds` if a question has no candidate span: larger than every difference of scores and, unlike inf, valid JSON.
 _ODDS_WITHOUT_SPAN = 1e9
@@ -99,11 +99,14 @@ def _window_spans(
 def nbest_with_probabilities(answer: Answer, include_null: bool) -> list[dict[str, Any]]:
     """Returns the n best answers with probabilities, best first. `include_null` adds the null answer, with text ""."""
     candidates = [*answer.nbest, *([Candidate("", answer.null_score)] if include_null else [])]
-    scores = np.array([candidate.score for candidate in candidates])
-    weights = np.exp(scores - scores.max()) if len(scores) else scores
+    if not candidates:
+        return []
+    probabilities = softmax(np.array([candidate.score for candidate in candidates]))
     return [
-        {"text": candidate.text, "probability": float(weight / weights.sum()), "score": candidate.score}
-        for candidate, weight in sorted(zip(candidates, weights, strict=True), key=lambda pair: -pair[0].score)
+        {"text": candidate.text, "probability": float(probability), "score": candidate.score}
+        for candidate, probability in sorted(
+            zip(candidates, probabilities, strict=True), key=lambda pair: -pair[0].score
+        )
     ]
 
 
@@ -114,15 +117,14 @@ def answer_record(answer: Answer, null_threshold: float | None, include_score: b
     `null_threshold` (None: no limit), or if `answer.nbest` is empty. `include_score` adds the score of the answer.
     """
     has_null = null_threshold is not None
-    is_null = has_null and answer.null_odds > null_threshold
-    span = answer.nbest[0] if answer.nbest and not is_null else None
-    text = span.text if span else ""
+    is_null = not answer.nbest or (has_null and answer.null_odds > null_threshold)
+    span = Candidate("", answer.null_score) if is_null else answer.nbest[0]
     candidates = nbest_with_probabilities(answer, has_null)
-    best = next((candidate for candidate in candidates if candidate["text"] == text), None)
+    best = next((candidate for candidate in candidates if candidate["text"] == span.text), None)
     record: Record = {
-        "prediction": text,
-        "start": span.start if span else None,
-        "end": span.end if span else None,
+        "prediction": span.text,
+        "start": span.start,
+        "end": span.end,
         "probability": round_digits(best["probability"]) if best else 1.0,
     }
     if has_null:
