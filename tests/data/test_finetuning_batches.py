@@ -37,7 +37,8 @@ def test_epochs_contain_every_example_once_in_different_order(bucket):
     order = EpochOrder(examples, batching, seed=3)
     assert order.steps_per_epoch == 9
     seen = [
-        [int(label) for step in range(9 * epoch, 9 * epoch + 9) for label in order.batch(step)[0]] for epoch in range(2)
+        [index for step in range(9 * epoch, 9 * epoch + 9) for index in order.batch(step)[0].tolist() if index >= 0]
+        for epoch in range(2)
     ]
     assert sorted(seen[0]) == sorted(seen[1]) == list(range(70))
     assert seen[0] != seen[1]
@@ -91,11 +92,9 @@ def test_typical_step_has_a_full_batch_of_the_most_common_shape(seed, examples_p
 def test_shards_are_rows_of_the_same_batch(parts):
     examples, batching = make_constant_examples(random_lengths(30)), Batching(8, 32, 128)
     order = EpochOrder(examples, batching, seed=1)
-    global_batches = list(train_batches(examples, batching, order, 8, 0, SINGLE_SHARD))
-    shards = [
-        list(train_batches(examples, batching, order, 8, 0, DataShard((index,), parts))) for index in range(parts)
-    ]
-    with_gap = list(train_batches(examples, batching, order, 8, 0, DataShard((0, 3), 4)))
+    global_batches = list(train_batches(examples, order, 8, 0, SINGLE_SHARD))
+    shards = [list(train_batches(examples, order, 8, 0, DataShard((index,), parts))) for index in range(parts)]
+    with_gap = list(train_batches(examples, order, 8, 0, DataShard((0, 3), 4)))
     np.testing.assert_equal([joined(step) for step in zip(*shards, strict=True)], global_batches)
     rows = [{name: values[[0, 1, 6, 7]] for name, values in batch.items()} for batch in global_batches]
     np.testing.assert_equal(with_gap, rows)
@@ -103,8 +102,8 @@ def test_shards_are_rows_of_the_same_batch(parts):
 
 def test_batches_from_a_later_step_match_batches_from_the_start():
     examples, batching = make_constant_examples(random_lengths(30)), Batching(8, 32, 128)
-    all_batches = list(train_batches(examples, batching, EpochOrder(examples, batching, 1), 10, 0, SINGLE_SHARD))
-    later_batches = list(train_batches(examples, batching, EpochOrder(examples, batching, 1), 10, 6, SINGLE_SHARD))
+    all_batches = list(train_batches(examples, EpochOrder(examples, batching, 1), 10, 0, SINGLE_SHARD))
+    later_batches = list(train_batches(examples, EpochOrder(examples, batching, 1), 10, 6, SINGLE_SHARD))
     np.testing.assert_equal(later_batches, all_batches[6:])
 
 

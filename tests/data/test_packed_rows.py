@@ -24,7 +24,7 @@ def random_examples(count: int, max_length: int = 64) -> Examples:
 
 
 def batches(examples: Examples, batching: Batching, start: int = 0, shard: DataShard = SINGLE_SHARD) -> list[dict]:
-    return list(train_batches(examples, batching, EpochOrder(examples, batching, 3), 12, start, shard))
+    return list(train_batches(examples, EpochOrder(examples, batching, 3), 12, start, shard))
 
 
 def test_packed_steps_have_the_same_complete_examples_as_unpacked_steps():
