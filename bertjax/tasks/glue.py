@@ -1,5 +1,6 @@
 """The nine GLUE tasks and the diagnostic set (section 4.1 of the paper), from GLUE's original files or from TFDS."""
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from bertjax.metrics.metric import Metric
 from bertjax.model.config import ModelConfig
 from bertjax.tasks.finetuning import splits
 from bertjax.tasks.finetuning.config import FinetuningConfig, FinetuningData
-from bertjax.tasks.finetuning.glue_data import INDEX, SCORE_RANGE, SPECS, GlueSpec, find_file, read_rows
+from bertjax.tasks.finetuning.glue_data import INDEX, SCORE_RANGE, SPECS, find_file, read_rows
 from bertjax.tasks.finetuning.output_layer import CLASSES, OutputLayer
 from bertjax.tasks.finetuning.rows import RowsTask
 from bertjax.tasks.objectives.classification import Classification, Regression, sequence_objective
@@ -93,10 +94,11 @@ class GlueTask(RowsTask):
         return split != _DIAGNOSTIC and super().has_labels(split)
 
     def read_rows(self, split: str, columns: Sequence[str], keep_short: bool) -> tuple[Iterator[Row], ReadStats]:
-        return read_rows(self.config.data.path, self._spec_of(split), split, columns, keep_short)
+        spec = SPECS["ax"] if split == _DIAGNOSTIC else self._spec
+        return read_rows(self.config.data.path, spec, split, columns, keep_short)
 
-    def read_examples(self, split: str) -> Examples:
-        examples, (low, high) = super().read_examples(split), SCORE_RANGE
+    def read_set(self, split: str) -> Examples:
+        examples, (low, high) = super().read_set(split), SCORE_RANGE
         if not self.labels:
             scores = examples.rows["labels"]
             for index in np.flatnonzero((scores < low) | (scores > high)):
@@ -136,9 +138,6 @@ class GlueTask(RowsTask):
     def predictions(self, logits: np.ndarray) -> np.ndarray:
         return super().predictions(logits) if self.labels else np.clip(logits, *SCORE_RANGE)
 
-    def _spec_of(self, split: str) -> GlueSpec:
-        return SPECS["ax"] if split == _DIAGNOSTIC else self._spec
-
     def _has_several_sets(self) -> bool:
         return len(self.sets) > 1 and bool(self.labels)
 
@@ -149,8 +148,8 @@ class GlueTask(RowsTask):
         """Returns a test set's column `index`, or 0 to count - 1 if it is missing or not unique."""
         split = self.eval_splits()[suffix]
         if not self.has_labels(split):
-            rows, _ = read_rows(self.config.data.path, self._spec_of(split), split, (), True, optional=(INDEX,))
-            ids = [row.fields.get(INDEX, "") for row in rows]
-            if all(id_.isascii() and id_.isdigit() for id_ in ids) and len({*map(int, ids)}) == count:
-                return list(map(int, ids))
+            with contextlib.suppress(UsageError):
+                ids = [row.fields[INDEX] for row in self.read_rows(split, (INDEX,), keep_short=True)[0]]
+                if all(id_.isascii() and id_.isdigit() for id_ in ids) and len({*map(int, ids)}) == count:
+                    return list(map(int, ids))
         return list(range(count))

@@ -32,10 +32,8 @@ _METRICS = {
     "number": ("pearson", "spearman"),
     "multilabel": ("micro_f1", "macro_f1", "subset_accuracy"),
 }
-# Training files with fewer rows get no warning about classes with one row.
-_MIN_ROWS = 4
-# A class with more words, and with only one row, is probably a text.
-_MAX_WORDS = 8
+# Labels with one row cause a warning if they are half of at least `_MIN_ROWS` rows, or if they have many words.
+_MIN_ROWS, _MAX_WORDS = 4, 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,16 +100,8 @@ class TextData(TableData):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.second_text in (self.text, self.label):
-            raise UsageError(
-                f"config.data.second_text={self.second_text!r} is also the column of text or label; set a different "
-                "column"
-            )
-        defaults = (TextData.threshold, TextData.label_separator)
-        if self.kind != "multilabel" and (self.threshold, self.label_separator) != defaults:
-            raise UsageError(
-                f"config.data.threshold and label_separator have no effect with kind={self.kind}; leave them unset"
-            )
-        if not self.label_separator.strip() and self.label_separator != " " or self.label_separator in "\t\r\n":
+            raise UsageError(f"config.data.second_text={self.second_text!r} is also the column of text or label")
+        if not self.label_separator.strip() and self.label_separator != " ":
             raise UsageError(f"config.data.label_separator={self.label_separator!r} is not valid; use a space or ','")
 
 
@@ -190,7 +180,7 @@ def _read_labels(data: TextData, separator: str) -> list[str]:
     rows, stats = data.read_rows(data.file_of("train"), [data.label], keep_short=False)
     names_of: dict[str, set[str]] = {}
     counts: Counter[str] = Counter()
-    # Keys of the labels in rows without surplus fields.
+    # Keys of the labels in rows without surplus fields. Other labels may be a part of an unquoted text with a comma.
     in_short_rows: set[str] = set()
     multi_hot = ""
     for row in rows:
@@ -217,22 +207,14 @@ def _read_labels(data: TextData, separator: str) -> list[str]:
             f"column {data.label!r} of {data.train_file} contains {len(labels)} different labels in {stats.read:,} "
             f"rows{noted}, but needs at least {minimum}; set config.data.label, or kind=number for regression"
         )
-    shifted = [name for key, name in labels.items() if key not in in_short_rows]
     rare = [name for key, name in labels.items() if counts[key] == 1]
-    long = [name for name in rare if len(name.split()) > _MAX_WORDS]
-    if shifted:
+    suspicious = [name for key, name in labels.items() if key not in in_short_rows]
+    if not suspicious and data.kind == "classes" and stats.read >= _MIN_ROWS and 2 * len(rare) >= stats.read:
+        suspicious = rare
+    if suspicious := suspicious or [name for name in rare if len(name.split()) > _MAX_WORDS]:
         logger.warning(
-            f"only rows of {data.train_file} with more fields than columns have the {data.label} "
-            f"{listed(map(quoted, shifted))}, perhaps a part of another field; quote fields that contain a comma"
-        )
-    elif data.kind == "classes" and stats.read >= _MIN_ROWS and 2 * len(rare) >= stats.read:
-        logger.warning(
-            f"{len(rare):,} of {len(labels):,} classes of {data.train_file} have only one row, such as "
-            f"{listed(map(quoted, rare), 3)}; check that {data.label!r} is the column of the classes"
-        )
-    elif long:
-        logger.warning(
-            f"classes of {data.train_file} with only one row look like texts: {listed(map(quoted, long), 3)}; check "
-            "the fields of these rows"
+            f"{len(suspicious):,} of {len(labels):,} labels of {data.train_file} may be texts or parts of other "
+            f"fields, such as {listed(map(quoted, suspicious), 3)}; check that the labels are in {data.label!r}, and "
+            "quote fields that contain a comma"
         )
     return sort_labels(labels.values())

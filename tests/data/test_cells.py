@@ -70,8 +70,9 @@ def test_missing_label_is_counted(cell, labels, separator):
 
 
 def test_missing_label_may_be_the_name_of_a_class():
-    with pytest.raises(UsageError, match="line 7: label: 'nan' is not a label"):
-        read("a,nan", ["a", "b"], ",")
+    for cell, name in (("a,nan", "nan"), (["a,b", "c"], "a,b")):
+        with pytest.raises(UsageError, match=f"line 7: label: '{name}' is not a label; .* label_separator=','"):
+            read(cell, ["a", "b"], ",")
     assert read("a,nan", ["a", "nan"], ",")[0] == [1, 1]
     assert read("NA", ["NA", "b"])[0] == 0 and read("None", ["a", "None"], ",")[0] == [0, 1]
     assert read("none", ["none", "some"])[0] == 0

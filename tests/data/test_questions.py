@@ -161,6 +161,7 @@ PLACE = "question 7 of entry 1, paragraph 1"
         (squad(qa("1", "Ann", 0), qa("1", "Ann", 0)), "2 questions with the id '1'"),
         (squad(qa("7", "Ann", None)), f"{PLACE}: "),
         (squad(qa("7", "Ann", "x")), f"{PLACE}: .*'x'"),
+        (squad(qa("7", "Ann", 0.5)), f"{PLACE}: answer_start is 0.5"),
         (squad(qa("7", 5, 0)), f"{PLACE}: "),
         (squad(qa("7", "Ann", 0), context=None), f"{PLACE}: "),
         (squad(qa("7", "Ann", 0) | {"question": 5}), f"{PLACE}: "),

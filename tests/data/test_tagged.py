@@ -6,7 +6,7 @@ import pytest
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import load_vocabulary
 from bertjax.data.finetuning.tables import ReadStats, Row
-from bertjax.data.finetuning.tagged import encode_tagged, read_conll, read_tagged_rows
+from bertjax.data.finetuning.tagged import encode_tagged, gather_words, read_conll, read_tagged_rows
 from bertjax.errors import UsageError
 
 FILE = """-DOCSTART- -X- O O
@@ -199,11 +199,10 @@ def test_special_token_as_a_word_is_one_token(tmp_path, tokenizer):
     assert tokenizer.pieces(examples.tokens["input_ids"]) == ["[CLS]", "a", "[MASK]", "[SEP]"]
 
 
-def gather_labels(examples, example_of_word, positions):
+def gather_labels(examples, example_of_word, position_of_word):
     """Returns the label at each word's first piece, in the order of the file."""
-    labels = examples.tokens["token_labels"]
-    streams = [iter(labels[start + places]) for start, places in zip(examples.offsets[:-1], positions, strict=True)]
-    return [int(next(streams[example])) for example in example_of_word]
+    labels = np.split(examples.tokens["token_labels"], examples.offsets[1:-1])
+    return gather_words(example_of_word, position_of_word, labels).tolist()
 
 
 @pytest.mark.parametrize("documents, seq_len", [(True, 64), (True, 12), (False, 64), (False, 8)])
@@ -231,7 +230,7 @@ def test_word_in_several_windows_is_labeled_in_the_one_with_most_context(tokeniz
         letter = chr(97 + word)
         contexts = {index: context_of(letter, row) for index, row in enumerate(letters) if letter in row}
         assert contexts[labeled_in] == max(contexts.values())
-    assert sum(map(len, positions)) == 20
+    assert len(positions) == 20
 
 
 def example_words(tokenizer, examples, index):

@@ -15,5 +15,5 @@ def test_saved_labels_of_another_output_kind_are_refused(tmp_path):
     file.write_text('{"labels": ["neg", "pos"]}')
     assert saved_labels(str(file), CLASSES, MULTILABEL) == ["neg", "pos"]
     file.write_text('{"labels": ["neg", "pos", "neg"]}')
-    with pytest.raises(UsageError, match="cannot read the labels in .*: 'neg' is more than once in the list"):
+    with pytest.raises(UsageError, match="cannot read the labels in .*: a label is more than once in the list"):
         saved_labels(str(file), CLASSES)

@@ -1,8 +1,7 @@
 """Batches of fine-tuning examples; each training batch is a pure function of (examples, seed, step).
 
-A batch contains examples of similar length and is padded to the next multiple of `bucket` tokens. The assignment of
-examples to batches does not depend on the padding. Hence `bucket=0`, which pads every row to `seq_len`, trains the same
-model more slowly. Several short examples can be packed into one training row.
+A batch contains examples of similar length. The assignment of examples to batches does not depend on the padding, so
+`bucket=0`, which pads every row to `seq_len`, trains the same model more slowly.
 """
 
 import dataclasses
@@ -122,26 +121,17 @@ def make_batch(examples: Examples, indices: np.ndarray, length: int, shard: Data
 
 
 def in_input_order(outputs: list[dict[str, np.ndarray]], count: int) -> dict[str, list[np.ndarray]]:
-    """Collects the model outputs of `eval_batches` in the order of the examples, without padding rows.
+    """Returns the model outputs of all `count` examples by name, in the order of the examples.
 
-    Args:
-      outputs: for each batch, arrays [B, ...] by name; `example` is the example index of each row.
-      count: number of examples.
-
-    Returns:
-      For each name except `example`, a list with one array per example.
+    Each batch of `outputs` has arrays [B, ...] by name; `example` is the example index of each row, -1 in padding rows.
     """
-    names = [name for name in outputs[0] if name != "example"] if outputs else []
-    ordered: dict[str, list] = {name: [None] * count for name in names}
-    seen = np.zeros(count, np.int64)
-    for output in outputs:
-        for row, example in enumerate(output["example"]):
-            if example >= 0:
-                seen[example] += 1
-                for name in names:
-                    ordered[name][example] = output[name][row]
-    assert (seen == 1).all(), "each example must be evaluated exactly once"
-    return ordered
+    rows = (
+        (example, batch, row) for batch, output in enumerate(outputs) for row, example in enumerate(output["example"])
+    )
+    places = sorted(place for place in rows if place[0] >= 0)
+    assert [example for example, *_ in places] == [*range(count)], "each example must be evaluated exactly once"
+    names = outputs[0].keys() - {"example"} if outputs else ()
+    return {name: [outputs[batch][name][row] for _, batch, row in places] for name in names}
 
 
 def pack_batch(lengths: np.ndarray, batching: Batching) -> tuple[np.ndarray, int]:
@@ -187,9 +177,6 @@ class EpochOrder:
         self.steps_per_epoch = -(-len(examples) // batching.batch_size)
         self._epoch = lru_cache(maxsize=2)(self._draw_epoch)
         self._epoch_shapes = cache(lambda epoch: Counter(self._epoch(epoch)[1]))
-        # After sorting, all epochs have the same sequence of length buckets. If `bucket` is a multiple of the unit, all
-        # epochs therefore have the same batch shapes.
-        self._has_equal_epochs = batching.examples_per_row == 1 and batching.bucket % _LENGTH_UNIT == 0
 
     def _draw_epoch(self, epoch: int) -> tuple[list[np.ndarray], list[tuple[int, int]]]:
         """Returns the example indices of each batch, and the shape (rows, tokens) of each batch."""
@@ -215,10 +202,7 @@ class EpochOrder:
         return batches[index], shapes[index][1]
 
     def typical_step(self) -> int:
-        """Returns a typical step of the first epoch, for benchmarks.
-
-        Among the steps with the most common batch shape, this is the first one with the most examples.
-        """
+        """Returns the step of the first epoch with the most common batch shape and, among these, the most examples."""
         batches, shapes = self._epoch(0)
         most_common, _ = self._epoch_shapes(0).most_common(1)[0]
         steps = [step for step, shape in enumerate(shapes) if shape == most_common]
@@ -229,19 +213,15 @@ class EpochOrder:
         epochs, rest = divmod(step, self.steps_per_epoch)
         counts: Counter[tuple[int, int]] = Counter()
         for epoch in range(epochs):
-            counts += self._epoch_shapes(0 if self._has_equal_epochs else epoch)
+            counts.update(self._epoch_shapes(epoch))
         return counts + Counter(self._epoch(epochs)[1][:rest]) if rest else counts
 
 
 def inference_batches(examples: Examples, seq_len: int) -> Iterator[dict[str, np.ndarray]]:
-    """Yields batches that contain every example once, longest first.
+    """Yields batches that contain every example once, longest first. See `make_batch`.
 
-    Rows are padded to a multiple of 32 tokens. A batch has as many rows as fit into `_INFERENCE_TOKENS` tokens (at
-    least one), so that a model compiles once per row length. The last batch may have fewer rows, rounded up to a power
-    of two.
-
-    Yields:
-      A batch. Its `example` array [B] contains the index of each row's example, or -1 for padding rows.
+    A batch has as many rows as fit into `_INFERENCE_TOKENS` tokens (at least one), so that a model compiles once per
+    row length. The last batch may have fewer rows, rounded up to a power of two.
     """
     batching = Batching(1, min(_INFERENCE_BUCKET, seq_len), seq_len)
     order = np.argsort(-examples.lengths, kind="stable")

@@ -51,14 +51,7 @@ def make_examples(
     sequences_per_example: int = 1,
     lines: Sequence[int] = (),
 ) -> Examples:
-    """Builds `Examples` from encoded sequences.
-
-    Args:
-      sequences: for each sequence, lists of equal length by name: `input_ids`, `segment_ids` and optional others.
-      rows: arrays [N, ...] with one value per example, by name.
-      sequences_per_example: number of consecutive sequences that form an example.
-      lines: line number of each example in its file.
-    """
+    """Builds `Examples`. Each of `sequences` has lists of equal length: `input_ids`, `segment_ids` and others."""
     flat: dict[str, list[int]] = {"input_ids": [], "segment_ids": []}
     offsets = [0]
     for sequence in sequences:
@@ -98,10 +91,7 @@ def encode_pair(
 
 
 def truncated_lengths(a: int, b: int, total: int) -> tuple[int, int]:
-    """Returns the lengths of two texts truncated to `total` tokens.
-
-    Tokens are removed one at a time from the longer text, or from the second text if both are equally long.
-    """
+    """Returns the lengths of two texts after removing tokens from the longer (or second) one until `total` are left."""
     excess = max(0, a + b - total)
     leveling = min(excess, abs(a - b))
     a, b = (a - leveling, b) if a > b else (a, b - leveling)
@@ -136,11 +126,7 @@ def known_labels(labels: np.ndarray) -> np.ndarray:
 
 
 def constant_prediction(labels: np.ndarray) -> np.ndarray:
-    """Predicts the same value for every example, computed from the known labels.
-
-    The value is the most frequent class, the mean number, or, for multi-label data, the labels of more than half of the
-    rows.
-    """
+    """Predicts the most frequent class, the mean number, or the labels of more than half of the rows, for all rows."""
     known = labels[known_labels(labels)]
     if labels.ndim > 1:
         return np.tile((known.mean(axis=0) > 0.5).astype(np.int64), (len(labels), 1))

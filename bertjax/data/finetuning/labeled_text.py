@@ -141,21 +141,12 @@ def encode_rows(
     labeled: bool,
     training: bool,
 ) -> Examples:
-    """Tokenizes the rows of one file, and updates `stats`.
+    """Tokenizes the rows of one file, truncates them to `seq_len` tokens, and updates `stats`.
 
-    In training, rows without a label are skipped. In evaluation and prediction, such rows are predicted but not scored,
-    so that predictions stay aligned with the rows of the file.
-
-    Args:
-      rows: rows of the file.
-      sequences: for each sequence of an example, the column of its first text and, for a pair, the columns that are
-        joined by spaces to its second text.
-      target: label column, converted to the array `labels` of the examples.
-      tokenizer: tokenizer of the texts.
-      seq_len: maximum tokens of a sequence; longer ones are truncated.
-      stats: row counts.
-      labeled: whether the file has labels.
-      training: whether the file is used for training.
+    `sequences` lists, for each sequence of an example, the column of its first text and, for a pair, the columns that
+    are joined by spaces to its second text. The array `labels` of the examples is described in `Target.to_array`.
+    `labeled` says whether the file has labels. Rows without a label are skipped in training. Otherwise, they are
+    predicted but not scored, so that predictions stay aligned with the rows of the file.
     """
     columns = dict.fromkeys(itertools.chain(*sequences))
     texts = dict.fromkeys(part for first, *second in sequences for part in ((first,), tuple(second)) if part)

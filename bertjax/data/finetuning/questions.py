@@ -6,7 +6,7 @@ import json
 import lzma
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,46 +47,35 @@ class Question:
 
 
 def read_questions(path: Path, stats: ReadStats, training: bool, all_answerable: bool = False) -> list[Question]:
-    """Reads a SQuAD file, version 1.1 or 2.0.
+    """Reads a SQuAD file (`.json`, `.jsonl` or `.json.xz`), and counts its questions in `stats`.
 
-    A wrong offset of an answer is corrected if the answer is near it, see `_find_first_answer`.
-
-    Args:
-      path: a `.json`, `.jsonl` or `.json.xz` file with articles, a list of paragraphs as in Simple Transformers, or a
-        list of questions as in Hugging Face `datasets`.
-      stats: question counts, updated in place.
-      training: whether the file is used for training. Training skips questions whose answer is missing or not near its
-        offset. In evaluation, they are used and counted as irregular in `stats.noted`.
-      all_answerable: whether every question needs an answer, as in SQuAD 1.1. If False, a question is unanswerable if
-        `is_impossible` is true or its list of answers is empty.
+    A wrong offset of an answer is corrected if the answer is near it, see `_find_first_answer`. In training, other
+    questions with answers are skipped. `all_answerable` says whether every question needs an answer, as in SQuAD 1.1.
+    If False, a question is unanswerable if `is_impossible` is true or its list of answers is empty.
     """
     questions = _read_json(path, "SQuAD", _parse_squad)
     stats.read += len(questions)
-    _check_unique_ids(path, (question.id for question in questions))
     usable = []
     for question in questions:
         place = f"question {question.id}"
-        problem = question.lacks_answer
+        problem, effect = question.lacks_answer, "wrong" if all_answerable else "unanswerable"
         if all_answerable and not question.answers and not problem:
             problem = "without an answer (version=2.0 trains on them)"
+        span = _find_first_answer(question) if question.answers else None
+        reason = problem or (_why_not_found(question) if question.answers and span is None else "")
+        if reason and training:
+            stats.skip(reason, place)
+            continue
         if problem:
-            if training:
-                stats.skip(problem, place)
-                continue
-            stats.count_irregular(f"{problem}, {'wrong' if all_answerable else 'unanswerable'} if scored", place)
-        if question.answers:
-            span = _find_first_answer(question)
-            if span is None and training:
-                stats.skip(_why_not_found(question), place)
-                continue
-            if span and span != (question.answer_start, question.answer_start + len(question.answers[0])):
-                stats.count_irregular("whose answer_start was corrected", place)
-                answers = (question.context[slice(*span)], *question.answers[1:])
-                question = dataclasses.replace(question, answers=answers, answer_start=span[0])
+            stats.count_irregular(f"{problem}, {effect} if scored", place)
+        if span and span != (question.answer_start, question.answer_start + len(question.answers[0])):
+            stats.count_irregular("whose answer_start was corrected", place)
+            answers = (question.context[slice(*span)], *question.answers[1:])
+            question = dataclasses.replace(question, answers=answers, answer_start=span[0])
         if not question.text.strip():
             stats.count_irregular("with an empty question", place)
         usable.append(question)
-    _check_usable(path, usable, stats, "use a file with answers that occur in their contexts")
+    _check_questions(path, [question.id for question in questions], usable, stats)
     return usable
 
 
@@ -111,18 +100,17 @@ def _parse_json(data: bytes) -> Any:
     return [json.loads(line) for line in b"".join(unix_newlines([data])).split(b"\n") if line.strip()]
 
 
-def _check_unique_ids(path: Path, ids: Iterable[str]) -> None:
-    ((id_, count),) = Counter(ids).most_common(1) or [("", 0)]
-    if count > 1:
-        raise UsageError(f"{path} has {count} questions with the id {quoted(id_)}; make ids unique")
-
-
-def _check_usable(path: Path, usable: list[Question], stats: ReadStats, remedy: str) -> None:
-    """Adds the number of usable questions to `stats`. Raises a UsageError if it is 0."""
+def _check_questions(path: Path, ids: Sequence[str], usable: list[Question], stats: ReadStats) -> None:
+    """Adds the number of usable questions to `stats`. Raises a UsageError if it is 0, or if ids are not unique."""
+    for id_, count in Counter(ids).most_common(1):
+        if count > 1:
+            raise UsageError(f"{path} has {count} questions with the id {quoted(id_)}; make ids unique")
     stats.used += len(usable)
     if not usable:
-        reasons = f": {', '.join(stats.skipped)}" if stats.skipped else ""
-        raise UsageError(f"{path} has no usable questions{reasons}; {remedy}")
+        raise UsageError(
+            f"{path} has no usable questions: {', '.join(stats.skipped) or 'none in the file'}; use a file whose "
+            "answers occur in their contexts"
+        )
 
 
 def _parse_squad(content: Any) -> list[Question]:
@@ -162,13 +150,16 @@ def _parse_question(entry: dict[str, Any], context: str) -> Question:
             lacks_answer = "whose field answers is missing"
         elif is_impossible is False:
             lacks_answer = "with is_impossible=false, but without an answer"
+    start = float(answers[0]["answer_start"]) if answers else -1.0
+    if not start.is_integer():
+        raise ValueError(f"answer_start is {start}; use an integer")
     # Each surrogate is replaced by one character, so that character offsets stay valid.
     return Question(
         str(entry["id"]),
         replace_surrogates(entry["question"]),
         replace_surrogates(context),
         tuple(replace_surrogates(answer["text"]) for answer in answers),
-        int(answers[0]["answer_start"]) if answers else -1,
+        int(start),
         lacks_answer,
     )
 
@@ -216,22 +207,17 @@ def read_triviaqa(path: Path, folder: Path, stats: ReadStats) -> list[Question]:
     """Reads TriviaQA's Wikipedia questions, for fine-tuning before SQuAD (section 4.2 of the paper).
 
     Returns one `Question` for each pair of a question and one of its evidence documents, if the first 400 words of the
-    document contain an answer. The answer is the earliest match of any alias, ignoring case.
-
-    Args:
-      path: question file, such as `qa/wikipedia-train.json`.
-      folder: root of the dataset, with `evidence/wikipedia`.
-      stats: document counts, updated in place. Missing documents and documents without an answer are skipped.
+    document contain an answer. The answer is the earliest match of any alias, ignoring case. `folder` is the root of
+    the dataset, with `evidence/wikipedia`.
     """
     entries = _read_json(path, "TriviaQA", _parse_triviaqa)
-    _check_unique_ids(path, (question_id for question_id, *_ in entries))
     questions = []
     for question_id, text, answers, documents in entries:
         for document in dict.fromkeys(documents):
             stats.read += 1
             if question := _triviaqa_question(question_id, text, answers, document, folder, stats):
                 questions.append(question)
-    _check_usable(path, questions, stats, f"check the documents in {folder / _EVIDENCE}")
+    _check_questions(path, [question_id for question_id, *_ in entries], questions, stats)
     return questions
 
 

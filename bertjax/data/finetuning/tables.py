@@ -9,7 +9,6 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from bertjax.data.corpus.datasets import open_builder, read_errors, stored_rows
@@ -85,22 +84,14 @@ def read_table(
     path: Path,
     columns: Sequence[str],
     stats: ReadStats,
-    *,
-    optional: Sequence[str] = (),
     header: Sequence[str] = (),
     keep_short: bool = False,
 ) -> Iterator[Row]:
     """Yields the rows of a UTF-8 file, and counts them in `stats`; the caller sets `ReadStats.used`.
 
-    In TSV, quotation marks are ordinary characters, as in GLUE's files. In CSV, they enclose fields.
-
-    Args:
-      path: a `.tsv`, `.csv` or `.jsonl` file.
-      columns: required columns.
-      stats: row counts, updated in place.
-      optional: columns to read if the file contains them.
-      header: column names of a file without a header line (default: (), the first line contains them).
-      keep_short: whether to keep rows with missing fields, so that predictions stay aligned with the file's rows.
+    In TSV, quotation marks are ordinary characters, as in GLUE's files. In CSV, they enclose fields. `header` contains
+    the column names of a file without a header line. `keep_short` keeps rows with missing fields, so that predictions
+    stay aligned with the file's rows.
     """
     file_format = path.suffix.removeprefix(".").lower()
     if file_format not in FORMATS:
@@ -109,10 +100,10 @@ def read_table(
     if not text.strip():
         raise UsageError(f"{path} is empty; use a file with rows")
     if file_format == "jsonl":
-        rows = _json_rows(path, text, columns, optional)
+        rows = _json_rows(path, text, columns)
     else:
         split_rows = _tsv_rows(text) if file_format == "tsv" else _csv_rows(path, text)
-        rows = _select_columns(path, split_rows, columns, optional, header, stats)
+        rows = _select_columns(path, split_rows, columns, header, stats)
     num_long = 0
     for line, fields, is_long in rows:
         stats.read += 1
@@ -149,7 +140,6 @@ def _select_columns(
     path: Path,
     rows: Iterator[tuple[int, list[str]]],
     columns: Sequence[str],
-    optional: Sequence[str],
     header: Sequence[str],
     stats: ReadStats,
 ) -> Iterator[tuple[int, dict[str, str | None], bool]]:
@@ -159,13 +149,12 @@ def _select_columns(
             problem = f"no column {column!r}" if column not in names else f"several columns named {column!r}"
             existing = listed(repr(name) for name in names if name) or "(none)"
             raise UsageError(
-                f"{path} has {problem}; its columns are {existing}; set config.data.text and config.data.label to "
-                "different columns, or use another file"
+                f"{path} has {problem}; its columns are {existing}; use one of them with a unique name (for your own "
+                "data, set config.data.text and config.data.label)"
             )
-    selected = [*columns, *(name for name in optional if name in names)]
-    ignored = [name or "a column without a name" for name in names if name not in selected]
-    stats.columns = f"columns {', '.join(selected)}" + (f" (ignored: {listed(ignored)})" if ignored else "")
-    indices = {name: names.index(name) for name in selected}
+    ignored = [name or "a column without a name" for name in names if name not in columns]
+    stats.columns = f"columns {', '.join(columns)}" + (f" (ignored: {listed(ignored)})" if ignored else "")
+    indices = {name: names.index(name) for name in columns}
     for line, fields in rows:
         if fields == names and len(names) > 1:
             raise UsageError(f"{path} line {line} repeats the header, as in joined files; remove the line")
@@ -198,17 +187,14 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
         raise UsageError(f"{path}: {error} in the row that starts at line {line}; check its quotes") from error
 
 
-def _json_rows(
-    path: Path, text: str, columns: Sequence[str], optional: Sequence[str]
-) -> Iterator[tuple[int, dict[str, Any], bool]]:
+def _json_rows(path: Path, text: str, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any], bool]]:
     for line, row in enumerate(_lines(text), 1):
         try:
             fields = json.loads(row) if row.strip() else {}
             if not isinstance(fields, dict):
                 raise ValueError("not a JSON object")
-            selected = [*columns, *(name for name in optional if name in fields)]
             # A column that the object lacks is None, which counts as a missing field.
-            cells = {column: _as_text(fields[column]) if column in fields else None for column in selected}
+            cells = {column: _as_text(fields[column]) if column in fields else None for column in columns}
         except (ValueError, RecursionError) as error:
             raise UsageError(f"{path} line {line}: {error}; write one JSON object of texts per line") from error
         yield line, cells, False
@@ -257,19 +243,13 @@ def read_tfds(
     columns: Mapping[str, str],
     stats: ReadStats,
     *,
-    optional: Mapping[str, str] = MappingProxyType({}),
     named_labels: bool = True,
 ) -> Iterator[Row]:
     """Yields the rows of a split in stored order; downloads and prepares the dataset if necessary.
 
-    Args:
-      name: dataset and config, such as `glue/mrpc`. An optional prefix selects a data folder (`DIR:glue/mrpc`) or a
-        TFDS namespace (`huggingface:swag/regular`).
-      split: name of the split.
-      columns: dataset feature of each column, by column name.
-      stats: row counts; only `read` is updated.
-      optional: dataset feature of each optional column. A column is omitted if the dataset lacks its feature.
-      named_labels: whether to return class labels as names rather than numbers.
+    `name` is dataset and config, such as `glue/mrpc`. An optional prefix selects a data folder (`DIR:glue/mrpc`) or a
+    TFDS namespace (`huggingface:swag/regular`). `columns` maps column names to features of the dataset. `named_labels`
+    selects names of classes rather than their numbers.
     """
     folder, _, dataset = name.rpartition(":")
     if folder and not os.path.isabs(folder) and not os.path.isdir(folder) and "://" not in folder:
@@ -278,7 +258,6 @@ def read_tfds(
     features = builder.info.features
     if missing := [feature for feature in columns.values() if feature not in features]:
         raise UsageError(f"tfds dataset {dataset!r} has no feature {missing[0]!r}; its features are {listed(features)}")
-    columns = {**columns, **{column: feature for column, feature in optional.items() if feature in features}}
     with read_errors(f"tfds dataset {dataset!r}", split):
         for line, example in enumerate(stored_rows(builder, split).as_numpy_iterator(), 1):
             stats.read += 1

@@ -55,8 +55,8 @@ class TaggedText:
     def has_tags(self) -> bool:
         return any(self.tags)
 
-    def sentences(self, values: list[str]) -> list[list[str]]:
-        """Splits a list with one value per word into sentences."""
+    def sentences(self, values: Any) -> list[Any]:
+        """Splits a list or array with one value per word into sentences."""
         starts = [0, *self.sentence_ends[:-1]]
         return [values[start:end] for start, end in zip(starts, self.sentence_ends, strict=True)]
 
@@ -211,32 +211,31 @@ def read_tagged_rows(
     `keep_untagged`, sentences may lack tags; these sentences are predicted but not scored. Counts used and irregular
     rows in `stats`.
     """
-    words: list[str] = []
+    sentences: list[list[str]] = []
     tags: list[str] = []
-    ends: list[int] = []
     lines: list[int] = []
     for row in rows:
         place = f"{stats.file} line {row.line}"
-        row_words = _items(row.fields[text], place, in_text=True)
-        if not row_words:
+        words = _items(row.fields[text], place, in_text=True)
+        if not words:
             stats.count_irregular("with an empty text", row.line)
-        row_tags = _items(row.fields[label], place, in_text=False) if label else [""] * len(row_words)
+        row_tags = _items(row.fields[label], place, in_text=False) if label else [""] * len(words)
         # A comma is the tag of commas in the Penn Treebank.
         if joined := [tag for tag in row_tags if "," in tag and tag != ","]:
             raise UsageError(f"{place}: the tag {quoted(joined[0])} contains a comma; separate tags by spaces")
-        if keep_untagged and not row_tags and row_words:
+        if keep_untagged and not row_tags and words:
             stats.count_irregular("without tags, predicted but not scored", row.line)
-            row_tags = [""] * len(row_words)
-        if len(row_tags) != len(row_words):
-            raise UsageError(f"{place} has {len(row_words)} words and {len(row_tags)} tags; write one tag per word")
-        words += row_words
+            row_tags = [""] * len(words)
+        if len(row_tags) != len(words):
+            raise UsageError(f"{place} has {len(words)} words and {len(row_tags)} tags; write one tag per word")
+        sentences.append(words)
         tags += row_tags
-        ends.append(len(words))
         lines.append(row.line)
-    if not words:
+    if not tags:
         raise UsageError(f"{stats.file} has no words; use rows with words and tags")
-    stats.used = len(ends)
-    return TaggedText(words, tags, ends, ends, tuple(lines))
+    stats.used = len(sentences)
+    ends = np.cumsum([len(words) for words in sentences]).tolist()
+    return TaggedText([*itertools.chain(*sentences)], tags, ends, ends, tuple(lines))
 
 
 def _items(value: Any, place: str, in_text: bool) -> list[str]:
@@ -257,61 +256,50 @@ def _items(value: Any, place: str, in_text: bool) -> list[str]:
 
 def encode_tagged(
     tagged: TaggedText, labels: Sequence[str], tokenizer: Tokenizer, seq_len: int, documents: bool, path: str
-) -> tuple[Examples, np.ndarray, list[np.ndarray]]:
+) -> tuple[Examples, np.ndarray, np.ndarray]:
     """Tokenizes tagged words; the first word piece of each word has the word's label.
 
     An example is one sentence, or one document if `documents` is True. Texts longer than `seq_len` are split into
-    examples that overlap by half. A word in two examples is labeled only in the example with more context. `labels`
-    contains the tag names in the order of their ids.
+    examples that overlap by half. A word in two examples is labeled only in the example with more context.
 
     Returns:
-      A tuple of three values. First, examples with `token_labels`: the label id at the first piece of a word, -1 at all
-      other pieces and at words without a tag. Second, the index of the example in which each word is labeled, int64
-      [words]. Third, for each example, the token positions of its labeled words, int64 [labeled words].
+      Examples with `token_labels`: the index of the tag in `labels` at the first piece of a word, -1 at all other
+      pieces and at words without a tag. Then, for each word, the example in which it is labeled and the token position
+      of its first piece, int64 [words].
     """
     vocabulary = tokenizer.vocabulary
     max_pieces = seq_len - 2
     # A word of control characters has no pieces, but needs a position for its label, so represent it by [UNK].
     pieces = [tokenizer.encode_with_special(word)[:max_pieces] or [vocabulary.unk_id] for word in tagged.words]
-    label_ids = _label_ids(tagged, labels, path)
-    lengths = np.array([len(ids) for ids in pieces])
-    sequences, positions = [], []
-    example_of_word = np.zeros(len(pieces), np.int64)
-    start = 0
-    for stop in tagged.document_ends if documents else tagged.sentence_ends:
-        windows = _overlapping_windows(lengths[start:stop], max_pieces)
-        best_window = max_context_window(windows, stop - start)
-        for index, (first, last) in enumerate(windows):
-            ids = [piece for word in pieces[start + first : start + last] for piece in word]
-            token_labels = [-1] * (len(ids) + 2)
-            offsets = 1 + np.cumsum([0, *lengths[start + first : start + last - 1]])
-            labeled = np.flatnonzero(best_window[first:last] == index)
-            for word in labeled:
-                token_labels[offsets[word]] = label_ids[start + first + word]
-            example_of_word[start + first + labeled] = len(sequences)
-            positions.append(offsets[labeled])
-            row = encode_pair(ids, None, seq_len, vocabulary)
-            sequences.append(row | {"token_labels": token_labels})
-        start = stop
-    return make_examples(sequences, {}), example_of_word, positions
-
-
-def gather_words(example_of_word: np.ndarray, positions: list[np.ndarray], values: Sequence[np.ndarray]) -> np.ndarray:
-    """Gathers one value per word from the per-token arrays [length, ...] of all examples. Returns [words, ...]."""
-    # Each stream yields the values of an example's labeled words in text order.
-    streams = [iter(value[places]) for value, places in zip(values, positions, strict=True)]
-    return np.array([next(streams[example]) for example in example_of_word])
-
-
-def _label_ids(tagged: TaggedText, labels: Sequence[str], path: str) -> list[int]:
-    ids = {label: index for index, label in enumerate(labels)} | {"": -1}
-    unknown = sorted({*tagged.tags} - {*ids})
-    if unknown:
+    label_ids = {label: index for index, label in enumerate(labels)} | {"": -1}
+    if unknown := sorted({*tagged.tags} - {*label_ids}):
         raise UsageError(
             f"{path} has unknown tags: {listed(unknown)}, which the training file lacks; correct them, or list all "
             "tags in a JSON file and set --config.data.labels to it"
         )
-    return [ids[tag] for tag in tagged.tags]
+    lengths = np.array([len(ids) for ids in pieces])
+    sequences = []
+    example_of_word, position_of_word = np.zeros((2, len(pieces)), np.int64)
+    ends = tagged.document_ends if documents else tagged.sentence_ends
+    for start, stop in zip([0, *ends], ends, strict=False):
+        windows = _overlapping_windows(lengths[start:stop], max_pieces)
+        best_window = max_context_window(windows, stop - start)
+        for index, (first, last) in enumerate(windows):
+            words = range(start + first, start + last)
+            row = encode_pair([piece for word in words for piece in pieces[word]], None, seq_len, vocabulary)
+            token_labels = [-1] * len(row["input_ids"])
+            for word, position in zip(words, 1 + np.cumsum([0, *lengths[words.start : words.stop]]), strict=False):
+                if best_window[word - start] == index:
+                    example_of_word[word], position_of_word[word] = len(sequences), position
+                    token_labels[position] = label_ids[tagged.tags[word]]
+            sequences.append(row | {"token_labels": token_labels})
+    return make_examples(sequences, {}), example_of_word, position_of_word
+
+
+def gather_words(example_of_word: np.ndarray, position_of_word: np.ndarray, values: Sequence[np.ndarray]) -> np.ndarray:
+    """Gathers one value per word from the per-token arrays [length, ...] of all examples. Returns [words, ...]."""
+    places = zip(example_of_word, position_of_word, strict=True)
+    return np.array([values[example][position] for example, position in places])
 
 
 def _overlapping_windows(lengths: np.ndarray, max_pieces: int) -> list[tuple[int, int]]:

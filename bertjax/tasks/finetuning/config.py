@@ -65,8 +65,6 @@ class FinetuningData(Section):
                 f"config.data.examples_per_row is {self.examples_per_row}; it must divide "
                 f"config.data.batch_size={self.batch_size}"
             )
-        if self.dev_seed and not self.dev_share:
-            raise UsageError(f"config.data.dev_seed={self.dev_seed} has no effect without config.data.dev_share")
         if self.dev_share and self.eval_split == NO_SPLIT:
             raise UsageError(f"config.data.dev_share={self.dev_share} has no effect with config.data.eval_split=none")
         _ = self.class_weight_map

@@ -75,7 +75,7 @@ INDEX = "index"
 
 
 def read_rows(
-    path: str, spec: GlueSpec, split: str, columns: Sequence[str], keep_short: bool, optional: Sequence[str] = ()
+    path: str, spec: GlueSpec, split: str, columns: Sequence[str], keep_short: bool
 ) -> tuple[Iterator[Row], ReadStats]:
     """Reads columns of a split such as `dev_matched` from GLUE's files, or from TFDS if `path` starts with `tfds:`.
 
@@ -95,7 +95,6 @@ def read_rows(
             split,
             {name: features.get(name, name) for name in columns},
             stats,
-            optional={name: features[name] for name in optional},
             named_labels=spec.labels not in ((), _BINARY),
         )
         return rows, stats
@@ -109,7 +108,7 @@ def read_rows(
         )
     stats = ReadStats(str(file))
     header = () if split.startswith("test") else spec.header
-    return read_table(file, columns, stats, optional=optional, header=header, keep_short=keep_short), stats
+    return read_table(file, columns, stats, header=header, keep_short=keep_short), stats
 
 
 def find_file(folder: Path, spec: GlueSpec, split: str) -> Path | None:

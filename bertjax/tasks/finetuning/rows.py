@@ -1,6 +1,7 @@
 """Base class of fine-tuning tasks with one label per row of a table: GLUE, SWAG, and your own texts."""
 
 import functools
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -11,7 +12,7 @@ from bertjax.data.finetuning.tables import ReadStats, Row
 from bertjax.metrics.classification import scores
 from bertjax.metrics.report import ClassReport, class_report, multilabel_report
 from bertjax.tasks.finetuning import splits
-from bertjax.tasks.finetuning.config import SPLITS, FinetuningConfig
+from bertjax.tasks.finetuning.config import FinetuningConfig
 from bertjax.tasks.finetuning.task import FinetuningTask
 from bertjax.tasks.records import RECORDS_FILE, PredictionRecords, Record, class_record, number_record
 
@@ -66,26 +67,27 @@ class RowsTask(FinetuningTask):
         """Returns the name of the file for the prediction records of an evaluation set."""
         return RECORDS_FILE
 
+    def load(self, train: bool) -> None:
+        super().load(train)
+        if self.split == splits.HELD_OUT and self.eval_examples is not None:
+            self.sets = {"": self.eval_examples}
+
     def read_examples(self, split: str) -> Examples:
+        if split == "train":
+            return self.read_set(split)
+        self.sets = {suffix: self.read_set(name) for suffix, name in self.eval_splits().items()}
+        return concatenate([*self.sets.values()])
+
+    def read_set(self, split: str) -> Examples:
+        """Reads and encodes "train" or one of `eval_splits`. Appends row counts to `read_stats`."""
         training, labeled = split == "train", self.has_labels(split)
-        columns = dict.fromkeys(column for texts in self.sequences for column in texts)
-        rows, stats = self.read_rows(split, [*columns, *([self.target.column] if labeled else [])], not training)
+        columns = [*dict.fromkeys(itertools.chain(*self.sequences)), *([self.target.column] if labeled else [])]
+        rows, stats = self.read_rows(split, columns, keep_short=not training)
         self.read_stats.append(stats)
         seq_len = self.config.data.seq_len
         return encode_rows(
             rows, self.sequences, self.target, self.tokenizer, seq_len, stats, labeled=labeled, training=training
         )
-
-    def load(self, train: bool) -> None:
-        if train or self.split == splits.HELD_OUT:
-            examples = self.read_examples("train")
-            self.train_examples, dev = splits.divide_examples(self.config.data, examples, self.read_stats)
-            if dev is not None and self.split == splits.HELD_OUT:
-                self.sets = {"": dev}
-        if self.split in SPLITS:
-            self.sets = {suffix: self.read_examples(split) for suffix, split in self.eval_splits().items()}
-        if self.sets:
-            self.eval_examples = concatenate([*self.sets.values()])
 
     def eval_data_name(self) -> str:
         return ", ".join(stats.file for stats in self.read_stats[-len(self.sets) :])

@@ -50,11 +50,7 @@ class Answer:
 def best_answers(
     questions: list[Question], windows: Windows, outputs: list[dict[str, np.ndarray]], n_best: int, max_answer_len: int
 ) -> list[Answer]:
-    """Returns the answer to each question from the best spans of its windows.
-
-    `outputs` contains the `start` and `end` logits of each evaluation batch. `SquadData` documents `n_best` and
-    `max_answer_len`.
-    """
+    """Returns the answer to each question, from the `start` and `end` logits of each evaluation batch."""
     logits = in_input_order(outputs, len(windows.examples))
     spans: list[list[tuple[float, int, int]]] = [[] for _ in questions]
     null_scores = np.full(len(questions), np.inf)
@@ -81,9 +77,8 @@ def _window_spans(
 ) -> list[tuple[float, int, int]]:
     """Returns (score, start, end) of each candidate span of a window, with start and end as character offsets.
 
-    Candidates have 1 to `max_answer_len` tokens and start at a token that has the most context in this window.
-    The start is one of the `n_best` tokens with the highest start logits, and the end is one of the `n_best` tokens
-    with the highest end logits.
+    Candidates have 1 to `max_answer_len` tokens, start at a token that has the most context in this window, and start
+    and end at one of the `n_best` tokens with the highest logits.
     """
     characters, first = windows.char_spans[index], windows.passage_start[index]
     start, end = (scores[first : first + len(characters)] for scores in (start, end))

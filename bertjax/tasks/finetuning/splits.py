@@ -46,13 +46,10 @@ def divide_examples(
 def divide_rows(
     data: FinetuningData, count: int, read_contents: Callable[[], Sequence[bytes]], read_stats: list[ReadStats]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Divides the `count` rows of the training file into a training set and a held-out dev set.
+    """Divides the `count` rows of the training file. Returns ascending indices of the training and of the dev rows.
 
     `train_share` is a fraction of the rows that remain after holding out `dev_share`. `read_contents` returns the
     content of each row; rows with the same content are held out together. Records the division in `read_stats`.
-
-    Returns:
-      Indices of the training rows and of the dev rows, ascending, int64.
     """
     dev_mask = select_dev_units(data, read_contents(), read_stats) if data.dev_share else np.zeros(count, bool)
     rest, dev = np.flatnonzero(~dev_mask), np.flatnonzero(dev_mask)

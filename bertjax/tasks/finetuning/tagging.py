@@ -137,21 +137,20 @@ class TaggingTask(FinetuningTask):
 
     def prediction_records(self) -> list[PredictionRecords]:
         def make(outputs: list[dict[str, np.ndarray]], include_logits: bool) -> Iterator[Record]:
-            row_logits = in_input_order(outputs, len(self._positions))["logits"]
+            row_logits = in_input_order(outputs, len(self.evaluated_examples))["logits"]
             logits = gather_words(self._example_of_word, self._positions, row_logits)
-            start = 0
-            for end in self._words.sentence_ends:
-                yield tags_record(self._words.words[start:end], self.labels, logits[start:end], include_logits)
-                start = end
+            words = self._words
+            for sentence, rows in zip(words.sentences(words.words), words.sentences(logits), strict=True):
+                yield tags_record(sentence, self.labels, rows, include_logits)
 
         return [PredictionRecords(RECORDS_FILE, make, self._words.lines, self.read_columns)]
 
-    def _encode(self, words: TaggedText, file: str) -> tuple[Examples, np.ndarray, list[np.ndarray]]:
+    def _encode(self, words: TaggedText, file: str) -> tuple[Examples, np.ndarray, np.ndarray]:
         return encode_tagged(words, self.labels, self.tokenizer, self.config.data.seq_len, self.by_document, file)
 
     def _predicted_tags(self, outputs: list[dict[str, np.ndarray]]) -> list[str]:
         """Returns the predicted tag of each word, in the order of the file."""
-        arrays = in_input_order(outputs, len(self._positions))
+        arrays = in_input_order(outputs, len(self.evaluated_examples))
         values = gather_words(self._example_of_word, self._positions, arrays["tags" if "tags" in arrays else "logits"])
         return [self.labels[tag] for tag in (values.argmax(axis=-1) if values.ndim > 1 else values)]
 
