@@ -75,8 +75,8 @@ class FinetuningTask(Task):
             return
         if not config.data.vocabulary or not config.has_model:
             raise UsageError(
-                "no initial checkpoint; use --init_from CKPT, or set a model size and a vocabulary to start from "
-                "random parameters, such as --config NAME:size=mini --config.data.vocabulary=vocab.txt"
+                "no initial checkpoint; use --init_from CKPT, or set a model size and a vocabulary, such as --config "
+                "NAME:size=mini --config.data.vocabulary=vocab.txt"
             )
         self.vocabulary = open_vocabulary(config.data.vocabulary)
         self.tokenizer = Tokenizer(self.vocabulary)
@@ -85,6 +85,13 @@ class FinetuningTask(Task):
         self.load(train)
         if not train:
             self.train_examples = None
+        parts = [part for part in (self.train_examples, self.eval_examples) if part is not None]
+        segments = 1 + max(int(part.tokens["segment_ids"].max(initial=0)) for part in parts)
+        if segments > config.model.type_vocab_size:
+            raise UsageError(
+                f"rows have {segments} segments, more than config.model.type_vocab_size="
+                f"{config.model.type_vocab_size}; use a model with a larger type_vocab_size"
+            )
         self.objective = self._objective_with_feature_head(self.vocabulary.size)
         self._set_schedule()
         self.best_metric = self._select_metric()
@@ -93,17 +100,13 @@ class FinetuningTask(Task):
         if layer := self.output_layer():
             layer = dataclasses.replace(layer, feature_head=config.feature_head)
             self.workdir_files[OUTPUT_LAYER] = layer.as_json()
-        parts = [part for part in (self.train_examples, self.eval_examples) if part is not None]
-        self._check_segments(parts)
         hashes = [part.fingerprint() for part in parts]
         self.data_hash = hashlib.sha256(json.dumps([hashes, self.hashed_answers()]).encode()).hexdigest()
         evaluated_on = self.eval_data_name() if self.eval_examples is not None else _NOT_EVALUATED
         self.results = {"evaluated_on": evaluated_on, "files": [vars(stats) for stats in self.read_stats]}
-        self.notes = (
-            *(stats.summary() for stats in self.read_stats),
-            *filter(None, (self._describe_labels(), self._describe_class_weights())),
-            *([f"evaluated on {_NOT_EVALUATED}"] if self.eval_examples is None else []),
-        )
+        not_evaluated = f"evaluated on {_NOT_EVALUATED}" if self.eval_examples is None else ""
+        notes = (self._describe_labels(), self._describe_class_weights(), not_evaluated)
+        self.notes = (*(stats.summary() for stats in self.read_stats), *filter(None, notes))
 
     def _init_without_data(self, train: bool) -> None:
         config = self.config
@@ -153,14 +156,6 @@ class FinetuningTask(Task):
         self.checkpoint_every = config.checkpoint_every or self.steps_per_epoch
         # Minimum rows of a training batch. With packing, the number of rows varies, but is a multiple of this minimum.
         self.batch_sizes = (data.batch_size // data.examples_per_row, *self.batch_sizes)
-
-    def _check_segments(self, parts: list[Examples]) -> None:
-        segments = 1 + max(int(part.tokens["segment_ids"].max(initial=0)) for part in parts)
-        if segments > self.config.model.type_vocab_size:
-            raise UsageError(
-                f"rows have {segments} segments, more than config.model.type_vocab_size="
-                f"{self.config.model.type_vocab_size}; use a model with a larger type_vocab_size"
-            )
 
     # Methods for subclasses to override.
 
@@ -223,23 +218,18 @@ class FinetuningTask(Task):
         if self.eval_examples is None:
             return iter(()) if self.config.has_data else super().eval_batches(shard)
         data = self.config.data
-        batching = Batching(data.eval_batch_size, data.bucket, data.seq_len)
-        return eval_batches(self.eval_examples, batching, shard)
+        return eval_batches(self.eval_examples, Batching(data.eval_batch_size, data.bucket, data.seq_len), shard)
 
     def cost_before(self, step: int) -> StepCost:
-        if not self.config.has_data:
-            data = self.config.data
+        data = self.config.data
+        if not data.has_files:
             return self._cost(step * data.batch_size, data.seq_len)
-        total = StepCost()
-        if self.train_examples is not None:
-            for (rows, length), steps in self._order.shape_counts(step).items():
-                total += self._cost(steps * rows, length)
-        return total
+        shapes = {} if self.train_examples is None else self._order.shape_counts(step)
+        return sum((self._cost(steps * rows, length) for (rows, length), steps in shapes.items()), StepCost())
 
     def benchmark_batch(self, phase: int = 0) -> NumpyBatch:
         if self.train_examples is not None:
-            step = self._order.typical_step()
-            return make_batch(self.train_examples, *self._order.batch(step), SINGLE_SHARD)
+            return make_batch(self.train_examples, *self._order.batch(self.benchmark_step()), SINGLE_SHARD)
         config = self.objective.model.config
         sizes = {
             "length": self.config.data.seq_len,
@@ -269,10 +259,7 @@ class FinetuningTask(Task):
         return self.eval_examples
 
     def ordered_logits(self, outputs: list[dict[str, np.ndarray]]) -> np.ndarray:
-        """Returns the logits of the evaluation examples in input order, float32 [N, ...].
-
-        `outputs` are the model outputs of the evaluation batches.
-        """
+        """Returns the logits of the evaluation examples in input order, float32 [N, ...]."""
         return np.array(in_input_order(outputs, len(self.evaluated_examples))["logits"])
 
     def eval_data_name(self) -> str:
