@@ -68,10 +68,7 @@ class SquadData(FinetuningData):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.max_query_len + 4 > self.seq_len:
-            raise UsageError(
-                f"config.data.max_query_len={self.max_query_len} leaves no room for a passage in config.data.seq_len="
-                f"{self.seq_len}; reduce max_query_len"
-            )
+            raise UsageError(f"config.data.max_query_len={self.max_query_len} leaves no room for a passage; reduce it")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,9 +238,8 @@ class SquadTask(FinetuningTask):
             return data.null_threshold
         if not any(gold.values()):
             raise UsageError(
-                "cannot choose null_threshold, because the evaluation file has no gold answers; set "
-                "--config.data.choose_null_threshold=false, and set --config.data.null_threshold to the value in the "
-                "workdir's results.json"
+                "the evaluation file has no gold answers to choose a null threshold; set config.data.null_threshold to "
+                "the value in the workdir's results.json, and config.data.choose_null_threshold=false"
             )
         predictions = self._texts(answers)
         f1_scores = squad_metrics.question_scores_v2(gold, predictions)[1]
@@ -251,11 +247,7 @@ class SquadTask(FinetuningTask):
 
 
 def _round_up(threshold: float) -> float:
-    """Rounds a threshold upward to seven significant digits, the precision of `results.json`.
-
-    If the threshold were rounded downward, the question whose null odds equal the threshold would be predicted as
-    unanswerable.
-    """
+    """Rounds to the seven digits of `results.json`, upward, so that odds that equal the threshold stay answerable."""
     if not threshold:
         return threshold
     unit = 10.0 ** (math.floor(math.log10(abs(threshold))) - 6)

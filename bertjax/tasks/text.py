@@ -57,9 +57,7 @@ class TableData(FinetuningData):
         if self.text == self.label:
             raise UsageError(f"config.data.text and config.data.label are both {self.text!r}; set different columns")
         if self.dev_share and self.dev_file:
-            raise UsageError(
-                f"config.data.dev_share={self.dev_share} and config.data.dev_file both define a dev set; use only one"
-            )
+            raise UsageError("config.data.dev_share and config.data.dev_file both define a dev set; use only one")
 
     @property
     def has_files(self) -> bool:

@@ -71,7 +71,7 @@ def test_missing_label_is_counted(cell, labels, separator):
 
 def test_missing_label_may_be_the_name_of_a_class():
     for cell, name in (("a,nan", "nan"), (["a,b", "c"], "a,b")):
-        with pytest.raises(UsageError, match=f"line 7: label: '{name}' is not a label; .* label_separator=','"):
+        with pytest.raises(UsageError, match=f"line 7: label: '{name}' is not a label; .*label_separator=','"):
             read(cell, ["a", "b"], ",")
     assert read("a,nan", ["a", "nan"], ",")[0] == [1, 1]
     assert read("NA", ["NA", "b"])[0] == 0 and read("None", ["a", "None"], ",")[0] == [0, 1]
@@ -97,3 +97,8 @@ def test_multi_hot_labels_need_names():
     assert read("[1, 0]", ["0", "1", "2"], ",")[0] == [1, 1, 0]
     with pytest.raises(UsageError, match="line 7: label has 3 zeros and ones, but there are 2 labels"):
         read("[1, 0, 1]", ["a", "b"], ",")
+
+
+def test_labels_split_at_the_separator_equal_a_list_of_labels():
+    for text, labels, expected in (("b; c", ["b", "c"], [0, 1, 1]), ("", [], [0, 0, 0]), (" a ;", ["a"], [1, 0, 0])):
+        assert read(text, ["a", "b", "c"], ";")[0] == read(labels, ["a", "b", "c"], ";")[0] == expected

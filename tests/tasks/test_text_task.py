@@ -182,25 +182,6 @@ def test_untagged_sentences_are_predicted_and_not_scored(letters, tmp_path, capf
 LABELS_BY_TEXT = {"zu": ["bright"], "pa": ["calm", "dark"], "zu pa": ["bright", "calm", "dark"], "ke": []}
 
 
-def test_labels_split_at_the_separator_equal_a_list_of_labels(letters, tmp_path):
-    label_rows = []
-    for extension in ("csv", "jsonl"):
-        rows = ["text,label", *(f'{text},"{"; ".join(labels)}"' for text, labels in LABELS_BY_TEXT.items())]
-        if extension == "jsonl":
-            rows = [json.dumps({"text": text, "label": labels}) for text, labels in LABELS_BY_TEXT.items()]
-        (tmp_path / f"train.{extension}").write_text("\n".join(rows) + "\n")
-        experiment = f"text.py:train={tmp_path}/train.{extension},dev={tmp_path}/train.{extension},kind=multilabel"
-        task = load_task(experiment, letters, data__label_separator=";")
-        (batch,) = task.eval_batches(SINGLE_SHARD)
-        label_rows.append(
-            {int(example): row.tolist() for example, row in zip(batch["example"], batch["labels"], strict=True)}
-        )
-    assert label_rows[0] == label_rows[1]
-    assert [label_rows[0][index] for index in range(4)] == [[1, 0, 0], [0, 1, 1], [1, 1, 1], [0, 0, 0]]
-    # No label is in more than half of the rows, so the baseline predicts none.
-    assert task.baseline() == {"micro_f1": 0.0, "macro_f1": 0.0, "subset_accuracy": 0.25}
-
-
 def test_multilabel_trains_evaluates_predicts_and_converts(letters, tmp_path, capfd):
     for name, times in (("train", 16), ("dev", 2)):
         rows = [

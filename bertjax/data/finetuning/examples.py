@@ -79,8 +79,7 @@ def encode_pair(
 ) -> dict[str, list[int]]:
     """Encodes one text or a pair as `[CLS] first [SEP]` or `[CLS] first [SEP] second [SEP]`.
 
-    The texts are truncated so that the result has at most `seq_len` tokens. In a pair, the longer text is truncated
-    first, as in `_truncate_seq_pair` of google-research/bert `run_classifier.py`.
+    Truncates to `seq_len` tokens, in a pair the longer text first, as google-research/bert `run_classifier.py` does.
     """
     if second is None:
         ids = [vocabulary.cls_id, *first[: seq_len - 2], vocabulary.sep_id]
@@ -102,12 +101,8 @@ def truncated_lengths(a: int, b: int, total: int) -> tuple[int, int]:
 def max_context_window(windows: Sequence[tuple[int, int]], count: int, length_bonus: float = 0.0) -> np.ndarray:
     """Returns the index of the window with the most context around each of `count` positions, int64 [count].
 
-    The context of a position is its distance to the nearer end of the window. The first window wins a tie.
-
-    Args:
-      windows: start and end (exclusive) of each window; together they cover all positions.
-      length_bonus: the context is increased by this value times the length of the window (default: 0).
-        `_check_is_max_context` of google-research/bert `run_squad.py` uses 0.01.
+    The context of a position is its distance to the nearer end of the window, plus `length_bonus` times the length of
+    the window. The first window wins a tie. `windows` are pairs of start and end (exclusive).
     """
     best_context, best_window = np.full(count, -np.inf), np.zeros(count, np.int64)
     for index, (start, end) in enumerate(windows):

@@ -1,8 +1,6 @@
-"""Tokenization of questions about a passage into overlapping windows.
+"""Tokenization of questions into windows `[CLS] question [SEP] part of the passage [SEP]`.
 
-A window is `[CLS] question [SEP] part of the passage [SEP]`. A passage that does not fit into one window is split into
-overlapping windows. Each window starts `doc_stride` tokens after the previous one, as in google-research/bert
-`run_squad.py`.
+Each window starts `doc_stride` passage tokens after the previous one, as in google-research/bert `run_squad.py`.
 """
 
 import dataclasses

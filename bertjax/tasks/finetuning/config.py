@@ -130,16 +130,12 @@ class FinetuningConfig(RunConfig):
         self.check_batch(self.data.batch_size, self.data.seq_len)
         if self.feature_head.features and ENCODER not in self.optimizer.freeze:
             raise UsageError(
-                f"config.feature_head.features={self.feature_head.features} needs a frozen encoder; add "
-                f"--config.optimizer.freeze={ENCODER}"
+                f"config.feature_head.features needs a frozen encoder; add --config.optimizer.freeze={ENCODER}"
             )
         if packed := self.data.examples_per_row > 1:
             self.check_batch(self.data.batch_size // self.data.examples_per_row, self.data.seq_len)
             if self.feature_head.is_used or self.model.encoder == LSTM:
-                raise UsageError(
-                    f"config.data.examples_per_row={self.data.examples_per_row} is not supported with LSTMs or a "
-                    "feature head; use 1"
-                )
+                raise UsageError("config.data.examples_per_row is not supported with LSTMs or a feature head; use 1")
         if self.has_model:  # Otherwise, the architecture is that of the `--init_from` checkpoint, unknown here.
             self.check_rows(self.data.seq_len, packed)
 

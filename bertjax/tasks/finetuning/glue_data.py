@@ -12,15 +12,13 @@ from bertjax.errors import UsageError
 class GlueSpec:
     """Files, columns, labels and metrics of one GLUE task.
 
-    MNLI has several evaluation sets. Each set adds a suffix to its metric names: "" or `_mismatched`.
-
     Attributes:
       folder: folder of the task's files in GLUE's archive.
       texts: columns of the one or two sentences.
       label: column of the label.
       labels: names of the classes by id. Empty for regression.
       metrics: names in `bertjax.metrics.classification.METRICS`. The first one selects the best checkpoint.
-      eval_sets: metric suffix and file suffix of each evaluation set, such as `_matched` in `dev_matched.tsv`.
+      eval_sets: file suffix of each evaluation set, such as `_matched`, by the suffix of its metric names.
       submission: name of each evaluation set's file for the GLUE server, by metric suffix (default: `FOLDER.tsv`).
       header: column names of train and dev files if they have no header line (default: (), they have one).
       tfds_texts: TFDS features of the sentences (default: (), named like `texts`).

@@ -16,10 +16,7 @@ _ODDS_WITHOUT_SPAN = 1e9
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """Candidate answer: a span of the passage, its score, and the character offsets of its start and end (exclusive).
-
-    The null answer has no offsets.
-    """
+    """Candidate answer with its score and character offsets (end exclusive). The null answer has no offsets."""
 
     text: str
     score: float
@@ -108,8 +105,8 @@ def nbest_with_probabilities(answer: Answer, include_null: bool) -> list[dict[st
 def answer_record(answer: Answer, null_threshold: float | None, include_score: bool) -> Record:
     """Returns the prediction record of an answer: its text, and the character offsets of start and end (exclusive).
 
-    The text of the null answer is "", and its offsets are None. The answer is null if `answer.null_odds` exceeds
-    `null_threshold` (None: no limit), or if `answer.nbest` is empty. `include_score` adds the score of the answer.
+    The answer is null (text "", offsets None) if its null odds exceed `null_threshold` (None: no limit), or if there
+    are no candidates. `include_score` adds the score of the answer.
     """
     has_null = null_threshold is not None
     is_null = not answer.nbest or (has_null and answer.null_odds > null_threshold)
