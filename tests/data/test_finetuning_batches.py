@@ -188,6 +188,12 @@ def test_pack_batch_balances_the_lengths_of_rows():
     assert sorted(slots[slots != NO_EXAMPLE]) == [0, 1, 2] and slots.shape == (4, 4) and tokens == 9
 
 
+def test_example_longer_than_the_row_is_truncated():
+    examples = make_constant_examples([9, 3])
+    (batch,) = eval_batches(examples, Batching(2, 0, 5), SINGLE_SHARD)
+    assert batch["input_ids"].tolist() == [[11, 11, 11, 0, 0], [10] * 5]
+
+
 def test_concatenate_keeps_the_order():
     a, b = make_constant_examples([3, 5]), make_constant_examples([4])
     both = concatenate([a, b])
