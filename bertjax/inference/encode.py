@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
-from bertjax.data.finetuning.batches import NO_EXAMPLE, make_packed_batch
+from bertjax.data.finetuning.batches import NO_EXAMPLE, make_batch
 from bertjax.data.finetuning.examples import Examples
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.inference.loaded_model import LoadedModel
@@ -32,7 +32,7 @@ def encode_batches(model: LoadedModel, examples: Examples) -> Iterator[tuple[np.
       The indices of n examples, int64 [n], and the concatenated states of their tokens, float32 [tokens, D].
     """
     for indices, row_len in pack_batches(examples.lengths, model.config.max_position_embeddings):
-        batch = make_packed_batch(examples, indices, row_len, SINGLE_SHARD)
+        batch = make_batch(examples, indices, row_len, SINGLE_SHARD)
         inputs = {name: batch[name] for name in ("input_ids", "segment_ids", "sequence_ids", "position_ids")}
         hidden = model.packed_hidden_states(inputs)
         yield indices[indices != NO_EXAMPLE], hidden[batch["sequence_ids"] > 0]
@@ -63,8 +63,8 @@ def pack_batches(lengths: np.ndarray, max_len: int) -> Iterator[tuple[np.ndarray
     """Packs n texts of `lengths` tokens, int64 [n], into batches with few different row lengths, at most `max_len`.
 
     Yields:
-      For each batch, the indices of the texts in each row, int64 [rows, K] with `NO_EXAMPLE` in unused slots, and the
-      row length in tokens.
+      For each batch, the indices of the texts in each row, int64 [rows, K] with `NO_EXAMPLE` if unused, and the row
+      length in tokens.
     """
     row_lens = _row_lens(lengths, max_len)
     packed = _pack(lengths, row_lens)

@@ -1,31 +1,30 @@
 """The nine GLUE tasks and the diagnostic set (section 4.1 of the paper), from GLUE's original files or from TFDS."""
 
+import contextlib
 import dataclasses
-import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from bertjax.data.finetuning.examples import concatenate, constant_prediction, known_labels
-from bertjax.data.finetuning.tables import TFDS_PREFIX
+from bertjax.data.finetuning.examples import Examples, known_labels
+from bertjax.data.finetuning.labeled_text import Target
+from bertjax.data.finetuning.tables import TFDS_PREFIX, ReadStats, Row
 from bertjax.errors import UsageError
-from bertjax.metrics.classification import cross_entropy, scores
+from bertjax.metrics.classification import cross_entropy
 from bertjax.metrics.metric import Metric
-from bertjax.metrics.report import ClassReport, class_report
 from bertjax.model.config import ModelConfig
 from bertjax.tasks.finetuning import splits
-from bertjax.tasks.finetuning.config import SPLITS, FinetuningConfig, FinetuningData
-from bertjax.tasks.finetuning.glue_data import SCORE_RANGE, SPECS, EvaluationSet, find_file, read_split
+from bertjax.tasks.finetuning.config import FinetuningConfig, FinetuningData
+from bertjax.tasks.finetuning.glue_data import INDEX, SCORE_RANGE, SPECS, find_file, read_rows
 from bertjax.tasks.finetuning.output_layer import CLASSES, OutputLayer
-from bertjax.tasks.finetuning.task import FinetuningTask
+from bertjax.tasks.finetuning.rows import RowsTask
 from bertjax.tasks.objectives.classification import Classification, Regression, sequence_objective
-from bertjax.tasks.records import PredictionRecords, Record, class_record, number_record
 from bertjax.utils.io import write_atomic
 from bertjax.utils.sections import bounded
 
-# Suffix of the metrics of the diagnostic set.
-_AX_SUFFIX = "_ax"
+# Split of the diagnostic set, and suffix of its metrics.
+_DIAGNOSTIC, _AX_SUFFIX = "diagnostic", "_ax"
 # Losses that a task with several evaluation sets also reports for each set separately.
 _LOSSES = ("cross_entropy", "loss")
 
@@ -56,22 +55,18 @@ class GlueConfig(FinetuningConfig):
             )
 
 
-class GlueTask(FinetuningTask):
+class GlueTask(RowsTask):
     """One GLUE task. MNLI has two dev sets and two test sets. `ax` is predicted along with the test sets of MNLI."""
 
     config: GlueConfig
 
     def __init__(self, config: GlueConfig, train: bool = True) -> None:
-        self._spec = SPECS[config.data.task]
-        self.missing_data = (
-            f"no data; set --config.data.path to GLUE's folder, which contains {self._spec.folder}/train.tsv"
-        )
+        self._spec = spec = SPECS[config.data.task]
+        self.missing_data = f"no data; set --config.data.path to GLUE's folder, which contains {spec.folder}/train.tsv"
         if train and config.has_data and config.data.task == "ax":
             raise UsageError("ax has no training set; train on mnli, then use that checkpoint to predict ax")
-        self.labels = self._spec.labels
-        self.default_metric = self._spec.metrics[0]
-        # Evaluation sets by the suffix of their metric names, such as "_mismatched".
-        self._sets: dict[str, EvaluationSet] = {}
+        self.labels, self.metrics, self.sequences = spec.labels, spec.metrics, (spec.texts,)
+        self.target = Target(spec.label, spec.labels)
         super().__init__(config, train)
 
     def make_objective(self, model: ModelConfig) -> Classification | Regression:
@@ -82,122 +77,79 @@ class GlueTask(FinetuningTask):
         name = "mnli" if self.config.data.task == "ax" else self.config.data.task
         return OutputLayer(CLASSES, self._spec.labels, f"glue/{name}", len(self._spec.texts))
 
-    def load(self, train: bool) -> None:
-        data = self.config.data
-        if self.split in SPLITS:
-            self._sets = {suffix: self._read(f"{self.split}{name}") for suffix, name in self._spec.eval_sets.items()}
-            if data.task == "mnli" and self.split == "test" and self._has_diagnostic_set():
-                self._sets[_AX_SUFFIX] = read_split(data, self.tokenizer, self.read_stats, SPECS["ax"], self.split)
-        self._eval_files = [stats.file for stats in self.read_stats]
-        if train or self.split == splits.HELD_OUT:
-            train_set = self._read("train")
-            self.train_examples, dev = splits.divide_examples(data, train_set.examples, self.read_stats)
-            if dev is not None and self.split == splits.HELD_OUT:
-                self._sets = {"": EvaluationSet(dev, [], train_set.read_columns)}
-                self._eval_files = [self.read_stats[-1].file]
-        if self._sets:
-            self.eval_examples = concatenate([part.examples for part in self._sets.values()])
+    def eval_splits(self) -> dict[str, str]:
+        if self.split == splits.HELD_OUT:
+            return super().eval_splits()
+        if self.config.data.task == "ax":
+            return {"": _DIAGNOSTIC}
+        names = {suffix: f"{self.split}{name}" for suffix, name in self._spec.eval_sets.items()}
+        path = self.config.data.path
+        if self.config.data.task == "mnli" and self.split == "test":
+            is_tfds = path.startswith(TFDS_PREFIX)
+            if is_tfds or find_file(Path(path).expanduser(), SPECS["ax"], _DIAGNOSTIC):
+                names[_AX_SUFFIX] = _DIAGNOSTIC
+        return names
 
-    def eval_data_name(self) -> str:
-        return ", ".join(self._eval_files)
+    def has_labels(self, split: str) -> bool:
+        return split != _DIAGNOSTIC and super().has_labels(split)
+
+    def read_rows(self, split: str, columns: Sequence[str], keep_short: bool) -> tuple[Iterator[Row], ReadStats]:
+        spec = SPECS["ax"] if split == _DIAGNOSTIC else self._spec
+        return read_rows(self.config.data.path, spec, split, columns, keep_short)
+
+    def read_set(self, split: str) -> Examples:
+        examples, (low, high) = super().read_set(split), SCORE_RANGE
+        if not self.labels:
+            scores = examples.rows["labels"]
+            for index in np.flatnonzero((scores < low) | (scores > high)):
+                problem = f"with a score outside {low:g} to {high:g}"
+                self.read_stats[-1].count_irregular(problem, examples.lines[index])
+        return examples
 
     def extra_metrics(self) -> list[Metric]:
-        names = [f"{name}{suffix}" for suffix in self._sets for name in _LOSSES] if self._has_several_sets() else []
+        names = [f"{name}{suffix}" for suffix in self.sets for name in _LOSSES] if self._has_several_sets() else []
         return [Metric(name, lower_is_better=True) for name in names]
 
     def score(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
-        set_logits = self._logits_by_set(outputs)
-        values = self._metrics({suffix: self._predictions(logits) for suffix, logits in set_logits.items()})
+        values = super().score(outputs)
         if self._has_several_sets():
-            for suffix, logits in set_logits.items():
-                labels = self._sets[suffix].labels
+            for suffix, logits in self.logits_by_set(outputs).items():
+                labels = self.sets[suffix].rows["labels"]
                 known = known_labels(labels)
                 if known.any():
                     loss = cross_entropy(logits[known], labels[known])
                     values |= {f"{name}{suffix}": loss for name in _LOSSES}
         return values
 
-    def baseline(self) -> dict[str, float]:
-        """Returns the metrics of a constant prediction per set: the most frequent class, or the mean for regression."""
-        return self._metrics(
-            {
-                suffix: constant_prediction(part.labels)
-                for suffix, part in self._sets.items()
-                if known_labels(part.labels).any()
-            }
-        )
-
-    def class_reports(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, ClassReport]:
-        reports = {}
-        for suffix, logits in self._logits_by_set(outputs).items():
-            labels = self._sets[suffix].labels
-            known = known_labels(labels)
-            if known.any():
-                reports[suffix] = class_report(self.labels, logits[known].argmax(axis=-1), labels[known])
-        return reports
-
     def write_predictions(self, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
         """Writes files for the GLUE server, with the columns `index` and `prediction`, sorted by index."""
         files = []
-        for suffix, logits in self._logits_by_set(outputs).items():
-            predictions = self._predictions(logits)
+        for suffix, logits in self.logits_by_set(outputs).items():
+            predictions = self.predictions(logits)
             texts = [self.labels[value] if self.labels else f"{value:.3f}" for value in predictions]
-            rows = sorted(zip(_row_indices(self._sets[suffix].ids, len(texts)), texts, strict=True))
+            rows = sorted(zip(self._row_indices(suffix, len(texts)), texts, strict=True))
             lines = "".join(f"{index}\t{text}\n" for index, text in rows)
             files.append(write_atomic(folder / self._submission_file(suffix), "index\tprediction\n" + lines))
         return files
 
-    def prediction_records(self) -> list[PredictionRecords]:
-        def make(suffix: str, outputs: list[dict[str, np.ndarray]], include_logits: bool) -> Iterator[Record]:
-            for logits in self._logits_by_set(outputs)[suffix]:
-                if self.labels:
-                    yield class_record(self.labels, logits, include_logits)
-                else:
-                    yield number_record(self._predictions(logits))
+    def records_file(self, suffix: str) -> str:
+        return f"{Path(self._submission_file(suffix)).stem}.jsonl"
 
-        return [
-            PredictionRecords(
-                f"{Path(self._submission_file(suffix)).stem}.jsonl",
-                functools.partial(make, suffix),
-                part.examples.lines,
-                part.read_columns,
-            )
-            for suffix, part in self._sets.items()
-        ]
-
-    def _read(self, split: str) -> EvaluationSet:
-        return read_split(self.config.data, self.tokenizer, self.read_stats, self._spec, split)
-
-    def _has_diagnostic_set(self) -> bool:
-        path = self.config.data.path
-        return path.startswith(TFDS_PREFIX) or find_file(Path(path).expanduser(), SPECS["ax"], "test") is not None
+    def predictions(self, logits: np.ndarray) -> np.ndarray:
+        return super().predictions(logits) if self.labels else np.clip(logits, *SCORE_RANGE)
 
     def _has_several_sets(self) -> bool:
-        return len(self._sets) > 1 and bool(self.labels)
-
-    def _logits_by_set(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        """Returns the logits of each evaluation set, in input order."""
-        logits = self.ordered_logits(outputs)
-        ends = np.cumsum([len(part) for part in self._sets.values()])[:-1]
-        return dict(zip(self._sets, np.split(logits, ends), strict=True))
-
-    def _predictions(self, logits: np.ndarray) -> np.ndarray:
-        return logits.argmax(axis=-1) if self.labels else np.clip(logits, *SCORE_RANGE)
-
-    def _metrics(self, predictions: dict[str, np.ndarray]) -> dict[str, float]:
-        """Returns the metrics of all evaluation sets. `predictions` contains one array per set, by metric suffix."""
-        values = {}
-        for suffix, predicted in predictions.items():
-            set_scores = scores(self._spec.metrics, predicted, self._sets[suffix].labels)
-            values |= {f"{name}{suffix}": value for name, value in set_scores.items()}
-        return values
+        return len(self.sets) > 1 and bool(self.labels)
 
     def _submission_file(self, suffix: str) -> str:
         return {"": f"{self._spec.folder}.tsv", **self._spec.submission, _AX_SUFFIX: "AX.tsv"}[suffix]
 
-
-def _row_indices(ids: list[str], count: int) -> list[int]:
-    """Returns the numbers of the `index` column. If they are missing or not unique, returns 0 to count - 1."""
-    if len(ids) == count and all(id_.isascii() and id_.isdigit() for id_ in ids) and len({*map(int, ids)}) == len(ids):
-        return list(map(int, ids))
-    return list(range(count))
+    def _row_indices(self, suffix: str, count: int) -> list[int]:
+        """Returns a test set's column `index`, or 0 to count - 1 if it is missing or not unique."""
+        split = self.eval_splits()[suffix]
+        if not self.has_labels(split):
+            with contextlib.suppress(UsageError):
+                ids = [row.fields[INDEX] for row in self.read_rows(split, (INDEX,), keep_short=True)[0]]
+                if all(id_.isascii() and id_.isdigit() for id_ in ids) and len({*map(int, ids)}) == count:
+                    return list(map(int, ids))
+        return list(range(count))

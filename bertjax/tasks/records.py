@@ -1,6 +1,7 @@
 """Prediction records: JSON objects with the prediction and the probabilities of an example."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -43,8 +44,7 @@ def class_record(labels: Sequence[str], logits: np.ndarray, include_logits: bool
 
 def multilabel_record(labels: Sequence[str], logits: np.ndarray, threshold: float, include_logits: bool) -> Record:
     """Returns the prediction record of the labels with probability >= `threshold`. `logits` is float32 [labels]."""
-    above = reaches_threshold(logits, threshold)
-    predicted = [label for label, is_above in zip(labels, above, strict=True) if is_above]
+    predicted = list(itertools.compress(labels, reaches_threshold(logits, threshold)))
     probabilities = 1 / (1 + np.exp(-np.asarray(logits, np.float64)))
     record = {"prediction": predicted, "probabilities": _by_label(labels, probabilities)}
     return {**record, "logits": _by_label(labels, logits)} if include_logits else record
@@ -68,19 +68,20 @@ def choice_record(logits: np.ndarray, include_logits: bool) -> Record:
 
 def tags_record(words: Sequence[str], labels: Sequence[str], logits: np.ndarray, include_logits: bool) -> Record:
     """Returns the prediction record of a sentence's tags. `logits` is float32 [words, tags]."""
+    # A sentence without words has logits [0, tags], or [0] if no sentence has words.
+    rows = logits if len(words) else []
     record = {
         "words": list(words),
-        "prediction": [labels[tag] for tag in logits.argmax(axis=-1)] if len(words) else [],
-        "probabilities": [_by_label(labels, row) for row in softmax(logits)] if len(words) else [],
+        "prediction": [labels[row.argmax()] for row in rows],
+        "probabilities": [_by_label(labels, softmax(row)) for row in rows],
     }
-    return {**record, "logits": [_by_label(labels, row) for row in logits]} if include_logits else record
+    return {**record, "logits": [_by_label(labels, row) for row in rows]} if include_logits else record
 
 
 def entity_records(text: str, spans: Sequence[tuple[int, int]], tags: Sequence[str]) -> list[Record]:
     """Returns the entities of a text in order: label, character offsets of start and end (exclusive), and text.
 
-    `spans` contains the character offsets (start, exclusive end) of each word. `tags` contains the tag of each word, in
-    IOB, BIOES or BILOU.
+    `spans` contains the character offsets of each word, `tags` its tag in IOB, BIOES or BILOU.
     """
     return [
         {"label": label, "start": start, "end": end, "text": text[start:end]}

@@ -33,7 +33,6 @@ from bertjax.utils.sections import bounded
 
 _V1, _V2, _TRIVIAQA = _VERSIONS = ("1.1", "2.0", "triviaqa")
 _POSITIONS = ("start_positions", "end_positions")
-_PREDICTIONS, _NBEST, _NULL_ODDS = "predictions.json", "nbest_predictions.json", "null_odds.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,10 +68,7 @@ class SquadData(FinetuningData):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.max_query_len + 4 > self.seq_len:
-            raise UsageError(
-                f"config.data.max_query_len={self.max_query_len} leaves no room for a passage in config.data.seq_len="
-                f"{self.seq_len}; reduce max_query_len"
-            )
+            raise UsageError(f"config.data.max_query_len={self.max_query_len} leaves no room for a passage; reduce it")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +125,7 @@ class SquadTask(FinetuningTask):
         data = self.config.data
         self._questions: list[Question] = []
         if train or self.split == splits.HELD_OUT:
-            questions = self._read(data.train_file or self._file_name("train"), training=True)
+            questions = self._read("train", "train_file")
             # Keep the questions about one passage together, in the training set or in the dev set.
             train_rows, dev_rows = splits.divide_rows(
                 data, len(questions), lambda: [question.context.encode() for question in questions], self.read_stats
@@ -139,47 +135,43 @@ class SquadTask(FinetuningTask):
                 train_questions = [questions[index] for index in train_rows]
                 self.train_examples = self._make_windows(train_questions, self.read_stats[0]).examples
         if self.split in SPLITS:
-            self._questions = self._read(data.eval_file or self._file_name(self.split), training=False)
+            self._questions = self._read(self.split, "eval_file")
         if self.split in (*SPLITS, splits.HELD_OUT):
             self._windows = self._make_windows(self._questions, self.read_stats[-1])
             self.eval_examples = self._windows.examples
 
     def score(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
         answers = self._answers(outputs)
-        if self.config.data.version != _V2:
+        if not self._is_v2:
             return squad_metrics.score_v1(self._gold(), self._texts(answers)) if self.is_labeled() else {}
         threshold = self._null_threshold(answers)
         scores = squad_metrics.score_v2(self._gold(), self._texts(answers, threshold))
         return {**scores, "null_threshold": threshold}
 
     def baseline(self) -> dict[str, float]:
-        """Returns the metrics of a baseline.
-
-        For 2.0, the baseline predicts "" (unanswerable) for every question, otherwise the passage's first sentence.
-        """
-        gold = self._gold()
-        if self.config.data.version == _V2:
-            return squad_metrics.score_v2(gold, dict.fromkeys(gold, ""))
-        return squad_metrics.score_v1(
-            gold, {question.id: question.context.partition(". ")[0] for question in self._questions}
-        )
+        """Returns the metrics of predicting "" (unanswerable) for 2.0, otherwise the passage's first sentence."""
+        if self._is_v2:
+            return squad_metrics.score_v2(self._gold(), dict.fromkeys(self._gold(), ""))
+        sentences = {question.id: question.context.partition(". ")[0] for question in self._questions}
+        return squad_metrics.score_v1(self._gold(), sentences)
 
     def is_labeled(self) -> bool:
         # In SQuAD 2.0, a question without answers counts as labeled: it is unanswerable.
-        return self.config.data.version == _V2 or any(question.answers for question in self._questions)
+        return self._is_v2 or any(question.answers for question in self._questions)
 
     def hashed_answers(self) -> Any:
         return [(question.id, question.answers) for question in self._questions]
 
     def write_predictions(self, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
         """Writes the official prediction file, the n-best answers and, for 2.0, the null odds."""
-        answers, is_v2 = self._answers(outputs), self.config.data.version == _V2
-        pairs = list(zip(self._questions, answers, strict=True))
-        threshold = self._null_threshold(answers) if is_v2 else math.inf
-        files: dict[str, Any] = {_PREDICTIONS: self._texts(answers, threshold)}
-        if is_v2:
-            files[_NULL_ODDS] = {question.id: answer.null_odds for question, answer in pairs}
-        files[_NBEST] = {question.id: nbest_with_probabilities(answer, is_v2) for question, answer in pairs}
+        answers = self._answers(outputs)
+        ids = [question.id for question in self._questions]
+        threshold = self._null_threshold(answers) if self._is_v2 else math.inf
+        files: dict[str, Any] = {"predictions.json": self._texts(answers, threshold)}
+        if self._is_v2:
+            files["null_odds.json"] = self._null_odds(answers)
+        nbest = (nbest_with_probabilities(answer, self._is_v2) for answer in answers)
+        files["nbest_predictions.json"] = dict(zip(ids, nbest, strict=True))
         return [
             write_atomic(folder / name, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
             for name, content in files.items()
@@ -188,35 +180,39 @@ class SquadTask(FinetuningTask):
     def prediction_records(self) -> list[PredictionRecords]:
         def make(outputs: list[dict[str, np.ndarray]], include_score: bool) -> Iterator[Record]:
             answers = self._answers(outputs)
-            threshold = self._null_threshold(answers) if self.config.data.version == _V2 else None
+            threshold = self._null_threshold(answers) if self._is_v2 else None
             for question, answer in zip(self._questions, answers, strict=True):
                 yield {"id": question.id, **answer_record(answer, threshold, include_score)}
 
         return [PredictionRecords(RECORDS_FILE, make)]
 
-    def _file_name(self, split: str) -> str:
-        version = self.config.data.version
-        return f"qa/wikipedia-{split}" if version == _TRIVIAQA else f"{split}-v{version}"
+    @property
+    def _is_v2(self) -> bool:
+        return self.config.data.version == _V2
 
-    def _read(self, name: str, training: bool) -> list[Question]:
-        folder = Path(self.config.data.path).expanduser()
-        file = _find_file(folder, name, "data.train_file" if training else "data.eval_file")
+    def _read(self, split: str, field: str) -> list[Question]:
+        """Reads the file in the config field `field`, or the file of a split in `path` if the field is unset."""
+        data = self.config.data
+        folder = Path(data.path).expanduser()
+        is_triviaqa = data.version == _TRIVIAQA
+        default = f"qa/wikipedia-{split}" if is_triviaqa else f"{split}-v{data.version}"
+        name = getattr(data, field) or default
+        path = folder / name
+        # Do not use `glob(name)`, because the name may contain glob characters, such as `[`.
+        matches = sorted(file for file in path.parent.glob("*.json*") if file.name.startswith(path.name))
+        file = next((file for file in (Path(name), path, *matches) if file.is_file()), None)
+        if file is None:
+            raise UsageError(f"no file {path}*.json; set --config.data.{field} to the file, or evaluate another split")
         stats = ReadStats(str(file))
         self.read_stats.append(stats)
-        if self.config.data.version == _TRIVIAQA:
+        if is_triviaqa:
             return read_triviaqa(file, folder, stats)
-        return read_questions(file, stats, training, all_answerable=self.config.data.version == _V1)
+        return read_questions(file, stats, training=split == "train", all_answerable=data.version == _V1)
 
     def _make_windows(self, questions: list[Question], stats: ReadStats) -> Windows:
         data = self.config.data
-        return make_windows(
-            questions,
-            tokenizer=self.tokenizer,
-            seq_len=data.seq_len,
-            doc_stride=data.doc_stride,
-            max_query_len=data.max_query_len,
-            stats=stats,
-        )
+        sizes = {name: getattr(data, name) for name in ("seq_len", "doc_stride", "max_query_len")}
+        return make_windows(questions, self.tokenizer, stats, **sizes)
 
     def _answers(self, outputs: list[dict[str, np.ndarray]]) -> list[Answer]:
         data = self.config.data
@@ -224,6 +220,9 @@ class SquadTask(FinetuningTask):
 
     def _gold(self) -> dict[str, tuple[str, ...]]:
         return {question.id: question.answers for question in self._questions}
+
+    def _null_odds(self, answers: list[Answer]) -> dict[str, float]:
+        return {question.id: answer.null_odds for question, answer in zip(self._questions, answers, strict=True)}
 
     def _texts(self, answers: list[Answer], threshold: float = math.inf) -> dict[str, str]:
         """Returns the predicted answer to each question, or "" if the null odds exceed the threshold."""
@@ -239,32 +238,16 @@ class SquadTask(FinetuningTask):
             return data.null_threshold
         if not any(gold.values()):
             raise UsageError(
-                "cannot choose null_threshold, because the evaluation file has no gold answers; set "
-                "--config.data.choose_null_threshold=false, and set --config.data.null_threshold to the value in the "
-                "workdir's results.json"
+                "the evaluation file has no gold answers to choose a null threshold; set config.data.null_threshold to "
+                "the value in the workdir's results.json, and config.data.choose_null_threshold=false"
             )
         predictions = self._texts(answers)
-        odds = {question.id: answer.null_odds for question, answer in zip(self._questions, answers, strict=True)}
         f1_scores = squad_metrics.question_scores_v2(gold, predictions)[1]
-        return _round_up(squad_metrics.best_threshold(gold, f1_scores, predictions, odds)[0])
-
-
-def _find_file(folder: Path, name: str, field: str) -> Path:
-    # Do not use `glob(name)`, because the name may contain glob characters, such as `[`.
-    path = folder / name
-    candidates = sorted(file for file in path.parent.glob("*.json*") if file.name.startswith(path.name))
-    for candidate in (Path(name), path, *candidates):
-        if candidate.is_file():
-            return candidate
-    raise UsageError(f"no file {folder / name}*.json; set --config.{field} to the file, or evaluate another split")
+        return _round_up(squad_metrics.best_threshold(gold, f1_scores, predictions, self._null_odds(answers))[0])
 
 
 def _round_up(threshold: float) -> float:
-    """Rounds a threshold upward to seven significant digits, the precision of `results.json`.
-
-    If the threshold were rounded downward, the question whose null odds equal the threshold would be predicted as
-    unanswerable.
-    """
+    """Rounds to the seven digits of `results.json`, upward, so that odds that equal the threshold stay answerable."""
     if not threshold:
         return threshold
     unit = 10.0 ** (math.floor(math.log10(abs(threshold))) - 6)

@@ -10,28 +10,16 @@ from pathlib import Path
 import numpy as np
 
 from bertjax.data.finetuning.cells import label_key, sort_labels
-from bertjax.data.finetuning.examples import Examples, constant_prediction, known_labels
-from bertjax.data.finetuning.labeled_text import Target, encode_rows, is_multi_hot, read_label, read_labels
-from bertjax.data.finetuning.tables import FORMATS, ReadStats, Row, escape_line, read_table
+from bertjax.data.finetuning.labeled_text import Target, is_multi_hot
+from bertjax.data.finetuning.tables import ReadStats, Row, escape_line, read_table
 from bertjax.errors import UsageError, listed, quoted
-from bertjax.metrics import report
-from bertjax.metrics.classification import scores
-from bertjax.metrics.report import ClassReport
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import SequenceModel
 from bertjax.tasks.finetuning.config import FinetuningConfig, FinetuningData
 from bertjax.tasks.finetuning.output_layer import CLASSES, MULTILABEL, OutputLayer, saved_labels
-from bertjax.tasks.finetuning.task import FinetuningTask
+from bertjax.tasks.finetuning.rows import RowsTask
 from bertjax.tasks.objectives.classification import MultiLabel, sequence_objective
-from bertjax.tasks.records import (
-    RECORDS_FILE,
-    PredictionRecords,
-    Record,
-    class_record,
-    multilabel_record,
-    number_record,
-    reaches_threshold,
-)
+from bertjax.tasks.records import Record, multilabel_record, reaches_threshold
 from bertjax.tasks.task import Objective
 from bertjax.utils.io import write_atomic
 from bertjax.utils.sections import bounded
@@ -44,10 +32,8 @@ _METRICS = {
     "number": ("pearson", "spearman"),
     "multilabel": ("micro_f1", "macro_f1", "subset_accuracy"),
 }
-# Training files with fewer rows get no warning about classes with one row.
-_MIN_ROWS = 4
-# A class with more words, and with only one row, is probably a text.
-_MAX_WORDS = 8
+# Labels with one row cause a warning if they are half of at least `_MIN_ROWS` rows, or if they have many words.
+_MIN_ROWS, _MAX_WORDS = 4, 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,9 +57,7 @@ class TableData(FinetuningData):
         if self.text == self.label:
             raise UsageError(f"config.data.text and config.data.label are both {self.text!r}; set different columns")
         if self.dev_share and self.dev_file:
-            raise UsageError(
-                f"config.data.dev_share={self.dev_share} and config.data.dev_file both define a dev set; use only one"
-            )
+            raise UsageError("config.data.dev_share and config.data.dev_file both define a dev set; use only one")
 
     @property
     def has_files(self) -> bool:
@@ -88,21 +72,10 @@ class TableData(FinetuningData):
         return file
 
     def read_rows(self, file: str, columns: Sequence[str], keep_short: bool) -> tuple[Iterator[Row], ReadStats]:
-        """Reads the columns `columns` of a file. Returns the rows, and a `ReadStats` that counts them as they are read.
-
-        With `keep_short`, keeps rows that lack fields, so that every row of the file gets a prediction.
-        """
+        """Reads columns of a file, see `read_table`. Returns the rows, and counts that are updated during reading."""
         path = Path(self.path).expanduser() / file
-        form = path.suffix.removeprefix(".").lower()
-        if form not in FORMATS:
-            raise UsageError(f"unknown format of {path}; use a {', '.join(f'.{known}' for known in FORMATS)} file")
         stats = ReadStats(str(path))
-        return read_table(path, columns, stats, file_format=form, keep_short=keep_short), stats
-
-    def read_evaluated_columns(self, columns: Sequence[str]) -> Iterator[Row]:
-        """Reads the columns `columns` of all rows of the evaluated file."""
-        files = {"dev": self.train_file if self.dev_share else self.dev_file, "test": self.test_file}
-        return self.read_rows(files[self.eval_split], columns, keep_short=True)[0]
+        return read_table(path, columns, stats, keep_short=keep_short), stats
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,16 +98,8 @@ class TextData(TableData):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.second_text in (self.text, self.label):
-            raise UsageError(
-                f"config.data.second_text={self.second_text!r} is also the column of text or label; set a different "
-                "column"
-            )
-        defaults = (TextData.threshold, TextData.label_separator)
-        if self.kind != "multilabel" and (self.threshold, self.label_separator) != defaults:
-            raise UsageError(
-                f"config.data.threshold and label_separator have no effect with kind={self.kind}; leave them unset"
-            )
-        if not self.label_separator.strip() and self.label_separator != " " or self.label_separator in "\t\r\n":
+            raise UsageError(f"config.data.second_text={self.second_text!r} is also the column of text or label")
+        if not self.label_separator.strip() and self.label_separator != " ":
             raise UsageError(f"config.data.label_separator={self.label_separator!r} is not valid; use a space or ','")
 
 
@@ -151,15 +116,18 @@ class TextConfig(FinetuningConfig):
             self.reject(f"kind={self.data.kind} has no classes", "label_smoothing", "data.class_weights")
 
 
-class TextTask(FinetuningTask):
+class TextTask(RowsTask):
     """Classification, multi-label classification or regression of one or two texts per row."""
 
     missing_data = "no data; set --config.data.train_file=FILE and --config.data.dev_file=FILE"
     config: TextConfig
 
     def __init__(self, config: TextConfig, train: bool = True) -> None:
-        self.default_metric = _METRICS[config.data.kind][0]
-        self.labels = () if config.data.kind == "number" else ("0", "1")
+        data = config.data
+        self.metrics, self.sequences = _METRICS[data.kind], [[data.text, *filter(None, [data.second_text])]]
+        self.labels = () if data.kind == "number" else ("0", "1")
+        if data.kind == "number":
+            self.baseline_metrics = (*self.metrics, "squared_error")
         super().__init__(config, train)
 
     def make_objective(self, model: ModelConfig) -> Objective:
@@ -168,47 +136,34 @@ class TextTask(FinetuningTask):
         return sequence_objective(self.labels, model, self.class_weighting())
 
     def output_layer(self) -> OutputLayer:
-        data = self.config.data
-        return OutputLayer(
-            MULTILABEL if data.kind == "multilabel" else CLASSES,
-            tuple(self.labels),
-            f"text/{data.kind}{'/pair' if data.second_text else ''}",
-            2 if data.second_text else 1,
-        )
+        kind, second = self.config.data.kind, self.config.data.second_text
+        name = f"text/{kind}{'/pair' if second else ''}"
+        return OutputLayer(MULTILABEL if kind == "multilabel" else CLASSES, tuple(self.labels), name, 1 + bool(second))
 
     def load(self, train: bool) -> None:
         data = self.config.data
+        separator = data.label_separator if data.kind == "multilabel" else ""
         if data.kind != "number":
-            self.labels = saved_labels(data.labels, CLASSES, MULTILABEL) or _read_labels(data)
+            self.labels = saved_labels(data.labels, CLASSES, MULTILABEL) or _read_labels(data, separator)
+        self.target = Target(data.label, self.labels, separator)
         super().load(train)
 
-    def read_examples(self, split: str) -> Examples:
-        data, has_labels = self.config.data, split != "test"
-        texts = [data.text, *([data.second_text] if data.second_text else [])]
-        columns = [*texts, *([data.label] if has_labels else [])]
-        rows, stats = data.read_rows(data.file_of(split), columns, keep_short=split != "train")
-        self.read_stats.append(stats)
-        target = Target(data.label, self.labels, data.label_separator if data.kind == "multilabel" else "")
-        return encode_rows(
-            rows, texts, target, self.tokenizer, data.seq_len, stats, labeled=has_labels, training=split == "train"
-        )
+    def read_rows(self, split: str, columns: Sequence[str], keep_short: bool) -> tuple[Iterator[Row], ReadStats]:
+        return self.config.data.read_rows(self.config.data.file_of(split), columns, keep_short)
 
-    def score(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
-        return scores(_METRICS[self.config.data.kind], self._predictions(outputs), self._eval_labels)
+    def predictions(self, logits: np.ndarray) -> np.ndarray:
+        if self.config.data.kind == "multilabel":
+            return reaches_threshold(logits, self.config.data.threshold).astype(np.int64)
+        return super().predictions(logits) if self.labels else logits
 
-    def baseline(self) -> dict[str, float]:
-        names = (*_METRICS[self.config.data.kind], *(() if self.labels else ("squared_error",)))
-        return scores(names, constant_prediction(self._eval_labels), self._eval_labels)
-
-    def class_reports(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, ClassReport]:
-        labels = self._eval_labels
-        known = known_labels(labels)
-        make_report = report.multilabel_report if self.config.data.kind == "multilabel" else report.class_report
-        return {"": make_report(self.labels, self._predictions(outputs)[known], labels[known])}
+    def record(self, logits: np.ndarray, include_logits: bool) -> Record:
+        if self.config.data.kind == "multilabel":
+            return multilabel_record(self.labels, logits, self.config.data.threshold, include_logits)
+        return super().record(logits, include_logits)
 
     def write_predictions(self, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
         """Writes a file with the header `prediction`, then one prediction per row of the input file."""
-        predictions, data = self._predictions(outputs), self.config.data
+        predictions, data = self.predictions(self.ordered_logits(outputs)), self.config.data
         if data.kind == "multilabel":
             texts = [data.label_separator.join(itertools.compress(self.labels, row)) for row in predictions]
         else:
@@ -216,100 +171,48 @@ class TextTask(FinetuningTask):
         lines = "".join(f"{escape_line(text)}\n" for text in texts)
         return [write_atomic(folder / "predictions.tsv", "prediction\n" + lines)]
 
-    def prediction_records(self) -> list[PredictionRecords]:
-        data = self.config.data
 
-        def make(outputs: list[dict[str, np.ndarray]], include_logits: bool) -> Iterator[Record]:
-            for logits in self.ordered_logits(outputs):
-                if data.kind == "multilabel":
-                    yield multilabel_record(self.labels, logits, data.threshold, include_logits)
-                elif self.labels:
-                    yield class_record(self.labels, logits, include_logits)
-                else:
-                    yield number_record(logits)
-
-        return [PredictionRecords(RECORDS_FILE, make, self.evaluated_examples.lines, data.read_evaluated_columns)]
-
-    @property
-    def _eval_labels(self) -> np.ndarray:
-        return self.evaluated_examples.rows["labels"]
-
-    def _predictions(self, outputs: list[dict[str, np.ndarray]]) -> np.ndarray:
-        """Returns predicted class ids int [N], 0/1 labels int [N, K], or numbers float32 [N]."""
-        logits = self.ordered_logits(outputs)
-        if self.config.data.kind == "multilabel":
-            return reaches_threshold(logits, self.config.data.threshold).astype(np.int64)
-        return logits.argmax(axis=-1) if self.labels else logits
-
-
-def _read_labels(data: TextData) -> list[str]:
+def _read_labels(data: TextData, separator: str) -> list[str]:
     """Returns the distinct labels of the training file, sorted by `sort_labels`."""
-    if not data.train_file:
-        raise UsageError("no training file to read the classes from; set --config.data.train_file=FILE")
-    rows, stats = data.read_rows(data.train_file, [data.label], keep_short=False)
+    target = Target(data.label, (), separator)
+    rows, stats = data.read_rows(data.file_of("train"), [data.label], keep_short=False)
     names_of: dict[str, set[str]] = {}
     counts: Counter[str] = Counter()
+    # Keys of the labels in rows without surplus fields. Other labels may be a part of an unquoted text with a comma.
     in_short_rows: set[str] = set()
     multi_hot = ""
     for row in rows:
-        if data.kind == "multilabel":
-            names = read_labels(row, data.label, data.label_separator, stats) or []
-            if is_multi_hot(names):
-                multi_hot = multi_hot or f"line {row.line}: {data.label} is {quoted(row.fields[data.label])}"
-        else:
-            label = read_label(row, data.label, stats)
-            names = [label] if label else []
-        for name in names:
-            names_of.setdefault(label_key(name), set()).add(name)
+        names = target.names(row, stats) or []
+        if is_multi_hot(names):
+            multi_hot = multi_hot or f"line {row.line}: {data.label} is {quoted(row.fields[data.label])}"
         keys = [label_key(name) for name in names]
+        for key, name in zip(keys, names, strict=True):
+            names_of.setdefault(key, set()).add(name)
         counts.update(keys)
         if not row.is_long:
             in_short_rows.update(keys)
     # Of the spellings of a label, such as 1 and 1.0, or True and true, the shortest in lower case is its name.
     labels = {key: min(sorted(names)[::-1], key=len) for key, names in names_of.items()}
-    if not stats.read:
-        raise UsageError(f"{data.train_file} has no rows after its header; use a file with rows")
-    if data.kind == "multilabel" and not labels:
-        raise UsageError(
-            f"no labels in column {data.label!r} of {data.train_file}; set --config.data.label to the label column"
-        )
     if multi_hot and is_multi_hot(["0", *labels]):
         raise UsageError(
             f"{data.train_file} {multi_hot}, multi-hot labels without names; write the names in order to a JSON file "
             'such as {"labels": ["neg", "pos"]}, and set --config.data.labels to it'
         )
-    if data.kind == "classes" and len(labels) < 2:
+    minimum = 2 if data.kind == "classes" else 1
+    if len(labels) < minimum:
         noted = "".join(f" ({entry['rows']:,} {reason})" for reason, entry in stats.noted.items())
         raise UsageError(
             f"column {data.label!r} of {data.train_file} contains {len(labels)} different labels in {stats.read:,} "
-            f"rows{noted}, but classification needs at least 2; for regression, use --config.data.kind=number"
+            f"rows{noted}, but needs at least {minimum}; set config.data.label, or kind=number for regression"
         )
-    _warn_of_other_fields(data, stats.read, labels, counts, in_short_rows)
-    return sort_labels(labels.values())
-
-
-def _warn_of_other_fields(
-    data: TextData, num_rows: int, labels: dict[str, str], counts: Counter[str], in_short_rows: set[str]
-) -> None:
-    """Logs a warning about labels that are probably values of another column.
-
-    `labels` contains the names of the labels by key, `counts` their rows, and `in_short_rows` the keys of labels that
-    are in rows without surplus fields.
-    """
-    shifted = [name for key, name in labels.items() if key not in in_short_rows]
     rare = [name for key, name in labels.items() if counts[key] == 1]
-    if shifted:
+    suspicious = [name for key, name in labels.items() if key not in in_short_rows]
+    if not suspicious and data.kind == "classes" and stats.read >= _MIN_ROWS and 2 * len(rare) >= stats.read:
+        suspicious = rare
+    if suspicious := suspicious or [name for name in rare if len(name.split()) > _MAX_WORDS]:
         logger.warning(
-            f"only rows of {data.train_file} with more fields than columns have the {data.label} "
-            f"{listed(map(quoted, shifted))}, perhaps a part of another field; quote fields that contain a comma"
+            f"{len(suspicious):,} of {len(labels):,} labels of {data.train_file} may be texts or parts of other "
+            f"fields, such as {listed(map(quoted, suspicious), 3)}; check that the labels are in {data.label!r}, and "
+            "quote fields that contain a comma"
         )
-    elif data.kind == "classes" and num_rows >= _MIN_ROWS and 2 * len(rare) >= num_rows:
-        logger.warning(
-            f"{len(rare):,} of {len(labels):,} classes of {data.train_file} have only one row, such as "
-            f"{listed(map(quoted, rare), 3)}; check that {data.label!r} is the column of the classes"
-        )
-    elif long := [name for name in rare if len(name.split()) > _MAX_WORDS]:
-        logger.warning(
-            f"classes of {data.train_file} with only one row look like texts: {listed(map(quoted, long), 3)}; check "
-            "the fields of these rows"
-        )
+    return sort_labels(labels.values())

@@ -1,10 +1,11 @@
 """Token tagging of your own sentences, from TSV, CSV or JSON Lines files."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from bertjax.data.finetuning.tables import Row
 from bertjax.data.finetuning.tagged import TaggedText, read_tagged_rows
+from bertjax.tasks.finetuning import splits
 from bertjax.tasks.finetuning.config import FinetuningConfig
 from bertjax.tasks.finetuning.tagging import TaggingTask
 from bertjax.tasks.text import TableData
@@ -34,5 +35,7 @@ class TextTagsTask(TaggingTask):
         self.read_stats.append(stats)
         return read_tagged_rows(rows, data.text, label, stats, keep_untagged=split != "train")
 
-    def read_columns(self) -> Callable[[Sequence[str]], Iterator[Row]]:
-        return self.config.data.read_evaluated_columns
+    def read_columns(self, columns: Sequence[str]) -> Iterator[Row]:
+        data = self.config.data
+        file = data.file_of("train" if self.split == splits.HELD_OUT else self.split)
+        return data.read_rows(file, columns, keep_short=True)[0]

@@ -6,8 +6,17 @@ import numpy as np
 import pytest
 from unpacking import joined
 
-from bertjax.data.finetuning.batches import Batching, EpochOrder, eval_batches, in_input_order, train_batches
+from bertjax.data.finetuning.batches import (
+    NO_EXAMPLE,
+    Batching,
+    EpochOrder,
+    eval_batches,
+    in_input_order,
+    pack_batch,
+    train_batches,
+)
 from bertjax.data.finetuning.examples import (
+    Examples,
     concatenate,
     constant_prediction,
     encode_pair,
@@ -37,7 +46,8 @@ def test_epochs_contain_every_example_once_in_different_order(bucket):
     order = EpochOrder(examples, batching, seed=3)
     assert order.steps_per_epoch == 9
     seen = [
-        [int(label) for step in range(9 * epoch, 9 * epoch + 9) for label in order.batch(step)[0]] for epoch in range(2)
+        [index for step in range(9 * epoch, 9 * epoch + 9) for index in order.batch(step)[0].tolist() if index >= 0]
+        for epoch in range(2)
     ]
     assert sorted(seen[0]) == sorted(seen[1]) == list(range(70))
     assert seen[0] != seen[1]
@@ -65,14 +75,15 @@ def test_batches_group_examples_of_similar_length():
     assert positions / tokens < 1.5
 
 
+@pytest.mark.parametrize("examples_per_row", [1, 4])
 @pytest.mark.parametrize("bucket", [0, 8, 16, 32, 48, 64])
-def test_shape_counts_match_the_batches_before_a_step(bucket):
-    order = EpochOrder(make_constant_examples(random_lengths(70)), Batching(8, bucket, 128), seed=3)
+def test_shape_counts_match_the_batches_before_a_step(bucket, examples_per_row):
+    examples = make_constant_examples(random_lengths(70))
+    order = EpochOrder(examples, Batching(8, bucket, 128, examples_per_row), seed=3)
+    shapes = [batch["input_ids"].shape for batch in train_batches(examples, order, 45, 0, SINGLE_SHARD)]
     for step in (0, 1, 8, 9, 10, 20, 45):
         counts = order.shape_counts(step)
-        assert sum(counts.values()) == step
-        length_sum = sum(length * steps for (_, length), steps in counts.items())
-        assert length_sum == sum(order.batch(s)[1] for s in range(step))
+        assert sorted(shape for shape, steps in counts.items() for _ in range(steps)) == sorted(shapes[:step])
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -88,24 +99,20 @@ def test_typical_step_has_a_full_batch_of_the_most_common_shape(seed, examples_p
 
 
 @pytest.mark.parametrize("parts", [2, 4])
-def test_shards_are_rows_of_the_same_batch(parts):
-    examples, batching = make_constant_examples(random_lengths(30)), Batching(8, 32, 128)
-    order = EpochOrder(examples, batching, seed=1)
-    global_batches = list(train_batches(examples, batching, order, 8, 0, SINGLE_SHARD))
-    shards = [
-        list(train_batches(examples, batching, order, 8, 0, DataShard((index,), parts))) for index in range(parts)
-    ]
-    with_gap = list(train_batches(examples, batching, order, 8, 0, DataShard((0, 3), 4)))
-    np.testing.assert_equal([joined(step) for step in zip(*shards, strict=True)], global_batches)
-    rows = [{name: values[[0, 1, 6, 7]] for name, values in batch.items()} for batch in global_batches]
-    np.testing.assert_equal(with_gap, rows)
+@pytest.mark.parametrize("examples_per_row", [1, 2])
+def test_batches_of_shards_and_of_later_steps_match_the_full_run(parts, examples_per_row):
+    examples, batching = make_constant_examples(random_lengths(30)), Batching(8, 32, 128, examples_per_row)
 
+    def batches(shard, start_step=0):
+        return list(train_batches(examples, EpochOrder(examples, batching, 1), 10, start_step, shard))
 
-def test_batches_from_a_later_step_match_batches_from_the_start():
-    examples, batching = make_constant_examples(random_lengths(30)), Batching(8, 32, 128)
-    all_batches = list(train_batches(examples, batching, EpochOrder(examples, batching, 1), 10, 0, SINGLE_SHARD))
-    later_batches = list(train_batches(examples, batching, EpochOrder(examples, batching, 1), 10, 6, SINGLE_SHARD))
-    np.testing.assert_equal(later_batches, all_batches[6:])
+    all_batches = batches(SINGLE_SHARD)
+    shards = [batches(DataShard((index,), parts)) for index in range(parts)]
+    np.testing.assert_equal([joined(step) for step in zip(*shards, strict=True)], all_batches)
+    np.testing.assert_equal(batches(SINGLE_SHARD, start_step=6), all_batches[6:])
+    for batch, with_gap in zip(all_batches, batches(DataShard((0, 3), 4)), strict=True):
+        rows = np.arange(len(batch["input_ids"])).reshape(4, -1)[[0, 3]].reshape(-1)
+        np.testing.assert_equal(with_gap, {name: values[rows] for name, values in batch.items()})
 
 
 @pytest.mark.parametrize("sequences_per_example", [1, 4])
@@ -124,6 +131,67 @@ def test_evaluation_covers_each_example_once_and_restores_input_order(sequences_
     assert in_input_order(outputs, 21)["first"] == [10 + index * sequences_per_example for index in range(21)]
     with pytest.raises(AssertionError, match="exactly once"):
         in_input_order(outputs[:-1], 21)
+
+
+UNPACKED, PACKED = Batching(16, 32, 64), Batching(16, 32, 64, examples_per_row=4)
+
+
+def random_examples(count: int, max_length: int = 64) -> Examples:
+    """Returns examples of random length; token t of example i is 100 i + t, and the label is i."""
+    lengths = np.random.default_rng(5).integers(3, max_length + 1, count)
+    sequences = [
+        {"input_ids": [100 * i + t for t in range(n)], "segment_ids": [t % 2 for t in range(n)]}
+        for i, n in enumerate(lengths)
+    ]
+    return make_examples(sequences, {"labels": np.arange(count, dtype=np.int32)})
+
+
+def test_packed_steps_have_the_same_complete_examples_as_unpacked_steps():
+    examples = random_examples(70)
+    orders = (EpochOrder(examples, batching, 3) for batching in (UNPACKED, PACKED))
+    batches = (train_batches(examples, order, 12, 0, SINGLE_SHARD) for order in orders)
+    for unpacked, packed in zip(*batches, strict=True):
+        used = packed["example"] >= 0
+        np.testing.assert_array_equal(packed["weights"], used)
+        assert sorted(packed["example"][used]) == sorted(unpacked["example"][unpacked["example"] >= 0])
+        np.testing.assert_array_equal(packed["labels"][used], packed["example"][used])
+        for row, slot in zip(*np.nonzero(used), strict=True):
+            example = packed["example"][row, slot]
+            (columns,) = np.nonzero(packed["sequence_ids"][row] == slot + 1)
+            length = examples.lengths[example]
+            assert columns.size == length and (np.diff(columns) == 1).all()
+            np.testing.assert_array_equal(packed["input_ids"][row, columns], 100 * example + np.arange(length))
+            np.testing.assert_array_equal(packed["segment_ids"][row, columns], np.arange(length) % 2)
+            np.testing.assert_array_equal(packed["position_ids"][row, columns], np.arange(length))
+        padding = packed["sequence_ids"] == 0
+        assert not packed["input_ids"][padding].any()
+        assert padding.sum() + sum(examples.lengths[packed["example"][used]]) == padding.size
+
+
+def test_packing_saves_positions_for_short_examples_and_never_adds_any():
+    def positions(max_length: int, batching: Batching) -> int:
+        order = EpochOrder(random_examples(400, max_length), batching, 3)
+        counts = order.shape_counts(order.steps_per_epoch)
+        assert max(tokens for _, tokens in counts) <= 64
+        return sum(rows * tokens * steps for (rows, tokens), steps in counts.items())
+
+    unpacked, packed = ([positions(max_length, batching) for max_length in (15, 64)] for batching in (UNPACKED, PACKED))
+    assert packed[0] < 0.6 * unpacked[0] and packed[1] <= unpacked[1]
+
+
+def test_pack_batch_balances_the_lengths_of_rows():
+    lengths = np.arange(1, 17)
+    slots, tokens = pack_batch(lengths, Batching(16, 1, 64, examples_per_row=2))
+    assert slots.shape == (8, 2) and tokens == 17
+    assert lengths[slots].sum(axis=1).tolist() == [17] * 8
+    slots, tokens = pack_batch(np.array([9, 2, 5]), Batching(16, 1, 64, examples_per_row=4))
+    assert sorted(slots[slots != NO_EXAMPLE]) == [0, 1, 2] and slots.shape == (4, 4) and tokens == 9
+
+
+def test_example_longer_than_the_row_is_truncated():
+    examples = make_constant_examples([9, 3])
+    (batch,) = eval_batches(examples, Batching(2, 0, 5), SINGLE_SHARD)
+    assert batch["input_ids"].tolist() == [[11, 11, 11, 0, 0], [10] * 5]
 
 
 def test_concatenate_keeps_the_order():

@@ -40,21 +40,6 @@ def test_questions_of_both_squad_versions_are_read(tmp_path, name):
     assert (stats.read, stats.used) == (2, 2)
 
 
-def test_question_with_an_answer_outside_its_context_is_skipped_only_for_training(tmp_path):
-    content = squad(qa("1", "Ann", 0), qa("2", "Zoe", 0))
-    questions, stats = read(tmp_path, content)
-    assert [q.id for q in questions] == ["1"]
-    assert stats.skipped == {"whose answer is not in its context": {"rows": 1, "first": "question 2"}}
-    assert len(read(tmp_path, content, training=False)[0]) == 2
-
-
-def test_question_with_a_negative_answer_start_is_skipped(tmp_path):
-    start = CONTEXT.rindex("Bob") - len(CONTEXT)
-    assert CONTEXT[start : start + 3] == "Bob"
-    _, stats = read(tmp_path, squad(qa("1", "Ann", 0), qa("2", "Bob", start)))
-    assert stats.skipped["whose answer is in its context, but not at answer_start"]["first"] == "question 2"
-
-
 PARIS = "\U0001f600 Jo  Smith lives\nin Paris, Paris. Caf\u00e9"
 
 
@@ -86,8 +71,7 @@ def test_offset_in_utf16_units_or_bytes_is_found(encoding, unit_bytes, tmp_path)
 
 
 def test_nearest_occurrence_of_an_answer_is_its_place(tmp_path):
-    context = "Paris,Paris in"
-    (question,), _ = read(tmp_path, squad(qa("1", "Paris", 5), context=context))
+    (question,), _ = read(tmp_path, squad(qa("1", "Paris", 5), context="Paris,Paris in"))
     assert question.answer_start == 6
 
 
@@ -98,11 +82,15 @@ def test_nearest_occurrence_of_an_answer_is_its_place(tmp_path):
         ("paris", 22, "whose answer is not in its context"),
         ("Paris", 2, "whose answer is in its context, but not at answer_start"),
         ("Paris", 900, "whose answer is in its context, but not at answer_start"),
+        ("Paris", -16, "whose answer is in its context, but not at answer_start"),
     ],
 )
-def test_reason_to_skip_a_question_is_true(answer, start, reason, tmp_path):
-    _, stats = read(tmp_path, squad(qa("1", answer, start), qa("2", "Jo", 2), context=PARIS))
-    assert stats.skipped == {reason: {"rows": 1, "first": "question 1"}} and not stats.noted
+def test_question_without_its_answer_is_skipped_for_a_reason_only_in_training(answer, start, reason, tmp_path):
+    content = squad(qa("1", answer, start), qa("2", "Jo", 2), context=PARIS)
+    questions, stats = read(tmp_path, content)
+    assert [q.id for q in questions] == ["2"] and not stats.noted
+    assert stats.skipped == {reason: {"rows": 1, "first": "question 1"}}
+    assert len(read(tmp_path, content, training=False)[0]) == 2
 
 
 def test_is_impossible_may_be_text_and_must_not_contradict_the_answers(tmp_path):
@@ -116,7 +104,7 @@ def test_is_impossible_may_be_text_and_must_not_contradict_the_answers(tmp_path)
     assert [(q.id, q.answers) for q in questions] == [("1", ("Ann",)), ("2", ()), ("4", ())]
     assert stats.skipped == {"with is_impossible=false, but without an answer": {"rows": 1, "first": "question 3"}}
     assert len(read(tmp_path, content, training=False)[0]) == 4
-    with pytest.raises(UsageError, match="question 1 of article 1 .'t'., paragraph 1: is_impossible is 'no', but must"):
+    with pytest.raises(UsageError, match="question 1 of entry 1, paragraph 1: is_impossible is 'no'; use"):
         read(tmp_path, squad(qa("1", "Ann", 0, is_impossible="no")))
 
 
@@ -132,20 +120,15 @@ def test_question_without_answers_is_unanswerable_only_if_the_file_says_so(field
     # A file to predict on may lack answers.
     questions, stats = read(tmp_path, content, training=False, all_answerable=all_answerable)
     assert [q.answers for q in questions] == [("Ann",), ()] and "answers is missing" in str(stats.noted)
-    with pytest.raises(UsageError, match="no usable questions: whose field answers is missing; use a file with"):
+    with pytest.raises(UsageError, match="no usable questions: whose field answers is missing"):
         read(tmp_path, squad({"id": "2", "question": "q"} | fields), all_answerable=all_answerable)
 
 
 def test_questions_of_datasets_are_read_from_json_and_json_lines(tmp_path):
+    answers = ({"text": ["Ann"], "answer_start": [0]}, {"text": [], "answer_start": []})
     flat = [
-        {
-            "id": "1",
-            "title": "t",
-            "context": CONTEXT,
-            "question": "q",
-            "answers": {"text": ["Ann"], "answer_start": [0]},
-        },
-        {"id": "2", "title": "t", "context": CONTEXT, "question": "q", "answers": {"text": [], "answer_start": []}},
+        {"id": id_, "title": "t", "context": CONTEXT, "question": "q", "answers": value}
+        for id_, value in zip("12", answers, strict=True)
     ]
     nested, _ = read(tmp_path, squad(qa("1", "Ann", 0, question="q"), {"id": "2", "question": "q", "answers": []}))
     paragraphs = squad(qa("1", "Ann", 0, question="q"), {"id": "2", "question": "q", "answers": []})["data"][0]
@@ -164,58 +147,41 @@ def test_unanswerable_question_of_squad_1_is_skipped_only_for_training(tmp_path)
     assert len(questions) == 2 and "question 2" in str(stats.noted)
 
 
-def test_duplicate_id_is_an_error(tmp_path):
-    with pytest.raises(UsageError, match="2 questions with the id '1'"):
-        read(tmp_path, squad(qa("1", "Ann", 0), qa("1", "Ann", 0)))
-
-
 def test_unpaired_surrogate_keeps_character_offsets(tmp_path):
     (question,), _ = read(tmp_path, squad(qa("1", "Bob", 5), context="ab\ud83d. Bob"))
     assert question.context == "ab\ufffd. Bob" and question.context[5:8] == "Bob"
 
 
-@pytest.mark.parametrize("context, question", [(None, "q"), (CONTEXT, 5)])
-def test_error_for_a_non_string_value_names_the_paragraph(context, question, tmp_path):
-    with pytest.raises(UsageError, match="question 1 of article 1 .'t'., paragraph 1: (context|question) is "):
-        read(tmp_path, squad({"id": "1", "question": question, "answers": []}, context=context))
+PLACE = "question 7 of entry 1, paragraph 1"
 
 
 @pytest.mark.parametrize(
     "content, message",
     [
-        (squad(qa("7", "Ann", None)), "question 7 of article 1 .'t'., paragraph 1: answer_start is missing"),
-        (squad(qa("7", "Ann", "x")), "question 7 of .* paragraph 1: answer_start is 'x', but must be an integer"),
-        (squad(qa("7", "Ann", 0.5)), "question 7 of .* paragraph 1: answer_start is 0.5, but must be an integer"),
-        (squad(qa("7", 5, 0)), "question 7 of .* paragraph 1: the text of an answer is 5, but must be a string"),
-        (
-            squad({"id": "7", "question": "q", "answers": "Ann"}),
-            "question 7 of .*: answers is 'Ann', but must be a list",
-        ),
-        (
-            squad({"id": "7", "question": "q", "answers": {"text": ["Ann"], "answer_start": []}}),
-            "question 7 of .* paragraph 1: answers has 1 texts and 0 offsets",
-        ),
-        (squad({"question": "q", "answers": []}), "article 1 .'t'., paragraph 1: the id of a question is missing, but"),
-        ({"id": ["1"], "context": ["c"], "question": ["q"]}, r"entry 1: the id of a question is \['1'\], but must"),
-        ([{"story": "s", "questions": []}], "entry 1 has none of the fields .* and question, but story, questions;"),
-        ([{"title": "t"}], "entry 1 .'t'. has none of the fields paragraphs, qas and question, but title;"),
-        ({"rows": []}, "data is missing, but must be a list"),
-        (squad("q"), "article 1 .'t'., paragraph 1: a question is 'q', but must be an object"),
-        ({"data": [{"paragraphs": [{}]}]}, "article 1, paragraph 1: qas is missing, but must be a list"),
-        ({"data": [{"paragraphs": None}]}, "article 1: paragraphs is missing, but must be a list"),
-        ({"data": {"a": 1}}, "data is {'a': 1}, but must be a list"),
-        ([{"id": 1, "question": "q"}], "question 1 of entry 1: context is missing, but must be a string"),
-        ([5], "entry 1 of data is 5, but must be an object"),
+        (squad(qa("1", "Ann", 0), qa("1", "Ann", 0)), "2 questions with the id '1'"),
+        (squad(qa("7", "Ann", None)), f"{PLACE}: "),
+        (squad(qa("7", "Ann", "x")), f"{PLACE}: .*'x'"),
+        (squad(qa("7", "Ann", 0.5)), f"{PLACE}: answer_start is 0.5"),
+        (squad(qa("7", 5, 0)), f"{PLACE}: "),
+        (squad(qa("7", "Ann", 0), context=None), f"{PLACE}: "),
+        (squad(qa("7", "Ann", 0) | {"question": 5}), f"{PLACE}: "),
+        (squad(qa("7", "Ann", 0) | {"answers": "Ann"}), f"{PLACE}: "),
+        (squad(qa("7", "Ann", 0) | {"answers": {"text": ["Ann"], "answer_start": []}}), f"{PLACE}: "),
+        (squad({"question": "q", "answers": []}), "entry 1, paragraph 1 has no field 'id'"),
+        ([{"id": 7, "question": "q"}], f"{PLACE} has no field 'context'"),
+        ([{"story": "s", "questions": []}], "entry 1, paragraph 1 has no field 'id'"),
+        ({"data": [{"paragraphs": None}]}, "entry 1: "),
+        ({"data": {"a": 1}}, "entry 1: "),
+        ({"rows": []}, "data has no field 'data'"),
+        ([5], "entry 1: "),
     ],
 )
 def test_error_for_a_malformed_question_names_its_place(content, message, tmp_path):
-    with pytest.raises(UsageError, match=f"train.json is not in SQuAD's format: {message}"):
+    with pytest.raises(UsageError, match=f"train.json .*{message}"):
         read(tmp_path, content)
 
 
-def test_malformed_or_missing_file_is_an_error(tmp_path):
-    with pytest.raises(UsageError, match="is not in SQuAD's format"):
-        read(tmp_path, {"articles": []})
+def test_missing_file_is_an_error(tmp_path):
     with pytest.raises(UsageError, match="cannot read"):
         read_questions(tmp_path / "none.json", ReadStats(""), True)
 

@@ -5,164 +5,125 @@ import pytest
 from bertjax.data.finetuning.tables import ReadStats, read_table
 from bertjax.errors import UsageError
 
+SHORT = "with too few fields"
 
-def read_rows(tmp_path, content: bytes, columns=("text", "label"), **options):
-    path = tmp_path / "file"
-    path.write_bytes(content)
+
+def read_rows(tmp_path, content: bytes | str, columns=("text", "label"), form="tsv", **options):
+    path = tmp_path / f"file.{form}"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
     stats = ReadStats(str(path))
     return [(row.line, *row.fields.values()) for row in read_table(path, columns, stats, **options)], stats
 
 
-def test_byte_order_mark_and_windows_line_endings_are_removed(tmp_path):
-    rows, stats = read_rows(tmp_path, b"\xef\xbb\xbftext\tlabel\r\na b\t1\r\nc\t0\r\n")
-    assert rows == [(2, "a b", "1"), (3, "c", "0")]
-    assert stats.read == 2 and not stats.skipped
+@pytest.mark.parametrize(
+    "form, content, rows",
+    [
+        # Byte-order mark and Windows line ends.
+        ("tsv", b"\xef\xbb\xbftext\tlabel\r\na b\t1\r\nc\t0\r\n", [(2, "a b", "1"), (3, "c", "0")]),
+        # Quotes are literal in TSV.
+        ("tsv", 'text\tlabel\n"He said\t1\n"x" y"\t0\n', [(2, '"He said', "1"), (3, '"x" y"', "0")]),
+        # Only newlines end a line.
+        ("tsv", "text\tlabel\na\u2028b\x85c\x0bd\t1\n", [(2, "a\u2028b\x85c\x0bd", "1")]),
+        # Separators at the end of a line are not fields.
+        ("tsv", "text\tlabel\na\tpos\t\nb\tneg\t\n", [(2, "a", "pos"), (3, "b", "neg")]),
+        ("csv", 'text,label\n"a, ""b""\nc",1\nd,0\n', [(2, 'a, "b"\nc', "1"), (4, "d", "0")]),
+        # A space before a quote is not a part of the field.
+        ("csv", '"text", "label"\n"a, b", "x"\nc, y\n', [(2, "a, b", "x"), (3, "c", "y")]),
+        # The index column of pandas has no name.
+        ("csv", ",text,label\n0,a,pos\n1,b,neg\n", [(2, "a", "pos"), (3, "b", "neg")]),
+        ("csv", "text,label\n" + "a " * 100_000 + ",1\n", [(2, "a " * 100_000, "1")]),
+        ("jsonl", '{"text": "a", "label": 1}\n{"label": ["x"], "text": "b"}\n', [(1, "a", "1"), (2, "b", ["x"])]),
+    ],
+)
+def test_rows_have_the_values_of_their_columns(form, content, rows, tmp_path):
+    read, stats = read_rows(tmp_path, content, form=form)
+    assert read == rows and stats.read == len(rows) and not stats.skipped and not stats.noted
 
 
-def test_quotes_are_literal_in_tsv(tmp_path):
-    rows, _ = read_rows(tmp_path, b'text\tlabel\n"He said\t1\n"x" y"\t0\n')
-    assert rows == [(2, '"He said', "1"), (3, '"x" y"', "0")]
+@pytest.mark.parametrize(
+    "form, content, lines, reasons",
+    [
+        ("tsv", "id\ttext\tlabel\n1\ta\t1\n2\tb\n3\n4\td\t0\n", [2, 5], {SHORT: (2, 3)}),
+        ("tsv", "text\tlabel\na\t1\n\nb\t0\n", [2, 4], {SHORT: (1, 3)}),
+        ("jsonl", '{"text": "a", "label": 1}\n\n{"text": "b"}\n', [1], {SHORT: (2, 2)}),
+        (
+            "jsonl",
+            '{"text": "a", "label": NaN}\n{"text": null, "label": 1}\n{"text": "b", "label": 1.0}\n',
+            [3],
+            {"with null or NaN as 'label'": (1, 1), "with null or NaN as 'text'": (1, 2)},
+        ),
+    ],
+)
+def test_rows_with_missing_fields_are_skipped_or_kept_and_counted(form, content, lines, reasons, tmp_path):
+    expected = {reason: {"rows": rows, "first": f"line {first}"} for reason, (rows, first) in reasons.items()}
+    rows, stats = read_rows(tmp_path, content, form=form)
+    assert [line for line, *_ in rows] == lines and stats.skipped == expected
+    assert all(f"{reason} (first: line" in stats.summary() for reason in reasons)
+    kept, stats = read_rows(tmp_path, content, form=form, keep_short=True)
+    assert len(kept) == stats.read == len(rows) + sum(count for count, _ in reasons.values())
+    assert stats.noted == expected and not stats.skipped and {*rows} < {*kept}
+    assert all("" in row for row in kept if row not in rows)
 
 
-def test_rows_with_too_few_fields_are_skipped_and_counted(tmp_path):
-    rows, stats = read_rows(tmp_path, b"id\ttext\tlabel\n1\ta\t1\n2\tb\n3\n4\td\t0\n")
-    assert [row[0] for row in rows] == [2, 5]
-    assert stats.skipped == {"with too few fields": {"rows": 2, "first": "line 3"}}
-    assert "4 rows read" in stats.summary() and "line 3" in stats.summary()
+@pytest.mark.parametrize("form", ["tsv", "csv"])
+def test_blank_line_is_a_row_of_a_table_with_one_column(form, tmp_path):
+    assert read_rows(tmp_path, "text\na\n\nb\n", ["text"], form)[0] == [(2, "a"), (3, ""), (4, "b")]
+    assert read_rows(tmp_path, "text\ntext\n", ["text"], form)[0] == [(2, "text")]
 
 
-def test_keep_short_keeps_rows_with_missing_fields(tmp_path):
-    rows, stats = read_rows(tmp_path, b"id\ttext\n1\ta\n\n2\n3\td\n", columns=("text",), keep_short=True)
-    assert rows == [(2, "a"), (3, ""), (4, ""), (5, "d")]
-    assert stats.noted["with too few fields"]["rows"] == 2 and not stats.skipped
-
-
-def test_blank_line_is_a_row(tmp_path):
-    for file_format in ("tsv", "csv"):
-        assert [
-            row[1] for row in read_rows(tmp_path, b"text\na\n\nb\n", columns=("text",), file_format=file_format)[0]
-        ] == ["a", "", "b"]
-    rows, stats = read_rows(tmp_path, b"text\tlabel\na\t1\n\nb\t0\n")
-    assert [row[0] for row in rows] == [2, 4] and stats.read == 3
-    assert stats.skipped["with too few fields"]["first"] == "line 3"
-
-
-def test_empty_file_is_an_error(tmp_path):
-    for file_format in ("tsv", "csv", "jsonl"):
-        with pytest.raises(UsageError, match="file is empty"):
-            read_rows(tmp_path, b"\xef\xbb\xbf\r\n", file_format=file_format)
-
-
-def test_only_newlines_end_a_line(tmp_path):
-    rows, _ = read_rows(tmp_path, "text\tlabel\na\u2028b\x85c\x0bd\t1\n".encode())
-    assert rows == [(2, "a\u2028b\x85c\x0bd", "1")]
-
-
-def test_bytes_that_are_not_utf8_are_counted(tmp_path):
-    rows, stats = read_rows(tmp_path, b"text\tlabel\ncaf\xe9\t1\n")
-    assert rows == [(2, "caf\ufffd", "1")]
-    assert stats.noted["with bytes that are not UTF-8"]["first"] == "line 2"
-
-
-def test_csv_fields_may_have_quotes_line_breaks_and_commas(tmp_path):
-    rows, _ = read_rows(tmp_path, b'text,label\n"a, ""b""\nc",1\nd,0\n', file_format="csv")
-    assert rows == [(2, 'a, "b"\nc', "1"), (4, "d", "0")]
-
-
-def test_space_before_a_quote_in_csv_is_not_a_part_of_the_field(tmp_path):
-    rows, _ = read_rows(tmp_path, b'"text", "label"\n"a, b", "x"\nc, y\n', file_format="csv")
-    assert rows == [(2, "a, b", "x"), (3, "c", "y")]
-
-
-def test_row_that_repeats_the_header_is_an_error(tmp_path):
-    for keep_short in (False, True):
-        with pytest.raises(UsageError, match="file line 3 repeats the header, as in joined files; remove the line"):
-            read_rows(tmp_path, b"text\tlabel\na\t1\ntext\tlabel\nb\t0\n", keep_short=keep_short)
-    assert read_rows(tmp_path, b"text\ntext\n", ["text"])[0] == [(2, "text")]
-
-
-def test_error_for_an_unclosed_quote_names_the_line(tmp_path):
-    with pytest.raises(UsageError, match="line 3: the quote opened here is never closed"):
-        read_rows(tmp_path, b'text,label\na,1\n"b,0\nc,1\n', file_format="csv")
-
-
-def test_json_lines_without_a_column_are_skipped(tmp_path):
-    rows, stats = read_rows(tmp_path, b'{"text": "a", "label": 1}\n\n{"text": "b"}\n', file_format="jsonl")
-    assert rows == [(1, "a", "1")]
-    assert stats.read == 3 and stats.skipped == {"with too few fields": {"rows": 2, "first": "line 2"}}
-    with pytest.raises(UsageError, match="line 1 is not JSON"):
-        read_rows(tmp_path, b"text\n", file_format="jsonl")
-
-
-def test_null_and_nan_in_json_lines_are_missing_and_not_too_few_fields(tmp_path):
-    content = b'{"text": "a", "label": NaN}\n{"text": null, "label": 1}\n{"text": "b", "label": 1.0}\n'
-    rows, stats = read_rows(tmp_path, content, file_format="jsonl")
-    assert rows == [(3, "b", "1.0")]
-    assert stats.skipped == {
-        "with null or NaN as 'label'": {"rows": 1, "first": "line 1"},
-        "with null or NaN as 'text'": {"rows": 1, "first": "line 2"},
-    }
-    rows, stats = read_rows(tmp_path, content, file_format="jsonl", keep_short=True)
-    assert rows[:2] == [(1, "a", ""), (2, "", "1")] and not stats.skipped
+@pytest.mark.parametrize(
+    "form, content, row, reason",
+    [
+        ("tsv", b"text\tlabel\ncaf\xe9\t1\n", (2, "caf\ufffd", "1"), "with bytes that are not UTF-8"),
+        ("jsonl", '{"text": "a\\ud83d", "label": "x"}', (1, "a\ufffd", "x"), "with unpaired surrogates"),
+        ("csv", "id,text,label\n1,well,film,pos\n2,a,neg\n", (2, "well", "film"), "with more fields than columns"),
+    ],
+)
+def test_irregular_rows_are_read_and_counted(form, content, row, reason, tmp_path):
+    rows, stats = read_rows(tmp_path, content, form=form)
+    ((noted, entry),) = stats.noted.items()
+    assert noted.startswith(reason) and entry == {"rows": 1, "first": f"line {row[0]}"}
+    assert rows[0] == row
 
 
 @pytest.mark.parametrize("newline", [b"\r", b"\n", b"\r\n", b"\r\r\n"])
 def test_all_line_ends_are_read_also_mixed(newline, tmp_path):
-    for file_format, lines in (("tsv", b"text\tlabel|a\t1|b\t0"), ("csv", b"text,label|a,1|b,0")):
+    for form, lines in (("tsv", b"text\tlabel|a\t1|b\t0"), ("csv", b"text,label|a,1|b,0")):
         content = lines.replace(b"|", newline, 1).replace(b"|", b"\r") + newline
-        assert read_rows(tmp_path, content, file_format=file_format)[0] == [(2, "a", "1"), (3, "b", "0")]
-    rows, _ = read_rows(tmp_path, b'{"text": "a"}' + newline + b'{"text": "b"}\r', ["text"], file_format="jsonl")
+        assert read_rows(tmp_path, content, form=form)[0] == [(2, "a", "1"), (3, "b", "0")]
+    rows, _ = read_rows(tmp_path, b'{"text": "a"}' + newline + b'{"text": "b"}\r', ["text"], "jsonl")
     assert rows == [(1, "a"), (2, "b")]
 
 
-def test_header_with_too_few_names_is_an_error(tmp_path):
-    # R's write.table writes row names, but no name of their column.
-    with pytest.raises(UsageError, match="all rows of .* have more fields than its header"):
-        read_rows(tmp_path, b"text\tlabel\n1\ta film\tpos\n2\ta book\tneg\n")
-    # Separators at the end of a line are not fields.
-    assert len(read_rows(tmp_path, b"text\tlabel\na\tpos\t\nb\tneg\t\n")[0]) == 2
-
-
-def test_index_column_of_pandas_is_ignored(tmp_path):
-    rows, stats = read_rows(tmp_path, b",text,label\n0,a,pos\n1,b,neg\n", file_format="csv")
-    assert rows == [(2, "a", "pos"), (3, "b", "neg")]
-    assert "ignored: a column without a name" in stats.summary()
-
-
-def test_missing_file_or_column_is_an_error(tmp_path):
-    with pytest.raises(UsageError, match="no column 'label'; its columns are 'text', 'x'; use one of them"):
-        read_rows(tmp_path, b"text\tx\na\t1\n")
-    with pytest.raises(UsageError, match="its columns are .none.; use one"):
-        read_rows(tmp_path, b"\ntext\n")
-    with pytest.raises(UsageError, match="cannot read .*none.tsv"):
-        list(read_table(tmp_path / "none.tsv", ("text",), ReadStats("")))
-
-
-def test_csv_fields_may_be_long(tmp_path):
-    rows, _ = read_rows(tmp_path, b"text,label\n" + b"a " * 100_000 + b",1\n", file_format="csv")
-    assert len(rows[0][1]) == 200_000
-
-
-def test_rows_with_extra_fields_are_counted_and_unused_columns_are_listed(tmp_path):
-    rows, stats = read_rows(tmp_path, b"id,text,label\n1,well, good film,pos\n2,a,neg\n", file_format="csv")
-    assert rows[1] == (3, "a", "neg")
-    assert stats.noted["with more fields than columns"] == {"rows": 1, "first": "line 2"}
-    assert "columns text, label (ignored: id)" in stats.summary()
-
-
-def test_duplicate_column_is_an_error(tmp_path):
-    with pytest.raises(UsageError, match="has 2 columns named 'text'"):
-        read_rows(tmp_path, b"text\ttext\tlabel\na\tb\t1\n")
+def test_unused_columns_are_listed(tmp_path):
+    _, stats = read_rows(tmp_path, ",text,id,label\n0,a,1,pos\n", form="csv")
+    assert "columns text, label (ignored: a column without a name, id)" in stats.summary()
 
 
 @pytest.mark.parametrize(
-    "line", ["[" * 100_000, '[{"text": "a", "label": "x"}]', '{"text": {"a": 1}, "label": "x"}', "5"]
+    "form, content, message",
+    [
+        *((form, b"\xef\xbb\xbf\r\n", "is empty") for form in ("tsv", "csv", "jsonl")),
+        ("txt", "text\tlabel\n", "unknown format"),
+        ("tsv", "text\tx\na\t1\n", "no column 'label'; its columns are 'text', 'x'"),
+        ("tsv", "\ntext\n", "its columns are .none."),
+        ("tsv", "text\ttext\tlabel\na\tb\t1\n", "several columns named 'text'"),
+        ("tsv", "text\tlabel\na\t1\ntext\tlabel\nb\t0\n", "line 3 repeats the header"),
+        # R's write.table writes row names, but no name of their column.
+        ("tsv", "text\tlabel\n1\ta film\tpos\n2\ta book\tneg\n", "all rows .* have more fields"),
+        ("csv", 'text,label\na,1\n"b,0\nc,1\n', "line 3; check its quotes"),
+        ("jsonl", "text\n", "line 1: "),
+        ("jsonl", "[" * 100_000, "line 1: "),
+        ("jsonl", '[{"text": "a", "label": "x"}]', "line 1: not a JSON object"),
+        ("jsonl", '{"text": {"a": 1}, "label": "x"}', "line 1: a value is an object"),
+        ("jsonl", "5", "line 1: not a JSON object"),
+    ],
 )
-def test_error_for_malformed_json_names_the_line(line, tmp_path):
-    with pytest.raises(UsageError, match="line 1"):
-        read_rows(tmp_path, line.encode(), file_format="jsonl")
+def test_error_for_a_malformed_file_names_the_place(form, content, message, tmp_path):
+    with pytest.raises(UsageError, match=message):
+        read_rows(tmp_path, content, form=form)
 
 
-def test_unpaired_surrogate_is_replaced_and_counted(tmp_path):
-    rows, stats = read_rows(tmp_path, b'{"text": "a\\ud83d", "label": "x"}', file_format="jsonl")
-    assert rows == [(1, "a\ufffd", "x")] and len(stats.noted) == 1
+def test_missing_file_is_an_error(tmp_path):
+    with pytest.raises(UsageError, match="cannot read .*none.tsv"):
+        list(read_table(tmp_path / "none.tsv", ("text",), ReadStats("")))

@@ -13,7 +13,7 @@ from bertjax.config.optimizer import OptimizerConfig
 from bertjax.errors import UsageError
 from bertjax.metrics.metric import Metric
 from bertjax.model.heads import TokenModel
-from bertjax.tasks.finetuning.config import FinetuningConfig, FinetuningData
+from bertjax.tasks.finetuning.config import FinetuningData
 from bertjax.tasks.finetuning.tagging import TagObjective
 from bertjax.tasks.objectives.classification import (
     UNWEIGHTED,
@@ -144,9 +144,3 @@ def test_weights_are_matched_by_class_name_and_equal_objectives_hash_equally():
 def test_invalid_class_weights_are_an_error(class_weights):
     with pytest.raises(UsageError, match="use balanced, or JSON with a positive weight by class name"):
         FinetuningData(class_weights=class_weights)
-
-
-def test_label_smoothing_outside_zero_to_one_is_an_error():
-    for smoothing in (-0.1, 1.0, float("nan")):
-        with pytest.raises(UsageError, match="label_smoothing is .*; it must be"):
-            FinetuningConfig(label_smoothing=smoothing)

@@ -1,10 +1,10 @@
-"""Tests of fine-tuning with packed rows: equal losses, invalid values and `inspect`."""
+"""Tests of fine-tuning with packed rows: equal losses and `inspect`."""
 
 import json
 
 import numpy as np
 import pytest
-from command_runs import EXPERIMENTS, overrides, read_metrics, refused, train
+from command_runs import EXPERIMENTS, overrides, read_metrics, train
 from commanding import printed
 from finetuning_data import conll_files
 
@@ -44,30 +44,6 @@ def test_packed_rows_train_like_one_example_per_row(glue, letters, tmp_path, tas
         correlation = unpacked_line.pop("eval_pearson", 0)
         assert packed_line.pop("eval_pearson", 0) == pytest.approx(correlation, abs=1e-4)
         np.testing.assert_allclose([*packed_line.values()], [*unpacked_line.values()], rtol=2e-5, atol=2e-6)
-
-
-@pytest.mark.parametrize(
-    ("experiment", "fields", "message"),
-    [
-        ("glue.py:task=cola,size=L1_H16", {"data__examples_per_row": 3}, "it must divide config.data.batch_size=32"),
-        (
-            "glue.py:task=cola,size=L1_H16",
-            {"data__examples_per_row": 4, "feature_head__lstm_layers": 1},
-            "is not supported with LSTMs or a feature head",
-        ),
-        (
-            "glue.py:task=cola,size=L1_H16",
-            {"data__examples_per_row": 32, "grad_accum_steps": 2},
-            "config.data.batch_size=1 is not divisible by config.grad_accum_steps=2",
-        ),
-        ("squad.py:version=1.1,size=L1_H16", {"data__examples_per_row": 4}, "rows of squad are already full"),
-        ("swag.py:size=L1_H16", {"data__examples_per_row": 4}, "examples of swag have four sequences each"),
-    ],
-)
-def test_invalid_examples_per_row_is_an_error(capfd, letters, tmp_path, experiment, fields, message):
-    command = ["train", f"--config={EXPERIMENTS}/{experiment}", f"--workdir={tmp_path}/run"]
-    assert message in refused(capfd, *command, *overrides(letters, **fields))
-    assert not (tmp_path / "run").exists()
 
 
 def test_inspect_shows_all_examples_of_a_packed_row(glue, letters, capfd):

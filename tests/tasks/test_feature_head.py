@@ -139,7 +139,7 @@ def test_incomplete_files_of_cached_features_are_recomputed(ner, tmp_path, cache
     [
         (
             ["--config.feature_head.features=last"],
-            "config.feature_head.features=last needs a frozen encoder; add --config.optimizer.freeze=encoder",
+            "config.feature_head.features needs a frozen encoder; add --config.optimizer.freeze=encoder",
         ),
         (
             ["--config.feature_head.features=first"],

@@ -14,6 +14,11 @@ def test_saved_labels_of_another_output_kind_are_refused(tmp_path):
         saved_labels(str(file), CLASSES, MULTILABEL)
     file.write_text('{"labels": ["neg", "pos"]}')
     assert saved_labels(str(file), CLASSES, MULTILABEL) == ["neg", "pos"]
-    file.write_text('{"labels": ["neg", "pos", "neg"]}')
-    with pytest.raises(UsageError, match="cannot read the labels in .*: 'neg' is more than once in the list"):
-        saved_labels(str(file), CLASSES)
+    for content, message in (
+        ('{"labels": ["neg", "pos", "neg"]}', "a label more than once"),
+        ('{"labels": "neg"}', "cannot read the output layer"),
+        ("{}", "no labels"),
+    ):
+        file.write_text(content)
+        with pytest.raises(UsageError, match=message):
+            saved_labels(str(file), CLASSES)

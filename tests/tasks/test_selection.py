@@ -130,45 +130,46 @@ def test_invalid_selection_settings_are_an_error_before_training(glue, letters, 
 
 
 @pytest.mark.parametrize(
-    "experiment, arguments, message",
+    "experiment, fields, message",
     [
-        ("squad.py:", ["--config.label_smoothing=0.1"], "squad predicts positions, not classes"),
-        ("squad.py:", ["--config.data.class_weights=balanced"], "squad predicts positions, not classes"),
-        ("swag.py:", ["--config.data.class_weights=balanced"], "swag has choices, not classes"),
-        ("glue.py:task=stsb,", ["--config.label_smoothing=0.1"], "the labels of stsb are numbers, not classes"),
-        ("text.py:kind=number,", ["--config.data.class_weights=balanced"], "kind=number has no classes"),
-        ("text.py:kind=multilabel,", ["--config.label_smoothing=0.1"], "kind=multilabel has no classes"),
-        ("text.py:", ["--config.data.threshold=0.4"], "have no effect with kind=classes"),
+        ("squad.py:", "label_smoothing=0.1", "squad predicts positions, not classes"),
+        ("squad.py:", "data.class_weights=balanced", "squad predicts positions, not classes"),
+        ("squad.py:", "data.examples_per_row=4", "rows of squad are already full"),
+        ("swag.py:", "data.class_weights=balanced", "swag has choices, not classes"),
+        ("swag.py:", "data.examples_per_row=4", "examples of swag have four sequences each"),
+        ("glue.py:task=stsb,", "label_smoothing=0.1", "the labels of stsb are numbers, not classes"),
+        ("glue.py:", "data.task=snli", "data.task is 'snli'; use one of cola"),
+        ("glue.py:", "data.examples_per_row=3 data.batch_size=32", "it must divide config.data.batch_size=32"),
         (
-            "text.py:kind=multilabel,",
-            ["--config.data.threshold=1.0"],
-            "config.data.threshold is 1.0; it must be below 1",
+            "glue.py:",
+            "data.examples_per_row=4 feature_head.lstm_layers=1",
+            "not supported with LSTMs or a feature head",
         ),
-        ("text.py:kind=multilabel,", ["--config.data.label_separator="], "label_separator='' is not valid"),
+        ("glue.py:", "data.examples_per_row=32 data.batch_size=32 grad_accum_steps=2", "batch_size=1 is not divisible"),
+        ("glue.py:", "epochs=0 steps=0", "config.epochs=0 is out of range"),
+        ("glue.py:", "data.batch_size=0", "data.batch_size is 0"),
+        ("glue.py:", "data.seq_len=600", "exceed config.model.max_position_embeddings=512"),
         (
-            "text.py:dev=a.csv,",
-            ["--config.data.dev_share=0.1"],
-            "config.data.dev_share=0.1 and config.data.dev_file both define a dev set",
+            "glue.py:",
+            "data.seq_len=600 model.max_position_embeddings=600 model.attention=fused",
+            "config.model.attention=fused does not support rows of 600 tokens (maximum: 512)",
         ),
-        ("ner.py:", ["--config.data.train_share=0.0"], "config.data.train_share is 0.0; it must be above 0"),
-        ("ner.py:", ["--config.data.dev_share=1.0"], "config.data.dev_share is 1.0; it must be below 1"),
-        ("ner.py:", ["--config.data.dev_seed=3"], "dev_seed=3 has no effect without config.data.dev_share"),
-        (
-            "ner.py:",
-            ["--config.data.dev_share=0.1", "--config.data.eval_split=none"],
-            "config.data.dev_share=0.1 has no effect with config.data.eval_split=none",
-        ),
-        (
-            "ner.py:",
-            ["--config.data.eval_split=devel"],
-            "config.data.eval_split is 'devel'; use one of dev, test, none",
-        ),
-        ("ner.py:", ["--config.label_smoothing=1.0"], "config.label_smoothing is 1.0; it must be below 1"),
+        ("text.py:kind=number,", "data.class_weights=balanced", "kind=number has no classes"),
+        ("text.py:kind=multilabel,", "label_smoothing=0.1", "kind=multilabel has no classes"),
+        ("text.py:kind=multilabel,", "data.threshold=1.0", "threshold is 1.0; it must be below 1"),
+        ("text.py:kind=multilabel,", "data.label_separator=", "label_separator='' is not valid"),
+        ("text.py:dev=a.csv,", "data.dev_share=0.1", "dev_file both define a dev set"),
+        ("ner.py:", "data.train_share=0.0", "data.train_share is 0.0; it must be above 0"),
+        ("ner.py:", "data.dev_share=1.0", "data.dev_share is 1.0; it must be below 1"),
+        ("ner.py:", "data.dev_share=0.1 data.eval_split=none", "dev_share=0.1 has no effect"),
+        ("ner.py:", "data.eval_split=devel", "eval_split is 'devel'; use one of dev, test, none"),
+        ("ner.py:", "label_smoothing=1.0", "label_smoothing is 1.0; it must be below 1"),
     ],
 )
-def test_error_names_the_invalid_setting(experiment, arguments, message, capfd):
+def test_error_names_the_invalid_setting(experiment, fields, message, capfd):
+    flags = [f"--config.{field}" for field in fields.split(" ")]
     config = f"--config={EXPERIMENTS}/{experiment}size=L1_H16,quick=true"
-    assert message in refused(capfd, "describe", config, *arguments)
+    assert message in refused(capfd, "describe", config, *flags)
 
 
 def test_class_reports_are_saved_and_printed(cola, capfd):

@@ -37,21 +37,3 @@ def test_swag_rows_from_tfds_equal_rows_of_files(letters, tmp_path):
         rows = zip(batch["input_ids"], batch["labels"], strict=True)
         sources.append(sorted((ids.tolist(), int(label)) for ids, label in rows))
     assert sources[0] == sources[1] and len(sources[0]) == 16
-
-
-def test_special_token_in_a_text_is_one_token(letters, tmp_path):
-    files = swag_files(tmp_path / "swag")
-    text = (files / "val.csv").read_text()
-    header, first, *rest = text.splitlines()
-    row = dict(zip(header.split(","), next(csv.reader([first])), strict=True)) | {
-        "sent1": "a [MASK]",
-        "ending0": "[SEP]",
-    }
-    with (files / "val.csv").open("w") as file:
-        writer = csv.DictWriter(file, header.split(","))
-        writer.writeheader()
-        writer.writerow(row)
-    task = load_task("swag.py:", letters, train=False, data__path=files)
-    (batch,) = task.eval_batches(SINGLE_SHARD)
-    pieces = task.tokenizer.pieces(batch["input_ids"][0, 0])
-    assert pieces[:4] == ["[CLS]", "a", "[MASK]", "[SEP]"] and pieces.count("[SEP]") == 3

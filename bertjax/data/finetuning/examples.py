@@ -51,14 +51,7 @@ def make_examples(
     sequences_per_example: int = 1,
     lines: Sequence[int] = (),
 ) -> Examples:
-    """Builds `Examples` from encoded sequences.
-
-    Args:
-      sequences: for each sequence, lists of equal length by name: `input_ids`, `segment_ids` and optional others.
-      rows: arrays [N, ...] with one value per example, by name.
-      sequences_per_example: number of consecutive sequences that form an example.
-      lines: line number of each example in its file.
-    """
+    """Builds `Examples`. Each of `sequences` has lists of equal length: `input_ids`, `segment_ids` and others."""
     flat: dict[str, list[int]] = {"input_ids": [], "segment_ids": []}
     offsets = [0]
     for sequence in sequences:
@@ -86,8 +79,7 @@ def encode_pair(
 ) -> dict[str, list[int]]:
     """Encodes one text or a pair as `[CLS] first [SEP]` or `[CLS] first [SEP] second [SEP]`.
 
-    The texts are truncated so that the result has at most `seq_len` tokens. In a pair, the longer text is truncated
-    first, as in `_truncate_seq_pair` of google-research/bert `run_classifier.py`.
+    Truncates to `seq_len` tokens, in a pair the longer text first, as google-research/bert `run_classifier.py` does.
     """
     if second is None:
         ids = [vocabulary.cls_id, *first[: seq_len - 2], vocabulary.sep_id]
@@ -98,10 +90,7 @@ def encode_pair(
 
 
 def truncated_lengths(a: int, b: int, total: int) -> tuple[int, int]:
-    """Returns the lengths of two texts truncated to `total` tokens.
-
-    Tokens are removed one at a time from the longer text, or from the second text if both are equally long.
-    """
+    """Returns the lengths of two texts after removing tokens from the longer (or second) one until `total` are left."""
     excess = max(0, a + b - total)
     leveling = min(excess, abs(a - b))
     a, b = (a - leveling, b) if a > b else (a, b - leveling)
@@ -112,12 +101,8 @@ def truncated_lengths(a: int, b: int, total: int) -> tuple[int, int]:
 def max_context_window(windows: Sequence[tuple[int, int]], count: int, length_bonus: float = 0.0) -> np.ndarray:
     """Returns the index of the window with the most context around each of `count` positions, int64 [count].
 
-    The context of a position is its distance to the nearer end of the window. The first window wins a tie.
-
-    Args:
-      windows: start and end (exclusive) of each window; together they cover all positions.
-      length_bonus: the context is increased by this value times the length of the window (default: 0).
-        `_check_is_max_context` of google-research/bert `run_squad.py` uses 0.01.
+    The context of a position is its distance to the nearer end of the window, plus `length_bonus` times the length of
+    the window. The first window wins a tie. `windows` are pairs of start and end (exclusive).
     """
     best_context, best_window = np.full(count, -np.inf), np.zeros(count, np.int64)
     for index, (start, end) in enumerate(windows):
@@ -136,11 +121,7 @@ def known_labels(labels: np.ndarray) -> np.ndarray:
 
 
 def constant_prediction(labels: np.ndarray) -> np.ndarray:
-    """Predicts the same value for every example, computed from the known labels.
-
-    The value is the most frequent class, the mean number, or, for multi-label data, the labels of more than half of the
-    rows.
-    """
+    """Predicts the most frequent class, the mean number, or the labels of more than half of the rows, for all rows."""
     known = labels[known_labels(labels)]
     if labels.ndim > 1:
         return np.tile((known.mean(axis=0) > 0.5).astype(np.int64), (len(labels), 1))

@@ -1,7 +1,7 @@
-"""Tokenization of table rows with one or two texts and a label."""
+"""Tokenization of table rows with a label and one or several texts."""
 
-import contextlib
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -24,7 +24,7 @@ class Target:
 
     Attributes:
       column: name of the column.
-      labels: class names in the order of their ids; empty for regression.
+      labels: class names in the order of their ids; empty for regression, and while they are unknown.
       separator: separator of the labels in a multi-label column (default: "", exactly one label per row).
     """
 
@@ -43,29 +43,63 @@ class Target:
         values = [missing if value is None else value for value in values]
         return np.array(values, np.int32 if self.labels else np.float32)
 
-    def read(self, row: Row, stats: ReadStats) -> Any:
-        """Returns the label of a row as a value for `to_array`.
+    def names(self, row: Row, stats: ReadStats) -> list[str] | None:
+        """Returns the names in the label column, or None if the label is missing.
 
-        Returns None if the label is missing. In multi-label data, an empty field is not missing: it means no labels.
-        Several zeros and ones are multi-hot, with one item per label, unless a label has the name 0 or 1.
+        A cell such as NaN or None means "missing" and is counted in `stats`, unless it is one of `labels`. In
+        multi-label data, an empty cell is not missing: it means no labels.
         """
-        if self.separator:
-            names = read_labels(row, self.column, self.separator, stats, self.labels)
-            if names is None:
+        cell, place = row.fields[self.column], self._place(row, stats)
+        try:
+            items = read_list(cell)
+        except ValueError as error:
+            raise UsageError(
+                f'{place} is {quoted(cell)}, {error}; write a list such as ["a", "b"], or a label without brackets'
+            ) from error
+        if items is None:
+            text = cell.strip()
+            if not text:
+                return [] if self.separator else None
+            if is_missing(text) and text not in self.labels:
+                stats.count_irregular(f"with the label {text!r}, missing unless config.data.labels has it", row.line)
                 return None
+            parts = text.split(self.separator) if self.separator else [text]
+            items = [part.strip() for part in parts if part.strip()]
+        elif not self.separator:
+            raise UsageError(
+                f"{place} is a list: {quoted(cell)}; for several labels per row, set --config.data.kind=multilabel, "
+                "and for one tag per word, use --config text:kind=tags"
+            )
+        for item in items:
+            is_name = isinstance(item, (str, int)) or (isinstance(item, float) and item.is_integer())
+            name = label_name(item) if is_name else ""
+            if (is_missing(name) and name not in self.labels) or (self.separator and self.separator in name):
+                raise UsageError(
+                    f"{place}: {quoted(item)} is not a label; use texts that are not empty or missing and do not "
+                    f"contain config.data.label_separator={self.separator!r}"
+                )
+        return [label_name(item) for item in items]
+
+    def read(self, row: Row, stats: ReadStats) -> Any:
+        """Returns the label of a row as a value for `to_array`, or None if it is missing.
+
+        In multi-label data, several zeros and ones are multi-hot, with one item per label, unless a label has the name
+        0 or 1.
+        """
+        names = self.names(row, stats)
+        if names is None:
+            return None
+        if self.separator:
             if is_multi_hot(names) and not _IDS_OF_HOT.keys() & {*map(label_key, self.labels)}:
                 if len(names) != len(self.labels):
                     raise UsageError(
-                        f"{stats.file} line {row.line}: {self.column} has {len(names)} zeros and ones, but there are "
-                        f"{len(self.labels)} labels: {listed(self.labels)}; write one zero or one per label"
+                        f"{self._place(row, stats)} has {len(names)} zeros and ones, but there are {len(self.labels)} "
+                        f"labels: {listed(self.labels)}; write one zero or one per label"
                     )
                 return [_IDS_OF_HOT[label_key(name)] for name in names]
             ids = {self._class_id(name, row, stats) for name in names}
             return [int(index in ids) for index in range(len(self.labels))]
-        label = read_label(row, self.column, stats, self.labels)
-        if not label:
-            return None
-        return self._class_id(label, row, stats) if self.labels else self._number(label, row, stats)
+        return self._class_id(names[0], row, stats) if self.labels else self._number(names[0], row, stats)
 
     def _class_id(self, name: str, row: Row, stats: ReadStats) -> int:
         if name in self.labels:
@@ -73,23 +107,32 @@ class Target:
         keys = [label_key(label) for label in self.labels]
         if label_key(name) in keys:
             return keys.index(label_key(name))
-        place = f"{stats.file} line {row.line}: {self.column}"
         raise UsageError(
-            f"{place} is {quoted(name)}, which is not a label; use one of {listed(self.labels)}, or name the labels in "
-            "a JSON file and set --config.data.labels to it"
+            f"{self._place(row, stats)} is {quoted(name)}, which is not a label; use one of {listed(self.labels)}, or "
+            "name the labels in a JSON file and set --config.data.labels to it"
         )
 
     def _number(self, text: str, row: Row, stats: ReadStats) -> float:
-        with contextlib.suppress(ValueError):
-            if math.isfinite(number := float(text)):
-                return number
-        place = f"{stats.file} line {row.line}: {self.column}"
-        raise UsageError(f"{place} is {quoted(text)}, not a number; correct the value")
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number):
+            raise UsageError(f"{self._place(row, stats)} is {quoted(text)}, not a number; correct the value")
+        return number
+
+    def _place(self, row: Row, stats: ReadStats) -> str:
+        return f"{stats.file} line {row.line}: {self.column}"
+
+
+def is_multi_hot(names: Sequence[str]) -> bool:
+    """Returns True if the labels of a row are several zeros and ones, rather than names."""
+    return len(names) > 1 and all(label_key(name) in _IDS_OF_HOT for name in names)
 
 
 def encode_rows(
     rows: Iterable[Row],
-    texts: Sequence[str],
+    sequences: Sequence[Sequence[str]],
     target: Target,
     tokenizer: Tokenizer,
     seq_len: int,
@@ -98,16 +141,16 @@ def encode_rows(
     labeled: bool,
     training: bool,
 ) -> Examples:
-    """Tokenizes the rows of one file, and updates `stats`.
+    """Tokenizes the rows of one file, truncates them to `seq_len` tokens, and updates `stats`.
 
-    `texts` contains the names of one or two text columns. Examples are truncated to `seq_len` tokens and have an array
-    `labels`, see `Target.to_array`. `labeled` says whether the file has labels. In training, rows without a label are
-    skipped. In evaluation and prediction, such rows are predicted but not scored, so that predictions stay aligned
-    with the rows of the file.
+    `sequences` lists, for each sequence of an example, the column of its first text and, for a pair, the columns that
+    are joined by spaces to its second text. The array `labels` of the examples is described in `Target.to_array`.
+    `labeled` says whether the file has labels. Rows without a label are skipped in training. Otherwise, they are
+    predicted but not scored, so that predictions stay aligned with the rows of the file.
     """
-    vocabulary = tokenizer.vocabulary
-    sequences, labels, lines = [], [], []
-    special_tokens = 1 + len(texts)
+    columns = dict.fromkeys(itertools.chain(*sequences))
+    texts = dict.fromkeys(part for first, *second in sequences for part in ((first,), tuple(second)) if part)
+    encoded, labels, lines = [], [], []
     for row in rows:
         label = target.read(row, stats) if labeled and not row.is_short else None
         if labeled and label is None and not row.is_short:
@@ -115,81 +158,19 @@ def encode_rows(
                 stats.skip(_UNLABELED, row.line)
                 continue
             stats.count_irregular(f"{_UNLABELED}, predicted but not scored", row.line)
-        for column in texts:
+        for column in columns:
             if not isinstance(row.fields[column], str):
                 raise UsageError(f"{stats.file} line {row.line}: {column} is a list; it must be a string")
-        ids = [tokenizer.encode_with_special(row.fields[column]) for column in texts]
-        if not all(ids):
+        ids = {part: tokenizer.encode_with_special(" ".join(row.fields[name] for name in part)) for part in texts}
+        if not all(ids.values()):
             stats.count_irregular("with an empty text", row.line)
-        if sum(map(len, ids)) + special_tokens > seq_len:
+        pairs = [(ids[(first,)], ids[tuple(second)] if second else None) for first, *second in sequences]
+        if any(len(first) + 2 + (0 if second is None else len(second) + 1) > seq_len for first, second in pairs):
             stats.count_irregular(f"truncated to {seq_len} tokens", row.line)
-        second = ids[1] if len(ids) > 1 else None
-        sequences.append(encode_pair(ids[0], second, seq_len, vocabulary))
+        encoded += [encode_pair(first, second, seq_len, tokenizer.vocabulary) for first, second in pairs]
         labels.append(label)
         lines.append(row.line)
-    stats.used = len(sequences) - (labels.count(None) if labeled else 0)
-    if not sequences:
+    stats.used = len(labels) - (labels.count(None) if labeled else 0)
+    if not labels:
         raise UsageError(f"{stats.file} has no usable rows; use a file with at least one labeled row")
-    return make_examples(sequences, {"labels": target.to_array(labels)}, lines=lines)
-
-
-def read_label(row: Row, column: str, stats: ReadStats, labels: Sequence[str] = ()) -> str:
-    """Returns the label of a row, or "" if it is missing.
-
-    A cell such as NaN or None means "missing" and is counted in `stats`, unless it is one of `labels`.
-    """
-    place = f"{stats.file} line {row.line}: {column}"
-    if _read_list(row, column, place) is not None:
-        raise UsageError(
-            f"{place} is a list: {quoted(row.fields[column])}; for several labels per row, set "
-            "--config.data.kind=multilabel, and for one tag per word, use --config text:kind=tags"
-        )
-    return _present(row.fields[column].strip(), labels, row, stats)
-
-
-def read_labels(
-    row: Row, column: str, separator: str, stats: ReadStats, labels: Sequence[str] = ()
-) -> list[str] | None:
-    """Returns the labels of a multi-label row, or None if they are missing.
-
-    The column contains a list, or a string with separators. Missing labels are treated as in `read_label`.
-    """
-    place = f"{stats.file} line {row.line}: {column}"
-    items = _read_list(row, column, place)
-    if items is None:
-        value = row.fields[column].strip()
-        if value and not _present(value, labels, row, stats):
-            return None
-        items = [label.strip() for label in value.split(separator) if label.strip()]
-    for item in items:
-        is_name = isinstance(item, (str, int)) or (isinstance(item, float) and item.is_integer())
-        name = label_name(item) if is_name else ""
-        if separator in name or (is_missing(name) and name not in labels):
-            raise UsageError(
-                f"{stats.file} line {row.line}: {quoted(item)} in {column} is not a label; a label must be a string "
-                f"that is not empty or missing and does not contain config.data.label_separator={separator!r}"
-            )
-    return [label_name(item) for item in items]
-
-
-def is_multi_hot(names: Sequence[str]) -> bool:
-    """Returns True if the labels of a row are several zeros and ones, rather than names."""
-    return len(names) > 1 and all(label_key(name) in _IDS_OF_HOT for name in names)
-
-
-def _read_list(row: Row, column: str, place: str) -> list[Any] | None:
-    try:
-        return read_list(row.fields[column])
-    except ValueError as error:
-        raise UsageError(
-            f'{place} is {quoted(row.fields[column])}, {error}; write a list such as ["a", "b"], or a label '
-            "without brackets"
-        ) from error
-
-
-def _present(label: str, labels: Sequence[str], row: Row, stats: ReadStats) -> str:
-    """Returns the label, or "" if it means "missing"."""
-    if label and is_missing(label) and label not in labels:
-        stats.count_irregular(f"with the label {label!r}, missing unless config.data.labels has it", row.line)
-        return ""
-    return label
+    return make_examples(encoded, {"labels": target.to_array(labels)}, len(sequences), lines)

@@ -1,16 +1,17 @@
 """Readers of the questions of SQuAD and TriviaQA."""
 
 import dataclasses
+import itertools
 import json
 import lzma
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from bertjax.data.finetuning.tables import ReadStats, replace_surrogates
-from bertjax.errors import UsageError, listed, quoted
+from bertjax.errors import UsageError, quoted
 from bertjax.utils.io import unix_newlines
 
 # Number of words of a TriviaQA document that are searched for an answer. A footnote of section 4.2 of the paper says
@@ -18,7 +19,7 @@ from bertjax.utils.io import unix_newlines
 _TRIVIAQA_WORDS = 400
 _EVIDENCE = Path("evidence", "wikipedia")
 _NOT_IN_CONTEXT = "whose answer is not in its context"
-_TYPE_NAMES = {list: "a list", dict: "an object", str: "a string", (str, int): "a string or integer"}
+_FLAGS = {"true": True, "1": True, "false": False, "0": False, "none": None}
 
 _T = TypeVar("_T")
 
@@ -46,46 +47,35 @@ class Question:
 
 
 def read_questions(path: Path, stats: ReadStats, training: bool, all_answerable: bool = False) -> list[Question]:
-    """Reads a SQuAD file, version 1.1 or 2.0.
+    """Reads a SQuAD file (`.json`, `.jsonl` or `.json.xz`), and counts its questions in `stats`.
 
-    A wrong offset of an answer is corrected if the answer is near it, see `_find_first_answer`.
-
-    Args:
-      path: a `.json`, `.jsonl` or `.json.xz` file with articles, a list of paragraphs as in Simple Transformers, or a
-        list of questions as in Hugging Face `datasets`.
-      stats: question counts, updated in place.
-      training: whether the file is used for training. Training skips questions whose answer is missing or not near its
-        offset. In evaluation, they are used and counted as irregular in `stats.noted`.
-      all_answerable: whether every question needs an answer, as in SQuAD 1.1. If False, a question is unanswerable if
-        `is_impossible` is true or its list of answers is empty.
+    A wrong offset of an answer is corrected if the answer is near it, see `_find_first_answer`. In training, other
+    questions with answers are skipped. `all_answerable` says whether every question needs an answer, as in SQuAD 1.1.
+    If False, a question is unanswerable if `is_impossible` is true or its list of answers is empty.
     """
     questions = _read_json(path, "SQuAD", _parse_squad)
     stats.read += len(questions)
-    _check_unique_ids(path, (question.id for question in questions))
     usable = []
     for question in questions:
         place = f"question {question.id}"
-        problem = question.lacks_answer
+        problem, effect = question.lacks_answer, "wrong" if all_answerable else "unanswerable"
         if all_answerable and not question.answers and not problem:
             problem = "without an answer (version=2.0 trains on them)"
+        span = _find_first_answer(question) if question.answers else None
+        reason = problem or (_why_not_found(question) if question.answers and span is None else "")
+        if reason and training:
+            stats.skip(reason, place)
+            continue
         if problem:
-            if training:
-                stats.skip(problem, place)
-                continue
-            stats.count_irregular(f"{problem}, {'wrong' if all_answerable else 'unanswerable'} if scored", place)
-        if question.answers:
-            span = _find_first_answer(question)
-            if span is None and training:
-                stats.skip(_why_not_found(question), place)
-                continue
-            if span and span != (question.answer_start, question.answer_start + len(question.answers[0])):
-                stats.count_irregular("whose answer_start was corrected", place)
-                answers = (question.context[slice(*span)], *question.answers[1:])
-                question = dataclasses.replace(question, answers=answers, answer_start=span[0])
+            stats.count_irregular(f"{problem}, {effect} if scored", place)
+        if span and span != (question.answer_start, question.answer_start + len(question.answers[0])):
+            stats.count_irregular("whose answer_start was corrected", place)
+            answers = (question.context[slice(*span)], *question.answers[1:])
+            question = dataclasses.replace(question, answers=answers, answer_start=span[0])
         if not question.text.strip():
             stats.count_irregular("with an empty question", place)
         usable.append(question)
-    _check_usable(path, usable, stats, "use a file with answers that occur in their contexts")
+    _check_questions(path, [question.id for question in questions], usable, stats)
     return usable
 
 
@@ -97,108 +87,80 @@ def _read_json(path: Path, dataset: str, parse: Callable[[Any], list[_T]]) -> li
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}; check the path") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, lzma.LZMAError, EOFError) as error:
-        reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
-        raise UsageError(f"{path} is not in {dataset}'s format: {reason}; use the JSON files of the dataset") from error
+        raise UsageError(f"{path} is not in {dataset}'s format: {error}; use the JSON files of the dataset") from error
 
 
 def _parse_json(data: bytes) -> Any:
+    """Returns the value of a JSON file, or a list of the values of a JSON Lines file."""
     try:
         return json.loads(data)
     except json.JSONDecodeError as error:
         if error.msg != "Extra data":
             raise
-        # JSON Lines.
-        return [json.loads(line) for line in b"".join(unix_newlines([data])).split(b"\n") if line.strip()]
+    return [json.loads(line) for line in b"".join(unix_newlines([data])).split(b"\n") if line.strip()]
 
 
-def _check_unique_ids(path: Path, ids: Iterable[str]) -> None:
-    duplicates = [(id_, count) for id_, count in Counter(ids).items() if count > 1]
-    if duplicates:
-        id_, count = duplicates[0]
-        raise UsageError(f"{path} has {count} questions with the id {quoted(id_)}; make ids unique")
-
-
-def _check_usable(path: Path, usable: list[Question], stats: ReadStats, remedy: str) -> None:
-    """Adds the number of usable questions to `stats`. Raises a UsageError if it is 0."""
+def _check_questions(path: Path, ids: Sequence[str], usable: list[Question], stats: ReadStats) -> None:
+    """Adds the number of usable questions to `stats`. Raises a UsageError if it is 0, or if ids are not unique."""
+    for id_, count in Counter(ids).most_common(1):
+        if count > 1:
+            raise UsageError(f"{path} has {count} questions with the id {quoted(id_)}; make ids unique")
     stats.used += len(usable)
     if not usable:
-        reasons = f": {', '.join(stats.skipped)}" if stats.skipped else ""
-        raise UsageError(f"{path} has no usable questions{reasons}; {remedy}")
+        raise UsageError(
+            f"{path} has no usable questions: {', '.join(stats.skipped) or 'none in the file'}; use a file whose "
+            "answers occur in their contexts"
+        )
 
 
 def _parse_squad(content: Any) -> list[Question]:
     """Parses articles with paragraphs, paragraphs with questions, or questions with a context."""
-    if isinstance(content, dict):
-        is_entry = not {"paragraphs", "qas", "context"}.isdisjoint(content)
-        content = [content] if is_entry else content.get("data")
     questions = []
-    for i, entry in enumerate(_check(content, list, "data"), 1):
-        title = f" ({quoted(entry['title'])})" if _check(entry, dict, f"entry {i} of data").get("title") else ""
-        place = f"{'article' if 'paragraphs' in entry else 'entry'} {i}{title}"
-        if "paragraphs" in entry:
-            paragraphs = _check(entry["paragraphs"], list, f"{place}: paragraphs")
-            places = [f"{place}, paragraph {j}" for j, _ in enumerate(paragraphs, 1)]
-        elif "qas" in entry or "question" in entry:
-            paragraphs, places = [{"qas": [entry]} | entry], [place]
-        else:
-            raise ValueError(f"{place} has none of the fields paragraphs, qas and question, but {listed(entry)}")
-        for paragraph, place in zip(paragraphs, places, strict=True):
-            for qa in _check(_check(paragraph, dict, place).get("qas"), list, f"{place}: qas"):
-                _check(qa, dict, f"{place}: a question")
-                questions.append(_parse_question(qa, paragraph.get("context"), place))
+    place = "data"
+    try:
+        if isinstance(content, dict):
+            content = [content] if {"paragraphs", "qas", "context"} & content.keys() else content["data"]
+        for i, entry in enumerate(content, 1):
+            place = f"entry {i}"
+            for j, paragraph in enumerate(entry.get("paragraphs", [entry]), 1):
+                place = f"entry {i}, paragraph {j}"
+                for qa in paragraph.get("qas", [paragraph]):
+                    place = f"question {qa['id']} of entry {i}, paragraph {j}"
+                    questions.append(_parse_question(qa, paragraph["context"]))
+    except KeyError as error:
+        raise ValueError(f"{place} has no field {error}") from error
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{place}: {error}") from error
     return questions
 
 
-def _check(value: Any, kind: Any, place: str) -> Any:
-    """Returns a value of a JSON file. Raises a ValueError that names its place if it has another type."""
-    if not isinstance(value, kind):
-        raise ValueError(f"{place} is {'missing' if value is None else quoted(value)}, but must be {_TYPE_NAMES[kind]}")
-    return value
-
-
-def _parse_question(entry: dict[str, Any], context: Any, place: str) -> Question:
-    id_ = str(_check(entry.get("id"), (str, int), f"{place}: the id of a question"))
-    place = f"question {id_} of {place}"
-    is_impossible = _flag(entry.get("is_impossible"), place)
-    answers = [] if is_impossible or entry.get("answers") is None else entry["answers"]
+def _parse_question(entry: dict[str, Any], context: str) -> Question:
+    flag = str(entry.get("is_impossible")).lower()
+    if flag not in _FLAGS:
+        raise ValueError(f"is_impossible is {flag!r}; use true or false")
+    is_impossible = _FLAGS[flag]
+    answers = [] if is_impossible else entry.get("answers") or []
     if isinstance(answers, dict):
         # The form of Hugging Face `datasets`: lists of texts and offsets.
-        texts, offsets = (_check(answers.get(name), list, f"{place}: {name}") for name in ("text", "answer_start"))
-        if len(texts) != len(offsets):
-            raise ValueError(f"{place}: answers has {len(texts)} texts and {len(offsets)} offsets")
-        answers = [{"text": text, "answer_start": offset} for text, offset in zip(texts, offsets, strict=True)]
-    answer_texts = [
-        _check(_check(answer, dict, f"{place}: an answer").get("text"), str, f"{place}: the text of an answer")
-        for answer in _check(answers, list, f"{place}: answers")
-    ]
-    texts = [_check(context, str, f"{place}: context"), _check(entry.get("question"), str, f"{place}: question")]
-    # Each surrogate is replaced by one character, so that character offsets stay valid.
-    passage, text, *answer_texts = map(replace_surrogates, [*texts, *answer_texts])
-    start = _offset(answers[0].get("answer_start"), place) if answers else -1
+        pairs = zip(answers["text"], answers["answer_start"], strict=True)
+        answers = [{"text": text, "answer_start": offset} for text, offset in pairs]
     lacks_answer = ""
     if not answers and not is_impossible:
         if entry.get("answers") is None:
             lacks_answer = "whose field answers is missing"
         elif is_impossible is False:
             lacks_answer = "with is_impossible=false, but without an answer"
-    return Question(id_, text, passage, tuple(answer_texts), start, lacks_answer)
-
-
-def _flag(value: Any, place: str) -> bool | None:
-    flags = {"true": True, "1": True, "false": False, "0": False, "none": None}
-    if (name := str(value).lower()) not in flags:
-        raise ValueError(f"{place}: is_impossible is {quoted(value)}, but must be true or false")
-    return flags[name]
-
-
-def _offset(value: Any, place: str) -> int:
-    try:
-        if int(value) == float(value):
-            return int(value)
-    except (TypeError, ValueError, OverflowError):
-        pass
-    raise ValueError(
-        f"{place}: answer_start is {'missing' if value is None else quoted(value)}, but must be an integer"
+    start = float(answers[0]["answer_start"]) if answers else -1.0
+    if not start.is_integer():
+        raise ValueError(f"answer_start is {start}; use an integer")
+    # Each surrogate is replaced by one character, so that character offsets stay valid.
+    return Question(
+        str(entry["id"]),
+        replace_surrogates(entry["question"]),
+        replace_surrogates(context),
+        tuple(replace_surrogates(answer["text"]) for answer in answers),
+        int(start),
+        lacks_answer,
     )
 
 
@@ -245,22 +207,17 @@ def read_triviaqa(path: Path, folder: Path, stats: ReadStats) -> list[Question]:
     """Reads TriviaQA's Wikipedia questions, for fine-tuning before SQuAD (section 4.2 of the paper).
 
     Returns one `Question` for each pair of a question and one of its evidence documents, if the first 400 words of the
-    document contain an answer. The answer is the earliest match of any alias, ignoring case.
-
-    Args:
-      path: question file, such as `qa/wikipedia-train.json`.
-      folder: root of the dataset, with `evidence/wikipedia`.
-      stats: document counts, updated in place. Missing documents and documents without an answer are skipped.
+    document contain an answer. The answer is the earliest match of any alias, ignoring case. `folder` is the root of
+    the dataset, with `evidence/wikipedia`.
     """
     entries = _read_json(path, "TriviaQA", _parse_triviaqa)
-    _check_unique_ids(path, (question_id for question_id, *_ in entries))
     questions = []
     for question_id, text, answers, documents in entries:
         for document in dict.fromkeys(documents):
             stats.read += 1
             if question := _triviaqa_question(question_id, text, answers, document, folder, stats):
                 questions.append(question)
-    _check_usable(path, questions, stats, f"check the documents in {folder / _EVIDENCE}")
+    _check_questions(path, [question_id for question_id, *_ in entries], questions, stats)
     return questions
 
 
@@ -289,18 +246,14 @@ def _triviaqa_question(
     except OSError:
         stats.skip("whose document is missing", place)
         return None
-    context = _first_words(content)
+    ends = [match.end() for match in itertools.islice(re.finditer(r"\S+", content), _TRIVIAQA_WORDS)]
+    context = content[: ends[-1]] if ends else ""
     span = _find_answer(answers, context)
     if span is None:
         stats.skip(f"whose document has no answer in its first {_TRIVIAQA_WORDS} words", place)
         return None
     match = context[span[0] : span[1]]
     return Question(f"{question_id}--{document}", text, context, tuple(dict.fromkeys((match, *answers))), span[0])
-
-
-def _first_words(text: str) -> str:
-    ends = [match.end() for _, match in zip(range(_TRIVIAQA_WORDS), re.finditer(r"\S+", text), strict=False)]
-    return text[: ends[-1]] if ends else ""
 
 
 def _find_answer(answers: tuple[str, ...], context: str) -> tuple[int, int] | None:

@@ -9,7 +9,6 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from bertjax.data.corpus.datasets import open_builder, read_errors, stored_rows
@@ -18,7 +17,6 @@ from bertjax.utils.io import reject_utf16, unix_newlines
 
 FORMATS = ("tsv", "csv", "jsonl")
 TFDS_PREFIX = "tfds:"
-_SHORT, _LONG = "with too few fields", "with more fields than columns"
 _NULL = object()
 _ESCAPES = {"\\": r"\\", "\t": r"\t", "\r": r"\r", "\n": r"\n"}
 _SURROGATES = re.compile("[\ud800-\udfff]")
@@ -26,7 +24,7 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 
 @dataclasses.dataclass
 class ReadStats:
-    """Row counts of one file. `results.json` stores these counts as an object with the same attributes.
+    """Row counts of one file, stored in `results.json`.
 
     Attributes:
       file: path of the file.
@@ -72,7 +70,7 @@ class Row:
     Attributes:
       line: line number at which the row starts, from 1.
       fields: values by column name; strings, or lists from JSON Lines.
-      is_short: whether the row has too few fields, or null or NaN as JSON values; such fields are "".
+      is_short: whether fields are missing, null or NaN; such fields are "".
       is_long: whether the row has more fields than the table has columns.
     """
 
@@ -83,59 +81,48 @@ class Row:
 
 
 def read_table(
-    path: str | Path,
+    path: Path,
     columns: Sequence[str],
     stats: ReadStats,
-    *,
-    optional: Sequence[str] = (),
-    file_format: str = "tsv",
     header: Sequence[str] = (),
     keep_short: bool = False,
 ) -> Iterator[Row]:
-    """Yields the rows of a UTF-8 file; `unix_newlines` explains which characters end a line.
+    """Yields the rows of a UTF-8 file, and counts them in `stats`; the caller sets `ReadStats.used`.
 
-    In TSV, quotation marks are ordinary characters, as in GLUE's files. In CSV, they enclose fields.
-
-    Args:
-      path: path of the file.
-      columns: required columns.
-      stats: row counts, updated in place except for `used`, which the caller sets.
-      optional: columns to read if the file contains them.
-      file_format: `tsv`, `csv` or `jsonl`.
-      header: column names of a file without a header line (default: (), the first line contains them).
-      keep_short: whether to keep rows with too few fields, so that predictions stay aligned with the file's rows
-        (default: False, skip short rows). Missing fields are "". `stats` counts short rows in either case.
-
-    Raises:
-      UsageError: the file cannot be read, lacks a column, or all its rows have more fields than its header.
+    In TSV, quotation marks are ordinary characters, as in GLUE's files. In CSV, they enclose fields. `header` contains
+    the column names of a file without a header line. `keep_short` keeps rows with missing fields, so that predictions
+    stay aligned with the file's rows.
     """
-    path = Path(path)
+    file_format = path.suffix.removeprefix(".").lower()
+    if file_format not in FORMATS:
+        raise UsageError(f"unknown format of {path}; use a {', '.join(f'.{known}' for known in FORMATS)} file")
     text = read_utf8(path).decode("utf-8", "surrogateescape")
     if not text.strip():
         raise UsageError(f"{path} is empty; use a file with rows")
     if file_format == "jsonl":
-        rows = _json_rows(path, text, columns, optional)
+        rows = _json_rows(path, text, columns)
     else:
         split_rows = _tsv_rows(text) if file_format == "tsv" else _csv_rows(path, text)
-        rows = _select_columns(path, split_rows, columns, optional, header, stats)
+        rows = _select_columns(path, split_rows, columns, header, stats)
     num_long = 0
     for line, fields, is_long in rows:
         stats.read += 1
         num_long += is_long
         null = [name for name, field in fields.items() if field is _NULL]
-        problem = _SHORT if None in fields.values() else f"with null or NaN as {null[0]!r}" if null else ""
+        problem = f"with null or NaN as {null[0]!r}" if null else ""
+        if None in fields.values():
+            problem = "with too few fields"
+        if problem and not keep_short:
+            stats.skip(problem, line)
+            continue
         if problem:
-            if not keep_short:
-                stats.skip(problem, line)
-                continue
             stats.count_irregular(problem, line)
         cells = {name: "" if field in (None, _NULL) else _clean(field, stats, line) for name, field in fields.items()}
         yield Row(line, cells, bool(problem), is_long)
     # A row name or index without a column name, as R writes it, or unquoted commas in all rows.
     if stats.read > 1 and num_long == stats.read and not header:
         raise UsageError(
-            f"all rows of {path} have more fields than its header, so fields and columns do not match; name every "
-            "column in the header, and quote fields that contain a comma"
+            f"all rows of {path} have more fields than its header; name every column, and quote fields with commas"
         )
 
 
@@ -153,32 +140,27 @@ def _select_columns(
     path: Path,
     rows: Iterator[tuple[int, list[str]]],
     columns: Sequence[str],
-    optional: Sequence[str],
     header: Sequence[str],
     stats: ReadStats,
 ) -> Iterator[tuple[int, dict[str, str | None], bool]]:
     names = list(header) or next(rows)[1]
-    missing = [column for column in columns if column not in names]
-    if missing:
-        existing = listed(repr(name) for name in names if name) or "(none)"
-        raise UsageError(
-            f"{path} has no column {missing[0]!r}; its columns are {existing}; use one of them (for your own data, set "
-            "config.data.text and config.data.label), or another file"
-        )
-    duplicates = [column for column in columns if names.count(column) > 1]
-    if duplicates:
-        raise UsageError(f"{path} has {names.count(duplicates[0])} columns named {duplicates[0]!r}; rename all but one")
-    selected = [*columns, *(name for name in optional if name in names)]
-    ignored = [name for name in names if name not in selected]
-    ignored_names = listed(name or "a column without a name" for name in ignored)
-    stats.columns = f"columns {', '.join(selected)}" + (f" (ignored: {ignored_names})" if ignored else "")
-    indices = {name: names.index(name) for name in selected}
+    for column in columns:
+        if names.count(column) != 1:
+            problem = f"no column {column!r}" if column not in names else f"several columns named {column!r}"
+            existing = listed(repr(name) for name in names if name) or "(none)"
+            raise UsageError(
+                f"{path} has {problem}; its columns are {existing}; use one of them with a unique name (for your own "
+                "data, set config.data.text and config.data.label)"
+            )
+    ignored = [name or "a column without a name" for name in names if name not in columns]
+    stats.columns = f"columns {', '.join(columns)}" + (f" (ignored: {listed(ignored)})" if ignored else "")
+    indices = {name: names.index(name) for name in columns}
     for line, fields in rows:
         if fields == names and len(names) > 1:
             raise UsageError(f"{path} line {line} repeats the header, as in joined files; remove the line")
         is_long = any(fields[len(names) :])
         if is_long:
-            stats.count_irregular(_LONG, line)
+            stats.count_irregular("with more fields than columns", line)
         yield line, {name: fields[index] if index < len(fields) else None for name, index in indices.items()}, is_long
 
 
@@ -197,41 +179,30 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
     # Without `skipinitialspace`, the quotes in `"a", "b"` would be a part of the second field.
     reader = csv.reader(io.StringIO(text.rstrip("\n"), newline=""), strict=True, skipinitialspace=True)
     line = 1
-    while True:
-        try:
-            fields = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            reason = "the quote opened here is never closed" if "unexpected end" in str(error) else str(error)
-            raise UsageError(f"{path} line {line}: {reason}") from error
-        yield line, fields or [""]
-        line = reader.line_num + 1
+    try:
+        for fields in reader:
+            yield line, fields or [""]
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise UsageError(f"{path}: {error} in the row that starts at line {line}; check its quotes") from error
 
 
-def _json_rows(
-    path: Path, text: str, columns: Sequence[str], optional: Sequence[str]
-) -> Iterator[tuple[int, dict[str, Any], bool]]:
-    if text.lstrip().startswith("["):
-        raise UsageError(
-            f"{path} line 1 starts a JSON array; write one JSON object per line, for example with jq -c '.[]'"
-        )
+def _json_rows(path: Path, text: str, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any], bool]]:
     for line, row in enumerate(_lines(text), 1):
         try:
             fields = json.loads(row) if row.strip() else {}
+            if not isinstance(fields, dict):
+                raise ValueError("not a JSON object")
+            # A column that the object lacks is None, which counts as a missing field.
+            cells = {column: _as_text(fields[column]) if column in fields else None for column in columns}
         except (ValueError, RecursionError) as error:
-            raise UsageError(f"{path} line {line} is not JSON: {error}; write one JSON object per line") from error
-        if not isinstance(fields, dict):
-            raise UsageError(f"{path} line {line} is not a JSON object; write one JSON object per line")
-        selected = [*columns, *(name for name in optional if name in fields)]
-        nested = [column for column in selected if isinstance(fields.get(column), dict)]
-        if nested:
-            raise UsageError(f"{path} line {line}: {nested[0]} is an object; use a string or a list of words")
-        # A column that the object lacks is None, which counts as a missing field.
-        yield line, {column: _as_text(fields[column]) if column in fields else None for column in selected}, False
+            raise UsageError(f"{path} line {line}: {error}; write one JSON object of texts per line") from error
+        yield line, cells, False
 
 
 def _as_text(value: Any) -> Any:
+    if isinstance(value, dict):
+        raise ValueError("a value is an object")
     if value is None or value != value:  # NaN is not equal to itself.
         return _NULL
     return value if isinstance(value, (str, list)) else json.dumps(value)
@@ -272,29 +243,21 @@ def read_tfds(
     columns: Mapping[str, str],
     stats: ReadStats,
     *,
-    optional: Mapping[str, str] = MappingProxyType({}),
     named_labels: bool = True,
 ) -> Iterator[Row]:
     """Yields the rows of a split in stored order; downloads and prepares the dataset if necessary.
 
-    Args:
-      name: dataset and config, such as `glue/mrpc`. An optional prefix selects a data folder (`DIR:glue/mrpc`) or a
-        TFDS namespace (`huggingface:swag/regular`).
-      split: name of the split.
-      columns: dataset feature of each column, by column name.
-      stats: row counts; only `read` is updated.
-      optional: dataset feature of each optional column. A column is omitted if the dataset lacks its feature.
-      named_labels: whether to return class labels as names rather than numbers.
+    `name` is dataset and config, such as `glue/mrpc`. An optional prefix selects a data folder (`DIR:glue/mrpc`) or a
+    TFDS namespace (`huggingface:swag/regular`). `columns` maps column names to features of the dataset. `named_labels`
+    selects names of classes rather than their numbers.
     """
     folder, _, dataset = name.rpartition(":")
     if folder and not os.path.isabs(folder) and not os.path.isdir(folder) and "://" not in folder:
         folder, dataset = "", name
     builder = open_builder(dataset, folder or None)
     features = builder.info.features
-    missing = [feature for feature in columns.values() if feature not in features]
-    if missing:
+    if missing := [feature for feature in columns.values() if feature not in features]:
         raise UsageError(f"tfds dataset {dataset!r} has no feature {missing[0]!r}; its features are {listed(features)}")
-    columns = {**columns, **{column: feature for column, feature in optional.items() if feature in features}}
     with read_errors(f"tfds dataset {dataset!r}", split):
         for line, example in enumerate(stored_rows(builder, split).as_numpy_iterator(), 1):
             stats.read += 1

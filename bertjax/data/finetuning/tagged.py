@@ -55,8 +55,8 @@ class TaggedText:
     def has_tags(self) -> bool:
         return any(self.tags)
 
-    def sentences(self, values: list[str]) -> list[list[str]]:
-        """Splits a list with one value per word into sentences."""
+    def sentences(self, values: Any) -> list[Any]:
+        """Splits a list or array with one value per word into sentences."""
         starts = [0, *self.sentence_ends[:-1]]
         return [values[start:end] for start, end in zip(starts, self.sentence_ends, strict=True)]
 
@@ -76,49 +76,41 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
         columns = [column.strip() for column in text.rstrip().split("\t")] if "\t" in text.strip() else text.split()
         lines.append((line, columns))
     lines, is_indexed = _without_comments_and_index(lines, path, stats)
-    rows = [columns for _, columns in lines if columns and columns[0] != _DOCUMENT]
-    tag_column = _tag_column(rows, is_indexed, path)
-    num_columns = is_indexed + (len(rows[0]) if rows else 0)
-    if num_columns > 2:
-        place = f"column {num_columns + tag_column + 1} of {num_columns}"
-        stats.columns = f"words in column {1 + is_indexed}, tags in {place}"
-    elif is_indexed:
-        stats.columns = "words in column 2"
-
-    words: list[str] = []
-    tags: list[str] = []
-    word_lines: list[int] = []
-    sentence_ends: list[int] = []
-    document_ends: list[int] = []
-
-    def append_end(ends: list[int]) -> None:
-        if len(words) > (ends[-1] if ends else 0):
-            ends.append(len(words))
-
-    width = 0
-    for line, columns in lines:
-        if not columns:
-            append_end(sentence_ends)
-        elif columns[0] == _DOCUMENT:
-            append_end(sentence_ends)
-            append_end(document_ends)
-        else:
-            width = width or len(columns)
-            if len(columns) != width:
-                raise UsageError(
-                    f"{path} line {line} has {len(columns)} columns, but earlier lines have {width}; use "
-                    "the same number of columns in all lines"
-                )
-            if len(columns[0].split()) != 1:
-                raise UsageError(f"{path} line {line}: {quoted(columns[0])} is not one word; write one word per line")
-            words.append(columns[0])
-            tags.append(_read_tag(columns, tag_column, path, line) if labeled or width > 1 else "")
-            word_lines.append(line)
-    append_end(sentence_ends)
-    append_end(document_ends)
-    if not words:
+    rows = [(line, columns) for line, columns in lines if columns and columns[0] != _DOCUMENT]
+    if not rows:
         raise UsageError(f"{path} has no words; use a file with one word per line")
-    sentences = [words[start:end] for start, end in itertools.pairwise([0, *sentence_ends])]
+    width = len(rows[0][1])
+    tag_column = _tag_column([columns for _, columns in rows], is_indexed, path)
+    if is_indexed or width > 2:
+        stats.columns = f"words in column {1 + is_indexed}"
+    if is_indexed + width > 2:
+        stats.columns += f", tags in column {is_indexed + width + tag_column + 1} of {is_indexed + width}"
+    for line, columns in rows:
+        if len(columns) != width:
+            raise UsageError(f"{path} line {line} has {len(columns)} columns, but earlier lines have {width}")
+        if len(columns[0].split()) != 1:
+            raise UsageError(f"{path} line {line}: {quoted(columns[0])} is not one word; write one word per line")
+        if labeled or width > 1:
+            tag = columns[tag_column] if width > 1 else ""
+            if not _TAG.fullmatch(tag):
+                raise UsageError(
+                    f"{path} line {line}: the tag of {quoted(columns[0])} is {quoted(tag)}; write O, B-TYPE or I-TYPE "
+                    "(IOB, BIOES or BILOU) in the last column"
+                )
+    words = [columns[0] for _, columns in rows]
+    tags = [columns[tag_column] if width > 1 else "" for _, columns in rows]
+    sentence_ends, document_ends = [0], [0]
+    count = 0
+    for _, columns in [*lines, (0, [_DOCUMENT])]:
+        ends_document = columns[:1] == [_DOCUMENT]
+        if columns and not ends_document:
+            count += 1
+            continue
+        if count > sentence_ends[-1]:
+            sentence_ends.append(count)
+        if ends_document and count > document_ends[-1]:
+            document_ends.append(count)
+    sentences = [words[start:end] for start, end in itertools.pairwise(sentence_ends)]
     is_constant = len(words) > len(sentences) + 1 and all(len({*sentence}) == 1 for sentence in sentences)
     if width > 2 and (is_constant or all(map(_INDEX.fullmatch, words))):
         raise UsageError(
@@ -127,11 +119,11 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
         )
     if (match := _LANGUAGE.match(words[0])) and all(len(w) > match.end() and w.startswith(match[0]) for w in words):
         words = [word.removeprefix(match[0]) for word in words]
-        for line in word_lines:
+        for line, _ in rows:
             stats.count_irregular(f"words read without their prefix {match[0]!r}", line)
-    stats.read = stats.used = len(sentence_ends)
-    lines_of_sentences = tuple(word_lines[start] for start in (0, *sentence_ends[:-1]))
-    return TaggedText(words, tags, sentence_ends, document_ends, lines_of_sentences)
+    stats.read = stats.used = len(sentences)
+    sentence_lines = tuple(rows[start][0] for start in sentence_ends[:-1])
+    return TaggedText(words, tags, sentence_ends[1:], document_ends[1:], sentence_lines)
 
 
 def _without_comments_and_index(lines: list[_Line], path: Path, stats: ReadStats) -> tuple[list[_Line], bool]:
@@ -188,7 +180,7 @@ def _tag_column(rows: list[list[str]], is_indexed: bool, path: Path) -> int:
     and is used instead, as it is in GermEval, which has the columns index, word, outer tag and inner tag.
     """
     types: dict[int, set[str]] = {}
-    width = len(rows[0]) if rows and all(len(row) == len(rows[0]) for row in rows) else 0
+    width = len(rows[0]) if len({*map(len, rows)}) == 1 else 0
     for column in range(-1, -width, -1):
         tags = {row[column] for row in rows}
         if not all(map(_TAG.fullmatch, tags)):
@@ -219,32 +211,31 @@ def read_tagged_rows(
     `keep_untagged`, sentences may lack tags; these sentences are predicted but not scored. Counts used and irregular
     rows in `stats`.
     """
-    words: list[str] = []
+    sentences: list[list[str]] = []
     tags: list[str] = []
-    ends: list[int] = []
     lines: list[int] = []
     for row in rows:
         place = f"{stats.file} line {row.line}"
-        row_words = _items(row.fields[text], place, in_text=True)
-        if not row_words:
+        words = _items(row.fields[text], place, in_text=True)
+        if not words:
             stats.count_irregular("with an empty text", row.line)
-        row_tags = _items(row.fields[label], place, in_text=False) if label else [""] * len(row_words)
+        row_tags = _items(row.fields[label], place, in_text=False) if label else [""] * len(words)
         # A comma is the tag of commas in the Penn Treebank.
         if joined := [tag for tag in row_tags if "," in tag and tag != ","]:
             raise UsageError(f"{place}: the tag {quoted(joined[0])} contains a comma; separate tags by spaces")
-        if keep_untagged and not row_tags and row_words:
+        if keep_untagged and not row_tags and words:
             stats.count_irregular("without tags, predicted but not scored", row.line)
-            row_tags = [""] * len(row_words)
-        if len(row_tags) != len(row_words):
-            raise UsageError(f"{place} has {len(row_words)} words and {len(row_tags)} tags; write one tag per word")
-        words += row_words
+            row_tags = [""] * len(words)
+        if len(row_tags) != len(words):
+            raise UsageError(f"{place} has {len(words)} words and {len(row_tags)} tags; write one tag per word")
+        sentences.append(words)
         tags += row_tags
-        ends.append(len(words))
         lines.append(row.line)
-    if not words:
+    if not tags:
         raise UsageError(f"{stats.file} has no words; use rows with words and tags")
-    stats.used = len(ends)
-    return TaggedText(words, tags, ends, ends, tuple(lines))
+    stats.used = len(sentences)
+    ends = np.cumsum([len(words) for words in sentences]).tolist()
+    return TaggedText([*itertools.chain(*sentences)], tags, ends, ends, tuple(lines))
 
 
 def _items(value: Any, place: str, in_text: bool) -> list[str]:
@@ -263,74 +254,52 @@ def _items(value: Any, place: str, in_text: bool) -> list[str]:
     return [replace_surrogates(str(item)) for item in items]
 
 
-def _read_tag(columns: list[str], tag_column: int, path: Path, line: int) -> str:
-    if len(columns) < 2:
-        raise UsageError(f"{path} line {line}: {quoted(columns[0])} has no tag; add it as the last column")
-    tag = columns[tag_column]
-    if not _TAG.fullmatch(tag):
-        raise UsageError(
-            f"{path} line {line}: {quoted(tag)} is not a tag of IOB, BIOES or BILOU; use O, B-TYPE and I-TYPE"
-        )
-    return tag
-
-
 def encode_tagged(
     tagged: TaggedText, labels: Sequence[str], tokenizer: Tokenizer, seq_len: int, documents: bool, path: str
-) -> tuple[Examples, np.ndarray, list[np.ndarray]]:
+) -> tuple[Examples, np.ndarray, np.ndarray]:
     """Tokenizes tagged words; the first word piece of each word has the word's label.
 
     An example is one sentence, or one document if `documents` is True. Texts longer than `seq_len` are split into
-    examples that overlap by half. A word in two examples is labeled only in the example with more context. `labels`
-    contains the tag names in the order of their ids.
+    examples that overlap by half. A word in two examples is labeled only in the example with more context.
 
     Returns:
-      A tuple of three values. First, examples with `token_labels`: the label id at the first piece of a word, -1 at all
-      other pieces and at words without a tag. Second, the index of the example in which each word is labeled, int64
-      [words]. Third, for each example, the token positions of its labeled words, int64 [labeled words].
+      Examples with `token_labels`: the index of the tag in `labels` at the first piece of a word, -1 at all other
+      pieces and at words without a tag. Then, for each word, the example in which it is labeled and the token position
+      of its first piece, int64 [words].
     """
     vocabulary = tokenizer.vocabulary
     max_pieces = seq_len - 2
     # A word of control characters has no pieces, but needs a position for its label, so represent it by [UNK].
     pieces = [tokenizer.encode_with_special(word)[:max_pieces] or [vocabulary.unk_id] for word in tagged.words]
-    label_ids = _label_ids(tagged, labels, path)
-    lengths = np.array([len(ids) for ids in pieces])
-    sequences, positions = [], []
-    example_of_word = np.zeros(len(pieces), np.int64)
-    start = 0
-    for stop in tagged.document_ends if documents else tagged.sentence_ends:
-        windows = _overlapping_windows(lengths[start:stop], max_pieces)
-        best_window = max_context_window(windows, stop - start)
-        for index, (first, last) in enumerate(windows):
-            ids = [piece for word in pieces[start + first : start + last] for piece in word]
-            token_labels = [-1] * (len(ids) + 2)
-            offsets = 1 + np.cumsum([0, *lengths[start + first : start + last - 1]])
-            labeled = np.flatnonzero(best_window[first:last] == index)
-            for word in labeled:
-                token_labels[offsets[word]] = label_ids[start + first + word]
-            example_of_word[start + first + labeled] = len(sequences)
-            positions.append(offsets[labeled])
-            row = encode_pair(ids, None, seq_len, vocabulary)
-            sequences.append(row | {"token_labels": token_labels})
-        start = stop
-    return make_examples(sequences, {}), example_of_word, positions
-
-
-def gather_words(example_of_word: np.ndarray, positions: list[np.ndarray], values: Sequence[np.ndarray]) -> np.ndarray:
-    """Gathers one value per word from the per-token arrays [length, ...] of all examples. Returns [words, ...]."""
-    # Each stream yields the values of an example's labeled words in text order.
-    streams = [iter(value[places]) for value, places in zip(values, positions, strict=True)]
-    return np.array([next(streams[example]) for example in example_of_word])
-
-
-def _label_ids(tagged: TaggedText, labels: Sequence[str], path: str) -> list[int]:
-    ids = {label: index for index, label in enumerate(labels)} | {"": -1}
-    unknown = sorted({*tagged.tags} - {*ids})
-    if unknown:
+    label_ids = {label: index for index, label in enumerate(labels)} | {"": -1}
+    if unknown := sorted({*tagged.tags} - {*label_ids}):
         raise UsageError(
             f"{path} has unknown tags: {listed(unknown)}, which the training file lacks; correct them, or list all "
             "tags in a JSON file and set --config.data.labels to it"
         )
-    return [ids[tag] for tag in tagged.tags]
+    lengths = np.array([len(ids) for ids in pieces])
+    sequences = []
+    example_of_word, position_of_word = np.zeros((2, len(pieces)), np.int64)
+    ends = tagged.document_ends if documents else tagged.sentence_ends
+    for start, stop in zip([0, *ends], ends, strict=False):
+        windows = _overlapping_windows(lengths[start:stop], max_pieces)
+        best_window = max_context_window(windows, stop - start)
+        for index, (first, last) in enumerate(windows):
+            words = range(start + first, start + last)
+            row = encode_pair([piece for word in words for piece in pieces[word]], None, seq_len, vocabulary)
+            token_labels = [-1] * len(row["input_ids"])
+            for word, position in zip(words, 1 + np.cumsum([0, *lengths[words.start : words.stop]]), strict=False):
+                if best_window[word - start] == index:
+                    example_of_word[word], position_of_word[word] = len(sequences), position
+                    token_labels[position] = label_ids[tagged.tags[word]]
+            sequences.append(row | {"token_labels": token_labels})
+    return make_examples(sequences, {}), example_of_word, position_of_word
+
+
+def gather_words(example_of_word: np.ndarray, position_of_word: np.ndarray, values: Sequence[np.ndarray]) -> np.ndarray:
+    """Gathers one value per word from the per-token arrays [length, ...] of all examples. Returns [words, ...]."""
+    places = zip(example_of_word, position_of_word, strict=True)
+    return np.array([values[example][position] for example, position in places])
 
 
 def _overlapping_windows(lengths: np.ndarray, max_pieces: int) -> list[tuple[int, int]]:

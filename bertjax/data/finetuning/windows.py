@@ -1,8 +1,6 @@
-"""Tokenization of questions about a passage into overlapping windows.
+"""Tokenization of questions into windows `[CLS] question [SEP] part of the passage [SEP]`.
 
-A window is `[CLS] question [SEP] part of the passage [SEP]`. A passage that does not fit into one window is split into
-overlapping windows. Each window starts `doc_stride` tokens after the previous one, as in google-research/bert
-`run_squad.py`.
+Each window starts `doc_stride` passage tokens after the previous one, as in google-research/bert `run_squad.py`.
 """
 
 import dataclasses
@@ -49,11 +47,7 @@ def make_windows(
     doc_stride: int,
     max_query_len: int,
 ) -> Windows:
-    """Tokenizes questions and passages and splits them into windows of at most `seq_len` tokens.
-
-    Consecutive windows start `doc_stride` passage tokens apart. A question longer than `max_query_len` tokens is
-    truncated and counted as irregular in `stats.noted`.
-    """
+    """Splits questions and passages into windows of at most `seq_len` tokens. Truncates long questions."""
     vocabulary = tokenizer.vocabulary
     passages: dict[str, tuple[list[int], np.ndarray]] = {}
     sequences, question_index, passage_start, char_spans, is_max_context = [], [], [], [], []
@@ -63,9 +57,8 @@ def make_windows(
             bar.update()
             query = tokenizer.encode_with_special(question.text)
             if len(query) > max_query_len:
-                stats.count_irregular(
-                    f"with the question truncated to {max_query_len} tokens", f"question {question.id}"
-                )
+                reason = f"with the question truncated to {max_query_len} tokens"
+                stats.count_irregular(reason, f"question {question.id}")
                 query = query[:max_query_len]
             if question.context not in passages:
                 passages[question.context] = tokenizer.encode_with_offsets(question.context)
@@ -85,11 +78,8 @@ def make_windows(
                     first, last = (token - begin + head for token in answer)
                 start_positions.append(first)
                 end_positions.append(last)
-    positions = {
-        "start_positions": np.array(start_positions, np.int32),
-        "end_positions": np.array(end_positions, np.int32),
-    }
-    examples = make_examples(sequences, positions)
+    positions = {"start_positions": start_positions, "end_positions": end_positions}
+    examples = make_examples(sequences, {name: np.array(values, np.int32) for name, values in positions.items()})
     return Windows(examples, np.array(question_index), np.array(passage_start), char_spans, is_max_context)
 
 

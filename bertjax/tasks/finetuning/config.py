@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import operator
 from typing import ClassVar, Literal
 
 from bertjax.config.optimizer import OptimizerConfig
@@ -64,32 +65,25 @@ class FinetuningData(Section):
                 f"config.data.examples_per_row is {self.examples_per_row}; it must divide "
                 f"config.data.batch_size={self.batch_size}"
             )
-        if self.dev_seed and not self.dev_share:
-            raise UsageError(
-                f"config.data.dev_seed={self.dev_seed} has no effect without config.data.dev_share; set dev_share too"
-            )
         if self.dev_share and self.eval_split == NO_SPLIT:
-            raise UsageError(
-                f"config.data.dev_share={self.dev_share} has no effect with config.data.eval_split=none; unset one"
-            )
+            raise UsageError(f"config.data.dev_share={self.dev_share} has no effect with config.data.eval_split=none")
         _ = self.class_weight_map
 
     @property
     def class_weight_map(self) -> dict[str, float] | Literal["balanced"]:
         """Class weights by class name, or "balanced". Empty if `class_weights` is unset."""
-        text = self.class_weights
-        if text in ("", BALANCED):
-            return BALANCED if text else {}
+        if self.class_weights in ("", BALANCED):
+            return BALANCED if self.class_weights else {}
         try:
-            weights = json.loads(text)
-            if not all(type(value) in (int, float) and 0 < value < math.inf for value in weights.values()):
-                raise ValueError
+            weights = json.loads(self.class_weights)
+            if all(type(value) in (int, float) and 0 < value < math.inf for value in weights.values()):
+                return weights
         except (ValueError, RecursionError, AttributeError):
-            raise UsageError(
-                f"config.data.class_weights={text[:100]!r} is not valid; use {BALANCED}, or JSON with a positive "
-                """weight by class name, such as '{"rare": 5, "usual": 0.5}'"""
-            ) from None
-        return weights
+            pass
+        raise UsageError(
+            f"config.data.class_weights={self.class_weights[:100]!r} is not valid; use {BALANCED}, or JSON with a "
+            """positive weight by class name, such as '{"rare": 5, "usual": 0.5}'"""
+        )
 
     @property
     def has_files(self) -> bool:
@@ -136,31 +130,19 @@ class FinetuningConfig(RunConfig):
         self.check_batch(self.data.batch_size, self.data.seq_len)
         if self.feature_head.features and ENCODER not in self.optimizer.freeze:
             raise UsageError(
-                f"config.feature_head.features={self.feature_head.features} needs a frozen encoder; add "
-                f"--config.optimizer.freeze={ENCODER}"
+                f"config.feature_head.features needs a frozen encoder; add --config.optimizer.freeze={ENCODER}"
             )
         if packed := self.data.examples_per_row > 1:
             self.check_batch(self.data.batch_size // self.data.examples_per_row, self.data.seq_len)
             if self.feature_head.is_used or self.model.encoder == LSTM:
-                raise UsageError(
-                    f"config.data.examples_per_row={self.data.examples_per_row} is not supported with LSTMs or a "
-                    "feature head; use 1"
-                )
+                raise UsageError("config.data.examples_per_row is not supported with LSTMs or a feature head; use 1")
         if self.has_model:  # Otherwise, the architecture is that of the `--init_from` checkpoint, unknown here.
             self.check_rows(self.data.seq_len, packed)
 
     def reject(self, reason: str, *fields: str) -> None:
-        """Raises a UsageError if one of `fields` is set. `reason` states why the fields have no effect on the task.
-
-        `fields` are names among `label_smoothing`, `data.class_weights` and `data.examples_per_row`.
-        """
-        values = {
-            "label_smoothing": (self.label_smoothing, 0.0),
-            "data.class_weights": (self.data.class_weights, ""),
-            "data.examples_per_row": (self.data.examples_per_row, 1),
-        }
+        """Raises a UsageError if one of `fields` is set. `reason` states why the fields have no effect on the task."""
         for field in fields:
-            value, default = values[field]
+            value, default = (operator.attrgetter(field)(config) for config in (self, FinetuningConfig()))
             if value != default:
                 raise UsageError(f"config.{field}={value!r} has no effect: {reason}; leave it unset")
 

@@ -2,12 +2,13 @@
 
 import dataclasses
 import json
+from typing import Any
 
 from etils import epath
 
-from bertjax.errors import UsageError, quoted
+from bertjax.errors import UsageError
 from bertjax.model.feature_head import FeatureHead
-from bertjax.utils.io import read_json, read_json_object
+from bertjax.utils.io import read_json_object
 
 OUTPUT_LAYER = "output_layer.json"
 # Kinds of output layers. CLASSES predicts one class, or a number if there are no labels. MULTILABEL predicts any number
@@ -47,39 +48,31 @@ class OutputLayer:
 def read_output_layer(workdir: epath.Path) -> OutputLayer | None:
     """Reads a workdir's `output_layer.json`. Returns None if it does not exist, as for pre-trained models."""
     file = workdir / OUTPUT_LAYER
-    if not file.exists():
-        return None
-    try:
-        fields = read_json_object(file)
-        layer = OutputLayer(**fields | {"feature_head": FeatureHead(**fields.get("feature_head", {}))})
-        if layer.kind not in KINDS or not all(isinstance(label, str) for label in layer.labels):
-            raise ValueError("unknown kind or labels")
-        return dataclasses.replace(layer, labels=tuple(layer.labels))
-    except (OSError, ValueError, TypeError, UsageError) as error:
-        raise UsageError(f"cannot read the output layer {file}: {error}; restore the file") from error
+    return _read(file, "restore the file") if file.exists() else None
 
 
 def saved_labels(path: str, *kinds: str) -> list[str] | None:
-    """Reads the labels in an `output_layer.json`, in the order of their ids. Returns None if `path` is "".
-
-    Raises a UsageError if the kind of the output layer is not in `kinds`.
-    """
+    """Reads the labels in an `output_layer.json` of one of `kinds`. Returns None if `path` is ""."""
     if not path:
         return None
-    try:
-        content = read_json(path)
-        labels = content["labels"]
-        if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
-            raise ValueError("not a list of strings")
-        if duplicates := [label for label in labels if labels.count(label) > 1]:
-            raise ValueError(f"{quoted(duplicates[0])} is more than once in the list")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    layer = _read(path, 'use a file such as {"labels": ["neg", "pos"]}', kind=kinds[0])
+    if not layer.labels or len({*layer.labels}) < len(layer.labels):
+        raise UsageError(f"{path} has no labels, or a label more than once; write each label once")
+    if layer.kind not in kinds:
         raise UsageError(
-            f'cannot read the labels in {path}: {error}; use a file such as {{"labels": ["neg", "pos"]}}'
-        ) from error
-    if content.get("kind", kinds[0]) not in kinds:
-        raise UsageError(
-            f"the output layer {path} is for {content['kind']}, but the task is for {kinds[0]}; use a checkpoint that "
-            "was fine-tuned for this task"
+            f"the output layer {path} is for {layer.kind}, but the task is for {kinds[0]}; use a checkpoint that was "
+            "fine-tuned for this task"
         )
-    return labels
+    return [*layer.labels]
+
+
+def _read(file: str | epath.Path, remedy: str, **defaults: Any) -> OutputLayer:
+    try:
+        fields = defaults | read_json_object(file)
+        layer = OutputLayer(**fields | {"feature_head": FeatureHead(**fields.get("feature_head", {}))})
+        is_list = isinstance(layer.labels, (list, tuple)) and all(isinstance(label, str) for label in layer.labels)
+        if layer.kind not in KINDS or not is_list:
+            raise ValueError("unknown kind or labels")
+        return dataclasses.replace(layer, labels=tuple(layer.labels))
+    except (OSError, ValueError, TypeError, UsageError) as error:
+        raise UsageError(f"cannot read the output layer {file}: {error}; {remedy}") from error

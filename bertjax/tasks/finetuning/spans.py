@@ -8,7 +8,7 @@ import numpy as np
 from bertjax.data.finetuning.batches import in_input_order
 from bertjax.data.finetuning.questions import Question
 from bertjax.data.finetuning.windows import Windows
-from bertjax.tasks.records import Record, round_digits
+from bertjax.tasks.records import Record, round_digits, softmax
 
 # `null_odds` if a question has no candidate span: larger than every difference of scores and, unlike inf, valid JSON.
 _ODDS_WITHOUT_SPAN = 1e9
@@ -16,10 +16,7 @@ _ODDS_WITHOUT_SPAN = 1e9
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """Candidate answer: a span of the passage, its score, and the character offsets of its start and end (exclusive).
-
-    The null answer has no offsets.
-    """
+    """Candidate answer with its score and character offsets (end exclusive). The null answer has no offsets."""
 
     text: str
     score: float
@@ -50,11 +47,7 @@ class Answer:
 def best_answers(
     questions: list[Question], windows: Windows, outputs: list[dict[str, np.ndarray]], n_best: int, max_answer_len: int
 ) -> list[Answer]:
-    """Returns the answer to each question from the best spans of its windows.
-
-    `outputs` contains the `start` and `end` logits of each evaluation batch. `SquadData` documents `n_best` and
-    `max_answer_len`.
-    """
+    """Returns the answer to each question, from the `start` and `end` logits of each evaluation batch."""
     logits = in_input_order(outputs, len(windows.examples))
     spans: list[list[tuple[float, int, int]]] = [[] for _ in questions]
     null_scores = np.full(len(questions), np.inf)
@@ -81,9 +74,8 @@ def _window_spans(
 ) -> list[tuple[float, int, int]]:
     """Returns (score, start, end) of each candidate span of a window, with start and end as character offsets.
 
-    Candidates have 1 to `max_answer_len` tokens and start at a token that has the most context in this window.
-    The start is one of the `n_best` tokens with the highest start logits, and the end is one of the `n_best` tokens
-    with the highest end logits.
+    Candidates have 1 to `max_answer_len` tokens, start at a token that has the most context in this window, and start
+    and end at one of the `n_best` tokens with the highest logits.
     """
     characters, first = windows.char_spans[index], windows.passage_start[index]
     start, end = (scores[first : first + len(characters)] for scores in (start, end))
@@ -99,30 +91,32 @@ def _window_spans(
 def nbest_with_probabilities(answer: Answer, include_null: bool) -> list[dict[str, Any]]:
     """Returns the n best answers with probabilities, best first. `include_null` adds the null answer, with text ""."""
     candidates = [*answer.nbest, *([Candidate("", answer.null_score)] if include_null else [])]
-    scores = np.array([candidate.score for candidate in candidates])
-    weights = np.exp(scores - scores.max()) if len(scores) else scores
+    if not candidates:
+        return []
+    probabilities = softmax(np.array([candidate.score for candidate in candidates]))
     return [
-        {"text": candidate.text, "probability": float(weight / weights.sum()), "score": candidate.score}
-        for candidate, weight in sorted(zip(candidates, weights, strict=True), key=lambda pair: -pair[0].score)
+        {"text": candidate.text, "probability": float(probability), "score": candidate.score}
+        for candidate, probability in sorted(
+            zip(candidates, probabilities, strict=True), key=lambda pair: -pair[0].score
+        )
     ]
 
 
 def answer_record(answer: Answer, null_threshold: float | None, include_score: bool) -> Record:
     """Returns the prediction record of an answer: its text, and the character offsets of start and end (exclusive).
 
-    The text of the null answer is "", and its offsets are None. The answer is null if `answer.null_odds` exceeds
-    `null_threshold` (None: no limit), or if `answer.nbest` is empty. `include_score` adds the score of the answer.
+    The answer is null (text "", offsets None) if its null odds exceed `null_threshold` (None: no limit), or if there
+    are no candidates. `include_score` adds the score of the answer.
     """
     has_null = null_threshold is not None
-    is_null = has_null and answer.null_odds > null_threshold
-    span = answer.nbest[0] if answer.nbest and not is_null else None
-    text = span.text if span else ""
+    is_null = not answer.nbest or (has_null and answer.null_odds > null_threshold)
+    span = Candidate("", answer.null_score) if is_null else answer.nbest[0]
     candidates = nbest_with_probabilities(answer, has_null)
-    best = next((candidate for candidate in candidates if candidate["text"] == text), None)
+    best = next((candidate for candidate in candidates if candidate["text"] == span.text), None)
     record: Record = {
-        "prediction": text,
-        "start": span.start if span else None,
-        "end": span.end if span else None,
+        "prediction": span.text,
+        "start": span.start,
+        "end": span.end,
         "probability": round_digits(best["probability"]) if best else 1.0,
     }
     if has_null:

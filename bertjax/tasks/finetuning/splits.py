@@ -35,12 +35,9 @@ def evaluated_split(data: FinetuningData, train: bool) -> str:
 def divide_examples(
     data: FinetuningData, examples: Examples, read_stats: list[ReadStats]
 ) -> tuple[Examples, Examples | None]:
-    """Divides the examples of the training file into a training set and a held-out dev set, see `divide_rows`.
+    """Divides the examples of the training file into training and dev examples (None if `dev_share` is 0).
 
-    Examples with the same first text stay together.
-
-    Returns:
-      Training examples, and dev examples (None if `dev_share` is 0).
+    Examples with the same first text stay together. See `divide_rows`.
     """
     train, dev = divide_rows(data, len(examples), lambda: first_segments(examples), read_stats)
     return subset(examples, train), subset(examples, dev) if data.dev_share else None
@@ -49,29 +46,29 @@ def divide_examples(
 def divide_rows(
     data: FinetuningData, count: int, read_contents: Callable[[], Sequence[bytes]], read_stats: list[ReadStats]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Divides the `count` rows of the training file into a training set and a held-out dev set.
+    """Divides the `count` rows of the training file. Returns ascending indices of the training and of the dev rows.
 
-    `train_share` is a fraction of the rows that remain after holding out `dev_share`. Rows with the same content are
-    held out together. `read_contents` returns the content of each row, and is called only if `dev_share` is set. The
-    number of training rows is set in the last item of `read_stats`, the item of the training file. If a dev set is held
-    out, an item for the dev set is appended.
-
-    Returns:
-      Indices of the training rows and of the dev rows, ascending, int64.
+    `train_share` is a fraction of the rows that remain after holding out `dev_share`. `read_contents` returns the
+    content of each row; rows with the same content are held out together. Records the division in `read_stats`.
     """
     dev_mask = select_dev_units(data, read_contents(), read_stats) if data.dev_share else np.zeros(count, bool)
     rest, dev = np.flatnonzero(~dev_mask), np.flatnonzero(dev_mask)
     train = rest[sample_fraction(len(rest), data.train_share)]
-    record_division(data, read_stats, len(train), len(dev) if data.dev_share else None)
+    record_division(data, read_stats, len(train), len(dev))
     return train, dev
 
 
-def select_dev_units(data: FinetuningData, contents: Sequence[bytes], read_stats: list[ReadStats]) -> np.ndarray:
-    """Returns a mask of the rows or documents to hold out as dev set, bool [N].
+def record_division(data: FinetuningData, read_stats: list[ReadStats], train_rows: int, dev_rows: int) -> None:
+    """Sets the number of used rows in the last item of `read_stats`, and appends an item for a held-out dev set."""
+    training = read_stats[-1]
+    training.used = train_rows
+    if data.dev_share:
+        source = f"{training.file} (dev: data.dev_share={data.dev_share:g}, dev_seed={data.dev_seed})"
+        read_stats.append(ReadStats(source, read=training.read, used=dev_rows))
 
-    Raises:
-      UsageError: no row is left for training.
-    """
+
+def select_dev_units(data: FinetuningData, contents: Sequence[bytes], read_stats: list[ReadStats]) -> np.ndarray:
+    """Returns a mask of the rows or documents to hold out as dev set, bool [N]."""
     mask = select_dev_rows(contents, data.dev_share, data.dev_seed)
     if mask.all():
         raise UsageError(
@@ -79,18 +76,6 @@ def select_dev_units(data: FinetuningData, contents: Sequence[bytes], read_stats
             f"{len(set(contents)):,} distinct texts or documents; use a dev file instead"
         )
     return mask
-
-
-def record_division(data: FinetuningData, read_stats: list[ReadStats], train_rows: int, dev_rows: int | None) -> None:
-    """Sets the number of used rows of the training file, which is the last item of `read_stats`.
-
-    Then appends an item for the held-out dev set to `read_stats`, unless `dev_rows` is None.
-    """
-    training = read_stats[-1]
-    training.used = train_rows
-    if dev_rows is not None:
-        source = f"{training.file} (dev: data.dev_share={data.dev_share:g}, dev_seed={data.dev_seed})"
-        read_stats.append(ReadStats(source, read=training.read, used=dev_rows))
 
 
 def select_dev_rows(contents: Sequence[bytes], fraction: float, seed: int) -> np.ndarray:
@@ -146,17 +131,33 @@ def first_segments(examples: Examples) -> list[bytes]:
     return [ids[start:end][is_first[start:end]].tobytes() for start, end in zip(starts, ends, strict=True)]
 
 
+def divide_tagged(
+    data: FinetuningData, tagged: TaggedText, by_document: bool, read_stats: list[ReadStats]
+) -> tuple[TaggedText, TaggedText | None]:
+    """Divides the training file into training and dev sentences (None if `dev_share` is 0), like `divide_rows`.
+
+    The dev set consists of documents if there are several. `train_share` selects documents only if `by_document` is
+    True.
+    """
+    train, dev = tagged, None
+    if data.dev_share:
+        ends = unit_ends(tagged, documents=True)
+        texts = ["\n".join(tagged.words[start:end]).encode() for start, end in itertools.pairwise([0, *ends])]
+        dev_mask = select_dev_units(data, texts, read_stats)
+        train, dev = tagged_subset(tagged, ends, ~dev_mask), tagged_subset(tagged, ends, dev_mask)
+    if data.train_share < 1:
+        ends = unit_ends(train, by_document)
+        train = tagged_subset(train, ends, np.isin(np.arange(len(ends)), sample_fraction(len(ends), data.train_share)))
+    record_division(data, read_stats, len(train.sentence_ends), len(dev.sentence_ends) if dev else 0)
+    return train, dev
+
+
 def unit_ends(tagged: TaggedText, documents: bool) -> list[int]:
     """Returns the end (exclusive) word index of each unit that a split must not divide.
 
     Units are documents if `documents` is True and the text has several documents. Otherwise, units are sentences.
     """
     return tagged.document_ends if documents and len(tagged.document_ends) > 1 else tagged.sentence_ends
-
-
-def unit_texts(tagged: TaggedText, ends: Sequence[int]) -> list[bytes]:
-    """Returns the words of each unit as bytes, to find duplicates. See `unit_ends`."""
-    return ["\n".join(tagged.words[start:end]).encode() for start, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
 def tagged_subset(tagged: TaggedText, ends: Sequence[int], mask: np.ndarray) -> TaggedText:

@@ -56,9 +56,11 @@ class TaggingTask(FinetuningTask):
 
     Attributes:
       output_name: task name stored with the output layer, such as `ner`.
+      read_columns: function that reads named columns of the evaluated file (default: None, it has no columns).
     """
 
     output_name: str
+    read_columns: Callable[[Sequence[str]], Iterator[Row]] | None = None
 
     @property
     def by_document(self) -> bool:
@@ -68,10 +70,6 @@ class TaggingTask(FinetuningTask):
     def read_words(self, split: str) -> TaggedText:
         """Reads the words of "train", "dev" or "test", and their tags if known. Appends row counts to `read_stats`."""
         raise NotImplementedError
-
-    def read_columns(self) -> Callable[[Sequence[str]], Iterator[Row]] | None:
-        """Returns a function that reads named columns of the evaluated file. Returns None for files without columns."""
-        return None
 
     def make_objective(self, model: ModelConfig) -> TagObjective:
         # Only `predict` needs the logits of all tags. Collecting them in evaluations of a run would take much memory.
@@ -91,7 +89,7 @@ class TaggingTask(FinetuningTask):
             all_words = self.read_words("train")
             # Use the tags of the entire file, so that the label set does not depend on `train_share` and `dev_share`.
             labels = labels or _sorted_tags(all_words, self.read_stats[-1].file)
-            self._train_words, words = self._divide(all_words)
+            self._train_words, words = splits.divide_tagged(data, all_words, self.by_document, self.read_stats)
         self.labels = labels
         train_file = self.read_stats[0].file if self.read_stats else ""
         if self.split in SPLITS:
@@ -122,11 +120,8 @@ class TaggingTask(FinetuningTask):
         gold, predicted = self._labeled_sentences(self._predicted_tags(outputs))
         if has_entities(self.labels):
             return {"": entity_report(gold, predicted)}
-        ids = [
-            np.array([self.labels.index(tag) for sentence in sentences for tag in sentence])
-            for sentences in (predicted, gold)
-        ]
-        return {"": class_report(self.labels, *ids)}
+        ids = ([self.labels.index(tag) for sentence in tags for tag in sentence] for tags in (predicted, gold))
+        return {"": class_report(self.labels, *map(np.array, ids))}
 
     def write_predictions(self, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
         """Writes predictions in the format of `conlleval`.
@@ -142,41 +137,22 @@ class TaggingTask(FinetuningTask):
 
     def prediction_records(self) -> list[PredictionRecords]:
         def make(outputs: list[dict[str, np.ndarray]], include_logits: bool) -> Iterator[Record]:
-            row_logits = in_input_order(outputs, len(self._positions))["logits"]
+            row_logits = in_input_order(outputs, len(self.evaluated_examples))["logits"]
             logits = gather_words(self._example_of_word, self._positions, row_logits)
-            start = 0
-            for end in self._words.sentence_ends:
-                yield tags_record(self._words.words[start:end], self.labels, logits[start:end], include_logits)
-                start = end
+            words = self._words
+            for sentence, rows in zip(words.sentences(words.words), words.sentences(logits), strict=True):
+                yield tags_record(sentence, self.labels, rows, include_logits)
 
-        return [PredictionRecords(RECORDS_FILE, make, self._words.lines, self.read_columns())]
+        return [PredictionRecords(RECORDS_FILE, make, self._words.lines, self.read_columns)]
 
-    def _encode(self, words: TaggedText, file: str) -> tuple[Examples, np.ndarray, list[np.ndarray]]:
+    def _encode(self, words: TaggedText, file: str) -> tuple[Examples, np.ndarray, np.ndarray]:
         return encode_tagged(words, self.labels, self.tokenizer, self.config.data.seq_len, self.by_document, file)
-
-    def _divide(self, words: TaggedText) -> tuple[TaggedText, TaggedText | None]:
-        """Divides the training file into training and dev sentences. Keeps documents together if there are several."""
-        data, train, dev = self.config.data, words, None
-        if data.dev_share:
-            ends = splits.unit_ends(words, documents=True)
-            dev_mask = splits.select_dev_units(data, splits.unit_texts(words, ends), self.read_stats)
-            train, dev = splits.tagged_subset(words, ends, ~dev_mask), splits.tagged_subset(words, ends, dev_mask)
-        if data.train_share < 1:
-            ends = splits.unit_ends(train, self.by_document)
-            chosen = np.zeros(len(ends), bool)
-            chosen[splits.sample_fraction(len(ends), data.train_share)] = True
-            train = splits.tagged_subset(train, ends, chosen)
-        dev_sentences = None if dev is None else len(dev.sentence_ends)
-        splits.record_division(data, self.read_stats, len(train.sentence_ends), dev_sentences)
-        return train, dev
 
     def _predicted_tags(self, outputs: list[dict[str, np.ndarray]]) -> list[str]:
         """Returns the predicted tag of each word, in the order of the file."""
-        arrays = in_input_order(outputs, len(self._positions))
-        if "tags" in arrays:
-            return [self.labels[tag] for tag in gather_words(self._example_of_word, self._positions, arrays["tags"])]
-        logits = gather_words(self._example_of_word, self._positions, arrays["logits"])
-        return [self.labels[word_logits.argmax()] for word_logits in logits]
+        arrays = in_input_order(outputs, len(self.evaluated_examples))
+        values = gather_words(self._example_of_word, self._positions, arrays["tags" if "tags" in arrays else "logits"])
+        return [self.labels[tag] for tag in (values.argmax(axis=-1) if values.ndim > 1 else values)]
 
     def _labeled_sentences(self, predicted: list[str]) -> tuple[list[list[str]], list[list[str]]]:
         """Returns the gold tags and the predicted tags of each sentence that has gold tags."""

@@ -9,8 +9,15 @@ from typing import Any
 import numpy as np
 
 from bertjax.data.corpus.tokenizer import Tokenizer
-from bertjax.data.corpus.vocabulary import Vocabulary, open_vocabulary, vocabulary_files
-from bertjax.data.finetuning.batches import Batching, EpochOrder, eval_batches, in_input_order, train_batches
+from bertjax.data.corpus.vocabulary import open_vocabulary, vocabulary_files
+from bertjax.data.finetuning.batches import (
+    Batching,
+    EpochOrder,
+    eval_batches,
+    in_input_order,
+    make_batch,
+    train_batches,
+)
 from bertjax.data.finetuning.examples import Examples, known_labels
 from bertjax.data.finetuning.tables import ReadStats
 from bertjax.data.inspection import format_row
@@ -30,6 +37,7 @@ from bertjax.tasks.task import NumpyBatch, Objective, Task
 # Top-level parameter name of the output layer.
 CLASSIFIER = "classifier"
 _MAX_LOGGED_CLASSES = 20
+_NOT_EVALUATED = "no data; the last checkpoint is kept"
 # Larger labels get advice on scaling, because outputs start near 0 and change little at the paper's learning rates.
 _MAX_NUMBER = 20.0
 
@@ -63,21 +71,89 @@ class FinetuningTask(Task):
         super().__init__(config)
         self.read_stats: list[ReadStats] = []
         if not config.has_data:
-            if train:
-                raise UsageError(self.missing_data)
-            self._init_without_data()
+            self._init_without_data(train)
             return
-        self.vocabulary = _open_vocabulary(config)
+        if not config.data.vocabulary or not config.has_model:
+            raise UsageError(
+                "no initial checkpoint; use --init_from CKPT, or set a model size and a vocabulary, such as --config "
+                "NAME:size=mini --config.data.vocabulary=vocab.txt"
+            )
+        self.vocabulary = open_vocabulary(config.data.vocabulary)
         self.tokenizer = Tokenizer(self.vocabulary)
         config.check_rows(config.data.seq_len, config.data.examples_per_row > 1)
         self.split = splits.evaluated_split(config.data, train)
         self.load(train)
         if not train:
             self.train_examples = None
-        self._check_examples()
-        self._init_objective(config.model_config(self.vocabulary.size))
-        self._init_schedule()
-        self._init_description()
+        parts = [part for part in (self.train_examples, self.eval_examples) if part is not None]
+        segments = 1 + max(int(part.tokens["segment_ids"].max(initial=0)) for part in parts)
+        if segments > config.model.type_vocab_size:
+            raise UsageError(
+                f"rows have {segments} segments, more than config.model.type_vocab_size="
+                f"{config.model.type_vocab_size}; use a model with a larger type_vocab_size"
+            )
+        self.objective = self._objective_with_feature_head(self.vocabulary.size)
+        self._set_schedule()
+        self.best_metric = self._select_metric()
+        self.reinit_params = (CLASSIFIER, *config.feature_head.modules)
+        self.workdir_files = vocabulary_files(self.vocabulary)
+        if layer := self.output_layer():
+            layer = dataclasses.replace(layer, feature_head=config.feature_head)
+            self.workdir_files[OUTPUT_LAYER] = layer.as_json()
+        hashes = [part.fingerprint() for part in parts]
+        self.data_hash = hashlib.sha256(json.dumps([hashes, self.hashed_answers()]).encode()).hexdigest()
+        evaluated_on = self.eval_data_name() if self.eval_examples is not None else _NOT_EVALUATED
+        self.results = {"evaluated_on": evaluated_on, "files": [vars(stats) for stats in self.read_stats]}
+        not_evaluated = f"evaluated on {_NOT_EVALUATED}" if self.eval_examples is None else ""
+        notes = (self._describe_labels(), self._describe_class_weights(), not_evaluated)
+        self.notes = (*(stats.summary() for stats in self.read_stats), *filter(None, notes))
+
+    def _init_without_data(self, train: bool) -> None:
+        config = self.config
+        if train:
+            raise UsageError(self.missing_data)
+        if not config.has_model:
+            raise UsageError("no model size; use --init_from CKPT, or set a size, such as --config NAME:size=base")
+        self.objective = self._objective_with_feature_head(config.vocab_size)
+        self._set_schedule()
+        self.batch_sizes = (config.data.batch_size,)
+        self.has_schedule = False
+        length = f"{config.steps:,} steps" if config.steps else f"{config.epochs} epoch{'s' * (config.epochs > 1)}"
+        unknown = "warm-up and FLOPs" if config.steps else "steps, warm-up and FLOPs"
+        self.notes = (f"schedule: {length}, batches of {config.data.batch_size}; {unknown} are unknown without data",)
+
+    def _objective_with_feature_head(self, vocab_size: int) -> Objective:
+        objective, head = self.make_objective(self.config.model_config(vocab_size)), self.config.feature_head
+        if hasattr(objective.model, "feature_head"):
+            return dataclasses.replace(objective, model=objective.model.clone(feature_head=head))
+        if head.is_used:
+            raise UsageError(f"the task {self.config.task} has no feature head; leave config.feature_head unset")
+        return objective
+
+    def _set_schedule(self) -> None:
+        """Sets the attributes of `Task` about batches, steps and evaluations."""
+        config, data = self.config, self.config.data
+        self.batch_sizes = (data.eval_batch_size,)
+        self.total_steps, self.warmup_steps = max(1, config.steps), 0
+        self.eval_every = self.checkpoint_every = 1
+        if self.eval_examples is not None:
+            self.num_eval_batches = -(-len(self.eval_examples) // data.eval_batch_size)
+            if not self.is_labeled():
+                self.evaluation_problem = (
+                    f"{self.eval_data_name()} contains no labels, so there are no metrics; use `bertjax predict`, or "
+                    "evaluate the dev set with --config.data.eval_split=dev"
+                )
+        if self.train_examples is None:
+            return
+        batching = Batching(data.batch_size, data.bucket, data.seq_len, data.examples_per_row)
+        self._order = EpochOrder(self.train_examples, batching, config.seed)
+        self.steps_per_epoch = self._order.steps_per_epoch
+        self.total_steps = config.steps or config.epochs * self.steps_per_epoch
+        self.warmup_steps = config.optimizer.warmup(self.total_steps)
+        self.eval_every = (config.eval_every or self.steps_per_epoch) if self.eval_examples is not None else 0
+        self.checkpoint_every = config.checkpoint_every or self.steps_per_epoch
+        # Minimum rows of a training batch. With packing, the number of rows varies, but is a multiple of this minimum.
+        self.batch_sizes = (data.batch_size // data.examples_per_row, *self.batch_sizes)
 
     # Methods for subclasses to override.
 
@@ -134,31 +210,24 @@ class FinetuningTask(Task):
     def train_batches(self, start_step: int, shard: DataShard) -> Iterator[NumpyBatch]:
         if self.train_examples is None:
             return super().train_batches(start_step, shard)
-        return train_batches(self.train_examples, self._batching, self._order, self.total_steps, start_step, shard)
+        return train_batches(self.train_examples, self._order, self.total_steps, start_step, shard)
 
     def eval_batches(self, shard: DataShard) -> Iterator[NumpyBatch]:
         if self.eval_examples is None:
             return iter(()) if self.config.has_data else super().eval_batches(shard)
         data = self.config.data
-        batching = Batching(data.eval_batch_size, data.bucket, data.seq_len)
-        return eval_batches(self.eval_examples, batching, shard)
+        return eval_batches(self.eval_examples, Batching(data.eval_batch_size, data.bucket, data.seq_len), shard)
 
     def cost_before(self, step: int) -> StepCost:
-        if not self.config.has_data:
-            data = self.config.data
+        data = self.config.data
+        if not data.has_files:
             return self._cost(step * data.batch_size, data.seq_len)
-        total = StepCost()
-        if self.train_examples is not None:
-            for (rows, length), steps in self._order.shape_counts(step).items():
-                total += self._cost(steps * rows, length)
-        return total
+        shapes = {} if self.train_examples is None else self._order.shape_counts(step)
+        return sum((self._cost(steps * rows, length) for (rows, length), steps in shapes.items()), StepCost())
 
     def benchmark_batch(self, phase: int = 0) -> NumpyBatch:
-        if self.config.has_data:
-            if self.train_examples is None:
-                raise UsageError(self.missing_data)
-            step = self._order.typical_step()
-            return next(train_batches(self.train_examples, self._batching, self._order, step + 1, step, SINGLE_SHARD))
+        if self.train_examples is not None:
+            return make_batch(self.train_examples, *self._order.batch(self.benchmark_step()), SINGLE_SHARD)
         config = self.objective.model.config
         sizes = {
             "length": self.config.data.seq_len,
@@ -188,98 +257,12 @@ class FinetuningTask(Task):
         return self.eval_examples
 
     def ordered_logits(self, outputs: list[dict[str, np.ndarray]]) -> np.ndarray:
-        """Returns the logits of the evaluation examples in input order, float32 [N, ...].
-
-        `outputs` are the model outputs of the evaluation batches.
-        """
+        """Returns the logits of the evaluation examples in input order, float32 [N, ...]."""
         return np.array(in_input_order(outputs, len(self.evaluated_examples))["logits"])
-
-    # Helpers of `__init__` and of the methods above.
-
-    def _init_without_data(self) -> None:
-        config = self.config
-        if not config.has_model:
-            raise UsageError("no model size; use --init_from CKPT, or set a size, such as --config NAME:size=base")
-        self._init_objective(config.model_config(config.vocab_size))
-        self._init_schedule()
-        self.batch_sizes = (config.data.batch_size,)
-        self.has_schedule = False
-        length = f"{config.steps:,} steps" if config.steps else f"{config.epochs} epoch{'s' * (config.epochs > 1)}"
-        unknown = "warm-up and FLOPs" if config.steps else "steps, warm-up and FLOPs"
-        self.notes = (f"schedule: {length}, batches of {config.data.batch_size}; {unknown} are unknown without data",)
-
-    def _init_objective(self, model: ModelConfig) -> None:
-        objective = self.make_objective(model)
-        if hasattr(objective.model, "feature_head"):
-            module = objective.model.clone(feature_head=self.config.feature_head)
-            objective = dataclasses.replace(objective, model=module)
-        elif self.config.feature_head.is_used:
-            raise UsageError(f"the task {self.config.task} has no feature head; leave config.feature_head unset")
-        self.objective = objective
-
-    def _init_schedule(self) -> None:
-        config, data = self.config, self.config.data
-        self.batch_sizes = (data.eval_batch_size,)
-        if self.train_examples is None:
-            self.total_steps, self.warmup_steps = max(1, config.steps), 0
-            self.eval_every = self.checkpoint_every = 1
-            return
-        self._batching = Batching(data.batch_size, data.bucket, data.seq_len, data.examples_per_row)
-        self._order = EpochOrder(self.train_examples, self._batching, config.seed)
-        self.steps_per_epoch = self._order.steps_per_epoch
-        self.total_steps = config.steps or config.epochs * self.steps_per_epoch
-        self.warmup_steps = config.optimizer.warmup(self.total_steps)
-        self.eval_every = (config.eval_every or self.steps_per_epoch) if self.eval_examples is not None else 0
-        self.checkpoint_every = config.checkpoint_every or self.steps_per_epoch
-        # Minimum rows of a training batch. With packing, the number of rows varies, but is a multiple of this minimum.
-        self.batch_sizes = (data.batch_size // data.examples_per_row, *self.batch_sizes)
-
-    def _init_description(self) -> None:
-        evaluated, layer = self.eval_examples is not None, self.output_layer()
-        self.best_metric = self._select_metric()
-        self.reinit_params = (CLASSIFIER, *self.config.feature_head.modules)
-        self.workdir_files = vocabulary_files(self.vocabulary)
-        if layer is not None:
-            layer = dataclasses.replace(layer, feature_head=self.config.feature_head)
-            self.workdir_files[OUTPUT_LAYER] = layer.as_json()
-        if evaluated:
-            self.num_eval_batches = -(-len(self.evaluated_examples) // self.config.data.eval_batch_size)
-            if not self.is_labeled():
-                self.evaluation_problem = (
-                    f"{self.eval_data_name()} contains no labels, so there are no metrics; use `bertjax predict`, or "
-                    "evaluate the dev set with --config.data.eval_split=dev"
-                )
-        not_evaluated = "no data; the last checkpoint is kept"
-        self.results = {
-            "evaluated_on": self.eval_data_name() if evaluated else not_evaluated,
-            "files": [vars(stats) for stats in self.read_stats],
-        }
-        self.notes = (
-            *(stats.summary() for stats in self.read_stats),
-            *self._describe_labels(),
-            *self._describe_class_weights(),
-            *([] if evaluated else [f"evaluated on {not_evaluated}"]),
-        )
-        hashes = [part.fingerprint() for part in (self.train_examples, self.eval_examples) if part is not None]
-        self.data_hash = hashlib.sha256(json.dumps([hashes, self.hashed_answers()]).encode()).hexdigest()
 
     def eval_data_name(self) -> str:
         """Returns the name of the file or dataset with the evaluation examples, for messages and results."""
         return self.read_stats[-1].file
-
-    def _check_examples(self) -> None:
-        parts = [part for part in (self.train_examples, self.eval_examples) if part is not None]
-        for part in parts:
-            if part.sequences_per_example != self.sequences_per_example:
-                raise ValueError(
-                    f"examples have {part.sequences_per_example} sequences; the task needs {self.sequences_per_example}"
-                )
-        segments = 1 + max(int(part.tokens["segment_ids"].max(initial=0)) for part in parts)
-        if segments > self.config.model.type_vocab_size:
-            raise UsageError(
-                f"rows have {segments} segments, more than config.model.type_vocab_size="
-                f"{self.config.model.type_vocab_size}; use a model with a larger type_vocab_size"
-            )
 
     def _select_metric(self) -> Metric | None:
         """Returns the metric that selects the best checkpoint."""
@@ -298,35 +281,30 @@ class FinetuningTask(Task):
         known = {metric.name: metric for metric in (*self.objective.metrics, TOTAL_LOSS, *self.extra_metrics())}
         if name not in known and self.is_labeled():
             known |= {other: Metric(other) for other in self.baseline().keys() - known.keys()}
-            if not config.select_by and name not in known:
-                raise ValueError(f"default_metric {name!r} must be a metric of `baseline` or `extra_metrics`")
             if name not in known:
                 raise UsageError(f"unknown metric: config.select_by={name!r}; use one of {', '.join(sorted(known))}")
         return known.get(name, Metric(name))
 
-    def _describe_labels(self) -> list[str]:
-        """Returns a list of at most one log line: the rows of each class, or mean and deviation of numeric labels."""
+    def _describe_labels(self) -> str:
+        """Returns a log line with the rows of each class, or mean and deviation of numeric labels, or ""."""
         examples = self.train_examples
         if examples is None or "labels" not in examples.rows or examples.sequences_per_example > 1:
-            return []
+            return ""
         labels = examples.rows["labels"]
         if labels.dtype.kind == "f":
-            advice = "; scale them to -5 to 5, because outputs start near 0"
             line = f"labels: mean {labels.mean():.4g}, standard deviation {labels.std():.4g}"
-            return [line + advice if np.abs(labels).max() > _MAX_NUMBER else line]
-        if not self.labels:
-            return []
+            if np.abs(labels).max() > _MAX_NUMBER:
+                line += "; scale them to -5 to 5, because outputs start near 0"
+            return line
         counts = labels.sum(axis=0) if labels.ndim > 1 else np.bincount(labels, minlength=len(self.labels))
         lines = [f"{name!r} ({count:,})" for name, count in zip(self.labels, counts, strict=True)]
-        return [f"{len(lines)} classes: {listed(lines, _MAX_LOGGED_CLASSES)}"]
+        return f"{len(lines)} classes: {listed(lines, _MAX_LOGGED_CLASSES)}" if lines else ""
 
-    def _describe_class_weights(self) -> list[str]:
-        """Returns a list of at most one log line: the class weights of the training loss."""
+    def _describe_class_weights(self) -> str:
+        """Returns a log line with the class weights of the training loss, or ""."""
         weights = getattr(self.objective, "weighting", UNWEIGHTED).weights
-        if self.train_examples is None or not weights:
-            return []
-        pairs = [f"{name!r}={weight:.4g}" for name, weight in zip(self.labels, weights, strict=True)]
-        return [f"class weights: {listed(pairs, _MAX_LOGGED_CLASSES)}"]
+        pairs = [f"{name!r}={weight:.4g}" for name, weight in zip(self.labels, weights, strict=False)]
+        return f"class weights: {listed(pairs, _MAX_LOGGED_CLASSES)}" if pairs and self.train_examples else ""
 
     def _cost(self, rows: int, length: int) -> StepCost:
         model, head = self.objective.model.config, self.config.feature_head
@@ -337,12 +315,3 @@ class FinetuningTask(Task):
             positions * flops_per_token(model, length, feature_head=head),
             positions * attention_flops_per_token(model, length, head),
         )
-
-
-def _open_vocabulary(config: FinetuningConfig) -> Vocabulary:
-    if not config.data.vocabulary or not config.has_model:
-        raise UsageError(
-            "no initial checkpoint; use --init_from CKPT, or set a model size and a vocabulary to start from random "
-            "parameters, such as --config NAME:size=mini --config.data.vocabulary=vocab.txt"
-        )
-    return open_vocabulary(config.data.vocabulary)

@@ -1,0 +1,143 @@
+"""Base class of fine-tuning tasks with one label per row of a table: GLUE, SWAG, and your own texts."""
+
+import functools
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from bertjax.data.finetuning.examples import Examples, concatenate, constant_prediction, known_labels
+from bertjax.data.finetuning.labeled_text import Target, encode_rows
+from bertjax.data.finetuning.tables import ReadStats, Row
+from bertjax.metrics.classification import scores
+from bertjax.metrics.report import ClassReport, class_report, multilabel_report
+from bertjax.tasks.finetuning import splits
+from bertjax.tasks.finetuning.config import FinetuningConfig
+from bertjax.tasks.finetuning.task import FinetuningTask
+from bertjax.tasks.records import RECORDS_FILE, PredictionRecords, Record, class_record, number_record
+
+
+class RowsTask(FinetuningTask):
+    """Base class of tasks whose rows have one class, number or choice each, or several labels.
+
+    Subclasses define `read_rows` and `write_predictions`, and set the attributes before they call `__init__`.
+
+    Attributes:
+      metrics: names in `bertjax.metrics.classification.METRICS`; the first one selects the best checkpoint.
+      baseline_metrics: metrics of the baseline (default: `metrics`).
+      sequences: text columns of each sequence of an example, see `encode_rows`.
+      target: label column.
+      sets: examples of each evaluation set, by the suffix of its metric names. Usually, the only suffix is "".
+    """
+
+    metrics: Sequence[str]
+    baseline_metrics: Sequence[str] = ()
+    sequences: Sequence[Sequence[str]]
+    target: Target
+
+    def __init__(self, config: FinetuningConfig, train: bool = True) -> None:
+        self.default_metric = self.metrics[0]
+        self.baseline_metrics = self.baseline_metrics or self.metrics
+        self.sets: dict[str, Examples] = {}
+        super().__init__(config, train)
+
+    def read_rows(self, split: str, columns: Sequence[str], keep_short: bool) -> tuple[Iterator[Row], ReadStats]:
+        """Reads columns of a split, see `read_table`. Returns the rows, and counts that are updated during reading."""
+        raise NotImplementedError
+
+    def eval_splits(self) -> dict[str, str]:
+        """Returns the splits with the rows to evaluate, by the suffix of their metric names."""
+        return {"": "train" if self.split == splits.HELD_OUT else self.split}
+
+    def has_labels(self, split: str) -> bool:
+        """Returns whether the file of a split has a label column (default: all files but test files)."""
+        return not split.startswith("test")
+
+    def predictions(self, logits: np.ndarray) -> np.ndarray:
+        """Converts logits to classes or choices, int64 [N] (default), to 0/1 arrays [N, K], or to numbers [N]."""
+        return logits.argmax(axis=-1)
+
+    def record(self, logits: np.ndarray, include_logits: bool) -> Record:
+        """Returns the prediction record of an example (default: of its class or number)."""
+        if self.labels:
+            return class_record(self.labels, logits, include_logits)
+        return number_record(self.predictions(logits))
+
+    def records_file(self, suffix: str) -> str:
+        """Returns the name of the file for the prediction records of an evaluation set."""
+        return RECORDS_FILE
+
+    def load(self, train: bool) -> None:
+        super().load(train)
+        if self.split == splits.HELD_OUT and self.eval_examples is not None:
+            self.sets = {"": self.eval_examples}
+
+    def read_examples(self, split: str) -> Examples:
+        if split == "train":
+            return self.read_set(split)
+        self.sets = {suffix: self.read_set(name) for suffix, name in self.eval_splits().items()}
+        return concatenate([*self.sets.values()])
+
+    def read_set(self, split: str) -> Examples:
+        """Reads and encodes "train" or one of `eval_splits`. Appends row counts to `read_stats`."""
+        training, labeled = split == "train", self.has_labels(split)
+        columns = [*dict.fromkeys(itertools.chain(*self.sequences)), *([self.target.column] if labeled else [])]
+        rows, stats = self.read_rows(split, columns, keep_short=not training)
+        self.read_stats.append(stats)
+        seq_len = self.config.data.seq_len
+        return encode_rows(
+            rows, self.sequences, self.target, self.tokenizer, seq_len, stats, labeled=labeled, training=training
+        )
+
+    def eval_data_name(self) -> str:
+        return ", ".join(stats.file for stats in self.read_stats[-len(self.sets) :])
+
+    def score(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
+        logits = self.logits_by_set(outputs)
+        return self._scores(self.metrics, {suffix: self.predictions(logits[suffix]) for suffix in logits})
+
+    def baseline(self) -> dict[str, float]:
+        """Returns the metrics of the same prediction for all rows: the most frequent class, or the mean number."""
+        labels = {suffix: examples.rows["labels"] for suffix, examples in self.sets.items()}
+        known = [suffix for suffix in labels if known_labels(labels[suffix]).any()]
+        return self._scores(self.baseline_metrics, {suffix: constant_prediction(labels[suffix]) for suffix in known})
+
+    def class_reports(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, ClassReport]:
+        reports = {}
+        for suffix, logits in self.logits_by_set(outputs).items():
+            labels = self.sets[suffix].rows["labels"]
+            known = known_labels(labels)
+            if self.labels and known.any():
+                make_report = multilabel_report if labels.ndim > 1 else class_report
+                reports[suffix] = make_report(self.labels, self.predictions(logits)[known], labels[known])
+        return reports
+
+    def prediction_records(self) -> list[PredictionRecords]:
+        def make(suffix: str, outputs: list[dict[str, np.ndarray]], include_logits: bool) -> Iterator[Record]:
+            for logits in self.logits_by_set(outputs)[suffix]:
+                yield self.record(logits, include_logits)
+
+        def read_columns(suffix: str, columns: Sequence[str]) -> Iterator[Row]:
+            return self.read_rows(self.eval_splits()[suffix], columns, keep_short=True)[0]
+
+        return [
+            PredictionRecords(
+                self.records_file(suffix),
+                functools.partial(make, suffix),
+                examples.lines,
+                functools.partial(read_columns, suffix),
+            )
+            for suffix, examples in self.sets.items()
+        ]
+
+    def logits_by_set(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        """Returns the logits of each evaluation set, in input order."""
+        ends = np.cumsum([len(examples) for examples in self.sets.values()])[:-1]
+        return dict(zip(self.sets, np.split(self.ordered_logits(outputs), ends), strict=True))
+
+    def _scores(self, metrics: Sequence[str], predictions: Mapping[str, np.ndarray]) -> dict[str, float]:
+        values = {}
+        for suffix, predicted in predictions.items():
+            set_scores = scores(metrics, predicted, self.sets[suffix].rows["labels"])
+            values |= {f"{name}{suffix}": value for name, value in set_scores.items()}
+        return values
