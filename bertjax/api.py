@@ -18,15 +18,15 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bertjax.convert.convert import BERTJAX, read_vocabulary, save
+from bertjax.convert.sentence_embedder import SentenceEmbedder
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.finetuning.examples import Examples, make_examples
 from bertjax.errors import UsageError, quoted
 from bertjax.inference.encode import CLS, POOLINGS, bert_pooler, encode_batches, pool
-from bertjax.inference.inputs import TruncationCount, encode_row
+from bertjax.inference.inputs import TruncationCount, encode_row, first_len, lower
 from bertjax.inference.load import load_model, to_portable, with_params_and_output_layer
 from bertjax.inference.loaded_model import LoadedModel
 from bertjax.inference.predict import fill_mask, predict_texts
-from bertjax.inference.sentence_embedder import SentenceEmbedder, first_len, lower
 from bertjax.model.config import Architecture, ModelConfig
 from bertjax.tasks.finetuning.output_layer import CHOICES, SPANS, TAGS
 from bertjax.utils.devices import skip_missing_tpu
@@ -139,11 +139,11 @@ class Pretrained:
         return Pretrained(with_params_and_output_layer(self._loaded, params, kind, names))
 
     def save(self, path: str | Path, format: str = BERTJAX, overwrite: bool = False) -> None:
-        """Saves the model as a folder in the format of bertjax, Hugging Face or google-research/bert.
+        """Saves the model as a folder in the format of bertjax or Hugging Face.
 
         Args:
           path: folder to write; it appears only when it is complete.
-          format: `bertjax` (a workdir, for example for `--init_from`), `huggingface` or `tensorflow`.
+          format: `bertjax` (a workdir, for example for `--init_from`) or `huggingface`.
           overwrite: whether to replace a checkpoint at `path`.
 
         Raises:

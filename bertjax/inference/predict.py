@@ -13,7 +13,7 @@ from bertjax.data.finetuning.examples import make_examples
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.inference.inputs import Texts, TruncationCount
 from bertjax.inference.loaded_model import LoadedModel
-from bertjax.inference.output_kinds import OUTPUT_KINDS, TextPredictor
+from bertjax.inference.predictors import PREDICTORS, TextPredictor
 from bertjax.model.heads import PretrainingModel, SequenceModel, TokenModel
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER, SPANS, OutputLayer
 from bertjax.tasks.records import FIELDS, PredictionRecords, Record
@@ -85,7 +85,7 @@ def predict_texts(
         raise UsageError(f"seq_len={seq_len} is out of range; use 8 to {max_len}")
     truncation = TruncationCount(seq_len)
     predictor = TextPredictor(model, layer.labels, seq_len, context, logits, truncation)
-    predict_chunk = OUTPUT_KINDS[layer.kind].predict
+    predict_chunk = PREDICTORS[layer.kind]
     remaining = iter(inputs)
     while chunk := list(itertools.islice(remaining, _CHUNK_TEXTS)):
         yield from predict_chunk(predictor, chunk)

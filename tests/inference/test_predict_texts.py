@@ -24,7 +24,7 @@ from bertjax.convert import huggingface
 from bertjax.convert.portable import write_workdir
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.errors import UsageError
-from bertjax.inference import output_kinds, predict
+from bertjax.inference import predict, predictors
 from bertjax.inference.load import load_model
 from bertjax.model.heads import EncoderModel, build_model
 from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, SPANS, TAGS
@@ -115,7 +115,9 @@ def test_multiple_choice_accepts_any_number_of_endings(folders, capfd):
         scores = np.array([logits_of(folders[CHOICES], beginning, ending)[0] for ending in endings])
         np.testing.assert_allclose(record["probabilities"], softmax(scores), atol=1e-5)
         assert record["prediction"] == int(scores.argmax())
-    assert "too few endings for 'he': 1" in refused(capfd, "predict", f"--checkpoint={folders[CHOICES]}", "he ||| ran")
+    assert "too few endings: ('he', 'ran')" in refused(
+        capfd, "predict", f"--checkpoint={folders[CHOICES]}", "he ||| ran"
+    )
 
 
 def test_every_word_of_a_text_longer_than_a_row_is_tagged(folders, capfd):
@@ -201,7 +203,7 @@ def test_tagger_splits_text_at_punctuation_and_returns_entities(folders, capfd, 
 
     tags = iter(["B-X", "O", "B-X", "I-X", "I-X", "O", "O", "B-X"])
     logits_of_tag = {tag: 9.0 * (np.arange(3) == index) for index, tag in enumerate(LABELS[TAGS])}
-    monkeypatch.setattr(output_kinds, "gather_words", lambda *_: np.array([logits_of_tag[tag] for tag in tags]))
+    monkeypatch.setattr(predictors, "gather_words", lambda *_: np.array([logits_of_tag[tag] for tag in tags]))
     (record,) = predict_json(capfd, folders[TAGS], text)
     assert record["entities"] == [
         {"label": "X", "start": 0, "end": 2, "text": "Al"},

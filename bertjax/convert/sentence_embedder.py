@@ -5,13 +5,10 @@ concatenated hidden states of n texts, and `sentence_embedding`, float32 [n, D].
 """
 
 import dataclasses
-import re
 from collections.abc import Callable, Mapping
 
 import jax
 import numpy as np
-
-from bertjax.data.corpus.vocabulary import Vocabulary
 
 TOKENS, SENTENCE = "token_embeddings", "sentence_embedding"
 # Pooling modes by their fields in the config of versions before 5.4, in the order in which these versions concatenate.
@@ -164,24 +161,3 @@ class SentenceEmbedder:
         for module in self.modules:
             module(features, lengths, prompt_len)
         return features[SENTENCE][:, : self.truncate_dim]
-
-
-def lower(text: str, vocabulary: Vocabulary) -> str:
-    """Converts a text to lower case, except special tokens such as [MASK].
-
-    As in Hugging Face's normalizer `Lowercase`, the lower case of a character does not depend on its neighbors.
-    """
-    special = "|".join(re.escape(vocabulary.pieces[index]) for index in vocabulary.special_ids)
-    parts = re.split(f"({special})", text)
-    # Every second part is a special token.
-    return "".join(part if index % 2 else "".join(map(str.lower, part)) for index, part in enumerate(parts))
-
-
-def first_len(first: int, second: int, seq_len: int) -> int:
-    """Returns how many tokens to keep of the first text of a pair, of `first` tokens, before `encode_row` truncates it.
-
-    If both texts are truncated, the numbers of remaining tokens can differ by 1. As in Hugging Face's tokenizers, the
-    second text keeps more, unless the first one is longer. In google-research/bert, the first text always keeps more.
-    """
-    room = seq_len - 3
-    return first if first > second else min(first, max(room - second, room // 2))
