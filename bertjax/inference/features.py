@@ -19,13 +19,14 @@ from typing import Any
 import numpy as np
 from flax.traverse_util import flatten_dict
 
+from bertjax.convert.files import read_object
 from bertjax.data.finetuning.examples import make_examples
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.inference.inputs import PAIR_SEPARATOR, TruncationCount, encode_row
 from bertjax.inference.loaded_model import LoadedModel
 from bertjax.model.partitioning import resolve_layout
 from bertjax.training.cached_features import make_hidden_states_fn
-from bertjax.utils.io import read_json, remove_temporaries, write_atomic, write_npz
+from bertjax.utils.io import remove_temporaries, write_atomic, write_npz
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +60,6 @@ class FeatureExtractor:
         num_layers, max_len = config.num_hidden_layers, config.max_position_embeddings
         if wrong := [layer for layer in self.layers if not -num_layers - 1 <= layer <= num_layers]:
             raise UsageError(f"unknown layers: {wrong}; use 0 (embeddings) to {num_layers}, or negative indices")
-        if not self.layers:
-            raise UsageError(f"no layers; use 0 (embeddings) to {num_layers}, or negative indices")
         if not 8 <= self.seq_len <= max_len:
             raise UsageError(f"seq_len={self.seq_len} is out of range; use 8 to {max_len}")
 
@@ -140,7 +139,7 @@ class FeatureExtractor:
     def _encode(self, text: str, truncation: TruncationCount) -> dict[str, list[int]]:
         """Encodes a text or pair as lists with one value per token."""
         parts = text.split(PAIR_SEPARATOR, 1)
-        if len(parts) > 1 and self.model.config.type_vocab_size < 2:
+        if len(parts) > self.model.config.type_vocab_size:
             raise UsageError(f"{text[:60]!r} is a pair, but the model has one segment; use single texts")
         encoded = [self.model.tokenizer.encode_with_offsets(part) for part in parts]
         row = encode_row([ids for ids, _ in encoded], self.model.vocabulary, truncation)
@@ -239,24 +238,21 @@ def _skip_texts_of(file: Path, texts: Iterator[str]) -> int:
 def _locked_folder(folder: Path, metadata: dict[str, Any]) -> Iterator[None]:
     """Creates and locks the folder. Checks the metadata of an existing folder."""
     existed = folder.exists()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        raise BertjaxError(f"cannot create the folder {folder}: {error.strerror}; choose another --output") from error
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise UsageError(f"another command is writing to {folder}; wait, or choose another --output") from None
         remove_temporaries(folder)
-        saved = _read_metadata(folder)
-        if saved is None:
-            if any(folder.iterdir()):
-                raise UsageError(f"{folder} contains files other than features; choose another --output")
-            _write_metadata(folder, metadata)
-        elif changed := [name for name in metadata if saved.get(name) != metadata[name]]:
+        saved = read_object(folder / METADATA, optional=True)
+        if not saved and any(folder.iterdir()):
+            raise UsageError(f"{folder} contains files other than features; choose another --output")
+        if changed := [name for name in metadata if saved and saved.get(name) != metadata[name]]:
             raise UsageError(f"{folder} contains features with different {changed[0]}; choose another --output")
+        if not saved:
+            _write_metadata(folder, metadata)
         yield
     except UsageError:
         if not existed and [path.name for path in folder.iterdir()] == [METADATA]:
@@ -265,16 +261,6 @@ def _locked_folder(folder: Path, metadata: dict[str, Any]) -> Iterator[None]:
         raise
     finally:
         os.close(lock)
-
-
-def _read_metadata(folder: Path) -> dict[str, Any] | None:
-    try:
-        metadata = read_json(folder / METADATA)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise BertjaxError(f"cannot read {folder / METADATA}: {error}; choose another --output") from error
-    return metadata if isinstance(metadata, dict) else {}
 
 
 def _write_metadata(folder: Path, metadata: dict[str, Any]) -> None:

@@ -52,12 +52,11 @@ def encode_row(ids: Sequence[list[int]], vocabulary: Vocabulary, truncation: Tru
 
     Truncates the row to `truncation.seq_len` tokens and counts the text in `truncation`.
     """
-    first, *second = ids
-    pair = second[0] if second else None
+    first, second = ids if len(ids) > 1 else (*ids, None)
     truncation.total += 1
     # The row has a [CLS], and a [SEP] after each text.
     truncation.truncated += sum(map(len, ids)) + len(ids) + 1 > truncation.seq_len
-    return encode_pair(first, pair, truncation.seq_len, vocabulary)
+    return encode_pair(first, second, truncation.seq_len, vocabulary)
 
 
 def lower(text: str, vocabulary: Vocabulary) -> str:

@@ -253,7 +253,7 @@ def test_wrong_usage_is_refused_and_leaves_no_files(letters, tmp_path, capfd):
     assert detect_format(tmp_path / "own") == HUGGINGFACE
     for arguments, code, message in (
         (["convert", command[1], "/sys/own"], 1, "cannot write the checkpoint /sys/own"),
-        (["features", f"--checkpoint={command[1]}", "a", "--output=/proc/a"], 1, "cannot create the folder /proc/a"),
+        (["features", f"--checkpoint={command[1]}", "a", "--output=/proc/a"], 1, "/proc/a: "),
         (["features", f"--checkpoint={command[1]}", "--input=/dev/null"], 2, "/dev/null is empty"),
     ):
         assert message in refused(capfd, *arguments, code=code)

@@ -240,16 +240,13 @@ def test_terminal_escape_sequences_are_escaped(folders, capfd):
     assert output.isascii() and output.strip().isprintable() and json.loads(output)["text"] == text
 
 
-def test_fine_tuned_checkpoint_without_output_layer_json_is_refused(folders, capfd, tmp_path):
+def test_checkpoint_without_an_output_layer_for_texts_is_refused(folders, capfd, tmp_path):
     cli.main(["convert", str(folders[TAGS]), str(tmp_path / "run")])
     (tmp_path / "run" / "output_layer.json").unlink()
-    assert "is fine-tuned but lacks output_layer.json" in refused(capfd, "predict", f"--checkpoint={tmp_path}/run", "a")
-
-
-def test_model_of_another_kind_than_its_output_layer_predicts_for_files_only(folders):
+    assert "has no output layer" in refused(capfd, "predict", f"--checkpoint={tmp_path}/run", "a")
     model = load_model(folders[CLASSES])
     own = dataclasses.replace(model, model_description=model.model_description | {"kind": "relations"})
-    with pytest.raises(UsageError, match="a model of kind 'relations', which can predict for data files only; use"):
+    with pytest.raises(UsageError, match="its model is 'relations'.*--output"):
         predict.check_model(own, "")
 
 
@@ -300,10 +297,10 @@ def test_wrong_usage_is_refused(folders, capfd, tmp_path):
     for arguments, message in (
         (
             (f"--checkpoint={folders['']}", "a"),
-            "has no output layer for predictions (its model is 'pretraining'); fine-tune it",
+            "has no output layer for texts (its model is 'pretraining'); fine-tune it",
         ),
         ((f"--checkpoint={folders[SPANS]}", "who?"), "set context to the passage"),
-        ((checkpoint, "a", "--context=b"), "context has no effect, because"),
+        ((checkpoint, "a", "--context=b"), "omit context"),
         ((checkpoint,), "nothing to predict; pass texts, --text FILE, or --output DIR"),
         ((checkpoint, "a", "--output=out"), "--output applies to the task's data only"),
         ((checkpoint, "a", "--config.seed=1"), "--config.seed=1 applies to the task's data only; omit it to predict"),
