@@ -5,7 +5,7 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ WRITERS = {BERTJAX: write_workdir, HUGGINGFACE: huggingface.write}
 _HEADS = {names.POOLER: "pooler", names.MASKED_LM: "masked-LM head", names.NEXT_SENTENCE: "next-sentence head"}
 # Files of a converted checkpoint by the file that identifies its format. Folders with other files are not overwritten.
 _REPLACEABLE = {ORIGIN: WORKDIR_FILES, huggingface.CONFIG: huggingface.FILES}
+_SAVED_FROM_PYTHON = {"source": "bertjax.Pretrained.save"}
 _READ_FILES = (*huggingface.READ_FILES, *sentence_transformers.READ_FILES)
 
 
@@ -78,13 +79,13 @@ def read_checkpoint(path: str | os.PathLike, lower_case: bool | None = None) -> 
     """
     fmt = detect_format(path)
     if fmt == BERTJAX:
-        _reject_case_of_workdir(path, lower_case)
+        _reject_case(path, lower_case)
         return read_workdir(resolve_checkpoint_path(path))
     read = huggingface.read if fmt == HUGGINGFACE else tensorflow1.read
     return read(Path(path).expanduser(), lower_case)
 
 
-def _reject_case_of_workdir(path: str | os.PathLike, lower_case: bool | None) -> None:
+def _reject_case(path: str | os.PathLike, lower_case: bool | None) -> None:
     if lower_case is not None:
         raise UsageError(f"the workdir {path} records whether it is cased; omit --cased, --uncased or lower_case")
 
@@ -101,7 +102,7 @@ def read_vocabulary(path: str | os.PathLike, lower_case: bool | None = None) -> 
     if local.is_file():
         return open_vocabulary(local) if lower_case is None else load_vocabulary(local, lower_case)
     if detect_format(path) == BERTJAX:
-        _reject_case_of_workdir(path, lower_case)
+        _reject_case(path, lower_case)
         return workdir_vocabulary(workdir_of(find_checkpoint(path)))
     return _tokenizer_vocabulary(local, str(path), lower_case)
 
@@ -126,8 +127,6 @@ def convert(source: str, destination: str, fmt: str, overwrite: bool, lower_case
     `source` is the path of a checkpoint or its address on the hub. `fmt` is a key of `WRITERS`. `lower_case`, if not
     None, replaces the setting of the tokenizer.
     """
-    if "://" in destination:
-        raise UsageError(f"{destination} is not a local folder; convert to a local folder, then copy the result")
     # os.path.realpath resolves links and `..`. Unlike Path.resolve, it accepts a link that points to itself.
     target, source_path = (Path(os.path.realpath(Path(path).expanduser())) for path in (destination, source))
     is_local = "://" not in source and not hub.is_hub(source)
@@ -136,49 +135,41 @@ def convert(source: str, destination: str, fmt: str, overwrite: bool, lower_case
     # Initialize the devices, because Orbax needs them to read and write checkpoints.
     list_devices()
     path = local_checkpoint(source)
-    source_fmt = detect_format(path)
-    with _new_checkpoint(target, fmt, overwrite) as folder:
-        checkpoint = read_checkpoint(path, lower_case)
-        logger.info(f"{source}: {source_fmt}, {_describe(checkpoint)}")
-        _write(checkpoint, folder, target, fmt, _origin_of(source, path))
+    checkpoint = read_checkpoint(path, lower_case)
+    logger.info(f"{source}: {detect_format(path)}, {_describe(checkpoint)}")
+    save(checkpoint, destination, fmt, overwrite, _origin_of(source, path))
 
 
-def save(checkpoint: PortableCheckpoint, destination: str | os.PathLike, fmt: str, overwrite: bool) -> None:
-    """Writes an in-memory checkpoint atomically.
+def save(
+    checkpoint: PortableCheckpoint,
+    destination: str | os.PathLike,
+    fmt: str,
+    overwrite: bool,
+    origin: Mapping[str, Any] = _SAVED_FROM_PYTHON,
+) -> None:
+    """Writes an in-memory checkpoint atomically. In bertjax's format, also writes `origin` to `origin.json`.
 
     If the format is not bertjax's, removes the arrays from `checkpoint.params` to save memory.
     """
-    if hub.is_hub(destination):
-        raise UsageError(f"cannot save to {destination}; save to a folder, then upload it with bertjax convert")
-    target = Path(os.path.realpath(Path(destination).expanduser()))
-    with _new_checkpoint(target, fmt, overwrite) as folder:
-        _write(checkpoint, folder, target, fmt, {"source": "bertjax.Pretrained.save"})
-
-
-@contextlib.contextmanager
-def _new_checkpoint(target: Path, fmt: str, overwrite: bool) -> Iterator[Path]:
     if fmt not in WRITERS:
         raise UsageError(f"unknown format {fmt!r}; use one of {', '.join(WRITERS)}")
+    if hub.is_hub(destination) or "://" in str(destination):
+        raise UsageError(f"cannot save to {destination}; save to a local folder, then copy it")
+    params, target = checkpoint.params, Path(os.path.realpath(Path(destination).expanduser()))
+    for name in [name for name in params if fmt != BERTJAX and name.split("/")[0] in checkpoint.untrained]:
+        del params[name]
     with atomic_folder(target, overwrite, "checkpoint", _REPLACEABLE) as folder:
-        yield Path(folder)
-
-
-def _write(checkpoint: PortableCheckpoint, folder: Path, target: Path, fmt: str, origin: dict[str, Any]) -> None:
-    """Writes the files of a checkpoint to `folder`. In bertjax's format, also writes `origin` to `origin.json`."""
-    if fmt != BERTJAX:
-        for name in [name for name in checkpoint.params if name.split("/")[0] in checkpoint.untrained]:
-            del checkpoint.params[name]
-    check_free_space(target, sum(array.nbytes for array in checkpoint.params.values()), f"the checkpoint {target}")
-    try:
-        notes = [*checkpoint.notes, *WRITERS[fmt](checkpoint, folder)]
-    except (BertjaxError, OSError):
-        raise
-    except Exception as error:  # Orbax and safetensors raise different exception types on a full disk.
-        raise BertjaxError(f"cannot write the checkpoint {target}: {first_line(error)}; check the disk") from error
-    for note in notes:
-        logger.info(note)
-    if fmt == BERTJAX:
-        (folder / ORIGIN).write_text(json.dumps(origin) + "\n")
+        check_free_space(target, sum(array.nbytes for array in params.values()), f"the checkpoint {target}")
+        try:
+            notes = [*checkpoint.notes, *WRITERS[fmt](checkpoint, Path(folder))]
+        except (BertjaxError, OSError):
+            raise
+        except Exception as error:  # Orbax and safetensors raise different exception types on a full disk.
+            raise BertjaxError(f"cannot write the checkpoint {target}: {first_line(error)}; check the disk") from error
+        for note in notes:
+            logger.info(note)
+        if fmt == BERTJAX:
+            (folder / ORIGIN).write_text(json.dumps(origin) + "\n")
 
 
 def upload(source: str, address: str, overwrite: bool) -> str:

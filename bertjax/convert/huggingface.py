@@ -145,7 +145,7 @@ def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
     """
     from safetensors.numpy import save_file
 
-    class_name = _closest_class(checkpoint)
+    class_name = _class_name(checkpoint)
     hf_config = _make_config(checkpoint, class_name)
     modules = checkpoint.modules - {names.ENCODER}
     unused, missing = (sorted(part) for part in (modules - _CLASSES[class_name][1], _CLASSES[class_name][1] - modules))
@@ -159,7 +159,7 @@ def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
     (folder / WEIGHTS).chmod(0o644)
     write_json(folder / CONFIG, hf_config)
     if checkpoint.embedder and not checkpoint.embedder.refusal:
-        sentence_transformers.write(checkpoint.embedder, folder, checkpoint.config.hidden_size)
+        sentence_transformers.write(checkpoint.embedder, folder)
     return [*notes, *write_tokenizer(checkpoint.vocabulary, checkpoint.config, folder)]
 
 
@@ -197,22 +197,12 @@ def _check_tied_arrays(
             )
 
 
-def _closest_class(checkpoint: PortableCheckpoint) -> str:
-    """Returns the name of the transformers class that has the same output layer as the checkpoint.
-
-    For a checkpoint without an output layer, returns the class with the most similar heads.
-    """
+def _class_name(checkpoint: PortableCheckpoint) -> str:
+    """Returns the transformers class with the output layer or the pre-training heads of the checkpoint."""
     if kind := OUTPUT_KINDS.get(checkpoint.output_kind):
         return kind.huggingface_class
-    modules = checkpoint.modules - {names.ENCODER}
-
-    def distance(class_name: str) -> tuple[int, ...]:
-        class_modules = _CLASSES[class_name][1]
-        missing, unused = class_modules - modules, modules - class_modules
-        # The pooler only breaks ties, because it is the least important module.
-        return len(missing - {names.POOLER}), len(unused - {names.POOLER}), len(missing), len(unused)
-
-    return min((name for name, (output_kind, _) in _CLASSES.items() if not output_kind), key=distance)
+    heads = checkpoint.modules & {names.MASKED_LM, names.NEXT_SENTENCE}
+    return next(name for name, (kind, modules) in _CLASSES.items() if not kind and modules - {names.POOLER} == heads)
 
 
 def _make_config(checkpoint: PortableCheckpoint, class_name: str) -> dict[str, Any]:

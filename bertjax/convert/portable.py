@@ -229,6 +229,6 @@ def write_workdir(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
     for name, content in files.items():
         (folder / name).write_bytes(content)
     if checkpoint.embedder:
-        sentence_transformers.write(checkpoint.embedder, folder, checkpoint.config.hidden_size)
+        sentence_transformers.write(checkpoint.embedder, folder)
     save_params(epath.Path(folder), checkpoint.params, checkpoint.model_description, checkpoint.config.architecture)
     return []

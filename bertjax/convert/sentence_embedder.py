@@ -6,6 +6,7 @@ concatenated hidden states of n texts, and `sentence_embedding`, float32 [n, D].
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -39,10 +40,12 @@ class Pooling:
     """Pools the token states of each text. The vectors of several modes are concatenated.
 
     Attributes:
+      config: content of the module's `config.json`.
       modes: names of `POOLING_FIELDS`.
       include_prompt: whether the tokens of the prompt, and [CLS] before them, are pooled as well.
     """
 
+    config: Mapping[str, Any]
     modes: tuple[str, ...]
     include_prompt: bool = True
 
@@ -74,6 +77,7 @@ class Dense:
     """Linear layer with an activation, and optionally a residual connection.
 
     Attributes:
+      config: content of the module's `config.json`.
       arrays: float32 arrays by name: `linear.weight` [out, in], optionally `linear.bias` [out] and, for a residual
         connection between different widths, `residual.weight` [out, in].
       activation: name of `ACTIVATIONS`.
@@ -81,6 +85,7 @@ class Dense:
       feature: name of the feature that the layer replaces.
     """
 
+    config: Mapping[str, Any]
     arrays: Mapping[str, np.ndarray]
     activation: str
     use_residual: bool = False
@@ -100,6 +105,7 @@ class Dense:
 class Normalize:
     """Scales vectors to length 1. `feature` is the name of the feature that it replaces."""
 
+    config: Mapping[str, Any]
     feature: str = SENTENCE
 
     def __call__(self, features: dict[str, np.ndarray], lengths: np.ndarray, prompt_len: int) -> None:
@@ -111,6 +117,7 @@ class Normalize:
 class LayerNorm:
     """LayerNorm of the vectors. `arrays` has `norm.weight` and `norm.bias`, float32 [D]."""
 
+    config: Mapping[str, Any]
     arrays: Mapping[str, np.ndarray]
 
     def __call__(self, features: dict[str, np.ndarray], lengths: np.ndarray, prompt_len: int) -> None:

@@ -109,7 +109,8 @@ def read(folder: AnyPath, config: ModelConfig, is_workdir: bool = False) -> Sent
 def _read(folder: AnyPath, hidden_size: int, max_positions: int, is_workdir: bool) -> SentenceEmbedder:
     if not (folder / MODULES).exists():
         _check_padding_side(folder)
-        pooling = _read_pooling(folder / _OLD_POOLING) if is_workdir else Pooling(("mean",))
+        mean = {"word_embedding_dimension": hidden_size, POOLING_FIELDS["mean"]: True}
+        pooling = _read_pooling(folder / _OLD_POOLING) if is_workdir else Pooling(mean, ("mean",))
         limit = _max_seq_len((), folder, max_positions)
         return SentenceEmbedder((pooling,), len(pooling.modes) * hidden_size, limit)
     (first, transformer), *others = _module_folders(folder)
@@ -188,11 +189,11 @@ def _read_module(name: str, folder: AnyPath, widths: dict[str, int]) -> list[Mod
     width = widths[source]
     if name == "Normalize":
         # As in sentence-transformers, other fields are ignored.
-        return [Normalize(source)]
+        return [Normalize(config, source)]
     if name == "LayerNorm":
         _check_fields(config, file, ("dimension",))
         arrays = _read_arrays(folder, {"norm.weight": (width,), "norm.bias": (width,)})
-        return [LayerNorm(arrays)]
+        return [LayerNorm(config, arrays)]
     _check_fields(config, file, ("in_features", "out_features", "bias", "activation_function", "use_residual", *names))
     activation = str(config.get("activation_function", "torch.nn.Tanh"))
     kind = activation.rpartition(".")[2]
@@ -204,7 +205,7 @@ def _read_module(name: str, folder: AnyPath, widths: dict[str, int]) -> list[Mod
         shapes["linear.bias"] = (widths[source],)
     if config.get("use_residual") and widths[source] != width:
         shapes["residual.weight"] = shapes["linear.weight"]
-    return [Dense(_read_arrays(folder, shapes), kind, bool(config.get("use_residual")), source)]
+    return [Dense(config, _read_arrays(folder, shapes), kind, bool(config.get("use_residual")), source)]
 
 
 def _read_pooling(file: AnyPath) -> Pooling:
@@ -217,7 +218,7 @@ def _read_pooling(file: AnyPath) -> Pooling:
     modes = (modes,) if isinstance(modes, str) else tuple(modes)
     if not config or not modes or not {*modes} <= POOLING_FIELDS.keys():
         raise UsageError(f"{file} has an unknown pooling_mode: {listed(modes)}")
-    return Pooling(modes, bool(config.get("include_prompt", True)))
+    return Pooling(config, modes, bool(config.get("include_prompt", True)))
 
 
 def _read_arrays(folder: AnyPath, shapes: Mapping[str, tuple]) -> dict[str, np.ndarray]:
@@ -256,7 +257,7 @@ def _check_fields(config: Mapping[str, Any], file: AnyPath, known: tuple[str, ..
             raise UsageError(f"{file} has {name}={value!r}, which bertjax does not support")
 
 
-def write(embedder: SentenceEmbedder, folder: Path, hidden_size: int) -> None:
+def write(embedder: SentenceEmbedder, folder: Path) -> None:
     """Writes the files that `read` and sentence-transformers read.
 
     A refused embedder becomes a `modules.json` with its `refusal`, which only bertjax understands.
@@ -271,7 +272,7 @@ def write(embedder: SentenceEmbedder, folder: Path, hidden_size: int) -> None:
         name = type(module).__name__
         path = folder / f"{index}_{name}"
         path.mkdir()
-        write_json(path / _CONFIG, _module_config(module, hidden_size))
+        write_json(path / _CONFIG, module.config)
         if isinstance(module, Dense | LayerNorm):
             arrays = {name: np.ascontiguousarray(array) for name, array in module.arrays.items()}
             (path / _WEIGHTS).write_bytes(save(arrays, {"format": "pt"}))
@@ -286,29 +287,3 @@ def write(embedder: SentenceEmbedder, folder: Path, hidden_size: int) -> None:
         **({"truncate_dim": embedder.truncate_dim} if embedder.truncate_dim else {}),
     }
     write_json(folder / _PROMPTS, prompts)
-
-
-def _module_config(module: Module, hidden_size: int) -> dict[str, Any]:
-    if isinstance(module, LayerNorm):
-        return {"dimension": len(module.arrays["norm.bias"])}
-    if isinstance(module, Pooling):
-        if module.modes != tuple(mode for mode in POOLING_FIELDS if mode in module.modes):
-            # The older form cannot express this order of modes.
-            fields = {"embedding_dimension": hidden_size, "pooling_mode": list(module.modes)}
-        else:
-            modes = {field: mode in module.modes for mode, field in POOLING_FIELDS.items()}
-            fields = {"word_embedding_dimension": hidden_size, **modes}
-        return {**fields, "include_prompt": module.include_prompt}
-    names = {"module_input_name": module.feature, "module_output_name": module.feature}
-    if isinstance(module, Normalize):
-        return {} if module == Normalize() else names
-    out_features, in_features = module.arrays["linear.weight"].shape
-    package = "linear" if module.activation == "Identity" else "activation"
-    return {
-        "in_features": in_features,
-        "out_features": out_features,
-        "bias": "linear.bias" in module.arrays,
-        "activation_function": f"torch.nn.modules.{package}.{module.activation}",
-        **(names if module.feature != SENTENCE else {}),
-        **({"use_residual": True} if module.use_residual else {}),
-    }

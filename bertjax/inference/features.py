@@ -84,8 +84,8 @@ class FeatureExtractor:
         The same texts always yield the same shards. Shards are computed one at a time, to limit memory.
 
         Yields:
-          A dictionary for T texts of K tokens in total, without padding:
-            `offsets`: int64 [T + 1], start of each text in the arrays below, then K.
+          The arrays of a shard with K tokens of T texts:
+            `offsets`: int64 [T + 1]; the tokens of text i are in rows offsets[i]:offsets[i + 1] of the other arrays.
             `hidden_states`: float32 [K, C, D].
             `input_ids`, `segment_ids`: int32 [K].
             `tokens`: str [K].
@@ -95,14 +95,16 @@ class FeatureExtractor:
               [SEP].
             `texts_sha256`: str, hash of the texts.
         """
+        config, truncation = self.model.config, TruncationCount(self.seq_len)
         hidden_states_of = make_hidden_states_fn(
-            self.model.config, self.model.params["encoder"], self.model.mesh, self.layers, self.seq_len
+            config, self.model.params["encoder"], self.model.mesh, self.layers, self.seq_len
         )
-        truncation = TruncationCount(self.seq_len)
-        for rows, texts_hash in self._group(texts, truncation):
-            examples = make_examples(rows, {})
+        max_tokens = min(_MAX_SHARD_TOKENS, SHARD_BYTES // (4 * len(self.layers) * config.hidden_size))
+        remaining = iter(texts)
+        while rows := list(self._next_rows(remaining, max_tokens, truncation)):
+            examples = make_examples([row for _, row in rows], {})
             tokens, offsets = examples.tokens, examples.offsets
-            hidden_states = np.empty((int(offsets[-1]), len(self.layers), self.model.config.hidden_size), np.float32)
+            hidden_states = np.empty((int(offsets[-1]), len(self.layers), config.hidden_size), np.float32)
             for index, states in hidden_states_of(examples):
                 hidden_states[offsets[index] : offsets[index + 1]] = states
             yield {
@@ -113,28 +115,19 @@ class FeatureExtractor:
                 "tokens": np.array(self.model.tokenizer.pieces(tokens["input_ids"])),
                 "words": tokens["words"],
                 "characters": np.stack([tokens["starts"], tokens["ends"]], axis=1),
-                "texts_sha256": np.array(texts_hash),
+                "texts_sha256": np.array(_texts_sha256(text for text, _ in rows)),
             }
         truncation.log()
 
-    def _group(
-        self, texts: Iterable[str], truncation: TruncationCount
-    ) -> Iterator[tuple[list[dict[str, list[int]]], str]]:
-        """Yields the encoded texts of each shard, and the hash of these texts."""
-        token_bytes = 4 * len(self.layers) * self.model.config.hidden_size
-        max_tokens = min(_MAX_SHARD_TOKENS, SHARD_BYTES // token_bytes)
-        rows: list[dict[str, list[int]]] = []
-        shard_texts: list[str] = []
+    def _next_rows(
+        self, texts: Iterator[str], max_tokens: int, truncation: TruncationCount
+    ) -> Iterator[tuple[str, dict[str, list[int]]]]:
+        """Yields the texts of one shard and their encoded rows."""
         num_tokens = 0
-        for text in texts:
-            rows.append(self._encode(text, truncation))
-            shard_texts.append(text)
-            num_tokens += len(rows[-1]["input_ids"])
-            if num_tokens >= max_tokens:
-                yield rows, texts_sha256(shard_texts)
-                rows, shard_texts, num_tokens = [], [], 0
-        if rows:
-            yield rows, texts_sha256(shard_texts)
+        while num_tokens < max_tokens and (text := next(texts, None)) is not None:
+            row = self._encode(text, truncation)
+            num_tokens += len(row["input_ids"])
+            yield text, row
 
     def _encode(self, text: str, truncation: TruncationCount) -> dict[str, list[int]]:
         """Encodes a text or pair as lists with one value per token."""
@@ -159,7 +152,7 @@ class FeatureExtractor:
         return row
 
 
-def texts_sha256(texts: Iterable[str]) -> str:
+def _texts_sha256(texts: Iterable[str]) -> str:
     """Returns a SHA-256 of a sequence of texts, each followed by a line feed."""
     digest = hashlib.sha256()
     for text in texts:
@@ -195,8 +188,7 @@ def write_shards(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Writes shards to `00000.npz`, `00001.npz`, ..., and finally the numbers of texts and shards to `features.json`.
 
-    Resumes an interrupted command, by skipping the texts of existing shards. Raises a UsageError if the folder has
-    other metadata, or if the texts of its shards differ from the first elements of `texts`.
+    Resumes an interrupted command. Raises a UsageError if the folder has other metadata, or shards of other texts.
 
     Yields:
       The number of texts before each new shard, and the shard.
@@ -229,7 +221,7 @@ def _skip_texts_of(file: Path, texts: Iterator[str]) -> int:
             count, expected_hash = num_texts(shard), str(shard["texts_sha256"])
     except Exception as error:  # zlib, zipfile and NumPy each raise different exception types.
         raise BertjaxError(f"{file} is damaged; remove it and run the same command again") from error
-    if texts_sha256(itertools.islice(texts, count)) != expected_hash:
+    if _texts_sha256(itertools.islice(texts, count)) != expected_hash:
         raise UsageError(f"{file} was created from different texts; choose another --output")
     return count
 

@@ -83,8 +83,7 @@ def _read_inference_defaults(checkpoint: epath.Path, output_layer: OutputLayer |
     if output_layer is None or is_converted(workdir):
         return InferenceDefaults()
     data = load_saved_config(workdir / CONFIG).data
-    names = [field.name for field in dataclasses.fields(InferenceDefaults)]
-    settings: dict[str, Any] = {name: data[name] for name in names if name in data}
+    settings = {field.name: data[field.name] for field in dataclasses.fields(InferenceDefaults) if field.name in data}
     null_threshold = None
     if data.get("version") == "2.0":
         # A run with a dev set selects the threshold on the dev set, and writes the threshold to `results.json`.
