@@ -12,14 +12,7 @@ from bertjax.convert.portable import PortableCheckpoint
 from bertjax.data.corpus.vocabulary import load_vocabulary
 
 LAYERS, WIDTH = SIZES["num_hidden_layers"], SIZES["hidden_size"]
-GOOGLE_CONFIG = {
-    **SIZES,
-    "type_vocab_size": 2,
-    "hidden_act": "gelu",
-    "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.2,
-    "initializer_range": 0.02,
-}
+GOOGLE_CONFIG = {**SIZES, "type_vocab_size": 2, "hidden_act": "gelu", "attention_probs_dropout_prob": 0.2}
 
 
 def google_variables(num_tokens):

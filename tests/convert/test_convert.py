@@ -226,7 +226,6 @@ def test_missing_heads_are_reported(letters, tmp_path, log_lines):
     google_checkpoint(letters, tmp_path / "google", without("cls/"))
     convert(str(tmp_path / "google"), str(tmp_path / "own"), BERTJAX, False)
     assert "heads: pooler; missing: masked-LM head, next-sentence head" in log_lines[0]
-    assert read_checkpoint(tmp_path / "own").modules == {"encoder", "pooler"}
 
 
 def test_wrong_usage_is_refused_and_leaves_no_files(letters, tmp_path, capfd):
@@ -277,7 +276,7 @@ def test_source_is_never_overwritten_through_another_path(letters, tmp_path):
 
 def test_link_at_destination_is_followed(letters, tmp_path):
     google_checkpoint(letters, tmp_path / "google")
-    convert(str(tmp_path / "google"), str(tmp_path / "own"), BERTJAX, False)
+    (tmp_path / "own").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "own")
     for _ in range(2):
         convert(str(tmp_path / "google"), str(tmp_path / "link"), HUGGINGFACE, True)
@@ -315,19 +314,6 @@ def test_cached_conversion_is_updated_if_the_source_changes(letters, tmp_path, l
     shutil.rmtree(source)
     with bertjax_checkpoint(source, cache_dir) as path:
         assert path == str(cache_dir) and log_lines[-1].startswith(f"using {cache_dir}, converted from ")
-
-
-def test_cached_conversion_does_not_replace_other_files(letters, tmp_path):
-    google_checkpoint(letters, tmp_path / "google")
-    cache_dir = tmp_path / "init_from"
-    cache_dir.mkdir()
-    (cache_dir / "notes.txt").write_text("mine")
-    with (
-        pytest.raises(UsageError, match="is not a checkpoint, or contains other files"),
-        bertjax_checkpoint(str(tmp_path / "google"), cache_dir),
-    ):
-        pass
-    assert (cache_dir / "notes.txt").exists()
 
 
 def test_hugging_face_folder_keeps_parameters_that_the_model_class_ignores(letters, tmp_path):
