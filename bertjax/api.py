@@ -18,17 +18,17 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bertjax.convert.convert import BERTJAX, read_vocabulary, save
+from bertjax.convert.sentence_embedder import SentenceEmbedder
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.finetuning.examples import Examples, make_examples
 from bertjax.errors import UsageError, quoted
 from bertjax.inference.encode import CLS, POOLINGS, bert_pooler, encode_batches, pool
-from bertjax.inference.inputs import TruncationCount, encode_row
+from bertjax.inference.inputs import TruncationCount, encode_row, first_len, lower
 from bertjax.inference.load import load_model, to_portable, with_params_and_output_layer
 from bertjax.inference.loaded_model import LoadedModel
 from bertjax.inference.predict import fill_mask, predict_texts
-from bertjax.inference.sentence_embedder import SentenceEmbedder, first_len, lower
 from bertjax.model.config import Architecture, ModelConfig
-from bertjax.tasks.finetuning.output_layer import CHOICES, SPANS, TAGS
+from bertjax.tasks.finetuning.output_layer import TAGS
 from bertjax.utils.devices import skip_missing_tpu
 
 # Default `pooling` of `Pretrained.encode`: the modules of a sentence-transformers checkpoint, and no pooling for other
@@ -139,11 +139,11 @@ class Pretrained:
         return Pretrained(with_params_and_output_layer(self._loaded, params, kind, names))
 
     def save(self, path: str | Path, format: str = BERTJAX, overwrite: bool = False) -> None:
-        """Saves the model as a folder in the format of bertjax, Hugging Face or google-research/bert.
+        """Saves the model as a folder in the format of bertjax or Hugging Face.
 
         Args:
           path: folder to write; it appears only when it is complete.
-          format: `bertjax` (a workdir, for example for `--init_from`), `huggingface` or `tensorflow`.
+          format: `bertjax` (a workdir, for example for `--init_from`) or `huggingface`.
           overwrite: whether to replace a checkpoint at `path`.
 
         Raises:
@@ -173,8 +173,8 @@ class Pretrained:
           [[0, 0, 0, 0, 0], [0, 0, 0, 1, 1]]
         """
         max_len = self.config.max_position_embeddings
-        if seq_len is not None and (type(seq_len) is not int or not 8 <= seq_len <= max_len):
-            raise UsageError(f"seq_len={quoted(seq_len)} is out of range; use an integer from 8 to {max_len}")
+        if seq_len is not None and not 8 <= seq_len <= max_len:
+            raise UsageError(f"seq_len={seq_len} is out of range; use 8 to {max_len}")
         examples = self._tokenize(texts, seq_len or max_len)
         length = seq_len or int(examples.lengths.max(initial=1))
         batch = {name: np.zeros((len(examples), length), np.int32) for name in ("input_ids", "segment_ids")}
@@ -217,8 +217,6 @@ class Pretrained:
         """
         if pooling not in (AUTO, None, *POOLINGS):
             raise UsageError(f"pooling={quoted(pooling)} is unknown; use one of {', '.join(POOLINGS)}, or None")
-        if prompt is not None and not isinstance(prompt, str):
-            raise UsageError(f"prompt must be a str, not {quoted(prompt)}")
         embedder = self._loaded.embedder if pooling == AUTO else None
         if embedder is not None:
             return self._embed(embedder, texts, prompt)
@@ -269,10 +267,6 @@ class Pretrained:
           >>> len(predictions), predictions[0][1] >= predictions[1][1]
           (3, True)
         """
-        if not isinstance(text, str):
-            raise UsageError(f"text must be a str, not {quoted(text)}")
-        if not isinstance(top, int):
-            raise UsageError(f"top must be an int, not {quoted(top)}")
         return fill_mask(self._loaded, text, top)
 
     def predict(self, texts: Sequence[str | tuple[str, ...]], context: str = "") -> list[dict[str, Any]]:
@@ -293,15 +287,9 @@ class Pretrained:
           >>> record["prediction"] in record["probabilities"], sorted(record["probabilities"])
           (True, ['bad', 'good'])
         """
-        if not isinstance(context, str):
-            raise UsageError(f"context must be a str, not {quoted(context)}; call predict once per passage")
-        layer = self._loaded.output_layer
-        kind = layer.kind if layer else ""
-        max_parts = {CHOICES: None, TAGS: None, SPANS: 1}.get(kind, 2)
-        inputs = _as_tuples(texts, max_parts)
-        if kind == TAGS:
-            inputs = [text if isinstance(text, str) else words for text, words in zip(texts, inputs, strict=True)]
-        return list(predict_texts(self._loaded, inputs, context=context))
+        layer, inputs = self._loaded.output_layer, _as_tuples(texts)
+        is_tagger = layer is not None and layer.kind == TAGS
+        return list(predict_texts(self._loaded, texts if is_tagger else inputs, context=context))
 
     def _tokenize(
         self,
@@ -312,7 +300,7 @@ class Pretrained:
     ) -> Examples:
         encode, truncation = self.tokenizer.encode_with_special, TruncationCount(seq_len)
         rows = []
-        for first, *second in _as_tuples(texts, max_parts=2):
+        for first, *second in _as_tuples(texts):
             parts = [prompt + first, *second]
             if embedder and embedder.lower_case:
                 parts = [lower(part, self._loaded.vocabulary) for part in parts]
@@ -324,17 +312,11 @@ class Pretrained:
         return make_examples(rows, {})
 
 
-def _as_tuples(texts: Sequence[str | tuple[str, ...]], max_parts: int | None = None) -> list[tuple[str, ...]]:
-    """Returns each text as a tuple of str; a single str becomes a 1-tuple. Raises a UsageError for invalid texts."""
-    if isinstance(texts, str) or not isinstance(texts, Sequence):
+def _as_tuples(texts: Sequence[str | tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Returns each text as a tuple of str."""
+    if isinstance(texts, str):
         raise UsageError(f"texts must be a list, such as ['a film'], not {quoted(texts)}")
-    tuples = [(text,) if isinstance(text, str) else text for text in texts]
-    for parts in tuples:
-        is_tuple_of_str = isinstance(parts, (tuple, list)) and all(isinstance(part, str) for part in parts)
-        if not is_tuple_of_str or not parts or (max_parts and len(parts) > max_parts):
-            at_most = f"at most {max_parts} " if max_parts else ""
-            raise UsageError(f"texts contains {quoted(parts)}; each must be a str or a tuple of {at_most}str")
-    return [tuple(parts) for parts in tuples]
+    return [(text,) if isinstance(text, str) else tuple(text) for text in texts]
 
 
 def load(path: str | Path, mesh: Mesh | None = None, lower_case: bool | None = None) -> Pretrained:
@@ -355,8 +337,6 @@ def load(path: str | Path, mesh: Mesh | None = None, lower_case: bool | None = N
       >>> bertjax.load(CHECKPOINT).encode(["a"]).last_hidden_state.dtype
       dtype('float32')
     """
-    if not str(path):
-        raise UsageError("path is empty; pass the path of a checkpoint")
     skip_missing_tpu()
     return Pretrained(load_model(path, mesh, lower_case))
 

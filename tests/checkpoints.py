@@ -6,19 +6,13 @@ import numpy as np
 import tensorflow as tf
 from tiny_config import SIZES, tiny_config
 
-from bertjax.convert.portable import PortableCheckpoint, parameter_table
+from bertjax.convert.names import parameter_table
+from bertjax.convert.output_kinds import OUTPUT_KINDS
+from bertjax.convert.portable import PortableCheckpoint
 from bertjax.data.corpus.vocabulary import load_vocabulary
-from bertjax.inference.output_kinds import OUTPUT_KINDS
 
 LAYERS, WIDTH = SIZES["num_hidden_layers"], SIZES["hidden_size"]
-GOOGLE_CONFIG = {
-    **SIZES,
-    "type_vocab_size": 2,
-    "hidden_act": "gelu",
-    "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.2,
-    "initializer_range": 0.02,
-}
+GOOGLE_CONFIG = {**SIZES, "type_vocab_size": 2, "hidden_act": "gelu", "attention_probs_dropout_prob": 0.2}
 
 
 def google_variables(num_tokens):
@@ -89,8 +83,7 @@ def random_checkpoint(letters, output_kind="", labels=(), **fields):
     params = {}
     for parameter in parameter_table(config, output_kind, num_outputs):
         if parameter.module in modules:
-            shape = (LAYERS, *parameter.shape) if parameter.is_layered else parameter.shape
-            params[parameter.path] = rng.normal(size=shape).astype(np.float32)
+            params[parameter.path] = rng.normal(size=parameter.stacked_shape).astype(np.float32)
             if parameter.unpadded_rows:
                 params[parameter.path][parameter.unpadded_rows :] = 0
     return PortableCheckpoint(config, params, vocabulary, output_kind, tuple(labels))

@@ -125,20 +125,15 @@ def batch_hashes(data: Mapping[str, Path], folder: Path) -> dict[str, str]:
 
 def converted_hashes(folder: Path, vocabulary: Path) -> dict[str, str]:
     """Converts a TensorFlow checkpoint to each format and returns the hashes of the arrays."""
-    import tensorflow as tf
     from checkpoints import google_checkpoint
     from safetensors.numpy import load_file
 
     google_checkpoint(vocabulary, folder / "google")
     run("convert", f"{folder}/google", f"{folder}/own")
     run("convert", f"{folder}/own", f"{folder}/huggingface", "--format=huggingface")
-    run("convert", f"{folder}/huggingface", f"{folder}/tensorflow", "--format=tensorflow")
-    (index,) = (folder / "tensorflow").glob("*.index")
-    reader = tf.train.load_checkpoint(str(index.with_suffix("")))
     return {
         "bertjax": hash_of(saved_arrays(folder / "own" / "checkpoints" / "0" / "params")),
         "huggingface": hash_of(load_file(folder / "huggingface" / "model.safetensors")),
-        "tensorflow": hash_of({name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}),
     }
 
 

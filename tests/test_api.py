@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 import bertjax
 from bertjax import api
 from bertjax.config.mesh import MeshConfig
-from bertjax.convert.convert import FORMATS, WRITERS
+from bertjax.convert.convert import WRITERS
 from bertjax.convert.portable import write_workdir
 from bertjax.tasks.finetuning.output_layer import CLASSES
 from bertjax.training.sharding import make_mesh
@@ -31,7 +31,7 @@ TEXTS = ["a film", ("who is it", "it is a man with a very long name"), "", "a b 
 @pytest.fixture(scope="module")
 def folders(letters, tmp_path_factory):
     """Returns the folders of a checkpoint in each format and of a fine-tuned checkpoint."""
-    folders = {name: tmp_path_factory.mktemp(name) for name in (*FORMATS, "classifier")}
+    folders = {name: tmp_path_factory.mktemp(name) for name in (*WRITERS, "classifier")}
     for name, write in WRITERS.items():
         write(random_checkpoint(letters), folders[name])
     write_workdir(random_checkpoint(letters, CLASSES, ("bad", "good")), folders["classifier"])
@@ -59,7 +59,7 @@ def test_public_names_exist_and_import_lazily():
 @pytest.mark.devices
 def test_encode_is_equal_for_all_checkpoint_formats_and_on_a_mesh(folders):
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
-    expected, *others = (bertjax.load(folders[name]).encode(TEXTS) for name in FORMATS)
+    expected, *others = (bertjax.load(folders[name]).encode(TEXTS) for name in WRITERS)
     sharded = bertjax.load(folders["bertjax"], mesh)
     assert sharded.params["encoder"]["layers"]["mlp_in"]["kernel"].sharding.spec[-1] == "tensor"
     for encoded in (*others, sharded.encode(TEXTS)):
@@ -93,7 +93,7 @@ def test_encoder_applied_to_batch_gives_the_states_of_encode(folders):
     assert bert.batch(TEXTS, 8)["input_mask"].sum(axis=1).tolist() == [7, 8, 2, 8]
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", WRITERS)
 def test_load_tokenizer_accepts_every_checkpoint_format(folders, letters, name):
     tokenizer = bertjax.load_tokenizer(folders[name])
     ids = tokenizer.encode("A film, 2 books!")
@@ -102,31 +102,21 @@ def test_load_tokenizer_accepts_every_checkpoint_format(folders, letters, name):
 
 
 def test_invalid_arguments_raise_a_usage_error(tmp_path, folders):
-    with pytest.raises(bertjax.UsageError, match="no file or folder at"):
+    with pytest.raises(bertjax.UsageError, match="no checkpoint at"):
         bertjax.load(tmp_path / "nothing")
     with pytest.raises(bertjax.UsageError, match="has no output layer"):
         bertjax.load(folders["bertjax"]).predict(["a"])
     classifier = bertjax.load(folders["classifier"])
     with pytest.raises(bertjax.UsageError, match="lacks the parameters masked_lm"):
         classifier.fill_mask("a [MASK]")
-    for texts in ("a film", {"a film": 1}, [1], [None], [("a", 1)], [()]):
-        for method in (classifier.batch, classifier.encode, classifier.predict):
-            with pytest.raises(bertjax.UsageError, match="texts must be a list|each must be a str or a tuple"):
-                method(texts)
-    with pytest.raises(bertjax.UsageError, match="a tuple of at most 2 str"):
-        classifier.encode([("a", "b", "c")])
-    with pytest.raises(bertjax.UsageError, match="text must be a str, not"):
-        classifier.fill_mask(["a [MASK]"])
-    with pytest.raises(bertjax.UsageError, match=r"context must be a str, not \['a'\]; call predict once per passage"):
-        classifier.predict(["a"], context=["a"])
-    with pytest.raises(bertjax.UsageError, match="path is empty"):
-        bertjax.load("")
-    for seq_len in (0, 7, 10**6, "64", 64.0, True):
-        with pytest.raises(bertjax.UsageError, match="seq_len=.* is out of range; use an integer from 8 to 40"):
+    for method in (classifier.batch, classifier.encode, classifier.predict):
+        with pytest.raises(bertjax.UsageError, match="texts must be a list"):
+            method("a film")
+    for seq_len in (0, 7, 10**6):
+        with pytest.raises(bertjax.UsageError, match="seq_len=.* is out of range; use 8 to 40"):
             classifier.batch(["a"], seq_len)
-    for mesh in ("x", Mesh(np.array(jax.devices()), ("data",))):
-        with pytest.raises(bertjax.UsageError, match="wrong mesh axes: .*; pass a jax.sharding.Mesh with axes"):
-            bertjax.load(folders["bertjax"], mesh)
+    with pytest.raises(bertjax.UsageError, match="wrong mesh axes"):
+        bertjax.load(folders["bertjax"], Mesh(np.array(jax.devices()), ("data",)))
 
 
 def test_predict_takes_a_pair_of_texts_as_a_tuple(folders):
@@ -136,7 +126,7 @@ def test_predict_takes_a_pair_of_texts_as_a_tuple(folders):
     assert (
         classifier.predict(["a ||| b c"]) == classifier.predict(["a | | | b c"]) != classifier.predict([("a", "b c")])
     )
-    with pytest.raises(bertjax.UsageError, match="a tuple of at most 2 str"):
+    with pytest.raises(bertjax.UsageError, match="is a pair"):
         classifier.predict([("a", "b", "c")])
 
 

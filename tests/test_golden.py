@@ -24,7 +24,6 @@ BATCHES = {
 CONVERTED = {
     "bertjax": "159660ca7b344b1e",
     "huggingface": "b172346abc44ebe2",
-    "tensorflow": "f360a5af97987dbf",
 }
 
 

@@ -15,7 +15,7 @@ def add_parser(commands: Any) -> None:
         commands,
         "convert",
         convert,
-        "Converts a checkpoint between the formats of bertjax, Hugging Face and TensorFlow 1.",
+        "Converts a checkpoint of bertjax, Hugging Face or TensorFlow 1 to the format of bertjax or Hugging Face.",
         "bertjax convert uncased_L-12_H-768_A-12 runs/base_uncased\n  bertjax convert runs/topic hf:ORG/topic",
     )
     parser.add_argument("source", metavar="SRC", help=CHECKPOINT_HELP)
@@ -26,7 +26,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--format",
-        help="format of DST: bertjax, huggingface or tensorflow (default: bertjax, or huggingface for an upload)",
+        help="format of DST: bertjax or huggingface (default: bertjax, or huggingface for an upload)",
     )
     parser.add_argument("--cased", action="store_true", help="keep case and accents (default: as SRC says)")
     parser.add_argument("--uncased", action="store_true", help="convert text to lower case (default: as SRC says)")

@@ -1,19 +1,18 @@
-"""Conversion of checkpoints between the formats of bertjax, Hugging Face and google-research/bert."""
+"""Reading of checkpoints in any format, and their conversion to the formats of bertjax and Hugging Face."""
 
 import contextlib
 import json
 import logging
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 from etils import epath
 
-from bertjax.convert import huggingface, model_card, names, sentence_transformers
-from bertjax.convert import tensorflow1 as tensorflow
+from bertjax.convert import huggingface, model_card, names, sentence_transformers, tensorflow1
 from bertjax.convert.huggingface_tokenizer import FILES as TOKENIZER_FILES
 from bertjax.convert.huggingface_tokenizer import read_tokenizer
 from bertjax.convert.portable import WORKDIR_FILES, PortableCheckpoint, read_workdir, write_workdir
@@ -28,32 +27,26 @@ from bertjax.utils.process_pool import process_pool
 
 logger = logging.getLogger(__name__)
 
-BERTJAX, HUGGINGFACE, TENSORFLOW = "bertjax", names.HUGGINGFACE, names.TENSORFLOW
-WRITERS = {BERTJAX: write_workdir, HUGGINGFACE: huggingface.write, TENSORFLOW: tensorflow.write}
-FORMATS = tuple(WRITERS)
+BERTJAX, HUGGINGFACE, TENSORFLOW = "bertjax", "huggingface", "tensorflow"
+WRITERS = {BERTJAX: write_workdir, HUGGINGFACE: huggingface.write}
 _HEADS = {names.POOLER: "pooler", names.MASKED_LM: "masked-LM head", names.NEXT_SENTENCE: "next-sentence head"}
 # Files of a converted checkpoint by the file that identifies its format. Folders with other files are not overwritten.
-_REPLACEABLE = {ORIGIN: WORKDIR_FILES, huggingface.CONFIG: huggingface.FILES, tensorflow.CONFIG: tensorflow.FILES}
+_REPLACEABLE = {ORIGIN: WORKDIR_FILES, huggingface.CONFIG: huggingface.FILES}
+_SAVED_FROM_PYTHON = {"source": "bertjax.Pretrained.save"}
+_READ_FILES = (*huggingface.READ_FILES, *sentence_transformers.READ_FILES)
 
 
 def local_checkpoint(path: str | os.PathLike) -> str:
     """Returns the local path of a checkpoint. Downloads it if `path` is a hub address, `hf:ORG/NAME[@REVISION]`."""
     if not hub.is_hub(path):
         return str(path)
-    address = str(path)
-    folder = hub.download(address, (*huggingface.READ_FILES, *sentence_transformers.READ_FILES))
+    repository, folder = hub.parse(str(path))[0], hub.download(str(path), _READ_FILES)
     if paths := [path for path in sentence_transformers.module_paths(folder).values() if path]:
         # Download the folders of the modules from the same commit.
-        files = (*huggingface.READ_FILES, *sentence_transformers.READ_FILES)
-        commit = f"{hub.PREFIX}{hub.parse(address)[0]}@{folder.name}"
-        hub.download(commit, [f"{path}/{name}" for path in paths for name in files])
+        commit = f"{hub.PREFIX}{repository}@{folder.name}"
+        hub.download(commit, [f"{path}/{name}" for path in paths for name in _READ_FILES])
     if not huggingface.has_weights(folder):
-        names_in_repository = hub.file_names(address)
-        pickles = [name for name in names_in_repository if Path(name).name in huggingface.PICKLES]
-        if not pickles:
-            raise UsageError(f"{address} contains no {huggingface.WEIGHTS}; use a repository of a BERT model")
-        name = hub.parse(address)[0]
-        raise huggingface.pickle_error(name, pickles[0], huggingface.known_class(folder), name.split("/")[-1])
+        raise huggingface.missing_weights(repository, hub.file_names(str(path)), folder, repository.split("/")[-1])
     return str(folder)
 
 
@@ -64,26 +57,18 @@ def detect_format(path: str | os.PathLike) -> str:
     local = Path(path).expanduser()
     if huggingface.has_weights(local):
         return HUGGINGFACE
-    if (local / "params").is_dir() or (local / CHECKPOINTS).is_dir():
+    if (local / "params").is_dir() or (local / CHECKPOINTS).is_dir() or (local.is_dir() and local.name == CHECKPOINTS):
         return BERTJAX
-    prefix = tensorflow.find_prefix(local)
-    if prefix is not None and (prefix.parent / tensorflow.CONFIG).is_file():
+    prefix = tensorflow1.find_prefix(local)
+    if prefix is not None and (prefix.parent / tensorflow1.CONFIG).is_file():
         return TENSORFLOW
     if huggingface.is_checkpoint_folder(local):
         return HUGGINGFACE
     if prefix is not None:
         return TENSORFLOW
-    if local.name == CHECKPOINTS and local.is_dir():
-        return BERTJAX
-    if not local.exists():
-        raise UsageError(
-            f"no file or folder at {path}; use a local path, or hf:ORG/NAME for a model on the Hugging Face Hub"
-        )
-    if local.is_file():
-        raise UsageError(f"{path} is a file; use the folder that contains it")
     raise UsageError(
         f"no checkpoint at {path}; use a folder with {CHECKPOINTS}/ (bertjax), config.json (Hugging Face) or an "
-        ".index file (TensorFlow)"
+        ".index file (TensorFlow), or hf:ORG/NAME for a model on the Hugging Face Hub"
     )
 
 
@@ -94,12 +79,13 @@ def read_checkpoint(path: str | os.PathLike, lower_case: bool | None = None) -> 
     """
     fmt = detect_format(path)
     if fmt == BERTJAX:
-        _reject_case_of_workdir(path, lower_case)
+        _reject_case(path, lower_case)
         return read_workdir(resolve_checkpoint_path(path))
-    return {HUGGINGFACE: huggingface.read, TENSORFLOW: tensorflow.read}[fmt](Path(path).expanduser(), lower_case)
+    read = huggingface.read if fmt == HUGGINGFACE else tensorflow1.read
+    return read(Path(path).expanduser(), lower_case)
 
 
-def _reject_case_of_workdir(path: str | os.PathLike, lower_case: bool | None) -> None:
+def _reject_case(path: str | os.PathLike, lower_case: bool | None) -> None:
     if lower_case is not None:
         raise UsageError(f"the workdir {path} records whether it is cased; omit --cased, --uncased or lower_case")
 
@@ -116,20 +102,20 @@ def read_vocabulary(path: str | os.PathLike, lower_case: bool | None = None) -> 
     if local.is_file():
         return open_vocabulary(local) if lower_case is None else load_vocabulary(local, lower_case)
     if detect_format(path) == BERTJAX:
-        _reject_case_of_workdir(path, lower_case)
+        _reject_case(path, lower_case)
         return workdir_vocabulary(workdir_of(find_checkpoint(path)))
     return _tokenizer_vocabulary(local, str(path), lower_case)
 
 
 def _tokenizer_vocabulary(folder: Path, name: str, lower_case: bool | None) -> Vocabulary:
     folder = sentence_transformers.transformer_folder(folder)
-    prefix = tensorflow.find_prefix(folder)
+    prefix = tensorflow1.find_prefix(folder)
     if prefix is None or huggingface.has_weights(folder):
         vocabulary, notes = read_tokenizer(folder, lower_case)
         for note in notes:
             logger.info(note)
     else:
-        vocabulary = tensorflow.read_vocabulary(prefix.parent, lower_case)
+        vocabulary = tensorflow1.read_vocabulary(prefix.parent, lower_case)
     if vocabulary is None:
         raise UsageError(f"{name} lacks vocab.txt beside its config; copy the model's vocabulary there")
     return vocabulary
@@ -138,13 +124,9 @@ def _tokenizer_vocabulary(folder: Path, name: str, lower_case: bool | None) -> V
 def convert(source: str, destination: str, fmt: str, overwrite: bool, lower_case: bool | None = None) -> None:
     """Converts a checkpoint to a different format, and writes the destination atomically.
 
-    `source` is the path of a checkpoint or its address on the hub. `fmt` is one of `FORMATS`. `lower_case`, if not
+    `source` is the path of a checkpoint or its address on the hub. `fmt` is a key of `WRITERS`. `lower_case`, if not
     None, replaces the setting of the tokenizer.
     """
-    if fmt not in FORMATS:
-        raise UsageError(f"unknown --format {fmt!r}; use one of {', '.join(FORMATS)}")
-    if "://" in destination:
-        raise UsageError(f"{destination} is not a local folder; convert to a local folder, then copy the result")
     # os.path.realpath resolves links and `..`. Unlike Path.resolve, it accepts a link that points to itself.
     target, source_path = (Path(os.path.realpath(Path(path).expanduser())) for path in (destination, source))
     is_local = "://" not in source and not hub.is_hub(source)
@@ -153,43 +135,41 @@ def convert(source: str, destination: str, fmt: str, overwrite: bool, lower_case
     # Initialize the devices, because Orbax needs them to read and write checkpoints.
     list_devices()
     path = local_checkpoint(source)
-    source_fmt = detect_format(path)
-    with atomic_folder(target, overwrite, "checkpoint", _REPLACEABLE) as folder:
-        checkpoint = read_checkpoint(path, lower_case)
-        logger.info(f"{source}: {source_fmt}, {_describe(checkpoint)}")
-        _write(checkpoint, Path(folder), target, fmt, _origin_of(source, path))
+    checkpoint = read_checkpoint(path, lower_case)
+    logger.info(f"{source}: {detect_format(path)}, {_describe(checkpoint)}")
+    save(checkpoint, destination, fmt, overwrite, _origin_of(source, path))
 
 
-def save(checkpoint: PortableCheckpoint, destination: str | os.PathLike, fmt: str, overwrite: bool) -> None:
-    """Writes an in-memory checkpoint atomically.
+def save(
+    checkpoint: PortableCheckpoint,
+    destination: str | os.PathLike,
+    fmt: str,
+    overwrite: bool,
+    origin: Mapping[str, Any] = _SAVED_FROM_PYTHON,
+) -> None:
+    """Writes an in-memory checkpoint atomically. In bertjax's format, also writes `origin` to `origin.json`.
 
     If the format is not bertjax's, removes the arrays from `checkpoint.params` to save memory.
     """
-    if fmt not in FORMATS:
-        raise UsageError(f"unknown format {fmt!r}; use one of {', '.join(FORMATS)}")
-    if hub.is_hub(destination):
-        raise UsageError(f"cannot save to {destination}; save to a folder, then upload it with bertjax convert")
-    target = Path(os.path.realpath(Path(destination).expanduser()))
+    if fmt not in WRITERS:
+        raise UsageError(f"unknown format {fmt!r}; use one of {', '.join(WRITERS)}")
+    if hub.is_hub(destination) or "://" in str(destination):
+        raise UsageError(f"cannot save to {destination}; save to a local folder, then copy it")
+    params, target = checkpoint.params, Path(os.path.realpath(Path(destination).expanduser()))
+    for name in [name for name in params if fmt != BERTJAX and name.split("/")[0] in checkpoint.untrained]:
+        del params[name]
     with atomic_folder(target, overwrite, "checkpoint", _REPLACEABLE) as folder:
-        _write(checkpoint, Path(folder), target, fmt, {"source": "bertjax.Pretrained.save"})
-
-
-def _write(checkpoint: PortableCheckpoint, folder: Path, target: Path, fmt: str, origin: dict[str, Any]) -> None:
-    """Writes the files of a checkpoint to `folder`. In bertjax's format, also writes `origin` to `origin.json`."""
-    if fmt != BERTJAX:
-        for name in [name for name in checkpoint.params if name.split("/")[0] in checkpoint.untrained]:
-            del checkpoint.params[name]
-    check_free_space(target, sum(array.nbytes for array in checkpoint.params.values()), f"the checkpoint {target}")
-    try:
-        notes = [*checkpoint.notes, *WRITERS[fmt](checkpoint, folder)]
-    except (BertjaxError, OSError):
-        raise
-    except Exception as error:  # Orbax, TensorFlow and safetensors raise different exception types on a full disk.
-        raise BertjaxError(f"cannot write the checkpoint {target}: {first_line(error)}; check the disk") from error
-    for note in notes:
-        logger.info(note)
-    if fmt == BERTJAX:
-        (folder / ORIGIN).write_text(json.dumps(origin) + "\n")
+        check_free_space(target, sum(array.nbytes for array in params.values()), f"the checkpoint {target}")
+        try:
+            notes = [*checkpoint.notes, *WRITERS[fmt](checkpoint, Path(folder))]
+        except (BertjaxError, OSError):
+            raise
+        except Exception as error:  # Orbax and safetensors raise different exception types on a full disk.
+            raise BertjaxError(f"cannot write the checkpoint {target}: {first_line(error)}; check the disk") from error
+        for note in notes:
+            logger.info(note)
+        if fmt == BERTJAX:
+            (folder / ORIGIN).write_text(json.dumps(origin) + "\n")
 
 
 def upload(source: str, address: str, overwrite: bool) -> str:
@@ -198,9 +178,8 @@ def upload(source: str, address: str, overwrite: bool) -> str:
     `address` is `hf:ORG/NAME[@BRANCH]`. With `overwrite`, adds a commit to a repository that already contains a model.
     """
     path = local_checkpoint(source)
-    run = workdir_of(find_checkpoint(path)) if detect_format(path) == BERTJAX else None
-    if run is not None and is_converted(run):
-        run = None
+    workdir = workdir_of(find_checkpoint(path)) if detect_format(path) == BERTJAX else None
+    run = None if workdir is None or is_converted(workdir) else workdir
     checkpoint = read_checkpoint(path)
     has_masked_lm = names.MASKED_LM in checkpoint.modules
     card = model_card.model_card(hub.parse(address)[0], run, checkpoint.output_kind, has_masked_lm, _size(checkpoint))
@@ -297,12 +276,8 @@ def _size(checkpoint: PortableCheckpoint) -> str:
 
 
 def _describe(checkpoint: PortableCheckpoint) -> str:
-    config = checkpoint.config
     heads = [text for module, text in _HEADS.items() if module in checkpoint.modules]
-    missing = [text for module, text in _HEADS.items() if module not in checkpoint.modules]
-    if checkpoint.output_kind:
-        heads.append(f"output layer for {checkpoint.output_kind}")
-    return (
-        f"{_size(checkpoint)}, {config.hidden_act}; heads: {', '.join(heads) or '(none)'}; "
-        f"missing: {', '.join(missing) or '(none)'}"
-    )
+    missing = [text for text in _HEADS.values() if text not in heads]
+    heads += [f"output layer for {checkpoint.output_kind}"] if checkpoint.output_kind else []
+    lists = f"heads: {', '.join(heads) or '(none)'}; missing: {', '.join(missing) or '(none)'}"
+    return f"{_size(checkpoint)}, {checkpoint.config.hidden_act}; {lists}"

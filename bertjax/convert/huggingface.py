@@ -1,41 +1,43 @@
 """Conversion from and to folders in the format of Hugging Face's `save_pretrained`: config, safetensors, tokenizer."""
 
 import contextlib
-import json
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bertjax.convert import names, sentence_transformers
+from bertjax.convert.files import naming, read_object, write_json
 from bertjax.convert.huggingface_tokenizer import FILES as TOKENIZER_FILES
 from bertjax.convert.huggingface_tokenizer import VOCABULARY, read_tokenizer, write_tokenizer
-from bertjax.convert.portable import (
-    DEFAULT_EPSILON,
-    PortableCheckpoint,
-    fit_vocabulary,
-    parameter_table,
-    parse_bert_config,
-    read_config,
-    shared_fields,
-)
+from bertjax.convert.output_kinds import OUTPUT_KINDS
+from bertjax.convert.portable import SHARED_FIELDS, PortableCheckpoint, fit_vocabulary, parse_bert_config
 from bertjax.errors import BertjaxError, UsageError, listed
-from bertjax.inference.output_kinds import OUTPUT_KINDS
+from bertjax.model.config import ARCHITECTURE_FIELDS, Architecture
 from bertjax.tasks.finetuning.output_layer import CLASSES, MULTILABEL
 from bertjax.utils.io import read_json
 
 CONFIG = "config.json"
 WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
-PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 # Files of an exported checkpoint. A folder that contains other files is never overwritten.
 FILES = (CONFIG, WEIGHTS, *sentence_transformers.FILES, *TOKENIZER_FILES)
 # Files to download for a model on the hub, besides those of sentence-transformers.
 READ_FILES = (CONFIG, WEIGHTS, _INDEX, "model-*-of-*.safetensors", *TOKENIZER_FILES)
 # Activations by their names in transformers, where `gelu` is the exact erf form, unlike in google-research/bert.
 _ACTIVATIONS = {"gelu": "gelu_erf", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
-_FIELD_TYPES = {"hidden_act": str, "architectures": list, "num_labels": int, "id2label": dict}
+_EXPORTED_ACTIVATIONS = {own: name for name, own in reversed(_ACTIVATIONS.items())}
+# Only values of these config fields that bertjax supports, besides an unset field.
+_SUPPORTED: dict[str, tuple[Any, ...]] = {
+    "model_type": ("bert",),
+    "position_embedding_type": ("absolute",),
+    "hidden_act": tuple(_ACTIVATIONS),
+    "is_decoder": (False,),
+    "add_cross_attention": (False,),
+    "quantization_config": (),
+}
 _MULTILABEL_PROBLEM = "multi_label_classification"
 # Output kind and modules (besides the encoder) of each model class in transformers.
 _CLASSES: dict[str, tuple[str, set[str]]] = {
@@ -43,8 +45,8 @@ _CLASSES: dict[str, tuple[str, set[str]]] = {
     "BertForMaskedLM": ("", {names.MASKED_LM}),
     "BertForNextSentencePrediction": ("", {names.POOLER, names.NEXT_SENTENCE}),
     "BertModel": ("", {names.POOLER}),
-    # `CLASSES` and `MULTILABEL` have the same model class. Iterate in reverse, so that `CLASSES` overwrites
-    # `MULTILABEL`. `_output_kind` returns `MULTILABEL` if the config's `problem_type` requires it.
+    # `CLASSES` and `MULTILABEL` have the same model class. In reverse, `CLASSES` overwrites `MULTILABEL`, which `read`
+    # selects by the config's `problem_type`.
     **{
         kind.huggingface_class: (name, {names.POOLER, names.CLASSIFIER} if kind.pools else {names.CLASSIFIER})
         for name, kind in reversed(OUTPUT_KINDS.items())
@@ -55,7 +57,7 @@ _TIED_ARRAYS = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
-_BUFFERS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
+_IGNORED_ARRAYS = (*_TIED_ARRAYS, "bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
 _OLD_NAMES = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
 
 
@@ -77,29 +79,34 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
     `lower_case`, if not None, replaces `do_lower_case` of its tokenizer.
     """
     root, folder = folder, sentence_transformers.transformer_folder(folder)
-    hf_config = _read_supported_config(folder)
-    output_kind = _output_kind(hf_config, folder)
-    kind = OUTPUT_KINDS.get(output_kind)
-    labels = _labels(hf_config, folder) if kind and kind.has_labels else ()
-    config = parse_bert_config(
-        hf_config,
-        folder / CONFIG,
-        type_vocab_size=2,
-        hidden_act=_ACTIVATIONS[hf_config.get("hidden_act", "gelu")],
-        layer_norm_eps=hf_config.get("layer_norm_eps", DEFAULT_EPSILON),
-    )
+    file = folder / CONFIG
+    hf_config = read_object(file)
+    with naming(file):
+        for name, values in _SUPPORTED.items():
+            if hf_config.get(name) and hf_config[name] not in values:
+                raise UsageError(f"{file} has {name}={hf_config[name]!r}, which bertjax does not support")
+        architecture = (hf_config.get("architectures") or ["BertModel"])[0]
+        if architecture not in _CLASSES:
+            raise UsageError(f"{file} has the architecture {architecture!r}; use one of {', '.join(_CLASSES)}")
+        output_kind = _CLASSES[architecture][0]
+        if output_kind == CLASSES and hf_config.get("problem_type") == _MULTILABEL_PROBLEM:
+            output_kind = MULTILABEL
+        kind = OUTPUT_KINDS.get(output_kind)
+        labels = _labels(hf_config, file) if kind and kind.has_labels else ()
+        if hf_config.get("problem_type") == "regression" and len(labels) > 1:
+            raise UsageError(f"{file} defines a regression with several outputs, which bertjax does not support")
+        activation = _ACTIVATIONS[hf_config.get("hidden_act") or "gelu"]
+        config = parse_bert_config({**hf_config, "hidden_act": activation}, file)
     vocabulary, notes = read_tokenizer(folder, lower_case)
-    embedder = sentence_transformers.read(root, config.hidden_size, config.max_position_embeddings)
+    embedder = sentence_transformers.read(root, config)
     if embedder and embedder.refusal:
         notes.append(f"no default pooling: {embedder.refusal}")
-    num_rows = config.vocab_size
-    vocabulary, config, padding_notes = fit_vocabulary(vocabulary, config, folder)
+    vocabulary, config, num_rows, padding_notes = fit_vocabulary(vocabulary, config, folder)
     notes += padding_notes
-    shapes, read_array = open_weights(folder, _class_of(hf_config))
+    shapes, read_array = open_weights(folder)
     prefix = "" if any(name.startswith("bert.") for name in shapes) else "bert."
     stored_names = {_canonical_name(name, prefix): name for name in shapes}
-    if len(stored_names) < len(shapes):
-        duplicates = [name for name in shapes if name not in stored_names.values()]
+    if duplicates := [name for name in shapes if name not in stored_names.values()]:
         raise UsageError(
             f"{folder} contains arrays twice, under an old and a new name: {listed(duplicates)}; remove the old arrays"
         )
@@ -115,22 +122,19 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
 
     num_outputs = (kind.num_outputs or len(labels)) if kind else 0
     params = names.import_params(
-        parameter_table(config, output_kind, num_outputs, num_rows),
-        config.num_hidden_layers,
-        names.HUGGINGFACE,
-        {name: shapes[stored] for name, stored in stored_names.items() if name not in (*_TIED_ARRAYS, *_BUFFERS)},
+        names.parameter_table(config, output_kind, num_outputs, num_rows),
+        {name: shapes[stored] for name, stored in stored_names.items() if name not in _IGNORED_ARRAYS},
         read_by_canonical_name,
         str(folder),
     )
     if dtypes - {"float32"}:
         notes.append(f"converted weights from {', '.join(sorted(dtypes))} to float32")
-    if output_kind == CLASSES and (
-        activation := sentence_transformers.cross_encoder_activation(root, hf_config, len(labels))
-    ):
-        notes.append(f"predict does not apply {activation} to logits, as CrossEncoder of sentence-transformers does")
-    if output_kind == CLASSES and len(labels) == 1:
-        # As in transformers, a single output means regression.
-        labels = ()
+    if output_kind == CLASSES:
+        if activation := sentence_transformers.cross_encoder_activation(root, hf_config, len(labels)):
+            notes.append(f"predict does not apply {activation} to logits, unlike CrossEncoder")
+        if len(labels) == 1:
+            # As in transformers, a single output means regression.
+            labels = ()
     return PortableCheckpoint(config, params, vocabulary, output_kind, labels, tuple(notes), embedder)
 
 
@@ -141,81 +145,31 @@ def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
     """
     from safetensors.numpy import save_file
 
-    class_name = _closest_class(checkpoint)
+    class_name = _class_name(checkpoint)
     hf_config = _make_config(checkpoint, class_name)
-    notes = _module_notes(class_name, checkpoint.modules)
-    num_layers = checkpoint.config.num_hidden_layers
-    arrays = dict(names.export_params(checkpoint.parameters, num_layers, names.HUGGINGFACE, checkpoint.params))
+    modules = checkpoint.modules - {names.ENCODER}
+    unused, missing = (sorted(part) for part in (modules - _CLASSES[class_name][1], _CLASSES[class_name][1] - modules))
+    notes = [f"{class_name} ignores {', '.join(unused)}, which the folder contains"] if unused else []
+    notes += [f"{class_name} will initialize {', '.join(missing)} randomly"] if missing else []
+    arrays = dict(names.export_params(checkpoint.parameters, checkpoint.params))
     if class_name == "BertModel":
         arrays = {name.removeprefix("bert."): array for name, array in arrays.items()}
     save_file(arrays, folder / WEIGHTS, metadata={"format": "pt"})
     # Let other users read the file; safetensors makes it readable only for its owner.
     (folder / WEIGHTS).chmod(0o644)
-    (folder / CONFIG).write_text(json.dumps(hf_config, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / CONFIG, hf_config)
     if checkpoint.embedder and not checkpoint.embedder.refusal:
-        sentence_transformers.write(checkpoint.embedder, folder, checkpoint.config.hidden_size)
+        sentence_transformers.write(checkpoint.embedder, folder)
     return [*notes, *write_tokenizer(checkpoint.vocabulary, checkpoint.config, folder)]
 
 
-def _read_supported_config(folder: Path) -> dict[str, Any]:
-    config = read_config(folder / CONFIG)
-    model_type = config.get("model_type", "bert")
-    if model_type != "bert":
-        raise UsageError(f"{folder} is a model of type {model_type!r}; bertjax supports only BERT")
-    for name, field_type in _FIELD_TYPES.items():
-        if not isinstance(config.get(name), field_type | None):
-            raise UsageError(f"{folder / CONFIG}: {name} is {config[name]!r}; it must be of type {field_type.__name__}")
-    position_embedding_type = config.get("position_embedding_type", "absolute")
-    activation = config.get("hidden_act", "gelu")
-    unsupported = {
-        "a regression with several outputs": config.get("problem_type") == "regression"
-        and len(_labels(config, folder)) > 1,
-        f"position_embedding_type {position_embedding_type!r}": position_embedding_type != "absolute",
-        "is_decoder": config.get("is_decoder"),
-        "add_cross_attention": config.get("add_cross_attention"),
-        "quantization_config": config.get("quantization_config"),
-        f"hidden_act {activation!r}": activation not in _ACTIVATIONS,
+def _labels(config: Mapping[str, Any], file: Path) -> tuple[str, ...]:
+    id2label = config.get("id2label") or {
+        str(index): f"LABEL_{index}" for index in range(config.get("num_labels") or 2)
     }
-    if any(unsupported.values()):
-        options = listed(name for name, is_set in unsupported.items() if is_set)
-        raise UsageError(f"{folder} has options that bertjax does not support: {options}; use a standard BERT model")
-    return config
-
-
-def known_class(folder: Path) -> str:
-    """Returns the transformers class in a folder's config, or `BertForPreTraining` if bertjax does not know the class.
-
-    The result is safe to show in a command, whatever the config contains.
-    """
-    try:
-        class_name = read_json(folder / CONFIG)["architectures"][0]
-    except (OSError, ValueError, KeyError, IndexError, TypeError):
-        class_name = ""
-    return next((name for name in _CLASSES if name == class_name), "BertForPreTraining")
-
-
-def _class_of(config: dict[str, Any]) -> str:
-    return (config.get("architectures") or ["BertModel"])[0]
-
-
-def _output_kind(config: dict[str, Any], folder: Path) -> str:
-    class_name = _class_of(config)
-    if not isinstance(class_name, str) or class_name not in _CLASSES:
-        raise UsageError(
-            f"{folder / CONFIG} has the unsupported architecture {class_name!r}; use one of {', '.join(_CLASSES)}"
-        )
-    output_kind = _CLASSES[class_name][0]
-    is_multilabel = output_kind == CLASSES and config.get("problem_type") == _MULTILABEL_PROBLEM
-    return MULTILABEL if is_multilabel else output_kind
-
-
-def _labels(config: dict[str, Any], folder: Path) -> tuple[str, ...]:
-    id2label = config.get("id2label")
-    if not id2label:
-        id2label = {str(index): f"LABEL_{index}" for index in range(config.get("num_labels") or 2)}
     labels: list[Any] = [id2label.get(str(index)) for index in range(len(id2label))]
     if not all(isinstance(label, str) for label in labels) or len({*labels}) < len(labels):
-        raise UsageError(f"{folder / CONFIG}: id2label is {id2label!r}; it must have a unique name for each id from 0")
+        raise UsageError(f"{file}: id2label is {id2label!r}; it must have a unique name for each id from 0")
     return tuple(labels)
 
 
@@ -232,9 +186,7 @@ def _check_tied_arrays(
     # Without tied embeddings, a masked-LM head needs a decoder of its own. An encoder alone has no decoder to tie.
     decoder, bias = _TIED_ARRAYS
     if not is_tied and decoder not in stored_names and {bias, _TIED_ARRAYS[bias]} & stored_names.keys():
-        raise UsageError(
-            f"{folder} has untied embeddings (tie_word_embeddings=false) but lacks {decoder}; copy it again"
-        )
+        raise UsageError(f"{folder} has untied embeddings (tie_word_embeddings=false) but lacks {decoder}")
     for copy, original in _TIED_ARRAYS.items():
         if {copy, original} <= stored_names.keys() and not np.array_equal(
             read_array(stored_names[copy]), read_array(stored_names[original])
@@ -245,41 +197,27 @@ def _check_tied_arrays(
             )
 
 
-def _closest_class(checkpoint: PortableCheckpoint) -> str:
-    """Returns the name of the transformers class that has the same output layer as the checkpoint.
-
-    For a checkpoint without an output layer, returns the class with the most similar heads.
-    """
+def _class_name(checkpoint: PortableCheckpoint) -> str:
+    """Returns the transformers class with the output layer or the pre-training heads of the checkpoint."""
     if kind := OUTPUT_KINDS.get(checkpoint.output_kind):
         return kind.huggingface_class
-    modules = checkpoint.modules - {names.ENCODER}
-
-    def distance(class_name: str) -> tuple[int, ...]:
-        class_modules = _CLASSES[class_name][1]
-        missing, unused = class_modules - modules, modules - class_modules
-        # The pooler only breaks ties, because it is the least important module.
-        return len(missing - {names.POOLER}), len(unused - {names.POOLER}), len(missing), len(unused)
-
-    return min((name for name, (output_kind, _) in _CLASSES.items() if not output_kind), key=distance)
-
-
-def _module_notes(class_name: str, modules: set[str]) -> list[str]:
-    class_modules = _CLASSES[class_name][1]
-    unused, missing = sorted(modules - class_modules - {names.ENCODER}), sorted(class_modules - modules)
-    return [
-        *([f"{class_name} ignores {', '.join(unused)}, which the folder contains"] if unused else []),
-        *([f"{class_name} will initialize {', '.join(missing)} randomly"] if missing else []),
-    ]
+    heads = checkpoint.modules & {names.MASKED_LM, names.NEXT_SENTENCE}
+    return next(name for name, (kind, modules) in _CLASSES.items() if not kind and modules - {names.POOLER} == heads)
 
 
 def _make_config(checkpoint: PortableCheckpoint, class_name: str) -> dict[str, Any]:
-    activations = {own: name for name, own in reversed(_ACTIVATIONS.items())}
+    """Returns the content of `config.json`. Raises a UsageError for an architecture that it cannot express."""
+    for name in {*ARCHITECTURE_FIELDS} - {*SHARED_FIELDS, "hidden_act", "pad_vocab_to_multiple_of"}:
+        if (value := getattr(checkpoint.config, name)) != getattr(Architecture(), name):
+            raise UsageError(
+                f"Hugging Face's format cannot express model.{name}={value}; use the bertjax checkpoint itself"
+            )
     config = {
         "architectures": [class_name],
         "model_type": "bert",
-        **shared_fields(checkpoint, names.HUGGINGFACE),
-        "layer_norm_eps": checkpoint.config.layer_norm_eps,
-        "hidden_act": activations[checkpoint.config.hidden_act],
+        **{name: getattr(checkpoint.config, name) for name in SHARED_FIELDS},
+        "vocab_size": checkpoint.num_rows,
+        "hidden_act": _EXPORTED_ACTIVATIONS[checkpoint.config.hidden_act],
         "pad_token_id": checkpoint.vocabulary.pad_id if checkpoint.vocabulary else 0,
         "position_embedding_type": "absolute",
         "dtype": "float32",
@@ -302,8 +240,8 @@ def has_weights(path: Path) -> bool:
     return (path / WEIGHTS).is_file() or (path / _INDEX).is_file()
 
 
-def open_weights(folder: Path, architecture: str) -> tuple[dict[str, tuple[int, ...]], Callable[[str], np.ndarray]]:
-    """Opens the safetensors weights of a folder. `architecture` is the transformers class, for error messages.
+def open_weights(folder: Path) -> tuple[dict[str, tuple[int, ...]], Callable[[str], np.ndarray]]:
+    """Opens the safetensors weights of a folder.
 
     Returns:
       The shape of each array, and a function that reads one array by name.
@@ -311,7 +249,7 @@ def open_weights(folder: Path, architecture: str) -> tuple[dict[str, tuple[int, 
     from safetensors import safe_open
 
     shapes, files = {}, {}
-    for path in _weight_files(folder, architecture):
+    for path in _weight_files(folder):
         with _naming_file(path):
             # Read without mmap, because mapped pages would count as used memory until the file is closed.
             file = safe_open(path, framework="numpy", backend="pread")
@@ -326,19 +264,6 @@ def open_weights(folder: Path, architecture: str) -> tuple[dict[str, tuple[int, 
     return shapes, read_array
 
 
-def pickle_error(model: str, pickle: str, architecture: str, destination: str) -> UsageError:
-    """Returns the error for a model whose weights are a pickle, with a command that converts it to safetensors.
-
-    `model` is a folder or a name on the hub. `architecture` is the model's class in transformers.
-    """
-    return UsageError(
-        f"{model} contains {pickle} but no {WEIGHTS}; bertjax does not open pickles, which can run code. If you trust "
-        f'the file, run: python -c "import sys; from transformers import {architecture} as M; '
-        f'M.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2])" {shlex.quote(model)} '
-        f"{shlex.quote(destination)}, and copy {VOCABULARY} there"
-    )
-
-
 @contextlib.contextmanager
 def _naming_file(path: Path) -> Iterator[None]:
     from safetensors import SafetensorError
@@ -351,21 +276,36 @@ def _naming_file(path: Path) -> Iterator[None]:
         raise UsageError(f"cannot read {path}: {error}; weights must be {', '.join(names.FLOAT_DTYPES)}") from error
 
 
-def _weight_files(folder: Path, architecture: str) -> list[Path]:
+def _weight_files(folder: Path) -> list[Path]:
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     index = folder / _INDEX
-    if index.is_file():
-        try:
-            files = sorted({*read_json(index)["weight_map"].values()})
-            outside = [name for name in files if Path(name).name != name]
-        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-            raise UsageError(f"cannot read {index}: {error}; copy it again") from error
-        if outside:
+    if not index.is_file():
+        raise missing_weights(str(folder), [file.name for file in folder.iterdir()], folder, f"{folder}-safetensors")
+    with naming(index):
+        files = sorted({*read_object(index)["weight_map"].values()})
+        if outside := [name for name in files if Path(name).name != name]:
             raise UsageError(f"{index} lists files outside its folder: {listed(outside)}; copy the original index")
-        if missing := [name for name in files if not (folder / name).is_file()]:
-            raise UsageError(f"{folder} lacks files that {_INDEX} lists: {listed(missing)}; copy all shards")
-        return [folder / name for name in files]
-    if pickles := [name for name in PICKLES if (folder / name).is_file()]:
-        raise pickle_error(str(folder), pickles[0], architecture, f"{folder}-safetensors")
-    raise UsageError(f"{folder} contains neither {WEIGHTS} nor {_INDEX}; copy the weights to this folder")
+    if missing := [name for name in files if not (folder / name).is_file()]:
+        raise UsageError(f"{folder} lacks files that {_INDEX} lists: {listed(missing)}; copy all shards")
+    return [folder / name for name in files]
+
+
+def missing_weights(model: str, files: Collection[str], folder: Path, destination: str) -> UsageError:
+    """Returns the error for a model without safetensors; for a pickle, with a command that converts it.
+
+    `model` is a folder or a name on the hub, `files` are its files, `folder` contains its config, and `destination` is
+    the folder of the command's result.
+    """
+    pickles = [name for name in files if Path(name).name in _PICKLES]
+    if not pickles:
+        return UsageError(f"{model} contains no {WEIGHTS}; use a BERT model with safetensors weights")
+    architectures = read_object(folder / CONFIG, optional=True).get("architectures") or ()
+    # Use only known names of classes in the command, whatever the config contains.
+    class_name = next((name for name in _CLASSES if name in architectures), "BertForPreTraining")
+    return UsageError(
+        f"{model} contains {pickles[0]} but no {WEIGHTS}; bertjax does not open pickles, which can run code. If you "
+        f'trust the file, run: python -c "import sys; from transformers import {class_name} as M; '
+        f'M.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2])" {shlex.quote(model)} '
+        f"{shlex.quote(destination)}, and copy {VOCABULARY} there"
+    )

@@ -6,6 +6,7 @@ from typing import Any
 
 from tokenizers import AddedToken, BertWordPieceTokenizer, Tokenizer, models, normalizers, pre_tokenizers, processors
 
+from bertjax.convert.files import read_object, write_json
 from bertjax.convert.portable import read_vocabulary_file
 from bertjax.data.corpus.vocabulary import (
     CONTINUATION,
@@ -23,7 +24,6 @@ from bertjax.data.corpus.vocabulary import (
 )
 from bertjax.errors import UsageError, first_line, listed
 from bertjax.model.config import ModelConfig
-from bertjax.utils.io import read_json_object
 
 VOCABULARY = "vocab.txt"
 _CONFIG, _TOKENIZER, _SPECIAL_TOKENS = "tokenizer_config.json", "tokenizer.json", "special_tokens_map.json"
@@ -45,6 +45,7 @@ _GENERIC_CLASSES = ("PreTrainedTokenizer", "TokenizersBackend", "")
 _MAX_WORD_CHARS = 100
 # Names of the special tokens in `tokenizer_config.json`, in the order in which transformers adds them.
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 _EXTRA, _OLD_EXTRA = "extra_special_tokens", "additional_special_tokens"
 _DEFAULTS = {f"{piece[1:-1].lower()}_token": piece for piece in SPECIAL_PIECES}
 
@@ -55,10 +56,10 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
     The token ids equal those of `AutoTokenizer`. Raises a UsageError for a tokenizer that bertjax cannot follow.
     `lower_case`, if not None, replaces `do_lower_case` of the folder.
     """
-    config, tokenizer = _read_object(folder / _CONFIG), _read_object(folder / _TOKENIZER)
+    config, tokenizer = (read_object(folder / name, optional=True) for name in (_CONFIG, _TOKENIZER))
     class_name = config.get("tokenizer_class")
     if class_name is None:
-        class_name = _read_object(folder / "config.json").get("tokenizer_class") or _BERT_CLASSES[0]
+        class_name = read_object(folder / "config.json", optional=True).get("tokenizer_class") or _BERT_CLASSES[0]
     tokenizer_class = str(class_name).removesuffix("Fast")
     if not tokenizer and not (folder / VOCABULARY).is_file() and tokenizer_class in _BERT_CLASSES:
         return read_vocabulary_file(folder, lower_case), []
@@ -102,14 +103,11 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
 
 def _check_supported(folder: Path, config: dict[str, Any], tokenizer_class: str, tokenizer: dict[str, Any]) -> None:
     """Raises a UsageError for tokenizers that need code of their own, or truncate texts at the start."""
-    side = config.get("truncation_side")
-    truncation = tokenizer.get("truncation") or {}
-    if str(side or truncation.get("direction", "right")).lower() != "right":
-        place = f"truncation_side in {folder / _CONFIG}" if side else f"truncation in {folder / _TOKENIZER}"
-        raise UsageError(f"{place} is left, but bertjax truncates texts at their end; remove this setting")
-    auto_map = config.get("auto_map")
+    side = config.get("truncation_side") or (tokenizer.get("truncation") or {}).get("direction") or "right"
     problem = ""
-    if auto_map and (not isinstance(auto_map, dict) or "AutoTokenizer" in auto_map):
+    if str(side).lower() != "right":
+        problem = f"truncates texts at the {side}"
+    elif "AutoTokenizer" in (config.get("auto_map") or ()):
         problem = "needs code of its own (auto_map)"
     elif tokenizer_class not in (*_BERT_CLASSES, *_GENERIC_CLASSES):
         problem = f"has tokenizer_class {tokenizer_class!r}, which bertjax does not support"
@@ -118,24 +116,13 @@ def _check_supported(folder: Path, config: dict[str, Any], tokenizer_class: str,
     elif config.get("split_special_tokens"):
         problem = "has split_special_tokens=true, which bertjax does not support"
     if problem:
-        raise UsageError(
-            f"the tokenizer of {folder} {problem}; use a model whose tokenizer_class is BertTokenizer, or "
-            f"PreTrainedTokenizerFast with a {_TOKENIZER}"
-        )
+        raise UsageError(f"the tokenizer of {folder} {problem}; use a model with BertTokenizer or a {_TOKENIZER}")
 
 
 def _bert_tokenizer(
     folder: Path, config: dict[str, Any], tokenizer: dict[str, Any], lower_case: bool | None
 ) -> tuple[Tokenizer, list[str]]:
     """Builds the tokenizer of the class `BertTokenizer`, without added tokens."""
-    options = {
-        "do_lower_case": config.get("do_lower_case"),
-        "strip_accents": config.get("strip_accents"),
-        "tokenize_chinese_chars": config.get("tokenize_chinese_chars"),
-    }
-    for name, value in options.items():
-        if not isinstance(value, bool | None):
-            raise UsageError(f"the tokenizer of {folder} has {name}={value!r}; it must be true or false")
     model = tokenizer.get("model") or {}
     if tokenizer and model.get("type", "WordPiece") != "WordPiece":
         raise UsageError(
@@ -145,7 +132,7 @@ def _bert_tokenizer(
     # Unlike in google-research/bert, tokens may start with spaces.
     lines = [] if tokenizer else vocab_txt_lines(file, file.read_bytes())[0]
     vocab = model["vocab"] if tokenizer else {line.rstrip(): index for index, line in enumerate(lines)}
-    do_lower_case, notes = options["do_lower_case"] if lower_case is None else lower_case, []
+    do_lower_case, notes = config.get("do_lower_case") if lower_case is None else lower_case, []
     if do_lower_case is None:
         # Without this option, transformers lower-cases text, even for a cased vocabulary. A bare vocab.txt decides.
         do_lower_case = bool(tokenizer or (folder / _CONFIG).is_file()) or not is_cased(vocab)
@@ -154,21 +141,13 @@ def _bert_tokenizer(
             notes.append(f"do_lower_case is not set in {_CONFIG}; assuming {guess}; use --cased or --uncased to set it")
     if do_lower_case and (capitals := capital_pieces(vocab)):
         notes.append(f"text is lower-cased, so tokens with capitals never occur: {listed(capitals)}")
-    unk = _as_token(config["unk_token"])
-    engine = Tokenizer(
-        models.WordPiece(
-            vocab,
-            unk_token=str(unk),
-            max_input_chars_per_word=_MAX_WORD_CHARS,
-            continuing_subword_prefix=CONTINUATION,
-        )
+    unk = str(_as_token(config["unk_token"]))
+    wordpiece = models.WordPiece(
+        vocab, unk_token=unk, max_input_chars_per_word=_MAX_WORD_CHARS, continuing_subword_prefix=CONTINUATION
     )
-    engine.normalizer = normalizers.BertNormalizer(
-        clean_text=True,
-        handle_chinese_chars=options["tokenize_chinese_chars"] is not False,
-        strip_accents=options["strip_accents"],
-        lowercase=do_lower_case,
-    )
+    engine = Tokenizer(wordpiece)
+    chinese, accents = config.get("tokenize_chinese_chars"), config.get("strip_accents")
+    engine.normalizer = normalizers.BertNormalizer(True, True if chinese is None else chinese, accents, do_lower_case)
     engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     return engine, notes
 
@@ -194,14 +173,14 @@ def _add_tokens(engine: Tokenizer, folder: Path, config: dict[str, Any], tokeniz
     if "added_tokens_decoder" in config:
         added = {int(index): _as_token(token) for index, token in config["added_tokens_decoder"].items()}
     else:
-        for name, value in _read_object(folder / _SPECIAL_TOKENS).items():
+        for name, value in read_object(folder / _SPECIAL_TOKENS, optional=True).items():
             settings[name] = _as_token(value, special=True) if isinstance(value, dict) else value
         # As in transformers 5, `additional_special_tokens` of this file do not make a token of `added_tokens` special.
         named = [settings.get(name) for name in _SPECIAL_NAMES]
         special = {str(token) for token in [*named, *_values(settings.get(_EXTRA))] if token}
         added = {
             index: AddedToken(token, normalized=token not in special, special=token in special)
-            for token, index in _read_object(folder / _ADDED_TOKENS).items()
+            for token, index in read_object(folder / _ADDED_TOKENS, optional=True).items()
         }
         added |= {token["id"]: _as_token(token) for token in tokenizer.get("added_tokens") or []}
     known = engine.get_added_tokens_decoder().values()
@@ -271,26 +250,15 @@ def _standard_vocabulary(engine: Tokenizer, folder: Path) -> Vocabulary | None:
     parts = json.loads(engine.to_str())
     normalizer, model = parts["normalizer"] or {}, parts["model"]
     lower_case = normalizer.get("lowercase")
-    standard = {
-        "type": "BertNormalizer",
-        "clean_text": True,
-        "handle_chinese_chars": True,
-        "strip_accents": lower_case,
-        "lowercase": lower_case,
-    }
-    if normalizer.get("strip_accents", lower_case) is None:
-        standard["strip_accents"] = None
+    standard = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "lowercase": lower_case}
     is_standard = (
-        normalizer == standard
+        normalizer.pop("strip_accents", None) in (None, lower_case)
+        and normalizer == standard
         and parts["pre_tokenizer"] == {"type": "BertPreTokenizer"}
         and (model["type"], model.get("continuing_subword_prefix")) == ("WordPiece", CONTINUATION)
         and model["unk_token"] == SPECIAL_PIECES[1]
-        and all(
-            token["content"] in SPECIAL_PIECES
-            and not any(token[name] for name in ("single_word", "lstrip", "rstrip", "normalized"))
-            for token in parts["added_tokens"]
-        )
-        and {*SPECIAL_PIECES} <= {token["content"] for token in parts["added_tokens"]}
+        and {*SPECIAL_PIECES} == {token["content"] for token in parts["added_tokens"]}
+        and not any(token[name] for token in parts["added_tokens"] for name in _TOKEN_FLAGS)
     )
     if not is_standard:
         return None
@@ -327,16 +295,6 @@ def write_tokenizer(vocabulary: Vocabulary | None, config: ModelConfig, folder: 
         "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
         **special_tokens,
     }
-    (folder / _CONFIG).write_text(json.dumps(tokenizer_config, indent=2) + "\n", encoding="utf-8")
-    (folder / _SPECIAL_TOKENS).write_text(json.dumps(special_tokens, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / _CONFIG, tokenizer_config)
+    write_json(folder / _SPECIAL_TOKENS, special_tokens)
     return []
-
-
-def _read_object(file: Path) -> dict[str, Any]:
-    """Reads a JSON object; returns {} if the file does not exist."""
-    if not file.is_file():
-        return {}
-    try:
-        return read_json_object(file)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read {file}: {error}; correct or remove it") from error

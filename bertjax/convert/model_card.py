@@ -4,10 +4,10 @@ from typing import Any
 
 from etils import epath
 
-from bertjax.inference.output_kinds import OUTPUT_KINDS
+from bertjax.convert.files import read_object
+from bertjax.convert.output_kinds import OUTPUT_KINDS
 from bertjax.training.workdir import CONFIG, DATA, RESULTS
 from bertjax.utils import hub
-from bertjax.utils.io import read_json_object
 
 # File name of the run's config in the repository on the hub.
 CONFIG_FILE = "bertjax_config.json"
@@ -23,7 +23,8 @@ def model_card(repository: str, workdir: epath.Path | None, output_kind: str, ha
     # Import here, because most conversions write no model card.
     from huggingface_hub import ModelCardData
 
-    config, results, data = (_read(workdir, name) for name in (CONFIG, RESULTS, DATA))
+    files = (CONFIG, RESULTS, DATA)
+    config, results, data = (read_object(workdir / name, optional=True) if workdir else {} for name in files)
     source = (data.get("init_from") or {}).get("source", "")
     pretrained = "fill-mask" if has_masked_lm else "feature-extraction"
     header = ModelCardData(
@@ -66,7 +67,3 @@ def _table(metrics: dict[str, float], baseline: dict[str, float]) -> str:
         other = f"{baseline[name]:.4f}" if name in baseline else ""
         rows.append(f"| {name} | {value:.4f} | {other} |")
     return "\n".join(rows)
-
-
-def _read(workdir: epath.Path | None, name: str) -> dict[str, Any]:
-    return read_json_object(workdir / name) if workdir and (workdir / name).exists() else {}

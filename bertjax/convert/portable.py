@@ -8,18 +8,14 @@ from typing import Any
 
 import numpy as np
 from etils import epath
+from ml_collections import ConfigDict
 
+from bertjax.config.fields import from_config_dict
 from bertjax.convert import sentence_transformers
-from bertjax.convert.names import (
-    CLASSIFIER,
-    HUGGINGFACE,
-    MASKED_LM,
-    NEXT_SENTENCE,
-    POOLER,
-    TENSORFLOW,
-    Parameter,
-    bert_parameters,
-)
+from bertjax.convert.files import read_object
+from bertjax.convert.names import CLASSIFIER, MASKED_LM, NEXT_SENTENCE, POOLER, Parameter, parameter_table
+from bertjax.convert.output_kinds import OUTPUT_KINDS
+from bertjax.convert.sentence_embedder import SentenceEmbedder
 from bertjax.data.corpus.vocabulary import (
     ENTRY,
     MAX_WORD_CHARS,
@@ -31,9 +27,7 @@ from bertjax.data.corpus.vocabulary import (
     workdir_vocabulary,
 )
 from bertjax.errors import UsageError
-from bertjax.inference.output_kinds import OUTPUT_KINDS
-from bertjax.inference.sentence_embedder import SentenceEmbedder
-from bertjax.model.config import ARCHITECTURE_FIELDS, Architecture, ModelConfig
+from bertjax.model.config import ModelConfig
 from bertjax.model.feature_head import FeatureHead
 from bertjax.model.heads import EncoderModel, PretrainingModel, SequenceModel, TokenModel, model_description
 from bertjax.presets import finetuning_config, pretraining_config
@@ -44,7 +38,7 @@ from bertjax.training.checkpoint_config import checkpoint_model
 from bertjax.training.checkpoint_metadata import read_metadata
 from bertjax.training.parameters import load_params_on_host, save_params
 from bertjax.training.workdir import CONFIG, ORIGIN
-from bertjax.utils.io import AnyPath, read_json_object
+from bertjax.utils.io import AnyPath
 
 # Files and folders of a converted workdir. A folder with other names is never overwritten.
 WORKDIR_FILES = (
@@ -59,13 +53,12 @@ WORKDIR_FILES = (
 # Kinds of models that can be converted to other formats.
 _KINDS = {model.KIND for model in (EncoderModel, PretrainingModel, SequenceModel, TokenModel)}
 _REQUIRED_FIELDS = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-_INTEGER_FIELDS = (*_REQUIRED_FIELDS, "max_position_embeddings", "type_vocab_size")
 # These fields have the same name in all formats, because `ModelConfig` uses the names of BertConfig.
-SHARED_FIELDS = (*_INTEGER_FIELDS, "hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
-# Fields that `shared_fields` does not check, because the formats express them differently, or because the exported
-# arrays do not depend on them.
-_FORMAT_FIELDS = ("hidden_act", "layer_norm_eps", "pad_vocab_to_multiple_of")
-DEFAULT_EPSILON = 1e-12
+SHARED_FIELDS = (
+    *_REQUIRED_FIELDS,
+    *("max_position_embeddings", "type_vocab_size", "layer_norm_eps"),
+    *("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +87,11 @@ class PortableCheckpoint:
     untrained: tuple[str, ...] = ()
 
     @property
+    def output_layer(self) -> OutputLayer | None:
+        """Content of `output_layer.json`; None if the model has no output layer."""
+        return OutputLayer(self.output_kind, self.labels) if self.output_kind else None
+
+    @property
     def num_outputs(self) -> int:
         """Width of the output layer; 0 if the model has no output layer."""
         return self.params[f"{CLASSIFIER}/bias"].shape[0] if self.output_kind else 0
@@ -113,7 +111,7 @@ class PortableCheckpoint:
 
     @property
     def parameters(self) -> list[Parameter]:
-        """Parameters with their names in all formats."""
+        """Parameters with their names in other formats."""
         return parameter_table(self.config, self.output_kind, self.num_outputs, self.num_rows)
 
     @property
@@ -122,100 +120,52 @@ class PortableCheckpoint:
         return (self.vocabulary.num_rows if self.vocabulary else 0) or self.config.vocab_size
 
 
-def parameter_table(config: ModelConfig, output_kind: str, num_outputs: int, num_rows: int = 0) -> list[Parameter]:
-    """Lists the parameters of a BERT model, including its output layer unless `output_kind` is empty.
+def parse_bert_config(bert_config: Mapping[str, Any], file: Path) -> ModelConfig:
+    """Builds the model config from the fields of a BertConfig, with bertjax's name of `hidden_act`.
 
-    `num_rows` is the number of token embeddings in other formats (default: 0, `config.vocab_size`).
+    `file` is the file of the fields, for error messages.
     """
-    if not output_kind:
-        return bert_parameters(config, num_rows=num_rows)
-    kind = OUTPUT_KINDS[output_kind]
-    kernels = {HUGGINGFACE: kind.huggingface_kernel, TENSORFLOW: kind.tensorflow_kernel}
-    names = {fmt: name for fmt, name in kernels.items() if name}
-    return bert_parameters(config, num_outputs, names, num_rows)
-
-
-def read_config(file: AnyPath) -> dict[str, Any]:
-    """Reads a JSON config of a checkpoint of any format."""
-    try:
-        return read_json_object(file)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read the config {file} of the checkpoint: {error}; copy the file again") from error
-
-
-def parse_bert_config(
-    bert_config: dict[str, Any], file: Path, type_vocab_size: int, **format_fields: Any
-) -> ModelConfig:
-    """Builds the model config from `bert_config`, a dictionary with the field names of BertConfig.
-
-    `file` is the file that contains `bert_config`, for error messages. `type_vocab_size` is the default of this
-    field in the checkpoint's format. `format_fields` are values of fields of `ModelConfig` that are not in
-    `SHARED_FIELDS`.
-    """
-    if missing := [name for name in _REQUIRED_FIELDS if name not in bert_config]:
+    fields = {name: bert_config.get(name) for name in (*SHARED_FIELDS, "hidden_act")}
+    if missing := [name for name in _REQUIRED_FIELDS if fields[name] is None]:
         raise UsageError(f"{file} lacks {', '.join(missing)}; add the values that the checkpoint was trained with")
-    # The defaults of BertConfig equal those of `ModelConfig`, except `type_vocab_size`.
-    defaults: dict[str, Any] = {**vars(ModelConfig()), "type_vocab_size": type_vocab_size}
-    fields = {name: {**defaults, **bert_config}[name] for name in SHARED_FIELDS}
-    for name, value in fields.items():
-        types, article = ((int,), "an integer") if name in _INTEGER_FIELDS else ((int, float), "a number")
-        if not isinstance(value, types) or isinstance(value, bool):
-            raise UsageError(f"{file}: {name} is {value!r}; it must be {article}")
+    values = ConfigDict({name: value for name, value in fields.items() if value is not None})
     try:
-        return ModelConfig(**fields, **format_fields, dtype="float32")
-    except (UsageError, TypeError) as error:
+        return from_config_dict(ModelConfig(dtype="float32"), values, "model")
+    except UsageError as error:
         raise UsageError(f"{file}: {error}") from error
-
-
-def shared_fields(checkpoint: PortableCheckpoint, fmt: str) -> dict[str, Any]:
-    """Returns the config fields that all formats share. Raises a UsageError for fields that `fmt` cannot express."""
-    config, bert = checkpoint.config, Architecture()
-    for name in ARCHITECTURE_FIELDS:
-        value = getattr(config, name)
-        if name not in (*SHARED_FIELDS, *_FORMAT_FIELDS) and value != getattr(bert, name):
-            raise UsageError(f"the format {fmt} cannot express model.{name}={value}; use the bertjax checkpoint itself")
-    return {name: getattr(config, name) for name in SHARED_FIELDS} | {"vocab_size": checkpoint.num_rows}
 
 
 def fit_vocabulary(
     vocabulary: Vocabulary | None, config: ModelConfig, folder: Path
-) -> tuple[Vocabulary | None, ModelConfig, list[str]]:
+) -> tuple[Vocabulary | None, ModelConfig, int, list[str]]:
     """Adapts vocabulary and config to a model that has more token embeddings than its vocabulary has tokens.
 
     The additional embeddings become padding, like those that `pad_vocab_to_multiple_of` adds. They are never predicted.
+    Raises a UsageError if the vocabulary has more tokens than the model.
 
     Returns:
-      The vocabulary and the config of the model, and notes for the user.
-
-    Raises:
-      UsageError: the vocabulary has more tokens than the model.
+      The vocabulary and the config of the model, its number of token embeddings, and notes for the user.
     """
     num_rows = config.vocab_size
-    if (
-        vocabulary
-        and vocabulary.kind == WORDPIECE
-        and vocabulary.size > num_rows
-        and not any(vocabulary.pieces[num_rows:])
-    ):
+    is_longer = vocabulary and vocabulary.kind == WORDPIECE and vocabulary.size > num_rows
+    if vocabulary and is_longer and not any(vocabulary.pieces[num_rows:]):
         # Blank lines at the end of the file are no tokens.
         lines = b"\n".join(vocabulary.content.split(b"\n")[:num_rows]) + b"\n"
         vocabulary = load_vocabulary(vocabulary.path, vocabulary.lower_case, lines, vocabulary.max_word_chars)
     if vocabulary is None or vocabulary.size == num_rows:
-        return vocabulary, config, []
+        return vocabulary, config, num_rows, []
     if vocabulary.size > num_rows:
         raise UsageError(
             f"{folder}: {vocabulary.path.name} has {vocabulary.size} tokens, but the model's vocab_size is {num_rows}; "
             "use the vocabulary that the model was trained with"
         )
-    multiple = config.pad_vocab_to_multiple_of
-    config = dataclasses.replace(
-        config, vocab_size=vocabulary.size, pad_vocab_to_multiple_of=-(-num_rows // multiple) * multiple
-    )
+    multiple = -(-num_rows // config.pad_vocab_to_multiple_of) * config.pad_vocab_to_multiple_of
+    config = dataclasses.replace(config, vocab_size=vocabulary.size, pad_vocab_to_multiple_of=multiple)
     note = (
         f"the model has {num_rows:,} token embeddings for {vocabulary.size:,} tokens; the other "
         f"{num_rows - vocabulary.size:,} are padding and never used"
     )
-    return dataclasses.replace(vocabulary, num_rows=num_rows), config, [note]
+    return dataclasses.replace(vocabulary, num_rows=num_rows), config, num_rows, [note]
 
 
 def read_vocabulary_file(
@@ -239,7 +189,7 @@ def read_workdir(path: AnyPath) -> PortableCheckpoint:
         workdir_vocabulary(workdir),
         layer.kind if layer else "",
         layer.labels if layer else (),
-        embedder=read_workdir_embedder(workdir, config),
+        embedder=sentence_transformers.read(workdir, config, is_workdir=True),
         untrained=untrained_modules(workdir),
     )
 
@@ -249,54 +199,36 @@ def check_portable(description: Mapping[str, Any], path: str | AnyPath) -> None:
 
     `description` is the JSON description of the model, and `path` is its checkpoint, for the error message.
     """
-    if description["kind"] not in _KINDS:
-        raise UsageError(
-            f"{path} has a model of kind {description['kind']!r}, which other formats cannot express; use the bertjax "
-            "checkpoint itself"
-        )
-    check_no_feature_head(description, path)
-
-
-def check_no_feature_head(description: Mapping[str, Any], path: str | AnyPath) -> None:
-    """Raises a UsageError if a model has a feature head. The arguments are those of `check_portable`."""
-    feature_head = FeatureHead(**(description["feature_head"] or {}))
-    if feature_head.is_used:
-        raise UsageError(
-            f"{path} has feature_head.features={feature_head.features or '(none)'} and "
-            f"feature_head.lstm_layers={feature_head.lstm_layers}, which other formats cannot express; use the bertjax "
-            "checkpoint itself"
-        )
+    kind, head = description["kind"], FeatureHead(**(description["feature_head"] or {}))
+    problem = "" if kind in _KINDS else f"a model of kind {kind!r}"
+    if head.is_used:
+        features = head.features or "(none)"
+        problem = f"feature_head.features={features} and feature_head.lstm_layers={head.lstm_layers}"
+    if problem:
+        raise UsageError(f"{path} has {problem}, which other formats cannot express; use the bertjax checkpoint itself")
 
 
 def untrained_modules(workdir: AnyPath) -> tuple[str, ...]:
     """Returns the names of modules that the objective of a pre-training run has, but does not train."""
-    objective = OBJECTIVES.get(read_config(workdir / CONFIG).get("data", {}).get("objective"))
+    objective = OBJECTIVES.get(read_object(workdir / CONFIG).get("data", {}).get("objective"))
     return objective.untrained_modules if objective else ()
-
-
-def read_workdir_embedder(workdir: AnyPath, config: ModelConfig) -> SentenceEmbedder | None:
-    """Reads the modules of sentence-transformers in a workdir, or returns None if it has none."""
-    sizes = config.hidden_size, config.max_position_embeddings
-    return sentence_transformers.read(workdir, *sizes, is_workdir=True)
 
 
 def write_workdir(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
     """Writes a workdir that contains the checkpoint, for example for `--init_from`. Returns [] (no notes)."""
     if checkpoint.vocabulary is None:
         raise UsageError("the source has no vocabulary; copy vocab.txt or the SentencePiece model to its folder")
-    kind = checkpoint.output_kind
-    run_config = finetuning_config(OUTPUT_KINDS[kind].task) if kind else pretraining_config()
+    layer = checkpoint.output_layer
+    run_config = finetuning_config(OUTPUT_KINDS[layer.kind].task) if layer else pretraining_config()
     for name, value in vars(checkpoint.config).items():
         run_config.model[name] = value
     if NEXT_SENTENCE in checkpoint.untrained:
         run_config.data.objective = "none"  # Later conversions leave the next-sentence head out, too.
     (folder / CONFIG).write_text(json.dumps(run_config.to_dict(), indent=1) + "\n")
-    files = vocabulary_files(checkpoint.vocabulary)
-    if kind:
-        files[OUTPUT_LAYER] = OutputLayer(kind, checkpoint.labels).as_json()
+    files = vocabulary_files(checkpoint.vocabulary) | ({OUTPUT_LAYER: layer.as_json()} if layer else {})
     for name, content in files.items():
         (folder / name).write_bytes(content)
     if checkpoint.embedder:
-        sentence_transformers.write(checkpoint.embedder, folder, checkpoint.config.hidden_size)
+        sentence_transformers.write(checkpoint.embedder, folder)
     save_params(epath.Path(folder), checkpoint.params, checkpoint.model_description, checkpoint.config.architecture)
     return []

@@ -4,15 +4,14 @@
 pooling from sentence-transformers. Formats of versions 2 to 6 are read, and written for versions 5 and 6.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 
-from bertjax.errors import UsageError, first_line, listed
-from bertjax.inference.sentence_embedder import (
+from bertjax.convert.files import read_object, write_json
+from bertjax.convert.sentence_embedder import (
     ACTIVATIONS,
     POOLING_FIELDS,
     SENTENCE,
@@ -24,7 +23,9 @@ from bertjax.inference.sentence_embedder import (
     Pooling,
     SentenceEmbedder,
 )
-from bertjax.utils.io import AnyPath, read_json, read_json_object
+from bertjax.errors import UsageError, listed
+from bertjax.model.config import ModelConfig
+from bertjax.utils.io import AnyPath, read_json
 
 MODULES = "modules.json"
 _PROMPTS, _TOKENIZER = "config_sentence_transformers.json", "tokenizer_config.json"
@@ -76,45 +77,47 @@ def cross_encoder_activation(folder: AnyPath, config: Mapping[str, Any], num_lab
     `config` is the model's `config.json`.
     """
     nested = config.get("sentence_transformers")
-    sources = (_read_object(folder / _PROMPTS), nested if isinstance(nested, dict) else {})
+    sources = (read_object(folder / _PROMPTS, optional=True), nested if isinstance(nested, dict) else {})
     values = [source.get("activation_fn") for source in sources] + [config.get("sbert_ce_default_activation_function")]
     activation = next((str(value) for value in values if value), "torch.nn.Sigmoid" if num_labels == 1 else "")
     return "" if activation.endswith(".Identity") else activation
 
 
-def read(folder: AnyPath, hidden_size: int, max_positions: int, is_workdir: bool = False) -> SentenceEmbedder | None:
+def read(folder: AnyPath, config: ModelConfig, is_workdir: bool = False) -> SentenceEmbedder | None:
     """Reads the modules of a folder, or returns None for a folder without files of sentence-transformers.
 
     If bertjax cannot compute what a file defines, the field `refusal` of the result says why.
 
     Args:
       folder: Hugging Face folder or, with `is_workdir`, a bertjax workdir.
-      hidden_size: width of the hidden states.
-      max_positions: maximum tokens per row of the model.
+      config: config of the model.
       is_workdir: whether a folder without `modules.json` uses the pooling of `1_Pooling`.
     """
+    from safetensors import SafetensorError
+
     if not any((folder / name).exists() for name in READ_FILES):
         return None
     try:
-        return _read(folder, hidden_size, max_positions, is_workdir)
+        return _read(folder, config.hidden_size, config.max_position_embeddings, is_workdir)
     except UsageError as error:
         return SentenceEmbedder(refusal=str(error))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        # A value of another type than sentence-transformers writes.
+    except (AttributeError, LookupError, OSError, SafetensorError, TypeError, ValueError) as error:
+        # A damaged file, or a value that sentence-transformers does not write.
         return SentenceEmbedder(refusal=f"cannot use the modules of {folder}: {type(error).__name__}: {error}")
 
 
 def _read(folder: AnyPath, hidden_size: int, max_positions: int, is_workdir: bool) -> SentenceEmbedder:
     if not (folder / MODULES).exists():
         _check_padding_side(folder)
-        pooling = _read_pooling(folder / _OLD_POOLING) if is_workdir else Pooling(("mean",))
-        width = len(pooling.modes) * hidden_size
-        return SentenceEmbedder((pooling,), width, _max_seq_len((), folder, max_positions))
+        mean = {"word_embedding_dimension": hidden_size, POOLING_FIELDS["mean"]: True}
+        pooling = _read_pooling(folder / _OLD_POOLING) if is_workdir else Pooling(mean, ("mean",))
+        limit = _max_seq_len((), folder, max_positions)
+        return SentenceEmbedder((pooling,), len(pooling.modes) * hidden_size, limit)
     (first, transformer), *others = _module_folders(folder)
     if first != "Transformer":
         raise UsageError(f"{folder / MODULES} starts with the module {first}; bertjax supports only Transformer")
     _check_padding_side(transformer)
-    configs = {transformer / name: _read_object(transformer / name) for name in _TRANSFORMER_CONFIGS}
+    configs = {transformer / name: read_object(transformer / name, optional=True) for name in _TRANSFORMER_CONFIGS}
     # As in sentence-transformers, the first config that is not empty counts.
     file, config = next(((file, config) for file, config in configs.items() if config), (transformer, {}))
     arguments = dict(config.pop("processor_kwargs", None) or config.pop("tokenizer_args", None) or {})
@@ -123,20 +126,13 @@ def _read(folder: AnyPath, hidden_size: int, max_positions: int, is_workdir: boo
     modules, widths = [], {TOKENS: hidden_size}
     for name, module_folder in others:
         modules += _read_module(name, module_folder, widths)
-    if SENTENCE not in widths:
-        raise UsageError(f"{folder / MODULES} lists no module Pooling")
-    prompts = _read_object(folder / _PROMPTS)
+    prompts = read_object(folder / _PROMPTS, optional=True)
     if (model_type := prompts.get("model_type", "SentenceTransformer")) != "SentenceTransformer":
         raise UsageError(f"{folder / _PROMPTS} has the model_type {model_type!r}; bertjax supports SentenceTransformer")
     texts = {"query": "", "document": "", **{name: text or "" for name, text in (prompts.get("prompts") or {}).items()}}
-    if wrong := [text for text in texts.values() if not isinstance(text, str)]:
-        raise UsageError(f"{folder / _PROMPTS} has the prompt {wrong[0]!r}; a prompt must be a string")
-    default = prompts.get("default_prompt_name") or ""
+    default, truncate_dim = prompts.get("default_prompt_name") or "", prompts.get("truncate_dim")
     if default and default not in texts:
         raise UsageError(f"{folder / _PROMPTS} has the default_prompt_name {default!r}, but no prompt of this name")
-    truncate_dim = prompts.get("truncate_dim")
-    if not isinstance(truncate_dim, int | None) or (truncate_dim is not None and truncate_dim < 1):
-        raise UsageError(f"{folder / _PROMPTS} has truncate_dim={truncate_dim!r}; it must be a positive integer")
     return SentenceEmbedder(
         tuple(modules),
         min(widths[SENTENCE], truncate_dim or widths[SENTENCE]),
@@ -150,23 +146,19 @@ def _read(folder: AnyPath, hidden_size: int, max_positions: int, is_workdir: boo
 
 
 def _check_padding_side(folder: AnyPath) -> None:
-    side = _read_object(folder / _TOKENIZER).get("padding_side")
-    padding = _read_object(folder / "tokenizer.json").get("padding") or {}
-    if str(side or padding.get("direction", "right")).lower() != "right":
-        place = f"padding_side in {folder / _TOKENIZER}" if side else f"padding in {folder / 'tokenizer.json'}"
-        raise UsageError(f"{place} is left, so the vector of a text depends on the other texts; remove this setting")
+    config, tokenizer = (read_object(folder / name, optional=True) for name in (_TOKENIZER, "tokenizer.json"))
+    side = config.get("padding_side") or (tokenizer.get("padding") or {}).get("direction") or "right"
+    if str(side).lower() != "right":
+        raise UsageError(f"the tokenizer of {folder} pads at the {side}, so a vector depends on the other texts")
 
 
 def _module_folders(folder: AnyPath) -> list[tuple[str, AnyPath]]:
     """Returns class and folder of each module of `modules.json`. Accepts the names of all versions."""
     file = folder / MODULES
-    try:
-        content = read_json(file)
-        if isinstance(content, dict) and "refusal" in content:
-            raise UsageError(content["refusal"])
-        types = [str(entry["type"]) for entry in content]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"cannot read {file}: {first_line(error)}; copy it again") from error
+    content = read_json(file)
+    if isinstance(content, dict):
+        raise UsageError(content["refusal"])
+    types = [str(entry["type"]) for entry in content]
     if unknown := [name for name in types if not name.startswith(_TYPES)]:
         raise UsageError(f"{file} lists modules with code of their own, which bertjax does not run: {listed(unknown)}")
     paths = module_paths(folder).values()
@@ -181,70 +173,57 @@ def _read_module(name: str, folder: AnyPath, widths: dict[str, int]) -> list[Mod
     `widths` contains the width of each feature, and is updated.
     """
     file = folder / _CONFIG
-    config = _read_object(file)
+    config = read_object(file, optional=True)
     if name == "Dropout":
         return []
     if name == "Pooling":
         pooling = _read_pooling(file)
         widths[SENTENCE] = len(pooling.modes) * widths[TOKENS]
         return [pooling]
-    names = ("module_input_name", "module_output_name")
-    source = config.get("module_input_name") or SENTENCE
-    target = config.get("module_output_name") or source
     if name not in ("Dense", "Normalize", "LayerNorm"):
         raise UsageError(f"{folder} is a module {name}, which bertjax does not support")
+    names = ("module_input_name", "module_output_name")
+    source, target = (config.get(field) or config.get(names[0]) or SENTENCE for field in names)
     if source not in widths or target != source:
         raise UsageError(f"{file} maps {source} to {target}, which bertjax does not support at this place")
     width = widths[source]
     if name == "Normalize":
         # As in sentence-transformers, other fields are ignored.
-        return [Normalize(source)]
+        return [Normalize(config, source)]
     if name == "LayerNorm":
         _check_fields(config, file, ("dimension",))
         arrays = _read_arrays(folder, {"norm.weight": (width,), "norm.bias": (width,)})
-        return [LayerNorm(arrays)]
+        return [LayerNorm(config, arrays)]
     _check_fields(config, file, ("in_features", "out_features", "bias", "activation_function", "use_residual", *names))
-    activation = config.get("activation_function", "torch.nn.Tanh")
-    kind = str(activation).rpartition(".")[2]
-    if not str(activation).startswith("torch.nn.") or kind not in ACTIVATIONS:
-        raise UsageError(
-            f"{file} has the activation_function {activation!r}; bertjax supports {', '.join(ACTIVATIONS)} of torch.nn"
-        )
-    shape = (config.get("out_features"), width)
-    shapes: dict[str, tuple] = {"linear.weight": shape}
+    activation = str(config.get("activation_function", "torch.nn.Tanh"))
+    kind = activation.rpartition(".")[2]
+    if not activation.startswith("torch.nn.") or kind not in ACTIVATIONS:
+        raise UsageError(f"{file} has activation_function={activation!r}; bertjax supports {', '.join(ACTIVATIONS)}")
+    widths[source] = config["out_features"]
+    shapes: dict[str, tuple] = {"linear.weight": (widths[source], width)}
     if config.get("bias", True):
-        shapes["linear.bias"] = shape[:1]
-    if config.get("use_residual") and shape[0] != width:
-        shapes["residual.weight"] = shape
-    arrays = _read_arrays(folder, shapes)
-    widths[source] = arrays["linear.weight"].shape[0]
-    return [Dense(arrays, kind, bool(config.get("use_residual")), source)]
+        shapes["linear.bias"] = (widths[source],)
+    if config.get("use_residual") and widths[source] != width:
+        shapes["residual.weight"] = shapes["linear.weight"]
+    return [Dense(config, _read_arrays(folder, shapes), kind, bool(config.get("use_residual")), source)]
 
 
 def _read_pooling(file: AnyPath) -> Pooling:
     """Reads the config of a `Pooling` module, in the form of version 5.4 and later or in the older form."""
-    config = _read_object(file)
-    if not config:
-        raise UsageError(f"{file} is missing or empty; copy it again")
-    _check_fields(
-        config,
-        file,
-        ("embedding_dimension", "word_embedding_dimension", "pooling_mode", "include_prompt", *POOLING_FIELDS.values()),
-    )
-    if "pooling_mode" in config:
-        modes = config["pooling_mode"]
-        modes = (modes,) if isinstance(modes, str) else tuple(modes)
-    else:
-        modes = tuple(mode for mode, field in POOLING_FIELDS.items() if config.get(field)) or ("mean",)
-    unknown = [mode for mode in modes if mode not in POOLING_FIELDS]
-    if unknown or not modes:
-        raise UsageError(f"{file} has an unknown pooling_mode: {listed(map(repr, unknown or [[]]))}")
-    return Pooling(modes, bool(config.get("include_prompt", True)))
+    config = read_object(file)
+    sizes = ("embedding_dimension", "word_embedding_dimension")
+    _check_fields(config, file, (*sizes, "pooling_mode", "include_prompt", *POOLING_FIELDS.values()))
+    modes = [mode for mode, field in POOLING_FIELDS.items() if config.get(field)] or ["mean"]
+    modes = config.get("pooling_mode", modes)
+    modes = (modes,) if isinstance(modes, str) else tuple(modes)
+    if not config or not modes or not {*modes} <= POOLING_FIELDS.keys():
+        raise UsageError(f"{file} has an unknown pooling_mode: {listed(modes)}")
+    return Pooling(config, modes, bool(config.get("include_prompt", True)))
 
 
 def _read_arrays(folder: AnyPath, shapes: Mapping[str, tuple]) -> dict[str, np.ndarray]:
     """Reads the weights of a module as float32. `shapes` contains the shape of each array."""
-    from safetensors import SafetensorError, deserialize
+    from safetensors import deserialize
 
     file = folder / _WEIGHTS
     if not file.exists():
@@ -252,15 +231,10 @@ def _read_arrays(folder: AnyPath, shapes: Mapping[str, tuple]) -> dict[str, np.n
             f"{folder} has no {_WEIGHTS}; bertjax does not open pickles, which can run code. If you trust the model, "
             "save it again with sentence_transformers: SentenceTransformer(DIR).save_pretrained(NEW_DIR)"
         )
-    try:
-        arrays = {
-            name: np.frombuffer(array["data"], _DTYPES[array["dtype"]]).reshape(array["shape"]).astype(np.float32)
-            for name, array in deserialize(file.read_bytes())
-        }
-    except KeyError as error:
-        raise UsageError(f"{file} has arrays of dtype {error}; weights must be {', '.join(_DTYPES)}") from error
-    except (SafetensorError, OSError, TypeError) as error:
-        raise UsageError(f"cannot read {file}: {first_line(error)}; copy it again") from error
+    arrays = {
+        name: np.frombuffer(array["data"], _DTYPES[array["dtype"]]).reshape(array["shape"]).astype(np.float32)
+        for name, array in deserialize(file.read_bytes())
+    }
     if (found := {name: array.shape for name, array in arrays.items()}) != dict(shapes):
         raise UsageError(f"{file} has arrays {found}, but the modules need {dict(shapes)}")
     return arrays
@@ -270,9 +244,9 @@ def _max_seq_len(limits: tuple[Any, ...], folder: AnyPath, max_positions: int) -
     """Returns the maximum tokens per text: the first of `limits` that is set, else the limit of the tokenizer."""
     limit = next((limit for limit in limits if limit is not None), None)
     if limit is None:
-        limit = _read_object(folder / _TOKENIZER).get("model_max_length", max_positions)
-    if isinstance(limit, bool) or not isinstance(limit, int | float) or limit < 3:
-        raise UsageError(f"{folder} limits texts to {limit!r} tokens; the limit must be a number of at least 3")
+        limit = read_object(folder / _TOKENIZER, optional=True).get("model_max_length", max_positions)
+    if limit < 3:
+        raise UsageError(f"{folder} limits texts to {limit} tokens; the limit must be at least 3")
     return int(min(limit, max_positions))
 
 
@@ -283,76 +257,33 @@ def _check_fields(config: Mapping[str, Any], file: AnyPath, known: tuple[str, ..
             raise UsageError(f"{file} has {name}={value!r}, which bertjax does not support")
 
 
-def _read_object(file: AnyPath) -> dict[str, Any]:
-    """Reads a JSON object. Returns {} if the file does not exist, as sentence-transformers does."""
-    try:
-        return read_json_object(file) if file.exists() else {}
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read {file}: {error}; copy it again") from error
-
-
-def write(embedder: SentenceEmbedder, folder: Path, hidden_size: int) -> None:
+def write(embedder: SentenceEmbedder, folder: Path) -> None:
     """Writes the files that `read` and sentence-transformers read.
 
     A refused embedder becomes a `modules.json` with its `refusal`, which only bertjax understands.
     """
+    from safetensors.numpy import save
+
     if embedder.refusal:
-        _write_json(folder / MODULES, {"refusal": embedder.refusal})
+        write_json(folder / MODULES, {"refusal": embedder.refusal})
         return
-    entries = [("Transformer", "")]
+    modules = [{"idx": 0, "name": "0", "path": "", "type": f"{_TYPES}models.Transformer"}]
     for index, module in enumerate(embedder.modules, start=1):
         name = type(module).__name__
-        path = f"{index}_{name}"
-        entries.append((name, path))
-        (folder / path).mkdir()
-        _write_json(folder / path / _CONFIG, _module_config(module, hidden_size))
+        path = folder / f"{index}_{name}"
+        path.mkdir()
+        write_json(path / _CONFIG, module.config)
         if isinstance(module, Dense | LayerNorm):
-            from safetensors.numpy import save
-
             arrays = {name: np.ascontiguousarray(array) for name, array in module.arrays.items()}
-            (folder / path / _WEIGHTS).write_bytes(save(arrays, {"format": "pt"}))
-    modules = [
-        {"idx": index, "name": str(index), "path": path, "type": f"{_TYPES}models.{name}"}
-        for index, (name, path) in enumerate(entries)
-    ]
-    _write_json(folder / MODULES, modules)
+            (path / _WEIGHTS).write_bytes(save(arrays, {"format": "pt"}))
+        modules.append({"idx": index, "name": str(index), "path": path.name, "type": f"{_TYPES}models.{name}"})
+    write_json(folder / MODULES, modules)
     limits = {"max_seq_length": embedder.max_seq_len, "do_lower_case": embedder.lower_case}
-    _write_json(folder / _TRANSFORMER_CONFIGS[0], limits)
+    write_json(folder / _TRANSFORMER_CONFIGS[0], limits)
     prompts: dict[str, Any] = {
         "prompts": dict(embedder.prompts),
         "default_prompt_name": embedder.default_prompt or None,
         "similarity_fn_name": embedder.similarity or None,
+        **({"truncate_dim": embedder.truncate_dim} if embedder.truncate_dim else {}),
     }
-    if embedder.truncate_dim is not None:
-        prompts["truncate_dim"] = embedder.truncate_dim
-    _write_json(folder / _PROMPTS, prompts)
-
-
-def _module_config(module: Module, hidden_size: int) -> dict[str, Any]:
-    if isinstance(module, LayerNorm):
-        return {"dimension": len(module.arrays["norm.bias"])}
-    if isinstance(module, Pooling):
-        if module.modes != tuple(mode for mode in POOLING_FIELDS if mode in module.modes):
-            # The older form cannot express this order of modes.
-            fields = {"embedding_dimension": hidden_size, "pooling_mode": list(module.modes)}
-        else:
-            modes = {field: mode in module.modes for mode, field in POOLING_FIELDS.items()}
-            fields = {"word_embedding_dimension": hidden_size, **modes}
-        return {**fields, "include_prompt": module.include_prompt}
-    names = {"module_input_name": module.feature, "module_output_name": module.feature}
-    if isinstance(module, Normalize):
-        return {} if module == Normalize() else names
-    out_features, in_features = module.arrays["linear.weight"].shape
-    package = "linear" if module.activation == "Identity" else "activation"
-    return {
-        "in_features": in_features,
-        "out_features": out_features,
-        "bias": "linear.bias" in module.arrays,
-        "activation_function": f"torch.nn.modules.{package}.{module.activation}",
-        **(names if module.feature != SENTENCE else {}),
-        **({"use_residual": True} if module.use_residual else {}),
-    }
-
-
-def _write_json(file: Path, content: Any) -> None:
-    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / _PROMPTS, prompts)

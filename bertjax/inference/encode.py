@@ -1,6 +1,5 @@
 """Hidden states and vectors of texts. Each row of a batch can hold several texts (packing)."""
 
-import bisect
 from collections.abc import Iterator
 
 import jax
@@ -56,7 +55,7 @@ def pool(model: LoadedModel, hidden: np.ndarray, lengths: np.ndarray, pooling: s
 def bert_pooler(model: LoadedModel, cls: np.ndarray) -> np.ndarray:
     """Applies BERT's pooler to the states of [CLS]: float32 [n, D] to [n, D]."""
     dense = jax.device_get(model.params["pooler"]["dense"])
-    return np.tanh(cls @ np.asarray(dense["kernel"], np.float32) + np.asarray(dense["bias"], np.float32))
+    return np.tanh(cls @ dense["kernel"] + dense["bias"])
 
 
 def pack_batches(lengths: np.ndarray, max_len: int) -> Iterator[tuple[np.ndarray, int]]:
@@ -104,27 +103,16 @@ def _pack(lengths: np.ndarray, row_lens: list[int]) -> list[tuple[int, list[int]
       Row length and indices of the texts of each row.
     """
     rows: list[tuple[int, list[int]]] = []
-    # `free[n]` lists the rows with n free tokens, and `spaces` contains all n for which this list is not empty.
-    free: dict[int, list[int]] = {}
-    spaces: list[int] = []
-
-    def add(row: int, space: int) -> None:
-        if not free.setdefault(space, []):
-            bisect.insort(spaces, space)
-        free[space].append(row)
-
+    # `free[n]` lists the rows with n free tokens.
+    free: list[list[int]] = [[] for _ in range(row_lens[-1] + 1)] if row_lens else []
     for index in np.argsort(-lengths, kind="stable").tolist():
         length = min(int(lengths[index]), row_lens[-1])
-        position = bisect.bisect_left(spaces, length)
-        if position == len(spaces):
-            row_len = row_lens[bisect.bisect_left(row_lens, length)]
-            rows.append((row_len, [index]))
-            add(len(rows) - 1, row_len - length)
-        else:
-            space = spaces[position]
-            row = free[space].pop()
-            if not free[space]:
-                del spaces[position]
-            rows[row][1].append(index)
-            add(row, space - length)
+        space = next((space for space in range(length, len(free)) if free[space]), None)
+        if space is None:
+            space = next(row_len for row_len in row_lens if row_len >= length)
+            rows.append((space, []))
+            free[space].append(len(rows) - 1)
+        row = free[space].pop()
+        rows[row][1].append(index)
+        free[space - length].append(row)
     return rows

@@ -12,7 +12,7 @@ from etils import epath
 
 from bertjax.config.run import RunConfig
 from bertjax.data.corpus.vocabulary import ENTRY
-from bertjax.errors import UsageError
+from bertjax.errors import UsageError, listed
 from bertjax.inference.predict import check_output, write_outputs
 from bertjax.tasks.build import build_task
 from bertjax.tasks.task import Task
@@ -52,13 +52,9 @@ def ensemble(
             f"{folder} is the workdir of a run, and its {RESULTS} would be overwritten; choose another --output"
         )
     fingerprints = [saved_fingerprint(checkpoint) for checkpoint in checkpoints]
-    for index, fingerprint in enumerate(fingerprints):
-        if fingerprint in fingerprints[:index]:
-            raise UsageError(
-                f"{checkpoints[index]} has the same parameters as another member of the ensemble; use different "
-                "checkpoints"
-            )
-    first: Task | None = None
+    if len({*fingerprints}) < len(fingerprints):
+        raise UsageError(f"members with the same parameters: {listed(checkpoints)}; use different checkpoints")
+    first: Any = None
     mean: _Outputs = []
     members = []
     for number, (checkpoint, fingerprint) in enumerate(zip(checkpoints, fingerprints, strict=True), 1):
@@ -76,7 +72,6 @@ def ensemble(
         outputs = predict(task, *mesh_and_params(task, checkpoint))[1]
         members.append({"fingerprint": fingerprint, **_metrics(task, outputs)})
         mean = _update_mean(mean, outputs, number) if mean else outputs
-    assert first is not None
     metrics = {**_metrics(first, mean), "members": members}
     for path in write_outputs(first, mean, folder):
         logger.info(str(path))
@@ -88,9 +83,9 @@ def ensemble(
 def _compared(task: Task) -> dict[str, Any]:
     """Returns the properties that all members must share, so that their outputs can be averaged."""
     config = task.config
-    batching = {f"config.data.{name}": getattr(config.data, name) for name in ("seq_len", "bucket", "eval_batch_size")}
-    identity = {"task": config.task, "labels": [*task.labels], "vocabulary": task.workdir_files.get(ENTRY)}
-    return {**identity, "data": task.data_hash, **batching}
+    data = {f"config.data.{name}": getattr(config.data, name) for name in ("seq_len", "bucket", "eval_batch_size")}
+    vocabulary = task.workdir_files.get(ENTRY)
+    return {"task": config.task, "labels": [*task.labels], "vocabulary": vocabulary, "data": task.data_hash, **data}
 
 
 def _update_mean(mean: _Outputs, outputs: _Outputs, count: int) -> _Outputs:
@@ -98,16 +93,12 @@ def _update_mean(mean: _Outputs, outputs: _Outputs, count: int) -> _Outputs:
 
     A running mean cannot overflow. A sum could, because SQuAD's logits at padding are the lowest float32 value.
     """
-    return [
-        {
-            # `example` is the index of each row's example, not a logit.
-            name: mean_batch[name]
-            if name == "example"
-            else mean_batch[name] + (batch[name] - mean_batch[name]) / np.float32(count)
-            for name in mean_batch
-        }
-        for mean_batch, batch in zip(mean, outputs, strict=True)
-    ]
+
+    def update(name: str, old: np.ndarray, new: np.ndarray) -> np.ndarray:
+        # `example` is the index of each row's example, not a logit.
+        return old if name == "example" else old + (new - old) / np.float32(count)
+
+    return [{name: update(name, old[name], new[name]) for name in old} for old, new in zip(mean, outputs, strict=True)]
 
 
 def _metrics(task: Task, outputs: _Outputs) -> dict[str, float]:

@@ -19,13 +19,14 @@ from typing import Any
 import numpy as np
 from flax.traverse_util import flatten_dict
 
+from bertjax.convert.files import read_object
 from bertjax.data.finetuning.examples import make_examples
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.inference.inputs import PAIR_SEPARATOR, TruncationCount, encode_row
 from bertjax.inference.loaded_model import LoadedModel
 from bertjax.model.partitioning import resolve_layout
 from bertjax.training.cached_features import make_hidden_states_fn
-from bertjax.utils.io import read_json, remove_temporaries, write_atomic, write_npz
+from bertjax.utils.io import remove_temporaries, write_atomic, write_npz
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +60,6 @@ class FeatureExtractor:
         num_layers, max_len = config.num_hidden_layers, config.max_position_embeddings
         if wrong := [layer for layer in self.layers if not -num_layers - 1 <= layer <= num_layers]:
             raise UsageError(f"unknown layers: {wrong}; use 0 (embeddings) to {num_layers}, or negative indices")
-        if not self.layers:
-            raise UsageError(f"no layers; use 0 (embeddings) to {num_layers}, or negative indices")
         if not 8 <= self.seq_len <= max_len:
             raise UsageError(f"seq_len={self.seq_len} is out of range; use 8 to {max_len}")
 
@@ -85,8 +84,8 @@ class FeatureExtractor:
         The same texts always yield the same shards. Shards are computed one at a time, to limit memory.
 
         Yields:
-          A dictionary for T texts of K tokens in total, without padding:
-            `offsets`: int64 [T + 1], start of each text in the arrays below, then K.
+          The arrays of a shard with K tokens of T texts:
+            `offsets`: int64 [T + 1]; the tokens of text i are in rows offsets[i]:offsets[i + 1] of the other arrays.
             `hidden_states`: float32 [K, C, D].
             `input_ids`, `segment_ids`: int32 [K].
             `tokens`: str [K].
@@ -96,14 +95,16 @@ class FeatureExtractor:
               [SEP].
             `texts_sha256`: str, hash of the texts.
         """
+        config, truncation = self.model.config, TruncationCount(self.seq_len)
         hidden_states_of = make_hidden_states_fn(
-            self.model.config, self.model.params["encoder"], self.model.mesh, self.layers, self.seq_len
+            config, self.model.params["encoder"], self.model.mesh, self.layers, self.seq_len
         )
-        truncation = TruncationCount(self.seq_len)
-        for rows, texts_hash in self._group(texts, truncation):
-            examples = make_examples(rows, {})
+        max_tokens = min(_MAX_SHARD_TOKENS, SHARD_BYTES // (4 * len(self.layers) * config.hidden_size))
+        remaining = iter(texts)
+        while rows := list(self._next_rows(remaining, max_tokens, truncation)):
+            examples = make_examples([row for _, row in rows], {})
             tokens, offsets = examples.tokens, examples.offsets
-            hidden_states = np.empty((int(offsets[-1]), len(self.layers), self.model.config.hidden_size), np.float32)
+            hidden_states = np.empty((int(offsets[-1]), len(self.layers), config.hidden_size), np.float32)
             for index, states in hidden_states_of(examples):
                 hidden_states[offsets[index] : offsets[index + 1]] = states
             yield {
@@ -114,33 +115,24 @@ class FeatureExtractor:
                 "tokens": np.array(self.model.tokenizer.pieces(tokens["input_ids"])),
                 "words": tokens["words"],
                 "characters": np.stack([tokens["starts"], tokens["ends"]], axis=1),
-                "texts_sha256": np.array(texts_hash),
+                "texts_sha256": np.array(_texts_sha256(text for text, _ in rows)),
             }
         truncation.log()
 
-    def _group(
-        self, texts: Iterable[str], truncation: TruncationCount
-    ) -> Iterator[tuple[list[dict[str, list[int]]], str]]:
-        """Yields the encoded texts of each shard, and the hash of these texts."""
-        token_bytes = 4 * len(self.layers) * self.model.config.hidden_size
-        max_tokens = min(_MAX_SHARD_TOKENS, SHARD_BYTES // token_bytes)
-        rows: list[dict[str, list[int]]] = []
-        shard_texts: list[str] = []
+    def _next_rows(
+        self, texts: Iterator[str], max_tokens: int, truncation: TruncationCount
+    ) -> Iterator[tuple[str, dict[str, list[int]]]]:
+        """Yields the texts of one shard and their encoded rows."""
         num_tokens = 0
-        for text in texts:
-            rows.append(self._encode(text, truncation))
-            shard_texts.append(text)
-            num_tokens += len(rows[-1]["input_ids"])
-            if num_tokens >= max_tokens:
-                yield rows, texts_sha256(shard_texts)
-                rows, shard_texts, num_tokens = [], [], 0
-        if rows:
-            yield rows, texts_sha256(shard_texts)
+        while num_tokens < max_tokens and (text := next(texts, None)) is not None:
+            row = self._encode(text, truncation)
+            num_tokens += len(row["input_ids"])
+            yield text, row
 
     def _encode(self, text: str, truncation: TruncationCount) -> dict[str, list[int]]:
         """Encodes a text or pair as lists with one value per token."""
         parts = text.split(PAIR_SEPARATOR, 1)
-        if len(parts) > 1 and self.model.config.type_vocab_size < 2:
+        if len(parts) > self.model.config.type_vocab_size:
             raise UsageError(f"{text[:60]!r} is a pair, but the model has one segment; use single texts")
         encoded = [self.model.tokenizer.encode_with_offsets(part) for part in parts]
         row = encode_row([ids for ids, _ in encoded], self.model.vocabulary, truncation)
@@ -160,7 +152,7 @@ class FeatureExtractor:
         return row
 
 
-def texts_sha256(texts: Iterable[str]) -> str:
+def _texts_sha256(texts: Iterable[str]) -> str:
     """Returns a SHA-256 of a sequence of texts, each followed by a line feed."""
     digest = hashlib.sha256()
     for text in texts:
@@ -196,8 +188,7 @@ def write_shards(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Writes shards to `00000.npz`, `00001.npz`, ..., and finally the numbers of texts and shards to `features.json`.
 
-    Resumes an interrupted command, by skipping the texts of existing shards. Raises a UsageError if the folder has
-    other metadata, or if the texts of its shards differ from the first elements of `texts`.
+    Resumes an interrupted command. Raises a UsageError if the folder has other metadata, or shards of other texts.
 
     Yields:
       The number of texts before each new shard, and the shard.
@@ -230,7 +221,7 @@ def _skip_texts_of(file: Path, texts: Iterator[str]) -> int:
             count, expected_hash = num_texts(shard), str(shard["texts_sha256"])
     except Exception as error:  # zlib, zipfile and NumPy each raise different exception types.
         raise BertjaxError(f"{file} is damaged; remove it and run the same command again") from error
-    if texts_sha256(itertools.islice(texts, count)) != expected_hash:
+    if _texts_sha256(itertools.islice(texts, count)) != expected_hash:
         raise UsageError(f"{file} was created from different texts; choose another --output")
     return count
 
@@ -239,24 +230,21 @@ def _skip_texts_of(file: Path, texts: Iterator[str]) -> int:
 def _locked_folder(folder: Path, metadata: dict[str, Any]) -> Iterator[None]:
     """Creates and locks the folder. Checks the metadata of an existing folder."""
     existed = folder.exists()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        raise BertjaxError(f"cannot create the folder {folder}: {error.strerror}; choose another --output") from error
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise UsageError(f"another command is writing to {folder}; wait, or choose another --output") from None
         remove_temporaries(folder)
-        saved = _read_metadata(folder)
-        if saved is None:
-            if any(folder.iterdir()):
-                raise UsageError(f"{folder} contains files other than features; choose another --output")
-            _write_metadata(folder, metadata)
-        elif changed := [name for name in metadata if saved.get(name) != metadata[name]]:
+        saved = read_object(folder / METADATA, optional=True)
+        if not saved and any(folder.iterdir()):
+            raise UsageError(f"{folder} contains files other than features; choose another --output")
+        if changed := [name for name in metadata if saved and saved.get(name) != metadata[name]]:
             raise UsageError(f"{folder} contains features with different {changed[0]}; choose another --output")
+        if not saved:
+            _write_metadata(folder, metadata)
         yield
     except UsageError:
         if not existed and [path.name for path in folder.iterdir()] == [METADATA]:
@@ -265,16 +253,6 @@ def _locked_folder(folder: Path, metadata: dict[str, Any]) -> Iterator[None]:
         raise
     finally:
         os.close(lock)
-
-
-def _read_metadata(folder: Path) -> dict[str, Any] | None:
-    try:
-        metadata = read_json(folder / METADATA)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise BertjaxError(f"cannot read {folder / METADATA}: {error}; choose another --output") from error
-    return metadata if isinstance(metadata, dict) else {}
 
 
 def _write_metadata(folder: Path, metadata: dict[str, Any]) -> None:

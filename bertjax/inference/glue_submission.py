@@ -37,7 +37,7 @@ def write_submission(folder: Path, output: Path, wnli_by_majority: bool, partial
     Returns:
       Notes for the user: the source of the WNLI predictions, and missing files or rows.
     """
-    contents = {name: _read_text(folder / name) for name in NUM_TEST_EXAMPLES if (folder / name).is_file()}
+    contents = {name: read_utf8(folder / name) for name in NUM_TEST_EXAMPLES if (folder / name).is_file()}
     if not contents:
         raise UsageError(
             f"{folder} contains none of the prediction files {', '.join(NUM_TEST_EXAMPLES)}; write them with "
@@ -51,7 +51,7 @@ def write_submission(folder: Path, output: Path, wnli_by_majority: bool, partial
             "use --own_wnli to pack the folder's file instead"
         )
         rows = "".join(f"{index}\t{_WNLI_MAJORITY}\n" for index in range(NUM_TEST_EXAMPLES[_WNLI]))
-        contents[_WNLI] = "index\tprediction\n" + rows
+        contents[_WNLI] = f"index\tprediction\n{rows}".encode()
     problems = [f"{name} is missing" for name in NUM_TEST_EXAMPLES if name not in contents]
     for name, content in contents.items():
         num_rows = len(content.splitlines()) - 1
@@ -68,10 +68,3 @@ def write_submission(folder: Path, output: Path, wnli_by_majority: bool, partial
             archive.writestr(zipfile.ZipInfo(name, _ZIP_DATE), contents[name], zipfile.ZIP_DEFLATED)
     write_atomic(output, buffer.getvalue())
     return [*notes, *(f"incomplete: {problem}" for problem in problems)]
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return read_utf8(path).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8 at byte {error.start}; rewrite it with `bertjax predict`") from error

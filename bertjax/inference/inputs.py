@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import logging
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -51,12 +52,32 @@ def encode_row(ids: Sequence[list[int]], vocabulary: Vocabulary, truncation: Tru
 
     Truncates the row to `truncation.seq_len` tokens and counts the text in `truncation`.
     """
-    first, *second = ids
-    pair = second[0] if second else None
+    first, second = ids if len(ids) > 1 else (*ids, None)
     truncation.total += 1
     # The row has a [CLS], and a [SEP] after each text.
     truncation.truncated += sum(map(len, ids)) + len(ids) + 1 > truncation.seq_len
-    return encode_pair(first, pair, truncation.seq_len, vocabulary)
+    return encode_pair(first, second, truncation.seq_len, vocabulary)
+
+
+def lower(text: str, vocabulary: Vocabulary) -> str:
+    """Converts a text to lower case, except special tokens such as [MASK].
+
+    As in Hugging Face's normalizer `Lowercase`, the lower case of a character does not depend on its neighbors.
+    """
+    special = "|".join(re.escape(vocabulary.pieces[index]) for index in vocabulary.special_ids)
+    parts = re.split(f"({special})", text)
+    # Every second part is a special token.
+    return "".join(part if index % 2 else "".join(map(str.lower, part)) for index, part in enumerate(parts))
+
+
+def first_len(first: int, second: int, seq_len: int) -> int:
+    """Returns how many tokens to keep of the first text of a pair, of `first` tokens, before `encode_row` truncates it.
+
+    If both texts are truncated, the numbers of remaining tokens can differ by 1. As in Hugging Face's tokenizers, the
+    second text keeps more, unless the first one is longer. In google-research/bert, the first text always keeps more.
+    """
+    room = seq_len - 3
+    return first if first > second else min(first, max(room - second, room // 2))
 
 
 def split_line(line: str, kind: str) -> str | Texts:

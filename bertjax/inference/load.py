@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +15,14 @@ from jax.sharding import Mesh, Sharding
 
 from bertjax.config.load import load_saved_config
 from bertjax.config.mesh import MeshConfig
+from bertjax.convert import sentence_transformers
 from bertjax.convert.convert import BERTJAX, detect_format, local_checkpoint, read_checkpoint
-from bertjax.convert.names import CLASSIFIER
-from bertjax.convert.portable import (
-    PortableCheckpoint,
-    check_no_feature_head,
-    check_portable,
-    read_workdir_embedder,
-    untrained_modules,
-)
+from bertjax.convert.names import CLASSIFIER, ENCODER
+from bertjax.convert.output_kinds import OUTPUT_KINDS
+from bertjax.convert.portable import PortableCheckpoint, check_portable, untrained_modules
 from bertjax.data.corpus.vocabulary import Vocabulary, workdir_vocabulary
 from bertjax.errors import UsageError, listed, quoted
 from bertjax.inference.loaded_model import InferenceDefaults, LoadedModel, build_known_model
-from bertjax.inference.output_kinds import OUTPUT_KINDS
 from bertjax.tasks.finetuning.output_layer import OutputLayer, read_output_layer
 from bertjax.training.checkpoint import find_checkpoint, workdir_of
 from bertjax.training.checkpoint_config import checkpoint_model
@@ -77,7 +72,7 @@ def load_workdir(path: str | epath.Path, mesh: Mesh | None = None) -> LoadedMode
         _read_inference_defaults(checkpoint, output_layer),
         mesh,
         str(path),
-        read_workdir_embedder(workdir, config),
+        sentence_transformers.read(workdir, config, is_workdir=True),
         untrained_modules(workdir),
     )
 
@@ -88,8 +83,7 @@ def _read_inference_defaults(checkpoint: epath.Path, output_layer: OutputLayer |
     if output_layer is None or is_converted(workdir):
         return InferenceDefaults()
     data = load_saved_config(workdir / CONFIG).data
-    names = [field.name for field in dataclasses.fields(InferenceDefaults)]
-    settings: dict[str, Any] = {name: data[name] for name in names if name in data}
+    settings = {field.name: data[field.name] for field in dataclasses.fields(InferenceDefaults) if field.name in data}
     null_threshold = None
     if data.get("version") == "2.0":
         # A run with a dev set selects the threshold on the dev set, and writes the threshold to `results.json`.
@@ -106,33 +100,27 @@ def with_params_and_output_layer(
     `params` is a nested dictionary of arrays. `output_kind` is the kind of output layer ("": no output layer), and
     `labels` contains the names of its outputs.
     """
-    if not isinstance(params, Mapping):
-        raise UsageError(f"params is {quoted(params)}; pass a nested dictionary of arrays, like the property params")
     arrays = {name: np.asarray(array, np.float32) for name, array in flatten_dict(params, sep="/").items()}
     if output_kind and output_kind not in OUTPUT_KINDS:
         raise UsageError(f"unknown output kind {output_kind!r}; use one of {', '.join(OUTPUT_KINDS)}")
     if output_kind and f"{CLASSIFIER}/bias" not in arrays:
         raise UsageError(f"params lacks {CLASSIFIER!r}, the output layer for output_kind={output_kind!r}; add it")
     # Otherwise, the new model would use the last layer instead of the features that it was trained on.
-    check_no_feature_head(model.model_description, model.path)
-    names = tuple(labels)
-    is_named = not isinstance(labels, str) and all(isinstance(name, str) and name for name in names)
-    if not is_named or len({*names}) < len(names):
-        raise UsageError(f"labels={quoted(labels)} is invalid; pass a list of different, nonempty strings")
+    check_portable(model.model_description, model.path)
+    names = tuple(map(str, labels))
     checkpoint = PortableCheckpoint(model.config, arrays, model.vocabulary, output_kind, names, embedder=model.embedder)
-    if names and len(names) != checkpoint.num_outputs:
-        raise UsageError(f"labels has {len(names)} names, but the output layer has {checkpoint.num_outputs} outputs")
-    layers = (model.config.num_hidden_layers,)
-    expected = {each.path: (layers if each.is_layered else ()) + each.shape for each in checkpoint.parameters}
+    if names and not len(names) == len({*names}) == checkpoint.num_outputs:
+        raise UsageError(f"labels={quoted(labels)}; pass {checkpoint.num_outputs} different names, one per output")
+    modules = {ENCODER} | checkpoint.modules
+    expected = {each.path: each.stacked_shape for each in checkpoint.parameters if each.module in modules}
     if unknown := sorted(arrays.keys() - expected.keys()):
         fix = "set output_kind" if any(name.startswith(f"{CLASSIFIER}/") for name in unknown) else "remove them"
         raise UsageError(f"params contains unknown parameters: {listed(unknown)}; {fix}")
+    if missing := sorted(expected.keys() - arrays.keys()):
+        raise UsageError(f"params lacks {listed(missing)}; add them")
     for name, array in arrays.items():
         if array.shape != expected[name]:
             raise UsageError(f"params: {name} has shape {array.shape}, but the model needs {expected[name]}")
-    modules = {"encoder"} | {name.split("/")[0] for name in arrays}
-    if missing := sorted(name for name in expected.keys() - arrays.keys() if name.split("/")[0] in modules):
-        raise UsageError(f"params lacks {listed(missing)}; add them")
     return _put_on_mesh(checkpoint, model.vocabulary, model.path, model.mesh)
 
 
@@ -154,9 +142,8 @@ def to_portable(model: LoadedModel) -> PortableCheckpoint:
 
 def _with_auto_axes(mesh: Mesh) -> Mesh:
     """Returns the mesh with `Auto` axes, which the models require. `jax.make_mesh` creates `Explicit` axes."""
-    if not isinstance(mesh, Mesh) or mesh.axis_names != MESH_AXES:
-        axes = getattr(mesh, "axis_names", mesh)
-        raise UsageError(f"wrong mesh axes: {quoted(axes)}; pass a jax.sharding.Mesh with axes {quoted(MESH_AXES)}")
+    if mesh.axis_names != MESH_AXES:
+        raise UsageError(f"wrong mesh axes: {mesh.axis_names}; use a mesh with the axes {MESH_AXES}")
     return Mesh(mesh.devices, MESH_AXES)
 
 
@@ -173,7 +160,7 @@ def _put_on_mesh(checkpoint: PortableCheckpoint, vocabulary: Vocabulary, path: s
         checkpoint.config,
         unflatten_dict(arrays, sep="/"),
         vocabulary,
-        OutputLayer(checkpoint.output_kind, checkpoint.labels) if checkpoint.output_kind else None,
+        checkpoint.output_layer,
         checkpoint.model_description,
         InferenceDefaults(),
         mesh,

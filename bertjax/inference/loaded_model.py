@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from bertjax.convert.sentence_embedder import SentenceEmbedder
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.errors import UsageError
-from bertjax.inference.sentence_embedder import SentenceEmbedder
 from bertjax.model.config import ModelConfig
 from bertjax.model.encoder import make_encoder
 from bertjax.model.heads import EncoderModel, TiedLmHead, build_model
@@ -91,43 +91,32 @@ class LoadedModel:
         model = self.model
         return self.jit(lambda params, batch: model.apply({"params": params}, batch))
 
-    @property
-    def _scanned(self) -> ModelConfig:
-        # Scan the layers, so that a single layer is compiled. Compilation takes most of the time to the first result.
-        return dataclasses.replace(self.config, scan_layers="true")
-
     @functools.cached_property
     def packed_hidden_states(self) -> Callable[[Batch], np.ndarray]:
         """Jitted function from a host batch of packed rows to the last layer's hidden states, float32 [B, L, D]."""
-        config = self._scanned
-
-        def packed_hidden_states(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
-            hidden, _ = make_encoder(config).apply(
-                {"params": params["encoder"]},
-                batch["input_ids"],
-                batch["segment_ids"],
-                batch["sequence_ids"],
-                batch["position_ids"],
-            )
-            return hidden.astype(np.float32)
-
-        return self.jit(packed_hidden_states)
+        names = ("input_ids", "segment_ids", "sequence_ids", "position_ids")
+        encode = self._encoder()
+        return self.jit(lambda params, batch: encode(params, *(batch[name] for name in names)).astype(np.float32))
 
     @functools.cached_property
     def masked_lm_probs(self) -> Callable[[Batch], np.ndarray]:
         """Jitted function from a host batch with `masked_lm_positions` [B, P] to token probabilities [B, P, V]."""
-        config = self._scanned
+        encode, head = self._encoder(), TiedLmHead(self.config)
 
         def masked_lm_probs(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
-            hidden, _ = make_encoder(config).apply(
-                {"params": params["encoder"]}, batch["input_ids"], batch["segment_ids"], batch["input_mask"]
-            )  # [B, L, D]
+            hidden = encode(params, batch["input_ids"], batch["segment_ids"], batch["input_mask"])  # [B, L, D]
             masked = jnp.take_along_axis(hidden, batch["masked_lm_positions"][..., None], axis=1)
             token_table = params["encoder"]["embeddings"]["token"]
-            logits: Any = TiedLmHead(config).apply({"params": params["masked_lm"]}, masked, token_table)
+            logits: Any = head.apply({"params": params["masked_lm"]}, masked, token_table)
             return jax.nn.softmax(logits)
 
         return self.jit(masked_lm_probs)
+
+    def _encoder(self) -> Callable[..., jax.Array]:
+        """Returns a function from parameters and the encoder's inputs to the hidden states of the last layer."""
+        # Scan the layers, so that a single layer is compiled. Compilation takes most of the time to the first result.
+        encoder = make_encoder(dataclasses.replace(self.config, scan_layers="true"))
+        return lambda params, *inputs: encoder.apply({"params": params["encoder"]}, *inputs)[0]
 
     def jit(self, function: Callable[[Any, dict[str, jax.Array]], Any]) -> Callable[[Batch], Any]:
         """Jits a function of parameters and a batch on the mesh. Axis 0 of all outputs must be the batch axis.

@@ -10,12 +10,12 @@ from etils import epath
 
 from bertjax.data.finetuning.batches import inference_batches
 from bertjax.data.finetuning.examples import make_examples
-from bertjax.errors import BertjaxError, UsageError
+from bertjax.errors import UsageError
 from bertjax.inference.inputs import Texts, TruncationCount
 from bertjax.inference.loaded_model import LoadedModel
-from bertjax.inference.output_kinds import OUTPUT_KINDS, TextPredictor
-from bertjax.model.heads import PretrainingModel, SequenceModel, TokenModel
-from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER, SPANS, OutputLayer
+from bertjax.inference.predictors import PREDICTORS, TextPredictor
+from bertjax.model.heads import SequenceModel, TokenModel
+from bertjax.tasks.finetuning.output_layer import SPANS, OutputLayer
 from bertjax.tasks.records import FIELDS, PredictionRecords, Record
 from bertjax.tasks.task import Task
 from bertjax.training.evaluation import mesh_and_params, predict
@@ -28,31 +28,17 @@ _MASK = "[MASK]"
 
 
 def check_model(model: LoadedModel, context: str | None) -> OutputLayer:
-    """Returns the output layer of a model.
-
-    Raises a UsageError if the output layer is missing, if the model needs a context and `context` is empty, or if the
-    model does not use a context and `context` is not empty.
-    """
-    if model.output_layer is None:
-        kind = model.model_description["kind"]
-        if kind in (SequenceModel.KIND, TokenModel.KIND):
-            raise UsageError(f"{model.path} is fine-tuned but lacks {OUTPUT_LAYER}; restore this file in its workdir")
-        fill_mask = ", or predict masked words with fill_mask" if kind == PretrainingModel.KIND else ""
+    """Returns the output layer of a model. Raises a UsageError if it is missing or does not fit to `context`."""
+    layer, module = model.output_layer, model.model_description["kind"]
+    if layer is None or module not in (SequenceModel.KIND, TokenModel.KIND):
         raise UsageError(
-            f"{model.path} has no output layer for predictions (its model is {kind!r}); fine-tune it with `bertjax "
-            f"train --init_from`{fill_mask}"
+            f"{model.path} has no output layer for texts (its model is {module!r}); fine-tune it with `bertjax train "
+            "--init_from`, predict masked words with fill_mask, or predict a task's data with --output"
         )
-    kind, module = model.output_layer.kind, model.model_description["kind"]
-    if module not in (SequenceModel.KIND, TokenModel.KIND):
-        raise UsageError(
-            f"{model.path} has a model of kind {module!r}, which can predict for data files only; use bertjax predict "
-            "--output"
-        )
-    if kind == SPANS and not context:
-        raise UsageError(f"{model.path} answers questions about a passage; set context to the passage")
-    if kind != SPANS and context:
-        raise UsageError(f"context has no effect, because {model.path} predicts {kind}, not answers; omit context")
-    return model.output_layer
+    if (layer.kind == SPANS) != bool(context):
+        fix = "set context to the passage" if layer.kind == SPANS else "omit context"
+        raise UsageError(f"{model.path} predicts {layer.kind}; {fix}")
+    return layer
 
 
 def predict_texts(
@@ -85,7 +71,7 @@ def predict_texts(
         raise UsageError(f"seq_len={seq_len} is out of range; use 8 to {max_len}")
     truncation = TruncationCount(seq_len)
     predictor = TextPredictor(model, layer.labels, seq_len, context, logits, truncation)
-    predict_chunk = OUTPUT_KINDS[layer.kind].predict
+    predict_chunk = PREDICTORS[layer.kind]
     remaining = iter(inputs)
     while chunk := list(itertools.islice(remaining, _CHUNK_TEXTS)):
         yield from predict_chunk(predictor, chunk)
@@ -122,16 +108,11 @@ def fill_mask(model: LoadedModel, text: str, top: int) -> list[list[tuple[str, f
     Returns:
       For each mask token, from left to right, `top` pairs of token and probability, best first.
     """
-    if top < 1:
-        raise UsageError(f"top={top} is out of range; use at least 1")
     if "masked_lm" not in model.params:
-        raise UsageError(
-            f"{model.path} lacks the parameters masked_lm and contains only {', '.join(sorted(model.params))}; use a "
-            "checkpoint that contains masked_lm"
-        )
+        raise UsageError(f"{model.path} lacks the parameters masked_lm; use a checkpoint with a masked-LM head")
     vocabulary, max_len = model.vocabulary, model.config.max_position_embeddings
-    if top > vocabulary.size:
-        raise UsageError(f"top={top} is larger than the vocabulary; use at most {vocabulary.size}")
+    if not 1 <= top <= vocabulary.size:
+        raise UsageError(f"top={top} is out of range; use 1 to {vocabulary.size}")
     mask = vocabulary.pieces[vocabulary.mask_id]
     text_ids = model.tokenizer.encode_with_special(text.replace(_MASK, mask))
     if vocabulary.mask_id not in text_ids:
@@ -162,21 +143,14 @@ def write_predictions(
 
 
 def check_output(task: Task, folder: str, columns: Sequence[str] = ()) -> None:
-    """Creates the output folder.
-
-    Raises a UsageError if the task writes no predictions or a column cannot be copied, and a BertjaxError if the folder
-    cannot be created.
-    """
+    """Creates the output folder. Raises a UsageError if the task writes no predictions or a column cannot be copied."""
     if not task.writes_predictions:
         raise UsageError(f"the task {task.config.task} writes no prediction files; use `bertjax evaluate`")
     for file_records in task.prediction_records():
         _check_columns(file_records, columns)
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        # Remove the temporary files of a killed command.
-        remove_temporaries(Path(folder))
-    except OSError as error:
-        raise BertjaxError(f"cannot create the folder {folder}: {error.strerror}; choose another --output") from error
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    # Remove the temporary files of a killed command.
+    remove_temporaries(Path(folder))
 
 
 def write_outputs(
@@ -186,7 +160,10 @@ def write_outputs(
     paths = task.write_predictions(outputs, Path(folder))
     for file_records in task.prediction_records():
         path = Path(folder) / file_records.file_name
-        _write_json_lines(path, _add_columns(file_records, file_records.make(outputs, logits), columns))
+        # `backslashreplace` writes lone surrogates as JSON escapes.
+        with atomic_file(path) as temporary, open(temporary, "w", encoding="utf-8", errors="backslashreplace") as file:
+            for record in _add_columns(file_records, file_records.make(outputs, logits), columns):
+                file.write(json.dumps(record, ensure_ascii=False) + "\n")
         paths.append(path)
     return paths
 
@@ -220,13 +197,3 @@ def _add_columns(
     for line, record in zip(file_records.lines, records, strict=True):
         fields = next(row.fields for row in rows if row.line == line) if columns else {}
         yield {"line": line, **fields, **record}
-
-
-def _write_json_lines(path: Path, records: Iterable[Record]) -> None:
-    try:
-        # `backslashreplace` writes lone surrogates as JSON escapes.
-        with atomic_file(path) as temporary, open(temporary, "w", encoding="utf-8", errors="backslashreplace") as file:
-            for record in records:
-                file.write(json.dumps(record, ensure_ascii=False) + "\n")
-    except OSError as error:
-        raise BertjaxError(f"cannot write {path}: {error.strerror or error}; choose another --output") from error

@@ -97,7 +97,7 @@ TARGETS: dict[str, tuple[str, str, str, Sequence[str]]] = {
     "kept results": ("reproduced", "kept.json", "kept_table", _JSON_EDITS),
     "converted": ("converted", "**/*", "fill_mask features export init_from", ()),
     # Formats without checksums, in which a changed value is often valid.
-    **{name: (name, "*", "fill_mask features import", KINDS) for name in ("huggingface", "tensorflow")},
+    "huggingface": ("huggingface", "*", "fill_mask features import", KINDS),
     "text": ("files", "text.txt", "prepare_txt", KINDS),
     **{kind: ("files", f"text.txt.{kind}", f"prepare_txt.{kind}", _GZIP_EDITS) for kind in ("gz", "xz")},
     "predictions": ("predictions", "*", "submission", KINDS),

@@ -226,7 +226,7 @@ PIECES: dict[str, Sequence[Sequence[str]]] = {
     "pretrained": (("train", *PRETRAIN, "--workdir=FOLDER"),),
     "glue": (("train", *GLUE, "--workdir=FOLDER"),),
     "glue2": (("train", *GLUE, "--config.seed=2", "--workdir=FOLDER"),),
-    **{name: (("convert", "{pretrained}", "FOLDER", f"--format={name}"),) for name in ("huggingface", "tensorflow")},
+    "huggingface": (("convert", "{pretrained}", "FOLDER", "--format=huggingface"),),
     "converted": (("convert", "{huggingface}", "FOLDER"),),
     "swept": ((*SWEEP, "--workdir=FOLDER"),),
     "predictions": (("predict", "--checkpoint={glue}", "--output=FOLDER"),),

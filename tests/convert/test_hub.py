@@ -181,7 +181,7 @@ def test_repository_without_safetensors_is_refused(server, pretrained):
         with pytest.raises(UsageError, match="import BertForPreTraining as M; "):
             bertjax.load("hf:org/odd")
     server.push("org/empty", {"config.json": config})
-    with pytest.raises(UsageError, match="hf:org/empty contains no model.safetensors"):
+    with pytest.raises(UsageError, match="org/empty contains no model.safetensors"):
         bertjax.load("hf:org/empty")
 
 

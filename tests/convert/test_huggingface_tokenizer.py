@@ -7,7 +7,8 @@ from checkpoints import random_checkpoint
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
-from bertjax.convert.convert import BERTJAX, HUGGINGFACE, TENSORFLOW, convert, read_checkpoint, read_vocabulary
+from bertjax.convert import huggingface
+from bertjax.convert.convert import BERTJAX, HUGGINGFACE, convert, read_checkpoint, read_vocabulary
 from bertjax.convert.huggingface_tokenizer import read_tokenizer, write_tokenizer
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import SPECIAL_PIECES, TOKENIZER_JSON, WORDPIECE, load_vocabulary
@@ -231,7 +232,7 @@ def test_options_of_bert_tokenizer_replace_those_of_tokenizer_json(save_json, pl
     accents = Tokenizer(read_tokenizer(plain)[0])
     assert accents.pieces(accents.encode("E\u00e9 e")) == ["[UNK]", "e"]
     edit_json(plain / "tokenizer_config.json", do_lower_case="false")
-    with pytest.raises(UsageError, match="do_lower_case='false'; it must be true or false"):
+    with pytest.raises(UsageError, match="cannot build the tokenizer"):
         read_tokenizer(plain)
 
 
@@ -262,8 +263,8 @@ def truncate_left(tokenizer_json):
         ({"tokenizer_class": "RobertaTokenizerFast"}, None, "has tokenizer_class 'RobertaTokenizer', which"),
         ({"auto_map": {"AutoTokenizer": ["a.B", None]}}, None, "needs code of its own"),
         ({"split_special_tokens": True}, None, "has split_special_tokens=true"),
-        ({"truncation_side": "left"}, None, "truncation_side in .*tokenizer_config.json is left, but .*remove this"),
-        ({}, truncate_left, "truncation in .*tokenizer.json is left"),
+        ({"truncation_side": "left"}, None, "truncates texts at the left"),
+        ({}, truncate_left, "truncates texts at the Left"),
         ({"mask_token": "<mask>"}, None, "lacks <mask>, the mask_token"),
         ({}, drop_post_processor, "does not build rows as .CLS. A .SEP. B .SEP."),
     ],
@@ -323,7 +324,7 @@ def test_word_limit_survives_conversions(letters, tmp_path, folder):
     (folder / "tokenizer.json").unlink()
     edit_json(folder / "tokenizer_config.json", tokenizer_class="BertTokenizer")
     source = folder
-    for fmt in (BERTJAX, HUGGINGFACE, TENSORFLOW, BERTJAX, HUGGINGFACE):
+    for fmt in (BERTJAX, HUGGINGFACE, BERTJAX, HUGGINGFACE):
         target = tmp_path / f"{source.name}_{fmt}"
         convert(str(source), str(target), fmt, False)
         vocabulary = read_vocabulary(target)
@@ -332,11 +333,9 @@ def test_word_limit_survives_conversions(letters, tmp_path, folder):
     assert json.loads((source / "tokenizer_config.json").read_text())["tokenizer_class"] == "BertTokenizer"
 
 
-def test_tokenizer_json_survives_in_a_workdir_but_not_in_tensorflow_format(letters, tmp_path, save_json, plain):
+def test_tokenizer_json_survives_in_a_workdir(letters, tmp_path, save_json, plain):
     save_json(TOKENIZERS["digits"])
     checkpoint = random_checkpoint(letters)
-    from bertjax.convert import huggingface
-
     (tmp_path / "model").mkdir()
     huggingface.write(checkpoint, tmp_path / "model")
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -347,8 +346,6 @@ def test_tokenizer_json_survives_in_a_workdir_but_not_in_tensorflow_format(lette
     assert vocabulary.kind == TOKENIZER_JSON and vocabulary.special_ids == checkpoint.vocabulary.special_ids
     assert [tokenizer.encode(text) for text in TEXTS] == encode(plain)
     assert tokenizer.decode(tokenizer.encode("thing 12")) == "thing 1 2"
-    with pytest.raises(UsageError, match="no tokenizer like .*tokenizer.json; use the format huggingface"):
-        convert(str(tmp_path / "own"), str(tmp_path / "tf"), TENSORFLOW, False)
 
 
 @pytest.mark.parametrize("tokenizer_class", ["BertTokenizer", "BertTokenizerFast", "PreTrainedTokenizerFast", None, ""])

@@ -24,7 +24,7 @@ from bertjax.convert import huggingface
 from bertjax.convert.portable import write_workdir
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.errors import UsageError
-from bertjax.inference import output_kinds, predict
+from bertjax.inference import predict, predictors
 from bertjax.inference.load import load_model
 from bertjax.model.heads import EncoderModel, build_model
 from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, SPANS, TAGS
@@ -115,7 +115,9 @@ def test_multiple_choice_accepts_any_number_of_endings(folders, capfd):
         scores = np.array([logits_of(folders[CHOICES], beginning, ending)[0] for ending in endings])
         np.testing.assert_allclose(record["probabilities"], softmax(scores), atol=1e-5)
         assert record["prediction"] == int(scores.argmax())
-    assert "too few endings for 'he': 1" in refused(capfd, "predict", f"--checkpoint={folders[CHOICES]}", "he ||| ran")
+    assert "too few endings: ('he', 'ran')" in refused(
+        capfd, "predict", f"--checkpoint={folders[CHOICES]}", "he ||| ran"
+    )
 
 
 def test_every_word_of_a_text_longer_than_a_row_is_tagged(folders, capfd):
@@ -201,7 +203,7 @@ def test_tagger_splits_text_at_punctuation_and_returns_entities(folders, capfd, 
 
     tags = iter(["B-X", "O", "B-X", "I-X", "I-X", "O", "O", "B-X"])
     logits_of_tag = {tag: 9.0 * (np.arange(3) == index) for index, tag in enumerate(LABELS[TAGS])}
-    monkeypatch.setattr(output_kinds, "gather_words", lambda *_: np.array([logits_of_tag[tag] for tag in tags]))
+    monkeypatch.setattr(predictors, "gather_words", lambda *_: np.array([logits_of_tag[tag] for tag in tags]))
     (record,) = predict_json(capfd, folders[TAGS], text)
     assert record["entities"] == [
         {"label": "X", "start": 0, "end": 2, "text": "Al"},
@@ -238,16 +240,13 @@ def test_terminal_escape_sequences_are_escaped(folders, capfd):
     assert output.isascii() and output.strip().isprintable() and json.loads(output)["text"] == text
 
 
-def test_fine_tuned_checkpoint_without_output_layer_json_is_refused(folders, capfd, tmp_path):
+def test_checkpoint_without_an_output_layer_for_texts_is_refused(folders, capfd, tmp_path):
     cli.main(["convert", str(folders[TAGS]), str(tmp_path / "run")])
     (tmp_path / "run" / "output_layer.json").unlink()
-    assert "is fine-tuned but lacks output_layer.json" in refused(capfd, "predict", f"--checkpoint={tmp_path}/run", "a")
-
-
-def test_model_of_another_kind_than_its_output_layer_predicts_for_files_only(folders):
+    assert "has no output layer" in refused(capfd, "predict", f"--checkpoint={tmp_path}/run", "a")
     model = load_model(folders[CLASSES])
     own = dataclasses.replace(model, model_description=model.model_description | {"kind": "relations"})
-    with pytest.raises(UsageError, match="a model of kind 'relations', which can predict for data files only; use"):
+    with pytest.raises(UsageError, match="its model is 'relations'.*--output"):
         predict.check_model(own, "")
 
 
@@ -298,10 +297,10 @@ def test_wrong_usage_is_refused(folders, capfd, tmp_path):
     for arguments, message in (
         (
             (f"--checkpoint={folders['']}", "a"),
-            "has no output layer for predictions (its model is 'pretraining'); fine-tune it",
+            "has no output layer for texts (its model is 'pretraining'); fine-tune it",
         ),
         ((f"--checkpoint={folders[SPANS]}", "who?"), "set context to the passage"),
-        ((checkpoint, "a", "--context=b"), "context has no effect, because"),
+        ((checkpoint, "a", "--context=b"), "omit context"),
         ((checkpoint,), "nothing to predict; pass texts, --text FILE, or --output DIR"),
         ((checkpoint, "a", "--output=out"), "--output applies to the task's data only"),
         ((checkpoint, "a", "--config.seed=1"), "--config.seed=1 applies to the task's data only; omit it to predict"),

@@ -64,14 +64,11 @@ def test_fine_tuning_keeps_the_encoder_and_attention_direction_of_the_checkpoint
 
 
 def test_unsupported_use_of_a_language_model_is_an_error(pretrained, tmp_path, capfd):
-    kind, workdir = pretrained
-    heads = {"left": "left_lm", "lstm": "left_lm, right_lm"}[kind]
-    assert f"lacks the parameters masked_lm and contains only encoder, {heads}" in refused(
-        capfd, "fill_mask", f"--checkpoint={workdir}", "a [MASK]"
-    )
-    for form in ("huggingface", "tensorflow"):
-        error = refused(capfd, "convert", str(workdir), str(tmp_path / form), f"--format={form}")
-        assert "has a model of kind 'language_model'" in error
+    _, workdir = pretrained
+    command = ["fill_mask", f"--checkpoint={workdir}", "a [MASK]"]
+    assert "lacks the parameters masked_lm" in refused(capfd, *command)
+    error = refused(capfd, "convert", str(workdir), str(tmp_path / "out"), "--format=huggingface")
+    assert "has a model of kind 'language_model'" in error
 
 
 def test_left_to_right_features_do_not_depend_on_later_words(pretrained, tmp_path, capfd):

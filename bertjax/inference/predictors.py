@@ -1,16 +1,10 @@
-"""Kinds of output layers.
-
-A kind has a Flax module, a prediction function, a Hugging Face model class, and the names of the output layer's kernel
-in other checkpoint formats.
-"""
+"""Predictions of fine-tuned models for texts, one function per kind of output layer."""
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import flax.linen as nn
 import numpy as np
 
 from bertjax.data.finetuning.batches import inference_batches
@@ -23,8 +17,6 @@ from bertjax.errors import UsageError, quoted
 from bertjax.inference.inputs import PAIR_SEPARATOR, Texts, TruncationCount, encode_row
 from bertjax.inference.loaded_model import LoadedModel
 from bertjax.metrics.entities import follows_scheme
-from bertjax.model.config import ModelConfig
-from bertjax.model.heads import SequenceModel, TokenModel
 from bertjax.tasks import records
 from bertjax.tasks.finetuning import spans as squad_spans
 from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, MULTILABEL, SPANS, TAGS
@@ -69,17 +61,13 @@ class TextPredictor:
     def sequence_logits(self, inputs: Sequence[Texts]) -> list[np.ndarray]:
         """Returns the logits [outputs] of each text or pair."""
         for texts in inputs:
-            self._check_pair(texts)
+            expected = self.model.defaults.texts or len(texts)
+            if len(texts) < expected:
+                form = f"FIRST{PAIR_SEPARATOR}SECOND"
+                raise UsageError(f"{quoted(texts)} is a single text; use a pair (on the command line, {form})")
+            if len(texts) > min(expected, self.model.config.type_vocab_size, 2):
+                raise UsageError(f"{quoted(texts)} is a pair, but the model takes single texts; use one text")
         return self.logits(make_examples([self.encode(texts) for texts in inputs], {}))
-
-    def _check_pair(self, texts: Texts) -> None:
-        if self.model.defaults.texts == 2 and len(texts) < 2:
-            raise UsageError(
-                f"{texts[0][:60]!r} is a single text, but the model takes pairs; use two texts (on the command line, "
-                f"FIRST{PAIR_SEPARATOR}SECOND)"
-            )
-        if len(texts) > 1 and (self.model.defaults.texts == 1 or self.model.config.type_vocab_size < 2):
-            raise UsageError(f"{quoted(texts)} is a pair, but the model takes single texts; use one text")
 
 
 def predict_classes(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[Record]:
@@ -101,12 +89,9 @@ def predict_labels(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[Re
 
 def predict_choices(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[Record]:
     """Predicts the most plausible ending of each context."""
-    for context, *endings in inputs:
-        if len(endings) < 2:
-            raise UsageError(
-                f"too few endings for {context[:60]!r}: {len(endings)}; use a context and at least two endings (on the "
-                f"command line, CONTEXT{PAIR_SEPARATOR}ENDING{PAIR_SEPARATOR}ENDING)"
-            )
+    if wrong := [texts for texts in inputs if len(texts) < 3]:
+        form = PAIR_SEPARATOR.join(("CONTEXT", "ENDING", "ENDING"))
+        raise UsageError(f"too few endings: {quoted(wrong[0])}; use at least two (on the command line, {form})")
     sequences = [predictor.encode((context, ending)) for context, *endings in inputs for ending in endings]
     scores = iter(predictor.logits(make_examples(sequences, {})))
     return [
@@ -169,79 +154,11 @@ def predict_spans(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[Rec
     return [squad_spans.answer_record(answer, defaults.null_threshold, predictor.with_logits) for answer in answers]
 
 
-@dataclasses.dataclass(frozen=True)
-class OutputKind:
-    """Kind of output layer.
-
-    Attributes:
-      task: task that fine-tunes models of this kind.
-      build_model: function that builds the Flax module from a config and a number of outputs.
-      predict: function that returns one record per input.
-      huggingface_class: model class of Hugging Face transformers.
-      pipeline: pipeline tag of model cards on the Hugging Face Hub.
-      num_outputs: number of outputs (default: None, one output per label).
-      pools: whether the output layer applies to the pooled [CLS] state rather than to the state of every token.
-      huggingface_kernel: name of the output layer's kernel in Hugging Face checkpoints.
-      tensorflow_kernel: name of the kernel in google-research/bert checkpoints (default: None, cannot be converted).
-    """
-
-    task: str
-    build_model: Callable[[ModelConfig, int], nn.Module]
-    predict: Callable[[TextPredictor, Sequence[Any]], list[Record]]
-    huggingface_class: str
-    pipeline: str
-    num_outputs: int | None = None
-    pools: bool = True
-    huggingface_kernel: str = "classifier.weight"
-    tensorflow_kernel: str | None = None
-
-    @property
-    def has_labels(self) -> bool:
-        """True if each output has a label."""
-        return self.num_outputs is None
-
-
-OUTPUT_KINDS = {
-    CLASSES: OutputKind(
-        task="text",
-        build_model=SequenceModel,
-        predict=predict_classes,
-        huggingface_class="BertForSequenceClassification",
-        pipeline="text-classification",
-        tensorflow_kernel="output_weights",
-    ),
-    MULTILABEL: OutputKind(
-        task="text",
-        build_model=SequenceModel,
-        predict=predict_labels,
-        huggingface_class="BertForSequenceClassification",
-        pipeline="text-classification",
-    ),
-    CHOICES: OutputKind(
-        task="swag",
-        build_model=SequenceModel,
-        predict=predict_choices,
-        num_outputs=1,
-        huggingface_class="BertForMultipleChoice",
-        pipeline="multiple-choice",
-    ),
-    TAGS: OutputKind(
-        task="ner",
-        build_model=functools.partial(TokenModel, head_dropout=True),
-        predict=predict_tags,
-        pools=False,
-        huggingface_class="BertForTokenClassification",
-        pipeline="token-classification",
-    ),
-    SPANS: OutputKind(
-        task="squad",
-        build_model=functools.partial(TokenModel, head_dropout=False),
-        predict=predict_spans,
-        num_outputs=2,
-        pools=False,
-        huggingface_class="BertForQuestionAnswering",
-        pipeline="question-answering",
-        huggingface_kernel="qa_outputs.weight",
-        tensorflow_kernel="cls/squad/output_weights",
-    ),
+# Functions that predict one record per input, by the kind of output layer.
+PREDICTORS: dict[str, Callable[[TextPredictor, Sequence[Any]], list[Record]]] = {
+    CLASSES: predict_classes,
+    MULTILABEL: predict_labels,
+    CHOICES: predict_choices,
+    TAGS: predict_tags,
+    SPANS: predict_spans,
 }

@@ -5,13 +5,11 @@ concatenated hidden states of n texts, and `sentence_embedding`, float32 [n, D].
 """
 
 import dataclasses
-import re
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import numpy as np
-
-from bertjax.data.corpus.vocabulary import Vocabulary
 
 TOKENS, SENTENCE = "token_embeddings", "sentence_embedding"
 # Pooling modes by their fields in the config of versions before 5.4, in the order in which these versions concatenate.
@@ -42,10 +40,12 @@ class Pooling:
     """Pools the token states of each text. The vectors of several modes are concatenated.
 
     Attributes:
+      config: content of the module's `config.json`.
       modes: names of `POOLING_FIELDS`.
       include_prompt: whether the tokens of the prompt, and [CLS] before them, are pooled as well.
     """
 
+    config: Mapping[str, Any]
     modes: tuple[str, ...]
     include_prompt: bool = True
 
@@ -77,6 +77,7 @@ class Dense:
     """Linear layer with an activation, and optionally a residual connection.
 
     Attributes:
+      config: content of the module's `config.json`.
       arrays: float32 arrays by name: `linear.weight` [out, in], optionally `linear.bias` [out] and, for a residual
         connection between different widths, `residual.weight` [out, in].
       activation: name of `ACTIVATIONS`.
@@ -84,6 +85,7 @@ class Dense:
       feature: name of the feature that the layer replaces.
     """
 
+    config: Mapping[str, Any]
     arrays: Mapping[str, np.ndarray]
     activation: str
     use_residual: bool = False
@@ -103,6 +105,7 @@ class Dense:
 class Normalize:
     """Scales vectors to length 1. `feature` is the name of the feature that it replaces."""
 
+    config: Mapping[str, Any]
     feature: str = SENTENCE
 
     def __call__(self, features: dict[str, np.ndarray], lengths: np.ndarray, prompt_len: int) -> None:
@@ -114,6 +117,7 @@ class Normalize:
 class LayerNorm:
     """LayerNorm of the vectors. `arrays` has `norm.weight` and `norm.bias`, float32 [D]."""
 
+    config: Mapping[str, Any]
     arrays: Mapping[str, np.ndarray]
 
     def __call__(self, features: dict[str, np.ndarray], lengths: np.ndarray, prompt_len: int) -> None:
@@ -164,24 +168,3 @@ class SentenceEmbedder:
         for module in self.modules:
             module(features, lengths, prompt_len)
         return features[SENTENCE][:, : self.truncate_dim]
-
-
-def lower(text: str, vocabulary: Vocabulary) -> str:
-    """Converts a text to lower case, except special tokens such as [MASK].
-
-    As in Hugging Face's normalizer `Lowercase`, the lower case of a character does not depend on its neighbors.
-    """
-    special = "|".join(re.escape(vocabulary.pieces[index]) for index in vocabulary.special_ids)
-    parts = re.split(f"({special})", text)
-    # Every second part is a special token.
-    return "".join(part if index % 2 else "".join(map(str.lower, part)) for index, part in enumerate(parts))
-
-
-def first_len(first: int, second: int, seq_len: int) -> int:
-    """Returns how many tokens to keep of the first text of a pair, of `first` tokens, before `encode_row` truncates it.
-
-    If both texts are truncated, the numbers of remaining tokens can differ by 1. As in Hugging Face's tokenizers, the
-    second text keeps more, unless the first one is longer. In google-research/bert, the first text always keeps more.
-    """
-    room = seq_len - 3
-    return first if first > second else min(first, max(room - second, room // 2))

@@ -1,0 +1,30 @@
+"""JSON files of checkpoints, and one-line errors that name the file."""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bertjax.errors import UsageError, first_line
+from bertjax.utils.io import AnyPath, read_json_object
+
+
+@contextlib.contextmanager
+def naming(file: AnyPath) -> Iterator[None]:
+    """Names the file in errors of the block, such as a missing value or one of a wrong type."""
+    try:
+        yield
+    except (AttributeError, LookupError, OSError, TypeError, ValueError) as error:
+        raise UsageError(f"cannot read {file}: {type(error).__name__}: {first_line(error)}; copy it again") from error
+
+
+def read_object(file: AnyPath, optional: bool = False) -> dict[str, Any]:
+    """Reads a JSON object. Returns {} if the file is optional and does not exist."""
+    with naming(file):
+        return {} if optional and not file.exists() else read_json_object(file)
+
+
+def write_json(file: Path, content: Any) -> None:
+    """Writes a JSON file."""
+    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
