@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from bertjax.errors import BertjaxError, UsageError, first_line, quoted
+from bertjax.errors import UsageError, first_line, quoted
 from bertjax.model.flops import PEAK_FLOPS
 
 _DOCS = "docs.cloud.google.com/tpu/docs/"
@@ -101,8 +101,4 @@ def tpu_devices(topology: str, slices: int) -> list[jax.Device]:
     try:
         return list(topologies.get_topology_desc(platform="tpu", topology_name=topology, **options).devices)
     except jax.errors.JaxRuntimeError as error:
-        if "INVALID_ARGUMENT" in str(error):
-            raise UsageError(
-                f"unknown --topology {topology}: {first_line(error)}; use a topology that Google Cloud offers"
-            ) from error
-        raise BertjaxError(f"cannot use the TPU compiler: {first_line(error)}; reinstall bertjax[tpu]") from error
+        raise UsageError(f"the TPU compiler rejects --topology {topology}: {first_line(error)}") from error

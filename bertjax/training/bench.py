@@ -18,7 +18,6 @@ from etils import epath
 
 from bertjax.data.schema import is_token
 from bertjax.data.shard import SINGLE_SHARD
-from bertjax.errors import UsageError
 from bertjax.model.flops import peak_flops_per_second
 from bertjax.model.partitioning import resolve_layout
 from bertjax.tasks.objectives.step_cost import ATTENTION_FRACTION, TOKEN_FRACTION
@@ -142,8 +141,6 @@ def bench_input(task: PretrainingTask, seconds: float) -> dict[str, Any]:
     """
     # The benchmark stops at a time limit, long before this number of steps.
     phase = dataclasses.replace(task.config.phases[0], stop_step=1 << 40)
-    if not 0 < seconds <= 3600:
-        raise UsageError(f"--seconds={seconds} is out of range; use a value above 0 and at most 3600")
     started = time.perf_counter()
     stream = task.phase_batches(phase, phase.start_step, SINGLE_SHARD)
     first_batches = [next(stream)]

@@ -261,7 +261,7 @@ def find_checkpoint(path: str | os.PathLike) -> epath.Path:
 
     `path` is a workdir, the `checkpoints` folder of a workdir, or the folder of a checkpoint. Among several
     checkpoints, returns the one with the highest score, or the newest if no checkpoint has a score. Raises a UsageError
-    if no checkpoint exists, and a BertjaxError if the checkpoint is damaged or incomplete.
+    if no checkpoint exists, and a BertjaxError if the checkpoint is incomplete.
     """
 
     def rank(checkpoint: epath.Path) -> tuple[float, int]:
@@ -277,10 +277,7 @@ def find_checkpoint(path: str | os.PathLike) -> epath.Path:
         return resolved
     for folder in (resolved, resolved / CHECKPOINTS):
         if folder.is_dir() and (checkpoints := _complete_checkpoints(folder)):
-            best = max(checkpoints, key=rank)
-            if not (best / "params").exists():
-                raise BertjaxError(f"checkpoint {best} is damaged: it lacks params; choose another one in {folder}")
-            return best
+            return max(checkpoints, key=rank)
     raise UsageError(f"no checkpoint at {path}; use a workdir or a folder like WORKDIR/{CHECKPOINTS}/1000")
 
 

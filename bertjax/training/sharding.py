@@ -63,15 +63,11 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
     sizes = [config.data, config.fsdp, config.tensor]
     shown = ", ".join(f"mesh.{axis}={size}" for axis, size in zip(MESH_AXES, sizes, strict=True))
     known = math.prod(size for size in sizes if size != -1)
-    if len(devices) % known or (-1 not in sizes and known != len(devices)):
-        raise UsageError(
-            f"{shown} does not fit {len(devices)} devices; use sizes with the product {len(devices)}, or set one to -1"
-        )
     data, *inner = [len(devices) // known if size == -1 else size for size in sizes]
-    if data % slices:
+    if math.prod((data, *inner)) != len(devices) or data % slices:
         raise UsageError(
-            f"{shown} does not fit {slices} slices of {len(devices) // slices} devices; use a multiple of {slices} for "
-            f"mesh.data, not {data}"
+            f"{shown} does not fit {slices} x {len(devices) // slices} devices; use sizes with the product "
+            f"{len(devices)}, or -1 for one of them, and a multiple of {slices} for mesh.data"
         )
     shape = [data // slices, *inner]
     try:

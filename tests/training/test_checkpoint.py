@@ -200,12 +200,6 @@ def test_run_does_not_start_over_if_all_checkpoints_are_damaged(workdir):
             restore(workdir)
 
 
-def test_find_checkpoint_reports_missing_params_as_damage(workdir):
-    shutil.rmtree(workdir / "checkpoints" / "3" / "params")
-    with pytest.raises(BertjaxError, match=r"checkpoints/3 is damaged"):
-        find_checkpoint(workdir)
-
-
 def test_checkpoint_of_another_model_is_not_resumed(workdir):
     relu = MODEL.clone(config=dataclasses.replace(CONFIG, hidden_act="relu"))
     for model, change in ((relu, "hidden_act: gelu_tanh -> relu"), (EncoderModel(CONFIG), "kind: pretraining -> enc")):
@@ -244,28 +238,17 @@ def test_architecture_field_missing_in_an_old_checkpoint_has_its_default(tmp_pat
     assert_equal(state, restore(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["run[1]", "run*", "what?", "back\\slash", "a]"])
+@pytest.mark.parametrize("name", ["run[1]", "run*", "what?/deeper", "back\\slash", "a]"])
 def test_path_with_glob_characters_is_refused(tmp_path, name):
-    for path in (tmp_path / name, tmp_path / name / "deeper"):
-        with pytest.raises(UsageError, match="which Orbax reads as a pattern"):
-            resolve_checkpoint_path(path)
+    with pytest.raises(UsageError, match="which Orbax reads as a pattern"):
+        resolve_checkpoint_path(tmp_path / name)
 
 
-def test_file_with_the_name_of_a_checkpoint_is_not_restored_and_is_replaced(tmp_path):
-    save_states(tmp_path, steps=(1,))
-    (tmp_path / "checkpoints" / "40").write_text("")
-    assert int(restore(tmp_path).step) == 1
-    assert_equal(restore(tmp_path).params, save_states(tmp_path / "other", steps=(1,)).params)
-    state = save_states(tmp_path, steps=(40,))
-    assert_equal(restore(tmp_path), state)
-
-
-def test_missing_list_of_arrays_is_reported_as_damage(tmp_path):
-    save_states(tmp_path, steps=(1,))
-    (tmp_path / "checkpoints" / "1" / "params" / "_METADATA").write_bytes(b"")
-    target = abstract_state(OBJECTIVE, OPTIMIZER, mesh_of(ONE_DEVICE)).params
-    with pytest.raises(BertjaxError, match="the list of arrays is missing"):
-        load_params(tmp_path, target)
+@pytest.mark.parametrize("damage", [lambda folder: (folder / "_METADATA").write_bytes(b""), shutil.rmtree])
+def test_missing_arrays_are_reported_as_damage(workdir, damage):
+    damage(workdir / "checkpoints" / "3" / "params")
+    with pytest.raises(BertjaxError, match="checkpoints/3 is damaged.*the list of arrays is missing"):
+        load_params_on_host(find_checkpoint(workdir))
 
 
 def test_load_params_accepts_a_workdir_a_checkpoints_folder_or_one_checkpoint(workdir, state):

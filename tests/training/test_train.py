@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import signal
-import zlib
 
 import jax
 import numpy as np
@@ -30,7 +29,6 @@ from bertjax.training.checkpoint import find_checkpoint
 from bertjax.training.evaluation import predict
 from bertjax.training.optimizer import bert_schedule
 from bertjax.training.sharding import make_mesh
-from bertjax.training.startup import random_key
 
 
 @pytest.mark.parametrize("detected_at", [3, pytest.param(14, marks=pytest.mark.slow)])
@@ -298,12 +296,3 @@ def test_hosts_compare_their_configs_data_hashes_and_workdir_files(corpus, tmp_p
     assert compared["files"][OUTPUT_LAYER] == json.loads(labels) and ENTRY in compared["files"]
     assert compared["config"]["seed"] == task.config.seed and compared["data"] == task.data_hash
     assert not (tmp_path / "run").exists()
-
-
-def test_random_key_depends_on_seed_and_name():
-    first, anagram, other_seed = (
-        jax.random.key_data(random_key(*pair)) for pair in ((0, "listen"), (0, "silent"), (1, "listen"))
-    )
-    assert (first != anagram).any() and (first != other_seed).any()
-    expected = jax.random.fold_in(jax.random.key(0), zlib.crc32(b"listen"))
-    np.testing.assert_array_equal(first, jax.random.key_data(expected))
