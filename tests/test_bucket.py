@@ -44,19 +44,15 @@ def train(corpus: Path, workdir: Path | str, *more: str) -> list[str]:
 
 
 def start_process(command: list[str]) -> subprocess.Popen:
-    return subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env=environment_of(1),
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, **pipes, start_new_session=True, env=environment_of(1))
 
 
-def run_process(command: list[str]) -> tuple[int, str]:
+def run_process(command: list[str], code: int = 0) -> str:
+    """Returns the standard error of a command that exits with `code`."""
     process = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment_of(1))
-    return process.returncode, process.stderr
+    assert process.returncode == code, process.stderr
+    return process.stderr
 
 
 def copied(storage: bucket.Storage, prefix: str, folder: Path) -> Path:
@@ -72,7 +68,7 @@ def copied(storage: bucket.Storage, prefix: str, folder: Path) -> Path:
 @pytest.mark.slow
 def test_remote_run_equals_a_local_run_bitwise_after_a_kill_and_a_stop(corpus, stored, tmp_path):
     alone = tmp_path / "alone"
-    assert run_process(train(corpus, alone))[0] == 0
+    run_process(train(corpus, alone))
     process = start_process(train(corpus, RUN))
 
     def kill_in_the_save_of_20(method: str, path: str) -> None:
@@ -87,10 +83,10 @@ def test_remote_run_equals_a_local_run_bitwise_after_a_kill_and_a_stop(corpus, s
     assert "runs/a/checkpoints/20/commit_success.txt" not in stored.names()
 
     # An incomplete checkpoint is not used.
-    code, stderr = run_process([sys.executable, "-m", "bertjax", "evaluate", f"--checkpoint={RUN}"])
-    assert code == 0 and f"evaluated checkpoint {RUN}/checkpoints/10\n" in stderr, stderr
-    code, stderr = run_process([sys.executable, "-m", "bertjax", "evaluate", f"--checkpoint={RUN}/checkpoints/20"])
-    assert code == 1 and "20 is incomplete: its save is in progress or was interrupted" in stderr, stderr
+    evaluate = [sys.executable, "-m", "bertjax", "evaluate", f"--checkpoint={RUN}"]
+    assert f"evaluated checkpoint {RUN}/checkpoints/10\n" in run_process(evaluate)
+    evaluate[-1] += "/checkpoints/20"
+    assert "20 is incomplete" in run_process(evaluate, code=1)
 
     process = start_process(train(corpus, RUN))
     stderr = []
@@ -102,9 +98,7 @@ def test_remote_run_equals_a_local_run_bitwise_after_a_kill_and_a_stop(corpus, s
     assert any("resumed gs://bucket/runs/a at step 10" in line for line in stderr)
     assert '"stopped": true' in process.stdout.read()
 
-    code, stderr = run_process(train(corpus, RUN))
-    assert code == 0, stderr
-    assert re.search(r"resumed gs://bucket/runs/a at step (2[5-9]|3\d)", stderr)
+    assert re.search(r"resumed gs://bucket/runs/a at step (2[5-9]|3\d)", run_process(train(corpus, RUN)))
     there = copied(stored, "runs/a/", tmp_path / "there")
     for name in ("metrics.jsonl", "results.json", "config.json", "data.json", "vocab.txt"):
         assert (there / name).read_bytes() == (alone / name).read_bytes(), name
@@ -116,8 +110,7 @@ def test_remote_run_equals_a_local_run_bitwise_after_a_kill_and_a_stop(corpus, s
     # A damaged checkpoint is skipped.
     for name in stored.names("runs/a/checkpoints/40/params/"):
         stored.write("bucket", name, b"x" * len(stored.read(name)), {})
-    code, stderr = run_process(train(corpus, RUN))
-    assert code == 0, stderr
+    stderr = run_process(train(corpus, RUN))
     assert "40 is damaged (" in stderr and "moved to gs://bucket/runs/a/damaged_checkpoints/40" in stderr
     again = copied(stored, "runs/a/", tmp_path / "again")
     assert (again / "metrics.jsonl").read_bytes() == (alone / "metrics.jsonl").read_bytes()
@@ -133,11 +126,9 @@ def lines_of(capfd, *arguments: str) -> list[dict]:
 def test_remote_checkpoint_supports_init_from_predict_and_convert(corpus, stored, tmp_path, capfd):
     [base] = lines_of(capfd, *train(corpus, "gs://bucket/base", "--config.steps=2", "--config.eval_every=2")[3:])
     assert base["checkpoint"] == "gs://bucket/base/checkpoints/2"
-    assert sorted({name.split("/")[1] for name in stored.names("base/")} - {""}) == [
-        *(".lock", "checkpoints", "config.json", "curves.png", "data.json"),
-        next(name.split("/")[1] for name in stored.names("base/events.out.tfevents.")),
-        *("metrics.jsonl", "results.json", "timing.jsonl", "vocab.txt", "vocabulary.json"),
-    ]
+    names = {name.split("/")[1] for name in stored.names("base/")}
+    assert {".lock", "curves.png", "data.json", "metrics.jsonl", "results.json", "vocabulary.json"} <= names
+    assert stored.names("base/events.out.tfevents.") and not any("unfinished" in name for name in names)
     [held_out] = lines_of(capfd, "evaluate", "--checkpoint=gs://bucket/base")
     assert held_out["loss"] == pytest.approx(base["loss"], rel=1e-6)
 
@@ -156,11 +147,8 @@ def test_remote_checkpoint_supports_init_from_predict_and_convert(corpus, stored
     stdout = printed(capfd, "predict", "--checkpoint=gs://bucket/topic", "bana ro")
     assert stdout.startswith("bana ro\n")
     printed(capfd, "convert", "gs://bucket/topic", f"{tmp_path}/converted", "--format=huggingface")
-    ours, theirs = (
-        printed(capfd, "features", f"--checkpoint={place}", "bana ro")
-        for place in ("gs://bucket/topic", f"{tmp_path}/converted")
-    )
-    assert ours == theirs
+    places = "gs://bucket/topic", f"{tmp_path}/converted"
+    assert len({printed(capfd, "features", f"--checkpoint={place}", "bana ro") for place in places}) == 1
 
 
 def state_of(step: int) -> TrainState:
@@ -219,8 +207,7 @@ def test_second_run_takes_over_a_remote_workdir_and_the_first_run_ends(stored):
     place = workdir.create(RUN)
     first = workdir.take_ownership(place)
     first()
-    second = workdir.take_ownership(place)
-    second()
+    workdir.take_ownership(place)()
     with pytest.raises(BertjaxError, match="another run has taken over or emptied the workdir gs://bucket/runs/a"):
         first()
 

@@ -23,23 +23,14 @@ def train(corpus: Path, workdir: Path, *overrides: str) -> list[str]:
 
 
 def start_pod(processes: int, devices: int, command: list[str]) -> subprocess.Popen:
-    return subprocess.Popen(
-        [ROOT / "launch" / "local_pod.sh", "-n", str(processes), "-d", str(devices), "--", *command],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    pod = [ROOT / "launch" / "local_pod.sh", "-n", str(processes), "-d", str(devices), "--", *command]
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(pod, **pipes, start_new_session=True)
 
 
 def read_until(pod: subprocess.Popen, text: str) -> None:
     """Reads standard error up to the line that contains the text."""
-    lines = []
-    for line in pod.stderr:
-        lines.append(line)
-        if text in line:
-            return
-    raise AssertionError("".join(lines))
+    assert any(text in line for line in pod.stderr)
 
 
 def pid_of(pod: subprocess.Popen, index: int) -> int:

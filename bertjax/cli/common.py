@@ -103,14 +103,15 @@ def open_init_checkpoint(
     the same folder. `marker` is the file or folder that identifies a workdir of the command (default: config.json).
     """
     from bertjax.convert.convert import bertjax_checkpoint
-    from bertjax.training.workdir import CONFIG, CONVERTED, check_unrelated_files, pinned_address, resolve
+    from bertjax.training.checkpoint import resolve_checkpoint_path
+    from bertjax.training.workdir import CONFIG, CONVERTED, check_unrelated_files, pinned_address
 
     if not args.init_from:
         yield None
         return
     workdir, source, folder = getattr(args, "workdir", ""), args.init_from, None
     if keep_converted:
-        check_unrelated_files(resolve(workdir), marker or CONFIG)
+        check_unrelated_files(resolve_checkpoint_path(workdir), marker or CONFIG)
     if workdir:
         source = pinned_address(source, workdir)
     if keep_converted and "://" not in workdir:

@@ -7,11 +7,12 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 from bertjax.cli.parser import add_command, add_json
-from bertjax.utils.devices import has_bfloat16_units
+from bertjax.utils.devices import HUGE_PAGES, has_bfloat16_units
 from bertjax.utils.process_pool import available_cores
 from bertjax.utils.terminal import show
 
@@ -39,6 +40,17 @@ _VARIABLES = (
     *("JAX_PLATFORMS", "XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR", "JAX_COORDINATOR_ADDRESS", "LIBTPU_INIT_ARGS"),
     *("HF_HOME", "HF_ENDPOINT", "HF_HUB_OFFLINE", "BERTJAX_STAGING", "TMPDIR"),
 )
+# Program that prints the seconds to allocate, write and free 128 MiB four times.
+_ALLOCATION = """import ctypes, time
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+start = time.perf_counter()
+for _ in range(4):
+    block = ctypes.c_void_p(libc.malloc(1 << 27))
+    libc.memset(block, 1, 1 << 27)
+    libc.free(block)
+print(time.perf_counter() - start)
+"""
 # Free disk space below which the report contains a warning. A BASE checkpoint with optimizer state takes 1.3 GB, and a
 # run keeps several.
 _LITTLE_DISK_BYTES = 10 * 2**30
@@ -84,6 +96,7 @@ def examine() -> dict[str, Any]:
         "machine": {
             "cpu": f"{available_cores()} cores, {_cpu()}{', bfloat16 units' if has_bfloat16_units() else ''}",
             "memory": _gib(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
+            "huge pages": _huge_pages(),
             "free disk, current directory": _gib(shutil.disk_usage(".").free),
         },
         "caches": {name: f"{path} ({_gib(_free_bytes(path))} free)" for name, path in paths.items()},
@@ -142,6 +155,18 @@ def _cpu() -> str:
     flags = values.get("flags", "").split()
     widest = next((name for name in ("amx_tile", "avx512f", "avx2") if name in flags), "no AVX2")
     return f"{values.get('model name', platform.machine())}, {widest}"
+
+
+def _huge_pages() -> str:
+    """Returns whether malloc uses huge pages, and how much faster it is with them."""
+    if sys.platform != "linux":
+        return "not supported"
+    is_active = HUGE_PAGES in os.environ.get("GLIBC_TUNABLES", "")
+    seconds = []
+    for tunables in ("", HUGE_PAGES):
+        command, environment = [sys.executable, "-c", _ALLOCATION], os.environ | {"GLIBC_TUNABLES": tunables}
+        seconds.append(float(subprocess.run(command, env=environment, capture_output=True, text=True).stdout))
+    return f"{'active' if is_active else 'off'}; with them, memory is allocated {seconds[0] / seconds[1]:.1f} x as fast"
 
 
 def _cache_paths() -> tuple[dict[str, Path], str]:

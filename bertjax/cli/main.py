@@ -26,7 +26,7 @@ from bertjax.cli import (
 from bertjax.cli.common import command_name
 from bertjax.cli.parser import Parser, Version
 from bertjax.errors import INTERRUPTED, BertjaxError, UsageError, first_line, shortened
-from bertjax.utils.devices import skip_missing_tpu
+from bertjax.utils.devices import skip_missing_tpu, use_huge_pages
 from bertjax.utils.terminal import configure_logging, show
 
 logger = logging.getLogger(__name__)
@@ -109,17 +109,6 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         raise UsageError(f"unknown argument {unknown[0]}; see `bertjax {command_name(args)} --help`")
     args.overrides = overrides
     return args
-
-
-def use_huge_pages() -> None:
-    """Restarts the process with huge pages for malloc, because glibc reads GLIBC_TUNABLES only at process start.
-
-    A train step allocates and frees gigabytes. On two CPU cores, BERT with 2 layers of width 128 in float32 trained at
-    34,600 tokens/s with huge pages and at 24,800 without.
-    """
-    if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
-        os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def _run(argv: list[str]) -> None:

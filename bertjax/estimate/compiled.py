@@ -1,6 +1,5 @@
 """Compilation of a run's train step for TPUs, on a machine without a TPU."""
 
-import dataclasses
 import math
 import re
 import time
@@ -13,9 +12,8 @@ from bertjax.config.run import RunConfig
 from bertjax.errors import BertjaxError, first_line
 from bertjax.estimate.topology import tpu_devices, use_tpu_compiler
 from bertjax.tasks.build import build_task
-from bertjax.training.evaluation import check_batch_sizes
 from bertjax.training.optimizer import make_optimizer, make_schedule
-from bertjax.training.sharding import batch_sharding, make_mesh, replicated
+from bertjax.training.sharding import batch_sharding, check_batch_sizes, make_mesh, replicated
 from bertjax.training.state import abstract_state
 from bertjax.training.step import make_train_step
 from bertjax.utils.process_pool import process_pool
@@ -26,47 +24,17 @@ _SIZE = r"([\d.]+)([KMG]?)"
 _NEEDED = re.compile(rf"[Uu]sed {_SIZE} of|HLO temporaries \({_SIZE}\) exceeds")
 
 
-@dataclasses.dataclass(frozen=True)
-class Memory:
-    """Memory of one device in bytes, at the peak of a train step.
-
-    Attributes:
-      parameters: model parameters.
-      optimizer: optimizer state.
-      batch: input batch.
-      temporaries: everything else, such as activations, gradients, communication buffers and the program.
-    """
-
-    parameters: int
-    optimizer: int
-    batch: int
-    temporaries: int
-
-    @property
-    def total(self) -> int:
-        return self.parameters + self.optimizer + self.batch + self.temporaries
-
-
-@dataclasses.dataclass(frozen=True)
-class CompiledStep:
-    """Result of compiling a train step.
-
-    Attributes:
-      memory: memory that the program needs on one device.
-      fits: whether the program fits into the device's memory.
-      seconds: compilation time in seconds.
-    """
-
-    memory: Memory
-    fits: bool
-    seconds: float
-
-
-def compile_step(settings: RunConfig, phase: int, topology: str, slices: int) -> CompiledStep:
+def compile_step(settings: RunConfig, phase: int, topology: str, slices: int) -> dict[str, Any]:
     """Compiles the train step of a phase in a subprocess. Raises a BertjaxError if the compiler fails or crashes.
 
     The subprocess isolates crashes: libtpu 0.0.42.1 crashes on some programs, such as BERT with hidden size 128 and
     remat=full.
+
+    Returns:
+      `memory`: bytes on one device at the peak of the step, for `parameters`, `optimizer` state, input `batch`, and
+        `temporaries`, which are activations, gradients, communication buffers and the program.
+      `fits`: whether the step fits into the device's memory.
+      `compile_seconds`: time of the compilation.
     """
     crashed = BertjaxError(
         "the TPU compiler crashed or ran out of memory; change --config.model.remat or --config.model.scan_layers"
@@ -85,7 +53,7 @@ def lowered_step(
     """
     task = build_task(settings, train=None)
     mesh = make_mesh(settings.mesh, devices)
-    check_batch_sizes(task, mesh, settings.grad_accum_steps)
+    check_batch_sizes(task.batch_sizes, mesh, settings.grad_accum_steps)
     optimizer = make_optimizer(settings.optimizer)
     state = abstract_state(task.objective, optimizer, mesh)
     batch = jax.tree.map(
@@ -101,20 +69,19 @@ def lowered_step(
     return lowered, {name: _device_bytes(tree) for name, tree in trees.items()}
 
 
-def _compile(settings: RunConfig, phase: int, topology: str, slices: int) -> CompiledStep:
+def _compile(settings: RunConfig, phase: int, topology: str, slices: int) -> dict[str, Any]:
     start = time.monotonic()
-    lowered, arguments = lowered_step(settings, phase, tpu_devices(topology, slices))
+    lowered, memory = lowered_step(settings, phase, tpu_devices(topology, slices))
     try:
-        compiled = lowered.compile()
-        total, fits = peak_bytes(compiled), True
+        total, fits = peak_bytes(lowered.compile()), True
     except jax.errors.JaxRuntimeError as error:
         total, fits = needed_bytes(str(error)), False
         if total is None:
             raise BertjaxError(
                 f"the TPU compiler failed: {first_line(error)}; change --config.data.batch_size or --config.model.remat"
             ) from error
-    memory = Memory(**arguments, temporaries=max(total - sum(arguments.values()), 0))
-    return CompiledStep(memory, fits, time.monotonic() - start)
+    memory["temporaries"] = max(total - sum(memory.values()), 0)
+    return {"memory": memory, "fits": fits, "compile_seconds": time.monotonic() - start}
 
 
 def peak_bytes(compiled: Any) -> int:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections import Counter
 from typing import Any
 
 import flax.linen as nn
@@ -11,55 +12,73 @@ from bertjax.model.config import AUTO, LSTM, Architecture, ModelConfig
 from bertjax.model.partitioning import resolve_layout
 from bertjax.tasks.task import Task
 from bertjax.training.freezing import Freezing, check_freezing, count_trainable
-from bertjax.training.optimizer import (
-    describe_head_steps,
-    make_optimizer,
-    make_schedule,
-)
+from bertjax.training.optimizer import describe_head_steps, make_optimizer, make_schedule
 from bertjax.training.sharding import list_devices
 
-# Architecture fields that `_options` omits, because other lines of the description contain them.
+# Architecture fields that `_describe_model` does not list as options, because other text contains them.
 _SIZES = {
-    "encoder",
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
+    *("encoder", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
     "pad_vocab_to_multiple_of",
 }
 
 
-def parameter_counts(task: Task) -> dict[str, int]:
-    """Returns the number of parameters of each module (at most two levels deep), excluding vocabulary padding."""
-    counts: dict[str, int] = {}
-    for path, leaf in jax.tree_util.tree_flatten_with_path(_abstract_params(task))[0]:
-        name = "/".join(entry.key for entry in path[:2])
-        counts[name] = counts.get(name, 0) + math.prod(leaf.shape)
-    return counts
+def describe_task(task: Task) -> str:
+    """Describes a task as text: parameter counts by module, model, optimizer, schedule and total FLOPs."""
+    model, optimizer = task.objective.model.config, task.config.optimizer
+    params = _abstract_params(task)
+    counts = parameter_counts(params)
+    encoder = sum(count for name, count in counts.items() if name.startswith(("encoder", "pooler")))
+    clipping = f"gradient clipping to norm {optimizer.clip_norm:g}" if optimizer.clip_norm else "no gradient clipping"
+    lines = [
+        "parameters",
+        *(f"  {name:<24}{count:>14,}" for name, count in counts.items()),
+        f"  {'encoder and pooler':<24}{encoder:>14,}",
+        f"  {'total':<24}{sum(counts.values()):>14,}",
+        f"vocabulary: {model.vocab_size:,} tokens, padded to {model.padded_vocab_size:,} embedding rows",
+        f"model: {_describe_model(model)}",
+        *task.notes,
+        *describe_head_steps(optimizer),
+        f"optimizer: {optimizer.name}, learning rate {optimizer.learning_rate:g}, weight decay "
+        f"{optimizer.weight_decay:g}, {clipping}",
+        *_describe_schedule(task),
+    ]
+    freezing = make_optimizer(optimizer).freezing
+    if freezing != Freezing():
+        check_freezing(params, freezing)
+        lines.append(f"trainable: {count_trainable(params, freezing):,} parameters; all others are frozen")
+    return "\n".join(lines)
 
 
 def _abstract_params(task: Task) -> Any:
+    """Returns the shapes of a task's parameters, without vocabulary padding."""
     model = task.objective.model
     model = model.clone(config=dataclasses.replace(model.config, pad_vocab_to_multiple_of=1))
-    objective = dataclasses.replace(task.objective, model=model)
     list_devices()
+    objective = dataclasses.replace(task.objective, model=model)
     return nn.unbox(jax.eval_shape(objective.init_params, jax.random.key(0)))
 
 
-def _describe_layers(model: ModelConfig) -> str:
+def parameter_counts(params: Any) -> dict[str, int]:
+    """Returns the number of parameters of each module, at most two levels deep."""
+    counts: Counter[str] = Counter()
+    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+        counts["/".join(entry.key for entry in path[:2])] += math.prod(leaf.shape)
+    return counts
+
+
+def _describe_model(model: ModelConfig) -> str:
+    """Returns layers, dtype, and the architecture fields other than sizes that differ from BERT's defaults."""
     layers, width = model.num_hidden_layers, model.hidden_size
-    if model.encoder == LSTM:
-        return f"{layers} LSTMs per direction, {width} units in both directions together"
-    heads = f"{model.num_attention_heads} heads of {model.head_size}"
-    return f"{layers} layers, hidden size {width}, {heads}, feed-forward {model.intermediate_size}"
-
-
-def _options(model: ModelConfig) -> list[str]:
-    """Lists the architecture fields that differ from BERT's defaults, excluding sizes."""
+    shape = (
+        f"{layers} LSTMs per direction, {width} units in both directions together"
+        if model.encoder == LSTM
+        else f"{layers} layers, hidden size {width}, {model.num_attention_heads} heads of {model.head_size}, "
+        f"feed-forward {model.intermediate_size}"
+    )
+    dtype = f"{resolve_layout(model).dtype} ({AUTO})" if model.dtype == AUTO else model.dtype
     defaults = vars(Architecture())
     options = [name for name in defaults if name not in _SIZES and getattr(model, name) != defaults[name]]
-    return [f"{name} {getattr(model, name)}" for name in options]
+    return ", ".join([shape, f"dtype {dtype}", *(f"{name} {getattr(model, name)}" for name in options)])
 
 
 def _describe_schedule(task: Task) -> list[str]:
@@ -74,31 +93,3 @@ def _describe_schedule(task: Task) -> list[str]:
         f"run: {cost.rows:,} rows, {cost.positions:,} positions, {cost.flops:.3g} model FLOPs (forward and backward, "
         "matrix products)",
     ]
-
-
-def describe_task(task: Task) -> str:
-    """Describes a task as text: parameter counts by module, model, optimizer, schedule and total FLOPs."""
-    model, optimizer = task.objective.model.config, task.config.optimizer
-    counts = parameter_counts(task)
-    encoder = sum(count for name, count in counts.items() if name.startswith(("encoder", "pooler")))
-    dtype = f"{resolve_layout(model).dtype} ({AUTO})" if model.dtype == AUTO else model.dtype
-    lines = [
-        "parameters",
-        *(f"  {name:<24}{count:>14,}" for name, count in counts.items()),
-        f"  {'encoder and pooler':<24}{encoder:>14,}",
-        f"  {'total':<24}{sum(counts.values()):>14,}",
-        f"vocabulary: {model.vocab_size:,} tokens, padded to {model.padded_vocab_size:,} embedding rows",
-        f"model: {', '.join((_describe_layers(model), f'dtype {dtype}', *_options(model)))}",
-        *task.notes,
-        *describe_head_steps(optimizer),
-        f"optimizer: {optimizer.name}, learning rate {optimizer.learning_rate:g}, weight decay "
-        f"{optimizer.weight_decay:g}, "
-        + (f"gradient clipping to norm {optimizer.clip_norm:g}" if optimizer.clip_norm else "no gradient clipping"),
-        *_describe_schedule(task),
-    ]
-    freezing = make_optimizer(optimizer).freezing
-    if freezing != Freezing():
-        params = _abstract_params(task)
-        check_freezing(params, freezing)
-        lines.append(f"trainable: {count_trainable(params, freezing):,} parameters; all others are frozen")
-    return "\n".join(lines)

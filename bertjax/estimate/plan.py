@@ -110,8 +110,11 @@ def plan_run(task: Task, topology: str, slices: int, mfu: float, price_per_chip_
     for index, count in enumerate(steps):
         logger.info(f"compiling phase {index + 1} of {len(steps)} for {chips:,} chips of {chip.name}")
         step = compile_step(task.config, index, topology, slices)
+        # Convert bytes per device to bytes per chip, because a chip may have several devices.
+        memory = {name: chip.cores * size for name, size in step["memory"].items()}
         cost = task.cost_before(start + 1) - task.cost_before(start)
         exchanges = step_communication(params, mesh, model, cost.positions, slices, task.config.grad_accum_steps)
+        exchanges = [dataclasses.replace(each, sent_bytes=chip.cores * each.sent_bytes) for each in exchanges]
         bounds = {
             "model_flops": cost.flops / (chips * chip.flops_per_second * mfu),
             **_communication_seconds(exchanges, chip),
@@ -121,15 +124,11 @@ def plan_run(task: Task, topology: str, slices: int, mfu: float, price_per_chip_
                 "steps": count if task.has_schedule else None,
                 "rows": cost.rows,
                 "positions": cost.positions,
-                "fits": step.fits,
-                "compile_seconds": step.seconds,
-                # Convert bytes per device to bytes per chip, because a chip may have several devices.
-                "memory": {name: chip.cores * size for name, size in dataclasses.asdict(step.memory).items()},
-                "peak_memory_bytes": chip.cores * step.memory.total,
+                **step,
+                "memory": memory,
+                "peak_memory_bytes": sum(memory.values()),
                 "model_flops": cost.flops,
-                "communication": [
-                    {**dataclasses.asdict(each), "sent_bytes": chip.cores * each.sent_bytes} for each in exchanges
-                ],
+                "communication": [dataclasses.asdict(each) for each in exchanges],
                 "bounds": bounds,
                 "seconds_per_step": max(bounds.values()),
             }
@@ -164,8 +163,8 @@ def _communication_seconds(exchanges: list[Communication], chip: Chip) -> dict[s
     """Returns the communication time per step in seconds: `ici` within slices and, if known, `dcn` between slices."""
     within = sum(each.sent_bytes for each in exchanges if not each.crosses_slices)
     between = sum(each.sent_bytes for each in exchanges if each.crosses_slices)
-    seconds = {"ici": chip.cores * within / chip.ici_bytes_per_second}
-    return seconds | ({"dcn": between * chip.cores / chip.dcn_bytes_per_second} if chip.dcn_bytes_per_second else {})
+    seconds = {"ici": within / chip.ici_bytes_per_second}
+    return seconds | ({"dcn": between / chip.dcn_bytes_per_second} if chip.dcn_bytes_per_second else {})
 
 
 def describe_plan(plan: dict[str, Any]) -> str:
@@ -182,24 +181,19 @@ def describe_plan(plan: dict[str, Any]) -> str:
     ]
     for number, phase in enumerate(plan["phases"], 1):
         lines += ["", *_describe_phase(number, phase, plan)]
-    return "\n".join([*lines, "", format_table(_totals(plan))])
-
-
-def _totals(plan: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Returns a row (name, value, unit) for each total of a plan. Omits unknown times."""
     limit = plan["memory_bytes_per_chip"] / _GIB
-    rows = [
+    totals = [
         ("memory", f"{plan['peak_memory_bytes'] / _GIB:.2f}", f"GiB per chip, of {limit:.2f}"),
         ("steps", f"{plan['steps']:,}" if plan["steps"] is not None else "unknown without data", ""),
     ]
-    if plan["seconds"] is None:
-        return rows
-    return [
-        *rows,
-        ("time", duration(plan["seconds"]), f"h:mm:ss, if the MFU is {plan['mfu']:.0%}"),
-        ("chip-hours", _rounded(plan["chip_hours"]), ""),
-        *([("cost", _rounded(plan["cost"]), "at the given price")] if plan["cost"] is not None else []),
-    ]
+    if plan["seconds"] is not None:
+        totals += [
+            ("time", duration(plan["seconds"]), f"h:mm:ss, if the MFU is {plan['mfu']:.0%}"),
+            ("chip-hours", _rounded(plan["chip_hours"]), ""),
+        ]
+    if plan["cost"] is not None:
+        totals.append(("cost", _rounded(plan["cost"]), "at the given price"))
+    return "\n".join([*lines, "", format_table(totals)])
 
 
 def _describe_phase(number: int, phase: dict[str, Any], plan: dict[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from bertjax.errors import BertjaxError, UsageError, first_line
+from bertjax.errors import UsageError, first_line, quoted
 from bertjax.model.flops import PEAK_FLOPS
 
 _DOCS = "docs.cloud.google.com/tpu/docs/"
@@ -74,16 +74,15 @@ def use_tpu_compiler() -> None:
 
 def chip_of(topology: str) -> Chip:
     """Returns the chip of a topology such as `v5e:16x16`. Raises a UsageError for an invalid topology."""
-    name, _, sizes = topology.partition(":")
-    if name not in CHIPS or not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){1,2}", sizes):
+    name, _, size = topology.partition(":")
+    chip = CHIPS.get(name)
+    if chip is None or not re.fullmatch(r"[1-9]\d*" + r"x[1-9]\d*" * (chip.axes - 1), size):
+        example = "x".join(["4"] * chip.axes) if chip else "SIZE"
         raise UsageError(
-            f"invalid --topology {topology[:40]!r}; use GENERATION:SIZE such as v5e:16x16, with one of the generations "
-            f"{', '.join(CHIPS)}"
+            f"invalid --topology {quoted(topology)}; use {name if chip else 'GENERATION'}:{example}, such as v5e:16x16 "
+            f"or v4:4x4x4, with one of the generations {', '.join(CHIPS)}"
         )
-    if sizes.count("x") + 1 != CHIPS[name].axes:
-        example = "x".join(["4"] * CHIPS[name].axes)
-        raise UsageError(f"invalid --topology {topology}; use {CHIPS[name].axes} dimensions, such as {name}:{example}")
-    return CHIPS[name]
+    return chip
 
 
 def chips_in(topology: str) -> int:
@@ -102,8 +101,4 @@ def tpu_devices(topology: str, slices: int) -> list[jax.Device]:
     try:
         return list(topologies.get_topology_desc(platform="tpu", topology_name=topology, **options).devices)
     except jax.errors.JaxRuntimeError as error:
-        if "INVALID_ARGUMENT" in str(error):
-            raise UsageError(
-                f"unknown --topology {topology}: {first_line(error)}; use a topology that Google Cloud offers"
-            ) from error
-        raise BertjaxError(f"cannot use the TPU compiler: {first_line(error)}; reinstall bertjax[tpu]") from error
+        raise UsageError(f"the TPU compiler rejects --topology {topology}: {first_line(error)}") from error

@@ -27,7 +27,7 @@ from bertjax.tasks.finetuning.output_layer import OutputLayer, read_output_layer
 from bertjax.training.checkpoint import find_checkpoint, workdir_of
 from bertjax.training.checkpoint_config import checkpoint_model
 from bertjax.training.checkpoint_metadata import read_metadata
-from bertjax.training.parameters import load_all_params
+from bertjax.training.parameters import load_params_on_host
 from bertjax.training.results import read_results
 from bertjax.training.sharding import MESH_AXES, make_mesh, parameter_shardings, replicated
 from bertjax.training.workdir import CONFIG, RESULTS, is_converted
@@ -65,7 +65,7 @@ def load_workdir(path: str | epath.Path, mesh: Mesh | None = None) -> LoadedMode
     shardings = _Shardings(build_known_model(model_description, config), mesh)
     return LoadedModel(
         config,
-        load_all_params(checkpoint, shardings),
+        _put(load_params_on_host(checkpoint), shardings),
         workdir_vocabulary(workdir),
         output_layer,
         model_description,
@@ -155,10 +155,9 @@ def _put_on_mesh(checkpoint: PortableCheckpoint, vocabulary: Vocabulary, path: s
         shardings = dict.fromkeys(checkpoint.params, replicated(mesh))
     else:
         shardings = _Shardings(build_known_model(checkpoint.model_description, checkpoint.config), mesh)
-    arrays = {name: jax.device_put(array, shardings[name]) for name, array in checkpoint.params.items()}
     return LoadedModel(
         checkpoint.config,
-        unflatten_dict(arrays, sep="/"),
+        _put(checkpoint.params, shardings),
         vocabulary,
         checkpoint.output_layer,
         checkpoint.model_description,
@@ -167,6 +166,10 @@ def _put_on_mesh(checkpoint: PortableCheckpoint, vocabulary: Vocabulary, path: s
         path,
         checkpoint.embedder,
     )
+
+
+def _put(arrays: Mapping[str, np.ndarray], shardings: Mapping[str, Sharding]) -> dict[str, Any]:
+    return unflatten_dict({name: jax.device_put(array, shardings[name]) for name, array in arrays.items()}, sep="/")
 
 
 class _Shardings(dict[str, Sharding]):
@@ -183,5 +186,5 @@ class _Shardings(dict[str, Sharding]):
 
     def __missing__(self, path: str) -> Sharding:
         if path.split("/")[0] in self._modules:
-            raise KeyError(path)
+            raise UsageError(f"unknown parameter {path}; use a checkpoint written by this version")
         return self._replicated

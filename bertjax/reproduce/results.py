@@ -11,11 +11,11 @@ from etils import epath
 
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.reproduce.table import Run
-from bertjax.training.checkpoint import saved_fingerprint
+from bertjax.training.checkpoint import resolve_checkpoint_path, saved_fingerprint
 from bertjax.training.checkpoint_config import experiment_config
 from bertjax.training.results import read_results
 from bertjax.training.sweep import SEED, SWEEP, TRIALS, setting_of, trial_name
-from bertjax.training.workdir import RESULTS, resolve, result_differences
+from bertjax.training.workdir import RESULTS, result_differences
 from bertjax.utils.io import read_json_object, write_atomic
 
 # Name of a results folder's index file, which stores the requested tables and the durations of runs.
@@ -147,7 +147,7 @@ def load_results(paths: Sequence[str]) -> Results:
 
 
 def _load_source(path: str) -> Source:
-    folder = resolve(path)
+    folder = resolve_checkpoint_path(path)
     if folder.suffix == ".json" and not folder.exists():
         raise UsageError(f"no results file {path}; use a file of `bertjax table --keep`, or a folder")
     is_file = folder.exists() and not folder.is_dir()

@@ -5,7 +5,6 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,7 +18,6 @@ from bertjax.config.mesh import MeshConfig
 from bertjax.config.run import RunConfig
 from bertjax.data.finetuning.batches import inference_batches
 from bertjax.data.finetuning.examples import Examples
-from bertjax.errors import BertjaxError
 from bertjax.model.config import ModelConfig
 from bertjax.model.encoder import make_encoder
 from bertjax.model.feature_head import CACHED_FEATURES
@@ -33,13 +31,7 @@ from bertjax.training.checkpoint_config import checkpoint_model
 from bertjax.training.parameters import load_params_on_host
 from bertjax.training.sharding import make_mesh, replicated
 from bertjax.training.step import jit_on_mesh
-from bertjax.utils.io import (
-    CACHE_DIR_VARIABLE,
-    atomic_file,
-    cache_dir,
-    check_free_space,
-    remove_temporaries,
-)
+from bertjax.utils.io import CACHE_DIR_VARIABLE, atomic_file, cache_dir, check_free_space, remove_temporaries
 from bertjax.utils.terminal import progress_bar
 
 logger = logging.getLogger(__name__)
@@ -67,49 +59,32 @@ def build_training_task(config: RunConfig, init_from: str | None) -> Task:
 
 def _cached_features(config: FinetuningConfig, init_from: str, examples: Examples) -> np.ndarray:
     """Returns memory-mapped features of the examples' tokens, float32 [tokens, layers, D]. Computes them if missing."""
-    checkpoint = find_checkpoint(init_from)
+    checkpoint, offsets = find_checkpoint(init_from), examples.offsets
     # Use the dtype of the run, so that cached features equal features computed inside the training step.
     model = resolve_layout(dataclasses.replace(checkpoint_model(checkpoint), dtype=config.model.dtype))
     layers = config.feature_head.layers(model.num_hidden_layers)
     path = cache_dir() / f"features-{_cache_key(checkpoint, model, layers, examples)}.bin"
-    shape = int(examples.offsets[-1]), len(layers), model.hidden_size
+    shape = int(offsets[-1]), len(layers), model.hidden_size
     with FileLock(path.parent / f".{path.name}.lock"):
-        if not path.exists():
-            # Remove partial files of killed runs, which may be tens of gigabytes large.
-            remove_temporaries(path.parent, path.name)
-            num_bytes = 4 * int(np.prod(shape))
-            check_free_space(
-                path.parent, num_bytes, "features of the frozen encoder", f"set {CACHE_DIR_VARIABLE} to another folder"
-            )
-            logger.info(f"caching features of the frozen encoder: {num_bytes / 1e9:,.2f} GB in {path}")
-            _compute(path, shape, checkpoint, model, layers, examples)
-    return np.memmap(path, np.float32, "r", shape=shape)
-
-
-def _compute(
-    path: Path,
-    shape: tuple[int, ...],
-    checkpoint: epath.Path,
-    model: ModelConfig,
-    layers: tuple[int, ...],
-    examples: Examples,
-) -> None:
-    """Computes features batch by batch and writes them to `path` atomically."""
-    offsets, mesh = examples.offsets, make_mesh(MeshConfig())
-    encoder = unflatten_dict(load_params_on_host(checkpoint), sep="/")["encoder"]
-    params = jax.device_put(encoder, replicated(mesh))
-    hidden_states_of = make_hidden_states_fn(model, params, mesh, layers, max(8, int(np.diff(offsets).max())))
-    try:
+        if path.exists():
+            return np.memmap(path, np.float32, "r", shape=shape)
+        # Remove partial files of killed runs, which may be tens of gigabytes large.
+        remove_temporaries(path.parent, path.name)
+        num_bytes = 4 * int(np.prod(shape))
+        remedy = f"set {CACHE_DIR_VARIABLE} to another folder"
+        check_free_space(path.parent, num_bytes, "features of the frozen encoder", remedy)
+        logger.info(f"caching features of the frozen encoder: {num_bytes / 1e9:,.2f} GB in {path}")
+        mesh = make_mesh(MeshConfig())
+        encoder = unflatten_dict(load_params_on_host(checkpoint), sep="/")["encoder"]
+        params = jax.device_put(encoder, replicated(mesh))
+        hidden_states_of = make_hidden_states_fn(model, params, mesh, layers, max(8, int(np.diff(offsets).max())))
         with atomic_file(path) as unfinished, progress_bar("features", len(offsets) - 1, " texts") as bar:
             features = np.memmap(unfinished, np.float32, "w+", shape=shape)
             for index, states in hidden_states_of(examples):
                 features[offsets[index] : offsets[index + 1]] = states
                 bar.update()
             features.flush()
-    except OSError as error:
-        raise BertjaxError(
-            f"cannot write {path}: {error.strerror}; free some space or set {CACHE_DIR_VARIABLE} to a different folder"
-        ) from error
+    return np.memmap(path, np.float32, "r", shape=shape)
 
 
 def make_hidden_states_fn(

@@ -37,27 +37,14 @@ from bertjax.utils.io import is_remote
 logger = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"
+# Orbax items with arrays: the parameters, and all other fields of the train state.
+_ITEMS = ("params", "training")
 DAMAGED = "damaged_checkpoints"
 # Hosts with replicas of the same array each write a part of the array if each part has at least this many bytes.
 _MIN_SHARED_BYTES = 1 << 20
 _SCORE = "score"
 # Characters refused in paths: Orbax reads them as a glob pattern and would not find the checkpoint.
 _GLOB_CHARACTERS = frozenset("[]*?\\")
-
-
-def _split(state: TrainState) -> tuple[Any, dict[str, Any]]:
-    """Splits a state into the items `params` and `training`. `training` is a dictionary of all other fields."""
-    training = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
-    return training.pop("params"), training
-
-
-def _as_saved(abstract: TrainState, metadata: CheckpointMetadata) -> dict[str, Any]:
-    """Returns the fields of the state, and the metric sums, that a checkpoint contains."""
-    saved_sums = [name.removeprefix("sums/") for name in metadata.arrays if name.startswith("sums/")]
-    like = jax.ShapeDtypeStruct((2,), jnp.float32, sharding=abstract.step.sharding)
-    fields = {name.split("/")[0] for name in metadata.arrays}
-    state = {name: value for name, value in vars(abstract).items() if name in fields or not metadata.arrays}
-    return {**state, "sums": dict.fromkeys(saved_sums, like)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,8 +78,7 @@ class Checkpoints:
         `keep` and `every` are the arguments of `KeepPeriodic`. The checkpoint with the best score is kept as well. The
         metadata of each checkpoint describes `model`. Raises a BertjaxError if the checkpoints cannot be listed.
         """
-        self._workdir, self._model = workdir, model_metadata(model)
-        folder = workdir / CHECKPOINTS
+        self._workdir, self._folder, self._model = workdir, workdir / CHECKPOINTS, model_metadata(model)
         best = preservation_policy.BestN(
             get_metric_fn=lambda metrics: metrics[_SCORE], n=1, keep_checkpoints_without_metrics=False
         )
@@ -102,22 +88,22 @@ class Checkpoints:
             cleanup_tmp_directories=True,
             enable_async_checkpointing=True,
         )
-        handlers = {
-            "params": _array_handler(),
-            "training": _array_handler(),
-            "meta": ocp.JsonCheckpointHandler(),
-        }
+        arrays = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=_MIN_SHARED_BYTES)
+        registry = ocp.type_handlers.create_type_handler_registry((jax.Array, arrays))
+        handlers = {name: ocp.PyTreeCheckpointHandler(type_handler_registry=registry) for name in _ITEMS}
         try:
-            self._manager = ocp.CheckpointManager(folder, options=options, item_handlers=handlers)
+            self._manager = ocp.CheckpointManager(
+                self._folder, options=options, item_handlers={**handlers, "meta": ocp.JsonCheckpointHandler()}
+            )
         except Exception as error:  # Orbax reads its own metadata of each step, which may be damaged.
             raise BertjaxError(
-                f"cannot list the checkpoints in {folder}: {first_line(error)}; move damaged checkpoints out of "
+                f"cannot list the checkpoints in {self._folder}: {first_line(error)}; move damaged checkpoints out of "
                 "this folder, or choose another --workdir"
             ) from error
 
     def path(self, step: int) -> epath.Path:
         """Returns the folder of a step."""
-        return self._workdir / CHECKPOINTS / str(step)
+        return self._folder / str(step)
 
     def save(self, state: TrainState, score: float | None = None) -> None:
         """Starts an asynchronous save and returns once the state is copied from the devices.
@@ -125,25 +111,19 @@ class Checkpoints:
         Waits for the previous save first. Does nothing if the step is already saved. A higher `score` is better; None
         is lower than any score. Raises a BertjaxError if this save or the previous one failed.
         """
-        params, training = _split(state)
-        step = int(jax.device_get(state.step))
+        step = int(state.step)
         if step == self._manager.latest_step():
             return
-        fingerprints = {"params": fingerprint(params), "training": fingerprint(training)}
-        metadata = CheckpointMetadata(
-            step,
-            **self._model,
-            fingerprints=fingerprints,
-            arrays=array_shapes(state),
-            score=score,
-        )
-        items = ocp.args.Composite(
-            params=ocp.args.PyTreeSave(params),
-            training=ocp.args.PyTreeSave(training),
+        items = _as_items(vars(state))
+        fingerprints = {name: fingerprint(tree) for name, tree in items.items()}
+        arrays = array_shapes(state)
+        metadata = CheckpointMetadata(step, **self._model, fingerprints=fingerprints, arrays=arrays, score=score)
+        args = ocp.args.Composite(
+            **{name: ocp.args.PyTreeSave(tree) for name, tree in items.items()},
             meta=ocp.args.JsonSave(dataclasses.asdict(metadata)),
         )
         metrics = None if score is None else {_SCORE: score}
-        self._report_failure(lambda: self._manager.save(step, args=items, metrics=metrics))
+        self._report_failure(lambda: self._manager.save(step, args=args, metrics=metrics))
 
     def wait(self) -> None:
         """Waits until the last save is complete."""
@@ -156,21 +136,19 @@ class Checkpoints:
     def _report_failure(self, action: Callable[[], Any]) -> None:
         try:
             action()
-        except BertjaxError:
-            raise
         except Exception as error:  # Orbax re-raises any exception of the storage library.
             if is_collective_error(error):
                 raise
             raise BertjaxError(
-                f"saving a checkpoint in {self._workdir / CHECKPOINTS} failed ({first_line(error)}); "
-                f"{self.describe_last()}. Free some space or fix the cause, then run the same command again to resume"
+                f"saving a checkpoint in {self._folder} failed ({first_line(error)}); {self.describe_last()}. Free "
+                "some space or fix the cause, then run the same command again to resume"
             ) from error
 
     def describe_last(self) -> str:
         """Returns a clause that names the newest complete checkpoint, for use in error messages."""
         # Read the folder, because after a failed save, the manager's list lacks the checkpoints to be replaced.
         try:
-            steps = _complete_checkpoints(self._workdir / CHECKPOINTS)
+            steps = _complete_checkpoints(self._folder)
         except Exception:  # A storage failure may affect listing, too.
             return "the last good checkpoint is unknown, because the folder cannot be listed"
         if not steps:
@@ -213,27 +191,25 @@ class Checkpoints:
         return None
 
     def _differences(self, metadata: CheckpointMetadata, abstract: TrainState) -> list[str]:
-        """Lists the differences in model and arrays between a saved step and this run, such as an additional metric."""
+        """Lists the differences in model and arrays between a saved step and this run."""
         saved = {"model": metadata.model, "architecture": metadata.architecture, "arrays": metadata.arrays}
-        expected = array_shapes(_as_saved(abstract, metadata))
-        return differences(saved, {**self._model, "arrays": expected})
+        return differences(saved, {**self._model, "arrays": array_shapes(_saved_fields(abstract, metadata))})
 
     def _restore(
         self, step: int, metadata: CheckpointMetadata, abstract: TrainState, init: Callable[[], TrainState]
     ) -> TrainState:
         """Restores a step and checks its fingerprints."""
-        saved = _as_saved(abstract, metadata)
-        params, training = saved.pop("params"), saved
-        args = ocp.args.Composite(params=restore_args(params), training=restore_args(training))
-        items = self._manager.restore(step, args=args)
-        for name in ("params", "training"):
-            check_fingerprint(name, fingerprint(items[name]), metadata)
-        restored = {"params": items["params"], **items["training"]}
-        if saved.keys() == vars(abstract).keys() - {"params"} and saved["sums"].keys() == abstract.sums.keys():
-            return abstract.replace(**restored)
+        items = _as_items(_saved_fields(abstract, metadata))
+        args = {name: restore_args(tree) for name, tree in items.items()}
+        restored = self._manager.restore(step, args=ocp.args.Composite(**args))
+        for name in _ITEMS:
+            check_fingerprint(name, fingerprint(restored[name]), metadata)
+        fields = {"params": restored["params"], **restored["training"]}
+        if fields.keys() == vars(abstract).keys() and fields["sums"].keys() == abstract.sums.keys():
+            return abstract.replace(**fields)
         initial = init()
-        sums = {name: restored["sums"].get(name, initial.sums[name]) for name in abstract.sums}
-        return initial.replace(**{**restored, "sums": sums})
+        sums = {name: fields["sums"].get(name, initial.sums[name]) for name in abstract.sums}
+        return initial.replace(**{**fields, "sums": sums})
 
     def _set_aside(self, step: int, aside: epath.Path) -> None:
         if jax.process_index() == 0:
@@ -244,10 +220,18 @@ class Checkpoints:
         self._manager.reload()
 
 
-def _array_handler() -> ocp.PyTreeCheckpointHandler:
-    arrays = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=_MIN_SHARED_BYTES)
-    registry = ocp.type_handlers.create_type_handler_registry((jax.Array, arrays))
-    return ocp.PyTreeCheckpointHandler(type_handler_registry=registry)
+def _as_items(fields: dict[str, Any]) -> dict[str, Any]:
+    """Splits the fields of a state into the items `params` and `training`."""
+    return {"params": fields["params"], "training": {name: fields[name] for name in fields if name != "params"}}
+
+
+def _saved_fields(abstract: TrainState, metadata: CheckpointMetadata) -> dict[str, Any]:
+    """Returns the fields of the state, and the metric sums, that a checkpoint contains."""
+    sums = [name.removeprefix("sums/") for name in metadata.arrays if name.startswith("sums/")]
+    like = jax.ShapeDtypeStruct((2,), jnp.float32, sharding=abstract.step.sharding)
+    names = {name.split("/")[0] for name in metadata.arrays} or vars(abstract)
+    fields = {name: value for name, value in vars(abstract).items() if name in names}
+    return {**fields, "sums": dict.fromkeys(sums, like)}
 
 
 def restore_args(abstract: Any) -> ocp.args.PyTreeRestore:
@@ -277,22 +261,23 @@ def find_checkpoint(path: str | os.PathLike) -> epath.Path:
 
     `path` is a workdir, the `checkpoints` folder of a workdir, or the folder of a checkpoint. Among several
     checkpoints, returns the one with the highest score, or the newest if no checkpoint has a score. Raises a UsageError
-    if no checkpoint exists, and a BertjaxError if the checkpoint is damaged or incomplete.
+    if no checkpoint exists, and a BertjaxError if the checkpoint is incomplete.
     """
+
+    def rank(checkpoint: epath.Path) -> tuple[float, int]:
+        score = read_metadata(checkpoint).score
+        return -math.inf if score is None else score, int(checkpoint.name)
+
     resolved = resolve_checkpoint_path(path)
     if (resolved / "params").exists():
         if not is_complete(resolved):
             raise BertjaxError(
-                f"checkpoint {resolved} is incomplete: its save is in progress or was interrupted; choose another one "
-                f"in {resolved.parent}"
+                f"checkpoint {resolved} is incomplete: its save is in progress or was interrupted; choose another one"
             )
         return resolved
     for folder in (resolved, resolved / CHECKPOINTS):
-        if folder.is_dir() and (steps := _complete_checkpoints(folder)):
-            best = max(steps, key=lambda step: (_score_or_minus_infinity(step), int(step.name)))
-            if not (best / "params").exists():
-                raise BertjaxError(f"checkpoint {best} is damaged: it lacks params; choose another one in {folder}")
-            return best
+        if folder.is_dir() and (checkpoints := _complete_checkpoints(folder)):
+            return max(checkpoints, key=rank)
     raise UsageError(f"no checkpoint at {path}; use a workdir or a folder like WORKDIR/{CHECKPOINTS}/1000")
 
 
@@ -303,11 +288,6 @@ def _complete_checkpoints(folder: epath.Path) -> list[epath.Path]:
 def is_complete(checkpoint: epath.Path) -> bool:
     """Returns True if a checkpoint is complete. A local checkpoint is complete once it has its final name."""
     return not is_remote(checkpoint) or (checkpoint / ocp.path.atomicity.COMMIT_SUCCESS_FILE).exists()
-
-
-def _score_or_minus_infinity(checkpoint: epath.Path) -> float:
-    score = read_metadata(checkpoint).score
-    return -math.inf if score is None else score
 
 
 def saved_fingerprint(checkpoint: epath.Path) -> str:

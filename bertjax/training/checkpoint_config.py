@@ -19,20 +19,17 @@ from bertjax.model.config import AUTO, Architecture, ModelConfig, size_fields
 from bertjax.tasks.build import parse_config
 from bertjax.tasks.finetuning.config import SPLITS
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER, read_output_layer
-from bertjax.training.checkpoint import find_checkpoint, workdir_of
+from bertjax.training.checkpoint import find_checkpoint, resolve_checkpoint_path, workdir_of
 from bertjax.training.checkpoint_metadata import saved_architecture
 from bertjax.training.parameters import lacks_lm_head
-from bertjax.training.workdir import CONFIG, has_checkpoints, resolve
+from bertjax.training.workdir import CONFIG, has_checkpoints
 from bertjax.utils.io import is_remote
 
 
 def experiment_config(
     experiment: str, overrides: Sequence[str], init_from: str | epath.Path | None = None
 ) -> RunConfig:
-    """Returns the complete config of an experiment that starts from the checkpoint `init_from`, see `complete`.
-
-    `experiment` has any form that `load_config` accepts.
-    """
+    """Returns the complete config of an experiment, in any form of `load_config`; see `complete`."""
     return complete(parse_config(load_config(experiment, overrides)), init_from)
 
 
@@ -69,13 +66,12 @@ def resumed_config(config: RunConfig, workdir: str, init_from: str | None) -> tu
     Without `init_from`, the architecture may come from the workdir's checkpoints. Automatic head steps are those that
     the run started with.
     """
-    folder = resolve(workdir)
+    folder = resolve_checkpoint_path(workdir)
     if not has_checkpoints(folder):
         return config, init_from
     if config.optimizer.head_steps < 0:
         saved = load_saved_config(folder / CONFIG).optimizer.get("head_steps", 0)
-        optimizer = dataclasses.replace(config.optimizer, head_steps=saved)
-        config = dataclasses.replace(config, optimizer=optimizer)
+        config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, head_steps=saved))
     return config, folder if init_from is None and config.model.hidden_size is None else init_from
 
 
@@ -131,9 +127,7 @@ def with_labels_of(config: RunConfig, checkpoint: epath.Path) -> RunConfig:
     With generic labels such as LABEL_0, the task reads its labels from the training file if there is one, and
     `check_output_layer` matches them by position.
     """
-    if not hasattr(config.data, "labels"):
-        return config
-    return _with_data(config, labels=_labels(config.data, checkpoint))
+    return _with_data(config, labels=_labels(config.data, checkpoint)) if hasattr(config.data, "labels") else config
 
 
 def _labels(data: Any, checkpoint: epath.Path) -> str:

@@ -4,7 +4,6 @@ import dataclasses
 import errno
 import hashlib
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import flax.linen as nn
@@ -24,16 +23,10 @@ _UNAVAILABLE = re.compile(
     "RESOURCE_EXHAUSTED|Out of memory|UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED"
 )
 _UNAVAILABLE_ERRNO = {
-    errno.ENOMEM,
-    errno.EMFILE,
-    errno.ENFILE,
-    errno.EACCES,
-    errno.EPERM,
-    errno.ETIMEDOUT,
-    errno.ECONNRESET,
+    *(errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM, errno.ETIMEDOUT, errno.ECONNRESET),
 }
 # Number of independent 32-bit sums of a fingerprint, each with its own seed.
-_LANES = 2
+_NUM_SUMS = 2
 # Smaller arrays are hashed with NumPy, which needs no compilation.
 _SMALL_BYTES = 1 << 20
 # Large NumPy arrays are hashed in slices of this size, to save memory.
@@ -96,13 +89,11 @@ def read_metadata(checkpoint: epath.Path) -> CheckpointMetadata:
 
 def saved_architecture(checkpoint: epath.Path) -> Architecture:
     """Reads the architecture of a checkpoint."""
-    fields = read_metadata(checkpoint).architecture
     try:
-        return Architecture(**fields)
+        return Architecture(**read_metadata(checkpoint).architecture)
     except TypeError as error:
         raise BertjaxError(
-            f"unknown architecture of checkpoint {checkpoint}: {first_line(error)}; use a checkpoint written by "
-            "this version"
+            f"unknown architecture of checkpoint {checkpoint}: {first_line(error)}; use the version that wrote it"
         ) from error
 
 
@@ -136,13 +127,17 @@ def fingerprint(tree: Any) -> str:
 
     The hash is equal for NumPy arrays, arrays on one device and arrays on any mesh. The bits of each element are mixed
     with the element's index, and the results are summed, so the order of computation does not matter. The mixing is
-    nonlinear, so that changes such as two swapped elements do not cancel. The hash is not cryptographic. Elements must
-    have 4 bytes.
+    nonlinear, so that changes such as two swapped elements do not cancel. Elements must have 4 bytes.
     """
-    total = np.zeros(_LANES, np.uint32)
-    for seeds, leaf in _leaves_with_seeds(tree):
+    total = np.zeros(_NUM_SUMS, np.uint32)
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        name = f"{jax.tree_util.keystr(path)} {tuple(leaf.shape)} {leaf.dtype.name}"
+        digest = hashlib.blake2b(name.encode(), digest_size=4 * _NUM_SUMS).digest()
+        seeds = np.frombuffer(digest, "<u4").astype(np.uint32)
         if leaf.nbytes <= _SMALL_BYTES and getattr(leaf, "is_fully_addressable", True):
-            total += _numpy_sum(np.asarray(leaf), seeds)
+            bits = np.ascontiguousarray(leaf).reshape(-1).view(np.uint32)
+            index = np.arange(bits.size, dtype=np.uint32)
+            total += np.array([np.sum(_mix(bits ^ _mix(index ^ seed)), dtype=np.uint32) for seed in seeds])
         elif isinstance(leaf, np.ndarray):
             rows = max(1, _SLICE_BYTES * len(leaf) // leaf.nbytes)
             for row in range(0, len(leaf), rows):
@@ -151,35 +146,20 @@ def fingerprint(tree: Any) -> str:
         else:
             # Fetch each sum before the next one starts: concurrent all-reduces over devices of one CPU can deadlock.
             total += jax.device_get(_device_sum(leaf, seeds, np.uint32(0)))
-    return "".join(f"{int(lane):08x}" for lane in total)
-
-
-def _numpy_sum(x: np.ndarray, seeds: np.ndarray) -> np.ndarray:
-    """Returns the result of `_device_sum` for an entire array. Uses NumPy, which needs no compilation."""
-    bits = np.ascontiguousarray(x).reshape(-1).view(np.uint32)
-    index = np.arange(bits.size, dtype=np.uint32)
-    return np.array([np.sum(_mix(bits ^ _mix(index ^ seed)), dtype=np.uint32) for seed in seeds])
-
-
-def _leaves_with_seeds(tree: Any) -> Iterator[tuple[np.ndarray, Any]]:
-    """Yields (seeds, array) of each leaf. The seeds, uint32 [lanes], are a hash of its path, shape and dtype."""
-    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        name = f"{jax.tree_util.keystr(path)} {tuple(leaf.shape)} {leaf.dtype.name}"
-        digest = hashlib.blake2b(name.encode(), digest_size=4 * _LANES).digest()
-        yield np.frombuffer(digest, "<u4").astype(np.uint32), leaf
+    return "".join(f"{int(value):08x}" for value in total)
 
 
 # Jit per array instead of per tree, so that arrays of the same shape share one compilation.
 @jax.jit
 def _device_sum(x: jax.Array, seeds: jax.Array, first: jax.Array) -> jax.Array:
-    """Returns the sums of mixed bits, uint32 [lanes], of an array or of its slice from flat index `first`."""
+    """Returns the sums of mixed bits, uint32 [`_NUM_SUMS`], of an array or of its slice from flat index `first`."""
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
     index = jnp.full_like(bits, first)
     stride = 1
     for axis in reversed(range(bits.ndim)):
         index += jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis) * jnp.uint32(stride % 2**32)
         stride *= bits.shape[axis]
-    return jnp.stack([jnp.sum(_mix(bits ^ _mix(index ^ seeds[lane])), dtype=jnp.uint32) for lane in range(_LANES)])
+    return jnp.stack([jnp.sum(_mix(bits ^ _mix(index ^ seed)), dtype=jnp.uint32) for seed in seeds])
 
 
 def _mix(x: Any) -> Any:

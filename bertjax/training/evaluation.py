@@ -1,7 +1,6 @@
 """Evaluation: metrics and outputs of a model on all evaluation batches of a task."""
 
 import logging
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,21 +10,14 @@ import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 
-from bertjax.errors import BertjaxError, UsageError
+from bertjax.errors import UsageError
 from bertjax.metrics.report import log_reports
 from bertjax.model.heads import model_description
 from bertjax.tasks.task import Objective, Task
 from bertjax.training.checkpoint_metadata import read_metadata
 from bertjax.training.init_from import check_output_layer, check_vocabulary
 from bertjax.training.parameters import load_params
-from bertjax.training.sharding import (
-    batch_shards,
-    data_shard,
-    make_mesh,
-    put_batch,
-    replicated,
-    with_shardings,
-)
+from bertjax.training.sharding import check_batch_sizes, data_shard, make_mesh, put_batch, replicated, with_shardings
 from bertjax.training.step import compute_metrics, make_eval_step
 from bertjax.utils.terminal import progress_bar
 
@@ -37,8 +29,7 @@ def evaluate(
 ) -> tuple[dict[str, float], list[dict[str, np.ndarray]]]:
     """Evaluates parameters on a task and on its `other_tasks`. Calls `heartbeat` after each batch.
 
-    Returns:
-      Metrics of all tasks, and the outputs of each evaluation batch of `task`.
+    Returns the metrics of all tasks, and the outputs of each evaluation batch of `task`.
     """
     means, outputs = predict(task, mesh, params, heartbeat)
     values = dict(task.evaluate(means, outputs))
@@ -64,7 +55,7 @@ def predict(
             outputs[-2:-1] = jax.device_get(outputs[-2:-1])
             bar.update()
             heartbeat()
-    return with_total_loss(compute_metrics(jax.device_get(sums)), task.objective), jax.device_get(outputs)
+    return with_total_loss(compute_metrics(sums), task.objective), jax.device_get(outputs)
 
 
 def with_total_loss(values: dict[str, float], objective: Objective) -> dict[str, float]:
@@ -81,14 +72,13 @@ def evaluate_checkpoint(task: Task, checkpoint: epath.Path) -> dict[str, float]:
     if task.labels:
         log_reports(task.class_reports(outputs))
     task.check_data_files(wait=True)
-    if not math.isfinite(values.get("loss", 0.0)):
-        raise BertjaxError(f"the evaluation loss of {checkpoint} is not finite; use an older checkpoint")
     return values
 
 
 def mesh_and_params(task: Task, checkpoint: epath.Path) -> tuple[Mesh, Any]:
     """Builds the mesh of a task, and loads the parameters of a checkpoint that was trained for the task."""
     mesh = make_mesh(task.config.mesh)
+    check_batch_sizes(task.batch_sizes, mesh)
     check_vocabulary(task, checkpoint)
     order = check_output_layer(task, checkpoint)
     saved, expected = read_metadata(checkpoint).model["kind"], model_description(task.objective.model)["kind"]
@@ -99,15 +89,12 @@ def mesh_and_params(task: Task, checkpoint: epath.Path) -> tuple[Mesh, Any]:
         )
     for note in task.notes:
         logger.info(note)
-    check_batch_sizes(task, mesh, 1)
     shapes = with_shardings(jax.eval_shape(task.objective.init_params, jax.random.key(0)), mesh)
     params = load_params(checkpoint, shapes)
     if order:
         logger.info(f"reordered the outputs of {checkpoint} to match the labels of the task: {order}")
-        params = {
-            **params,
-            **{name: jax.tree.map(lambda x: x[..., jnp.array(order)], params[name]) for name in task.reinit_params},
-        }
+        for name in task.reinit_params:
+            params[name] = jax.tree.map(lambda x: x[..., jnp.array(order)], params[name])
     return mesh, params
 
 
@@ -115,17 +102,3 @@ def check_evaluation_data(task: Task) -> None:
     """Raises a UsageError if the evaluation data has no labels or no text."""
     if task.evaluation_problem:
         raise UsageError(task.evaluation_problem)
-
-
-def check_batch_sizes(task: Task, mesh: Mesh, grad_accum_steps: int) -> None:
-    """Raises a UsageError if a batch size is not divisible by the number of shards times `grad_accum_steps`."""
-    shards = batch_shards(mesh)
-    for batch_size in task.batch_sizes:
-        if batch_size % (shards * grad_accum_steps):
-            raise UsageError(
-                f"a batch of {batch_size} rows is not divisible by {shards} data shards x {grad_accum_steps} "
-                "micro-batches; change config.data.batch_size or config.data.eval_batch_size, so that every batch has "
-                f"a multiple of {shards * grad_accum_steps} rows (with examples_per_row, a training batch has "
-                "batch_size / examples_per_row rows; with keep_tokens_per_batch, phases with a longer seq_len have "
-                "fewer rows)"
-            )

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -33,33 +32,27 @@ class Freezing:
     def split(self, params: Any) -> tuple[Any, Any]:
         """Returns the trainable and the frozen parameters. Their `merge` is an input of the model.
 
-        The frozen layers are separate arrays, with FROZEN_LAYERS in their path, so that the backward pass stops above
-        them.
+        The frozen layers are separate arrays, with FROZEN_LAYERS instead of LAYERS in their path, so that the backward
+        pass stops above them.
         """
         trainable, frozen = {}, {}
         for path, leaf in flatten_dict(params).items():
             is_named = any(tuple(path)[: name.count("/") + 1] == tuple(name.split("/")) for name in self.names)
             if self.layers and is_stacked(path):
-                frozen[_frozen_path(path)] = jax.tree.map(lambda stack: stack[: self.layers], leaf)
+                frozen[_renamed(path, LAYERS, FROZEN_LAYERS)] = jax.tree.map(lambda stack: stack[: self.layers], leaf)
                 if self.layers == nn.unbox(leaf).shape[0]:
                     continue
                 leaf = jax.tree.map(lambda stack: stack[self.layers :], leaf)
             (frozen if is_named else trainable)[path] = leaf
         return unflatten_dict(trainable), unflatten_dict(frozen)
 
-    def join_layers(self, params: Any) -> Any:
-        """Returns the parameters of `merge` with all layers in one array, as in the train state."""
-        if not self.layers:
-            return params
-        flat: dict[Any, Any] = flatten_dict(params)
-        joined = {}
-        for path, leaf in flat.items():
-            if FROZEN_LAYERS not in path:
-                frozen = flat.get(_frozen_path(path)) if is_stacked(path) else None
-                joined[path] = leaf if frozen is None else jnp.concatenate([frozen, leaf])
-            elif (all_layers := _trainable_path(path)) not in flat:
-                joined[all_layers] = leaf
-        return unflatten_dict(joined)
+    def join(self, trainable: Any, frozen: Any) -> Any:
+        """Returns the parameters whose `split` is `(trainable, frozen)`."""
+        params: dict[Any, Any] = flatten_dict(merge(trainable, frozen))
+        for path in [path for path in params if FROZEN_LAYERS in path]:
+            lower, stack = params.pop(path), _renamed(path, FROZEN_LAYERS, LAYERS)
+            params[stack] = jnp.concatenate([lower, params[stack]]) if stack in params else lower
+        return unflatten_dict(params)
 
 
 def merge(trainable: Any, frozen: Any) -> Any:
@@ -67,12 +60,8 @@ def merge(trainable: Any, frozen: Any) -> Any:
     return unflatten_dict({**flatten_dict(trainable), **flatten_dict(frozen)}) if frozen else trainable
 
 
-def _frozen_path(path: Sequence[str]) -> tuple[str, ...]:
-    return tuple(FROZEN_LAYERS if name == LAYERS else name for name in path)
-
-
-def _trainable_path(path: Sequence[str]) -> tuple[str, ...]:
-    return tuple(LAYERS if name == FROZEN_LAYERS else name for name in path)
+def _renamed(path: Any, old: str, new: str) -> tuple[str, ...]:
+    return tuple(new if name == old else name for name in path)
 
 
 def check_freezing(params: Any, freezing: Freezing) -> None:
@@ -80,18 +69,13 @@ def check_freezing(params: Any, freezing: Freezing) -> None:
     flat: dict[Any, Any] = flatten_dict(nn.unbox(params))
     num_layers = max((leaf.shape[0] for path, leaf in flat.items() if is_stacked(path)), default=0)
     if freezing.layers > num_layers:
-        raise UsageError(
-            f"config.optimizer.freeze_layers={freezing.layers} is too large; the model has {num_layers} layers"
-        )
+        raise UsageError(f"config.optimizer.freeze_layers={freezing.layers} is too large; use at most {num_layers}")
     for name in freezing.names:
         if not Freezing(names=(name,)).split(params)[1]:
             known = sorted({"/".join(path[:2]) for path in flat})
             raise UsageError(f"unknown parameter in optimizer.freeze: {name[:60]!r}; use one of {listed(known, 12)}")
     if not count_trainable(params, freezing):
-        raise UsageError(
-            "config.optimizer.freeze_layers and config.optimizer.freeze leave no parameter to train; freeze fewer "
-            "parameters"
-        )
+        raise UsageError("config.optimizer.freeze_layers and freeze leave no parameter to train; freeze fewer")
 
 
 def count_trainable(params: Any, freezing: Freezing) -> int:

@@ -1,4 +1,4 @@
-"""Compatibility checks between a checkpoint and a task, and initialization of the embeddings of new pieces."""
+"""Compatibility checks between a checkpoint and a task, and embeddings of new vocabulary pieces."""
 
 import dataclasses
 import json
@@ -39,28 +39,43 @@ class NewPieces:
     parts: tuple[tuple[int, ...], ...]
 
     def extend(self, rows: np.ndarray, num_rows: int) -> np.ndarray:
-        """Returns a parameter with rows for the new pieces. The row of a new piece is the mean of its parts' rows.
+        """Returns a parameter with `num_rows` rows: old pieces, new pieces, and zeros for the padding.
 
-        `rows` is the checkpoint's parameter, [padded old vocabulary, ...]. The result has `num_rows` rows. Its padding
-        rows are 0.
+        `rows` is the checkpoint's parameter, [padded old vocabulary, ...]. The row of a new piece is the mean of the
+        rows of its parts.
         """
-        old = rows[: self.first_id]
-        new = np.stack([old[list(part)].mean(axis=0) for part in self.parts])
-        padding = np.zeros((num_rows - len(old) - len(new), *rows.shape[1:]), rows.dtype)
-        return np.concatenate([old, new, padding])
+        extended = np.zeros((num_rows, *rows.shape[1:]), rows.dtype)
+        extended[: self.first_id] = rows[: self.first_id]
+        for row, part in enumerate(self.parts, self.first_id):
+            extended[row] = rows[list(part)].mean(axis=0)
+        return extended
 
 
-def has_output_layer_of(task: Task, checkpoint: epath.Path) -> bool:
-    """Returns True if the output layer of a checkpoint has the labels of a task, so that training can reuse it."""
-    layer = read_output_layer(workdir_of(checkpoint))
-    if layer is None or OUTPUT_LAYER not in task.workdir_files:
-        return False
-    if read_metadata(checkpoint).model != model_description(task.objective.model):
-        return False
-    saved, expected = json.loads(layer.as_json()), json.loads(task.workdir_files[OUTPUT_LAYER])
-    # An output layer without labels, such as a regression layer, fits only the task that it was trained for.
-    fields = ("kind", "labels") if layer.labels else ("kind", "output")
-    return all(saved[field] == expected[field] for field in fields)
+def find_new_pieces(old: Vocabulary, new: Vocabulary) -> NewPieces | None:
+    """Returns the pieces that `new` adds to `old`. Returns None if `new` does not begin with all pieces of `old`."""
+    is_extended = new.kind == old.kind == WORDPIECE and new.lower_case == old.lower_case and new.size > old.size
+    if not is_extended or new.pieces[: old.size] != old.pieces:
+        return None
+    # Call the WordPiece model directly, because `Tokenizer` would treat the prefix `##` as punctuation in a text.
+    wordpiece = wordpiece_model(old, max(map(len, new.pieces)))
+    parts = [tuple(token.id for token in wordpiece.tokenize(piece)) for piece in new.pieces[old.size :]]
+    # An empty line of a vocabulary file is a piece without parts, so use [UNK] as its only part.
+    return NewPieces(old.size, tuple(ids or (old.unk_id,) for ids in parts))
+
+
+def check_initial_vocabulary(task: Task, checkpoint: epath.Path) -> NewPieces | None:
+    """Returns the pieces that the task's vocabulary adds to the checkpoint's, or None if it adds no pieces.
+
+    Raises a UsageError if the vocabularies differ in another way, or if the task cannot start with new pieces.
+    """
+    workdir = workdir_of(checkpoint)
+    if task.can_add_pieces and (workdir / ENTRY).exists() and ENTRY in task.workdir_files:
+        entry = json.loads(task.workdir_files[ENTRY])
+        vocabulary = load_entry(Path(), entry, task.workdir_files[entry["file"]])
+        if new_pieces := find_new_pieces(workdir_vocabulary(workdir), vocabulary):
+            return new_pieces
+    check_vocabulary(task, checkpoint)
+    return None
 
 
 def check_vocabulary(task: Task, checkpoint: epath.Path) -> None:
@@ -81,25 +96,16 @@ def check_vocabulary(task: Task, checkpoint: epath.Path) -> None:
         )
 
 
-def _source(checkpoint: epath.Path) -> str:
-    """Returns the source of a converted checkpoint, because the folder of the conversion may be removed, or ""."""
-    origin = read_origin(workdir_of(checkpoint))
-    sources = [origin.get("address", ""), origin.get("source", "")]
-    return next((name for name in sources if is_hub(name) or (name and Path(name).exists())), "")
-
-
-def check_initial_vocabulary(task: Task, checkpoint: epath.Path) -> NewPieces | None:
-    """Returns the pieces that the task's vocabulary adds to the checkpoint's, or None if it adds no pieces.
-
-    Raises a UsageError if the vocabularies differ in another way, or if the task cannot start with new pieces.
-    """
-    if task.can_add_pieces and (workdir_of(checkpoint) / ENTRY).exists() and ENTRY in task.workdir_files:
-        entry = json.loads(task.workdir_files[ENTRY])
-        vocabulary = load_entry(Path(), entry, task.workdir_files[entry["file"]])
-        if new_pieces := find_new_pieces(workdir_vocabulary(workdir_of(checkpoint)), vocabulary):
-            return new_pieces
-    check_vocabulary(task, checkpoint)
-    return None
+def has_output_layer_of(task: Task, checkpoint: epath.Path) -> bool:
+    """Returns True if the output layer of a checkpoint has the labels of a task, so that training can reuse it."""
+    layer = read_output_layer(workdir_of(checkpoint))
+    if layer is None or OUTPUT_LAYER not in task.workdir_files:
+        return False
+    saved, expected = json.loads(layer.as_json()), json.loads(task.workdir_files[OUTPUT_LAYER])
+    # An output layer without labels, such as a regression layer, fits only the task that it was trained for.
+    fields = ("kind", "labels") if layer.labels else ("kind", "output")
+    is_same_model = read_metadata(checkpoint).model == model_description(task.objective.model)
+    return is_same_model and all(saved[field] == expected[field] for field in fields)
 
 
 def check_output_layer(task: Task, checkpoint: epath.Path) -> list[int]:
@@ -129,10 +135,9 @@ def check_output_layer(task: Task, checkpoint: epath.Path) -> list[int]:
 
 
 def _output_order(saved: list[str], labels: list[str], checkpoint: str) -> list[int]:
-    """Returns the checkpoint's output index of each label, matched by name.
+    """Returns the checkpoint's output index of each label, matched by name, or [] if output i is label i.
 
-    Returns [] if outputs and labels have the same order, or if no name matches. In both cases, output i is label i.
-    Raises a UsageError if the numbers of outputs and labels differ, or if only some names match.
+    If no name matches, output i is label i. Raises a UsageError if only some names match.
     """
     saved_names, names = [label.lower() for label in saved], [label.lower() for label in labels]
     if sorted(saved_names) == sorted(names):
@@ -146,17 +151,12 @@ def _output_order(saved: list[str], labels: list[str], checkpoint: str) -> list[
     return []
 
 
+def _source(checkpoint: epath.Path) -> str:
+    """Returns the source of a converted checkpoint, because the folder of the conversion may be removed, or ""."""
+    origin = read_origin(workdir_of(checkpoint))
+    sources = [origin.get("address", ""), origin.get("source", "")]
+    return next((name for name in sources if is_hub(name) or (name and Path(name).exists())), "")
+
+
 def _quoted(value: str | list[str]) -> str:
     return quoted(value) if isinstance(value, str) else listed(value) or "(none)"
-
-
-def find_new_pieces(old: Vocabulary, new: Vocabulary) -> NewPieces | None:
-    """Returns the pieces that `new` adds to `old`. Returns None if `new` does not begin with all pieces of `old`."""
-    is_extended = new.kind == old.kind == WORDPIECE and new.lower_case == old.lower_case and new.size > old.size
-    if not is_extended or new.pieces[: old.size] != old.pieces:
-        return None
-    # Call the WordPiece model directly, because `Tokenizer` would treat the prefix `##` as punctuation in a text.
-    wordpiece = wordpiece_model(old, max(map(len, new.pieces)))
-    parts = [tuple(token.id for token in wordpiece.tokenize(piece)) for piece in new.pieces[old.size :]]
-    # An empty line of a vocabulary file is a piece without parts, so use [UNK] as its only part.
-    return NewPieces(old.size, tuple(ids or (old.unk_id,) for ids in parts))

@@ -44,14 +44,17 @@ def read_lines(path: epath.Path) -> list[dict[str, Any]]:
     return lines
 
 
+def evaluation_metrics(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the evaluation metrics of an object of `metrics.jsonl`, without their prefix."""
+    return {name.removeprefix(EVAL_PREFIX): value for name, value in line.items() if name.startswith(EVAL_PREFIX)}
+
+
 def group_metrics(values: Mapping[str, float]) -> dict[str, float]:
     """Returns the metrics of a logged line by their tags in TensorBoard and trackers, `train/NAME` or `eval/NAME`.
 
     If the line contains evaluation metrics, omits all other values of the line.
     """
-    evaluated = {
-        name.removeprefix(EVAL_PREFIX): value for name, value in values.items() if name.startswith(EVAL_PREFIX)
-    }
+    evaluated = evaluation_metrics(values)
     group, shown = ("eval", evaluated) if evaluated else ("train", values)
     return {f"{group}/{name}": value for name, value in shown.items()}
 

@@ -62,31 +62,25 @@ def initialize_distributed(config: ClusterConfig) -> None:
         "initialization_timeout": config.initialization_timeout_seconds,
         "heartbeat_timeout_seconds": config.heartbeat_timeout_seconds,
     }
-    if any(name in os.environ for name in _PROCESS_VARIABLES):
-        options |= _processes_from_environment()
+    values = [os.environ.get(name, "") for name in _PROCESS_VARIABLES]
     try:
+        if any(values):
+            address, count, index = values
+            options |= {"coordinator_address": address, "num_processes": int(count), "process_id": int(index)}
+            # Disable cluster detection, which queries the cloud's metadata server if libtpu is installed.
+            options["cluster_detection_method"] = "deactivate"
+            # JAX would wait for `initialization_timeout` with such values.
+            if ":" not in address or not 0 <= int(index) < int(count):
+                raise ValueError("invalid values")
         jax.distributed.initialize(**options)
         # Create the backends before reading data, because the hosts wait only 30 s for each other's backends.
         jax.devices()
     except (ValueError, RuntimeError, LookupError) as error:
+        shown = ", ".join(f"{name}={shortened(value)}" for name, value in zip(_PROCESS_VARIABLES, values, strict=True))
         raise BertjaxError(
-            f"--distributed could not connect the processes: {first_line(error)}; outside TPU pods and Slurm, set "
-            f"{', '.join(_PROCESS_VARIABLES)}"
+            f"could not connect the processes: {first_line(error)}; outside TPU pods and Slurm, set HOST:PORT of "
+            f"process 0, the number of processes and the index of the process in {shown}"
         ) from error
-
-
-def _processes_from_environment() -> dict[str, Any]:
-    address, count, index = (os.environ.get(name, "") for name in _PROCESS_VARIABLES)
-    is_number = re.fullmatch(r"\d+", count) and re.fullmatch(r"\d+", index)
-    if not re.fullmatch(r"\S+:\d+", address) or not is_number or int(index) >= int(count):
-        values = ", ".join(f"{name}={os.environ.get(name, '')}" for name in _PROCESS_VARIABLES)
-        raise UsageError(
-            f"invalid environment variables: {shortened(values)}; set them to HOST:PORT of process 0, the number of "
-            "processes, and the index of the process"
-        )
-    # Disable cluster detection, which queries the cloud's metadata server if libtpu is installed.
-    options = {"coordinator_address": address, "num_processes": int(count), "process_id": int(index)}
-    return {**options, "cluster_detection_method": "deactivate"}
 
 
 def raise_on_all_hosts(check: Callable[[], None]) -> None:
@@ -102,10 +96,12 @@ def raise_on_all_hosts(check: Callable[[], None]) -> None:
         check()
     except BertjaxError as error:
         failure = error
-    code = 0 if failure is None else failure.exit_code
-    text = "" if failure is None else f"process {jax.process_index()}: {shortened(failure, 500)}"
+    text = f"process {jax.process_index()}: {shortened(failure, 500)}" if failure else ""
     codes, texts = multihost_utils.process_allgather(
-        (np.array(code), np.frombuffer(text.encode()[:1024].ljust(1024), np.uint8))
+        (
+            np.array(failure.exit_code if failure else 0),
+            np.frombuffer(text.encode()[:1024].ljust(1024), np.uint8),
+        )
     )
     if np.any(codes):
         first = int(np.argmax(codes != 0))
@@ -186,8 +182,8 @@ def is_collective_error(error: BaseException) -> bool:
 def exit_on_host_error() -> Iterator[None]:
     """Skips JAX's shutdown barrier at exit if the block raises an error that only some hosts may have raised.
 
-    In this barrier, the process would wait for the other processes, which wait for it in a collective. If a collective
-    failed because another process has died, raises a LostError.
+    In this barrier, the process would wait for the others, which wait for it in a collective. If a collective failed
+    because another process has died, raises a LostError.
     """
     try:
         yield

@@ -1,11 +1,11 @@
-"""Functions that restore and save the parameters of a checkpoint, without the rest of the train state."""
+"""Functions that load and save the parameters of a checkpoint, without the rest of the train state."""
 
 import contextlib
 import dataclasses
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -13,11 +13,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 from flax.traverse_util import flatten_dict, unflatten_dict
-from jax.sharding import NamedSharding, Sharding
 
 from bertjax.errors import BertjaxError, UsageError, first_line, listed
 from bertjax.model.config import Architecture
-from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, restore_args
+from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint
 from bertjax.training.checkpoint_metadata import (
     CheckpointMetadata,
     check_fingerprint,
@@ -26,7 +25,6 @@ from bertjax.training.checkpoint_metadata import (
     read_metadata,
 )
 from bertjax.training.init_from import VOCABULARY_PARAMS, NewPieces
-from bertjax.training.sharding import replicated
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +35,11 @@ _FILE_BYTES = 4 << 20
 def load_params(
     path: str | os.PathLike, target: Any, reinit_params: tuple[str, ...] = (), new_pieces: NewPieces | None = None
 ) -> Any:
-    """Restores the parameters of a checkpoint in the structure of `target`, to start a run or to evaluate.
+    """Loads the parameters of a checkpoint in the structure of `target`, to start a run or to evaluate.
 
     Args:
       path: workdir or checkpoint, see `find_checkpoint`.
-      target: tree of arrays, or of shapes with shardings. An array that is not in the checkpoint, such as a new output
+      target: tree of arrays, or of shapes, with shardings. An array that is not in the checkpoint, such as a new output
         layer, is returned unchanged.
       reinit_params: top-level parameters that keep their values in `target`, even if the checkpoint contains them.
       new_pieces: vocabulary pieces that the run adds to those of the checkpoint (default: None, equal vocabularies).
@@ -52,63 +50,33 @@ def load_params(
       BertjaxError: the checkpoint is damaged or cannot be read.
     """
     checkpoint = find_checkpoint(path)
+    saved = load_params_on_host(checkpoint)
     leaves: dict[str, Any] = flatten_dict(target, sep="/")
-    with _open_params(checkpoint) as (checkpointer, saved):
-        restored = {name for name in saved.keys() & leaves.keys() if name.split("/")[0] not in reinit_params}
-        extended = {name for name in VOCABULARY_PARAMS if new_pieces and name in restored}
-        for name in sorted(restored - extended):
-            if tuple(saved[name].shape) != tuple(leaves[name].shape):
-                raise UsageError(
-                    f"parameter {name} has shape {tuple(saved[name].shape)} in {checkpoint} but "
-                    f"{tuple(leaves[name].shape)} in the model; use a checkpoint of the same model"
-                )
-        new, unused = sorted(leaves.keys() - restored), sorted(saved.keys() - restored)
-        if missing := [name for name in new if isinstance(leaves[name], jax.ShapeDtypeStruct)]:
-            raise UsageError(f"{checkpoint} lacks the parameters {listed(missing)}; use a checkpoint of the same model")
-        _log_usage(checkpoint, restored, new, unused)
-        # Restore unused arrays as well, because the fingerprint covers them. Replicate them, because the sharding
-        # in the checkpoint may be for other devices.
-        first = getattr(next(iter(leaves.values())), "sharding", None)
-        other = replicated(first.mesh) if isinstance(first, NamedSharding) else first
-        shardings = {
-            name: getattr(leaves[name], "sharding", None) if name in restored - extended else other for name in saved
-        }
-        params = _restore_all(checkpointer, checkpoint, saved, shardings)
+    restored = {name for name in saved.keys() & leaves.keys() if name.split("/")[0] not in reinit_params}
     if new_pieces:
-        for name in extended:
-            rows = new_pieces.extend(np.asarray(params[name]), len(leaves[name]))
-            params[name] = jax.make_array_from_callback(rows.shape, leaves[name].sharding, rows.__getitem__)
-    return unflatten_dict({name: params[name] if name in restored else leaf for name, leaf in leaves.items()}, sep="/")
-
-
-def lacks_lm_head(checkpoint: epath.Path) -> bool:
-    """Returns whether a checkpoint contains no language-model head, such as `masked_lm`."""
-    with _open_params(checkpoint) as (_, saved):
-        return not any(name.split("/")[0].endswith("_lm") for name in saved)
-
-
-def load_all_params(checkpoint: epath.Path, shardings: Mapping[str, Sharding]) -> dict[str, Any]:
-    """Restores all parameters of a checkpoint to the devices, as a nested dictionary.
-
-    `shardings` contains the sharding of each parameter of the model, by path.
-    """
-    with _open_params(checkpoint) as (checkpointer, saved):
-        try:
-            known = {name: shardings[name] for name in saved}
-        except KeyError as error:
+        for name in restored.intersection(VOCABULARY_PARAMS):
+            saved[name] = new_pieces.extend(saved[name], len(leaves[name]))
+    new, unused = sorted(leaves.keys() - restored), sorted(saved.keys() - restored)
+    if missing := [name for name in new if isinstance(leaves[name], jax.ShapeDtypeStruct)]:
+        raise UsageError(f"{checkpoint} lacks the parameters {listed(missing)}; use a checkpoint of the same model")
+    _log_usage(checkpoint, restored, new, unused)
+    for name in sorted(restored):
+        array, leaf = saved[name], leaves[name]
+        if array.shape != leaf.shape:
             raise UsageError(
-                f"unknown parameter of checkpoint {checkpoint}: {error.args[0]}; use a checkpoint written by "
-                "this version"
-            ) from error
-        return unflatten_dict(_restore_all(checkpointer, checkpoint, saved, known), sep="/")
+                f"parameter {name} has shape {array.shape} in {checkpoint} but {leaf.shape} in the model; use a "
+                "checkpoint of the same model"
+            )
+        leaves[name] = jax.make_array_from_callback(array.shape, leaf.sharding, array.__getitem__)
+    return unflatten_dict(leaves, sep="/")
 
 
 def load_params_on_host(checkpoint: epath.Path) -> dict[str, np.ndarray]:
-    """Restores all parameters of a checkpoint as NumPy arrays, in a dictionary by path."""
-    params = {}
-    with _open_params(checkpoint) as (checkpointer, saved):
+    """Loads all parameters of a checkpoint as NumPy arrays by path, and checks their fingerprint."""
+    params: dict[str, np.ndarray] = {}
+    with _open_params(checkpoint) as (checkpointer, names):
         # Restore one array at a time, because Orbax needs memory for two copies of all arrays restored in one call.
-        for name in saved:
+        for name in names:
             args = ocp.args.PyTreeRestore(
                 unflatten_dict({name: 0}, sep="/"),
                 restore_args=unflatten_dict({name: ocp.RestoreArgs(restore_type=np.ndarray)}, sep="/"),
@@ -119,6 +87,12 @@ def load_params_on_host(checkpoint: epath.Path) -> dict[str, np.ndarray]:
     return params
 
 
+def lacks_lm_head(checkpoint: epath.Path) -> bool:
+    """Returns whether a checkpoint contains no language-model head, such as `masked_lm`."""
+    with _open_params(checkpoint) as (_, names):
+        return not any(name.split("/")[0].endswith("_lm") for name in names)
+
+
 def save_params(
     workdir: epath.Path, params: dict[str, np.ndarray], model: dict[str, Any], architecture: Architecture
 ) -> None:
@@ -127,12 +101,7 @@ def save_params(
     `model` is a description of the model, as `bertjax.model.heads.model_description` returns it.
     """
     tree = unflatten_dict(params, sep="/")
-    metadata = CheckpointMetadata(
-        step=0,
-        model=model,
-        architecture=dataclasses.asdict(architecture),
-        fingerprints={"params": fingerprint(tree)},
-    )
+    metadata = CheckpointMetadata(0, model, dataclasses.asdict(architecture), {"params": fingerprint(tree)})
     # Save memory: by default, Orbax copies all arrays first and buffers up to 2 GiB.
     registry = ocp.type_handlers.create_type_handler_registry(
         (np.ndarray, ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)),
@@ -150,37 +119,24 @@ def save_params(
 
 
 @contextlib.contextmanager
-def _open_params(checkpoint: epath.Path) -> Iterator[tuple[ocp.Checkpointer, dict[str, Any]]]:
-    """Yields a checkpointer and array metadata by path. Raises a BertjaxError if the files are damaged."""
+def _open_params(checkpoint: epath.Path) -> Iterator[tuple[ocp.Checkpointer, list[str]]]:
+    """Yields a checkpointer and the paths of all arrays. Raises a BertjaxError if the files are damaged."""
+    absl_logger = logging.getLogger("absl")
+    level = absl_logger.level
+    absl_logger.setLevel(max(level, logging.ERROR))  # Orbax warns about item metadata, which params do not need.
     try:
-        with _quiet_orbax(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             saved = checkpointer.metadata(checkpoint / "params").item_metadata
             if saved is None:
                 raise ValueError("the list of arrays is missing")
-            yield checkpointer, flatten_dict(saved.tree, sep="/")
-    except UsageError:
-        raise
+            yield checkpointer, [*flatten_dict(saved.tree, sep="/")]
     except Exception as error:  # Orbax and its dependencies raise many exception types on damaged files.
         raise_unless_damage(error, checkpoint)
         raise BertjaxError(
             f"checkpoint {checkpoint} is damaged ({first_line(error)}); try an older checkpoint of the workdir"
         ) from error
-
-
-def _restore_all(
-    checkpointer: ocp.Checkpointer,
-    checkpoint: epath.Path,
-    saved: Mapping[str, Any],
-    shardings: Mapping[str, Sharding | None],
-) -> dict[str, Any]:
-    """Restores all arrays with the given shardings, checks their fingerprint, and returns them by path."""
-    abstract = unflatten_dict(
-        {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=shardings[name]) for name, leaf in saved.items()},
-        sep="/",
-    )
-    params = checkpointer.restore(checkpoint / "params", args=restore_args(abstract))
-    check_fingerprint("params", fingerprint(params), read_metadata(checkpoint))
-    return flatten_dict(params, sep="/")
+    finally:
+        absl_logger.setLevel(level)
 
 
 def _log_usage(checkpoint: epath.Path, restored: set[str], new: list[str], unused: list[str]) -> None:
@@ -193,15 +149,3 @@ def _log_usage(checkpoint: epath.Path, restored: set[str], new: list[str], unuse
         logger.info(f"initialized randomly: {', '.join(new)}")
     if unused:
         logger.info(f"ignored parameters of {checkpoint}: {', '.join(unused)}")
-
-
-@contextlib.contextmanager
-def _quiet_orbax() -> Iterator[None]:
-    """Hides Orbax's warning about missing item metadata. The warning is expected."""
-    absl_logger = logging.getLogger("absl")
-    level = absl_logger.level
-    absl_logger.setLevel(max(level, logging.ERROR))
-    try:
-        yield
-    finally:
-        absl_logger.setLevel(level)

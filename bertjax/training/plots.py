@@ -1,7 +1,6 @@
 """Plots of a run: training and evaluation metrics, and confusion matrices."""
 
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,6 @@ from bertjax.utils.io import AnyPath, atomic_file
 
 # Maximum numbers of classes for which the names and the counts of a confusion matrix are legible.
 _MAX_NAMED_CLASSES, _MAX_COUNTED_CLASSES = 60, 25
-# Title of a panel, and names of its metrics without the prefix `EVAL_PREFIX`. The metrics have the same unit.
-_Panel = tuple[str, tuple[str, ...]]
 
 
 def plot_pretraining(
@@ -26,21 +23,14 @@ def plot_pretraining(
     `lines` are objects of `metrics.jsonl`. Objects without `tokens` are skipped. `prefixes` are those of the metrics of
     other tasks, such as `general`.
     """
-    panels = [
-        [
-            *((metric.panel, (metric.name,)) for metric in metrics if metric.is_loss == is_loss),
-            *(
-                (f"{metric.panel}, {prefix}", (f"{prefix}_{metric.name}",))
-                for prefix in prefixes
-                for metric in metrics
-                if metric.is_loss == is_loss
-            ),
-        ]
-        for is_loss in (True, False)
-    ]
-    _plot(
-        panels, [line for line in lines if "tokens" in line], lambda line: line["tokens"] / 1e6, "million tokens", path
-    )
+    rows = []
+    for is_loss in (True, False):
+        shown = [metric for metric in metrics if metric.is_loss == is_loss]
+        own = {metric.panel: (metric.name,) for metric in shown}
+        others = {f"{each.panel}, {prefix}": (f"{prefix}_{each.name}",) for prefix in prefixes for each in shown}
+        rows.append({**own, **others})
+    points = [(line["tokens"] / 1e6, line) for line in lines if "tokens" in line]
+    _plot(rows, points, "million tokens", path, {})
 
 
 def plot_finetuning(
@@ -55,51 +45,46 @@ def plot_finetuning(
     `lines` are objects of `metrics.jsonl`. `metrics` are those of the right panel, without losses if there are others.
     """
     names = tuple(metric.name for metric in metrics if not metric.is_loss) or tuple(metric.name for metric in metrics)
-    panels = [[("loss", ("loss",)), (", ".join(names).replace("_", " "), names)]]
-    _plot(panels, lines, lambda line: line["step"] / steps_per_epoch, "epochs", path, baseline)
+    panels = {"loss": ("loss",), ", ".join(names).replace("_", " "): names}
+    _plot([panels], [(line["step"] / steps_per_epoch, line) for line in lines], "epochs", path, baseline)
 
 
 def _plot(
-    panels: Sequence[Sequence[_Panel]],
-    lines: list[dict[str, Any]],
-    x_of: Callable[[dict[str, Any]], float],
+    rows: Sequence[Mapping[str, tuple[str, ...]]],
+    points: Sequence[tuple[float, dict[str, Any]]],
     x_label: str,
     path: epath.Path,
-    baseline: Mapping[str, float] = MappingProxyType({}),
+    baseline: Mapping[str, float],
 ) -> None:
-    """Draws a grid of panels: thin lines for training, thick lines with markers for evaluations, dashed baselines."""
+    """Draws a grid of panels: thin lines for training, thick lines with markers for evaluations, dashed baselines.
+
+    `rows` maps titles of panels to the names of their metrics. `points` are x coordinates and objects of
+    `metrics.jsonl`.
+    """
     # Import here, because the import takes half a second. `Figure` without pyplot needs no display.
     from matplotlib.figure import Figure
 
-    rows, columns = len(panels), max(map(len, panels))
-    width, height = 5.5 * columns, 3.8 * rows
+    columns = max(map(len, rows))
+    width, height = 5.5 * columns, 3.8 * len(rows)
     figure = Figure(figsize=(width, height))
     # Use fixed margins in inches, because automatic layout would double the time of a plot.
-    figure.subplots_adjust(
-        left=0.7 / width,
-        right=1 - 0.2 / width,
-        bottom=0.55 / height,
-        top=1 - 0.35 / height,
-        wspace=0.15,
-        hspace=0.18,
-    )
-    grid = figure.subplots(rows, columns, squeeze=False, sharex=True)
-    for row, row_panels in zip(grid, panels, strict=True):
-        for axes in row[len(row_panels) :]:
-            axes.remove()
-    used = [axes for row, row_panels in zip(grid, panels, strict=True) for axes in row[: len(row_panels)]]
-    for axes, (title, metrics) in zip(used, [panel for row in panels for panel in row], strict=True):
+    margins = {"left": 0.7 / width, "right": 1 - 0.2 / width, "bottom": 0.55 / height, "top": 1 - 0.35 / height}
+    figure.subplots_adjust(**margins, wspace=0.15, hspace=0.18)
+    grid = figure.subplots(len(rows), columns, squeeze=False, sharex=True)
+    for axes in [axes for axes_row, row in zip(grid, rows, strict=True) for axes in axes_row[len(row) :]]:
+        axes.remove()
+    used = [axes for axes_row, row in zip(grid, rows, strict=True) for axes in axes_row[: len(row)]]
+    for axes, (title, metrics) in zip(used, [panel for row in rows for panel in row.items()], strict=True):
         for index, name in enumerate(metrics):
             prefix = f"{name}, " if len(metrics) > 1 else ""
             styles = {"linewidth": 0.8}, {"linewidth": 2.2, "marker": "o", "markersize": 4}
             for key, label, style in zip((name, f"{EVAL_PREFIX}{name}"), ("training", "held out"), styles, strict=True):
-                points = [(x_of(line), line[key]) for line in lines if isinstance(line.get(key), float)]
-                if points:
-                    axes.plot(*zip(*points, strict=True), f"C{index}", label=f"{prefix}{label}", **style)
+                curve = [(x, line[key]) for x, line in points if isinstance(line.get(key), float)]
+                if curve:
+                    axes.plot(*zip(*curve, strict=True), f"C{index}", label=f"{prefix}{label}", **style)
             if name in baseline:
-                axes.axhline(
-                    baseline[name], color="gray", linestyle="--", label=f"{prefix}baseline {baseline[name]:.3g}"
-                )
+                label = f"{prefix}baseline {baseline[name]:.3g}"
+                axes.axhline(baseline[name], color="gray", linestyle="--", label=label)
         axes.set_title(title)
         axes.grid(alpha=0.3)
         if axes.lines:

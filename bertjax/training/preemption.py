@@ -21,14 +21,11 @@ _CHECKS_PER_INTERVAL = 20  # checks of the watchdog per `hang_seconds`
 
 @contextlib.contextmanager
 def stop_requests() -> Iterator[Callable[[int], bool]]:
-    """Handles SIGTERM, SIGINT and SIGHUP while the context is open.
-
-    After a first signal, SIGINT raises KeyboardInterrupt.
+    """Handles SIGTERM, SIGINT and SIGHUP while the context is open. After a first signal, SIGINT interrupts at once.
 
     With several processes, JAX's preemption service handles SIGTERM and makes all processes stop at the same step.
 
-    Yields:
-      A function that takes the last finished step, and returns whether training should save and stop.
+    Yields a function that takes the last finished step, and returns whether training should save and stop.
     """
     received: list[int] = []
     is_alone = jax.process_count() == 1
@@ -60,10 +57,8 @@ def stop_requests() -> Iterator[Callable[[int], bool]]:
 def watchdog(hang_seconds: float) -> Iterator[Callable[[], None]]:
     """Exits with code 43 if `hang_seconds` pass without a heartbeat, after printing the stack of every thread.
 
-    Without a watchdog, a process would wait forever for a stuck host (jax#38503).
-
-    Yields the heartbeat, a function to call after every step, evaluation batch and save. If `hang_seconds` is 0, the
-    watchdog is off.
+    Without a watchdog, a process would wait forever for a stuck host (jax#38503). If `hang_seconds` is 0, the watchdog
+    is off. Yields the heartbeat, a function to call after every step, evaluation batch and save.
     """
     last_heartbeat = time.monotonic()
     is_closed = threading.Event()

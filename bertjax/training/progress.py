@@ -63,7 +63,14 @@ class Progress:
         """
         self._task, self._workdir, self._schedule = task, workdir, schedule
         self.first_loss = next((line["loss"] for line in lines if "loss" in line), math.inf)
-        self._open_writers(step, trackers)
+        self._files: dict[str, JsonlWriter] = {}
+        self._boards: list[TensorBoardWriter | TrackerWriter] = []
+        if jax.process_index() == 0:
+            resumed_after = step or -1
+            self._files = {name: JsonlWriter(workdir / name, resumed_after) for name in (METRICS, TIMING)}
+            config = dataclasses.asdict(task.config)
+            self._boards = [TensorBoardWriter(workdir, resumed_after)]
+            self._boards += [TrackerWriter(name, workdir, config) for name in trackers]
         self._peak_flops_per_second, source = peak_flops_per_second(jax.devices())
         if task.warmup_steps >= task.total_steps:
             logger.info(
@@ -72,26 +79,28 @@ class Progress:
             )
         logger.info(f"{jax.device_count()} {jax.devices()[0].device_kind} device(s); MFU relative to {source}")
         logger.info(f"compiling the train step for {resolve_layout(task.objective.model.config).dtype}")
-        self._compilation = _CompilationTimer()
+        self._compile_seconds = 0.0
+        jax.monitoring.register_event_duration_secs_listener(self._record_compilation)
         # Without a terminal, the log lines show the progress.
         self._bar = progress_bar("training", task.total_steps, " steps", shown=sys.stderr.isatty(), done=step)
-        self._started = self._since = self._drawn_at = time.monotonic()
-        self._since_step, self._paused_seconds = step, 0.0
-        self._compiling = True
+        self._is_first_step = True
+        self._started = self._drawn_at = time.monotonic()
+        self._reset_clock(step)
         self._speed: dict[str, float] = {}
         self._flops_per_second = 0.0
+        # Number of tokens up to the step of the last line that counts them.
         counted = [line for line in lines if TOKEN_FRACTION in line]
         self._counted_at, self._tokens = (counted[-1]["step"], counted[-1]["tokens"]) if counted else (0, 0)
 
     def flush(self) -> None:
         """Writes all lines to storage, so that no line is missing if the run resumes from the next checkpoint."""
-        for writer in (*self._files.values(), *self._trackers):
+        for writer in (*self._files.values(), *self._boards):
             writer.flush()
 
     def close(self) -> None:
         self._bar.close()
-        self._compilation.close()
-        for writer in (*self._files.values(), *self._trackers):
+        jax.monitoring.unregister_event_duration_listener(self._record_compilation)
+        for writer in (*self._files.values(), *self._boards):
             writer.close()
 
     @contextlib.contextmanager
@@ -106,34 +115,34 @@ class Progress:
     def step_done(self, step: int, state: TrainState) -> None:
         """Advances the progress bar. Waits for the first step to finish, to exclude compilation from the speed."""
         self._bar.update()
-        if self._compiling:
+        if self._is_first_step:
             jax.block_until_ready(state.step)
             seconds = time.monotonic() - self._started - self._paused_seconds
             logger.info(f"first step after {seconds:.1f} s, including data loading and compilation")
-            self._compiling = False
-            self._since, self._since_step, self._paused_seconds = time.monotonic(), step, 0.0
+            self._is_first_step = False
+            self._reset_clock(step)
 
     def log_step(self, step: int, values: dict[str, float]) -> None:
         """Logs the training metrics `values`, which are means over the steps since the last call."""
-        if self.first_loss == math.inf:
-            self.first_loss = values.get("loss", math.inf)
         values = dict(values)
-        attention_fraction = values.pop(ATTENTION_FRACTION)
-        self._measure_speed(step, values[TOKEN_FRACTION], attention_fraction)
+        token_fraction, attention_fraction = values[TOKEN_FRACTION], values.pop(ATTENTION_FRACTION)
+        loss = values.get("loss", math.nan)
+        if self.first_loss == math.inf and "loss" in values:
+            self.first_loss = loss
+        self._measure_speed(step, token_fraction, attention_fraction)
         scores = [metric.name for metric in self._task.objective.metrics if not metric.is_loss]
         accuracies = "  ".join(f"{name} {values[name]:.3f}" for name in scores if name in values)
         speed = ""
         if self._speed:
             speed = (
-                f"  {self._speed['tokens_per_second']:,.0f} tokens/s  {100 * values[TOKEN_FRACTION]:.0f} % tokens  "
+                f"  {self._speed['tokens_per_second']:,.0f} tokens/s  {100 * token_fraction:.0f} % tokens  "
                 f"MFU {100 * self._speed['mfu']:.1f} %  {duration(self._seconds_left(step))} left"
             )
-        loss = values.get("loss", math.nan)
         logger.info(f"step {step:,}/{self._task.total_steps:,}: loss {loss:.3f}  {accuracies}{speed}")
-        self._tokens, self._counted_at = self._tokens_at(step, values[TOKEN_FRACTION]), step
+        counts = self._token_counts(step, token_fraction)
+        self._tokens, self._counted_at = counts["tokens"], step
         learning_rate: Any = self._schedule(step - 1)
-        token_counts = self._token_counts(step, values[TOKEN_FRACTION])
-        self._write(METRICS, step, {**values, "learning_rate": float(learning_rate), **token_counts})
+        self._write(METRICS, step, {**values, "learning_rate": float(learning_rate), **counts})
         self._write(TIMING, step, self._speed)
 
     def log_evaluation(self, step: int, values: dict[str, float], seconds: float, train_sums: MetricSums) -> None:
@@ -143,10 +152,9 @@ class Progress:
         """
         metrics = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
         logger.info(f"eval step {step:,}: {metrics}  ({seconds:.1f} s)")
-        prefixed = {f"{EVAL_PREFIX}{name}": value for name, value in values.items()}
         # Directly after a logged step, the sums are 0, so `compute_metrics` omits TOKEN_FRACTION.
-        token_fraction = compute_metrics(jax.device_get(train_sums)).get(TOKEN_FRACTION, 0.0)
-        self._write(METRICS, step, {**prefixed, **self._token_counts(step, token_fraction)})
+        counts = self._token_counts(step, compute_metrics(train_sums).get(TOKEN_FRACTION, 0.0))
+        self._write(METRICS, step, {**{f"{EVAL_PREFIX}{name}": value for name, value in values.items()}, **counts})
         self.flush()
         if self._files and time.monotonic() - self._drawn_at >= _SECONDS_BETWEEN_DRAWINGS:
             self.plot_curves()
@@ -165,15 +173,16 @@ class Progress:
 
     def finish(self, step: int, best: epath.Path) -> None:
         """Logs the duration of a finished run."""
-        if step < self._task.total_steps and self._task.best_metric:
+        metric = self._task.best_metric
+        if step < self._task.total_steps and metric:
             patience = self._task.config.patience
             logger.info(
-                f"stopped early at step {step:,} of {self._task.total_steps:,}: {self._task.best_metric.name} has not "
-                f"improved in {patience:,} evaluation{'s' * (patience > 1)}"
+                f"stopped early at step {step:,} of {self._task.total_steps:,}: {metric.name} has not improved in "
+                f"{patience:,} evaluation{'s' * (patience > 1)}"
             )
         seconds = time.monotonic() - self._started
-        compilation = f"{100 * self._compilation.seconds / seconds:.0f} % of it compilation"
-        which = "best" if self._task.best_metric else "last"
+        compilation = f"{100 * self._compile_seconds / seconds:.0f} % of it compilation"
+        which = "best" if metric else "last"
         logger.info(f"done: {step:,} steps in {duration(seconds)}, {compilation}; {which} checkpoint {best}")
         curves = f"curves in {self._workdir / CURVES}, " if (self._workdir / CURVES).exists() else ""
         logger.info(f"{curves}metrics in {self._workdir / METRICS}")
@@ -182,36 +191,26 @@ class Progress:
     def _baseline(self) -> dict[str, float]:
         return self._task.baseline() if self._task.eval_every else {}
 
-    def _open_writers(self, step: int, trackers: Sequence[str]) -> None:
-        self._files: dict[str, JsonlWriter] = {}
-        self._trackers: tuple[TensorBoardWriter | TrackerWriter, ...] = ()
-        if jax.process_index() != 0:
-            return
-        resumed_after = step if step else -1
-        self._files = {name: JsonlWriter(self._workdir / name, resumed_after) for name in (METRICS, TIMING)}
-        config = dataclasses.asdict(self._task.config)
-        self._trackers = (
-            TensorBoardWriter(self._workdir, resumed_after),
-            *(TrackerWriter(name, self._workdir, config) for name in trackers),
-        )
+    def _record_compilation(self, event: str, duration_secs: float, **_: Any) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            self._compile_seconds += duration_secs
 
     def _write(self, file: str, step: int, values: dict[str, Any]) -> None:
         """Writes values to a file, to TensorBoard and to the trackers, on host 0 only."""
-        if not self._files:
-            return
-        self._files[file].write(step, values)
-        grouped = group_metrics(values)
-        for writer in self._trackers:
-            writer.write(step, grouped)
+        if self._files:
+            self._files[file].write(step, values)
+        for board in self._boards:
+            board.write(step, group_metrics(values))
 
     def _token_counts(self, step: int, token_fraction: float) -> dict[str, int]:
-        positions = self._task.cost_before(step).positions
-        return {"tokens": self._tokens_at(step, token_fraction), "positions": positions}
+        """Returns the tokens and positions up to `step`, given the token fraction since the last logged step."""
+        positions = (self._task.run_cost_before(step) - self._task.run_cost_before(self._counted_at)).positions
+        tokens = self._tokens + round(token_fraction * positions)
+        return {"tokens": tokens, "positions": self._task.cost_before(step).positions}
 
-    def _tokens_at(self, step: int, token_fraction: float) -> int:
-        """Returns the number of tokens up to `step`, given the token fraction since the last logged step."""
-        cost = self._task.run_cost_before(step) - self._task.run_cost_before(self._counted_at)
-        return self._tokens + round(token_fraction * cost.positions)
+    def _reset_clock(self, step: int) -> None:
+        """Starts the measurement of the speed after `step`."""
+        self._since, self._since_step, self._paused_seconds = time.monotonic(), step, 0.0
 
     def _measure_speed(self, step: int, token_fraction: float, attention_fraction: float) -> None:
         if step > self._since_step:
@@ -226,24 +225,9 @@ class Progress:
                 "rows_per_second": cost.rows / seconds,
                 "mfu": token_flops_per_second / peak if peak else math.nan,
             }
-        self._since, self._since_step, self._paused_seconds = time.monotonic(), step, 0.0
+        self._reset_clock(step)
 
     def _seconds_left(self, step: int) -> float:
         """Estimates the remaining seconds from FLOPs instead of steps, because later steps may need more FLOPs."""
         flops = (self._task.run_cost_before(self._task.total_steps) - self._task.run_cost_before(step)).flops
         return flops / self._flops_per_second if self._flops_per_second else 0.0
-
-
-class _CompilationTimer:
-    """Timer of XLA compilations. `seconds` is their total duration since construction."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        jax.monitoring.register_event_duration_secs_listener(self._record)
-
-    def _record(self, event: str, duration_secs: float, **_: Any) -> None:
-        if event == "/jax/core/compile/backend_compile_duration":
-            self.seconds += duration_secs
-
-    def close(self) -> None:
-        jax.monitoring.unregister_event_duration_listener(self._record)

@@ -18,7 +18,7 @@ from bertjax.metrics.report import ClassReport, log_reports
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import CHECKPOINTS, saved_fingerprint
 from bertjax.training.evaluation import predict
-from bertjax.training.metrics import EVAL_PREFIX, json_number
+from bertjax.training.metrics import evaluation_metrics, json_number
 from bertjax.training.parameters import load_params
 from bertjax.training.plots import plot_confusion
 from bertjax.training.state import TrainState
@@ -47,11 +47,6 @@ class EvaluationHistory:
         values = {name: json_number(value) for name, value in metrics.items()}
         return dataclasses.replace(self, evaluations=(*self.evaluations, (step, values)))
 
-    @property
-    def first(self) -> dict[str, Any]:
-        """Metrics of the first evaluation, or {} if there are no evaluations."""
-        return self.evaluations[0][1] if self.evaluations else {}
-
     def at(self, step: int) -> dict[str, Any]:
         """Returns the metrics of the last evaluation at `step`, or {} if `step` was not evaluated."""
         return next((metrics for evaluated, metrics in reversed(self.evaluations) if evaluated == step), {})
@@ -75,7 +70,7 @@ class EvaluationHistory:
     def _scores(self) -> list[float]:
         """Returns the score of each evaluation, or minus infinity if it has no score."""
         scores = (self._score(metrics) for _, metrics in self.evaluations)
-        return [-math.inf if value is None else value for value in scores]
+        return [-math.inf if score is None else score for score in scores]
 
     def _score(self, metrics: dict[str, Any]) -> float | None:
         return self.metric.score(metrics.get(self.metric.name)) if self.metric else None
@@ -83,27 +78,21 @@ class EvaluationHistory:
 
 def evaluation_history(task: Task, lines: Sequence[dict[str, Any]]) -> EvaluationHistory:
     """Returns the history of the evaluations in `lines`, which are objects of `metrics.jsonl`."""
-    evaluations = []
-    for line in lines:
-        metrics = {
-            name.removeprefix(EVAL_PREFIX): value for name, value in line.items() if name.startswith(EVAL_PREFIX)
-        }
-        if metrics:
-            evaluations.append((line["step"], metrics))
-    return EvaluationHistory(task.best_metric, task.config.patience, tuple(evaluations))
+    evaluations = tuple((line["step"], metrics) for line in lines if (metrics := evaluation_metrics(line)))
+    return EvaluationHistory(task.best_metric, task.config.patience, evaluations)
 
 
 def read_results(workdir: epath.Path, fields: Sequence[str] = ()) -> dict[str, Any]:
-    """Reads the `results.json` of a finished run. Raises a BertjaxError if it is missing or lacks a field."""
+    """Reads the `results.json` of a finished run. Raises a BertjaxError if it is damaged or lacks a field."""
     file = workdir / RESULTS
     try:
         results = read_json_object(file)
-        if missing := [name for name in ("config", "data_sha256", *fields) if name not in results]:
-            raise ValueError(f"it lacks {missing[0]}")
+        for name in ("data_sha256", *fields):
+            results[name]
         if not {"task", "data", "model"} <= results["config"].keys():
-            raise ValueError("its config lacks task, data or model")
+            raise KeyError("config")
         return results
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, AttributeError) as error:
         raise BertjaxError(
             f"cannot read {file}: {first_line(error)}; remove it and train again with the same command"
         ) from error
@@ -114,6 +103,7 @@ def finish_run(
 ) -> dict[str, Any]:
     """Writes and logs the results of the best checkpoint, and returns its metrics. `state` is the last state."""
     values = history.at(int(best.name))
+    metric = task.best_metric
     reports = _class_reports(task, mesh, best, state)
     if jax.process_index() != 0:
         return values
@@ -121,8 +111,8 @@ def finish_run(
     results = {
         "step": int(best.name),
         "seed": task.config.seed,
-        "selected_by": task.best_metric.name if task.best_metric else "",
-        "lower_is_better": task.best_metric is not None and task.best_metric.lower_is_better,
+        "selected_by": metric.name if metric else "",
+        "lower_is_better": metric is not None and metric.lower_is_better,
         **values,
         "baseline": baseline,
         "last_step": int(state.step),
@@ -136,14 +126,13 @@ def finish_run(
         "config": dataclasses.asdict(task.config),
     }
     if any(report.confusion is not None for report in reports.values()):
-        metric = task.best_metric.name if task.best_metric else ""
-        shown_score = f", {metric} {float(values[metric]):.4g}" if metric in values else ""
+        score = f", {metric.name} {float(values[metric.name]):.4g}" if metric and metric.name in values else ""
         files = re.sub(r"[^\s,]*/", "", task.results["evaluated_on"])
-        plot_confusion(reports, workdir / CONFUSION, f"{task.config.task}, {files}{shown_score}")
+        plot_confusion(reports, workdir / CONFUSION, f"{task.config.task}, {files}{score}")
     # Write this file last, because it marks the run as finished. A run that is killed before this line writes all
     # files again when it resumes.
     write_atomic(workdir / RESULTS, json.dumps(results, indent=1) + "\n")
-    log_results(values, history.first if task.eval_first else {}, baseline)
+    log_results(values, history.at(0), baseline)
     log_reports(reports)
     return values
 
@@ -154,8 +143,8 @@ def log_results(values: dict[str, Any], before: dict[str, Any], baseline: dict[s
         return
     width = 2 + max(map(len, [*values, "held out"]))
     logger.info(f"{'held out':<{width}}{'before' if before else '':>12}{'after':>12}{'baseline':>12}")
-    for name, value in values.items():
-        sources = (before, {name: value}, baseline)
+    for name in values:
+        sources = (before, values, baseline)
         columns = [f"{float(source[name]):.4f}" if name in source else "" for source in sources]
         logger.info(f"{name:<{width}}" + "".join(f"{column:>12}" for column in columns))
 
@@ -164,8 +153,5 @@ def _class_reports(task: Task, mesh: Mesh, best: epath.Path, state: TrainState) 
     """Returns the class reports of the best checkpoint."""
     if not task.labels or not task.eval_every:
         return {}
-    params = state.params
-    if int(best.name) != int(state.step):
-        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params)
-        params = load_params(best, shapes)
+    params = state.params if int(best.name) == int(state.step) else load_params(best, state.params)
     return task.class_reports(predict(task, mesh, params)[1])

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -52,26 +53,21 @@ MULTISLICE_OPTIONS: CompilerOptions = {
 
 
 def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
-    """Returns a mesh with axes `data`, `fsdp` and `tensor` over all devices.
+    """Returns a mesh with axes `data`, `fsdp` and `tensor` over `devices` (default: all devices).
 
     Neighbors on the mesh are neighbors on the network between the devices. TPU slices are concatenated along `data`.
-
-    Raises a UsageError if the product of the sizes is not the number of devices, or the mesh does not fit the slices.
+    Raises a UsageError if the mesh does not fit the devices.
     """
     devices = list_devices() if devices is None else devices
     slices = _num_slices(devices)
     sizes = [config.data, config.fsdp, config.tensor]
     shown = ", ".join(f"mesh.{axis}={size}" for axis, size in zip(MESH_AXES, sizes, strict=True))
     known = math.prod(size for size in sizes if size != -1)
-    if len(devices) % known or (-1 not in sizes and known != len(devices)):
-        raise UsageError(
-            f"{shown} does not fit {len(devices)} devices; use sizes with the product {len(devices)}, or set one to -1"
-        )
     data, *inner = [len(devices) // known if size == -1 else size for size in sizes]
-    if data % slices:
+    if math.prod((data, *inner)) != len(devices) or data % slices:
         raise UsageError(
-            f"{shown} does not fit {slices} slices of {len(devices) // slices} devices; use a multiple of {slices} for "
-            f"mesh.data, not {data}"
+            f"{shown} does not fit {slices} x {len(devices) // slices} devices; use sizes with the product "
+            f"{len(devices)}, or -1 for one of them, and a multiple of {slices} for mesh.data"
         )
     shape = [data // slices, *inner]
     try:
@@ -80,10 +76,20 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
         else:
             grid = mesh_utils.create_hybrid_device_mesh(shape, [slices, 1, 1], devices, allow_split_physical_axes=True)
     except (NotImplementedError, ValueError) as error:
-        raise UsageError(
-            f"{shown} does not fit the network topology of the devices ({first_line(error)}); use other sizes"
-        ) from error
+        raise UsageError(f"{shown} does not fit the network of the devices: {first_line(error)}") from error
     return Mesh(grid, MESH_AXES)
+
+
+def check_batch_sizes(batch_sizes: Sequence[int], mesh: Mesh, grad_accum_steps: int = 1) -> None:
+    """Raises a UsageError if a batch size is not divisible by the number of shards times `grad_accum_steps`."""
+    shards = batch_shards(mesh)
+    for batch_size in batch_sizes:
+        if batch_size % (shards * grad_accum_steps):
+            raise UsageError(
+                f"a batch of {batch_size} rows is not divisible by {shards} data shards x {grad_accum_steps} "
+                "micro-batches; change config.data.batch_size or eval_batch_size (examples_per_row divides the rows of "
+                "a batch, and so does a longer seq_len with keep_tokens_per_batch)"
+            )
 
 
 def list_devices() -> list[jax.Device]:
@@ -113,12 +119,10 @@ def parameter_shardings(abstract_boxed: Any, mesh: Mesh) -> Any:
     `abstract_boxed` contains shapes with logical axis names, as `jax.eval_shape` of a module's `init` returns them.
     """
     specs = nn.logical_to_mesh(nn.get_partition_spec(abstract_boxed), RULES)
-    shapes = nn.unbox(abstract_boxed)
-
     return jax.tree.map(
         lambda spec, leaf: NamedSharding(mesh, divisible_spec(spec, leaf.shape, mesh.shape)),
         specs,
-        shapes,
+        nn.unbox(abstract_boxed),
         is_leaf=lambda x: isinstance(x, PartitionSpec),
     )
 

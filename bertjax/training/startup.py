@@ -5,20 +5,19 @@ import dataclasses
 import json
 import logging
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 from etils import epath
 from jax.sharding import Mesh
 
 from bertjax.data.corpus.vocabulary import ENTRY
-from bertjax.errors import UsageError
+from bertjax.errors import BertjaxError, UsageError
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
 from bertjax.tasks.task import Task
 from bertjax.training import workdir as workdirs
 from bertjax.training.checkpoint import Checkpoints, find_checkpoint, saved_fingerprint, workdir_of
 from bertjax.training.checkpoint_metadata import model_metadata
-from bertjax.training.checks import explain_divergence
 from bertjax.training.init_from import check_initial_vocabulary, has_output_layer_of
 from bertjax.training.multihost import assert_same_run, assert_shared_workdir
 from bertjax.training.optimizer import Optimizer
@@ -29,16 +28,23 @@ from bertjax.utils.io import check_free_space, write_atomic
 logger = logging.getLogger(__name__)
 
 
+class DivergenceError(BertjaxError):
+    """Error for a loss that diverges, or for a loss or gradient that is not finite."""
+
+    # All hosts raise this error, because loss and gradients are replicated.
+    on_all_hosts = True
+
+
+@contextlib.contextmanager
 def open_workdir(
-    task: Task, path: str, init_from: str | None, state_shapes: TrainState, stack: contextlib.ExitStack
-) -> tuple[epath.Path, Checkpoints, Callable[[], None]]:
+    task: Task, path: str, init_from: str | None, state_shapes: TrainState
+) -> Iterator[tuple[epath.Path, Checkpoints, Callable[[], None]]]:
     """Creates and locks the workdir, checks that it belongs to this run, and opens its checkpoints.
 
     `init_from` is the checkpoint with the initial parameters of a new run (None: random parameters). `state_shapes` is
-    used to check that checkpoints fit on the disk. At the end of the run, `stack` closes the checkpoints and releases
-    the lock. If the loss diverges, `stack` also adds the last good checkpoint to the error message.
+    used to check that checkpoints fit on the disk.
 
-    Returns:
+    Yields:
       The workdir, its checkpoints, and a function that raises if another run has taken over the workdir.
     """
     config, init_fingerprint, origin = dataclasses.asdict(task.config), "", {}
@@ -49,30 +55,30 @@ def open_workdir(
         origin = workdirs.read_origin(workdir_of(checkpoint))
     # The vocabulary and the labels may have different paths on different hosts, but must have the same content.
     files = {name: json.loads(task.workdir_files[name]) for name in (ENTRY, OUTPUT_LAYER) if name in task.workdir_files}
+    run = {"config": config, "data": task.data_hash, "started_from": init_fingerprint, "files": files}
     model = task.objective.model
-    run = {
-        "config": config,
-        "data": task.data_hash,
-        "started_from": init_fingerprint,
-        "files": files,
-        **model_metadata(model),
-    }
-    assert_same_run(run)
+    assert_same_run({**run, **model_metadata(model)})
     workdir = workdirs.create(path)
     assert_shared_workdir(workdir)
-    stack.enter_context(workdirs.acquire_lock(workdir))
-    workdirs.check_config(workdir, config, task.data_hash)
-    state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state_shapes))
-    check_free_space(workdir, 2 * state_bytes, "two checkpoints", "choose another --workdir")
-    workdirs.write_config(workdir, config, task.data_hash, init_fingerprint, origin)
-    check_still_owner = workdirs.take_ownership(workdir)
-    if jax.process_index() == 0:
-        for name, content in task.workdir_files.items():
-            write_atomic(workdir / name, content)
-    checkpoints = Checkpoints(workdir, task.config.keep_checkpoints, model, task.checkpoint_every)
-    stack.enter_context(contextlib.closing(checkpoints))
-    stack.enter_context(explain_divergence(checkpoints))
-    return workdir, checkpoints, check_still_owner
+    with workdirs.acquire_lock(workdir):
+        workdirs.check_config(workdir, config, task.data_hash)
+        state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state_shapes))
+        check_free_space(workdir, 2 * state_bytes, "two checkpoints", "choose another --workdir")
+        workdirs.write_config(workdir, config, task.data_hash, init_fingerprint, origin)
+        check_still_owner = workdirs.take_ownership(workdir)
+        if jax.process_index() == 0:
+            for name, content in task.workdir_files.items():
+                write_atomic(workdir / name, content)
+        checkpoints = Checkpoints(workdir, task.config.keep_checkpoints, model, task.checkpoint_every)
+        with contextlib.closing(checkpoints):
+            try:
+                yield workdir, checkpoints, check_still_owner
+            except DivergenceError as error:
+                checkpoints.wait()
+                raise DivergenceError(
+                    f"{error}; {checkpoints.describe_last()}; use a lower optimizer.learning_rate or a longer warm-up, "
+                    "in a new --workdir"
+                ) from error
 
 
 def restore_or_init(
@@ -89,36 +95,36 @@ def restore_or_init(
     def init() -> TrainState:
         return init_state(task.objective, optimizer, mesh, random_key(task.config.seed, "init"))
 
+    checkpoint = find_checkpoint(init_from) if init_from else None
     state = checkpoints.restore_latest(state_shapes, init)
-    if state is None:
-        state = init()
-        if init_from:
-            checkpoint = find_checkpoint(init_from)
-            reinit_params = () if has_output_layer_of(task, checkpoint) else task.reinit_params
-            new_pieces = check_initial_vocabulary(task, checkpoint)
-            state = state.replace(params=load_params(init_from, state.params, reinit_params, new_pieces))
-            logger.info(f"starting at step 0 with the parameters of {init_from}")
-            if (workdir_of(checkpoint) / "modules.json").exists():
-                logger.warning(
-                    "the modules of sentence-transformers are not kept: they pool hidden states that training changes"
+    if state is not None:
+        ignored = "; --init_from is ignored" if checkpoint else ""
+        if checkpoint and saved_fingerprint(checkpoint) != workdirs.saved_init_fingerprint(workdir):
+            if task.has_cached_features:
+                raise UsageError(
+                    f"the run of {workdir} started from different parameters than --init_from, so the cached features "
+                    "would differ; use the checkpoint that the run started from, or choose another --workdir"
                 )
-            if new_pieces:
-                logger.info(
-                    f"initialized the embeddings of {len(new_pieces.parts):,} new vocabulary pieces, each as the mean "
-                    "over the old pieces that form it"
-                )
-        else:
-            logger.info("starting at step 0 with random parameters, because --init_from is not set")
+            ignored += ", and the run started from different parameters"
+        logger.info(f"resumed {workdir} at step {int(state.step):,}{ignored}")
         return state
-    ignored = "; --init_from is ignored" if init_from else ""
-    if init_from and saved_fingerprint(find_checkpoint(init_from)) != workdirs.saved_init_fingerprint(workdir):
-        if task.has_cached_features:
-            raise UsageError(
-                f"the run of {workdir} started from different parameters than --init_from, so the cached features "
-                "would differ; use the checkpoint that the run started from, or choose another --workdir"
-            )
-        ignored += ", and the run started from different parameters"
-    logger.info(f"resumed {workdir} at step {int(state.step):,}{ignored}")
+    if checkpoint is None:
+        logger.info("starting at step 0 with random parameters, because --init_from is not set")
+        return init()
+    state = init()
+    reinit_params = () if has_output_layer_of(task, checkpoint) else task.reinit_params
+    new_pieces = check_initial_vocabulary(task, checkpoint)
+    state = state.replace(params=load_params(checkpoint, state.params, reinit_params, new_pieces))
+    logger.info(f"starting at step 0 with the parameters of {init_from}")
+    if (workdir_of(checkpoint) / "modules.json").exists():
+        logger.warning(
+            "the modules of sentence-transformers are not kept: they pool hidden states that training changes"
+        )
+    if new_pieces:
+        logger.info(
+            f"initialized the embeddings of {len(new_pieces.parts):,} new vocabulary pieces, each as the mean "
+            "over the old pieces that form it"
+        )
     return state
 
 

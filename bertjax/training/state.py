@@ -27,9 +27,10 @@ class TrainState(flax.struct.PyTreeNode):
       step: int32 scalar, number of updates.
       params: float32 parameters.
       opt_state: optimizer state of the trainable parameters.
-      sums: metric sums since the last logged step. Checkpoints contain them, so that a resumed run logs the same values
-        as an uninterrupted run.
-      bad_step: int32 scalar, first step whose loss or gradient is not finite (-1: all are finite).
+      sums: [weighted sum, sum of weights] of each metric since the last logged step. A resumed run continues these
+        sums, so that it logs the same values as an uninterrupted run.
+      bad_step: int32 scalar, first step whose loss or gradient is not finite (-1: all are finite). The step still
+        applies its update; the loop raises an error at the next log line or checkpoint.
     """
 
     step: jax.Array
@@ -60,6 +61,7 @@ def _make_init(objective: Objective, optimizer: Optimizer, mesh: Mesh) -> Callab
 
 
 def _boxed_state(objective: Objective, optimizer: Optimizer, key: jax.Array) -> TrainState:
+    """Returns the initial state, with parameters boxed with their logical axes."""
     params = objective.init_params(key)
     check_freezing(params, optimizer.freezing)
     names = (*(metric.name for metric in objective.metrics), *STEP_METRICS)

@@ -32,13 +32,11 @@ from bertjax.training.state import TrainState, abstract_state
 def make_train_step(
     objective: Objective, optimizer: Optimizer, mesh: Mesh, grad_accum_steps: int, head_only: bool = False
 ) -> jax.stages.Wrapped:
-    """Returns the jitted train step `(state, batch, key, schedule) -> state`.
+    """Returns the jitted train step `(state, batch, key, schedule) -> state`, which donates the state.
 
     The dropout key of a step is derived from `key` and the step number. `schedule` is the learning-rate schedule, a
-    callable that is also a pytree. Its numbers are inputs of the compiled step, which therefore serves all schedules.
-
-    The step donates the state. This function is cached, so that the trials of a sweep share one compilation.
-    `make_optimizer` is cached for the same reason.
+    callable and pytree: its numbers are inputs of the compiled step. The step is cached, so that the trials of a sweep
+    share one compilation.
 
     Args:
       objective: model and losses.
@@ -47,56 +45,29 @@ def make_train_step(
       grad_accum_steps: number of micro-batches per step. It does not change the gradient, except for rounding and
         dropout, because the losses are divided by the denominators of the whole batch.
       head_only: whether to leave the encoder unchanged and to compute no gradient of it.
-
-    Raises:
-      UsageError: `grad_accum_steps` exceeds 1, but the objective's loss cannot be computed on micro-batches.
     """
     if grad_accum_steps > 1 and not objective.splits_into_micro_batches:
         raise UsageError(
-            f"config.grad_accum_steps={grad_accum_steps} is not supported: the loss of a row depends on the other rows "
-            "of its batch; use 1"
+            f"config.grad_accum_steps={grad_accum_steps} is not supported, because the loss of a row depends on other "
+            "rows of its batch; use 1"
         )
     tx, freezing = optimizer
 
-    def loss_and_grads(
-        trainable: Any, frozen: Any, batch: Batch, denominators: dict[str, jax.Array], dropout_key: jax.Array
-    ) -> tuple[tuple[Any, MetricSums], Any]:
-        def loss_fn(trainable: Any) -> tuple[Any, MetricSums]:
-            # `sums` contains [weighted sum, sum of weights] of each metric over `batch`, which may be a micro-batch.
-            # `denominators` were computed from the whole batch.
+    def train_step(state: TrainState, batch: Batch, key: jax.Array, schedule: optax.Schedule) -> TrainState:
+        trainable, frozen = freezing.split(state.params)
+        denominators = objective.denominators(batch)
+
+        def loss_fn(trainable: Any, batch: Batch, dropout_key: jax.Array) -> tuple[Any, MetricSums]:
+            # `batch` may be a micro-batch, but `denominators` are those of the whole batch.
             if head_only:
                 trainable = {**trainable, ENCODER: jax.lax.stop_gradient(trainable[ENCODER])}
             sums, _ = objective.compute(merge(trainable, frozen), batch, dropout_key)
             return sum(sums[name][0] / denominators[name] for name in objective.loss_names), sums
 
-        return jax.value_and_grad(loss_fn, has_aux=True)(trainable)
-
-    def accumulate(
-        trainable: Any, frozen: Any, batch: Batch, denominators: dict[str, jax.Array], dropout_key: jax.Array
-    ) -> tuple[tuple[Any, MetricSums], Any]:
-        # [B, ...] -> [B / n, n, ...] -> [n, B / n, ...], for n micro-batches. Row r is in micro-batch r % n. So axis
-        # B / n keeps the sharding of B, and no row moves to another device.
-        micro_batches = jax.tree.map(lambda x: x.reshape(-1, grad_accum_steps, *x.shape[1:]).swapaxes(0, 1), batch)
-
-        def add(total: Any, xs: tuple[Batch, jax.Array]) -> tuple[Any, None]:
-            micro_batch, index = xs
-            key = jax.random.fold_in(dropout_key, index)
-            part = loss_and_grads(trainable, frozen, micro_batch, denominators, key)
-            return jax.tree.map(jnp.add, total, part), None
-
-        # The scan starts with zeros in the shapes of the results. XLA shards them like the results.
-        first = jax.tree.map(lambda x: x[0], micro_batches)
-        shapes = jax.eval_shape(loss_and_grads, trainable, frozen, first, denominators, dropout_key)
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        return jax.lax.scan(add, zeros, (micro_batches, jnp.arange(grad_accum_steps)))[0]
-
-    def train_step(state: TrainState, batch: Batch, key: jax.Array, schedule: optax.Schedule) -> TrainState:
-        dropout_key = jax.random.fold_in(key, state.step)
-        denominators = objective.denominators(batch)
-        # `optimizer.freeze` and `optimizer.freeze_layers` select the frozen parameters.
-        trainable, frozen = freezing.split(state.params)
-        grad_fn = loss_and_grads if grad_accum_steps == 1 else accumulate
-        (loss, sums), grads = grad_fn(trainable, frozen, batch, denominators, dropout_key)
+        grad_fn = jax.value_and_grad(loss_fn, has_aux=True)
+        if grad_accum_steps > 1:
+            grad_fn = accumulate(grad_fn, grad_accum_steps)
+        (loss, sums), grads = grad_fn(trainable, batch, jax.random.fold_in(key, state.step))
 
         updates, opt_state = tx.update(grads, state.opt_state, trainable, learning_rate=schedule(state.step))
         new_trainable: Any = optax.apply_updates(trainable, updates)
@@ -105,16 +76,14 @@ def make_train_step(
 
         grad_norm = optax.tree.norm(grads)  # before clipping
         is_finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-        # The names added here must equal `STEP_METRICS` of `state.py`. `non_padding_sums` adds the fractions of
-        # positions and attention FLOPs that are not padding.
+        # `STEP_METRICS` of `state.py` lists the names added here. `non_padding_sums` counts positions and attention
+        # FLOPs that are not padding.
         sums = {**sums, "grad_norm": jnp.stack([grad_norm, jnp.ones_like(grad_norm)]), **non_padding_sums(batch)}
         return TrainState(
             step=state.step + 1,
-            params=freezing.join_layers(merge(new_trainable, frozen)),
+            params=freezing.join(new_trainable, frozen),
             opt_state=opt_state,
             sums=jax.tree.map(jnp.add, state.sums, sums),
-            # First step whose loss or gradient is not finite, or -1. The step still applies its update.
-            # `check_steps_finite` raises an error later.
             bad_step=jnp.where(~is_finite & (state.bad_step < 0), state.step + 1, state.bad_step),
         )
 
@@ -126,6 +95,26 @@ def make_train_step(
         donate_argnums=0,
         compiler_options=compiler_options(mesh),  # On TPU, overlap collectives with compute.
     )
+
+
+def accumulate(grad_fn: Callable[..., Any], num_micro_batches: int) -> Callable[..., Any]:
+    """Returns `grad_fn(params, batch, key)` computed on one micro-batch after the other, with summed results."""
+
+    def accumulated(params: Any, batch: Batch, key: jax.Array) -> Any:
+        # [B, ...] -> [B / n, n, ...] -> [n, B / n, ...], for n micro-batches. Row r is in micro-batch r % n. So axis
+        # B / n keeps the sharding of B, and no row moves to another device.
+        micro_batches = jax.tree.map(lambda x: x.reshape(-1, num_micro_batches, *x.shape[1:]).swapaxes(0, 1), batch)
+
+        def add(total: Any, xs: tuple[Batch, jax.Array]) -> tuple[Any, None]:
+            micro_batch, index = xs
+            return jax.tree.map(jnp.add, total, grad_fn(params, micro_batch, jax.random.fold_in(key, index))), None
+
+        # Start with zeros in the shapes of the results. XLA shards them like the results.
+        shapes = jax.eval_shape(grad_fn, params, jax.tree.map(lambda x: x[0], micro_batches), key)
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        return jax.lax.scan(add, zeros, (micro_batches, jnp.arange(num_micro_batches)))[0]
+
+    return accumulated
 
 
 @functools.cache
@@ -142,8 +131,8 @@ def make_eval_step(objective: Objective, mesh: Mesh) -> Callable[[Any, Batch, Me
 def traced_with_mesh(function: Callable, mesh: Mesh) -> Callable:
     """Wraps a function so that it is traced under the mesh and the logical axis rules of activations.
 
-    The model reads both at trace time, for sharding constraints and attention kernels. The mesh is abstract, so that
-    `bertjax plan` can compile for devices that this machine does not have.
+    The model reads both for sharding constraints and attention kernels. The mesh is abstract, so that `bertjax plan`
+    can compile for devices that this machine does not have.
     """
 
     def traced(*args: Any) -> Any:
@@ -156,18 +145,16 @@ def traced_with_mesh(function: Callable, mesh: Mesh) -> Callable:
 def jit_on_mesh(
     function: Callable[[Any, Batch], Any], params: Any, mesh: Mesh
 ) -> Callable[[Mapping[str, np.ndarray]], Any]:
-    """Jits a function of parameters and a batch on a mesh. Axis 0 of all outputs must be the batch axis.
+    """Jits a function of parameters and a batch for inference. Axis 0 of all outputs must be the batch axis.
 
-    Returns:
-      A function from a host batch with any number of rows to host arrays. Rows are padded to a multiple of the number
-      of data shards.
+    Returns a function from a host batch with any number of rows to host arrays. Rows are padded to a multiple of the
+    number of data shards.
     """
     jitted = jax.jit(traced_with_mesh(function, mesh), out_shardings=replicated(mesh))
-    num_shards = batch_shards(mesh)
 
     def call(batch: Mapping[str, np.ndarray]) -> Any:
         num_rows = len(batch["input_ids"])
-        padding = -num_rows % num_shards
+        padding = -num_rows % batch_shards(mesh)
         padded = {name: np.pad(array, [(0, padding)] + [(0, 0)] * (array.ndim - 1)) for name, array in batch.items()}
         outputs = jitted(params, put_batch(padded, mesh))
         return jax.tree.map(lambda array: np.asarray(array)[:num_rows], outputs)
@@ -175,6 +162,6 @@ def jit_on_mesh(
     return call
 
 
-def compute_metrics(sums: dict[str, Any]) -> dict[str, float]:
+def compute_metrics(sums: MetricSums) -> dict[str, float]:
     """Returns the mean of each metric, computed from its sums. Omits metrics with weight 0."""
-    return {name: float(total / weight) for name, (total, weight) in sums.items() if weight > 0}
+    return {name: float(total / weight) for name, (total, weight) in jax.device_get(sums).items() if weight > 0}

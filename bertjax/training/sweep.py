@@ -25,7 +25,7 @@ from bertjax.tasks.build import build_task, parse_config
 from bertjax.training import train as loop
 from bertjax.training import workdir as workdirs
 from bertjax.training.cached_features import build_training_task
-from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, saved_fingerprint
+from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, resolve_checkpoint_path, saved_fingerprint
 from bertjax.training.checkpoint_config import complete
 from bertjax.training.multihost import broadcast_from_host0
 from bertjax.training.results import read_results
@@ -94,37 +94,31 @@ def sweep(
     def load(fields: Sequence[str]) -> ConfigDict:
         return apply_overrides(copy.deepcopy(base), fields)
 
-    def configure(fields: dict[str, Any]) -> RunConfig:
-        flags = [f"--config.{field}={value}" for field, value in fields.items()]
-        return complete(parse_config(load(flags)), init_from)
-
     if grid:
         settings = cross_product(grid_values(grid, fixed, load))
     else:
-        settings = _without_fixed_fields(load_settings(experiment), fixed)
-    trials = [{**setting, SEED: base.seed + seed} for setting in settings for seed in range(seeds)]
-    workdir = workdirs.resolve(path)
+        # Remove the fields that the command line sets, and then equal settings.
+        names = overridden_fields(fixed)
+        settings = [
+            {field: value for field, value in setting.items() if field not in names}
+            for setting in load_settings(experiment)
+        ]
+        settings = [setting for index, setting in enumerate(settings) if setting not in settings[:index]]
+    workdir = resolve_checkpoint_path(path)
     workdirs.check_unrelated_files(workdir, TRIALS)
     # Check every config before the first trial starts.
-    planned = [Trial(fields, configure(fields), workdir / TRIALS / trial_name(fields)) for fields in trials]
+    trials = []
+    for fields in ({**setting, SEED: base.seed + seed} for setting in settings for seed in range(seeds)):
+        config = parse_config(load([f"--config.{field}={value}" for field, value in fields.items()]))
+        trials.append(Trial(fields, complete(config, init_from), workdir / TRIALS / trial_name(fields)))
     init_fingerprint = saved_fingerprint(find_checkpoint(init_from)) if init_from else ""
-    finished = broadcast_from_host0(lambda: [_finished_outcome(trial, init_fingerprint) for trial in planned])
-    _check_data(planned, finished)
-    return _run_trials(planned, finished, workdir, init_from)
-
-
-def _without_fixed_fields(trials: Sequence[dict[str, Any]], overrides: Sequence[str]) -> list[dict[str, Any]]:
-    """Removes the fields that the command line sets from each trial. Returns the distinct resulting settings."""
-    fixed = overridden_fields(overrides)
-    settings = [{field: value for field, value in trial.items() if field not in fixed} for trial in trials]
-    return [setting for index, setting in enumerate(settings) if setting not in settings[:index]]
+    finished = broadcast_from_host0(lambda: [_finished_outcome(trial, init_fingerprint) for trial in trials])
+    _check_data(trials, finished)
+    return _run_trials(trials, finished, workdir, init_from)
 
 
 def _run_trials(
-    trials: Sequence[Trial],
-    finished: Sequence[dict[str, Any] | None],
-    workdir: epath.Path,
-    init_from: str | None,
+    trials: Sequence[Trial], finished: Sequence[dict[str, Any] | None], workdir: epath.Path, init_from: str | None
 ) -> dict[str, Any]:
     outcomes: list[dict[str, Any]] = []
     content: dict[str, Any] = {}
@@ -148,7 +142,10 @@ def _run_trials(
             bar.update()
             content = summarize(outcomes) | {"left": len(trials) - number}
             if jax.process_index() == 0:
-                _delete_other_checkpoints(outcomes, content["best"], workdir)
+                for other in outcomes:
+                    folder = workdir / TRIALS / trial_name(other["trial"]) / CHECKPOINTS
+                    if other is not content["best"] and "score" in other and folder.exists():
+                        folder.rmtree()
                 write_atomic(workdir / SWEEP, json.dumps(content, indent=1) + "\n")
     if content["best"] is None:
         raise BertjaxError(f"all {len(trials)} trials failed; error of the first: {outcomes[0]['error']}")
@@ -271,10 +268,3 @@ def format_settings(content: dict[str, Any]) -> str:
         scores = "".join(f"{row[name]:>9.4f}" if name in row else f"{'':>9}" for name in ("mean", "deviation", "best"))
         lines.append(f"{row['setting']:<{width}}{row['trials']:>7}{scores}{row['failed']:>8}")
     return "\n".join(lines)
-
-
-def _delete_other_checkpoints(outcomes: list[dict[str, Any]], best: dict[str, Any], workdir: epath.Path) -> None:
-    for outcome in outcomes:
-        folder = workdir / TRIALS / trial_name(outcome["trial"]) / CHECKPOINTS
-        if outcome is not best and "score" in outcome and folder.exists():
-            folder.rmtree()

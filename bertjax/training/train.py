@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,23 +11,19 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from bertjax.errors import BertjaxError
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import find_checkpoint
-from bertjax.training.checks import (
-    check_data_files,
-    check_evaluation,
-    check_loss,
-    check_steps_finite,
-)
-from bertjax.training.evaluation import check_batch_sizes, check_evaluation_data, evaluate, with_total_loss
+from bertjax.training.evaluation import check_evaluation_data, evaluate, with_total_loss
 from bertjax.training.metrics import METRICS, import_tracker, read_lines
+from bertjax.training.multihost import raise_on_all_hosts
 from bertjax.training.optimizer import describe_head_steps, make_optimizer, make_schedule
 from bertjax.training.preemption import stop_requests, watchdog
 from bertjax.training.profiling import StepProfiler
 from bertjax.training.progress import Progress
 from bertjax.training.results import evaluation_history, finish_run
-from bertjax.training.sharding import data_shard, make_mesh, put_batch, replicated
-from bertjax.training.startup import open_workdir, random_key, restore_or_init
+from bertjax.training.sharding import check_batch_sizes, data_shard, make_mesh, put_batch, replicated
+from bertjax.training.startup import DivergenceError, open_workdir, random_key, restore_or_init
 from bertjax.training.state import TrainState, abstract_state, reset_sums
 from bertjax.training.step import compute_metrics, make_train_step
 
@@ -66,25 +63,25 @@ def train(
     for name in trackers:
         import_tracker(name)  # If a package is missing, fail before the workdir is created.
     mesh = make_mesh(config.mesh)
+    check_batch_sizes(task.batch_sizes, mesh, config.grad_accum_steps)
     optimizer = make_optimizer(config.optimizer)
     schedule = make_schedule(config.optimizer, task.warmup_steps, task.total_steps)
     train_step = head_step = make_train_step(task.objective, optimizer, mesh, config.grad_accum_steps)
     if config.optimizer.head_steps:
         head_step = make_train_step(task.objective, optimizer, mesh, config.grad_accum_steps, head_only=True)
-    check_batch_sizes(task, mesh, config.grad_accum_steps)
     state_shapes = abstract_state(task.objective, optimizer, mesh)
     for note in (*task.notes, *describe_head_steps(config.optimizer)):
         logger.info(note)
 
     with contextlib.ExitStack() as stack:
-        # Lock the workdir. `stack` releases the lock and closes the checkpoints. A workdir at a `gs://` address cannot
-        # be locked; there, `check_still_owner` raises if another run has taken the workdir over.
-        workdir, checkpoints, check_still_owner = open_workdir(task, path, init_from, state_shapes, stack)
+        # Local workdirs are locked. Workdirs at `gs://` addresses cannot be locked; there, `check_still_owner` raises
+        # if another run has taken the workdir over.
+        workdir, checkpoints, check_still_owner = stack.enter_context(open_workdir(task, path, init_from, state_shapes))
         stop_requested = stack.enter_context(stop_requests())
         heartbeat = stack.enter_context(watchdog(config.hang_seconds))
         state = restore_or_init(task, mesh, workdir, checkpoints, init_from, state_shapes, optimizer)
         step = int(state.step)
-        # Log lines up to the restored step. If no checkpoint exists, the run starts at step 0 and ignores old lines.
+        # Without a checkpoint, the run starts at step 0 and ignores old lines.
         lines = [line for line in read_lines(workdir / METRICS) if line["step"] <= step] if step else []
         history = evaluation_history(task, lines)
         progress = stack.enter_context(contextlib.closing(Progress(task, workdir, step, lines, schedule, trackers)))
@@ -112,25 +109,23 @@ def train(
             progress.step_done(step, state)
             profiler.step_done(step, state)
             heartbeat()
-            done = step == task.total_steps  # Early stopping, below, also sets `done`.
+            done = step == task.total_steps
             # `stop_requested` takes the step, so that all hosts stop after the same step.
             stopped = stop_requested(step)
 
-            # `state.sums` contains the metric sums since the last logged step. Log them before saving a checkpoint, so
-            # that no line is missing in `metrics.jsonl` if the run resumes from the checkpoint.
+            # Log before saving, because a checkpoint contains the metric sums since the last logged step.
             if done or step % config.log_every == 0:
                 state = _log_step(task, state, step, progress)
 
             if task.eval_every and (done or step % task.eval_every == 0):
                 history = history.add(step, _evaluate(task, mesh, state, progress, heartbeat))
                 if not done and history.is_out_of_patience():
-                    done = True
-                    # Log the remaining metric sums, because the run may end early between two logged steps.
+                    done = True  # early stopping
                     if step % config.log_every:
                         state = _log_step(task, state, step, progress)
 
             if done or stopped or step % task.checkpoint_every == 0 or history.is_best_at(step):
-                check_steps_finite(state)
+                _check_steps_finite(state)
                 with progress.paused():
                     check_still_owner()
                     progress.flush()
@@ -142,11 +137,10 @@ def train(
         if stopped and not done:
             logger.info(f"stopped by a signal; saved step {step:,}; run the same command to resume")
             return {"step": step, "stopped": True, **history.at(step)}
-        check_data_files(task, wait=True)
+        _check_data_files(task, wait=True)
         # Checkpoint with the highest score, or the newest checkpoint if the task has no `best_metric`.
         best = find_checkpoint(workdir)
         progress.plot_curves()
-        # `finish_run` writes `results.json`, and returns the metrics of `best`.
         values = finish_run(task, mesh, state, workdir, best, history)
         progress.finish(step, best)
         return {"step": step, "stopped": False, "checkpoint": str(best), **values}
@@ -154,14 +148,14 @@ def train(
 
 def _log_step(task: Task, state: TrainState, step: int, progress: Progress) -> TrainState:
     """Logs and checks the metrics since the last logged step. Returns the state with its metric sums reset to 0."""
-    check_steps_finite(state)
-    check_data_files(task, wait=False)
-    # `with_total_loss` adds `loss`, the sum of the objective's losses.
-    values = with_total_loss(compute_metrics(jax.device_get(state.sums)), task.objective)
+    _check_steps_finite(state)
+    _check_data_files(task, wait=False)
+    values = with_total_loss(compute_metrics(state.sums), task.objective)
     progress.log_step(step, values)
     # There is no loss if all weights since the last logged step are 0.
-    if "loss" in values:
-        check_loss(values["loss"], progress.first_loss, step, task.config.divergence_factor)
+    loss, first_loss = values.get("loss", 0.0), progress.first_loss
+    if loss > task.config.divergence_factor * first_loss:
+        raise DivergenceError(f"the loss diverged at step {step:,}: {loss:.4g} (first logged loss: {first_loss:.4g})")
     return reset_sums(state)
 
 
@@ -174,7 +168,27 @@ def _evaluate(
     with progress.paused():
         start = time.monotonic()
         values, _ = evaluate(task, mesh, state.params, heartbeat)
-        check_evaluation(values, step)
+        if not math.isfinite(values.get("loss", 0.0)):
+            raise DivergenceError(f"the evaluation loss at step {step:,} is not finite")
         # Pass the metric sums since the last log line, so that the number of tokens seen includes these steps.
         progress.log_evaluation(step, values, time.monotonic() - start, train_sums=state.sums)
     return values
+
+
+def _check_steps_finite(state: TrainState) -> None:
+    """Waits for all dispatched steps. Raises if the loss or gradient of any step was not finite."""
+    bad_step = int(state.bad_step)
+    if bad_step >= 0:
+        raise DivergenceError(f"the loss or gradient of step {bad_step:,} is not finite")
+
+
+def _check_data_files(task: Task, *, wait: bool) -> None:
+    """Raises on all hosts if any host has found damaged data. With `wait`, verifies all data first."""
+
+    def check() -> None:
+        try:
+            task.check_data_files(wait)
+        except BertjaxError as error:
+            raise BertjaxError(f"{error}; checkpoints may be affected, so train in a new --workdir") from error
+
+    raise_on_all_hosts(check)

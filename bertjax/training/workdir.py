@@ -3,7 +3,6 @@
 import contextlib
 import json
 import logging
-import math
 import secrets
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
@@ -61,26 +60,12 @@ _MAX_SHOWN_DIFFERENCES = 5
 _ALLOWED_FILES = (".*", CONVERTED, "*.log", "*.out", "*.err")
 
 
-def resolve(path: str) -> epath.Path:
-    """Resolves the path of a workdir."""
-    workdir = resolve_checkpoint_path(path)
-    if workdir == workdir.parent:
-        raise UsageError(
-            f"the workdir is {workdir}, the root of the file system, maybe because a shell variable is empty; choose "
-            "another --workdir"
-        )
-    return workdir
-
-
 def create(path: str, marker: str = CONFIG) -> epath.Path:
     """Creates a workdir and returns its path. An existing folder must pass `check_unrelated_files`."""
-    workdir = resolve(path)
+    workdir = resolve_checkpoint_path(path)
     check_unrelated_files(workdir, marker)
-    try:
-        check_bucket(workdir)
-        workdir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BertjaxError(f"cannot write in the workdir {workdir} ({error}); choose another --workdir") from error
+    check_bucket(workdir)
+    workdir.mkdir(parents=True, exist_ok=True)
     return workdir
 
 
@@ -89,13 +74,8 @@ def check_unrelated_files(workdir: epath.Path, marker: str = CONFIG) -> None:
 
     If the folder contains `marker` (a file or folder), it is a workdir and may contain any other files.
     """
-    try:
-        names = sorted(entry.name for entry in workdir.iterdir()) if workdir.exists() else []
-    except NotADirectoryError as error:
-        raise UsageError(f"the workdir {workdir} is a file; choose another --workdir") from error
+    names = sorted(entry.name for entry in workdir.iterdir()) if workdir.exists() else []
     unrelated = [name for name in names if not any(fnmatch(name, pattern) for pattern in _ALLOWED_FILES)]
-    if marker == CONFIG and CONFIG not in names and CHECKPOINTS in names:
-        raise UsageError(f"the workdir {workdir} contains checkpoints but lacks {marker}; restore the file")
     if unrelated and marker not in names:
         raise UsageError(
             f"the workdir {workdir} contains unrelated files: {listed(unrelated, 3)}; choose another --workdir"
@@ -118,8 +98,6 @@ def acquire_lock(workdir: epath.Path) -> Iterator[None]:
         lock = FileLock(workdir / _LOCK).acquire(timeout=0)
     except Timeout:
         raise UsageError(f"another run is using the workdir {workdir}; wait or choose another --workdir") from None
-    except OSError as error:
-        raise BertjaxError(f"cannot lock the workdir {workdir} ({error}); choose another --workdir") from error
     with lock:
         remove_temporaries(Path(workdir))
         yield
@@ -129,10 +107,7 @@ def take_ownership(workdir: epath.Path) -> Callable[[], None]:
     """Makes this run the owner of a workdir at a `gs://` address, where files cannot be locked.
 
     The newest run owns the workdir. An older run, for example on a preempted machine, must stop before its next save,
-    so that two runs never write the same checkpoint.
-
-    Returns:
-      A function that raises a BertjaxError if another run has become the owner.
+    so that two runs never write the same checkpoint. Returns a function that raises if another run is the owner.
     """
     if not is_remote(workdir) or jax.process_index() != 0:
         return lambda: None
@@ -153,34 +128,29 @@ def take_ownership(workdir: epath.Path) -> Callable[[], None]:
 def check_config(workdir: epath.Path, config: dict[str, Any], data_hash: str) -> None:
     """Raises a UsageError if the data, or a config field that affects results, differs from the workdir's.
 
-    If the workdir has no checkpoints, any config is accepted, because nothing would be lost.
+    If the workdir has no checkpoints, any config is accepted, because nothing would be lost. A finished run continues
+    if its command is run again with more steps or epochs.
     """
     if not has_checkpoints(workdir):
         return
-    saved_config, saved_data = _read_json(workdir / CONFIG), _read_json(workdir / DATA)
-    # A finished run continues if its command is run again with more steps or epochs.
-    increases = []
-    if saved_config is not None and (workdir / RESULTS).exists():
-        for name in ("epochs", "steps"):
-            # 0 steps mean that the number of epochs determines the steps.
-            if 0 < saved_config.get(name, math.inf) < config.get(name, 0):
-                increases.append(f"{name} increased from {saved_config[name]:g} to {config[name]:g}")
-                saved_config[name] = config[name]
-    if saved_config is not None and (changes := result_differences(saved_config, config)):
+    saved, data = _read_json(workdir / CONFIG) or {}, _read_json(workdir / DATA)
+    # 0 steps mean that the number of epochs determines the steps.
+    increased = {name: config[name] for name in ("epochs", "steps") if 0 < saved.get(name, 0) < config.get(name, 0)}
+    if not (workdir / RESULTS).exists():
+        increased = {}
+    if saved and (changes := result_differences({**saved, **increased}, config)):
         raise UsageError(
             f"the workdir {workdir} belongs to a run with another config ({changes}); choose another --workdir, or "
             "restore that config"
         )
-    if saved_data is not None and saved_data.get("sha256") != data_hash:
+    if data is not None and data.get("sha256") != data_hash:
         raise UsageError(
             f"the workdir {workdir} belongs to a run on other data: the data files have changed; choose "
             "another --workdir, or restore the data"
         )
-    if increases:
-        logger.info(
-            f"continuing the finished run with {', '.join(increases)}; the learning rate now reaches 0 at the new last "
-            "step"
-        )
+    if increased:
+        changes = ", ".join(f"{name} increased from {saved[name]:g} to {increased[name]:g}" for name in increased)
+        logger.info(f"continuing the finished run with {changes}; the learning rate now reaches 0 at the new last step")
 
 
 def write_config(
@@ -239,7 +209,7 @@ def pinned_address(address: str, path: str) -> str:
 
     Returns other addresses and local paths unchanged.
     """
-    init_from = (_read_json(resolve(path) / DATA) or {}).get("init_from") or {}
+    init_from = (_read_json(resolve_checkpoint_path(path) / DATA) or {}).get("init_from") or {}
     return init_from["source"] if init_from.get("address") == address else address
 
 

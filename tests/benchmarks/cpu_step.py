@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bertjax.cli.main import use_huge_pages
+from bertjax.utils.devices import use_huge_pages
 
 
 def kind_of(name: str, source: str) -> str:

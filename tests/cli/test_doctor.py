@@ -19,6 +19,7 @@ def test_report_contains_versions_devices_and_free_disk_space(capsys):
     report = report_of(capsys)
     assert {"bertjax", "jax", "flax"} <= {*report["versions"]}
     assert report["devices"]["platform"] == "cpu" and "GiB" in report["machine"]["free disk, current directory"]
+    assert "memory is allocated" in report["machine"]["huge pages"]
     assert any(line.startswith("no accelerator") for line in report["advice"])
 
 

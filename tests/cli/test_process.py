@@ -104,7 +104,9 @@ def test_closed_output_pipe_prints_no_error(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc only")
-def test_malloc_uses_huge_pages(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("platforms", "tunables"), [("cpu", "glibc.malloc.hugetlb=1"), ("cuda", None)])
+def test_malloc_uses_huge_pages_without_an_accelerator(tmp_path, monkeypatch, platforms, tunables):
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
-    process = start("import os\nprint(os.environ['GLIBC_TUNABLES'])", tmp_path)
-    assert process.communicate(timeout=60)[0] == "glibc.malloc.hugetlb=1\n"
+    monkeypatch.setenv("JAX_PLATFORMS", platforms)
+    process = start("import os\nprint(os.environ.get('GLIBC_TUNABLES'))", tmp_path)
+    assert process.communicate(timeout=60)[0] == f"{tunables}\n"

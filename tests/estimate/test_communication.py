@@ -24,42 +24,45 @@ def exchanges(sizes, shape, spec, positions=1, name="kernel", **arguments):
     return {(each.name, each.collective, each.axis, each.crosses_slices): each.sent_bytes for each in found}
 
 
-def test_one_device_sends_nothing():
-    assert exchanges((1, 1, 1), (16, 8), ()) == {}
-
-
-def test_data_parallelism_all_reduces_gradients():
-    assert exchanges((4, 1, 1), (16, 8), ()) == {("gradients", "all-reduce", "data", False): 2 * 3 / 4 * 2 * 16 * 8}
-
-
-def test_gradients_of_the_token_embedding_table_are_float32():
-    assert [*exchanges((4, 1, 1), (16, 8), (), name="token").values()] == [2 * 3 / 4 * 4 * 16 * 8]
-    # The table stays sharded over `fsdp`, so nothing is exchanged over this axis.
-    assert exchanges((1, 4, 1), (16, 8), ("fsdp",), name="token") == {}
-
-
-def test_each_chip_exchanges_a_part_of_the_gradients_between_slices():
-    sizes = exchanges((8, 1, 1), (16, 8), (), slices=2)
-    gradients = 4 * 16 * 8
-    assert sizes == {
-        ("gradients", "all-reduce", "data", False): 2 * 3 / 4 * gradients,
-        ("gradients", "all-reduce", "data", True): 2 * 1 / 2 * gradients / 4,
-    }
-
-
-def test_fsdp_gathers_sharded_parameters_for_each_micro_batch():
-    sizes = exchanges((1, 4, 1), (16, 8), ("fsdp",), micro_batches=3)
-    assert sizes == {
-        ("parameters", "all-gather", "fsdp", False): 3 * 2 * 3 / 4 * 2 * 16 * 8,
-        ("gradients", "reduce-scatter", "fsdp", False): 3 * 3 / 4 * 2 * 16 * 8,
-    }
+@pytest.mark.parametrize(
+    ("sizes", "spec", "arguments", "expected"),
+    [
+        ((1, 1, 1), (), {}, {}),
+        ((4, 1, 1), (), {}, {("gradients", "all-reduce", "data", False): 2 * 3 / 4 * 2 * 16 * 8}),
+        # The gradients of the token table are float32. The table stays sharded over `fsdp`.
+        ((4, 1, 1), (), {"name": "token"}, {("gradients", "all-reduce", "data", False): 2 * 3 / 4 * 4 * 16 * 8}),
+        ((1, 4, 1), ("fsdp",), {"name": "token"}, {}),
+        # Each chip exchanges a part of the gradients, which are float32, between slices.
+        (
+            (8, 1, 1),
+            (),
+            {"slices": 2},
+            {
+                ("gradients", "all-reduce", "data", False): 2 * 3 / 4 * 4 * 16 * 8,
+                ("gradients", "all-reduce", "data", True): 2 * 1 / 2 * 4 * 16 * 8 / 4,
+            },
+        ),
+        # Sharded parameters are gathered for each micro-batch.
+        (
+            (1, 4, 1),
+            ("fsdp",),
+            {"micro_batches": 3},
+            {
+                ("parameters", "all-gather", "fsdp", False): 3 * 2 * 3 / 4 * 2 * 16 * 8,
+                ("gradients", "reduce-scatter", "fsdp", False): 3 * 3 / 4 * 2 * 16 * 8,
+            },
+        ),
+        ((1, 1, 2), (None, "tensor"), {"positions": 10, "name": "dense/kernel"}, {}),
+    ],
+)
+def test_exchanged_bytes_of_a_parameter(sizes, spec, arguments, expected):
+    assert exchanges(sizes, (16, 8), spec, **arguments) == expected
 
 
 def test_tensor_parallelism_all_reduces_activations_of_each_layer():
     (size,) = exchanges((1, 1, 2), (3, 8, 16), (None, None, "tensor"), positions=10, name="layers/kernel").values()
     # The kernel is stacked over three layers. Each layer needs one all-reduce.
     assert size == pytest.approx(2 * 1 / 2 * 3 * 10 * 8 * jnp.dtype("bfloat16").itemsize)
-    assert exchanges((1, 1, 2), (8, 16), (None, "tensor"), positions=10, name="dense/kernel") == {}
 
 
 @pytest.mark.devices

@@ -142,14 +142,11 @@ def _is_backward_scan(eqn) -> bool:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"freeze_layers": 4}, "freeze_layers=4 is too large; the model has 3 layers"),
-        (
-            {"freeze": ("encoder/embedding",)},
-            "unknown parameter in optimizer.freeze: 'encoder/embedding'.*encoder/embeddings",
-        ),
+        ({"freeze_layers": 4}, "freeze_layers=4 is too large"),
+        ({"freeze": ("encoder/embedding",)}, "unknown parameter .* 'encoder/embedding'.*encoder/embeddings"),
         (
             {"freeze_layers": 3, "freeze": ("encoder/embeddings", "masked_lm", "next_sentence", "pooler")},
-            "no parameter to train",
+            "no parameter",
         ),
     ],
 )
@@ -161,9 +158,9 @@ def test_freezing_unknown_or_all_parameters_is_an_error(fields, message):
 
 def test_freeze_option_is_restored_from_config_json(tmp_path):
     config = {"task": "text", "data": {}, "model": {}, "optimizer": {"freeze": ("pooler", "encoder/embeddings")}}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    saved = json.loads((tmp_path / "config.json").read_text())
-    assert result_differences(saved, config) == ""
-    assert load_config(str(tmp_path / "config.json"), []).optimizer.freeze == ("pooler", "encoder/embeddings")
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config))
+    assert result_differences(json.loads(file.read_text()), config) == ""
+    assert load_config(str(file), []).optimizer.freeze == ("pooler", "encoder/embeddings")
     overrides = ["--config.optimizer.freeze=pooler", "--config.optimizer.freeze=classifier"]
-    assert load_config(str(tmp_path / "config.json"), overrides).optimizer.freeze == ("pooler", "classifier")
+    assert load_config(str(file), overrides).optimizer.freeze == ("pooler", "classifier")

@@ -50,18 +50,9 @@ def test_tensorboard_shows_each_step_once_after_kills(tmp_path):
         board.close()
 
 
-@pytest.mark.parametrize(
-    ("values", "tags"),
-    [
-        ({"loss": 3.0, "mlm_loss": 2.0, "tokens": 5}, {"train/loss", "train/mlm_loss", "train/tokens"}),
-        ({"eval_loss": 1.0, "eval_f1": 0.5, "tokens": 5}, {"eval/loss", "eval/f1"}),
-    ],
-    ids=["training", "evaluation"],
-)
-def test_metric_tags_are_grouped(values, tags):
-    grouped = group_metrics(values)
-    assert grouped.keys() == tags
-    assert all(values[tag.replace("train/", "").replace("eval/", "eval_")] == value for tag, value in grouped.items())
+def test_metric_tags_are_grouped():
+    assert group_metrics({"loss": 3.0, "tokens": 5}) == {"train/loss": 3.0, "train/tokens": 5}
+    assert group_metrics({"eval_loss": 1.0, "eval_f1": 0.5, "tokens": 5}) == {"eval/loss": 1.0, "eval/f1": 0.5}
 
 
 def test_writing_local_event_files_does_not_import_tensorflow(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from processes import WORKER, start_processes, train_command
 
 from bertjax.config.mesh import ClusterConfig
-from bertjax.errors import LOST, BertjaxError, UsageError
+from bertjax.errors import LOST, BertjaxError
 from bertjax.training import multihost
 
 # Both processes run this script.
@@ -161,22 +161,11 @@ def test_timeouts_and_port_reach_jax(environment, slurm, port, expected):
 
 @pytest.mark.parametrize(
     ("address", "count", "index"),
-    [
-        ("a:1", "2", None),
-        (None, "2", None),
-        ("localhost", "2", "0"),
-        ("a:1", "x", "0"),
-        ("a:1", "2", "2"),
-    ],
+    [("a:1", "2", None), (None, "2", None), ("localhost", "2", "0"), ("a:1", "x", "0"), ("a:1", "2", "2"), (None,) * 3],
 )
 def test_incomplete_or_invalid_environment_is_refused(environment, address, count, index):
     for name, value in zip(multihost._PROCESS_VARIABLES, (address, count, index), strict=True):
         if value is not None:
             environment.setenv(name, value)
-    with pytest.raises(UsageError, match="invalid environment variables: JAX_COORDINATOR_ADDRESS="):
-        multihost.initialize_distributed(ClusterConfig())
-
-
-def test_missing_cluster_is_an_error(environment):
-    with pytest.raises(BertjaxError, match="could not connect the processes: .*, set JAX_COORDINATOR_ADDRESS"):
+    with pytest.raises(BertjaxError, match="could not connect the processes: .* JAX_COORDINATOR_ADDRESS="):
         multihost.initialize_distributed(ClusterConfig())

@@ -103,13 +103,6 @@ def test_head_steps_have_a_schedule_of_their_own():
         make_schedule(config, warmup_steps=4, total_steps=10)
 
 
-def test_weight_decay_mask_excludes_biases_and_layer_norm():
-    assert decay_mask(PARAMS) == {
-        "layers": {"dense": {"kernel": True, "bias": False}, "norm": {"scale": False, "bias": False}},
-        "token": True,
-    }
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_every_optimizer_descends_and_decays_no_bias_or_layer_norm(name):
     optimizer = make_optimizer(OptimizerConfig(name=name, weight_decay=0.5))

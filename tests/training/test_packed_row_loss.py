@@ -17,15 +17,7 @@ from bertjax.tasks.objectives.step_cost import non_padding_sums
 
 CONFIG = tiny_config(vocab_size=60, max_position_embeddings=24, initializer_range=0.3, dropout=0.0)
 PACKED = PretrainingData(packing=True)
-PHASE = Phase(
-    seq_len=24,
-    batch_size=4,
-    max_predictions=3,
-    start_step=0,
-    stop_step=1,
-    max_pairs_per_row=3,
-    row_predictions=5,
-)
+PHASE = Phase(24, 4, max_predictions=3, start_step=0, stop_step=1, max_pairs_per_row=3, row_predictions=5)
 
 
 def packed_batch() -> dict[str, np.ndarray]:

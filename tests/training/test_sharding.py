@@ -59,11 +59,8 @@ def test_compiler_options_depend_on_platform_and_slices(monkeypatch):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (
-            MeshConfig(data=1, fsdp=8, tensor=4),
-            "does not fit 2 slices of 16 devices; use a multiple of 2 for mesh.data, not 1",
-        ),
-        (MeshConfig(data=3), "mesh.data=3, mesh.fsdp=1, mesh.tensor=1 does not fit 32 devices"),
+        (MeshConfig(data=1, fsdp=8, tensor=4), "does not fit 2 x 16 devices.*a multiple of 2 for mesh.data"),
+        (MeshConfig(data=3), "mesh.tensor=1 does not fit 2 x 16 devices; use sizes with the product 32"),
     ],
 )
 def test_mesh_that_does_not_fit_the_chips_is_an_error(config, message, monkeypatch):
