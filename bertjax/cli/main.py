@@ -8,29 +8,31 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from bertjax.cli import (
-    bench,
-    convert,
-    doctor,
-    features,
-    inspect,
-    plan,
-    predict,
-    prepare,
-    reproduce,
-    sweep,
-    train,
-)
-from bertjax.cli.common import command_name
-from bertjax.cli.parser import Parser, Version
+from bertjax.cli.bench import bench_input, bench_step
+from bertjax.cli.convert import convert
+from bertjax.cli.doctor import doctor
+from bertjax.cli.features import features, fill_mask
+from bertjax.cli.inspect import describe, inspect
+from bertjax.cli.parser import HelpFormatter, Parser, Version
+from bertjax.cli.plan import plan
+from bertjax.cli.predict import ensemble, evaluate, predict, submission
+from bertjax.cli.prepare import prepare
+from bertjax.cli.reproduce import reproduce, table
+from bertjax.cli.sweep import sweep
+from bertjax.cli.train import train
 from bertjax.errors import INTERRUPTED, BertjaxError, UsageError, first_line, shortened
 from bertjax.utils.devices import skip_missing_tpu
 from bertjax.utils.terminal import configure_logging, show
 
 logger = logging.getLogger(__name__)
-COMMANDS = (prepare, inspect, train, sweep, reproduce, predict, features, convert, plan, bench, doctor)
+COMMANDS = {
+    **{"prepare": prepare, "inspect": inspect, "describe": describe, "train": train, "sweep": sweep},
+    **{"reproduce": reproduce, "table": table, "evaluate": evaluate, "predict": predict, "ensemble": ensemble},
+    **{"submission": submission, "fill_mask": fill_mask, "features": features, "convert": convert, "plan": plan},
+    **{"bench step": bench_step, "bench input": bench_input, "doctor": doctor},
+}
 _MAX_MESSAGE_CHARACTERS = 2000
 
 
@@ -82,9 +84,24 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        command.add_parser(commands)
+    groups = {"": commands}
+    for name, command in COMMANDS.items():
+        group, _, word = name.rpartition(" ")
+        if group not in groups:
+            groups[group] = _add_bench(commands)
+        command.add_parser(groups[group], word)
     return parser
+
+
+def _add_bench(commands: Any) -> Any:
+    parser = commands.add_parser(
+        "bench",
+        help="Times the train step or the input pipeline.",
+        epilog="example:\n  bertjax bench step --config pretrain:size=tiny,quick=true",
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+    )
+    return parser.add_subparsers(dest="what", metavar="step|input", required=True)
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
@@ -103,10 +120,10 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     unknown = [
         item
         for item in overrides
-        if not hasattr(args, "config") or (re.match("--?[A-Za-z]", item) and not item.startswith("--config."))
+        if not hasattr(args, "overrides") or (re.match("--?[A-Za-z]", item) and not item.startswith("--config."))
     ]
     if unknown:
-        raise UsageError(f"unknown argument {unknown[0]}; see `bertjax {command_name(args)} --help`")
+        raise UsageError(f"unknown argument {unknown[0]}; see `{args.prog} --help`")
     args.overrides = overrides
     return args
 

@@ -108,7 +108,7 @@ def _of_command(words: tuple[str, ...], parser: argparse.ArgumentParser) -> Iter
 
 def _values_of(action: argparse.Action) -> tuple[list[str], list[str]]:
     """Returns wrong values, which the command must reject, and odd values, which it may accept."""
-    kind = {"_integer": int, "float": float}.get(getattr(action.type, "__name__", ""), str)
+    kind = {"int": int, "float": float}.get(getattr(action.type, "__name__", ""), str)
     # Exclude the huge value of `bench input --seconds`, because the command would run for that time.
     odd = [value for value in _ODD[kind] if (action.dest, value) != ("seconds", _HUGE)]
     wrong = list(_WRONG.get(kind, ()))

@@ -15,6 +15,7 @@ from commanding import commands, failure, printed, refused
 from flax.traverse_util import flatten_dict
 from valid_commands import check_command
 
+from bertjax.cli import main as cli
 from bertjax.cli.main import build_parser, main, parse_args
 from bertjax.cli.parser import PATH_METAVARS
 from bertjax.config.load import load_config
@@ -87,6 +88,7 @@ def test_unknown_flag_is_rejected(capfd, words, tmp_path):
         "features": ["--checkpoint", tmp_path, "a text"],
         "convert": [tmp_path, tmp_path / "run"],
         "doctor": ["--json"],
+        "plan": ["--config", TINY, "--topology=v5e:2x2"],
     }
     (tmp_path / "params").mkdir()
     error = refused(capfd, *words, *required.get(words[0], ["--config", TINY]), "--nosuch=1")
@@ -137,8 +139,8 @@ def test_error_for_an_unknown_config_field_lists_the_known_fields(capfd):
             "mesh.data=0, mesh.fsdp=1, mesh.tensor=1; sizes must be positive",
         ),
         (
-            ["--config", TINY, "--config.data.objective=sop"],
-            "config.data.objective is 'sop'; use one of nsp, pairs, none",
+            ["--config", TINY, "--config.data.objective=nosuch"],
+            "config.data.objective is 'nosuch'; use one of nsp, ",
         ),
         (["--config", TINY, "--config.data.masking.rate=2.0"], "masking.rate is 2.0; it must be at most 1"),
         (
@@ -153,7 +155,7 @@ def test_error_for_an_unknown_config_field_lists_the_known_fields(capfd):
         (["--config", TINY, "--flagfile=nosuch"], "unknown argument --flagfile=nosuch"),
         (["--config", TINY, "--flagfile"], "unknown argument --flagfile"),
         (["--config", TINY, "--log_level=loud"], "invalid choice: 'loud'"),
-        ([], "needs --config"),
+        ([], "no config; set --config"),
     ],
 )
 def test_invalid_value_is_rejected(capfd, arguments, message):
@@ -174,17 +176,15 @@ def test_incomplete_architecture_is_rejected(capfd, corpus, tmp_path):
     files = f"text:train={tmp_path}/train.csv,dev={tmp_path}/dev.csv"
     fields = ["--config.model.hidden_size=64", f"--config.data.vocabulary={corpus / 'vocab.txt'}"]
     error = refused(capfd, "train", f"--config={files}", *fields, f"--workdir={tmp_path / 'run'}")
-    assert "config.model contains unset fields: " in error and "num_hidden_layers" in error
+    assert "no initial checkpoint" in error
 
 
 def test_usage_error_refers_to_the_help_of_the_command(capfd):
     assert "see `bertjax bench step --help`" in refused(capfd, "bench", "step", "--config", TINY, "--nosuch")
     assert "see `bertjax describe --help`" in refused(capfd, "describe", "--config", TINY, "--nosuch")
-    assert "--steps: not an integer: '1.5'" in refused(capfd, "bench", "step", "--config", TINY, "--steps", "1.5")
-    assert "is out of range; use a magnitude of at most 2,147,483,647" in refused(
-        capfd, "inspect", "--config", TINY, f"--steps={10**30}"
-    )
-    assert "`bertjax bench step` needs --config" in refused(capfd, "bench", "step")
+    for value, problem in (("1.5", "invalid int value"), ("0", "at least 1"), (f"{10**30}", "at most 2,147,483,647")):
+        error = refused(capfd, "bench", "step", "--config", TINY, f"--steps={value}")
+        assert "argument --steps: " in error and problem in error
 
 
 @pytest.mark.parametrize("experiment", ["pretrain.py", "glue.py"])
@@ -319,7 +319,7 @@ def test_exceptions_determine_the_exit_code_and_the_error_line(capfd, monkeypatc
         def describe(args):
             raise error
 
-        monkeypatch.setattr("bertjax.cli.inspect.describe", describe)
+        monkeypatch.setitem(cli.COMMANDS, "describe", cli.COMMANDS["describe"]._replace(run=describe))
         main(["describe"])
 
     in_native_code = ValueError("Exception raised while checking equality")
