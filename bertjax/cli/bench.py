@@ -23,10 +23,7 @@ from bertjax.utils.terminal import format_table
     "bertjax bench step --config pretrain:size=base,batch=sequences --config.data.batch_size=8",
     *(CONFIG, INIT_FROM, RUN_CHECKPOINT),
     option(
-        "--steps",
-        type=number(int, at_least=1),
-        default=10,
-        help="number of timed steps, after one step for compilation",
+        "--steps", "number of timed steps, after one step for compilation", type=number(int, at_least=1), default=10
     ),
     *(JSON, PROFILE),
 )
@@ -46,7 +43,7 @@ def bench_step(args: argparse.Namespace) -> None:
 @command(
     "bertjax bench input --config pretrain:corpus=runs/corpus --seconds 10",
     REQUIRED_CONFIG,
-    option("--seconds", type=float, default=10.0, help="duration of the measurement in seconds"),
+    option("--seconds", "duration of the measurement in seconds", type=float, default=10.0),
     JSON,
 )
 def bench_input(args: argparse.Namespace) -> None:

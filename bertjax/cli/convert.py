@@ -10,15 +10,14 @@ from bertjax.utils.terminal import show
 
 @command(
     "bertjax convert uncased_L-12_H-768_A-12 runs/base_uncased\n  bertjax convert runs/topic hf:ORG/topic",
-    option("source", metavar="SRC", help=CHECKPOINT_HELP),
+    option("source", CHECKPOINT_HELP, metavar="SRC"),
     option(
         "destination",
+        "destination folder, which must not exist unless --overwrite is set, or hf:ORG/NAME to upload",
         metavar="DST",
-        help="destination folder, which must not exist unless --overwrite is set, or hf:ORG/NAME to upload",
     ),
     option(
-        "--format",
-        help="format of DST: bertjax, huggingface or tensorflow (default: bertjax, or huggingface for an upload)",
+        "--format", "format of DST: bertjax, huggingface or tensorflow (default: bertjax, or huggingface for an upload)"
     ),
     case_options("keep case and accents (default: as SRC says)", "convert text to lower case (default: as SRC says)"),
     flag("--overwrite", "replace an earlier conversion or upload"),

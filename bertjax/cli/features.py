@@ -12,13 +12,10 @@ from bertjax.utils.terminal import show
 @command(
     'bertjax fill_mask --checkpoint runs/mini "Paris is the [MASK] of France."',
     option(
-        "texts",
-        nargs="+",
-        metavar="text",
-        help="text with [MASK], or the model's mask token, for each token to predict",
+        "texts", "text with [MASK], or the model's mask token, for each token to predict", nargs="+", metavar="text"
     ),
     CHECKPOINT,
-    option("--top", type=number(int), default=5, help="number of predicted tokens to print per [MASK]"),
+    option("--top", "number of predicted tokens to print per [MASK]", type=number(int), default=5),
 )
 def fill_mask(args: argparse.Namespace) -> None:
     """Prints the most probable tokens for each [MASK] of a text."""
@@ -36,24 +33,24 @@ def fill_mask(args: argparse.Namespace) -> None:
 
 @command(
     'bertjax features --checkpoint runs/mini "A river bank." "A bank account." --layers=-1,-2 --output banks',
-    option("texts", nargs="*", metavar="text", help="text, or two texts separated by |||"),
+    option("texts", "text, or two texts separated by |||", nargs="*", metavar="text"),
     CHECKPOINT,
-    option("--input", metavar="FILE", help="file with one text per line (-: standard input)"),
+    option("--input", "file with one text per line (-: standard input)", metavar="FILE"),
     option(
         "--layers",
+        "comma-separated layer indices, such as --layers=-1,-2; 0 is the embeddings, -1 is the last layer",
         default="-1",
-        help="comma-separated layer indices, such as --layers=-1,-2; 0 is the embeddings, -1 is the last layer",
     ),
-    option("--seq_len", type=number(int), help="maximum tokens per text (default: the model's maximum)"),
+    option("--seq_len", "maximum tokens per text (default: the model's maximum)", type=number(int)),
     option(
         "--output",
-        metavar="DIR",
-        help="folder for .npz files of about 64 MB each, with the arrays hidden_states [token, layer, width], "
+        "folder for .npz files of about 64 MB each, with the arrays hidden_states [token, layer, width], "
         "tokens, input_ids, segment_ids, words (word index) and characters (start and end offset). Text i of a file "
         "has the rows offsets[i]:offsets[i + 1] of each array. An interrupted command resumes after the last "
         "complete file",
+        metavar="DIR",
     ),
-    option("--show", type=number(int, at_least=0), default=5, help="number of texts to print"),
+    option("--show", "number of texts to print", type=number(int, at_least=0), default=5),
 )
 def features(args: argparse.Namespace) -> None:
     """Prints contextual embeddings of texts and writes them to files."""

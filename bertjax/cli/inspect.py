@@ -17,9 +17,9 @@ logger = logging.getLogger(__name__)
     "  bertjax inspect --config text:train=train.csv,dev=dev.csv --init_from runs/base\n"
     "  bertjax inspect --checkpoint runs/topic",
     *(CONFIG, INIT_FROM, RUN_CHECKPOINT),
-    option("--steps", type=number(int, at_least=1), default=1, help="number of batches to print, starting at step 0"),
-    option("--rows", type=number(int, at_least=1), default=3, help="number of rows to print per batch"),
-    option("--npz", metavar="FILE", help="write the complete batches to this file"),
+    option("--steps", "number of batches to print, starting at step 0", type=number(int, at_least=1), default=1),
+    option("--rows", "number of rows to print per batch", type=number(int, at_least=1), default=3),
+    option("--npz", "write the complete batches to this file", metavar="FILE"),
 )
 def inspect(args: argparse.Namespace) -> None:
     """Prints training batches as text."""

@@ -53,25 +53,24 @@ def main(argv: Sequence[str] | None = None) -> None:
         _run(sys.argv[1:] if argv is None else list(argv))
     except KeyboardInterrupt:
         _fail("interrupted", INTERRUPTED)
-    except BertjaxError as error:
-        logger.debug("traceback of the error:", exc_info=error)
-        _fail(str(error), error.exit_code)
     except BrokenPipeError:
         # The reader of the output, such as `head`, has exited. Redirect stdout, so that the final flush does not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except OSError as error:
-        logger.debug("traceback of the error:", exc_info=error)
-        _fail(f"{error.filename or 'input or output error'}: {error.strerror or error}", 1)
     except Exception as error:
         # JAX's C++ code turns an interrupt into a ValueError.
         if isinstance(error.__cause__, KeyboardInterrupt):
             _fail("interrupted", INTERRUPTED)
         # Match TensorFlow's exceptions (from `gs://` access) by module name, because importing TensorFlow is slow.
-        if type(error).__module__ != "tensorflow.python.framework.errors_impl":
+        is_storage_error = type(error).__module__ == "tensorflow.python.framework.errors_impl"
+        if not is_storage_error and not isinstance(error, (BertjaxError, OSError)):
             raise
         logger.debug("traceback of the error:", exc_info=error)
-        _fail(f"{first_line(error)}; check the address and the network, then run the same command again", 1)
+        if is_storage_error:
+            _fail(f"{first_line(error)}; check the address and the network, then run the same command again", 1)
+        if isinstance(error, OSError):
+            _fail(f"{error.filename or 'input or output error'}: {error.strerror or error}", 1)
+        _fail(str(error), getattr(error, "exit_code", 1))
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -87,16 +87,16 @@ def command(example: str, *options: Option) -> Callable[[Callable[[argparse.Name
     return lambda run: Command(run, run.__doc__ or "", example, options)
 
 
-def option(*names: str, **settings: Any) -> Option:
-    """Declares an option or argument. The parameters are those of `add_argument`."""
+def option(name: str, help: str, **settings: Any) -> Option:
+    """Declares an option or argument. `settings` are parameters of `add_argument`."""
     if settings.get("metavar", "").partition("[")[0] in PATH_METAVARS:
         settings.setdefault("type", _path)
-    return lambda parser: parser.add_argument(*names, **settings)
+    return lambda parser: parser.add_argument(name, help=help, **settings)
 
 
 def flag(name: str, help: str) -> Option:
     """Declares an option without a value, which is False unless it is set."""
-    return option(name, action="store_true", help=help)
+    return option(name, help, action="store_true")
 
 
 def exclusive(*options: Option) -> Option:
@@ -131,19 +131,11 @@ def _path(text: str) -> str:
     return text
 
 
-def _topology(text: str) -> str:
-    # Import here, because this import takes as long as the rest of `bertjax --help`.
-    from bertjax.estimate.topology import chip_of
-
-    chip_of(text)
-    return text
-
-
 def config_option(required: bool = False) -> Option:
     """Declares `--config`, and lets the command accept overrides of config fields."""
 
     def add(parser: Any) -> None:
-        option("--config", required=required, metavar="NAME[:ARGS]", help=_CONFIG_HELP)(parser)
+        option("--config", _CONFIG_HELP, required=required, metavar="NAME[:ARGS]")(parser)
         parser.epilog += f"\n\n{_OVERRIDES_NOTE}"
         parser.set_defaults(overrides=())
 
@@ -153,24 +145,24 @@ def config_option(required: bool = False) -> Option:
 def case_options(cased: str, uncased: str) -> Option:
     """Declares `--cased` and `--uncased`, which set `lower_case` (default: None). The parameters are help texts."""
     return exclusive(
-        option("--cased", dest="lower_case", action="store_const", const=False, help=cased),
-        option("--uncased", dest="lower_case", action="store_const", const=True, help=uncased),
+        option("--cased", cased, dest="lower_case", action="store_const", const=False),
+        option("--uncased", uncased, dest="lower_case", action="store_const", const=True),
     )
 
 
 CONFIG, REQUIRED_CONFIG = config_option(), config_option(required=True)
-CHECKPOINT = option("--checkpoint", required=True, metavar="CKPT", help=CHECKPOINT_HELP)
+CHECKPOINT = option("--checkpoint", CHECKPOINT_HELP, required=True, metavar="CKPT")
 # Sources of a run's config for commands that describe a run but do not train.
 INIT_FROM = option(
     "--init_from",
-    metavar="CKPT",
-    help="initial checkpoint, which sets the architecture and the default vocabulary of the run, as in `train`: "
+    "initial checkpoint, which sets the architecture and the default vocabulary of the run, as in `train`: "
     f"{CHECKPOINT_HELP}",
+    metavar="CKPT",
 )
 RUN_CHECKPOINT = option(
     "--checkpoint",
+    "workdir, or a checkpoint in it; its config is used, so --config and --init_from must not be set",
     metavar="CKPT",
-    help="workdir, or a checkpoint in it; its config is used, so --config and --init_from must not be set",
 )
 JSON = flag("--json", "print JSON instead of a table")
 DISTRIBUTED = flag(
@@ -179,20 +171,20 @@ DISTRIBUTED = flag(
 )
 PROFILE = option(
     "--profile",
+    "profile steps START to STOP - 1 with jax.profiler, for TensorBoard or xprof",
     default="",
     metavar="START:STOP",
-    help="profile steps START to STOP - 1 with jax.profiler, for TensorBoard or xprof",
 )
 PRICE = option(
     "--price_per_chip_hour",
+    "price of a chip-hour in any currency, to print the cost",
     type=number(float, at_least=0, below=float("inf")),
-    help="price of a chip-hour in any currency, to print the cost",
 )
 MFU = option(
     "--mfu",
+    "model-FLOPs utilization assumed for the step time, in (0, 1]",
     type=number(float, above=0, at_most=1),
     default=DEFAULT_MFU,
-    help="model-FLOPs utilization assumed for the step time, in (0, 1]",
 )
 
 
@@ -200,8 +192,7 @@ def topology_option(required: bool) -> Option:
     """Declares `--topology`."""
     return option(
         "--topology",
-        type=_topology,
+        "topology of one slice, such as v3:4x4, v4:4x4x4 or v5e:16x16",
         required=required,
         metavar="GENERATION:SIZE",
-        help="topology of one slice, such as v3:4x4, v4:4x4x4 or v5e:16x16",
     )

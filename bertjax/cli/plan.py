@@ -24,13 +24,10 @@ from bertjax.utils.terminal import show
     "bertjax plan --config pretrain:size=large,seq_len=512 --config.model.remat=full --topology v5e:16x16",
     *(REQUIRED_CONFIG, INIT_FROM, topology_option(required=True), MFU, PRICE),
     option(
-        "--slices",
-        type=number(int, at_least=1),
-        default=1,
-        help="number of slices, connected by the data-center network",
+        "--slices", "number of slices, connected by the data-center network", type=number(int, at_least=1), default=1
     ),
     JSON,
-    option("--output", metavar="FILE", help="write the plan to this JSON file"),
+    option("--output", "write the plan to this JSON file", metavar="FILE"),
 )
 def plan(args: argparse.Namespace) -> None:
     """Compiles the train step with the TPU compiler, without a TPU, and estimates memory, time and cost."""

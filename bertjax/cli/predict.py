@@ -23,7 +23,7 @@ _TASK_SPLIT = "split of the task's data: dev or test"
 @command(
     "bertjax evaluate --checkpoint runs/mini",
     *(CONFIG, CHECKPOINT),
-    option("--split", help="labeled split of the task's data: dev or test (default: dev)"),
+    option("--split", "labeled split of the task's data: dev or test (default: dev)"),
 )
 def evaluate(args: argparse.Namespace) -> None:
     """Prints the metrics of a checkpoint on held-out data."""
@@ -50,29 +50,27 @@ def evaluate(args: argparse.Namespace) -> None:
     CONFIG,
     option(
         "texts",
+        "sentence, words to tag, or question; ||| separates the texts of a pair, or a context and its endings",
         nargs="*",
         metavar="text",
-        help="sentence, words to tag, or question; ||| separates the texts of a pair, or a context and its endings",
     ),
     CHECKPOINT,
-    option("--text", metavar="FILE", help="file with one text per line (-: standard input)"),
+    option("--text", "file with one text per line (-: standard input)", metavar="FILE"),
     exclusive(
-        option("--context", metavar="TEXT", help="passage that contains the answers"),
-        option("--context_file", metavar="FILE", help="file with the passage that contains the answers"),
+        option("--context", "passage that contains the answers", metavar="TEXT"),
+        option("--context_file", "file with the passage that contains the answers", metavar="FILE"),
     ),
-    option(
-        "--seq_len", type=number(int), help="maximum tokens per row (default: as in training, or the model's maximum)"
-    ),
+    option("--seq_len", "maximum tokens per row (default: as in training, or the model's maximum)", type=number(int)),
     flag("--json", "print one JSON object per text"),
     flag("--logits", "add logits to the output"),
     option(
         "--output",
-        metavar="DIR",
-        help="folder for predictions of the task's data: files in the official format, and .jsonl files with the "
+        "folder for predictions of the task's data: files in the official format, and .jsonl files with the "
         "line number, prediction and probabilities of each example. Existing files are replaced",
+        metavar="DIR",
     ),
-    option("--split", help=f"{_TASK_SPLIT} (default: test)"),
-    option("--columns", metavar="NAME,NAME", help="columns of the task's data to copy to the .jsonl files"),
+    option("--split", f"{_TASK_SPLIT} (default: test)"),
+    option("--columns", "columns of the task's data to copy to the .jsonl files", metavar="NAME,NAME"),
 )
 def predict(args: argparse.Namespace) -> None:
     """Prints predictions for texts, or writes predictions for the task's data in the official format."""
@@ -85,7 +83,7 @@ def predict(args: argparse.Namespace) -> None:
         return
     if not args.output:
         raise UsageError("nothing to predict; pass texts, --text FILE, or --output DIR to predict the task's data")
-    _reject(args, ("context", "context_file", "json", "seq_len"), "the task's data")
+    _reject(args, ("context", "context_file", "json", "seq_len"), "only to texts")
     columns = [name for name in (args.columns or "").split(",") if name]
     with open_checkpoint(args) as checkpoint:
         task = build_task(choose_split(config_for_checkpoint(args, checkpoint), args.split or "test"))
@@ -93,10 +91,11 @@ def predict(args: argparse.Namespace) -> None:
             show(path)
 
 
-def _reject(args: argparse.Namespace, options: Iterable[str], predicted: str) -> None:
+def _reject(args: argparse.Namespace, options: Iterable[str], scope: str) -> None:
     for name in options:
         if getattr(args, name):
-            raise UsageError(f"--{name} has no effect on predictions of {predicted}; omit it")
+            option = args.overrides[0] if name == "overrides" else f"--{name}"
+            raise UsageError(f"{option} applies {scope}; omit it to predict something else")
 
 
 def _predict_texts(args: argparse.Namespace) -> None:
@@ -105,14 +104,14 @@ def _predict_texts(args: argparse.Namespace) -> None:
     from bertjax.inference.load import load_model
     from bertjax.inference.predict import check_model, format_record, predict_texts
 
-    _reject(args, ("config", "output", "split", "columns"), "texts")
-    if args.overrides:
-        raise UsageError(f"{args.overrides[0]} has no effect on predictions of texts; omit it")
+    _reject(args, ("config", "output", "split", "columns", "overrides"), "to the task's data only")
     if "" in args.texts:
         raise UsageError("a text is empty; pass nonempty texts or --text FILE")
-    if Path(args.text or "").suffix.removeprefix(".").lower() in FORMATS:
+    form = Path(args.text or "").suffix.removeprefix(".").lower()
+    if form in FORMATS:
         raise UsageError(
-            f"--text={args.text} is a table, not one text per line; use --output DIR --config.data.test_file=FILE"
+            f"--text={args.text} is a {form} table, not one text per line; write its texts to a .txt file, or use "
+            "--output DIR --config.data.test_file=FILE"
         )
     texts: Iterable[str] = itertools.chain(args.texts, read_lines(args.text) if args.text else ())
     context = "\n".join(read_lines(args.context_file)) if args.context_file else args.context
@@ -134,13 +133,13 @@ def _predict_texts(args: argparse.Namespace) -> None:
     CONFIG,
     option(
         "--checkpoint",
+        "fine-tuned checkpoint of the ensemble; repeat the option for each checkpoint",
         required=True,
         action="append",
         metavar="CKPT",
-        help="fine-tuned checkpoint of the ensemble; repeat the option for each checkpoint",
     ),
-    option("--split", default="dev", help=_TASK_SPLIT),
-    option("--output", required=True, metavar="DIR", help="folder for predictions and results.json"),
+    option("--split", _TASK_SPLIT, default="dev"),
+    option("--output", "folder for predictions and results.json", required=True, metavar="DIR"),
 )
 def ensemble(args: argparse.Namespace) -> None:
     """Averages the logits of several fine-tuned checkpoints, writes predictions and prints metrics."""
@@ -158,8 +157,8 @@ def ensemble(args: argparse.Namespace) -> None:
 
 @command(
     "bertjax submission --predictions runs/submission --output runs/submission.zip",
-    option("--predictions", required=True, metavar="DIR", help="folder with the prediction files of all tasks"),
-    option("--output", required=True, metavar="FILE", help="archive to write"),
+    option("--predictions", "folder with the prediction files of all tasks", required=True, metavar="DIR"),
+    option("--output", "archive to write", required=True, metavar="FILE"),
     flag("--own_wnli", "use WNLI.tsv from the predictions folder instead of predicting the majority class for WNLI"),
     flag("--partial", "write the archive even if files or rows are missing; the GLUE server rejects such an archive"),
 )

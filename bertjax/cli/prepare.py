@@ -17,53 +17,46 @@ _VOCAB_SIZE = 30522
     "  bertjax prepare --input 'wiki:wikipedia/**' --output runs/wikipedia --runner beam",
     option(
         "--input",
+        "input texts, one or more of text:GLOB (one sentence per line), prose:GLOB (running text), wiki:GLOB "
+        "(WikiExtractor files), tfds:NAME/CONFIG:SPLIT (TensorFlow Datasets), hf:ORG/NAME/CONFIG:SPLIT#COLUMN "
+        "(Hugging Face Hub) and docs: (docstrings of the standard library and installed packages)",
         nargs="+",
         required=True,
         metavar="SPEC",
-        help="input texts, one or more of text:GLOB (one sentence per line), prose:GLOB (running text), wiki:GLOB "
-        "(WikiExtractor files), tfds:NAME/CONFIG:SPLIT (TensorFlow Datasets), hf:ORG/NAME/CONFIG:SPLIT#COLUMN "
-        "(Hugging Face Hub) and docs: (docstrings of the standard library and installed packages)",
     ),
-    option(
-        "--output",
-        required=True,
-        metavar="DIR",
-        help="folder of the corpus; must not exist unless --overwrite is set",
-    ),
+    option("--output", "folder of the corpus; must not exist unless --overwrite is set", required=True, metavar="DIR"),
     option(
         "--vocab",
-        metavar="FILE",
-        help="vocab.txt, SentencePiece .model, tokenizer.json or a checkpoint such as hf:google-bert/bert-base-uncased "
+        "vocab.txt, SentencePiece .model, tokenizer.json or a checkpoint such as hf:google-bert/bert-base-uncased "
         "(default: train a vocabulary)",
+        metavar="FILE",
     ),
-    option("--vocab_kind", default="wordpiece", help="kind of vocabulary to train: wordpiece or sentencepiece"),
-    option("--vocab_size", type=number(int), help=f"size of the vocabulary to train (default: {_VOCAB_SIZE})"),
+    option("--vocab_kind", "kind of vocabulary to train: wordpiece or sentencepiece", default="wordpiece"),
+    option("--vocab_size", f"size of the vocabulary to train (default: {_VOCAB_SIZE})", type=number(int)),
     option(
         "--add_pieces",
+        "number of pieces to learn from the text and append to the WordPiece vocabulary of --vocab (default: 0)",
         type=number(int),
         default=0,
         metavar="N",
-        help="number of pieces to learn from the text and append to the WordPiece vocabulary of --vocab (default: 0)",
     ),
     case_options(
         "keep case and accents (default: detected from --vocab; uncased for a new vocabulary)",
         "convert to lower case; WordPiece also strips accents",
     ),
-    option("--heldout", type=float, default=0.01, help="fraction of documents to hold out for evaluation, in [0, 1)"),
-    option("--workers", type=number(int), help="number of processes (default: one per core)"),
+    option("--heldout", "fraction of documents to hold out for evaluation, in [0, 1)", type=float, default=0.01),
+    option("--workers", "number of processes (default: one per core)", type=number(int)),
     option(
-        "--runner",
-        default="local",
-        help="local (processes on this machine) or beam (Apache Beam, local or on a cluster)",
+        "--runner", "local (processes on this machine) or beam (Apache Beam, local or on a cluster)", default="local"
     ),
     option(
         "--runner_options",
+        "Beam pipeline options, such as runner=DataflowRunner project=P region=R temp_location=gs://...",
         nargs="+",
         default=[],
         metavar="NAME=VALUE",
-        help="Beam pipeline options, such as runner=DataflowRunner project=P region=R temp_location=gs://...",
     ),
-    option("--data_dir", metavar="DIR", help="data folder of TensorFlow Datasets"),
+    option("--data_dir", "data folder of TensorFlow Datasets", metavar="DIR"),
     flag("--overwrite", "replace an existing corpus"),
 )
 def prepare(args: argparse.Namespace) -> None:

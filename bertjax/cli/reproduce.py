@@ -17,16 +17,13 @@ logger = logging.getLogger(__name__)
     "bertjax reproduce --config tables/table5:scale=small,corpus=runs/corpus,glue=glue_data "
     "--results runs/tables --plan",
     option(
-        "--config",
-        required=True,
-        metavar="NAME[:ARGS]",
-        help="table and its arguments, such as tables/table5:scale=small",
+        "--config", "table and its arguments, such as tables/table5:scale=small", required=True, metavar="NAME[:ARGS]"
     ),
     option(
         "--results",
+        "folder for all runs; a run that several tables share is trained once",
         required=True,
         metavar="DIR",
-        help="folder for all runs; a run that several tables share is trained once",
     ),
     flag("--plan", "print the runs and their estimated time, then exit"),
     *(topology_option(required=False), MFU, PRICE, DISTRIBUTED),
@@ -76,18 +73,18 @@ def _topology_line(plan: Any, args: argparse.Namespace) -> str:
 
 @command(
     "bertjax table 5 --results runs/tables",
-    option("number", nargs="+", help="1 to 8, figure3, figure5 or the name of a custom table"),
+    option("number", "1 to 8, figure3, figure5 or the name of a custom table", nargs="+"),
     option(
         "--results",
+        "folder of `bertjax reproduce` or a file written by --keep; repeat the option for several folders, "
+        "which are searched in order",
         action="append",
         required=True,
         metavar="DIR",
-        help="folder of `bertjax reproduce` or a file written by --keep; repeat the option for several folders, "
-        "which are searched in order",
     ),
     flag("--markdown", "print Markdown instead of aligned columns"),
-    option("--plot", metavar="FILE", help="plot figure5 to this PNG file"),
-    option("--keep", metavar="FILE", help="write the results of these tables to one JSON file"),
+    option("--plot", "plot figure5 to this PNG file", metavar="FILE"),
+    option("--keep", "write the results of these tables to one JSON file", metavar="FILE"),
 )
 def table(args: argparse.Namespace) -> None:
     """Prints the paper's numbers next to the reproduced numbers, and the commands of missing runs."""

@@ -10,19 +10,17 @@ from bertjax.cli.parser import CHECKPOINT_HELP, DISTRIBUTED, REQUIRED_CONFIG, co
     "bertjax sweep --config glue:task=rte,path=glue_data --init_from runs/base --workdir runs/rte "
     "--grid optimizer.learning_rate=1e-4,3e-4 --grid data.batch_size=16,32",
     REQUIRED_CONFIG,
-    option("--workdir", required=True, metavar="DIR", help="sweep folder; resumed if it exists"),
-    option(
-        "--init_from", metavar="CKPT", help=f"checkpoint with the initial parameters of each trial: {CHECKPOINT_HELP}"
-    ),
+    option("--workdir", "sweep folder; resumed if it exists", required=True, metavar="DIR"),
+    option("--init_from", f"checkpoint with the initial parameters of each trial: {CHECKPOINT_HELP}", metavar="CKPT"),
     DISTRIBUTED,
-    option("--seeds", type=number(int), default=1, help="number of seeds per setting; each seed is one trial"),
+    option("--seeds", "number of seeds per setting; each seed is one trial", type=number(int), default=1),
     option(
         "--grid",
-        action="append",
-        metavar="FIELD=VALUE,VALUE",
-        help="comma-separated values of a config field; repeat the option for more fields, to run all combinations "
+        "comma-separated values of a config field; repeat the option for more fields, to run all combinations "
         "(default: the settings from the experiment's `sweep` function, or the named grid in the experiment's argument "
         "`grid`)",
+        action="append",
+        metavar="FIELD=VALUE,VALUE",
     ),
 )
 def sweep(args: argparse.Namespace) -> None:

@@ -10,19 +10,16 @@ from bertjax.cli.parser import CHECKPOINT_HELP, DISTRIBUTED, PROFILE, REQUIRED_C
     "bertjax train --config pretrain:size=mini,corpus=runs/corpus --workdir runs/mini",
     REQUIRED_CONFIG,
     option(
-        "--workdir",
-        required=True,
-        metavar="DIR",
-        help="folder of checkpoints, metrics and curves; resumed if it exists",
+        "--workdir", "folder of checkpoints, metrics and curves; resumed if it exists", required=True, metavar="DIR"
     ),
-    option("--init_from", metavar="CKPT", help=f"checkpoint with initial parameters: {CHECKPOINT_HELP}"),
+    option("--init_from", f"checkpoint with initial parameters: {CHECKPOINT_HELP}", metavar="CKPT"),
     *(DISTRIBUTED, PROFILE),
     option(
         "--tracker",
+        "experiment tracker to log metrics to; repeat the option to use both trackers",
         action="append",
         default=[],
         choices=("wandb", "trackio"),
-        help="experiment tracker to log metrics to; repeat the option to use both trackers",
     ),
 )
 def train(args: argparse.Namespace) -> None:
