@@ -138,7 +138,8 @@ def grid_values(
         texts = text.split(",")
         if not field or not has_values or "" in texts:
             raise UsageError(
-                f"invalid --grid: {item[:80]!r}; use FIELD=VALUE,VALUE, such as optimizer.learning_rate=1e-4,3e-4"
+                f"invalid --grid: {item[:80]!r}; use FIELD=VALUE,VALUE, such as optimizer.learning_rate=1e-4,3e-4 "
+                "(a value cannot be empty or contain a comma)"
             )
         if field in grid:
             raise UsageError(f"--grid sets {field} twice; list all its values in one option")

@@ -56,11 +56,9 @@ def bench_input(args: argparse.Namespace) -> None:
     from bertjax.training.checkpoint_config import complete
 
     config = complete(parse_run_config(args))
-    if isinstance(config, PretrainingConfig) and not config.has_data:
-        raise UsageError("`bench input` needs a corpus; set --config NAME:corpus=DIR")
-    # Do not build tasks that are rejected below, because `build_task` reads their data.
-    task = build_task(config) if isinstance(config, PretrainingConfig) else None
+    # Do not build other tasks, because `build_task` reads their data.
+    task = build_task(config) if isinstance(config, PretrainingConfig) and config.has_data else None
     if not isinstance(task, PretrainingTask):
-        raise UsageError(f"`bench input` does not support task {config.task}; use a pre-training config")
+        raise UsageError("`bench input` needs a pre-training config with a corpus; set --config NAME:corpus=DIR")
     result = run(task, args.seconds)
     print(json.dumps(result) if args.json else format_table(input_table(result)))

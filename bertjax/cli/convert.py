@@ -28,10 +28,8 @@ def convert(args: argparse.Namespace) -> None:
     from bertjax.convert.convert import convert as run
 
     if is_hub(args.destination):
-        if args.lower_case is not None:
-            raise UsageError("--cased and --uncased have no effect on an upload; convert to a folder first")
-        if args.format not in (None, HUGGINGFACE):
-            raise UsageError(f"an upload has the format {HUGGINGFACE}, not {args.format}; omit --format")
+        if args.lower_case is not None or args.format not in (None, HUGGINGFACE):
+            raise UsageError("--cased, --uncased and --format have no effect on an upload; omit them")
         show(upload(args.source, args.destination, args.overwrite))
         return
     run(args.source, args.destination, args.format or BERTJAX, args.overwrite, args.lower_case)

@@ -8,14 +8,14 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from bertjax.cli.bench import bench_input, bench_step
 from bertjax.cli.convert import convert
 from bertjax.cli.doctor import doctor
 from bertjax.cli.features import features, fill_mask
 from bertjax.cli.inspect import describe, inspect
-from bertjax.cli.parser import HelpFormatter, Parser, Version
+from bertjax.cli.parser import Parser, Version
 from bertjax.cli.plan import plan
 from bertjax.cli.predict import ensemble, evaluate, predict, submission
 from bertjax.cli.prepare import prepare
@@ -87,20 +87,10 @@ def build_parser() -> argparse.ArgumentParser:
     for name, command in COMMANDS.items():
         group, _, word = name.rpartition(" ")
         if group not in groups:
-            groups[group] = _add_bench(commands)
+            bench = commands.add_parser(group, help="Times the train step or the input pipeline.", allow_abbrev=False)
+            groups[group] = bench.add_subparsers(dest="what", metavar="step|input", required=True)
         command.add_parser(groups[group], word)
     return parser
-
-
-def _add_bench(commands: Any) -> Any:
-    parser = commands.add_parser(
-        "bench",
-        help="Times the train step or the input pipeline.",
-        epilog="example:\n  bertjax bench step --config pretrain:size=tiny,quick=true",
-        formatter_class=HelpFormatter,
-        allow_abbrev=False,
-    )
-    return parser.add_subparsers(dest="what", metavar="step|input", required=True)
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:

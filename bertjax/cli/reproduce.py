@@ -37,16 +37,12 @@ def reproduce(args: argparse.Namespace) -> None:
     from bertjax.reproduce.runs import with_commits
     from bertjax.training.multihost import exit_on_host_error
 
-    if args.topology and not args.plan:
-        raise UsageError("--topology has an effect only with --plan; add --plan, or omit --topology")
     config = with_commits(args.config)
     loaded = load_table(config)
     if not args.plan:
         join_cluster(args, ClusterConfig())
     with exit_on_host_error():
         results = load_results([args.results])
-        if results.sources[0].saved is not None:
-            raise UsageError(f"--results {args.results} is a file of `bertjax table --keep`; use a folder")
         plan = plan_table(loaded, results)
         if is_first():
             show(describe_plan(plan, args.results))

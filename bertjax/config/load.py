@@ -23,7 +23,7 @@ def parse_arguments(text: str | None, /, **defaults: Any) -> ConfigDict:
 
     Values are converted to the types of the defaults. A boolean argument without a value is set to true.
     """
-    arguments, names = ConfigDict(defaults), set()
+    arguments = ConfigDict(defaults)
     for item in filter(None, (text or "").split(",")):
         name = item.partition("=")[0]
         if name not in defaults:
@@ -31,9 +31,6 @@ def parse_arguments(text: str | None, /, **defaults: Any) -> ConfigDict:
                 f"unknown config argument {name!r}; use one of {', '.join(defaults)} (to set a value that contains a "
                 "comma, use --config.FIELD=VALUE)"
             )
-        if name in names:
-            raise UsageError(f"config argument {name} is set twice; set it once")
-        names.add(name)
         arguments[name] = parse_value(type(defaults[name]), item)
     return arguments
 
@@ -56,11 +53,9 @@ def load_config(config: str, overrides: Sequence[str]) -> ConfigDict:
         return apply_overrides(load_saved_config(Path(config).expanduser()), overrides)
     experiment, arguments = run_experiment(config)
     file, get_config = experiment["__file__"], experiment.get("get_config")
-    if get_config is None:
-        raise UsageError(f"{file} lacks the function get_config; define one that returns a ConfigDict")
-    config_dict = get_config(arguments) if arguments else get_config()
+    config_dict = get_config and (get_config(arguments) if arguments else get_config())
     if not isinstance(config_dict, ConfigDict) or "task" not in config_dict:
-        raise UsageError(f"get_config of {file} must return a ConfigDict with a task; see bertjax/presets.py")
+        raise UsageError(f"{file} needs a function get_config that returns a ConfigDict; see bertjax/presets.py")
     return apply_overrides(config_dict, overrides)
 
 
@@ -128,13 +123,11 @@ def _find_field(config_dict: ConfigDict, path: str) -> tuple[ConfigDict, str]:
     node: Any = config_dict
     for section in sections:
         node = node[section] if isinstance(node, ConfigDict) and section in node else None
-    if isinstance(node, ConfigDict) and name in node:
-        if isinstance(node[name], ConfigDict):
-            fields = ", ".join(sorted(node[name]))
-            raise UsageError(f"config.{path} is a section, not a field; set one of its fields: {fields}")
+    child = node.get(name) if isinstance(node, ConfigDict) else None
+    if isinstance(node, ConfigDict) and name in node and not isinstance(child, ConfigDict):
         return node, name
-    similar = _similar_fields(config_dict, path)
-    known = node if isinstance(node, ConfigDict) else config_dict
+    similar = [] if isinstance(child, ConfigDict) else _similar_fields(config_dict, path)
+    known = next(section for section in (child, node, config_dict) if isinstance(section, ConfigDict))
     fix = f"did you mean {' or '.join(similar)}?" if similar else f"use one of {', '.join(sorted(known))}"
     raise UsageError(f"unknown field {path!r}; {fix}")
 

@@ -163,8 +163,6 @@ def plot_figure5(table: Table, results: Results, path: Path) -> None:
             deviations = [statistics.stdev(values) if len(values) > 1 else 0.0 for _, values in points]
             means = [statistics.mean(values) for _, values in points]
             right.errorbar([step for step, _ in points], means, deviations, marker="o", capsize=3, label=name)
-    if not right.containers:
-        raise UsageError("no run of the figure is finished; run `bertjax reproduce`")
     for axes, title in ((left, f"{_PAPER}: {paper.title}"), (right, f"{_OURS}: {table.title}")):
         axes.set(title=title, xlabel="pre-training steps, thousands", ylabel="%")
         axes.grid(alpha=0.3)

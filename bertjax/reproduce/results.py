@@ -56,7 +56,7 @@ class Source(NamedTuple):
         if outcome and settings != _settings(run):
             raise UsageError(
                 f"{self.path} contains {run.name} with settings that differ from the table's: {' '.join(settings)}; "
-                "remove this file from --results, or pass these settings to the table"
+                "remove it from --results"
             )
         return outcome
 
@@ -151,9 +151,8 @@ def _load_source(path: str) -> tuple[Source, dict[str, str], dict[str, float]]:
 
 
 def _from_json(run: dict[str, Any]) -> tuple[list[str], Outcome]:
-    return run["settings"], Outcome(
-        tuple(run["metrics"]), run["started_from"], run["fingerprint"], tuple(run["members"])
-    )
+    texts = run["started_from"], run["fingerprint"]
+    return run["settings"], Outcome(tuple(run["metrics"]), *texts, tuple(run["members"]))
 
 
 def update_index(path: str, tables: Mapping[str, str], seconds: Mapping[str, float]) -> None:

@@ -86,9 +86,6 @@ def test_results_file_gives_the_same_table_as_the_results_folder(results, tmp_pa
     content = json.loads((tmp_path / "saved.json").read_text())
     assert sorted(content["runs"]) == ["cola/first", "pretrain/first"]
     assert len(content["runs"]["cola/first"]["metrics"]) == 2
-    assert "is a file of `bertjax table --keep`; use a folder" in refused(
-        capfd, "reproduce", "--config=tables/table5", f"--results={tmp_path}/saved.json"
-    )
     (tmp_path / "text.txt").write_text("mine")
     assert "is not a results file" in refused(
         capfd, "table", "5", f"--results={results}", f"--keep={tmp_path}/text.txt"
