@@ -18,10 +18,12 @@ from bertjax.config.load import load_config
 _VALUES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("output", "workdir", "destination", "predict output", "reproduce results"), ("out",)),
     **dict.fromkeys(("checkpoint", "source"), ("{pretrained}",)),
-    **{"input": ("text:{files}/text.txt",), "predictions": ("{predictions}",), "texts": ("bana [MASK]",)},
+    **{"input": ("text:{files}/text.txt",), "predictions": ("{predictions}",), "texts": ("bana [MASK]",), "config": ()},
     **{"table number": ("5",), "table results": ("{reproduced}",), "reproduce config": ("{table}/table.py",)},
     **{"ensemble checkpoint": ("{glue}", "{glue2}"), "predict checkpoint": ("{glue}",), "predict texts": ()},
     **{"prepare vocab_size": ("70",), "bench step steps": ("1",), "bench input seconds": ("0.1",)},
+    # An invalid topology, because a run of the TPU compiler would take too long.
+    "plan topology": ("none",),
 }
 # Options whose path need not exist.
 _OUTPUTS = ("output", "workdir", "destination", "npz", "results", "plot", "keep", "data_dir")
