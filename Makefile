@@ -42,8 +42,7 @@ lint: $(VENV)/.installed-dev
 
 # The pages that are generated from the parser and from the config classes.
 references: $(VENV)/.installed-dev
-	$(BIN)/python -m bertjax.cli.command_reference > docs/commands.new && mv docs/commands.new docs/commands.md
-	$(BIN)/python -m bertjax.cli.config_reference > docs/configs.new && mv docs/configs.new docs/configs.md
+	$(BIN)/python tests/references.py
 
 # Strict: a dead link, a page outside of the navigation or a wrong name fails. `mkdocs serve` shows pages while you write.
 docs: $(VENV)/.installed-docs

@@ -12,14 +12,13 @@ An experiment defines `get_config`, which changes values of a default config but
 import dataclasses
 import functools
 import itertools
-import runpy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from bertjax.config.fields import to_config_dict
-from bertjax.config.load import experiment_file, overridden_fields, parse_arguments
+from bertjax.config.load import overridden_fields, parse_arguments, run_experiment
 from bertjax.errors import UsageError, shortened
 from bertjax.model.config import UNSET_ARCHITECTURE, size_fields
 from bertjax.tasks.build import config_class
@@ -39,12 +38,15 @@ def arguments(**defaults: Any) -> Callable[[Callable[[ConfigDict], ConfigDict]],
       **defaults: default of each argument, which also determines its type.
     """
 
+    def parse(text: str | None) -> ConfigDict:
+        return parse_arguments(text, **defaults)
+
     def decorate(get_config: Callable[[ConfigDict], ConfigDict]) -> Callable[[str | None], ConfigDict]:
         @functools.wraps(get_config)
         def parse_and_get_config(text: str | None = None) -> ConfigDict:
-            return get_config(parse_arguments(text, **defaults))
+            return get_config(parse(text))
 
-        setattr(parse_and_get_config, _PARSER, lambda text: parse_arguments(text, **defaults))
+        setattr(parse_and_get_config, _PARSER, parse)
         return parse_and_get_config
 
     return decorate
@@ -98,29 +100,26 @@ def named_grid(name: str) -> list[Setting]:
 
 def load_settings(config: str) -> list[Setting]:
     """Returns the settings that `FILE[:ARGUMENTS]` defines by `sweep(arguments)` or by the argument `grid`."""
-    name, _, arguments = config.partition(":")
-    file = experiment_file(name)
-    experiment = runpy.run_path(file)
+    experiment, arguments = run_experiment(config)
+    file = experiment["__file__"]
     if "sweep" in experiment:
         settings = list(experiment["sweep"](arguments))
     else:
-        parse = getattr(experiment["get_config"], _PARSER, None)
-        args = parse(arguments) if parse else {}
+        parse = getattr(experiment.get("get_config"), _PARSER, parse_arguments)
+        args = parse(arguments)
         if "grid" not in args:
-            raise UsageError(
-                f"{file} defines no settings; add a function sweep(arguments) that yields dictionaries of fields and "
-                "values, or use --grid FIELD=VALUE,VALUE"
-            )
+            raise UsageError(f"{file} defines no settings; use --grid FIELD=VALUE,VALUE, or define sweep(arguments)")
         settings = named_grid(args["grid"])
-    for setting in settings:
-        if not isinstance(setting, dict) or not all(isinstance(field, str) for field in setting):
-            raise UsageError(
-                f"sweep() of {file} yields {shortened(repr(setting))}; yield dictionaries such as "
-                "{'optimizer.learning_rate': 1e-4}"
-            )
-    if not settings:
-        raise UsageError(f"sweep() of {file} yields no settings; yield at least one")
+    if not settings or not all(isinstance(setting, dict) and all(map(_is_text, setting)) for setting in settings):
+        raise UsageError(
+            f"sweep() of {file} yields {shortened(settings)}; yield dictionaries such as "
+            "{'optimizer.learning_rate': 1e-4}"
+        )
     return settings
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
 
 def grid_values(

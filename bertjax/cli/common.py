@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import json
-import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -13,26 +12,12 @@ from typing import Any
 from bertjax.errors import STOPPED, UsageError
 
 
-def command_name(args: argparse.Namespace) -> str:
-    """Returns the name of a command, such as `bench step`."""
-    return " ".join(filter(None, (args.command, getattr(args, "what", None))))
-
-
-def require_config(args: argparse.Namespace) -> str:
-    """Returns the value of `--config`. Raises a UsageError if the option is missing."""
-    if not args.config:
-        example = "tables/table5" if args.command == "reproduce" else "pretrain:size=base"
-        run = ", or --checkpoint, such as runs/base" if hasattr(args, "checkpoint") else ""
-        raise UsageError(f"`bertjax {command_name(args)}` needs --config, such as {example}{run}")
-    return args.config
-
-
 def parse_run_config(args: argparse.Namespace) -> Any:
     """Returns the config of `--config` with overrides applied. Fields that a checkpoint determines may be unset."""
     from bertjax.config.load import load_config
     from bertjax.tasks.build import parse_config
 
-    return parse_config(load_config(require_config(args), args.overrides))
+    return parse_config(load_config(args.config, args.overrides))
 
 
 @contextlib.contextmanager
@@ -47,29 +32,24 @@ def open_config(args: argparse.Namespace) -> Iterator[Any]:
     from bertjax.training.checkpoint_config import complete
     from bertjax.utils.hub import is_hub
 
-    if not getattr(args, "checkpoint", None):
-        config = parse_run_config(args)
-        with open_init_checkpoint(args) as init_from:
-            yield complete(config, init_from)
+    checkpoint = getattr(args, "checkpoint", None)
+    if checkpoint and (args.config or args.init_from):
+        raise UsageError("--checkpoint already defines the run; omit it, or omit --config and --init_from")
+    if checkpoint:
+        # Raise before any conversion, because a checkpoint in another format has no run config.
+        if is_hub(checkpoint) or detect_format(checkpoint) != BERTJAX:
+            raise UsageError(f"{checkpoint} has no config of a run; use --config, such as glue, and --init_from")
+        yield config_for_checkpoint(args, find_checkpoint(checkpoint))
         return
-    fix = "use --config, such as glue, and --init_from"
-    for option in ("config", "init_from"):
-        if getattr(args, option):
-            raise UsageError(
-                f"--{option} and --checkpoint both define the run; omit --{option} to use the config of the checkpoint"
-            )
-    # Raise before any conversion, because a checkpoint in another format has no run config.
-    if is_hub(args.checkpoint) or detect_format(args.checkpoint) != BERTJAX:
-        raise UsageError(f"{args.checkpoint} is not in bertjax's format, so it has no config of a run; {fix}")
-    yield config_for_checkpoint(args, find_checkpoint(args.checkpoint), fix)
+    if not args.config:
+        raise UsageError("no config; set --config, such as pretrain:size=base, or --checkpoint, such as runs/base")
+    config = parse_run_config(args)
+    with open_init_checkpoint(args) as init_from:
+        yield complete(config, init_from)
 
 
-def config_for_checkpoint(args: argparse.Namespace, checkpoint: Any, fix: str = "set --config, such as glue") -> Any:
-    """Returns the config of `--config` or, without this option, the config saved with the checkpoint.
-
-    For a converted checkpoint, raises a UsageError if `--config` is missing, because such a checkpoint has no task
-    settings. The error message ends with `fix`.
-    """
+def config_for_checkpoint(args: argparse.Namespace, checkpoint: Any) -> Any:
+    """Returns the config of `--config` or, without this option, the config saved with the checkpoint."""
     from bertjax.training.checkpoint import workdir_of
     from bertjax.training.checkpoint_config import checkpoint_config, complete, with_labels_of
     from bertjax.training.workdir import is_converted
@@ -78,7 +58,7 @@ def config_for_checkpoint(args: argparse.Namespace, checkpoint: Any, fix: str = 
         config = complete(parse_run_config(args), checkpoint)
         return config if getattr(config.data, "labels", "") else with_labels_of(config, checkpoint)
     if is_converted(workdir_of(checkpoint)):
-        raise UsageError(f"the converted checkpoint {args.checkpoint} lacks task settings; {fix}")
+        raise UsageError(f"the converted checkpoint {args.checkpoint} lacks task settings; set --config, such as glue")
     return checkpoint_config(checkpoint, args.overrides)
 
 
@@ -125,17 +105,6 @@ def open_init_checkpoint(
             if folder and is_new and folder.exists() and os.listdir(folder.parent) == [folder.name]:
                 shutil.rmtree(folder.parent, ignore_errors=True)
             raise
-
-
-def check_topology(args: argparse.Namespace) -> None:
-    """Raises a UsageError if one of the options of `add_topology` is out of range."""
-    from bertjax.estimate.topology import chip_of
-
-    chip_of(args.topology)
-    if not 0 < args.mfu <= 1:
-        raise UsageError(f"--mfu is {args.mfu}; it must be in (0, 1]")
-    if args.price_per_chip_hour is not None and not 0 <= args.price_per_chip_hour < math.inf:
-        raise UsageError(f"--price_per_chip_hour is {args.price_per_chip_hour}; it must be at least 0")
 
 
 def join_cluster(args: argparse.Namespace, config: Any) -> bool:

@@ -11,21 +11,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bertjax.cli.parser import add_command, add_json
+from bertjax.cli.parser import JSON, command
 from bertjax.utils.devices import HUGE_PAGES, has_bfloat16_units
 from bertjax.utils.process_pool import available_cores
 from bertjax.utils.terminal import show
 
 _PACKAGES = (
-    "jax",
-    "jaxlib",
-    "flax",
-    "optax",
-    "orbax-checkpoint",
-    "tensorflow",
-    "tensorflow-cpu",
-    "tokenizers",
-    "numpy",
+    *("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "tensorflow", "tensorflow-cpu", "tokenizers", "numpy"),
 )
 # Extras of pyproject.toml, each with a package that it installs.
 _EXTRAS = {
@@ -56,20 +48,9 @@ print(time.perf_counter() - start)
 _LITTLE_DISK_BYTES = 10 * 2**30
 
 
-def add_parser(commands: Any) -> None:
-    """Adds the parser of this command."""
-    parser = add_command(
-        commands,
-        "doctor",
-        doctor,
-        "Prints versions, devices, memory, free disk space and caches, and advice on what is slow or missing.",
-        "bertjax doctor",
-    )
-    add_json(parser)
-
-
+@command("bertjax doctor", JSON)
 def doctor(args: argparse.Namespace) -> None:
-    """Runs `bertjax doctor`."""
+    """Prints versions, devices, memory, free disk space and caches, and advice on what is slow or missing."""
     report = examine()
     if args.json:
         print(json.dumps(report, indent=1))

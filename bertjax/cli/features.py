@@ -3,60 +3,22 @@
 import argparse
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
-from bertjax.cli.parser import add_checkpoint, add_command
-from bertjax.errors import UsageError, at_least
+from bertjax.cli.parser import CHECKPOINT, command, number, option
+from bertjax.errors import UsageError
 from bertjax.utils.terminal import show
 
 
-def add_parser(commands: Any) -> None:
-    """Adds the parsers of `fill_mask` and `features`."""
-    parser = add_command(
-        commands,
-        "fill_mask",
-        fill_mask,
-        "Prints the most probable tokens for each [MASK] of a text.",
-        'bertjax fill_mask --checkpoint runs/mini "Paris is the [MASK] of France."',
-    )
-    parser.add_argument(
-        "texts",
-        nargs="+",
-        metavar="text",
-        help="text with [MASK], or the model's mask token, for each token to predict",
-    )
-    add_checkpoint(parser)
-    parser.add_argument("--top", type=int, default=5, help="number of predicted tokens to print per [MASK]")
-
-    parser = add_command(
-        commands,
-        "features",
-        features,
-        "Prints contextual embeddings of texts and writes them to files.",
-        'bertjax features --checkpoint runs/mini "A river bank." "A bank account." --layers=-1,-2 --output banks',
-    )
-    parser.add_argument("texts", nargs="*", metavar="text", help="text, or two texts separated by |||")
-    add_checkpoint(parser)
-    parser.add_argument("--input", metavar="FILE", help="file with one text per line (-: standard input)")
-    parser.add_argument(
-        "--layers",
-        default="-1",
-        help="comma-separated layer indices, such as --layers=-1,-2; 0 is the embeddings, -1 is the last layer",
-    )
-    parser.add_argument("--seq_len", type=int, help="maximum tokens per text (default: the model's maximum)")
-    parser.add_argument(
-        "--output",
-        metavar="DIR",
-        help="folder for .npz files of about 64 MB each, with the arrays hidden_states [token, layer, width], "
-        "tokens, input_ids, segment_ids, words (word index) and characters (start and end offset). Text i of a file "
-        "has the rows offsets[i]:offsets[i + 1] of each array. An interrupted command resumes after the last "
-        "complete file",
-    )
-    parser.add_argument("--show", type=int, default=5, help="number of texts to print")
-
-
+@command(
+    'bertjax fill_mask --checkpoint runs/mini "Paris is the [MASK] of France."',
+    option(
+        "texts", "text with [MASK], or the model's mask token, for each token to predict", nargs="+", metavar="text"
+    ),
+    CHECKPOINT,
+    option("--top", "number of predicted tokens to print per [MASK]", type=number(int), default=5),
+)
 def fill_mask(args: argparse.Namespace) -> None:
-    """Runs `bertjax fill_mask`."""
+    """Prints the most probable tokens for each [MASK] of a text."""
     from bertjax.inference.load import load_model
     from bertjax.inference.predict import fill_mask as run
 
@@ -69,26 +31,44 @@ def fill_mask(args: argparse.Namespace) -> None:
             show("  " + "   ".join(f"{token} {100 * probability:.1f} %" for token, probability in tokens))
 
 
+@command(
+    'bertjax features --checkpoint runs/mini "A river bank." "A bank account." --layers=-1,-2 --output banks',
+    option("texts", "text, or two texts separated by |||", nargs="*", metavar="text"),
+    CHECKPOINT,
+    option("--input", "file with one text per line (-: standard input)", metavar="FILE"),
+    option(
+        "--layers",
+        "comma-separated layer indices, such as --layers=-1,-2; 0 is the embeddings, -1 is the last layer",
+        default="-1",
+    ),
+    option("--seq_len", "maximum tokens per text (default: the model's maximum)", type=number(int)),
+    option(
+        "--output",
+        "folder for .npz files of about 64 MB each, with the arrays hidden_states [token, layer, width], "
+        "tokens, input_ids, segment_ids, words (word index) and characters (start and end offset). Text i of a file "
+        "has the rows offsets[i]:offsets[i + 1] of each array. An interrupted command resumes after the last "
+        "complete file",
+        metavar="DIR",
+    ),
+    option("--show", "number of texts to print", type=number(int, at_least=0), default=5),
+)
 def features(args: argparse.Namespace) -> None:
-    """Runs `bertjax features`."""
+    """Prints contextual embeddings of texts and writes them to files."""
     from bertjax.inference.features import FeatureExtractor, format_features, num_texts, parse_layers, write_shards
     from bertjax.inference.inputs import read_lines
     from bertjax.inference.load import load_model
 
     if not args.texts and not args.input:
         raise UsageError("no texts; pass texts, or set --input FILE")
-    at_least(args, "--", show=0)
     layers = parse_layers(args.layers)
     texts = chain(args.texts, read_lines(args.input) if args.input else ())
     model = load_model(args.checkpoint)
     seq_len = model.config.max_position_embeddings if args.seq_len is None else args.seq_len
     extractor = FeatureExtractor(model, layers, seq_len)
     shown_texts = list(islice(texts, args.show))
+    indexed_shards = ((0, shard) for shard in extractor.shards(shown_texts))
     if args.output:
-        texts = chain(shown_texts, texts)
-        indexed_shards = write_shards(Path(args.output), extractor, texts)
-    else:
-        indexed_shards = ((0, shard) for shard in extractor.shards(shown_texts))
+        indexed_shards = write_shards(Path(args.output), extractor, chain(shown_texts, texts))
     for start, shard in indexed_shards:
         for index in range(min(num_texts(shard), max(0, args.show - start))):
             show(format_features(shown_texts[start + index], shard, index, layers))

@@ -3,58 +3,34 @@
 import argparse
 import logging
 from itertools import islice
-from typing import Any
 
 from bertjax.cli.common import open_config
-from bertjax.cli.parser import add_command, add_model_source
-from bertjax.errors import UsageError, at_least
+from bertjax.cli.parser import CONFIG, INIT_FROM, RUN_CHECKPOINT, command, flag, number, option
+from bertjax.errors import UsageError
 from bertjax.utils.terminal import show
 
 logger = logging.getLogger(__name__)
 
 
-def add_parser(commands: Any) -> None:
-    """Adds the parsers of `inspect` and `describe`."""
-    parser = add_command(
-        commands,
-        "inspect",
-        inspect,
-        "Prints training batches as text.",
-        "bertjax inspect --config pretrain:corpus=runs/corpus --rows 2\n"
-        "  bertjax inspect --config text:train=train.csv,dev=dev.csv --init_from runs/base\n"
-        "  bertjax inspect --checkpoint runs/topic",
-        config=True,
-    )
-    add_model_source(parser)
-    parser.add_argument("--steps", type=int, default=1, help="number of batches to print, starting at step 0")
-    parser.add_argument("--rows", type=int, default=3, help="number of rows to print per batch")
-    parser.add_argument("--npz", metavar="FILE", help="write the complete batches to this file")
-
-    parser = add_command(
-        commands,
-        "describe",
-        describe,
-        "Prints parameter counts by module, FLOPs per token, batch and schedule.",
-        "bertjax describe --config pretrain:size=large,phases=2\n  bertjax describe --checkpoint runs/base",
-        config=True,
-    )
-    add_model_source(parser)
-    parser.add_argument("--fields", action="store_true", help="print only the config fields and their meanings")
-
-
+@command(
+    "bertjax inspect --config pretrain:corpus=runs/corpus --rows 2\n"
+    "  bertjax inspect --config text:train=train.csv,dev=dev.csv --init_from runs/base\n"
+    "  bertjax inspect --checkpoint runs/topic",
+    *(CONFIG, INIT_FROM, RUN_CHECKPOINT),
+    option("--steps", "number of batches to print, starting at step 0", type=number(int, at_least=1), default=1),
+    option("--rows", "number of rows to print per batch", type=number(int, at_least=1), default=3),
+    option("--npz", "write the complete batches to this file", metavar="FILE"),
+)
 def inspect(args: argparse.Namespace) -> None:
-    """Runs `bertjax inspect`."""
+    """Prints training batches as text."""
     from bertjax.data.inspection import write_batches
     from bertjax.data.shard import SINGLE_SHARD
     from bertjax.tasks.build import build_task
 
     with open_config(args) as config:
         task = build_task(config, train=True)
-    if not 1 <= args.steps <= task.total_steps:
-        raise UsageError(
-            f"--steps is {args.steps}; it must be between 1 and {task.total_steps}, the number of steps of the run"
-        )
-    at_least(args, "--", rows=1)
+    if args.steps > task.total_steps:
+        raise UsageError(f"--steps is {args.steps}; it must be at most {task.total_steps}, the steps of the run")
     for note in task.notes:
         logger.info(note)
     batches = []
@@ -70,8 +46,13 @@ def inspect(args: argparse.Namespace) -> None:
         show(f"wrote the batches of {args.steps} step(s) to {args.npz}")
 
 
+@command(
+    "bertjax describe --config pretrain:size=large,phases=2\n  bertjax describe --checkpoint runs/base",
+    *(CONFIG, INIT_FROM, RUN_CHECKPOINT),
+    flag("--fields", "print only the config fields and their meanings"),
+)
 def describe(args: argparse.Namespace) -> None:
-    """Runs `bertjax describe`."""
+    """Prints parameter counts by module, FLOPs per token, batch and schedule."""
     from bertjax.config.fields import describe_fields
     from bertjax.estimate.describe import describe_task
     from bertjax.tasks.build import build_task

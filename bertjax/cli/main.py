@@ -10,27 +10,29 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from bertjax.cli import (
-    bench,
-    convert,
-    doctor,
-    features,
-    inspect,
-    plan,
-    predict,
-    prepare,
-    reproduce,
-    sweep,
-    train,
-)
-from bertjax.cli.common import command_name
+from bertjax.cli.bench import bench_input, bench_step
+from bertjax.cli.convert import convert
+from bertjax.cli.doctor import doctor
+from bertjax.cli.features import features, fill_mask
+from bertjax.cli.inspect import describe, inspect
 from bertjax.cli.parser import Parser, Version
+from bertjax.cli.plan import plan
+from bertjax.cli.predict import ensemble, evaluate, predict, submission
+from bertjax.cli.prepare import prepare
+from bertjax.cli.reproduce import reproduce, table
+from bertjax.cli.sweep import sweep
+from bertjax.cli.train import train
 from bertjax.errors import INTERRUPTED, BertjaxError, UsageError, first_line, shortened
 from bertjax.utils.devices import skip_missing_tpu, use_huge_pages
 from bertjax.utils.terminal import configure_logging, show
 
 logger = logging.getLogger(__name__)
-COMMANDS = (prepare, inspect, train, sweep, reproduce, predict, features, convert, plan, bench, doctor)
+COMMANDS = {
+    **{"prepare": prepare, "inspect": inspect, "describe": describe, "train": train, "sweep": sweep},
+    **{"reproduce": reproduce, "table": table, "evaluate": evaluate, "predict": predict, "ensemble": ensemble},
+    **{"submission": submission, "fill_mask": fill_mask, "features": features, "convert": convert, "plan": plan},
+    **{"bench step": bench_step, "bench input": bench_input, "doctor": doctor},
+}
 _MAX_MESSAGE_CHARACTERS = 2000
 
 
@@ -51,25 +53,24 @@ def main(argv: Sequence[str] | None = None) -> None:
         _run(sys.argv[1:] if argv is None else list(argv))
     except KeyboardInterrupt:
         _fail("interrupted", INTERRUPTED)
-    except BertjaxError as error:
-        logger.debug("traceback of the error:", exc_info=error)
-        _fail(str(error), error.exit_code)
     except BrokenPipeError:
         # The reader of the output, such as `head`, has exited. Redirect stdout, so that the final flush does not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except OSError as error:
-        logger.debug("traceback of the error:", exc_info=error)
-        _fail(f"{error.filename or 'input or output error'}: {error.strerror or error}", 1)
     except Exception as error:
         # JAX's C++ code turns an interrupt into a ValueError.
         if isinstance(error.__cause__, KeyboardInterrupt):
             _fail("interrupted", INTERRUPTED)
         # Match TensorFlow's exceptions (from `gs://` access) by module name, because importing TensorFlow is slow.
-        if type(error).__module__ != "tensorflow.python.framework.errors_impl":
+        is_storage_error = type(error).__module__ == "tensorflow.python.framework.errors_impl"
+        if not is_storage_error and not isinstance(error, (BertjaxError, OSError)):
             raise
         logger.debug("traceback of the error:", exc_info=error)
-        _fail(f"{first_line(error)}; check the address and the network, then run the same command again", 1)
+        if is_storage_error:
+            _fail(f"{first_line(error)}; check the address and the network, then run the same command again", 1)
+        if isinstance(error, OSError):
+            _fail(f"{error.filename or 'input or output error'}: {error.strerror or error}", 1)
+        _fail(str(error), getattr(error, "exit_code", 1))
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -82,8 +83,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        command.add_parser(commands)
+    groups = {"": commands}
+    for name, command in COMMANDS.items():
+        group, _, word = name.rpartition(" ")
+        if group not in groups:
+            bench = commands.add_parser(group, help="Times the train step or the input pipeline.", allow_abbrev=False)
+            groups[group] = bench.add_subparsers(dest="what", metavar="step|input", required=True)
+        command.add_parser(groups[group], word)
     return parser
 
 
@@ -103,10 +109,10 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     unknown = [
         item
         for item in overrides
-        if not hasattr(args, "config") or (re.match("--?[A-Za-z]", item) and not item.startswith("--config."))
+        if not hasattr(args, "overrides") or (re.match("--?[A-Za-z]", item) and not item.startswith("--config."))
     ]
     if unknown:
-        raise UsageError(f"unknown argument {unknown[0]}; see `bertjax {command_name(args)} --help`")
+        raise UsageError(f"unknown argument {unknown[0]}; see `{args.prog} --help`")
     args.overrides = overrides
     return args
 

@@ -1,14 +1,17 @@
-"""Argument parser of the commands, and options shared by several commands."""
+"""Declaration of commands and their options, and the argument parser, which reports errors as `UsageError`."""
 
 import argparse
 import sys
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-from bertjax.errors import UsageError, shortened
+from bertjax.errors import UsageError
 from bertjax.estimate import DEFAULT_MFU
+from bertjax.utils.sections import Bounds
 from bertjax.utils.terminal import LOG_LEVELS
 
+# Adds options to a parser or to a group of options.
+Option = Callable[[Any], object]
 # Metavars of options whose values are paths. Such options reject empty values.
 PATH_METAVARS = ("DIR", "FILE", "NAME", "CKPT", "SRC", "DST")
 CHECKPOINT_HELP = (
@@ -18,37 +21,12 @@ _CONFIG_HELP = (
     "experiment and its arguments, such as pretrain:size=base,seq_len=128 or FILE.py:ARGUMENTS, or config.json of a "
     "workdir"
 )
-_MAX_INTEGER = 2**31 - 1
-
-
-def _path(text: str) -> str:
-    if not text.strip():
-        raise argparse.ArgumentTypeError("the path is empty; set a path or omit the option")
-    return text
-
-
-def _integer(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"not an integer: {shortened(repr(text))}") from None
-    if abs(number) > _MAX_INTEGER:
-        raise argparse.ArgumentTypeError(
-            f"{shortened(text)} is out of range; use a magnitude of at most {_MAX_INTEGER:,}"
-        )
-    return number
+_OVERRIDES_NOTE = "--config.FIELD=VALUE overrides a field, such as --config.optimizer.learning_rate=1e-3"
+_INTEGERS: dict[str, Any] = {"at_least": -(2**31), "at_most": 2**31 - 1}
 
 
 class Parser(argparse.ArgumentParser):
-    """Argument parser that reports errors as `UsageError`, and rejects empty paths and integers beyond 32 bits."""
-
-    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
-        """Adds an argument. Paths and integers are checked when they are parsed."""
-        if options.get("metavar", "").partition("[")[0] in PATH_METAVARS:
-            options.setdefault("type", _path)
-        if options.get("type") is int:
-            options["type"] = _integer
-        return super().add_argument(*names, **options)
+    """Argument parser that reports errors as `UsageError`."""
 
     def error(self, message: str) -> NoReturn:
         """Raises the message as a `UsageError`."""
@@ -73,100 +51,148 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescript
         return super()._get_help_string(action) if action.default not in (None, False, "", []) else action.help
 
 
-def add_command(
-    commands: Any,
-    name: str,
-    run: Callable[[argparse.Namespace], None],
-    description: str,
-    example: str,
-    config: bool = False,
-) -> argparse.ArgumentParser:
-    """Adds a command to the subparsers of `bertjax` or `bertjax bench`, and returns its parser.
+class Command(NamedTuple):
+    """Command of `bertjax`, made by the decorator `command`.
 
-    If `config` is True, the command takes `--config` and overrides of config fields.
+    Attributes:
+      run: function that runs the command with the parsed arguments.
+      description: one sentence for the help.
+      example: command lines for the help.
+      options: options and arguments, in the order of the help.
     """
-    parser = commands.add_parser(
-        name,
-        help=description,
-        description=description,
-        epilog=f"example:\n  {example}",
-        formatter_class=HelpFormatter,
-        allow_abbrev=False,
+
+    run: Callable[[argparse.Namespace], None]
+    description: str
+    example: str
+    options: tuple[Option, ...]
+
+    def add_parser(self, commands: Any, name: str) -> None:
+        """Adds the parser of the command to the subparsers of `bertjax` or `bertjax bench`."""
+        parser = commands.add_parser(
+            name,
+            help=self.description,
+            description=self.description,
+            epilog=f"example:\n  {self.example}",
+            formatter_class=HelpFormatter,
+            allow_abbrev=False,
+        )
+        parser.set_defaults(run=self.run, prog=parser.prog)
+        for add_option in self.options:
+            add_option(parser)
+        parser.add_argument("--log_level", choices=LOG_LEVELS, default="info", help="minimum level of log messages")
+
+
+def command(example: str, *options: Option) -> Callable[[Callable[[argparse.Namespace], None]], Command]:
+    """Decorates the function of a command. Its docstring is the description in the help."""
+    return lambda run: Command(run, run.__doc__ or "", example, options)
+
+
+def option(name: str, help: str, **settings: Any) -> Option:
+    """Declares an option or argument. `settings` are parameters of `add_argument`."""
+    if settings.get("metavar", "").partition("[")[0] in PATH_METAVARS:
+        settings.setdefault("type", _path)
+    return lambda parser: parser.add_argument(name, help=help, **settings)
+
+
+def flag(name: str, help: str) -> Option:
+    """Declares an option without a value, which is False unless it is set."""
+    return option(name, help, action="store_true")
+
+
+def exclusive(*options: Option) -> Option:
+    """Declares options of which only one may be set."""
+
+    def add(parser: argparse.ArgumentParser) -> None:
+        group = parser.add_mutually_exclusive_group()
+        for add_option in options:
+            add_option(group)
+
+    return add
+
+
+def number(kind: type[int] | type[float], **bounds: Any) -> Callable[[str], float]:
+    """Returns the type of an option whose value is a number. `bounds` are arguments of `Bounds`."""
+    allowed = Bounds(**(_INTEGERS if kind is int else {}) | bounds)
+
+    def parse(text: str) -> float:
+        value = kind(text)
+        if problem := allowed.problem(value):
+            raise argparse.ArgumentTypeError(f"{value} is out of range; {problem}")
+        return value
+
+    # argparse shows this name in its message about a ValueError.
+    parse.__name__ = kind.__name__
+    return parse
+
+
+def _path(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the path is empty; set a path or omit the option")
+    return text
+
+
+def config_option(required: bool = False) -> Option:
+    """Declares `--config`, and lets the command accept overrides of config fields."""
+
+    def add(parser: Any) -> None:
+        option("--config", _CONFIG_HELP, required=required, metavar="NAME[:ARGS]")(parser)
+        parser.epilog += f"\n\n{_OVERRIDES_NOTE}"
+        parser.set_defaults(overrides=())
+
+    return add
+
+
+def case_options(cased: str, uncased: str) -> Option:
+    """Declares `--cased` and `--uncased`, which set `lower_case` (default: None). The parameters are help texts."""
+    return exclusive(
+        option("--cased", cased, dest="lower_case", action="store_const", const=False),
+        option("--uncased", uncased, dest="lower_case", action="store_const", const=True),
     )
-    parser.set_defaults(run=run)
-    if config:
-        parser.add_argument("--config", metavar="NAME[:ARGS]", help=_CONFIG_HELP)
-        parser.epilog += "\n\n--config.FIELD=VALUE overrides a field, such as --config.optimizer.learning_rate=1e-3"
-    parser.add_argument("--log_level", choices=LOG_LEVELS, default="info", help="minimum level of log messages")
-    return parser
 
 
-def add_topology(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of time and cost estimates for TPUs. `check_topology` checks their values."""
-    parser.add_argument(
-        "--topology", metavar="GENERATION:SIZE", help="topology of one slice, such as v3:4x4, v4:4x4x4 or v5e:16x16"
+CONFIG, REQUIRED_CONFIG = config_option(), config_option(required=True)
+CHECKPOINT = option("--checkpoint", CHECKPOINT_HELP, required=True, metavar="CKPT")
+# Sources of a run's config for commands that describe a run but do not train.
+INIT_FROM = option(
+    "--init_from",
+    "initial checkpoint, which sets the architecture and the default vocabulary of the run, as in `train`: "
+    f"{CHECKPOINT_HELP}",
+    metavar="CKPT",
+)
+RUN_CHECKPOINT = option(
+    "--checkpoint",
+    "workdir, or a checkpoint in it; its config is used, so --config and --init_from must not be set",
+    metavar="CKPT",
+)
+JSON = flag("--json", "print JSON instead of a table")
+DISTRIBUTED = flag(
+    "--distributed",
+    "require several processes, and fail if there is only one (default: detect processes automatically)",
+)
+PROFILE = option(
+    "--profile",
+    "profile steps START to STOP - 1 with jax.profiler, for TensorBoard or xprof",
+    default="",
+    metavar="START:STOP",
+)
+PRICE = option(
+    "--price_per_chip_hour",
+    "price of a chip-hour in any currency, to print the cost",
+    type=number(float, at_least=0, below=float("inf")),
+)
+MFU = option(
+    "--mfu",
+    "model-FLOPs utilization assumed for the step time, in (0, 1]",
+    type=number(float, above=0, at_most=1),
+    default=DEFAULT_MFU,
+)
+
+
+def topology_option(required: bool) -> Option:
+    """Declares `--topology`."""
+    return option(
+        "--topology",
+        "topology of one slice, such as v3:4x4, v4:4x4x4 or v5e:16x16",
+        required=required,
+        metavar="GENERATION:SIZE",
     )
-    parser.add_argument(
-        "--mfu", type=float, default=DEFAULT_MFU, help="model-FLOPs utilization assumed for the step time, in (0, 1]"
-    )
-    parser.add_argument(
-        "--price_per_chip_hour",
-        type=float,
-        help="price of a chip-hour in any currency, to print the cost",
-    )
-
-
-def add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    """Adds `--checkpoint`."""
-    parser.add_argument("--checkpoint", required=True, metavar="CKPT", help=CHECKPOINT_HELP)
-
-
-def add_init_from(parser: argparse.ArgumentParser) -> None:
-    """Adds `--init_from` for commands that describe a run but do not train."""
-    parser.add_argument(
-        "--init_from",
-        metavar="CKPT",
-        help="initial checkpoint, which sets the architecture and the default vocabulary of the run, as in `train`: "
-        f"{CHECKPOINT_HELP}",
-    )
-
-
-def add_model_source(parser: argparse.ArgumentParser) -> None:
-    """Adds `--init_from` and `--checkpoint` for commands that describe a run but do not train."""
-    add_init_from(parser)
-    parser.add_argument(
-        "--checkpoint",
-        metavar="CKPT",
-        help="workdir, or a checkpoint in it; its config is used, so --config and --init_from must not be set",
-    )
-
-
-def add_json(parser: argparse.ArgumentParser) -> None:
-    """Adds `--json`."""
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-
-
-def add_distributed(parser: argparse.ArgumentParser) -> None:
-    """Adds `--distributed`."""
-    parser.add_argument(
-        "--distributed",
-        action="store_true",
-        help="require several processes, and fail if there is only one (default: detect processes automatically)",
-    )
-
-
-def add_profile(parser: argparse.ArgumentParser) -> None:
-    """Adds `--profile`."""
-    parser.add_argument(
-        "--profile",
-        default="",
-        metavar="START:STOP",
-        help="profile steps START to STOP - 1 with jax.profiler, for TensorBoard or xprof",
-    )
-
-
-def chosen_case(args: argparse.Namespace) -> bool | None:
-    """Returns False for `--cased`, True for `--uncased`, and None if neither is set."""
-    if args.cased and args.uncased:
-        raise UsageError("--cased and --uncased are both set; set only one")
-    return False if args.cased else True if args.uncased else None

@@ -2,9 +2,8 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-from bertjax.cli.parser import add_command, chosen_case
+from bertjax.cli.parser import case_options, command, flag, number, option
 from bertjax.errors import UsageError
 from bertjax.utils.hub import is_hub
 from bertjax.utils.terminal import show
@@ -13,90 +12,73 @@ from bertjax.utils.terminal import show
 _VOCAB_SIZE = 30522
 
 
-def add_parser(commands: Any) -> None:
-    """Adds the parser of this command."""
-    parser = add_command(
-        commands,
-        "prepare",
-        prepare,
-        "Creates a tokenized corpus from text, and trains a vocabulary unless --vocab is set.",
-        "bertjax prepare --input docs: --vocab_size 8000 --output runs/corpus\n"
-        "  bertjax prepare --input 'wiki:wikipedia/**' --output runs/wikipedia --runner beam",
-    )
-    parser.add_argument(
+@command(
+    "bertjax prepare --input docs: --vocab_size 8000 --output runs/corpus\n"
+    "  bertjax prepare --input 'wiki:wikipedia/**' --output runs/wikipedia --runner beam",
+    option(
         "--input",
+        "input texts, one or more of text:GLOB (one sentence per line), prose:GLOB (running text), wiki:GLOB "
+        "(WikiExtractor files), tfds:NAME/CONFIG:SPLIT (TensorFlow Datasets), hf:ORG/NAME/CONFIG:SPLIT#COLUMN "
+        "(Hugging Face Hub) and docs: (docstrings of the standard library and installed packages)",
         nargs="+",
         required=True,
         metavar="SPEC",
-        help="input texts, one or more of text:GLOB (one sentence per line), prose:GLOB (running text), wiki:GLOB "
-        "(WikiExtractor files), tfds:NAME/CONFIG:SPLIT (TensorFlow Datasets), hf:ORG/NAME/CONFIG:SPLIT#COLUMN "
-        "(Hugging Face Hub) and docs: (docstrings of the standard library and installed packages)",
-    )
-    parser.add_argument(
-        "--output",
-        required=True,
-        metavar="DIR",
-        help="folder of the corpus; must not exist unless --overwrite is set",
-    )
-    parser.add_argument(
+    ),
+    option("--output", "folder of the corpus; must not exist unless --overwrite is set", required=True, metavar="DIR"),
+    option(
         "--vocab",
-        metavar="FILE",
-        help="vocab.txt, SentencePiece .model, tokenizer.json or a checkpoint such as hf:google-bert/bert-base-uncased "
+        "vocab.txt, SentencePiece .model, tokenizer.json or a checkpoint such as hf:google-bert/bert-base-uncased "
         "(default: train a vocabulary)",
-    )
-    parser.add_argument(
-        "--vocab_kind", default="wordpiece", help="kind of vocabulary to train: wordpiece or sentencepiece"
-    )
-    parser.add_argument("--vocab_size", type=int, help=f"size of the vocabulary to train (default: {_VOCAB_SIZE})")
-    parser.add_argument(
+        metavar="FILE",
+    ),
+    option("--vocab_kind", "kind of vocabulary to train: wordpiece or sentencepiece", default="wordpiece"),
+    option("--vocab_size", f"size of the vocabulary to train (default: {_VOCAB_SIZE})", type=number(int)),
+    option(
         "--add_pieces",
-        type=int,
+        "number of pieces to learn from the text and append to the WordPiece vocabulary of --vocab (default: 0)",
+        type=number(int),
         default=0,
         metavar="N",
-        help="number of pieces to learn from the text and append to the WordPiece vocabulary of --vocab (default: 0)",
-    )
-    parser.add_argument(
-        "--cased",
-        action="store_true",
-        help="keep case and accents (default: detected from --vocab; uncased for a new vocabulary)",
-    )
-    parser.add_argument("--uncased", action="store_true", help="convert to lower case; WordPiece also strips accents")
-    parser.add_argument(
-        "--heldout", type=float, default=0.01, help="fraction of documents to hold out for evaluation, in [0, 1)"
-    )
-    parser.add_argument("--workers", type=int, help="number of processes (default: one per core)")
-    parser.add_argument(
-        "--runner",
-        default="local",
-        help="local (processes on this machine) or beam (Apache Beam, local or on a cluster)",
-    )
-    parser.add_argument(
+    ),
+    case_options(
+        "keep case and accents (default: detected from --vocab; uncased for a new vocabulary)",
+        "convert to lower case; WordPiece also strips accents",
+    ),
+    option("--heldout", "fraction of documents to hold out for evaluation, in [0, 1)", type=float, default=0.01),
+    option("--workers", "number of processes (default: one per core)", type=number(int)),
+    option(
+        "--runner", "local (processes on this machine) or beam (Apache Beam, local or on a cluster)", default="local"
+    ),
+    option(
         "--runner_options",
+        "Beam pipeline options, such as runner=DataflowRunner project=P region=R temp_location=gs://...",
         nargs="+",
         default=[],
         metavar="NAME=VALUE",
-        help="Beam pipeline options, such as runner=DataflowRunner project=P region=R temp_location=gs://...",
-    )
-    parser.add_argument("--data_dir", metavar="DIR", help="data folder of TensorFlow Datasets")
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing corpus")
-
-
+    ),
+    option("--data_dir", "data folder of TensorFlow Datasets", metavar="DIR"),
+    flag("--overwrite", "replace an existing corpus"),
+)
 def prepare(args: argparse.Namespace) -> None:
-    """Runs `bertjax prepare`."""
+    """Creates a tokenized corpus from text, and trains a vocabulary unless --vocab is set."""
     from bertjax.data.corpus.prepare import prepare as run
     from bertjax.data.corpus.prepare import summary
 
-    lower_case = chosen_case(args)
-    if args.vocab and args.vocab_size is not None:
+    vocabulary = args.vocab
+    if vocabulary and args.vocab_size is not None:
         raise UsageError("--vocab_size has no effect with --vocab; omit one of them")
+    if vocabulary and (is_hub(vocabulary) or Path(vocabulary).expanduser().is_dir()):
+        from bertjax.convert.convert import read_vocabulary
+
+        vocabulary = read_vocabulary(vocabulary, args.lower_case)
     manifest = run(
         args.input,
         args.output,
-        vocabulary=_checkpoint_vocabulary(args.vocab, lower_case) if _is_checkpoint(args.vocab) else args.vocab,
+        vocabulary=vocabulary,
         vocabulary_kind=args.vocab_kind,
         vocabulary_size=_VOCAB_SIZE if args.vocab_size is None else args.vocab_size,
         add_pieces=args.add_pieces,
-        lower_case=lower_case,
+        lower_case=args.lower_case,
         heldout_fraction=args.heldout,
         workers=args.workers,
         runner=args.runner,
@@ -105,14 +87,3 @@ def prepare(args: argparse.Namespace) -> None:
         overwrite=args.overwrite,
     )
     show(summary(args.output, manifest))
-
-
-def _is_checkpoint(vocabulary: str | None) -> bool:
-    return bool(vocabulary) and (is_hub(vocabulary) or Path(vocabulary).expanduser().is_dir())
-
-
-def _checkpoint_vocabulary(checkpoint: str, lower_case: bool | None) -> Any:
-    """Returns the vocabulary of a checkpoint. `lower_case`, if not None, replaces the setting of its tokenizer."""
-    from bertjax.convert.convert import read_vocabulary
-
-    return read_vocabulary(checkpoint, lower_case)

@@ -5,60 +5,31 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from bertjax.cli.common import check_topology, join_cluster, print_result, require_config
-from bertjax.cli.parser import add_command, add_distributed, add_topology
+from bertjax.cli.common import join_cluster, print_result
+from bertjax.cli.parser import DISTRIBUTED, MFU, PRICE, command, flag, option, topology_option
 from bertjax.errors import UsageError
 from bertjax.utils.terminal import duration, is_first, show
 
 logger = logging.getLogger(__name__)
 
 
-def add_parser(commands: Any) -> None:
-    """Adds the parsers of `reproduce` and `table`."""
-    parser = add_command(
-        commands,
-        "reproduce",
-        reproduce,
-        "Runs all experiments of a table of the paper. Skips finished runs and resumes interrupted runs.",
-        "bertjax reproduce --config tables/table5:scale=small,corpus=runs/corpus,glue=glue_data "
-        "--results runs/tables --plan",
-    )
-    parser.add_argument(
-        "--config", metavar="NAME[:ARGS]", help="table and its arguments, such as tables/table5:scale=small"
-    )
-    parser.add_argument(
+@command(
+    "bertjax reproduce --config tables/table5:scale=small,corpus=runs/corpus,glue=glue_data "
+    "--results runs/tables --plan",
+    option(
+        "--config", "table and its arguments, such as tables/table5:scale=small", required=True, metavar="NAME[:ARGS]"
+    ),
+    option(
         "--results",
+        "folder for all runs; a run that several tables share is trained once",
         required=True,
         metavar="DIR",
-        help="folder for all runs; a run that several tables share is trained once",
-    )
-    parser.add_argument("--plan", action="store_true", help="print the runs and their estimated time, then exit")
-    add_topology(parser)
-    add_distributed(parser)
-
-    parser = add_command(
-        commands,
-        "table",
-        table,
-        "Prints the paper's numbers next to the reproduced numbers, and the commands of missing runs.",
-        "bertjax table 5 --results runs/tables",
-    )
-    parser.add_argument("number", nargs="+", help="1 to 8, figure3, figure5 or the name of a custom table")
-    parser.add_argument(
-        "--results",
-        action="append",
-        required=True,
-        metavar="DIR",
-        help="folder of `bertjax reproduce` or a file written by --keep; repeat the option for several folders, "
-        "which are searched in order",
-    )
-    parser.add_argument("--markdown", action="store_true", help="print Markdown instead of aligned columns")
-    parser.add_argument("--plot", metavar="FILE", help="plot figure5 to this PNG file")
-    parser.add_argument("--keep", metavar="FILE", help="write the results of these tables to one JSON file")
-
-
+    ),
+    flag("--plan", "print the runs and their estimated time, then exit"),
+    *(topology_option(required=False), MFU, PRICE, DISTRIBUTED),
+)
 def reproduce(args: argparse.Namespace) -> None:
-    """Runs `bertjax reproduce`."""
+    """Runs all experiments of a table of the paper. Skips finished runs and resumes interrupted runs."""
     from bertjax.config.mesh import ClusterConfig
     from bertjax.reproduce.results import load_results
     from bertjax.reproduce.runner import describe_plan, load_table, plan_table
@@ -66,20 +37,12 @@ def reproduce(args: argparse.Namespace) -> None:
     from bertjax.reproduce.runs import with_commits
     from bertjax.training.multihost import exit_on_host_error
 
-    if args.overrides:
-        raise UsageError(f"`reproduce` takes no --config overrides: {args.overrides[0]}; edit the table's file")
-    if args.topology:
-        check_topology(args)
-        if not args.plan:
-            raise UsageError("--topology has an effect only with --plan; add --plan, or omit --topology")
-    config = with_commits(require_config(args))
+    config = with_commits(args.config)
     loaded = load_table(config)
     if not args.plan:
         join_cluster(args, ClusterConfig())
     with exit_on_host_error():
         results = load_results([args.results])
-        if results.sources[0].saved is not None:
-            raise UsageError(f"--results {args.results} is a file of `bertjax table --keep`; use a folder")
         plan = plan_table(loaded, results)
         if is_first():
             show(describe_plan(plan, args.results))
@@ -104,8 +67,23 @@ def _topology_line(plan: Any, args: argparse.Namespace) -> str:
     return f"on {args.topology}: {time}{cost}, if the MFU is {args.mfu:.0%}"
 
 
+@command(
+    "bertjax table 5 --results runs/tables",
+    option("number", "1 to 8, figure3, figure5 or the name of a custom table", nargs="+"),
+    option(
+        "--results",
+        "folder of `bertjax reproduce` or a file written by --keep; repeat the option for several folders, "
+        "which are searched in order",
+        action="append",
+        required=True,
+        metavar="DIR",
+    ),
+    flag("--markdown", "print Markdown instead of aligned columns"),
+    option("--plot", "plot figure5 to this PNG file", metavar="FILE"),
+    option("--keep", "write the results of these tables to one JSON file", metavar="FILE"),
+)
 def table(args: argparse.Namespace) -> None:
-    """Runs `bertjax table`."""
+    """Prints the paper's numbers next to the reproduced numbers, and the commands of missing runs."""
     from etils import epath
 
     from bertjax.reproduce.formatting import as_markdown, as_text, format_table, plot_figure5
@@ -113,9 +91,7 @@ def table(args: argparse.Namespace) -> None:
     from bertjax.reproduce.runner import load_table, table_experiment
 
     if args.plot and "figure5" not in args.number:
-        raise UsageError(
-            f"--plot draws figure5, but the tables are {' '.join(args.number)}; add figure5, or omit --plot"
-        )
+        raise UsageError(f"--plot draws figure5, not {' '.join(args.number)}; add figure5, or omit --plot")
     results = load_results(args.results)
     experiments = {name: results.tables.get(name) or table_experiment(name) for name in args.number}
     tables = {name: load_table(config) for name, config in experiments.items()}

@@ -1,41 +1,30 @@
 """`bertjax sweep`: training runs over a grid of hyperparameters and random seeds."""
 
 import argparse
-from typing import Any
 
 from bertjax.cli.common import join_cluster, open_init_checkpoint, parse_run_config, print_result
-from bertjax.cli.parser import CHECKPOINT_HELP, add_command, add_distributed
+from bertjax.cli.parser import CHECKPOINT_HELP, DISTRIBUTED, REQUIRED_CONFIG, command, number, option
 
 
-def add_parser(commands: Any) -> None:
-    """Adds the parser of this command."""
-    parser = add_command(
-        commands,
-        "sweep",
-        sweep,
-        "Trains all settings of a grid, with one or more seeds each, and selects the best trial on the dev set.",
-        "bertjax sweep --config glue:task=rte,path=glue_data --init_from runs/base --workdir runs/rte "
-        "--grid optimizer.learning_rate=1e-4,3e-4 --grid data.batch_size=16,32",
-        config=True,
-    )
-    parser.add_argument("--workdir", required=True, metavar="DIR", help="sweep folder; resumed if it exists")
-    parser.add_argument(
-        "--init_from", metavar="CKPT", help=f"checkpoint with the initial parameters of each trial: {CHECKPOINT_HELP}"
-    )
-    add_distributed(parser)
-    parser.add_argument("--seeds", type=int, default=1, help="number of seeds per setting; each seed is one trial")
-    parser.add_argument(
+@command(
+    "bertjax sweep --config glue:task=rte,path=glue_data --init_from runs/base --workdir runs/rte "
+    "--grid optimizer.learning_rate=1e-4,3e-4 --grid data.batch_size=16,32",
+    REQUIRED_CONFIG,
+    option("--workdir", "sweep folder; resumed if it exists", required=True, metavar="DIR"),
+    option("--init_from", f"checkpoint with the initial parameters of each trial: {CHECKPOINT_HELP}", metavar="CKPT"),
+    DISTRIBUTED,
+    option("--seeds", "number of seeds per setting; each seed is one trial", type=number(int), default=1),
+    option(
         "--grid",
-        action="append",
-        metavar="FIELD=VALUE,VALUE",
-        help="comma-separated values of a config field; repeat the option for more fields, to run all combinations "
+        "comma-separated values of a config field; repeat the option for more fields, to run all combinations "
         "(default: the settings from the experiment's `sweep` function, or the named grid in the experiment's argument "
         "`grid`)",
-    )
-
-
+        action="append",
+        metavar="FIELD=VALUE,VALUE",
+    ),
+)
 def sweep(args: argparse.Namespace) -> None:
-    """Runs `bertjax sweep`."""
+    """Trains all settings of a grid, with one or more seeds each, and selects the best trial on the dev set."""
     from bertjax.training.multihost import exit_on_host_error
     from bertjax.training.sweep import TRIALS
     from bertjax.training.sweep import sweep as run

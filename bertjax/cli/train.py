@@ -1,42 +1,29 @@
 """`bertjax train`: pre-training or fine-tuning of a model."""
 
 import argparse
-from typing import Any
 
 from bertjax.cli.common import join_cluster, open_init_checkpoint, parse_run_config, print_result
-from bertjax.cli.parser import CHECKPOINT_HELP, add_command, add_distributed, add_profile
+from bertjax.cli.parser import CHECKPOINT_HELP, DISTRIBUTED, PROFILE, REQUIRED_CONFIG, command, option
 
 
-def add_parser(commands: Any) -> None:
-    """Adds the parser of this command."""
-    parser = add_command(
-        commands,
-        "train",
-        train,
-        "Trains a model, or resumes training from the last checkpoint of the workdir.",
-        "bertjax train --config pretrain:size=mini,corpus=runs/corpus --workdir runs/mini",
-        config=True,
-    )
-    parser.add_argument(
-        "--workdir",
-        required=True,
-        metavar="DIR",
-        help="folder of checkpoints, metrics and curves; resumed if it exists",
-    )
-    parser.add_argument("--init_from", metavar="CKPT", help=f"checkpoint with initial parameters: {CHECKPOINT_HELP}")
-    add_distributed(parser)
-    add_profile(parser)
-    parser.add_argument(
+@command(
+    "bertjax train --config pretrain:size=mini,corpus=runs/corpus --workdir runs/mini",
+    REQUIRED_CONFIG,
+    option(
+        "--workdir", "folder of checkpoints, metrics and curves; resumed if it exists", required=True, metavar="DIR"
+    ),
+    option("--init_from", f"checkpoint with initial parameters: {CHECKPOINT_HELP}", metavar="CKPT"),
+    *(DISTRIBUTED, PROFILE),
+    option(
         "--tracker",
+        "experiment tracker to log metrics to; repeat the option to use both trackers",
         action="append",
         default=[],
         choices=("wandb", "trackio"),
-        help="experiment tracker to log metrics to; repeat the option to use both trackers",
-    )
-
-
+    ),
+)
 def train(args: argparse.Namespace) -> None:
-    """Runs `bertjax train`."""
+    """Trains a model, or resumes training from the last checkpoint of the workdir."""
     from bertjax.training.cached_features import build_training_task
     from bertjax.training.checkpoint_config import complete, resumed_config
     from bertjax.training.multihost import exit_on_host_error

@@ -15,12 +15,14 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeVar
 
 from ml_collections import ConfigDict, config_dict
+from ml_collections.config_flags.tuple_parser import TupleParser
 
 from bertjax.errors import UsageError, shortened
 from bertjax.utils.sections import Section
 
 _Config = TypeVar("_Config", bound=Section)
 _WIDTH = 100
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 # Allowed types of a value by the type of its field, and their description in messages.
 _TYPES: dict[type, tuple[tuple[type, ...], str]] = {
     bool: ((bool,), "true or false"),
@@ -92,14 +94,17 @@ def _convert(field_type: type, value: Any, path: str) -> Any:
     return field_type(value)
 
 
-def check_value_text(field_type: type, path: str, text: str) -> None:
-    """Raises a UsageError if the text of an override is not a valid boolean, integer or float."""
+def parse_value(field_type: type, item: str) -> Any:
+    """Parses the value of a field or of an argument from `NAME=VALUE`. For a boolean, `NAME` means true."""
+    _, has_value, text = item.partition("=")
     try:
-        is_valid = text.lower() in ("true", "false", "1", "0") if field_type is bool else field_type(text) is not None
-    except ValueError:
-        is_valid = False
-    if not is_valid:
-        raise UsageError(f"{path}={text} is invalid; it must be {_TYPES[field_type][1]}")
+        if field_type is bool:
+            return _BOOLEANS[text.lower() if has_value else "true"]
+        if not has_value:
+            raise UsageError(f"{item} has no value; use {item}=VALUE")
+        return (TupleParser().parse if field_type is tuple else field_type)(text)
+    except (KeyError, ValueError):
+        raise UsageError(f"{shortened(item)} is invalid; it must be {_TYPES[field_type][1]}") from None
 
 
 def iter_fields(config: Any, prefix: str = "") -> Iterator[Field]:

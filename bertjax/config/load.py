@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from absl import flags
 from flax.traverse_util import flatten_dict
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 
-from bertjax.config.fields import check_value_text
+from bertjax.config.fields import parse_value
 from bertjax.errors import UsageError
 from bertjax.utils.io import read_json_object
 
@@ -24,63 +23,54 @@ def parse_arguments(text: str | None, /, **defaults: Any) -> ConfigDict:
 
     Values are converted to the types of the defaults. A boolean argument without a value is set to true.
     """
-    arguments, names = ConfigDict(defaults), set()
+    arguments = ConfigDict(defaults)
     for item in filter(None, (text or "").split(",")):
-        name, has_value, value = item.partition("=")
+        name = item.partition("=")[0]
         if name not in defaults:
             raise UsageError(
                 f"unknown config argument {name!r}; use one of {', '.join(defaults)} (to set a value that contains a "
                 "comma, use --config.FIELD=VALUE)"
             )
-        if name in names:
-            raise UsageError(f"config argument {name} is set twice; set it once")
-        names.add(name)
-        value_type = type(defaults[name])
-        try:
-            if value_type is bool:
-                booleans = {"true": True, "1": True, "false": False, "0": False}
-                arguments[name] = booleans[value.lower() if has_value else "true"]
-            elif not has_value:
-                raise UsageError(f"config argument {name} has no value; write {name}=VALUE")
-            else:
-                arguments[name] = value_type(value)
-        except (KeyError, ValueError):
-            raise UsageError(
-                f"config argument {name}={value!r} is invalid; it must be of type {value_type.__name__}"
-            ) from None
+        arguments[name] = parse_value(type(defaults[name]), item)
     return arguments
+
+
+def run_experiment(config: str) -> tuple[dict[str, Any], str]:
+    """Runs the file of an experiment. Returns its variables and the arguments of its functions.
+
+    `config` is a value of `--config`, as `NAME[:ARGUMENTS]` or `FILE[:ARGUMENTS]`.
+    """
+    name, _, arguments = config.partition(":")
+    return runpy.run_path(experiment_file(name)), arguments
 
 
 def load_config(config: str, overrides: Sequence[str]) -> ConfigDict:
     """Loads the config of an experiment or of a workdir, and applies `--config.FIELD=VALUE` overrides.
 
-    `config` is a value of `--config`: an experiment, as `NAME[:ARGUMENTS]` or `FILE[:ARGUMENTS]`, or the path of a
-    workdir's `config.json`.
+    `config` is an experiment, see `run_experiment`, or the path of a workdir's `config.json`.
     """
-    name, colon, arguments = config.partition(":")
-    if name.endswith(".json"):
-        if colon:
-            raise UsageError(f"{name} takes no arguments: {arguments}; set fields with --config.FIELD=VALUE")
-        return apply_overrides(load_saved_config(Path(name).expanduser()), overrides)
-    file = experiment_file(name)
-    get_config = runpy.run_path(file).get("get_config")
-    if get_config is None:
-        raise UsageError(f"{file} lacks the function get_config; define one that returns a ConfigDict")
-    config_dict = get_config(arguments) if colon else get_config()
+    if config.partition(":")[0].endswith(".json"):
+        return apply_overrides(load_saved_config(Path(config).expanduser()), overrides)
+    experiment, arguments = run_experiment(config)
+    file, get_config = experiment["__file__"], experiment.get("get_config")
+    config_dict = get_config and (get_config(arguments) if arguments else get_config())
     if not isinstance(config_dict, ConfigDict) or "task" not in config_dict:
-        raise UsageError(f"get_config of {file} must return a ConfigDict with a task; see bertjax/presets.py")
+        raise UsageError(f"{file} needs a function get_config that returns a ConfigDict; see bertjax/presets.py")
     return apply_overrides(config_dict, overrides)
+
+
+def experiments_folder() -> Path:
+    """Returns the folder of the packaged experiments: in a clone next to the package, otherwise inside of it."""
+    package = Path(__file__).parents[1]
+    folder = package / "experiments"
+    return folder if folder.is_dir() else package.parent / "experiments"
 
 
 def experiment_file(name: str) -> str:
     """Returns the path of a config file, or of a packaged experiment such as `pretrain`."""
     if os.path.isfile(name):
         return name
-    package = Path(__file__).parents[1]
-    # An installed package contains the experiments. In a checkout, they are in the folder next to the package.
-    folder = package / "experiments"
-    if not folder.is_dir():
-        folder = package.parent / "experiments"
+    folder = experiments_folder()
     if os.path.isfile(folder / f"{name}.py"):
         return str(folder / f"{name}.py")
     known = sorted(file.relative_to(folder).with_suffix("").as_posix() for file in folder.rglob("[!_]*.py"))
@@ -112,46 +102,34 @@ def overridden_fields(overrides: Sequence[str]) -> set[str]:
 
 
 def apply_overrides(config_dict: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
-    """Returns a config with `--config.FIELD=VALUE` flags applied."""
+    """Changes a config by `--config.FIELD=VALUE` flags and returns it. Repeated flags of a list append to it."""
+    lists: set[str] = set()
     for item in overrides:
-        if item.startswith("--config."):
-            _check_override(config_dict, item)
-    argv = ["bertjax", *overrides]
-    values = flags.FlagValues()
-    holder = config_flags.DEFINE_config_dict("config", config_dict, flag_values=values, sys_argv=argv)
-    try:
-        extra = values(argv)[1:]
-    except (flags.Error, ValueError, TypeError) as error:
-        raise UsageError(f"invalid override: {error}; use --config.FIELD=VALUE") from error
-    if extra:
-        raise UsageError(f"unexpected argument {extra[0]!r}; set config fields with --config.FIELD=VALUE")
-    return holder.value
+        if not item.startswith("--config."):
+            raise UsageError(f"unexpected argument {item!r}; set config fields with --config.FIELD=VALUE")
+        path = item.removeprefix("--config.").partition("=")[0]
+        if path == "task":
+            raise UsageError(f"{item} cannot be overridden; set --config to an experiment of that task")
+        section, name = _find_field(config_dict, path)
+        value = parse_value(section.get_type(name), item)
+        section[name] = (*section[name], *value) if path in lists else value
+        lists |= {path} if isinstance(value, tuple) else set()
+    return config_dict
 
 
-def _check_override(config_dict: ConfigDict, item: str) -> None:
-    """Raises a UsageError if the field of an override is unknown or the value has the wrong type."""
-    flag, has_value, text = item.partition("=")
-    names = flag.removeprefix("--config.").split(".")
-    if names == ["task"]:
-        raise UsageError(f"config.task={text!r} cannot be overridden; set --config to an experiment of that task")
+def _find_field(config_dict: ConfigDict, path: str) -> tuple[ConfigDict, str]:
+    """Returns the section and the name of a field. Raises a UsageError if there is no such field."""
+    *sections, name = path.split(".")
     node: Any = config_dict
-    field_type: type = ConfigDict
-    for depth, name in enumerate(names):
-        if not isinstance(node, ConfigDict) or name not in node:
-            section, field = ".".join(["config", *names[:depth]]), ".".join(names)
-            similar = _similar_fields(config_dict, field)
-            if not isinstance(node, ConfigDict):
-                remedy = "it is a single value, so set it directly"
-            elif similar:
-                remedy = f"did you mean {' or '.join(similar)}?"
-            else:
-                remedy = f"use one of {', '.join(sorted(node))}"
-            raise UsageError(f"unknown field {field!r}: {section} does not contain {name!r}; {remedy}")
-        field_type, node = node.get_type(name), node[name]
-    if isinstance(node, ConfigDict):
-        raise UsageError(f"{flag} is a section, not a field; set one of its fields: {', '.join(sorted(node))}")
-    if field_type in (bool, int, float) and has_value:
-        check_value_text(field_type, flag, text)
+    for section in sections:
+        node = node[section] if isinstance(node, ConfigDict) and section in node else None
+    child = node.get(name) if isinstance(node, ConfigDict) else None
+    if isinstance(node, ConfigDict) and name in node and not isinstance(child, ConfigDict):
+        return node, name
+    similar = [] if isinstance(child, ConfigDict) else _similar_fields(config_dict, path)
+    known = next(section for section in (child, node, config_dict) if isinstance(section, ConfigDict))
+    fix = f"did you mean {' or '.join(similar)}?" if similar else f"use one of {', '.join(sorted(known))}"
+    raise UsageError(f"unknown field {path!r}; {fix}")
 
 
 def _similar_fields(config_dict: ConfigDict, field: str) -> list[str]:

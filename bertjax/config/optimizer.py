@@ -50,21 +50,14 @@ class OptimizerConfig(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not all(isinstance(name, str) and name for name in self.freeze):
-            raise UsageError(f"config.optimizer.freeze is {self.freeze}; use paths such as 'encoder/embeddings'")
-        if "encoder/layers" in self.freeze:
+        if "" in self.freeze or "encoder/layers" in self.freeze:
             raise UsageError(
-                "config.optimizer.freeze cannot contain encoder/layers; set config.optimizer.freeze_layers, or freeze "
-                "encoder"
+                f"config.optimizer.freeze is {self.freeze}; use paths such as encoder or encoder/embeddings, and "
+                "config.optimizer.freeze_layers for layers"
             )
-        if "encoder" in self.freeze and self.head_steps:
+        if "encoder" in self.freeze and (self.head_steps or self.freeze_layers):
             raise UsageError(
-                f"config.optimizer.freeze contains encoder and head_steps is {self.head_steps}; set "
-                "config.optimizer.head_steps=0, or freeze other parameters"
-            )
-        if "encoder" in self.freeze and self.freeze_layers:
-            raise UsageError(
-                f"config.optimizer.freeze contains encoder and freeze_layers is {self.freeze_layers}; set one of them"
+                "config.optimizer.freeze contains encoder; unset config.optimizer.head_steps and freeze_layers"
             )
 
     def warmup(self, total_steps: int) -> int:

@@ -88,8 +88,7 @@ class RunConfig(Section):
         """
         if self.model.vocab_size not in (None, vocab_size):
             raise UsageError(
-                f"config.model.vocab_size is {self.model.vocab_size}, but the vocabulary has {vocab_size} pieces; "
-                "leave vocab_size unset"
+                f"config.model.vocab_size is {self.model.vocab_size}, but the vocabulary has {vocab_size}; unset it"
             )
         model = dataclasses.replace(self.model, vocab_size=vocab_size)
         if model.unset:
@@ -117,10 +116,7 @@ class RunConfig(Section):
     def check_batch(self, batch_size: int, seq_len: int) -> None:
         """Raises a UsageError if a batch has too many tokens or is not divisible into micro-batches."""
         if batch_size * seq_len > _MAX_TOKENS:
-            raise UsageError(
-                f"too many tokens per batch: {batch_size * seq_len:,}; config.data.batch_size x seq_len must be at "
-                f"most {_MAX_TOKENS:,}"
-            )
+            raise UsageError(f"too many tokens per batch: {batch_size * seq_len:,}; use at most {_MAX_TOKENS:,}")
         if batch_size % self.grad_accum_steps:
             raise UsageError(
                 f"config.data.batch_size={batch_size} is not divisible by config.grad_accum_steps="

@@ -80,15 +80,8 @@ def _vary(*arrays: np.ndarray) -> bool:
 
 
 METRICS: Mapping[str, Callable[[np.ndarray, np.ndarray], float]] = {
-    "accuracy": accuracy,
-    "f1": f1,
-    "macro_f1": macro_f1,
-    "matthews": matthews,
-    "micro_f1": f1,
-    "pearson": pearson,
-    "spearman": spearman,
-    "squared_error": squared_error,
-    "subset_accuracy": subset_accuracy,
+    **{"accuracy": accuracy, "f1": f1, "macro_f1": macro_f1, "matthews": matthews, "micro_f1": f1},
+    **{"pearson": pearson, "spearman": spearman, "squared_error": squared_error, "subset_accuracy": subset_accuracy},
 }
 
 

@@ -47,13 +47,10 @@ class ClassReport:
         """Returns precision, recall, F1 and support by class. A quotient 0 / 0 counts as 0, as in scikit-learn."""
         precision, recall = _ratio(self.correct, self.predicted), _ratio(self.correct, self.support)
         f1 = _ratio(2 * self.correct, self.predicted + self.support)
+        columns = {"precision": precision, "recall": recall, "f1": f1}
         return {
-            name: {
-                "precision": float(self.scale * precision[index]),
-                "recall": float(self.scale * recall[index]),
-                "f1": float(self.scale * f1[index]),
-                "support": int(self.support[index]),
-            }
+            name: {column: float(self.scale * values[index]) for column, values in columns.items()}
+            | {"support": int(self.support[index])}
             for index, name in enumerate(self.classes)
         }
 
@@ -80,9 +77,8 @@ class ClassReport:
             cells = "".join(f"{fraction:>10.{digits}f}" for fraction in fractions)
             lines.append(f"{truncate_name(name):<{width}}{cells}{support:>10,}")
         if len(shown) < len(self.classes):
-            lines.append(
-                f"{len(self.classes) - len(shown):,} rarer classes are not shown; results.json lists all classes"
-            )
+            rarer = len(self.classes) - len(shown)
+            lines.append(f"{rarer:,} rarer classes are not shown; results.json lists all classes")
         if self.confusion is None:
             return "\n".join(lines)
         if len(self.confusion) > _MAX_CLASSES:
@@ -112,8 +108,8 @@ def class_report(classes: Sequence[str], predictions: np.ndarray, labels: np.nda
 
 def multilabel_report(classes: Sequence[str], predictions: np.ndarray, labels: np.ndarray) -> ClassReport:
     """Builds the report of multi-label data. `predictions` and `labels` are 0/1 arrays [N, K]."""
-    counts = ((predictions & labels).sum(axis=0), predictions.sum(axis=0), labels.sum(axis=0))
-    return ClassReport(tuple(classes), *counts)
+    correct = (predictions & labels).sum(axis=0)
+    return ClassReport(tuple(classes), correct, predictions.sum(axis=0), labels.sum(axis=0))
 
 
 def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:

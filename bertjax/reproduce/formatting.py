@@ -1,28 +1,22 @@
 """Output of reproduced tables: the paper's numbers next to ours as text or Markdown, and a plot of Figure 5."""
 
-import dataclasses
 import itertools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
+from typing import NamedTuple
 
 from bertjax.errors import UsageError
 from bertjax.reproduce.results import Results
-from bertjax.reproduce.table import Cell, PaperTable, Run, Table, missing_data, paper_table, run_order, table_names
+from bertjax.reproduce.table import PAPER_TABLES, Cell, PaperTable, Table, missing_data, run_order
 from bertjax.training.plots import save_figure
 
 EMPTY = "-"
 _PAPER, _OURS = "paper", "ours"
 
 
-@dataclasses.dataclass(frozen=True)
-class CellValue:
-    """Reproduced value of a table cell.
-
-    Attributes:
-      values: metric of each seed of the finished runs.
-      progress: text such as ` (1 of 2)` if some runs are unfinished (default: empty, all runs are finished).
-    """
+class CellValue(NamedTuple):
+    """Metric of each seed of a cell's finished runs. `progress` is such as ` (1 of 2)` if some runs are unfinished."""
 
     values: tuple[float, ...]
     progress: str = ""
@@ -36,8 +30,7 @@ class CellValue:
         return f"{statistics.mean(self.values):.1f}{deviation}{self.progress}"
 
 
-@dataclasses.dataclass(frozen=True)
-class Column:
+class Column(NamedTuple):
     """Printed column: name, source of the numbers (`paper` or `ours`), and one text per row."""
 
     name: str
@@ -45,16 +38,10 @@ class Column:
     texts: tuple[str, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class FormattedTable:
-    """Table whose cells are formatted as text.
+class FormattedTable(NamedTuple):
+    """Table whose cells are formatted as text. The paper's column comes before our column of the same name.
 
-    Attributes:
-      title: heading.
-      rows: row labels.
-      columns: columns; the paper's column comes before our column of the same name.
-      notes: remarks printed below the table.
-      commands: shell commands of the unfinished runs, in order.
+    `commands` are the shell commands of the unfinished runs, in order.
     """
 
     title: str
@@ -66,7 +53,7 @@ class FormattedTable:
 
 def format_table(table: Table, results: Results) -> FormattedTable:
     """Formats a table with the paper's numbers and ours."""
-    paper = paper_table(table.name) if table.name in table_names() else PaperTable("", "", (), {}, ())
+    paper = PAPER_TABLES.get(table.name, PaperTable("", "", (), {}, ()))
     values = {(cell.row, cell.column): cell_value(cell, results) for cell in table.cells if not cell.mean_of}
     for cell in table.cells:
         if cell.mean_of:
@@ -77,16 +64,18 @@ def format_table(table: Table, results: Results) -> FormattedTable:
     columns = []
     for name in dict.fromkeys((*paper.columns, *(cell.column for cell in table.cells))):
         if name in paper.columns:
-            index = paper.columns.index(name)
+            index = list(paper.columns).index(name)
             numbers = [paper.rows[row][index] if row in paper.rows else None for row in rows]
             columns.append(Column(name, _PAPER, tuple(map(_paper_text, numbers))))
         ours = tuple(values[row, name].text if (row, name) in values else EMPTY for row in rows)
         columns.append(Column(name, _OURS, ours))
-    missing, lacking = _missing(table, results)
+    done = results.finished(table.runs())
+    missing = run_order([run for cell in table.cells for run in cell.runs], done)
+    commands = tuple(run.command(results.folder) for run in missing)
     title = f"{_label(table.name)}: {table.title or paper.title}"
     title += f" (paper, section {paper.section})" if paper.section else ""
-    notes = (*paper.notes, f"ours: {table.scale}", *table.notes, *lacking)
-    return FormattedTable(title, rows, tuple(columns), notes, tuple(run.command(results.folder) for run in missing))
+    notes = (*paper.notes, f"ours: {table.scale}", *table.notes, *_missing_data(table, done))
+    return FormattedTable(title, rows, tuple(columns), notes, commands)
 
 
 def cell_value(cell: Cell, results: Results) -> CellValue:
@@ -107,15 +96,13 @@ def _mean(cells: Sequence[CellValue]) -> CellValue:
     return CellValue((statistics.mean(statistics.mean(cell.values) for cell in cells),), progress)
 
 
-def _missing(table: Table, results: Results) -> tuple[list[Run], list[str]]:
-    """Returns a list of the unfinished runs, in order, and a list of notes on columns whose runs lack data."""
-    done = results.finished(table.runs())
+def _missing_data(table: Table, done: Set[str]) -> list[str]:
+    """Returns notes on the columns whose runs lack data."""
     columns: dict[str, dict[str, None]] = {}
     for cell in table.cells:
-        if data := missing_data([run for run in cell.runs if run.name not in done], done):
+        if data := missing_data(cell.runs, done):
             columns.setdefault(data, {})[cell.column] = None
-    runs = run_order([run for cell in table.cells for run in cell.runs], done)
-    return runs, [f"no data for {', '.join(names)}: needs {data}" for data, names in columns.items()]
+    return [f"no data for {', '.join(names)}: needs {data}" for data, names in columns.items()]
 
 
 def _label(name: str) -> str:
@@ -163,7 +150,7 @@ def plot_figure5(table: Table, results: Results, path: Path) -> None:
     """Plots fine-tuning metrics by pre-training step to a PNG file, with the paper's curves left and ours right."""
     from matplotlib.figure import Figure
 
-    paper = paper_table(table.name)
+    paper = PAPER_TABLES[table.name]
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     for index, name in enumerate(paper.columns):
@@ -176,8 +163,6 @@ def plot_figure5(table: Table, results: Results, path: Path) -> None:
             deviations = [statistics.stdev(values) if len(values) > 1 else 0.0 for _, values in points]
             means = [statistics.mean(values) for _, values in points]
             right.errorbar([step for step, _ in points], means, deviations, marker="o", capsize=3, label=name)
-    if not right.containers:
-        raise UsageError("no run of the figure is finished; run `bertjax reproduce`")
     for axes, title in ((left, f"{_PAPER}: {paper.title}"), (right, f"{_OURS}: {table.title}")):
         axes.set(title=title, xlabel="pre-training steps, thousands", ylabel="%")
         axes.grid(alpha=0.3)

@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from etils import epath
 
@@ -41,20 +41,10 @@ class Outcome:
     members: tuple[str, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """Results folder or results file.
-
-    Attributes:
-      path: path of the folder or file.
-      tables: experiment (`FILE:ARGUMENTS`) of each requested table, by table name.
-      seconds: duration in seconds of each run that was not interrupted, by run name.
-      saved: for a results file, settings and outcome of each run, by run name (None: the source is a folder).
-    """
+class Source(NamedTuple):
+    """Results folder, or results file with the settings and the outcome of each run by name (None: a folder)."""
 
     path: str
-    tables: dict[str, str] = dataclasses.field(default_factory=dict)
-    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     saved: dict[str, tuple[list[str], Outcome]] | None = None
 
     def outcome(self, run: Run) -> Outcome | None:
@@ -66,26 +56,24 @@ class Source:
         if outcome and settings != _settings(run):
             raise UsageError(
                 f"{self.path} contains {run.name} with settings that differ from the table's: {' '.join(settings)}; "
-                "remove this file from --results, or pass these settings to the table"
+                "remove it from --results"
             )
         return outcome
 
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """Results of one or more sources. If several sources contain a run, the first source is used."""
+    """Results of one or more sources. If several sources contain the same entry, the first source is used.
+
+    Attributes:
+      sources: results folders and files.
+      tables: experiment (`FILE:ARGUMENTS`) of each requested table, by table name.
+      seconds: duration in seconds of each run that was not interrupted, by run name.
+    """
 
     sources: tuple[Source, ...]
-
-    @property
-    def tables(self) -> dict[str, str]:
-        """Requested tables of all sources. If several sources contain a table, the first source is used."""
-        return {name: config for source in reversed(self.sources) for name, config in source.tables.items()}
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """Durations of runs in all sources. If several sources contain a run, the first source is used."""
-        return {name: seconds for source in reversed(self.sources) for name, seconds in source.seconds.items()}
+    tables: dict[str, str] = dataclasses.field(default_factory=dict)
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def folder(self) -> str:
@@ -101,33 +89,22 @@ class Results:
 
         Raises an error if the outcome has different settings, seeds, initial parameters or ensemble members than `run`.
         """
-        found = self._lookup(run)
-        if found is None:
+        source, outcome = self._lookup(run)
+        if source is None or outcome is None:
             return None
-        source, outcome = found
-        path = f"{source.path}/{run.name}"
-        if len(outcome.metrics) != max(run.seeds, 1):
-            raise BertjaxError(
-                f"{path} contains {len(outcome.metrics)} seeds, but the table needs {max(run.seeds, 1)}; delete or "
-                f"rename {path} to repeat the run"
-            )
-        if run.init_from and self._init_fingerprint(run.init_from, run.init_step) not in ("", outcome.started_from):
-            raise BertjaxError(
-                f"the initial parameters of {path} differ from the parameters of {run.init_from.name}; delete or "
-                f"rename {path} to repeat the run"
-            )
         members = {result.fingerprint for member in run.members if (result := self.outcome(member))}
-        if len(outcome.members) != len(run.members) or not members <= set(outcome.members):
-            raise BertjaxError(
-                f"the ensemble members of {path} differ from the table's; delete or rename {path} to repeat the run"
-            )
-        return outcome
+        if len(outcome.metrics) != max(run.seeds, 1):
+            difference = f"has {len(outcome.metrics)} seeds, not {max(run.seeds, 1)}"
+        elif run.init_from and self._init_fingerprint(run.init_from, run.init_step) not in ("", outcome.started_from):
+            difference = f"did not start from the parameters of {run.init_from.name}"
+        elif len(outcome.members) != len(run.members) or not members <= {*outcome.members}:
+            difference = "has other ensemble members than the table"
+        else:
+            return outcome
+        raise _mismatch(f"{source.path}/{run.name}", difference)
 
-    def _lookup(self, run: Run) -> tuple[Source, Outcome] | None:
-        for source in self.sources:
-            if outcome := source.outcome(run):
-                return source, outcome
-        return None
+    def _lookup(self, run: Run) -> tuple[Source | None, Outcome | None]:
+        return next(((source, found) for source in self.sources if (found := source.outcome(run))), (None, None))
 
     def _init_fingerprint(self, run: Run, step: int) -> str:
         """Returns the fingerprint of a run's parameters at `step` (0: see `Run.init_step`), or "" if it is unknown."""
@@ -136,28 +113,36 @@ class Results:
         if not step:
             outcome = self.outcome(run)
             return outcome.fingerprint if outcome else ""
-        found = self._lookup(run)
-        checkpoint = epath.Path(run.checkpoint(found[0].path, step)) if found else None
+        source = self._lookup(run)[0]
+        checkpoint = epath.Path(run.checkpoint(source.path, step)) if source else None
         return saved_fingerprint(checkpoint) if checkpoint and checkpoint.exists() else ""
+
+
+def _mismatch(path: str | epath.Path, difference: str) -> BertjaxError:
+    return BertjaxError(f"{path} {difference}; delete or rename {path} to repeat the run")
 
 
 def load_results(paths: Sequence[str]) -> Results:
     """Reads results folders and files. A folder may be empty or missing; a file, recognized by `.json`, may not."""
-    return Results(tuple(map(_load_source, paths)))
+    sources, tables, seconds = zip(*map(_load_source, paths), strict=True)
+    return Results(sources, _first_of(tables), _first_of(seconds))
 
 
-def _load_source(path: str) -> Source:
+def _first_of(dictionaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {name: value for values in reversed(dictionaries) for name, value in values.items()}
+
+
+def _load_source(path: str) -> tuple[Source, dict[str, str], dict[str, float]]:
+    """Reads a source, the experiments of its requested tables, and the durations of its runs."""
     folder = resolve_checkpoint_path(path)
-    if folder.suffix == ".json" and not folder.exists():
-        raise UsageError(f"no results file {path}; use a file of `bertjax table --keep`, or a folder")
-    is_file = folder.exists() and not folder.is_dir()
+    is_file = folder.suffix == ".json" or (folder.exists() and not folder.is_dir())
     file = folder if is_file else folder / INDEX
-    if not file.exists():
-        return Source(os.fspath(folder))
+    if not is_file and not file.exists():
+        return Source(os.fspath(folder)), {}, {}
     try:
         content = read_json_object(file)
         saved = {name: _from_json(run) for name, run in content["runs"].items()} if is_file else None
-        return Source(os.fspath(folder), content["tables"], content["seconds"], saved)
+        return Source(os.fspath(folder), saved), content["tables"], content["seconds"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
             f"{file} is not a results file ({type(error).__name__}: {first_line(error)}); use a file of `bertjax "
@@ -166,9 +151,8 @@ def _load_source(path: str) -> Source:
 
 
 def _from_json(run: dict[str, Any]) -> tuple[list[str], Outcome]:
-    return run["settings"], Outcome(
-        tuple(run["metrics"]), run["started_from"], run["fingerprint"], tuple(run["members"])
-    )
+    texts = run["started_from"], run["fingerprint"]
+    return run["settings"], Outcome(tuple(run["metrics"]), *texts, tuple(run["members"]))
 
 
 def update_index(path: str, tables: Mapping[str, str], seconds: Mapping[str, float]) -> None:
@@ -176,9 +160,10 @@ def update_index(path: str, tables: Mapping[str, str], seconds: Mapping[str, flo
 
     Reads the index again first, to keep entries that another process of `bertjax reproduce` has added.
     """
-    source, folder = _load_source(path), epath.Path(path)
+    _, old_tables, old_seconds = _load_source(path)
+    folder = epath.Path(path)
     folder.mkdir(parents=True, exist_ok=True)
-    content = {"tables": {**source.tables, **tables}, "seconds": {**source.seconds, **seconds}}
+    content = {"tables": {**old_tables, **tables}, "seconds": {**old_seconds, **seconds}}
     write_atomic(folder / INDEX, json.dumps(content, indent=1) + "\n")
 
 
@@ -187,14 +172,12 @@ def save_results(results: Results, runs: Iterable[Run], tables: dict[str, str], 
 
     Raises a UsageError if the file already exists and contains other runs, which would be lost.
     """
-    if file.is_dir():
-        raise UsageError(f"--keep {file} is a folder; use a file")
     runs_by_name = {
         run.name: {"settings": _settings(run), **dataclasses.asdict(outcome)}
         for run in sorted(runs, key=lambda run: run.name)
         if (outcome := results.outcome(run))
     }
-    lost = sorted({*(_load_source(str(file)).saved or ())} - runs_by_name.keys()) if file.exists() else []
+    lost = sorted({*(_load_source(str(file))[0].saved or ())} - runs_by_name.keys()) if file.exists() else []
     if lost:
         raise UsageError(
             f"--keep {file} contains {len(lost)} runs that would be lost, such as {lost[0]}; use a different file, "
@@ -217,10 +200,6 @@ def _run_outcome(folder: epath.Path, run: Run) -> Outcome | None:
     if not (folder / RESULTS).exists():
         return None
     results = read_results(folder)
-    if ("members" in results) != bool(run.members):
-        raise BertjaxError(
-            f"{folder / RESULTS} is not the results file of {run.name}; delete or rename the folder to repeat the run"
-        )
     _check_config(run.members[0] if run.members else run, folder, results["config"])
     members = tuple(member["fingerprint"] for member in results.get("members", ()))
     started_from, fingerprint = results.get("started_from", ""), results.get("parameters_fingerprint", "")
@@ -234,9 +213,7 @@ def _sweep_outcome(folder: epath.Path, run: Run) -> Outcome | None:
     try:
         sweep = read_json_object(folder / SWEEP)
     except (OSError, ValueError) as error:
-        raise BertjaxError(
-            f"cannot read {folder / SWEEP}: {first_line(error)}; remove the file to run the sweep again"
-        ) from error
+        raise _mismatch(folder / SWEEP, f"is damaged ({first_line(error)})") from error
     if sweep["left"] or sweep["best"] is None:
         return None
     finished = [trial for trial in sweep["trials"] if "score" in trial]
@@ -246,9 +223,7 @@ def _sweep_outcome(folder: epath.Path, run: Run) -> Outcome | None:
     for trial, path in zip(finished, folders, strict=True):
         _check_config(run, folder, read_results(path)["config"], trial["trial"])
     if len({trial["started_from"] for trial in finished}) > 1:
-        raise BertjaxError(
-            f"trials in {folder} started from different parameters; delete or rename the folder to repeat the sweep"
-        )
+        raise _mismatch(folder, "has trials that started from different parameters")
     best = sweep["settings"][0]["setting"]
     trials = [trial for trial in finished if trial_name(setting_of(trial["trial"])) == best]
     if len(trials) < run.seeds:

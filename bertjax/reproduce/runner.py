@@ -2,8 +2,6 @@
 
 import dataclasses
 import logging
-import re
-import runpy
 import time
 from collections.abc import Sequence, Set
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Any
 import jax
 from etils import epath
 
-from bertjax.config.load import experiment_file
+from bertjax.config.load import experiment_file, experiments_folder, run_experiment
 from bertjax.config.run import RunConfig
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.estimate import DEFAULT_MFU
@@ -20,7 +18,7 @@ from bertjax.inference.ensemble import ensemble
 from bertjax.model.flops import peak_flops_per_second
 from bertjax.reproduce.results import Results, update_index
 from bertjax.reproduce.runs import load_released
-from bertjax.reproduce.table import Run, Table, missing_data, table_names
+from bertjax.reproduce.table import Run, Table, missing_data
 from bertjax.tasks.finetuning.config import SPLITS
 from bertjax.training import train as loop
 from bertjax.training.cached_features import build_training_task
@@ -32,53 +30,26 @@ from bertjax.utils.terminal import duration
 
 logger = logging.getLogger(__name__)
 
-# Tables that are included in the package but are not in the paper.
-_EXTRA_TABLES = ("figure3",)
-
 
 def table_experiment(name: str) -> str:
-    """Returns the experiment of a packaged table. Raises a UsageError for an unknown name."""
-    names = (*table_names(), *_EXTRA_TABLES)
-    if name not in names:
-        raise UsageError(f"unknown table {name[:20]!r}; use one of {', '.join(names)}")
+    """Returns the packaged experiment of a table such as `5` or `figure3`."""
     return f"tables/table{name}" if name.isdigit() else f"tables/{name}"
 
 
 def load_table(config: str) -> Table:
-    """Loads a table by calling `get_table` of an experiment file. `config` is `FILE[:ARGUMENTS]`."""
-    name, _, arguments = config.partition(":")
-    file = experiment_file(name)
-    try:
-        experiment = runpy.run_path(file)
-        if "get_table" not in experiment:
-            raise UsageError(f"{file} lacks the function get_table; define one that returns a Table")
-        table = experiment["get_table"](arguments)
-    except UsageError as error:
-        # Tables that accept released checkpoints list `large` among their arguments.
-        if re.match(r"unknown config argument '(base|large)'; (?!.*\blarge\b)", str(error)):
-            raise UsageError(
-                f"{name} compares pre-training runs, so it cannot start from a released checkpoint; set corpus= instead"
-            ) from error
-        raise
-    except Exception as error:  # A user's `get_table` may raise any exception.
-        raise UsageError(
-            f"get_table of {file} failed: {type(error).__name__}: {first_line(error)}; correct the file"
-        ) from error
+    """Loads a table by calling `get_table` of an experiment `FILE[:ARGUMENTS]`."""
+    experiment, arguments = run_experiment(config)
+    table = experiment["get_table"](arguments) if "get_table" in experiment else None
     if not isinstance(table, Table):
-        raise UsageError(f"get_table of {file} must return a bertjax.reproduce.table.Table")
+        raise UsageError(
+            f"{experiment['__file__']} needs a function get_table that returns a bertjax.reproduce.table.Table"
+        )
     return table
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Runs of a table, with the names of finished runs and a speed for time estimates.
-
-    Attributes:
-      runs: all runs, dependencies first.
-      done: names of finished runs.
-      flops_per_second: training speed in FLOP/s, for time estimates.
-      speed_source: source of the training speed, for messages.
-    """
+    """Runs of a table, dependencies first, with the names of finished runs and a speed in FLOP/s for time estimates."""
 
     runs: tuple[Run, ...]
     done: Set[str]
@@ -106,29 +77,22 @@ def plan_table(table: Table, results: Results) -> Plan:
 
 
 def _speed(runs: Sequence[Run], results: Results) -> tuple[float, str]:
-    """Returns the training speed in FLOP/s and its source as text. Uses the speed of finished runs if there are any."""
-    seconds = results.seconds
-    timed = [run for run in runs if run.name in seconds and run.flops]
+    """Returns the training speed in FLOP/s, of finished runs if there are any, and its source as text."""
+    timed = [run for run in runs if run.name in results.seconds and run.flops]
     if timed:
-        speed = sum(run.flops for run in timed) / sum(seconds[run.name] for run in timed)
+        speed = sum(run.flops for run in timed) / sum(results.seconds[run.name] for run in timed)
         return speed, f"speed of {len(timed)} finished runs"
     peak, source = peak_flops_per_second(jax.devices())
     return DEFAULT_MFU * (peak or 1e12), f"{DEFAULT_MFU:.0%} of {source}"
 
 
 def describe_plan(plan: Plan, results: str) -> str:
-    """Formats the runs of a table as text: their state or estimated time, and the commands of unfinished runs.
-
-    `results` is the path of the results folder in the commands.
-    """
+    """Formats the runs of a table: state or estimated time, and commands of unfinished runs in the folder `results`."""
     lines = []
     skipped, pending = plan.missing_data, plan.pending
+    states = {name: f"skipped: needs {data}" for name, data in skipped.items()} | dict.fromkeys(plan.done, "done")
     for number, run in enumerate(plan.runs, 1):
-        state = f"about {duration(run.flops / plan.flops_per_second)}"
-        if run.name in plan.done:
-            state = "done"
-        elif run.name in skipped:
-            state = f"skipped: needs {skipped[run.name]}"
+        state = states.get(run.name, f"about {duration(run.flops / plan.flops_per_second)}")
         lines.append(f"{number:>3} {run.name:<40} {state}")
         if run.name not in plan.done:
             lines.append(f"      {run.command(results)}")
@@ -147,9 +111,8 @@ def reproduce(config: str, table: Table, results: Results, plan: Plan) -> dict[s
     `config`, the `FILE:ARGUMENTS` of the table, is recorded in the results folder for `bertjax table`.
 
     Returns:
-      A dictionary. `done` lists all finished runs. `failed` maps failed runs, and runs that depend on them, to reasons.
-      `missing_data` describes, for each run that cannot start, the data that it lacks. If a signal stopped the
-      execution, `stopped` is True and `missing_data` is absent.
+      A dictionary: `done` (finished runs), `failed` (reason by run), `missing_data` (by run that cannot start, absent
+      after a stop) and `stopped` (whether a signal stopped the execution).
     """
     (source,) = results.sources
     done, failed, pending = set(plan.done), {}, plan.pending
@@ -157,7 +120,7 @@ def reproduce(config: str, table: Table, results: Results, plan: Plan) -> dict[s
         raise UsageError(f"no run of {config} can start; the first run needs {plan.missing_data[plan.runs[0].name]}")
     is_host0 = jax.process_index() == 0
     if is_host0:
-        update_index(source.path, {table.name: _portable_config(config, table.name)}, {})
+        update_index(source.path, {table.name: _portable_config(config)}, {})
     for number, run in enumerate(pending, 1):
         if broken := [each.name for each in run.dependencies if each.name in failed]:
             failed[run.name] = f"{broken[0]} failed"
@@ -183,8 +146,8 @@ def reproduce(config: str, table: Table, results: Results, plan: Plan) -> dict[s
             jax.clear_caches()
         done.add(run.name)
         if is_host0 and not resumed:
-            source.seconds[run.name] = time.monotonic() - start
-            update_index(source.path, {}, {run.name: source.seconds[run.name]})
+            results.seconds[run.name] = time.monotonic() - start
+            update_index(source.path, {}, {run.name: results.seconds[run.name]})
     return {"stopped": False, "done": sorted(done), "failed": failed, "missing_data": plan.missing_data}
 
 
@@ -193,16 +156,12 @@ def _check_outcome(run: Run, results: Results) -> None:
         raise BertjaxError("some trials failed (see above); run the same command again to repeat them")
 
 
-def _portable_config(config: str, table: str) -> str:
-    """Returns the table's config `FILE[:ARGUMENTS]` in a form that does not depend on the current directory.
-
-    The file of a packaged table becomes its experiment name, and any other file becomes its absolute path.
-    """
+def _portable_config(config: str) -> str:
+    """Returns `FILE[:ARGUMENTS]` with the name of a packaged experiment, or an absolute path of any other file."""
     name, colon, arguments = config.partition(":")
-    file = Path(experiment_file(name)).absolute()
-    if table in (*table_names(), *_EXTRA_TABLES) and file.samefile(experiment_file(table_experiment(table))):
-        return f"{table_experiment(table)}{colon}{arguments}"
-    return f"{file}{colon}{arguments}"
+    file, folder = Path(experiment_file(name)).resolve(), experiments_folder().resolve()
+    packaged = file.relative_to(folder).with_suffix("") if file.is_relative_to(folder) else file
+    return f"{packaged}{colon}{arguments}"
 
 
 def _initial_checkpoint(run: Run, results: str) -> str | None:
@@ -212,10 +171,8 @@ def _initial_checkpoint(run: Run, results: str) -> str | None:
         return load_released(run.init_from.released).path
     checkpoint = run.init_from.checkpoint(results, run.init_step)
     if run.init_step and not epath.Path(checkpoint).exists():
-        raise BertjaxError(
-            f"{results}/{run.init_from.name} lacks a checkpoint of step {run.init_step:,}; delete or rename the folder "
-            "to repeat the run"
-        )
+        folder = f"{results}/{run.init_from.name}"
+        raise BertjaxError(f"{folder} lacks step {run.init_step:,}; delete or rename the folder to repeat the run")
     return checkpoint
 
 

@@ -1,11 +1,10 @@
 """Functions that build the runs and cells of the paper's tables, from pre-training or from released checkpoints."""
 
-import dataclasses
 import functools
 import hashlib
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from etils import epath
 
@@ -34,7 +33,7 @@ LSTMS = (_LM, f"--config.model.encoder={LSTM}")
 # (docs/results/tables.md).
 WITHOUT_NSP = ("--config.data.objective=pairs",)
 # Our choice, because the paper states no learning rate for the feature-based approach.
-_FEATURE_LEARNING_RATE = "--config.optimizer.learning_rate=1e-3"
+_FEATURE_LEARNING_RATE = "1e-3"
 # Names of runs that save intermediate checkpoints for Figure 5.
 _FIGURE5_RUNS = ("bert", "ltr")
 
@@ -47,15 +46,8 @@ _METRICS = {
 PERPLEXITY_NOTE = "perplexity is measured on held-out rows of the same length as in the first pre-training phase"
 
 
-@dataclasses.dataclass(frozen=True)
-class Released:
-    """Released checkpoint in bertjax's format, which initializes fine-tuning runs in place of a pre-training run.
-
-    Attributes:
-      path: local path of the checkpoint.
-      fingerprint: fingerprint of the parameters.
-      architecture: architecture of the model.
-    """
+class Released(NamedTuple):
+    """Local path of a released checkpoint in bertjax's format, fingerprint of its parameters, and architecture."""
 
     path: str
     fingerprint: str
@@ -91,8 +83,7 @@ def scale_of(args: Mapping[str, Any]) -> Scale:
 def start(scale: Scale, args: Mapping[str, Any], model: str, seed: int = 1) -> Run:
     """Returns the run whose checkpoint initializes fine-tuning of `model`, which is `base` or `large`.
 
-    The run is a released checkpoint if `args`, the arguments of the table, set one for `model`. Otherwise, the run is a
-    pre-training run.
+    The run is the released checkpoint that the table's arguments `args` set for `model`, or else a pre-training run.
     """
     if checkpoint := args[model]:
         fingerprint = load_released(checkpoint).fingerprint
@@ -111,12 +102,12 @@ def model_notes(scale: Scale, args: Mapping[str, Any]) -> list[str]:
     """Returns notes that name the models of the rows BASE and LARGE."""
     notes = []
     for model in RELEASED:
+        text = getattr(scale, model)
         if checkpoint := args.get(model):
             found = load_released(checkpoint)
             size = f"{found.architecture.num_hidden_layers} layers, hidden size {found.architecture.hidden_size}"
-            notes.append(f"{model.upper()} is {checkpoint}: {size}, fingerprint {found.fingerprint[:8]}")
-        else:
-            notes.append(f"{model.upper()} is {getattr(scale, model)}")
+            text = f"{checkpoint}: {size}, fingerprint {found.fingerprint[:8]}"
+        notes.append(f"{model.upper()} is {text}")
     return notes
 
 
@@ -131,18 +122,17 @@ def pretraining(
 ) -> Run:
     """Returns a pre-training run of the model `size` (default: the scale's BASE).
 
-    `data` contains the arguments of the table, including the path `corpus`. `overrides` are added to the overrides of
-    `scale`. A run named "bert" or "ltr" saves intermediate checkpoints for Figure 5.
+    `data` contains the arguments of the table, such as `corpus`. `overrides` are added to the overrides of `scale`.
     """
     size, corpus = size or scale.base, data["corpus"]
     all_tokens = _LM in overrides
     model = _model_config(scale, size, overrides)
-    if not corpus:
-        missing_data = "a corpus from `bertjax prepare`, set with corpus="
-        # Some tables accept a released checkpoint in place of a corpus.
-        if released_names := [model for model in RELEASED if model in data and size == getattr(scale, model)]:
-            missing_data += f", or a checkpoint, set with {released_names[0]}="
-    else:
+    # Some tables accept a released checkpoint in place of a corpus.
+    released = [
+        f", or a checkpoint, set with {name}=" for name in RELEASED if name in data and size == getattr(scale, name)
+    ]
+    missing_data = "".join(["a corpus from `bertjax prepare`, set with corpus=", *released[:1]])
+    if corpus:
         missing_data = _missing_file(f"{corpus}/{MANIFEST}")
     return Run(
         name=f"pretrain/{name}-{seed}",
@@ -175,15 +165,17 @@ def fine_tuning(
 ) -> Run:
     """Returns a fine-tuning run of `scale.tasks[task]`, initialized from a checkpoint of the run `start`.
 
-    `data` contains the arguments of the table, including the paths of datasets. `variant` is a suffix of the run's
-    name ("": no suffix). `step` is the step of the checkpoint (0: the last of pre-training, or the best of
-    fine-tuning). With a `seed`, the run is a single trial with this seed. Without it, the run trains each setting of
-    the task's grid of hyperparameters with `scale.finetuning_seeds` seeds. With frozen features, there is one setting.
+    Without a `seed`, the run trains each setting of the task's grid (with frozen features: one setting) with
+    `scale.finetuning_seeds` seeds.
+
+    Args:
+      data: arguments of the table, such as paths of datasets.
+      variant: suffix of the run's name.
+      step: step of the checkpoint, see `Run.init_step`.
     """
     tuning, feature_head = scale.tasks[task], feature_head or FeatureHead()
     path = data[tuning.data]
     model = _pretrained_model(scale, start)
-    # The feature-based approach and runs with a fixed seed use a single setting, not the hyperparameter grid.
     grid = "one" if feature_head.features or seed is not None else tuning.grid
     epochs = scale.feature_epochs if feature_head.features else tuning.epochs
     trials = len(named_grid(grid)) * (scale.finetuning_seeds if seed is None else 1)
@@ -209,21 +201,16 @@ def feature_based(scale: Scale, features: str = CONCAT_LAST_FOUR) -> FeatureHead
 
 
 def _feature_overrides(scale: Scale, feature_head: FeatureHead) -> tuple[str, ...]:
-    if not feature_head.is_used:
-        return ()
-    layers = (
-        f"--config.feature_head.lstm_layers={feature_head.lstm_layers}",
-        f"--config.feature_head.lstm_size={feature_head.lstm_size}",
-    )
-    if not feature_head.features:
-        return layers
-    return (
-        *layers,
-        f"--config.feature_head.features={feature_head.features}",
-        "--config.optimizer.freeze=encoder",
-        _FEATURE_LEARNING_RATE,
-        f"--config.epochs={scale.feature_epochs}",
-    )
+    fields: dict[str, Any] = {}
+    if feature_head.is_used:
+        fields |= {
+            "feature_head.lstm_layers": feature_head.lstm_layers,
+            "feature_head.lstm_size": feature_head.lstm_size,
+        }
+    if feature_head.features:
+        fields |= {"feature_head.features": feature_head.features, "optimizer.freeze": "encoder"}
+        fields |= {"optimizer.learning_rate": _FEATURE_LEARNING_RATE, "epochs": scale.feature_epochs}
+    return tuple(f"--config.{name}={value}" for name, value in fields.items())
 
 
 def _pretrained_model(scale: Scale, run: Run) -> ModelConfig:

@@ -1,14 +1,11 @@
 """Tables of results: cells, the runs whose metrics fill the cells, and the paper's numbers (`paper.json`)."""
 
 import dataclasses
-import functools
 import json
 import shlex
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any
-
-from bertjax.errors import UsageError
+from typing import NamedTuple
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +42,7 @@ class Run:
     @property
     def dependencies(self) -> tuple["Run", ...]:
         """Runs that must finish before this one starts."""
-        return (*((self.init_from,) if self.init_from else ()), *self.members)
+        return (self.init_from, *self.members) if self.init_from else self.members
 
     def command(self, results: str) -> str:
         """Returns the shell command for this run, with its workdir in the folder `results`."""
@@ -58,13 +55,8 @@ class Run:
         return shlex.join(["bertjax", *words, "--workdir", f"{results}/{self.name}"])
 
     def checkpoint(self, results: str, step: int = 0) -> str:
-        """Returns the path of this run's checkpoint at `step`, or of the run's workdir if `step` is 0.
-
-        For a released checkpoint, returns its path or Hub address.
-        """
-        if self.released:
-            return self.released
-        return f"{results}/{self.name}/checkpoints/{step}" if step else f"{results}/{self.name}"
+        """Returns the path of this run's checkpoint at `step`, or of its workdir (0), or of the released checkpoint."""
+        return self.released or f"{results}/{self.name}" + (f"/checkpoints/{step}" if step else "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +64,7 @@ class Cell:
     """One number of a table: the mean of a metric over all seeds of its runs.
 
     Attributes:
-      row, column: row and column label, equal to the paper's labels if the paper contains the cell.
+      row, column: labels, equal to the paper's if the paper contains the cell.
       runs: runs that differ only in their pre-training seed.
       metric: name of the metric in the runs' results.
       factor: multiplier of the metric (default: 100, percent).
@@ -111,10 +103,7 @@ class Table:
 
 
 def run_order(runs: Sequence[Run], done: Set[str] = frozenset()) -> list[Run]:
-    """Returns `runs` and their dependencies, dependencies first, without duplicates.
-
-    Omits released checkpoints and the runs named in `done`.
-    """
+    """Returns `runs` and their dependencies, dependencies first, except released checkpoints and the runs in `done`."""
     ordered: dict[Run, None] = {}
 
     def visit(run: Run) -> None:
@@ -133,40 +122,25 @@ def missing_data(runs: Sequence[Run], done: Set[str] = frozenset()) -> str:
     return "; ".join(dict.fromkeys(run.missing_data for run in run_order(runs, done) if run.missing_data))
 
 
-@dataclasses.dataclass(frozen=True)
-class PaperTable:
+class PaperTable(NamedTuple):
     """Table or figure of the paper.
 
     Attributes:
-      title: heading.
-      section: section of the paper.
+      title, section: heading, and section of the paper.
       columns: column labels.
-      rows: numbers of each row, by row label. There is one number per column (None: empty cell). All numbers except
-        perplexities are percentages.
+      rows: numbers of each row, by row label (None: empty cell). All numbers except perplexities are percentages.
       notes: remarks on the numbers.
     """
 
     title: str
     section: str
-    columns: tuple[str, ...]
-    rows: dict[str, tuple[float | None, ...]]
-    notes: tuple[str, ...]
+    columns: Sequence[str]
+    rows: Mapping[str, Sequence[float | None]]
+    notes: Sequence[str]
 
 
-@functools.cache
-def _tables() -> dict[str, Any]:
-    return json.loads(Path(__file__).with_name("paper.json").read_text(encoding="utf-8"))["tables"]
-
-
-def table_names() -> tuple[str, ...]:
-    """Returns the names of the paper's tables: `1` to `8` and `figure5`."""
-    return tuple(_tables())
-
-
-def paper_table(name: str) -> PaperTable:
-    """Returns a table of the paper. Raises a UsageError for an unknown name."""
-    if name not in _tables():
-        raise UsageError(f"the paper has no table {name[:20]!r}; use one of {', '.join(table_names())}")
-    table = _tables()[name]
-    rows = {label: tuple(values) for label, values in table["rows"].items()}
-    return PaperTable(table["title"], table["section"], tuple(table["columns"]), rows, tuple(table["notes"]))
+# The paper's tables by name: `1` to `8` and `figure5`.
+PAPER_TABLES = {
+    name: PaperTable(**table)
+    for name, table in json.loads(Path(__file__).with_name("paper.json").read_text(encoding="utf-8"))["tables"].items()
+}

@@ -18,10 +18,12 @@ from bertjax.config.load import load_config
 _VALUES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("output", "workdir", "destination", "predict output", "reproduce results"), ("out",)),
     **dict.fromkeys(("checkpoint", "source"), ("{pretrained}",)),
-    **{"input": ("text:{files}/text.txt",), "predictions": ("{predictions}",), "texts": ("bana [MASK]",)},
+    **{"input": ("text:{files}/text.txt",), "predictions": ("{predictions}",), "texts": ("bana [MASK]",), "config": ()},
     **{"table number": ("5",), "table results": ("{reproduced}",), "reproduce config": ("{table}/table.py",)},
     **{"ensemble checkpoint": ("{glue}", "{glue2}"), "predict checkpoint": ("{glue}",), "predict texts": ()},
     **{"prepare vocab_size": ("70",), "bench step steps": ("1",), "bench input seconds": ("0.1",)},
+    # An invalid topology, because a run of the TPU compiler would take too long.
+    "plan topology": ("none",),
 }
 # Options whose path need not exist.
 _OUTPUTS = ("output", "workdir", "destination", "npz", "results", "plot", "keep", "data_dir")
@@ -108,7 +110,7 @@ def _of_command(words: tuple[str, ...], parser: argparse.ArgumentParser) -> Iter
 
 def _values_of(action: argparse.Action) -> tuple[list[str], list[str]]:
     """Returns wrong values, which the command must reject, and odd values, which it may accept."""
-    kind = {"_integer": int, "float": float}.get(getattr(action.type, "__name__", ""), str)
+    kind = {"int": int, "float": float}.get(getattr(action.type, "__name__", ""), str)
     # Exclude the huge value of `bench input --seconds`, because the command would run for that time.
     odd = [value for value in _ODD[kind] if (action.dest, value) != ("seconds", _HUGE)]
     wrong = list(_WRONG.get(kind, ()))

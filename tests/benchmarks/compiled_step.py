@@ -19,7 +19,6 @@ All figures are per device:
     GiB XLA               `temp_size_in_bytes` of XLA's `memory_analysis`, which is larger
 """
 
-import argparse
 import collections
 import json
 import re
@@ -28,6 +27,7 @@ from typing import Any
 
 from hlo_cost import instruction_costs
 from hlo_program import read_program
+from measuring import parser_of
 
 # Experiment, topology and config fields of each case, by name.
 CASES = {
@@ -36,20 +36,10 @@ CASES = {
         "v3:4x4",
         ("data.batch_size=256", "mesh.data=32", "model.scan_layers=false"),
     ),
-    "base scanned": (
-        "pretrain:size=base,seq_len=512",
-        "v3:4x4",
-        ("data.batch_size=256", "mesh.data=32", "model.scan_layers=true"),
-    ),
     "four layers": (
         "pretrain:size=base,seq_len=512",
         "v5e:2x2",
         ("model.num_hidden_layers=4", "data.batch_size=64", "mesh.data=4", "model.scan_layers=false"),
-    ),
-    "four layers 128": (
-        "pretrain:size=base,seq_len=128",
-        "v5e:2x2",
-        ("model.num_hidden_layers=4", "data.batch_size=256", "mesh.data=4", "model.scan_layers=false"),
     ),
     "large 32": (
         "pretrain:size=large,seq_len=512",
@@ -153,7 +143,7 @@ def source_of(operation: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--case", choices=CASES, default="base", help="model, topology and layout (default: base)")
     parser.add_argument("--flax_bert", action="store_true", help="measures Hugging Face's Flax BERT instead")
     parser.add_argument("--all_positions", action="store_true", help="Flax BERT computes the logits of every token")

@@ -9,9 +9,9 @@ program that the TPU compiler produces, in `GB`. Otherwise, prints the time on t
 interleaved rounds.
 """
 
-import argparse
 import functools
 import json
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from hlo_cost import instruction_costs
 from hlo_program import read_program
+from measuring import parser_of
 
 RATE = 0.1
 # Values: (`jax.random` implementation, bits per element). The implementation "" is the hash that bertjax uses.
@@ -65,20 +66,19 @@ def tpu_gigabytes(step: Callable, arrays: tuple[jax.Array, ...], topology: str) 
 
 
 def time_steps(steps: dict[str, Callable], arrays: tuple[Any, ...], rounds: int) -> dict[str, float]:
-    """Returns the best time of each step in seconds."""
-    seconds: dict[str, list[float]] = {source: [] for source in steps}
+    """Returns the best time of each step in seconds. Compilation only slows the first of several rounds."""
+    seconds = dict.fromkeys(steps, math.inf)
     compiled = {source: jax.jit(step) for source, step in steps.items()}
     for _ in range(rounds + 1):
         for source, step in compiled.items():
             start = time.perf_counter()
             jax.block_until_ready(step(*arrays))
-            seconds[source].append(time.perf_counter() - start)
-    # Exclude the first round, which compiles.
-    return {source: min(times[1:]) for source, times in seconds.items()}
+            seconds[source] = min(seconds[source], time.perf_counter() - start)
+    return seconds
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--shape", type=int, nargs="+", required=True, help="shape of the array")
     parser.add_argument("--topology", default="", help="compiles for this TPU topology instead of timing")
     parser.add_argument("--rounds", type=int, default=10, help="timed rounds (default: 10)")

@@ -8,11 +8,11 @@ and padded to the longest. Each measurement runs in a separate process, and excl
 """
 
 import argparse
-import subprocess
 import sys
 import time
 
 import numpy as np
+from measuring import parser_of, run
 from published import published_checkpoint
 
 
@@ -52,7 +52,7 @@ SYSTEMS = {"bertjax": encode_bertjax, "transformers": encode_transformers}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--texts", required=True, help="file with one text per line")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--system", choices=SYSTEMS, help=argparse.SUPPRESS)
@@ -63,8 +63,7 @@ def main() -> None:
         return
     for _ in range(args.rounds):
         for system in SYSTEMS:
-            command = [sys.executable, __file__, "--texts", args.texts, "--system", system]
-            subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+            print(run(sys.executable, __file__, "--texts", args.texts, "--system", system)[0], end="", flush=True)
 
 
 if __name__ == "__main__":

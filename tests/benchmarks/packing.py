@@ -6,11 +6,11 @@
 new seed for each measurement of the time.
 """
 
-import argparse
 import json
 import time
 
 import numpy as np
+from measuring import parser_of
 
 from bertjax.data.corpus.store import open_corpus
 from bertjax.data.pretraining.config import MAX_PAIRS_PER_ROW, PAIR_SPECIAL_TOKENS
@@ -41,7 +41,7 @@ def fewest_rows(lengths: np.ndarray, seq_len: int) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--corpus", required=True)
     parser.add_argument("--seq_len", type=int, nargs="+", default=[128, 512])
     parser.add_argument("--passes", type=int, default=2)

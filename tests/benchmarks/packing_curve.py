@@ -11,10 +11,10 @@ import argparse
 import json
 import statistics
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
+from measuring import BERTJAX, parser_of
 from packing import lengths_of
 
 from bertjax.data.corpus.store import open_corpus
@@ -30,7 +30,7 @@ def tokens_per_row(corpus: str, seq_len: int, pairs_per_row: int) -> float:
 
 
 def train(args: argparse.Namespace, workdir: Path, seed: int, packing: bool, rows: int, steps: int) -> None:
-    command = [sys.executable, "-m", "bertjax", "train", f"--workdir={workdir}"]
+    command = [*BERTJAX, "train", f"--workdir={workdir}"]
     command += [f"--config=pretrain:size={args.size},seq_len={args.seq_len},corpus={args.corpus}"]
     fields = {
         **{"seed": seed, "steps": steps, "log_every": 10, "eval_every": steps // EVALUATIONS},
@@ -52,7 +52,7 @@ def lines_of(file: Path) -> list[dict[str, float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--corpus", required=True)
     parser.add_argument("--workdir", type=Path, required=True)
     parser.add_argument("--init_from", default="")

@@ -8,16 +8,15 @@ Hugging Face's BertWordPieceTokenizer on all cores to paragraphs in memory. It e
 sentences, the held-out split and writing. Beam is skipped if it is not installed.
 """
 
-import argparse
 import importlib.util
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+
+from measuring import BERTJAX, parser_of, run
 
 _BATCH = 4096
 
@@ -44,16 +43,14 @@ def bare_encode_seconds(specs: list[str], vocabulary: str) -> tuple[float, int]:
 def prepare_seconds(specs: list[str], vocabulary: str, folder: Path, *options: str) -> tuple[float, int, int]:
     """Returns the seconds of a run of `prepare`, and the numbers of tokens and bytes of text."""
     output = folder / "corpus"
-    command = [sys.executable, "-m", "bertjax", "prepare", "--input", *specs, "--vocab", vocabulary, *options]
-    begin = time.perf_counter()
-    subprocess.run([*command, f"--output={output}", "--overwrite"], check=True, capture_output=True)
-    seconds = time.perf_counter() - begin
+    command = (*BERTJAX, "prepare", "--input", *specs, "--vocab", vocabulary, *options)
+    seconds = run(*command, f"--output={output}", "--overwrite")[1]
     splits = json.loads((output / "manifest.json").read_text())["splits"].values()
     return seconds, sum(split["tokens"] for split in splits), sum(split["text_bytes"] for split in splits)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--input", nargs="+", required=True)
     parser.add_argument("--vocab", required=True)
     parser.add_argument("--rounds", type=int, default=3)

@@ -16,11 +16,12 @@ import argparse
 import importlib.util
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from measuring import BERTJAX, parser_of, run
 
 # For each task, its experiment with arguments, its metric and further overrides.
 TASKS = {
@@ -63,18 +64,14 @@ def flags(task: str, path: str) -> list[str]:
 def run_bertjax(task: str, seeds: int, path: str) -> list[float]:
     """Runs `bertjax sweep` and returns the metric of each seed on the dev set."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "bertjax", "sweep", *flags(task, path), "--seeds", str(seeds)]
-        subprocess.run(
-            [*command, "--workdir", f"{folder}/run"], check=True, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-        )
+        run(*BERTJAX, "sweep", *flags(task, path), "--seeds", str(seeds), "--workdir", f"{folder}/run")
         trials = json.loads(Path(folder, "run", "sweep.json").read_text())["trials"]
     return [trial["metrics"][TASKS[task][1]] for trial in trials]
 
 
 def run_transformers(task: str, seeds: int, path: str) -> list[float]:
     """Fine-tunes with PyTorch in another process and returns the metric of each seed on the dev set."""
-    command = [sys.executable, __file__, "--pytorch", task, "--restarts", str(seeds), "--data", path]
-    output = subprocess.run(command, check=True, stderr=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True).stdout
+    output = run(sys.executable, __file__, "--pytorch", task, "--restarts", str(seeds), "--data", path)[0]
     return [float(line) for line in output.splitlines()[-seeds:]]
 
 
@@ -183,7 +180,7 @@ SYSTEMS = {"bertjax": run_bertjax, "transformers": run_transformers}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--tasks", nargs="+", default=[], choices=TASKS)
     parser.add_argument("--glue", help="folder of GLUE")
     parser.add_argument("--ner", help="folder of CoNLL-2003")
@@ -203,11 +200,11 @@ def main() -> None:
     finished = {(line["task"], line["system"], line["seed"]) for line in done}
     for task in args.tasks:
         path = {"ner": args.ner, "squad": args.squad}.get(task, args.glue)
-        for system, run in SYSTEMS.items():
+        for system, fine_tune in SYSTEMS.items():
             if {(task, system, seed) for seed in range(args.restarts)} <= finished:
                 continue
             start = time.monotonic()
-            scores = run(task, args.restarts, path)
+            scores = fine_tune(task, args.restarts, path)
             seconds = round((time.monotonic() - start) / args.restarts, 1)
             with args.log.open("a") as file:
                 for seed, score in enumerate(scores):

@@ -16,10 +16,11 @@ median step. Needs the extra `parity`.
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
+
+from measuring import BERTJAX, parser_of, run
 
 from bertjax.model.config import ModelConfig, size_fields
 from bertjax.model.flops import flops_per_token
@@ -79,14 +80,14 @@ def pytorch(size: str, rows: int, seq_len: int, steps: int, num_masked: int, dty
 
 def bertjax_command(size: str, rows: int, seq_len: int, steps: int) -> list[str]:
     return [
-        *(sys.executable, "-m", "bertjax", "bench", "step", "--config", f"pretrain:size={size},seq_len={seq_len}"),
-        *(f"--config.data.batch_size={rows}",),
+        *(*BERTJAX, "bench", "step", "--config", f"pretrain:size={size},seq_len={seq_len}"),
+        f"--config.data.batch_size={rows}",
         *(f"--config.model.vocab_size={VOCAB_SIZE}", "--steps", str(steps), "--json"),
     ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--size", default="base", choices=SIZES, help="default: base")
     parser.add_argument("--rows", type=int, default=8, help="batch size (default: 8)")
     parser.add_argument("--seq_len", type=int, default=128, help="tokens per row (default: 128)")
@@ -112,8 +113,7 @@ def main() -> None:
     for _ in range(args.rounds):
         results = []
         for command in commands:
-            out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-            results.append(json.loads(out.splitlines()[-1]))
+            results.append(json.loads(run(*command)[0].splitlines()[-1]))
             print(json.dumps(results[-1]), flush=True)
         speeds = [result["tokens_per_second"] for result in results]
         ratios.append(speeds[0] / max(speeds[1:]))

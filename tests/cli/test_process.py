@@ -15,9 +15,10 @@ from bertjax.errors import INTERRUPTED
 def start(body: str, folder: Path) -> subprocess.Popen:
     """Starts `bertjax convert a b`, with the Python code `body` in place of the conversion."""
     (folder / "command.py").write_text(
-        "import sys, tempfile, time\nfrom bertjax.cli import convert, main\n"
+        "import sys, tempfile, time\nfrom bertjax.cli import main\n"
         f"def command(args):\n    exec(compile({body!r}, 'command', 'exec'), globals())\n"
-        "convert.convert = command\nsys.argv[1:] = ['convert', 'a', 'b']\nmain.main()\n"
+        "main.COMMANDS['convert'] = main.COMMANDS['convert']._replace(run=command)\n"
+        "sys.argv[1:] = ['convert', 'a', 'b']\nmain.main()\n"
     )
     environment = os.environ | {"TMPDIR": str(folder / "tmp")}
     (folder / "tmp").mkdir(exist_ok=True)
@@ -66,7 +67,7 @@ def test_libtpu_prints_nothing_on_a_machine_without_a_tpu(tmp_path, monkeypatch)
 def test_platform_without_devices_is_a_one_line_error(tmp_path, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
     convert = "from bertjax.convert.convert import convert as run\nrun('a', 'b', 'bertjax', False)"
-    describe = "from bertjax.cli import inspect\nmain.main(['describe', '--config=pretrain:size=tiny'])"
+    describe = "main.main(['describe', '--config=pretrain:size=tiny'])"
     for body in (convert, describe):
         code, error = run(body, tmp_path)
         assert code == 2 and error.startswith("bertjax: JAX finds no devices for JAX_PLATFORMS='cuda'; use a platform")

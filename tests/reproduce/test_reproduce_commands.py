@@ -86,15 +86,11 @@ def test_results_file_gives_the_same_table_as_the_results_folder(results, tmp_pa
     content = json.loads((tmp_path / "saved.json").read_text())
     assert sorted(content["runs"]) == ["cola/first", "pretrain/first"]
     assert len(content["runs"]["cola/first"]["metrics"]) == 2
-    assert "is a file of `bertjax table --keep`; use a folder" in refused(
-        capfd, "reproduce", "--config=tables/table5", f"--results={tmp_path}/saved.json"
-    )
     (tmp_path / "text.txt").write_text("mine")
     assert "is not a results file" in refused(
         capfd, "table", "5", f"--results={results}", f"--keep={tmp_path}/text.txt"
     )
     assert (tmp_path / "text.txt").read_text() == "mine"
-    assert "is a folder; use a file" in refused(capfd, "table", "5", f"--results={results}", f"--keep={tmp_path}")
     assert "contains 2 runs that would be lost, such as cola/first" in refused(
         capfd, "table", "5", f"--results={tmp_path}/none", f"--keep={tmp_path}/saved.json"
     )
@@ -131,7 +127,7 @@ def test_results_of_several_sources_are_combined(results, tmp_path, capfd):
     out = printed(capfd, "table", "5", pretrain, f"--results={tmp_path}/other.json", cola)
     assert out.splitlines() == alone.splitlines()[:-1]
     error = refused(capfd, "table", "5", f"--results={tmp_path}/other.json", pretrain, cola, code=1)
-    assert f"the initial parameters of {tmp_path}/cola.json/cola/first differ" in error
+    assert f"{tmp_path}/cola.json/cola/first did not start from the parameters of pretrain/first" in error
 
 
 @pytest.mark.slow
@@ -173,18 +169,17 @@ def test_results_that_do_not_match_the_table_are_refused(table, results, tmp_pat
     cli.main(["reproduce", f"--config={table}:glue=", f"--results={tmp_path}/r"])
     shutil.copytree(results / "cola/first", tmp_path / "r/cola/first")
     edit(sweep, lambda content: [trial.update(started_from="0" * 16) for trial in content["trials"]])
-    assert "cola/first differ from the parameters of pretrain/first" in refused(capfd, *command, code=1)
+    assert "cola/first did not start from the parameters of pretrain/first" in refused(capfd, *command, code=1)
     edit(sweep, lambda content: content["trials"][0].update(started_from="1" * 16))
-    assert "cola/first started from different parameters" in refused(capfd, *command, code=1)
+    assert "cola/first has trials that started from different" in refused(capfd, *command, code=1)
     edit(sweep, lambda content: content.update(left=1))
     assert "missing runs" in printed(capfd, *command)
     shutil.rmtree(tmp_path / "r/cola/first")
     shutil.copytree(results / "cola/first", tmp_path / "r/cola/first")
     shutil.rmtree(next((tmp_path / "r/cola/first/trials").iterdir()))
     assert "missing runs" in printed(capfd, *command)
-    missing = f"no results file {tmp_path}/r/kept.json; use a file of `bertjax table --keep`, or a folder"
-    assert missing in refused(capfd, "table", "5", f"--results={tmp_path}/r/kept.json")
-    assert "--plot draws figure5, but the tables are 5;" in refused(capfd, *command, "--plot=a.png")
+    assert "kept.json is not a results file" in refused(capfd, "table", "5", f"--results={tmp_path}/r/kept.json")
+    assert "--plot draws figure5, not 5" in refused(capfd, *command, "--plot=a.png")
     (tmp_path / "r/pretrain/first/results.json").write_text("{")
     assert f"cannot read {tmp_path}/r/pretrain/first/results.json" in refused(capfd, *command, code=1)
     error = refused(capfd, "reproduce", f"--config={table}:steps=3", f"--results={results}", "--plan")
@@ -193,29 +188,20 @@ def test_results_that_do_not_match_the_table_are_refused(table, results, tmp_pat
 
 def test_recorded_table_config_does_not_depend_on_the_working_directory(table, monkeypatch):
     monkeypatch.chdir(table.parent)
-    assert runner._portable_config("table.py:steps=3", "mine") == f"{table}:steps=3"
+    assert runner._portable_config("table.py:steps=3") == f"{table}:steps=3"
     for packaged in ("tables/table5", f"{EXPERIMENTS}/tables/table5.py"):
-        assert runner._portable_config(f"{packaged}:scale=small", "5") == "tables/table5:scale=small"
-    assert runner._portable_config("table.py", "5") == str(table)
+        assert runner._portable_config(f"{packaged}:scale=small") == "tables/table5:scale=small"
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("x = 1", "lacks the function get_table"),
-        ("def get_table(text):\n    return 1", "must return a bertjax.reproduce.table.Table"),
-        ("def get_table(text):\n    1 / 0", "failed: ZeroDivisionError"),
-    ],
-)
-def test_invalid_table_files_and_arguments_are_refused(content, message, tmp_path, capfd):
+@pytest.mark.parametrize("content", ["x = 1", "def get_table(text):\n    return 1"])
+def test_invalid_table_files_and_arguments_are_refused(content, tmp_path, capfd):
     (tmp_path / "table.py").write_text(content)
-    command = ("reproduce", f"--config={tmp_path}/table.py", f"--results={tmp_path}/r")
-    assert message in refused(capfd, *command)
-    assert "takes no --config overrides: --config.seed=3" in refused(capfd, *command, "--config.seed=3")
-    assert "use one of paper, small, medium" in refused(
-        capfd, "reproduce", "--config=tables/table5:scale=big", command[-1]
-    )
-    assert "unknown table '9'; use one of 1, 2" in refused(capfd, "table", "9", command[-1])
+    results = f"--results={tmp_path}/r"
+    command = ("reproduce", f"--config={tmp_path}/table.py", results)
+    assert "table.py needs a function get_table that returns a" in refused(capfd, *command)
+    assert "unknown argument --config.seed=3" in refused(capfd, *command, "--config.seed=3")
+    for scaled, message in (("5:scale=big", "use one of paper, small, medium"), ("9", "not found: tables/table9")):
+        assert message in refused(capfd, "reproduce", f"--config=tables/table{scaled}", results)
 
 
 @pytest.mark.slow

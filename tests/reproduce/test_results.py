@@ -21,11 +21,11 @@ def test_ensemble_must_have_the_members_of_the_table(members, accepted):
         "second": (["glue"], Outcome(({},), fingerprint="b")),
         "both": ([""], Outcome(({},), members=tuple(members))),
     }
-    found = Results((Source("path", saved=saved),))
+    found = Results((Source("path", saved),))
     if accepted:
         assert found.outcome(both) == saved["both"][1]
         return
-    with pytest.raises(BertjaxError, match="the ensemble members of .*path/both differ from the table's"):
+    with pytest.raises(BertjaxError, match="path/both has other ensemble members"):
         found.outcome(both)
 
 
@@ -47,11 +47,11 @@ def test_fine_tuning_must_start_from_the_intermediate_checkpoint(tmp_path, monke
     found = Results((Source(str(tmp_path)),))
     # A deleted checkpoint has no fingerprint to compare, so the result is accepted, but no run can start from it.
     assert found.outcome(second) == outcomes["second"]
-    with pytest.raises(BertjaxError, match="first lacks a checkpoint of step 7; delete or rename the folder"):
+    with pytest.raises(BertjaxError, match="first lacks step 7"):
         runner._execute(second, str(tmp_path))
     (tmp_path / "first/checkpoints/7").mkdir(parents=True)
     if accepted:
         assert found.outcome(second) == outcomes["second"]
         return
-    with pytest.raises(BertjaxError, match="parameters of .*second differ from the parameters of first"):
+    with pytest.raises(BertjaxError, match="second did not start from the parameters of first"):
         found.outcome(second)

@@ -20,7 +20,7 @@ from bertjax.reproduce import runs, scales
 from bertjax.reproduce.formatting import as_markdown, format_table
 from bertjax.reproduce.results import load_results
 from bertjax.reproduce.runner import load_table
-from bertjax.reproduce.table import missing_data, paper_table, table_names
+from bertjax.reproduce.table import PAPER_TABLES, missing_data
 from bertjax.tasks.finetuning.glue_data import SPECS
 from bertjax.training.checkpoint import KeepPeriodic
 from bertjax.training.checkpoint_config import experiment_config
@@ -41,7 +41,7 @@ def load(name: str, scale: str):
 
 
 def test_experiments_cover_all_tables_and_figure_3():
-    assert {name.removeprefix("table") for name in NAMES} == {*table_names(), "figure3"}
+    assert {name.removeprefix("table") for name in NAMES} == {*PAPER_TABLES, "figure3"}
 
 
 def test_figure_5_is_drawn(tmp_path, capfd):
@@ -147,9 +147,9 @@ def test_tables_have_all_columns_of_the_paper_except_test_sets(name, scale):
     loaded = load(name, scale)
     assert loaded.name == name.removeprefix("table")
     assert len({(cell.row, cell.column) for cell in loaded.cells}) == len(loaded.cells)
-    if loaded.name not in table_names():
+    if loaded.name not in PAPER_TABLES:
         return
-    paper = paper_table(loaded.name)
+    paper = PAPER_TABLES[loaded.name]
     if loaded.name != "figure5":
         assert {cell.row for cell in loaded.cells} <= paper.rows.keys()
         # Labels of test sets are not public.
@@ -211,9 +211,9 @@ def test_description_of_missing_data_names_the_file_or_the_argument_to_set(tmp_p
     assert all("set with corpus=" in missing_data([run]) for run in without if "sst2" in run.name)
 
 
-@pytest.mark.parametrize("name", [scales.PAPER, scales.SMALL, scales.MEDIUM])
-def test_interrupted_pretraining_keeps_the_checkpoints_of_figure_5(name):
-    scale = scales.get_scale(name)
+@every_scale
+def test_interrupted_pretraining_keeps_the_checkpoints_of_figure_5(scale):
+    scale = scales.get_scale(scale)
     every, keep = (int(override.partition("=")[2]) for override in scale.figure5_overrides)
     rng = np.random.default_rng(0)
     stops = {int(step) for step in rng.integers(1, scale.figure5_steps[-1], 40)}

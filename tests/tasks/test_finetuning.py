@@ -78,7 +78,7 @@ def test_checkpoint_of_another_task_is_an_error(cola, glue, letters, tmp_path, c
     assert "lacks the parameters masked_lm and contains only classifier" in refused(
         capfd, "fill_mask", f"--checkpoint={cola}", "[MASK]"
     )
-    assert "does not support task glue" in refused(
+    assert "needs a pre-training config" in refused(
         capfd, "bench", "input", f"--config={EXPERIMENTS}/glue.py:size=L1_H16"
     )
 

@@ -220,9 +220,9 @@ def test_layer_decay_applies_to_both_directions_of_an_lstm():
         ({"layer_decay": 0.0}, "layer_decay is 0.0"),
         ({"layer_decay": 1.5}, "layer_decay is 1.5"),
         ({"freeze_layers": -1}, "freeze_layers is -1"),
-        ({"freeze": ("",)}, "use paths such as 'encoder/embeddings'"),
-        ({"freeze": ("encoder/layers",)}, "freeze cannot contain encoder/layers; set config.optimizer.freeze_layers"),
-        ({"freeze": ("encoder",), "freeze_layers": 1}, "freeze contains encoder and freeze_layers is 1; set one of"),
+        ({"freeze": ("",)}, "use paths such as encoder"),
+        ({"freeze": ("encoder/layers",)}, "encoder/layers.* and config.optimizer.freeze_layers for layers"),
+        ({"freeze": ("encoder",), "freeze_layers": 1}, "freeze contains encoder; unset .* freeze_layers"),
     ],
 )
 def test_invalid_config_is_an_error(fields, message):
