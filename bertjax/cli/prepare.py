@@ -20,7 +20,7 @@ def add_parser(commands: Any) -> None:
         "prepare",
         prepare,
         "Creates a tokenized corpus from text, and trains a vocabulary unless --vocab is set.",
-        "bertjax prepare --input docs: --vocab_size 8000 --output runs/corpus\n"
+        "bertjax prepare --input 'prose:books/*.txt' --vocab_size 8000 --output runs/corpus\n"
         "  bertjax prepare --input 'wiki:wikipedia/**' --output runs/wikipedia --runner beam",
     )
     parser.add_argument(
@@ -29,8 +29,8 @@ def add_parser(commands: Any) -> None:
         required=True,
         metavar="SPEC",
         help="input texts, one or more of text:GLOB (one sentence per line), prose:GLOB (running text), wiki:GLOB "
-        "(WikiExtractor files), tfds:NAME/CONFIG:SPLIT (TensorFlow Datasets), hf:ORG/NAME/CONFIG:SPLIT#COLUMN "
-        "(Hugging Face Hub) and docs: (docstrings of the standard library and installed packages)",
+        "(WikiExtractor files), tfds:NAME/CONFIG:SPLIT (TensorFlow Datasets) and hf:ORG/NAME/CONFIG:SPLIT#COLUMN "
+        "(Hugging Face Hub)",
     )
     parser.add_argument(
         "--output",

@@ -74,7 +74,7 @@ def test_distributed_connects_the_processes_without_environment_variables(capfd,
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_unknown_flag_is_rejected(capfd, words, tmp_path):
     required = {
-        "prepare": ["--input", "docs:", "--output", tmp_path / "corpus"],
+        "prepare": ["--input", "text:a.txt", "--output", tmp_path / "corpus"],
         "train": ["--config", TINY, "--workdir", tmp_path / "run"],
         "sweep": ["--config", TINY, "--workdir", tmp_path / "run"],
         "evaluate": ["--config", TINY, "--checkpoint", tmp_path],
@@ -166,7 +166,7 @@ def test_word_after_a_field_is_its_value_and_not_a_text():
 
 
 def test_vocab_size_together_with_vocab_is_rejected(capfd, corpus):
-    command = ["prepare", "--input=docs:", "--output=out", f"--vocab={corpus / 'vocab.txt'}", "--vocab_size=100"]
+    command = ["prepare", "--input=text:a.txt", "--output=out", f"--vocab={corpus / 'vocab.txt'}", "--vocab_size=100"]
     assert "--vocab_size has no effect with --vocab" in refused(capfd, *command)
 
 

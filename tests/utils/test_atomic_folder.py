@@ -64,7 +64,7 @@ def test_another_kind_of_directory_is_not_replaced(tmp_path):
     (tmp_path / "corpus" / "letter").write_text("dear")
     with pytest.raises(UsageError, match="exists and is not a corpus"):
         make(tmp_path / "corpus", overwrite=True)
-    with pytest.raises(UsageError, match="a parent is a file"):
+    with pytest.raises(BertjaxError, match="cannot write the corpus"):
         make(tmp_path / "corpus" / "letter" / "corpus")
 
 

@@ -9,7 +9,6 @@ from preparing import bytes_of, documents_of, make_text, run, write_text
 
 from bertjax.data.corpus import (
     datasets,
-    docstrings,
     merge,
     prepare,
     readers,
@@ -143,26 +142,10 @@ def test_problems_of_the_input_are_counted(tmp_path, vocabulary):
 
 
 def test_every_problem_has_a_message():
-    modules = readers, documents_module, shards, merge, docstrings, datasets
+    modules = readers, documents_module, shards, merge, datasets
     source = "".join(Path(module.__file__).read_text(encoding="utf-8") for module in modules)
     counted = {*re.findall(r'problems\["(\w+)"\]', source), "files_named_again"}
     assert counted == set(prepare._PROBLEMS)
-
-
-def test_input_kind_docs_reads_docstrings_of_modules(tmp_path, vocabulary, monkeypatch):
-    (tmp_path / "one.py").write_text(
-        '"""The green river is quiet."""\ndef f():\n    """Walk under the seven lamps."""\n'
-    )
-    (tmp_path / "two.py").write_text('"""The green river is quiet."""\nclass C:\n    """Paper and stone, once."""\n')
-    (tmp_path / "three.py").write_text('"""This is not Python any more.""" ((\n')
-    monkeypatch.setattr(docstrings, "modules", lambda: [str(tmp_path / f"{n}.py") for n in ("one", "two", "three")])
-    manifest = run(tmp_path, "docs:", vocabulary=vocabulary, heldout_fraction=0)
-    corpus = store.open_corpus(tmp_path / "corpus")
-    tokenizer = Tokenizer(load_vocabulary(vocabulary))
-    expected = [["The green river is quiet.", "Walk under the seven lamps."], ["Paper and stone, once."]]
-    assert documents_of(corpus.train) == [[tuple(tokenizer.encode(s)) for s in d] for d in expected]
-    assert manifest["problems"] == {"unparsable_modules": 1}
-    assert len(bytes_of(tmp_path / "corpus")) == 8
 
 
 def test_vocabulary_is_copied_byte_for_byte(tmp_path, vocabulary):

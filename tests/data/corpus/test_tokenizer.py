@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from bertjax.data.corpus.tokenizer import BasicTokenizer, Tokenizer
-from bertjax.data.corpus.vocabulary import load_vocabulary
+from bertjax.data.corpus.vocabulary import SPECIAL_PIECES, load_vocabulary
 from bertjax.errors import UsageError
 
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+SPECIAL = [*SPECIAL_PIECES]
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 PIECES = [
     *SPECIAL,
@@ -23,19 +23,8 @@ PIECES = [
     *"0123456789!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~",
     *(f"##{c}" for c in "0123456789"),
     *["the", "un", "##aff", "##able", "hello", "world", "mask", "cls", "##ing", "run", "##n", "##ning", "cafe"],
-    *[
-        "\u4e2d",
-        "\u6587",
-        "\u03c3",
-        "##\u03c3",
-        "##\u03c2",
-        "\u03b1",
-        "##\u03b1",
-        "\u00df",
-        "##\u00df",
-        "\u2014",
-        "\u201c",
-    ],
+    *"\u4e2d\u6587\u03c3\u03b1\u00df\u2014\u201c",
+    *(f"##{c}" for c in "\u03c3\u03c2\u03b1\u00df"),
 ]
 
 HARD = [
@@ -269,29 +258,27 @@ def test_case_and_special_ids_come_from_the_vocabulary(tmp_path):
     assert load_vocabulary(cased).pieces[-1] == "London"
 
 
-@pytest.mark.parametrize("missing", SPECIAL)
-def test_missing_special_piece_is_named(tmp_path, missing):
-    path = tmp_path / "vocab.txt"
-    path.write_text("\n".join(piece for piece in SPECIAL if piece != missing), encoding="utf-8")
-    with pytest.raises(UsageError) as caught:
-        load_vocabulary(path)
-    assert f"lacks {missing}" in str(caught.value)
+def test_missing_special_piece_is_named(tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join(SPECIAL[:-1]), encoding="utf-8")
+    with pytest.raises(UsageError, match=r"lacks \[MASK\]"):
+        load_vocabulary(tmp_path / "vocab.txt")
 
 
-def test_invalid_vocabulary_file_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="cannot read"):
-        load_vocabulary(tmp_path / "none.txt")
-    with pytest.raises(UsageError, match="use the vocab.txt or .model file in it"):
-        load_vocabulary(tmp_path)
-    (tmp_path / "bad.txt").write_bytes(b"[PAD]\n\xff\xfe\n")
-    with pytest.raises(UsageError, match="not UTF-8"):
-        load_vocabulary(tmp_path / "bad.txt")
-    (tmp_path / "bad.txt").write_bytes(b"[PAD]\n[UNK]\nwo\0\0rd\n")
-    with pytest.raises(UsageError, match="NUL byte on line 3"):
-        load_vocabulary(tmp_path / "bad.txt")
-    (tmp_path / "bad.model").write_bytes(b"no model")
-    with pytest.raises(UsageError, match="not a SentencePiece model"):
-        load_vocabulary(tmp_path / "bad.model")
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("none.txt", None, "cannot read"),
+        ("", None, "the vocab.txt or .model file in a folder"),
+        ("bad.txt", b"[PAD]\n\xff\xfe\n", "not UTF-8"),
+        ("bad.model", b"no model", "not a SentencePiece model"),
+        ("empty.model", b"", "not a SentencePiece model"),
+    ],
+)
+def test_invalid_vocabulary_file_is_refused(tmp_path, name, content, message):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(UsageError, match=message):
+        load_vocabulary(tmp_path / name)
 
 
 @pytest.mark.parametrize("index", [-1, 10**6])
