@@ -14,6 +14,8 @@ import inspect
 import re
 import sysconfig
 import warnings
+from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -55,8 +57,19 @@ def read_module(name: str) -> list[str]:
             tree = ast.parse(source)
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return []
-    docstrings = (ast.get_docstring(node, clean=False) for node in ast.walk(tree) if isinstance(node, _DOCUMENTED))
+    docstrings = (ast.get_docstring(node, clean=False) for node in _statements(tree) if isinstance(node, _DOCUMENTED))
     return [text for docstring in docstrings if docstring and (text := prose(docstring))]
+
+
+def _statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """Yields the statements of a module, as `ast.walk` does, but skips expressions, which are most nodes."""
+    nodes = deque([tree])
+    while nodes:
+        node = nodes.popleft()
+        yield node
+        for name in ("body", "handlers", "orelse", "finalbody", "cases"):
+            children = getattr(node, name, ())
+            nodes.extend(children if isinstance(children, list) else ())
 
 
 def prose(docstring: str) -> str:

@@ -1,8 +1,4 @@
-"""Downloads and uploads of Hugging Face Hub repositories, with addresses `hf:ORG/NAME[@REVISION]`.
-
-`huggingface_hub` downloads into its cache and reads HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE. It locks each
-file during the download, so that only one process of a machine downloads the file.
-"""
+"""Downloads and uploads of Hugging Face Hub repositories, with addresses `hf:ORG/NAME[@REVISION]`."""
 
 import contextlib
 import hashlib

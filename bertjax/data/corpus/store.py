@@ -48,19 +48,11 @@ _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Memory-mapped arrays of one split.
+    """Memory-mapped arrays of one split; the last element of an index is the number of tokens or sentences."""
 
-    Attributes:
-      tokens: token ids, uint16 or uint32 [tokens].
-      sentences: index of each sentence's first token, uint64 [sentences + 1]. The last element is the number of
-        tokens of the split.
-      documents: index of each document's first sentence, uint64 [documents + 1]. The last element is the number of
-        sentences of the split.
-    """
-
-    tokens: np.ndarray
-    sentences: np.ndarray
-    documents: np.ndarray
+    tokens: np.ndarray  # uint16 or uint32 [tokens]: token ids
+    sentences: np.ndarray  # uint64 [sentences + 1]: index of each sentence's first token
+    documents: np.ndarray  # uint64 [documents + 1]: index of each document's first sentence
 
 
 def has_single_sentences(documents: int, sentences: int) -> bool:
@@ -188,10 +180,7 @@ def read_manifest(path: AnyPath) -> dict[str, Any]:
 
 
 def open_corpus(path: str | Path) -> Corpus:
-    """Opens a corpus on a local disk.
-
-    Checks file sizes and the vocabulary's checksum. `Corpus.checksums` verifies the arrays.
-    """
+    """Opens a local corpus. Checks file sizes and the vocabulary's checksum; `Corpus.checksums` verifies the arrays."""
     path = Path(path)
     manifest = read_manifest(path)
     for name, entry in manifest["files"].items():

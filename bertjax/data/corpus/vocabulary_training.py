@@ -83,23 +83,22 @@ def learn_vocabulary(
     Returns:
       A tuple of the vocabulary and, if `base` is given, the value of `added_pieces` in the manifest (else None).
     """
+    file = VOCABULARY_FILES[kind]
     if kind != WORDPIECE:
         sentences = list(itertools.chain.from_iterable(samples))
         logger.info(f"training a vocabulary of {size:,} pieces from {len(sentences):,} sentences")
-        content = sentencepiece_model(sentences, size, lower_case)
-        return load_vocabulary(VOCABULARY_FILES[kind], lower_case, content), None
+        return load_vocabulary(file, lower_case, sentencepiece_model(sentences, size, lower_case)), None
     counts: Counter[str] = Counter()
     for words in samples:
         counts.update(words)
     action = f"training a vocabulary of {size:,}" if base is None else f"adding up to {add_pieces:,}"
     logger.info(f"{action} pieces from {len(counts):,} distinct words")
-    if base is None:
-        content = "".join(f"{piece}\n" for piece in wordpieces(counts, size)).encode()
-        return load_vocabulary(VOCABULARY_FILES[kind], lower_case, content), None
-    pieces = added_pieces(base, add_pieces, counts)
+    pieces = added_pieces(base, add_pieces, counts) if base else wordpieces(counts, size)
     lines = "".join(f"{piece}\n" for piece in pieces).encode()
+    if base is None:
+        return load_vocabulary(file, lower_case, lines), None
     content = base.content.removesuffix(b"\n") + b"\n" + lines
-    extended = load_vocabulary(VOCABULARY_FILES[kind], base.lower_case, content, base.max_word_chars)
+    extended = load_vocabulary(file, base.lower_case, content, base.max_word_chars)
     report: dict[str, float] = {"count": len(pieces)}
     for name, measured in ("before", base), ("after", extended):
         report[f"pieces_per_word_{name}"], report[f"unknown_words_{name}"] = _rates(measured, counts)

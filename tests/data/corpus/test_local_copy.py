@@ -69,9 +69,7 @@ def test_missing_corpus_and_insufficient_disk_space_are_errors(bucket, monkeypat
     with pytest.raises(UsageError, match="no corpus at gs://bucket/none"):
         open_anywhere("gs://bucket/none")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: (1 << 40, 1 << 40, 1000))
-    with pytest.raises(
-        BertjaxError, match="not enough disk space for a copy of gs://bucket/corpus: .*; free some space or set"
-    ):
+    with pytest.raises(BertjaxError, match="not enough disk space for a copy of gs://bucket/corpus"):
         open_anywhere(str(bucket))
 
 
