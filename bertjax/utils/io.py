@@ -115,11 +115,14 @@ def write_atomic(path: _Path, content: str | bytes) -> _Path:
 
 
 def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes an `.npz` file atomically."""
+    """Writes an `.npz` file atomically. Raises a BertjaxError if this fails."""
     check_free_space(path.parent, sum(array.nbytes for array in arrays.values()), str(path))
-    with atomic_file(path) as temporary, open(temporary, "wb") as file:
-        # pyrefly reports that `**arrays` may contain `allow_pickle`, which is a bool in NumPy's stub.
-        np.savez(file, **arrays)  # pyrefly: ignore[bad-argument-type]
+    try:
+        with atomic_file(path) as temporary, open(temporary, "wb") as file:
+            # pyrefly reports that `**arrays` may contain `allow_pickle`, which is a bool in NumPy's stub.
+            np.savez(file, **arrays)  # pyrefly: ignore[bad-argument-type]
+    except OSError as error:
+        raise BertjaxError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def file_sha256(path: Path) -> str:
