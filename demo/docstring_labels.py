@@ -10,11 +10,10 @@ and no paragraph occurs twice.
 import argparse
 import hashlib
 import re
-from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from bertjax.data.corpus import docstrings
+import docstrings
 
 LIBRARIES = ("jax", "matplotlib", "numpy", "scipy", "tensorflow")
 TRAIN_ROWS, DEV_ROWS = 800, 160  # per library
@@ -37,7 +36,7 @@ def sort_key(module: str) -> str:
 
 
 def document_of(module: str) -> str:
-    return "\n".join(docstrings.documents([module], Counter()))
+    return "\n".join(dict.fromkeys(docstrings.read_module(module)))
 
 
 def main(output: Path) -> None:

@@ -1,6 +1,7 @@
 """Pre-training of a tiny BERT on docstrings, for `make demo`.
 
-    bertjax prepare --input docs: --vocab_size 8000 --output runs/corpus
+    python demo/docstrings.py runs/docs.txt
+    bertjax prepare --input prose:runs/docs.txt --vocab_size 8000 --output runs/corpus
     bertjax train --config experiments/demo.py:corpus=runs/corpus --workdir runs/tiny
 
 Hardware and time: two to four minutes on two CPU cores.

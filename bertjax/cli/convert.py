@@ -16,9 +16,7 @@ from bertjax.utils.terminal import show
         "destination folder, which must not exist unless --overwrite is set, or hf:ORG/NAME to upload",
         metavar="DST",
     ),
-    option(
-        "--format", "format of DST: bertjax or huggingface (default: bertjax, or huggingface for an upload)"
-    ),
+    option("--format", "format of DST: bertjax or huggingface (default: bertjax, or huggingface for an upload)"),
     case_options("keep case and accents (default: as SRC says)", "convert text to lower case (default: as SRC says)"),
     flag("--overwrite", "replace an earlier conversion or upload"),
 )

@@ -13,13 +13,13 @@ _VOCAB_SIZE = 30522
 
 
 @command(
-    "bertjax prepare --input docs: --vocab_size 8000 --output runs/corpus\n"
+    "bertjax prepare --input 'prose:books/*.txt' --vocab_size 8000 --output runs/corpus\n"
     "  bertjax prepare --input 'wiki:wikipedia/**' --output runs/wikipedia --runner beam",
     option(
         "--input",
         "input texts, one or more of text:GLOB (one sentence per line), prose:GLOB (running text), wiki:GLOB "
-        "(WikiExtractor files), tfds:NAME/CONFIG:SPLIT (TensorFlow Datasets), hf:ORG/NAME/CONFIG:SPLIT#COLUMN "
-        "(Hugging Face Hub) and docs: (docstrings of the standard library and installed packages)",
+        "(WikiExtractor files), tfds:NAME/CONFIG:SPLIT (TensorFlow Datasets) and hf:ORG/NAME/CONFIG:SPLIT#COLUMN "
+        "(Hugging Face Hub)",
         nargs="+",
         required=True,
         metavar="SPEC",

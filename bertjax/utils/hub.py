@@ -1,8 +1,4 @@
-"""Downloads and uploads of Hugging Face Hub repositories, with addresses `hf:ORG/NAME[@REVISION]`.
-
-`huggingface_hub` downloads into its cache and reads HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE. It locks each
-file during the download, so that only one process of a machine downloads the file.
-"""
+"""Downloads and uploads of Hugging Face Hub repositories, with addresses `hf:ORG/NAME[@REVISION]`."""
 
 import contextlib
 import hashlib
@@ -82,40 +78,38 @@ def upload(folder: Path, address: str, overwrite: bool, message: str, replaced: 
     return str(url)
 
 
+# Messages by the name of the exception in `huggingface_hub.errors`.
+_MESSAGES = {
+    "OfflineModeIsEnabled": "{address} is not in the cache; unset HF_HUB_OFFLINE to use the network",
+    "GatedRepoError": "{address} is gated; accept its terms on its page, then set HF_TOKEN",
+    "RepositoryNotFoundError": "no repository {address}; check the name, or set HF_TOKEN if the repository is private",
+    "RevisionNotFoundError": "no revision {revision!r} of {address}; use a branch, tag or commit",
+    "HFValidationError": "invalid address {address}; use hf:ORG/NAME or hf:ORG/NAME@REVISION",
+}
+
+
 @contextlib.contextmanager
 def _one_line_errors(address: str) -> Iterator[None]:
+    """Converts exceptions of `huggingface_hub`, which have many types and long messages, to one-line errors."""
     try:
         yield
     except BertjaxError:
         raise
-    # `huggingface_hub`, its HTTP client and its check of file sizes raise different exception types.
     except Exception as error:
-        raise _explain(error, address) from error
-
-
-def _explain(error: BaseException, address: str) -> BertjaxError:
-    """Converts an exception of `huggingface_hub` to a one-line error with a remedy."""
-    from huggingface_hub import errors
-
-    if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__:
-        # The request failed, and the cache does not have the files.
-        return _explain(error.__cause__, address)
-    if isinstance(error, errors.OfflineModeIsEnabled):
-        return UsageError(f"{address} is not in the cache; unset HF_HUB_OFFLINE to use the network")
-    if isinstance(error, errors.GatedRepoError):
-        return UsageError(f"{address} is gated; accept its terms on its page, then set HF_TOKEN")
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return UsageError(f"no repository {address}; check the name, or set HF_TOKEN if the repository is private")
-    if isinstance(error, errors.RevisionNotFoundError):
-        return UsageError(f"no revision {parse(address)[1]!r} of {address}; use a branch, tag or commit")
-    if isinstance(error, errors.HFValidationError):
-        return UsageError(f"invalid address {address}; use hf:ORG/NAME or hf:ORG/NAME@REVISION")
-    status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else 0
-    if status in (401, 403):
-        return UsageError(f"no access to {address} (status {status}); set HF_TOKEN to a token with access")
-    if status == 429:
-        return BertjaxError(f"too many requests to the server of {address}; wait, or set HF_TOKEN for a higher limit")
-    return BertjaxError(f"cannot reach {address}: {first_line(error)}; check the network, then repeat the command")
+        # A LocalEntryNotFoundError is caused by the failure of the request.
+        cause = error.__cause__ if type(error).__name__ == "LocalEntryNotFoundError" and error.__cause__ else error
+        if message := _MESSAGES.get(type(cause).__name__):
+            raise UsageError(message.format(address=address, revision=parse(address)[1])) from error
+        status = getattr(getattr(cause, "response", None), "status_code", 0)
+        if status in (401, 403):
+            raise UsageError(
+                f"no access to {address} (status {status}); set HF_TOKEN to a token with access"
+            ) from error
+        if status == 429:
+            raise BertjaxError(f"too many requests to the server of {address}; wait, or set HF_TOKEN") from error
+        raise BertjaxError(
+            f"cannot reach {address}: {first_line(cause)}; check the network, then repeat the command"
+        ) from error
 
 
 def _matches_hash(file: Path) -> bool:

@@ -24,7 +24,6 @@ from bertjax.errors import BertjaxError, UsageError
 AnyPath: TypeAlias = Path | epath.Path
 _Path = TypeVar("_Path", bound=AnyPath)
 CACHE_DIR_VARIABLE = "BERTJAX_STAGING"
-_COPY_BYTES = 1 << 24
 # Free bytes that `check_free_space` leaves for other processes that write to the same disk.
 _RESERVE_BYTES = 16 << 20
 _CRS = re.compile(rb"\r+\n?")
@@ -49,7 +48,7 @@ def check_bucket(path: AnyPath) -> None:
 def read_json(path: os.PathLike | str) -> Any:
     """Returns the content of a JSON file."""
     try:
-        return json.loads(as_path(path).read_bytes().decode("utf-8"))
+        return json.loads(as_path(path).read_text(encoding="utf-8"))
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
 
@@ -87,18 +86,16 @@ def remove_temporaries(folder: Path, name: str = "", min_age_seconds: float = 0)
 def atomic_file(path: AnyPath) -> Iterator[Path]:
     """Yields a local temporary file that becomes `path` when the block succeeds, and is removed when it fails.
 
-    A local file is renamed to `path`. For a `gs://` path, the file is uploaded. The upload is atomic, because object
-    storage shows only complete objects.
+    For a `gs://` path, the file is uploaded, which is atomic: object storage shows only complete objects.
     """
     if is_remote(path):
         with tempfile.TemporaryDirectory(prefix="bertjax-") as folder:
             file = Path(folder, path.name)
             yield file
-            upload(file, path)
+            epath.Path(file).copy(path, overwrite=True)
         return
     temporary = path.parent / temporary_name(path.name)
-    # With O_EXCL, an existing file is never opened. The mode 0o666 is reduced by the user's umask.
-    os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    temporary.touch(exist_ok=False)
     try:
         yield Path(temporary)
         fsync(temporary)
@@ -118,7 +115,7 @@ def write_atomic(path: _Path, content: str | bytes) -> _Path:
 
 
 def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes an `.npz` file atomically. Raises a BertjaxError if the disk has no room for the file."""
+    """Writes an `.npz` file atomically. Raises a BertjaxError if this fails."""
     check_free_space(path.parent, sum(array.nbytes for array in arrays.values()), str(path))
     try:
         with atomic_file(path) as temporary, open(temporary, "wb") as file:
@@ -132,14 +129,6 @@ def file_sha256(path: Path) -> str:
     """Returns the SHA-256 of a file in hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def upload(source: Path, target: AnyPath) -> None:
-    """Copies a local file to object storage."""
-    with open(source, "rb") as local, target.open("wb") as remote:
-        # Write at least once, because for an empty file, `copyfileobj` writes nothing and no object would be created.
-        remote.write(b"")
-        shutil.copyfileobj(local, remote, _COPY_BYTES)
 
 
 def fsync(path: AnyPath) -> None:
@@ -164,11 +153,7 @@ def atomic_folder(
     `kind` names the kind of folder in messages, such as `corpus`. `replaceable` maps a file that identifies such a
     folder, such as `manifest.json`, to patterns of the names that may be in it. With `overwrite`, a folder is
     replaced if it contains such a file, and all its names match the patterns.
-
-    Raises a UsageError if `path` exists, is not empty and may not be replaced, or if another process is writing to a
-    local `path`.
     """
-    make = _remote_folder(epath.Path(path), last_file) if is_remote(path) else _local_folder(Path(path))
     try:
         check_bucket(path)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -182,10 +167,10 @@ def atomic_folder(
                     raise UsageError(
                         f"{path} exists; use --overwrite (in Python: overwrite=True) or choose another path"
                     )
-            with make as folder:
+            with (
+                _remote_folder(epath.Path(path), last_file) if is_remote(path) else _local_folder(Path(path)) as folder
+            ):
                 yield folder
-    except (FileExistsError, NotADirectoryError) as error:
-        raise UsageError(f"cannot create the {kind} {path}: a parent is a file; choose another path") from error
     except OSError as error:
         raise BertjaxError(f"cannot write the {kind} {path}: {error.strerror or error}; choose another path") from error
 
@@ -199,6 +184,7 @@ def recover_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def _folder_lock(path: Path) -> Iterator[None]:
+    """Excludes other writers of a folder, and removes what a killed writer left."""
     lock = path.parent / f".{path.name[:100]}.write.lock"
     try:
         with FileLock(lock, blocking=False):
@@ -265,23 +251,20 @@ def cache_dir() -> Path:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise BertjaxError(
-            f"cannot create {path}: {error.strerror}; set {CACHE_DIR_VARIABLE} to a different folder"
-        ) from error
+        raise BertjaxError(f"cannot create {path}: {error}; set {CACHE_DIR_VARIABLE} to another folder") from error
     return path
 
 
 def check_free_space(folder: os.PathLike | str, needed_bytes: float, what: str, remedy: str = "") -> None:
     """Raises a BertjaxError if a local disk has less than `needed_bytes` plus `_RESERVE_BYTES` free.
 
-    If the folder does not exist, its nearest existing parent is checked. In the message, `what` describes the files
-    to write, and `remedy` is an alternative to freeing space (default: choose another path).
+    The folder need not exist. In the message, `what` describes the files to write, and `remedy` is an alternative to
+    freeing space (default: choose another path).
     """
     if is_remote(folder):
         return
-    parent = Path(folder).absolute()
-    while not parent.exists():
-        parent = parent.parent
+    path = Path(folder).absolute()
+    parent = next(each for each in (path, *path.parents) if each.exists())
     total, _, free = shutil.disk_usage(parent)
     needed_bytes += _RESERVE_BYTES
     # Ignore a size of 0, which pseudo file systems such as /proc report.
@@ -299,11 +282,7 @@ def reject_utf16(path: os.PathLike | str, data: bytes) -> None:
 
 
 def unix_newlines(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yields the blocks of a UTF-8 text with LF as the only line end.
-
-    The line ends LF, CR LF (Windows) and CR (old Macs) may be mixed. As several tools write CR CR LF, any number of CRs
-    before an LF belong to one line end. Other characters, such as U+2028, do not end a line.
-    """
+    """Yields the blocks of a UTF-8 text with LF instead of CR LF (Windows), CR CR LF (some tools) and CR (old Macs)."""
     held = b""
     for block in blocks:
         # An LF after the CRs at the end of this block may be in the next block.

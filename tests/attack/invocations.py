@@ -116,7 +116,7 @@ def _values_of(action: argparse.Action) -> tuple[list[str], list[str]]:
     wrong = list(_WRONG.get(kind, ()))
     if action.metavar == "SPEC":
         odd += [f"{form}:{path}" for form in ("text", "prose", "wiki") for path in ("", *_PATHS, *_FILES)]
-        wrong += ["docs:nosuch", "tfds:nosuch", "nosuch:nosuch"]
+        wrong += ["tfds:nosuch", "nosuch:nosuch"]
     elif (action.metavar or "").partition("[")[0] in PATH_METAVARS:
         odd, wrong = [*_PATHS, *(_FILES if action.dest != "config" else _EXPERIMENTS)], [""]
         if action.dest not in _OUTPUTS:

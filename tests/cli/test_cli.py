@@ -81,7 +81,7 @@ def test_distributed_connects_the_processes_without_environment_variables(capfd,
             "predict --checkpoint a --output run",
             "fill_mask --checkpoint a text",
         ),
-        *("prepare --input docs: --output run", "bench step --config {TINY}", "doctor"),
+        *("prepare --input prose:a.txt --output run", "bench step --config {TINY}", "doctor"),
     ],
 )
 def test_unknown_flag_is_rejected(capfd, words, tmp_path, monkeypatch):
@@ -139,7 +139,7 @@ def test_word_after_a_field_is_its_value_and_not_a_text():
 
 
 def test_vocab_size_together_with_vocab_is_rejected(capfd, corpus):
-    command = ["prepare", "--input=docs:", "--output=out", f"--vocab={corpus / 'vocab.txt'}", "--vocab_size=100"]
+    command = ["prepare", "--input=text:a.txt", "--output=out", f"--vocab={corpus / 'vocab.txt'}", "--vocab_size=100"]
     assert "--vocab_size has no effect with --vocab" in refused(capfd, *command)
 
 

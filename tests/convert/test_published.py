@@ -2,7 +2,7 @@
 
 import importlib.util
 import itertools
-from collections import Counter
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,6 @@ import pytest
 
 import bertjax
 from bertjax.convert.huggingface import WEIGHTS
-from bertjax.data.corpus import docstrings
 
 pytestmark = pytest.mark.slow
 BATCH = 50
@@ -28,8 +27,9 @@ def folder():
 @pytest.fixture(scope="module")
 def texts():
     """Returns 1,000 sentences and 200 pairs of sentences from docstrings of Python modules."""
-    documents = docstrings.documents(docstrings.modules(), Counter())
-    lines = (line.strip() for document in documents for line in document.splitlines())
+    demo = runpy.run_path(str(Path(__file__).parents[2] / "demo" / "docstrings.py"))
+    documents = (document for name in demo["modules"]() for document in demo["read_module"](name))
+    lines = dict.fromkeys(line.strip() for document in documents for line in document.splitlines())
     sentences = list(itertools.islice((line for line in lines if 20 < len(line) < 300), 1400))
     return sentences[:1000] + list(zip(sentences[1000:1200], sentences[1200:], strict=True))
 

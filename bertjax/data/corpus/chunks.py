@@ -1,23 +1,24 @@
 """Pipeline steps that create the shards of a corpus on many machines.
 
-The steps divide the inputs into chunks of whole documents, and encode each chunk to a shard. A step first writes its
-result to files whose names depend only on the step's input. Then it writes a small JSON file that marks the result as
-complete. If a step runs again, it finds this file and does nothing. Copies of a step that run concurrently write equal
-files.
+The steps divide the inputs into chunks of whole documents, and encode each chunk to a shard. A step writes files whose
+names depend only on its input, and at last a small JSON file, which shows a repeated step that there is nothing to do.
+Copies of a step that run concurrently write equal files.
 """
 
 import dataclasses
 import itertools
 import json
+import math
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
 
 from bertjax.data.corpus import readers
 from bertjax.data.corpus.documents import Text, batches
 from bertjax.data.corpus.readers import Source
-from bertjax.data.corpus.shards import Shard, ShardWriter, encode_batch
+from bertjax.data.corpus.shards import EncodedBatch, Shard, encode_batch, write_shard
 from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.utils.io import AnyPath, atomic_file, read_json, write_atomic
 
@@ -37,54 +38,48 @@ class Chunk:
     Attributes:
       name: name of the chunk; chunk names sort in the order of the text.
       sources: inputs to read.
+      is_large: whether the chunk is one large source that `divide_chunk` divides.
       problems: number of occurrences of each problem that was found while a large source was divided into chunks.
     """
 
     name: str
     sources: tuple[Source, ...]
+    is_large: bool = False
     problems: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
-def group_sources(sources: Sequence[Source]) -> tuple[list[Chunk], list[Chunk], int]:
-    """Groups small sources into chunks. Each large source becomes a chunk that `divide_chunk` must divide.
+def group_sources(sources: Sequence[Source]) -> tuple[list[Chunk], int]:
+    """Groups small sources into chunks. Each large source becomes a chunk of its own.
 
     Returns:
-      A tuple of three values. First, the chunks of small sources. Second, the chunks that contain one large source
-      each. Third, the argument `chunk_chars` of `divide_chunk`.
+      A tuple of the chunks and the argument `chunk_chars` of `divide_chunk`.
     """
     total_bytes = sum(source.size_bytes or 0 for source in sources)
     chunk_bytes = min(max(_MIN_CHUNK_BYTES, total_bytes // _CHUNKS), _MAX_CHUNK_BYTES)
-    small_chunks: list[Chunk] = []
-    large_chunks: list[Chunk] = []
-    group: list[Source] = []
-
-    def close_group(chunks: list[Chunk]) -> None:
-        if group:
-            chunks.append(Chunk(f"{len(small_chunks) + len(large_chunks):08d}", tuple(group)))
-            group.clear()
-
+    groups: list[tuple[bool, list[Source]]] = []
+    group_bytes = math.inf
     for source in sources:
-        if source.size_bytes is None or source.size_bytes > 2 * chunk_bytes:
-            close_group(small_chunks)
-            group.append(source)
-            close_group(large_chunks)
-        else:
-            group.append(source)
-            if sum(each.size_bytes or 0 for each in group) >= chunk_bytes:
-                close_group(small_chunks)
-    close_group(small_chunks)
-    return small_chunks, large_chunks, chunk_bytes
+        is_large = source.size_bytes is None or source.size_bytes > 2 * chunk_bytes
+        if is_large or group_bytes >= chunk_bytes:
+            groups.append((is_large, []))
+            group_bytes = 0
+        groups[-1][1].append(source)
+        group_bytes = math.inf if is_large else group_bytes + (source.size_bytes or 0)
+    chunks = [Chunk(f"{number:08d}", tuple(group), large) for number, (large, group) in enumerate(groups)]
+    return chunks, chunk_bytes
 
 
 def divide_chunk(chunk: Chunk, work: AnyPath, chunk_chars: int) -> list[Chunk]:
     """Divides a large source into chunks of whole documents, in files of about `chunk_chars` characters each."""
+    if not chunk.is_large:
+        return [chunk]
     done = work / f"{chunk.name}.cut"
     if not done.exists():
         problems: Counter[str] = Counter()
         count = 0
-        for number, texts in itertools.groupby(_read(chunk, problems), _ChunkNumber(chunk_chars)):
+        for number, texts in itertools.groupby(_numbered(_read(chunk, problems), chunk_chars), itemgetter(0)):
             with atomic_file(work / f"{chunk.name}-{number:08d}.texts") as path, open(path, "wb") as file:
-                readers.write_texts(texts, file)
+                readers.write_texts((text for _, text in texts), file)
             count = number + 1
         write_atomic(done, json.dumps({"chunks": count, "problems": problems}))
     result = read_json(done)
@@ -96,18 +91,14 @@ def divide_chunk(chunk: Chunk, work: AnyPath, chunk_chars: int) -> list[Chunk]:
     return [dataclasses.replace(chunks[0], problems=result["problems"]), *chunks[1:]]
 
 
-class _ChunkNumber:
-    """Callable that returns the chunk number of each text; all texts of a document get the same number."""
-
-    def __init__(self, chunk_chars: int) -> None:
-        self._chunk_chars = chunk_chars
-        self._number = self._chars = 0
-
-    def __call__(self, text: Text) -> int:
-        if not text.continues and self._chars >= self._chunk_chars:
-            self._number, self._chars = self._number + 1, 0
-        self._chars += len(text.text)
-        return self._number
+def _numbered(texts: Iterable[Text], chunk_chars: int) -> Iterator[tuple[int, Text]]:
+    """Yields each text with the number of its chunk; all texts of a document get the same number."""
+    number = chars = 0
+    for text in texts:
+        if not text.continues and chars >= chunk_chars:
+            number, chars = number + 1, 0
+        chars += len(text.text)
+        yield number, text
 
 
 def encode_chunk(chunk: Chunk, vocabulary: Vocabulary, work: AnyPath) -> Shard:
@@ -115,13 +106,12 @@ def encode_chunk(chunk: Chunk, vocabulary: Vocabulary, work: AnyPath) -> Shard:
     done = work / f"{chunk.name}.json"
     if not done.exists():
         problems = Counter(chunk.problems)
-        with ShardWriter(work / chunk.name, vocabulary.size) as writer:
-            for batch in batches(_read(chunk, problems)):
-                with _encoder_lock:
-                    encoded = encode_batch(batch, vocabulary, os.cpu_count() or 1)
-                problems.update(encoded.problems)
-                writer.add(encoded)
-            shard = writer.finish(problems)
+
+        def encode(batch: list[Text]) -> EncodedBatch:
+            with _encoder_lock:
+                return encode_batch(batch, vocabulary, os.cpu_count() or 1)
+
+        shard = write_shard(work / chunk.name, map(encode, batches(_read(chunk, problems))), vocabulary, problems)
         write_atomic(done, json.dumps(dataclasses.asdict(shard)))
     return Shard(**read_json(done))
 

@@ -18,7 +18,7 @@ _READ_EXAMPLES = 64
 
 
 def parse_tfds(spec: str, rest: str) -> tuple[str, str]:
-    """Parses `rest`, the part of an input spec after `tfds:`, and returns the names of the dataset and the split."""
+    """Returns the dataset and the split of an input spec; `rest` is its part after `tfds:`."""
     match = _TFDS_SPEC.fullmatch(rest)
     if not match:
         raise UsageError(f"input {spec!r} has no split; write tfds:NAME/CONFIG:SPLIT, for example tfds:lm1b:train")
@@ -27,11 +27,11 @@ def parse_tfds(spec: str, rest: str) -> tuple[str, str]:
 
 def tfds_size_bytes(name: str, split: str, data_dir: str | None) -> int | None:
     """Returns the size of a split's records in bytes. Returns None if the dataset is not downloaded yet."""
-    info = open_builder(name, data_dir).info
+    splits = open_builder(name, data_dir).info.splits
     try:
-        return info.splits[split].num_bytes if info.splits else None
+        return splits[split].num_bytes if splits else None
     except (KeyError, ValueError) as error:
-        raise UsageError(f"tfds dataset {name!r} has no split {split!r}; use one of {listed(info.splits)}") from error
+        raise UsageError(f"tfds dataset {name!r} has no split {split!r}; use one of {listed(splits)}") from error
 
 
 def tfds_texts(
@@ -69,13 +69,12 @@ def read_errors(dataset: str, split: str) -> Iterator[None]:
         yield
     except BertjaxError:
         raise
-    except ValueError as error:
-        raise UsageError(f"cannot read split {split!r} of {dataset}: {first_line(error)}; use another split") from error
     except Exception as error:
-        raise BertjaxError(
-            f"cannot read split {split!r} of {dataset}: {first_line(error)}; check the disk and network, then run the "
-            "same command again"
-        ) from error
+        # The message of a ValueError lists the known configs or splits.
+        is_usage = isinstance(error, ValueError)
+        advice = "use another split or config" if is_usage else "check the disk and network, then repeat the command"
+        message = f"cannot read split {split!r} of {dataset}: {first_line(error)}; {advice}"
+        raise (UsageError if is_usage else BertjaxError)(message) from error
 
 
 def stored_rows(builder: Any, split: str) -> Any:
@@ -145,10 +144,6 @@ def open_hub(name: str, split: str, column: str) -> tuple[Any, str]:
             dataset = datasets.load_dataset("/".join(parts[:2]), *parts[2:], split=split, streaming=True)
         except datasets.exceptions.DatasetNotFoundError as error:
             raise UsageError(f"no dataset {name!r} on the hub; check the name, or set HF_TOKEN") from error
-        except ValueError as error:  # The message lists the configs or splits of the dataset.
-            raise UsageError(
-                f"cannot read split {split!r} of dataset {name!r}: {first_line(error)}; use one of these"
-            ) from error
         features: Any = dataset.features or dataset._resolve_features().features
     columns = [key for key, feature in features.items() if getattr(feature, "dtype", "") in ("string", "large_string")]
     if column and column not in columns:

@@ -8,7 +8,7 @@ import html
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import sentencex
 
@@ -26,8 +26,8 @@ BATCH_CHARS = 1 << 20
 _MAX_BATCH_TEXTS = 8192
 
 _BLANK_LINE = re.compile(r"\n\s*\n")
-_DOC_OPEN = re.compile(r"^<doc\b[^\n]*>[^\S\n]*(?:\n|\Z)", re.MULTILINE)
-_DOC_CLOSE = re.compile(r"^</doc>", re.MULTILINE)
+_DOC_OPEN = re.compile(r"<doc\b.*>\s*")
+_DOC_CLOSE = "</doc>"
 _TITLE = re.compile(r'\btitle="(.*?)"(?:\s+\w+="|>\s*$)')
 # Longer paragraphs are divided: `sentencex` pairs quotes, so an unclosed quote would hide all later sentence ends.
 _MAX_PARAGRAPH_CHARS = 1 << 16
@@ -54,45 +54,44 @@ class Text:
     continues: bool = False
 
 
-def single_document(blocks: Iterator[str], layout: str, problems: Counter[str]) -> Iterator[Text]:
-    """Joins all blocks of text into one document. Yields a long document in several pieces."""
-    return _documents(blocks, layout, problems, lambda text: [text])
-
-
-def blank_line_documents(blocks: Iterator[str], layout: str, problems: Counter[str]) -> Iterator[Text]:
+def blank_line_documents(blocks: Iterable[str], layout: str, problems: Counter[str]) -> Iterator[Text]:
     """Yields the documents of a text in which blank lines separate documents."""
-    return _documents(blocks, layout, problems, _BLANK_LINE.split)
+
+    def parts() -> Iterator[tuple[str, bool]]:
+        spaces = ""
+        for block in blocks:
+            *complete, rest = _BLANK_LINE.split(spaces + block)
+            yield from ((document, True) for document in complete)
+            # Spaces at the end may begin a blank line.
+            text = rest.rstrip()
+            spaces = rest[len(text) :]
+            yield text, False
+        yield spaces, True
+
+    return _documents(parts(), layout, problems)
 
 
-def _documents(
-    blocks: Iterator[str], layout: str, problems: Counter[str], split: Callable[[str], list[str]]
-) -> Iterator[Text]:
+def _documents(parts: Iterable[tuple[str, bool]], layout: str, problems: Counter[str]) -> Iterator[Text]:
+    """Joins parts of a text to documents; the second value of a part is whether it ends a document."""
     buffer = ""
     continues = False
-    for block in blocks:
-        buffer += block
-        *complete, buffer = split(buffer)
-        for document in complete:
-            if continues or document.strip():
-                yield Text(document, layout, continues)
-            continues = False
+    for part, is_end in parts:
+        buffer += part
+        if is_end:
+            if continues or buffer.strip():
+                yield Text(buffer, layout, continues)
+            buffer, continues = "", False
         while len(buffer) > MAX_PIECE_CHARS:
-            at = _split_piece(buffer, problems)
+            at = split_point(buffer, MAX_PIECE_CHARS)
+            if buffer[at - 1] == "\n":
+                at -= 1  # The newline may begin a blank line, so it belongs to the next piece of the text.
+            else:
+                problems["long_sentence_cuts"] += 1
             yield Text(buffer[:at], layout, continues)
             buffer = buffer[at:]
             continues = True
     if buffer.strip():
         yield Text(buffer, layout, continues)
-
-
-def _split_piece(buffer: str, problems: Counter[str]) -> int:
-    """Returns an index at which to split a long document, and counts the split unless it is at a line end."""
-    at = split_point(buffer, MAX_PIECE_CHARS)
-    # The newline may begin a blank line, so it belongs to the next piece of the text.
-    if buffer[at - 1] == "\n":
-        return at - 1
-    problems["long_sentence_cuts"] += 1
-    return at
 
 
 def prose(blocks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
@@ -110,66 +109,47 @@ def prose(blocks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
     grouped = sum(len(group) > 1 for group in groups)
 
     blocks = itertools.chain([first], blocks)
-    if is_wrapped(lines):
-        return single_document(blocks, WRAPPED, problems)
-    if len(groups) > 1 and 2 * grouped > len(groups):
+    if not is_wrapped(lines) and len(groups) > 1 and 2 * grouped > len(groups):
         return blank_line_documents(blocks, PARAGRAPHS, problems)
-    return single_document(blocks, PARAGRAPHS, problems)
+    parts = ((block, False) for block in blocks)
+    return _documents(parts, WRAPPED if is_wrapped(lines) else PARAGRAPHS, problems)
 
 
-def wiki(blocks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
+def wiki(blocks: Iterable[str], problems: Counter[str]) -> Iterator[Text]:
     """Yields the articles of WikiExtractor output. Removes the first line of an article if it repeats the title."""
-    buffer = ""
-    # Whether the buffer begins inside an article, and whether a piece of this article was already yielded.
-    inside = continues = False
-    ended = False
-    while not ended:
-        block = next(blocks, None)
-        ended = block is None
-        buffer += block or ""
-        # Search complete lines only: the last one may be an incomplete tag.
-        ready = len(buffer) if ended else buffer.rfind("\n") + 1
-        position = 0
-        while True:
-            tag = (_DOC_CLOSE if inside else _DOC_OPEN).search(buffer, position, ready)
-            if not tag:
-                break
-            if not inside and not ended and buffer.find("\n", tag.end()) < 0:
-                break  # Wait for the line after the tag, which `_after_title` compares with the title.
-            between = buffer[position : tag.start()]
-            position = tag.end()
+
+    def parts() -> Iterator[tuple[str, bool]]:
+        inside = False
+        titles: tuple[str, ...] = ()  # Lines to remove at the start of an article.
+        for line in _lines(blocks):
+            if inside and line.startswith(_DOC_CLOSE):
+                inside = False
+                yield "", True
+                line = line.removeprefix(_DOC_CLOSE)
             if inside:
-                if between.strip() or continues:
-                    yield Text(between, PARAGRAPHS, continues)
-                inside = continues = False
-            else:
-                problems["characters_outside_doc"] += len(between.strip())
+                yield "\n" if line.strip() in titles else line, False
+                titles = ()
+            elif _DOC_OPEN.fullmatch(line):
                 inside = True
-                position = _after_title(buffer, tag)
-        if not inside and position < ready and not tag:
-            problems["characters_outside_doc"] += len(buffer[position:ready].strip())
-            position = ready
-        buffer = buffer[position:]
-        if not inside and len(buffer) > MAX_PIECE_CHARS:
-            problems["characters_outside_doc"] += len(buffer.strip())
-            buffer = ""
-        while inside and len(buffer) > MAX_PIECE_CHARS:
-            at = _split_piece(buffer, problems)
-            yield Text(buffer[:at], PARAGRAPHS, continues)
-            buffer = buffer[at:]
-            continues = True
-    if inside:
-        problems["unclosed_doc"] += 1
-        yield Text(buffer, PARAGRAPHS, continues)
+                title = _TITLE.search(line)
+                titles = (title[1].strip(), html.unescape(title[1]).strip()) if title and title[1].strip() else ()
+            else:
+                problems["characters_outside_doc"] += len(line.strip())
+        problems["unclosed_doc"] += inside
+
+    return _documents(parts(), PARAGRAPHS, problems)
 
 
-def _after_title(buffer: str, tag: re.Match[str]) -> int:
-    title = _TITLE.search(tag.group())
-    end = buffer.find("\n", tag.end())
-    line = buffer[tag.end() : end if end >= 0 else None]
-    if title and line.strip() and line.strip() in (title[1].strip(), html.unescape(title[1]).strip()):
-        return tag.end() + len(line)
-    return tag.end()
+def _lines(blocks: Iterable[str]) -> Iterator[str]:
+    """Yields lines with their line ends, and lines of more than `MAX_PIECE_CHARS` characters in parts."""
+    rest = ""
+    for block in blocks:
+        *lines, rest = (rest + block).split("\n")
+        yield from (f"{line}\n" for line in lines)
+        if len(rest) > MAX_PIECE_CHARS:
+            yield rest
+            rest = ""
+    yield rest
 
 
 def batches(texts: Iterable[Text]) -> Iterator[list[Text]]:

@@ -5,13 +5,12 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from etils import epath
 from filelock import FileLock
 
 from bertjax.data.corpus.store import MANIFEST, Corpus, open_corpus, read_manifest
-from bertjax.errors import BertjaxError, UsageError
+from bertjax.errors import BertjaxError
 from bertjax.utils.io import CACHE_DIR_VARIABLE, AnyPath, atomic_folder, cache_dir, check_free_space, is_remote
 from bertjax.utils.terminal import progress_bar
 
@@ -33,34 +32,28 @@ def _local_copy(address: str) -> Path:
     The copy's name includes the hash of the manifest, so a different corpus at the same address gets its own copy.
     """
     source = epath.Path(address)
-    manifest = read_manifest(source)
-    sha256 = hashlib.sha256((source / MANIFEST).read_bytes()).hexdigest()
+    files = read_manifest(source)["files"]
+    content = (source / MANIFEST).read_bytes()
     folder = cache_dir()
-    copy = folder / f"corpus-{sha256[:32]}"
+    copy = folder / f"corpus-{hashlib.sha256(content).hexdigest()[:32]}"
     with FileLock(folder / f".{copy.name}.lock"):
         if not copy.exists():
-            total_bytes = sum(entry["bytes"] for entry in manifest["files"].values())
+            total_bytes = sum(entry["bytes"] for entry in files.values())
             check_free_space(folder, total_bytes, f"a copy of {address}", f"set {CACHE_DIR_VARIABLE} to another folder")
             logger.info(f"copying {address}, {total_bytes / 1e9:,.2f} GB, to {copy}")
-            with atomic_folder(copy, False, "copy", {}) as temporary:
-                _copy_files(source, manifest["files"], temporary, total_bytes)
-                content = (source / MANIFEST).read_bytes()
-                if hashlib.sha256(content).hexdigest() != sha256:
-                    raise BertjaxError(
-                        f"{source / MANIFEST} changed while the corpus was copied; run the same command again"
-                    )
+            with (
+                atomic_folder(copy, False, "copy", {}) as temporary,
+                progress_bar("copy", total_bytes, "B") as bar,
+                ThreadPoolExecutor(_STREAMS) as pool,
+            ):
                 (temporary / MANIFEST).write_bytes(content)
+                copies = [
+                    pool.submit(_copy_file, source / name, temporary / name, entry["sha256"], bar.update)
+                    for name, entry in files.items()
+                ]
+                for each in copies:
+                    each.result()
     return copy
-
-
-def _copy_files(source: epath.Path, files: dict[str, dict[str, Any]], folder: AnyPath, total_bytes: int) -> None:
-    with progress_bar("copy", total_bytes, "B") as bar, ThreadPoolExecutor(_STREAMS) as pool:
-
-        def copy(name: str) -> None:
-            _copy_file(source / name, folder / name, files[name]["sha256"], bar.update)
-
-        for _ in pool.map(copy, files):
-            pass
 
 
 def _copy_file(source: epath.Path, target: AnyPath, sha256: str, advance: Callable[[int], object]) -> None:
@@ -72,11 +65,6 @@ def _copy_file(source: epath.Path, target: AnyPath, sha256: str, advance: Callab
                 local_file.write(block)
                 advance(len(block))
     except FileNotFoundError as error:
-        raise UsageError(
-            f"the corpus {source.parent} is damaged: {source.name} is missing; run `bertjax prepare` again"
-        ) from error
+        raise BertjaxError(f"{source} is missing; run `bertjax prepare` again") from error
     if digest.hexdigest() != sha256:
-        raise BertjaxError(
-            f"the corpus {source.parent} is damaged: {source.name} does not match its checksum; "
-            "run `bertjax prepare` again"
-        )
+        raise BertjaxError(f"{source} does not match its checksum; run `bertjax prepare` again")

@@ -1,9 +1,8 @@
 """Merger of shards: writes the arrays of a corpus, in text order and with bounded memory."""
 
-import dataclasses
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,89 +13,58 @@ from bertjax.data.corpus.shards import Shard
 from bertjax.errors import BertjaxError
 from bertjax.utils.io import AnyPath, atomic_file
 
-_COUNTS = ("documents", "sentences", "tokens", "text_bytes")
 _READERS = 32
 
 
-@dataclasses.dataclass(frozen=True)
-class MergedArray:
-    """Array of the corpus, merged from shards by `write_array`.
-
-    Attributes:
-      split, name: names of the split and the array.
-      shards: all shards, in the order of the text.
-      heldout_below: documents with a smaller hash are held out.
-    """
-
-    split: str
-    name: str
-    shards: tuple[Shard, ...]
-    heldout_below: int
-
-
-@dataclasses.dataclass(frozen=True)
-class MergePlan:
-    """Arrays of a corpus to write, and counts for its manifest.
-
-    Attributes:
-      arrays: arrays of the corpus, which can be written in parallel.
-      splits: number of `documents`, `sentences`, `tokens` and `text_bytes` of each split.
-      problems: number of occurrences of each problem.
-    """
-
-    arrays: tuple[MergedArray, ...]
-    splits: dict[str, dict[str, int]]
-    problems: dict[str, int]
-
-
-def plan_merge(shards: Sequence[Shard], heldout_fraction: float, problems: Mapping[str, int]) -> MergePlan:
-    """Plans the arrays of a corpus from shards in the order of the text.
+def plan_splits(shards: Sequence[Shard], heldout_fraction: float) -> tuple[int, dict[str, Any]]:
+    """Chooses the held-out documents of a corpus from shards in the order of the text.
 
     A document is held out if its hash is less than the threshold `heldout_fraction` * 2^64. If a split would then have
-    too few documents, and `heldout_fraction` is not 0, `balanced_threshold` changes the threshold. `problems` are added
-    to the problem counts of the shards.
+    too few documents, and `heldout_fraction` is not 0, `balanced_threshold` changes the threshold.
+
+    Returns:
+      A tuple of the threshold and the manifest's entries `splits` (number of `documents`, `sentences`, `tokens` and
+      `text_bytes` of each split) and `problems`.
     """
-    all_problems = sum((Counter(shard.problems) for shard in shards), Counter(problems))
+    problems = sum((Counter(shard.problems) for shard in shards), Counter())
     heldout_below = int(heldout_fraction * 2**64)
-    splits = _count(shards, heldout_below)
+    splits, problems["documents_without_sentences"] = _count(shards, heldout_below)
     documents = [split["documents"] for split in splits.values()]
     if not sum(documents):
-        counts = "; ".join(f"{name}: {count:,}" for name, count in sorted(all_problems.items()) if count)
+        counts = "; ".join(f"{name}: {count:,}" for name, count in sorted(problems.items()) if count)
         details = f" ({counts})" if counts else ""
         raise BertjaxError(f"the inputs contain no text, so no corpus was written{details}; check the --input specs")
     if heldout_fraction and min(documents) <= min_documents(sum(documents)):
         blocks = (block for shard in shards for block in shard.documents())
         hashes = np.concatenate([block["hash"][block["sentences"] > 0] for block in blocks])
         heldout_below = balanced_threshold(hashes, heldout_below)
-        splits = _count(shards, heldout_below)
-        all_problems["no_heldout_document"] += splits["heldout"]["documents"] == 0
-    arrays = tuple(
-        MergedArray(split, array, tuple(shards), heldout_below) for split in store.SPLITS for array in store.ARRAYS
-    )
-    return MergePlan(arrays, splits, dict(all_problems))
+        splits, _ = _count(shards, heldout_below)
+        problems["no_heldout_document"] += splits["heldout"]["documents"] == 0
+    return heldout_below, {"splits": splits, "problems": {name: count for name, count in problems.items() if count}}
 
 
-def _count(shards: Sequence[Shard], heldout_below: int) -> dict[str, dict[str, int]]:
-    """Counts the documents, sentences, tokens and text bytes of each split.
-
-    The number of documents does not include documents without sentences.
-    """
+def _count(shards: Sequence[Shard], heldout_below: int) -> tuple[dict[str, dict[str, int]], int]:
+    """Counts documents, sentences, tokens and text bytes of each split, and all documents without sentences."""
 
     def count(shard: Shard) -> np.ndarray:
-        total = np.zeros((2, len(_COUNTS)), np.int64)  # [splits, counts], training split first
+        total = np.zeros((2, 5), np.int64)  # [splits, counts], training split first
         for block in shard.documents():
             is_heldout = block["hash"] < heldout_below
             for row, documents in zip(total, (block[~is_heldout], block[is_heldout]), strict=True):
+                written = np.count_nonzero(documents["sentences"])
                 sizes = [int(documents[name].sum()) for name in ("sentences", "tokens", "bytes")]
-                row += np.array([np.count_nonzero(documents["sentences"]), *sizes])
+                row += np.array([written, *sizes, documents.size - written])
         return total
 
     # Threads hide the latency of remote storage.
     with ThreadPoolExecutor(_READERS) as pool:
-        total = sum(pool.map(count, shards), np.zeros((2, len(_COUNTS)), np.int64))
-    return {
-        split: dict(zip(_COUNTS, map(int, row), strict=True)) for split, row in zip(store.SPLITS, total, strict=True)
+        total = sum(pool.map(count, shards), np.zeros((2, 5), np.int64))
+    names = ("documents", "sentences", "tokens", "text_bytes")
+    splits = {
+        split: dict(zip(names, map(int, row), strict=True))
+        for split, row in zip(store.SPLITS, total[:, :4], strict=True)
     }
+    return splits, int(total[:, 4].sum())
 
 
 def min_documents(documents: int) -> int:
@@ -111,10 +79,9 @@ def min_documents(documents: int) -> int:
 def balanced_threshold(hashes: np.ndarray, heldout_below: int) -> int:
     """Returns the threshold, adjusted so that each split has at least `min_documents` documents.
 
-    Documents with a hash below the threshold are held out. If a split lacks n documents, the threshold moves past the n
-    nearest distinct hashes of the other split. If the other split would then have too few documents, the threshold
-    remains `heldout_below`. There is one exception: an empty training split always gets a document. Equal documents
-    have equal hashes, so they are in the same split.
+    If a split lacks n documents, the threshold moves past the n nearest distinct hashes of the other split. If the
+    other split would then have too few documents, the threshold remains `heldout_below`, except that an empty training
+    split always gets a document. Equal documents have equal hashes, so they are in the same split.
 
     Args:
       hashes: hash of each document with at least one sentence, uint64 [documents].
@@ -134,35 +101,32 @@ def balanced_threshold(hashes: np.ndarray, heldout_below: int) -> int:
     return heldout_below
 
 
-def write_array(array: MergedArray, folder: AnyPath) -> tuple[str, dict[str, Any]]:
-    """Writes one array of a corpus.
-
-    Returns:
-      The name and the manifest entry of the array's file.
-    """
-    name = store.array_file(array.split, array.name)
+def write_array(
+    folder: AnyPath, split: str, array: str, shards: Sequence[Shard], heldout_below: int
+) -> tuple[str, dict[str, Any]]:
+    """Writes one array of one split of a corpus. Returns the name and the manifest entry of its file."""
+    name = store.array_file(split, array)
     digest = hashlib.sha256()
     with atomic_file(folder / name) as path:
         with open(path, "wb") as file:
-            for block in _blocks(array):
+            for block in _blocks(array, shards, heldout_below, split == "heldout"):
                 data = block.tobytes()
                 digest.update(data)
                 file.write(data)
         return name, {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
 
 
-def _blocks(array: MergedArray) -> Iterator[np.ndarray]:
-    heldout = array.split == "heldout"
-    if array.name == "tokens":
-        for shard in array.shards:
-            yield from shard.select("tokens", array.heldout_below, heldout)
+def _blocks(array: str, shards: Sequence[Shard], heldout_below: int, heldout: bool) -> Iterator[np.ndarray]:
+    if array == "tokens":
+        for shard in shards:
+            yield from shard.select("tokens", heldout_below, heldout)
         return
     total = np.zeros(1, store.OFFSET_DTYPE)
-    for shard in array.shards:
-        if array.name == "sentences":
-            counts = shard.select("sentences", array.heldout_below, heldout)
+    for shard in shards:
+        if array == "sentences":
+            counts = shard.select("sentences", heldout_below, heldout)
         else:
-            blocks = (block[(block["hash"] < array.heldout_below) == heldout] for block in shard.documents())
+            blocks = (block[(block["hash"] < heldout_below) == heldout] for block in shard.documents())
             counts = (block["sentences"][block["sentences"] > 0] for block in blocks)
         for block in filter(len, counts):
             ends = total + np.cumsum(block, dtype=store.OFFSET_DTYPE)

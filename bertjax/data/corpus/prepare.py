@@ -1,13 +1,14 @@
 """`bertjax prepare`: deterministic conversion of text to a tokenized corpus on disk, on all cores."""
 
+import gc
 import logging
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bertjax.data.corpus import readers, run_local, store
-from bertjax.data.corpus.run_local import Job, JobResult
 from bertjax.data.corpus.vocabulary import (
     KINDS,
     VOCABULARY_FILES,
@@ -18,18 +19,17 @@ from bertjax.data.corpus.vocabulary import (
     named_special_ids,
     vocabulary_entry,
 )
-from bertjax.data.corpus.vocabulary_training import check_size
-from bertjax.errors import UsageError
+from bertjax.data.corpus.vocabulary_training import check_size, learn_vocabulary, sample_training_data
+from bertjax.errors import BertjaxError, UsageError
 from bertjax.utils.io import AnyPath, as_path, atomic_folder, check_free_space, is_remote
-from bertjax.utils.process_pool import available_cores
+from bertjax.utils.process_pool import available_cores, process_pool
 
 logger = logging.getLogger(__name__)
-LOCAL = "local"
-RUNNERS = (LOCAL, "beam")
 _MAX_WORKERS = 1024
 # Minimum disk space for a corpus and its shards, in bytes per byte of text. 200 MB of English text needed 0.9 bytes
 # per byte.
 _DISK_BYTES_PER_TEXT_BYTE = 0.8
+_WORKER_DIED = "a worker process was killed, perhaps for lack of memory; run again, with fewer --workers if it recurs"
 
 # File names in a corpus folder; a folder without a manifest or with any other file is not overwritten.
 _FILES = {store.MANIFEST: (store.MANIFEST, "*.bin", "vocab.txt", "*.model", "tokenizer.json", "pair_index")}
@@ -47,7 +47,6 @@ _PROBLEMS = {
     "paragraphs_not_split": "{} paragraphs could not be split into sentences and became one sentence each",
     "sentences_without_tokens": "{} sentences contained only control characters and were skipped",
     "unclosed_doc": "{} <doc> tags lacked </doc> and were read to the end of their file",
-    "unparsable_modules": "{} Python modules could not be parsed and were skipped",
 }
 
 
@@ -62,7 +61,7 @@ def prepare(
     lower_case: bool | None = None,
     heldout_fraction: float = 0.01,
     workers: int | None = None,
-    runner: str = LOCAL,
+    runner: str = "local",
     runner_options: Sequence[str] = (),
     data_dir: str | None = None,
     overwrite: bool = False,
@@ -82,54 +81,62 @@ def prepare(
     path = _resolve_output(output)
     if not 0 <= heldout_fraction < 1:
         raise UsageError(f"--heldout is {heldout_fraction}; it must be at least 0 and below 1")
-    if vocabulary_kind not in KINDS:
-        raise UsageError(f"unknown vocabulary kind {vocabulary_kind!r}; use {' or '.join(KINDS)}")
-    if not vocabulary:
-        check_size(vocabulary_size)
     workers = available_cores() if workers is None else workers
     if not 1 <= workers <= _MAX_WORKERS:
         raise UsageError(f"--workers is {workers:,}; it must be between 1 and {_MAX_WORKERS:,}")
     run = _runner(runner, runner_options, path, workers)
     loaded = vocabulary if isinstance(vocabulary, Vocabulary | None) else load_vocabulary(vocabulary, lower_case)
-    _check_add_pieces(add_pieces, loaded)
-    if loaded and loaded.kind == WORDPIECE and lower_case == is_cased(loaded.pieces):
+    if loaded is None:
+        if vocabulary_kind not in KINDS:
+            raise UsageError(f"unknown vocabulary kind {vocabulary_kind!r}; use {' or '.join(KINDS)}")
+        check_size(vocabulary_size)
+    elif loaded.kind == WORDPIECE and lower_case == is_cased(loaded.pieces):
         option, has = ("--uncased", "has") if lower_case else ("--cased", "does not have")
         logger.warning(
             f"{option} does not fit the vocabulary {loaded.path}, which {has} upper-case letters; omit {option} to "
             "detect the case"
         )
+    _check_add_pieces(add_pieces, loaded)
     sources, duplicates = readers.find_sources(inputs, data_dir)
     text_bytes = sum(source.size_bytes or 0 for source in sources)
     check_free_space(path.parent, _DISK_BYTES_PER_TEXT_BYTE * text_bytes, f"the corpus {path}")
-    job = Job(
-        sources=tuple(sources),
-        problems={"files_named_again": duplicates},
-        vocabulary=loaded,
-        vocabulary_kind=loaded.kind if loaded else vocabulary_kind,
-        vocabulary_size=vocabulary_size,
-        add_pieces=add_pieces,
-        lower_case=loaded.lower_case if loaded else lower_case is not False,
-        heldout_fraction=heldout_fraction,
-    )
 
-    with atomic_folder(path, overwrite, "corpus", _FILES, last_file=store.MANIFEST) as folder:
-        result = run(job, folder)
-        vocabulary_file = VOCABULARY_FILES[result.vocabulary.kind]
-        (folder / vocabulary_file).write_bytes(result.vocabulary.content)
-        vocabulary_entry = {"bytes": len(result.vocabulary.content), "sha256": result.vocabulary.sha256}
+    with (
+        atomic_folder(path, overwrite, "corpus", _FILES, last_file=store.MANIFEST) as folder,
+        # Garbage collection is useless and slow in workers, which create millions of small lists but no cycles.
+        process_pool(workers, BertjaxError(_WORKER_DIED), gc.disable) as pool,
+    ):
+        if loaded and not add_pieces:
+            used, added_pieces = loaded, None
+        else:
+            kind = loaded.kind if loaded else vocabulary_kind
+            lower_case = loaded.lower_case if loaded else lower_case is not False
+            samples = sample_training_data(sources, kind, lower_case, pool)
+            used, added_pieces = learn_vocabulary(
+                samples, kind=kind, size=vocabulary_size, lower_case=lower_case, base=loaded, add_pieces=add_pieces
+            )
+        entries = run(sources, used, heldout_fraction, folder, pool)
+        vocabulary_file = VOCABULARY_FILES[used.kind]
+        (folder / vocabulary_file).write_bytes(used.content)
         manifest = {
-            "vocabulary": _describe_vocabulary(result.vocabulary, trained=loaded is None),
+            **entries,
+            "vocabulary": {
+                **vocabulary_entry(used),
+                "kind": used.kind,
+                "size": used.size,
+                "special_ids": named_special_ids(used),
+                "trained_here": loaded is None,
+            },
             "settings": {
                 "heldout_fraction": heldout_fraction,
                 "inputs": _describe_inputs(sources),
                 **({} if loaded else {"vocabulary_size": vocabulary_size}),
                 **({"add_pieces": add_pieces} if add_pieces else {}),
             },
-            **({"added_pieces": result.added_pieces} if add_pieces else {}),
-            "splits": result.splits,
-            "token_dtype": store.token_dtype(result.vocabulary.size).str,
-            "problems": {name: count for name, count in sorted(result.problems.items()) if count},
-            "files": {**result.files, vocabulary_file: vocabulary_entry},
+            **({"added_pieces": added_pieces} if add_pieces else {}),
+            "token_dtype": store.token_dtype(used.size).str,
+            "problems": entries["problems"] | ({"files_named_again": duplicates} if duplicates else {}),
+            "files": entries["files"] | {vocabulary_file: {"bytes": len(used.content), "sha256": used.sha256}},
         }
         store.write_manifest(folder, manifest)
     return store.read_manifest(path)
@@ -138,36 +145,33 @@ def prepare(
 def _check_add_pieces(add_pieces: int, vocabulary: Vocabulary | None) -> None:
     if add_pieces < 0:
         raise UsageError(f"--add_pieces is {add_pieces:,}; it must be at least 0")
-    if not add_pieces:
-        return
-    if vocabulary is None:
-        raise UsageError("--add_pieces needs --vocab; add --vocab, or use --vocab_size to train a vocabulary")
-    if vocabulary.kind != WORDPIECE:
-        raise UsageError(f"--add_pieces cannot extend {vocabulary.path} ({vocabulary.kind}); use a vocab.txt")
-    check_size(vocabulary.size + add_pieces)
+    if add_pieces and (vocabulary is None or vocabulary.kind != WORDPIECE):
+        raise UsageError(
+            "--add_pieces extends only a vocab.txt; set --vocab, or use --vocab_size to train a vocabulary"
+        )
+    if add_pieces and vocabulary:
+        check_size(vocabulary.size + add_pieces)
 
 
 def _resolve_output(output: str | os.PathLike) -> AnyPath:
-    if not str(output):
-        raise UsageError("--output is an empty string; set it to a folder for the corpus")
     if is_remote(output):
         if "/" not in str(output).partition("://")[2].strip("/"):
             raise UsageError(f"--output is a whole bucket: {output}; use a folder in it")
         return as_path(str(output))
     path = Path(os.path.realpath(os.path.expanduser(output)))
-    if not path.name:
-        raise UsageError(f"--output is {path}; use a folder that does not exist yet")
+    if not str(output) or not path.name:
+        raise UsageError(f"--output is {str(output)!r}; use a folder that does not exist yet")
     return path
 
 
-def _runner(runner: str, options: Sequence[str], output: AnyPath, workers: int) -> Callable[[Job, AnyPath], JobResult]:
-    """Returns a function `(job, folder)` that creates the job's corpus in the folder with the given runner."""
-    if runner not in RUNNERS:
-        raise UsageError(f"unknown runner {runner!r}; use {' or '.join(RUNNERS)}")
-    if runner == LOCAL:
+def _runner(runner: str, options: Sequence[str], output: AnyPath, workers: int) -> Callable[..., dict[str, Any]]:
+    """Returns a function `(sources, vocabulary, heldout_fraction, folder, pool)` that writes the arrays."""
+    if runner not in ("local", "beam"):
+        raise UsageError(f"unknown runner {runner!r}; use local or beam")
+    if runner == "local":
         if options:
             raise UsageError("--runner_options has no effect without --runner beam; add --runner beam")
-        return lambda job, folder: run_local.run(job, folder, workers)
+        return partial(run_local.run, workers=workers)
     # On import, Beam logs warnings about missing optional packages.
     logging.disable(logging.WARNING)
     try:
@@ -178,8 +182,7 @@ def _runner(runner: str, options: Sequence[str], output: AnyPath, workers: int) 
         raise UsageError("--runner beam needs Apache Beam; install it with pip install -e '.[beam]'") from error
     finally:
         logging.disable(logging.NOTSET)
-    pipeline_options = run_beam.pipeline_options(options, output, workers)
-    return lambda job, folder: run_beam.run(job, folder, pipeline_options, workers)
+    return partial(run_beam.run, options=run_beam.pipeline_options(options, output, workers))
 
 
 def summary(output: str | Path, manifest: dict[str, Any]) -> str:
@@ -221,24 +224,16 @@ def summary(output: str | Path, manifest: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _describe_vocabulary(vocabulary: Vocabulary, trained: bool) -> dict[str, Any]:
-    return {
-        **vocabulary_entry(vocabulary),
-        "kind": vocabulary.kind,
-        "size": vocabulary.size,
-        "special_ids": named_special_ids(vocabulary),
-        "trained_here": trained,
-    }
-
-
 def _describe_inputs(sources: list[readers.Source]) -> dict[str, Any]:
-    kinds = sorted({source.kind for source in sources})
-    by_kind = {kind: [source for source in sources if source.kind == kind] for kind in kinds}
+    """Returns the number and bytes of the sources of each kind, and the names of datasets.
+
+    Files are not named, because the corpus does not depend on their paths.
+    """
+    by_kind = {kind: [source for source in sources if source.kind == kind] for kind in {s.kind for s in sources}}
     return {
         kind: {
             "sources": len(of_kind),
             "bytes": sum(source.size_bytes or 0 for source in of_kind),
-            # Datasets are named, but files are not, because the corpus does not depend on paths.
             **({"names": [f"{source.name}:{source.split}" for source in of_kind]} if of_kind[0].split else {}),
         }
         for kind, of_kind in by_kind.items()

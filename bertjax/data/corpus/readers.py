@@ -5,7 +5,6 @@
     wiki:GLOB               WikiExtractor output, <doc id= url= title=> ... </doc>
     tfds:NAME/CONFIG:SPLIT  text of a TensorFlow Datasets dataset, one document per example
     hf:ORG/NAME/CONFIG:SPLIT#COLUMN  text of a dataset of the Hugging Face Hub, one document per row
-    docs:                   docstrings of the standard library and of the installed distributions
 
 GLOB may be a folder (all files in it) or a gs:// address, may contain `**`, and may match .gz and .xz files.
 """
@@ -14,6 +13,7 @@ import codecs
 import dataclasses
 import glob
 import gzip
+import itertools
 import json
 import lzma
 import os
@@ -22,16 +22,14 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
-from bertjax.data.corpus import datasets, docstrings, documents
+from bertjax.data.corpus import datasets, documents
 from bertjax.data.corpus.documents import LINES, PARAGRAPHS, Text
 from bertjax.errors import BertjaxError, UsageError, first_line
-from bertjax.utils.io import as_path, reject_utf16, unix_newlines
+from bertjax.utils.io import as_path, is_remote, reject_utf16, unix_newlines
 
-KINDS = ("text", "prose", "wiki", "tfds", "hf", "docs")
-# Kinds of sources that are not files.
-_NAMED_KINDS = ("docs", "tfds", "hf")
+KINDS = ("text", "prose", "wiki", "tfds", "hf")
 _READ_BYTES = 1 << 20
 _STORAGE_REQUESTS = 32
 # First line of a file of WikiExtractor.
@@ -42,11 +40,10 @@ _ESCAPED_BYTES = re.compile("[\udc80-\udcff]+")
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Source of text: a file, a split of a dataset, or all docstrings.
+    """Source of text: a file, or a split of a dataset.
 
     Attributes:
-      kind: one of `KINDS`, `paragraphs` (a file with one paragraph per line and a blank line between documents), or
-        `texts` (a file written by `write_texts`).
+      kind: one of `KINDS`, or `texts` (a file written by `write_texts`).
       name: path of a file or name of a dataset.
       size_bytes: size of the file or dataset in bytes, without decompression; None if unknown.
       split: split of a dataset.
@@ -67,16 +64,14 @@ def find_sources(specs: list[str], data_dir: str | None = None) -> tuple[list[So
 
     `data_dir` is the folder of TFDS datasets (default: None, TFDS's default).
     """
-    sources: dict[tuple[str, str, str], Source] = {}
+    sources: dict[tuple[str, ...], Source] = {}
     duplicates = 0
     for spec in specs:
-        kind, colon, rest = spec.partition(":")
-        if kind not in KINDS or not colon or bool(rest) == (kind == "docs"):
-            kinds = "text:GLOB, prose:GLOB, wiki:GLOB, tfds:NAME/CONFIG:SPLIT, hf:ORG/NAME/CONFIG:SPLIT#COLUMN or docs:"
+        kind, _, rest = spec.partition(":")
+        if kind not in KINDS or not rest:
+            kinds = "text:GLOB, prose:GLOB, wiki:GLOB, tfds:NAME/CONFIG:SPLIT or hf:ORG/NAME/CONFIG:SPLIT#COLUMN"
             raise UsageError(f"unknown input {spec!r}; use {kinds}")
-        if kind == "docs":
-            spec_sources = [Source(kind, "docs:", None)]
-        elif kind == "tfds":
+        if kind == "tfds":
             name, split = datasets.parse_tfds(spec, rest)
             spec_sources = [Source(kind, name, datasets.tfds_size_bytes(name, split, data_dir), split, "", data_dir)]
         elif kind == "hf":
@@ -84,46 +79,41 @@ def find_sources(specs: list[str], data_dir: str | None = None) -> tuple[list[So
             datasets.open_hub(name, split, column)  # Raises if one of them does not exist.
             spec_sources = [Source(kind, name, None, split, column)]
         else:
-            spec_sources = [Source(kind, name, size) for name, size in _files(spec, rest)]
-            if table := next((source.name for source in spec_sources if _TABLE.fullmatch(source.name)), ""):
-                raise UsageError(
-                    f"input {spec!r}: {table} is a table or JSON, not text; write its texts to a .txt file, or leave "
-                    "the file out, for example with *.txt"
-                )
+            files = _remote_files(spec, rest) if is_remote(rest) else _local_files(spec, rest)
+            spec_sources = [Source(kind, name, size) for name, size in files]
         for source in spec_sources:
+            if not source.split and _TABLE.fullmatch(source.name):
+                raise UsageError(
+                    f"input {spec!r}: {source.name} is a table or JSON, not text; write its texts to a .txt file, or "
+                    "leave the file out, for example with *.txt"
+                )
             # Read a file once, even if symlinks list it under several paths.
-            name = os.path.realpath(source.name) if kind not in _NAMED_KINDS and "://" not in rest else source.name
-            key = (source.kind, name, f"{source.split}#{source.column}")
+            name = source.name if source.split or is_remote(source.name) else os.path.realpath(source.name)
+            key = (source.kind, name, source.split, source.column)
             duplicates += key in sources
             sources.setdefault(key, source)
     return list(sources.values()), duplicates
 
 
-def _files(spec: str, pattern: str) -> list[tuple[str, int]]:
-    if "://" in pattern:
-        return _remote_files(spec, pattern)
+def _local_files(spec: str, pattern: str) -> list[tuple[str, int]]:
+    """Returns path and size in bytes of each file that matches a pattern, sorted by path."""
     pattern = os.path.expanduser(pattern)
     if os.path.isdir(pattern):
         names = glob.glob(os.path.join(glob.escape(pattern), "**", "*"), recursive=True)
     else:
         names = [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True)
-    # Resolve the paths, because in a loop of symbolic links, `glob` lists paths that are too long for the system.
-    files = sorted(name for name in names if not os.path.isdir(os.path.realpath(name)))
-    if not files:
-        if names:
-            raise UsageError(f"input {spec!r} matches only folders; append /** to read the files in them")
-        if glob.has_magic(pattern) or os.path.isdir(pattern):
-            raise UsageError(f"input {spec!r} matches no file; check the pattern")
-        raise UsageError(f"input {spec!r}: no file {pattern}; check the path")
-    sizes = []
-    for name in files:
+    files = []
+    for name in sorted(names):
+        # Resolve the path, because in a loop of symbolic links, `glob` lists paths that are too long for the system.
         real = os.path.realpath(name)
-        if not os.path.isfile(real):
-            raise UsageError(f"input {spec!r}: {name} is not a regular file; leave it out")
-        if not os.access(real, os.R_OK):
-            raise UsageError(f"input {spec!r}: {name} cannot be read; check its permissions")
-        sizes.append((name if os.path.exists(name) else real, os.path.getsize(real)))
-    return sizes
+        if os.path.isdir(real):
+            continue
+        if not os.path.isfile(real) or not os.access(real, os.R_OK):
+            raise UsageError(f"input {spec!r}: {name} is not a readable file; check its permissions, or leave it out")
+        files.append((name if os.path.exists(name) else real, os.path.getsize(real)))
+    if not files:
+        raise UsageError(f"input {spec!r} matches no file; check the path (append /** to read files in folders)")
+    return files
 
 
 def _remote_files(spec: str, pattern: str) -> list[tuple[str, int]]:
@@ -148,7 +138,7 @@ def _remote_files(spec: str, pattern: str) -> list[tuple[str, int]]:
     except Exception as error:  # Storage backends raise different exception types.
         raise UsageError(f"input {spec!r} cannot be listed: {first_line(error)}; check the address") from error
     if not files:
-        raise UsageError(f"input {spec!r} matches no file; check the pattern")
+        raise UsageError(f"input {spec!r} matches no file; check the address")
     return [(os.fspath(file), size) for file, size in zip(files, sizes, strict=True)]
 
 
@@ -176,19 +166,17 @@ def read(
 
     Calls `advance` with the number of bytes read since the last call, for a progress bar.
     """
-    if source.kind == "docs":
-        return (Text(text, PARAGRAPHS) for text in docstrings.documents(docstrings.modules(), problems))
-    if source.kind == "tfds":
-        texts = datasets.tfds_texts(source.name, source.split, source.data_dir, problems, advance)
-        return (Text(text, PARAGRAPHS) for text in texts)
-    if source.kind == "hf":
-        texts = datasets.hub_texts(source.name, source.split, source.column, problems, advance)
-        return (Text(text, PARAGRAPHS) for text in texts)
     if source.kind == "texts":
         return _read_texts(source)
+    if source.split:
+        if source.kind == "tfds":
+            texts = datasets.tfds_texts(source.name, source.split, source.data_dir, problems, advance)
+        else:
+            texts = datasets.hub_texts(source.name, source.split, source.column, problems, advance)
+        return (Text(text, PARAGRAPHS) for text in texts)
     blocks = _text_blocks(source, problems, advance)
-    if source.kind in ("text", "paragraphs"):
-        return documents.blank_line_documents(blocks, LINES if source.kind == "text" else PARAGRAPHS, problems)
+    if source.kind == "text":
+        return documents.blank_line_documents(blocks, LINES, problems)
     return documents.prose(blocks, problems) if source.kind == "prose" else documents.wiki(blocks, problems)
 
 
@@ -206,40 +194,32 @@ def _read_texts(source: Source) -> Iterator[Text]:
 
 
 def _text_blocks(source: Source, problems: Counter[str], advance: Callable[[int], object]) -> Iterator[str]:
-    """Yields the decoded text of a file in blocks of about a megabyte.
-
-    If the file ends with an incomplete UTF-8 character, the last block contains its replacement U+FFFD.
-    Otherwise, the last block is empty.
-    """
+    """Yields the decoded text of a file in blocks of about a megabyte."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     total_bytes = 0
-    position = 0
+
+    def read_blocks(raw: IO[bytes]) -> Iterator[bytes]:
+        nonlocal total_bytes
+        opener = {".gz": gzip.open, ".xz": lzma.open}.get(os.path.splitext(source.name)[1].lower())
+        file = opener(raw) if opener else raw
+        position = 0
+        while block := file.read(_READ_BYTES):
+            advance(raw.tell() - position)
+            position = raw.tell()
+            if total_bytes == 0:
+                reject_utf16(source.name, block)
+                block = block.removeprefix(codecs.BOM_UTF8)
+                if source.kind in ("text", "prose") and _EXTRACTED.match(block):
+                    raise UsageError(f"{source.name} is from WikiExtractor; use wiki: instead of {source.kind}:")
+            total_bytes += len(block)
+            yield block
+        advance(raw.tell() - position)
+
     try:
         with as_path(source.name).open("rb") as raw:
-            opener = {".gz": gzip.open, ".xz": lzma.open}.get(os.path.splitext(source.name)[1].lower())
-            file = opener(raw) if opener else raw
-
-            def read_blocks() -> Iterator[bytes]:
-                nonlocal total_bytes, position
-                block = b"unread"
-                while block:
-                    block = file.read(_READ_BYTES)
-                    advance(raw.tell() - position)
-                    position = raw.tell()
-                    if total_bytes == 0:
-                        reject_utf16(source.name, block)
-                        is_text = source.kind in ("text", "prose")
-                        if is_text and _EXTRACTED.match(block.removeprefix(codecs.BOM_UTF8)):
-                            raise UsageError(
-                                f"{source.name} is from WikiExtractor; use wiki: instead of {source.kind}:"
-                            )
-                    yield block if total_bytes else block.removeprefix(codecs.BOM_UTF8)
-                    total_bytes += len(block)
-
-            for block in unix_newlines(read_blocks()):
+            for block in itertools.chain(unix_newlines(read_blocks(raw)), [b""]):
                 problems["nul_characters"] += block.count(0)
                 yield _decode(decoder, block, problems)
-            yield _decode(decoder, b"", problems)
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise BertjaxError(
             f"cannot read {source.name} past byte {total_bytes:,} of the decompressed text: {first_line(error)}; "

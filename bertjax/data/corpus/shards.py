@@ -13,8 +13,7 @@ import functools
 import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any, BinaryIO
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -40,16 +39,12 @@ class EncodedBatch:
     """One encoded batch of texts.
 
     Attributes:
-      tokens: token ids, uint16 or uint32 [tokens].
-      sentences: number of tokens of each sentence, uint32 [sentences].
-      documents: `DOCUMENT_DTYPE` [documents].
+      arrays: arrays of a shard; their parts for these texts.
       continues: whether the first document continues the last document of the previous batch.
       problems: number of occurrences of each problem.
     """
 
-    tokens: np.ndarray
-    sentences: np.ndarray
-    documents: np.ndarray
+    arrays: dict[str, np.ndarray]
     continues: bool
     problems: Counter[str]
 
@@ -57,8 +52,7 @@ class EncodedBatch:
 def encode_batch(texts: list[Text], vocabulary: Vocabulary, workers: int) -> EncodedBatch:
     """Splits one batch of texts into sentences and tokenizes them. Not thread-safe.
 
-    `workers` is the number of encoding processes on this machine. The tokenizer of each process caches up to
-    `_CACHE_ENTRIES / workers` chunks of text, but not less than `_MIN_CACHE_ENTRIES`.
+    `workers` is the number of encoding processes on this machine, which share the memory for caches.
     """
     tokenizer = _cached_tokenizer(vocabulary, max(_MIN_CACHE_ENTRIES, _CACHE_ENTRIES // workers))
     problems: Counter[str] = Counter()
@@ -79,10 +73,11 @@ def encode_batch(texts: list[Text], vocabulary: Vocabulary, workers: int) -> Enc
         documents.append((*sizes, content_hash))
     lengths = np.fromiter(map(len, all_ids), np.uint32, len(all_ids))
     tokens = np.fromiter(itertools.chain.from_iterable(all_ids), token_dtype(vocabulary.size), int(lengths.sum()))
-    return EncodedBatch(tokens, lengths, np.array(documents, DOCUMENT_DTYPE), texts[0].continues, problems)
+    arrays = {"tokens": tokens, "sentences": lengths, "documents": np.array(documents, DOCUMENT_DTYPE)}
+    return EncodedBatch(arrays, texts[0].continues, problems)
 
 
-# Building a tokenizer is slow, and all batches of a process share its cache of chunks.
+# Building a tokenizer is slow, and all batches of a process share its cache.
 _cached_tokenizer = functools.lru_cache(maxsize=1)(Tokenizer)
 
 
@@ -124,60 +119,27 @@ class Shard:
                     yield block[np.repeat(selected, counts)]
 
 
-class ShardWriter:
-    """Context manager that writes encoded batches, in order, as one shard.
-
-    The files appear under their final names when the context ends without an error.
-
-    Attributes:
-      documents: number of documents written so far, not counting documents without sentences.
-    """
-
-    def __init__(self, path: AnyPath, vocabulary_size: int) -> None:
-        self.documents = 0
-        self._path = path
-        self._token_dtype = token_dtype(vocabulary_size)
-        self._stack = contextlib.ExitStack()
-        self._files: dict[str, BinaryIO] = {}
-        # The last document, which the next batch may continue; empty before the first document.
-        self._last_document = np.empty(0, DOCUMENT_DTYPE)
-        self._empty_documents = 0
-
-    def __enter__(self) -> "ShardWriter":
-        with contextlib.ExitStack() as stack:
-            for array in ARRAYS:
-                path = stack.enter_context(atomic_file(self._path.parent / f"{self._path.name}.{array}"))
-                self._files[array] = stack.enter_context(open(path, "wb", _BUFFER_BYTES))
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._stack.__exit__(*error)
-
-    def add(self, batch: EncodedBatch) -> None:
-        """Appends one batch."""
-        self._write("tokens", batch.tokens)
-        self._write("sentences", batch.sentences)
-        documents = batch.documents
-        if batch.continues and self._last_document.size:
-            for size in ("sentences", "tokens", "bytes"):
-                self._last_document[size] += documents[0][size]
-            documents = documents[1:]
-        documents = np.concatenate([self._last_document, documents])
-        self._add_documents(documents[:-1])
-        self._last_document = documents[-1:]
-
-    def finish(self, problems: Counter[str]) -> Shard:
-        """Writes the last document, adds the number of empty documents to `problems`, and returns the shard."""
-        self._add_documents(self._last_document)
-        problems["documents_without_sentences"] += self._empty_documents
-        return Shard(str(self._path), self._token_dtype.str, dict(problems))
-
-    def _add_documents(self, documents: np.ndarray) -> None:
-        self._write("documents", documents)
-        written = int(np.count_nonzero(documents["sentences"]))
-        self.documents += written
-        self._empty_documents += documents.size - written
-
-    def _write(self, array: str, entries: np.ndarray) -> None:
-        self._files[array].write(entries.tobytes())
+def write_shard(
+    path: AnyPath, encoded: Iterable[EncodedBatch], vocabulary: Vocabulary, problems: Counter[str]
+) -> Shard:
+    """Writes encoded batches, in order, as one shard. `problems` are those that reading the texts counts."""
+    # The last document, which the next batch may continue; empty before the first document.
+    last = np.empty(0, DOCUMENT_DTYPE)
+    with contextlib.ExitStack() as stack:
+        files = {}
+        for array in ARRAYS:
+            file = stack.enter_context(atomic_file(path.parent / f"{path.name}.{array}"))
+            files[array] = stack.enter_context(open(file, "wb", _BUFFER_BYTES))
+        for batch in encoded:
+            problems.update(batch.problems)
+            documents = batch.arrays["documents"]
+            if batch.continues and last.size:
+                for size in ("sentences", "tokens", "bytes"):
+                    last[size] += documents[0][size]
+                documents = documents[1:]
+            documents = np.concatenate([last, documents])
+            for array, entries in {**batch.arrays, "documents": documents[:-1]}.items():
+                files[array].write(entries.tobytes())
+            last = documents[-1:]
+        files["documents"].write(last.tobytes())
+    return Shard(str(path), token_dtype(vocabulary.size).str, dict(problems))

@@ -30,7 +30,7 @@ import numpy as np
 
 from bertjax.data.corpus.vocabulary import Vocabulary, load_entry
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.utils.io import AnyPath, file_sha256, read_json
+from bertjax.utils.io import AnyPath, file_sha256, read_json_object
 
 logger = logging.getLogger(__name__)
 
@@ -48,19 +48,11 @@ _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Memory-mapped arrays of one split.
+    """Memory-mapped arrays of one split; the last element of an index is the number of tokens or sentences."""
 
-    Attributes:
-      tokens: token ids, uint16 or uint32 [tokens].
-      sentences: index of each sentence's first token, uint64 [sentences + 1]. The last element is the number of
-        tokens of the split.
-      documents: index of each document's first sentence, uint64 [documents + 1]. The last element is the number of
-        sentences of the split.
-    """
-
-    tokens: np.ndarray
-    sentences: np.ndarray
-    documents: np.ndarray
+    tokens: np.ndarray  # uint16 or uint32 [tokens]: token ids
+    sentences: np.ndarray  # uint64 [sentences + 1]: index of each sentence's first token
+    documents: np.ndarray  # uint64 [documents + 1]: index of each document's first sentence
 
 
 def has_single_sentences(documents: int, sentences: int) -> bool:
@@ -99,15 +91,13 @@ class Checksums:
             raise self._error
 
     def wait(self) -> None:
-        """Verifies all remaining files and waits for the result. Raises the same error as `check`."""
-        self.verify_in_background()
-        while self._thread and (self._pending or self._thread.is_alive()):
+        """Verifies all remaining files. Raises the same error as `check`."""
+        if self._thread:
             self._thread.join(_SECONDS_BEFORE_LOG)
             if self._thread.is_alive():
                 logger.info("verifying the checksums of the data")
                 self._thread.join()
-            self.check()
-            self.verify_in_background()
+        self._verify()
         self.check()
 
     def _verify(self) -> None:
@@ -117,8 +107,7 @@ class Checksums:
                 if file_sha256(path) != sha256:
                     self._error = BertjaxError(f"{path} is damaged: its SHA-256 differs from the stored one; {remedy}")
             except OSError as error:
-                reason = error.strerror or error
-                self._error = BertjaxError(f"cannot read {path}: {reason}; check the disk, then repeat the command")
+                self._error = BertjaxError(f"cannot read {path}: {error.strerror or error}; check the disk")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,46 +164,31 @@ def read_manifest(path: AnyPath) -> dict[str, Any]:
     if not file.is_file():
         raise UsageError(f"no corpus at {path}: {MANIFEST} is missing; make one with `bertjax prepare --output {path}`")
     try:
-        manifest = read_json(file)
-        if manifest["format"] == FORMAT:
-            _check_manifest(manifest)
-            return manifest
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = f"{error} is missing" if isinstance(error, KeyError) else error
-        raise UsageError(f"the corpus manifest {file} is damaged: {reason}; {_PREPARE_AGAIN}") from error
-    version = str(manifest["format"])[:20]
-    raise UsageError(f"the corpus {path} has format {version}, but this version reads {FORMAT}; {_PREPARE_AGAIN}")
-
-
-def _check_manifest(manifest: dict[str, Any]) -> None:
-    vocabulary, files = manifest["vocabulary"], manifest["files"]
-    if manifest["token_dtype"] != token_dtype(vocabulary["size"]).str:
-        raise ValueError(f"token_dtype {manifest['token_dtype']!r} does not fit {vocabulary['size']} pieces")
-    if type(vocabulary["lower_case"]) is not bool:
-        raise ValueError(f"lower_case is {vocabulary['lower_case']!r}")
-    names = {vocabulary["file"], *(array_file(split, array) for split in SPLITS for array in ARRAYS)}
-    if unequal := {*files} ^ names:
-        raise ValueError(f"missing or unexpected entries in 'files': {', '.join(map(repr, sorted(unequal)))}")
-    for name in names:
-        if Path(name).name != name or type(files[name]["bytes"]) is not int or type(files[name]["sha256"]) is not str:
-            raise ValueError(f"the entry of {name!r} is invalid")
+        manifest = read_json_object(file)
+        version, vocabulary, files = manifest["format"], manifest["vocabulary"], manifest["files"]
+        names = {vocabulary["file"], *(array_file(split, array) for split in SPLITS for array in ARRAYS)}
+        # A name with slashes would be outside of the corpus.
+        is_valid = {*files} == names and "/" not in vocabulary["file"]
+        is_valid &= manifest["token_dtype"] == token_dtype(vocabulary["size"]).str
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"the corpus manifest {file} is damaged: {error}; {_PREPARE_AGAIN}") from error
+    if version != FORMAT:
+        raise UsageError(f"the corpus {path} has format {version}, but this version reads {FORMAT}; {_PREPARE_AGAIN}")
+    if not is_valid:
+        raise UsageError(f"the corpus manifest {file} is damaged: its entries do not fit together; {_PREPARE_AGAIN}")
+    return manifest
 
 
 def open_corpus(path: str | Path) -> Corpus:
-    """Opens a corpus on a local disk.
-
-    Checks file sizes and the vocabulary's checksum. `Corpus.checksums` verifies the arrays.
-    """
+    """Opens a local corpus. Checks file sizes and the vocabulary's checksum; `Corpus.checksums` verifies the arrays."""
     path = Path(path)
     manifest = read_manifest(path)
     for name, entry in manifest["files"].items():
         file = path / name
-        if not file.is_file():
-            raise UsageError(f"the corpus {path} is damaged: {name} is missing; {_PREPARE_AGAIN}")
-        if file.stat().st_size != entry["bytes"]:
+        if not file.is_file() or file.stat().st_size != entry["bytes"]:
             raise UsageError(
-                f"the corpus {path} is damaged: {name} has {file.stat().st_size:,} bytes instead of "
-                f"{entry['bytes']:,}; {_PREPARE_AGAIN}"
+                f"the corpus {path} is damaged: {name} is missing or does not have {entry['bytes']:,} bytes; "
+                f"{_PREPARE_AGAIN}"
             )
     checksums = Checksums()
     vocabulary = manifest["vocabulary"]["file"]

@@ -1,8 +1,5 @@
 """Tokenizer: text to token ids, as in `tokenization.py` of google-research/bert, and token ids to text.
 
-`FullTokenizer` processes the words of a text independently. Therefore, a text is split at spaces into chunks, and the
-ids of each chunk are cached.
-
 Ids can differ from those of google-research/bert only if the two programs run on Python versions with different
 Unicode data (`unicodedata.unidata_version`), and only for characters whose category or lower case differs. No released
 vocabulary contains such a character.
@@ -188,12 +185,7 @@ class Tokenizer:
     """
 
     def __init__(self, vocabulary: Vocabulary, cache_entries: int = CACHE_ENTRIES) -> None:
-        """Builds a tokenizer.
-
-        Args:
-          vocabulary: vocabulary to use.
-          cache_entries: maximum number of cached chunks, about 250 bytes each.
-        """
+        """Builds a tokenizer that caches at most `cache_entries` chunks, about 250 bytes each."""
         self.vocabulary = vocabulary
         self._special_ids = {vocabulary.pieces[index]: index for index in vocabulary.special_ids}
         self._special_pieces = re.compile(f"({'|'.join(map(re.escape, self._special_ids))})")
@@ -332,10 +324,7 @@ class Tokenizer:
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """Converts token ids to pieces of the vocabulary."""
-        try:
-            ids = [int(index) for index in ids]
-        except (TypeError, ValueError) as error:
-            raise UsageError(f"ids must be a list of integers, not {quoted(ids)}") from error
+        ids = list(ids)
         if invalid := [index for index in ids if not 0 <= index < self.vocabulary.size]:
             raise UsageError(
                 f"token id {invalid[0]} is outside the vocabulary; ids are 0 to {self.vocabulary.size - 1}"

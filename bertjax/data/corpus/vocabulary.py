@@ -126,11 +126,8 @@ def load_vocabulary(
         try:
             content = path.read_bytes()
         except Exception as error:  # Storage backends raise different exception types.
-            reason = getattr(error, "strerror", None) or first_line(error)
-            fix = "check the path, or use hf:ORG/NAME with --vocab or --init_from"
-            if isinstance(error, IsADirectoryError):
-                fix = "use the vocab.txt or .model file in it"
-            raise UsageError(f"cannot read the vocabulary {path}: {reason}; {fix}") from error
+            fix = "use hf:ORG/NAME with --vocab or --init_from, or the vocab.txt or .model file in a folder"
+            raise UsageError(f"cannot read the vocabulary {path}: {first_line(error)}; {fix}") from error
     if path.suffix == ".model":
         model = load_sentencepiece(path, content)
         kind, pieces = SENTENCEPIECE, tuple(model.id_to_piece(list(range(model.get_piece_size()))))
@@ -157,7 +154,7 @@ def load_vocabulary(
 
 
 def _special_ids(path: AnyPath, kind: str, pieces: tuple[str, ...]) -> dict[str, int]:
-    """Finds BERT's special tokens in a vocabulary. Raises a UsageError if one is missing or ambiguous."""
+    """Finds BERT's special tokens in a vocabulary."""
     # If several lines are equal, the last line determines the piece's id, as in google-research/bert's `load_vocab`.
     ids = {piece: index for index, piece in enumerate(pieces)}
     special_ids: dict[str, int] = {}
@@ -167,10 +164,6 @@ def _special_ids(path: AnyPath, kind: str, pieces: tuple[str, ...]) -> dict[str,
         if not known_names:
             raise UsageError(
                 f"the vocabulary {path} lacks {' or '.join(names)}; BERT needs {', '.join(SPECIAL_PIECES)}"
-            )
-        if pieces.count(piece) > 1:
-            raise UsageError(
-                f"the vocabulary {path} has {piece} on {pieces.count(piece)} lines; keep one of these lines"
             )
         special_ids[piece[1:-1].lower()] = ids[known_names[0]]
     return special_ids
@@ -192,10 +185,7 @@ def capital_pieces(pieces: Iterable[str]) -> list[str]:
 
 
 def vocab_txt_lines(path: os.PathLike, content: bytes) -> tuple[list[str], bytes]:
-    """Returns the lines of a `vocab.txt` with their whitespace, and its content as google-research/bert can read it.
-
-    Raises a UsageError if the file is damaged.
-    """
+    """Returns the lines of a `vocab.txt` with their whitespace, and its content as google-research/bert can read it."""
     # Editors on Windows write a byte-order mark, which would become part of the first piece. Old Macs end lines by CR.
     content = content.removeprefix(BOM_UTF8)
     if b"\n" not in content:
@@ -207,9 +197,6 @@ def vocab_txt_lines(path: os.PathLike, content: bytes) -> tuple[list[str], bytes
         raise UsageError(
             f"the vocabulary {path} is not UTF-8 text at byte {error.start}; convert it to UTF-8"
         ) from error
-    if "\0" in text:
-        line = text.count("\n", 0, text.index("\0")) + 1
-        raise UsageError(f"the vocabulary {path} is damaged: NUL byte on line {line}; copy it again")
     lines = text.removesuffix("\n").split("\n")
     if all(len(line.split()) > 1 for line in lines):
         raise UsageError(
@@ -224,9 +211,8 @@ def load_sentencepiece(path: os.PathLike, content: bytes) -> Any:
     import sentencepiece
 
     try:
-        if not content:
-            raise RuntimeError("SentencePiece loads an empty file without an error")
-        return sentencepiece.SentencePieceProcessor(model_proto=content)
+        # SentencePiece would load an empty file without an error.
+        return sentencepiece.SentencePieceProcessor(model_proto=content or b"empty")
     except (RuntimeError, OSError) as error:
         raise UsageError(f"the vocabulary {path} is not a SentencePiece model; copy the file again") from error
 
@@ -253,15 +239,18 @@ def _pieces_by_id(ids: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def vocabulary_entry(vocabulary: Vocabulary) -> dict[str, Any]:
-    """Returns what `load_entry` needs besides the file. Values that all older vocabularies have are left out."""
-    entry: dict[str, Any] = {"file": VOCABULARY_FILES[vocabulary.kind], "lower_case": vocabulary.lower_case}
-    if vocabulary.max_word_chars != MAX_WORD_CHARS:
-        entry["max_word_chars"] = vocabulary.max_word_chars
-    if vocabulary.num_rows:
-        entry["num_rows"] = vocabulary.num_rows
-    if vocabulary.kind == TOKENIZER_JSON:
-        entry["special_ids"] = named_special_ids(vocabulary)
-    return {**entry, "sha256": vocabulary.sha256}
+    """Returns what `load_entry` needs besides the file. Values that most vocabularies have are left out."""
+    options = {
+        "max_word_chars": vocabulary.max_word_chars if vocabulary.max_word_chars != MAX_WORD_CHARS else None,
+        "num_rows": vocabulary.num_rows,
+        "special_ids": named_special_ids(vocabulary) if vocabulary.kind == TOKENIZER_JSON else None,
+    }
+    return {
+        "file": VOCABULARY_FILES[vocabulary.kind],
+        "lower_case": vocabulary.lower_case,
+        **{name: value for name, value in options.items() if value},
+        "sha256": vocabulary.sha256,
+    }
 
 
 def named_special_ids(vocabulary: Vocabulary) -> dict[str, int]:
@@ -302,9 +291,8 @@ def open_vocabulary(path: str | os.PathLike) -> Vocabulary:
     try:
         entry = read_json(path)
         vocabulary = load_entry(path.parent, entry)
-        sha256 = entry["sha256"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"cannot read {path}: {error}; copy it again") from error
-    if vocabulary.sha256 != sha256:
+    if vocabulary.sha256 != entry["sha256"]:
         raise UsageError(f"{vocabulary.path} is not the vocabulary of the training run; restore the original file")
     return vocabulary

@@ -51,13 +51,13 @@ def check_size(size: int) -> None:
 
 
 def sample_training_data(
-    sources: list[readers.Source], kind: str, lower_case: bool, pool: Executor
+    sources: Sequence[readers.Source], kind: str, lower_case: bool, pool: Executor
 ) -> Iterator[Counter[str] | list[str]]:
-    """Samples texts from the sources, and yields the result of `training_data` for each batch of texts, in order.
+    """Samples texts from the starts of the sources, and yields the result of `training_data` for each batch of texts.
 
     `pool` runs the calls of `training_data`.
     """
-    sample = batches(_sample(sources, kind))
+    sample = batches(_sample(sources, _SAMPLE_CHARS[kind]))
     return ordered_map(pool, training_data, ((batch, kind, lower_case) for batch in sample), _BATCHES_AHEAD)
 
 
@@ -81,27 +81,24 @@ def learn_vocabulary(
       add_pieces: maximum number of pieces to append to `base`.
 
     Returns:
-      A tuple of the vocabulary and, if `base` is given, the value of `added_pieces` in the manifest (else None). This
-      value contains the `count` of added pieces and, for `base` and the extended vocabulary, the mean pieces per word
-      and the fraction of words that are [UNK]. Punctuation characters count as words.
+      A tuple of the vocabulary and, if `base` is given, the value of `added_pieces` in the manifest (else None).
     """
+    file = VOCABULARY_FILES[kind]
     if kind != WORDPIECE:
         sentences = list(itertools.chain.from_iterable(samples))
         logger.info(f"training a vocabulary of {size:,} pieces from {len(sentences):,} sentences")
-        content = sentencepiece_model(sentences, size, lower_case)
-        return load_vocabulary(VOCABULARY_FILES[kind], lower_case, content), None
+        return load_vocabulary(file, lower_case, sentencepiece_model(sentences, size, lower_case)), None
     counts: Counter[str] = Counter()
     for words in samples:
         counts.update(words)
     action = f"training a vocabulary of {size:,}" if base is None else f"adding up to {add_pieces:,}"
     logger.info(f"{action} pieces from {len(counts):,} distinct words")
-    if base is None:
-        content = "".join(f"{piece}\n" for piece in wordpieces(counts, size)).encode()
-        return load_vocabulary(VOCABULARY_FILES[kind], lower_case, content), None
-    pieces = added_pieces(base, add_pieces, counts)
+    pieces = added_pieces(base, add_pieces, counts) if base else wordpieces(counts, size)
     lines = "".join(f"{piece}\n" for piece in pieces).encode()
+    if base is None:
+        return load_vocabulary(file, lower_case, lines), None
     content = base.content.removesuffix(b"\n") + b"\n" + lines
-    extended = load_vocabulary(VOCABULARY_FILES[kind], base.lower_case, content, base.max_word_chars)
+    extended = load_vocabulary(file, base.lower_case, content, base.max_word_chars)
     report: dict[str, float] = {"count": len(pieces)}
     for name, measured in ("before", base), ("after", extended):
         report[f"pieces_per_word_{name}"], report[f"unknown_words_{name}"] = _rates(measured, counts)
@@ -124,33 +121,25 @@ def ordered_map(
         yield pending.popleft().result()
 
 
-def sample_chars(sources: Sequence[readers.Source], kind: str) -> list[float]:
-    """Returns the number of characters to sample from the start of each source, in proportion to its size."""
-    chars = _SAMPLE_CHARS[kind]
-    total = sum(source.size_bytes or 0 for source in sources)
+def _sample(sources: Sequence[readers.Source], max_chars: int) -> Iterator[Text]:
+    """Yields complete texts from the start of each source, in proportion to the source's size."""
+    known_bytes = sum(source.size_bytes or 0 for source in sources)
+    unknown = sum(source.size_bytes is None for source in sources)
     # A source of unknown size gets as many characters as all sources of known size together.
-    per_source = chars / max(1, sum(source.size_bytes is None for source in sources) + (total > 0))
-    return [per_source * (1 if source.size_bytes is None else source.size_bytes / max(total, 1)) for source in sources]
-
-
-def read_start(source: readers.Source, chars: float) -> Iterator[Text]:
-    """Yields complete texts from the start of a source until these texts have at least `chars` characters in total."""
-    # Discard the problem counts, since problems are counted when the text is encoded.
-    for text in readers.read(source, Counter()):
-        yield text
-        chars -= len(text.text)
-        if chars <= 0:
-            break
-
-
-def _sample(sources: list[readers.Source], kind: str) -> Iterator[Text]:
-    sizes = [source.size_bytes for source in sources]
-    total = _SAMPLE_CHARS[kind] if None in sizes else min(_SAMPLE_CHARS[kind], sum(filter(None, sizes)))
-    with progress_bar("vocabulary: sample", total, " characters") as bar:
-        for source, chars in zip(sources, sample_chars(sources, kind), strict=True):
-            for text in read_start(source, chars):
+    per_source = max_chars / max(1, unknown + (known_bytes > 0))
+    with progress_bar(
+        "vocabulary: sample", max_chars if unknown else min(max_chars, known_bytes), " characters"
+    ) as bar:
+        for source in sources:
+            share = 1 if source.size_bytes is None else source.size_bytes / max(known_bytes, 1)
+            chars = per_source * share
+            # Discard the problem counts, since problems are counted when the text is encoded.
+            for text in readers.read(source, Counter()):
                 yield text
                 bar.update(len(text.text))
+                chars -= len(text.text)
+                if chars <= 0:
+                    break
 
 
 def training_data(texts: Iterable[Text], kind: str, lower_case: bool) -> Counter[str] | list[str]:
@@ -308,7 +297,7 @@ def _words_of_pieces(words: Iterable[str], pieces: set[str]) -> dict[str, list[s
 
 
 def _rates(vocabulary: Vocabulary, counts: Counter[str]) -> tuple[float, float]:
-    """Returns the pieces per word and the fraction of unknown words, rounded for the manifest."""
+    """Returns the pieces per word and the fraction of words that are [UNK]. Punctuation characters count as words."""
     tokenizer = Tokenizer(vocabulary)
     pieces = unknown = 0
     for word, count in counts.items():

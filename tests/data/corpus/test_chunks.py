@@ -6,10 +6,8 @@ import random
 import pytest
 from preparing import bytes_of, make_text, run, write_text
 
-from bertjax.data.corpus import chunks, documents, merge, readers, shards
+from bertjax.data.corpus import chunks, documents, merge, readers, shards, store
 from bertjax.data.corpus.vocabulary import load_vocabulary
-from bertjax.errors import BertjaxError
-from bertjax.utils.io import file_sha256
 
 
 @pytest.fixture(autouse=True)
@@ -26,43 +24,37 @@ def large_chunk(tmp_path):
     """Returns a large chunk, and the argument `chunk_chars` of `divide_chunk`."""
     write_text(tmp_path / "a.txt", make_text(100))
     sources, _ = readers.find_sources([f"text:{tmp_path}/a.txt"])
-    _, (chunk,), chunk_chars = chunks.group_sources(sources)
+    (chunk,), chunk_chars = chunks.group_sources(sources)
     return chunk, chunk_chars
 
 
-def merge_chunks(sources, vocabulary, fraction, folder, problems):
-    """Divides, encodes and merges the sources, each step twice; returns files, merge plan and number of chunks."""
-    rng = random.Random(0)
-    work = folder / "work"
-    work.mkdir(parents=True)
-    small_chunks, large_chunks, chunk_chars = chunks.group_sources(sources)
-    divided = [chunks.divide_chunk(chunk, work, chunk_chars) for chunk in large_chunks * 2]
-    assert divided[len(large_chunks) :] == divided[: len(large_chunks)]
-    all_chunks = small_chunks + list(itertools.chain.from_iterable(divided[: len(large_chunks)]))
-    named_shards = {}
-    for chunk in rng.sample(all_chunks * 2, 2 * len(all_chunks)):
-        shard = chunks.encode_chunk(chunk, vocabulary, work)
-        assert named_shards.setdefault(chunk.name, shard) == shard
-    plan = merge.plan_merge([named_shards[name] for name in sorted(named_shards)], fraction, problems)
-    entries = dict(merge.write_array(array, folder) for array in rng.sample(plan.arrays * 2, 2 * len(plan.arrays)))
-    for name, entry in entries.items():
-        assert entry == {"bytes": (folder / name).stat().st_size, "sha256": file_sha256(folder / name)}
-    assert sorted(path.name for path in folder.iterdir()) == sorted([*entries, "work"])
-    return {name: (folder / name).read_bytes() for name in entries}, plan, len(all_chunks)
-
-
 def assert_equal_to_local_runner(tmp_path, specs, vocabulary, fraction, min_chunks):
+    """Divides, encodes and merges the sources, each step twice, and compares the result with the local runner's."""
     manifest = run(tmp_path, *specs, vocabulary=vocabulary, heldout_fraction=fraction)
     expected = {name: data for name, data in bytes_of(tmp_path / "corpus").items() if name.endswith("bin")}
-    sources, duplicates = readers.find_sources(specs)
-    problems = {"files_named_again": duplicates}
-    files, plan, num_chunks = merge_chunks(
-        sources, load_vocabulary(vocabulary), fraction, tmp_path / "merged", problems
-    )
-    assert files == expected
-    assert plan.splits == manifest["splits"]
-    assert {name: count for name, count in plan.problems.items() if count} == manifest["problems"]
-    assert num_chunks >= min_chunks
+    rng = random.Random(0)
+    work = tmp_path / "merged" / "work"
+    work.mkdir(parents=True)
+    grouped, chunk_chars = chunks.group_sources(readers.find_sources(specs)[0])
+    divided = [chunks.divide_chunk(chunk, work, chunk_chars) for chunk in grouped * 2]
+    assert divided[len(grouped) :] == divided[: len(grouped)]
+    all_chunks = list(itertools.chain.from_iterable(divided[: len(grouped)]))
+    assert len(all_chunks) >= min_chunks
+    named_shards = {}
+    for chunk in rng.sample(all_chunks * 2, 2 * len(all_chunks)):
+        shard = chunks.encode_chunk(chunk, load_vocabulary(vocabulary), work)
+        assert named_shards.setdefault(chunk.name, shard) == shard
+    named_shards = [named_shards[name] for name in sorted(named_shards)]
+    heldout_below, entries = merge.plan_splits(named_shards, fraction)
+    arrays = list(itertools.product(store.SPLITS, store.ARRAYS)) * 2
+    for split, array in rng.sample(arrays, len(arrays)):
+        name, entry = merge.write_array(work.parent, split, array, named_shards, heldout_below)
+        assert entry == manifest["files"][name]
+    work.rename(tmp_path / "work")
+    assert bytes_of(tmp_path / "merged") == expected
+    assert entries["splits"] == manifest["splits"]
+    manifest["problems"].pop("files_named_again", None)
+    assert entries["problems"] == manifest["problems"]
 
 
 def test_merged_chunks_of_all_kinds_of_text_equal_the_corpus_of_the_local_runner(tmp_path, vocabulary):
@@ -87,13 +79,6 @@ def test_merged_chunks_of_few_documents_equal_the_corpus_of_the_local_runner(tmp
     (tmp_path / "empty.txt").write_text("")
     min_chunks = 2 if count == 60 else 1
     assert_equal_to_local_runner(tmp_path, [f"text:{tmp_path}/*.txt"], vocabulary, fraction, min_chunks)
-
-
-def test_merging_chunks_without_text_is_an_error(tmp_path, vocabulary):
-    (tmp_path / "empty.txt").write_text("\n \n" * 5000)
-    sources, _ = readers.find_sources([f"text:{tmp_path}/*.txt"])
-    with pytest.raises(BertjaxError, match="contain no text, so no corpus was written .files_named_again: 3"):
-        merge_chunks(sources, load_vocabulary(vocabulary), 0.1, tmp_path / "merged", {"files_named_again": 3})
 
 
 def test_finished_chunk_is_not_divided_or_encoded_again(tmp_path, vocabulary, monkeypatch):

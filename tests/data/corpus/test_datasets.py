@@ -45,9 +45,7 @@ def test_dataset_name_may_have_a_slice_and_a_version(data_dir):
     for name in "stories/plain:train[:10]", "stories/plain:1.0.0:train[:10]":
         read = list(datasets.tfds_texts(*datasets.parse_tfds("", name), data_dir, Counter(), lambda _: None))
         assert read == TEXTS[:10]
-
-
-def test_single_text_feature_is_read(data_dir):
+    # The only text feature is read, whatever its name.
     assert list(datasets.tfds_texts("single/plain", "train", data_dir, Counter(), lambda _: None)) == ["B."]
 
 

@@ -68,5 +68,5 @@ def test_unreachable_hub_is_a_one_line_error(hub, monkeypatch):
 
 def test_missing_datasets_library_is_an_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UsageError, match=r"cannot import datasets: .*; pip install 'bertjax\[datasets\]'"):
+    with pytest.raises(UsageError, match="cannot import datasets"):
         readers.find_sources(["hf:org/stories:train"])

@@ -7,15 +7,7 @@ import numpy as np
 import pytest
 from preparing import bytes_of, documents_of, make_text, run, write_text
 
-from bertjax.data.corpus import (
-    datasets,
-    docstrings,
-    merge,
-    prepare,
-    readers,
-    shards,
-    store,
-)
+from bertjax.data.corpus import datasets, merge, prepare, readers, shards, store
 from bertjax.data.corpus import documents as documents_module
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import load_vocabulary
@@ -143,26 +135,10 @@ def test_problems_of_the_input_are_counted(tmp_path, vocabulary):
 
 
 def test_every_problem_has_a_message():
-    modules = readers, documents_module, shards, merge, docstrings, datasets
+    modules = readers, documents_module, shards, merge, datasets
     source = "".join(Path(module.__file__).read_text(encoding="utf-8") for module in modules)
     counted = {*re.findall(r'problems\["(\w+)"\]', source), "files_named_again"}
     assert counted == set(prepare._PROBLEMS)
-
-
-def test_input_kind_docs_reads_docstrings_of_modules(tmp_path, vocabulary, monkeypatch):
-    (tmp_path / "one.py").write_text(
-        '"""The green river is quiet."""\ndef f():\n    """Walk under the seven lamps."""\n'
-    )
-    (tmp_path / "two.py").write_text('"""The green river is quiet."""\nclass C:\n    """Paper and stone, once."""\n')
-    (tmp_path / "three.py").write_text('"""This is not Python any more.""" ((\n')
-    monkeypatch.setattr(docstrings, "modules", lambda: [str(tmp_path / f"{n}.py") for n in ("one", "two", "three")])
-    manifest = run(tmp_path, "docs:", vocabulary=vocabulary, heldout_fraction=0)
-    corpus = store.open_corpus(tmp_path / "corpus")
-    tokenizer = Tokenizer(load_vocabulary(vocabulary))
-    expected = [["The green river is quiet.", "Walk under the seven lamps."], ["Paper and stone, once."]]
-    assert documents_of(corpus.train) == [[tuple(tokenizer.encode(s)) for s in d] for d in expected]
-    assert manifest["problems"] == {"unparsable_modules": 1}
-    assert len(bytes_of(tmp_path / "corpus")) == 8
 
 
 def test_vocabulary_is_copied_byte_for_byte(tmp_path, vocabulary):
@@ -174,20 +150,22 @@ def test_vocabulary_is_copied_byte_for_byte(tmp_path, vocabulary):
     assert manifest["vocabulary"]["lower_case"] is False
 
 
-def test_case_option_that_differs_from_the_vocabulary_logs_a_warning(tmp_path, vocabulary, log_lines):
+@pytest.mark.parametrize(
+    ("is_cased", "lower_case", "warning"),
+    [
+        (True, True, "--uncased does not fit the vocabulary .*, which has upper-case"),
+        (False, False, "--cased does not fit the vocabulary .*, which does not have upper-case"),
+        (True, False, ""),
+        (False, True, ""),
+        (True, None, ""),
+    ],
+)
+def test_case_option_that_differs_from_the_vocabulary_logs_a_warning(
+    tmp_path, vocabulary, log_lines, is_cased, lower_case, warning
+):
     write_text(tmp_path / "a.txt", make_text(5))
-    cased = tmp_path / "cased.txt"
-    cased.write_bytes(vocabulary.read_bytes() + "\n".join([*"ABCDEFGHIJKLMNOPQRSTUVWXYZ", "London\n"]).encode())
-    for number, (file, lower_case, warning) in enumerate(
-        [
-            (cased, True, "--uncased does not fit the vocabulary .*cased.txt, which has upper-case letters; omit"),
-            (vocabulary, False, "--cased does not fit the vocabulary .*, which does not have upper-case letters; omit"),
-            (cased, False, ""),
-            (vocabulary, True, ""),
-            (cased, None, ""),
-        ]
-    ):
-        log_lines.clear()
-        run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=file, lower_case=lower_case, name=str(number))
-        warnings = [line for line in log_lines if "does not fit" in line]
-        assert len(warnings) == bool(warning) and all(re.match(warning, line) for line in warnings)
+    capitals = "\n".join([*"ABCDEFGHIJKLMNOPQRSTUVWXYZ", "London\n"]) if is_cased else ""
+    (tmp_path / "vocab.txt").write_bytes(vocabulary.read_bytes() + capitals.encode())
+    run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=tmp_path / "vocab.txt", lower_case=lower_case)
+    warnings = [line for line in log_lines if "does not fit" in line]
+    assert len(warnings) == bool(warning) and all(re.match(warning, line) for line in warnings)

@@ -12,7 +12,7 @@ import time
 import pytest
 from preparing import bytes_of, check_refused, children, leftovers, make_text, run, write_text
 
-from bertjax.data.corpus import prepare, shards, store
+from bertjax.data.corpus import run_local, store
 from bertjax.errors import BertjaxError, UsageError
 
 
@@ -70,17 +70,8 @@ def test_full_disk_is_an_error(tmp_path, vocabulary, monkeypatch):
     def write(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(shards.ShardWriter, "_write", write)
-    with pytest.raises(BertjaxError, match="No space left on device") as caught:
-        run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary)
-    assert str(tmp_path / "corpus") in str(caught.value)
-    assert leftovers(tmp_path) == []
-
-
-def test_insufficient_disk_space_is_reported_before_any_write(tmp_path, vocabulary, monkeypatch):
-    write_text(tmp_path / "a.txt", make_text(50))
-    monkeypatch.setattr(prepare, "_DISK_BYTES_PER_TEXT_BYTE", 1e15)
-    with pytest.raises(BertjaxError, match="not enough disk space for the corpus"):
+    monkeypatch.setattr(run_local, "write_shard", write)
+    with pytest.raises(BertjaxError, match=f"{tmp_path}/corpus: No space left on device"):
         run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary)
     assert leftovers(tmp_path) == []
 
@@ -88,10 +79,11 @@ def test_insufficient_disk_space_is_reported_before_any_write(tmp_path, vocabula
 def test_interrupt_removes_files_and_stops_workers(tmp_path, vocabulary, monkeypatch):
     write_text(tmp_path / "a.txt", make_text(50))
 
-    def add(*_):
+    def interrupt(path, encoded, *_):
+        next(encoded)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(shards.ShardWriter, "add", add)
+    monkeypatch.setattr(run_local, "write_shard", interrupt)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary)
     assert leftovers(tmp_path) == [] and not multiprocessing.active_children()
