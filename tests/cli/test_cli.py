@@ -227,7 +227,7 @@ def test_invalid_custom_experiment_is_rejected(capfd, tmp_path, code, message):
 @pytest.mark.parametrize("command", ["fill_mask", "features", "predict"])
 def test_text_that_looks_like_a_url_is_accepted(capfd, tmp_path, command):
     error = refused(capfd, command, "--checkpoint", tmp_path / "nosuch", "gs://nosuch/run")
-    assert "no file or folder at" in error or "no [MASK] in 'gs://nosuch/run'" in error
+    assert "no checkpoint at" in error or "no [MASK] in 'gs://nosuch/run'" in error
 
 
 def test_missing_corpus_is_rejected_before_workdir_is_created(capfd, tmp_path):
