@@ -354,5 +354,5 @@ def test_unknown_head_loads_as_encoder_and_unknown_encoder_parameter_is_refused(
         save_params(folder, checkpoint.params | extra, kind, checkpoint.config.architecture)
     loaded = load_model(tmp_path / "head", mesh)
     assert isinstance(loaded.model, EncoderModel) and "discriminator" in loaded.params
-    with pytest.raises(UsageError, match="unknown parameter of checkpoint .*: encoder/layers/mlp_gate/kernel"):
+    with pytest.raises(UsageError, match="unknown parameter .*encoder/layers/mlp_gate/kernel"):
         load_model(tmp_path / "gate", mesh)
