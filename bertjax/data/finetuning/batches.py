@@ -87,9 +87,7 @@ def make_batch(examples: Examples, indices: np.ndarray, length: int, shard: Data
     is_sequence = used if is_packed else np.repeat(used, group)[:, None]
     starts = np.where(is_sequence, examples.offsets[sequences], 0)
     lengths = np.where(is_sequence, examples.offsets[sequences + 1] - starts, 0)
-    if sequences.shape[1] == 1:
-        # Truncate examples that are longer than the row. They never share a row.
-        lengths = np.minimum(lengths, length)
+    # Examples that are longer than the row, which never share a row, are truncated, because `columns` end with the row.
     row_starts = np.cumsum(lengths, axis=1) - lengths
     columns = np.arange(length)
     sequence_ids, position_ids, source = (np.zeros((len(sequences), length), np.int64) for _ in range(3))
