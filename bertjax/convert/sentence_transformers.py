@@ -130,7 +130,11 @@ def _read(folder: AnyPath, hidden_size: int, max_positions: int, is_workdir: boo
     if (model_type := prompts.get("model_type", "SentenceTransformer")) != "SentenceTransformer":
         raise UsageError(f"{folder / _PROMPTS} has the model_type {model_type!r}; bertjax supports SentenceTransformer")
     texts = {"query": "", "document": "", **{name: text or "" for name, text in (prompts.get("prompts") or {}).items()}}
+    if wrong := [text for text in texts.values() if not isinstance(text, str)]:
+        raise UsageError(f"{folder / _PROMPTS} has the prompt {wrong[0]!r}; a prompt must be a string")
     default, truncate_dim = prompts.get("default_prompt_name") or "", prompts.get("truncate_dim")
+    if not (truncate_dim is None or (isinstance(truncate_dim, int) and truncate_dim > 0)):
+        raise UsageError(f"{folder / _PROMPTS} has truncate_dim={truncate_dim!r}; it must be a positive integer")
     if default and default not in texts:
         raise UsageError(f"{folder / _PROMPTS} has the default_prompt_name {default!r}, but no prompt of this name")
     return SentenceEmbedder(
