@@ -337,6 +337,8 @@ def load(path: str | Path, mesh: Mesh | None = None, lower_case: bool | None = N
       >>> bertjax.load(CHECKPOINT).encode(["a"]).last_hidden_state.dtype
       dtype('float32')
     """
+    if not str(path):  # An unset shell variable would load the current folder.
+        raise UsageError("path is empty; pass the path of a checkpoint")
     skip_missing_tpu()
     return Pretrained(load_model(path, mesh, lower_case))
 

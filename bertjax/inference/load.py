@@ -109,7 +109,8 @@ def with_params_and_output_layer(
     check_portable(model.model_description, model.path)
     names = tuple(map(str, labels))
     checkpoint = PortableCheckpoint(model.config, arrays, model.vocabulary, output_kind, names, embedder=model.embedder)
-    if names and not len(names) == len({*names}) == checkpoint.num_outputs:
+    is_named = not isinstance(labels, str) and len(names) == len({*names} - {""}) == checkpoint.num_outputs
+    if names and not is_named:
         raise UsageError(f"labels={quoted(labels)}; pass {checkpoint.num_outputs} different names, one per output")
     modules = {ENCODER} | checkpoint.modules
     expected = {each.path: each.stacked_shape for each in checkpoint.parameters if each.module in modules}

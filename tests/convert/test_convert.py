@@ -316,6 +316,19 @@ def test_cached_conversion_is_updated_if_the_source_changes(letters, tmp_path, l
         assert path == str(cache_dir) and log_lines[-1].startswith(f"using {cache_dir}, converted from ")
 
 
+def test_cached_conversion_does_not_replace_other_files(letters, tmp_path):
+    google_checkpoint(letters, tmp_path / "google")
+    cache_dir = tmp_path / "init_from"
+    cache_dir.mkdir()
+    (cache_dir / "notes.txt").write_text("mine")
+    with (
+        pytest.raises(UsageError, match="is not a checkpoint, or contains other files"),
+        bertjax_checkpoint(str(tmp_path / "google"), cache_dir),
+    ):
+        pass
+    assert (cache_dir / "notes.txt").exists()
+
+
 def test_hugging_face_folder_keeps_parameters_that_the_model_class_ignores(letters, tmp_path):
     checkpoint = random_checkpoint(letters, SPANS)
     pooler = {name: array for name, array in random_checkpoint(letters).params.items() if "pooler" in name}
