@@ -1,4 +1,4 @@
-"""Exceptions, exit codes, checks of values, and the formatting of values in one-line error messages.
+"""Exceptions, exit codes, and the formatting of values in one-line error messages.
 
 A scheduler should restart a command that exits with 42 (`STOPPED`), 43 (`LOST`) or 134, but not one that exits with 1
 or 2. JAX's coordination service aborts the first process that detects a lost host, and the process exits with 134.
@@ -41,23 +41,6 @@ class LostError(BertjaxError):
     """Failure of another process of the run. The exit code is 43."""
 
     exit_code = LOST
-
-
-def at_least(values: object, prefix: str, **minimums: float) -> None:
-    """Raises a UsageError if an attribute of `values` is below its minimum.
-
-    `prefix` precedes the name in the error message, such as `config.optimizer.` or `--`.
-    """
-    for name, minimum in minimums.items():
-        if getattr(values, name) < minimum:
-            raise UsageError(f"{prefix}{name} is {getattr(values, name)}; it must be at least {minimum}")
-
-
-def one_of(values: object, prefix: str, **choices: tuple[str, ...]) -> None:
-    """Raises a UsageError if an attribute of `values` is not one of its choices. `prefix` is as in `at_least`."""
-    for name, known in choices.items():
-        if getattr(values, name) not in known:
-            raise UsageError(f"{prefix}{name} is {getattr(values, name)!r}; use one of {', '.join(known)}")
 
 
 def shortened(text: object, max_characters: int = _MAX_CHARACTERS) -> str:
