@@ -88,13 +88,16 @@ def kill_and_compare(folder: Path, kills: int, steps: int, seed: int) -> str:
         run.wait_for(run.is_training)
         start_seconds = run.seconds
         run.finish()
-        longest, in_a_save = start_seconds + (run.seconds - start_seconds) / kills, 0
+        train_seconds, in_a_save = (run.seconds - start_seconds) / kills, 0
         for number in range(kills):
             run = start(killed)
             if number % 2:
-                moment = rng.uniform(0, longest)
+                moment = rng.uniform(0, start_seconds + train_seconds)
                 run.wait_for(lambda run=run, moment=moment: run.seconds > moment)
             else:
+                # Later starts are faster than the first one, because compiled programs are cached.
+                run.wait_for(run.is_training)
+                start_seconds = min(start_seconds, run.seconds)
                 step = (newest_checkpoint(killed) or 0) + rng.randrange(3) * FIELDS["checkpoint_every"]
                 run.wait_for(lambda run=run, step=step: (newest_checkpoint(killed) or 0) >= step and run.is_saving())
                 time.sleep(rng.uniform(0, SAVE_SECONDS))

@@ -230,7 +230,8 @@ def _saved_fields(abstract: TrainState, metadata: CheckpointMetadata) -> dict[st
     sums = [name.removeprefix("sums/") for name in metadata.arrays if name.startswith("sums/")]
     like = jax.ShapeDtypeStruct((2,), jnp.float32, sharding=abstract.step.sharding)
     names = {name.split("/")[0] for name in metadata.arrays} or vars(abstract)
-    fields = {name: value for name, value in vars(abstract).items() if name in names}
+    # A field without arrays has no entry in the list of arrays.
+    fields = {name: value for name, value in vars(abstract).items() if name in names or not jax.tree.leaves(value)}
     return {**fields, "sums": dict.fromkeys(sums, like)}
 
 
