@@ -74,8 +74,7 @@ def evaluate(args: argparse.Namespace) -> None:
 )
 def predict(args: argparse.Namespace) -> None:
     """Prints predictions for texts, or writes predictions for the task's data in the official format."""
-    from bertjax.inference.predict import write_predictions
-    from bertjax.tasks.build import build_task
+    from bertjax.inference.predict import build_prediction_task, write_predictions
     from bertjax.training.checkpoint_config import choose_split
 
     if args.texts or args.text:
@@ -86,7 +85,7 @@ def predict(args: argparse.Namespace) -> None:
     _reject(args, ("context", "context_file", "json", "seq_len"), "only to texts")
     columns = [name for name in (args.columns or "").split(",") if name]
     with open_checkpoint(args) as checkpoint:
-        task = build_task(choose_split(config_for_checkpoint(args, checkpoint), args.split or "test"))
+        task = build_prediction_task(choose_split(config_for_checkpoint(args, checkpoint), args.split or "test"))
         for path in write_predictions(task, checkpoint, args.output, args.logits, columns):
             show(path)
 

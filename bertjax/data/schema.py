@@ -15,7 +15,7 @@ class ArraySpec:
       name: key in the batch.
       axes: names of the axes after the row axis.
       dtype: int32 or float32.
-      num_values: name of the `synthetic_batch` argument that contains the number of distinct values, n. Random values
+      num_values: name of the size in `synthetic_batch` that is the number of distinct values, n. Random values
         are integers from 0 to n - 1 (default: "", all values are 1).
       ascending: whether `synthetic_batch` fills the last axis with 0, 1, 2, ...
       padding: value in padding rows.
@@ -32,13 +32,12 @@ class ArraySpec:
 Schema = tuple[ArraySpec, ...]
 
 
-def synthetic_batch(schema: Schema, rows: int, seed: int = 0, **sizes: int) -> dict[str, np.ndarray]:
-    """Returns a batch of random values without padding, for benchmarks."""
+def synthetic_batch(schema: Schema, sizes: Mapping[str, int], seed: int = 0) -> dict[str, np.ndarray]:
+    """Returns a batch of random values without padding. `sizes` contains `rows` and the sizes that the schema names."""
     rng = np.random.default_rng(seed)
-    sizes = {"rows": rows, **sizes}
     batch = {}
     for spec in schema:
-        shape = (rows, *(sizes[axis] for axis in spec.axes))
+        shape = (sizes["rows"], *(sizes[axis] for axis in spec.axes))
         if spec.ascending:
             values = np.broadcast_to(np.arange(shape[-1]), shape)
         else:

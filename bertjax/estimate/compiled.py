@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.config.run import RunConfig
+from bertjax.data.schema import synthetic_batch
 from bertjax.errors import BertjaxError, first_line
 from bertjax.estimate.topology import tpu_devices, use_tpu_compiler
 from bertjax.tasks.build import build_task
@@ -58,7 +59,7 @@ def lowered_step(
     state = abstract_state(task.objective, optimizer, mesh)
     batch = jax.tree.map(
         lambda rows: jax.ShapeDtypeStruct(rows.shape, rows.dtype, sharding=batch_sharding(mesh)),
-        task.benchmark_batch(phase),
+        synthetic_batch(task.objective.schema, task.axis_sizes(phase)),
     )
     key = jax.eval_shape(lambda: jax.random.key(0))
     scalar = jax.ShapeDtypeStruct((), jnp.float32, sharding=replicated(mesh))

@@ -13,8 +13,7 @@ from etils import epath
 from bertjax.config.run import RunConfig
 from bertjax.data.corpus.vocabulary import ENTRY
 from bertjax.errors import UsageError, listed
-from bertjax.inference.predict import check_output, write_outputs
-from bertjax.tasks.build import build_task
+from bertjax.inference.predict import build_prediction_task, check_output, write_outputs
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import saved_fingerprint
 from bertjax.training.evaluation import mesh_and_params, predict
@@ -59,7 +58,7 @@ def ensemble(
     members = []
     for number, (checkpoint, fingerprint) in enumerate(zip(checkpoints, fingerprints, strict=True), 1):
         logger.info(f"ensemble member {number} of {len(checkpoints)}: {checkpoint}")
-        task = build_task(read_config(checkpoint))
+        task = build_prediction_task(read_config(checkpoint))
         if first is None:
             first = task
             check_output(task, folder)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from etils import epath
 
+from bertjax.config.run import RunConfig
 from bertjax.data.finetuning.batches import inference_batches
 from bertjax.data.finetuning.examples import make_examples
 from bertjax.errors import UsageError
@@ -15,9 +16,10 @@ from bertjax.inference.inputs import Texts, TruncationCount
 from bertjax.inference.loaded_model import LoadedModel
 from bertjax.inference.predictors import PREDICTORS, TextPredictor
 from bertjax.model.heads import SequenceModel, TokenModel
+from bertjax.tasks.build import build_task
 from bertjax.tasks.finetuning.output_layer import SPANS, OutputLayer
+from bertjax.tasks.finetuning.task import FinetuningTask
 from bertjax.tasks.records import FIELDS, PredictionRecords, Record
-from bertjax.tasks.task import Task
 from bertjax.training.evaluation import mesh_and_params, predict
 from bertjax.utils.io import atomic_file, remove_temporaries
 
@@ -129,8 +131,16 @@ def fill_mask(model: LoadedModel, text: str, top: int) -> list[list[tuple[str, f
     return [[(vocabulary.pieces[index], float(row[index])) for index in np.argsort(-row)[:top]] for row in probs]
 
 
+def build_prediction_task(config: RunConfig) -> FinetuningTask:
+    """Builds the task of a config. Raises a UsageError if it makes no predictions."""
+    task = build_task(config)
+    if not isinstance(task, FinetuningTask) or not task.prediction_records():
+        raise UsageError(f"the task {config.task} writes no prediction files; use `bertjax evaluate`")
+    return task
+
+
 def write_predictions(
-    task: Task, checkpoint: epath.Path, folder: str, logits: bool = False, columns: Sequence[str] = ()
+    task: FinetuningTask, checkpoint: epath.Path, folder: str, logits: bool = False, columns: Sequence[str] = ()
 ) -> list[Path]:
     """Predicts all evaluation examples of a task, writes the prediction files and returns their paths.
 
@@ -142,10 +152,8 @@ def write_predictions(
     return write_outputs(task, predict(task, mesh, params)[1], folder, logits, columns)
 
 
-def check_output(task: Task, folder: str, columns: Sequence[str] = ()) -> None:
-    """Creates the output folder. Raises a UsageError if the task writes no predictions or a column cannot be copied."""
-    if not task.writes_predictions:
-        raise UsageError(f"the task {task.config.task} writes no prediction files; use `bertjax evaluate`")
+def check_output(task: FinetuningTask, folder: str, columns: Sequence[str] = ()) -> None:
+    """Creates the output folder. Raises a UsageError if a column cannot be copied."""
     for file_records in task.prediction_records():
         _check_columns(file_records, columns)
     Path(folder).mkdir(parents=True, exist_ok=True)
@@ -154,7 +162,11 @@ def check_output(task: Task, folder: str, columns: Sequence[str] = ()) -> None:
 
 
 def write_outputs(
-    task: Task, outputs: list[dict[str, np.ndarray]], folder: str, logits: bool = False, columns: Sequence[str] = ()
+    task: FinetuningTask,
+    outputs: list[dict[str, np.ndarray]],
+    folder: str,
+    logits: bool = False,
+    columns: Sequence[str] = (),
 ) -> list[Path]:
     """Writes the prediction files from model outputs. See `write_predictions` for the arguments."""
     paths = task.write_predictions(outputs, Path(folder))

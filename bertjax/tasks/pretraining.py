@@ -127,8 +127,8 @@ class PretrainingTask(Task):
             total += self.objective.step_cost(phase, max(0, min(step, phase.stop_step) - phase.start_step))
         return total
 
-    def benchmark_batch(self, phase: int = 0) -> NumpyBatch:
-        return self.objective.synthetic_batch(self.config.phases[phase])
+    def axis_sizes(self, phase: int = 0) -> dict[str, int]:
+        return self.objective.axis_sizes(self.config.phases[phase])
 
     def format_row(self, batch: NumpyBatch, row: int) -> str:
         return self.objective.row_source(self.config.data.packing).row_format.format_row(batch, row, self._vocabulary)

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -17,7 +16,6 @@ from bertjax.errors import UsageError
 from bertjax.metrics.metric import Metric
 from bertjax.metrics.report import ClassReport
 from bertjax.tasks.objectives.step_cost import StepCost
-from bertjax.tasks.records import PredictionRecords
 
 Batch = dict[str, jax.Array]
 NumpyBatch = dict[str, np.ndarray]
@@ -94,12 +92,9 @@ class Objective:
 
 
 class Task:
-    """Objective, data and evaluation of a run. Each module `bertjax/tasks/NAME.py` defines a subclass named `Task`.
+    """Objective, data, schedule and evaluation of a run.
 
-    By default, evaluation metrics are computed from the metric sums only, and the task writes no predictions.
-    The command `train` does not need `benchmark_batch`, `benchmark_step`, `format_row` or `write_predictions`.
-
-    The attributes are grouped by topic.
+    By default, evaluation metrics are computed from the metric sums only. The attributes are grouped by topic.
 
     Objective and schedule:
       config: configuration of the run.
@@ -194,16 +189,12 @@ class Task:
             attention_flops=cost.attention_flops - head.attention_flops * 2 / 3,
         )
 
-    def benchmark_batch(self, phase: int = 0) -> NumpyBatch:
-        """Returns a batch for benchmarks, with the batch shape of training phase `phase`. Its values may be random."""
-        raise NotImplementedError
+    def axis_sizes(self, phase: int = 0) -> dict[str, int]:
+        """Returns the number of `rows` and the sizes of the axes of `objective.schema` in batches of a training phase.
 
-    def benchmark_step(self) -> int:
-        """Returns the index of a train step whose batch has the shape of `benchmark_batch(0)`.
-
-        Benchmarks compute throughput and MFU from the cost of this step.
+        Also returns the numbers of distinct values that the schema names, such as `pieces`.
         """
-        return 0
+        raise NotImplementedError
 
     def format_row(self, batch: NumpyBatch, row: int) -> str:
         """Formats a row of a batch as text."""
@@ -231,16 +222,3 @@ class Task:
         The suffix is "" for the first set, and `_mismatched` for the second set of MNLI.
         """
         return {}
-
-    def write_predictions(self, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
-        """Writes predictions in the format of the task's benchmark and returns the files."""
-        raise NotImplementedError
-
-    def prediction_records(self) -> Sequence[PredictionRecords]:
-        """Returns specifications of the JSON Lines files that `predict` writes besides the official files."""
-        return ()
-
-    @property
-    def writes_predictions(self) -> bool:
-        """True if the subclass defines `write_predictions`."""
-        return type(self).write_predictions is not Task.write_predictions

@@ -16,13 +16,15 @@ import jax
 import numpy as np
 from etils import epath
 
-from bertjax.data.schema import is_token
+from bertjax.data.finetuning.batches import make_batch
+from bertjax.data.schema import is_token, synthetic_batch
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.model.flops import peak_flops_per_second
 from bertjax.model.partitioning import resolve_layout
+from bertjax.tasks.finetuning.task import FinetuningTask
 from bertjax.tasks.objectives.step_cost import ATTENTION_FRACTION, TOKEN_FRACTION
 from bertjax.tasks.pretraining import PretrainingTask
-from bertjax.tasks.task import Task
+from bertjax.tasks.task import NumpyBatch, Task
 from bertjax.training.optimizer import make_optimizer, make_schedule
 from bertjax.training.profiling import StepProfiler
 from bertjax.training.sharding import check_batch_sizes, make_mesh, put_batch, replicated
@@ -34,8 +36,19 @@ logger = logging.getLogger(__name__)
 _WARM_UP_BATCHES = 10
 
 
+def benchmark_batch(task: Task) -> tuple[NumpyBatch, int]:
+    """Returns a batch to time, and the index of a train step that has its shape.
+
+    The batch is one of the most common shape in fine-tuning with data. Otherwise, its values are random.
+    """
+    if isinstance(task, FinetuningTask) and task.train_examples is not None:
+        step = task.order.typical_step()
+        return make_batch(task.train_examples, *task.order.batch(step), SINGLE_SHARD), step
+    return synthetic_batch(task.objective.schema, task.axis_sizes()), 0
+
+
 def bench_step(task: Task, steps: int, profile_steps: range = range(0)) -> dict[str, Any]:
-    """Times `steps` train steps on the task's `benchmark_batch`, after a first step that includes compilation.
+    """Times `steps` train steps on `benchmark_batch`, after a first step that includes compilation.
 
     `profile_steps` are the steps to profile, counted from the first timed step, in a new temporary folder.
 
@@ -62,7 +75,7 @@ def bench_step(task: Task, steps: int, profile_steps: range = range(0)) -> dict[
     # Measure peak FLOP/s directly after the steps, because a CPU's speed depends on its temperature.
     peak, source = peak_flops_per_second(jax.devices())
     metrics = compute_metrics(state.sums)
-    step = task.benchmark_step()
+    _, step = benchmark_batch(task)
     cost = task.cost_before(step + 1) - task.cost_before(step)
     token_fraction, attention_fraction = metrics.pop(TOKEN_FRACTION), metrics.pop(ATTENTION_FRACTION)
     if not_finite := [name for name, value in metrics.items() if not math.isfinite(value)]:
@@ -121,7 +134,7 @@ def make_bench_step(task: Task) -> tuple[Callable[..., TrainState], TrainState, 
     state = init_state(task.objective, optimizer, mesh, jax.random.key(config.seed))
     key = jax.device_put(jax.random.key(config.seed + 1), replicated(mesh))
     schedule = make_schedule(config.optimizer, task.warmup_steps, task.total_steps)
-    inputs = (put_batch(task.benchmark_batch(), mesh), key, schedule)
+    inputs = (put_batch(benchmark_batch(task)[0], mesh), key, schedule)
     return make_train_step(task.objective, optimizer, mesh, config.grad_accum_steps), state, inputs
 
 

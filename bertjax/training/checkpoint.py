@@ -1,8 +1,9 @@
 """Checkpoints, which are saved asynchronously and atomically, and checked for damage when restored.
 
-A checkpoint is the folder `WORKDIR/checkpoints/STEP` with three Orbax items: `params`, `training` (the rest of the
-train state) and `meta` (see `checkpoint_metadata.py`). `meta` contains fingerprints of the arrays, which detect damage.
-Until its save is complete, a local checkpoint has a temporary name, and a `gs://` checkpoint lacks its commit file.
+A checkpoint is the folder `WORKDIR/checkpoints/STEP` with three Orbax items: `params` (the parameters to evaluate),
+`training` (the rest of the train state) and `meta` (see `checkpoint_metadata.py`), with fingerprints of the arrays,
+which detect damage. Until its save is complete, a local checkpoint has a temporary name, and a `gs://` checkpoint lacks
+its commit file.
 """
 
 import dataclasses
@@ -37,7 +38,7 @@ from bertjax.utils.io import is_remote
 logger = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"
-# Orbax items with arrays: the parameters, and all other fields of the train state.
+# Orbax items with arrays: the parameters to evaluate, and all other fields of the train state.
 _ITEMS = ("params", "training")
 DAMAGED = "damaged_checkpoints"
 # Hosts with replicas of the same array each write a part of the array if each part has at least this many bytes.
@@ -114,7 +115,7 @@ class Checkpoints:
         step = int(state.step)
         if step == self._manager.latest_step():
             return
-        items = _as_items(vars(state))
+        items = _as_items(vars(state), state.eval_field)
         fingerprints = {name: fingerprint(tree) for name, tree in items.items()}
         arrays = array_shapes(state)
         metadata = CheckpointMetadata(step, **self._model, fingerprints=fingerprints, arrays=arrays, score=score)
@@ -199,12 +200,14 @@ class Checkpoints:
         self, step: int, metadata: CheckpointMetadata, abstract: TrainState, init: Callable[[], TrainState]
     ) -> TrainState:
         """Restores a step and checks its fingerprints."""
-        items = _as_items(_saved_fields(abstract, metadata))
+        saved = _saved_fields(abstract, metadata)
+        eval_field = abstract.eval_field if abstract.eval_field in saved else "params"
+        items = _as_items(saved, eval_field)
         args = {name: restore_args(tree) for name, tree in items.items()}
         restored = self._manager.restore(step, args=ocp.args.Composite(**args))
         for name in _ITEMS:
             check_fingerprint(name, fingerprint(restored[name]), metadata)
-        fields = {"params": restored["params"], **restored["training"]}
+        fields = {eval_field: restored["params"], **restored["training"]}
         if fields.keys() == vars(abstract).keys() and fields["sums"].keys() == abstract.sums.keys():
             return abstract.replace(**fields)
         initial = init()
@@ -220,9 +223,9 @@ class Checkpoints:
         self._manager.reload()
 
 
-def _as_items(fields: dict[str, Any]) -> dict[str, Any]:
+def _as_items(fields: dict[str, Any], eval_field: str) -> dict[str, Any]:
     """Splits the fields of a state into the items `params` and `training`."""
-    return {"params": fields["params"], "training": {name: fields[name] for name in fields if name != "params"}}
+    return {"params": fields[eval_field], "training": {name: fields[name] for name in fields if name != eval_field}}
 
 
 def _saved_fields(abstract: TrainState, metadata: CheckpointMetadata) -> dict[str, Any]:

@@ -166,10 +166,12 @@ class Optimizer(NamedTuple):
     """Update rule of the trainable parameters.
 
     Attributes:
+      config: config without the fields of the learning-rate schedule.
       tx: optax transformation of the trainable parameters. `tx.update` takes the learning rate as a keyword argument.
       freezing: parameters that are not trained.
     """
 
+    config: OptimizerConfig
     tx: optax.GradientTransformationExtraArgs
     freezing: Freezing
 
@@ -195,4 +197,4 @@ def _make_optimizer(config: OptimizerConfig) -> Optimizer:
         scale_by_layer_trust_ratio() if config.name == "lamb" else optax.identity(),
         scale_by_layer_decay(config.layer_decay, config.freeze_layers) if has_layer_decay else optax.identity(),
     )
-    return Optimizer(with_learning_rate_argument(tx), Freezing(config.freeze_layers, config.freeze))
+    return Optimizer(config, with_learning_rate_argument(tx), Freezing(config.freeze_layers, config.freeze))

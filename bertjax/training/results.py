@@ -153,5 +153,5 @@ def _class_reports(task: Task, mesh: Mesh, best: epath.Path, state: TrainState) 
     """Returns the class reports of the best checkpoint."""
     if not task.labels or not task.eval_every:
         return {}
-    params = state.params if int(best.name) == int(state.step) else load_params(best, state.params)
+    params = state.eval_params if int(best.name) == int(state.step) else load_params(best, state.eval_params)
     return task.class_reports(predict(task, mesh, params)[1])

@@ -39,6 +39,15 @@ class TrainState(flax.struct.PyTreeNode):
     sums: MetricSums
     bad_step: jax.Array
 
+    @property
+    def eval_field(self) -> str:
+        """Name of the field with the parameters to evaluate, which `--init_from` and inference load."""
+        return "params"
+
+    @property
+    def eval_params(self) -> Any:
+        return getattr(self, self.eval_field)
+
 
 @functools.cache
 def abstract_state(objective: Objective, optimizer: Optimizer, mesh: Mesh) -> TrainState:

@@ -51,7 +51,7 @@ def make_train_step(
             f"config.grad_accum_steps={grad_accum_steps} is not supported, because the loss of a row depends on other "
             "rows of its batch; use 1"
         )
-    tx, freezing = optimizer
+    freezing = optimizer.freezing
 
     def train_step(state: TrainState, batch: Batch, key: jax.Array, schedule: optax.Schedule) -> TrainState:
         trainable, frozen = freezing.split(state.params)
@@ -69,7 +69,7 @@ def make_train_step(
             grad_fn = accumulate(grad_fn, grad_accum_steps)
         (loss, sums), grads = grad_fn(trainable, batch, jax.random.fold_in(key, state.step))
 
-        updates, opt_state = tx.update(grads, state.opt_state, trainable, learning_rate=schedule(state.step))
+        updates, opt_state = optimizer.tx.update(grads, state.opt_state, trainable, learning_rate=schedule(state.step))
         new_trainable: Any = optax.apply_updates(trainable, updates)
         if head_only:  # Without this, weight decay would change the encoder.
             new_trainable = {**new_trainable, ENCODER: trainable[ENCODER]}

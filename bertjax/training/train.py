@@ -167,7 +167,7 @@ def _evaluate(
     step = int(state.step)
     with progress.paused():
         start = time.monotonic()
-        values, _ = evaluate(task, mesh, state.params, heartbeat)
+        values, _ = evaluate(task, mesh, state.eval_params, heartbeat)
         if not math.isfinite(values.get("loss", 0.0)):
             raise DivergenceError(f"the evaluation loss at step {step:,} is not finite")
         # Pass the metric sums since the last log line, so that the number of tokens seen includes these steps.

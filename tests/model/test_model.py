@@ -14,6 +14,7 @@ from reference_bert import encode_row, pretraining_logits
 from tiny_config import tiny_config
 
 from bertjax.data.pretraining.config import Phase
+from bertjax.data.schema import synthetic_batch
 from bertjax.model import config as model_config
 from bertjax.model.config import REMAT_POLICIES, ModelConfig
 from bertjax.model.encoder import Encoder
@@ -31,7 +32,8 @@ PHASE = Phase(seq_len=24, batch_size=4, max_predictions=4, start_step=0, stop_st
 @pytest.fixture(scope="module")
 def batch() -> dict[str, np.ndarray]:
     """Returns rows of different lengths with two segments and padding at the end."""
-    batch = MaskedLm.for_model(CONFIG).synthetic_batch(PHASE)
+    objective = MaskedLm.for_model(CONFIG)
+    batch = synthetic_batch(objective.schema, objective.axis_sizes(PHASE))
     lengths = np.array([24, 20, 11, 7])[:, None]
     batch["input_mask"] = (np.arange(24) < lengths).astype(np.int32)
     batch["masked_lm_positions"] = np.tile(np.array([1, 2, 4, 6], np.int32), (4, 1))

@@ -5,6 +5,7 @@ import pytest
 from command_runs import load_task, refused, train_command
 
 from bertjax.data.corpus.prepare import prepare
+from bertjax.data.schema import synthetic_batch
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.model.flops import flops_per_token
 from bertjax.model.heads import build_model, model_description
@@ -50,7 +51,7 @@ def test_pairs_that_are_all_not_next_are_a_warning(letters, corpus, tmp_path, lo
 def test_flops_include_all_predictions_of_a_packed_row(corpus):
     task = load_task(experiment_of(corpus, "nsp"), None, data__packing=True)
     (phase,), model = task.config.phases, task.objective.model.config
-    predictions = task.benchmark_batch()["masked_lm_ids"].shape[1]
+    predictions = task.axis_sizes()["predictions"]
     assert predictions > phase.max_predictions
     assert task.cost_before(1).flops == phase.batch_size * 16 * flops_per_token(model, 16, predictions)
 
@@ -78,7 +79,10 @@ def test_objectives_with_the_same_kind_of_model_have_the_same_metrics(corpus):
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_each_objective_has_consistent_batches_model_and_metric_names(objective, corpus):
     task = load_task(experiment_of(corpus, objective), None, *MODELS[objective])
-    real, synthetic = next(task.train_batches(0, SINGLE_SHARD)), task.benchmark_batch()
+    real, synthetic = (
+        next(task.train_batches(0, SINGLE_SHARD)),
+        synthetic_batch(task.objective.schema, task.axis_sizes()),
+    )
     assert {name: (rows.shape, rows.dtype) for name, rows in real.items()} == {
         name: (rows.shape, rows.dtype) for name, rows in synthetic.items()
     }

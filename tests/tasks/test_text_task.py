@@ -11,6 +11,7 @@ from commanding import printed
 
 from bertjax.cli import main as cli
 from bertjax.data.shard import SINGLE_SHARD
+from bertjax.training.bench import benchmark_batch
 from bertjax.training.checkpoint_config import experiment_config
 
 
@@ -311,7 +312,7 @@ def test_bench_step_reports_the_shape_of_the_timed_batch(letters, tmp_path, capf
     task = load_task(experiment, letters, **fields)
     flags = [f"--config={EXPERIMENTS}/{experiment},size=L1_H16,quick=true", *overrides(letters, **fields)]
     report = json.loads(printed(capfd, "bench", "step", *flags, "--steps=2", "--json"))
-    first, timed = next(task.train_batches(0, SINGLE_SHARD))["input_ids"], task.benchmark_batch(0)["input_ids"]
+    first, timed = next(task.train_batches(0, SINGLE_SHARD))["input_ids"], benchmark_batch(task)[0]["input_ids"]
     assert first.shape != timed.shape == (report["rows"], report["seq_len"])
     assert report["positions_per_second"] * report["seconds_per_step"] == pytest.approx(timed.size)
 

@@ -15,6 +15,7 @@ from bertjax.config.load import load_config
 from bertjax.config.mesh import MeshConfig
 from bertjax.config.optimizer import OptimizerConfig
 from bertjax.data.pretraining.config import Phase
+from bertjax.data.schema import synthetic_batch
 from bertjax.errors import UsageError
 from bertjax.model.layer_stack import is_stacked
 from bertjax.tasks.objectives import masked_lm
@@ -42,7 +43,8 @@ def train(mesh_sizes=(1, 1, 1), steps=2, grad_accum_steps=1, head_only=False, **
     before = jax.device_get(state.params)
     step = make_train_step(OBJECTIVE, optimizer, mesh, grad_accum_steps, head_only)
     for seed in range(steps):
-        state = step(state, put_batch(OBJECTIVE.synthetic_batch(PHASE, seed), mesh), jax.random.key(1), RATE)
+        batch = synthetic_batch(OBJECTIVE.schema, OBJECTIVE.axis_sizes(PHASE), seed)
+        state = step(state, put_batch(batch, mesh), jax.random.key(1), RATE)
     return flatten_dict(before), jax.device_get(state)
 
 
@@ -115,7 +117,7 @@ def test_backward_pass_skips_frozen_layers(scan_layers):
     def backward_lengths(head_only=False, **fields) -> set[int]:
         optimizer = make_optimizer(OptimizerConfig(**fields))
         state = abstract_state(objective, optimizer, mesh)
-        batch = jax.tree.map(jax.numpy.asarray, objective.synthetic_batch(PHASE, 0))
+        batch = jax.tree.map(jax.numpy.asarray, synthetic_batch(objective.schema, objective.axis_sizes(PHASE)))
         step = make_train_step(objective, optimizer, mesh, 1, head_only)
         jaxpr = jax.make_jaxpr(step)(state, batch, jax.random.key(0), RATE)
         return {eqn.params["length"] for eqn in _equations(jaxpr.jaxpr) if _is_backward_scan(eqn)}

@@ -11,6 +11,7 @@ from tiny_config import tiny_config
 from unpacking import unpacked
 
 from bertjax.data.pretraining.config import Phase
+from bertjax.data.schema import synthetic_batch
 from bertjax.tasks.objectives import masked_lm
 from bertjax.tasks.objectives.config import PretrainingData
 from bertjax.tasks.objectives.step_cost import non_padding_sums
@@ -22,7 +23,8 @@ PHASE = Phase(24, 4, max_predictions=3, start_step=0, stop_step=1, max_pairs_per
 
 def packed_batch() -> dict[str, np.ndarray]:
     """Returns rows of three, two, one and no pairs, with one to three predictions per pair."""
-    batch = masked_lm.MaskedLm.for_model(CONFIG, PACKED).synthetic_batch(PHASE)
+    objective = masked_lm.MaskedLm.for_model(CONFIG, PACKED)
+    batch = synthetic_batch(objective.schema, objective.axis_sizes(PHASE))
     rng = np.random.default_rng(1)
     for name in ("sequence_ids", "position_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids"):
         batch[name][:] = 0
@@ -106,7 +108,6 @@ def test_token_and_attention_fractions_of_packed_rows_are_correct():
 
 
 def test_synthetic_packed_rows_have_no_padding():
-    for total, positions in non_padding_sums(
-        masked_lm.MaskedLm.for_model(CONFIG, PACKED).synthetic_batch(PHASE)
-    ).values():
+    objective = masked_lm.MaskedLm.for_model(CONFIG, PACKED)
+    for total, positions in non_padding_sums(synthetic_batch(objective.schema, objective.axis_sizes(PHASE))).values():
         assert total == pytest.approx(positions)

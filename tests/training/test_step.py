@@ -15,6 +15,7 @@ from tiny_config import tiny_config
 from bertjax.config.mesh import MeshConfig
 from bertjax.config.optimizer import OptimizerConfig
 from bertjax.data.pretraining.config import Phase
+from bertjax.data.schema import synthetic_batch
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
 from bertjax.tasks.objectives import language_model, masked_lm
@@ -41,7 +42,8 @@ MESHES = [*(pytest.param(sizes, marks=pytest.mark.slow) for sizes in ((8, 1, 1),
 
 def uneven_batch(seed: int) -> dict[str, np.ndarray]:
     """Returns rows with one to three predictions, so that micro-batches differ in weight; the last row is padding."""
-    batch = masked_lm.MaskedLm.for_model(CONFIG).synthetic_batch(PHASE, seed)
+    objective = masked_lm.MaskedLm.for_model(CONFIG)
+    batch = synthetic_batch(objective.schema, objective.axis_sizes(PHASE), seed)
     batch["masked_lm_weights"] = (np.arange(3) < np.array([3, 1, 1, 1, 3, 3, 2, 0])[:, None]).astype(np.float32)
     batch["next_sentence_labels"][-1] = -1
     batch["input_mask"][-1] = 0

@@ -3,7 +3,8 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,12 @@ from bertjax.data.finetuning.batches import (
     EpochOrder,
     eval_batches,
     in_input_order,
-    make_batch,
     train_batches,
 )
 from bertjax.data.finetuning.examples import Examples, known_labels
 from bertjax.data.finetuning.tables import ReadStats
 from bertjax.data.inspection import format_row
-from bertjax.data.schema import synthetic_batch
-from bertjax.data.shard import SINGLE_SHARD, DataShard
+from bertjax.data.shard import DataShard
 from bertjax.errors import UsageError, listed
 from bertjax.metrics.metric import TOTAL_LOSS, Metric
 from bertjax.model.config import ModelConfig
@@ -32,6 +31,7 @@ from bertjax.tasks.finetuning.config import SPLITS, FinetuningConfig
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER, OutputLayer
 from bertjax.tasks.objectives.classification import UNWEIGHTED, ClassWeighting, make_class_weighting
 from bertjax.tasks.objectives.step_cost import StepCost
+from bertjax.tasks.records import PredictionRecords
 from bertjax.tasks.task import NumpyBatch, Objective, Task
 
 # Top-level parameter name of the output layer.
@@ -57,6 +57,7 @@ class FinetuningTask(Task):
       read_stats: row counts of each input file.
       train_examples: training examples (None: the task is built for evaluation only).
       eval_examples: evaluation examples (None: no evaluation).
+      order: order of the training batches (only with training examples).
     """
 
     missing_data: str
@@ -146,8 +147,8 @@ class FinetuningTask(Task):
         if self.train_examples is None:
             return
         batching = Batching(data.batch_size, data.bucket, data.seq_len, data.examples_per_row)
-        self._order = EpochOrder(self.train_examples, batching, config.seed)
-        self.steps_per_epoch = self._order.steps_per_epoch
+        self.order = EpochOrder(self.train_examples, batching, config.seed)
+        self.steps_per_epoch = self.order.steps_per_epoch
         self.total_steps = config.steps or config.epochs * self.steps_per_epoch
         self.warmup_steps = config.optimizer.warmup(self.total_steps)
         self.eval_every = (config.eval_every or self.steps_per_epoch) if self.eval_examples is not None else 0
@@ -201,6 +202,14 @@ class FinetuningTask(Task):
         """Returns the metrics of `score` that `baseline` lacks, or of which lower values are better."""
         return []
 
+    def write_predictions(self, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
+        """Writes predictions in the format of the task's benchmark and returns the files (default: none)."""
+        return []
+
+    def prediction_records(self) -> Sequence[PredictionRecords]:
+        """Returns specifications of the JSON Lines files that `predict` writes (default: none, no predictions)."""
+        return ()
+
     def hashed_answers(self) -> Any:
         """Returns gold answers to add to `data_hash`, as a JSON value, or None if the examples contain them."""
         return None
@@ -210,7 +219,7 @@ class FinetuningTask(Task):
     def train_batches(self, start_step: int, shard: DataShard) -> Iterator[NumpyBatch]:
         if self.train_examples is None:
             return super().train_batches(start_step, shard)
-        return train_batches(self.train_examples, self._order, self.total_steps, start_step, shard)
+        return train_batches(self.train_examples, self.order, self.total_steps, start_step, shard)
 
     def eval_batches(self, shard: DataShard) -> Iterator[NumpyBatch]:
         if self.eval_examples is None:
@@ -222,14 +231,13 @@ class FinetuningTask(Task):
         data = self.config.data
         if not data.has_files:
             return self._cost(step * data.batch_size, data.seq_len)
-        shapes = {} if self.train_examples is None else self._order.shape_counts(step)
+        shapes = {} if self.train_examples is None else self.order.shape_counts(step)
         return sum((self._cost(steps * rows, length) for (rows, length), steps in shapes.items()), StepCost())
 
-    def benchmark_batch(self, phase: int = 0) -> NumpyBatch:
-        if self.train_examples is not None:
-            return make_batch(self.train_examples, *self._order.batch(self.benchmark_step()), SINGLE_SHARD)
+    def axis_sizes(self, phase: int = 0) -> dict[str, int]:
         config = self.objective.model.config
-        sizes = {
+        return {
+            "rows": self.config.data.batch_size,
             "length": self.config.data.seq_len,
             "sequences_per_example": self.sequences_per_example,
             "labels": len(self.labels),
@@ -238,10 +246,6 @@ class FinetuningTask(Task):
             "classes": 2,
             "two": 2,
         }
-        return synthetic_batch(self.objective.schema, self.config.data.batch_size, **sizes)
-
-    def benchmark_step(self) -> int:
-        return 0 if self.train_examples is None else self._order.typical_step()
 
     def format_row(self, batch: NumpyBatch, row: int) -> str:
         return format_row(batch, row, self.tokenizer, self.labels)

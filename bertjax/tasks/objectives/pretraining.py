@@ -5,10 +5,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import flax.linen as nn
-import numpy as np
 
 from bertjax.data.pretraining.config import Phase
-from bertjax.data.schema import synthetic_batch
 from bertjax.model.config import ModelConfig
 from bertjax.model.flops import attention_flops_per_token, flops_per_token
 from bertjax.tasks.objectives.step_cost import StepCost
@@ -77,20 +75,18 @@ class PretrainingObjective(Objective):
         """Changes batches for the objective, for example sets next-sentence labels to -1 (default: no change)."""
         return batches
 
-    def synthetic_batch(self, phase: Phase, seed: int = 0) -> dict[str, np.ndarray]:
-        """Returns a random batch for benchmarks, with the batch shape of a training phase."""
+    def axis_sizes(self, phase: Phase) -> dict[str, int]:
+        """Returns the sizes of a phase's batches, see `Task.axis_sizes`."""
         config = self.model.config
-        return synthetic_batch(
-            self.schema,
-            phase.batch_size,
-            seed,
-            length=phase.seq_len,
-            predictions=phase.row_predictions,
-            pairs=phase.max_pairs_per_row,
-            pieces=config.vocab_size,
-            segments=min(2, config.type_vocab_size),
-            labels=2,
-        )
+        return {
+            "rows": phase.batch_size,
+            "length": phase.seq_len,
+            "predictions": phase.row_predictions,
+            "pairs": phase.max_pairs_per_row,
+            "pieces": config.vocab_size,
+            "segments": min(2, config.type_vocab_size),
+            "labels": 2,
+        }
 
     def baseline(self, corpus: "Corpus", batches: Iterator[NumpyBatch]) -> dict[str, float]:
         """Returns the metrics of a baseline that ignores the input, on all evaluation batches (default: {})."""
