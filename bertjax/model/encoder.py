@@ -21,6 +21,9 @@ Logical axes of activations (`ACTIVATION_RULES` of `training/sharding.py`):
 Parameters have separate rules (`RULES`), which shard `embed` over `fsdp`, and `vocab` over `tensor`.
 """
 
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -30,8 +33,11 @@ from bertjax.model.config import LSTM, ModelConfig
 from bertjax.model.dropout import dropout
 from bertjax.model.layer_stack import run_layers
 from bertjax.model.layers import TransformerLayer, kernel_init, layer_norm
-from bertjax.model.lstm import LstmEncoder
+from bertjax.model.lstm import LEFT, LstmEncoder
 from bertjax.model.partitioning import with_logical_constraint
+
+# Name of the encoder's Flax module.
+ENCODER = "encoder"
 
 
 class Embeddings(nn.Module):
@@ -139,3 +145,85 @@ class Encoder(nn.Module):
 def make_encoder(config: ModelConfig, name: str | None = None) -> Encoder | LstmEncoder:
     """Builds the encoder module that `model.encoder` selects."""
     return (LstmEncoder if config.encoder == LSTM else Encoder)(config, name=name)
+
+
+class EncoderOutputs(NamedTuple):
+    """States of a batch, all that heads need of an encoder.
+
+    Attributes:
+      tokens: [B, L, D], hidden states of the last layer.
+      sequences: [B, D], the state that represents each row; see `sequence_states`. [B, S, D] in packed rows.
+      directions: for each direction of context (`both`, or `left` and `right`), the part of `tokens` that has this
+        context, [B, L, D / n], and the token embeddings for tied output layers, float32 [V, D / n].
+      layers: [N + 1, B, L, D], outputs of the embeddings and all layers. None if they were not collected.
+    """
+
+    tokens: jax.Array
+    sequences: jax.Array
+    directions: dict[str, tuple[jax.Array, jax.Array]]
+    layers: jax.Array | None
+
+
+def encode(
+    config: ModelConfig,
+    batch: Mapping[str, jax.Array],
+    deterministic: bool,
+    num_sequences: int = 1,
+    collect_layers: bool = False,
+) -> EncoderOutputs:
+    """Applies an encoder to a batch inside the calling module, under the name ENCODER.
+
+    Args:
+      config: model config.
+      batch: arrays that `heads.py` describes.
+      deterministic: whether to disable dropout.
+      num_sequences: maximum number S of sequences per row in packed rows.
+      collect_layers: whether to return the outputs of all layers.
+    """
+    encoder = make_encoder(config, name=ENCODER)
+    is_packed = "sequence_ids" in batch
+    tokens, layers = encoder(
+        batch["input_ids"],
+        batch["segment_ids"],
+        batch["sequence_ids" if is_packed else "input_mask"],
+        batch["position_ids"] if is_packed else None,
+        deterministic=deterministic,
+        collect_layers=collect_layers,
+    )
+    sides = config.context_sides
+    parts = zip(jnp.split(tokens, len(sides), axis=-1), encoder.token_tables, strict=True)
+    sequences = sequence_states(sides, tokens, batch, num_sequences)
+    return EncoderOutputs(tokens, sequences, dict(zip(sides, parts, strict=True)), layers)
+
+
+def sequence_states(
+    context_sides: Sequence[str], tokens: jax.Array, batch: Mapping[str, jax.Array], num_sequences: int = 1
+) -> jax.Array:
+    """Selects the hidden state that represents each sequence: the state of its first token, [CLS].
+
+    For states with only left context, selects the state of the last token, [SEP], whose context is the whole sequence.
+
+    Args:
+      context_sides: context direction of each part of the hidden state, see `Architecture.context_sides`. All parts
+        have the same width.
+      tokens: [B, L, D].
+      batch: arrays that `heads.py` describes.
+      num_sequences: maximum number S of sequences per row in packed rows. Missing ones get an arbitrary finite state.
+
+    Returns:
+      [B, D], or [B, S, D] for packed rows.
+    """
+    parts = [*zip(jnp.split(tokens, len(context_sides), axis=-1), context_sides, strict=True)]
+    if "sequence_ids" not in batch:
+        last = jnp.maximum(jnp.sum(batch["input_mask"], axis=1) - 1, 0)[:, None, None]
+        selected = [
+            jnp.take_along_axis(states, last, axis=1)[:, 0] if side == LEFT else states[:, 0] for states, side in parts
+        ]
+        return jnp.concatenate(selected, axis=-1)
+    in_sequence = batch["sequence_ids"][:, None] == 1 + jnp.arange(num_sequences)[:, None]  # [B, S, L]
+    first = jnp.argmax(in_sequence, axis=-1)
+    last = jnp.maximum(first + jnp.sum(in_sequence, axis=-1) - 1, 0)
+    selected = [
+        jnp.take_along_axis(states, (last if side == LEFT else first)[..., None], axis=1) for states, side in parts
+    ]
+    return jnp.concatenate(selected, axis=-1)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from bertjax.model.config import ModelConfig
 from bertjax.model.dropout import dropout
-from bertjax.model.encoder import make_encoder
+from bertjax.model.encoder import encode, sequence_states
 from bertjax.model.layers import constant_init
 from bertjax.model.lstm import SIDES, Lstm
 from bertjax.model.partitioning import resolve_layout
@@ -20,9 +20,9 @@ NONE, EMBEDDINGS, SECOND_TO_LAST, LAST, SUM_LAST_FOUR, CONCAT_LAST_FOUR, SUM_ALL
     *("", "embeddings", "second_to_last", "last", "sum_last_four", "concat_last_four", "sum_all"),
 )
 _SUMS = (SUM_LAST_FOUR, SUM_ALL)
-# Names of Flax modules.
-ENCODER, _MIX = "encoder", "mix"
-# Batch key of precomputed states of a frozen encoder, see `token_representations`.
+# Name of a Flax module.
+_MIX = "mix"
+# Batch key of precomputed states of a frozen encoder, see `encode_with_head`.
 CACHED_FEATURES = "features"
 
 
@@ -73,13 +73,14 @@ class FeatureHead(Section):
         return len(self.layers(config.num_hidden_layers)) if self.features == CONCAT_LAST_FOUR else 1
 
 
-def token_representations(
+def encode_with_head(
     config: ModelConfig,
     feature_head: FeatureHead,
     batch: dict[str, jax.Array],
     deterministic: bool,
     dropout_key: Callable[[], jax.Array],
-) -> jax.Array:
+    num_sequences: int = 1,
+) -> tuple[jax.Array, jax.Array]:
     """Applies the encoder and the feature head inside the calling module.
 
     `heads.py` describes the arrays of `batch`. If `batch` contains `CACHED_FEATURES`, float32 [B, L, C, D], these
@@ -87,28 +88,25 @@ def token_representations(
     Each call of `dropout_key` returns a new random key.
 
     Returns:
-      States [B, L, `feature_head.width`], in the config's dtype.
+      States of tokens [B, L, W] and of sequences [B, W], or [B, S, W] in packed rows of up to `num_sequences`, in the
+      config's dtype. W is `feature_head.width`.
     """
-    if "sequence_ids" in batch:
-        inputs = (batch[name] for name in ("input_ids", "segment_ids", "sequence_ids", "position_ids"))
-        return make_encoder(config, name=ENCODER)(*inputs, deterministic=deterministic)[0]
-    ids, mask, segments = (batch[name] for name in ("input_ids", "input_mask", "segment_ids"))
     if not feature_head.features:
-        hidden, _ = make_encoder(config, name=ENCODER)(ids, segments, mask, deterministic=deterministic)
+        outputs = encode(config, batch, deterministic, num_sequences)
+        tokens, sequences = outputs.tokens, outputs.sequences
+        if not feature_head.lstm_layers:
+            return tokens, sequences
     elif CACHED_FEATURES in batch:
-        hidden = _Mix(config, feature_head, name=_MIX)(batch[CACHED_FEATURES])
+        tokens = _Mix(config, feature_head, name=_MIX)(batch[CACHED_FEATURES])
     else:
-        encoder = make_encoder(config, name=ENCODER)
-        states: Any = encoder(ids, segments, mask, deterministic=True, collect_layers=True)[1]
+        states: Any = encode(config, batch, deterministic=True, collect_layers=True).layers
         selected = states[jnp.array(feature_head.layers(config.num_hidden_layers))]
-        hidden = _Mix(config, feature_head, name=_MIX)(jax.lax.stop_gradient(jnp.moveaxis(selected, 0, 2)))
+        tokens = _Mix(config, feature_head, name=_MIX)(jax.lax.stop_gradient(jnp.moveaxis(selected, 0, 2)))
     for layer in range(feature_head.lstm_layers):
-        hidden = dropout(hidden, config.hidden_dropout_prob, None if deterministic else dropout_key())
-        hidden = jnp.concatenate(
-            [Lstm(config, feature_head.lstm_size, side, name=f"lstm_{layer}_{side}")(hidden, mask) for side in SIDES],
-            axis=-1,
-        )
-    return hidden
+        tokens = dropout(tokens, config.hidden_dropout_prob, None if deterministic else dropout_key())
+        lstms = [Lstm(config, feature_head.lstm_size, side, name=f"lstm_{layer}_{side}") for side in SIDES]
+        tokens = jnp.concatenate([lstm(tokens, batch["input_mask"]) for lstm in lstms], axis=-1)
+    return tokens, sequence_states(feature_head.context_sides(config), tokens, batch)
 
 
 class _Mix(nn.Module):

@@ -8,7 +8,7 @@ Every model with an output layer maps a batch to float32 logits. A batch is a di
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar
 
@@ -19,10 +19,9 @@ import jax.numpy as jnp
 from bertjax.errors import UsageError
 from bertjax.model.config import TRANSFORMER, ModelConfig
 from bertjax.model.dropout import dropout
-from bertjax.model.encoder import make_encoder
-from bertjax.model.feature_head import CACHED_FEATURES, FeatureHead, token_representations
+from bertjax.model.encoder import encode
+from bertjax.model.feature_head import CACHED_FEATURES, FeatureHead, encode_with_head
 from bertjax.model.layers import Dense, activation, constant_init, layer_norm
-from bertjax.model.lstm import LEFT
 from bertjax.model.matmul import cast_parameter, dot, dot_transposed
 from bertjax.model.partitioning import resolve_layout, with_logical_constraint
 
@@ -66,53 +65,8 @@ def lm_head_flops(width: int, vocab_size: int) -> int:
     return 2 * width * (width + vocab_size)
 
 
-def pool_cls(context_sides: Sequence[str], hidden: jax.Array, input_mask: jax.Array) -> jax.Array:
-    """Selects the hidden state that represents each row: the state of the first token, [CLS].
-
-    For states with only left context, selects the state of the last token, [SEP], whose context is the whole row.
-
-    Args:
-      context_sides: context direction of each part of the hidden state, see `Architecture.context_sides`. All parts
-        have the same width.
-      hidden: [B, L, D].
-      input_mask: [B, L] int32, 1 for tokens and 0 for padding at the end.
-
-    Returns:
-      [B, D].
-    """
-    last = jnp.maximum(jnp.sum(input_mask, axis=1) - 1, 0)[:, None, None]
-    slices = zip(jnp.split(hidden, len(context_sides), axis=-1), context_sides, strict=True)
-    return jnp.concatenate(
-        [jnp.take_along_axis(states, last, axis=1)[:, 0] if side == LEFT else states[:, 0] for states, side in slices],
-        axis=-1,
-    )
-
-
-def pool_cls_packed(
-    context_sides: Sequence[str], hidden: jax.Array, sequence_ids: jax.Array, num_sequences: int
-) -> jax.Array:
-    """Selects the hidden state that represents each sequence of packed rows, as `pool_cls` does for a whole row.
-
-    Args:
-      context_sides, hidden: as in `pool_cls`.
-      sequence_ids: [B, L] int32.
-      num_sequences: maximum number of sequences per row; missing sequences get an arbitrary finite state.
-
-    Returns:
-      [B, num_sequences, D].
-    """
-    in_sequence = sequence_ids[:, None] == 1 + jnp.arange(num_sequences)[:, None]  # [B, num_sequences, L]
-    first = jnp.argmax(in_sequence, axis=-1)
-    last = jnp.maximum(first + jnp.sum(in_sequence, axis=-1) - 1, 0)
-    slices = zip(jnp.split(hidden, len(context_sides), axis=-1), context_sides, strict=True)
-    return jnp.concatenate(
-        [jnp.take_along_axis(states, (last if side == LEFT else first)[..., None], axis=1) for states, side in slices],
-        axis=-1,
-    )
-
-
 class Pooler(nn.Module):
-    """Dense layer and tanh on the state selected by `pool_cls`: [..., D] to [..., D]."""
+    """Dense layer and tanh on the states of sequences: [..., D] to [..., D]."""
 
     config: ModelConfig
 
@@ -141,11 +95,8 @@ class EncoderModel(nn.Module):
     @nn.compact
     def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> tuple[jax.Array, jax.Array]:
         """Returns hidden states [B, L, D] and each row's pooled state [B, D], in the config's dtype."""
-        encoder = make_encoder(self.config, name="encoder")
-        hidden, _ = encoder(batch["input_ids"], batch["segment_ids"], batch["input_mask"], deterministic=deterministic)
-        return hidden, Pooler(self.config, name="pooler")(
-            pool_cls(self.config.context_sides, hidden, batch["input_mask"])
-        )
+        outputs = encode(self.config, batch, deterministic)
+        return outputs.tokens, Pooler(self.config, name="pooler")(outputs.sequences)
 
 
 class PretrainingModel(nn.Module):
@@ -161,26 +112,13 @@ class PretrainingModel(nn.Module):
 
         For packed rows, next-sentence logits are [B, S, 2], where S is the width of `next_sentence_labels`.
         """
-        encoder = make_encoder(self.config, name="encoder")
-        is_packed = "sequence_ids" in batch
-        sequence_ids = batch["sequence_ids" if is_packed else "input_mask"]
-        hidden, _ = encoder(
-            batch["input_ids"],
-            batch["segment_ids"],
-            sequence_ids,
-            batch["position_ids"] if is_packed else None,
-            deterministic=deterministic,
-        )
+        num_sequences = batch["next_sentence_labels"].shape[-1] if "sequence_ids" in batch else 1
+        outputs = encode(self.config, batch, deterministic, num_sequences)
+        ((states, token_table),) = outputs.directions.values()
         # Gather masked positions first, so that the vocabulary projection runs on only 15 % of the positions.
-        masked = jnp.take_along_axis(hidden, batch["masked_lm_positions"][..., None], axis=1)  # [B, P, D]
-        masked_lm_logits = TiedLmHead(self.config, name="masked_lm")(masked, *encoder.token_tables)
-        if is_packed:
-            state = pool_cls_packed(
-                self.config.context_sides, hidden, sequence_ids, batch["next_sentence_labels"].shape[1]
-            )
-        else:
-            state = pool_cls(self.config.context_sides, hidden, sequence_ids)
-        pooled = Pooler(self.config, name="pooler")(state)
+        masked = jnp.take_along_axis(states, batch["masked_lm_positions"][..., None], axis=1)  # [B, P, D]
+        masked_lm_logits = TiedLmHead(self.config, name="masked_lm")(masked, token_table)
+        pooled = Pooler(self.config, name="pooler")(outputs.sequences)
         return masked_lm_logits, NextSentenceHead(self.config, name="next_sentence")(pooled)
 
 
@@ -201,24 +139,20 @@ class LanguageModel(nn.Module):
 
         Logits of `left` predict the next token from the left context. Logits of `right` predict the previous token.
         """
-        context_sides = self.config.context_sides
-        encoder = make_encoder(self.config, name="encoder")
-        hidden, _ = encoder(batch["input_ids"], batch["segment_ids"], batch["input_mask"], deterministic=deterministic)
-        # Each direction has its own head, whose input is the slice of the hidden state for that direction.
-        width = self.config.hidden_size // len(context_sides)
-        head_config = dataclasses.replace(self.config, encoder=TRANSFORMER, hidden_size=width, num_attention_heads=1)
-        slices = zip(context_sides, jnp.split(hidden, len(context_sides), axis=-1), encoder.token_tables, strict=True)
-        return {
-            direction: TiedLmHead(head_config, name=f"{direction}_lm")(states, table)
-            for direction, states, table in slices
-        }
+        logits = {}
+        # Each direction has its own head, whose input is the part of the hidden state with that context.
+        for direction, (states, token_table) in encode(self.config, batch, deterministic).directions.items():
+            width = states.shape[-1]
+            config = dataclasses.replace(self.config, encoder=TRANSFORMER, hidden_size=width, num_attention_heads=1)
+            logits[direction] = TiedLmHead(config, name=f"{direction}_lm")(states, token_table)
+        return logits
 
 
 class SequenceModel(nn.Module):
     """Encoder, optional feature head, and a dense layer on one state of each sequence (paper, Figure 4 a, b).
 
-    This is the state of [CLS], or the one that `pool_cls` selects instead for left context. Without a feature head, a
-    pooler precedes the dense layer. Three input forms are supported:
+    This is the state of [CLS], or that of [SEP] for left context. Without a feature head, a pooler precedes the dense
+    layer. Three input forms are supported:
 
     - rows [B, L]: logits [B, num_outputs];
     - packed rows [B, L] with `labels` [B, S], for up to S sequences per row: logits [B, S, num_outputs];
@@ -234,40 +168,16 @@ class SequenceModel(nn.Module):
     @nn.compact
     def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> jax.Array:
         """Returns float32 logits. The class docstring lists their shapes."""
+        config, head, make_rng = self.config, self.feature_head, partial(self.make_rng, "dropout")
         *leading, _ = batch["input_ids"].shape
-        make_rng = partial(self.make_rng, "dropout")
-        state = sequence_states(self.config, self.feature_head, batch, deterministic, make_rng)
-        logits = Dense(self.config, (self.num_outputs,), ("embed", None), name="classifier")(state).astype(jnp.float32)
+        rows = {name: batch[name].reshape(-1, *batch[name].shape[len(leading) :]) for name in _INPUTS if name in batch}
+        num_sequences = batch["labels"].shape[1] if "sequence_ids" in batch else 1
+        _, state = encode_with_head(config, head, rows, deterministic, make_rng, num_sequences)
+        if not head.is_used:
+            state = Pooler(config, name="pooler")(state)
+        state = dropout(state, config.hidden_dropout_prob, None if deterministic else make_rng())
+        logits = Dense(config, (self.num_outputs,), ("embed", None), name="classifier")(state).astype(jnp.float32)
         return logits.reshape(leading) if len(leading) > 1 else logits
-
-
-def sequence_states(
-    config: ModelConfig,
-    feature_head: FeatureHead,
-    batch: dict[str, jax.Array],
-    deterministic: bool,
-    make_rng: Callable[[], jax.Array],
-) -> jax.Array:
-    """Computes a state per sequence inside the calling module: encoder, then feature head or pooler, then dropout.
-
-    Each call of `make_rng` returns a new random key for dropout.
-
-    Returns:
-      States [B, D] for rows [B, L], [B, S, D] for packed rows [B, L] of up to S sequences, or [B * C, D] for inputs
-      [B, C, L] with C sequences per example.
-    """
-    *leading, _ = batch["input_ids"].shape
-    rows = {name: batch[name].reshape(-1, *batch[name].shape[len(leading) :]) for name in _INPUTS if name in batch}
-    hidden = token_representations(config, feature_head, rows, deterministic, make_rng)
-    if "sequence_ids" in rows:
-        state = pool_cls_packed(
-            feature_head.context_sides(config), hidden, rows["sequence_ids"], batch["labels"].shape[1]
-        )
-    else:
-        state = pool_cls(feature_head.context_sides(config), hidden, rows["input_mask"])
-    if not feature_head.is_used:
-        state = Pooler(config, name="pooler")(state)
-    return dropout(state, config.hidden_dropout_prob, None if deterministic else make_rng())
 
 
 class TokenModel(nn.Module):
@@ -289,7 +199,7 @@ class TokenModel(nn.Module):
     def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> jax.Array:
         """Returns float32 logits [B, L, num_outputs]."""
         config, feature_head = self.config, self.feature_head
-        hidden = token_representations(config, feature_head, batch, deterministic, partial(self.make_rng, "dropout"))
+        hidden, _ = encode_with_head(config, feature_head, batch, deterministic, partial(self.make_rng, "dropout"))
         if self.head_dropout and not deterministic:
             hidden = dropout(hidden, config.hidden_dropout_prob, self.make_rng("dropout"))
         return Dense(config, (self.num_outputs,), ("embed", None), name="classifier")(hidden).astype(jnp.float32)

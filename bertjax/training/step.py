@@ -12,7 +12,7 @@ import optax
 from jax.sharding import Mesh
 
 from bertjax.errors import UsageError
-from bertjax.model.feature_head import ENCODER
+from bertjax.model.encoder import ENCODER
 from bertjax.tasks.objectives.step_cost import non_padding_sums
 from bertjax.tasks.task import Batch, MetricSums, Objective, Outputs
 from bertjax.training.freezing import merge

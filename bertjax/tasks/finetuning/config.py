@@ -10,7 +10,8 @@ from bertjax.config.optimizer import OptimizerConfig
 from bertjax.config.run import RunConfig
 from bertjax.errors import UsageError
 from bertjax.model.config import LSTM, UNSET_ARCHITECTURE, ModelConfig
-from bertjax.model.feature_head import ENCODER, FeatureHead
+from bertjax.model.encoder import ENCODER
+from bertjax.model.feature_head import FeatureHead
 from bertjax.tasks.objectives.classification import BALANCED
 from bertjax.utils.sections import Section, bounded
 
