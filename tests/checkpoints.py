@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 from tiny_config import SIZES, tiny_config
 
-from bertjax.convert.names import parameter_table
+from bertjax.convert.bert import BERT
 from bertjax.convert.output_kinds import OUTPUT_KINDS
 from bertjax.convert.portable import PortableCheckpoint
 from bertjax.data.corpus.vocabulary import load_vocabulary
@@ -73,15 +73,12 @@ def random_checkpoint(letters, output_kind="", labels=(), **fields):
     """Returns a random checkpoint with the pre-training heads or with an output layer."""
     vocabulary = load_vocabulary(letters)
     config = tiny_config(vocabulary.size, **fields)
-    kind = OUTPUT_KINDS.get(output_kind)
-    num_outputs = (kind.num_outputs or len(labels) or 1) if kind else 0
-    if kind is None:
-        modules = ("encoder", "pooler", "masked_lm", "next_sentence")
-    else:
-        modules = ("encoder", "pooler", "classifier") if kind.pools else ("encoder", "classifier")
+    num_outputs = (OUTPUT_KINDS[output_kind].num_outputs or len(labels) or 1) if output_kind else 0
+    class_name = BERT.class_name(output_kind, {"masked_lm", "next_sentence"})
+    modules = ("encoder", *BERT.classes[class_name].modules)
     rng = np.random.default_rng(1)
     params = {}
-    for parameter in parameter_table(config, output_kind, num_outputs):
+    for parameter in BERT.parameters(config, output_kind, num_outputs):
         if parameter.module in modules:
             params[parameter.path] = rng.normal(size=parameter.stacked_shape).astype(np.float32)
             if parameter.unpadded_rows:

@@ -12,7 +12,8 @@ from typing import Any
 import jax
 from etils import epath
 
-from bertjax.convert import huggingface, model_card, names, sentence_transformers, tensorflow1
+from bertjax.convert import huggingface, model_card, sentence_transformers, tensorflow1
+from bertjax.convert.family import MASKED_LM, NEXT_SENTENCE, POOLER
 from bertjax.convert.huggingface_tokenizer import FILES as TOKENIZER_FILES
 from bertjax.convert.huggingface_tokenizer import read_tokenizer
 from bertjax.convert.portable import WORKDIR_FILES, PortableCheckpoint, read_workdir, write_workdir
@@ -29,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 BERTJAX, HUGGINGFACE, TENSORFLOW = "bertjax", "huggingface", "tensorflow"
 WRITERS = {BERTJAX: write_workdir, HUGGINGFACE: huggingface.write}
-_HEADS = {names.POOLER: "pooler", names.MASKED_LM: "masked-LM head", names.NEXT_SENTENCE: "next-sentence head"}
+_HEADS = {POOLER: "pooler", MASKED_LM: "masked-LM head", NEXT_SENTENCE: "next-sentence head"}
 # Files of a converted checkpoint by the file that identifies its format. Folders with other files are not overwritten.
 _REPLACEABLE = {ORIGIN: WORKDIR_FILES, huggingface.CONFIG: huggingface.FILES}
 _SAVED_FROM_PYTHON = {"source": "bertjax.Pretrained.save"}
@@ -181,7 +182,7 @@ def upload(source: str, address: str, overwrite: bool) -> str:
     workdir = workdir_of(find_checkpoint(path)) if detect_format(path) == BERTJAX else None
     run = None if workdir is None or is_converted(workdir) else workdir
     checkpoint = read_checkpoint(path)
-    has_masked_lm = names.MASKED_LM in checkpoint.modules
+    has_masked_lm = MASKED_LM in checkpoint.modules
     card = model_card.model_card(hub.parse(address)[0], run, checkpoint.output_kind, has_masked_lm, _size(checkpoint))
     with tempfile.TemporaryDirectory(prefix="bertjax-") as parent:
         folder = Path(parent, "model")

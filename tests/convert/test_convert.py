@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 from bertjax.api import load
 from bertjax.cli import main as cli
 from bertjax.convert import huggingface
+from bertjax.convert.bert import BERT
 from bertjax.convert.convert import (
     BERTJAX,
     HUGGINGFACE,
@@ -25,7 +26,7 @@ from bertjax.convert.convert import (
     read_checkpoint,
 )
 from bertjax.convert.output_kinds import OUTPUT_KINDS
-from bertjax.convert.portable import SHARED_FIELDS, read_workdir, write_workdir
+from bertjax.convert.portable import read_workdir, write_workdir
 from bertjax.errors import UsageError
 from bertjax.inference.predictors import PREDICTORS
 from bertjax.model.config import ARCHITECTURE_FIELDS, Architecture
@@ -202,7 +203,7 @@ def test_gelu_is_the_tanh_form_for_google_and_exact_for_hugging_face(letters, tm
 
 
 def test_error_names_each_architecture_field_that_a_format_cannot_express(letters, tmp_path):
-    for name in {*ARCHITECTURE_FIELDS} - {*SHARED_FIELDS, "hidden_act", "pad_vocab_to_multiple_of"}:
+    for name in {*ARCHITECTURE_FIELDS} - {*BERT.fields, "hidden_act", "pad_vocab_to_multiple_of"}:
         checkpoint = random_checkpoint(letters)
         # Set any value other than the default. The model need not support it.
         object.__setattr__(checkpoint.config, name, f"not {getattr(Architecture(), name)}")
