@@ -1,4 +1,4 @@
-"""Random two-layer checkpoints, in memory and in the format of google-research/bert."""
+"""Random two-layer checkpoints, in memory and in the format of google-research/bert, and edits of JSON files."""
 
 import json
 
@@ -90,6 +90,11 @@ def assert_equal(first, second):
     assert first.keys() == second.keys()
     for name in first:
         np.testing.assert_array_equal(first[name], second[name], err_msg=name)
+
+
+def edit_json(file, **fields):
+    """Sets fields of a JSON file, which is created if it does not exist."""
+    file.write_text(json.dumps((json.loads(file.read_text()) if file.exists() else {}) | fields))
 
 
 def without(*fragments):

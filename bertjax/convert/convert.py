@@ -200,20 +200,20 @@ def bertjax_checkpoint(path: str, cache_dir: Path | None = None) -> Iterator[str
     """Yields the path of a checkpoint in bertjax's format. Converts `path` if it has another format or is on the hub.
 
     With `cache_dir`, the converted checkpoint is saved in the folder `cache_dir`. Later calls with the same `path`
-    reuse this checkpoint, unless the files of a local `path` have changed. New commits on the hub are ignored. Without
-    `cache_dir`, the converted checkpoint is saved in a temporary folder, which is deleted on exit.
+    reuse this checkpoint, unless the files of a local `path` have changed. New commits on the hub are ignored, because
+    a resumed run must use the same commit. Without `cache_dir`, the conversion is in a temporary folder.
     """
+    cached: dict[str, Any] = {}
     if cache_dir:
         recover_folder(cache_dir)
-    cached_origin = read_origin(epath.Path(cache_dir)) if cache_dir else {}
-    if _replaces_source(cached_origin, path):
-        logger.info(f"using {cache_dir}, converted from {cached_origin['source']}")
+        cached = read_origin(epath.Path(cache_dir))
+    if cached and _is_origin(cached, path):
+        logger.info(f"using {cache_dir}, converted from {cached.get('source')}")
         yield str(cache_dir)
     elif not hub.is_hub(path) and detect_format(path) == BERTJAX:
         yield path
     elif cache_dir:
-        if hub.is_hub(path) or cached_origin != _origin_of(path):
-            convert(path, str(cache_dir), BERTJAX, overwrite=bool(cached_origin))
+        convert(path, str(cache_dir), BERTJAX, overwrite=bool(cached))
         yield str(cache_dir)
     else:
         with tempfile.TemporaryDirectory(prefix="bertjax-") as folder:
@@ -230,15 +230,12 @@ def bertjax_checkpoint(path: str, cache_dir: Path | None = None) -> Iterator[str
                 raise type(error)(message) from error
 
 
-def _replaces_source(origin: dict[str, Any], path: str) -> bool:
-    """Returns whether to use a cached conversion of `path` without checking whether its source has changed.
-
-    `origin` identifies the source of the cached conversion. Returns True if this source is `path`, and `path` is
-    either on the hub (a resumed run must use the same commit) or a local path that no longer exists.
-    """
+def _is_origin(origin: dict[str, Any], path: str) -> bool:
+    """Returns whether a cached conversion with this `origin` is from `path`, and `path` is unchanged or removed."""
     if hub.is_hub(path):
         return path in (origin.get("address"), origin.get("source"))
-    return origin.get("source") == _origin_of(path)["source"] and not Path(path).expanduser().exists()
+    current = _origin_of(path)
+    return origin == current or (origin.get("source") == current["source"] and not Path(path).expanduser().exists())
 
 
 def _convert_in_subprocess(path: str, target: str) -> None:
@@ -256,9 +253,8 @@ def _use_cpu() -> None:
 def _origin_of(path: str, folder: str = "") -> dict[str, Any]:
     """Returns the content of `origin.json`, which identifies the source of a conversion.
 
-    A local checkpoint is identified by its path and the names, sizes and modification times of its files. A model on
-    the hub is identified by its address with the commit. The commit is the name of the download folder `folder`. The
-    key `address` contains the address as the user wrote it.
+    This is the path of a local checkpoint and the names, sizes and modification times of its files, or the address on
+    the hub with the commit, which is the name of the download folder `folder`, and as the user wrote it.
     """
     if hub.is_hub(path):
         return {"source": f"{hub.PREFIX}{hub.parse(path)[0]}@{Path(folder).name}", "address": path}

@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 
 import hub_server
 import huggingface_hub.constants
@@ -108,16 +106,6 @@ def test_folder_with_other_files_is_refused_before_the_download(server, pretrain
     assert not server.requests and os.listdir(tmp_path / "own") == ["t.tsv"]
 
 
-def test_broken_transfer_is_resumed(server, tmp_path):
-    data = bytes(range(256)) * 50_000
-    server.push("org/bert", {"model.safetensors": data})
-    server.broken = 2
-    assert (hub.download(ADDRESS, ["*"]) / "model.safetensors").read_bytes() == data
-    assert server.broken == 0
-    transfers = [request for request in server.requests if request.startswith("GET /cdn/")]
-    assert len(transfers) == 3
-
-
 def test_files_that_do_not_match_their_hashes_are_removed(server):
     files = dict.fromkeys(("1_Pooling/config.json", "config.json", "model.safetensors"), b"{}" * 3000)
     server.push("org/bert", files)
@@ -195,17 +183,6 @@ def test_offline_mode_uses_only_the_cache(server, pretrained, monkeypatch):
         bertjax.load("hf:org/new")
 
 
-def test_concurrent_processes_download_a_file_once(server, pretrained, tmp_path):
-    server.push("org/bert", files_of(pretrained))
-    code = f"from bertjax.utils import hub; print(hub.download({ADDRESS!r}, ['*']))"
-    command = [sys.executable, "-c", code]
-    environment = {**os.environ, "HF_HUB_DISABLE_XET": "1"}
-    processes = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    outputs = {process.communicate()[0] for process in processes}
-    assert [process.returncode for process in processes] == [0, 0, 0] and len(outputs) == 1
-    assert sum(request.startswith("GET /cdn/") for request in server.requests) == 1
-
-
 def test_convert_uploads_a_run_with_a_model_card(server, pretrained, tmp_path, capsys):
     table = write_table(tmp_path / "t.tsv")
     commit = server.push("org/bert", files_of(pretrained))
@@ -230,15 +207,15 @@ def test_convert_uploads_a_run_with_a_model_card(server, pretrained, tmp_path, c
     printed(capsys, *upload, "--overwrite")
 
 
-def test_upload_replaces_the_pooling_of_an_older_model(server, pretrained, tmp_path, capsys):
-    server.push("me/model", files_of(pretrained) | dict.fromkeys(POOLING_FILES, b'{"pooling_mode_mean_tokens": true}'))
+def test_upload_replaces_the_pooling_of_an_older_model(server, pretrained, folder, capsys):
+    pooling = b'{"pooling_mode_mean_tokens": true}'
+    server.push("me/model", files_of(pretrained) | dict.fromkeys(POOLING_FILES, pooling))
     printed(capsys, "convert", pretrained, "hf:me/model", "--overwrite")
     assert not {*POOLING_FILES} & {*hub.file_names("hf:me/model")}
-    shutil.copytree(pretrained, tmp_path / "mean")
-    (tmp_path / "mean" / "1_Pooling").mkdir()
-    (tmp_path / "mean" / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_bytes(pooling)
     for _ in range(2):
-        printed(capsys, "convert", tmp_path / "mean", "hf:me/model", "--overwrite")
+        printed(capsys, "convert", folder, "hf:me/model", "--overwrite")
         assert bertjax.load("hf:me/model").encode(["a"]).last_hidden_state is None
 
 

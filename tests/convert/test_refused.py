@@ -7,7 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
-from checkpoints import WIDTH, assert_equal, google_checkpoint, without
+from checkpoints import WIDTH, assert_equal, edit_json, google_checkpoint, without
 from safetensors.numpy import load_file, save_file
 
 from bertjax.convert.convert import read_checkpoint
@@ -62,8 +62,7 @@ def test_missing_unknown_and_misshapen_arrays_are_listed(letters, tmp_path):
     ],
 )
 def test_unsupported_config_is_refused(fields, message, folder):
-    config = json.loads((folder / "config.json").read_text()) | fields
-    (folder / "config.json").write_text(json.dumps(config))
+    edit_json(folder / "config.json", **fields)
     with pytest.raises(UsageError, match=message):
         read_checkpoint(folder)
 
@@ -166,9 +165,8 @@ def test_error_for_pickled_weights_has_a_command_that_writes_safetensors(folder,
     assert "import BertForPreTraining as M" in words[2] and "save_pretrained" in words[2]
 
 
-def test_latest_of_several_tensorflow_checkpoints_is_read(letters, tmp_path):
-    folder = tmp_path / "google"
-    google_checkpoint(letters, folder)
+def test_latest_of_several_tensorflow_checkpoints_is_read(google, tmp_path):
+    folder = shutil.copytree(google, tmp_path / "google")
     for file in list(folder.glob("bert_model.ckpt.*")):
         for step in (1000, 999):
             shutil.copy(file, file.with_name(file.name.replace("bert_model.ckpt", f"model.ckpt-{step}")))
