@@ -76,7 +76,7 @@ def detect_format(path: str | os.PathLike) -> str:
 def read_checkpoint(path: str | os.PathLike, lower_case: bool | None = None) -> PortableCheckpoint:
     """Reads a checkpoint of any format into host memory.
 
-    `lower_case`, if not None, replaces the setting of the tokenizer.
+    Here and below, `lower_case` replaces the setting of the tokenizer (default: None, as the tokenizer does).
     """
     fmt = detect_format(path)
     if fmt == BERTJAX:
@@ -92,23 +92,16 @@ def _reject_case(path: str | os.PathLike, lower_case: bool | None) -> None:
 
 
 def read_vocabulary(path: str | os.PathLike, lower_case: bool | None = None) -> Vocabulary:
-    """Reads a vocabulary from a file, from a checkpoint of any format, or from the hub.
-
-    `lower_case`, if not None, replaces the setting of the tokenizer.
-    """
+    """Reads a vocabulary from a file, from a checkpoint of any format, or from the hub."""
     if hub.is_hub(path):
         folder = hub.download(str(path), (huggingface.CONFIG, *TOKENIZER_FILES))
-        return _tokenizer_vocabulary(folder, str(path), lower_case)
-    local = Path(path).expanduser()
-    if local.is_file():
-        return open_vocabulary(local) if lower_case is None else load_vocabulary(local, lower_case)
-    if detect_format(path) == BERTJAX:
-        _reject_case(path, lower_case)
-        return workdir_vocabulary(workdir_of(find_checkpoint(path)))
-    return _tokenizer_vocabulary(local, str(path), lower_case)
-
-
-def _tokenizer_vocabulary(folder: Path, name: str, lower_case: bool | None) -> Vocabulary:
+    else:
+        folder = Path(path).expanduser()
+        if folder.is_file():
+            return open_vocabulary(folder) if lower_case is None else load_vocabulary(folder, lower_case)
+        if detect_format(path) == BERTJAX:
+            _reject_case(path, lower_case)
+            return workdir_vocabulary(workdir_of(find_checkpoint(path)))
     folder = sentence_transformers.transformer_folder(folder)
     prefix = tensorflow1.find_prefix(folder)
     if prefix is None or huggingface.has_weights(folder):
@@ -118,16 +111,12 @@ def _tokenizer_vocabulary(folder: Path, name: str, lower_case: bool | None) -> V
     else:
         vocabulary = tensorflow1.read_vocabulary(prefix.parent, lower_case)
     if vocabulary is None:
-        raise UsageError(f"{name} lacks vocab.txt beside its config; copy the model's vocabulary there")
+        raise UsageError(f"{path} lacks vocab.txt beside its config; copy the model's vocabulary there")
     return vocabulary
 
 
 def convert(source: str, destination: str, fmt: str, overwrite: bool, lower_case: bool | None = None) -> None:
-    """Converts a checkpoint to a different format, and writes the destination atomically.
-
-    `source` is the path of a checkpoint or its address on the hub. `fmt` is a key of `WRITERS`. `lower_case`, if not
-    None, replaces the setting of the tokenizer.
-    """
+    """Converts a checkpoint, a path or an address on the hub, to the format `fmt`, and writes the folder atomically."""
     # os.path.realpath resolves links and `..`. Unlike Path.resolve, it accepts a link that points to itself.
     target, source_path = (Path(os.path.realpath(Path(path).expanduser())) for path in (destination, source))
     is_local = "://" not in source and not hub.is_hub(source)
@@ -182,8 +171,7 @@ def upload(source: str, address: str, overwrite: bool) -> str:
     workdir = workdir_of(find_checkpoint(path)) if detect_format(path) == BERTJAX else None
     run = None if workdir is None or is_converted(workdir) else workdir
     checkpoint = read_checkpoint(path)
-    has_masked_lm = MASKED_LM in checkpoint.modules
-    card = model_card.model_card(hub.parse(address)[0], run, checkpoint.output_kind, has_masked_lm, _size(checkpoint))
+    card = model_card.model_card(hub.parse(address)[0], run, checkpoint)
     with tempfile.TemporaryDirectory(prefix="bertjax-") as parent:
         folder = Path(parent, "model")
         save(checkpoint, folder, HUGGINGFACE, overwrite=False)
@@ -267,14 +255,9 @@ def _origin_of(path: str, folder: str = "") -> dict[str, Any]:
     }
 
 
-def _size(checkpoint: PortableCheckpoint) -> str:
-    config = checkpoint.config
-    return f"{config.num_hidden_layers} layers, hidden size {config.hidden_size}, {config.vocab_size:,} tokens"
-
-
 def _describe(checkpoint: PortableCheckpoint) -> str:
     heads = [text for module, text in _HEADS.items() if module in checkpoint.modules]
     missing = [text for text in _HEADS.values() if text not in heads]
     heads += [f"output layer for {checkpoint.output_kind}"] if checkpoint.output_kind else []
     lists = f"heads: {', '.join(heads) or '(none)'}; missing: {', '.join(missing) or '(none)'}"
-    return f"{_size(checkpoint)}, {checkpoint.config.hidden_act}; {lists}"
+    return f"{checkpoint.size}, {checkpoint.config.hidden_act}; {lists}"

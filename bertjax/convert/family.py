@@ -25,7 +25,7 @@ class ModelClass:
 
     Attributes:
       modules: modules besides the encoder.
-      output_kinds: kinds of the output layer, the default first (default: (), no output layer).
+      output_kinds: kinds of the output layer, the most common first (default: "", no output layer).
       output_layer: name of the output layer.
     """
 

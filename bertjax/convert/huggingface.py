@@ -45,10 +45,7 @@ def is_checkpoint_folder(path: Path) -> bool:
 
 
 def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
-    """Reads config, weights, vocabulary and modules of sentence-transformers from a folder in Hugging Face's format.
-
-    `lower_case`, if not None, replaces `do_lower_case` of its tokenizer.
-    """
+    """Reads config, weights, vocabulary and modules of sentence-transformers from a folder in Hugging Face's format."""
     root, folder = folder, sentence_transformers.transformer_folder(folder)
     file = folder / CONFIG
     hf_config = read_object(file)

@@ -104,6 +104,11 @@ class PortableCheckpoint:
         return model_description(PretrainingModel(self.config) if is_complete else EncoderModel(self.config))
 
     @property
+    def size(self) -> str:
+        config = self.config
+        return f"{config.num_hidden_layers} layers, hidden size {config.hidden_size}, {config.vocab_size:,} tokens"
+
+    @property
     def parameters(self) -> list[Parameter]:
         """Parameters with their names in other formats."""
         return BERT.parameters(self.config, self.output_kind, self.num_outputs, self.num_rows)
@@ -192,8 +197,7 @@ def check_portable(description: Mapping[str, Any], path: str | AnyPath) -> None:
     kind, head = description["kind"], FeatureHead(**(description["feature_head"] or {}))
     problem = "" if kind in _KINDS else f"a model of kind {kind!r}"
     if head.is_used:
-        features = head.features or "(none)"
-        problem = f"feature_head.features={features} and feature_head.lstm_layers={head.lstm_layers}"
+        problem = f"feature_head.features={head.features or '(none)'} and feature_head.lstm_layers={head.lstm_layers}"
     if problem:
         raise UsageError(f"{path} has {problem}, which other formats cannot express; use the bertjax checkpoint itself")
 

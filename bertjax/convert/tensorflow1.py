@@ -68,10 +68,7 @@ def _latest_prefix(folder: Path) -> str:
 
 
 def read_vocabulary(folder: Path, lower_case: bool | None = None) -> Vocabulary | None:
-    """Returns the vocabulary of a checkpoint's folder, or None if the folder contains no vocabulary.
-
-    `lower_case`, if not None, replaces `do_lower_case` of its config.
-    """
+    """Returns the vocabulary of a checkpoint's folder, or None if the folder contains no vocabulary."""
     config = read_object(folder / CONFIG, optional=True)
     lower_case = config.get("do_lower_case") if lower_case is None else lower_case
     return read_vocabulary_file(folder, lower_case, config.get(_WORD_LIMIT, MAX_WORD_CHARS))
@@ -94,10 +91,7 @@ def training_kind(name: str, shapes: Mapping[str, Sequence[int]]) -> str:
 
 
 def read(path: Path, lower_case: bool | None = None) -> PortableCheckpoint:
-    """Reads a checkpoint from a folder, or from a path prefix such as `bert_model.ckpt`.
-
-    `lower_case`, if not None, replaces `do_lower_case` of its config.
-    """
+    """Reads a checkpoint from a folder, or from a path prefix such as `bert_model.ckpt`."""
     import tensorflow as tf
 
     prefix = find_prefix(path) or path

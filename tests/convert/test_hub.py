@@ -1,5 +1,6 @@
 """Checkpoints on the Hugging Face Hub: downloads, pinned commits and uploads, with a fake HTTP API."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -219,9 +220,12 @@ def test_upload_replaces_the_pooling_of_an_older_model(server, pretrained, folde
         assert bertjax.load("hf:me/model").encode(["a"]).last_hidden_state is None
 
 
-def test_card_of_an_encoder_that_bertjax_did_not_train():
-    card = model_card("me/encoder", None, "", has_masked_lm=False, size="1 layer")
-    assert "pipeline_tag: feature-extraction" in card and "BERT, 1 layer, converted by bertjax." in card
+def test_card_of_an_encoder_that_bertjax_did_not_train(pretrained):
+    checkpoint = huggingface.read(pretrained)
+    encoder = {name: array for name, array in checkpoint.params.items() if name.startswith("encoder/")}
+    card = model_card("me/encoder", None, dataclasses.replace(checkpoint, params=encoder))
+    assert "pipeline_tag: feature-extraction" in card and "BERT, 2 layers, hidden size 16, " in card
+    assert "tokens, converted by bertjax." in card
 
 
 def test_failed_upload_adds_no_commit(server, pretrained, tmp_path, capsys):
