@@ -46,24 +46,18 @@ def google_variables(num_tokens):
     return shapes | {f"{norm}/{name}": (width,) for norm in norms for name in ("gamma", "beta")}
 
 
-def google_checkpoint(letters, folder, change=lambda variables: variables, with_optimizer=False, **config):
+def google_checkpoint(letters, folder, change=lambda variables: variables, **config):
     """Saves a checkpoint with TensorFlow's own saver, like the released checkpoints, and returns its variables."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
     num_tokens = len(letters.read_text().splitlines())
-    variables = {
-        name: rng.normal(size=shape).astype(np.float32) for name, shape in google_variables(num_tokens).items()
-    }
-    if with_optimizer:
-        variables |= {f"{name}/adam_{m}": np.ones_like(value) for name, value in list(variables.items()) for m in "mv"}
-    variables = change(variables)
+    shapes = google_variables(num_tokens)
+    variables = change({name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()})
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         graph = [tf.compat.v1.get_variable(name, initializer=value) for name, value in variables.items()]
-        if with_optimizer:
-            graph.append(tf.compat.v1.train.create_global_step())
         session.run(tf.compat.v1.global_variables_initializer())
         saver = tf.compat.v1.train.Saver(graph)
-        saver.save(session, str(folder / "bert_model.ckpt"), write_meta_graph=with_optimizer)
+        saver.save(session, str(folder / "bert_model.ckpt"), write_meta_graph=False)
     (folder / "bert_config.json").write_text(json.dumps({"vocab_size": num_tokens, **GOOGLE_CONFIG, **config}))
     (folder / "vocab.txt").write_bytes(letters.read_bytes())
     return variables

@@ -58,7 +58,7 @@ class Dense(nn.Module):
       features: sizes of the kernel's output axes.
       axes: logical names of all kernel axes, input axes first. Of the output axes, only the first may be sharded,
         because `dot` on CPU merges the output axes into one.
-      flat: whether to merge the output axes into one. A TPU would pad a short last axis to 128 lanes.
+      flat: whether to merge the output axes into one. A TPU would pad a short last axis to 128 elements.
       initializer: initializer of the kernel (default: `kernel_init` with `axes`).
     """
 

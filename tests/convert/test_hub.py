@@ -75,12 +75,31 @@ def test_commands_accept_a_hub_address(server, pretrained, tmp_path, capsys):
     assert manifest["vocabulary"]["lower_case"] is True
 
 
-def test_resumed_run_uses_its_original_hub_commit(server, pretrained, letters, tmp_path):
-    table = write_table(tmp_path / "t.tsv")
+def test_run_from_a_hub_address_is_uploaded_and_resumed_with_its_original_commit(
+    server, pretrained, letters, tmp_path, capsys
+):
+    table, run = write_table(tmp_path / "t.tsv"), tmp_path / "run"
     commit = server.push("org/bert", files_of(pretrained))
-    train(tmp_path / "run", table, f"--init_from={ADDRESS}")
-    data = json.loads((tmp_path / "run" / "data.json").read_text())
+    train(run, table, f"--init_from={ADDRESS}")
+    data = json.loads((run / "data.json").read_text())
     assert data["init_from"] == {"source": f"{ADDRESS}@{commit}", "address": ADDRESS}
+    upload = ("convert", run, "hf:me/topic")
+    assert printed(capsys, *upload).endswith("/me/topic\n")
+    results = json.loads((run / "results.json").read_text())
+    uploaded = hub.download("hf:me/topic", ["*"])
+    card = (uploaded / "README.md").read_text()
+    for text in (
+        "pipeline_tag: text-classification",
+        "base_model: org/bert",
+        f"| accuracy | {results['accuracy']:.4f} | {results['baseline']['accuracy']:.4f} |",
+        f"--init_from {ADDRESS}@{commit} ",
+        str(table),
+    ):
+        assert text in card
+    assert (uploaded / "bertjax_config.json").read_bytes() == (run / "config.json").read_bytes()
+    assert bertjax.load("hf:me/topic").predict(["zu", "pa ke"])[1]["prediction"] in ("good", "bad")
+    assert "hf:me/topic contains a model; use --overwrite" in refused(capsys, *upload)
+    printed(capsys, *upload, "--overwrite")
     # The branch gets a new commit, and the server fails.
     (tmp_path / "new").mkdir()
     huggingface.write(random_checkpoint(letters, initializer_range=0.1), tmp_path / "new")
@@ -88,12 +107,12 @@ def test_resumed_run_uses_its_original_hub_commit(server, pretrained, letters, t
     server.requests.clear()
     server.status = 500
     shutil.rmtree(tmp_path / "cache")
-    (tmp_path / "run" / "results.json").unlink()
-    train(tmp_path / "run", table, f"--init_from={ADDRESS}")
+    (run / "results.json").unlink()
+    train(run, table, f"--init_from={ADDRESS}")
     assert not server.requests
     # Without a cached conversion, as in a workdir at gs://, the commit is read from data.json.
-    assert pinned_address(ADDRESS, str(tmp_path / "run")) == f"{ADDRESS}@{commit}"
-    assert pinned_address("hf:org/other", str(tmp_path / "run")) == "hf:org/other"
+    assert pinned_address(ADDRESS, str(run)) == f"{ADDRESS}@{commit}"
+    assert pinned_address("hf:org/other", str(run)) == "hf:org/other"
     assert pinned_address(ADDRESS, str(tmp_path / "none")) == ADDRESS
 
 
@@ -182,30 +201,6 @@ def test_offline_mode_uses_only_the_cache(server, pretrained, monkeypatch):
     bertjax.load(ADDRESS)
     with pytest.raises(UsageError, match="hf:org/new is not in the cache; unset HF_HUB_OFFLINE"):
         bertjax.load("hf:org/new")
-
-
-def test_convert_uploads_a_run_with_a_model_card(server, pretrained, tmp_path, capsys):
-    table = write_table(tmp_path / "t.tsv")
-    commit = server.push("org/bert", files_of(pretrained))
-    train(tmp_path / "run", table, f"--init_from={ADDRESS}")
-    upload = ("convert", tmp_path / "run", "hf:me/topic")
-    assert printed(capsys, *upload).endswith("/me/topic\n")
-    results = json.loads((tmp_path / "run" / "results.json").read_text())
-    card = (hub.download("hf:me/topic", ["*"]) / "README.md").read_text()
-    for text in (
-        "pipeline_tag: text-classification",
-        "base_model: org/bert",
-        f"| accuracy | {results['accuracy']:.4f} | {results['baseline']['accuracy']:.4f} |",
-        f"--init_from {ADDRESS}@{commit} ",
-        str(table),
-    ):
-        assert text in card
-    uploaded = hub.download("hf:me/topic", ["*"])
-    assert (uploaded / "bertjax_config.json").read_bytes() == (tmp_path / "run" / "config.json").read_bytes()
-    texts = ["zu", "pa ke"]
-    assert bertjax.load("hf:me/topic").predict(texts)[1]["prediction"] in ("good", "bad")
-    assert "hf:me/topic contains a model; use --overwrite" in refused(capsys, *upload)
-    printed(capsys, *upload, "--overwrite")
 
 
 def test_upload_replaces_the_pooling_of_an_older_model(server, pretrained, folder, capsys):

@@ -21,8 +21,8 @@ from bertjax.model.attention.xla import MASKED_LOGIT, AttentionMask, attention_m
 from bertjax.model.dropout import BITS, dropout_scale, dropout_seeds, dropout_threshold, hash_positions
 from bertjax.model.partitioning import current_device, shard_over_mesh, tpu_kernel
 
-# Lanes of a vector register. The width of a block must be a multiple of this number, or the full width.
-_LANES = 128
+# Width of a vector register. The width of a block must be a multiple of this number, or the full width.
+_REGISTER_WIDTH = 128
 # Minimum tokens per program. With fewer tokens, the cost of starting programs would dominate.
 _MIN_TOKENS = 512
 # Devices whose kernels support only float32 matmuls. The inputs are still rounded to the compute dtype.
@@ -91,7 +91,7 @@ def _attend_on_device(
     rows, length, width = query.shape
     heads = first_seeds.shape[1]
     size = width // heads
-    program_heads = math.lcm(size, _LANES) // size
+    program_heads = math.lcm(size, _REGISTER_WIDTH) // size
     program_heads = program_heads if heads % program_heads == 0 else heads
     program_rows = math.gcd(rows, max(1, _MIN_TOKENS // length))
     options = _Options(heads, program_heads, program_rows, direction, rate, float32_products, interpret)
