@@ -109,7 +109,7 @@ def _read_config(hf_config: dict[str, Any], file: Path) -> tuple[ModelConfig, st
         raise UsageError(f"{file} has the architecture {architecture!r}; use one of {', '.join(BERT.classes)}")
     problem, kinds = hf_config.get("problem_type"), BERT.classes[architecture].output_kinds
     output_kind = MULTILABEL if problem == _MULTILABEL and MULTILABEL in kinds else kinds[0]
-    labels: tuple[str, ...] = ()
+    labels: tuple[Any, ...] = ()
     if output_kind and not OUTPUT_KINDS[output_kind].num_outputs:
         default = {str(index): f"LABEL_{index}" for index in range(hf_config.get("num_labels") or 2)}
         id2label = hf_config.get("id2label") or default
