@@ -1,4 +1,4 @@
-"""Random two-layer checkpoints, in memory and in the format of google-research/bert."""
+"""Random two-layer checkpoints, in memory and in the format of google-research/bert, and edits of JSON files."""
 
 import json
 
@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 from tiny_config import SIZES, tiny_config
 
-from bertjax.convert.names import parameter_table
+from bertjax.convert.bert import BERT
 from bertjax.convert.output_kinds import OUTPUT_KINDS
 from bertjax.convert.portable import PortableCheckpoint
 from bertjax.data.corpus.vocabulary import load_vocabulary
@@ -46,24 +46,18 @@ def google_variables(num_tokens):
     return shapes | {f"{norm}/{name}": (width,) for norm in norms for name in ("gamma", "beta")}
 
 
-def google_checkpoint(letters, folder, change=lambda variables: variables, with_optimizer=False, **config):
+def google_checkpoint(letters, folder, change=lambda variables: variables, **config):
     """Saves a checkpoint with TensorFlow's own saver, like the released checkpoints, and returns its variables."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
     num_tokens = len(letters.read_text().splitlines())
-    variables = {
-        name: rng.normal(size=shape).astype(np.float32) for name, shape in google_variables(num_tokens).items()
-    }
-    if with_optimizer:
-        variables |= {f"{name}/adam_{m}": np.ones_like(value) for name, value in list(variables.items()) for m in "mv"}
-    variables = change(variables)
+    shapes = google_variables(num_tokens)
+    variables = change({name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()})
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         graph = [tf.compat.v1.get_variable(name, initializer=value) for name, value in variables.items()]
-        if with_optimizer:
-            graph.append(tf.compat.v1.train.create_global_step())
         session.run(tf.compat.v1.global_variables_initializer())
         saver = tf.compat.v1.train.Saver(graph)
-        saver.save(session, str(folder / "bert_model.ckpt"), write_meta_graph=with_optimizer)
+        saver.save(session, str(folder / "bert_model.ckpt"), write_meta_graph=False)
     (folder / "bert_config.json").write_text(json.dumps({"vocab_size": num_tokens, **GOOGLE_CONFIG, **config}))
     (folder / "vocab.txt").write_bytes(letters.read_bytes())
     return variables
@@ -73,15 +67,12 @@ def random_checkpoint(letters, output_kind="", labels=(), **fields):
     """Returns a random checkpoint with the pre-training heads or with an output layer."""
     vocabulary = load_vocabulary(letters)
     config = tiny_config(vocabulary.size, **fields)
-    kind = OUTPUT_KINDS.get(output_kind)
-    num_outputs = (kind.num_outputs or len(labels) or 1) if kind else 0
-    if kind is None:
-        modules = ("encoder", "pooler", "masked_lm", "next_sentence")
-    else:
-        modules = ("encoder", "pooler", "classifier") if kind.pools else ("encoder", "classifier")
+    num_outputs = (OUTPUT_KINDS[output_kind].num_outputs or len(labels) or 1) if output_kind else 0
+    class_name = BERT.class_name(output_kind, {"masked_lm", "next_sentence"})
+    modules = ("encoder", *BERT.classes[class_name].modules)
     rng = np.random.default_rng(1)
     params = {}
-    for parameter in parameter_table(config, output_kind, num_outputs):
+    for parameter in BERT.parameters(config, output_kind, num_outputs):
         if parameter.module in modules:
             params[parameter.path] = rng.normal(size=parameter.stacked_shape).astype(np.float32)
             if parameter.unpadded_rows:
@@ -93,6 +84,11 @@ def assert_equal(first, second):
     assert first.keys() == second.keys()
     for name in first:
         np.testing.assert_array_equal(first[name], second[name], err_msg=name)
+
+
+def edit_json(file, **fields):
+    """Sets fields of a JSON file, which is created if it does not exist."""
+    file.write_text(json.dumps((json.loads(file.read_text()) if file.exists() else {}) | fields))
 
 
 def without(*fragments):

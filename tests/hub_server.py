@@ -24,7 +24,6 @@ class Hub:
       branches: commit by (repository, branch).
       requests: `METHOD PATH` of each request.
       status: HTTP status with which every request fails (default: 0, no failure).
-      broken: number of the next transfers to cut off in the middle.
       corrupt: whether transferred files are damaged.
       token: token that every request must contain (default: "", no token needed).
     """
@@ -34,7 +33,7 @@ class Hub:
         self.branches: dict[tuple[str, str], str] = {}
         self.objects: dict[str, bytes] = {}
         self.requests: list[str] = []
-        self.status, self.broken, self.corrupt, self.token = 0, 0, False, ""
+        self.status, self.corrupt, self.token = 0, False, ""
 
     def push(self, repository: str, files: Files, branch: str = "main") -> str:
         """Adds a commit with these files to a branch, and returns the commit."""
@@ -151,21 +150,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._transfer(data, headers)
 
     def _transfer(self, data: bytes, headers: dict[str, str] | None = None) -> None:
-        start = int(re.match(r"bytes=(\d+)-", self.headers.get("Range") or "bytes=0-")[1])
-        content = data[start:]
-        if self.hub.corrupt:
-            content = content[:-1] + bytes([content[-1] ^ 1])
-        status = 206 if "Range" in self.headers else 200
-        ranges = {"Content-Range": f"bytes {start}-{len(data) - 1}/{len(data)}"} if status == 206 else {}
-        headers = {**(headers or {}), **ranges}
-        if self.hub.broken and self.command == "GET" and len(content) > 1000:
-            self.hub.broken -= 1
-            self._send(status, content[: len(content) // 2], {**headers, "Content-Length": str(len(content))})
-            self.wfile.flush()
-            self.connection.shutdown(2)
-            self.close_connection = True
-            return
-        self._send(status, content, headers)
+        self._send(200, data[:-1] + bytes([data[-1] ^ 1]) if self.hub.corrupt else data, headers)
 
     def _lfs_batch(self, request: dict) -> None:
         href = f"http://{self.headers['Host']}/upload/"

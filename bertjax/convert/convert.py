@@ -12,7 +12,8 @@ from typing import Any
 import jax
 from etils import epath
 
-from bertjax.convert import huggingface, model_card, names, sentence_transformers, tensorflow1
+from bertjax.convert import huggingface, model_card, sentence_transformers, tensorflow1
+from bertjax.convert.family import MASKED_LM, NEXT_SENTENCE, POOLER
 from bertjax.convert.huggingface_tokenizer import FILES as TOKENIZER_FILES
 from bertjax.convert.huggingface_tokenizer import read_tokenizer
 from bertjax.convert.portable import WORKDIR_FILES, PortableCheckpoint, read_workdir, write_workdir
@@ -29,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 BERTJAX, HUGGINGFACE, TENSORFLOW = "bertjax", "huggingface", "tensorflow"
 WRITERS = {BERTJAX: write_workdir, HUGGINGFACE: huggingface.write}
-_HEADS = {names.POOLER: "pooler", names.MASKED_LM: "masked-LM head", names.NEXT_SENTENCE: "next-sentence head"}
+_HEADS = {POOLER: "pooler", MASKED_LM: "masked-LM head", NEXT_SENTENCE: "next-sentence head"}
 # Files of a converted checkpoint by the file that identifies its format. Folders with other files are not overwritten.
 _REPLACEABLE = {ORIGIN: WORKDIR_FILES, huggingface.CONFIG: huggingface.FILES}
 _SAVED_FROM_PYTHON = {"source": "bertjax.Pretrained.save"}
@@ -75,7 +76,7 @@ def detect_format(path: str | os.PathLike) -> str:
 def read_checkpoint(path: str | os.PathLike, lower_case: bool | None = None) -> PortableCheckpoint:
     """Reads a checkpoint of any format into host memory.
 
-    `lower_case`, if not None, replaces the setting of the tokenizer.
+    Here and below, `lower_case` replaces the setting of the tokenizer (default: None, as the tokenizer does).
     """
     fmt = detect_format(path)
     if fmt == BERTJAX:
@@ -91,23 +92,16 @@ def _reject_case(path: str | os.PathLike, lower_case: bool | None) -> None:
 
 
 def read_vocabulary(path: str | os.PathLike, lower_case: bool | None = None) -> Vocabulary:
-    """Reads a vocabulary from a file, from a checkpoint of any format, or from the hub.
-
-    `lower_case`, if not None, replaces the setting of the tokenizer.
-    """
+    """Reads a vocabulary from a file, from a checkpoint of any format, or from the hub."""
     if hub.is_hub(path):
         folder = hub.download(str(path), (huggingface.CONFIG, *TOKENIZER_FILES))
-        return _tokenizer_vocabulary(folder, str(path), lower_case)
-    local = Path(path).expanduser()
-    if local.is_file():
-        return open_vocabulary(local) if lower_case is None else load_vocabulary(local, lower_case)
-    if detect_format(path) == BERTJAX:
-        _reject_case(path, lower_case)
-        return workdir_vocabulary(workdir_of(find_checkpoint(path)))
-    return _tokenizer_vocabulary(local, str(path), lower_case)
-
-
-def _tokenizer_vocabulary(folder: Path, name: str, lower_case: bool | None) -> Vocabulary:
+    else:
+        folder = Path(path).expanduser()
+        if folder.is_file():
+            return open_vocabulary(folder) if lower_case is None else load_vocabulary(folder, lower_case)
+        if detect_format(path) == BERTJAX:
+            _reject_case(path, lower_case)
+            return workdir_vocabulary(workdir_of(find_checkpoint(path)))
     folder = sentence_transformers.transformer_folder(folder)
     prefix = tensorflow1.find_prefix(folder)
     if prefix is None or huggingface.has_weights(folder):
@@ -117,16 +111,12 @@ def _tokenizer_vocabulary(folder: Path, name: str, lower_case: bool | None) -> V
     else:
         vocabulary = tensorflow1.read_vocabulary(prefix.parent, lower_case)
     if vocabulary is None:
-        raise UsageError(f"{name} lacks vocab.txt beside its config; copy the model's vocabulary there")
+        raise UsageError(f"{path} lacks vocab.txt beside its config; copy the model's vocabulary there")
     return vocabulary
 
 
 def convert(source: str, destination: str, fmt: str, overwrite: bool, lower_case: bool | None = None) -> None:
-    """Converts a checkpoint to a different format, and writes the destination atomically.
-
-    `source` is the path of a checkpoint or its address on the hub. `fmt` is a key of `WRITERS`. `lower_case`, if not
-    None, replaces the setting of the tokenizer.
-    """
+    """Converts a checkpoint, a path or an address on the hub, to the format `fmt`, and writes the folder atomically."""
     # os.path.realpath resolves links and `..`. Unlike Path.resolve, it accepts a link that points to itself.
     target, source_path = (Path(os.path.realpath(Path(path).expanduser())) for path in (destination, source))
     is_local = "://" not in source and not hub.is_hub(source)
@@ -181,8 +171,7 @@ def upload(source: str, address: str, overwrite: bool) -> str:
     workdir = workdir_of(find_checkpoint(path)) if detect_format(path) == BERTJAX else None
     run = None if workdir is None or is_converted(workdir) else workdir
     checkpoint = read_checkpoint(path)
-    has_masked_lm = names.MASKED_LM in checkpoint.modules
-    card = model_card.model_card(hub.parse(address)[0], run, checkpoint.output_kind, has_masked_lm, _size(checkpoint))
+    card = model_card.model_card(hub.parse(address)[0], run, checkpoint)
     with tempfile.TemporaryDirectory(prefix="bertjax-") as parent:
         folder = Path(parent, "model")
         save(checkpoint, folder, HUGGINGFACE, overwrite=False)
@@ -199,20 +188,20 @@ def bertjax_checkpoint(path: str, cache_dir: Path | None = None) -> Iterator[str
     """Yields the path of a checkpoint in bertjax's format. Converts `path` if it has another format or is on the hub.
 
     With `cache_dir`, the converted checkpoint is saved in the folder `cache_dir`. Later calls with the same `path`
-    reuse this checkpoint, unless the files of a local `path` have changed. New commits on the hub are ignored. Without
-    `cache_dir`, the converted checkpoint is saved in a temporary folder, which is deleted on exit.
+    reuse this checkpoint, unless the files of a local `path` have changed. New commits on the hub are ignored, because
+    a resumed run must use the same commit. Without `cache_dir`, the conversion is in a temporary folder.
     """
+    cached: dict[str, Any] = {}
     if cache_dir:
         recover_folder(cache_dir)
-    cached_origin = read_origin(epath.Path(cache_dir)) if cache_dir else {}
-    if _replaces_source(cached_origin, path):
-        logger.info(f"using {cache_dir}, converted from {cached_origin['source']}")
+        cached = read_origin(epath.Path(cache_dir))
+    if cached and _is_origin(cached, path):
+        logger.info(f"using {cache_dir}, converted from {cached.get('source')}")
         yield str(cache_dir)
     elif not hub.is_hub(path) and detect_format(path) == BERTJAX:
         yield path
     elif cache_dir:
-        if hub.is_hub(path) or cached_origin != _origin_of(path):
-            convert(path, str(cache_dir), BERTJAX, overwrite=bool(cached_origin))
+        convert(path, str(cache_dir), BERTJAX, overwrite=bool(cached))
         yield str(cache_dir)
     else:
         with tempfile.TemporaryDirectory(prefix="bertjax-") as folder:
@@ -229,15 +218,12 @@ def bertjax_checkpoint(path: str, cache_dir: Path | None = None) -> Iterator[str
                 raise type(error)(message) from error
 
 
-def _replaces_source(origin: dict[str, Any], path: str) -> bool:
-    """Returns whether to use a cached conversion of `path` without checking whether its source has changed.
-
-    `origin` identifies the source of the cached conversion. Returns True if this source is `path`, and `path` is
-    either on the hub (a resumed run must use the same commit) or a local path that no longer exists.
-    """
+def _is_origin(origin: dict[str, Any], path: str) -> bool:
+    """Returns whether a cached conversion with this `origin` is from `path`, and `path` is unchanged or removed."""
     if hub.is_hub(path):
         return path in (origin.get("address"), origin.get("source"))
-    return origin.get("source") == _origin_of(path)["source"] and not Path(path).expanduser().exists()
+    current = _origin_of(path)
+    return origin == current or (origin.get("source") == current["source"] and not Path(path).expanduser().exists())
 
 
 def _convert_in_subprocess(path: str, target: str) -> None:
@@ -255,9 +241,8 @@ def _use_cpu() -> None:
 def _origin_of(path: str, folder: str = "") -> dict[str, Any]:
     """Returns the content of `origin.json`, which identifies the source of a conversion.
 
-    A local checkpoint is identified by its path and the names, sizes and modification times of its files. A model on
-    the hub is identified by its address with the commit. The commit is the name of the download folder `folder`. The
-    key `address` contains the address as the user wrote it.
+    This is the path of a local checkpoint and the names, sizes and modification times of its files, or the address on
+    the hub with the commit, which is the name of the download folder `folder`, and as the user wrote it.
     """
     if hub.is_hub(path):
         return {"source": f"{hub.PREFIX}{hub.parse(path)[0]}@{Path(folder).name}", "address": path}
@@ -270,14 +255,9 @@ def _origin_of(path: str, folder: str = "") -> dict[str, Any]:
     }
 
 
-def _size(checkpoint: PortableCheckpoint) -> str:
-    config = checkpoint.config
-    return f"{config.num_hidden_layers} layers, hidden size {config.hidden_size}, {config.vocab_size:,} tokens"
-
-
 def _describe(checkpoint: PortableCheckpoint) -> str:
     heads = [text for module, text in _HEADS.items() if module in checkpoint.modules]
     missing = [text for text in _HEADS.values() if text not in heads]
     heads += [f"output layer for {checkpoint.output_kind}"] if checkpoint.output_kind else []
     lists = f"heads: {', '.join(heads) or '(none)'}; missing: {', '.join(missing) or '(none)'}"
-    return f"{_size(checkpoint)}, {checkpoint.config.hidden_act}; {lists}"
+    return f"{checkpoint.size}, {checkpoint.config.hidden_act}; {lists}"

@@ -103,19 +103,16 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
 
 def _check_supported(folder: Path, config: dict[str, Any], tokenizer_class: str, tokenizer: dict[str, Any]) -> None:
     """Raises a UsageError for tokenizers that need code of their own, or truncate texts at the start."""
-    side = config.get("truncation_side") or (tokenizer.get("truncation") or {}).get("direction") or "right"
-    problem = ""
-    if str(side).lower() != "right":
-        problem = f"truncates texts at the {side}"
-    elif "AutoTokenizer" in (config.get("auto_map") or ()):
-        problem = "needs code of its own (auto_map)"
-    elif tokenizer_class not in (*_BERT_CLASSES, *_GENERIC_CLASSES):
-        problem = f"has tokenizer_class {tokenizer_class!r}, which bertjax does not support"
-    elif tokenizer_class in _GENERIC_CLASSES and not tokenizer:
-        problem = f"has tokenizer_class {tokenizer_class!r}, but the folder lacks {_TOKENIZER}"
-    elif config.get("split_special_tokens"):
-        problem = "has split_special_tokens=true, which bertjax does not support"
-    if problem:
+    side = str(config.get("truncation_side") or (tokenizer.get("truncation") or {}).get("direction") or "right")
+    is_generic, class_name = tokenizer_class in _GENERIC_CLASSES, f"has tokenizer_class {tokenizer_class!r}"
+    problems = {
+        f"truncates texts at the {side}": side.lower() != "right",
+        "needs code of its own (auto_map)": "AutoTokenizer" in (config.get("auto_map") or ()),
+        f"{class_name}, which bertjax does not support": not is_generic and tokenizer_class not in _BERT_CLASSES,
+        f"{class_name}, but the folder lacks {_TOKENIZER}": is_generic and not tokenizer,
+        "has split_special_tokens=true, which bertjax does not support": config.get("split_special_tokens"),
+    }
+    if problem := next((problem for problem, is_found in problems.items() if is_found), ""):
         raise UsageError(f"the tokenizer of {folder} {problem}; use a model with BertTokenizer or a {_TOKENIZER}")
 
 

@@ -4,8 +4,10 @@ from typing import Any
 
 from etils import epath
 
+from bertjax.convert.family import MASKED_LM
 from bertjax.convert.files import read_object
 from bertjax.convert.output_kinds import OUTPUT_KINDS
+from bertjax.convert.portable import PortableCheckpoint
 from bertjax.training.workdir import CONFIG, DATA, RESULTS
 from bertjax.utils import hub
 
@@ -15,10 +17,10 @@ CONFIG_FILE = "bertjax_config.json"
 _DATA_FIELDS = ("task", "path", "train_file", "dev_file", "eval_file", "corpus", "eval_split")
 
 
-def model_card(repository: str, workdir: epath.Path | None, output_kind: str, has_masked_lm: bool, size: str) -> str:
+def model_card(repository: str, workdir: epath.Path | None, checkpoint: PortableCheckpoint) -> str:
     """Returns the card of a repository `ORG/NAME` in Markdown.
 
-    `workdir` is None if bertjax did not train the checkpoint, and `output_kind` is "" if it has no output layer.
+    `workdir` is None if bertjax did not train the checkpoint.
     """
     # Import here, because most conversions write no model card.
     from huggingface_hub import ModelCardData
@@ -26,7 +28,8 @@ def model_card(repository: str, workdir: epath.Path | None, output_kind: str, ha
     files = (CONFIG, RESULTS, DATA)
     config, results, data = (read_object(workdir / name, optional=True) if workdir else {} for name in files)
     source = (data.get("init_from") or {}).get("source", "")
-    pretrained = "fill-mask" if has_masked_lm else "feature-extraction"
+    pretrained = "fill-mask" if MASKED_LM in checkpoint.modules else "feature-extraction"
+    output_kind = checkpoint.output_kind
     header = ModelCardData(
         library_name="transformers",
         pipeline_tag=OUTPUT_KINDS[output_kind].pipeline if output_kind else pretrained,
@@ -34,7 +37,7 @@ def model_card(repository: str, workdir: epath.Path | None, output_kind: str, ha
         tags=["bert", "bertjax"],
     )
     name = repository.split("/")[-1]
-    sections = [f"# {name}", f"BERT, {size}, {'trained with' if workdir else 'converted by'} bertjax."]
+    sections = [f"# {name}", f"BERT, {checkpoint.size}, {'trained with' if workdir else 'converted by'} bertjax."]
     if config:
         sections += ["## Task and data", _data_list(config, results)]
     metrics = {name: value for name, value in results.items() if isinstance(value, float)}

@@ -12,8 +12,9 @@ from ml_collections import ConfigDict
 
 from bertjax.config.fields import from_config_dict
 from bertjax.convert import sentence_transformers
+from bertjax.convert.bert import BERT
+from bertjax.convert.family import CLASSIFIER, MASKED_LM, NEXT_SENTENCE, POOLER, Parameter
 from bertjax.convert.files import read_object
-from bertjax.convert.names import CLASSIFIER, MASKED_LM, NEXT_SENTENCE, POOLER, Parameter, parameter_table
 from bertjax.convert.output_kinds import OUTPUT_KINDS
 from bertjax.convert.sentence_embedder import SentenceEmbedder
 from bertjax.data.corpus.vocabulary import (
@@ -52,13 +53,6 @@ WORKDIR_FILES = (
 )
 # Kinds of models that can be converted to other formats.
 _KINDS = {model.KIND for model in (EncoderModel, PretrainingModel, SequenceModel, TokenModel)}
-_REQUIRED_FIELDS = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-# These fields have the same name in all formats, because `ModelConfig` uses the names of BertConfig.
-SHARED_FIELDS = (
-    *_REQUIRED_FIELDS,
-    *("max_position_embeddings", "type_vocab_size", "layer_norm_eps"),
-    *("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range"),
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,9 +104,14 @@ class PortableCheckpoint:
         return model_description(PretrainingModel(self.config) if is_complete else EncoderModel(self.config))
 
     @property
+    def size(self) -> str:
+        config = self.config
+        return f"{config.num_hidden_layers} layers, hidden size {config.hidden_size}, {config.vocab_size:,} tokens"
+
+    @property
     def parameters(self) -> list[Parameter]:
         """Parameters with their names in other formats."""
-        return parameter_table(self.config, self.output_kind, self.num_outputs, self.num_rows)
+        return BERT.parameters(self.config, self.output_kind, self.num_outputs, self.num_rows)
 
     @property
     def num_rows(self) -> int:
@@ -120,31 +119,27 @@ class PortableCheckpoint:
         return (self.vocabulary.num_rows if self.vocabulary else 0) or self.config.vocab_size
 
 
-def parse_bert_config(bert_config: Mapping[str, Any], file: Path) -> ModelConfig:
-    """Builds the model config from the fields of a BertConfig, with bertjax's name of `hidden_act`.
-
-    `file` is the file of the fields, for error messages.
-    """
-    fields = {name: bert_config.get(name) for name in (*SHARED_FIELDS, "hidden_act")}
-    if missing := [name for name in _REQUIRED_FIELDS if fields[name] is None]:
+def model_config(fields: Mapping[str, Any], hidden_act: str, file: Path) -> ModelConfig:
+    """Builds the model config from values of `BERT.fields`, None if unset. `file` is their file, for error messages."""
+    if missing := [BERT.fields[name] for name in BERT.required if fields[name] is None]:
         raise UsageError(f"{file} lacks {', '.join(missing)}; add the values that the checkpoint was trained with")
-    values = ConfigDict({name: value for name, value in fields.items() if value is not None})
+    values = {name: value for name, value in fields.items() if value is not None}
     try:
-        return from_config_dict(ModelConfig(dtype="float32"), values, "model")
+        return from_config_dict(ModelConfig(dtype="float32"), ConfigDict({**values, "hidden_act": hidden_act}), "model")
     except UsageError as error:
         raise UsageError(f"{file}: {error}") from error
 
 
 def fit_vocabulary(
     vocabulary: Vocabulary | None, config: ModelConfig, folder: Path
-) -> tuple[Vocabulary | None, ModelConfig, int, list[str]]:
+) -> tuple[Vocabulary | None, ModelConfig, list[str]]:
     """Adapts vocabulary and config to a model that has more token embeddings than its vocabulary has tokens.
 
     The additional embeddings become padding, like those that `pad_vocab_to_multiple_of` adds. They are never predicted.
     Raises a UsageError if the vocabulary has more tokens than the model.
 
     Returns:
-      The vocabulary and the config of the model, its number of token embeddings, and notes for the user.
+      The vocabulary and the config of the model, and notes for the user.
     """
     num_rows = config.vocab_size
     is_longer = vocabulary and vocabulary.kind == WORDPIECE and vocabulary.size > num_rows
@@ -153,7 +148,7 @@ def fit_vocabulary(
         lines = b"\n".join(vocabulary.content.split(b"\n")[:num_rows]) + b"\n"
         vocabulary = load_vocabulary(vocabulary.path, vocabulary.lower_case, lines, vocabulary.max_word_chars)
     if vocabulary is None or vocabulary.size == num_rows:
-        return vocabulary, config, num_rows, []
+        return vocabulary, config, []
     if vocabulary.size > num_rows:
         raise UsageError(
             f"{folder}: {vocabulary.path.name} has {vocabulary.size} tokens, but the model's vocab_size is {num_rows}; "
@@ -165,7 +160,7 @@ def fit_vocabulary(
         f"the model has {num_rows:,} token embeddings for {vocabulary.size:,} tokens; the other "
         f"{num_rows - vocabulary.size:,} are padding and never used"
     )
-    return dataclasses.replace(vocabulary, num_rows=num_rows), config, num_rows, [note]
+    return dataclasses.replace(vocabulary, num_rows=num_rows), config, [note]
 
 
 def read_vocabulary_file(
@@ -202,8 +197,7 @@ def check_portable(description: Mapping[str, Any], path: str | AnyPath) -> None:
     kind, head = description["kind"], FeatureHead(**(description["feature_head"] or {}))
     problem = "" if kind in _KINDS else f"a model of kind {kind!r}"
     if head.is_used:
-        features = head.features or "(none)"
-        problem = f"feature_head.features={features} and feature_head.lstm_layers={head.lstm_layers}"
+        problem = f"feature_head.features={head.features or '(none)'} and feature_head.lstm_layers={head.lstm_layers}"
     if problem:
         raise UsageError(f"{path} has {problem}, which other formats cannot express; use the bertjax checkpoint itself")
 

@@ -6,7 +6,7 @@ concatenated hidden states of n texts, and `sentence_embedding`, float32 [n, D].
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -42,17 +42,17 @@ class Pooling:
     Attributes:
       config: content of the module's `config.json`.
       modes: names of `POOLING_FIELDS`.
-      include_prompt: whether the tokens of the prompt, and [CLS] before them, are pooled as well.
     """
 
+    name: ClassVar[str] = "Pooling"
     config: Mapping[str, Any]
     modes: tuple[str, ...]
-    include_prompt: bool = True
 
     def __call__(self, features: dict[str, np.ndarray], lengths: np.ndarray, prompt_len: int) -> None:
         """Sets `sentence_embedding`. `lengths` is int64 [n]; `prompt_len` counts [CLS] and the prompt, or is 0."""
         hidden = features[TOKENS]
-        skipped = 0 if self.include_prompt else prompt_len
+        # Whether the tokens of the prompt, and [CLS] before them, are pooled as well.
+        skipped = 0 if self.config.get("include_prompt", True) else prompt_len
         starts = np.cumsum(lengths) - lengths
         positions = np.arange(len(hidden)) - np.repeat(starts, lengths)
         mask = (positions >= skipped)[:, None]
@@ -72,62 +72,57 @@ class Pooling:
         features[SENTENCE] = np.concatenate([pool(mode) for mode in self.modes], axis=1).astype(np.float32)
 
 
+def _dense(x: np.ndarray, config: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Applies `linear.weight` [out, in], `linear.bias` [out], an activation and optionally a residual connection.
+
+    A residual connection between different widths has `residual.weight` [out, in].
+    """
+    outputs = x @ arrays["linear.weight"].T + arrays.get("linear.bias", np.float32(0))
+    outputs = np.asarray(ACTIVATIONS[activation_name(config)](outputs))
+    if not config.get("use_residual"):
+        return outputs
+    residual = arrays.get("residual.weight")
+    return outputs + (x if residual is None else x @ residual.T)
+
+
+def _normalize(x: np.ndarray, config: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), _MIN_NORM)
+
+
+def _layer_norm(x: np.ndarray, config: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    deviation = np.sqrt(x.var(axis=-1, keepdims=True) + _LAYER_NORM_EPSILON)
+    return (x - x.mean(axis=-1, keepdims=True)) / deviation * arrays["norm.weight"] + arrays["norm.bias"]
+
+
+# Functions of x [n, in], the module's config and its arrays, by the names of the classes in sentence-transformers.
+LAYERS = {"Dense": _dense, "Normalize": _normalize, "LayerNorm": _layer_norm}
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class Dense:
-    """Linear layer with an activation, and optionally a residual connection.
+class Layer:
+    """Module that replaces a feature.
 
     Attributes:
+      name: name of `LAYERS`.
       config: content of the module's `config.json`.
-      arrays: float32 arrays by name: `linear.weight` [out, in], optionally `linear.bias` [out] and, for a residual
-        connection between different widths, `residual.weight` [out, in].
-      activation: name of `ACTIVATIONS`.
-      use_residual: whether the input is added to the output.
-      feature: name of the feature that the layer replaces.
+      arrays: float32 weights by name.
+      feature: name of the feature.
     """
 
+    name: str
     config: Mapping[str, Any]
     arrays: Mapping[str, np.ndarray]
-    activation: str
-    use_residual: bool = False
     feature: str = SENTENCE
 
     def __call__(self, features: dict[str, np.ndarray], lengths: np.ndarray, prompt_len: int) -> None:
-        x = features[self.feature]
-        outputs = x @ self.arrays["linear.weight"].T + self.arrays.get("linear.bias", np.float32(0))
-        outputs = np.asarray(ACTIVATIONS[self.activation](outputs))
-        if self.use_residual:
-            residual = self.arrays.get("residual.weight")
-            outputs = outputs + (x if residual is None else x @ residual.T)
-        features[self.feature] = outputs
+        """Replaces the feature. `lengths` and `prompt_len` have no effect."""
+        features[self.feature] = LAYERS[self.name](features[self.feature], self.config, self.arrays)
 
 
-@dataclasses.dataclass(frozen=True)
-class Normalize:
-    """Scales vectors to length 1. `feature` is the name of the feature that it replaces."""
-
-    config: Mapping[str, Any]
-    feature: str = SENTENCE
-
-    def __call__(self, features: dict[str, np.ndarray], lengths: np.ndarray, prompt_len: int) -> None:
-        x = features[self.feature]
-        features[self.feature] = x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), _MIN_NORM)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class LayerNorm:
-    """LayerNorm of the vectors. `arrays` has `norm.weight` and `norm.bias`, float32 [D]."""
-
-    config: Mapping[str, Any]
-    arrays: Mapping[str, np.ndarray]
-
-    def __call__(self, features: dict[str, np.ndarray], lengths: np.ndarray, prompt_len: int) -> None:
-        x = features[SENTENCE]
-        deviation = np.sqrt(x.var(axis=-1, keepdims=True) + _LAYER_NORM_EPSILON)
-        normalized = (x - x.mean(axis=-1, keepdims=True)) / deviation
-        features[SENTENCE] = normalized * self.arrays["norm.weight"] + self.arrays["norm.bias"]
-
-
-Module = Pooling | Dense | Normalize | LayerNorm
+def activation_name(config: Mapping[str, Any]) -> str:
+    """Returns the name of a Dense module's activation in `torch.nn`, or the full name of another function."""
+    name = str(config.get("activation_function", "torch.nn.Tanh"))
+    return name.rpartition(".")[2] if name.startswith("torch.nn.") else name
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -146,7 +141,7 @@ class SentenceEmbedder:
       refusal: why bertjax cannot compute the vectors of this model (default: "", it can).
     """
 
-    modules: tuple[Module, ...] = ()
+    modules: tuple[Pooling | Layer, ...] = ()
     width: int = 0
     max_seq_len: int = 0
     lower_case: bool = False

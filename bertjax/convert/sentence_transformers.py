@@ -13,15 +13,14 @@ import numpy as np
 from bertjax.convert.files import read_object, write_json
 from bertjax.convert.sentence_embedder import (
     ACTIVATIONS,
+    LAYERS,
     POOLING_FIELDS,
     SENTENCE,
     TOKENS,
-    Dense,
-    LayerNorm,
-    Module,
-    Normalize,
+    Layer,
     Pooling,
     SentenceEmbedder,
+    activation_name,
 )
 from bertjax.errors import UsageError, listed
 from bertjax.model.config import ModelConfig
@@ -108,7 +107,6 @@ def read(folder: AnyPath, config: ModelConfig, is_workdir: bool = False) -> Sent
 
 def _read(folder: AnyPath, hidden_size: int, max_positions: int, is_workdir: bool) -> SentenceEmbedder:
     if not (folder / MODULES).exists():
-        _check_padding_side(folder)
         mean = {"word_embedding_dimension": hidden_size, POOLING_FIELDS["mean"]: True}
         pooling = _read_pooling(folder / _OLD_POOLING) if is_workdir else Pooling(mean, ("mean",))
         limit = _max_seq_len((), folder, max_positions)
@@ -116,7 +114,6 @@ def _read(folder: AnyPath, hidden_size: int, max_positions: int, is_workdir: boo
     (first, transformer), *others = _module_folders(folder)
     if first != "Transformer":
         raise UsageError(f"{folder / MODULES} starts with the module {first}; bertjax supports only Transformer")
-    _check_padding_side(transformer)
     configs = {transformer / name: read_object(transformer / name, optional=True) for name in _TRANSFORMER_CONFIGS}
     # As in sentence-transformers, the first config that is not empty counts.
     file, config = next(((file, config) for file, config in configs.items() if config), (transformer, {}))
@@ -149,13 +146,6 @@ def _read(folder: AnyPath, hidden_size: int, max_positions: int, is_workdir: boo
     )
 
 
-def _check_padding_side(folder: AnyPath) -> None:
-    config, tokenizer = (read_object(folder / name, optional=True) for name in (_TOKENIZER, "tokenizer.json"))
-    side = config.get("padding_side") or (tokenizer.get("padding") or {}).get("direction") or "right"
-    if str(side).lower() != "right":
-        raise UsageError(f"the tokenizer of {folder} pads at the {side}, so a vector depends on the other texts")
-
-
 def _module_folders(folder: AnyPath) -> list[tuple[str, AnyPath]]:
     """Returns class and folder of each module of `modules.json`. Accepts the names of all versions."""
     file = folder / MODULES
@@ -171,7 +161,7 @@ def _module_folders(folder: AnyPath) -> list[tuple[str, AnyPath]]:
     return [(name.rpartition(".")[2], folder / path) for name, path in zip(types, paths, strict=True)]
 
 
-def _read_module(name: str, folder: AnyPath, widths: dict[str, int]) -> list[Module]:
+def _read_module(name: str, folder: AnyPath, widths: dict[str, int]) -> list[Pooling | Layer]:
     """Reads a module after the Transformer: [] for a module that does nothing at inference.
 
     `widths` contains the width of each feature, and is updated.
@@ -180,36 +170,34 @@ def _read_module(name: str, folder: AnyPath, widths: dict[str, int]) -> list[Mod
     config = read_object(file, optional=True)
     if name == "Dropout":
         return []
-    if name == "Pooling":
+    if name == Pooling.name:
         pooling = _read_pooling(file)
         widths[SENTENCE] = len(pooling.modes) * widths[TOKENS]
         return [pooling]
-    if name not in ("Dense", "Normalize", "LayerNorm"):
+    if name not in LAYERS:
         raise UsageError(f"{folder} is a module {name}, which bertjax does not support")
     names = ("module_input_name", "module_output_name")
     source, target = (config.get(field) or config.get(names[0]) or SENTENCE for field in names)
     if source not in widths or target != source:
         raise UsageError(f"{file} maps {source} to {target}, which bertjax does not support at this place")
-    width = widths[source]
-    if name == "Normalize":
-        # As in sentence-transformers, other fields are ignored.
-        return [Normalize(config, source)]
+    width, shapes = widths[source], {}
+    # As in sentence-transformers, the fields of Normalize are ignored.
     if name == "LayerNorm":
         _check_fields(config, file, ("dimension",))
-        arrays = _read_arrays(folder, {"norm.weight": (width,), "norm.bias": (width,)})
-        return [LayerNorm(config, arrays)]
-    _check_fields(config, file, ("in_features", "out_features", "bias", "activation_function", "use_residual", *names))
-    activation = str(config.get("activation_function", "torch.nn.Tanh"))
-    kind = activation.rpartition(".")[2]
-    if not activation.startswith("torch.nn.") or kind not in ACTIVATIONS:
-        raise UsageError(f"{file} has activation_function={activation!r}; bertjax supports {', '.join(ACTIVATIONS)}")
-    widths[source] = config["out_features"]
-    shapes: dict[str, tuple] = {"linear.weight": (widths[source], width)}
-    if config.get("bias", True):
-        shapes["linear.bias"] = (widths[source],)
-    if config.get("use_residual") and widths[source] != width:
-        shapes["residual.weight"] = shapes["linear.weight"]
-    return [Dense(config, _read_arrays(folder, shapes), kind, bool(config.get("use_residual")), source)]
+        shapes = {"norm.weight": (width,), "norm.bias": (width,)}
+    elif name == "Dense":
+        known = ("in_features", "out_features", "bias", "activation_function", "use_residual", *names)
+        _check_fields(config, file, known)
+        if activation_name(config) not in ACTIVATIONS:
+            activation = config["activation_function"]
+            raise UsageError(f"{file} has activation_function={activation!r}; use one of {', '.join(ACTIVATIONS)}")
+        widths[source] = config["out_features"]
+        shapes["linear.weight"] = (widths[source], width)
+        if config.get("bias", True):
+            shapes["linear.bias"] = (widths[source],)
+        if config.get("use_residual") and widths[source] != width:
+            shapes["residual.weight"] = shapes["linear.weight"]
+    return [Layer(name, config, _read_arrays(folder, shapes) if shapes else {}, source)]
 
 
 def _read_pooling(file: AnyPath) -> Pooling:
@@ -222,7 +210,7 @@ def _read_pooling(file: AnyPath) -> Pooling:
     modes = (modes,) if isinstance(modes, str) else tuple(modes)
     if not config or not modes or not {*modes} <= POOLING_FIELDS.keys():
         raise UsageError(f"{file} has an unknown pooling_mode: {listed(modes)}")
-    return Pooling(config, modes, bool(config.get("include_prompt", True)))
+    return Pooling(config, modes)
 
 
 def _read_arrays(folder: AnyPath, shapes: Mapping[str, tuple]) -> dict[str, np.ndarray]:
@@ -245,10 +233,16 @@ def _read_arrays(folder: AnyPath, shapes: Mapping[str, tuple]) -> dict[str, np.n
 
 
 def _max_seq_len(limits: tuple[Any, ...], folder: AnyPath, max_positions: int) -> int:
-    """Returns the maximum tokens per text: the first of `limits` that is set, else the limit of the tokenizer."""
-    limit = next((limit for limit in limits if limit is not None), None)
-    if limit is None:
-        limit = read_object(folder / _TOKENIZER, optional=True).get("model_max_length", max_positions)
+    """Returns the maximum tokens per text: the first of `limits` that is set, else the limit of the tokenizer.
+
+    Raises a UsageError if the tokenizer pads at the left.
+    """
+    config, tokenizer = (read_object(folder / name, optional=True) for name in (_TOKENIZER, "tokenizer.json"))
+    side = config.get("padding_side") or (tokenizer.get("padding") or {}).get("direction") or "right"
+    if str(side).lower() != "right":
+        raise UsageError(f"the tokenizer of {folder} pads at the {side}, so a vector depends on the other texts")
+    default = config.get("model_max_length", max_positions)
+    limit = next((limit for limit in limits if limit is not None), default)
     if limit < 3:
         raise UsageError(f"{folder} limits texts to {limit} tokens; the limit must be at least 3")
     return int(min(limit, max_positions))
@@ -273,14 +267,13 @@ def write(embedder: SentenceEmbedder, folder: Path) -> None:
         return
     modules = [{"idx": 0, "name": "0", "path": "", "type": f"{_TYPES}models.Transformer"}]
     for index, module in enumerate(embedder.modules, start=1):
-        name = type(module).__name__
-        path = folder / f"{index}_{name}"
+        path = folder / f"{index}_{module.name}"
         path.mkdir()
         write_json(path / _CONFIG, module.config)
-        if isinstance(module, Dense | LayerNorm):
+        if isinstance(module, Layer) and module.arrays:
             arrays = {name: np.ascontiguousarray(array) for name, array in module.arrays.items()}
             (path / _WEIGHTS).write_bytes(save(arrays, {"format": "pt"}))
-        modules.append({"idx": index, "name": str(index), "path": path.name, "type": f"{_TYPES}models.{name}"})
+        modules.append({"idx": index, "name": str(index), "path": path.name, "type": f"{_TYPES}models.{module.name}"})
     write_json(folder / MODULES, modules)
     limits = {"max_seq_length": embedder.max_seq_len, "do_lower_case": embedder.lower_case}
     write_json(folder / _TRANSFORMER_CONFIGS[0], limits)

@@ -9,12 +9,13 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bertjax.convert import names
+from bertjax.convert.bert import BERT
+from bertjax.convert.family import import_params
 from bertjax.convert.files import read_object
-from bertjax.convert.output_kinds import OUTPUT_KINDS
-from bertjax.convert.portable import PortableCheckpoint, fit_vocabulary, parse_bert_config, read_vocabulary_file
+from bertjax.convert.portable import PortableCheckpoint, fit_vocabulary, model_config, read_vocabulary_file
 from bertjax.data.corpus.vocabulary import MAX_WORD_CHARS, Vocabulary
 from bertjax.errors import BertjaxError, UsageError, first_line, listed
+from bertjax.tasks.finetuning.output_layer import CLASSES, SPANS
 
 CONFIG = "bert_config.json"
 _ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu"}
@@ -67,10 +68,7 @@ def _latest_prefix(folder: Path) -> str:
 
 
 def read_vocabulary(folder: Path, lower_case: bool | None = None) -> Vocabulary | None:
-    """Returns the vocabulary of a checkpoint's folder, or None if the folder contains no vocabulary.
-
-    `lower_case`, if not None, replaces `do_lower_case` of its config.
-    """
+    """Returns the vocabulary of a checkpoint's folder, or None if the folder contains no vocabulary."""
     config = read_object(folder / CONFIG, optional=True)
     lower_case = config.get("do_lower_case") if lower_case is None else lower_case
     return read_vocabulary_file(folder, lower_case, config.get(_WORD_LIMIT, MAX_WORD_CHARS))
@@ -93,10 +91,7 @@ def training_kind(name: str, shapes: Mapping[str, Sequence[int]]) -> str:
 
 
 def read(path: Path, lower_case: bool | None = None) -> PortableCheckpoint:
-    """Reads a checkpoint from a folder, or from a path prefix such as `bert_model.ckpt`.
-
-    `lower_case`, if not None, replaces `do_lower_case` of its config.
-    """
+    """Reads a checkpoint from a folder, or from a path prefix such as `bert_model.ckpt`."""
     import tensorflow as tf
 
     prefix = find_prefix(path) or path
@@ -107,22 +102,21 @@ def read(path: Path, lower_case: bool | None = None) -> PortableCheckpoint:
         raise UsageError(
             f"{config_file} has unsupported hidden_act {activation!r}; use one of {', '.join(_ACTIVATIONS)}"
         )
-    config = parse_bert_config(
-        {"type_vocab_size": 16, **tf_config, "hidden_act": tf_config.get(_ACTIVATION, _ACTIVATIONS[activation])},
-        config_file,
-    )
-    vocabulary = read_vocabulary(prefix.parent, lower_case)
-    vocabulary, config, num_rows, padding_notes = fit_vocabulary(vocabulary, config, prefix.parent)
+    values = {"type_vocab_size": 16, **tf_config}
+    fields = {name: values.get(name) for name in BERT.fields}
+    config = model_config(fields, tf_config.get(_ACTIVATION, _ACTIVATIONS[activation]), config_file)
+    vocabulary, num_rows = read_vocabulary(prefix.parent, lower_case), config.vocab_size
+    vocabulary, config, padding_notes = fit_vocabulary(vocabulary, config, prefix.parent)
     try:
         reader = tf.train.load_checkpoint(str(prefix))
         all_shapes = reader.get_variable_to_shape_map()
         training_kinds = {name: training_kind(name, all_shapes) for name in all_shapes}
         shapes = {name: tuple(shape) for name, shape in all_shapes.items() if not training_kinds[name]}
-        kernels = {kind: variable_name(f"{each.huggingface_layer}.weight") for kind, each in OUTPUT_KINDS.items()}
+        kernels = {CLASSES: variable_name("classifier.weight"), SPANS: variable_name("qa_outputs.weight")}
         output_kind = next((kind for kind, kernel in kernels.items() if len(shapes.get(kernel, ())) == 2), "")
         num_outputs = shapes[kernels[output_kind]][0] if output_kind else 0
-        table = names.parameter_table(config, output_kind, num_outputs, num_rows)
-        params = names.import_params(table, shapes, reader.get_tensor, str(prefix), variable_name)
+        table = BERT.parameters(config, output_kind, num_outputs, num_rows)
+        params = import_params(table, shapes, reader.get_tensor, str(prefix), variable_name)
     except BertjaxError:
         raise
     except Exception as error:  # TensorFlow raises different exception types for different kinds of damage.
@@ -132,6 +126,6 @@ def read(path: Path, lower_case: bool | None = None) -> PortableCheckpoint:
         notes.append(f"ignored {len(all_shapes) - len(shapes)} variables of the training run: {listed(kinds)}")
     labels: tuple[str, ...] = ()
     # A single output means regression, which has no labels.
-    if output_kind and OUTPUT_KINDS[output_kind].has_labels and num_outputs > 1:
+    if output_kind == CLASSES and num_outputs > 1:
         labels = tuple(tf_config.get(_LABELS) or (f"LABEL_{index}" for index in range(num_outputs)))
     return PortableCheckpoint(config, params, vocabulary, output_kind, labels, tuple(notes))

@@ -17,7 +17,7 @@ from bertjax.config.load import load_saved_config
 from bertjax.config.mesh import MeshConfig
 from bertjax.convert import sentence_transformers
 from bertjax.convert.convert import BERTJAX, detect_format, local_checkpoint, read_checkpoint
-from bertjax.convert.names import CLASSIFIER, ENCODER
+from bertjax.convert.family import CLASSIFIER, ENCODER
 from bertjax.convert.output_kinds import OUTPUT_KINDS
 from bertjax.convert.portable import PortableCheckpoint, check_portable, untrained_modules
 from bertjax.data.corpus.vocabulary import Vocabulary, workdir_vocabulary

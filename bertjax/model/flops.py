@@ -11,8 +11,6 @@ import numpy as np
 from bertjax.model.config import LSTM, ModelConfig
 from bertjax.model.feature_head import FeatureHead
 from bertjax.model.heads import lm_head_flops
-from bertjax.model.layers import attention_flops, attention_score_flops, feed_forward_flops
-from bertjax.model.lstm import lstm_flops
 from bertjax.utils.devices import has_bfloat16_units
 
 # Peak dense bfloat16 FLOP/s per JAX device, from the vendors' data sheets, by the first matching substring of
@@ -62,15 +60,15 @@ def attention_flops_per_token(config: ModelConfig, context: float, feature_head:
     """
     if feature_head.features or config.encoder == LSTM:
         return 0.0
-    return TRAINING_FACTOR * config.num_hidden_layers * attention_score_flops(config, context)
+    return TRAINING_FACTOR * config.num_hidden_layers * (2 * 2 * config.hidden_size * context)
 
 
 def _encoder_flops(config: ModelConfig, seq_len: int) -> float:
+    width = config.hidden_size
     if config.encoder == LSTM:
-        width = config.hidden_size // 2
-        return 2 * config.num_hidden_layers * lstm_flops(width, width)
-    layer = attention_flops(config) + attention_score_flops(config, seq_len) + feed_forward_flops(config)
-    return config.num_hidden_layers * layer
+        return 2 * config.num_hidden_layers * _lstm_flops(width // 2, width // 2)
+    # Four projections, attention scores and weighted sums of values, and two layers of the feed-forward network.
+    return config.num_hidden_layers * 2 * width * (4 * width + 2 * seq_len + 2 * config.intermediate_size)
 
 
 def _output_flops(config: ModelConfig) -> int:
@@ -82,9 +80,13 @@ def _feature_head_flops(config: ModelConfig, feature_head: FeatureHead) -> int:
     flops = 0
     input_size = dataclasses.replace(feature_head, lstm_layers=0).width(config)
     for _ in range(feature_head.lstm_layers):
-        flops += 2 * lstm_flops(input_size, feature_head.lstm_size)
+        flops += 2 * _lstm_flops(input_size, feature_head.lstm_size)
         input_size = 2 * feature_head.lstm_size
     return flops
+
+
+def _lstm_flops(input_size: int, size: int) -> int:
+    return 2 * 4 * size * (input_size + size)
 
 
 @functools.cache

@@ -47,7 +47,9 @@ def run_layers(
     """
     config, is_scanned = parent.config, scans_layers(parent.config)
     outputs = [x[None]]
-    num_frozen = _num_frozen_layers(parent)
+    num_frozen = 0
+    if parent.has_variable("params", FROZEN_LAYERS):
+        num_frozen = len(jax.tree.leaves(parent.get_variable("params", FROZEN_LAYERS))[0])
     if recomputes_layers(config):
         policy = jax.checkpoint_policies.save_only_these_names(*REMAT_SAVED_NAMES[config.remat])
         layer = nn.remat(layer, policy=policy, prevent_cse=not is_scanned)
@@ -65,10 +67,3 @@ def run_layers(
             x, states = stack(**fields, collect=collect, name=name)(x, *inputs)
             outputs.append(states)
     return x, jnp.concatenate(outputs) if collect else None
-
-
-def _num_frozen_layers(parent: nn.Module) -> int:
-    """Returns the number of frozen layers, which `Freezing.split` separates."""
-    if not parent.has_variable("params", FROZEN_LAYERS):
-        return 0
-    return len(jax.tree.leaves(parent.get_variable("params", FROZEN_LAYERS))[0])

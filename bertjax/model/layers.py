@@ -58,7 +58,7 @@ class Dense(nn.Module):
       features: sizes of the kernel's output axes.
       axes: logical names of all kernel axes, input axes first. Of the output axes, only the first may be sharded,
         because `dot` on CPU merges the output axes into one.
-      flat: whether to merge the output axes into one. A TPU would pad a short last axis to 128 lanes.
+      flat: whether to merge the output axes into one. A TPU would pad a short last axis to 128 elements.
       initializer: initializer of the kernel (default: `kernel_init` with `axes`).
     """
 
@@ -160,29 +160,11 @@ class SelfAttention(nn.Module):
         return Dense(config, (config.hidden_size,), ("heads", "head", "embed"), name="output")(context)
 
 
-def attention_flops(config: ModelConfig) -> int:
-    """Returns forward FLOPs per token of the four projections of `SelfAttention`."""
-    return 2 * 4 * config.hidden_size**2
-
-
-def attention_score_flops(config: ModelConfig, context: float) -> float:
-    """Returns forward FLOPs per token of attention scores and weighted sums of values.
-
-    Each token attends to `context` tokens.
-    """
-    return 2 * 2 * config.hidden_size * context
-
-
 def feed_forward(config: ModelConfig, x: jax.Array) -> jax.Array:
     """Applies the position-wise feed-forward network inside the calling module: [B, L, D] to [B, L, D]."""
     y = Dense(config, (config.intermediate_size,), ("embed", "mlp"), name="mlp_in")(x)  # [B, L, F]
     y = activation(config, recompute=not recomputes_layers(config))(checkpoint_name(y, MLP_IN))
     return Dense(config, (config.hidden_size,), ("mlp", "embed"), name="mlp_out")(y)
-
-
-def feed_forward_flops(config: ModelConfig) -> int:
-    """Returns the forward FLOPs of `feed_forward` per token."""
-    return 2 * 2 * config.hidden_size * config.intermediate_size
 
 
 def residual(

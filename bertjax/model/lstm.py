@@ -143,11 +143,6 @@ class Lstm(nn.Module):
         return states.swapaxes(0, 1)
 
 
-def lstm_flops(input_size: int, size: int) -> int:
-    """Returns the FLOPs per token of one `Lstm` layer in the forward pass."""
-    return 2 * 4 * size * (input_size + size)
-
-
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _recurrence(gates: jax.Array, recurrent: jax.Array, continues: jax.Array, reverse: bool) -> jax.Array:
     """Computes the states [L, B, D].

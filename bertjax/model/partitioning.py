@@ -22,15 +22,11 @@ def platform() -> str:
 
     The mesh may describe devices that this machine lacks, as in `bertjax plan`.
     """
-    return _current_device().platform
+    return current_device().platform
 
 
-def device_kind() -> str:
-    """Returns the `device_kind`, such as `TPU v3`, of the current mesh, or of this machine if no mesh is set."""
-    return _current_device().device_kind
-
-
-def _current_device() -> Any:
+def current_device() -> Any:
+    """Returns the description of a device of the current mesh, or of this machine if no mesh is set."""
     return getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None) or jax.devices()[0]
 
 

@@ -23,46 +23,39 @@ import collections
 import json
 import re
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from hlo_cost import instruction_costs
 from hlo_program import read_program
 from measuring import parser_of
 
-# Experiment, topology and config fields of each case, by name.
+# Size, topology, rows per batch, mesh.data and other config fields of each case, by name.
 CASES = {
-    "base": (
-        "pretrain:size=base,seq_len=512",
-        "v3:4x4",
-        ("data.batch_size=256", "mesh.data=32", "model.scan_layers=false"),
-    ),
-    "four layers": (
-        "pretrain:size=base,seq_len=512",
-        "v5e:2x2",
-        ("model.num_hidden_layers=4", "data.batch_size=64", "mesh.data=4", "model.scan_layers=false"),
-    ),
-    "large 32": (
-        "pretrain:size=large,seq_len=512",
-        "v5e:4x4",
-        ("data.batch_size=512", "mesh.data=16", "model.scan_layers=true"),
-    ),
-    "large 64": (
-        "pretrain:size=large,seq_len=512",
-        "v5e:4x4",
-        ("data.batch_size=1024", "mesh.data=16", "model.scan_layers=true"),
-    ),
+    "base": ("base", "v3:4x4", 256, 32, "model.scan_layers=false"),
+    "four layers": ("base", "v5e:2x2", 64, 4, "model.scan_layers=false", "model.num_hidden_layers=4"),
+    "large 32": ("large", "v5e:4x4", 512, 16, "model.scan_layers=true"),
+    "large 64": ("large", "v5e:4x4", 1024, 16, "model.scan_layers=true"),
 }
 
 
-def lower_bertjax(case: str, overrides: list[str]) -> Any:
-    """Lowers the train step of a case."""
-    from bertjax.estimate.compiled import lowered_step
+def case_config(case: str, overrides: Sequence[str] = ()) -> tuple[Any, list[Any]]:
+    """Returns the config of a case, with `config.FIELD=VALUE` overrides, and its devices."""
     from bertjax.estimate.topology import tpu_devices
     from bertjax.training.checkpoint_config import experiment_config
 
-    experiment, topology, fields = CASES[case]
+    size, topology, rows, shards, *fields = CASES[case]
+    fields += [f"data.batch_size={rows}", f"mesh.data={shards}"]
     flags = [f"--config.{field}" for field in fields] + [f"--{override}" for override in overrides]
-    return lowered_step(experiment_config(experiment, flags), 0, tpu_devices(topology, 1))[0]
+    return experiment_config(f"pretrain:size={size},seq_len=512", flags), tpu_devices(topology, 1)
+
+
+def lower_bertjax(case: str, overrides: Sequence[str]) -> Any:
+    """Lowers the train step of a case."""
+    from bertjax.estimate.compiled import lowered_step
+
+    config, devices = case_config(case, overrides)
+    return lowered_step(config, 0, devices)[0]
 
 
 def lower_flax_bert(case: str, all_positions: bool) -> Any:
@@ -78,23 +71,15 @@ def lower_flax_bert(case: str, all_positions: bool) -> Any:
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
     from transformers import BertConfig, FlaxBertForPreTraining
 
-    from bertjax.estimate.topology import tpu_devices
-    from bertjax.training.checkpoint_config import experiment_config
-
-    experiment, topology, fields = CASES[case]
-    settings = experiment_config(experiment, [f"--config.{field}" for field in fields])
+    settings, devices = case_config(case)
     model, length, rows = settings.model, settings.data.seq_len, settings.data.batch_size
-    config = BertConfig(
-        hidden_size=model.hidden_size,
-        num_hidden_layers=model.num_hidden_layers,
-        num_attention_heads=model.num_attention_heads,
-        intermediate_size=model.intermediate_size,
-    )
+    sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    config = BertConfig(**{name: getattr(model, name) for name in sizes})
     bert = FlaxBertForPreTraining(config, dtype=jnp.bfloat16, _do_init=False)
     params = jax.eval_shape(lambda: bert.init_weights(jax.random.key(0), (1, length)))
     optimizer = optax.adamw(1e-4, weight_decay=0.01)
     opt_state = jax.eval_shape(optimizer.init, params)
-    mesh = Mesh(np.array(tpu_devices(topology, 1)), ("data",))
+    mesh = Mesh(np.array(devices), ("data",))
     replicated, by_row = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
 
     def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:

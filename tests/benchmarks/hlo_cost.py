@@ -4,6 +4,7 @@ import dataclasses
 import math
 import re
 
+import numpy as np
 from hlo_program import CALLERS, Array, Computation, Instruction, Program
 
 # Instructions that read only the part of the operand that they return.
@@ -88,16 +89,10 @@ def _convolution_flops(computation: Computation, instruction: Instruction) -> fl
         r"(\w+)_(\w+)->(\w+)", instruction.attribute("dim_labels", r"[\w\->]+")
     ).groups()
     window = dict(re.findall(r"(\w+)=([\dx_\-]+)", instruction.attribute("window", r"\{[^}]*\}") or ""))
-    spatial = sorted(axis for axis in output_axes if axis.isdigit())
-    positions = math.prod(
-        _positions(
-            left[left_axes.index(axis)],
-            output[output_axes.index(axis)],
-            right[right_axes.index(axis)],
-            {name: values.split("x")[i] for name, values in window.items()},
-        )
-        for i, axis in enumerate(spatial)
-    )
+    positions = 1
+    for i, axis in enumerate(sorted(axis for axis in output_axes if axis.isdigit())):
+        sizes = (left[left_axes.index(axis)], output[output_axes.index(axis)], right[right_axes.index(axis)])
+        positions *= _positions(*sizes, {name: values.split("x")[i] for name, values in window.items()})
     features = right[right_axes.index("i")]
     batch, out_features = output[output_axes.index("b")], output[output_axes.index("f")]
     groups = int(instruction.attribute("batch_group_count", r"\d+") or 1)
@@ -108,14 +103,9 @@ def _positions(inputs: int, output: int, size: int, window: dict[str, str]) -> i
     """Counts the pairs of output and window position along one axis that read an input element, not padding."""
     stride, base, dilation = (int(window.get(name, 1)) for name in ("stride", "lhs_dilate", "rhs_dilate"))
     before = int(window.get("pad", "0_0").split("_")[0])
-    dilated = (inputs - 1) * base + 1
-    count = 0
-    for at in range(size):
-        # The dilated input has elements only at multiples of `base`.
-        for out in range(output):
-            place = out * stride + at * dilation - before
-            count += 0 <= place < dilated and place % base == 0
-    return count
+    places = np.arange(output)[:, None] * stride + np.arange(size) * dilation - before
+    # The dilated input has elements only at multiples of `base`.
+    return int(np.sum((places >= 0) & (places <= (inputs - 1) * base) & (places % base == 0)))
 
 
 def _estimate(instruction: Instruction, name: str) -> float | None:

@@ -114,12 +114,16 @@ class Program:
     @functools.cached_property
     def times(self) -> Counter[str]:
         """Number of executions of each computation per run of the program."""
-        times: Counter[str] = Counter({self.entry: 1})
-        for name in self._callers_first():
+        times: Counter[str] = Counter()
+
+        def add(name: str, count: int) -> None:
+            times[name] += count
             for instruction in self.computations[name].instructions.values():
                 repeats = self.trips(instruction) if instruction.opcode == "while" else 1
                 for called in instruction.called:
-                    times[called] += times[name] * repeats
+                    add(called, count * repeats)
+
+        add(self.entry, 1)
         return times
 
     def scheduled(self) -> Iterator[tuple[Computation, Instruction, int]]:
@@ -134,21 +138,6 @@ class Program:
                 yield computation, instruction, self.times[computation.name]
                 if instruction.opcode in CALLERS:
                     pending += instruction.called
-
-    def _callers_first(self) -> list[str]:
-        order: list[str] = []
-        seen: set[str] = set()
-
-        def visit(name: str) -> None:
-            if name not in seen:
-                seen.add(name)
-                for instruction in self.computations[name].instructions.values():
-                    for called in instruction.called:
-                        visit(called)
-                order.append(name)
-
-        visit(self.entry)
-        return order[::-1]
 
     def trips(self, loop: Instruction) -> int:
         """Returns the trip count of a `while`; 1 if unknown."""

@@ -51,31 +51,18 @@ ENTRY %main (weights: f32[3,8,4]) -> f32[8,4] {
 def test_loop_body_counts_once_per_iteration():
     program = read_program(SCAN)
     assert program.entry == "main"
-    assert {name: program.times[name] for name in program.computations} == {
-        "main": 1,
-        "body": 3,
-        "condition": 3,
-        "fused": 3,
-    }
+    assert program.times == {"main": 1, "body": 3, "condition": 3, "fused": 3}
     assert sum(cost.flops for cost in instruction_costs(program)) == 3 * (2 * 8 * 8 * 4 + 2 * 8 * 4 * 8)
-
-
-def test_known_trip_count_overrides_the_loop_condition():
     known = ', backend_config={"known_trip_count":{"n":"7"},"known_init_step":{"init":"0","step":"1"}}'
-    text = SCAN.replace(", metadata={}", known)
-    assert read_program(text).times["body"] == 7
+    assert read_program(SCAN.replace(", metadata={}", known)).times["body"] == 7
 
 
-def test_fusion_that_slices_an_array_reads_only_the_slice():
-    fusion = next(cost for cost in instruction_costs(read_program(SCAN)) if cost.source == "jit(f)/while/body/squeeze")
+def test_only_slices_and_arrays_in_main_memory_cause_traffic():
+    costs = instruction_costs(read_program(SCAN))
     # Three iterations read 8 x 4 floats and an index, and write 8 x 4 floats.
+    fusion = next(cost for cost in costs if cost.source == "jit(f)/while/body/squeeze")
     assert fusion.hbm_bytes == 3 * (8 * 4 * 4 + 4 + 8 * 4 * 4)
-
-
-def test_arrays_in_on_chip_memory_cause_no_hbm_traffic():
-    program = read_program(SCAN)
-    near = [cost.hbm_bytes for cost in instruction_costs(program) if not cost.flops and cost.times == 1]
-    assert near == [0, 0]
+    assert [cost.hbm_bytes for cost in costs if not cost.flops and cost.times == 1] == [0, 0]
 
 
 def test_text_without_entry_computation_is_refused():
@@ -96,31 +83,33 @@ ENTRY %main (l: {left}, r: {right}) -> {output} {{
     return sum(cost.flops for cost in instruction_costs(read_program(text)))
 
 
-def test_flops_of_convolutions_exclude_padding_and_dilation():
-    # [B, L, D] x [D, F].
-    flops = convolved(
-        "bf16[16,512,768]", "bf16[1,768,3072]", "bf16[16,512,3072]", "window={size=1}, dim_labels=0bf_0io->0bf"
-    )
-    assert flops == 2 * 16 * 512 * 768 * 3072
-    # [B, L, D] x [H, K, D] to [B, L, H, K]. XLA writes the heads as a convolution window of 12. At each output, 11 of
-    # its positions are on padding, and cost nothing.
-    flops = convolved(
-        *("bf16[16,512,768,1]", "bf16[12,64,768,1]", "bf16[16,512,12,64]"),
-        "window={size=1x12 pad=0_0x11_11 rhs_reversal=0x1}, dim_labels=0bf1_1oi0->0b1f",
-    )
-    assert flops == 2 * 16 * 512 * 768 * 12 * 64
-    # Queries x keys, both [B, L, H, K]. Rows and heads form a window on a dilated input. At each output, all window
-    # positions but one are between input elements.
-    flops = convolved(
-        *("bf16[16,512,12,64]", "bf16[16,512,12,64]", "bf16[16,12,512,512]"),
-        "window={size=16x12 stride=15x11 lhs_dilate=16x12}, dim_labels=0b1f_0o1i->01bf",
-    )
-    assert flops == 2 * 16 * 12 * 512 * 512 * 64
-    # A window of 4 with stride 2 on 8 elements and padding of 1: two of the 4 outputs read one element less.
-    flops = convolved(
-        "f32[1,8,1]", "f32[4,1,1]", "f32[1,4,1]", "window={size=4 stride=2 pad=1_1}, dim_labels=b0f_0io->b0f"
-    )
-    assert flops == 2 * (4 * 4 - 2)
+@pytest.mark.parametrize(
+    ("left", "right", "output", "attributes", "flops"),
+    [
+        (  # [B, L, D] x [D, F].
+            *("bf16[16,512,768]", "bf16[1,768,3072]", "bf16[16,512,3072]"),
+            "window={size=1}, dim_labels=0bf_0io->0bf",
+            2 * 16 * 512 * 768 * 3072,
+        ),
+        (  # [B, L, D] x [H, K, D] to [B, L, H, K]. XLA writes the heads as a window of 12, of which 11 are padding.
+            *("bf16[16,512,768,1]", "bf16[12,64,768,1]", "bf16[16,512,12,64]"),
+            "window={size=1x12 pad=0_0x11_11 rhs_reversal=0x1}, dim_labels=0bf1_1oi0->0b1f",
+            2 * 16 * 512 * 768 * 12 * 64,
+        ),
+        (  # Queries x keys, [B, L, H, K]. Rows and heads are a window on a dilated input, of which one is an element.
+            *("bf16[16,512,12,64]", "bf16[16,512,12,64]", "bf16[16,12,512,512]"),
+            "window={size=16x12 stride=15x11 lhs_dilate=16x12}, dim_labels=0b1f_0o1i->01bf",
+            2 * 16 * 12 * 512 * 512 * 64,
+        ),
+        (  # A window of 4 with stride 2 on 8 elements and padding of 1: two of the 4 outputs read one element less.
+            *("f32[1,8,1]", "f32[4,1,1]", "f32[1,4,1]"),
+            "window={size=4 stride=2 pad=1_1}, dim_labels=b0f_0io->b0f",
+            2 * (4 * 4 - 2),
+        ),
+    ],
+)
+def test_flops_of_convolutions_exclude_padding_and_dilation(left, right, output, attributes, flops):
+    assert convolved(left, right, output, attributes) == flops
 
 
 def test_cost_of_a_pallas_kernel_comes_from_the_cost_estimate():

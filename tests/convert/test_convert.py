@@ -6,7 +6,17 @@ import shutil
 
 import numpy as np
 import pytest
-from checkpoints import LAYERS, WIDTH, assert_equal, google_checkpoint, google_variables, random_checkpoint, without
+import tensorflow as tf
+from checkpoints import (
+    LAYERS,
+    WIDTH,
+    assert_equal,
+    edit_json,
+    google_checkpoint,
+    google_variables,
+    random_checkpoint,
+    without,
+)
 from command_runs import refused
 from commanding import printed
 from safetensors.numpy import load_file, save_file
@@ -14,6 +24,7 @@ from safetensors.numpy import load_file, save_file
 from bertjax.api import load
 from bertjax.cli import main as cli
 from bertjax.convert import huggingface
+from bertjax.convert.bert import BERT
 from bertjax.convert.convert import (
     BERTJAX,
     HUGGINGFACE,
@@ -25,7 +36,7 @@ from bertjax.convert.convert import (
     read_checkpoint,
 )
 from bertjax.convert.output_kinds import OUTPUT_KINDS
-from bertjax.convert.portable import SHARED_FIELDS, read_workdir, write_workdir
+from bertjax.convert.portable import read_workdir, write_workdir
 from bertjax.errors import UsageError
 from bertjax.inference.predictors import PREDICTORS
 from bertjax.model.config import ARCHITECTURE_FIELDS, Architecture
@@ -44,15 +55,14 @@ from bertjax.utils.io import temporary_name
         (("{}/AdamWeightDecayOptimizer/m",), ("loss_scale/value",)),
     ],
 )
-def test_variables_of_the_training_run_are_ignored(slots, counters, letters, tmp_path):
+def test_variables_of_the_training_run_are_ignored(slots, counters, letters, google, tmp_path):
     def change(variables):
         extra = {slot.format(name): 2 * value for name, value in variables.items() for slot in slots}
         return variables | extra | {name: np.float32(1) for name in counters}
 
-    google_checkpoint(letters, tmp_path / "plain")
     google_checkpoint(letters, tmp_path / "trained", change)
-    plain, trained = read_checkpoint(tmp_path / "plain"), read_checkpoint(tmp_path / "trained")
-    assert_equal(plain.params, trained.params)
+    trained = read_checkpoint(tmp_path / "trained")
+    assert_equal(read_checkpoint(google).params, trained.params)
     (note,) = [note for note in trained.notes if "variables of the training run" in note]
     names = [name.format("...") for name in (*slots, *counters)]
     assert all((name if name.endswith("...") else name.rpartition("/")[2]) in note for name in names)
@@ -109,13 +119,12 @@ def test_more_embeddings_than_tokens_are_padding(source, num_rows, letters, tmp_
     assert json.loads((tmp_path / "back" / "config.json").read_text())["vocab_size"] == again.num_rows == num_rows
 
 
-def test_blank_lines_at_the_end_of_vocab_txt_are_no_tokens(letters, tmp_path):
-    google_checkpoint(letters, tmp_path / "google")
-    pieces = read_checkpoint(tmp_path / "google").vocabulary.pieces
+def test_blank_lines_at_the_end_of_vocab_txt_are_no_tokens(google, tmp_path):
+    shutil.copytree(google, tmp_path / "google")
     with open(tmp_path / "google" / "vocab.txt", "ab") as file:
         file.write(b"\n \n")
     convert(str(tmp_path / "google"), str(tmp_path / "own"), BERTJAX, False)
-    assert read_workdir(tmp_path / "own").vocabulary.pieces == pieces
+    assert read_workdir(tmp_path / "own").vocabulary.pieces == read_checkpoint(google).vocabulary.pieces
 
 
 def test_untied_embeddings_without_a_decoder_are_accepted(letters, tmp_path):
@@ -124,40 +133,36 @@ def test_untied_embeddings_without_a_decoder_are_accepted(letters, tmp_path):
         params = {path: array for path, array in checkpoint.params.items() if path.startswith(modules)}
         (tmp_path / name).mkdir()
         huggingface.write(dataclasses.replace(checkpoint, params=params), tmp_path / name)
-        config = tmp_path / name / "config.json"
-        config.write_text(json.dumps(json.loads(config.read_text()) | {"tie_word_embeddings": False}))
+        edit_json(tmp_path / name / "config.json", tie_word_embeddings=False)
     assert read_checkpoint(tmp_path / "encoder").modules == {"encoder", "pooler"}
     with pytest.raises(UsageError, match="untied embeddings .* lacks cls.predictions.decoder.weight"):
         read_checkpoint(tmp_path / "complete")
     # A decoder that equals the embeddings computes the same.
     file = tmp_path / "complete" / "model.safetensors"
     arrays = load_file(file)
-    save_file(
-        arrays | {"cls.predictions.decoder.weight": arrays["bert.embeddings.word_embeddings.weight"].copy()}, file
-    )
+    decoder = arrays["bert.embeddings.word_embeddings.weight"].copy()
+    save_file(arrays | {"cls.predictions.decoder.weight": decoder}, file)
     assert "masked_lm" in read_checkpoint(tmp_path / "complete").modules
 
 
-def test_case_options_of_convert(letters, tmp_path, capfd):
-    google_checkpoint(letters, tmp_path / "google")
+def test_case_options_of_convert(google, tmp_path, capfd):
     for option, lower_case in (("--cased", False), ("--uncased", True)):
-        cli.main(["convert", str(tmp_path / "google"), str(tmp_path / option[2:]), option])
+        cli.main(["convert", str(google), str(tmp_path / option[2:]), option])
         assert read_workdir(tmp_path / option[2:]).vocabulary.lower_case == lower_case
-        assert load(tmp_path / "google", lower_case=lower_case).tokenizer.vocabulary.lower_case == lower_case
+        assert load(google, lower_case=lower_case).tokenizer.vocabulary.lower_case == lower_case
     message = refused(capfd, "convert", str(tmp_path / "cased"), str(tmp_path / "new"), "--uncased")
     assert "records whether it is cased" in message
 
 
-def test_parameters_have_the_values_of_their_google_variables(letters, tmp_path):
-    variables = google_checkpoint(letters, tmp_path / "google")
-    params = read_checkpoint(tmp_path / "google").params
-    query = variables["bert/encoder/layer_1/attention/self/query/kernel"]  # [in, heads * head_size]
+def test_parameters_have_the_values_of_their_google_variables(google):
+    variables, params = tf.train.load_checkpoint(str(google / "bert_model.ckpt")), read_checkpoint(google).params
+    query = variables.get_tensor("bert/encoder/layer_1/attention/self/query/kernel")  # [in, heads * head_size]
     np.testing.assert_array_equal(params["encoder/layers/attention/query/kernel"][1][:, 1, 3], query[:, 8 + 3])
-    output = variables["bert/encoder/layer_0/attention/output/dense/kernel"]
+    output = variables.get_tensor("bert/encoder/layer_0/attention/output/dense/kernel")
     np.testing.assert_array_equal(params["encoder/layers/attention/output/kernel"][0][1, 3], output[8 + 3])
-    next_sentence = variables["cls/seq_relationship/output_weights"].T
+    next_sentence = variables.get_tensor("cls/seq_relationship/output_weights").T
     np.testing.assert_array_equal(params["next_sentence/dense/kernel"], next_sentence)
-    scale = variables["bert/encoder/layer_1/output/LayerNorm/gamma"]
+    scale = variables.get_tensor("bert/encoder/layer_1/output/LayerNorm/gamma")
     np.testing.assert_array_equal(params["encoder/layers/mlp_norm/scale"][1], scale)
 
 
@@ -187,22 +192,20 @@ def test_format_keeps_parameters_and_settings(fmt, output_kind, labels, fields, 
 
 def test_tables_have_every_kind_of_output_layer():
     assert OUTPUT_KINDS.keys() == PREDICTORS.keys() == {*KINDS}
+    assert {kind for each in BERT.classes.values() for kind in each.output_kinds} == {"", *KINDS}
 
 
-def test_gelu_is_the_tanh_form_for_google_and_exact_for_hugging_face(letters, tmp_path):
-    google_checkpoint(letters, tmp_path / "google")
-    assert read_checkpoint(tmp_path / "google").config.hidden_act == "gelu_tanh"
-    for fmt in (BERTJAX, HUGGINGFACE):
-        convert(str(tmp_path / "google"), str(tmp_path / fmt), fmt, False)
-    config = json.loads((tmp_path / HUGGINGFACE / "config.json").read_text())
+def test_gelu_is_the_tanh_form_for_google_and_exact_for_hugging_face(google, tmp_path):
+    assert read_checkpoint(google).config.hidden_act == "gelu_tanh"
+    convert(str(google), str(tmp_path / "out"), HUGGINGFACE, False)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["hidden_act"] == "gelu_new" and config["attention_probs_dropout_prob"] == 0.2
-    config["hidden_act"] = "gelu"
-    (tmp_path / HUGGINGFACE / "config.json").write_text(json.dumps(config))
-    assert read_checkpoint(tmp_path / HUGGINGFACE).config.hidden_act == "gelu_erf"
+    edit_json(tmp_path / "out" / "config.json", hidden_act="gelu")
+    assert read_checkpoint(tmp_path / "out").config.hidden_act == "gelu_erf"
 
 
 def test_error_names_each_architecture_field_that_a_format_cannot_express(letters, tmp_path):
-    for name in {*ARCHITECTURE_FIELDS} - {*SHARED_FIELDS, "hidden_act", "pad_vocab_to_multiple_of"}:
+    for name in {*ARCHITECTURE_FIELDS} - {*BERT.fields, "hidden_act", "pad_vocab_to_multiple_of"}:
         checkpoint = random_checkpoint(letters)
         # Set any value other than the default. The model need not support it.
         object.__setattr__(checkpoint.config, name, f"not {getattr(Architecture(), name)}")
@@ -228,105 +231,74 @@ def test_missing_heads_are_reported(letters, tmp_path, log_lines):
     assert "heads: pooler; missing: masked-LM head, next-sentence head" in log_lines[0]
 
 
-def test_wrong_usage_is_refused_and_leaves_no_files(letters, tmp_path, capfd):
-    google_checkpoint(letters, tmp_path / "google")
-    command = ["convert", str(tmp_path / "google"), str(tmp_path / "own")]
-    assert printed(capfd, *command).strip() == str(tmp_path / "own")
-    for arguments, message in (
-        (command, "exists; use --overwrite"),
-        ([*command[:2], str(tmp_path / "google" / "inside")], "overlap"),
-        ([*command[:2], str(tmp_path / "new"), "--format=onnx"], "use one of bertjax, huggingface"),
-        (["convert", "bert-base-uncased", str(tmp_path / "other")], "or hf:ORG/NAME"),
-        (["convert", str(tmp_path), str(tmp_path.parent / "other")], "no checkpoint at"),
-    ):
-        assert message in refused(capfd, *arguments)
-    # --overwrite does not replace the workdir of a run or a folder with other files.
-    for name in ("run/checkpoints", "folder"):
-        (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "folder" / "some.index").write_text("")
-    for name in ("run", "folder"):
-        error = refused(capfd, *command[:2], tmp_path / name, "--overwrite")
-        assert "is not a checkpoint, or contains other files" in error
-        shutil.rmtree(tmp_path / name)
-    cli.main([*command, "--overwrite", "--format=huggingface"])
-    assert detect_format(tmp_path / "own") == HUGGINGFACE
-    for arguments, code, message in (
-        (["convert", command[1], "/sys/own"], 1, "cannot write the checkpoint /sys/own"),
-        (["features", f"--checkpoint={command[1]}", "a", "--output=/proc/a"], 1, "/proc/a: "),
-        (["features", f"--checkpoint={command[1]}", "--input=/dev/null"], 2, "/dev/null is empty"),
+def test_wrong_usage_is_refused_and_leaves_no_files(google, tmp_path, capfd):
+    (tmp_path / "link").symlink_to(google)
+    files, own, source = sorted(google.iterdir()), tmp_path / "own", f"--checkpoint={google}"
+    assert printed(capfd, "convert", google, own).strip() == str(own)
+    for code, message, *arguments in (
+        (2, "exists; use --overwrite", "convert", google, own),
+        (2, "overlap", "convert", google, f"{google.parent}/other/../google", "--overwrite"),
+        (2, "overlap", "convert", google, tmp_path / "link", "--overwrite"),
+        (2, "overlap", "convert", google, tmp_path / "link" / "inside"),
+        (2, "overlap", "convert", tmp_path / "link", google, "--overwrite"),
+        (2, "use one of bertjax, huggingface", "convert", google, tmp_path / "new", "--format=onnx"),
+        (2, "or hf:ORG/NAME", "convert", "bert-base-uncased", tmp_path / "other"),
+        (2, "no checkpoint at", "convert", tmp_path, tmp_path.parent / "other"),
+        (1, "cannot write the checkpoint /sys/own", "convert", google, "/sys/own"),
+        (1, "/proc/a: ", "features", source, "a", "--output=/proc/a"),
+        (2, "/dev/null is empty", "features", source, "--input=/dev/null"),
     ):
         assert message in refused(capfd, *arguments, code=code)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["google", "own"]
-
-
-def test_source_is_never_overwritten_through_another_path(letters, tmp_path):
-    google_checkpoint(letters, tmp_path / "google")
-    files = sorted(path.name for path in (tmp_path / "google").iterdir())
-    (tmp_path / "link").symlink_to(tmp_path / "google")
-    for source, destination in (
-        ("google", "other/../google"),
-        ("google", "link"),
-        ("link", "google"),
-        ("google", "link/inside"),
-    ):
-        with pytest.raises(UsageError, match="overlap"):
-            convert(str(tmp_path / source), f"{tmp_path}/{destination}", BERTJAX, True)
-    assert sorted(path.name for path in (tmp_path / "google").iterdir()) == files
-
-
-def test_link_at_destination_is_followed(letters, tmp_path):
-    google_checkpoint(letters, tmp_path / "google")
-    (tmp_path / "own").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "own")
-    for _ in range(2):
-        convert(str(tmp_path / "google"), str(tmp_path / "link"), HUGGINGFACE, True)
-    assert (tmp_path / "link").is_symlink() and detect_format(tmp_path / "own") == HUGGINGFACE
+    assert sorted(google.iterdir()) == files and {*tmp_path.iterdir()} == {own, tmp_path / "link"}
 
 
 @pytest.mark.parametrize("fmt", WRITERS)
-def test_folder_with_other_files_is_not_overwritten(fmt, letters, tmp_path):
-    google_checkpoint(letters, tmp_path / "google")
-    convert(str(tmp_path / "google"), str(tmp_path / "own"), fmt, False)
-    convert(str(tmp_path / "google"), str(tmp_path / "own"), fmt, True)
-    (tmp_path / "own" / "thesis.tex").write_text("years of work")
-    with pytest.raises(UsageError, match="is not a checkpoint, or contains other files"):
-        convert(str(tmp_path / "google"), str(tmp_path / "own"), fmt, True)
-    assert (tmp_path / "own" / "thesis.tex").exists()
-
-
-def test_cached_conversion_is_updated_if_the_source_changes(letters, tmp_path, log_lines):
-    google_checkpoint(letters, tmp_path / "google")
-    source, cache_dir = str(tmp_path / "google"), tmp_path / "init_from"
+def test_earlier_conversion_with_other_files_is_not_overwritten(fmt, google, tmp_path):
+    own = tmp_path / "own"
+    own.mkdir()
+    (tmp_path / "link").symlink_to(own)
     for _ in range(2):
-        with bertjax_checkpoint(source, cache_dir) as path:
-            assert path == str(cache_dir)
-        # A run that was killed after the conversion leaves a temporary folder.
-        (tmp_path / temporary_name("init_from")).mkdir()
-    assert sum(": tensorflow, " in line for line in log_lines) == 1
-    with bertjax_checkpoint(source, cache_dir):
-        assert sorted(child.name for child in tmp_path.iterdir()) == ["google", "init_from"]
-    shutil.rmtree(source)
-    google_checkpoint(letters, tmp_path / "google", lambda variables: {k: v + 1 for k, v in variables.items()})
-    with bertjax_checkpoint(source, cache_dir):
-        pass
-    assert sum(": tensorflow, " in line for line in log_lines) == 2
-    assert_equal(read_checkpoint(cache_dir).params, read_checkpoint(tmp_path / "google").params)
-    shutil.rmtree(source)
-    with bertjax_checkpoint(source, cache_dir) as path:
-        assert path == str(cache_dir) and log_lines[-1].startswith(f"using {cache_dir}, converted from ")
+        convert(str(google), str(tmp_path / "link"), fmt, True)
+    assert (tmp_path / "link").is_symlink() and detect_format(own) == fmt
+    (own / "thesis.tex").write_text("years of work")
+    with pytest.raises(UsageError, match="is not a checkpoint, or contains other files"):
+        convert(str(google), str(own), fmt, True)
+    assert (own / "thesis.tex").exists()
 
 
-def test_cached_conversion_does_not_replace_other_files(letters, tmp_path):
-    google_checkpoint(letters, tmp_path / "google")
-    cache_dir = tmp_path / "init_from"
-    cache_dir.mkdir()
-    (cache_dir / "notes.txt").write_text("mine")
-    with (
-        pytest.raises(UsageError, match="is not a checkpoint, or contains other files"),
-        bertjax_checkpoint(str(tmp_path / "google"), cache_dir),
+@pytest.mark.parametrize("name", ["checkpoints/1", "some.index", "notes.txt"])
+def test_folder_of_other_files_is_not_overwritten(name, google, tmp_path):
+    file = tmp_path / "folder" / name
+    file.parent.mkdir(parents=True)
+    file.write_text("mine")
+    for convert_into in (
+        lambda folder: convert(str(google), str(folder), BERTJAX, True),
+        lambda folder: bertjax_checkpoint(str(google), folder).__enter__(),
     ):
-        pass
-    assert (cache_dir / "notes.txt").exists()
+        with pytest.raises(UsageError, match="is not a checkpoint, or contains other files"):
+            convert_into(tmp_path / "folder")
+    assert file.exists()
+
+
+def test_cached_conversion_is_updated_if_the_source_changes(letters, google, tmp_path, log_lines):
+    source, cache_dir = tmp_path / "google", tmp_path / "init_from"
+    shutil.copytree(google, source)
+
+    def conversions():
+        with bertjax_checkpoint(str(source), cache_dir) as path:
+            assert path == str(cache_dir)
+        return sum(": tensorflow, " in line for line in log_lines)
+
+    assert conversions() == 1
+    # A run that was killed after the conversion leaves a temporary folder.
+    (tmp_path / temporary_name("init_from")).mkdir()
+    assert conversions() == 1 and {*tmp_path.iterdir()} == {source, cache_dir}
+    shutil.rmtree(source)
+    google_checkpoint(letters, source, lambda variables: {k: v + 1 for k, v in variables.items()})
+    assert conversions() == 2
+    assert_equal(read_checkpoint(cache_dir).params, read_checkpoint(source).params)
+    shutil.rmtree(source)
+    assert conversions() == 2 and log_lines[-1].startswith(f"using {cache_dir}, converted from ")
 
 
 def test_hugging_face_folder_keeps_parameters_that_the_model_class_ignores(letters, tmp_path):
@@ -342,27 +314,25 @@ def test_hugging_face_folder_keeps_parameters_that_the_model_class_ignores(lette
     assert_equal(read_checkpoint(tmp_path).params, encoder)
 
 
-def test_commands_accept_checkpoints_of_other_formats(letters, tmp_path, capfd):
-    google_checkpoint(letters, tmp_path / "google")
-    convert(str(tmp_path / "google"), str(tmp_path / "huggingface"), HUGGINGFACE, False)
+def test_commands_accept_checkpoints_of_other_formats(google, tmp_path, capfd):
+    convert(str(google), str(tmp_path / "huggingface"), HUGGINGFACE, False)
     outputs = []
-    for name in ("google", "huggingface"):
-        capfd.readouterr()
-        cli.main(["fill_mask", f"--checkpoint={tmp_path / name}", "a [MASK]", "--top=3"])
-        cli.main(["features", f"--checkpoint={tmp_path / name}", "a b ||| c", f"--output={tmp_path / name}.d"])
-        outputs.append(capfd.readouterr().out.replace(name, ""))
+    for folder in (google, tmp_path / "huggingface"):
+        masked = printed(capfd, "fill_mask", f"--checkpoint={folder}", "a [MASK]", "--top=3")
+        features = tmp_path / f"{folder.name}.d"
+        printed(capfd, "features", f"--checkpoint={folder}", "a b ||| c", f"--output={features}")
+        outputs.append(masked)
     assert outputs[0] == outputs[1] and outputs[0].count("%") == 3
     shard = np.load(tmp_path / "google.d" / "00000.npz")
     assert shard["hidden_states"].shape == (6, 1, WIDTH)
     assert shard["segment_ids"].tolist() == [0, 0, 0, 0, 1, 1]
 
 
-def test_fine_tuned_google_checkpoint_has_equal_metrics_after_export(letters, tmp_path, capfd):
-    google_checkpoint(letters, tmp_path / "google")
+def test_fine_tuned_google_checkpoint_has_equal_metrics_after_export(google, tmp_path, capfd):
     (tmp_path / "train.tsv").write_text("text\tlabel\na\tx\nb\ty\n")
     data = f"--config=experiments/text.py:train={tmp_path}/train.tsv,dev={tmp_path}/train.tsv,quick=true"
     mesh = ["--config.mesh.data=1", "--config.mesh.fsdp=-1"]
-    command = ["train", data, f"--workdir={tmp_path / 'run'}", f"--init_from={tmp_path / 'google'}", *mesh]
+    command = ["train", data, f"--workdir={tmp_path / 'run'}", f"--init_from={google}", *mesh]
     # Wrong settings are found before the conversion.
     error = refused(capfd, *command, "--config.epochs=0", "--config.steps=0")
     assert "config.epochs=0 is out of range" in error and not (tmp_path / "run").exists()
@@ -374,19 +344,14 @@ def test_fine_tuned_google_checkpoint_has_equal_metrics_after_export(letters, tm
     assert "restored from " in log and "encoder (" in log and "initialized randomly: classifier/" in log
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["model"]["hidden_size"] == WIDTH and config["model"]["attention_probs_dropout_prob"] == 0.1
-    cli.main(["convert", str(tmp_path / "run"), str(tmp_path / "out"), "--format=huggingface"])
+    # Brackets are allowed in the path of a checkpoint of another format.
+    cli.main(["convert", str(tmp_path / "run"), str(tmp_path / "out[1]"), "--format=huggingface"])
     own, converted = (
         json.loads(printed(capfd, "evaluate", f"--checkpoint={tmp_path / name}", data, *mesh))
-        for name in ("run", "out")
+        for name in ("run", "out[1]")
     )
     assert own == converted
-    # Brackets are allowed in the path of a checkpoint of another format.
-    (tmp_path / "out").rename(tmp_path / "out[1]")
-    cli.main(["evaluate", f"--checkpoint={tmp_path / 'out[1]'}", data, *mesh])
-    output = capfd.readouterr()
-    assert json.loads(output.out) == converted and f"{tmp_path}/out[1]\n" in output.err
-    (tmp_path / "out[1]").rename(tmp_path / "out")
-    assert "set --config" in refused(capfd, "evaluate", f"--checkpoint={tmp_path / 'out'}")
-    hf_config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert "set --config" in refused(capfd, "evaluate", f"--checkpoint={tmp_path / 'out[1]'}")
+    hf_config = json.loads((tmp_path / "out[1]" / "config.json").read_text())
     assert hf_config["architectures"] == ["BertForSequenceClassification"]
     assert hf_config["id2label"] == {"0": "x", "1": "y"}

@@ -7,13 +7,14 @@ import shutil
 
 import numpy as np
 import pytest
-from checkpoints import WIDTH, assert_equal, google_checkpoint, without
+from checkpoints import WIDTH, assert_equal, edit_json, google_checkpoint, without
 from safetensors.numpy import load_file, save_file
 
 from bertjax.convert.convert import read_checkpoint
 from bertjax.errors import BertjaxError, UsageError
 
 BIAS = "bert.pooler.dense.bias"
+NORM, DECODER = "bert.embeddings.LayerNorm.weight", "cls.predictions.decoder.weight"
 EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
 SEQUENCE, TOKEN = ["BertForSequenceClassification"], ["BertForTokenClassification"]
 
@@ -35,75 +36,20 @@ def test_missing_unknown_and_misshapen_arrays_are_listed(letters, tmp_path):
         assert part in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "fields, message",
-    [
-        ({"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key'"),
-        ({"is_decoder": True}, "is_decoder"),
-        ({"model_type": "roberta"}, "model_type='roberta'"),
-        ({"hidden_act": "silu"}, "hidden_act='silu'"),
-        ({"hidden_act": ["gelu"]}, "hidden_act=.'gelu'."),
-        ({"quantization_config": {"bits": 8}}, "quantization_config"),
-        ({"tie_word_embeddings": False}, "untied embeddings"),
-        ({"architectures": ["BertLMHeadModel"]}, "'BertLMHeadModel'; use one of BertForPreTraining"),
-        ({"architectures": [{"a": 1}]}, "cannot read .*config.json: TypeError"),
-        ({"architectures": SEQUENCE, "problem_type": "regression"}, "several outputs"),
-        ({"architectures": TOKEN, "id2label": {"1": "O"}}, "config.json: id2label .* unique"),
-        ({"architectures": TOKEN, "id2label": {"0": "O", "1": "O"}}, "a unique name"),
-        ({"architectures": ["BertForQuestionAnswering"]}, "missing: qa_outputs.weight, qa_outputs.bias"),
-        ({"vocab_size": 7}, "vocab_size is 7; use the vocabulary that the model was trained with"),
-        ({"vocab_size": 5000}, r"word_embeddings.weight \(\d+, 16\) instead of \(5000, 16\)"),
-        ({"hidden_size": "wide"}, "config.json: model.hidden_size is 'wide'; it must be an integer"),
-        ({"hidden_size": 16.0}, "hidden_size is 16.0"),
-        ({"num_attention_heads": 3}, "config.json: model.hidden_size=16 is not divisible"),
-        ({"num_hidden_layers": 4000}, "missing: bert.encoder.layer.2"),
-        ({"num_hidden_layers": 10**9}, "model.num_hidden_layers is 1,000,000,000; it must be at most 4,096"),
-        ({"num_hidden_layers": None}, "lacks num_hidden_layers"),
-    ],
-)
-def test_unsupported_config_is_refused(fields, message, folder):
-    config = json.loads((folder / "config.json").read_text()) | fields
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UsageError, match=message):
-        read_checkpoint(folder)
+def config(fields):
+    """Returns a function that changes the config of a folder."""
+    return lambda folder: edit_json(folder / "config.json", **fields)
 
 
 def edit_weights(folder, **arrays):
     save_file(load_file(folder / "model.safetensors") | arrays, folder / "model.safetensors")
 
 
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        (lambda arrays: {BIAS: arrays[BIAS].astype(np.int8)}, f"{BIAS} has dtype int8; weights must be float32"),
-        (lambda _: {BIAS: np.full(WIDTH, 1e300)}, f"{BIAS} contains values that are not finite"),
-        (lambda _: {BIAS: np.full(WIDTH, np.nan, np.float32)}, f"{BIAS} contains values that are not finite"),
-        (
-            lambda arrays: {"bert.embeddings.LayerNorm.gamma": arrays["bert.embeddings.LayerNorm.weight"]},
-            "under an old and a new name",
-        ),
-        (
-            lambda arrays: {"cls.predictions.decoder.weight": 2 * arrays[EMBEDDINGS]},
-            f"cls.predictions.decoder.weight differs from {EMBEDDINGS}",
-        ),
-    ],
-)
-def test_invalid_weights_are_refused(change, message, folder):
-    edit_weights(folder, **change(load_file(folder / "model.safetensors")))
-    with pytest.raises(UsageError, match=message):
-        read_checkpoint(folder)
-
-
-def test_older_and_float16_arrays_are_accepted(folder):
-    expected = read_checkpoint(folder).params
-    arrays = load_file(folder / "model.safetensors")
-    half = arrays[BIAS].astype(np.float16)
-    copies = {"decoder.weight": EMBEDDINGS, "decoder.bias": "cls.predictions.bias"}
-    copies = {f"cls.predictions.{name}": arrays[original] for name, original in copies.items()}
-    edit_weights(folder, **copies, **{BIAS: half, "bert.embeddings.position_ids": np.arange(40)[None]})
-    checkpoint = read_checkpoint(folder)
-    assert_equal(checkpoint.params, expected | {"pooler/dense/bias": half.astype(np.float32)})
-    assert checkpoint.notes == ("converted weights from float16, float32 to float32",)
+def weights(name, change, new_name=""):
+    """Returns a function that changes an array of a folder, or adds the changed array under a new name."""
+    return lambda folder: edit_weights(
+        folder, **{new_name or name: change(load_file(folder / "model.safetensors")[name])}
+    )
 
 
 def use_float8(folder):
@@ -131,8 +77,34 @@ def add_columns(folder):
 
 
 @pytest.mark.parametrize(
-    "damage, message",
+    ("damage", "message"),
     [
+        (config({"position_embedding_type": "relative_key"}), "position_embedding_type='relative_key'"),
+        (config({"is_decoder": True}), "is_decoder"),
+        (config({"model_type": "roberta"}), "model_type='roberta'"),
+        (config({"hidden_act": "silu"}), "hidden_act='silu'"),
+        (config({"hidden_act": ["gelu"]}), "hidden_act=.'gelu'."),
+        (config({"quantization_config": {"bits": 8}}), "quantization_config"),
+        (config({"tie_word_embeddings": False}), "untied embeddings"),
+        (config({"architectures": ["BertLMHeadModel"]}), "'BertLMHeadModel'; use one of BertForPreTraining"),
+        (config({"architectures": [{"a": 1}]}), "cannot read .*config.json: TypeError"),
+        (config({"architectures": SEQUENCE, "problem_type": "regression"}), "several outputs"),
+        (config({"architectures": TOKEN, "id2label": {"1": "O"}}), "config.json: id2label .* unique"),
+        (config({"architectures": TOKEN, "id2label": {"0": "O", "1": "O"}}), "a unique name"),
+        (config({"architectures": ["BertForQuestionAnswering"]}), "missing: qa_outputs.weight, qa_outputs.bias"),
+        (config({"vocab_size": 7}), "vocab_size is 7; use the vocabulary that the model was trained with"),
+        (config({"vocab_size": 5000}), r"word_embeddings.weight \(\d+, 16\) instead of \(5000, 16\)"),
+        (config({"hidden_size": "wide"}), "config.json: model.hidden_size is 'wide'; it must be an integer"),
+        (config({"hidden_size": 16.0}), "hidden_size is 16.0"),
+        (config({"num_attention_heads": 3}), "config.json: model.hidden_size=16 is not divisible"),
+        (config({"num_hidden_layers": 4000}), "missing: bert.encoder.layer.2"),
+        (config({"num_hidden_layers": 10**9}), "model.num_hidden_layers is 1,000,000,000; it must be at most 4,096"),
+        (config({"num_hidden_layers": None}), "lacks num_hidden_layers"),
+        (weights(BIAS, lambda bias: bias.astype(np.int8)), f"{BIAS} has dtype int8; weights must be float32"),
+        (weights(BIAS, lambda bias: np.full(WIDTH, 1e300)), f"{BIAS} contains values that are not finite"),
+        (weights(BIAS, lambda bias: bias * np.float32("nan")), f"{BIAS} contains values that are not finite"),
+        (weights(NORM, lambda scale: scale, "bert.embeddings.LayerNorm.gamma"), "under an old and a new name"),
+        (weights(EMBEDDINGS, lambda table: 2 * table, DECODER), f"{DECODER} differs from {EMBEDDINGS}"),
         (lambda folder: (folder / "config.json").write_text("{"), "cannot read .*config.json"),
         (lambda folder: (folder / "config.json").write_text("[" * 100_000), "cannot read .*config.json"),
         (lambda folder: (folder / "config.json").unlink(), "cannot read .*config.json"),
@@ -149,10 +121,22 @@ def add_columns(folder):
         (use_index([]), "cannot read"),
     ],
 )
-def test_damaged_or_missing_file_is_an_error(damage, message, folder):
+def test_unsupported_or_damaged_folder_is_refused(damage, message, folder):
     damage(folder)
     with pytest.raises(BertjaxError, match=message):
         read_checkpoint(folder)
+
+
+def test_older_and_float16_arrays_are_accepted(folder):
+    expected = read_checkpoint(folder).params
+    arrays = load_file(folder / "model.safetensors")
+    half = arrays[BIAS].astype(np.float16)
+    copies = {"decoder.weight": EMBEDDINGS, "decoder.bias": "cls.predictions.bias"}
+    copies = {f"cls.predictions.{name}": arrays[original] for name, original in copies.items()}
+    edit_weights(folder, **copies, **{BIAS: half, "bert.embeddings.position_ids": np.arange(40)[None]})
+    checkpoint = read_checkpoint(folder)
+    assert_equal(checkpoint.params, expected | {"pooler/dense/bias": half.astype(np.float32)})
+    assert checkpoint.notes == ("converted weights from float16, float32 to float32",)
 
 
 def test_error_for_pickled_weights_has_a_command_that_writes_safetensors(folder, tmp_path):
@@ -166,9 +150,8 @@ def test_error_for_pickled_weights_has_a_command_that_writes_safetensors(folder,
     assert "import BertForPreTraining as M" in words[2] and "save_pretrained" in words[2]
 
 
-def test_latest_of_several_tensorflow_checkpoints_is_read(letters, tmp_path):
-    folder = tmp_path / "google"
-    google_checkpoint(letters, folder)
+def test_latest_of_several_tensorflow_checkpoints_is_read(google, tmp_path):
+    folder = shutil.copytree(google, tmp_path / "google")
     for file in list(folder.glob("bert_model.ckpt.*")):
         for step in (1000, 999):
             shutil.copy(file, file.with_name(file.name.replace("bert_model.ckpt", f"model.ckpt-{step}")))

@@ -1,7 +1,8 @@
-"""Reference BERT forward pass in float64 NumPy, written from the paper, one row and one head at a time."""
+"""Reference BERT forward pass in float64 NumPy, written from the paper."""
 
 import math
 
+import jax
 import numpy as np
 
 
@@ -19,50 +20,36 @@ def softmax(x: np.ndarray) -> np.ndarray:
     return e / e.sum(-1, keepdims=True)
 
 
-def encode_row(params: dict, ids: np.ndarray, segments: np.ndarray, mask: np.ndarray) -> list[np.ndarray]:
-    """Returns the hidden states [L, D] of one row: output of the embeddings and of each layer."""
-    p = params["encoder"]
-    tables = p["embeddings"]
-    x = tables["token"][ids] + tables["segment"][segments] + tables["position"][: len(ids)]
+def dense(x: np.ndarray, p: dict) -> np.ndarray:
+    return x @ p["kernel"] + p["bias"]
+
+
+def hidden_states(params: dict, batch: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """Returns the hidden states [B, L, D]: output of the embeddings and of each layer."""
+    tables, layers = params["encoder"]["embeddings"], params["encoder"]["layers"]
+    ids, segments, mask = (batch[name] for name in ("input_ids", "segment_ids", "input_mask"))
+    x = tables["token"][ids] + tables["segment"][segments] + tables["position"][: ids.shape[1]]
     states = [layer_norm(x, tables["norm"])]
-    layers = p["layers"]
-    for n in range(layers["mlp_in"]["kernel"].shape[0]):
-
-        def param(*path: str, n: int = n) -> np.ndarray:
-            node = layers
-            for name in path:
-                node = node[name]
-            return node[n]
-
-        x = states[-1]
-        attended = np.zeros_like(x)
-        for head in range(layers["attention"]["query"]["kernel"].shape[2]):
-            q, k, v = (
-                x @ param("attention", name, "kernel")[:, head] + param("attention", name, "bias")[head]
-                for name in ("query", "key", "value")
-            )
-            scores = q @ k.T / math.sqrt(q.shape[-1])
-            scores[:, mask == 0] = -1e30
-            attended += softmax(scores) @ v @ param("attention", "output", "kernel")[head]
-        attended += param("attention", "output", "bias")
-        norm = {name: param("attention_norm", name) for name in ("scale", "bias")}
-        x = layer_norm(x + attended, norm)
-        inner = gelu(x @ param("mlp_in", "kernel") + param("mlp_in", "bias"))
-        norm = {name: param("mlp_norm", name) for name in ("scale", "bias")}
-        states.append(layer_norm(x + inner @ param("mlp_out", "kernel") + param("mlp_out", "bias"), norm))
+    for n in range(len(layers["mlp_in"]["kernel"])):
+        layer = jax.tree.map(lambda stack, n=n: stack[n], layers)
+        x, attention = states[-1], layer["attention"]
+        context = attention["output"]["bias"]
+        for head in range(attention["query"]["kernel"].shape[1]):
+            projections = (attention[name] for name in ("query", "key", "value"))
+            q, k, v = (x @ p["kernel"][:, head] + p["bias"][head] for p in projections)
+            scores = q @ k.swapaxes(1, 2) / math.sqrt(q.shape[-1])
+            attended = softmax(np.where(mask[:, None] == 0, -1e30, scores)) @ v
+            context = context + attended @ attention["output"]["kernel"][head]
+        x = layer_norm(x + context, layer["attention_norm"])
+        states.append(layer_norm(x + dense(gelu(dense(x, layer["mlp_in"])), layer["mlp_out"]), layer["mlp_norm"]))
     return states
 
 
 def pretraining_logits(params: dict, batch: dict[str, np.ndarray], vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns masked-LM logits [B, P, vocabulary] and next-sentence logits [B, 2]."""
-    masked_lm, next_sentence = [], []
-    for row in range(len(batch["input_ids"])):
-        hidden = encode_row(params, batch["input_ids"][row], batch["segment_ids"][row], batch["input_mask"][row])[-1]
-        head = params["masked_lm"]
-        x = hidden[batch["masked_lm_positions"][row]]
-        x = layer_norm(gelu(x @ head["transform"]["kernel"] + head["transform"]["bias"]), head["norm"])
-        masked_lm.append(x @ params["encoder"]["embeddings"]["token"][:vocab_size].T + head["bias"][:vocab_size])
-        pooled = np.tanh(hidden[0] @ params["pooler"]["dense"]["kernel"] + params["pooler"]["dense"]["bias"])
-        head = params["next_sentence"]["dense"]
-        next_sentence.append(pooled @ head["kernel"] + head["bias"])
-    return np.array(masked_lm), np.array(next_sentence)
+    hidden, head = hidden_states(params, batch)[-1], params["masked_lm"]
+    masked = np.take_along_axis(hidden, batch["masked_lm_positions"][..., None], axis=1)
+    x = layer_norm(gelu(dense(masked, head["transform"])), head["norm"])
+    masked_lm = x @ params["encoder"]["embeddings"]["token"][:vocab_size].T + head["bias"][:vocab_size]
+    pooled = np.tanh(dense(hidden[:, 0], params["pooler"]["dense"]))
+    return masked_lm, dense(pooled, params["next_sentence"]["dense"])

@@ -39,48 +39,37 @@ IDS, ONES = jnp.arange(1, 7)[None], jnp.ones((1, 6), jnp.int32)
         ("auto", 0.0, "cpu", 640, "xla"),
         ("xla", 0.1, "tpu", 512, "xla"),
         ("fused", 0.1, "cpu", 512, "fused"),
+        ("cudnn", 0.0, "gpu", 100, "cudnn"),
     ],
 )
-def test_auto_selects_the_fastest_implementation_for_the_platform(attention, dropout, platform, length, expected):
-    config = dataclasses.replace(MODEL, attention=attention, attention_probs_dropout_prob=dropout)
+@pytest.mark.parametrize("dtype", ["bfloat16", "auto"])
+def test_auto_selects_the_fastest_implementation(attention, dropout, platform, length, expected, dtype):
+    config = dataclasses.replace(MODEL, attention=attention, attention_probs_dropout_prob=dropout, dtype=dtype)
     with jax.sharding.use_abstract_mesh(one_device(platform)):
         assert select_attention(config, length) is dispatch._IMPLEMENTATIONS[expected].function
 
 
 @pytest.mark.parametrize(
-    ("changes", "platform", "message"),
+    ("attention", "dropout", "dtype", "platform", "message"),
     [
-        ({"attention": "cudnn"}, "gpu", "attention_probs_dropout_prob=0.1"),
-        ({"attention": "cudnn", "attention_probs_dropout_prob": 0.0}, "gpu", r"dtype=float32 \(only bfloat16\)"),
-        (
-            {"attention": "cudnn", "attention_probs_dropout_prob": 0.0, "dtype": "bfloat16"},
-            "cpu",
-            r"platform cpu \(only gpu\)",
-        ),
-        (
-            {"attention": "splash", "attention_probs_dropout_prob": 0.0},
-            "tpu",
-            r"rows of 100 tokens \(only multiples of 128\)",
-        ),
-        ({"attention": "flash"}, "tpu", "'flash'; use one of auto, xla, .* or package"),
-        ({"attention": "nosuch.module.function"}, "tpu", "No module named 'nosuch'; use one of"),
-        ({"attention": "math.nosuch"}, "tpu", "no attribute 'nosuch'; use one of"),
-        ({"attention": "math.pi"}, "tpu", "is not a function: float; use one of"),
+        ("cudnn", 0.1, "float32", "gpu", "attention_probs_dropout_prob=0.1"),
+        ("cudnn", 0.0, "float32", "gpu", r"dtype=float32 \(only bfloat16\)"),
+        ("cudnn", 0.0, "bfloat16", "cpu", r"platform cpu \(only gpu\)"),
+        ("splash", 0.0, "float32", "tpu", r"rows of 513 tokens \(only multiples of 128\)"),
+        ("fused", 0.1, "float32", "cpu", r"fused does not support rows of 513 tokens \(maximum: 512\)"),
+        ("flash", 0.1, "float32", "tpu", "'flash'; use one of auto, xla, .* or package"),
+        ("nosuch.module.function", 0.1, "float32", "tpu", "No module named 'nosuch'; use one of"),
+        ("math.nosuch", 0.1, "float32", "tpu", "no attribute 'nosuch'; use one of"),
+        ("math.pi", 0.1, "float32", "tpu", "is not a function: float; use one of"),
     ],
 )
-def test_unknown_or_unsupported_attention_is_refused(changes, platform, message):
+def test_unknown_or_unsupported_attention_is_refused(attention, dropout, dtype, platform, message):
+    config = dataclasses.replace(MODEL, attention=attention, attention_probs_dropout_prob=dropout, dtype=dtype)
     with (
         jax.sharding.use_abstract_mesh(one_device(platform)),
         pytest.raises(UsageError, match=f"model.attention.*{message}"),
     ):
-        select_attention(dataclasses.replace(MODEL, **changes), 100)
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "auto"])
-def test_explicit_cudnn_attention_is_accepted_on_gpu(dtype):
-    config = dataclasses.replace(MODEL, attention="cudnn", attention_probs_dropout_prob=0.0, dtype=dtype)
-    with jax.sharding.use_abstract_mesh(one_device("gpu")):
-        assert select_attention(config, 100) is dispatch._IMPLEMENTATIONS["cudnn"].function
+        select_attention(config, 513)
 
 
 @functools.cache
@@ -99,11 +88,6 @@ def attend_to_nothing(query, key, value, mask, **options):
     return 0 * value
 
 
-def test_user_function_is_imported_by_path():
-    config = dataclasses.replace(MODEL, attention=f"{__name__}.attend_to_nothing")
-    assert positions_affected_by_token_3(config) == {3}
-
-
 def return_wrong_shape(query, key, value, mask, **options):
     return value[:, :3]
 
@@ -116,6 +100,11 @@ def return_none(query, key, value, mask, **options):
     pass
 
 
+def test_user_function_is_imported_by_path():
+    config = dataclasses.replace(MODEL, attention=f"{__name__}.attend_to_nothing")
+    assert positions_affected_by_token_3(config) == {3}
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -125,15 +114,9 @@ def return_none(query, key, value, mask, **options):
     ],
 )
 def test_wrong_output_of_a_user_function_is_an_error_that_names_the_config_field(name, message):
-    path = f"{__name__}.{name}"
-    config = dataclasses.replace(MODEL, attention=path)
-    with pytest.raises(UsageError, match=f"config.model.attention={path} .*{message}"):
+    config = dataclasses.replace(MODEL, attention=f"{__name__}.{name}")
+    with pytest.raises(UsageError, match=f"config.model.attention={config.attention} .*{message}"):
         Encoder(config).init(jax.random.key(0), IDS, 0 * IDS, ONES)
-
-
-def test_fused_attention_refuses_rows_of_more_than_512_tokens():
-    with pytest.raises(UsageError, match=r"fused does not support rows of 513 tokens \(maximum: 512\)"):
-        select_attention(dataclasses.replace(MODEL, attention="fused"), 513)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)

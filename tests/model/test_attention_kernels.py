@@ -56,7 +56,7 @@ def results(attention, direction, rate, query, key, value, gradient, ids, seed=7
     [
         (3, 24, 4, 16, "both", 0.0),
         (3, 24, 4, 16, "both", 0.1),
-        # Row length and head size are not multiples of the TPU's sublanes and lanes.
+        # Row length and head size are not multiples of the size of a TPU's vector register.
         (3, 17, 3, 8, "left", 0.3),
         # Each program of the kernel processes two heads and several rows.
         (4, 64, 4, 64, "both", 0.1),

@@ -68,13 +68,10 @@ def test_dropout_without_a_key_returns_its_input():
     assert dropout(x, 0.1, None) is x
 
 
-def test_kept_float32_elements_are_divided_by_the_keep_probability():
-    assert float(dropout(jnp.ones((20, 63)), 0.1, jax.random.key(0)).max()) == pytest.approx(1 / 0.9, rel=1e-4)
-
-
-def test_scale_of_bfloat16_elements_is_unbiased():
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_scale_of_kept_elements_is_unbiased(dtype):
     # Dropout multiplies by 1.11112. Rounded to bfloat16, this factor is 1.109, which would bias the mean.
-    x = jax.random.uniform(jax.random.key(0), (64, 512), minval=1, maxval=2).astype(jnp.bfloat16)
+    x = jax.random.uniform(jax.random.key(0), (64, 512), minval=1, maxval=2).astype(dtype)
     output = np.asarray(jax.jit(lambda x: dropout(x, 0.1, jax.random.key(1)))(x), np.float64)
     kept = output != 0
     ratio = output[kept].sum() / np.asarray(x, np.float64)[kept].sum()

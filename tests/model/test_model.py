@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from meshes import one_device
-from reference_bert import encode_row, pretraining_logits
+from reference_bert import hidden_states, pretraining_logits
 from tiny_config import tiny_config
 
 from bertjax.data.pretraining.config import Phase
@@ -80,21 +80,15 @@ def assert_trees_close(a: dict, b: dict) -> None:
         np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-6 * scale, err_msg=str(path))
 
 
-def test_logits_equal_the_numpy_reference(params, batch):
-    logits = run(CONFIG, params, batch)
-    exact = pretraining_logits(jax.tree.map(lambda x: np.asarray(x, np.float64), params), batch, CONFIG.vocab_size)
+def test_logits_and_hidden_states_equal_the_numpy_reference_including_padding(params, batch):
+    double = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+    logits, exact = run(CONFIG, params, batch), pretraining_logits(double, batch, CONFIG.vocab_size)
     np.testing.assert_allclose(logits[0][..., : CONFIG.vocab_size], exact[0], atol=5e-5)
     np.testing.assert_allclose(logits[1], exact[1], atol=5e-5)
-
-
-def test_hidden_states_equal_the_numpy_reference_including_padding(params, batch):
     apply = jax.jit(Encoder(CONFIG).apply, static_argnames="collect_layers")
-    row = (batch["input_ids"], batch["segment_ids"], batch["input_mask"])
-    _, layers = apply({"params": params["encoder"]}, *row, collect_layers=True)
-    double = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
-    for row in range(4):
-        exact = encode_row(double, *(batch[name][row] for name in ("input_ids", "segment_ids", "input_mask")))
-        np.testing.assert_allclose(layers[:, row], np.array(exact), atol=5e-5)
+    rows = (batch["input_ids"], batch["segment_ids"], batch["input_mask"])
+    _, layers = apply({"params": params["encoder"]}, *rows, collect_layers=True)
+    np.testing.assert_allclose(layers, np.array(hidden_states(double, batch)), atol=5e-5)
 
 
 def test_padding_tokens_do_not_affect_logits(params, batch):
@@ -129,64 +123,43 @@ def test_remat_does_not_change_loss_and_gradient(loss_and_gradient, remat):
     assert_trees_close(loss_and_gradient(UNROLLED), loss_and_gradient(changed))
 
 
-@pytest.fixture(scope="module")
-def lowered_gradients(params, batch) -> dict[str, jax.stages.Lowered]:
-    """Returns the gradient of the masked-LM loss with each remat policy, lowered but not compiled."""
+def lowered_gradient(remat: str, params: dict, batch: dict) -> jax.stages.Lowered:
+    """Returns the gradient of the masked-LM loss with a remat policy, lowered but not compiled."""
+    config = dataclasses.replace(CONFIG, remat=remat, scan_layers="true")
 
-    def lowered(remat: str) -> jax.stages.Lowered:
-        config = dataclasses.replace(CONFIG, remat=remat, scan_layers="true")
+    def loss(params: dict) -> jax.Array:
+        return MaskedLm.for_model(config).compute(params, batch, None)[0]["mlm_loss"][0]
 
-        def loss(params: dict) -> jax.Array:
-            return MaskedLm.for_model(config).compute(params, batch, None)[0]["mlm_loss"][0]
-
-        return jax.jit(jax.grad(loss)).lower(params)
-
-    return {remat: lowered(remat) for remat in REMAT_POLICIES}
+    return jax.jit(jax.grad(loss)).lower(params)
 
 
-def test_remat_policies_are_ordered_by_number_of_recomputed_matrix_products(lowered_gradients):
-    none, attention, elementwise, projections, full = (
-        lowered.compile().as_text().count(" dot(") for lowered in lowered_gradients.values()
-    )
+def test_remat_policies_are_ordered_by_number_of_recomputed_matrix_products(params, batch):
+    gradients = [lowered_gradient(remat, params, batch) for remat in REMAT_POLICIES]
+    none, attention, elementwise, projections, full = (each.compile().as_text().count(" dot(") for each in gradients)
     # `attention` and `elementwise` recompute the attention scores, `projections` also queries, keys and values, and
     # `full` also the first feed-forward product.
     assert none < attention == elementwise < projections < full
-
-
-def test_remat_policies_compute_gelu_equally_often(lowered_gradients):
-    # All policies compute gelu equally often: in the layers and in the head, in the forward and the backward pass.
-    assert len({lowered.as_text().count("stablehlo.tanh") for lowered in lowered_gradients.values()}) == 1
+    # All compute gelu equally often: in the layers and in the head, in the forward and the backward pass.
+    assert len({each.as_text().count("stablehlo.tanh") for each in gradients}) == 1
 
 
 def test_hidden_states_of_packed_sequences_equal_those_of_separate_rows(params):
     rng = np.random.default_rng(3)
     lengths = [9, 6, 5]
-    ids = [rng.integers(0, 50, n) for n in lengths]
-    segments = [rng.integers(0, 2, n) for n in lengths]
+    ids, segments = ([rng.integers(0, high, n) for n in lengths] for high in (50, 2))
+    sequence_ids = [np.full(n, i + 1) for i, n in enumerate(lengths)]
+    position_ids = [np.arange(n) for n in lengths]
     apply = jax.jit(Encoder(CONFIG).apply)
 
-    def padded(parts: list[np.ndarray]) -> np.ndarray:
-        joined = np.concatenate(parts)
-        return np.pad(joined, (0, 24 - len(joined)))[None].astype(np.int32)
+    def encode(*parts: list[np.ndarray]) -> np.ndarray:
+        joined = map(np.concatenate, parts)
+        rows = [np.pad(row, (0, 24 - len(row)))[None].astype(np.int32) for row in joined]
+        return np.asarray(apply({"params": params["encoder"]}, *rows)[0][0])
 
-    packed, _ = apply(
-        {"params": params["encoder"]},
-        padded(ids),
-        padded(segments),
-        padded([np.full(n, i + 1) for i, n in enumerate(lengths)]),
-        padded([np.arange(n) for n in lengths]),
-    )
-    start = 0
+    packed = np.split(encode(ids, segments, sequence_ids, position_ids), np.cumsum(lengths))
     for i, n in enumerate(lengths):
-        row, _ = apply(
-            {"params": params["encoder"]},
-            padded([ids[i]]),
-            padded([segments[i]]),
-            padded([np.ones(n)]),
-            padded([np.arange(n)]),
-        )
-        np.testing.assert_allclose(packed[0, start : start + n], row[0, :n], atol=2e-5)
-        start += n
+        row = encode(ids[i : i + 1], segments[i : i + 1], [np.ones(n)], position_ids[i : i + 1])
+        np.testing.assert_allclose(packed[i], row[:n], atol=2e-5)
 
 
 def test_bfloat16_model_has_float32_parameters_and_bfloat16_matrix_products(params, batch):

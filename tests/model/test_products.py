@@ -82,24 +82,15 @@ def test_forward_pass_transposes_no_kernel():
     assert "dot(" in program and "transpose(" not in program and "copy(" not in program
 
 
-def in_bfloat16(function, *arrays):
-    """Returns the value and the gradients of a function of bfloat16 arrays, compiled and run."""
+def value_and_gradients(function, dtype, *arrays):
+    """Returns the value and the gradients of a function of arrays of a dtype, compiled and run."""
 
     def loss(*arrays):
         # Compute the operands in the program, because XLA treats operands that are arguments differently.
-        result = function(*(jnp.tanh(array).astype(jnp.bfloat16) for array in arrays))
+        result = function(*(jnp.tanh(array).astype(dtype) for array in arrays))
         return jnp.sum(jnp.sin(result.astype(jnp.float32))), result
 
     (_, result), gradients = jax.jit(jax.value_and_grad(loss, range(len(arrays)), has_aux=True))(*arrays)
-    return [result, *gradients]
-
-
-def in_float32(function, *arrays):
-    def loss(*arrays):
-        result = function(*(jnp.tanh(array) for array in arrays))
-        return jnp.sum(jnp.sin(result)), result
-
-    (_, result), gradients = jax.value_and_grad(loss, range(len(arrays)), has_aux=True)(*arrays)
     return [result, *gradients]
 
 
@@ -125,14 +116,15 @@ PRODUCTS = {
 def test_bfloat16_products_and_gradients_run_on_cpu_and_equal_float32(function, shapes, scanned):
     rng = np.random.default_rng(0)
     arrays = [jnp.asarray(0.3 * rng.standard_normal(shape), jnp.float32) for shape in shapes]
+    expected = value_and_gradients(function, jnp.float32, *arrays)
     if scanned:
         stacked = [jnp.stack([array, 2 * array]) for array in arrays]
-        results = jax.lax.map(lambda arrays: in_bfloat16(function, *arrays), stacked)
+        results = jax.lax.map(lambda arrays: value_and_gradients(function, jnp.bfloat16, *arrays), stacked)
         results = [result[0] for result in results]
     else:
-        results = in_bfloat16(function, *arrays)
-    for result, expected in zip(results, in_float32(function, *arrays), strict=True):
-        np.testing.assert_allclose(result, expected, atol=0.02 * float(jnp.max(jnp.abs(expected))))
+        results = value_and_gradients(function, jnp.bfloat16, *arrays)
+    for result, exact in zip(results, expected, strict=True):
+        np.testing.assert_allclose(result, exact, atol=0.02 * float(jnp.max(jnp.abs(exact))))
 
 
 def test_bfloat16_products_accumulate_in_float32():

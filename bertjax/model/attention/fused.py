@@ -19,10 +19,10 @@ from jax.experimental.pallas import tpu as pltpu
 
 from bertjax.model.attention.xla import MASKED_LOGIT, AttentionMask, attention_mask
 from bertjax.model.dropout import BITS, dropout_scale, dropout_seeds, dropout_threshold, hash_positions
-from bertjax.model.partitioning import device_kind, shard_over_mesh, tpu_kernel
+from bertjax.model.partitioning import current_device, shard_over_mesh, tpu_kernel
 
-# Lanes of a vector register. The width of a block must be a multiple of this number, or the full width.
-_LANES = 128
+# Width of a vector register. The width of a block must be a multiple of this number, or the full width.
+_REGISTER_WIDTH = 128
 # Minimum tokens per program. With fewer tokens, the cost of starting programs would dominate.
 _MIN_TOKENS = 512
 # Devices whose kernels support only float32 matmuls. The inputs are still rounded to the compute dtype.
@@ -66,17 +66,13 @@ def fused_attention(
         rate, seeds = 0.0, (jnp.zeros((rows, heads), jnp.uint32),) * 2
     else:
         rate, seeds = dropout_rate, dropout_seeds(dropout_key, (rows, heads))
-    float32_products = device_kind() in _FLOAT32_ONLY
-    flat = [array.reshape(rows, length, heads * size) for array in (query, key, value)]
+    float32_products = current_device().device_kind in _FLOAT32_ONLY
+    attend = tpu_kernel(functools.partial(_attend_on_device, mask.direction, rate, float32_products))
     states, per_head = ("batch", None, "heads"), ("batch", "heads")
-    attend = shard_over_mesh(
-        tpu_kernel(functools.partial(_attend_on_device, mask.direction, rate, float32_products)),
-        mesh,
-        {"batch": rows, "heads": heads},
-        (states, states, states, ("batch", None), per_head, per_head),
-        states,
-    )
-    return attend(*flat, mask.sequence_ids, *seeds).reshape(query.shape)
+    axes = (states, states, states, ("batch", None), per_head, per_head)
+    on_mesh = shard_over_mesh(attend, mesh, {"batch": rows, "heads": heads}, axes, states)
+    flat = [array.reshape(rows, length, heads * size) for array in (query, key, value)]
+    return on_mesh(*flat, mask.sequence_ids, *seeds).reshape(query.shape)
 
 
 def _attend_on_device(
@@ -95,7 +91,7 @@ def _attend_on_device(
     rows, length, width = query.shape
     heads = first_seeds.shape[1]
     size = width // heads
-    program_heads = math.lcm(size, _LANES) // size
+    program_heads = math.lcm(size, _REGISTER_WIDTH) // size
     program_heads = program_heads if heads % program_heads == 0 else heads
     program_rows = math.gcd(rows, max(1, _MIN_TOKENS // length))
     options = _Options(heads, program_heads, program_rows, direction, rate, float32_products, interpret)

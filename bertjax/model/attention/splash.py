@@ -35,16 +35,12 @@ def splash_attention(
         raise ValueError("splash attention does not support dropout")
     rows, _, heads, size = query.shape
     states = ("batch", "heads", None, None)
-    attend = shard_over_mesh(
-        tpu_kernel(functools.partial(_attend_on_device, mask.direction)),
-        mesh,
-        {"batch": rows, "heads": heads},
-        (states, states, states, ("batch", None)),
-        states,
-    )
+    attend = tpu_kernel(functools.partial(_attend_on_device, mask.direction))
+    sizes = {"batch": rows, "heads": heads}
+    on_mesh = shard_over_mesh(attend, mesh, sizes, (states, states, states, ("batch", None)), states)
     # Scale the queries, because the kernel does not scale the logits.
     by_head = [array.transpose(0, 2, 1, 3) for array in (query * size**-0.5, key, value)]
-    return attend(*by_head, mask.sequence_ids).transpose(0, 2, 1, 3)
+    return on_mesh(*by_head, mask.sequence_ids).transpose(0, 2, 1, 3)
 
 
 def _attend_on_device(

@@ -1,8 +1,7 @@
 """Attention masks, self-attention in plain JAX, and NVIDIA's cuDNN kernel. Axis letters: see `encoder.py`."""
 
 import dataclasses
-import functools
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -89,28 +88,21 @@ def cudnn_attention(
     """
     if dropout_rate and dropout_key is not None:
         raise ValueError("cudnn attention does not support dropout")
+
+    def attend(query: jax.Array, key: jax.Array, value: jax.Array, sequence_ids: jax.Array) -> jax.Array:
+        lengths = jnp.sum(sequence_ids != 0, axis=-1, dtype=jnp.int32)
+        return jax.nn.dot_product_attention(
+            query,
+            key,
+            value,
+            is_causal=mask.direction == "left",
+            query_seq_lengths=lengths,
+            key_value_seq_lengths=lengths,
+            implementation=implementation,
+        )
+
     rows, _, heads, _ = query.shape
     states = ("batch", None, "heads", None)
-    attend = shard_over_mesh(
-        functools.partial(_cudnn_on_device, mask.direction, implementation),
-        mesh,
-        {"batch": rows, "heads": heads},
-        (states, states, states, ("batch", None)),
-        states,
-    )
-    return attend(query, key, value, mask.sequence_ids)
-
-
-def _cudnn_on_device(
-    direction: str, implementation: Any, query: jax.Array, key: jax.Array, value: jax.Array, sequence_ids: jax.Array
-) -> jax.Array:
-    lengths = jnp.sum(sequence_ids != 0, axis=-1, dtype=jnp.int32)
-    return jax.nn.dot_product_attention(
-        query,
-        key,
-        value,
-        is_causal=direction == "left",
-        query_seq_lengths=lengths,
-        key_value_seq_lengths=lengths,
-        implementation=implementation,
-    )
+    sizes = {"batch": rows, "heads": heads}
+    on_mesh = shard_over_mesh(attend, mesh, sizes, (states, states, states, ("batch", None)), states)
+    return on_mesh(query, key, value, mask.sequence_ids)
