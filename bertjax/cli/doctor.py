@@ -20,14 +20,10 @@ _PACKAGES = (
     *("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "tensorflow", "tensorflow-cpu", "tokenizers", "numpy"),
 )
 # Extras of pyproject.toml, each with a package that it installs.
-_EXTRAS = {
-    "tpu": "libtpu",
-    "cuda": "jax-cuda13-plugin",
-    "beam": "apache-beam",
-    "datasets": "datasets",
-    "wandb": "wandb",
-    "trackio": "trackio",
+_EXTRAS = {"tpu": "libtpu", "cuda": "jax-cuda13-plugin", "beam": "apache-beam"} | {
+    name: name for name in ("datasets", "wandb", "trackio")
 }
+_NOT_INSTALLED = "not installed"
 _VARIABLES = (
     *("JAX_PLATFORMS", "XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR", "JAX_COORDINATOR_ADDRESS", "LIBTPU_INIT_ARGS"),
     *("HF_HOME", "HF_ENDPOINT", "HF_HUB_OFFLINE", "BERTJAX_STAGING", "TMPDIR"),
@@ -64,7 +60,6 @@ def doctor(args: argparse.Namespace) -> None:
 
 def examine() -> dict[str, Any]:
     """Returns the report as JSON values, by section."""
-    devices = _devices()
     paths, cache_error = _cache_paths()
     report: dict[str, Any] = {
         "versions": {
@@ -72,8 +67,8 @@ def examine() -> dict[str, Any]:
             "python": f"{platform.python_version()} on {platform.platform()}",
             **{name: version for name in _PACKAGES if (version := _version(name))},
         },
-        "extras": {name: _version(package) or "not installed" for name, package in _EXTRAS.items()},
-        "devices": devices,
+        "extras": {name: _version(package) or _NOT_INSTALLED for name, package in _EXTRAS.items()},
+        "devices": _devices(),
         "machine": {
             "cpu": f"{available_cores()} cores, {_cpu()}{', bfloat16 units' if has_bfloat16_units() else ''}",
             "memory": _gib(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
@@ -101,8 +96,8 @@ def _commit() -> str:
     command = ["git", "-C", str(clone), "describe", "--always", "--dirty", "--exclude=*"]
     if not (clone / ".git").exists() or not shutil.which("git"):
         return ""
-    result = subprocess.run(command, capture_output=True, text=True)
-    return f" (commit {result.stdout.strip()})" if result.returncode == 0 else ""
+    hash = subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    return f" (commit {hash})" if hash else ""
 
 
 def _devices() -> dict[str, str]:
@@ -179,25 +174,27 @@ def _gib(number: float) -> str:
 
 def _advice(report: dict[str, Any], free_bytes: int) -> list[str]:
     """Returns one line of advice for each problem in the report. `free_bytes` is the minimum over all listed disks."""
-    devices, extras, environment = report["devices"], report["extras"], report["environment"]
-    advice = []
-    if "error" in devices:
-        advice.append(devices["error"])
-    elif devices["platform"] == "cpu":
-        advice.append(
+    devices, caches = report["devices"], report["caches"]
+    is_cpu = devices.get("platform") == "cpu"
+    has_avx2 = "no AVX2" not in report["machine"]["cpu"]
+    needs_compiler = report["extras"]["tpu"] == _NOT_INSTALLED
+    is_uncached = "JAX_COMPILATION_CACHE_DIR" not in report["environment"]
+    little_disk = f"a disk listed above has less than {_gib(_LITTLE_DISK_BYTES)} free"
+    install = "pip install -c constraints.txt -e"
+    checks = (
+        ("error" in devices, devices.get("error", "")),
+        (
+            is_cpu,
             "no accelerator: fine-tuning of small models is possible, pre-training of BASE is not; for a GPU, run "
-            "pip install -c constraints.txt -e '.[cuda]', for a TPU '.[tpu]'"
-        )
-        if "no AVX2" in report["machine"]["cpu"]:
-            advice.append("the processor has no AVX2: everything is several times slower than stated in RESULTS.md")
-    if extras["tpu"] == "not installed":
-        advice.append("`bertjax plan` needs the TPU compiler: pip install -c constraints.txt -e '.[tpu]'")
-    if "JAX_COMPILATION_CACHE_DIR" not in environment:
-        advice.append("compiled steps are not cached between commands; set JAX_COMPILATION_CACHE_DIR to a folder")
-    if "error" in report["caches"]:
-        advice.append(report["caches"]["error"])
-    if free_bytes < _LITTLE_DISK_BYTES:
-        advice.append(
-            f"a disk listed above has less than {_gib(_LITTLE_DISK_BYTES)} free; checkpoints of BASE take 1.3 GB each"
-        )
-    return advice
+            f"{install} '.[cuda]', for a TPU '.[tpu]'",
+        ),
+        (
+            is_cpu and not has_avx2,
+            "the processor has no AVX2: everything is several times slower than stated in RESULTS.md",
+        ),
+        (needs_compiler, f"`bertjax plan` needs the TPU compiler: {install} '.[tpu]'"),
+        (is_uncached, "compiled steps are not cached between commands; set JAX_COMPILATION_CACHE_DIR to a folder"),
+        ("error" in caches, caches.get("error", "")),
+        (free_bytes < _LITTLE_DISK_BYTES, f"{little_disk}; checkpoints of BASE take 1.3 GB each"),
+    )
+    return [advice for applies, advice in checks if applies]

@@ -63,8 +63,7 @@ def features(args: argparse.Namespace) -> None:
     layers = parse_layers(args.layers)
     texts = chain(args.texts, read_lines(args.input) if args.input else ())
     model = load_model(args.checkpoint)
-    seq_len = model.config.max_position_embeddings if args.seq_len is None else args.seq_len
-    extractor = FeatureExtractor(model, layers, seq_len)
+    extractor = FeatureExtractor(model, layers, model.row_len(args.seq_len))
     shown_texts = list(islice(texts, args.show))
     indexed_shards = ((0, shard) for shard in extractor.shards(shown_texts))
     if args.output:

@@ -1,6 +1,6 @@
 """Hidden states and vectors of texts. Each row of a batch can hold several texts (packing)."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
@@ -35,6 +35,19 @@ def encode_batches(model: LoadedModel, examples: Examples) -> Iterator[tuple[np.
         inputs = {name: batch[name] for name in ("input_ids", "segment_ids", "sequence_ids", "position_ids")}
         hidden = model.packed_hidden_states(inputs)
         yield indices[indices != NO_EXAMPLE], hidden[batch["sequence_ids"] > 0]
+
+
+def encode_vectors(
+    model: LoadedModel, examples: Examples, width: int, pooling: Callable[[np.ndarray, np.ndarray], np.ndarray]
+) -> np.ndarray:
+    """Returns one vector per example, float32 [n, width].
+
+    `pooling` maps the hidden states of some examples, float32 [tokens, D], and their lengths to their vectors.
+    """
+    vectors = np.zeros((len(examples), width), np.float32)
+    for indices, hidden in encode_batches(model, examples):
+        vectors[indices] = pooling(hidden, examples.lengths[indices])
+    return vectors
 
 
 def pool(model: LoadedModel, hidden: np.ndarray, lengths: np.ndarray, pooling: str) -> np.ndarray:

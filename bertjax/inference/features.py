@@ -56,12 +56,9 @@ class FeatureExtractor:
     seq_len: int
 
     def __post_init__(self) -> None:
-        config = self.model.config
-        num_layers, max_len = config.num_hidden_layers, config.max_position_embeddings
+        num_layers = self.model.config.num_hidden_layers
         if wrong := [layer for layer in self.layers if not -num_layers - 1 <= layer <= num_layers]:
             raise UsageError(f"unknown layers: {wrong}; use 0 (embeddings) to {num_layers}, or negative indices")
-        if not 8 <= self.seq_len <= max_len:
-            raise UsageError(f"seq_len={self.seq_len} is out of range; use 8 to {max_len}")
 
     def metadata(self) -> dict[str, Any]:
         """Returns a JSON object of all settings that determine the features, except the texts."""
@@ -194,24 +191,23 @@ def write_shards(
       The number of texts before each new shard, and the shard.
     """
     metadata = extractor.metadata()
-    with _locked_folder(folder, metadata):
+    with _locked(folder):
+        _check_metadata(folder, metadata)
         remaining = iter(texts)
         num_shards, num_done = 0, 0
-        while (file := _shard_path(folder, num_shards)).exists():
+        while (file := folder / f"{num_shards:05}.npz").exists():
             num_done += _skip_texts_of(file, remaining)
             num_shards += 1
         if num_shards:
             logger.info(f"resuming {folder} after {num_done:,} texts in {num_shards:,} shards")
         for shard in extractor.shards(remaining):
-            write_npz(_shard_path(folder, num_shards), shard)
+            if not num_shards:
+                _write_metadata(folder, metadata)
+            write_npz(folder / f"{num_shards:05}.npz", shard)
             yield num_done, shard
             num_done += num_texts(shard)
             num_shards += 1
         _write_metadata(folder, {**metadata, "texts": num_done, "shards": num_shards})
-
-
-def _shard_path(folder: Path, index: int) -> Path:
-    return folder / f"{index:05}.npz"
 
 
 def _skip_texts_of(file: Path, texts: Iterator[str]) -> int:
@@ -227,32 +223,29 @@ def _skip_texts_of(file: Path, texts: Iterator[str]) -> int:
 
 
 @contextlib.contextmanager
-def _locked_folder(folder: Path, metadata: dict[str, Any]) -> Iterator[None]:
-    """Creates and locks the folder. Checks the metadata of an existing folder."""
+def _locked(folder: Path) -> Iterator[None]:
+    """Creates and locks a folder. Removes a new folder that is still empty at the end."""
     existed = folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UsageError(f"another command is writing to {folder}; wait, or choose another --output") from None
-        remove_temporaries(folder)
-        saved = read_object(folder / METADATA, optional=True)
-        if not saved and any(folder.iterdir()):
-            raise UsageError(f"{folder} contains files other than features; choose another --output")
-        if changed := [name for name in metadata if saved and saved.get(name) != metadata[name]]:
-            raise UsageError(f"{folder} contains features with different {changed[0]}; choose another --output")
-        if not saved:
-            _write_metadata(folder, metadata)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
-    except UsageError:
-        if not existed and [path.name for path in folder.iterdir()] == [METADATA]:
-            (folder / METADATA).unlink()
-            folder.rmdir()
-        raise
+    except BlockingIOError:
+        raise UsageError(f"another command is writing to {folder}; wait, or choose another --output") from None
     finally:
         os.close(lock)
+        if not existed and not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def _check_metadata(folder: Path, metadata: dict[str, Any]) -> None:
+    remove_temporaries(folder)
+    saved = read_object(folder / METADATA, optional=True)
+    if not saved and any(folder.iterdir()):
+        raise UsageError(f"{folder} contains files other than features; choose another --output")
+    if changed := [name for name in metadata if saved and saved.get(name) != metadata[name]]:
+        raise UsageError(f"{folder} contains features with different {changed[0]}; choose another --output")
 
 
 def _write_metadata(folder: Path, metadata: dict[str, Any]) -> None:

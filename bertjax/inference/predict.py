@@ -51,30 +51,25 @@ def predict_texts(
 ) -> Iterator[Record]:
     """Yields one prediction record per input, in order. At most a few hundred inputs are in memory.
 
-    Logs the number of texts that are truncated to `seq_len` tokens. Models for tags and spans divide longer texts into
-    several rows instead.
+    Logs the number of truncated texts. Models for tags and spans divide longer texts into several rows instead.
 
     Args:
       model: fine-tuned model.
-      inputs: tuple of texts for each example. Models for choices take a context and its endings. Models for spans
-        take a question. Models for tags take a text as a string, which is split into words at whitespace and
-        punctuation, or its words as a tuple. All other models take one text or a pair.
+      inputs: tuple of texts for each example: a context and its endings for choices, a question for spans, one text or
+        a pair for classes and labels. For tags, a string, which is split into words, or a tuple of words.
       context: passage that contains the answers, for spans.
       seq_len: maximum tokens per row (default: None, `InferenceDefaults.seq_len`).
       logits: whether to add logits to the records.
     """
     layer = check_model(model, context)
-    max_len = model.config.max_position_embeddings
+    row_len = model.row_len(seq_len)
     if seq_len is None:
-        seq_len = min(model.defaults.seq_len or max_len, max_len)
-    if not 8 <= seq_len <= max_len:
-        raise UsageError(f"seq_len={seq_len} is out of range; use 8 to {max_len}")
-    truncation = TruncationCount(seq_len)
-    predictor = TextPredictor(model, layer.labels, seq_len, context, logits, truncation)
-    predict_chunk = PREDICTORS[layer.kind]
+        row_len = min(model.defaults.seq_len or row_len, row_len)
+    truncation = TruncationCount(row_len)
+    predictor = TextPredictor(model, layer.labels, row_len, context, logits, truncation)
     remaining = iter(inputs)
     while chunk := list(itertools.islice(remaining, _CHUNK_TEXTS)):
-        yield from predict_chunk(predictor, chunk)
+        yield from PREDICTORS[layer.kind](predictor, chunk)
     truncation.log()
 
 
@@ -146,7 +141,7 @@ def check_output(task: Task, folder: str, columns: Sequence[str] = ()) -> None:
     """Creates the output folder. Raises a UsageError if the task writes no predictions or a column cannot be copied."""
     if not task.writes_predictions:
         raise UsageError(f"the task {task.config.task} writes no prediction files; use `bertjax evaluate`")
-    for file_records in task.prediction_records():
+    for file_records in task.prediction_records() if columns else ():
         _check_columns(file_records, columns)
     Path(folder).mkdir(parents=True, exist_ok=True)
     # Remove the temporary files of a killed command.
@@ -169,30 +164,23 @@ def write_outputs(
 
 
 def _check_columns(file_records: PredictionRecords, columns: Sequence[str]) -> None:
-    if not columns:
-        return
     if file_records.read_columns is None:
         raise UsageError("--columns needs data with named columns, which this task does not have; omit --columns")
     if reserved := [column for column in columns if column in FIELDS]:
         raise UsageError(f"--columns={reserved[0]!r} is already a field of the .jsonl files; leave this column out")
-    empty = {*columns}
-    for row in file_records.read_columns(columns):
-        empty -= {column for column in columns if row.fields[column]}
-        if not empty:
-            return
-    raise UsageError(f"column {min(empty)!r} of --columns is empty in every row of the file; leave this column out")
+    filled = {column for row in file_records.read_columns(columns) for column in columns if row.fields[column]}
+    if empty := sorted({*columns} - filled):
+        raise UsageError(f"column {empty[0]!r} of --columns is empty in every row of the file; leave this column out")
 
 
 def _add_columns(
     file_records: PredictionRecords, records: Iterable[Record], columns: Sequence[str]
 ) -> Iterator[Record]:
-    """Yields each record with the line number of its example and that line's values of `columns`.
-
-    The columns are read again from the data file. If the data has no line numbers, the records are unchanged.
-    """
+    """Yields each record with the line number of its example, if the data has any, and that line's `columns`."""
     if not file_records.lines:
         yield from records
         return
+    # Read the columns again, instead of keeping them in memory during the predictions.
     rows = file_records.read_columns(columns) if columns and file_records.read_columns else iter(())
     for line, record in zip(file_records.lines, records, strict=True):
         fields = next(row.fields for row in rows if row.line == line) if columns else {}
