@@ -31,6 +31,11 @@ def fill_mask(args: argparse.Namespace) -> None:
             show("  " + "   ".join(f"{token} {100 * probability:.1f} %" for token, probability in tokens))
 
 
+def layer_indices(text: str) -> tuple[int, ...]:
+    """Parses layer indices such as `-1,-2`."""
+    return tuple(int(index) for index in text.split(","))
+
+
 @command(
     'bertjax features --checkpoint runs/mini "A river bank." "A bank account." --layers=-1,-2 --output banks',
     option("texts", "text, or two texts separated by |||", nargs="*", metavar="text"),
@@ -39,6 +44,7 @@ def fill_mask(args: argparse.Namespace) -> None:
     option(
         "--layers",
         "comma-separated layer indices, such as --layers=-1,-2; 0 is the embeddings, -1 is the last layer",
+        type=layer_indices,
         default="-1",
     ),
     option("--seq_len", "maximum tokens per text (default: the model's maximum)", type=number(int)),
@@ -54,22 +60,21 @@ def fill_mask(args: argparse.Namespace) -> None:
 )
 def features(args: argparse.Namespace) -> None:
     """Prints contextual embeddings of texts and writes them to files."""
-    from bertjax.inference.features import FeatureExtractor, format_features, num_texts, parse_layers, write_shards
-    from bertjax.inference.inputs import read_lines
+    from bertjax.inference.features import FeatureExtractor, format_features, num_texts, write_shards
+    from bertjax.inference.inputs import read_texts
     from bertjax.inference.load import load_model
 
     if not args.texts and not args.input:
         raise UsageError("no texts; pass texts, or set --input FILE")
-    layers = parse_layers(args.layers)
-    texts = chain(args.texts, read_lines(args.input) if args.input else ())
+    texts = read_texts(args.texts, args.input)
     model = load_model(args.checkpoint)
-    extractor = FeatureExtractor(model, layers, model.row_len(args.seq_len))
+    extractor = FeatureExtractor(model, args.layers, model.row_len(args.seq_len))
     shown_texts = list(islice(texts, args.show))
     indexed_shards = ((0, shard) for shard in extractor.shards(shown_texts))
     if args.output:
         indexed_shards = write_shards(Path(args.output), extractor, chain(shown_texts, texts))
     for start, shard in indexed_shards:
         for index in range(min(num_texts(shard), max(0, args.show - start))):
-            show(format_features(shown_texts[start + index], shard, index, layers))
+            show(format_features(shown_texts[start + index], shard, index, args.layers))
     if args.output:
         show(args.output)

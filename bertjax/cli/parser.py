@@ -152,13 +152,13 @@ def case_options(cased: str, uncased: str) -> Option:
 
 CONFIG, REQUIRED_CONFIG = config_option(), config_option(required=True)
 CHECKPOINT = option("--checkpoint", CHECKPOINT_HELP, required=True, metavar="CKPT")
-# Sources of a run's config for commands that describe a run but do not train.
 INIT_FROM = option(
     "--init_from",
-    "initial checkpoint, which sets the architecture and the default vocabulary of the run, as in `train`: "
+    "checkpoint with the initial parameters, which sets the architecture and the default vocabulary of the run: "
     f"{CHECKPOINT_HELP}",
     metavar="CKPT",
 )
+# Source of the config for commands that describe a run but do not train.
 RUN_CHECKPOINT = option(
     "--checkpoint",
     "workdir, or a checkpoint in it; its config is used, so --config and --init_from must not be set",

@@ -23,12 +23,10 @@ _MIN_TOKENS = 4 * _BATCH_TOKENS
 
 
 def encode_batches(model: LoadedModel, examples: Examples) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields the hidden states of the last layer, batch by batch, but not in the order of the examples.
+    """Yields the indices of n examples, int64 [n], and the concatenated states of their tokens, float32 [tokens, D].
 
-    All batches of a row length have the same shape, so that the encoder compiles once per row length.
-
-    Yields:
-      The indices of n examples, int64 [n], and the concatenated states of their tokens, float32 [tokens, D].
+    The states are those of the last layer. The order of the examples changes, and the encoder compiles once per row
+    length, because all batches of a row length have the same shape.
     """
     for indices, row_len in pack_batches(examples.lengths, model.config.max_position_embeddings):
         batch = make_batch(examples, indices, row_len, SINGLE_SHARD)
@@ -74,9 +72,7 @@ def bert_pooler(model: LoadedModel, cls: np.ndarray) -> np.ndarray:
 def pack_batches(lengths: np.ndarray, max_len: int) -> Iterator[tuple[np.ndarray, int]]:
     """Packs n texts of `lengths` tokens, int64 [n], into batches with few different row lengths, at most `max_len`.
 
-    Yields:
-      For each batch, the indices of the texts in each row, int64 [rows, K] with `NO_EXAMPLE` if unused, and the row
-      length in tokens.
+    Yields the indices of the texts in each row, int64 [rows, K] with `NO_EXAMPLE` if unused, and the row length.
     """
     row_lens = _row_lens(lengths, max_len)
     packed = _pack(lengths, row_lens)
@@ -112,8 +108,7 @@ def _row_lens(lengths: np.ndarray, max_len: int) -> list[int]:
 def _pack(lengths: np.ndarray, row_lens: list[int]) -> list[tuple[int, list[int]]]:
     """Assigns texts to rows, longest first, each to the fullest row with enough space or to a new row.
 
-    Returns:
-      Row length and indices of the texts of each row.
+    Returns the length and the indices of the texts of each row.
     """
     rows: list[tuple[int, list[int]]] = []
     # `free[n]` lists the rows with n free tokens.

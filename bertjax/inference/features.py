@@ -42,13 +42,9 @@ _NO_WORD = -1
 
 @dataclasses.dataclass(frozen=True)
 class FeatureExtractor:
-    """Extractor of hidden states of selected layers.
+    """Extractor of hidden states of C layers of texts truncated to `seq_len` tokens.
 
-    Attributes:
-      model: model that computes the features.
-      layers: indices of C layers. 0 is the output of the embeddings, N is the last of N layers, and negative indices
-        count from the last layer.
-      seq_len: maximum tokens per text, with [CLS] and [SEP]. Longer texts are truncated.
+    Of N layers, 0 is the output of the embeddings, N is the last, and negative indices count from the last.
     """
 
     model: LoadedModel
@@ -76,21 +72,18 @@ class FeatureExtractor:
         }
 
     def shards(self, texts: Iterable[str]) -> Iterator[dict[str, Any]]:
-        """Yields shards of the hidden states of `texts`. A text can be a pair, written as `FIRST ||| SECOND`.
+        """Yields shards of the hidden states of `texts`, one at a time, and the same shards for the same texts.
 
-        The same texts always yield the same shards. Shards are computed one at a time, to limit memory.
-
-        Yields:
-          The arrays of a shard with K tokens of T texts:
-            `offsets`: int64 [T + 1]; the tokens of text i are in rows offsets[i]:offsets[i + 1] of the other arrays.
-            `hidden_states`: float32 [K, C, D].
-            `input_ids`, `segment_ids`: int32 [K].
-            `tokens`: str [K].
-            `words`: int32 [K], index of the token's word in `text.split()`, or in `FIRST.split() + SECOND.split()` for
-              a pair; -1 for [CLS] and [SEP].
-            `characters`: int32 [K, 2], start and end character offsets of the token in the text; -1 for [CLS] and
-              [SEP].
-            `texts_sha256`: str, hash of the texts.
+        A text can be a pair, written as `FIRST ||| SECOND`. A shard with K tokens of T texts has the arrays:
+          `offsets`: int64 [T + 1]; the tokens of text i are in rows offsets[i]:offsets[i + 1] of the other arrays.
+          `hidden_states`: float32 [K, C, D].
+          `input_ids`, `segment_ids`: int32 [K].
+          `tokens`: str [K].
+          `words`: int32 [K], index of the token's word in `text.split()`, or in `FIRST.split() + SECOND.split()` for
+            a pair; -1 for [CLS] and [SEP].
+          `characters`: int32 [K, 2], start and end character offsets of the token in the text; -1 for [CLS] and
+            [SEP].
+          `texts_sha256`: str, hash of the texts.
         """
         config, truncation = self.model.config, TruncationCount(self.seq_len)
         hidden_states_of = make_hidden_states_fn(
@@ -162,14 +155,6 @@ def num_texts(shard: dict[str, Any]) -> int:
     return len(shard["offsets"]) - 1
 
 
-def parse_layers(text: str) -> tuple[int, ...]:
-    """Parses layer indices such as `-1,-2`."""
-    try:
-        return tuple(int(layer) for layer in text.split(","))
-    except ValueError:
-        raise UsageError(f"--layers={text!r} is not a list of numbers; write, for example, --layers=-1,-2") from None
-
-
 def format_features(text: str, shard: dict[str, Any], index: int, layers: Sequence[int]) -> str:
     """Formats the first six features of each token of a text, one line per token and layer."""
     lines = [text]
@@ -185,10 +170,8 @@ def write_shards(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Writes shards to `00000.npz`, `00001.npz`, ..., and finally the numbers of texts and shards to `features.json`.
 
-    Resumes an interrupted command. Raises a UsageError if the folder has other metadata, or shards of other texts.
-
-    Yields:
-      The number of texts before each new shard, and the shard.
+    Resumes an interrupted command, unless the folder has other metadata or shards of other texts. Yields the number of
+    texts before each new shard, and the shard.
     """
     metadata = extractor.metadata()
     with _locked(folder):

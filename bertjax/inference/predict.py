@@ -27,7 +27,7 @@ _NUM_SHOWN_CLASSES = 5
 _MASK = "[MASK]"
 
 
-def check_model(model: LoadedModel, context: str | None) -> OutputLayer:
+def check_model(model: LoadedModel, context: str) -> OutputLayer:
     """Returns the output layer of a model. Raises a UsageError if it is missing or does not fit to `context`."""
     layer, module = model.output_layer, model.model_description["kind"]
     if layer is None or module not in (SequenceModel.KIND, TokenModel.KIND):

@@ -81,10 +81,8 @@ def predict_classes(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[R
 def predict_labels(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[Record]:
     """Predicts any number of labels for each text or pair."""
     threshold = predictor.model.defaults.threshold
-    return [
-        records.multilabel_record(predictor.labels, row, threshold, predictor.with_logits)
-        for row in predictor.sequence_logits(inputs)
-    ]
+    logits = predictor.sequence_logits(inputs)
+    return [records.multilabel_record(predictor.labels, row, threshold, predictor.with_logits) for row in logits]
 
 
 def predict_choices(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[Record]:
@@ -127,7 +125,7 @@ def predict_tags(predictor: TextPredictor, inputs: Sequence[str | Texts]) -> lis
 
 
 def _joined_spans(words: Texts) -> list[tuple[int, int]]:
-    """Returns the start and end character offsets of each word after joining the words with spaces."""
+    """Returns the start and end of each word, in characters, after joining the words with spaces."""
     ends = list(itertools.accumulate(len(word) + 1 for word in words))
     return [(end - 1 - len(word), end - 1) for word, end in zip(words, ends, strict=True)]
 
