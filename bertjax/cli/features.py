@@ -21,6 +21,7 @@ def fill_mask(args: argparse.Namespace) -> None:
     """Prints the most probable tokens for each [MASK] of a text."""
     from bertjax.inference.load import load_model
     from bertjax.inference.predict import fill_mask as run
+    from bertjax.inference.predict import format_probabilities
 
     model = load_model(args.checkpoint)
     # Predict all texts first, so that a text without a mask token prints only an error.
@@ -28,7 +29,7 @@ def fill_mask(args: argparse.Namespace) -> None:
     for text, predictions in zip(args.texts, predictions_of_texts, strict=True):
         show(text)
         for tokens in predictions:
-            show("  " + "   ".join(f"{token} {100 * probability:.1f} %" for token, probability in tokens))
+            show(f"  {format_probabilities(tokens)}")
 
 
 def layer_indices(text: str) -> tuple[int, ...]:
@@ -50,10 +51,8 @@ def layer_indices(text: str) -> tuple[int, ...]:
     option("--seq_len", "maximum tokens per text (default: the model's maximum)", type=number(int)),
     option(
         "--output",
-        "folder for .npz files of about 64 MB each, with the arrays hidden_states [token, layer, width], "
-        "tokens, input_ids, segment_ids, words (word index) and characters (start and end offset). Text i of a file "
-        "has the rows offsets[i]:offsets[i + 1] of each array. An interrupted command resumes after the last "
-        "complete file",
+        "folder for .npz files of about 64 MB each, with the arrays that docs/finetuning.md describes; an interrupted "
+        "command resumes after the last complete file",
         metavar="DIR",
     ),
     option("--show", "number of texts to print", type=number(int, at_least=0), default=5),

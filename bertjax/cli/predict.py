@@ -71,9 +71,11 @@ def evaluate(args: argparse.Namespace) -> None:
 )
 def predict(args: argparse.Namespace) -> None:
     """Prints predictions for texts, or writes predictions for the task's data in the official format."""
-    from bertjax.inference.predict import write_predictions
+    from bertjax.inference.predict import create_output, write_outputs
     from bertjax.tasks.build import build_task
     from bertjax.training.checkpoint_config import choose_split
+    from bertjax.training.evaluation import mesh_and_params
+    from bertjax.training.evaluation import predict as run
 
     if args.texts or args.text:
         _predict_texts(args)
@@ -84,7 +86,9 @@ def predict(args: argparse.Namespace) -> None:
     columns = [name for name in (args.columns or "").split(",") if name]
     with open_checkpoint(args) as checkpoint:
         task = build_task(choose_split(config_for_checkpoint(args, checkpoint), args.split or "test"))
-        for path in write_predictions(task, checkpoint, args.output, args.logits, columns):
+        mesh, params = mesh_and_params(task, checkpoint)
+        create_output(task, args.output, columns)
+        for path in write_outputs(task, run(task, mesh, params)[1], args.output, args.logits, columns):
             show(path)
 
 

@@ -13,7 +13,7 @@ from etils import epath
 from bertjax.config.run import RunConfig
 from bertjax.data.corpus.vocabulary import ENTRY
 from bertjax.errors import UsageError, listed
-from bertjax.inference.predict import check_output, write_outputs
+from bertjax.inference.predict import create_output, write_outputs
 from bertjax.tasks.build import build_task
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import saved_fingerprint
@@ -43,7 +43,7 @@ def ensemble(
     if len({*fingerprints}) < len(fingerprints):
         raise UsageError(f"members with the same parameters: {listed(checkpoints)}; use different checkpoints")
     first = build_task(read_config(checkpoints[0]))
-    check_output(first, folder)
+    create_output(first, folder)
     mean: _Outputs = []
     members = []
     for number, (checkpoint, fingerprint) in enumerate(zip(checkpoints, fingerprints, strict=True), 1):

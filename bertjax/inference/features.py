@@ -143,7 +143,6 @@ class FeatureExtractor:
 
 
 def _texts_sha256(texts: Iterable[str]) -> str:
-    """Returns a SHA-256 of a sequence of texts, each followed by a line feed."""
     digest = hashlib.sha256()
     for text in texts:
         digest.update(text.encode("utf-8", "surrogatepass") + b"\n")
@@ -175,7 +174,12 @@ def write_shards(
     """
     metadata = extractor.metadata()
     with _locked(folder):
-        _check_metadata(folder, metadata)
+        remove_temporaries(folder)
+        saved = read_object(folder / METADATA, optional=True)
+        if not saved and any(folder.iterdir()):
+            raise UsageError(f"{folder} contains files other than features; choose another --output")
+        if changed := [name for name in metadata if saved and saved.get(name) != metadata[name]]:
+            raise UsageError(f"{folder} contains features with different {changed[0]}; choose another --output")
         remaining = iter(texts)
         num_shards, num_done = 0, 0
         while (file := folder / f"{num_shards:05}.npz").exists():
@@ -220,15 +224,6 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(lock)
         if not existed and not any(folder.iterdir()):
             folder.rmdir()
-
-
-def _check_metadata(folder: Path, metadata: dict[str, Any]) -> None:
-    remove_temporaries(folder)
-    saved = read_object(folder / METADATA, optional=True)
-    if not saved and any(folder.iterdir()):
-        raise UsageError(f"{folder} contains files other than features; choose another --output")
-    if changed := [name for name in metadata if saved and saved.get(name) != metadata[name]]:
-        raise UsageError(f"{folder} contains features with different {changed[0]}; choose another --output")
 
 
 def _write_metadata(folder: Path, metadata: dict[str, Any]) -> None:

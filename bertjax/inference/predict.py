@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from etils import epath
 
 from bertjax.data.finetuning.batches import inference_batches
 from bertjax.data.finetuning.examples import make_examples
@@ -18,7 +17,6 @@ from bertjax.model.heads import SequenceModel, TokenModel
 from bertjax.tasks.finetuning.output_layer import SPANS, OutputLayer
 from bertjax.tasks.records import FIELDS, PredictionRecords, Record
 from bertjax.tasks.task import Task
-from bertjax.training.evaluation import mesh_and_params, predict
 from bertjax.utils.io import atomic_file, remove_temporaries
 
 # Maximum number of texts in memory.
@@ -75,26 +73,24 @@ def predict_texts(
 
 def format_record(line: str, record: Record) -> str:
     """Formats a line and its prediction for a terminal."""
-    return "\n".join([line, *(f"  {text}" for text in _format_prediction(record))])
-
-
-def _format_prediction(record: Record) -> list[str]:
     prediction, probabilities = record["prediction"], record.get("probabilities")
     if "words" in record:
         width = max(map(len, record["words"]), default=0)
         rows = zip(record["words"], prediction, record["probabilities"], strict=True)
-        return [f"{word:<{width}} {tag} {_percent(word_probs[tag])}" for word, tag, word_probs in rows]
-    if "probability" in record:
-        return [f"{prediction or '(no answer)'} {_percent(record['probability'])}"]
-    if probabilities is None:
-        return [f"{prediction:g}"]
-    pairs = probabilities.items() if isinstance(probabilities, dict) else enumerate(probabilities)
-    best = sorted(pairs, key=lambda pair: -pair[1])[:_NUM_SHOWN_CLASSES]
-    return ["   ".join(f"{name} {_percent(probability)}" for name, probability in best)]
+        shown = [f"{word:<{width}} {format_probabilities([(tag, probs[tag])])}" for word, tag, probs in rows]
+    elif "probability" in record:
+        shown = [format_probabilities([(prediction or "(no answer)", record["probability"])])]
+    elif probabilities is None:
+        shown = [f"{prediction:g}"]
+    else:
+        pairs = probabilities.items() if isinstance(probabilities, dict) else enumerate(probabilities)
+        shown = [format_probabilities(sorted(pairs, key=lambda pair: -pair[1])[:_NUM_SHOWN_CLASSES])]
+    return "\n  ".join([line, *shown])
 
 
-def _percent(probability: float) -> str:
-    return f"{100 * probability:.1f} %"
+def format_probabilities(pairs: Iterable[tuple[object, float]]) -> str:
+    """Formats pairs of name and probability as one line."""
+    return "   ".join(f"{name} {100 * probability:.1f} %" for name, probability in pairs)
 
 
 def fill_mask(model: LoadedModel, text: str, top: int) -> list[list[tuple[str, float]]]:
@@ -124,34 +120,29 @@ def fill_mask(model: LoadedModel, text: str, top: int) -> list[list[tuple[str, f
     return [[(vocabulary.pieces[index], float(row[index])) for index in np.argsort(-row)[:top]] for row in probs]
 
 
-def write_predictions(
-    task: Task, checkpoint: epath.Path, folder: str, logits: bool = False, columns: Sequence[str] = ()
-) -> list[Path]:
-    """Predicts all evaluation examples of a task, writes the prediction files and returns their paths.
-
-    `logits` adds logits to the records. `columns` are columns of the data file to copy into the records.
-    """
-    mesh, params = mesh_and_params(task, checkpoint)
-    # Check the output only after the checkpoint is loaded, because the check creates the folder.
-    check_output(task, folder, columns)
-    return write_outputs(task, predict(task, mesh, params)[1], folder, logits, columns)
-
-
-def check_output(task: Task, folder: str, columns: Sequence[str] = ()) -> None:
+def create_output(task: Task, folder: str, columns: Sequence[str] = ()) -> None:
     """Creates the output folder. Raises a UsageError if the task writes no predictions or a column cannot be copied."""
     if not task.writes_predictions:
         raise UsageError(f"the task {task.config.task} writes no prediction files; use `bertjax evaluate`")
     for file_records in task.prediction_records() if columns else ():
-        _check_columns(file_records, columns)
+        if file_records.read_columns is None:
+            raise UsageError("--columns needs data with named columns, which this task does not have; omit --columns")
+        if reserved := [column for column in columns if column in FIELDS]:
+            raise UsageError(f"--columns={reserved[0]!r} is already a field of the .jsonl files; leave this column out")
+        filled = {column for row in file_records.read_columns(columns) for column in columns if row.fields[column]}
+        if empty := sorted({*columns} - filled):
+            raise UsageError(f"column {empty[0]!r} of --columns is empty in every row; leave this column out")
     Path(folder).mkdir(parents=True, exist_ok=True)
-    # Remove the temporary files of a killed command.
-    remove_temporaries(Path(folder))
+    remove_temporaries(Path(folder))  # of a killed command
 
 
 def write_outputs(
     task: Task, outputs: list[dict[str, np.ndarray]], folder: str, logits: bool = False, columns: Sequence[str] = ()
 ) -> list[Path]:
-    """Writes the prediction files from model outputs. See `write_predictions` for the arguments."""
+    """Writes the prediction files of a task from the outputs of its evaluation batches, and returns their paths.
+
+    `logits` adds logits to the records. `columns` are columns of the data file to copy into the records.
+    """
     paths = task.write_predictions(outputs, Path(folder))
     for file_records in task.prediction_records():
         path = Path(folder) / file_records.file_name
@@ -161,16 +152,6 @@ def write_outputs(
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
         paths.append(path)
     return paths
-
-
-def _check_columns(file_records: PredictionRecords, columns: Sequence[str]) -> None:
-    if file_records.read_columns is None:
-        raise UsageError("--columns needs data with named columns, which this task does not have; omit --columns")
-    if reserved := [column for column in columns if column in FIELDS]:
-        raise UsageError(f"--columns={reserved[0]!r} is already a field of the .jsonl files; leave this column out")
-    filled = {column for row in file_records.read_columns(columns) for column in columns if row.fields[column]}
-    if empty := sorted({*columns} - filled):
-        raise UsageError(f"column {empty[0]!r} of --columns is empty in every row of the file; leave this column out")
 
 
 def _add_columns(
