@@ -192,19 +192,13 @@ def test_wheel_contains_the_package_and_its_experiments(tmp_path):
     assert source | experiments | {"bertjax/py.typed", "bertjax/reproduce/paper.json"} == {
         name for name in names if name.startswith("bertjax/")
     }
-    environment = os.environ | {"PYTHONPATH": str(tmp_path / "installed")}
-    for command, exit_code in (
-        (["describe", "--config", "pretrain:size=tiny,quick=true"], 0),
-        (["table", "5", "--results", "nothing"], 0),
-        (["describe", "--config", "nosuch"], 2),
+    options = {"env": os.environ | {"PYTHONPATH": str(tmp_path / "installed")}, "cwd": tmp_path}
+    for words, exit_code in (
+        ("describe --config pretrain:size=tiny,quick=true", 0),
+        ("table 5 --results nothing", 0),
+        ("describe --config nosuch", 2),
     ):
-        process = subprocess.run(
-            [sys.executable, "-m", "bertjax", *command],
-            env=environment,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        command = [sys.executable, "-m", "bertjax", *words.split()]
+        process = subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
         assert process.returncode == exit_code, process.stderr
     assert "one of the experiments adapt, " in process.stderr
