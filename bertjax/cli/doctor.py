@@ -99,8 +99,8 @@ def _commit() -> str:
     command = ["git", "-C", str(clone), "describe", "--always", "--dirty", "--exclude=*"]
     if not (clone / ".git").exists() or not shutil.which("git"):
         return ""
-    hash = subprocess.run(command, capture_output=True, text=True).stdout.strip()
-    return f" (commit {hash})" if hash else ""
+    commit = subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    return f" (commit {commit})" if commit else ""
 
 
 def _devices() -> dict[str, str]:

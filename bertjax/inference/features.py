@@ -221,9 +221,9 @@ def _locked(folder: Path) -> Iterator[None]:
     except BlockingIOError:
         raise UsageError(f"another command is writing to {folder}; wait, or choose another --output") from None
     finally:
-        os.close(lock)
         if not existed and not any(folder.iterdir()):
             folder.rmdir()
+        os.close(lock)
 
 
 def _write_metadata(folder: Path, metadata: dict[str, Any]) -> None:
