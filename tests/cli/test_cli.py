@@ -7,6 +7,7 @@ import shlex
 import shutil
 from importlib.metadata import version
 from pathlib import Path
+from unittest.mock import Mock
 
 import jax.numpy as jnp
 import pytest
@@ -20,9 +21,8 @@ from bertjax.cli.main import build_parser, main, parse_args
 from bertjax.cli.parser import PATH_METAVARS
 from bertjax.config.load import load_config
 from bertjax.errors import UsageError
-from bertjax.tasks.build import parse_config
 from bertjax.training import multihost
-from bertjax.training.checkpoint_config import complete
+from bertjax.training.checkpoint_config import experiment_config
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENT = ROOT / "experiments" / "pretrain.py"
@@ -45,10 +45,7 @@ def test_version_is_that_of_the_package(capfd):
 
 
 def test_distributed_connects_the_processes_without_environment_variables(capfd, monkeypatch, tmp_path):
-    def fail(config):
-        raise UsageError("no other process")
-
-    monkeypatch.setattr(multihost, "initialize_distributed", fail)
+    monkeypatch.setattr(multihost, "initialize_distributed", Mock(side_effect=UsageError("no other process")))
     command = ["train", "--config", TINY, "--workdir", tmp_path / "run", "--distributed"]
     assert "no other process" in refused(capfd, *command)
 
@@ -221,13 +218,6 @@ def test_debug_log_level_prints_the_traceback(capfd):
 
 
 def test_exceptions_of_libraries_determine_the_exit_code_and_the_error_line(capfd, monkeypatch):
-    def run(error):
-        def describe(args):
-            raise error
-
-        monkeypatch.setitem(cli.COMMANDS, "describe", cli.COMMANDS["describe"]._replace(run=describe))
-        main(["describe"])
-
     in_native_code = ValueError("Exception raised while checking equality")
     in_native_code.__cause__ = KeyboardInterrupt()
     storage = tf.errors.PermissionDeniedError(None, None, "HTTP 403 gs://nosuch\nmore")
@@ -236,9 +226,8 @@ def test_exceptions_of_libraries_determine_the_exit_code_and_the_error_line(capf
         (in_native_code, 130, "bertjax: interrupted\n"),
         (storage, 1, f"bertjax: HTTP 403 gs://nosuch; {advice}\n"),
     ):
-        with pytest.raises(SystemExit) as end:
-            run(error)
-        assert (end.value.code, capfd.readouterr().err) == (code, line)
+        monkeypatch.setattr(cli, "_run", Mock(side_effect=error))
+        assert failure(capfd, "describe") == (code, line)
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
@@ -269,21 +258,15 @@ def test_bench_step_measures_only_the_first_phase_and_reports_non_finite_losses(
     main(["bench", "step", "--config", f"{TINY},phases=2", "--steps=1", "--json", *overrides])
     out, error = capfd.readouterr()
     assert re.search("not finite: .*mlm_loss", error)
-
-    def reject(constant: str) -> None:
-        raise AssertionError(f"{constant} is not JSON")
-
-    result = json.loads(out.splitlines()[-1], parse_constant=reject)
+    result = json.loads(out.splitlines()[-1], parse_constant=pytest.fail)  # NaN is not JSON.
     assert result["losses"]["mlm_loss"] is None and result["seconds_per_step"] > 0
     # Only the first phase, which has short rows, is timed.
     assert result["seq_len"] == 16 and result["rows"] == result["batch_size"]
 
 
 def test_long_phase_is_the_only_phase_if_its_share_is_almost_one():
-    config = load_config(
-        TINY, ["--config.steps=20", "--config.long_phase.share=0.99", "--config.long_phase.seq_len=64"]
-    )
-    (phase,) = complete(parse_config(config)).phases
+    fields = ["--config.steps=20", "--config.long_phase.share=0.99", "--config.long_phase.seq_len=64"]
+    (phase,) = experiment_config(TINY, fields).phases
     assert (phase.seq_len, phase.start_step, phase.stop_step) == (64, 0, 20)
 
 

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from commanding import printed
@@ -26,10 +27,7 @@ def test_report_contains_versions_devices_and_free_disk_space(capsys):
 
 
 def test_missing_devices_are_reported(capsys, monkeypatch):
-    def no_devices():
-        raise RuntimeError("Unable to initialize backend 'cuda'")
-
-    monkeypatch.setattr("jax.devices", no_devices)
+    monkeypatch.setattr("jax.devices", Mock(side_effect=RuntimeError("Unable to initialize backend 'cuda'")))
     report = report_of(capsys)
     assert "Unable to initialize backend" in report["devices"]["error"] == report["advice"][0]
 

@@ -37,13 +37,6 @@ def write_features(checkpoint, folder) -> None:
     cli.main(["features", f"--checkpoint={checkpoint}", *files, "--layers=-1"])
 
 
-def test_features_prints_every_requested_layer(pretrained, capfd):
-    lines = printed(capfd, "features", f"--checkpoint={pretrained}", "a", "--layers=-1,0").splitlines()
-    assert [line.split()[:3] for line in lines[1:]] == [
-        [token, "layer", f"{layer}:"] for token in ("[CLS]", "a", "[SEP]") for layer in (-1, 0)
-    ]
-
-
 def test_features_in_a_batch_equal_features_of_single_texts(pretrained):
     model = load_model(pretrained)
     (shard,) = features.FeatureExtractor(model, (0, -1), 40).shards(TEXTS)
@@ -161,14 +154,17 @@ def test_error_of_the_features_command_names_the_invalid_input_file(pretrained, 
     assert "no texts; pass texts, or set --input FILE" in refused(capfd, *command[:2])
 
 
-def test_features_command_reads_texts_from_standard_input(pretrained, capfd, monkeypatch, tmp_path):
+def test_features_command_reads_standard_input_and_prints_every_layer(pretrained, capfd, monkeypatch, tmp_path):
     (tmp_path / "texts.txt").write_bytes(b"b\r\nc\n")
+    command = ["features", f"--checkpoint={pretrained}", "a", "--input=-", "--show=2", "--layers=-1,0"]
     with open(tmp_path / "texts.txt") as file:
         monkeypatch.setattr(sys, "stdin", file)
-        lines = printed(capfd, "features", f"--checkpoint={pretrained}", "a", "--input=-", "--show=2").splitlines()
-    assert [line for line in lines if not line.startswith("  ")] == ["a", "b"]
-    tokens = [line.split()[0] for line in lines if line.startswith("  ")]
-    assert tokens == ["[CLS]", "a", "[SEP]", "[CLS]", "b", "[SEP]"]
+        lines = printed(capfd, *command).splitlines()
+    assert [line.split()[:3] if line.startswith("  ") else line for line in lines] == [
+        item
+        for text in ("a", "b")
+        for item in (text, *([token, "layer", f"{n}:"] for token in ("[CLS]", text, "[SEP]") for n in (-1, 0)))
+    ]
 
 
 def test_truncated_texts_are_counted_in_features(pretrained, capfd):
