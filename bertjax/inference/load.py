@@ -168,7 +168,8 @@ def _shardings(model: nn.Module, mesh: Mesh) -> dict[str, Sharding]:
     ids = jax.ShapeDtypeStruct((1, 8), np.int32)
     batch = dict.fromkeys(("input_ids", "input_mask", "segment_ids", "masked_lm_positions"), ids)
     boxed = jax.eval_shape(model.init, jax.random.key(0), batch)["params"]
-    return flatten_dict(parameter_shardings(boxed, mesh), sep="/")
+    shardings: Any = flatten_dict(parameter_shardings(boxed, mesh), sep="/")
+    return shardings
 
 
 def _put(arrays: Mapping[str, np.ndarray], shardings: Mapping[str, Sharding], mesh: Mesh) -> dict[str, Any]:
