@@ -9,6 +9,7 @@
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,13 +23,13 @@ from bertjax.convert.sentence_embedder import SentenceEmbedder
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.finetuning.examples import Examples, make_examples
 from bertjax.errors import UsageError, quoted
-from bertjax.inference.encode import CLS, POOLINGS, bert_pooler, encode_batches, pool
+from bertjax.inference.encode import CLS, POOLINGS, bert_pooler, encode_batches, encode_vectors, pool
 from bertjax.inference.inputs import TruncationCount, encode_row, first_len, lower
 from bertjax.inference.load import load_model, to_portable, with_params_and_output_layer
 from bertjax.inference.loaded_model import LoadedModel
 from bertjax.inference.predict import fill_mask, predict_texts
 from bertjax.model.config import Architecture, ModelConfig
-from bertjax.tasks.finetuning.output_layer import TAGS
+from bertjax.tasks.finetuning.output_layer import TAGS, OutputLayer
 from bertjax.utils.devices import skip_missing_tpu
 
 # Default `pooling` of `Pretrained.encode`: the modules of a sentence-transformers checkpoint, and no pooling for other
@@ -133,9 +134,9 @@ class Pretrained:
           >>> bert.replace(bert.params, labels=["no", "yes"]).labels
           ('no', 'yes')
         """
-        layer = self._loaded.output_layer
-        kind = output_kind if output_kind is not None else layer.kind if layer else ""
-        names = labels if labels is not None else layer.labels if layer else ()
+        layer = self._loaded.output_layer or OutputLayer("")
+        kind = layer.kind if output_kind is None else output_kind
+        names = layer.labels if labels is None else labels
         return Pretrained(with_params_and_output_layer(self._loaded, params, kind, names))
 
     def save(self, path: str | Path, format: str = BERTJAX, overwrite: bool = False) -> None:
@@ -172,11 +173,9 @@ class Pretrained:
           >>> bertjax.load(CHECKPOINT).batch(["a b", ("a", "b")])["segment_ids"].tolist()
           [[0, 0, 0, 0, 0], [0, 0, 0, 1, 1]]
         """
-        max_len = self.config.max_position_embeddings
-        if seq_len is not None and not 8 <= seq_len <= max_len:
-            raise UsageError(f"seq_len={seq_len} is out of range; use 8 to {max_len}")
-        examples = self._tokenize(texts, seq_len or max_len)
-        length = seq_len or int(examples.lengths.max(initial=1))
+        max_len = self._loaded.row_len(seq_len)
+        examples = self._tokenize(texts, max_len)
+        length = max_len if seq_len else int(examples.lengths.max(initial=1))
         batch = {name: np.zeros((len(examples), length), np.int32) for name in ("input_ids", "segment_ids")}
         mask = (np.arange(length) < examples.lengths[:, None]).astype(np.int32)
         for name, array in batch.items():
@@ -217,28 +216,23 @@ class Pretrained:
         """
         if pooling not in (AUTO, None, *POOLINGS):
             raise UsageError(f"pooling={quoted(pooling)} is unknown; use one of {', '.join(POOLINGS)}, or None")
-        embedder = self._loaded.embedder if pooling == AUTO else None
-        if embedder is not None:
-            return self._embed(embedder, texts, prompt)
-        pooling = None if pooling == AUTO else pooling
+        loaded, width = self._loaded, self.config.hidden_size
+        if pooling == AUTO and loaded.embedder is not None:
+            return self._embed(loaded.embedder, texts, prompt)
         examples = self._tokenize(texts, self.config.max_position_embeddings, prompt or "")
-        lengths, width = examples.lengths, self.config.hidden_size
-        # With pooling, return no padded arrays, whose size would grow with the longest text.
-        hidden_states = mask = None
-        if not pooling:
-            longest = int(lengths.max(initial=0))
-            mask = (np.arange(longest) < lengths[:, None]).astype(np.int32)
-            hidden_states = np.zeros((len(examples), longest, width), np.float32)
-        pooled = np.zeros((len(examples), width), np.float32) if pooling or "pooler" in self.params else None
-        for indices, hidden in encode_batches(self._loaded, examples):
-            if hidden_states is not None:
-                start = 0
-                for index, length in zip(indices, lengths[indices], strict=True):
-                    hidden_states[index, :length] = hidden[start : start + length]
-                    start += length
+        if pooling in POOLINGS:
+            # Return no padded arrays, whose size would grow with the longest text.
+            vectors = encode_vectors(loaded, examples, width, functools.partial(pool, loaded, pooling=pooling))
+            return Encoded(None, vectors, None)
+        lengths = examples.lengths
+        mask = (np.arange(lengths.max(initial=0)) < lengths[:, None]).astype(np.int32)
+        hidden_states = np.zeros((*mask.shape, width), np.float32)
+        pooled = np.zeros((len(examples), width), np.float32) if "pooler" in self.params else None
+        for indices, hidden in encode_batches(loaded, examples):
+            for index, states in zip(indices, np.split(hidden, np.cumsum(lengths[indices])[:-1]), strict=True):
+                hidden_states[index, : len(states)] = states
             if pooled is not None:
-                vectors = pool(self._loaded, hidden, lengths[indices], pooling or CLS)
-                pooled[indices] = vectors if pooling else bert_pooler(self._loaded, vectors)
+                pooled[indices] = bert_pooler(loaded, pool(loaded, hidden, lengths[indices], CLS))
         return Encoded(hidden_states, pooled, mask)
 
     def _embed(self, embedder: SentenceEmbedder, texts: Sequence[str | tuple[str, str]], prompt: str | None) -> Encoded:
@@ -252,10 +246,8 @@ class Pretrained:
         examples = self._tokenize(texts, embedder.max_seq_len, prompt, embedder)
         # [SEP] after the prompt does not count.
         prompt_len = int(self._tokenize([prompt], embedder.max_seq_len, embedder=embedder).lengths[0]) - 1
-        vectors = np.zeros((len(examples), embedder.width), np.float32)
-        for indices, hidden in encode_batches(self._loaded, examples):
-            vectors[indices] = embedder(hidden, examples.lengths[indices], prompt_len if prompt else 0)
-        return Encoded(None, vectors, None)
+        pooling = functools.partial(embedder, prompt_len=prompt_len if prompt else 0)
+        return Encoded(None, encode_vectors(self._loaded, examples, embedder.width, pooling), None)
 
     def fill_mask(self, text: str, top: int = 5) -> list[list[tuple[str, float]]]:
         """Predicts the `top` most probable tokens and their probabilities at each mask token of a text.
@@ -287,7 +279,7 @@ class Pretrained:
           >>> record["prediction"] in record["probabilities"], sorted(record["probabilities"])
           (True, ['bad', 'good'])
         """
-        layer, inputs = self._loaded.output_layer, _as_tuples(texts)
+        inputs, layer = _as_tuples(texts), self._loaded.output_layer
         is_tagger = layer is not None and layer.kind == TAGS
         return list(predict_texts(self._loaded, texts if is_tagger else inputs, context=context))
 

@@ -74,9 +74,12 @@ def test_loading_prints_nothing(folders):
     assert (process.stdout, process.stderr) == ("2\n", "")
 
 
-def test_repr_of_a_model_is_one_line(folders):
+def test_repr_of_a_model_or_an_encoding_is_one_line(folders):
     classifier = bertjax.load(folders["classifier"])
     assert repr(classifier) == f"<bertjax.Pretrained SequenceModel L2_H16_A2 from {folders['classifier']}>"
+    encoded = classifier.encode(["a", "b c"])
+    shapes = "last_hidden_state (2, 4, 16), pooled (2, 16), attention_mask (2, 4)"
+    assert repr(encoded) == f"<bertjax.Encoded {shapes}>"
 
 
 def test_encoder_applied_to_batch_gives_the_states_of_encode(folders):
@@ -102,21 +105,21 @@ def test_load_tokenizer_accepts_every_checkpoint_format(folders, letters, name):
 
 
 def test_invalid_arguments_raise_a_usage_error(tmp_path, folders):
-    with pytest.raises(bertjax.UsageError, match="no checkpoint at"):
-        bertjax.load(tmp_path / "nothing")
-    with pytest.raises(bertjax.UsageError, match="has no output layer"):
-        bertjax.load(folders["bertjax"]).predict(["a"])
-    classifier = bertjax.load(folders["classifier"])
-    with pytest.raises(bertjax.UsageError, match="lacks the parameters masked_lm"):
-        classifier.fill_mask("a [MASK]")
-    for method in (classifier.batch, classifier.encode, classifier.predict):
-        with pytest.raises(bertjax.UsageError, match="texts must be a list"):
-            method("a film")
-    for seq_len in (0, 7, 10**6):
-        with pytest.raises(bertjax.UsageError, match="seq_len=.* is out of range; use 8 to 40"):
-            classifier.batch(["a"], seq_len)
-    with pytest.raises(bertjax.UsageError, match="wrong mesh axes"):
-        bertjax.load(folders["bertjax"], Mesh(np.array(jax.devices()), ("data",)))
+    bert, classifier = bertjax.load(folders["bertjax"]), bertjax.load(folders["classifier"])
+    for call, message in (
+        (lambda: bertjax.load(tmp_path / "nothing"), "no checkpoint at"),
+        (lambda: bertjax.load(""), "path is empty"),
+        (lambda: bertjax.load(folders["bertjax"], Mesh(np.array(jax.devices()), ("data",))), "wrong mesh axes"),
+        (lambda: bert.predict(["a"]), "has no output layer"),
+        (lambda: classifier.predict([("a", "b", "c")]), "is a pair"),
+        (lambda: classifier.fill_mask("a [MASK]"), "lacks the parameters masked_lm"),
+        *((lambda m=method: m("a film"), "texts must be a list") for method in (bert.batch, bert.encode, bert.predict)),
+        *((lambda n=n: bert.batch(["a"], n), "seq_len=.* is out of range; use 8 to 40") for n in (0, 7, 10**6)),
+        (lambda: bert.encode(["a"], pooling="max"), "pooling='max' is unknown; use one of cls, mean, or None"),
+        (lambda: bert.save("hf:me/model"), "cannot save to hf:me/model"),
+    ):
+        with pytest.raises(bertjax.UsageError, match=message):
+            call()
 
 
 def test_predict_takes_a_pair_of_texts_as_a_tuple(folders):
@@ -126,35 +129,28 @@ def test_predict_takes_a_pair_of_texts_as_a_tuple(folders):
     assert (
         classifier.predict(["a ||| b c"]) == classifier.predict(["a | | | b c"]) != classifier.predict([("a", "b c")])
     )
-    with pytest.raises(bertjax.UsageError, match="is a pair"):
-        classifier.predict([("a", "b", "c")])
 
 
 @pytest.mark.devices
-def test_fill_mask_predicts_the_same_tokens_on_a_mesh_with_explicit_axes(folders):
-    mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"))
-    sharded, replicated = (bertjax.load(folders["bertjax"], m).fill_mask("a [MASK] c", top=3) for m in (mesh, None))
-    assert [token for token, _ in sharded[0]] == [token for token, _ in replicated[0]]
-
-
-@pytest.mark.devices
-def test_fill_mask_with_left_to_right_attention_is_equal_on_a_mesh(letters, tmp_path):
-    write_workdir(random_checkpoint(letters, attention_direction="left"), tmp_path)
-    replicated, sharded = (
-        dict(bertjax.load(tmp_path, make_mesh(config)).fill_mask("a [MASK] c", top=4)[0])
-        for config in (MeshConfig(), MeshConfig(data=2, fsdp=2, tensor=2))
-    )
+@pytest.mark.parametrize("direction", ["both", "left"])
+def test_fill_mask_is_equal_on_a_mesh_with_explicit_axes(letters, tmp_path, direction):
+    write_workdir(random_checkpoint(letters, attention_direction=direction), tmp_path)
+    explicit = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"))
+    sharded, replicated = (dict(bertjax.load(tmp_path, m).fill_mask("a [MASK] c", top=4)[0]) for m in (explicit, None))
     assert replicated == pytest.approx(sharded, abs=1e-5)
 
 
-def test_second_call_of_fill_mask_or_predict_does_not_compile(folders, jax_events):
+def test_second_call_of_a_method_does_not_compile(folders, jax_events):
     bert, classifier = bertjax.load(folders["bertjax"]), bertjax.load(folders["classifier"])
-    bert.fill_mask("a [MASK] c"), classifier.predict(["a film"])
+    bert.fill_mask("a [MASK] c"), classifier.predict(["a film"]), bert.encode(TEXTS)
     jax_events.clear()
     bert.fill_mask("a longer text [MASK]"), classifier.predict(["another"])
+    bert.encode(TEXTS), bert.encode(TEXTS, pooling="mean")
     assert not [name for name in jax_events if "compil" in name or "trace" in name]
-    bert.fill_mask("a [MASK] and a [MASK]")
-    assert [name for name in jax_events if "compil" in name]
+    for call in (lambda: bert.fill_mask("a [MASK] and a [MASK]"), lambda: bert.encode(["a " * 30] * 100)):
+        call()
+        assert [name for name in jax_events if "compil" in name]
+        jax_events.clear()
 
 
 @pytest.mark.parametrize("name", [pytest.param("own_head", marks=pytest.mark.slow), "from_flax_bert"])
@@ -196,19 +192,13 @@ def test_wheel_contains_the_package_and_its_experiments(tmp_path):
     assert source | experiments | {"bertjax/py.typed", "bertjax/reproduce/paper.json"} == {
         name for name in names if name.startswith("bertjax/")
     }
-    environment = os.environ | {"PYTHONPATH": str(tmp_path / "installed")}
-    for command, exit_code in (
-        (["describe", "--config", "pretrain:size=tiny,quick=true"], 0),
-        (["table", "5", "--results", "nothing"], 0),
-        (["describe", "--config", "nosuch"], 2),
+    options = {"env": os.environ | {"PYTHONPATH": str(tmp_path / "installed")}, "cwd": tmp_path}
+    for words, exit_code in (
+        ("describe --config pretrain:size=tiny,quick=true", 0),
+        ("table 5 --results nothing", 0),
+        ("describe --config nosuch", 2),
     ):
-        process = subprocess.run(
-            [sys.executable, "-m", "bertjax", *command],
-            env=environment,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        command = [sys.executable, "-m", "bertjax", *words.split()]
+        process = subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
         assert process.returncode == exit_code, process.stderr
     assert "one of the experiments adapt, " in process.stderr

@@ -68,17 +68,6 @@ def test_lstm_states_of_packed_texts_equal_those_of_single_texts():
         np.testing.assert_allclose(states, expected[index, : len(texts[index])], atol=1e-5)
 
 
-def test_second_call_of_encode_does_not_compile(pretrained, jax_events):
-    bert = bertjax.load(pretrained)
-    bert.encode(TEXTS)
-    jax_events.clear()
-    bert.encode(TEXTS)
-    bert.encode(TEXTS, pooling="mean")
-    assert not [name for name in jax_events if "compil" in name or "trace" in name]
-    bert.encode(["a " * 30] * 100)
-    assert [name for name in jax_events if "compil" in name]
-
-
 def test_encode_returns_the_cls_state_or_the_mean_of_the_states(bert):
     full = bert.encode(TEXTS)
     cls, mean = (bert.encode(TEXTS, pooling=pooling) for pooling in ("cls", "mean"))
@@ -86,8 +75,6 @@ def test_encode_returns_the_cls_state_or_the_mean_of_the_states(bert):
     np.testing.assert_allclose(cls.pooled, full.last_hidden_state[:, 0], atol=1e-5)
     expected = full.last_hidden_state.sum(axis=1) / full.attention_mask.sum(axis=1)[:, None]
     np.testing.assert_allclose(mean.pooled, expected, atol=1e-5)
-    with pytest.raises(bertjax.UsageError, match="pooling='max' is unknown; use one of cls, mean, or None"):
-        bert.encode(TEXTS, pooling="max")
 
 
 def write_json(file, content):
@@ -98,17 +85,15 @@ def write_json(file, content):
 def sentence_transformer(pretrained, folder, *modules, **limits):
     """Makes a folder of sentence-transformers. Each module has a name, a config and arrays."""
     shutil.copytree(pretrained, folder)
-    entries = [("Transformer", "")]
-    for index, (name, config, arrays) in enumerate(modules, 1):
-        entries.append((name, f"{index}_{name}"))
-        write_json(folder / entries[-1][1] / "config.json", config)
+    entries = []
+    for index, (name, config, arrays) in enumerate([("Transformer", {}, {}), *modules]):
+        path = f"{index}_{name}" if index else ""
+        entries.append({"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{name}"})
+        if index:
+            write_json(folder / path / "config.json", config)
         if arrays:
-            save_file(arrays, folder / entries[-1][1] / "model.safetensors")
-    modules = [
-        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{name}"}
-        for index, (name, path) in enumerate(entries)
-    ]
-    write_json(folder / "modules.json", modules)
+            save_file(arrays, folder / path / "model.safetensors")
+    write_json(folder / "modules.json", entries)
     write_json(folder / "sentence_bert_config.json", limits)
     return folder
 
@@ -196,14 +181,13 @@ def test_encode_refuses_a_module_that_it_does_not_follow(module, message, pretra
 )
 def test_encode_refuses_a_file_that_it_does_not_follow(name, content, message, pretrained, tmp_path):
     folder = sentence_transformer(pretrained, tmp_path / "model", MEAN, dense_layer())
+    write_json(folder / "config_sentence_transformers.json", {})
     if isinstance(content, np.ndarray):
         save_file({"linear.weight": content}, folder / name)
     elif content is None:
         write_json(folder / name, json.loads((folder / name).read_text())[1::-1])
     else:
-        write_json(
-            folder / name, (json.loads((folder / name).read_text()) if (folder / name).exists() else {}) | content
-        )
+        write_json(folder / name, json.loads((folder / name).read_text()) | content)
     bert = bertjax.load(folder)
     with pytest.raises(bertjax.UsageError, match=message):
         bert.encode(TEXTS)
@@ -260,12 +244,6 @@ def test_encode_logs_the_number_of_truncated_texts(bert, log_lines):
     assert log_lines == ["2 of 3 texts were truncated to 40 tokens"]
 
 
-def test_repr_of_an_encoding_is_one_line(bert):
-    assert repr(bert.encode(["a", "b c"])) == (
-        "<bertjax.Encoded last_hidden_state (2, 4, 16), pooled (2, 16), attention_mask (2, 4)>"
-    )
-
-
 @pytest.mark.parametrize("format", ["bertjax", "huggingface"])
 def test_saved_model_is_loaded_with_its_parameters(format, bert, tmp_path):
     doubled = jax.tree.map(lambda array: 2 * array, bert.params)
@@ -289,26 +267,18 @@ def test_user_defined_output_layer_is_saved_and_loaded(bert, tmp_path):
 
 
 def test_replace_refuses_parameters_that_do_not_fit_the_model(bert):
-    params = dict(bert.params)
-    with pytest.raises(bertjax.UsageError, match="cannot save to hf:me/model"):
-        bert.save("hf:me/model")
+    params, kernel = dict(bert.params), np.ones((16, 16))
+    two_outputs = {**params, "classifier": {"kernel": np.ones((16, 2)), "bias": np.ones(2)}}
     for changed, options, message in (
         ({**params, "classifier": {"bias": np.ones(2)}}, {}, "unknown parameters: classifier/bias; set output_kind"),
         ({**params, "extra": {"kernel": np.ones(2)}}, {}, "unknown parameters: extra/kernel"),
-        ({**params, "pooler": {"dense": {"kernel": np.ones((16, 16))}}}, {}, "lacks pooler/dense/bias"),
+        ({**params, "pooler": {"dense": {"kernel": kernel}}}, {}, "lacks pooler/dense/bias"),
+        ({**params, "pooler": {"dense": {"kernel": kernel[:8], "bias": np.ones(16)}}}, {}, r"has shape \(8, 16\)"),
         ({}, {}, "params lacks encoder/"),
-        (
-            {**params, "pooler": {"dense": {"kernel": np.ones((8, 16)), "bias": np.ones(16)}}},
-            {},
-            r"has shape \(8, 16\)",
-        ),
         (params, {"output_kind": CLASSES}, "params lacks 'classifier', the output layer for output_kind='classes'"),
         (params, {"output_kind": "sorting"}, "unknown output kind 'sorting'; use one of classes"),
+        (two_outputs, {"output_kind": CLASSES, "labels": ["a"]}, "pass 2 different names"),
+        (two_outputs, {"output_kind": CLASSES, "labels": ["a", "a"]}, "pass 2 different names"),
     ):
         with pytest.raises(bertjax.UsageError, match=message):
             bert.replace(changed, **options)
-    head = {"kernel": np.ones((16, 2)), "bias": np.ones(2)}
-    with pytest.raises(bertjax.UsageError, match="pass 2 different names"):
-        bert.replace({**params, "classifier": head}, output_kind=CLASSES, labels=["a"])
-    with pytest.raises(bertjax.UsageError, match="pass 2 different names"):
-        bert.replace({**params, "classifier": head}, output_kind=CLASSES, labels=["a", "a"])

@@ -22,10 +22,9 @@ def parse_run_config(args: argparse.Namespace) -> Any:
 
 @contextlib.contextmanager
 def open_config(args: argparse.Namespace) -> Iterator[Any]:
-    """Yields the config of the run that `--checkpoint` belongs to or, without `--checkpoint`, the config of `--config`.
+    """Yields the config of the run that `--checkpoint` belongs to, or that of `--config` and `--init_from`.
 
-    With `--config`, `--init_from` supplies the architecture. A checkpoint in another format is converted to a temporary
-    folder. Use the config only inside the `with` block, because it may refer to the vocabulary in the temporary folder.
+    Use the config only inside the `with` block, because it may refer to the vocabulary of a converted checkpoint.
     """
     from bertjax.convert.convert import BERTJAX, detect_format
     from bertjax.training.checkpoint import find_checkpoint
@@ -78,9 +77,8 @@ def open_init_checkpoint(
 ) -> Iterator[str | None]:
     """Yields the path of `--init_from`, converted to bertjax's format if necessary, or None if the option is not set.
 
-    If `keep_converted` is True and the workdir is local, a converted checkpoint is stored in the workdir instead of a
-    temporary folder. Set `keep_converted` only for runs of one process, because several processes must not write to
-    the same folder. `marker` is the file or folder that identifies a workdir of the command (default: config.json).
+    With `keep_converted`, which only runs of one process may set, a local workdir stores the converted checkpoint.
+    `marker` is the file or folder that identifies a workdir of the command (default: config.json).
     """
     from bertjax.convert.convert import bertjax_checkpoint
     from bertjax.training.checkpoint import resolve_checkpoint_path
@@ -108,10 +106,7 @@ def open_init_checkpoint(
 
 
 def join_cluster(args: argparse.Namespace, config: Any) -> bool:
-    """Connects the processes if the run is distributed; otherwise, checks the devices.
-
-    Returns whether the run is distributed.
-    """
+    """Connects the processes and returns True if the run is distributed; otherwise, checks the devices."""
     from bertjax.training.multihost import initialize_distributed, is_multihost_environment
     from bertjax.training.sharding import list_devices
 

@@ -20,16 +20,13 @@ _PACKAGES = (
     *("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "tensorflow", "tensorflow-cpu", "tokenizers", "numpy"),
 )
 # Extras of pyproject.toml, each with a package that it installs.
-_EXTRAS = {
-    "tpu": "libtpu",
-    "cuda": "jax-cuda13-plugin",
-    "beam": "apache-beam",
-    "datasets": "datasets",
-    "wandb": "wandb",
-    "trackio": "trackio",
+_EXTRAS = {"tpu": "libtpu", "cuda": "jax-cuda13-plugin", "beam": "apache-beam"} | {
+    name: name for name in ("datasets", "wandb", "trackio")
 }
+_MISSING, _INSTALL = "not installed", "pip install -c constraints.txt -e"
+_COMPILED = "JAX_COMPILATION_CACHE_DIR"
 _VARIABLES = (
-    *("JAX_PLATFORMS", "XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR", "JAX_COORDINATOR_ADDRESS", "LIBTPU_INIT_ARGS"),
+    *("JAX_PLATFORMS", "XLA_FLAGS", _COMPILED, "JAX_COORDINATOR_ADDRESS", "LIBTPU_INIT_ARGS"),
     *("HF_HOME", "HF_ENDPOINT", "HF_HUB_OFFLINE", "BERTJAX_STAGING", "TMPDIR"),
 )
 # Program that prints the seconds to allocate, write and free 128 MiB four times.
@@ -64,28 +61,29 @@ def doctor(args: argparse.Namespace) -> None:
 
 def examine() -> dict[str, Any]:
     """Returns the report as JSON values, by section."""
-    devices = _devices()
-    paths, cache_error = _cache_paths()
+    caches = _caches()
+    free_bytes = {path: _free_bytes(path) for path in (Path(), *caches.values()) if isinstance(path, Path)}
     report: dict[str, Any] = {
         "versions": {
             "bertjax": _version("bertjax") + _commit(),
             "python": f"{platform.python_version()} on {platform.platform()}",
             **{name: version for name in _PACKAGES if (version := _version(name))},
         },
-        "extras": {name: _version(package) or "not installed" for name, package in _EXTRAS.items()},
-        "devices": devices,
+        "extras": {name: _version(package) or _MISSING for name, package in _EXTRAS.items()},
+        "devices": _devices(),
         "machine": {
             "cpu": f"{available_cores()} cores, {_cpu()}{', bfloat16 units' if has_bfloat16_units() else ''}",
             "memory": _gib(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
             "huge pages": _huge_pages(),
-            "free disk, current directory": _gib(shutil.disk_usage(".").free),
+            "free disk, current directory": _gib(free_bytes[Path()]),
         },
-        "caches": {name: f"{path} ({_gib(_free_bytes(path))} free)" for name, path in paths.items()},
+        "caches": {
+            name: f"{path} ({_gib(free_bytes[path])} free)" if isinstance(path, Path) else path
+            for name, path in caches.items()
+        },
         "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
     }
-    if cache_error:
-        report["caches"]["error"] = cache_error
-    return {**report, "advice": _advice(report, min(_free_bytes(path) for path in (Path(), *paths.values())))}
+    return {**report, "advice": _advice(report, min(free_bytes.values()))}
 
 
 def _version(package: str) -> str:
@@ -101,8 +99,8 @@ def _commit() -> str:
     command = ["git", "-C", str(clone), "describe", "--always", "--dirty", "--exclude=*"]
     if not (clone / ".git").exists() or not shutil.which("git"):
         return ""
-    result = subprocess.run(command, capture_output=True, text=True)
-    return f" (commit {result.stdout.strip()})" if result.returncode == 0 else ""
+    commit = subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    return f" (commit {commit})" if commit else ""
 
 
 def _devices() -> dict[str, str]:
@@ -150,22 +148,22 @@ def _huge_pages() -> str:
     return f"{'active' if is_active else 'off'}; with them, memory is allocated {seconds[0] / seconds[1]:.1f} x as fast"
 
 
-def _cache_paths() -> tuple[dict[str, Path], str]:
-    """Returns the cache folders by content, and an error message if the folder of corpora and features is unusable."""
+def _caches() -> dict[str, Path | str]:
+    """Returns the cache folders by content, and an `error` if the folder of corpora and features is unusable."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     from bertjax.errors import BertjaxError
     from bertjax.utils.io import cache_dir, is_remote
 
-    paths, error = {"Hugging Face Hub": Path(HF_HUB_CACHE)}, ""
+    caches: dict[str, Path | str] = {"Hugging Face Hub": Path(HF_HUB_CACHE)}
     try:
-        paths["corpora and features"] = cache_dir()
-    except BertjaxError as problem:
-        error = str(problem)
-    compiled = os.environ.get("JAX_COMPILATION_CACHE_DIR", "")
+        caches["corpora and features"] = cache_dir()
+    except BertjaxError as error:
+        caches["error"] = str(error)
+    compiled = os.environ.get(_COMPILED, "")
     if compiled and not is_remote(compiled):
-        paths["compiled steps"] = Path(compiled)
-    return paths, error
+        caches["compiled steps"] = Path(compiled)
+    return caches
 
 
 def _free_bytes(path: Path) -> int:
@@ -179,25 +177,20 @@ def _gib(number: float) -> str:
 
 def _advice(report: dict[str, Any], free_bytes: int) -> list[str]:
     """Returns one line of advice for each problem in the report. `free_bytes` is the minimum over all listed disks."""
-    devices, extras, environment = report["devices"], report["extras"], report["environment"]
-    advice = []
-    if "error" in devices:
-        advice.append(devices["error"])
-    elif devices["platform"] == "cpu":
-        advice.append(
-            "no accelerator: fine-tuning of small models is possible, pre-training of BASE is not; for a GPU, run "
-            "pip install -c constraints.txt -e '.[cuda]', for a TPU '.[tpu]'"
-        )
-        if "no AVX2" in report["machine"]["cpu"]:
-            advice.append("the processor has no AVX2: everything is several times slower than stated in RESULTS.md")
-    if extras["tpu"] == "not installed":
-        advice.append("`bertjax plan` needs the TPU compiler: pip install -c constraints.txt -e '.[tpu]'")
-    if "JAX_COMPILATION_CACHE_DIR" not in environment:
-        advice.append("compiled steps are not cached between commands; set JAX_COMPILATION_CACHE_DIR to a folder")
-    if "error" in report["caches"]:
-        advice.append(report["caches"]["error"])
-    if free_bytes < _LITTLE_DISK_BYTES:
-        advice.append(
-            f"a disk listed above has less than {_gib(_LITTLE_DISK_BYTES)} free; checkpoints of BASE take 1.3 GB each"
-        )
-    return advice
+    devices, caches, cpu = report["devices"], report["caches"], report["machine"]["cpu"]
+    is_cpu = devices.get("platform") == "cpu"
+    possible = "fine-tuning of small models is possible, pre-training of BASE is not"
+    little_disk = f"a disk listed above has less than {_gib(_LITTLE_DISK_BYTES)} free"
+    checks = (
+        ("error" in devices, devices.get("error")),
+        (is_cpu, f"no accelerator: {possible}; for a GPU, run {_INSTALL} '.[cuda]', for a TPU '.[tpu]'"),
+        (
+            is_cpu and "no AVX2" in cpu,
+            "the processor has no AVX2: everything is several times slower than in RESULTS.md",
+        ),
+        (report["extras"]["tpu"] == _MISSING, f"`bertjax plan` needs the TPU compiler: {_INSTALL} '.[tpu]'"),
+        (_COMPILED not in os.environ, f"compiled steps are not cached between commands; set {_COMPILED} to a folder"),
+        ("error" in caches, caches.get("error")),
+        (free_bytes < _LITTLE_DISK_BYTES, f"{little_disk}; checkpoints of BASE take 1.3 GB each"),
+    )
+    return [advice for applies, advice in checks if applies]

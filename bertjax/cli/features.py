@@ -21,6 +21,7 @@ def fill_mask(args: argparse.Namespace) -> None:
     """Prints the most probable tokens for each [MASK] of a text."""
     from bertjax.inference.load import load_model
     from bertjax.inference.predict import fill_mask as run
+    from bertjax.inference.predict import format_probabilities
 
     model = load_model(args.checkpoint)
     # Predict all texts first, so that a text without a mask token prints only an error.
@@ -28,7 +29,12 @@ def fill_mask(args: argparse.Namespace) -> None:
     for text, predictions in zip(args.texts, predictions_of_texts, strict=True):
         show(text)
         for tokens in predictions:
-            show("  " + "   ".join(f"{token} {100 * probability:.1f} %" for token, probability in tokens))
+            show(f"  {format_probabilities(tokens)}")
+
+
+def layer_indices(text: str) -> tuple[int, ...]:
+    """Parses layer indices such as `-1,-2`."""
+    return tuple(int(index) for index in text.split(","))
 
 
 @command(
@@ -39,38 +45,35 @@ def fill_mask(args: argparse.Namespace) -> None:
     option(
         "--layers",
         "comma-separated layer indices, such as --layers=-1,-2; 0 is the embeddings, -1 is the last layer",
+        type=layer_indices,
         default="-1",
     ),
     option("--seq_len", "maximum tokens per text (default: the model's maximum)", type=number(int)),
     option(
         "--output",
-        "folder for .npz files of about 64 MB each, with the arrays hidden_states [token, layer, width], "
-        "tokens, input_ids, segment_ids, words (word index) and characters (start and end offset). Text i of a file "
-        "has the rows offsets[i]:offsets[i + 1] of each array. An interrupted command resumes after the last "
-        "complete file",
+        "folder for .npz files of about 64 MB each, with the arrays that docs/finetuning.md describes; an interrupted "
+        "command resumes after the last complete file",
         metavar="DIR",
     ),
     option("--show", "number of texts to print", type=number(int, at_least=0), default=5),
 )
 def features(args: argparse.Namespace) -> None:
     """Prints contextual embeddings of texts and writes them to files."""
-    from bertjax.inference.features import FeatureExtractor, format_features, num_texts, parse_layers, write_shards
-    from bertjax.inference.inputs import read_lines
+    from bertjax.inference.features import FeatureExtractor, format_features, num_texts, write_shards
+    from bertjax.inference.inputs import read_texts
     from bertjax.inference.load import load_model
 
     if not args.texts and not args.input:
         raise UsageError("no texts; pass texts, or set --input FILE")
-    layers = parse_layers(args.layers)
-    texts = chain(args.texts, read_lines(args.input) if args.input else ())
+    texts = read_texts(args.texts, args.input)
     model = load_model(args.checkpoint)
-    seq_len = model.config.max_position_embeddings if args.seq_len is None else args.seq_len
-    extractor = FeatureExtractor(model, layers, seq_len)
+    extractor = FeatureExtractor(model, args.layers, model.row_len(args.seq_len))
     shown_texts = list(islice(texts, args.show))
     indexed_shards = ((0, shard) for shard in extractor.shards(shown_texts))
     if args.output:
         indexed_shards = write_shards(Path(args.output), extractor, chain(shown_texts, texts))
     for start, shard in indexed_shards:
         for index in range(min(num_texts(shard), max(0, args.show - start))):
-            show(format_features(shown_texts[start + index], shard, index, layers))
+            show(format_features(shown_texts[start + index], shard, index, args.layers))
     if args.output:
         show(args.output)

@@ -37,10 +37,9 @@ _MAX_MESSAGE_CHARACTERS = 2000
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs a command; see `bertjax.errors` for the exit codes.
+    """Runs the command of `argv` (default: the arguments of this process); see `bertjax.errors` for the exit codes.
 
-    An unexpected exception is not caught: Python prints its traceback and exits with code 1. `argv` contains the
-    command-line arguments (default: None, the arguments of this process).
+    An unexpected exception is not caught: Python prints its traceback and exits with code 1.
     """
     if argv is None:
         use_huge_pages()

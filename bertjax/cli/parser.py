@@ -37,8 +37,7 @@ class Version(argparse.Action):
     """Action that prints the version of the installed package."""
 
     def __call__(self, *_: Any, **__: Any) -> NoReturn:
-        # Import here, because this import takes as long as the rest of `bertjax --help`.
-        import importlib.metadata
+        import importlib.metadata  # takes as long as the rest of `bertjax --help`
 
         print(f"bertjax {importlib.metadata.version('bertjax')}")
         sys.exit()
@@ -52,14 +51,7 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescript
 
 
 class Command(NamedTuple):
-    """Command of `bertjax`, made by the decorator `command`.
-
-    Attributes:
-      run: function that runs the command with the parsed arguments.
-      description: one sentence for the help.
-      example: command lines for the help.
-      options: options and arguments, in the order of the help.
-    """
+    """Command of `bertjax`, made by the decorator `command`: a function of parsed arguments, and its help."""
 
     run: Callable[[argparse.Namespace], None]
     description: str
@@ -152,13 +144,13 @@ def case_options(cased: str, uncased: str) -> Option:
 
 CONFIG, REQUIRED_CONFIG = config_option(), config_option(required=True)
 CHECKPOINT = option("--checkpoint", CHECKPOINT_HELP, required=True, metavar="CKPT")
-# Sources of a run's config for commands that describe a run but do not train.
 INIT_FROM = option(
     "--init_from",
-    "initial checkpoint, which sets the architecture and the default vocabulary of the run, as in `train`: "
+    "checkpoint with the initial parameters, which sets the architecture and the default vocabulary of the run: "
     f"{CHECKPOINT_HELP}",
     metavar="CKPT",
 )
+# Source of the config for commands that describe a run but do not train.
 RUN_CHECKPOINT = option(
     "--checkpoint",
     "workdir, or a checkpoint in it; its config is used, so --config and --init_from must not be set",

@@ -5,17 +5,7 @@ import json
 from pathlib import Path
 
 from bertjax.cli.common import open_config, parse_run_config
-from bertjax.cli.parser import (
-    INIT_FROM,
-    JSON,
-    MFU,
-    PRICE,
-    REQUIRED_CONFIG,
-    command,
-    number,
-    option,
-    topology_option,
-)
+from bertjax.cli.parser import INIT_FROM, JSON, MFU, PRICE, REQUIRED_CONFIG, command, number, option, topology_option
 from bertjax.errors import UsageError
 from bertjax.utils.terminal import show
 

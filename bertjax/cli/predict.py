@@ -1,13 +1,13 @@
 """`bertjax evaluate`, `predict`, `ensemble` and `submission`: metrics and predictions of trained models."""
 
 import argparse
+import functools
 import itertools
 import json
 import logging
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from bertjax.cli.common import config_for_checkpoint, open_checkpoint
 from bertjax.cli.parser import CHECKPOINT, CONFIG, command, exclusive, flag, number, option
@@ -15,8 +15,6 @@ from bertjax.errors import UsageError
 from bertjax.utils.terminal import show
 
 logger = logging.getLogger(__name__)
-
-
 _TASK_SPLIT = "split of the task's data: dev or test"
 
 
@@ -34,9 +32,8 @@ def evaluate(args: argparse.Namespace) -> None:
 
     with open_checkpoint(args) as checkpoint:
         config = config_for_checkpoint(args, checkpoint)
-        if args.split:
-            config = choose_evaluation(config, args.split)
-        metrics = evaluate_checkpoint(build_task(config), checkpoint)
+        task = build_task(choose_evaluation(config, args.split) if args.split else config)
+        metrics = evaluate_checkpoint(task, checkpoint)
         # If `--checkpoint` was converted, `checkpoint` is in a temporary folder, so log `--checkpoint` instead.
         is_converted = not checkpoint.is_relative_to(resolve_path(args.checkpoint))
         logger.info(f"evaluated checkpoint {args.checkpoint if is_converted else checkpoint}")
@@ -74,8 +71,10 @@ def evaluate(args: argparse.Namespace) -> None:
 )
 def predict(args: argparse.Namespace) -> None:
     """Prints predictions for texts, or writes predictions for the task's data in the official format."""
-    from bertjax.inference.predict import build_prediction_task, write_predictions
+    from bertjax.inference.predict import build_prediction_task, create_output, write_outputs
     from bertjax.training.checkpoint_config import choose_split
+    from bertjax.training.evaluation import mesh_and_params
+    from bertjax.training.evaluation import predict as run
 
     if args.texts or args.text:
         _predict_texts(args)
@@ -86,7 +85,9 @@ def predict(args: argparse.Namespace) -> None:
     columns = [name for name in (args.columns or "").split(",") if name]
     with open_checkpoint(args) as checkpoint:
         task = build_prediction_task(choose_split(config_for_checkpoint(args, checkpoint), args.split or "test"))
-        for path in write_predictions(task, checkpoint, args.output, args.logits, columns):
+        mesh, params = mesh_and_params(task, checkpoint)
+        create_output(task, args.output, columns)
+        for path in write_outputs(task, run(task, mesh, params)[1], args.output, args.logits, columns):
             show(path)
 
 
@@ -99,7 +100,7 @@ def _reject(args: argparse.Namespace, options: Iterable[str], scope: str) -> Non
 
 def _predict_texts(args: argparse.Namespace) -> None:
     from bertjax.data.finetuning.tables import FORMATS
-    from bertjax.inference.inputs import read_lines, split_line
+    from bertjax.inference.inputs import read_texts, split_line
     from bertjax.inference.load import load_model
     from bertjax.inference.predict import check_model, format_record, predict_texts
 
@@ -112,13 +113,12 @@ def _predict_texts(args: argparse.Namespace) -> None:
             f"--text={args.text} is a {form} table, not one text per line; write its texts to a .txt file, or use "
             "--output DIR --config.data.test_file=FILE"
         )
-    texts: Iterable[str] = itertools.chain(args.texts, read_lines(args.text) if args.text else ())
-    context = "\n".join(read_lines(args.context_file)) if args.context_file else args.context
+    texts, lines = itertools.tee(read_texts(args.texts, args.text))
+    context = "\n".join(read_texts((), args.context_file)) if args.context_file else args.context or ""
     model = load_model(args.checkpoint)
     kind = check_model(model, context).kind
-    texts, lines = itertools.tee(texts)
-    inputs = (split_line(text, kind) for text in lines)
-    records = predict_texts(model, inputs, context=context or "", seq_len=args.seq_len, logits=args.logits)
+    inputs = (split_line(line, kind) for line in lines)
+    records = predict_texts(model, inputs, context=context, seq_len=args.seq_len, logits=args.logits)
     for line, (text, record) in enumerate(zip(texts, records, strict=True), 1):
         if args.json:
             # `json.dumps` writes ASCII only, which every terminal and locale can print.
@@ -147,11 +147,9 @@ def ensemble(args: argparse.Namespace) -> None:
     from bertjax.training.checkpoint_config import choose_split
 
     checkpoints = [find_checkpoint(path) for path in args.checkpoint]
-
-    def config_of(checkpoint: Any) -> Any:
-        return choose_split(config_for_checkpoint(args, checkpoint), args.split)
-
-    print(json.dumps(run(checkpoints, config_of, args.output)))
+    read_config = functools.partial(config_for_checkpoint, args)
+    metrics = run(checkpoints, lambda checkpoint: choose_split(read_config(checkpoint), args.split), args.output)
+    print(json.dumps(metrics))
 
 
 @command(

@@ -3,7 +3,7 @@
 import argparse
 
 from bertjax.cli.common import join_cluster, open_init_checkpoint, parse_run_config, print_result
-from bertjax.cli.parser import CHECKPOINT_HELP, DISTRIBUTED, REQUIRED_CONFIG, command, number, option
+from bertjax.cli.parser import DISTRIBUTED, INIT_FROM, REQUIRED_CONFIG, command, number, option
 
 
 @command(
@@ -11,8 +11,7 @@ from bertjax.cli.parser import CHECKPOINT_HELP, DISTRIBUTED, REQUIRED_CONFIG, co
     "--grid optimizer.learning_rate=1e-4,3e-4 --grid data.batch_size=16,32",
     REQUIRED_CONFIG,
     option("--workdir", "sweep folder; resumed if it exists", required=True, metavar="DIR"),
-    option("--init_from", f"checkpoint with the initial parameters of each trial: {CHECKPOINT_HELP}", metavar="CKPT"),
-    DISTRIBUTED,
+    *(INIT_FROM, DISTRIBUTED),
     option("--seeds", "number of seeds per setting; each seed is one trial", type=number(int), default=1),
     option(
         "--grid",

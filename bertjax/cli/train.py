@@ -3,7 +3,7 @@
 import argparse
 
 from bertjax.cli.common import join_cluster, open_init_checkpoint, parse_run_config, print_result
-from bertjax.cli.parser import CHECKPOINT_HELP, DISTRIBUTED, PROFILE, REQUIRED_CONFIG, command, option
+from bertjax.cli.parser import DISTRIBUTED, INIT_FROM, PROFILE, REQUIRED_CONFIG, command, option
 
 
 @command(
@@ -12,8 +12,7 @@ from bertjax.cli.parser import CHECKPOINT_HELP, DISTRIBUTED, PROFILE, REQUIRED_C
     option(
         "--workdir", "folder of checkpoints, metrics and curves; resumed if it exists", required=True, metavar="DIR"
     ),
-    option("--init_from", f"checkpoint with initial parameters: {CHECKPOINT_HELP}", metavar="CKPT"),
-    *(DISTRIBUTED, PROFILE),
+    *(INIT_FROM, DISTRIBUTED, PROFILE),
     option(
         "--tracker",
         "experiment tracker to log metrics to; repeat the option to use both trackers",
@@ -31,8 +30,7 @@ def train(args: argparse.Namespace) -> None:
     from bertjax.training.train import train as run
 
     config = parse_run_config(args)
-    # Join the cluster before the first access to a checkpoint.
-    distributed = join_cluster(args, config.cluster)
+    distributed = join_cluster(args, config.cluster)  # before the first access to a checkpoint
     with exit_on_host_error(), open_init_checkpoint(args, keep_converted=not distributed) as init_from:
         config = complete(*resumed_config(config, args.workdir, init_from))
         # With `feature_head.features` and a single process, this also runs the frozen encoder once over the data and

@@ -1,6 +1,6 @@
 """Hidden states and vectors of texts. Each row of a batch can hold several texts (packing)."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
@@ -23,18 +23,29 @@ _MIN_TOKENS = 4 * _BATCH_TOKENS
 
 
 def encode_batches(model: LoadedModel, examples: Examples) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields the hidden states of the last layer, batch by batch, but not in the order of the examples.
+    """Yields the indices of n examples, int64 [n], and the concatenated states of their tokens, float32 [tokens, D].
 
-    All batches of a row length have the same shape, so that the encoder compiles once per row length.
-
-    Yields:
-      The indices of n examples, int64 [n], and the concatenated states of their tokens, float32 [tokens, D].
+    The states are those of the last layer. The order of the examples changes, and the encoder compiles once per row
+    length, because all batches of a row length have the same shape.
     """
     for indices, row_len in pack_batches(examples.lengths, model.config.max_position_embeddings):
         batch = make_batch(examples, indices, row_len, SINGLE_SHARD)
         inputs = {name: batch[name] for name in ("input_ids", "segment_ids", "sequence_ids", "position_ids")}
         hidden = model.packed_hidden_states(inputs)
         yield indices[indices != NO_EXAMPLE], hidden[batch["sequence_ids"] > 0]
+
+
+def encode_vectors(
+    model: LoadedModel, examples: Examples, width: int, pooling: Callable[[np.ndarray, np.ndarray], np.ndarray]
+) -> np.ndarray:
+    """Returns one vector per example, float32 [n, width].
+
+    `pooling` maps the hidden states of some examples, float32 [tokens, D], and their lengths to their vectors.
+    """
+    vectors = np.zeros((len(examples), width), np.float32)
+    for indices, hidden in encode_batches(model, examples):
+        vectors[indices] = pooling(hidden, examples.lengths[indices])
+    return vectors
 
 
 def pool(model: LoadedModel, hidden: np.ndarray, lengths: np.ndarray, pooling: str) -> np.ndarray:
@@ -61,9 +72,7 @@ def bert_pooler(model: LoadedModel, cls: np.ndarray) -> np.ndarray:
 def pack_batches(lengths: np.ndarray, max_len: int) -> Iterator[tuple[np.ndarray, int]]:
     """Packs n texts of `lengths` tokens, int64 [n], into batches with few different row lengths, at most `max_len`.
 
-    Yields:
-      For each batch, the indices of the texts in each row, int64 [rows, K] with `NO_EXAMPLE` if unused, and the row
-      length in tokens.
+    Yields the indices of the texts in each row, int64 [rows, K] with `NO_EXAMPLE` if unused, and the row length.
     """
     row_lens = _row_lens(lengths, max_len)
     packed = _pack(lengths, row_lens)
@@ -99,8 +108,7 @@ def _row_lens(lengths: np.ndarray, max_len: int) -> list[int]:
 def _pack(lengths: np.ndarray, row_lens: list[int]) -> list[tuple[int, list[int]]]:
     """Assigns texts to rows, longest first, each to the fullest row with enough space or to a new row.
 
-    Returns:
-      Row length and indices of the texts of each row.
+    Returns the length and the indices of the texts of each row.
     """
     rows: list[tuple[int, list[int]]] = []
     # `free[n]` lists the rows with n free tokens.

@@ -13,7 +13,7 @@ from etils import epath
 from bertjax.config.run import RunConfig
 from bertjax.data.corpus.vocabulary import ENTRY
 from bertjax.errors import UsageError, listed
-from bertjax.inference.predict import build_prediction_task, check_output, write_outputs
+from bertjax.inference.predict import build_prediction_task, create_output, write_outputs
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import saved_fingerprint
 from bertjax.training.evaluation import mesh_and_params, predict
@@ -28,40 +28,26 @@ _Outputs = list[dict[str, np.ndarray]]
 def ensemble(
     checkpoints: Sequence[epath.Path], read_config: Callable[[epath.Path], RunConfig], folder: str
 ) -> dict[str, Any]:
-    """Averages the logits of several models and writes the resulting predictions.
+    """Averages the logits of several models, writes the predictions and `results.json`, and returns the metrics.
 
-    The ensemble averages logits, not probabilities, because SQuAD compares the scores of spans from different windows
-    of a passage.
-
-    Args:
-      checkpoints: fine-tuned checkpoints with the same task, labels, vocabulary and evaluation data, and the same data
-        fields `seq_len`, `bucket` and `eval_batch_size`. Model sizes may differ.
-      read_config: function that returns the prediction config of a checkpoint.
-      folder: output folder for the predictions and `results.json`. This file contains the returned metrics, the config
-        of the first checkpoint and the hash of the data.
-
-    Returns:
-      A dictionary with the metrics of the ensemble. The entry `members` lists the fingerprint and the metrics of each
-      model. If the data has no labels, all metrics are missing.
+    Logits are averaged instead of probabilities, because SQuAD compares the scores of spans from different windows of a
+    passage. Models may differ in size. `read_config` returns the prediction config of a checkpoint. The entry `members`
+    of the result has the fingerprint and the metrics of each model. Without labels, there are no other metrics.
     """
     if len(checkpoints) < 2:
         raise UsageError(f"an ensemble needs several checkpoints, not {len(checkpoints)}; repeat --checkpoint")
     if (Path(folder) / CONFIG).exists():
-        raise UsageError(
-            f"{folder} is the workdir of a run, and its {RESULTS} would be overwritten; choose another --output"
-        )
+        raise UsageError(f"{folder} is a workdir, and its {RESULTS} would be overwritten; choose another --output")
     fingerprints = [saved_fingerprint(checkpoint) for checkpoint in checkpoints]
     if len({*fingerprints}) < len(fingerprints):
         raise UsageError(f"members with the same parameters: {listed(checkpoints)}; use different checkpoints")
-    first: Any = None
+    first = build_prediction_task(read_config(checkpoints[0]))
+    create_output(first, folder)
     mean: _Outputs = []
     members = []
     for number, (checkpoint, fingerprint) in enumerate(zip(checkpoints, fingerprints, strict=True), 1):
         logger.info(f"ensemble member {number} of {len(checkpoints)}: {checkpoint}")
-        task = build_prediction_task(read_config(checkpoint))
-        if first is None:
-            first = task
-            check_output(task, folder)
+        task = first if number == 1 else build_prediction_task(read_config(checkpoint))
         compared = _compared(task)
         if changed := [name for name, value in _compared(first).items() if value != compared[name]]:
             raise UsageError(
@@ -88,11 +74,9 @@ def _compared(task: Task) -> dict[str, Any]:
 
 
 def _update_mean(mean: _Outputs, outputs: _Outputs, count: int) -> _Outputs:
-    """Updates the mean of the outputs of `count - 1` models with the outputs of the next model.
+    """Updates the mean of the outputs of `count - 1` models with the outputs of the next model."""
 
-    A running mean cannot overflow. A sum could, because SQuAD's logits at padding are the lowest float32 value.
-    """
-
+    # A sum could overflow, because SQuAD's logits at padding are the lowest float32 value.
     def update(name: str, old: np.ndarray, new: np.ndarray) -> np.ndarray:
         # `example` is the index of each row's example, not a logit.
         return old if name == "example" else old + (new - old) / np.float32(count)

@@ -42,13 +42,9 @@ _NO_WORD = -1
 
 @dataclasses.dataclass(frozen=True)
 class FeatureExtractor:
-    """Extractor of hidden states of selected layers.
+    """Extractor of hidden states of C layers of texts truncated to `seq_len` tokens.
 
-    Attributes:
-      model: model that computes the features.
-      layers: indices of C layers. 0 is the output of the embeddings, N is the last of N layers, and negative indices
-        count from the last layer.
-      seq_len: maximum tokens per text, with [CLS] and [SEP]. Longer texts are truncated.
+    Of N layers, 0 is the output of the embeddings, N is the last, and negative indices count from the last.
     """
 
     model: LoadedModel
@@ -56,12 +52,9 @@ class FeatureExtractor:
     seq_len: int
 
     def __post_init__(self) -> None:
-        config = self.model.config
-        num_layers, max_len = config.num_hidden_layers, config.max_position_embeddings
+        num_layers = self.model.config.num_hidden_layers
         if wrong := [layer for layer in self.layers if not -num_layers - 1 <= layer <= num_layers]:
             raise UsageError(f"unknown layers: {wrong}; use 0 (embeddings) to {num_layers}, or negative indices")
-        if not 8 <= self.seq_len <= max_len:
-            raise UsageError(f"seq_len={self.seq_len} is out of range; use 8 to {max_len}")
 
     def metadata(self) -> dict[str, Any]:
         """Returns a JSON object of all settings that determine the features, except the texts."""
@@ -79,21 +72,18 @@ class FeatureExtractor:
         }
 
     def shards(self, texts: Iterable[str]) -> Iterator[dict[str, Any]]:
-        """Yields shards of the hidden states of `texts`. A text can be a pair, written as `FIRST ||| SECOND`.
+        """Yields shards of the hidden states of `texts`, one at a time, and the same shards for the same texts.
 
-        The same texts always yield the same shards. Shards are computed one at a time, to limit memory.
-
-        Yields:
-          The arrays of a shard with K tokens of T texts:
-            `offsets`: int64 [T + 1]; the tokens of text i are in rows offsets[i]:offsets[i + 1] of the other arrays.
-            `hidden_states`: float32 [K, C, D].
-            `input_ids`, `segment_ids`: int32 [K].
-            `tokens`: str [K].
-            `words`: int32 [K], index of the token's word in `text.split()`, or in `FIRST.split() + SECOND.split()` for
-              a pair; -1 for [CLS] and [SEP].
-            `characters`: int32 [K, 2], start and end character offsets of the token in the text; -1 for [CLS] and
-              [SEP].
-            `texts_sha256`: str, hash of the texts.
+        A text can be a pair, written as `FIRST ||| SECOND`. A shard with K tokens of T texts has the arrays:
+          `offsets`: int64 [T + 1]; the tokens of text i are in rows offsets[i]:offsets[i + 1] of the other arrays.
+          `hidden_states`: float32 [K, C, D].
+          `input_ids`, `segment_ids`: int32 [K].
+          `tokens`: str [K].
+          `words`: int32 [K], index of the token's word in `text.split()`, or in `FIRST.split() + SECOND.split()` for
+            a pair; -1 for [CLS] and [SEP].
+          `characters`: int32 [K, 2], start and end character offsets of the token in the text; -1 for [CLS] and
+            [SEP].
+          `texts_sha256`: str, hash of the texts.
         """
         config, truncation = self.model.config, TruncationCount(self.seq_len)
         hidden_states_of = make_hidden_states_fn(
@@ -153,7 +143,6 @@ class FeatureExtractor:
 
 
 def _texts_sha256(texts: Iterable[str]) -> str:
-    """Returns a SHA-256 of a sequence of texts, each followed by a line feed."""
     digest = hashlib.sha256()
     for text in texts:
         digest.update(text.encode("utf-8", "surrogatepass") + b"\n")
@@ -163,14 +152,6 @@ def _texts_sha256(texts: Iterable[str]) -> str:
 def num_texts(shard: dict[str, Any]) -> int:
     """Returns the number of texts in a shard."""
     return len(shard["offsets"]) - 1
-
-
-def parse_layers(text: str) -> tuple[int, ...]:
-    """Parses layer indices such as `-1,-2`."""
-    try:
-        return tuple(int(layer) for layer in text.split(","))
-    except ValueError:
-        raise UsageError(f"--layers={text!r} is not a list of numbers; write, for example, --layers=-1,-2") from None
 
 
 def format_features(text: str, shard: dict[str, Any], index: int, layers: Sequence[int]) -> str:
@@ -188,30 +169,32 @@ def write_shards(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Writes shards to `00000.npz`, `00001.npz`, ..., and finally the numbers of texts and shards to `features.json`.
 
-    Resumes an interrupted command. Raises a UsageError if the folder has other metadata, or shards of other texts.
-
-    Yields:
-      The number of texts before each new shard, and the shard.
+    Resumes an interrupted command, unless the folder has other metadata or shards of other texts. Yields the number of
+    texts before each new shard, and the shard.
     """
     metadata = extractor.metadata()
-    with _locked_folder(folder, metadata):
+    with _locked(folder):
+        remove_temporaries(folder)
+        saved = read_object(folder / METADATA, optional=True)
+        if not saved and any(folder.iterdir()):
+            raise UsageError(f"{folder} contains files other than features; choose another --output")
+        if changed := [name for name in metadata if saved and saved.get(name) != metadata[name]]:
+            raise UsageError(f"{folder} contains features with different {changed[0]}; choose another --output")
         remaining = iter(texts)
         num_shards, num_done = 0, 0
-        while (file := _shard_path(folder, num_shards)).exists():
+        while (file := folder / f"{num_shards:05}.npz").exists():
             num_done += _skip_texts_of(file, remaining)
             num_shards += 1
         if num_shards:
             logger.info(f"resuming {folder} after {num_done:,} texts in {num_shards:,} shards")
         for shard in extractor.shards(remaining):
-            write_npz(_shard_path(folder, num_shards), shard)
+            if not num_shards:
+                _write_metadata(folder, metadata)
+            write_npz(folder / f"{num_shards:05}.npz", shard)
             yield num_done, shard
             num_done += num_texts(shard)
             num_shards += 1
         _write_metadata(folder, {**metadata, "texts": num_done, "shards": num_shards})
-
-
-def _shard_path(folder: Path, index: int) -> Path:
-    return folder / f"{index:05}.npz"
 
 
 def _skip_texts_of(file: Path, texts: Iterator[str]) -> int:
@@ -227,31 +210,19 @@ def _skip_texts_of(file: Path, texts: Iterator[str]) -> int:
 
 
 @contextlib.contextmanager
-def _locked_folder(folder: Path, metadata: dict[str, Any]) -> Iterator[None]:
-    """Creates and locks the folder. Checks the metadata of an existing folder."""
+def _locked(folder: Path) -> Iterator[None]:
+    """Creates and locks a folder. Removes a new folder that is still empty at the end."""
     existed = folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UsageError(f"another command is writing to {folder}; wait, or choose another --output") from None
-        remove_temporaries(folder)
-        saved = read_object(folder / METADATA, optional=True)
-        if not saved and any(folder.iterdir()):
-            raise UsageError(f"{folder} contains files other than features; choose another --output")
-        if changed := [name for name in metadata if saved and saved.get(name) != metadata[name]]:
-            raise UsageError(f"{folder} contains features with different {changed[0]}; choose another --output")
-        if not saved:
-            _write_metadata(folder, metadata)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
-    except UsageError:
-        if not existed and [path.name for path in folder.iterdir()] == [METADATA]:
-            (folder / METADATA).unlink()
-            folder.rmdir()
-        raise
+    except BlockingIOError:
+        raise UsageError(f"another command is writing to {folder}; wait, or choose another --output") from None
     finally:
+        if not existed and not any(folder.iterdir()):
+            folder.rmdir()
         os.close(lock)
 
 

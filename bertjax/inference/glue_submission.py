@@ -32,10 +32,7 @@ def write_submission(folder: Path, output: Path, wnli_by_majority: bool, partial
     """Packs the prediction files of a folder into a submission archive, and replaces an existing archive.
 
     With `wnli_by_majority`, the archive contains the majority class for all WNLI examples, as in the paper, instead of
-    the folder's file. With `partial`, the archive is written even if files or rows are missing.
-
-    Returns:
-      Notes for the user: the source of the WNLI predictions, and missing files or rows.
+    the folder's file. With `partial`, files or rows may be missing. Returns notes about both for the user.
     """
     contents = {name: read_utf8(folder / name) for name in NUM_TEST_EXAMPLES if (folder / name).is_file()}
     if not contents:

@@ -5,7 +5,7 @@ import itertools
 import logging
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,7 @@ _READ_BYTES = 1 << 20
 
 @dataclasses.dataclass
 class TruncationCount:
-    """Number of encoded texts (a pair counts as one text), and number of texts truncated to `seq_len` tokens.
-
-    Attributes:
-      seq_len: maximum tokens per row.
-      total: number of texts.
-      truncated: number of truncated texts.
-    """
+    """Number of encoded texts (a pair counts as one text), and number of texts truncated to `seq_len` tokens."""
 
     seq_len: int
     total: int = 0
@@ -48,10 +42,7 @@ class TruncationCount:
 
 
 def encode_row(ids: Sequence[list[int]], vocabulary: Vocabulary, truncation: TruncationCount) -> dict[str, list[int]]:
-    """Encodes the token ids of one text or of a pair as a row with [CLS] and [SEP].
-
-    Truncates the row to `truncation.seq_len` tokens and counts the text in `truncation`.
-    """
+    """Encodes the ids of one text or of a pair as a row with [CLS] and [SEP], truncated and counted by `truncation`."""
     first, second = ids if len(ids) > 1 else (*ids, None)
     truncation.total += 1
     # The row has a [CLS], and a [SEP] after each text.
@@ -87,8 +78,13 @@ def split_line(line: str, kind: str) -> str | Texts:
     return tuple(line.split(PAIR_SEPARATOR, {CLASSES: 1, MULTILABEL: 1, CHOICES: -1}.get(kind, 0)))
 
 
-def read_lines(path: str) -> Iterator[str]:
-    """Yields the lines of a UTF-8 file, with about a megabyte in memory. The path `-` means standard input."""
+def read_texts(texts: Iterable[str], path: str | None) -> Iterator[str]:
+    """Returns an iterator over texts and over the lines of a UTF-8 file, of which about a megabyte is in memory.
+
+    The path `-` means standard input. Raises a UsageError at once if the file cannot be read or is empty.
+    """
+    if not path:
+        return iter(texts)
     name = "standard input" if path == _STDIN else path
     try:
         file: Any = sys.stdin.buffer if path == _STDIN else Path(path).expanduser().open("rb")
@@ -98,7 +94,7 @@ def read_lines(path: str) -> Iterator[str]:
     reject_utf16(name, first_block)
     if not first_block:
         raise UsageError(f"{name} is empty; write one text per line")
-    return _decode_lines(file, first_block.removeprefix(_UTF8_BOM), name)
+    return itertools.chain(texts, _decode_lines(file, first_block.removeprefix(_UTF8_BOM), name))
 
 
 def _decode_lines(file: Any, first_block: bytes, name: str) -> Iterator[str]:
@@ -107,9 +103,8 @@ def _decode_lines(file: Any, first_block: bytes, name: str) -> Iterator[str]:
             try:
                 yield line.decode()
             except UnicodeDecodeError as error:
-                raise UsageError(
-                    f"{name} line {number} is not UTF-8 at byte {error.start}; convert the file to UTF-8"
-                ) from error
+                problem = f"{name} line {number} is not UTF-8 at byte {error.start}; convert the file to UTF-8"
+                raise UsageError(problem) from error
 
 
 def _split_lines(file: Any, first_block: bytes) -> Iterator[bytes]:

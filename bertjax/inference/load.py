@@ -20,7 +20,7 @@ from bertjax.convert.convert import BERTJAX, detect_format, local_checkpoint, re
 from bertjax.convert.family import CLASSIFIER, ENCODER
 from bertjax.convert.output_kinds import OUTPUT_KINDS
 from bertjax.convert.portable import PortableCheckpoint, check_portable, untrained_modules
-from bertjax.data.corpus.vocabulary import Vocabulary, workdir_vocabulary
+from bertjax.data.corpus.vocabulary import workdir_vocabulary
 from bertjax.errors import UsageError, listed, quoted
 from bertjax.inference.loaded_model import InferenceDefaults, LoadedModel, build_known_model
 from bertjax.tasks.finetuning.output_layer import OutputLayer, read_output_layer
@@ -38,40 +38,42 @@ logger = logging.getLogger(__name__)
 def load_model(path: str | Path, mesh: Mesh | None = None, lower_case: bool | None = None) -> LoadedModel:
     """Loads a checkpoint of bertjax, Hugging Face or google-research/bert onto a device mesh.
 
-    `bertjax.load` documents `path` and `lower_case`. `mesh` must have the axes `MESH_AXES` (default: all devices, with
-    replicated parameters).
+    `bertjax.load` documents the arguments. A workdir stands for its best checkpoint, or for the newest one if no
+    checkpoint has a score.
     """
     if mesh is not None:
         mesh = _with_auto_axes(mesh)
     local = local_checkpoint(path)
     if detect_format(local) == BERTJAX and lower_case is None:
-        return load_workdir(local, mesh)
+        return _load_workdir(local, mesh)
     checkpoint = read_checkpoint(local, lower_case)
     for note in checkpoint.notes:
         logger.info(note)
-    if checkpoint.vocabulary is None:
-        raise UsageError(f"{path} lacks vocab.txt beside its config; copy the model's vocabulary there")
-    return _put_on_mesh(checkpoint, checkpoint.vocabulary, str(path), mesh)
+    return _from_portable(checkpoint, str(path), mesh)
 
 
-def load_workdir(path: str | epath.Path, mesh: Mesh | None = None) -> LoadedModel:
-    """Loads a bertjax checkpoint or, for a workdir, its best checkpoint (the newest if no checkpoint has a score)."""
+def _load_workdir(path: str, mesh: Mesh | None) -> LoadedModel:
     checkpoint = find_checkpoint(path)
     workdir = workdir_of(checkpoint)
     mesh = mesh or make_mesh(MeshConfig())
     config = checkpoint_model(checkpoint)
     output_layer = read_output_layer(workdir)
     model_description = read_metadata(checkpoint).model
-    shardings = _Shardings(build_known_model(model_description, config), mesh)
+    shardings = _shardings(build_known_model(model_description, config), mesh)
+    params = load_params_on_host(checkpoint)
+    modules = {name.partition("/")[0] for name in shardings}
+    for name in params.keys() - shardings.keys():
+        if name.partition("/")[0] in modules:
+            raise UsageError(f"unknown parameter {name}; use a checkpoint written by this version")
     return LoadedModel(
         config,
-        _put(load_params_on_host(checkpoint), shardings),
+        _put(params, shardings, mesh),
         workdir_vocabulary(workdir),
         output_layer,
         model_description,
         _read_inference_defaults(checkpoint, output_layer),
         mesh,
-        str(path),
+        path,
         sentence_transformers.read(workdir, config, is_workdir=True),
         untrained_modules(workdir),
     )
@@ -95,11 +97,7 @@ def _read_inference_defaults(checkpoint: epath.Path, output_layer: OutputLayer |
 def with_params_and_output_layer(
     model: LoadedModel, params: Any, output_kind: str, labels: Sequence[str]
 ) -> LoadedModel:
-    """Returns a model with the config, vocabulary and mesh of `model`, but other parameters and output layer.
-
-    `params` is a nested dictionary of arrays. `output_kind` is the kind of output layer ("": no output layer), and
-    `labels` contains the names of its outputs.
-    """
+    """Returns `model` with other parameters and output layer; see `Pretrained.replace` ("": no output layer)."""
     arrays = {name: np.asarray(array, np.float32) for name, array in flatten_dict(params, sep="/").items()}
     if output_kind and output_kind not in OUTPUT_KINDS:
         raise UsageError(f"unknown output kind {output_kind!r}; use one of {', '.join(OUTPUT_KINDS)}")
@@ -122,22 +120,16 @@ def with_params_and_output_layer(
     for name, array in arrays.items():
         if array.shape != expected[name]:
             raise UsageError(f"params: {name} has shape {array.shape}, but the model needs {expected[name]}")
-    return _put_on_mesh(checkpoint, model.vocabulary, model.path, model.mesh)
+    return _from_portable(checkpoint, model.path, model.mesh)
 
 
 def to_portable(model: LoadedModel) -> PortableCheckpoint:
     """Converts a loaded model to an in-memory checkpoint. Raises a UsageError if no format supports the model."""
     check_portable(model.model_description, model.path)
-    layer = model.output_layer
+    kind, labels = (model.output_layer.kind, model.output_layer.labels) if model.output_layer else ("", ())
     arrays = {name: np.asarray(array) for name, array in flatten_dict(jax.device_get(model.params), sep="/").items()}
     return PortableCheckpoint(
-        model.config,
-        arrays,
-        model.vocabulary,
-        layer.kind if layer else "",
-        layer.labels if layer else (),
-        embedder=model.embedder,
-        untrained=model.untrained,
+        model.config, arrays, model.vocabulary, kind, labels, embedder=model.embedder, untrained=model.untrained
     )
 
 
@@ -148,20 +140,20 @@ def _with_auto_axes(mesh: Mesh) -> Mesh:
     return Mesh(mesh.devices, MESH_AXES)
 
 
-def _put_on_mesh(checkpoint: PortableCheckpoint, vocabulary: Vocabulary, path: str, mesh: Mesh | None) -> LoadedModel:
-    """Builds a `LoadedModel` from an in-memory checkpoint, with parameters on a mesh (default: all devices)."""
+def _from_portable(checkpoint: PortableCheckpoint, path: str, mesh: Mesh | None) -> LoadedModel:
+    if checkpoint.vocabulary is None:
+        raise UsageError(f"{path} lacks vocab.txt beside its config; copy the model's vocabulary there")
     mesh = mesh or make_mesh(MeshConfig())
+    model_description = checkpoint.model_description
     # A single device needs no shardings, so skip tracing the model, which takes 0.3 s.
-    if mesh.size == 1:
-        shardings = dict.fromkeys(checkpoint.params, replicated(mesh))
-    else:
-        shardings = _Shardings(build_known_model(checkpoint.model_description, checkpoint.config), mesh)
+    is_single = mesh.size == 1
+    shardings = {} if is_single else _shardings(build_known_model(model_description, checkpoint.config), mesh)
     return LoadedModel(
         checkpoint.config,
-        _put(checkpoint.params, shardings),
-        vocabulary,
+        _put(checkpoint.params, shardings, mesh),
+        checkpoint.vocabulary,
         checkpoint.output_layer,
-        checkpoint.model_description,
+        model_description,
         InferenceDefaults(),
         mesh,
         path,
@@ -169,23 +161,19 @@ def _put_on_mesh(checkpoint: PortableCheckpoint, vocabulary: Vocabulary, path: s
     )
 
 
-def _put(arrays: Mapping[str, np.ndarray], shardings: Mapping[str, Sharding]) -> dict[str, Any]:
-    return unflatten_dict({name: jax.device_put(array, shardings[name]) for name, array in arrays.items()}, sep="/")
+def _shardings(model: nn.Module, mesh: Mesh) -> dict[str, Sharding]:
+    """Returns the shardings of a model's parameters by path."""
+    # Scan the layers, so that a single layer is traced. The shardings do not depend on `scan_layers`.
+    model = model.clone(config=dataclasses.replace(model.config, scan_layers="true"))
+    ids = jax.ShapeDtypeStruct((1, 8), np.int32)
+    batch = dict.fromkeys(("input_ids", "input_mask", "segment_ids", "masked_lm_positions"), ids)
+    boxed = jax.eval_shape(model.init, jax.random.key(0), batch)["params"]
+    shardings: Any = flatten_dict(parameter_shardings(boxed, mesh), sep="/")
+    return shardings
 
 
-class _Shardings(dict[str, Sharding]):
-    """Parameter shardings by path. Parameters that are not part of the model are replicated."""
-
-    def __init__(self, model: nn.Module, mesh: Mesh) -> None:
-        # Scan the layers, so that a single layer is traced. The shardings do not depend on `scan_layers`.
-        model = model.clone(config=dataclasses.replace(model.config, scan_layers="true"))
-        ids = jax.ShapeDtypeStruct((1, 8), np.int32)
-        batch = dict.fromkeys(("input_ids", "input_mask", "segment_ids", "masked_lm_positions"), ids)
-        boxed = jax.eval_shape(model.init, jax.random.key(0), batch)["params"]
-        super().__init__(flatten_dict(parameter_shardings(boxed, mesh), sep="/"))
-        self._modules, self._replicated = {*boxed}, replicated(mesh)
-
-    def __missing__(self, path: str) -> Sharding:
-        if path.split("/")[0] in self._modules:
-            raise UsageError(f"unknown parameter {path}; use a checkpoint written by this version")
-        return self._replicated
+def _put(arrays: Mapping[str, np.ndarray], shardings: Mapping[str, Sharding], mesh: Mesh) -> dict[str, Any]:
+    """Puts parameters by path on a mesh as a nested dictionary, and replicates those without a sharding."""
+    default = replicated(mesh)
+    on_mesh = {name: jax.device_put(array, shardings.get(name, default)) for name, array in arrays.items()}
+    return unflatten_dict(on_mesh, sep="/")

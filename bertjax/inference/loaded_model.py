@@ -76,6 +76,13 @@ class LoadedModel:
     embedder: SentenceEmbedder | None = None
     untrained: tuple[str, ...] = ()
 
+    def row_len(self, seq_len: int | None) -> int:
+        """Returns the maximum tokens per row: `seq_len` or, if it is None, the model's maximum."""
+        max_len = self.config.max_position_embeddings
+        if seq_len is not None and not 8 <= seq_len <= max_len:
+            raise UsageError(f"seq_len={seq_len} is out of range; use 8 to {max_len}")
+        return max_len if seq_len is None else seq_len
+
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
         return Tokenizer(self.vocabulary)
@@ -89,14 +96,14 @@ class LoadedModel:
     def apply(self) -> Callable[[Batch], Any]:
         """Function that runs the jitted `model` on a NumPy batch and returns its outputs as NumPy arrays."""
         model = self.model
-        return self.jit(lambda params, batch: model.apply({"params": params}, batch))
+        return self._jit(lambda params, batch: model.apply({"params": params}, batch))
 
     @functools.cached_property
     def packed_hidden_states(self) -> Callable[[Batch], np.ndarray]:
         """Jitted function from a host batch of packed rows to the last layer's hidden states, float32 [B, L, D]."""
         names = ("input_ids", "segment_ids", "sequence_ids", "position_ids")
         encode = self._encoder()
-        return self.jit(lambda params, batch: encode(params, *(batch[name] for name in names)).astype(np.float32))
+        return self._jit(lambda params, batch: encode(params, *(batch[name] for name in names)).astype(np.float32))
 
     @functools.cached_property
     def masked_lm_probs(self) -> Callable[[Batch], np.ndarray]:
@@ -110,7 +117,7 @@ class LoadedModel:
             logits: Any = head.apply({"params": params["masked_lm"]}, masked, token_table)
             return jax.nn.softmax(logits)
 
-        return self.jit(masked_lm_probs)
+        return self._jit(masked_lm_probs)
 
     def _encoder(self) -> Callable[..., jax.Array]:
         """Returns a function from parameters and the encoder's inputs to the hidden states of the last layer."""
@@ -118,13 +125,7 @@ class LoadedModel:
         encoder = make_encoder(dataclasses.replace(self.config, scan_layers="true"))
         return lambda params, *inputs: encoder.apply({"params": params["encoder"]}, *inputs)[0]
 
-    def jit(self, function: Callable[[Any, dict[str, jax.Array]], Any]) -> Callable[[Batch], Any]:
-        """Jits a function of parameters and a batch on the mesh. Axis 0 of all outputs must be the batch axis.
-
-        Returns:
-          A function from a host batch with any number of rows to host arrays. Rows are padded to a multiple of the
-          number of data shards.
-        """
+    def _jit(self, function: Callable[[Any, dict[str, jax.Array]], Any]) -> Callable[[Batch], Any]:
         return jit_on_mesh(function, self.params, self.mesh)
 
 

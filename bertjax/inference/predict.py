@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from etils import epath
 
 from bertjax.config.run import RunConfig
 from bertjax.data.finetuning.batches import inference_batches
@@ -20,7 +19,6 @@ from bertjax.tasks.build import build_task
 from bertjax.tasks.finetuning.output_layer import SPANS, OutputLayer
 from bertjax.tasks.finetuning.task import FinetuningTask
 from bertjax.tasks.records import FIELDS, PredictionRecords, Record
-from bertjax.training.evaluation import mesh_and_params, predict
 from bertjax.utils.io import atomic_file, remove_temporaries
 
 # Maximum number of texts in memory.
@@ -29,7 +27,7 @@ _NUM_SHOWN_CLASSES = 5
 _MASK = "[MASK]"
 
 
-def check_model(model: LoadedModel, context: str | None) -> OutputLayer:
+def check_model(model: LoadedModel, context: str) -> OutputLayer:
     """Returns the output layer of a model. Raises a UsageError if it is missing or does not fit to `context`."""
     layer, module = model.output_layer, model.model_description["kind"]
     if layer is None or module not in (SequenceModel.KIND, TokenModel.KIND):
@@ -53,55 +51,48 @@ def predict_texts(
 ) -> Iterator[Record]:
     """Yields one prediction record per input, in order. At most a few hundred inputs are in memory.
 
-    Logs the number of texts that are truncated to `seq_len` tokens. Models for tags and spans divide longer texts into
-    several rows instead.
+    Logs the number of truncated texts. Models for tags and spans divide longer texts into several rows instead.
 
     Args:
       model: fine-tuned model.
-      inputs: tuple of texts for each example. Models for choices take a context and its endings. Models for spans
-        take a question. Models for tags take a text as a string, which is split into words at whitespace and
-        punctuation, or its words as a tuple. All other models take one text or a pair.
+      inputs: tuple of texts for each example: a context and its endings for choices, a question for spans, one text or
+        a pair for classes and labels. For tags, a string, which is split into words, or a tuple of words.
       context: passage that contains the answers, for spans.
       seq_len: maximum tokens per row (default: None, `InferenceDefaults.seq_len`).
       logits: whether to add logits to the records.
     """
     layer = check_model(model, context)
-    max_len = model.config.max_position_embeddings
+    row_len = model.row_len(seq_len)
     if seq_len is None:
-        seq_len = min(model.defaults.seq_len or max_len, max_len)
-    if not 8 <= seq_len <= max_len:
-        raise UsageError(f"seq_len={seq_len} is out of range; use 8 to {max_len}")
-    truncation = TruncationCount(seq_len)
-    predictor = TextPredictor(model, layer.labels, seq_len, context, logits, truncation)
-    predict_chunk = PREDICTORS[layer.kind]
+        row_len = min(model.defaults.seq_len or row_len, row_len)
+    truncation = TruncationCount(row_len)
+    predictor = TextPredictor(model, layer.labels, row_len, context, logits, truncation)
     remaining = iter(inputs)
     while chunk := list(itertools.islice(remaining, _CHUNK_TEXTS)):
-        yield from predict_chunk(predictor, chunk)
+        yield from PREDICTORS[layer.kind](predictor, chunk)
     truncation.log()
 
 
 def format_record(line: str, record: Record) -> str:
     """Formats a line and its prediction for a terminal."""
-    return "\n".join([line, *(f"  {text}" for text in _format_prediction(record))])
-
-
-def _format_prediction(record: Record) -> list[str]:
     prediction, probabilities = record["prediction"], record.get("probabilities")
     if "words" in record:
         width = max(map(len, record["words"]), default=0)
         rows = zip(record["words"], prediction, record["probabilities"], strict=True)
-        return [f"{word:<{width}} {tag} {_percent(word_probs[tag])}" for word, tag, word_probs in rows]
-    if "probability" in record:
-        return [f"{prediction or '(no answer)'} {_percent(record['probability'])}"]
-    if probabilities is None:
-        return [f"{prediction:g}"]
-    pairs = probabilities.items() if isinstance(probabilities, dict) else enumerate(probabilities)
-    best = sorted(pairs, key=lambda pair: -pair[1])[:_NUM_SHOWN_CLASSES]
-    return ["   ".join(f"{name} {_percent(probability)}" for name, probability in best)]
+        shown = [f"{word:<{width}} {format_probabilities([(tag, probs[tag])])}" for word, tag, probs in rows]
+    elif "probability" in record:
+        shown = [format_probabilities([(prediction or "(no answer)", record["probability"])])]
+    elif probabilities is None:
+        shown = [f"{prediction:g}"]
+    else:
+        pairs = probabilities.items() if isinstance(probabilities, dict) else enumerate(probabilities)
+        shown = [format_probabilities(sorted(pairs, key=lambda pair: -pair[1])[:_NUM_SHOWN_CLASSES])]
+    return "\n  ".join([line, *shown])
 
 
-def _percent(probability: float) -> str:
-    return f"{100 * probability:.1f} %"
+def format_probabilities(pairs: Iterable[tuple[object, float]]) -> str:
+    """Formats pairs of name and probability as one line."""
+    return "   ".join(f"{name} {100 * probability:.1f} %" for name, probability in pairs)
 
 
 def fill_mask(model: LoadedModel, text: str, top: int) -> list[list[tuple[str, float]]]:
@@ -139,26 +130,18 @@ def build_prediction_task(config: RunConfig) -> FinetuningTask:
     return task
 
 
-def write_predictions(
-    task: FinetuningTask, checkpoint: epath.Path, folder: str, logits: bool = False, columns: Sequence[str] = ()
-) -> list[Path]:
-    """Predicts all evaluation examples of a task, writes the prediction files and returns their paths.
-
-    `logits` adds logits to the records. `columns` are columns of the data file to copy into the records.
-    """
-    mesh, params = mesh_and_params(task, checkpoint)
-    # Check the output only after the checkpoint is loaded, because the check creates the folder.
-    check_output(task, folder, columns)
-    return write_outputs(task, predict(task, mesh, params)[1], folder, logits, columns)
-
-
-def check_output(task: FinetuningTask, folder: str, columns: Sequence[str] = ()) -> None:
+def create_output(task: FinetuningTask, folder: str, columns: Sequence[str] = ()) -> None:
     """Creates the output folder. Raises a UsageError if a column cannot be copied."""
-    for file_records in task.prediction_records():
-        _check_columns(file_records, columns)
+    for file_records in task.prediction_records() if columns else ():
+        if file_records.read_columns is None:
+            raise UsageError("--columns needs data with named columns, which this task does not have; omit --columns")
+        if reserved := [column for column in columns if column in FIELDS]:
+            raise UsageError(f"--columns={reserved[0]!r} is already a field of the .jsonl files; leave this column out")
+        filled = {column for row in file_records.read_columns(columns) for column in columns if row.fields[column]}
+        if empty := sorted({*columns} - filled):
+            raise UsageError(f"column {empty[0]!r} of --columns is empty in every row; leave this column out")
     Path(folder).mkdir(parents=True, exist_ok=True)
-    # Remove the temporary files of a killed command.
-    remove_temporaries(Path(folder))
+    remove_temporaries(Path(folder))  # of a killed command
 
 
 def write_outputs(
@@ -168,7 +151,10 @@ def write_outputs(
     logits: bool = False,
     columns: Sequence[str] = (),
 ) -> list[Path]:
-    """Writes the prediction files from model outputs. See `write_predictions` for the arguments."""
+    """Writes the prediction files of a task from the outputs of its evaluation batches, and returns their paths.
+
+    `logits` adds logits to the records. `columns` are columns of the data file to copy into the records.
+    """
     paths = task.write_predictions(outputs, Path(folder))
     for file_records in task.prediction_records():
         path = Path(folder) / file_records.file_name
@@ -180,31 +166,14 @@ def write_outputs(
     return paths
 
 
-def _check_columns(file_records: PredictionRecords, columns: Sequence[str]) -> None:
-    if not columns:
-        return
-    if file_records.read_columns is None:
-        raise UsageError("--columns needs data with named columns, which this task does not have; omit --columns")
-    if reserved := [column for column in columns if column in FIELDS]:
-        raise UsageError(f"--columns={reserved[0]!r} is already a field of the .jsonl files; leave this column out")
-    empty = {*columns}
-    for row in file_records.read_columns(columns):
-        empty -= {column for column in columns if row.fields[column]}
-        if not empty:
-            return
-    raise UsageError(f"column {min(empty)!r} of --columns is empty in every row of the file; leave this column out")
-
-
 def _add_columns(
     file_records: PredictionRecords, records: Iterable[Record], columns: Sequence[str]
 ) -> Iterator[Record]:
-    """Yields each record with the line number of its example and that line's values of `columns`.
-
-    The columns are read again from the data file. If the data has no line numbers, the records are unchanged.
-    """
+    """Yields each record with the line number of its example, if the data has any, and that line's `columns`."""
     if not file_records.lines:
         yield from records
         return
+    # Read the columns again, instead of keeping them in memory during the predictions.
     rows = file_records.read_columns(columns) if columns and file_records.read_columns else iter(())
     for line, record in zip(file_records.lines, records, strict=True):
         fields = next(row.fields for row in rows if row.line == line) if columns else {}

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bertjax.data.finetuning.batches import inference_batches
+from bertjax.data.finetuning.batches import in_input_order, inference_batches
 from bertjax.data.finetuning.examples import Examples, make_examples
 from bertjax.data.finetuning.questions import Question
 from bertjax.data.finetuning.tables import ReadStats
@@ -45,13 +45,10 @@ class TextPredictor:
 
     def logits(self, examples: Examples) -> list[np.ndarray]:
         """Returns each example's logits: float32 [outputs], or [length, outputs] if the model classifies tokens."""
-        lengths = examples.lengths
-        logits: list[Any] = [None] * len(examples)
-        for batch in inference_batches(examples, self.seq_len):
-            for example, row in zip(batch["example"], self.model.apply(batch), strict=True):
-                if example >= 0:
-                    logits[example] = row[: lengths[example]] if row.ndim > 1 else row
-        return logits
+        batches = inference_batches(examples, self.seq_len)
+        outputs = [{"example": batch["example"], "logits": self.model.apply(batch)} for batch in batches]
+        rows = in_input_order(outputs, len(examples)).get("logits", [])
+        return [row[:length] if row.ndim > 1 else row for row, length in zip(rows, examples.lengths, strict=True)]
 
     def encode(self, texts: Sequence[str]) -> dict[str, list[int]]:
         """Encodes one text or a pair as a row with [CLS] and [SEP]."""
@@ -81,10 +78,8 @@ def predict_classes(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[R
 def predict_labels(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[Record]:
     """Predicts any number of labels for each text or pair."""
     threshold = predictor.model.defaults.threshold
-    return [
-        records.multilabel_record(predictor.labels, row, threshold, predictor.with_logits)
-        for row in predictor.sequence_logits(inputs)
-    ]
+    logits = predictor.sequence_logits(inputs)
+    return [records.multilabel_record(predictor.labels, row, threshold, predictor.with_logits) for row in logits]
 
 
 def predict_choices(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[Record]:
@@ -127,7 +122,7 @@ def predict_tags(predictor: TextPredictor, inputs: Sequence[str | Texts]) -> lis
 
 
 def _joined_spans(words: Texts) -> list[tuple[int, int]]:
-    """Returns the start and end character offsets of each word after joining the words with spaces."""
+    """Returns the start and end of each word, in characters, after joining the words with spaces."""
     ends = list(itertools.accumulate(len(word) + 1 for word in words))
     return [(end - 1 - len(word), end - 1) for word, end in zip(words, ends, strict=True)]
 

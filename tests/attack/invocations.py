@@ -36,17 +36,9 @@ _ODD = {
     str: ("", "nosuch", "x" * 5000, "\x1b[31mred\x07", "a\nb", "-1", "[a-", "%s{0}", "\udcff", "x [MASK] " * 3000),
 }
 _PATHS = ("nothing", "folder", "file.txt/below", "loop", "x" * 300, "..", "gs://nosuchbucket/x", "\x1b[31m")
-# Files with unusual content, for all options except --config. An experiment file is Python code, so an error in it
-# prints a traceback.
-_FILES = ("file.txt", "junk.bin", "utf16.txt", "o[d]d*.txt")
-_EXPERIMENT = b"from bertjax.presets import *\nfrom ml_collections import ConfigDict\ndef get_config():\n    "
-_EXPERIMENTS = {
-    "unknown_task.py": b"return ConfigDict({'task': 5})",
-    "missing_field.py": b"config = pretraining_config('L1_H16'); del config.data.seq_len; return config",
-    "no_get_config.py": b"pass\ndel get_config",
-}
-_CONTENTS = dict(zip(_FILES, (b"A line.\n", bytes(range(256)), "a\tb\n".encode("utf-16"), b"A line.\n"), strict=True))
-_CONTENTS |= {name: _EXPERIMENT + body for name, body in _EXPERIMENTS.items()}
+# Files with unusual content, for all options except --config, whose file is Python code.
+_LINE = b"A line.\n"
+_FILES = {"file.txt": _LINE, "junk.bin": bytes(range(256)), "utf16.txt": "a\tb\n".encode("utf-16"), "o[d]d*.txt": _LINE}
 _ANY, _USAGE = (0, 1, 2), (2,)
 
 
@@ -55,7 +47,7 @@ def invoke(sandbox: Sandbox, case: Path, argv: Sequence[str], codes: Sequence[in
     work = case / "work"
     (work / "folder").mkdir()
     (work / "loop").symlink_to("loop")
-    for name, content in _CONTENTS.items():
+    for name, content in _FILES.items():
         (work / name).write_bytes(content)
     before = entries(work)
     result = sandbox.run(case, argv)
@@ -118,7 +110,7 @@ def _values_of(action: argparse.Action) -> tuple[list[str], list[str]]:
         odd += [f"{form}:{path}" for form in ("text", "prose", "wiki") for path in ("", *_PATHS, *_FILES)]
         wrong += ["tfds:nosuch", "nosuch:nosuch"]
     elif (action.metavar or "").partition("[")[0] in PATH_METAVARS:
-        odd, wrong = [*_PATHS, *(_FILES if action.dest != "config" else _EXPERIMENTS)], [""]
+        odd, wrong = [*_PATHS, *(_FILES if action.dest != "config" else ())], [""]
         if action.dest not in _OUTPUTS:
             wrong.append(odd.pop(0))
     return wrong, odd
@@ -138,7 +130,7 @@ def _of_fields(seed: int) -> Iterator[tuple]:
         is_data = name.startswith("data.")
         for item in (f"{name}x=1", f"{name}.deep=1", *(f"{name}={value}" for value in _WRONG.get(kind, ()))):
             yield "describe", {"argv": ("describe", *valid, f"--config.{item}"), "codes": _USAGE}
-        for value in (*_ODD.get(kind, _ODD[str]), *(_PATHS + _FILES if is_data and kind is str else ())):
+        for value in (*_ODD.get(kind, _ODD[str]), *((*_PATHS, *_FILES) if is_data and kind is str else ())):
             words = ("train", "--workdir=out") if rng.random() < 0.1 and value != _HUGE else ("describe",)
             words = ("inspect",) if is_data and words == ("describe",) else words
             yield words[0], {"argv": (*words, *valid, f"--config.{name}={value}"), "codes": _ANY}

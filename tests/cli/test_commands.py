@@ -1,10 +1,8 @@
 """Output of single commands with a small corpus and a one-layer model."""
 
 import json
-import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import types
@@ -24,51 +22,33 @@ from bertjax.tasks.pretraining import PretrainingTask
 from bertjax.training.checkpoint_config import experiment_config
 
 TINY = "pretrain:size=L1_H16,quick=true"
-# A program for one device compiles faster.
-ONE_DEVICE = environment_of(1)
 
 
 @pytest.fixture(scope="module")
 def workdir(corpus, tmp_path_factory) -> Path:
     """Returns the workdir of a run with checkpoints of steps 0, 2 and 4; tests must not change it."""
     path = tmp_path_factory.mktemp("cli") / "run"
-    every = [f"--config.{name}={value}" for name, value in (("steps", 4), ("eval_every", 2), ("checkpoint_every", 2))]
-    rate = [
-        "--config.optimizer.warmup_steps=0",
-        "--config.optimizer.learning_rate=1e-2",
-        "--config.model.dtype=float32",
-    ]
-    cli.main(["train", f"--config={TINY},corpus={corpus},seq_len=16", f"--workdir={path}", *every, *rate])
+    fields = {"steps": 4, "eval_every": 2, "checkpoint_every": 2, "model.dtype": "float32"}
+    fields |= {"optimizer.warmup_steps": 0, "optimizer.learning_rate": 1e-2}
+    overrides = [f"--config.{name}={value}" for name, value in fields.items()]
+    cli.main(["train", f"--config={TINY},corpus={corpus},seq_len=16", f"--workdir={path}", *overrides])
     return path
 
 
-def test_evaluate_exits_with_1_for_a_damaged_checkpoint(capfd, workdir, tmp_path):
-    shutil.copytree(workdir, tmp_path / "run")
-    for file in (tmp_path / "run" / "checkpoints" / "4" / "params").rglob("*"):
-        if file.is_file():
-            file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    code, error = failure(capfd, "evaluate", "--checkpoint", tmp_path / "run")
-    assert code == 1
-    assert "checkpoints/4 is damaged" in error.splitlines()[-1]
-    assert "Traceback" not in error
-
-
-def damaged(workdir: Path, folder: Path) -> Path:
-    """Copies a workdir and damages its parameter files. Orbax detects the damage in its own threads."""
-    shutil.copytree(workdir, folder)
-    for file in (folder / "checkpoints" / "4" / "params").rglob("d/*"):
+def test_damaged_parameters_are_reported_in_one_line(capfd, workdir, tmp_path):
+    path = shutil.copytree(workdir, tmp_path / "run")
+    files = [*(path / "checkpoints" / "4" / "params").rglob("d/*")]
+    for file in files:
         file.write_bytes(bytes(byte ^ (index % 64 == 0) for index, byte in enumerate(file.read_bytes())))
-    return folder
-
-
-def test_damaged_parameters_are_reported(workdir, tmp_path):
-    path = damaged(workdir, tmp_path / "run")
     command = [sys.executable, "-m", "bertjax", "fill_mask", "--checkpoint", path, "a [MASK]"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert result.returncode == 1
-    # Orbax logs the damage from its own threads, which the command hides.
+    # Orbax detects and logs the damage in its own threads, and the command hides these logs.
     message = rf"bertjax: checkpoint {path}/checkpoints/4 is damaged \([^\n]+\); [^\n]+\n"
     assert re.fullmatch(message, result.stderr)
+    for file in files:
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    assert "checkpoints/4 is damaged" in refused(capfd, "evaluate", "--checkpoint", path, code=1, logs=True)
 
 
 def test_describe_inspect_and_bench_read_the_config_of_a_run(capfd, workdir):
@@ -95,30 +75,34 @@ def test_describe_reads_architecture_and_vocabulary_from_the_init_from_checkpoin
     assert "or --checkpoint, such as runs/base" in refused(capfd, "inspect", "--init_from", workdir)
 
 
-def test_describe_prints_architecture_fields_that_differ_from_bert(capfd):
-    text = printed(capfd, "describe", "--config=pretrain:size=L1_H16", "--config.model.hidden_act=relu")
-    (model,) = [line for line in text.splitlines() if line.startswith("model: ")]
-    assert model.endswith("hidden_act relu")
+def test_describe_prints_fields_that_differ_from_bert_and_the_parameter_count_of_bert_base(capfd):
+    text = printed(capfd, "describe", "--config=pretrain:size=base", "--config.model.hidden_act=relu")
+    assert re.search("^model: .* hidden_act relu$", text, re.MULTILINE)
+    assert re.search(r"encoder and pooler +109,482,240$", text, re.MULTILINE)
+    lines = printed(capfd, "describe", "--config", TINY, "--fields").splitlines()
+    assert any(line.split()[:1] == ["data.batch_size"] for line in lines)
+    assert not any("FLOPs" in line for line in lines)
 
 
-@pytest.mark.parametrize(("size", "count"), [("base", "109,482,240"), ("large", "335,141,888")])
-def test_describe_prints_the_parameter_counts_of_bert_base_and_large(capfd, size, count):
-    text = printed(capfd, "describe", "--config", f"pretrain:size={size}")
-    assert re.search(rf"encoder and pooler +{count}$", text, re.MULTILINE)
+def imported_by(*arguments: str) -> tuple[set[str], str]:
+    """Runs a command in a new process. Returns which of TensorFlow and Keras it imported, and its last line before."""
+    code = "import sys; from bertjax.cli.main import main; main(sys.argv[1:]); "
+    code += "print(*{'tensorflow', 'keras'} & {*sys.modules})"
+    # A program for one device compiles faster.
+    env = {name: value for name, value in environment_of(1).items() if name != "TF_USE_LEGACY_KERAS"}
+    run = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=env)
+    assert run.returncode == 0, run.stderr
+    *_, line, modules = run.stdout.splitlines()
+    return {*modules.split()}, line
 
 
 @pytest.mark.slow
-def test_bench_step_needs_no_tensorflow_and_prints_json():
-    code = (
-        "import sys; from bertjax.cli.main import main; main(sys.argv[1:]); sys.exit(3 * ('tensorflow' in sys.modules))"
-    )
-    arguments = ["bench", "step", f"--config={TINY},seq_len=16", "--steps=2", "--json"]
-    run = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=ONE_DEVICE)
-    assert run.returncode == 0, f"exit code {run.returncode} (3: TensorFlow was imported)\n{run.stderr}"
-    figures = json.loads(run.stdout.splitlines()[-1])
-    for key in ("tokens_per_second", "mfu", "seconds_to_first_step", "peak_memory_bytes"):
-        assert figures[key] > 0
-    assert (figures["batch_size"], figures["seq_len"]) == (8, 16)
+def test_bench_step_needs_no_tensorflow_and_inspect_no_keras(corpus):
+    modules, line = imported_by("bench", "step", f"--config={TINY},seq_len=16", "--steps=2", "--json")
+    figures = json.loads(line)
+    assert all(figures[key] > 0 for key in ("tokens_per_second", "mfu", "seconds_to_first_step", "peak_memory_bytes"))
+    assert (figures["batch_size"], figures["seq_len"], modules) == (8, 16, set())
+    assert imported_by("inspect", f"--config={TINY},corpus={corpus},seq_len=16", "--rows=1")[0] == {"tensorflow"}
 
 
 def test_train_profiles_steps_and_sends_metrics_to_an_installed_tracker(capfd, corpus, tmp_path, monkeypatch):
@@ -147,16 +131,6 @@ def test_train_profiles_steps_and_sends_metrics_to_an_installed_tracker(capfd, c
     assert {step: logged[step]["train/loss"] for step in losses} == pytest.approx(losses)
 
 
-@pytest.mark.slow
-def test_inspect_imports_tensorflow_without_keras(corpus):
-    code = "import sys; from bertjax.cli.main import main; main(sys.argv[1:]); "
-    code += "print(*{'tensorflow', 'keras'} & {*sys.modules})"
-    arguments = ["inspect", "--config", f"{TINY},corpus={corpus},seq_len=16", "--rows=1"]
-    env = {name: value for name, value in ONE_DEVICE.items() if name != "TF_USE_LEGACY_KERAS"}
-    run = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=env)
-    assert run.stdout.splitlines()[-1:] == ["tensorflow"], run.stderr
-
-
 def test_inspect_prints_rows_and_writes_batches(capfd, corpus, tmp_path):
     config = f"{TINY},corpus={corpus},seq_len=16"
     text = printed(capfd, "inspect", "--config", config, "--steps", 3, "--rows", 2, "--npz", tmp_path / "batches.npz")
@@ -171,15 +145,12 @@ def test_inspect_prints_rows_and_writes_batches(capfd, corpus, tmp_path):
         np.testing.assert_equal({name: array[step] for name, array in written.items()}, batch)
 
 
-def test_inspect_logs_how_many_rows_of_a_file_are_used(capfd, workdir, tmp_path):
+def test_inspect_logs_how_many_rows_of_a_file_are_used_and_rejects_steps_beyond_the_run(capfd, workdir, tmp_path):
     (tmp_path / "train.csv").write_bytes(b"text,label\nun caf\xe9,a\nx,b\n")
-    capfd.readouterr()
-    cli.main(["inspect", "--config", f"text:train={tmp_path}/train.csv", "--init_from", str(workdir)])
+    config = ["--config", f"text:train={tmp_path}/train.csv", "--init_from", workdir]
+    assert "--steps is 21" in refused(capfd, "inspect", *config, "--steps=21", logs=True)
+    cli.main(["inspect", *map(str, config)])
     assert "2 rows read, 2 used" in (log := capfd.readouterr().err) and "not UTF-8 (first: line 2)" in log
-
-
-def test_inspect_rejects_steps_beyond_the_run(capfd, corpus):
-    assert "--steps is 21" in refused(capfd, "inspect", "--config", f"{TINY},corpus={corpus}", "--steps", 21)
 
 
 def test_evaluate_prints_the_metrics_that_training_logged(capfd, workdir):
@@ -210,9 +181,14 @@ def test_fill_mask_prints_the_most_probable_pieces(capfd, workdir):
         assert 0 < sum(probabilities) <= 100
 
 
-def test_fill_mask_rejects_top_above_vocabulary_size(capfd, workdir):
-    error = refused(capfd, "fill_mask", "--checkpoint", workdir, "--top", 100_000, "a [MASK]")
-    assert "top=100000 is out of range" in error
+def test_fill_mask_rejects_invalid_arguments(capfd, workdir, tmp_path):
+    for checkpoint, arguments, message in (
+        (workdir, ["a [MASK]", "--top=100000"], "top=100000 is out of range"),
+        (workdir, ["a [MASK]", "--top=0"], "top=0 is out of range"),
+        (workdir, ["nothing to fill"], "no [MASK] in 'nothing to fill'"),
+        (tmp_path, ["a [MASK]"], f"no checkpoint at {tmp_path}"),
+    ):
+        assert message in refused(capfd, "fill_mask", "--checkpoint", checkpoint, *arguments)
 
 
 def test_checkpoint_whose_vocabulary_differs_from_the_data_is_rejected(capfd, corpus, workdir, tmp_path):
@@ -227,33 +203,13 @@ def test_checkpoint_whose_vocabulary_differs_from_the_data_is_rejected(capfd, co
     assert code == 2 and "differs from the data's vocabulary" in error
 
 
-def test_train_saves_a_checkpoint_and_exits_with_42_on_sigterm(capfd, corpus, tmp_path, monkeypatch):
-    train_batches = PretrainingTask.train_batches
-
-    def send_sigterm_at_step_5(task, start_step, shard):
-        for step, batch in enumerate(train_batches(task, start_step, shard), start_step):
-            if step == 5:
-                os.kill(os.getpid(), signal.SIGTERM)
-            yield batch
-
-    monkeypatch.setattr(PretrainingTask, "train_batches", send_sigterm_at_step_5)
-    config = [f"--config={TINY},corpus={corpus},seq_len=16", "--config.steps=2000", "--config.eval_every=2000"]
-    with pytest.raises(SystemExit) as end:
-        cli.main(["train", *config, f"--workdir={tmp_path}"])
-    out, error = capfd.readouterr()
-    assert end.value.code == 42, error
-    assert "stop requested" in error and "stopped by a signal; saved step" in error
-    result = json.loads(out)
-    assert result["stopped"] and (tmp_path / "checkpoints" / str(result["step"])).is_dir()
+def test_train_exits_with_42_after_a_stop(capfd, corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr("bertjax.training.train.train", lambda *_, **__: {"step": 5, "stopped": True})
+    code, _ = failure(capfd, "train", f"--config={TINY},corpus={corpus},seq_len=16", "--workdir", tmp_path / "run")
+    assert code == 42
 
 
 def test_sweep_refuses_the_workdir_of_a_run(capfd, workdir, tmp_path):
     config = f"--config=text:train={tmp_path}/t.tsv,dev={tmp_path}/t.tsv"
     error = refused(capfd, "sweep", config, "--init_from", workdir, "--workdir", workdir)
     assert "contains unrelated files: checkpoints, config.json, " in error and "choose another --workdir" in error
-
-
-def test_fill_mask_requires_mask_and_checkpoint(capfd, workdir, tmp_path):
-    assert "no [MASK] in 'nothing to fill'" in refused(capfd, "fill_mask", "--checkpoint", workdir, "nothing to fill")
-    assert f"no checkpoint at {tmp_path}" in refused(capfd, "fill_mask", "--checkpoint", tmp_path, "a [MASK]")
-    assert "top=0 is out of range" in refused(capfd, "fill_mask", "--checkpoint", workdir, "--top", 0, "a [MASK]")

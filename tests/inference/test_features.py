@@ -4,6 +4,7 @@ import fcntl
 import itertools
 import json
 import os
+import shutil
 import sys
 
 import jax
@@ -12,7 +13,6 @@ import pytest
 from commanding import printed, refused
 
 from bertjax.cli import main as cli
-from bertjax.convert.convert import HUGGINGFACE, convert
 from bertjax.data.finetuning.batches import inference_batches
 from bertjax.data.finetuning.examples import make_examples
 from bertjax.inference import features
@@ -35,13 +35,6 @@ def write_features(checkpoint, folder) -> None:
     (folder / "texts.txt").write_text("\n".join(TEXTS) + "\n")
     files = [f"--input={folder / 'texts.txt'}", f"--output={folder / 'out'}"]
     cli.main(["features", f"--checkpoint={checkpoint}", *files, "--layers=-1"])
-
-
-def test_features_prints_every_requested_layer(pretrained, capfd):
-    lines = printed(capfd, "features", f"--checkpoint={pretrained}", "a", "--layers=-1,0").splitlines()
-    assert [line.split()[:3] for line in lines[1:]] == [
-        [token, "layer", f"{layer}:"] for token in ("[CLS]", "a", "[SEP]") for layer in (-1, 0)
-    ]
 
 
 def test_features_in_a_batch_equal_features_of_single_texts(pretrained):
@@ -124,31 +117,30 @@ def test_killed_command_resumes_after_complete_shards(pretrained, tmp_path, smal
 
 def test_shards_of_different_layers_models_or_texts_are_refused(pretrained, tmp_path, small_shards, capfd):
     write_features(pretrained, tmp_path)
-    command = ["features", f"--checkpoint={pretrained}", f"--input={tmp_path / 'texts.txt'}"]
-    output = [f"--output={tmp_path / 'out'}", "--layers=-1"]
-    assert "contains features with different layers" in refused(capfd, *command, output[0], "--layers=0")
     # The parameters are equal, but the architecture differs.
-    edited = tmp_path / "edited"
-    convert(str(pretrained), str(edited), HUGGINGFACE, False)
+    edited = shutil.copytree(pretrained, tmp_path / "edited")
     config = json.loads((edited / "config.json").read_text())
-    edited_command = [
-        f"--checkpoint={edited}",
-        f"--input={tmp_path / 'texts.txt'}",
-        f"--output={tmp_path / 'edited_out'}",
-    ]
-    cli.main(["features", *edited_command])
     (edited / "config.json").write_text(json.dumps({**config, "layer_norm_eps": 0.5}))
-    assert "contains features with different architecture" in refused(capfd, "features", *edited_command)
-    (tmp_path / "texts.txt").write_text("other\n")
-    assert "00000.npz was created from different texts" in refused(capfd, *command, *output)
-    write_features(pretrained, tmp_path)
-    (tmp_path / "out" / "00001.npz").write_bytes(b"PK")
-    assert "00001.npz is damaged; remove it" in refused(capfd, *command, *output, code=1)
-    assert "files other than features" in refused(capfd, *command, f"--output={tmp_path}")
+
+    def error(checkpoint=pretrained, out=tmp_path / "out", layers=-1, **options) -> str:
+        files = [f"--input={tmp_path / 'texts.txt'}", f"--output={out}", "--show=0"]
+        return refused(capfd, "features", f"--checkpoint={checkpoint}", *files, f"--layers={layers}", **options)
+
+    assert "invalid" in error(layers="last") and "unknown layers: [3]" in error(layers=3)
+    assert "contains features with different layers" in error(layers=0)
+    assert "contains features with different architecture" in error(edited)
+    assert "files other than features" in error(out=tmp_path)
     lock = os.open(tmp_path / "out", os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    assert "another command is writing" in refused(capfd, *command, *output)
+    assert "another command is writing" in error()
     os.close(lock)
+    (tmp_path / "out" / "00001.npz").write_bytes(b"PK")
+    assert "00001.npz is damaged; remove it" in error(code=1)
+    (tmp_path / "texts.txt").write_text("other\n")
+    assert "00000.npz was created from different texts" in error()
+    # A refused command leaves no new folder.
+    (tmp_path / "texts.txt").write_bytes(b"\xff\n")
+    assert "line 1 is not UTF-8" in error(out=tmp_path / "new") and not (tmp_path / "new").exists()
 
 
 def test_error_of_the_features_command_names_the_invalid_input_file(pretrained, tmp_path, capfd):
@@ -162,14 +154,17 @@ def test_error_of_the_features_command_names_the_invalid_input_file(pretrained, 
     assert "no texts; pass texts, or set --input FILE" in refused(capfd, *command[:2])
 
 
-def test_features_command_reads_texts_from_standard_input(pretrained, capfd, monkeypatch, tmp_path):
+def test_features_command_reads_standard_input_and_prints_every_layer(pretrained, capfd, monkeypatch, tmp_path):
     (tmp_path / "texts.txt").write_bytes(b"b\r\nc\n")
+    command = ["features", f"--checkpoint={pretrained}", "a", "--input=-", "--show=2", "--layers=-1,0"]
     with open(tmp_path / "texts.txt") as file:
         monkeypatch.setattr(sys, "stdin", file)
-        lines = printed(capfd, "features", f"--checkpoint={pretrained}", "a", "--input=-", "--show=2").splitlines()
-    assert [line for line in lines if not line.startswith("  ")] == ["a", "b"]
-    tokens = [line.split()[0] for line in lines if line.startswith("  ")]
-    assert tokens == ["[CLS]", "a", "[SEP]", "[CLS]", "b", "[SEP]"]
+        lines = printed(capfd, *command).splitlines()
+    assert [line.split()[:3] if line.startswith("  ") else line for line in lines] == [
+        item
+        for text in ("a", "b")
+        for item in (text, *([token, "layer", f"{n}:"] for token in ("[CLS]", text, "[SEP]") for n in (-1, 0)))
+    ]
 
 
 def test_truncated_texts_are_counted_in_features(pretrained, capfd):

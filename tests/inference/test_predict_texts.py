@@ -63,26 +63,24 @@ def checkpoint_and_model(folder):
 
 
 def logits_of(folder, *texts: str) -> np.ndarray:
-    """Computes logits of one text or pair without batching and without padding."""
+    """Computes logits of one text or pair without batching and without padding. [MASK] is one token."""
     checkpoint, model = checkpoint_and_model(folder)
-    vocabulary = checkpoint.vocabulary
+    vocabulary, encode = checkpoint.vocabulary, Tokenizer(checkpoint.vocabulary).encode
     ids, segments = [vocabulary.cls_id], [0]
     for segment, text in enumerate(texts):
-        text_ids = [*Tokenizer(vocabulary).encode(text), vocabulary.sep_id]
+        words = ([vocabulary.mask_id] if word == "[MASK]" else encode(word) for word in text.split())
+        text_ids = [*itertools.chain(*words), vocabulary.sep_id]
         ids, segments = ids + text_ids, segments + [segment] * len(text_ids)
-    batch = {
-        "input_ids": np.array([ids]),
-        "segment_ids": np.array([segments]),
-        "input_mask": np.ones((1, len(ids)), int),
-    }
-    return np.asarray(model(batch)[0])
+    batch = {"input_ids": ids, "segment_ids": segments, "input_mask": [1] * len(ids)}
+    return np.asarray(model({name: np.array([row]) for name, row in batch.items()})[0])
 
 
 def test_class_probabilities_do_not_depend_on_the_batch(folders, capfd):
-    records = predict_json(capfd, folders[CLASSES], "the cat", "a dog ||| c", "x" * 200, "--logits")
-    assert [record["line"] for record in records] == [1, 2, 3] and records[1]["text"] == "a dog ||| c"
-    for texts, record in (((("the cat"),), records[0]), (("a dog", "c"), records[1])):
-        logits = logits_of(folders[CLASSES], *texts)
+    texts = ("the cat", "a dog ||| c", "the [MASK]", "x" * 200)
+    *records, _ = predict_json(capfd, folders[CLASSES], *texts, "--logits")
+    assert [(record["line"], record["text"]) for record in records] == [*enumerate(texts[:-1], 1)]
+    for text, record in zip(texts, records, strict=False):
+        logits = logits_of(folders[CLASSES], *text.split(" ||| "))
         assert list(record["probabilities"]) == list(LABELS[CLASSES])
         np.testing.assert_allclose(list(record["probabilities"].values()), softmax(logits), atol=1e-5)
         np.testing.assert_allclose(list(record["logits"].values()), logits, rtol=1e-4, atol=1e-5)
@@ -90,16 +88,6 @@ def test_class_probabilities_do_not_depend_on_the_batch(folders, capfd):
     output = run_predict(capfd, folders[CLASSES], "the cat").splitlines()
     best = max(records[0]["probabilities"].items(), key=lambda pair: pair[1])
     assert output[0] == "the cat" and output[1].startswith(f"  {best[0]} {100 * best[1]:.1f} %   ")
-
-
-def test_special_token_in_a_text_is_one_token(folders, capfd):
-    (record,) = predict_json(capfd, folders[CLASSES], "the [MASK]", "--logits")
-    checkpoint, model = checkpoint_and_model(folders[CLASSES])
-    tokenizer, vocabulary = Tokenizer(checkpoint.vocabulary), checkpoint.vocabulary
-    ids = [vocabulary.cls_id, *tokenizer.encode("the"), vocabulary.mask_id, vocabulary.sep_id]
-    batch = {"input_ids": np.array([ids]), "segment_ids": np.zeros((1, len(ids)), int)}
-    logits = model(batch | {"input_mask": np.ones((1, len(ids)), int)})[0]
-    np.testing.assert_allclose(list(record["logits"].values()), logits, rtol=1e-4, atol=1e-5)
 
 
 def test_regression_model_predicts_a_number(folders, capfd):
@@ -115,9 +103,6 @@ def test_multiple_choice_accepts_any_number_of_endings(folders, capfd):
         scores = np.array([logits_of(folders[CHOICES], beginning, ending)[0] for ending in endings])
         np.testing.assert_allclose(record["probabilities"], softmax(scores), atol=1e-5)
         assert record["prediction"] == int(scores.argmax())
-    assert "too few endings: ('he', 'ran')" in refused(
-        capfd, "predict", f"--checkpoint={folders[CHOICES]}", "he ||| ran"
-    )
 
 
 def test_every_word_of_a_text_longer_than_a_row_is_tagged(folders, capfd):
@@ -152,12 +137,10 @@ def test_answer_is_the_best_span_of_the_context(folders, capfd, tmp_path):
     assert (record["start"], record["end"]) == (spans[first][0], spans[last][1])
     assert 0 < record["probability"] <= 1
     assert run_predict(capfd, folders[SPANS], "who?", f"--context={context}").splitlines()[1].endswith(" %")
-
-
-def test_empty_answer_has_no_character_offsets(folders):
+    # An empty answer has no character offsets.
     loaded = load_model(folders[SPANS])
     loaded = dataclasses.replace(loaded, defaults=dataclasses.replace(loaded.defaults, null_threshold=-1e9))
-    (record,) = predict.predict_texts(loaded, [("who?",)], context="Jo saw Al.")
+    (record,) = predict.predict_texts(loaded, [("who?",)], context=context)
     assert (record["prediction"], record["start"], record["end"]) == ("", None, None)
 
 
@@ -178,46 +161,34 @@ def test_lines_stream_in_order(folders, letters, monkeypatch, capfd, tmp_path):
         assert len(num_read) == -(-count // 3) * 3
 
 
-def test_tagger_accepts_a_tuple_of_words(folders):
-    tagger = bertjax.load(folders[TAGS])
-    assert tagger.predict([("a", "dog", "too")]) == tagger.predict(["a dog too"])
-    # The words of a tuple are not split.
+def test_tagger_keeps_the_words_of_a_tuple_and_splits_text_at_punctuation(folders, capfd, monkeypatch):
+    tagger, text = bertjax.load(folders[TAGS]), "Al saw [MASK]-Jo, (once)."
     (one, two) = tagger.predict([("Munich,",), ("U.S.", "a b", "")])
     assert (one["words"], one["spans"]) == (["Munich,"], [[0, 7]])
     assert (two["words"], two["spans"]) == (["U.S.", "a b", ""], [[0, 4], [5, 8], [9, 9]])
-
-
-def test_tagger_keeps_special_tokens_of_a_text(folders):
-    (record,) = bertjax.load(folders[TAGS]).predict(["a [MASK]-b"])
-    assert record["words"] == ["a", "[MASK]", "-", "b"]
-
-
-def test_tagger_splits_text_at_punctuation_and_returns_entities(folders, capfd, monkeypatch):
-    text = "Al saw Jo, (once)."
     (record,) = predict_json(capfd, folders[TAGS], text)
-    assert record["words"] == ["Al", "saw", "Jo", ",", "(", "once", ")", "."]
+    assert record["words"] == ["Al", "saw", "[MASK]", "-", "Jo", ",", "(", "once", ")", "."]
     assert [text[start:end] for start, end in record["spans"]] == record["words"]
-    assert record["prediction"] == bertjax.load(folders[TAGS]).predict([tuple(record["words"])])[0]["prediction"]
+    assert record["prediction"] == tagger.predict([tuple(record["words"])])[0]["prediction"]
     lines = run_predict(capfd, folders[TAGS], text).splitlines()
     assert [line.split()[0] for line in lines[1:]] == record["words"]
 
-    tags = iter(["B-X", "O", "B-X", "I-X", "I-X", "O", "O", "B-X"])
-    logits_of_tag = {tag: 9.0 * (np.arange(3) == index) for index, tag in enumerate(LABELS[TAGS])}
-    monkeypatch.setattr(predictors, "gather_words", lambda *_: np.array([logits_of_tag[tag] for tag in tags]))
+    tags = ["B-X", "O", "O", "O", "B-X", "I-X", "I-X", "O", "O", "B-X"]
+    logits = np.stack([9.0 * (np.arange(3) == LABELS[TAGS].index(tag)) for tag in tags])
+    monkeypatch.setattr(predictors, "gather_words", lambda *_: logits)
     (record,) = predict_json(capfd, folders[TAGS], text)
     assert record["entities"] == [
         {"label": "X", "start": 0, "end": 2, "text": "Al"},
-        {"label": "X", "start": 7, "end": 12, "text": "Jo, ("},
-        {"label": "X", "start": 17, "end": 18, "text": "."},
+        {"label": "X", "start": 14, "end": 19, "text": "Jo, ("},
+        {"label": "X", "start": 24, "end": 25, "text": "."},
     ]
 
 
-def test_tags_without_scheme_have_no_entities(letters, tmp_path):
-    for name, labels in (("parts", ("DET", "NOUN", "O")), ("mixed", ("B-X", "O", "[SEP]"))):
-        (tmp_path / name).mkdir()
-        huggingface.write(random_checkpoint(letters, TAGS, labels), tmp_path / name)
-        (record,) = bertjax.load(tmp_path / name).predict(["a dog"])
-        assert "entities" not in record and record["spans"] == [[0, 1], [2, 5]]
+@pytest.mark.parametrize("labels", [("DET", "NOUN", "O"), ("B-X", "O", "[SEP]")])
+def test_tags_without_scheme_have_no_entities(labels, letters, tmp_path):
+    huggingface.write(random_checkpoint(letters, TAGS, labels), tmp_path)
+    (record,) = bertjax.load(tmp_path).predict(["a dog"])
+    assert "entities" not in record and record["spans"] == [[0, 1], [2, 5]]
 
 
 def test_truncated_texts_are_counted_once(folders, log_lines, monkeypatch):
@@ -233,28 +204,10 @@ def test_truncated_texts_are_counted_once(folders, log_lines, monkeypatch):
     assert len(log_lines) == 1
 
 
-def test_terminal_escape_sequences_are_escaped(folders, capfd):
+def test_control_characters_of_a_text_are_escaped_in_json(folders, capfd):
     text = "a\x1b[31mb\x9b1m"
-    assert run_predict(capfd, folders[CLASSES], text).splitlines()[0] == r"a\x1b[31mb\x9b1m"
     output = run_predict(capfd, folders[CLASSES], "--json", text)
     assert output.isascii() and output.strip().isprintable() and json.loads(output)["text"] == text
-
-
-def test_checkpoint_without_an_output_layer_for_texts_is_refused(folders, capfd, tmp_path):
-    cli.main(["convert", str(folders[TAGS]), str(tmp_path / "run")])
-    (tmp_path / "run" / "output_layer.json").unlink()
-    assert "has no output layer" in refused(capfd, "predict", f"--checkpoint={tmp_path}/run", "a")
-    model = load_model(folders[CLASSES])
-    own = dataclasses.replace(model, model_description=model.model_description | {"kind": "relations"})
-    with pytest.raises(UsageError, match="its model is 'relations'.*--output"):
-        predict.check_model(own, "")
-
-
-def test_fill_mask_without_a_masked_lm_head_prints_only_an_error(folders, capfd):
-    with pytest.raises(SystemExit):
-        cli.main(["fill_mask", f"--checkpoint={folders[CLASSES]}", "zu [MASK]"])
-    output, error = capfd.readouterr()
-    assert "lacks the parameters masked_lm" in error and output == ""
 
 
 def test_fill_mask_accepts_a_mask_token_with_another_name(folders, tmp_path, capfd):
@@ -264,15 +217,13 @@ def test_fill_mask_accepts_a_mask_token_with_another_name(folders, tmp_path, cap
     (folder / "vocab.txt").write_text((folder / "vocab.txt").read_text().replace("[MASK]", "<mask>"))
     (folder / "tokenizer_config.json").write_text('{"mask_token": "<mask>", "do_lower_case": true}')
     bert = bertjax.load(folder)
-    assert (
-        bert.fill_mask("a <mask> b")
-        == bert.fill_mask("a [MASK] b")
-        == bertjax.load(folders[""]).fill_mask("a [MASK] b")
-    )
-    with pytest.raises(UsageError, match="no <mask> in 'a mask'; write <mask> in place of the word"):
-        bert.fill_mask("a mask")
-    error = refused(capfd, "fill_mask", f"--checkpoint={folder}", "a <mask>", "b")
-    assert "no <mask> in 'b'" in error
+    expected = bertjax.load(folders[""]).fill_mask("a [MASK] b")
+    assert bert.fill_mask("a <mask> b") == bert.fill_mask("a [MASK] b") == expected
+    # A text without a mask token prints only an error.
+    with pytest.raises(SystemExit):
+        cli.main(["fill_mask", f"--checkpoint={folder}", "a <mask>", "b"])
+    output, error = capfd.readouterr()
+    assert "no <mask> in 'b'; write <mask> in place of the word" in error and not output
 
 
 def test_log_names_the_activation_of_a_cross_encoder(folders, tmp_path):
@@ -293,27 +244,29 @@ def test_log_names_the_activation_of_a_cross_encoder(folders, tmp_path):
 
 
 def test_wrong_usage_is_refused(folders, capfd, tmp_path):
-    checkpoint = f"--checkpoint={folders[CLASSES]}"
-    for arguments, message in (
-        (
-            (f"--checkpoint={folders['']}", "a"),
-            "has no output layer for texts (its model is 'pretraining'); fine-tune it",
-        ),
-        ((f"--checkpoint={folders[SPANS]}", "who?"), "set context to the passage"),
-        ((checkpoint, "a", "--context=b"), "omit context"),
-        ((checkpoint,), "nothing to predict; pass texts, --text FILE, or --output DIR"),
-        ((checkpoint, "a", "--output=out"), "--output applies to the task's data only"),
-        ((checkpoint, "a", "--config.seed=1"), "--config.seed=1 applies to the task's data only; omit it to predict"),
-        ((checkpoint, "--output=out", "--json"), "--json applies only to texts"),
-        ((checkpoint, "a", "--seq_len=41"), "seq_len=41 is out of range; use 8 to 40"),
-        ((checkpoint, ""), "a text is empty"),
-        ((checkpoint, f"--text={tmp_path / 'nothing'}"), "cannot read"),
-        (
-            (checkpoint, "--text=rows.jsonl"),
-            "--text=rows.jsonl is a jsonl table, not one text per line; write its texts",
-        ),
+    workdir = tmp_path / "run"
+    cli.main(["convert", str(folders[TAGS]), str(workdir)])
+    (workdir / "output_layer.json").unlink()
+    for folder, arguments, message in (
+        (folders[""], "a", "no output layer for texts (its model is 'pretraining'); fine-tune it"),
+        (workdir, "a", "has no output layer"),
+        (folders[SPANS], "who?", "set context to the passage"),
+        (folders[CHOICES], "he|||ran", "too few endings: ('he|||ran',)"),
+        (folders[CLASSES], "a --context=b", "omit context"),
+        (folders[CLASSES], "", "nothing to predict; pass texts, --text FILE, or --output DIR"),
+        (folders[CLASSES], "a --output=out", "--output applies to the task's data only"),
+        (folders[CLASSES], "a --config.seed=1", "--config.seed=1 applies to the task's data only"),
+        (folders[CLASSES], "--output=out --json", "--json applies only to texts"),
+        (folders[CLASSES], "a --seq_len=41", "seq_len=41 is out of range; use 8 to 40"),
+        (folders[CLASSES], "--text=nothing", "cannot read"),
+        (folders[CLASSES], "--text=rows.jsonl", "--text=rows.jsonl is a jsonl table"),
     ):
-        assert message in refused(capfd, "predict", *arguments)
+        assert message in refused(capfd, "predict", f"--checkpoint={folder}", *arguments.split())
+    assert "a text is empty" in refused(capfd, "predict", f"--checkpoint={folders[CLASSES]}", "")
+    model = load_model(folders[CLASSES])
+    own = dataclasses.replace(model, model_description=model.model_description | {"kind": "relations"})
+    with pytest.raises(UsageError, match="its model is 'relations'.*--output"):
+        predict.check_model(own, "")
 
 
 def mesh_of(num_devices):

@@ -8,7 +8,7 @@ from command_runs import predict, records, train
 from commanding import failure, printed
 from finetuning_data import learnable_squad_files
 
-from bertjax.inference.load import load_workdir
+from bertjax.inference.load import load_model
 
 
 @pytest.mark.parametrize("version", [pytest.param("1.1", marks=pytest.mark.slow), "2.0"])
@@ -18,7 +18,7 @@ def test_squad_trains_evaluates_and_predicts(version, letters, tmp_path, capfd):
     fields = {f"data__{name}": value for name, value in settings.items()}
     results = train(f"squad.py:version={version},path={files}", tmp_path / "run", letters, steps=80, **fields)
     # Texts from the command line or Python are read with the settings of the run.
-    defaults = load_workdir(tmp_path / "run").defaults
+    defaults = load_model(tmp_path / "run").defaults
     assert {name: getattr(defaults, name) for name in settings} == settings
     assert results["exact_match"] > 90 and results["f1"] > 90
     assert results["baseline"]["exact_match"] < 40
