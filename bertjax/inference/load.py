@@ -29,7 +29,7 @@ from bertjax.training.checkpoint_config import checkpoint_model
 from bertjax.training.checkpoint_metadata import read_metadata
 from bertjax.training.parameters import load_params_on_host
 from bertjax.training.results import read_results
-from bertjax.training.sharding import MESH_AXES, make_mesh, parameter_shardings, replicated
+from bertjax.training.sharding import MESH_AXES, make_mesh, replicated, with_shardings
 from bertjax.training.workdir import CONFIG, RESULTS, is_converted
 
 logger = logging.getLogger(__name__)
@@ -182,7 +182,8 @@ class _Shardings(dict[str, Sharding]):
         ids = jax.ShapeDtypeStruct((1, 8), np.int32)
         batch = dict.fromkeys(("input_ids", "input_mask", "segment_ids", "masked_lm_positions"), ids)
         boxed = jax.eval_shape(model.init, jax.random.key(0), batch)["params"]
-        super().__init__(flatten_dict(parameter_shardings(boxed, mesh), sep="/"))
+        shapes = flatten_dict(with_shardings(boxed, mesh), sep="/")
+        super().__init__({path: shape.sharding for path, shape in shapes.items()})
         self._modules, self._replicated = {*boxed}, replicated(mesh)
 
     def __missing__(self, path: str) -> Sharding:
