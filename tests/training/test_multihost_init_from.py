@@ -33,14 +33,6 @@ cli.main()
 
 
 @pytest.fixture(scope="module")
-def pretrained(corpus, tmp_path_factory) -> Path:
-    workdir = tmp_path_factory.mktemp("pretrained") / "run"
-    config = f"--config={EXPERIMENTS}/pretrain.py:size=L1_H16,corpus={corpus},quick=true"
-    cli.main(["train", config, "--config.steps=2", "--config.data.seq_len=16", f"--workdir={workdir}"])
-    return workdir
-
-
-@pytest.fixture(scope="module")
 def config_flag(tmp_path_factory) -> str:
     """Returns the --config flag for fine-tuning on texts of two classes."""
     folder = tmp_path_factory.mktemp("texts")
@@ -62,30 +54,25 @@ def metrics(workdir: Path) -> list[float]:
 
 
 @pytest.mark.slow
-def test_two_processes_start_from_bertjax_and_hugging_face_checkpoints(pretrained, config_flag, tmp_path):
-    convert(str(pretrained), str(tmp_path / "foreign"), "huggingface", False)
-    checkpoints = {"bertjax": pretrained, "huggingface": tmp_path / "foreign"}
-    cli.main(command("train", config_flag, pretrained, tmp_path / "single"))
+def test_two_processes_start_from_checkpoints_and_continue_a_sweep_after_a_failed_trial(whole, config_flag, tmp_path):
+    convert(str(whole), str(tmp_path / "foreign"), "huggingface", False)
+    checkpoints = {"bertjax": whole, "huggingface": tmp_path / "foreign"}
+    cli.main(command("train", config_flag, whole, tmp_path / "single"))
     commands = [command("train", config_flag, path, tmp_path / name) for name, path in checkpoints.items()]
-    run_commands(commands, processes=2, devices=1)
+    # With the first learning rate the loss is not finite.
+    grid = ("--grid", "optimizer.learning_rate=1e30,1e-4")
+    commands.append(command("sweep", config_flag, whole, tmp_path / "sweep", *grid))
+    assert "trial failed: " in run_commands(commands, processes=2, devices=1)
     expected = metrics(tmp_path / "single")
     for name in checkpoints:
         np.testing.assert_allclose(metrics(tmp_path / name), expected, rtol=2e-5, atol=1e-6, err_msg=name)
-
-
-@pytest.mark.slow
-def test_sweep_continues_after_trial_that_fails_on_both_processes(pretrained, config_flag, tmp_path):
-    # With the first learning rate the loss is not finite.
-    grid = ("--grid", "optimizer.learning_rate=1e30,1e-4")
-    sweep = command("sweep", config_flag, pretrained, tmp_path / "sweep", *grid)
-    assert "trial failed: " in run_commands([sweep], processes=2, devices=1)
     trials = json.loads((tmp_path / "sweep" / SWEEP).read_text())["trials"]
     assert ["error" in trial for trial in trials] == [True, False]
 
 
 @pytest.mark.slow
-def test_sweep_ends_if_trial_fails_on_one_process(pretrained, config_flag, tmp_path):
-    arguments = command("sweep", config_flag, pretrained, tmp_path / "sweep", "--distributed")
+def test_sweep_ends_if_trial_fails_on_one_process(whole, config_flag, tmp_path):
+    arguments = command("sweep", config_flag, whole, tmp_path / "sweep", "--distributed")
     processes = start_processes([sys.executable, "-c", FAILING_ON_ONE_HOST, *arguments], processes=2, devices=1)
     texts = [process.communicate(timeout=120)[1].decode() for process in processes]
     assert [process.returncode for process in processes] == [43, 1], texts
