@@ -197,7 +197,7 @@ class Checkpoints:
         }
         restored = self._manager.restore(step, args=ocp.args.Composite(**args))
         for name in _ITEMS:
-            check_fingerprint(name, fingerprint(restored[name]), metadata)
+            check_fingerprint(name, restored[name], metadata)
         fields = {"params": restored["params"], **restored["training"]}
         if fields.keys() == vars(abstract).keys() and fields["sums"].keys() == abstract.sums.keys():
             return abstract.replace(**fields)

@@ -110,9 +110,9 @@ def raise_unless_damage(error: Exception, checkpoint: epath.Path) -> None:
         cause = cause.__cause__ or cause.__context__
 
 
-def check_fingerprint(name: str, computed: str, metadata: CheckpointMetadata) -> None:
+def check_fingerprint(name: str, tree: Any, metadata: CheckpointMetadata) -> None:
     """Raises a BertjaxError if the fingerprint of the restored item `name` differs from the saved one."""
-    saved = metadata.fingerprints[name]
+    computed, saved = fingerprint(tree), metadata.fingerprints[name]
     if computed != saved:
         raise BertjaxError(f"fingerprint of {name} is {computed}, but was {saved} when saved")
 

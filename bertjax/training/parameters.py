@@ -88,7 +88,7 @@ def load_params_on_host(checkpoint: epath.Path) -> dict[str, np.ndarray]:
                 partial_restore=True,
             )
             params |= flatten_dict(checkpointer.restore(checkpoint / "params", args=args), sep="/")
-        check_fingerprint("params", fingerprint(unflatten_dict(params, sep="/")), read_metadata(checkpoint))
+        check_fingerprint("params", unflatten_dict(params, sep="/"), read_metadata(checkpoint))
     return params
 
 

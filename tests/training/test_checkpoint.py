@@ -20,7 +20,7 @@ from bertjax.config.mesh import MeshConfig
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.model.heads import EncoderModel
 from bertjax.tasks.objectives.masked_lm import MaskedLm
-from bertjax.training import checkpoint, parameters
+from bertjax.training import checkpoint_metadata
 from bertjax.training.checkpoint import DAMAGED, Checkpoints, KeepPeriodic, find_checkpoint, resolve_checkpoint_path
 from bertjax.training.checkpoint_metadata import raise_unless_damage
 from bertjax.training.parameters import load_params, load_params_on_host
@@ -160,8 +160,7 @@ def test_errors_other_than_damage_are_reported_and_move_no_checkpoint(workdir, m
     def fail(tree):
         raise error
 
-    monkeypatch.setattr(checkpoint, "fingerprint", fail)
-    monkeypatch.setattr(parameters, "fingerprint", fail)
+    monkeypatch.setattr(checkpoint_metadata, "fingerprint", fail)
     for read in (lambda: restore(workdir), lambda: load_params_on_host(find_checkpoint(workdir))):
         with pytest.raises(BertjaxError, match=rf"checkpoints/3 cannot be read .*{reason}.* but is not damaged"):
             read()
