@@ -182,7 +182,7 @@ class _Shardings(dict[str, Sharding]):
         ids = jax.ShapeDtypeStruct((1, 8), np.int32)
         batch = dict.fromkeys(("input_ids", "input_mask", "segment_ids", "masked_lm_positions"), ids)
         boxed = jax.eval_shape(model.init, jax.random.key(0), batch)["params"]
-        shapes = flatten_dict(with_shardings(boxed, mesh), sep="/")
+        shapes: dict[str, Any] = flatten_dict(with_shardings(boxed, mesh), sep="/")
         super().__init__({path: shape.sharding for path, shape in shapes.items()})
         self._modules, self._replicated = {*boxed}, replicated(mesh)
 

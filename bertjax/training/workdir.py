@@ -124,8 +124,8 @@ def check_config(workdir: epath.Path, config: dict[str, Any], data_hash: str) ->
     """
     if not has_checkpoints(workdir):
         return
-    saved, data, increased = _read_json(workdir / CONFIG), _read_json(workdir / DATA), {}
-    if saved and (workdir / RESULTS).exists():
+    saved, data, increased = _read_json(workdir / CONFIG) or {}, _read_json(workdir / DATA), {}
+    if (workdir / RESULTS).exists():
         # 0 steps mean that the number of epochs determines the steps.
         increased = {name: config[name] for name in ("epochs", "steps") if 0 < saved.get(name, 0) < config.get(name, 0)}
     problem = ""
@@ -134,7 +134,7 @@ def check_config(workdir: epath.Path, config: dict[str, Any], data_hash: str) ->
     if saved and (changes := result_differences({**saved, **increased}, config)):
         problem = f"with another config ({changes})"
     if problem:
-        raise UsageError(f"the workdir {workdir} belongs to a run {problem}; restore it, or use another --workdir")
+        raise UsageError(f"{workdir} belongs to a run {problem}; restore config and data, or use another --workdir")
     for name, value in increased.items():
         change = f"{name} increased from {saved[name]:g} to {value:g}"
         logger.info(f"continuing the finished run with {change}; the learning rate reaches 0 at the new last step")

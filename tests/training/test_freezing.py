@@ -148,5 +148,3 @@ def test_freeze_option_is_restored_from_config_json(tmp_path):
     file.write_text(json.dumps(config))
     assert result_differences(json.loads(file.read_text()), config) == ""
     assert load_config(str(file), []).optimizer.freeze == ("pooler", "encoder/embeddings")
-    overrides = ["--config.optimizer.freeze=pooler", "--config.optimizer.freeze=classifier"]
-    assert load_config(str(file), overrides).optimizer.freeze == ("pooler", "classifier")
