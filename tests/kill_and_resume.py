@@ -13,7 +13,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -21,15 +20,14 @@ from pathlib import Path
 
 from made_up_text import make_corpus
 from orbax_files import checkpoint_arrays, checkpoint_entries, newest_checkpoint
+from processes import train_command
 
-EXPERIMENT = Path(__file__).parents[1] / "experiments" / "pretrain.py"
 # Log lines, evaluations and checkpoints are at different steps, so that checkpoints contain unfinished metric sums.
 FIELDS = {
     "log_every": 7,
     "checkpoint_every": 10,
     "eval_every": 50,
-    "data.batch_size": 8,
-    "data.seq_len": 32,
+    "model.hidden_size": 64,
     "optimizer.learning_rate": 1e-3,
 }
 # Maximum of the random delay between the start of a save and the kill. A save takes longer than this.
@@ -41,11 +39,8 @@ class Run:
 
     def __init__(self, corpus: Path, workdir: Path, steps: int, log: Path) -> None:
         self.workdir, self.log, self.began = workdir, log, time.monotonic()
-        command = [
-            *(sys.executable, "-c", "from bertjax.cli.main import main; main()", "train", f"--workdir={workdir}"),
-            f"--config={EXPERIMENT}:size=L2_H64,quick=true,corpus={corpus}",
-            *(f"--config.{name}={value}" for name, value in (FIELDS | {"steps": steps}).items()),
-        ]
+        overrides = [f"--config.{name}={value}" for name, value in (FIELDS | {"steps": steps}).items()]
+        command = train_command(corpus, workdir, *overrides)
         with open(log, "wb") as file:
             self.process = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
 

@@ -24,7 +24,7 @@ from bertjax.cli.parser import DISTRIBUTED, INIT_FROM, PROFILE, REQUIRED_CONFIG,
 def train(args: argparse.Namespace) -> None:
     """Trains a model, or resumes training from the last checkpoint of the workdir."""
     from bertjax.training.cached_features import build_training_task
-    from bertjax.training.checkpoint_config import complete, resumed_config
+    from bertjax.training.checkpoint_config import complete
     from bertjax.training.multihost import exit_on_host_error
     from bertjax.training.profiling import parse_steps
     from bertjax.training.train import train as run
@@ -32,7 +32,7 @@ def train(args: argparse.Namespace) -> None:
     config = parse_run_config(args)
     distributed = join_cluster(args, config.cluster)  # before the first access to a checkpoint
     with exit_on_host_error(), open_init_checkpoint(args, keep_converted=not distributed) as init_from:
-        config = complete(*resumed_config(config, args.workdir, init_from))
+        config = complete(config, init_from, args.workdir)
         # With `feature_head.features` and a single process, this also runs the frozen encoder once over the data and
         # caches its output.
         task = build_training_task(config, init_from)

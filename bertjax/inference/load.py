@@ -29,7 +29,7 @@ from bertjax.training.checkpoint_config import checkpoint_model
 from bertjax.training.checkpoint_metadata import read_metadata
 from bertjax.training.parameters import load_params_on_host
 from bertjax.training.results import read_results
-from bertjax.training.sharding import MESH_AXES, make_mesh, parameter_shardings, replicated
+from bertjax.training.sharding import MESH_AXES, make_mesh, replicated, with_shardings
 from bertjax.training.workdir import CONFIG, RESULTS, is_converted
 
 logger = logging.getLogger(__name__)
@@ -168,8 +168,8 @@ def _shardings(model: nn.Module, mesh: Mesh) -> dict[str, Sharding]:
     ids = jax.ShapeDtypeStruct((1, 8), np.int32)
     batch = dict.fromkeys(("input_ids", "input_mask", "segment_ids", "masked_lm_positions"), ids)
     boxed = jax.eval_shape(model.init, jax.random.key(0), batch)["params"]
-    shardings: Any = flatten_dict(parameter_shardings(boxed, mesh), sep="/")
-    return shardings
+    shapes: dict[str, Any] = flatten_dict(with_shardings(boxed, mesh), sep="/")
+    return {path: shape.sharding for path, shape in shapes.items()}
 
 
 def _put(arrays: Mapping[str, np.ndarray], shardings: Mapping[str, Sharding], mesh: Mesh) -> dict[str, Any]:

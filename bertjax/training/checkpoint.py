@@ -9,6 +9,7 @@ its commit file.
 import dataclasses
 import logging
 import math
+import operator
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -80,12 +81,11 @@ class Checkpoints:
         metadata of each checkpoint describes `model`. Raises a BertjaxError if the checkpoints cannot be listed.
         """
         self._workdir, self._folder, self._model = workdir, workdir / CHECKPOINTS, model_metadata(model)
-        best = preservation_policy.BestN(
-            get_metric_fn=lambda metrics: metrics[_SCORE], n=1, keep_checkpoints_without_metrics=False
-        )
+        score = operator.itemgetter(_SCORE)
+        best = preservation_policy.BestN(get_metric_fn=score, n=1, keep_checkpoints_without_metrics=False)
         options = ocp.CheckpointManagerOptions(
             preservation_policy=preservation_policy.AnyPreservationPolicy([KeepPeriodic(keep, every), best]),
-            best_fn=lambda metrics: metrics[_SCORE],
+            best_fn=score,
             cleanup_tmp_directories=True,
             enable_async_checkpointing=True,
         )
@@ -97,10 +97,8 @@ class Checkpoints:
                 self._folder, options=options, item_handlers={**handlers, "meta": ocp.JsonCheckpointHandler()}
             )
         except Exception as error:  # Orbax reads its own metadata of each step, which may be damaged.
-            raise BertjaxError(
-                f"cannot list the checkpoints in {self._folder}: {first_line(error)}; move damaged checkpoints out of "
-                "this folder, or choose another --workdir"
-            ) from error
+            message = f"cannot list the checkpoints in {self._folder}: {first_line(error)}; move damaged ones elsewhere"
+            raise BertjaxError(message) from error
 
     def path(self, step: int) -> epath.Path:
         """Returns the folder of a step."""
@@ -140,10 +138,8 @@ class Checkpoints:
         except Exception as error:  # Orbax re-raises any exception of the storage library.
             if is_collective_error(error):
                 raise
-            raise BertjaxError(
-                f"saving a checkpoint in {self._folder} failed ({first_line(error)}); {self.describe_last()}. Free "
-                "some space or fix the cause, then run the same command again to resume"
-            ) from error
+            message = f"saving a checkpoint in {self._folder} failed ({first_line(error)}); {self.describe_last()}"
+            raise BertjaxError(f"{message}. Free some space or fix the cause, then run the command again") from error
 
     def describe_last(self) -> str:
         """Returns a clause that names the newest complete checkpoint, for use in error messages."""
@@ -152,9 +148,8 @@ class Checkpoints:
             steps = _complete_checkpoints(self._folder)
         except Exception:  # A storage failure may affect listing, too.
             return "the last good checkpoint is unknown, because the folder cannot be listed"
-        if not steps:
-            return "no checkpoint was saved yet"
-        return f"the last good checkpoint is {max(steps, key=lambda step: int(step.name))}"
+        last = max(steps, key=lambda step: int(step.name), default=None)
+        return f"the last good checkpoint is {last}" if last else "no checkpoint was saved yet"
 
     def restore_latest(self, abstract: TrainState, init: Callable[[], TrainState]) -> TrainState | None:
         """Restores the newest undamaged checkpoint. Moves newer, damaged ones to `workdir/damaged_checkpoints`.
@@ -169,32 +164,29 @@ class Checkpoints:
         for step in steps:
             try:
                 metadata = read_metadata(self.path(step))
-                changes = self._differences(metadata, abstract)
+                saved = {"model": metadata.model, "architecture": metadata.architecture, "arrays": metadata.arrays}
+                run = {**self._model, "arrays": array_shapes(_saved_fields(abstract, metadata))}
+                changes = differences(saved, run)
                 state = None if changes else self._restore(step, metadata, abstract, init)
             except Exception as error:  # Orbax and its dependencies raise many exception types on damaged files.
                 raise_unless_damage(error, self.path(step))
                 aside = self._workdir / DAMAGED / str(step)
                 logger.info(f"checkpoint {self.path(step)} is damaged ({first_line(error)}); moved to {aside}")
-                self._set_aside(step, aside)
+                if jax.process_index() == 0:
+                    aside.parent.mkdir(parents=True, exist_ok=True)
+                    if aside.exists():
+                        aside.rmtree()
+                    self.path(step).rename(aside)
+                self._manager.reload()
                 continue
             if changes:
-                raise BertjaxError(
-                    f"checkpoint {self.path(step)} does not fit this run ({'; '.join(changes)}); choose another "
-                    "--workdir, or use the config and the bertjax version that saved it"
-                )
+                message = f"checkpoint {self.path(step)} does not fit this run ({'; '.join(changes)})"
+                raise BertjaxError(f"{message}; choose another --workdir, or use the bertjax version that saved it")
             return state
         damaged = self._workdir / DAMAGED
         if steps or (damaged.exists() and any(damaged.iterdir())):
-            raise BertjaxError(
-                f"all checkpoints of {self._workdir} are damaged and were moved to {DAMAGED}/; choose another "
-                "--workdir, or remove this workdir to start over"
-            )
+            raise BertjaxError(f"all checkpoints are damaged and were moved to {damaged}; choose another --workdir")
         return None
-
-    def _differences(self, metadata: CheckpointMetadata, abstract: TrainState) -> list[str]:
-        """Lists the differences in model and arrays between a saved step and this run."""
-        saved = {"model": metadata.model, "architecture": metadata.architecture, "arrays": metadata.arrays}
-        return differences(saved, {**self._model, "arrays": array_shapes(_saved_fields(abstract, metadata))})
 
     def _restore(
         self, step: int, metadata: CheckpointMetadata, abstract: TrainState, init: Callable[[], TrainState]
@@ -202,25 +194,19 @@ class Checkpoints:
         """Restores a step and checks its fingerprints."""
         saved = _saved_fields(abstract, metadata)
         eval_field = abstract.eval_field if abstract.eval_field in saved else "params"
-        items = _as_items(saved, eval_field)
-        args = {name: restore_args(tree) for name, tree in items.items()}
+        args = {
+            name: ocp.args.PyTreeRestore(tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree))
+            for name, tree in _as_items(saved, eval_field).items()
+        }
         restored = self._manager.restore(step, args=ocp.args.Composite(**args))
         for name in _ITEMS:
-            check_fingerprint(name, fingerprint(restored[name]), metadata)
+            check_fingerprint(name, restored[name], metadata)
         fields = {eval_field: restored["params"], **restored["training"]}
         if fields.keys() == vars(abstract).keys() and fields["sums"].keys() == abstract.sums.keys():
             return abstract.replace(**fields)
         initial = init()
         sums = {name: fields["sums"].get(name, initial.sums[name]) for name in abstract.sums}
         return initial.replace(**{**fields, "sums": sums})
-
-    def _set_aside(self, step: int, aside: epath.Path) -> None:
-        if jax.process_index() == 0:
-            aside.parent.mkdir(parents=True, exist_ok=True)
-            if aside.exists():
-                aside.rmtree()
-            self.path(step).rename(aside)
-        self._manager.reload()
 
 
 def _as_items(fields: dict[str, Any], eval_field: str) -> dict[str, Any]:
@@ -238,11 +224,6 @@ def _saved_fields(abstract: TrainState, metadata: CheckpointMetadata) -> dict[st
     return {**fields, "sums": dict.fromkeys(sums, like)}
 
 
-def restore_args(abstract: Any) -> ocp.args.PyTreeRestore:
-    """Returns Orbax's arguments to restore arrays with the dtypes and shardings of `abstract`."""
-    return ocp.args.PyTreeRestore(abstract, restore_args=ocp.checkpoint_utils.construct_restore_args(abstract))
-
-
 def resolve_path(path: str | os.PathLike) -> epath.Path:
     """Returns the absolute path with symbolic links resolved. Returns URLs unchanged."""
     return epath.Path(path) if is_remote(path) else epath.Path(os.path.realpath(os.path.expanduser(path)))
@@ -254,9 +235,7 @@ def resolve_checkpoint_path(path: str | os.PathLike) -> epath.Path:
         raise UsageError(f"unsupported checkpoint path: {path}; use a local path or gs://, or hf:ORG/NAME")
     resolved = resolve_path(path)
     if characters := sorted(_GLOB_CHARACTERS & {*str(resolved)}):
-        raise UsageError(
-            f"{resolved} contains {' '.join(characters)}, which Orbax reads as a pattern; use a path without [ ] * ? \\"
-        )
+        raise UsageError(f"{resolved} contains {' '.join(characters)}, which Orbax reads as a pattern; rename it")
     return resolved
 
 
@@ -275,9 +254,7 @@ def find_checkpoint(path: str | os.PathLike) -> epath.Path:
     resolved = resolve_checkpoint_path(path)
     if (resolved / "params").exists():
         if not is_complete(resolved):
-            raise BertjaxError(
-                f"checkpoint {resolved} is incomplete: its save is in progress or was interrupted; choose another one"
-            )
+            raise BertjaxError(f"checkpoint {resolved} is incomplete: its save has not finished; use another one")
         return resolved
     for folder in (resolved, resolved / CHECKPOINTS):
         if folder.is_dir() and (checkpoints := _complete_checkpoints(folder)):

@@ -33,16 +33,23 @@ def experiment_config(
     return complete(parse_config(load_config(experiment, overrides)), init_from)
 
 
-def complete(config: RunConfig, init_from: str | epath.Path | None = None) -> RunConfig:
+def complete(config: RunConfig, init_from: str | epath.Path | None = None, workdir: str | None = None) -> RunConfig:
     """Returns a config with absolute paths and without unset fields, except for `vocab_size`, which the data sets.
 
     Unset fields of the architecture are those of the checkpoint `init_from`, or defaults if the config or its task has
     a model size. An empty `data.vocabulary` becomes the checkpoint's. `optimizer.head_steps=-1` becomes a third of the
-    steps if the checkpoint lacks a language-model head, else 0.
+    steps if the checkpoint lacks a language-model head, else 0. If the run resumes in `workdir`, its head steps do not
+    change, and without `init_from`, the architecture may come from the checkpoints of the workdir.
 
     Raises a UsageError if a field of the architecture differs from that of the checkpoint.
     """
     data, optimizer = _with_absolute_paths(config.data), config.optimizer
+    if workdir is not None and has_checkpoints(folder := resolve_checkpoint_path(workdir)):
+        if optimizer.head_steps < 0:
+            saved = load_saved_config(folder / CONFIG).optimizer.get("head_steps", 0)
+            optimizer = dataclasses.replace(optimizer, head_steps=saved)
+        if init_from is None and config.model.hidden_size is None:
+            init_from = folder
     checkpoint = None if init_from is None else find_checkpoint(init_from)
     if checkpoint is None:
         is_sized = not {*size_fields("base")} & {*config.model.unset}
@@ -60,21 +67,6 @@ def complete(config: RunConfig, init_from: str | epath.Path | None = None) -> Ru
     return dataclasses.replace(config, **fields)
 
 
-def resumed_config(config: RunConfig, workdir: str, init_from: str | None) -> tuple[RunConfig, str | epath.Path | None]:
-    """Returns the config and the checkpoint to `complete` it with, for a run that may resume in a workdir.
-
-    Without `init_from`, the architecture may come from the workdir's checkpoints. Automatic head steps are those that
-    the run started with.
-    """
-    folder = resolve_checkpoint_path(workdir)
-    if not has_checkpoints(folder):
-        return config, init_from
-    if config.optimizer.head_steps < 0:
-        saved = load_saved_config(folder / CONFIG).optimizer.get("head_steps", 0)
-        config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, head_steps=saved))
-    return config, folder if init_from is None and config.model.hidden_size is None else init_from
-
-
 def _with_architecture(model: ModelConfig, saved: Architecture, checkpoint: epath.Path, has_data: bool) -> ModelConfig:
     """Returns a model config with the architecture of a checkpoint."""
     changes = vars(saved).copy()
@@ -85,10 +77,8 @@ def _with_architecture(model: ModelConfig, saved: Architecture, checkpoint: epat
         configured = getattr(model, name)
         # `pad_vocab_to_multiple_of` always comes from the checkpoint, because it determines the token table's shape.
         if configured not in (None, value) and name != "pad_vocab_to_multiple_of":
-            raise UsageError(
-                f"config.model.{name}={configured} differs from {name}={value} of {checkpoint}; omit `size=` and "
-                f"config.model.{name}, or set them to the values of the checkpoint"
-            )
+            message = f"config.model.{name}={configured} differs from {name}={value} of {checkpoint}"
+            raise UsageError(f"{message}; omit `size=` and config.model.{name}, or set them to the checkpoint's values")
     return dataclasses.replace(model, **changes)
 
 

@@ -22,9 +22,9 @@ from bertjax.utils.io import read_json_object
 _UNAVAILABLE = re.compile(
     "RESOURCE_EXHAUSTED|Out of memory|UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED"
 )
-_UNAVAILABLE_ERRNO = {
-    *(errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM, errno.ETIMEDOUT, errno.ECONNRESET),
-}
+_UNAVAILABLE_ERRNO = frozenset(
+    (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM, errno.ETIMEDOUT, errno.ECONNRESET)
+)
 # Number of independent 32-bit sums of a fingerprint, each with its own seed.
 _NUM_SUMS = 2
 # Smaller arrays are hashed with NumPy, which needs no compilation.
@@ -82,9 +82,7 @@ def read_metadata(checkpoint: epath.Path) -> CheckpointMetadata:
             raise TypeError("wrong type of fingerprints or model")
         return metadata
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BertjaxError(
-            f"checkpoint {checkpoint} is damaged: {file} ({first_line(error)}); use another checkpoint"
-        ) from error
+        raise BertjaxError(f"checkpoint {checkpoint} is damaged: metadata: {first_line(error)}; use another") from error
 
 
 def saved_architecture(checkpoint: epath.Path) -> Architecture:
@@ -92,9 +90,8 @@ def saved_architecture(checkpoint: epath.Path) -> Architecture:
     try:
         return Architecture(**read_metadata(checkpoint).architecture)
     except TypeError as error:
-        raise BertjaxError(
-            f"unknown architecture of checkpoint {checkpoint}: {first_line(error)}; use the version that wrote it"
-        ) from error
+        message = f"unknown architecture of checkpoint {checkpoint}: {first_line(error)}"
+        raise BertjaxError(f"{message}; use the version that wrote it") from error
 
 
 def raise_unless_damage(error: Exception, checkpoint: epath.Path) -> None:
@@ -108,16 +105,14 @@ def raise_unless_damage(error: Exception, checkpoint: epath.Path) -> None:
     while cause is not None:
         is_errno = isinstance(cause, OSError) and cause.errno in _UNAVAILABLE_ERRNO
         if is_errno or isinstance(cause, MemoryError) or _UNAVAILABLE.search(str(cause)):
-            raise BertjaxError(
-                f"checkpoint {checkpoint} cannot be read ({first_line(cause)}), but is not damaged; fix the cause, "
-                "then run the same command again"
-            ) from error
+            message = f"checkpoint {checkpoint} cannot be read ({first_line(cause)}), but is not damaged"
+            raise BertjaxError(f"{message}; fix the cause, then run the same command again") from error
         cause = cause.__cause__ or cause.__context__
 
 
-def check_fingerprint(name: str, computed: str, metadata: CheckpointMetadata) -> None:
+def check_fingerprint(name: str, tree: Any, metadata: CheckpointMetadata) -> None:
     """Raises a BertjaxError if the fingerprint of the restored item `name` differs from the saved one."""
-    saved = metadata.fingerprints[name]
+    computed, saved = fingerprint(tree), metadata.fingerprints[name]
     if computed != saved:
         raise BertjaxError(f"fingerprint of {name} is {computed}, but was {saved} when saved")
 

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from etils import epath
@@ -90,22 +91,17 @@ def check_vocabulary(task: Task, checkpoint: epath.Path) -> None:
         vocabulary = source or file.parent / read_json(file)["file"]
         has_field = hasattr(task.config.data, "vocabulary")
         fix = "omit config.data.vocabulary" if has_field else f"prepare the data with --vocab {vocabulary}"
-        raise UsageError(
-            f"the vocabulary of {source or checkpoint} differs from the data's vocabulary (SHA-256 {saved[:12]} and "
-            f"{expected[:12]}); {fix}"
-        )
+        raise UsageError(f"the vocabulary of {source or checkpoint} differs from the data's vocabulary; {fix}")
 
 
 def has_output_layer_of(task: Task, checkpoint: epath.Path) -> bool:
     """Returns True if the output layer of a checkpoint has the labels of a task, so that training can reuse it."""
-    layer = read_output_layer(workdir_of(checkpoint))
-    if layer is None or OUTPUT_LAYER not in task.workdir_files:
+    saved, expected = _output_layers(task, checkpoint)
+    if not saved or not expected or read_metadata(checkpoint).model != model_description(task.objective.model):
         return False
-    saved, expected = json.loads(layer.as_json()), json.loads(task.workdir_files[OUTPUT_LAYER])
     # An output layer without labels, such as a regression layer, fits only the task that it was trained for.
-    fields = ("kind", "labels") if layer.labels else ("kind", "output")
-    is_same_model = read_metadata(checkpoint).model == model_description(task.objective.model)
-    return is_same_model and all(saved[field] == expected[field] for field in fields)
+    fields = ("kind", "labels") if saved["labels"] else ("kind", "output")
+    return all(saved[field] == expected[field] for field in fields)
 
 
 def check_output_layer(task: Task, checkpoint: epath.Path) -> list[int]:
@@ -113,41 +109,43 @@ def check_output_layer(task: Task, checkpoint: epath.Path) -> list[int]:
 
     Raises a UsageError if the checkpoint's output layer was trained for a different task, even if the shapes match.
     """
-    layer = read_output_layer(workdir_of(checkpoint))
-    if OUTPUT_LAYER not in task.workdir_files or layer is None:
+    saved, expected = _output_layers(task, checkpoint)
+    if not saved or not expected:
         return []
-    expected, saved = json.loads(task.workdir_files[OUTPUT_LAYER]), json.loads(layer.as_json())
-    if saved["output"]:
-        for field in ("output", "labels"):
-            if saved[field] != expected[field]:
-                raise UsageError(
-                    f"the output layer of {checkpoint} was trained with {field} {_quoted(saved[field])}, but the "
-                    f"config uses {_quoted(expected[field])}; use a checkpoint fine-tuned for this task"
-                )
-        return []
+    order: list[int] | None = []
+    source = _source(checkpoint) or str(checkpoint)
     # The output layer of a converted checkpoint does not name its task, so check only whether it is multi-label.
-    if (saved["kind"] == MULTILABEL) != (expected["kind"] == MULTILABEL):
-        raise UsageError(
-            f"the output layer of {checkpoint} is of kind {saved['kind']}, but the task needs kind {expected['kind']}; "
-            "use a checkpoint that was fine-tuned for this task, or set --config.data.kind"
-        )
-    return _output_order(saved["labels"], expected["labels"], _source(checkpoint) or str(checkpoint))
+    if saved["output"]:
+        different = [field for field in ("output", "labels") if saved[field] != expected[field]]
+    elif (saved["kind"] == MULTILABEL) != (expected["kind"] == MULTILABEL):
+        different = ["kind"]
+    else:
+        order = _output_order(saved["labels"], expected["labels"], source)
+        different = ["labels"] if order is None else []
+    if different:
+        was, needed = (f"{different[0]} {_quoted(layer[different[0]])}" for layer in (saved, expected))
+        message = f"the output layer of {source} was trained with {was}"
+        raise UsageError(f"{message}, but the config uses {needed}; use a checkpoint fine-tuned for this task")
+    return order or []
 
 
-def _output_order(saved: list[str], labels: list[str], checkpoint: str) -> list[int]:
+def _output_layers(task: Task, checkpoint: epath.Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the fields of the output layers of a checkpoint and of a task ({}: no output layer)."""
+    layer = read_output_layer(workdir_of(checkpoint))
+    return json.loads(layer.as_json()) if layer else {}, json.loads(task.workdir_files.get(OUTPUT_LAYER, b"{}"))
+
+
+def _output_order(saved: list[str], labels: list[str], source: str) -> list[int] | None:
     """Returns the checkpoint's output index of each label, matched by name, or [] if output i is label i.
 
-    If no name matches, output i is label i. Raises a UsageError if only some names match.
+    If no name matches, output i is label i. Returns None if only some names match.
     """
     saved_names, names = [label.lower() for label in saved], [label.lower() for label in labels]
     if sorted(saved_names) == sorted(names):
         return [] if saved_names == names else [saved_names.index(name) for name in names]
     if len(saved) != len(labels) or {*saved_names} & {*names}:
-        raise UsageError(
-            f"the output layer of {checkpoint} was trained with labels {_quoted(saved)}, but the config uses "
-            f"{_quoted(labels)}; use a checkpoint fine-tuned for these labels"
-        )
-    logger.info(f"matched the outputs {_quoted(saved)} of {checkpoint} to the labels {_quoted(labels)} by position")
+        return None
+    logger.info(f"matched the outputs {_quoted(saved)} of {source} to the labels {_quoted(labels)} by position")
     return []
 
 

@@ -29,9 +29,7 @@ _DEFAULT_PORT = 8476
 # Words in the messages of failed collectives: gloo on CPUs, NCCL on GPUs, and JAX's coordination service.
 _COLLECTIVE_ERROR = re.compile(r"\bgloo\b|\bnccl|coordination ?service|\bheartbeat", re.IGNORECASE)
 # Config fields that may differ between processes: paths, timeouts and ports.
-_LOCAL_FIELDS = tuple(
-    f"config.{name}" for name in ("cluster.", "hang_seconds:", *(f"{field}:" for field in PATH_FIELDS))
-)
+_LOCAL_FIELDS = ("config.cluster.", "config.hang_seconds:", *(f"config.{field}:" for field in PATH_FIELDS))
 # On network file systems, a new file may be visible to other hosts only after their caches time out.
 _VISIBLE_SECONDS, _POLL_SECONDS = 90.0, 0.5
 
@@ -83,46 +81,36 @@ def initialize_distributed(config: ClusterConfig) -> None:
         ) from error
 
 
-def raise_on_all_hosts(check: Callable[[], None]) -> None:
-    """Runs `check` on every process. If it raises a BertjaxError on any process, raises that error on all processes.
+def raise_on_all_hosts(call: Callable[[], T]) -> T:
+    """Returns the result of `call`. If it raises a BertjaxError on any process, raises that error on all processes.
 
     If only the failed process raised the error, the other processes would wait for it forever.
     """
     if jax.process_count() == 1:
-        check()
-        return
+        return call()
+    result: Any = None
     failure: BertjaxError | None = None
     try:
-        check()
+        result = call()
     except BertjaxError as error:
         failure = error
     text = f"process {jax.process_index()}: {shortened(failure, 500)}" if failure else ""
-    codes, texts = multihost_utils.process_allgather(
-        (
-            np.array(failure.exit_code if failure else 0),
-            np.frombuffer(text.encode()[:1024].ljust(1024), np.uint8),
-        )
-    )
+    code, message = np.array(failure.exit_code if failure else 0), text.encode()[:1024].ljust(1024)
+    codes, texts = multihost_utils.process_allgather((code, np.frombuffer(message, np.uint8)))
     if np.any(codes):
         first = int(np.argmax(codes != 0))
         error_class = UsageError if codes[first] == UsageError.exit_code else BertjaxError
         error = error_class(np.asarray(texts[first]).tobytes().decode(errors="replace").strip())
         error.on_all_hosts = True
         raise error from failure
+    return result
 
 
 def broadcast_from_host0(read: Callable[[], T]) -> T:
     """Runs `read` on process 0 and returns its result, a JSON value, on all processes."""
     if jax.process_count() == 1:
         return read()
-    content = b""
-
-    def read_on_host0() -> None:
-        nonlocal content
-        if jax.process_index() == 0:
-            content = json.dumps(read()).encode()
-
-    raise_on_all_hosts(read_on_host0)
+    content = raise_on_all_hosts(lambda: json.dumps(read()).encode() if jax.process_index() == 0 else b"")
     size = int(multihost_utils.broadcast_one_to_all(np.array(len(content))))
     array = np.frombuffer(content.ljust(size), np.uint8)
     return json.loads(multihost_utils.broadcast_one_to_all(array).tobytes())
@@ -140,10 +128,8 @@ def assert_same_run(description: dict[str, Any]) -> None:
 
     def check() -> None:
         if changed:
-            raise UsageError(
-                f"config or data differ from those of process 0: {'; '.join(changed[:5])}; start all processes with "
-                "the same command and the same data"
-            )
+            message = f"config or data differ from those of process 0: {'; '.join(changed[:5])}"
+            raise UsageError(f"{message}; start all processes with the same command and data")
 
     raise_on_all_hosts(check)
 
@@ -160,9 +146,7 @@ def assert_shared_workdir(workdir: epath.Path) -> None:
         deadline = time.monotonic() + _VISIBLE_SECONDS
         while not probe.exists():
             if time.monotonic() > deadline:
-                raise UsageError(
-                    f"workdir is not shared between hosts: {workdir}; use a shared folder, such as gs://..."
-                )
+                raise UsageError(f"workdir is not shared between hosts: {workdir}; use a shared folder or gs://...")
             time.sleep(_POLL_SECONDS)
 
     try:
@@ -196,10 +180,8 @@ def exit_on_host_error() -> Iterator[None]:
         atexit.register(_exit, LostError.exit_code if is_lost else code)
         if not is_lost:
             raise
-        raise LostError(
-            f"another process of this run has died: {first_line(error)}; run the same command again on every host to "
-            "resume from the last checkpoint"
-        ) from error
+        message = f"another process of this run has died: {first_line(error)}"
+        raise LostError(f"{message}; run the same command again on every host to resume") from error
 
 
 def _exit(code: int) -> None:

@@ -28,10 +28,8 @@ def make_schedule(config: OptimizerConfig, warmup_steps: int, total_steps: int) 
     if not head_steps:
         return bert_schedule(config.learning_rate, warmup_steps, total_steps)
     if head_steps >= total_steps:
-        raise UsageError(
-            f"config.optimizer.head_steps={head_steps} must be below the number of steps, {total_steps}; use a lower "
-            "number, or train only the head with --config.optimizer.freeze=encoder"
-        )
+        message = f"config.optimizer.head_steps={head_steps} must be below the number of steps, {total_steps}"
+        raise UsageError(f"{message}; to train only the head, set config.optimizer.freeze=encoder")
     head = bert_schedule(config.head_learning_rate, head_steps // 10, head_steps)
     all_parameters = bert_schedule(config.learning_rate, warmup_steps, total_steps - head_steps)
     return jax.tree_util.Partial(_head_first, head_steps, head, all_parameters)

@@ -59,14 +59,19 @@ def load_params(
     new, unused = sorted(leaves.keys() - restored), sorted(saved.keys() - restored)
     if missing := [name for name in new if isinstance(leaves[name], jax.ShapeDtypeStruct)]:
         raise UsageError(f"{checkpoint} lacks the parameters {listed(missing)}; use a checkpoint of the same model")
-    _log_usage(checkpoint, restored, new, unused)
+    if new or unused:
+        modules = Counter(name.split("/")[0] for name in restored)
+        counts = ", ".join(f"{module} ({count} arrays)" for module, count in sorted(modules.items()))
+        logger.info(f"restored from {checkpoint}: {counts}")
+    if new:
+        logger.info(f"initialized randomly: {', '.join(new)}")
+    if unused:
+        logger.info(f"ignored parameters of {checkpoint}: {', '.join(unused)}")
     for name in sorted(restored):
         array, leaf = saved[name], leaves[name]
         if array.shape != leaf.shape:
-            raise UsageError(
-                f"parameter {name} has shape {array.shape} in {checkpoint} but {leaf.shape} in the model; use a "
-                "checkpoint of the same model"
-            )
+            message = f"parameter {name} has shape {array.shape} in {checkpoint} but {leaf.shape} in the model"
+            raise UsageError(f"{message}; use a checkpoint of the same model")
         leaves[name] = jax.make_array_from_callback(array.shape, leaf.sharding, array.__getitem__)
     return unflatten_dict(leaves, sep="/")
 
@@ -83,7 +88,7 @@ def load_params_on_host(checkpoint: epath.Path) -> dict[str, np.ndarray]:
                 partial_restore=True,
             )
             params |= flatten_dict(checkpointer.restore(checkpoint / "params", args=args), sep="/")
-        check_fingerprint("params", fingerprint(unflatten_dict(params, sep="/")), read_metadata(checkpoint))
+        check_fingerprint("params", unflatten_dict(params, sep="/"), read_metadata(checkpoint))
     return params
 
 
@@ -132,20 +137,6 @@ def _open_params(checkpoint: epath.Path) -> Iterator[tuple[ocp.Checkpointer, lis
             yield checkpointer, [*flatten_dict(saved.tree, sep="/")]
     except Exception as error:  # Orbax and its dependencies raise many exception types on damaged files.
         raise_unless_damage(error, checkpoint)
-        raise BertjaxError(
-            f"checkpoint {checkpoint} is damaged ({first_line(error)}); try an older checkpoint of the workdir"
-        ) from error
+        raise BertjaxError(f"checkpoint {checkpoint} is damaged ({first_line(error)}); use an older one") from error
     finally:
         absl_logger.setLevel(level)
-
-
-def _log_usage(checkpoint: epath.Path, restored: set[str], new: list[str], unused: list[str]) -> None:
-    """Logs the restored, new and ignored parameters, unless model and checkpoint have the same parameters."""
-    if new or unused:
-        modules = Counter(name.split("/")[0] for name in restored)
-        counts = ", ".join(f"{module} ({count} arrays)" for module, count in sorted(modules.items()))
-        logger.info(f"restored from {checkpoint}: {counts}")
-    if new:
-        logger.info(f"initialized randomly: {', '.join(new)}")
-    if unused:
-        logger.info(f"ignored parameters of {checkpoint}: {', '.join(unused)}")

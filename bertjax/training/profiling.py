@@ -3,7 +3,6 @@
 import logging
 import os
 import re
-from types import TracebackType
 
 import jax
 from etils import epath
@@ -50,9 +49,7 @@ class StepProfiler:
     def __enter__(self) -> "StepProfiler":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._is_tracing:
             self._stop()
         elif self._steps and not self._has_traced:
@@ -61,6 +58,4 @@ class StepProfiler:
     def _stop(self) -> None:
         self._is_tracing = False
         jax.profiler.stop_trace()
-        logger.info(
-            f"saved the profile in {self._log_dir / _PROFILES}; open it with: tensorboard --logdir {self._log_dir}"
-        )
+        logger.info(f"saved {self._log_dir / _PROFILES}; open it with: tensorboard --logdir {self._log_dir}")

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import logging
 import math
 import sys
@@ -16,7 +15,7 @@ from etils import epath
 
 from bertjax.model.flops import peak_flops_per_second
 from bertjax.model.partitioning import resolve_layout
-from bertjax.tasks.objectives.step_cost import ATTENTION_FRACTION, TOKEN_FRACTION
+from bertjax.tasks.objectives.step_cost import ATTENTION_FRACTION, TOKEN_FRACTION, StepCost
 from bertjax.tasks.task import MetricSums, Task
 from bertjax.training.metrics import (
     EVAL_PREFIX,
@@ -73,21 +72,19 @@ class Progress:
             self._boards += [TrackerWriter(name, workdir, config) for name in trackers]
         self._peak_flops_per_second, source = peak_flops_per_second(jax.devices())
         if task.warmup_steps >= task.total_steps:
-            logger.info(
-                f"warm-up takes {task.warmup_steps:,} of {task.total_steps:,} steps, so the learning rate does not "
-                f"reach {task.config.optimizer.learning_rate:g}; see config.optimizer.warmup_steps"
-            )
+            steps = f"warm-up takes {task.warmup_steps:,} of {task.total_steps:,} steps"
+            logger.info(f"{steps}, so the learning rate does not reach {task.config.optimizer.learning_rate:g}")
         logger.info(f"{jax.device_count()} {jax.devices()[0].device_kind} device(s); MFU relative to {source}")
         logger.info(f"compiling the train step for {resolve_layout(task.objective.model.config).dtype}")
         self._compile_seconds = 0.0
         jax.monitoring.register_event_duration_secs_listener(self._record_compilation)
         # Without a terminal, the log lines show the progress.
         self._bar = progress_bar("training", task.total_steps, " steps", shown=sys.stderr.isatty(), done=step)
-        self._is_first_step = True
+        self._first_step = step + 1
         self._started = self._drawn_at = time.monotonic()
         self._reset_clock(step)
         self._speed: dict[str, float] = {}
-        self._flops_per_second = 0.0
+        self._seconds_per_flop = 0.0
         # Number of tokens up to the step of the last line that counts them.
         counted = [line for line in lines if TOKEN_FRACTION in line]
         self._counted_at, self._tokens = (counted[-1]["step"], counted[-1]["tokens"]) if counted else (0, 0)
@@ -115,29 +112,30 @@ class Progress:
     def step_done(self, step: int, state: TrainState) -> None:
         """Advances the progress bar. Waits for the first step to finish, to exclude compilation from the speed."""
         self._bar.update()
-        if self._is_first_step:
+        if step == self._first_step:
             jax.block_until_ready(state.step)
-            seconds = time.monotonic() - self._started - self._paused_seconds
+            seconds = time.monotonic() - self._since - self._paused_seconds
             logger.info(f"first step after {seconds:.1f} s, including data loading and compilation")
-            self._is_first_step = False
             self._reset_clock(step)
 
     def log_step(self, step: int, values: dict[str, float]) -> None:
         """Logs the training metrics `values`, which are means over the steps since the last call."""
         values = dict(values)
         token_fraction, attention_fraction = values[TOKEN_FRACTION], values.pop(ATTENTION_FRACTION)
-        loss = values.get("loss", math.nan)
-        if self.first_loss == math.inf and "loss" in values:
-            self.first_loss = loss
+        if self.first_loss == math.inf:
+            self.first_loss = values.get("loss", math.inf)
         self._measure_speed(step, token_fraction, attention_fraction)
         scores = [metric.name for metric in self._task.objective.metrics if not metric.is_loss]
         accuracies = "  ".join(f"{name} {values[name]:.3f}" for name in scores if name in values)
         speed = ""
         if self._speed:
+            # Estimate the remaining time from FLOPs instead of steps, because later steps may need more FLOPs.
+            seconds_left = self._cost(step, self._task.total_steps).flops * self._seconds_per_flop
             speed = (
                 f"  {self._speed['tokens_per_second']:,.0f} tokens/s  {100 * token_fraction:.0f} % tokens  "
-                f"MFU {100 * self._speed['mfu']:.1f} %  {duration(self._seconds_left(step))} left"
+                f"MFU {100 * self._speed['mfu']:.1f} %  {duration(seconds_left)} left"
             )
+        loss = values.get("loss", math.nan)
         logger.info(f"step {step:,}/{self._task.total_steps:,}: loss {loss:.3f}  {accuracies}{speed}")
         counts = self._token_counts(step, token_fraction)
         self._tokens, self._counted_at = counts["tokens"], step
@@ -167,7 +165,8 @@ class Progress:
             return
         if task.steps_per_epoch:
             metrics = [task.best_metric] if task.best_metric else task.objective.metrics
-            plot_finetuning(lines, path, metrics, task.steps_per_epoch, self._baseline)
+            baseline = task.baseline() if task.eval_every else {}
+            plot_finetuning(lines, path, metrics, task.steps_per_epoch, baseline)
         else:
             plot_pretraining(lines, path, task.objective.metrics, [*task.other_tasks])
 
@@ -175,21 +174,15 @@ class Progress:
         """Logs the duration of a finished run."""
         metric = self._task.best_metric
         if step < self._task.total_steps and metric:
-            patience = self._task.config.patience
-            logger.info(
-                f"stopped early at step {step:,} of {self._task.total_steps:,}: {metric.name} has not improved in "
-                f"{patience:,} evaluation{'s' * (patience > 1)}"
-            )
+            patience, total = self._task.config.patience, self._task.total_steps
+            cause = f"{metric.name} has not improved in {patience:,} evaluation{'s' * (patience > 1)}"
+            logger.info(f"stopped early at step {step:,} of {total:,}: {cause}")
         seconds = time.monotonic() - self._started
         compilation = f"{100 * self._compile_seconds / seconds:.0f} % of it compilation"
         which = "best" if metric else "last"
         logger.info(f"done: {step:,} steps in {duration(seconds)}, {compilation}; {which} checkpoint {best}")
         curves = f"curves in {self._workdir / CURVES}, " if (self._workdir / CURVES).exists() else ""
         logger.info(f"{curves}metrics in {self._workdir / METRICS}")
-
-    @functools.cached_property
-    def _baseline(self) -> dict[str, float]:
-        return self._task.baseline() if self._task.eval_every else {}
 
     def _record_compilation(self, event: str, duration_secs: float, **_: Any) -> None:
         if event == "/jax/core/compile/backend_compile_duration":
@@ -204,9 +197,12 @@ class Progress:
 
     def _token_counts(self, step: int, token_fraction: float) -> dict[str, int]:
         """Returns the tokens and positions up to `step`, given the token fraction since the last logged step."""
-        positions = (self._task.run_cost_before(step) - self._task.run_cost_before(self._counted_at)).positions
-        tokens = self._tokens + round(token_fraction * positions)
+        tokens = self._tokens + round(token_fraction * self._cost(self._counted_at, step).positions)
         return {"tokens": tokens, "positions": self._task.cost_before(step).positions}
+
+    def _cost(self, start: int, stop: int) -> StepCost:
+        """Returns the cost of the steps from `start` to before `stop`."""
+        return self._task.run_cost_before(stop) - self._task.run_cost_before(start)
 
     def _reset_clock(self, step: int) -> None:
         """Starts the measurement of the speed after `step`."""
@@ -215,19 +211,12 @@ class Progress:
     def _measure_speed(self, step: int, token_fraction: float, attention_fraction: float) -> None:
         if step > self._since_step:
             seconds = max(time.monotonic() - self._since - self._paused_seconds, 1e-9)
-            cost = self._task.run_cost_before(step) - self._task.run_cost_before(self._since_step)
-            self._flops_per_second = cost.flops / seconds
-            peak = self._peak_flops_per_second
-            token_flops_per_second = cost.token_flops(token_fraction, attention_fraction) / seconds
+            cost, peak = self._cost(self._since_step, step), self._peak_flops_per_second
+            self._seconds_per_flop = seconds / cost.flops if cost.flops else 0.0
             self._speed = {
                 "tokens_per_second": token_fraction * cost.positions / seconds,
                 "positions_per_second": cost.positions / seconds,
                 "rows_per_second": cost.rows / seconds,
-                "mfu": token_flops_per_second / peak if peak else math.nan,
+                "mfu": cost.token_flops(token_fraction, attention_fraction) / seconds / peak if peak else math.nan,
             }
         self._reset_clock(step)
-
-    def _seconds_left(self, step: int) -> float:
-        """Estimates the remaining seconds from FLOPs instead of steps, because later steps may need more FLOPs."""
-        flops = (self._task.run_cost_before(self._task.total_steps) - self._task.run_cost_before(step)).flops
-        return flops / self._flops_per_second if self._flops_per_second else 0.0

@@ -87,8 +87,8 @@ def check_batch_sizes(batch_sizes: Sequence[int], mesh: Mesh, grad_accum_steps: 
         if batch_size % (shards * grad_accum_steps):
             raise UsageError(
                 f"a batch of {batch_size} rows is not divisible by {shards} data shards x {grad_accum_steps} "
-                "micro-batches; change config.data.batch_size or eval_batch_size (examples_per_row divides the rows of "
-                "a batch, and so does a longer seq_len with keep_tokens_per_batch)"
+                "micro-batches; change config.data.batch_size or eval_batch_size (examples_per_row and "
+                "keep_tokens_per_batch divide the rows of a batch)"
             )
 
 
@@ -100,10 +100,8 @@ def list_devices() -> list[jax.Device]:
     except (RuntimeError, AssertionError) as error:
         platforms = quoted(jax.config.jax_platforms or "")  # pyrefly: ignore[missing-attribute]  # Defined at run time.
         reason = f" ({first_line(error)})" if str(error) else ""
-        raise UsageError(
-            f"JAX finds no devices for JAX_PLATFORMS={platforms}{reason}; use a platform of this machine, such as cpu, "
-            "or unset JAX_PLATFORMS"
-        ) from error
+        message = f"JAX finds no devices for JAX_PLATFORMS={platforms}{reason}"
+        raise UsageError(f"{message}; use a platform of this machine, such as cpu, or unset JAX_PLATFORMS") from error
 
 
 def _num_slices(devices: list[jax.Device]) -> int:
@@ -112,28 +110,19 @@ def _num_slices(devices: list[jax.Device]) -> int:
     return len({getattr(device, "slice_index", None) or 0 for device in devices}) if is_tpu else 1
 
 
-def parameter_shardings(abstract_boxed: Any, mesh: Mesh) -> Any:
-    """Returns a NamedSharding for each parameter.
+def with_shardings(abstract_boxed: Any, mesh: Mesh) -> Any:
+    """Returns shapes, dtypes and shardings of a tree of arrays.
 
     An axis that is not divisible by the size of its mesh axis is not sharded, so that any model runs on any mesh.
     `abstract_boxed` contains shapes with logical axis names, as `jax.eval_shape` of a module's `init` returns them.
     """
+
+    def shard(leaf: jax.ShapeDtypeStruct, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
+        sharding = NamedSharding(mesh, divisible_spec(spec, leaf.shape, mesh.shape))
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
     specs = nn.logical_to_mesh(nn.get_partition_spec(abstract_boxed), RULES)
-    return jax.tree.map(
-        lambda spec, leaf: NamedSharding(mesh, divisible_spec(spec, leaf.shape, mesh.shape)),
-        specs,
-        nn.unbox(abstract_boxed),
-        is_leaf=lambda x: isinstance(x, PartitionSpec),
-    )
-
-
-def with_shardings(abstract_boxed: Any, mesh: Mesh) -> Any:
-    """Returns shapes, dtypes and shardings of a tree of arrays; see `parameter_shardings`."""
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        nn.unbox(abstract_boxed),
-        parameter_shardings(abstract_boxed, mesh),
-    )
+    return jax.tree.map(shard, nn.unbox(abstract_boxed), specs)
 
 
 def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:

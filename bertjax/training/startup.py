@@ -17,7 +17,6 @@ from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
 from bertjax.tasks.task import Task
 from bertjax.training import workdir as workdirs
 from bertjax.training.checkpoint import Checkpoints, find_checkpoint, saved_fingerprint, workdir_of
-from bertjax.training.checkpoint_metadata import model_metadata
 from bertjax.training.init_from import check_initial_vocabulary, has_output_layer_of
 from bertjax.training.multihost import assert_same_run, assert_shared_workdir
 from bertjax.training.optimizer import Optimizer
@@ -55,9 +54,7 @@ def open_workdir(
         origin = workdirs.read_origin(workdir_of(checkpoint))
     # The vocabulary and the labels may have different paths on different hosts, but must have the same content.
     files = {name: json.loads(task.workdir_files[name]) for name in (ENTRY, OUTPUT_LAYER) if name in task.workdir_files}
-    run = {"config": config, "data": task.data_hash, "started_from": init_fingerprint, "files": files}
-    model = task.objective.model
-    assert_same_run({**run, **model_metadata(model)})
+    assert_same_run({"config": config, "data": task.data_hash, "started_from": init_fingerprint, "files": files})
     workdir = workdirs.create(path)
     assert_shared_workdir(workdir)
     with workdirs.acquire_lock(workdir):
@@ -69,16 +66,14 @@ def open_workdir(
         if jax.process_index() == 0:
             for name, content in task.workdir_files.items():
                 write_atomic(workdir / name, content)
-        checkpoints = Checkpoints(workdir, task.config.keep_checkpoints, model, task.checkpoint_every)
+        checkpoints = Checkpoints(workdir, task.config.keep_checkpoints, task.objective.model, task.checkpoint_every)
         with contextlib.closing(checkpoints):
             try:
                 yield workdir, checkpoints, check_still_owner
             except DivergenceError as error:
                 checkpoints.wait()
-                raise DivergenceError(
-                    f"{error}; {checkpoints.describe_last()}; use a lower optimizer.learning_rate or a longer warm-up, "
-                    "in a new --workdir"
-                ) from error
+                remedy = "use a lower optimizer.learning_rate or a longer warm-up, in a new --workdir"
+                raise DivergenceError(f"{error}; {checkpoints.describe_last()}; {remedy}") from error
 
 
 def restore_or_init(
@@ -103,7 +98,7 @@ def restore_or_init(
             if task.has_cached_features:
                 raise UsageError(
                     f"the run of {workdir} started from different parameters than --init_from, so the cached features "
-                    "would differ; use the checkpoint that the run started from, or choose another --workdir"
+                    "would differ; use its --init_from, or choose another --workdir"
                 )
             ignored += ", and the run started from different parameters"
         logger.info(f"resumed {workdir} at step {int(state.step):,}{ignored}")
@@ -117,14 +112,10 @@ def restore_or_init(
     state = state.replace(params=load_params(checkpoint, state.params, reinit_params, new_pieces))
     logger.info(f"starting at step 0 with the parameters of {init_from}")
     if (workdir_of(checkpoint) / "modules.json").exists():
-        logger.warning(
-            "the modules of sentence-transformers are not kept: they pool hidden states that training changes"
-        )
+        logger.warning("the modules of sentence-transformers are not kept: training changes the states that they pool")
     if new_pieces:
-        logger.info(
-            f"initialized the embeddings of {len(new_pieces.parts):,} new vocabulary pieces, each as the mean "
-            "over the old pieces that form it"
-        )
+        count = len(new_pieces.parts)
+        logger.info(f"initialized the embeddings of {count:,} new vocabulary pieces as means over their old pieces")
     return state
 
 

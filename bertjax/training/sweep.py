@@ -112,7 +112,7 @@ def sweep(
         config = parse_config(load([f"--config.{field}={value}" for field, value in fields.items()]))
         trials.append(Trial(fields, complete(config, init_from), workdir / TRIALS / trial_name(fields)))
     init_fingerprint = saved_fingerprint(find_checkpoint(init_from)) if init_from else ""
-    finished = broadcast_from_host0(lambda: [_finished_outcome(trial, init_fingerprint) for trial in trials])
+    finished = broadcast_from_host0(lambda: [_finished_results(trial, init_fingerprint) for trial in trials])
     _check_data(trials, finished)
     return _run_trials(trials, finished, workdir, init_from)
 
@@ -127,24 +127,24 @@ def _run_trials(
         workdirs.acquire_lock(workdirs.create(os.fspath(workdir), TRIALS)),
         progress_bar("trials", len(trials), " trials", shown=sys.stderr.isatty()) as bar,
     ):
-        for number, (trial, outcome) in enumerate(zip(trials, finished, strict=True), 1):
-            if outcome is None:
+        for number, (trial, results) in enumerate(zip(trials, finished, strict=True), 1):
+            if results is None:
                 remaining = statistics.mean(seconds or [0]) * (len(trials) - number + 1)
                 left = f", about {duration(remaining)} left" if seconds else ""
                 logger.info(f"trial {number} of {len(trials)}: {trial.folder.name}{left}")
                 start = time.monotonic()
-                outcome = _run_trial(trial, init_from)
-                if outcome is None:
+                results = _run_trial(trial, init_from)
+                if results is None:
                     logger.info(f"stopped in trial {number} of {len(trials)}; run the same command to resume the sweep")
                     return {"stopped": True, "trials": outcomes}
                 seconds.append(time.monotonic() - start)
-            outcomes.append(outcome)
+            outcomes.append(_outcome(trial.fields, results))
             bar.update()
             content = summarize(outcomes) | {"left": len(trials) - number}
             if jax.process_index() == 0:
-                for other in outcomes:
-                    folder = workdir / TRIALS / trial_name(other["trial"]) / CHECKPOINTS
-                    if other is not content["best"] and "score" in other and folder.exists():
+                for done, outcome in zip(trials, outcomes, strict=False):
+                    folder = done.folder / CHECKPOINTS
+                    if outcome is not content["best"] and "score" in outcome and folder.exists():
                         folder.rmtree()
                 write_atomic(workdir / SWEEP, json.dumps(content, indent=1) + "\n")
     if content["best"] is None:
@@ -154,48 +154,8 @@ def _run_trials(
     return {"stopped": False, **content}
 
 
-def _check_data(trials: Sequence[Trial], finished: Sequence[dict[str, Any] | None]) -> None:
-    """Raises a UsageError if the task has no dev set, or if the data changed since a finished trial was trained."""
-    done = {trial.folder for trial, outcome in zip(trials, finished, strict=True) if outcome}
-    trained_on = broadcast_from_host0(lambda: {str(path): read_results(path)["data_sha256"] for path in sorted(done)})
-    hashes: dict[str, str] = {}
-    for number, trial in enumerate(trials):
-        # Always check the first trial, so that unusable data is an error before any trial runs.
-        if number and trial.folder not in done:
-            continue
-        # Read each dataset only once. Trials that differ only in the batch size have the same data.
-        key = json.dumps({**dataclasses.asdict(trial.config.data), "batch_size": 0}, sort_keys=True)
-        if key not in hashes:
-            task = build_task(trial.config, train=True)
-            if not task.best_metric:
-                raise UsageError(
-                    "no dev set to select the best trial; set a dev file, or hold out a part of the training data with "
-                    "--config.data.dev_share=0.1"
-                )
-            hashes[key] = task.data_hash
-        if trial.folder in done and trained_on[str(trial.folder)] != hashes[key]:
-            raise UsageError(f"the trial in {trial.folder} was trained on different data; choose another --workdir")
-
-
-def _run_trial(trial: Trial, init_from: str | None) -> dict[str, Any] | None:
-    """Runs a trial and returns its outcome, or None if a signal stopped the trial."""
-    try:
-        trial.folder.mkdir(parents=True, exist_ok=True)
-        task = build_training_task(trial.config, init_from)
-        if loop.train(task, os.fspath(trial.folder), init_from)["stopped"]:
-            return None
-        return broadcast_from_host0(lambda: trial_outcome(trial.fields, read_results(trial.folder, _FIELDS)))
-    except Exception as error:  # One failed trial should not stop the sweep.
-        # If the error is not raised on all processes, re-raise it, because the other processes wait for this one.
-        if jax.process_count() > 1 and not getattr(error, "on_all_hosts", False):
-            raise
-        text = first_line(error) if isinstance(error, BertjaxError) else f"{type(error).__name__}: {first_line(error)}"
-        logger.info(f"trial failed: {text}")
-        return {"trial": trial.fields, "error": text}
-
-
-def _finished_outcome(trial: Trial, init_fingerprint: str) -> dict[str, Any] | None:
-    """Returns the outcome of a finished trial. Returns None if the trial is not finished.
+def _finished_results(trial: Trial, init_fingerprint: str) -> dict[str, Any] | None:
+    """Returns the results of a finished trial. Returns None if the trial is not finished.
 
     Raises a UsageError if the run in the trial's workdir has a different config or different initial parameters.
     `init_fingerprint` is the expected fingerprint of the initial parameters, empty for random parameters.
@@ -211,17 +171,50 @@ def _finished_outcome(trial: Trial, init_fingerprint: str) -> dict[str, Any] | N
         difference = workdirs.result_differences(results["config"], dataclasses.asdict(trial.config), of_best=True)
     if difference:
         raise UsageError(f"the trial in {trial.folder} is a different run: {difference}; choose another --workdir")
-    return trial_outcome(trial.fields, results) if results else None
+    return results
 
 
-def trial_outcome(fields: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
-    """Returns the entry of a finished trial for `sweep.json`. `results` is the content of its `results.json`."""
+def _check_data(trials: Sequence[Trial], finished: Sequence[dict[str, Any] | None]) -> None:
+    """Raises a UsageError if the task has no dev set, or if the data changed since a finished trial was trained."""
+    hashes: dict[str, str] = {}
+    for number, (trial, results) in enumerate(zip(trials, finished, strict=True)):
+        # Always check the first trial, so that unusable data is an error before any trial runs.
+        if number and results is None:
+            continue
+        # Read each dataset only once. Trials that differ only in the batch size have the same data.
+        key = json.dumps({**dataclasses.asdict(trial.config.data), "batch_size": 0}, sort_keys=True)
+        if key not in hashes:
+            task = build_task(trial.config, train=True)
+            if not task.best_metric:
+                message = "no dev set to select the best trial; set a dev file, or hold out training data with"
+                raise UsageError(f"{message} --config.data.dev_share=0.1")
+            hashes[key] = task.data_hash
+        if results is not None and results["data_sha256"] != hashes[key]:
+            raise UsageError(f"the trial in {trial.folder} was trained on different data; choose another --workdir")
+
+
+def _run_trial(trial: Trial, init_from: str | None) -> dict[str, Any] | None:
+    """Runs a trial and returns its results, or its `error`. Returns None if a signal stopped the trial."""
+    try:
+        trial.folder.mkdir(parents=True, exist_ok=True)
+        task = build_training_task(trial.config, init_from)
+        if loop.train(task, os.fspath(trial.folder), init_from)["stopped"]:
+            return None
+        return broadcast_from_host0(lambda: read_results(trial.folder, _FIELDS))
+    except Exception as error:  # One failed trial should not stop the sweep.
+        # If the error is not raised on all processes, re-raise it, because the other processes wait for this one.
+        if jax.process_count() > 1 and not getattr(error, "on_all_hosts", False):
+            raise
+        text = first_line(error) if isinstance(error, BertjaxError) else f"{type(error).__name__}: {first_line(error)}"
+        logger.info(f"trial failed: {text}")
+        return {"error": text}
+
+
+def _outcome(fields: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
+    """Returns the entry of a trial for `sweep.json`. `results` is the content of `results.json`, or an `error`."""
+    if "error" in results:
+        return {"trial": fields, "error": results["error"]}
     metric = results["selected_by"]
-    if metric not in results:
-        raise BertjaxError(
-            f"the results of trial {trial_name(fields)} lack {metric}; remove {workdirs.RESULTS} of this trial, "
-            "then run the same command again"
-        )
     metrics = {name: value for name, value in results.items() if isinstance(value, float)}
     outcome = {"trial": fields, "score": results[metric], "score_name": metric, "metrics": metrics}
     return {**outcome, **{name: results[name] for name in ("lower_is_better", "started_from")}}

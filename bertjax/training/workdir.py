@@ -18,14 +18,7 @@ from bertjax.config.run import PATH_FIELDS
 from bertjax.errors import BertjaxError, UsageError, listed
 from bertjax.tasks.build import config_class
 from bertjax.training.checkpoint import CHECKPOINTS, DAMAGED, resolve_checkpoint_path
-from bertjax.utils.io import (
-    AnyPath,
-    check_bucket,
-    is_remote,
-    read_json_object,
-    remove_temporaries,
-    write_atomic,
-)
+from bertjax.utils.io import AnyPath, check_bucket, is_remote, read_json_object, remove_temporaries, write_atomic
 
 logger = logging.getLogger(__name__)
 
@@ -77,9 +70,7 @@ def check_unrelated_files(workdir: epath.Path, marker: str = CONFIG) -> None:
     names = sorted(entry.name for entry in workdir.iterdir()) if workdir.exists() else []
     unrelated = [name for name in names if not any(fnmatch(name, pattern) for pattern in _ALLOWED_FILES)]
     if unrelated and marker not in names:
-        raise UsageError(
-            f"the workdir {workdir} contains unrelated files: {listed(unrelated, 3)}; choose another --workdir"
-        )
+        raise UsageError(f"{workdir} contains unrelated files: {listed(unrelated, 3)}; choose another --workdir")
     config = _read_json(workdir / CONFIG)
     if config is not None and not {"task", "data", "model"} <= config.keys():
         raise UsageError(f"{workdir / CONFIG} is not the config of a run; choose another --workdir")
@@ -133,24 +124,20 @@ def check_config(workdir: epath.Path, config: dict[str, Any], data_hash: str) ->
     """
     if not has_checkpoints(workdir):
         return
-    saved, data = _read_json(workdir / CONFIG) or {}, _read_json(workdir / DATA)
-    # 0 steps mean that the number of epochs determines the steps.
-    increased = {name: config[name] for name in ("epochs", "steps") if 0 < saved.get(name, 0) < config.get(name, 0)}
-    if not (workdir / RESULTS).exists():
-        increased = {}
-    if saved and (changes := result_differences({**saved, **increased}, config)):
-        raise UsageError(
-            f"the workdir {workdir} belongs to a run with another config ({changes}); choose another --workdir, or "
-            "restore that config"
-        )
+    saved, data, increased = _read_json(workdir / CONFIG) or {}, _read_json(workdir / DATA), {}
+    if (workdir / RESULTS).exists():
+        # 0 steps mean that the number of epochs determines the steps.
+        increased = {name: config[name] for name in ("epochs", "steps") if 0 < saved.get(name, 0) < config.get(name, 0)}
+    problem = ""
     if data is not None and data.get("sha256") != data_hash:
-        raise UsageError(
-            f"the workdir {workdir} belongs to a run on other data: the data files have changed; choose "
-            "another --workdir, or restore the data"
-        )
-    if increased:
-        changes = ", ".join(f"{name} increased from {saved[name]:g} to {increased[name]:g}" for name in increased)
-        logger.info(f"continuing the finished run with {changes}; the learning rate now reaches 0 at the new last step")
+        problem = "on other data"
+    if saved and (changes := result_differences({**saved, **increased}, config)):
+        problem = f"with another config ({changes})"
+    if problem:
+        raise UsageError(f"{workdir} belongs to a run {problem}; restore config and data, or use another --workdir")
+    for name, value in increased.items():
+        change = f"{name} increased from {saved[name]:g} to {value:g}"
+        logger.info(f"continuing the finished run with {change}; the learning rate reaches 0 at the new last step")
 
 
 def write_config(
@@ -158,8 +145,7 @@ def write_config(
 ) -> None:
     """Writes the config of a run. Before the first checkpoint, also writes the hashes of data and initial parameters.
 
-    `init_fingerprint` is "" for random initial parameters. `origin` is the source of the `--init_from` checkpoint if it
-    was converted, else {}.
+    `init_fingerprint` is "" for random initial parameters. `origin` is the result of `read_origin` for `--init_from`.
     """
     if jax.process_index() == 0:
         write_atomic(workdir / CONFIG, json.dumps(config, indent=1) + "\n")
@@ -170,10 +156,7 @@ def write_config(
 
 
 def saved_init_fingerprint(workdir: epath.Path) -> str | None:
-    """Returns the fingerprint of a run's initial parameters, or "" if they were random.
-
-    Returns None if the workdir contains no checkpoints.
-    """
+    """Returns the fingerprint of a run's initial parameters ("": random), or None if the run has no checkpoints."""
     data = _read_json(workdir / DATA) if has_checkpoints(workdir) else None
     return None if data is None else data.get("started_from", "")
 

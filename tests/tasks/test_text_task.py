@@ -220,7 +220,7 @@ def test_multilabel_trains_evaluates_predicts_and_converts(letters, tmp_path, ca
     (tmp_path / "other.csv").write_text("text,label\n" + "zu,bright\npa,calm\nke,dark\n")
     other = f"--config={EXPERIMENTS}/text.py:train={tmp_path}/other.csv,dev={tmp_path}/other.csv,quick=true"
     error = refused(capfd, "evaluate", f"--checkpoint={tmp_path / 'converted'}", other, *overrides(None))
-    assert "is of kind multilabel, but the task needs kind classes" in error
+    assert "was trained with kind 'multilabel', but the config uses" in error
 
 
 def test_generic_labels_of_a_converted_checkpoint_are_matched_by_position(letters, tmp_path, capfd):

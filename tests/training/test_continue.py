@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 from checkpoints import random_checkpoint
-from command_runs import EXPERIMENTS, refused, train
+from command_runs import EXPERIMENTS, refused, train, train_command
 from commanding import failure
 
 from bertjax.cli import main as cli
@@ -32,7 +32,7 @@ def topic(tables, letters, tmp_path_factory):
     """Returns the workdir of a finished classifier run; tests must not change it."""
     run = tmp_path_factory.mktemp("topic") / "run"
     table = tables / "topic.tsv"
-    train(f"text.py:train={table},dev={table}", run, letters, steps=2)
+    train(f"text.py:train={table},dev={table}", run, letters, steps=0, epochs=1)
     return run
 
 
@@ -101,10 +101,10 @@ def test_finished_run_continues_with_more_steps(topic, tuned, tables, tmp_path, 
     assert "another config (steps" in refused(capfd, *command(*start, steps=6))
 
 
-def test_run_of_epochs_does_not_continue_with_steps(topic, tables, tmp_path, capfd):
-    start = [tables / "topic.tsv", tmp_path / "run", f"--init_from={topic}"]
-    cli.main(command(*start, steps=0, epochs=1))
-    assert "another config (steps: 0 -> 4" in refused(capfd, *command(*start, steps=4, epochs=1))
+def test_run_of_epochs_does_not_continue_with_steps(topic, tables, letters, capfd):
+    experiment = f"text.py:train={tables}/topic.tsv,dev={tables}/topic.tsv"
+    command = train_command(experiment, topic, letters, steps=4, epochs=1)
+    assert "another config (steps: 0 -> 4" in refused(capfd, *command)
 
 
 def test_run_resumes_without_its_initial_checkpoint(tuned, tables, tmp_path, capfd):

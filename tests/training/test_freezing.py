@@ -7,7 +7,6 @@ import math
 import jax
 import numpy as np
 import pytest
-from etils import epath
 from flax.traverse_util import flatten_dict
 from tiny_config import tiny_config
 
@@ -19,7 +18,6 @@ from bertjax.data.schema import synthetic_batch
 from bertjax.errors import UsageError
 from bertjax.model.layer_stack import is_stacked
 from bertjax.tasks.objectives import masked_lm
-from bertjax.training.checkpoint import Checkpoints
 from bertjax.training.optimizer import bert_schedule, make_optimizer
 from bertjax.training.sharding import make_mesh, put_batch
 from bertjax.training.state import abstract_state, init_state
@@ -81,28 +79,16 @@ def test_trainable_parameters_get_the_same_updates_as_without_freezing():
         np.testing.assert_allclose(after, expected, atol=2e-6, err_msg=str(path))
 
 
-@pytest.mark.slow
-def test_checkpoint_of_a_partly_frozen_model_restores_on_another_mesh(tmp_path):
-    _, state = train(**FREEZE)
-    mesh = make_mesh(MeshConfig(2, 2, 2))
-    abstract = abstract_state(OBJECTIVE, make_optimizer(OptimizerConfig(**FREEZE)), mesh)
-    checkpoints = Checkpoints(epath.Path(tmp_path), 1, OBJECTIVE.model)
-    checkpoints.save(jax.tree.map(jax.numpy.asarray, state))
-    checkpoints.wait()
-    restored = checkpoints.restore_latest(abstract, lambda: state)
-    checkpoints.close()
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(restored), state)
-
-
-def test_all_layers_can_be_frozen():
-    before, state = train(freeze_layers=LAYERS, freeze=("encoder/embeddings",))
-    for path, after in flatten_dict(state.params).items():
-        assert (after == before[path]).all() == (path[0] == "encoder"), path
-
-
-@pytest.mark.parametrize("grad_accum_steps", [1, 2])
-def test_head_steps_change_only_the_head(grad_accum_steps):
-    before, state = train(grad_accum_steps=grad_accum_steps, head_only=True, weight_decay=0.1)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"freeze_layers": LAYERS, "freeze": ("encoder/embeddings",)},
+        {"head_only": True, "weight_decay": 0.1},
+        {"head_only": True, "weight_decay": 0.1, "grad_accum_steps": 2},
+    ],
+)
+def test_frozen_layers_and_head_steps_change_only_the_head(fields):
+    before, state = train(**fields)
     for path, after in flatten_dict(state.params).items():
         assert (after == before[path]).all() == (path[0] == "encoder"), path
     for path, moment in flatten_dict(state.opt_state[1].mu).items():
@@ -164,5 +150,3 @@ def test_freeze_option_is_restored_from_config_json(tmp_path):
     file.write_text(json.dumps(config))
     assert result_differences(json.loads(file.read_text()), config) == ""
     assert load_config(str(file), []).optimizer.freeze == ("pooler", "encoder/embeddings")
-    overrides = ["--config.optimizer.freeze=pooler", "--config.optimizer.freeze=classifier"]
-    assert load_config(str(file), overrides).optimizer.freeze == ("pooler", "classifier")

@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-import types
+from unittest.mock import Mock, call
 
 import pytest
 from etils import epath
@@ -69,19 +69,14 @@ assert "tensorflow" not in sys.modules
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
 def test_tracker_receives_config_and_metrics_and_resumes_the_run_of_a_workdir(tmp_path, monkeypatch, name):
-    calls = []
-    tracker = types.SimpleNamespace(
-        init=lambda **arguments: calls.append(arguments),
-        log=lambda values, step: calls.append((values, step)),
-        finish=lambda: calls.append("finish"),
-    )
+    tracker = Mock()
     monkeypatch.setitem(sys.modules, name, tracker)
     for workdir in ("a/run", "a/run", "b/run"):
         writer = TrackerWriter(name, epath.Path(tmp_path / workdir), {"seed": 3})
         writer.write(5, {"loss": 1.5})
         writer.close()
-    first, resumed, other = calls[::3]
-    assert calls[1:3] == [({"loss": 1.5}, 5), "finish"]
+    assert tracker.mock_calls[1:3] == [call.log({"loss": 1.5}, step=5), call.finish()]
+    first, resumed, other = (arguments.kwargs for arguments in tracker.init.call_args_list)
     assert (first["project"], first["config"], first["resume"]) == ("bertjax", {"seed": 3}, "allow")
     # Weights & Biases identifies a run by `id`, trackio by `name`.
     key = "id" if name == "wandb" else "name"

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+from unittest.mock import Mock
 
 import jax
 import pytest
@@ -72,8 +73,8 @@ def test_values_and_errors_reach_all_processes():
 )
 def test_different_commands_end_all_processes_with_the_same_error(corpus, tmp_path, own_argument, message):
     command = train_command(corpus, tmp_path / "run")[3:]
-    other = [item for item in command if item.split("=")[0] != own_argument.split("=")[0]]
-    other.append(own_argument.replace("elsewhere", str(tmp_path / "elsewhere")))
+    # The last value of a flag counts.
+    other = [*command, own_argument.replace("elsewhere", str(tmp_path / "elsewhere"))]
     program = f"from bertjax.training import multihost; multihost._VISIBLE_SECONDS = 1.0; {WORKER}".replace(
         "json.loads(sys.argv[1])", "json.loads(sys.argv[1])[int(os.environ['JAX_PROCESS_ID'])]"
     )
@@ -124,48 +125,43 @@ def environment(monkeypatch) -> pytest.MonkeyPatch:
 @pytest.mark.parametrize(
     ("variables", "is_multihost"),
     [
-        ({}, False),
-        ({"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"}, True),
+        ("", False),
+        ("JAX_COORDINATOR_ADDRESS=a:1 JAX_NUM_PROCESSES=2 JAX_PROCESS_ID=1", True),
         # These variables are incomplete, so initialize_distributed rejects them.
-        ({"JAX_COORDINATOR_ADDRESS": "a:1"}, True),
-        ({"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}, False),
-        ({"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "0"}, True),
-        ({"TPU_PROCESS_ADDRESSES": "a:8476,b:8476"}, True),
-        ({"MEGASCALE_NUM_SLICES": "2", "MEGASCALE_SLICE_ID": "1"}, True),
+        ("JAX_COORDINATOR_ADDRESS=a:1", True),
+        ("TPU_WORKER_HOSTNAMES=localhost TPU_WORKER_ID=0", False),
+        ("TPU_WORKER_HOSTNAMES=a,b TPU_WORKER_ID=0", True),
+        ("TPU_PROCESS_ADDRESSES=a:8476,b:8476", True),
+        ("MEGASCALE_NUM_SLICES=2 MEGASCALE_SLICE_ID=1", True),
         # The process is in a Slurm allocation, but `srun` did not start it.
-        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8"}, False),
-        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, True),
-        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, False),
+        ("SLURM_JOB_ID=7 SLURM_NTASKS=8", False),
+        ("SLURM_JOB_ID=7 SLURM_NTASKS=8 SLURM_PROCID=0", True),
+        ("SLURM_JOB_ID=7 SLURM_NTASKS=1 SLURM_PROCID=0", False),
     ],
 )
 def test_environment_variables_of_multihost_runs_are_recognized(environment, variables, is_multihost):
-    for name, value in variables.items():
-        environment.setenv(name, value)
+    for variable in variables.split():
+        environment.setenv(*variable.split("="))
     assert multihost.is_multihost_environment() == is_multihost
 
 
 @pytest.mark.parametrize(("slurm", "port", "expected"), [(False, 0, "8476"), (True, 9000, "9000"), (True, 0, None)])
 def test_timeouts_and_port_reach_jax(environment, slurm, port, expected):
-    calls = []
-    environment.setattr(jax.distributed, "initialize", lambda **options: calls.append(options))
+    initialize = Mock()
+    environment.setattr(jax.distributed, "initialize", initialize)
     # Set and delete the variable with monkeypatch, so that a value set by the code is removed after the test.
     environment.setenv("JAX_COORDINATOR_PORT", "")
     environment.delenv("JAX_COORDINATOR_PORT")
     if slurm:
         environment.setenv("SLURM_JOB_ID", "7")
-    config = ClusterConfig(port, initialization_timeout_seconds=7, heartbeat_timeout_seconds=11)
-    multihost.initialize_distributed(config)
-    assert calls == [{"initialization_timeout": 7, "heartbeat_timeout_seconds": 11}]
+    multihost.initialize_distributed(ClusterConfig(port, 7, 11))
+    initialize.assert_called_once_with(initialization_timeout=7, heartbeat_timeout_seconds=11)
     assert os.environ.get("JAX_COORDINATOR_PORT") == expected
 
 
-@pytest.mark.parametrize(
-    ("address", "count", "index"),
-    [("a:1", "2", None), (None, "2", None), ("localhost", "2", "0"), ("a:1", "x", "0"), ("a:1", "2", "2"), (None,) * 3],
-)
-def test_incomplete_or_invalid_environment_is_refused(environment, address, count, index):
-    for name, value in zip(multihost._PROCESS_VARIABLES, (address, count, index), strict=True):
-        if value is not None:
-            environment.setenv(name, value)
+@pytest.mark.parametrize("values", [["a:1", "2"], ["localhost", "2", "0"], ["a:1", "x", "0"], ["a:1", "2", "2"], []])
+def test_incomplete_or_invalid_environment_is_refused(environment, values):
+    for name, value in zip(multihost._PROCESS_VARIABLES, values, strict=False):
+        environment.setenv(name, value)
     with pytest.raises(BertjaxError, match="could not connect the processes: .* JAX_COORDINATOR_ADDRESS="):
         multihost.initialize_distributed(ClusterConfig())

@@ -51,6 +51,17 @@ def released(vocabulary: Path, folder: Path, without: tuple[str, ...] = (), **fi
     return params
 
 
+@pytest.fixture(scope="module")
+def adapted(vocabularies, domain, tmp_path_factory) -> tuple[dict[str, np.ndarray], Path]:
+    """Returns the parameters of a checkpoint, and the folder with it (`released`) and a `run` on the new vocabulary."""
+    folder = tmp_path_factory.mktemp("adapted")
+    # With this multiple, the new table is larger than the old one. With the default, 128, they have the same shape.
+    params = released(vocabularies[0], folder / "released", pad_vocab_to_multiple_of=8)
+    cli.main(["convert", f"{folder}/released", f"{folder}/converted", "--format=bertjax"])
+    cli.main(command(domain, folder / "converted", folder / "run"))
+    return params, folder
+
+
 def command(corpus: Path, init_from: Path, run: Path, **fields) -> list[str]:
     """Returns the arguments of `bertjax train` with a learning rate too small to change parameters."""
     values = {"steps": 1, "optimizer__warmup_steps": 1, "optimizer__learning_rate": 1e-30, **fields}
@@ -87,59 +98,57 @@ def test_extend_writes_new_rows_over_padding_and_pads_with_zeros():
     assert extended.dtype == np.float32
 
 
-# With a multiple of 128, the old and the new table have the same shape. With 8, the new table is larger.
-@pytest.mark.parametrize("multiple", [8, 128])
-def test_embeddings_of_new_pieces_start_as_means_of_old_embeddings(multiple, vocabularies, domain, tmp_path):
+def assert_new_rows_are_means(vocabularies, before, after):
     old, new = (load_vocabulary(path) for path in vocabularies)
-    before = released(vocabularies[0], tmp_path / "released", pad_vocab_to_multiple_of=multiple)
-    cli.main(["convert", f"{tmp_path}/released", f"{tmp_path}/converted", "--format=bertjax"])
-    cli.main(command(domain, tmp_path / "converted", tmp_path / "run"))
-    after = load_params_on_host(find_checkpoint(tmp_path / "run"))
-    parts = find_new_pieces(old, new).parts
-    for name in ("encoder/embeddings/token", "masked_lm/bias"):
-        np.testing.assert_allclose(after[name][: old.size], before[name][: old.size], atol=1e-6)
-        means = np.stack([before[name][list(part)].mean(axis=0) for part in parts])
-        np.testing.assert_allclose(after[name][old.size : new.size], means, atol=1e-6)
-        np.testing.assert_array_equal(after[name][new.size :], 0)
-    for name in before.keys() - {"encoder/embeddings/token", "masked_lm/bias"}:
-        np.testing.assert_allclose(after[name], before[name], atol=1e-6, err_msg=name)
+    np.testing.assert_allclose(after[: old.size], before[: old.size], atol=1e-6)
+    means = [before[list(parts)].mean(axis=0) for parts in find_new_pieces(old, new).parts]
+    np.testing.assert_allclose(after[old.size : new.size], means, atol=1e-6)
+    np.testing.assert_array_equal(after[new.size :], 0)
+
+
+def test_embeddings_of_new_pieces_start_as_means_of_old_embeddings(adapted, vocabularies):
+    before, folder = adapted
+    after = load_params_on_host(find_checkpoint(folder / "run"))
+    for name in before:
+        if name in ("encoder/embeddings/token", "masked_lm/bias"):
+            assert_new_rows_are_means(vocabularies, before[name], after[name])
+        else:
+            np.testing.assert_allclose(after[name], before[name], atol=1e-6, err_msg=name)
 
 
 def test_missing_masked_lm_head_is_initialized_randomly(vocabularies, domain, tmp_path, log_lines):
-    released(vocabularies[0], tmp_path / "released", ("masked_lm", "next_sentence"))
+    before = released(vocabularies[0], tmp_path / "released", ("masked_lm", "next_sentence"))
     cli.main(command(domain, tmp_path / "released", tmp_path / "run", steps=2))
     assert any("initialized randomly: masked_lm/bias" in line for line in log_lines)
-    message = "initialized the embeddings of 4 new vocabulary pieces, each as the mean over the old pieces that form it"
-    assert message in log_lines
-    assert "masked_lm/bias" in load_params_on_host(find_checkpoint(tmp_path / "run"))
+    assert any("initialized the embeddings of 4 new vocabulary pieces" in line for line in log_lines)
+    after = load_params_on_host(find_checkpoint(tmp_path / "run"))
+    assert "masked_lm/bias" in after
+    assert_new_rows_are_means(vocabularies, *(params["encoder/embeddings/token"] for params in (before, after)))
     # The run resumes without its initial checkpoint.
     (tmp_path / "run/results.json").unlink()
     cli.main([item for item in command(domain, "", tmp_path / "run", steps=2) if item != "--init_from="])
     assert f"resumed {tmp_path}/run at step 2" in log_lines
 
 
-def test_only_pretraining_accepts_a_checkpoint_without_the_new_pieces(corpus, vocabularies, domain, tmp_path, capfd):
-    released(vocabularies[0], tmp_path / "released")
-    cli.main(command(domain, tmp_path / "released", tmp_path / "run"))
+def test_only_pretraining_accepts_a_checkpoint_without_the_new_pieces(corpus, vocabularies, adapted, tmp_path, capfd):
+    _, folder = adapted
     error = "differs from the data's vocabulary"
-    assert error in refused(capfd, "evaluate", f"--checkpoint={tmp_path}/run", f"--config.data.corpus={corpus}")
+    assert error in refused(capfd, "evaluate", f"--checkpoint={folder}/run", f"--config.data.corpus={corpus}")
     table = tmp_path / "table.tsv"
     table.write_text("text\tlabel\nlosuna\ta\nkerona\tb\n")
     finetuning = [f"--config={EXPERIMENTS}/text.py:train={table},dev={table},quick=true", f"--workdir={tmp_path}/topic"]
     vocabulary = overrides(vocabularies[1])
-    message = refused(capfd, "train", *finetuning, f"--init_from={tmp_path}/released", *vocabulary)
+    message = refused(capfd, "train", *finetuning, f"--init_from={folder}/released", *vocabulary)
     assert error in message and message.endswith("omit config.data.vocabulary")
     # Fine-tuning that starts from the adapted run uses the new vocabulary.
-    cli.main(["train", *finetuning, f"--init_from={tmp_path}/run", *overrides(None, steps=1, data__batch_size=8)])
+    cli.main(["train", *finetuning, f"--init_from={folder}/run", *overrides(None, steps=1, data__batch_size=8)])
     assert (tmp_path / "topic/vocab.txt").read_bytes() == vocabularies[1].read_bytes()
 
 
-def test_adapted_run_opens_in_transformers(vocabularies, domain, tmp_path):
+def test_adapted_run_opens_in_transformers(vocabularies, adapted, tmp_path):
     transformers = pytest.importorskip("transformers", reason="needs transformers")
     torch = pytest.importorskip("torch", reason="needs torch")
-    released(vocabularies[0], tmp_path / "released")
-    cli.main(command(domain, tmp_path / "released", tmp_path / "run"))
-    cli.main(["convert", f"{tmp_path}/run", f"{tmp_path}/exported", "--format=huggingface"])
+    cli.main(["convert", f"{adapted[1]}/run", f"{tmp_path}/exported", "--format=huggingface"])
     model = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "exported")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
     assert tokenizer.tokenize("losuna misurovi") == ["losuna", "misu", "##rovi"]

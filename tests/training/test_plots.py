@@ -24,11 +24,13 @@ TAGGING = [
 @pytest.fixture
 def figures(monkeypatch):
     """Returns the list of saved figures."""
-    saved = []
-    save = Figure.savefig
-    monkeypatch.setattr(
-        Figure, "savefig", lambda self, *args, **kwargs: (saved.append(self), save(self, *args, **kwargs))
-    )
+    saved, save = [], Figure.savefig
+
+    def savefig(self, *args, **options):
+        saved.append(self)
+        save(self, *args, **options)
+
+    monkeypatch.setattr(Figure, "savefig", savefig)
     return saved
 
 

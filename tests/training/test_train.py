@@ -6,6 +6,10 @@ import json
 import re
 import shutil
 import signal
+import subprocess
+import sys
+from pathlib import Path
+from unittest.mock import Mock
 
 import jax
 import numpy as np
@@ -13,6 +17,7 @@ import orbax.checkpoint as ocp
 import pytest
 from command_runs import read_metrics, refused
 from etils import epath
+from processes import environment_of
 from small_run import config_arguments, load_final_params, make, with_attributes, with_changed_batch, with_signal
 
 from bertjax.data.corpus.store import open_corpus
@@ -31,23 +36,22 @@ from bertjax.training.optimizer import bert_schedule
 from bertjax.training.sharding import make_mesh
 
 
-@pytest.mark.parametrize("detected_at", [3, pytest.param(14, marks=pytest.mark.slow)])
-def test_damaged_data_ends_the_run_at_a_logged_step_or_at_the_last_step(corpus, tmp_path, detected_at):
-    task = make(corpus)
-    waits = []
+@pytest.mark.parametrize(
+    # The run logs at steps 3, 6, 9, 12 and 14.
+    ("waits", "last_step"),
+    [([False], 0), pytest.param([False] * 5 + [True], 14, marks=pytest.mark.slow)],
+)
+def test_damaged_data_ends_the_run_at_a_logged_step_or_at_the_last_step(corpus, tmp_path, waits, last_step):
+    calls = []
 
     def check_data_files(wait):
-        waits.append(wait)
-        if wait or detected_at == 3:
+        calls.append(wait)
+        if calls == waits:
             raise BertjaxError("block 7 is damaged; prepare it again")
 
-    with pytest.raises(
-        BertjaxError, match="^block 7 is damaged; prepare it again; checkpoints may be affected.* a new --workdir$"
-    ):
-        loop.train(with_attributes(task, check_data_files=check_data_files), str(tmp_path / "run"))
-    # The run logs at steps 3, 6, 9, 12 and 14.
-    assert waits == ([False] if detected_at == 3 else [False] * 5 + [True])
-    assert max(line["step"] for line in read_metrics(tmp_path / "run")) == (0 if detected_at == 3 else 14)
+    with pytest.raises(BertjaxError, match="^block 7 is damaged; prepare it again; checkpoints may be affected"):
+        loop.train(with_attributes(make(corpus), check_data_files=check_data_files), str(tmp_path / "run"))
+    assert calls == waits and read_metrics(tmp_path / "run")[-1]["step"] == last_step
     assert not (tmp_path / "run" / "results.json").exists()
 
 
@@ -81,13 +85,11 @@ def test_evaluation_uses_each_held_out_row_once(corpus):
 
 
 def test_evaluations_share_one_dataset(corpus, monkeypatch):
-    calls, eval_dataset = [], batches.eval_dataset
-    monkeypatch.setattr(
-        batches, "eval_dataset", lambda *args, **kwargs: calls.append(1) or eval_dataset(*args, **kwargs)
-    )
+    eval_dataset = Mock(wraps=batches.eval_dataset)
+    monkeypatch.setattr(batches, "eval_dataset", eval_dataset)
     task = make(corpus)
     first, second = ([*task.eval_batches(SINGLE_SHARD)] for _ in range(2))
-    assert len(calls) == 1 and len(first) > 1
+    assert eval_dataset.call_count == 1 and len(first) > 1
     jax.tree.map(np.testing.assert_array_equal, first, second)
 
 
@@ -104,10 +106,13 @@ def test_evaluations_redraw_curves_at_most_once_per_interval(corpus, tmp_path, m
 
 
 @pytest.mark.parametrize(("warmup_steps", "is_logged"), [(1, False), (2, True)])
-def test_warm_up_longer_than_the_run_is_logged(corpus, tmp_path, log_lines, warmup_steps, is_logged):
+def test_progress_warns_of_a_long_warm_up_and_keeps_the_first_loss(
+    corpus, tmp_path, log_lines, warmup_steps, is_logged
+):
     task = make(corpus, steps=2, optimizer__warmup_steps=warmup_steps)
-    schedule = bert_schedule(1e-2, warmup_steps, 2)
-    progress.Progress(task, epath.Path(tmp_path), 0, [], schedule).close()
+    lines, schedule = [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}], bert_schedule(1e-2, warmup_steps, 2)
+    with contextlib.closing(progress.Progress(task, epath.Path(tmp_path), 2, lines, schedule)) as run:
+        assert run.first_loss == 3.0
     warning = "warm-up takes 2 of 2 steps, so the learning rate does not reach 0.01"
     assert any(warning in line for line in log_lines) == is_logged
 
@@ -156,8 +161,9 @@ def test_resume_ignores_init_from_and_replaces_metric_lines_after_the_checkpoint
     run = shutil.copytree(whole, tmp_path / "run")
     for step in ("12", "14"):
         shutil.rmtree(run / "checkpoints" / step)
+    # Write a line that is nested too deeply for the JSON parser, and a truncated line.
     with open(run / "metrics.jsonl", "a") as file:
-        file.write('{"step": 14, "lo')
+        file.write("[" * 100_000 + '\n{"step": 14, "lo')
     (run / "notes.txt").write_text("mine")
     loop.train(make(corpus), str(run), init_from=str(whole))
     message = "at step 8; --init_from is ignored, and the run started from different parameters"
@@ -167,72 +173,36 @@ def test_resume_ignores_init_from_and_replaces_metric_lines_after_the_checkpoint
     assert (run / "notes.txt").read_text() == "mine"
 
 
-def test_resume_skips_damaged_metric_lines(corpus, whole, tmp_path):
-    shutil.copytree(whole, tmp_path / "run")
-    shutil.rmtree(tmp_path / "run" / "checkpoints" / "14")
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    lines = metrics.read_text().splitlines(keepends=True)
-    # Write a truncated line and a line that is nested too deeply for the JSON parser.
-    metrics.write_text("".join([lines[0], lines[1][:20] + "\n", "[" * 100_000 + "\n", *lines[3:]]))
-    assert loop.train(make(corpus), str(tmp_path / "run"))["step"] == 14
-    assert metrics.read_text() == "".join([lines[0], *lines[3:]])
+def with_infinite_weights(batch):
+    return {**batch, "masked_lm_weights": np.full_like(batch["masked_lm_weights"], np.inf)}
 
 
-def test_loss_that_is_not_finite_ends_the_run(corpus, tmp_path):
-    def with_infinite_weights(batch):
-        return {**batch, "masked_lm_weights": np.full_like(batch["masked_lm_weights"], np.inf)}
-
-    with pytest.raises(BertjaxError, match=r"of step 6 is not finite; the last good checkpoint is .*/checkpoints/4\b"):
-        loop.train(with_changed_batch(make(corpus), 5, with_infinite_weights), str(tmp_path))
-    assert find_checkpoint(tmp_path).name == "4"
+def with_infinite_second_evaluation(task):
+    evaluations = iter([task.eval_batches, lambda shard: map(with_infinite_weights, task.eval_batches(shard))])
+    return with_attributes(task, eval_batches=lambda shard: next(evaluations)(shard))
 
 
-def test_evaluation_loss_that_is_not_finite_ends_the_run(corpus, tmp_path):
-    task = make(corpus, eval_every=5)
-
-    def infinite_batches(shard):
-        for batch in task.eval_batches(shard):
-            yield {**batch, "masked_lm_weights": np.full_like(batch["masked_lm_weights"], np.inf)}
-
-    evaluations = iter([task.eval_batches, infinite_batches])
-    changed = with_attributes(task, eval_batches=lambda shard: next(evaluations)(shard))
-    with pytest.raises(BertjaxError, match=r"evaluation loss at step 5 is not finite; .* is .*/checkpoints/4\b"):
-        loop.train(changed, str(tmp_path))
-
-
-def test_diverging_loss_ends_the_run(corpus, tmp_path):
-    with pytest.raises(BertjaxError, match=r"diverged at step 3.*no checkpoint was saved yet"):
-        loop.train(make(corpus, divergence_factor=0.9), str(tmp_path))
-
-
-def test_divergence_is_relative_to_the_first_loss_before_a_resume(corpus, tmp_path):
-    lines, schedule = [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}], bert_schedule(1e-2, 3, 14)
-    run = progress.Progress(make(corpus), epath.Path(tmp_path), 2, lines, schedule)
-    with contextlib.closing(run):
-        assert run.first_loss == 3.0
-
-
-def test_init_from_loads_parameters(corpus, whole, tmp_path, log_lines):
-    # The learning rate of the first step is 0, so the saved parameters are the loaded ones.
-    loop.train(make(corpus, steps=1), str(tmp_path), init_from=str(whole))
-    assert any("starting at step 0 with the parameters of" in line for line in log_lines)
-    jax.tree.map(np.testing.assert_array_equal, load_final_params(tmp_path), load_final_params(whole))
-
-
-class FailingFuture:
-    """Result of an asynchronous write to a full disk."""
-
-    def result(self, timeout=None):
-        raise OSError(errno.ENOSPC, "No space left on device")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda task: with_changed_batch(task, 5, with_infinite_weights), "step 6 is not finite; .*/checkpoints/4;"),
+        (with_infinite_second_evaluation, "evaluation loss at step 5 is not finite; .*/checkpoints/4;"),
+        (lambda task: make(task.config.data.corpus, divergence_factor=0.9), "diverged at step 3.*no checkpoint"),
+    ],
+)
+def test_loss_that_is_not_finite_or_diverges_ends_the_run(corpus, tmp_path, change, message):
+    with pytest.raises(BertjaxError, match=message):
+        loop.train(change(make(corpus, eval_every=5)), str(tmp_path))
 
 
 def test_full_disk_error_is_one_line_with_the_last_good_checkpoint(corpus, tmp_path, monkeypatch, capfd, caplog):
     experiment, *flags = config_arguments(corpus, keep_checkpoints=1)
     serialize = ocp.type_handlers.ArrayHandler.serialize
+    failed_write = Mock(result=Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
 
     async def serialize_until_full(self, *args, **kwargs):
         futures = await serialize(self, *args, **kwargs)
-        return [FailingFuture()] if (tmp_path / "checkpoints" / "4").exists() else futures
+        return [failed_write] if (tmp_path / "checkpoints" / "4").exists() else futures
 
     # The write of step 8 fails in the background, when step 4 is no longer in Orbax's list, but still on disk.
     monkeypatch.setattr(ocp.type_handlers.ArrayHandler, "serialize", serialize_until_full)
@@ -280,8 +250,8 @@ def test_evaluation_outputs_do_not_accumulate_on_devices(corpus):
 
 def test_hosts_compare_their_configs_data_hashes_and_workdir_files(corpus, tmp_path, monkeypatch):
     task = make(corpus)
-    labels = json.dumps({"kind": "classes", "labels": ["b", "a"]}).encode()
-    compared = {}
+    labels, compared = {"kind": "classes", "labels": ["b", "a"]}, {}
+    task.workdir_files[OUTPUT_LAYER] = json.dumps(labels).encode()
 
     def record(values):
         compared.update(values)
@@ -289,10 +259,16 @@ def test_hosts_compare_their_configs_data_hashes_and_workdir_files(corpus, tmp_p
 
     monkeypatch.setattr(startup, "assert_same_run", record)
     with pytest.raises(UsageError, match="end of test"):
-        loop.train(
-            with_attributes(task, workdir_files={**task.workdir_files, OUTPUT_LAYER: labels}), str(tmp_path / "run")
-        )
+        loop.train(task, str(tmp_path / "run"))
     # Contents are compared, since paths may differ between hosts.
-    assert compared["files"][OUTPUT_LAYER] == json.loads(labels) and ENTRY in compared["files"]
+    assert compared["files"][OUTPUT_LAYER] == labels and ENTRY in compared["files"]
     assert compared["config"]["seed"] == task.config.seed and compared["data"] == task.data_hash
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_run_killed_twenty_times_equals_an_uninterrupted_run():
+    # Eight fake devices would be slow on a machine with few cores.
+    command = [sys.executable, Path(__file__).parents[1] / "kill_and_resume.py", "--kills", "20"]
+    run = subprocess.run(command, env=environment_of(2), capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
