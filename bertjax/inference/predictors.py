@@ -106,19 +106,14 @@ def predict_tags(predictor: TextPredictor, inputs: Sequence[str | Texts]) -> lis
     texts = [text if isinstance(text, str) else " ".join(text) for text in inputs]
     spans = [split(text) if isinstance(text, str) else _joined_spans(text) for text in inputs]
     sentences = [[text[start:end] for start, end in text_spans] for text, text_spans in zip(texts, spans, strict=True)]
-    words = list(itertools.chain.from_iterable(sentences))
-    ends = np.cumsum([len(sentence) for sentence in sentences]).tolist()
-    labels = list(predictor.labels)
-    tagged = TaggedText(words, [""] * len(words), ends, ends)
-    examples, row_of_word, positions = encode_tagged(
-        tagged, labels, predictor.model.tokenizer, predictor.seq_len, False, "the text"
-    )
+    tagged = TaggedText(sentences, [[""] * len(words) for words in sentences], range(len(sentences)))
+    labels, tokenizer = list(predictor.labels), predictor.model.tokenizer
+    examples, places = encode_tagged(tagged, labels, tokenizer, predictor.seq_len, False, "the text")
     tokens = {name: examples.tokens[name] for name in ("input_ids", "segment_ids")}
-    logits = predictor.logits(dataclasses.replace(examples, tokens=tokens))
-    word_logits = gather_words(row_of_word, positions, logits)
+    logits = gather_words(places, predictor.logits(dataclasses.replace(examples, tokens=tokens)))
     tag_records = []
-    for text, text_spans, sentence, end in zip(texts, spans, sentences, ends, strict=True):
-        record = records.tags_record(sentence, labels, word_logits[end - len(sentence) : end], predictor.with_logits)
+    for text, text_spans, words, rows in zip(texts, spans, sentences, logits, strict=True):
+        record = records.tags_record(words, labels, rows, predictor.with_logits)
         record["spans"] = [list(span) for span in text_spans]
         if follows_scheme(labels):
             record["entities"] = records.entity_records(text, text_spans, record["prediction"])

@@ -11,17 +11,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax.data.finetuning.questions import Question, read_questions, read_triviaqa
+from bertjax.data.finetuning.examples import Examples
+from bertjax.data.finetuning.questions import Questions, read_questions, read_triviaqa
 from bertjax.data.finetuning.tables import ReadStats
-from bertjax.data.finetuning.windows import Windows, make_windows
+from bertjax.data.finetuning.windows import make_windows
 from bertjax.data.schema import EXAMPLE, SEQUENCE, ArraySpec
 from bertjax.errors import UsageError
 from bertjax.metrics import squad as squad_metrics
 from bertjax.metrics.metric import loss_metric
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import TokenModel
-from bertjax.tasks.finetuning import splits
-from bertjax.tasks.finetuning.config import SPLITS, FinetuningConfig, FinetuningData
+from bertjax.tasks.finetuning.config import FinetuningConfig, FinetuningData
 from bertjax.tasks.finetuning.output_layer import SPANS, OutputLayer
 from bertjax.tasks.finetuning.spans import Answer, answer_record, best_answers, nbest_with_probabilities
 from bertjax.tasks.finetuning.task import FinetuningTask
@@ -121,24 +121,32 @@ class SquadTask(FinetuningTask):
     def output_layer(self) -> OutputLayer:
         return OutputLayer(SPANS, output="squad")
 
-    def load(self, train: bool) -> None:
+    def read_source(self, split: str) -> Questions:
+        """Reads the file that the config names, or the file of the split in `path`."""
         data = self.config.data
-        self._questions: list[Question] = []
-        if train or self.split == splits.HELD_OUT:
-            questions = self._read("train", "train_file")
-            # Keep the questions about one passage together, in the training set or in the dev set.
-            train_rows, dev_rows = splits.divide_rows(
-                data, len(questions), lambda: [question.context.encode() for question in questions], self.read_stats
-            )
-            self._questions = [questions[index] for index in dev_rows]
-            if train:
-                train_questions = [questions[index] for index in train_rows]
-                self.train_examples = self._make_windows(train_questions, self.read_stats[0]).examples
-        if self.split in SPLITS:
-            self._questions = self._read(self.split, "eval_file")
-        if self.split in (*SPLITS, splits.HELD_OUT):
-            self._windows = self._make_windows(self._questions, self.read_stats[-1])
-            self.eval_examples = self._windows.examples
+        folder = Path(data.path).expanduser()
+        is_triviaqa = data.version == _TRIVIAQA
+        field = "train_file" if split == "train" else "eval_file"
+        default = f"qa/wikipedia-{split}" if is_triviaqa else f"{split}-v{data.version}"
+        name = getattr(data, field) or default
+        path = folder / name
+        # Do not use `glob(name)`, because the name may contain glob characters, such as `[`.
+        matches = sorted(file for file in path.parent.glob("*.json*") if file.name.startswith(path.name))
+        file = next((file for file in (Path(name), path, *matches) if file.is_file()), None)
+        if file is None:
+            raise UsageError(f"no file {path}*.json; set --config.data.{field} to the file, or evaluate another split")
+        stats = ReadStats(str(file))
+        self.read_stats.append(stats)
+        if is_triviaqa:
+            return read_triviaqa(file, folder, stats)
+        return read_questions(file, stats, training=split == "train", all_answerable=data.version == _V1)
+
+    def encode(self, source: Questions, stats: ReadStats, training: bool) -> Examples:
+        sizes = {name: getattr(self.config.data, name) for name in ("seq_len", "doc_stride", "max_query_len")}
+        windows = make_windows(source, self.tokenizer, stats, **sizes)
+        if not training:
+            self._questions, self._windows = source, windows
+        return windows.examples
 
     def score(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
         answers = self._answers(outputs)
@@ -160,7 +168,7 @@ class SquadTask(FinetuningTask):
         return self._is_v2 or any(question.answers for question in self._questions)
 
     def hashed_answers(self) -> Any:
-        return [(question.id, question.answers) for question in self._questions]
+        return [(question.id, question.answers) for question in self._questions] if self.eval_examples else []
 
     def write_predictions(self, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
         """Writes the official prediction file, the n-best answers and, for 2.0, the null odds."""
@@ -189,30 +197,6 @@ class SquadTask(FinetuningTask):
     @property
     def _is_v2(self) -> bool:
         return self.config.data.version == _V2
-
-    def _read(self, split: str, field: str) -> list[Question]:
-        """Reads the file in the config field `field`, or the file of a split in `path` if the field is unset."""
-        data = self.config.data
-        folder = Path(data.path).expanduser()
-        is_triviaqa = data.version == _TRIVIAQA
-        default = f"qa/wikipedia-{split}" if is_triviaqa else f"{split}-v{data.version}"
-        name = getattr(data, field) or default
-        path = folder / name
-        # Do not use `glob(name)`, because the name may contain glob characters, such as `[`.
-        matches = sorted(file for file in path.parent.glob("*.json*") if file.name.startswith(path.name))
-        file = next((file for file in (Path(name), path, *matches) if file.is_file()), None)
-        if file is None:
-            raise UsageError(f"no file {path}*.json; set --config.data.{field} to the file, or evaluate another split")
-        stats = ReadStats(str(file))
-        self.read_stats.append(stats)
-        if is_triviaqa:
-            return read_triviaqa(file, folder, stats)
-        return read_questions(file, stats, training=split == "train", all_answerable=data.version == _V1)
-
-    def _make_windows(self, questions: list[Question], stats: ReadStats) -> Windows:
-        data = self.config.data
-        sizes = {name: getattr(data, name) for name in ("seq_len", "doc_stride", "max_query_len")}
-        return make_windows(questions, self.tokenizer, stats, **sizes)
 
     def _answers(self, outputs: list[dict[str, np.ndarray]]) -> list[Answer]:
         data = self.config.data

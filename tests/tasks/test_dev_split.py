@@ -4,15 +4,10 @@ import numpy as np
 import pytest
 
 from bertjax.data.finetuning.examples import make_examples
+from bertjax.data.finetuning.tables import ReadStats
 from bertjax.data.finetuning.tagged import TaggedText
-from bertjax.tasks.finetuning.splits import (
-    first_segments,
-    sample_fraction,
-    select_dev_rows,
-    subset,
-    tagged_subset,
-    unit_ends,
-)
+from bertjax.tasks.finetuning.config import FinetuningData
+from bertjax.tasks.finetuning.splits import divide, sample_fraction, select_dev_rows
 
 
 def texts(count):
@@ -58,38 +53,40 @@ def test_subset_has_the_requested_examples(sequences_per_example):
         {"input_ids": [i] * (i + 2), "segment_ids": [0] * (i + 1) + [1]} for i in range(6 * sequences_per_example)
     ]
     examples = make_examples(sequences, {"labels": np.arange(6)}, sequences_per_example, range(2, 8))
-    part = subset(examples, np.array([4, 1]))
-    assert (
-        part.rows["labels"].tolist() == [4, 1]
-        and part.sequences_per_example == sequences_per_example
-        and part.lines == (6, 3)
-    )
+    part = examples.subset(np.array([4, 1]))
+    assert part.rows["labels"].tolist() == [4, 1] and part.lines == (6, 3)
     expected = [sequences[i * sequences_per_example + c] for i in (4, 1) for c in range(sequences_per_example)]
     assert part.tokens["input_ids"].tolist() == [token for row in expected for token in row["input_ids"]]
-    assert np.diff(part.offsets).tolist() == [len(row["input_ids"]) for row in expected]
-    firsts = [np.frombuffer(text, np.int32).tolist() for text in first_segments(examples)]
+    assert np.diff(part.offsets).tolist() == [len(row["input_ids"]) for row in expected] and len(part) == 2
+    firsts = [np.frombuffer(text, np.int32).tolist() for text in examples.texts()]
     assert firsts == [[i * sequences_per_example] * (i * sequences_per_example + 1) for i in range(6)]
-    assert subset(examples, np.arange(6)).fingerprint() == examples.fingerprint()
+    assert examples.subset(np.arange(6)).fingerprint() == examples.fingerprint()
 
 
-WORDS = list("abcdefgh")
-DOCUMENTS = TaggedText(WORDS, ["O"] * 8, [2, 3, 5, 8], [3, 8], (1, 4, 7, 10))
+def tagged(documents):
+    return TaggedText([["a", "b"], ["c"], [], ["d"]], [["O", "O"], ["O"], [], ["B"]], documents, [1, 4, 6, 7])
 
 
-def test_split_units_of_tagged_text_are_documents_or_sentences():
-    ends = unit_ends(DOCUMENTS, documents=True)
-    assert ends == [3, 8]
-    second = tagged_subset(DOCUMENTS, ends, np.array([False, True]))
-    assert second == TaggedText(list("defgh"), ["O"] * 5, [2, 5], [5], (7, 10))
-    # The split units are sentences if `documents` is False or if the text has only one document.
-    ends = unit_ends(DOCUMENTS, documents=False)
-    some = tagged_subset(DOCUMENTS, ends, np.array([True, False, False, True]))
-    assert some == TaggedText(list("abfgh"), ["O"] * 5, [2, 5], [2, 5], (1, 10))
-    one_document = TaggedText(WORDS, ["O"] * 8, [2, 8], [8])
-    assert unit_ends(one_document, documents=True) == [2, 8]
+@pytest.mark.parametrize(
+    "documents, by_document, sizes",
+    [
+        # The dev set is one of two documents. If there is only one document, it consists of sentences.
+        ([0, 0, 0, 2], True, {1, 3}),
+        ([1, 1, 1, 1], True, {2}),
+        (range(4), False, {2}),
+    ],
+)
+def test_tagged_text_is_divided_by_document(documents, by_document, sizes):
+    stats = [ReadStats("file", read=4)]
+    train, dev = divide(FinetuningData(dev_share=0.5), tagged(documents), stats, by_document)
+    assert {len(train), len(dev)} == sizes and [stats[0].used, stats[1].used] == [len(train), len(dev)]
+    assert sorted([*train.lines, *dev.lines]) == [1, 4, 6, 7]
+    for part in (train, dev):
+        assert part == tagged(documents).subset([[1, 4, 6, 7].index(line) for line in part.lines])
 
 
-def test_tagged_subset_keeps_empty_sentences():
-    ends = [1, 1, 3]
-    part = tagged_subset(TaggedText(["a", "b", "c"], [""] * 3, ends, ends), ends, np.array([False, True, True]))
-    assert part == TaggedText(["b", "c"], [""] * 2, [0, 2], [0, 2])
+@pytest.mark.parametrize("by_document, lines", [(True, [1, 4, 6]), (False, [1, 6])])
+def test_share_of_tagged_text_consists_of_documents_or_sentences(by_document, lines):
+    stats = [ReadStats("file", read=4)]
+    train, dev = divide(FinetuningData(train_share=0.5), tagged([0, 0, 0, 2]), stats, by_document)
+    assert train.lines == lines and dev is None and [each.used for each in stats] == [len(train)]

@@ -10,6 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
+from bertjax.data.finetuning.examples import Source
 from bertjax.data.finetuning.tables import ReadStats, replace_surrogates
 from bertjax.errors import UsageError, quoted
 from bertjax.utils.io import unix_newlines
@@ -46,7 +49,17 @@ class Question:
     lacks_answer: str = ""
 
 
-def read_questions(path: Path, stats: ReadStats, training: bool, all_answerable: bool = False) -> list[Question]:
+class Questions(list[Question], Source):
+    """Questions of a file. Those about one passage are held out together."""
+
+    def texts(self) -> list[bytes]:
+        return [question.context.encode() for question in self]
+
+    def subset(self, indices: np.ndarray) -> "Questions":
+        return Questions(self[index] for index in indices)
+
+
+def read_questions(path: Path, stats: ReadStats, training: bool, all_answerable: bool = False) -> Questions:
     """Reads a SQuAD file (`.json`, `.jsonl` or `.json.xz`), and counts its questions in `stats`.
 
     A wrong offset of an answer is corrected if the answer is near it, see `_find_first_answer`. In training, other
@@ -55,7 +68,7 @@ def read_questions(path: Path, stats: ReadStats, training: bool, all_answerable:
     """
     questions = _read_json(path, "SQuAD", _parse_squad)
     stats.read += len(questions)
-    usable = []
+    usable = Questions()
     for question in questions:
         place = f"question {question.id}"
         problem, effect = question.lacks_answer, "wrong" if all_answerable else "unanswerable"
@@ -203,7 +216,7 @@ def _why_not_found(question: Question) -> str:
     return "whose answer is in its context, but not at answer_start" if is_elsewhere else _NOT_IN_CONTEXT
 
 
-def read_triviaqa(path: Path, folder: Path, stats: ReadStats) -> list[Question]:
+def read_triviaqa(path: Path, folder: Path, stats: ReadStats) -> Questions:
     """Reads TriviaQA's Wikipedia questions, for fine-tuning before SQuAD (section 4.2 of the paper).
 
     Returns one `Question` for each pair of a question and one of its evidence documents, if the first 400 words of the
@@ -211,7 +224,7 @@ def read_triviaqa(path: Path, folder: Path, stats: ReadStats) -> list[Question]:
     the dataset, with `evidence/wikipedia`.
     """
     entries = _read_json(path, "TriviaQA", _parse_triviaqa)
-    questions = []
+    questions = Questions()
     for question_id, text, answers, documents in entries:
         for document in dict.fromkeys(documents):
             stats.read += 1

@@ -67,10 +67,10 @@ class RowsTask(FinetuningTask):
         """Returns the name of the file for the prediction records of an evaluation set."""
         return RECORDS_FILE
 
-    def load(self, train: bool) -> None:
-        super().load(train)
-        if self.split == splits.HELD_OUT and self.eval_examples is not None:
-            self.sets = {"": self.eval_examples}
+    def encode(self, source: Examples, stats: ReadStats, training: bool) -> Examples:
+        if self.split == splits.HELD_OUT and not training:
+            self.sets = {"": source}
+        return source
 
     def read_examples(self, split: str) -> Examples:
         if split == "train":
