@@ -146,7 +146,8 @@ def predict_spans(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[Rec
         "end": [row[:, 1] for row in logits],
     }
     answers = squad_spans.best_answers(questions, windows, [outputs], defaults.n_best, defaults.max_answer_len)
-    return [squad_spans.answer_record(answer, defaults.null_threshold, predictor.with_logits) for answer in answers]
+    threshold = defaults.null_threshold
+    return [squad_spans.answer_record(answer, threshold, predictor.with_logits) for answer in answers.values()]
 
 
 # Functions that predict one record per input, by the kind of output layer.

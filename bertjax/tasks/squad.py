@@ -114,6 +114,8 @@ class SquadTask(FinetuningTask):
     missing_data = "no data; set --config.data.path to the folder of SQuAD's train-v1.1.json and dev-v1.1.json"
     default_metric = "f1"
     config: SquadConfig
+    # Evaluated questions; empty without evaluation.
+    _questions = Questions()
 
     def make_objective(self, model: ModelConfig) -> SpanObjective:
         return SpanObjective(TokenModel(model, 2, head_dropout=False))
@@ -150,36 +152,36 @@ class SquadTask(FinetuningTask):
 
     def score(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
         answers = self._answers(outputs)
-        if not self._is_v2:
-            return squad_metrics.score_v1(self._gold(), self._texts(answers)) if self.is_labeled() else {}
-        threshold = self._null_threshold(answers)
-        scores = squad_metrics.score_v2(self._gold(), self._texts(answers, threshold))
-        return {**scores, "null_threshold": threshold}
+        if self._is_v2:
+            threshold = self._null_threshold(answers)
+            scores = squad_metrics.score_v2(self._gold, _texts(answers, threshold))
+            return {**scores, "null_threshold": threshold}
+        return squad_metrics.score_v1(self._gold, _texts(answers)) if self.is_labeled() else {}
 
     def baseline(self) -> dict[str, float]:
         """Returns the metrics of predicting "" (unanswerable) for 2.0, otherwise the passage's first sentence."""
         if self._is_v2:
-            return squad_metrics.score_v2(self._gold(), dict.fromkeys(self._gold(), ""))
+            return squad_metrics.score_v2(self._gold, dict.fromkeys(self._gold, ""))
         sentences = {question.id: question.context.partition(". ")[0] for question in self._questions}
-        return squad_metrics.score_v1(self._gold(), sentences)
+        return squad_metrics.score_v1(self._gold, sentences)
 
     def is_labeled(self) -> bool:
         # In SQuAD 2.0, a question without answers counts as labeled: it is unanswerable.
         return self._is_v2 or any(question.answers for question in self._questions)
 
     def hashed_answers(self) -> Any:
-        return [(question.id, question.answers) for question in self._questions] if self.eval_examples else []
+        return [(question.id, question.answers) for question in self._questions]
 
     def write_predictions(self, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
         """Writes the official prediction file, the n-best answers and, for 2.0, the null odds."""
         answers = self._answers(outputs)
-        ids = [question.id for question in self._questions]
         threshold = self._null_threshold(answers) if self._is_v2 else math.inf
-        files: dict[str, Any] = {"predictions.json": self._texts(answers, threshold)}
+        files: dict[str, Any] = {"predictions.json": _texts(answers, threshold)}
         if self._is_v2:
-            files["null_odds.json"] = self._null_odds(answers)
-        nbest = (nbest_with_probabilities(answer, self._is_v2) for answer in answers)
-        files["nbest_predictions.json"] = dict(zip(ids, nbest, strict=True))
+            files["null_odds.json"] = _null_odds(answers)
+        files["nbest_predictions.json"] = {
+            id_: nbest_with_probabilities(answer, self._is_v2) for id_, answer in answers.items()
+        }
         return [
             write_atomic(folder / name, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
             for name, content in files.items()
@@ -189,8 +191,8 @@ class SquadTask(FinetuningTask):
         def make(outputs: list[dict[str, np.ndarray]], include_score: bool) -> Iterator[Record]:
             answers = self._answers(outputs)
             threshold = self._null_threshold(answers) if self._is_v2 else None
-            for question, answer in zip(self._questions, answers, strict=True):
-                yield {"id": question.id, **answer_record(answer, threshold, include_score)}
+            for id_, answer in answers.items():
+                yield {"id": id_, **answer_record(answer, threshold, include_score)}
 
         return [PredictionRecords(RECORDS_FILE, make)]
 
@@ -198,26 +200,17 @@ class SquadTask(FinetuningTask):
     def _is_v2(self) -> bool:
         return self.config.data.version == _V2
 
-    def _answers(self, outputs: list[dict[str, np.ndarray]]) -> list[Answer]:
-        data = self.config.data
-        return best_answers(self._questions, self._windows, outputs, data.n_best, data.max_answer_len)
-
+    @property
     def _gold(self) -> dict[str, tuple[str, ...]]:
         return {question.id: question.answers for question in self._questions}
 
-    def _null_odds(self, answers: list[Answer]) -> dict[str, float]:
-        return {question.id: answer.null_odds for question, answer in zip(self._questions, answers, strict=True)}
+    def _answers(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, Answer]:
+        data = self.config.data
+        return best_answers(self._questions, self._windows, outputs, data.n_best, data.max_answer_len)
 
-    def _texts(self, answers: list[Answer], threshold: float = math.inf) -> dict[str, str]:
-        """Returns the predicted answer to each question, or "" if the null odds exceed the threshold."""
-        return {
-            question.id: "" if answer.null_odds > threshold else answer.text
-            for question, answer in zip(self._questions, answers, strict=True)
-        }
-
-    def _null_threshold(self, answers: list[Answer]) -> float:
+    def _null_threshold(self, answers: dict[str, Answer]) -> float:
         """Returns the configured null threshold, or the threshold with the best F1 on the evaluated questions."""
-        data, gold = self.config.data, self._gold()
+        data, gold = self.config.data, self._gold
         if not data.choose_null_threshold:
             return data.null_threshold
         if not any(gold.values()):
@@ -225,9 +218,18 @@ class SquadTask(FinetuningTask):
                 "the evaluation file has no gold answers to choose a null threshold; set config.data.null_threshold to "
                 "the value in the workdir's results.json, and config.data.choose_null_threshold=false"
             )
-        predictions = self._texts(answers)
+        predictions = _texts(answers)
         f1_scores = squad_metrics.question_scores_v2(gold, predictions)[1]
-        return _round_up(squad_metrics.best_threshold(gold, f1_scores, predictions, self._null_odds(answers))[0])
+        return _round_up(squad_metrics.best_threshold(gold, f1_scores, predictions, _null_odds(answers))[0])
+
+
+def _texts(answers: dict[str, Answer], threshold: float = math.inf) -> dict[str, str]:
+    """Returns the predicted text by question id, or "" if the null odds exceed the threshold."""
+    return {id_: "" if answer.null_odds > threshold else answer.text for id_, answer in answers.items()}
+
+
+def _null_odds(answers: dict[str, Answer]) -> dict[str, float]:
+    return {id_: answer.null_odds for id_, answer in answers.items()}
 
 
 def _round_up(threshold: float) -> float:

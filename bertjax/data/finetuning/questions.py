@@ -225,48 +225,43 @@ def read_triviaqa(path: Path, folder: Path, stats: ReadStats) -> Questions:
     """
     entries = _read_json(path, "TriviaQA", _parse_triviaqa)
     questions = Questions()
-    for question_id, text, answers, documents in entries:
+    for question, documents in entries:
         for document in dict.fromkeys(documents):
             stats.read += 1
-            if question := _triviaqa_question(question_id, text, answers, document, folder, stats):
-                questions.append(question)
-    _check_questions(path, [question_id for question_id, *_ in entries], questions, stats)
+            place = f"question {question.id}, {document}"
+            context = _first_words(folder / _EVIDENCE, document)
+            if context is None:
+                stats.skip("whose document is missing", place)
+            elif span := _find_answer(question.answers, context):
+                answers = tuple(dict.fromkeys((context[slice(*span)], *question.answers)))
+                questions.append(Question(f"{question.id}--{document}", question.text, context, answers, span[0]))
+            else:
+                stats.skip(f"whose document has no answer in its first {_TRIVIAQA_WORDS} words", place)
+    _check_questions(path, [question.id for question, _ in entries], questions, stats)
     return questions
 
 
-def _parse_triviaqa(content: Any) -> list[tuple[str, str, tuple[str, ...], list[str]]]:
-    """Returns a tuple (id, text, answers, names of the evidence documents) for each question."""
-    return [
-        (
-            str(entry["QuestionId"]),
-            replace_surrogates(entry["Question"]),
-            tuple(replace_surrogates(name) for name in (entry["Answer"]["Value"], *entry["Answer"]["Aliases"])),
-            [str(page["Filename"]) for page in entry["EntityPages"]],
-        )
-        for entry in content["Data"]
-    ]
+def _parse_triviaqa(content: Any) -> list[tuple[Question, list[str]]]:
+    """Returns each question, still without context, and the names of its evidence documents."""
+    entries = []
+    for entry in content["Data"]:
+        names = (entry["Answer"]["Value"], *entry["Answer"]["Aliases"])
+        text, answers = replace_surrogates(entry["Question"]), tuple(map(replace_surrogates, names))
+        documents = [str(page["Filename"]) for page in entry["EntityPages"]]
+        entries.append((Question(str(entry["QuestionId"]), text, "", answers, -1), documents))
+    return entries
 
 
-def _triviaqa_question(
-    question_id: str, text: str, answers: tuple[str, ...], document: str, folder: Path, stats: ReadStats
-) -> Question | None:
-    place = f"question {question_id}, {document}"
+def _first_words(folder: Path, document: str) -> str | None:
+    """Returns the first words of a document. Returns None if it does not exist or is outside of the folder."""
+    if ".." in Path(document).parts or Path(document).is_absolute():
+        return None
     try:
-        # Reject file names outside of the folder.
-        if ".." in Path(document).parts or Path(document).is_absolute():
-            raise OSError
-        content = (folder / _EVIDENCE / document).read_bytes().decode("utf-8", errors="replace")
+        content = (folder / document).read_bytes().decode("utf-8", errors="replace")
     except OSError:
-        stats.skip("whose document is missing", place)
         return None
     ends = [match.end() for match in itertools.islice(re.finditer(r"\S+", content), _TRIVIAQA_WORDS)]
-    context = content[: ends[-1]] if ends else ""
-    span = _find_answer(answers, context)
-    if span is None:
-        stats.skip(f"whose document has no answer in its first {_TRIVIAQA_WORDS} words", place)
-        return None
-    match = context[span[0] : span[1]]
-    return Question(f"{question_id}--{document}", text, context, tuple(dict.fromkeys((match, *answers))), span[0])
+    return content[: ends[-1]] if ends else ""
 
 
 def _find_answer(answers: tuple[str, ...], context: str) -> tuple[int, int] | None:

@@ -87,23 +87,16 @@ def read_rows(
         split = "test" if spec.folder == _DIAGNOSTIC else split.replace("dev", "validation")
         features = dict(zip(spec.texts, spec.tfds_texts or spec.texts, strict=True))
         features |= {spec.label: "label", INDEX: "idx"}
+        features = {name: features.get(name, name) for name in columns}
         stats = ReadStats(f"{TFDS_PREFIX}{dataset}:{split}")
-        rows = read_tfds(
-            folder + colon + dataset,
-            split,
-            {name: features.get(name, name) for name in columns},
-            stats,
-            named_labels=spec.labels not in ((), _BINARY),
-        )
-        return rows, stats
+        is_named = spec.labels not in ((), _BINARY)
+        return read_tfds(folder + colon + dataset, split, features, stats, named_labels=is_named), stats
     folder = Path(path).expanduser()
     file = find_file(folder, spec, split)
     if file is None:
         name = _file_name(spec, split)
-        raise UsageError(
-            f"no file {folder / spec.folder / name} or {folder / name}; set config.data.path to the folder of the GLUE "
-            "data"
-        )
+        places = f"{folder / spec.folder / name} or {folder / name}"
+        raise UsageError(f"no file {places}; set config.data.path to the folder of the GLUE data")
     stats = ReadStats(str(file))
     header = () if split.startswith("test") else spec.header
     return read_table(file, columns, stats, header=header, keep_short=keep_short), stats

@@ -46,8 +46,8 @@ class Answer:
 
 def best_answers(
     questions: list[Question], windows: Windows, outputs: list[dict[str, np.ndarray]], n_best: int, max_answer_len: int
-) -> list[Answer]:
-    """Returns the answer to each question, from the `start` and `end` logits of each evaluation batch."""
+) -> dict[str, Answer]:
+    """Returns the answer to each question by its id, from the `start` and `end` logits of each evaluation batch."""
     logits = in_input_order(outputs, len(windows.examples))
     spans: list[list[tuple[float, int, int]]] = [[] for _ in questions]
     null_scores = np.full(len(questions), np.inf)
@@ -55,7 +55,7 @@ def best_answers(
         start, end = logits["start"][index], logits["end"][index]
         null_scores[question] = min(null_scores[question], float(start[0] + end[0]))
         spans[question] += _window_spans(windows, index, start, end, n_best, max_answer_len)
-    answers = []
+    answers = {}
     for question, candidates, null_score in zip(questions, spans, null_scores, strict=True):
         best_of_text: dict[str, Candidate] = {}
         for score, first, last in sorted(candidates, key=lambda span: -span[0]):
@@ -65,7 +65,7 @@ def best_answers(
                 break
         nbest = tuple(best_of_text.values())
         odds = float(null_score - nbest[0].score) if nbest else _ODDS_WITHOUT_SPAN
-        answers.append(Answer(nbest, odds, float(null_score)))
+        answers[question.id] = Answer(nbest, odds, float(null_score))
     return answers
 
 
@@ -94,12 +94,8 @@ def nbest_with_probabilities(answer: Answer, include_null: bool) -> list[dict[st
     if not candidates:
         return []
     probabilities = softmax(np.array([candidate.score for candidate in candidates]))
-    return [
-        {"text": candidate.text, "probability": float(probability), "score": candidate.score}
-        for candidate, probability in sorted(
-            zip(candidates, probabilities, strict=True), key=lambda pair: -pair[0].score
-        )
-    ]
+    pairs = sorted(zip(candidates, probabilities, strict=True), key=lambda pair: -pair[0].score)
+    return [{"text": each.text, "probability": float(probability), "score": each.score} for each, probability in pairs]
 
 
 def answer_record(answer: Answer, null_threshold: float | None, include_score: bool) -> Record:
