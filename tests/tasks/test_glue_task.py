@@ -10,7 +10,7 @@ import pytest
 import tensorflow_datasets as tfds
 from command_runs import EXPERIMENTS, evaluate, load_task, overrides, predict, read_metrics, records, refused, train
 from commanding import printed
-from finetuning_data import glue_files, write_tfds, write_tsv
+from finetuning_data import glue_files, swag_files, write_tfds, write_tsv
 from safetensors.numpy import load_file, save_file
 from tensorflow_datasets.text.glue import Glue
 
@@ -140,15 +140,8 @@ def test_incomplete_submission_is_refused_unless_partial_is_set(cola, capfd, tmp
     for arguments in ([], ["--own_wnli"]):
         output = tmp_path / f"{len(arguments)}.zip"
         command = ["submission", f"--predictions={tmp_path / 'predictions'}", f"--output={output}", *arguments]
-        with pytest.raises(SystemExit) as end:
-            cli.main(command)
-        message = capfd.readouterr().err
-        assert (
-            end.value.code == 1
-            and message.count("\n") == 1
-            and "incomplete submission" in message
-            and not output.exists()
-        )
+        message = refused(capfd, *command, code=1, logs=False)
+        assert "incomplete submission" in message and not output.exists()
         assert "RTE.tsv is missing" in message and "CoLA.tsv has 9 rows instead of 1,063" in message
         cli.main([*command, "--partial"])
         archives.append(zipfile.ZipFile(output))
@@ -179,28 +172,27 @@ def test_submission_reports_that_it_replaces_the_wnli_predictions(tmp_path, capf
     assert b"145\t1\n" in zipfile.ZipFile(tmp_path / "all.zip").read("WNLI.tsv")
 
 
-def test_tfds_rows_equal_rows_of_files(letters, tmp_path):
-    files = glue_files(tmp_path / "glue")
-    rows = list(csv.DictReader((files / "RTE/dev.tsv").open(), delimiter="\t"))
-    features = {
-        "label": tfds.features.ClassLabel(names=["entailment", "not_entailment"]),
-        "idx": tfds.features.Scalar(np.int32),
-    }
-    examples = [{"idx": int(row.pop("index")), **row} for row in rows]
-    write_tfds(tmp_path / "tfds", "glue/rte", "validation", examples, version="2.0.0", **features)
+@pytest.mark.parametrize(
+    "experiment, dataset, version, file, names",
+    [
+        ("glue.py:task=rte", "glue/rte", "2.0.0", "RTE/dev.tsv", ["entailment", "not_entailment"]),
+        ("swag.py:", "swag", "1.0.0", "val.csv", ["0", "1", "2", "3"]),
+    ],
+)
+def test_tfds_rows_equal_rows_of_files(experiment, dataset, version, file, names, letters, tmp_path):
+    files = (glue_files if "glue" in dataset else swag_files)(tmp_path / "files")
+    rows = csv.DictReader((files / file).open(), delimiter="\t" if file.endswith("tsv") else ",")
+    texts = [{name: row[name] for name in row if name.startswith(("sent", "ending", "label"))} for row in rows]
+    label = tfds.features.ClassLabel(names=names)
+    write_tfds(tmp_path / "tfds", dataset, "validation", texts, version=version, label=label)
     sources = []
-    for path in (files, f"tfds:{tmp_path / 'tfds'}:glue"):
-        task = load_task("glue.py:task=rte", letters, train=False, data__path=path)
-        sources.append(list(task.eval_batches(SINGLE_SHARD)))
-    texts = [
-        sorted(
-            (row[mask > 0].tolist(), int(label))
-            for batch in batches
-            for row, mask, label in zip(batch["input_ids"], batch["input_mask"], batch["labels"], strict=True)
+    for path in (files, f"tfds:{tmp_path / 'tfds'}:{dataset.partition('/')[0]}"):
+        task = load_task(experiment, letters, train=False, data__path=path)
+        (batch,) = task.eval_batches(SINGLE_SHARD)
+        sources.append(
+            sorted((ids.tolist(), int(label)) for ids, label in zip(batch["input_ids"], batch["labels"], strict=True))
         )
-        for batches in sources
-    ]
-    assert texts[0] == texts[1]
+    assert sources[0] == sources[1] and len(sources[0]) == len(batch["input_ids"])
 
 
 def test_stsb_is_a_regression_task(glue, letters, tmp_path, capfd):

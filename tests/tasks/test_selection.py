@@ -123,6 +123,9 @@ def test_invalid_selection_settings_are_an_error_before_training(glue, letters, 
         (["--config.data.eval_split=test"], "CoLA/test.tsv contains no labels, so there are no metrics"),
     ):
         assert message in error(f"glue.py:task=cola,path={glue}", *arguments)
+    config = f"--config={EXPERIMENTS}/glue.py:task=cola,path={glue},size=L1_H16,quick=true,grid=one"
+    sweep = ["sweep", config, f"--workdir={tmp_path}/run", *overrides(letters, data__eval_split="none")]
+    assert "no dev set to select the best trial" in refused(capfd, *sweep)
     squad = squad_files(tmp_path / "squad")
     assert "exact_match, f1, " in error(f"squad.py:path={squad}", "--config.select_by=accuracy")
     assert "accuracy_mismatched" in error(f"glue.py:task=mnli,path={glue}", "--config.select_by=f1")
@@ -185,12 +188,6 @@ def test_class_reports_are_saved_and_printed(cola, capfd):
     assert "metrics by class:" in log and "label / predicted" in log
     error = refused(capfd, "evaluate", f"--checkpoint={cola}", "--config.data.eval_split=test")
     assert "CoLA/test.tsv contains no labels" in error
-
-
-def test_sweep_without_a_dev_set_is_an_error(glue, letters, tmp_path, capfd):
-    config = f"--config={EXPERIMENTS}/glue.py:task=cola,path={glue},size=L1_H16,quick=true,grid=one"
-    error = refused(capfd, "sweep", config, f"--workdir={tmp_path}", *overrides(letters, data__eval_split="none"))
-    assert "no dev set to select the best trial" in error
 
 
 def test_metrics_without_a_loss_have_no_total_loss():
