@@ -50,7 +50,7 @@ class NerTask(TaggingTask):
 
     def read_words(self, split: str) -> TaggedText:
         data = self.config.data
-        name = {"train": data.train_file, "dev": data.dev_file, "test": data.test_file}[split]
+        name = getattr(data, f"{split}_file")
         path = Path(data.path).expanduser() / name
         stats = ReadStats(str(path))
         self.read_stats.append(stats)

@@ -66,10 +66,9 @@ class TableData(FinetuningData):
 
     def file_of(self, split: str) -> str:
         """Returns the file of the split "train", "dev" or "test"."""
-        file = {"train": self.train_file, "dev": self.dev_file, "test": self.test_file}[split]
-        if not file:
-            raise UsageError(f"no file for the {split} set; set --config.data.{split}_file=FILE")
-        return file
+        if file := getattr(self, f"{split}_file"):
+            return file
+        raise UsageError(f"no file for the {split} set; set --config.data.{split}_file=FILE")
 
     def read_rows(self, file: str, columns: Sequence[str], keep_short: bool) -> tuple[Iterator[Row], ReadStats]:
         """Reads columns of a file, see `read_table`. Returns the rows, and counts that are updated during reading."""

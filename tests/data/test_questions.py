@@ -70,9 +70,18 @@ def test_offset_in_utf16_units_or_bytes_is_found(encoding, unit_bytes, tmp_path)
     assert question.answer_start == len(before) and stats.noted["whose answer_start was corrected"]["rows"] == 1
 
 
-def test_nearest_occurrence_of_an_answer_is_its_place(tmp_path):
-    (question,), _ = read(tmp_path, squad(qa("1", "Paris", 5), context="Paris,Paris in"))
-    assert question.answer_start == 6
+@pytest.mark.parametrize(
+    "context, answer, start, found_at",
+    [
+        # The nearest occurrence is the answer.
+        ("Paris,Paris in", "Paris", 5, 6),
+        # An unpaired surrogate keeps its place.
+        ("ab\ud83d. Bob", "Bob", 5, 5),
+    ],
+)
+def test_offset_of_the_answer_is_that_of_the_read_context(context, answer, start, found_at, tmp_path):
+    (question,), _ = read(tmp_path, squad(qa("1", answer, start), context=context))
+    assert question.answer_start == found_at and question.context.replace("\ufffd", "\ud83d") == context
 
 
 @pytest.mark.parametrize(
@@ -108,19 +117,30 @@ def test_is_impossible_may_be_text_and_must_not_contradict_the_answers(tmp_path)
         read(tmp_path, squad(qa("1", "Ann", 0, is_impossible="no")))
 
 
+_MISSING = "whose field answers is missing"
+
+
 @pytest.mark.parametrize(
-    "fields", [{}, {"answers": None}, {"answer": "Ann", "answer_start": 0}, {"answers": None, "is_impossible": False}]
+    "fields, all_answerable, reason",
+    [
+        *(
+            (fields, all_answerable, _MISSING)
+            for fields in ({}, {"answers": None}, {"answer": "Ann"}, {"answers": None, "is_impossible": False})
+            for all_answerable in (True, False)
+        ),
+        # SQuAD 1.1 has no unanswerable questions.
+        ({"answers": []}, True, "without an answer (version=2.0 trains on them)"),
+    ],
 )
-@pytest.mark.parametrize("all_answerable", [True, False])
-def test_question_without_answers_is_unanswerable_only_if_the_file_says_so(fields, all_answerable, tmp_path):
+def test_question_without_answers_is_unanswerable_only_if_the_file_says_so(fields, all_answerable, reason, tmp_path):
     content = squad(qa("1", "Ann", 0), {"id": "2", "question": "q"} | fields)
     questions, stats = read(tmp_path, content, all_answerable=all_answerable)
     assert [q.id for q in questions] == ["1"]
-    assert stats.skipped == {"whose field answers is missing": {"rows": 1, "first": "question 2"}}
+    assert stats.skipped == {reason: {"rows": 1, "first": "question 2"}}
     # A file to predict on may lack answers.
     questions, stats = read(tmp_path, content, training=False, all_answerable=all_answerable)
-    assert [q.answers for q in questions] == [("Ann",), ()] and "answers is missing" in str(stats.noted)
-    with pytest.raises(UsageError, match="no usable questions: whose field answers is missing"):
+    assert [q.answers for q in questions] == [("Ann",), ()] and reason in str(stats.noted)
+    with pytest.raises(UsageError, match=f"no usable questions: {reason[:15]}"):
         read(tmp_path, squad({"id": "2", "question": "q"} | fields), all_answerable=all_answerable)
 
 
@@ -130,26 +150,13 @@ def test_questions_of_datasets_are_read_from_json_and_json_lines(tmp_path):
         {"id": id_, "title": "t", "context": CONTEXT, "question": "q", "answers": value}
         for id_, value in zip("12", answers, strict=True)
     ]
-    nested, _ = read(tmp_path, squad(qa("1", "Ann", 0, question="q"), {"id": "2", "question": "q", "answers": []}))
-    paragraphs = squad(qa("1", "Ann", 0, question="q"), {"id": "2", "question": "q", "answers": []})["data"][0]
-    for content in ({"version": 2.0, "data": flat}, flat, paragraphs["paragraphs"], paragraphs["paragraphs"][0]):
+    official = squad(qa("1", "Ann", 0, question="q"), {"id": "2", "question": "q", "answers": []})
+    nested, (article,) = read(tmp_path, official)[0], official["data"]
+    for content in ({"version": 2.0, "data": flat}, flat, article["paragraphs"], article["paragraphs"][0]):
         assert read(tmp_path, content)[0] == nested
     for lines, expected in ((flat, nested), (flat[:1], nested[:1])):
         (tmp_path / "train.jsonl").write_text("\n".join(json.dumps(entry) for entry in lines) + "\n")
         assert read_questions(tmp_path / "train.jsonl", ReadStats(""), True) == expected
-
-
-def test_unanswerable_question_of_squad_1_is_skipped_only_for_training(tmp_path):
-    content = squad(qa("1", "Ann", 0), {"id": "2", "question": "q", "answers": []})
-    questions, stats = read(tmp_path, content, all_answerable=True)
-    assert [q.id for q in questions] == ["1"] and "question 2" in str(stats.skipped)
-    questions, stats = read(tmp_path, content, training=False, all_answerable=True)
-    assert len(questions) == 2 and "question 2" in str(stats.noted)
-
-
-def test_unpaired_surrogate_keeps_character_offsets(tmp_path):
-    (question,), _ = read(tmp_path, squad(qa("1", "Bob", 5), context="ab\ud83d. Bob"))
-    assert question.context == "ab\ufffd. Bob" and question.context[5:8] == "Bob"
 
 
 PLACE = "question 7 of entry 1, paragraph 1"
@@ -212,8 +219,7 @@ def test_answer_tokens_map_to_the_exact_characters(tmp_path, tokenizer, answer):
 
 
 def test_special_tokens_in_question_and_passage_are_single_tokens(tmp_path, tokenizer):
-    content = squad(qa("1", "b", 8), context="a [SEP] b")
-    content["data"][0]["paragraphs"][0]["qas"][0]["question"] = "[MASK] x"
+    content = squad(qa("1", "b", 8, question="[MASK] x"), context="a [SEP] b")
     _, windows, _ = read_windows(tmp_path, tokenizer, content)
     tokens = ["[CLS]", "[MASK]", "x", "[SEP]", "a", "[SEP]", "b", "[SEP]"]
     assert tokenizer.pieces(windows.examples.tokens["input_ids"]) == tokens
@@ -223,19 +229,14 @@ def test_special_tokens_in_question_and_passage_are_single_tokens(tmp_path, toke
 def test_windows_overlap_and_each_token_has_one_max_context_window(tmp_path, tokenizer):
     _, windows, stats = read_windows(tmp_path, tokenizer, squad(qa("1", "Ann", 0)))
     assert len(windows.examples) > 3 and windows.examples.lengths.max() == 64
-    best_spans = [
-        tuple(span)
-        for spans, is_max_context in zip(windows.char_spans, windows.is_max_context, strict=True)
-        for span in spans[is_max_context]
-    ]
+    places = zip(windows.char_spans, windows.is_max_context, strict=True)
+    best_spans = [tuple(span) for spans, is_max_context in places for span in spans[is_max_context]]
     assert sorted(best_spans) == sorted({tuple(span) for spans in windows.char_spans for span in spans})
-    ids = windows.examples.tokens["input_ids"]
-    segments = windows.examples.tokens["segment_ids"]
-    offsets = windows.examples.offsets
-    for index, start in enumerate(windows.passage_start):
-        window = slice(offsets[index], offsets[index + 1])
-        assert ids[window][0] == 2 and ids[window][start - 1] == ids[window][-1] == 3
-        assert not segments[window][:start].any() and segments[window][start:].all()
+    tokens, ends = windows.examples.tokens, windows.examples.offsets[1:-1]
+    rows = (np.split(tokens[name], ends) for name in ("input_ids", "segment_ids"))
+    for start, ids, segments in zip(windows.passage_start, *rows, strict=True):
+        assert ids[0] == 2 and ids[start - 1] == ids[-1] == 3
+        assert not segments[:start].any() and segments[start:].all()
     assert not stats.noted
 
 

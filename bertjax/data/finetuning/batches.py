@@ -123,13 +123,13 @@ def in_input_order(outputs: list[dict[str, np.ndarray]], count: int) -> dict[str
 
     Each batch of `outputs` has arrays [B, ...] by name; `example` is the example index of each row, -1 in padding rows.
     """
-    rows = (
-        (example, batch, row) for batch, output in enumerate(outputs) for row, example in enumerate(output["example"])
-    )
-    places = sorted(place for place in rows if place[0] >= 0)
+    places = [
+        (example, index, row) for index, batch in enumerate(outputs) for row, example in enumerate(batch["example"])
+    ]
+    places = sorted(place for place in places if place[0] != NO_EXAMPLE)
     assert [example for example, *_ in places] == [*range(count)], "each example must be evaluated exactly once"
     names = outputs[0].keys() - {"example"} if outputs else ()
-    return {name: [outputs[batch][name][row] for _, batch, row in places] for name in names}
+    return {name: [outputs[index][name][row] for _, index, row in places] for name in names}
 
 
 def pack_batch(lengths: np.ndarray, batching: Batching) -> tuple[np.ndarray, int]:

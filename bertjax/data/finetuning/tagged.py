@@ -147,8 +147,8 @@ def _sentences(lines: list[_Line]) -> tuple[list[list[list[str]]], list[int], li
 def _without_comments_and_index(lines: list[_Line], path: Path, stats: ReadStats) -> tuple[list[_Line], bool]:
     """Removes comment lines and a first column with the indices of the words, and returns whether there is one.
 
-    Only in a file without indices may a line that starts with `#` be a word: it then has a tag and as many columns as
-    the other lines.
+    The indices must count the words of each sentence, or of the file. Only in a file without indices may a line that
+    starts with `#` be a word: it then has a tag and as many columns as the other lines.
     """
     rows = [columns for _, columns in lines if columns and not columns[0].startswith((_DOCUMENT, "#"))]
     width = len(rows[0]) if rows else max((len(columns) for _, columns in lines), default=0)
@@ -157,8 +157,9 @@ def _without_comments_and_index(lines: list[_Line], path: Path, stats: ReadStats
     is_indexed = may_have_index and all(_INDEX.fullmatch(row[0]) for row in rows)
     has_ranges = is_indexed and not all(_INDEX_PAIR.fullmatch(row[0]) for row in rows)
     kept = []
+    previous, in_sentence = 0, False
     for line, columns in lines:
-        is_word = columns and columns[0] != _DOCUMENT
+        is_word = bool(columns) and columns[0] != _DOCUMENT
         if is_word and columns[0].startswith("#"):
             is_token = len(columns) == width and (width == 1 or _TAG.fullmatch(columns[-1]))
             if is_indexed or not is_token:
@@ -167,16 +168,7 @@ def _without_comments_and_index(lines: list[_Line], path: Path, stats: ReadStats
         # These lines repeat or add to the words of CoNLL-U.
         if is_word and has_ranges and _INDEX_PAIR.fullmatch(columns[0]):
             continue
-        kept.append((line, columns))
-    return (_without_indices(kept, path) if is_indexed else kept), is_indexed
-
-
-def _without_indices(lines: list[_Line], path: Path) -> list[_Line]:
-    """Removes the first column. Raises a UsageError unless it counts the words of each sentence, or of the file."""
-    result = []
-    previous, in_sentence = 0, False
-    for line, columns in lines:
-        match = _INDEX.fullmatch(columns[0]) if columns else None
+        match = _INDEX.fullmatch(columns[0]) if is_indexed and columns else None
         if match:
             index = int(match[1])
             if index != previous + 1 and (in_sentence or index > 1):
@@ -184,10 +176,10 @@ def _without_indices(lines: list[_Line], path: Path) -> list[_Line]:
                     f"{path} line {line}: each value of the first column ends with a number, but {quoted(columns[0])} "
                     "does not count the words of a sentence or file; remove the column"
                 )
-            previous = index
+            previous, columns = index, columns[1:]
         in_sentence = bool(match)
-        result.append((line, columns[1:] if match else columns))
-    return result
+        kept.append((line, columns))
+    return kept, is_indexed
 
 
 def _tag_column(rows: list[list[str]], is_indexed: bool, path: Path) -> int:
