@@ -57,9 +57,8 @@ def test_predictions_for_data_and_for_a_text_file_are_equal_and_in_input_order(c
     for line, record in zip(output.splitlines(), predictions, strict=True):
         assert json.loads(line)["prediction"] == record["prediction"]
         assert json.loads(line)["probabilities"] == pytest.approx(record["probabilities"], abs=1e-5)
-    assert "is a pair, but the model takes single texts" in refused(
-        capfd, "predict", f"--checkpoint={cola}", "zu ||| pa"
-    )
+    error = refused(capfd, "predict", f"--checkpoint={cola}", "zu ||| pa")
+    assert "is a pair, but the model takes single texts" in error
     unfinished = tmp_path / ".CoLA.tsv-0123456789abcdef.unfinished"  # temporary file of a killed command
     unfinished.write_text("")
     test_path, jsonl_path = predict(capfd, cola, tmp_path)
@@ -90,11 +89,8 @@ def test_predictions_of_an_unordered_file_are_sorted_by_index(cola, capfd, tmp_p
     assert path.read_text() == "index\tprediction\n0\t0\n3\t0\n5\t1\n7\t1\n"
     # TFDS shuffles the rows that it stores.
     rows = [{"sentence": text, "label": -1, "idx": index} for index, text in sentences.items()]
-    features = {
-        "label": tfds.features.ClassLabel(names=["unacceptable", "acceptable"]),
-        "idx": tfds.features.Scalar(np.int32),
-    }
-    write_tfds(tmp_path / "tfds", "glue/cola", "test", rows, version="2.0.0", **features)
+    label, idx = tfds.features.ClassLabel(names=["unacceptable", "acceptable"]), tfds.features.Scalar(np.int32)
+    write_tfds(tmp_path / "tfds", "glue/cola", "test", rows, version="2.0.0", label=label, idx=idx)
     data_flag = f"--config.data.path=tfds:{tmp_path}/tfds:glue"
     tfds_path, jsonl_path = predict(capfd, cola, tmp_path / "out", data_flag, "--columns=idx")
     assert tfds_path.read_text() == path.read_text()
@@ -161,11 +157,8 @@ def test_submission_reports_that_it_replaces_the_wnli_predictions(tmp_path, capf
         (tmp_path / name).write_text("index\tprediction\n" + rows)
     command = ["submission", f"--predictions={tmp_path}", f"--output={tmp_path / 'all.zip'}"]
     cli.main(command)
-    message = capfd.readouterr().err
-    assert (
-        message.startswith("WNLI.tsv (replaces the file of the folder): the majority class")
-        and message.count("\n") == 1
-    )
+    (message,) = capfd.readouterr().err.splitlines()
+    assert message.startswith("WNLI.tsv (replaces the file of the folder): the majority class")
     assert b"\t1\n" not in zipfile.ZipFile(tmp_path / "all.zip").read("WNLI.tsv")
     cli.main([*command, "--own_wnli"])
     assert capfd.readouterr().err == ""
@@ -226,17 +219,11 @@ def test_mnli_has_two_dev_sets_and_predicts_ax(glue, letters, tmp_path, capfd):
     assert swapped["loss"] == pytest.approx(results["loss_mismatched"], rel=1e-5)
     assert swapped["loss_mismatched"] == pytest.approx(results["loss"], rel=1e-5)
     paths = predict(capfd, tmp_path / "run", tmp_path / "out")
-    assert {path.name: len(path.read_text().splitlines()) for path in paths} == {
-        "MNLI-m.tsv": 9,
-        "MNLI-mm.tsv": 12,
-        "AX.tsv": 7,
-        "MNLI-m.jsonl": 8,
-        "MNLI-mm.jsonl": 11,
-        "AX.jsonl": 6,
-    }
-    for path in paths[:3]:
+    assert [path.stem for path in paths] == ["MNLI-m", "MNLI-mm", "AX"] * 2
+    for path, rows in zip(paths[:3], (8, 11, 6), strict=True):
         predictions = [record["prediction"] for record in records(path.with_suffix(".jsonl"))]
         assert predictions == [line.split("\t")[1] for line in path.read_text().splitlines()[1:]]
+        assert len(predictions) == rows
 
 
 def test_classes_of_a_converted_checkpoint_are_matched_by_name(glue, letters, tmp_path, capfd):
