@@ -1,5 +1,6 @@
 """Tokenized fine-tuning examples in memory."""
 
+import abc
 import dataclasses
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -10,23 +11,23 @@ import numpy as np
 from bertjax.data.corpus.vocabulary import Vocabulary
 
 
-class Source:
-    """Rows of a data file that can be divided into training and dev rows. Subclasses define all methods but one."""
+class Source(abc.ABC):
+    """Rows of a data file that can be divided into training and dev rows."""
 
-    def __len__(self) -> int:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def __len__(self) -> int: ...
 
+    @abc.abstractmethod
     def texts(self) -> list[bytes]:
         """Returns the text of each row. Rows or documents with equal texts are held out together."""
-        raise NotImplementedError
+
+    @abc.abstractmethod
+    def subset(self, indices: np.ndarray) -> Self:
+        """Returns the rows with the given indices, in that order."""
 
     def document_numbers(self) -> Sequence[int]:
         """Returns the number of each row's document, ascending (default: each row is a document of its own)."""
         return range(len(self))
-
-    def subset(self, indices: np.ndarray) -> Self:
-        """Returns the rows with the given indices, in that order."""
-        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)

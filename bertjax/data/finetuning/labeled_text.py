@@ -34,11 +34,9 @@ class Target:
     separator: str = ""
 
     def to_array(self, values: Sequence[Any]) -> np.ndarray:
-        """Converts the labels of N rows, as returned by `read`, to an array.
+        """Converts the labels of N rows, as returned by `read`, to an array. Missing labels are -1, or NaN.
 
-        Returns:
-          Class ids, int32 [N]. For multi-label data, zeros and ones, int32 [N, K]. For regression, float32 [N]. Missing
-          labels are -1, or NaN for regression.
+        The array has class ids, int32 [N], zeros and ones of multi-label data, int32 [N, K], or numbers, float32 [N].
         """
         missing = [-1] * len(self.labels) if self.separator else -1 if self.labels else np.nan
         values = [missing if value is None else value for value in values]

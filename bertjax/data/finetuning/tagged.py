@@ -74,13 +74,10 @@ class TaggedText(Source):
 
 
 def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText:
-    """Reads a CoNLL file, which has one word per line and the word's tag in the last column.
+    """Reads a CoNLL file, which has one word per line and the word's tag in the last column, see docs/formats.md.
 
     Blank lines separate sentences, `-DOCSTART-` lines separate documents. If `labeled` is False, the file may contain
     only the column of words. Updates `stats` with the counts of sentences and irregular lines.
-
-    A first column that numbers the words is not used, nor are comment lines, which start with `#`. A prefix that all
-    words have, such as `en:`, is removed. See `_tag_column` for files with several columns of tags.
     """
     lines = []
     for line, row in enumerate(read_utf8(path).split(b"\n"), 1):
@@ -218,8 +215,7 @@ def read_tagged_rows(
     """Reads one sentence per table row. Words and tags are lists (see `read_list`), or are separated by spaces.
 
     `text` is the column with the words. `label` is the column with one tag per word (None: the file has no tags). With
-    `keep_untagged`, sentences may lack tags; these sentences are predicted but not scored. Counts used and irregular
-    rows in `stats`.
+    `keep_untagged`, sentences may lack tags; these sentences are predicted but not scored.
     """
     sentences, tags, lines = [], [], []
     for row in rows:
@@ -269,10 +265,8 @@ def encode_tagged(
     An example is one sentence, or one document if `by_document` is True. Texts longer than `seq_len` are split into
     examples that overlap by half. A word in two examples is labeled only in the example with more context.
 
-    Returns:
-      Examples with `token_labels`: the index of the tag in `labels` at the first piece of a word, -1 at all other
-      pieces and at words without a tag. Then, for each word of each sentence, the example in which it is labeled and
-      the token position of its first piece.
+    Returns the examples and the places of their labels. The array `token_labels` is the index of the tag in `labels` at
+    the first piece of a word, -1 at all other pieces and at words without a tag.
     """
     label_ids = {label: index for index, label in enumerate(labels)} | {"": -1}
     if unknown := sorted({*itertools.chain(*tagged.tags)} - {*label_ids}):
