@@ -41,15 +41,10 @@ def test_damaged_results_file_is_an_error(tmp_path, content):
 
 
 def test_sweep_compiles_once_and_runs_only_failed_trials_again(cola, glue, letters, tmp_path, capfd, monkeypatch):
-    command = [
-        "sweep",
-        f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},quick=true",
-        f"--workdir={tmp_path}",
-        f"--init_from={cola}",
-        "--seeds=2",
-        "--grid=optimizer.learning_rate=1e-3,2e-3",
-        *[item for item in overrides(None, steps=2) if "learning_rate" not in item],
-    ]
+    config = f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},quick=true"
+    grid = ["--seeds=2", "--grid=optimizer.learning_rate=1e-3,2e-3"]
+    fields = [item for item in overrides(None, steps=2) if "learning_rate" not in item]
+    command = ["sweep", config, f"--workdir={tmp_path}", f"--init_from={cola}", *grid, *fields]
     calls = []
     train = loop.train
 
@@ -176,5 +171,4 @@ def test_command_line_overrides_replace_grid_fields(glue, letters, tmp_path, see
 
 def test_trial_name_is_a_valid_folder_name():
     assert trial_name({"optimizer.learning_rate": 3e-05, "seed": 1}) == "optimizer.learning_rate=3e-05,seed=1"
-    assert "/" not in trial_name({"data.vocabulary": "a/b[1]/vocab.txt"})
-    assert "[" not in trial_name({"data.vocabulary": "a/b[1]/vocab.txt"})
+    assert not {*"/["} & {*trial_name({"data.vocabulary": "a/b[1]/vocab.txt"})}
