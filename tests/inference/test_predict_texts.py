@@ -203,7 +203,7 @@ def test_tagger_splits_text_at_punctuation_and_returns_entities(folders, capfd, 
 
     tags = iter(["B-X", "O", "B-X", "I-X", "I-X", "O", "O", "B-X"])
     logits_of_tag = {tag: 9.0 * (np.arange(3) == index) for index, tag in enumerate(LABELS[TAGS])}
-    monkeypatch.setattr(predictors, "gather_words", lambda *_: np.array([logits_of_tag[tag] for tag in tags]))
+    monkeypatch.setattr(predictors, "gather_words", lambda *_: [[logits_of_tag[tag] for tag in tags]])
     (record,) = predict_json(capfd, folders[TAGS], text)
     assert record["entities"] == [
         {"label": "X", "start": 0, "end": 2, "text": "Al"},

@@ -175,9 +175,12 @@ def test_submission_reports_that_it_replaces_the_wnli_predictions(tmp_path, capf
 def test_tfds_rows_equal_rows_of_files(experiment, dataset, version, file, names, letters, tmp_path):
     files = (glue_files if "glue" in dataset else swag_files)(tmp_path / "files")
     rows = csv.DictReader((files / file).open(), delimiter="\t" if file.endswith("tsv") else ",")
-    texts = [{name: row[name] for name in row if name.startswith(("sent", "ending", "label"))} for row in rows]
-    label = tfds.features.ClassLabel(names=names)
-    write_tfds(tmp_path / "tfds", dataset, "validation", texts, version=version, label=label)
+    columns = ("sent", "ending", "label")
+    texts = [
+        {name: row[name] for name in row if name.startswith(columns)} | {"idx": index} for index, row in enumerate(rows)
+    ]
+    features = {"label": tfds.features.ClassLabel(names=names), "idx": tfds.features.Scalar(np.int32)}
+    write_tfds(tmp_path / "tfds", dataset, "validation", texts, version=version, **features)
     sources = []
     for path in (files, f"tfds:{tmp_path / 'tfds'}:{dataset.partition('/')[0]}"):
         task = load_task(experiment, letters, train=False, data__path=path)

@@ -16,6 +16,7 @@ from bertjax.training.results import EvaluationHistory
 from bertjax.training.sweep import summarize
 
 F1 = Metric("f1")
+LONG = "data.seq_len=600 model.max_position_embeddings=600"
 
 
 def test_scores_of_losses_are_negated():
@@ -143,20 +144,12 @@ def test_invalid_selection_settings_are_an_error_before_training(glue, letters, 
         ("glue.py:task=stsb,", "label_smoothing=0.1", "the labels of stsb are numbers, not classes"),
         ("glue.py:", "data.task=snli", "data.task is 'snli'; use one of cola"),
         ("glue.py:", "data.examples_per_row=3 data.batch_size=32", "it must divide config.data.batch_size=32"),
-        (
-            "glue.py:",
-            "data.examples_per_row=4 feature_head.lstm_layers=1",
-            "not supported with LSTMs or a feature head",
-        ),
+        ("glue.py:", "data.examples_per_row=4 feature_head.lstm_layers=1", "not supported with LSTMs or a feature"),
         ("glue.py:", "data.examples_per_row=32 data.batch_size=32 grad_accum_steps=2", "batch_size=1 is not divisible"),
         ("glue.py:", "epochs=0 steps=0", "config.epochs=0 is out of range"),
         ("glue.py:", "data.batch_size=0", "data.batch_size is 0"),
         ("glue.py:", "data.seq_len=600", "exceed config.model.max_position_embeddings=512"),
-        (
-            "glue.py:",
-            "data.seq_len=600 model.max_position_embeddings=600 model.attention=fused",
-            "config.model.attention=fused does not support rows of 600 tokens (maximum: 512)",
-        ),
+        ("glue.py:", f"{LONG} model.attention=fused", "attention=fused does not support rows of 600 tokens"),
         ("text.py:kind=number,", "data.class_weights=balanced", "kind=number has no classes"),
         ("text.py:kind=multilabel,", "label_smoothing=0.1", "kind=multilabel has no classes"),
         ("text.py:kind=multilabel,", "data.threshold=1.0", "threshold is 1.0; it must be below 1"),
