@@ -131,7 +131,7 @@ def predict_spans(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[Rec
     """Predicts the answer to each question, a span of the context."""
     defaults, seq_len = predictor.model.defaults, predictor.seq_len
     questions = [Question(str(index), text, predictor.context, (), -1) for index, (text,) in enumerate(inputs)]
-    windows = make_windows(
+    examples, windows = make_windows(
         questions,
         predictor.model.tokenizer,
         ReadStats("the questions"),
@@ -139,7 +139,7 @@ def predict_spans(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[Rec
         doc_stride=min(defaults.doc_stride, seq_len),
         max_query_len=min(defaults.max_query_len, seq_len // 2),
     )
-    logits = predictor.logits(dataclasses.replace(windows.examples, rows={}))
+    logits = predictor.logits(dataclasses.replace(examples, rows={}))
     outputs: dict[str, Any] = {
         "example": np.arange(len(logits)),
         "start": [row[:, 0] for row in logits],

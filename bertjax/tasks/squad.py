@@ -145,10 +145,10 @@ class SquadTask(FinetuningTask):
 
     def encode(self, source: Questions, stats: ReadStats, training: bool) -> Examples:
         sizes = {name: getattr(self.config.data, name) for name in ("seq_len", "doc_stride", "max_query_len")}
-        windows = make_windows(source, self.tokenizer, stats, **sizes)
+        examples, windows = make_windows(source, self.tokenizer, stats, **sizes)
         if not training:
             self._questions, self._windows = source, windows
-        return windows.examples
+        return examples
 
     def score(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
         answers = self._answers(outputs)

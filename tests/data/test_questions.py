@@ -201,40 +201,39 @@ def tokenizer(letters):
 def read_windows(tmp_path, tokenizer, content, **options):
     questions, stats = read(tmp_path, content)
     sizes = {"seq_len": 64, "doc_stride": 16, "max_query_len": 12} | options
-    return questions, make_windows(questions, tokenizer, stats, **sizes), stats
+    return *make_windows(questions, tokenizer, stats, **sizes), stats
 
 
 @pytest.mark.parametrize("answer", ["Ann", "1990", "Caf\u00e9 Town", "near Bob."])
 def test_answer_tokens_map_to_the_exact_characters(tmp_path, tokenizer, answer):
     content = squad(qa("1", answer, CONTEXT.index(answer)))
-    (question,), windows, _ = read_windows(tmp_path, tokenizer, content)
-    starts, ends = (windows.examples.rows[f"{name}_positions"] for name in ("start", "end"))
+    examples, windows, _ = read_windows(tmp_path, tokenizer, content)
+    starts, ends = (examples.rows[f"{name}_positions"] for name in ("start", "end"))
     with_answer = np.flatnonzero(starts > 0)
     assert with_answer.size
     for index in with_answer:
-        spans, passage_start = windows.char_spans[index], windows.passage_start[index]
-        first, last = spans[starts[index] - passage_start], spans[ends[index] - passage_start]
+        window = windows[index]
+        first, last = (window.char_spans[position[index] - window.passage_start] for position in (starts, ends))
         assert CONTEXT[first[0] : last[1]] == answer
     assert (ends[starts == 0] == 0).all()
 
 
 def test_special_tokens_in_question_and_passage_are_single_tokens(tmp_path, tokenizer):
     content = squad(qa("1", "b", 8, question="[MASK] x"), context="a [SEP] b")
-    _, windows, _ = read_windows(tmp_path, tokenizer, content)
+    examples, *_ = read_windows(tmp_path, tokenizer, content)
     tokens = ["[CLS]", "[MASK]", "x", "[SEP]", "a", "[SEP]", "b", "[SEP]"]
-    assert tokenizer.pieces(windows.examples.tokens["input_ids"]) == tokens
-    assert windows.examples.rows["start_positions"].tolist() == [6]
+    assert tokenizer.pieces(examples.tokens["input_ids"]) == tokens
+    assert examples.rows["start_positions"].tolist() == [6]
 
 
 def test_windows_overlap_and_each_token_has_one_max_context_window(tmp_path, tokenizer):
-    _, windows, stats = read_windows(tmp_path, tokenizer, squad(qa("1", "Ann", 0)))
-    assert len(windows.examples) > 3 and windows.examples.lengths.max() == 64
-    places = zip(windows.char_spans, windows.is_max_context, strict=True)
-    best_spans = [tuple(span) for spans, is_max_context in places for span in spans[is_max_context]]
-    assert sorted(best_spans) == sorted({tuple(span) for spans in windows.char_spans for span in spans})
-    tokens, ends = windows.examples.tokens, windows.examples.offsets[1:-1]
-    rows = (np.split(tokens[name], ends) for name in ("input_ids", "segment_ids"))
-    for start, ids, segments in zip(windows.passage_start, *rows, strict=True):
+    examples, windows, stats = read_windows(tmp_path, tokenizer, squad(qa("1", "Ann", 0)))
+    assert len(examples) == len(windows) > 3 and examples.lengths.max() == 64
+    best_spans = [tuple(span) for window in windows for span in window.char_spans[window.is_max_context]]
+    assert sorted(best_spans) == sorted({tuple(span) for window in windows for span in window.char_spans})
+    rows = (np.split(examples.tokens[name], examples.offsets[1:-1]) for name in ("input_ids", "segment_ids"))
+    for window, ids, segments in zip(windows, *rows, strict=True):
+        start = window.passage_start
         assert ids[0] == 2 and ids[start - 1] == ids[-1] == 3
         assert not segments[:start].any() and segments[start:].all()
     assert not stats.noted
@@ -242,14 +241,14 @@ def test_windows_overlap_and_each_token_has_one_max_context_window(tmp_path, tok
 
 def test_long_question_is_truncated_and_counted(tmp_path, tokenizer):
     _, windows, stats = read_windows(tmp_path, tokenizer, squad(qa("1", "Ann", 0)), max_query_len=4)
-    assert (windows.passage_start == 6).all()
+    assert {window.passage_start for window in windows} == {6}
     assert stats.noted == {"with the question truncated to 4 tokens": {"rows": 1, "first": "question 1"}}
 
 
 def test_empty_passage_has_one_window_without_passage_tokens(tmp_path, tokenizer):
     content = squad({"id": "1", "question": "q", "answers": [], "is_impossible": True}, context="")
-    _, windows, _ = read_windows(tmp_path, tokenizer, content)
-    assert len(windows.examples) == 1 and len(windows.char_spans[0]) == 0
+    _, (window,), _ = read_windows(tmp_path, tokenizer, content)
+    assert len(window.char_spans) == 0
 
 
 LATE = "word " * 399 + "Lima is late"
