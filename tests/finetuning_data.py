@@ -94,12 +94,10 @@ def _write_squad(folder: Path, version: str, counts: dict[str, int], draw: Calla
         for index in range(count):
             is_impossible = version == "2.0" and index % 3 == 0
             words, question, answer = draw(rng, is_impossible)
-            qa = {"id": f"{split}{index}", "question": question, "answers": []}
-            if is_impossible:
-                qa["is_impossible"] = True
-            else:
-                qa["answers"] = [{"text": answer, "answer_start": " ".join(words).index(answer)}]
-            paragraphs.append({"context": " ".join(words), "qas": [qa]})
+            answers = [] if is_impossible else [{"text": answer, "answer_start": " ".join(words).index(answer)}]
+            qa = {"id": f"{split}{index}", "question": question, "answers": answers}
+            qas = [qa | ({"is_impossible": True} if is_impossible else {})]
+            paragraphs.append({"context": " ".join(words), "qas": qas})
         content = {"version": version, "data": [{"title": "t", "paragraphs": paragraphs}]}
         (folder / f"{split}-v{version}.json").write_text(json.dumps(content))
     return folder

@@ -101,19 +101,14 @@ def predict_tags(predictor: TextPredictor, inputs: Sequence[str | Texts]) -> lis
     texts = [text if isinstance(text, str) else " ".join(text) for text in inputs]
     spans = [split(text) if isinstance(text, str) else _joined_spans(text) for text in inputs]
     sentences = [[text[start:end] for start, end in text_spans] for text, text_spans in zip(texts, spans, strict=True)]
-    words = list(itertools.chain.from_iterable(sentences))
-    ends = np.cumsum([len(sentence) for sentence in sentences]).tolist()
-    labels = list(predictor.labels)
-    tagged = TaggedText(words, [""] * len(words), ends, ends)
-    examples, row_of_word, positions = encode_tagged(
-        tagged, labels, predictor.model.tokenizer, predictor.seq_len, False, "the text"
-    )
+    tagged = TaggedText(sentences, [[""] * len(words) for words in sentences], range(len(sentences)))
+    labels, tokenizer = list(predictor.labels), predictor.model.tokenizer
+    examples, places = encode_tagged(tagged, labels, tokenizer, predictor.seq_len, False, "the text")
     tokens = {name: examples.tokens[name] for name in ("input_ids", "segment_ids")}
-    logits = predictor.logits(dataclasses.replace(examples, tokens=tokens))
-    word_logits = gather_words(row_of_word, positions, logits)
+    logits = gather_words(places, predictor.logits(dataclasses.replace(examples, tokens=tokens)))
     tag_records = []
-    for text, text_spans, sentence, end in zip(texts, spans, sentences, ends, strict=True):
-        record = records.tags_record(sentence, labels, word_logits[end - len(sentence) : end], predictor.with_logits)
+    for text, text_spans, words, rows in zip(texts, spans, sentences, logits, strict=True):
+        record = records.tags_record(words, labels, rows, predictor.with_logits)
         record["spans"] = [list(span) for span in text_spans]
         if follows_scheme(labels):
             record["entities"] = records.entity_records(text, text_spans, record["prediction"])
@@ -131,7 +126,7 @@ def predict_spans(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[Rec
     """Predicts the answer to each question, a span of the context."""
     defaults, seq_len = predictor.model.defaults, predictor.seq_len
     questions = [Question(str(index), text, predictor.context, (), -1) for index, (text,) in enumerate(inputs)]
-    windows = make_windows(
+    examples, windows = make_windows(
         questions,
         predictor.model.tokenizer,
         ReadStats("the questions"),
@@ -139,14 +134,15 @@ def predict_spans(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[Rec
         doc_stride=min(defaults.doc_stride, seq_len),
         max_query_len=min(defaults.max_query_len, seq_len // 2),
     )
-    logits = predictor.logits(dataclasses.replace(windows.examples, rows={}))
+    logits = predictor.logits(dataclasses.replace(examples, rows={}))
     outputs: dict[str, Any] = {
         "example": np.arange(len(logits)),
         "start": [row[:, 0] for row in logits],
         "end": [row[:, 1] for row in logits],
     }
     answers = squad_spans.best_answers(questions, windows, [outputs], defaults.n_best, defaults.max_answer_len)
-    return [squad_spans.answer_record(answer, defaults.null_threshold, predictor.with_logits) for answer in answers]
+    threshold = defaults.null_threshold
+    return [squad_spans.answer_record(answer, threshold, predictor.with_logits) for answer in answers.values()]
 
 
 # Functions that predict one record per input, by the kind of output layer.

@@ -9,22 +9,22 @@ import numpy as np
 
 from bertjax.data.finetuning.examples import Examples, known_labels
 from bertjax.data.finetuning.labeled_text import Target
-from bertjax.data.finetuning.tables import TFDS_PREFIX, ReadStats, Row
+from bertjax.data.finetuning.tables import ReadStats, Row
 from bertjax.errors import UsageError
 from bertjax.metrics.classification import cross_entropy
 from bertjax.metrics.metric import Metric
 from bertjax.model.config import ModelConfig
 from bertjax.tasks.finetuning import splits
 from bertjax.tasks.finetuning.config import FinetuningConfig, FinetuningData
-from bertjax.tasks.finetuning.glue_data import INDEX, SCORE_RANGE, SPECS, find_file, read_rows
+from bertjax.tasks.finetuning.glue_data import DIAGNOSTIC, INDEX, SCORE_RANGE, SPECS, has_diagnostic, read_rows
 from bertjax.tasks.finetuning.output_layer import CLASSES, OutputLayer
 from bertjax.tasks.finetuning.rows import RowsTask
 from bertjax.tasks.objectives.classification import Classification, Regression, sequence_objective
 from bertjax.utils.io import write_atomic
 from bertjax.utils.sections import bounded
 
-# Split of the diagnostic set, and suffix of its metrics.
-_DIAGNOSTIC, _AX_SUFFIX = "diagnostic", "_ax"
+# Suffix of the diagnostic set's metrics.
+_AX_SUFFIX = "_ax"
 # Losses that a task with several evaluation sets also reports for each set separately.
 _LOSSES = ("cross_entropy", "loss")
 
@@ -50,9 +50,8 @@ class GlueConfig(FinetuningConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not SPECS[self.data.task].labels:
-            self.reject(
-                f"the labels of {self.data.task} are numbers, not classes", "label_smoothing", "data.class_weights"
-            )
+            reason = f"the labels of {self.data.task} are numbers, not classes"
+            self.reject(reason, "label_smoothing", "data.class_weights")
 
 
 class GlueTask(RowsTask):
@@ -81,20 +80,17 @@ class GlueTask(RowsTask):
         if self.split == splits.HELD_OUT:
             return super().eval_splits()
         if self.config.data.task == "ax":
-            return {"": _DIAGNOSTIC}
+            return {"": DIAGNOSTIC}
         names = {suffix: f"{self.split}{name}" for suffix, name in self._spec.eval_sets.items()}
-        path = self.config.data.path
-        if self.config.data.task == "mnli" and self.split == "test":
-            is_tfds = path.startswith(TFDS_PREFIX)
-            if is_tfds or find_file(Path(path).expanduser(), SPECS["ax"], _DIAGNOSTIC):
-                names[_AX_SUFFIX] = _DIAGNOSTIC
+        if self.config.data.task == "mnli" and self.split == "test" and has_diagnostic(self.config.data.path):
+            names[_AX_SUFFIX] = DIAGNOSTIC
         return names
 
     def has_labels(self, split: str) -> bool:
-        return split != _DIAGNOSTIC and super().has_labels(split)
+        return split != DIAGNOSTIC and super().has_labels(split)
 
     def read_rows(self, split: str, columns: Sequence[str], keep_short: bool) -> tuple[Iterator[Row], ReadStats]:
-        spec = SPECS["ax"] if split == _DIAGNOSTIC else self._spec
+        spec = SPECS["ax"] if split == DIAGNOSTIC else self._spec
         return read_rows(self.config.data.path, spec, split, columns, keep_short)
 
     def read_set(self, split: str) -> Examples:

@@ -44,13 +44,13 @@ class NerTask(TaggingTask):
     output_name = "ner"
     config: NerConfig
 
-    @property
-    def by_document(self) -> bool:
-        return self.config.data.context == "document"
+    def __init__(self, config: NerConfig, train: bool = True) -> None:
+        self.by_document = config.data.context == "document"
+        super().__init__(config, train)
 
     def read_words(self, split: str) -> TaggedText:
         data = self.config.data
-        name = {"train": data.train_file, "dev": data.dev_file, "test": data.test_file}[split]
+        name = getattr(data, f"{split}_file")
         path = Path(data.path).expanduser() / name
         stats = ReadStats(str(path))
         self.read_stats.append(stats)

@@ -66,13 +66,13 @@ def choice_record(logits: np.ndarray, include_logits: bool) -> Record:
     return {**record, "logits": [round_digits(logit) for logit in logits]} if include_logits else record
 
 
-def tags_record(words: Sequence[str], labels: Sequence[str], logits: np.ndarray, include_logits: bool) -> Record:
-    """Returns the prediction record of a sentence's tags. `logits` is float32 [words, tags]."""
-    # A sentence without words has logits [0, tags], or [0] if no sentence has words.
-    rows = logits if len(words) else []
+def tags_record(
+    words: Sequence[str], labels: Sequence[str], rows: Sequence[np.ndarray], include_logits: bool
+) -> Record:
+    """Returns the prediction record of a sentence's tags. `rows` has the logits of each word, float32 [tags]."""
     record = {
         "words": list(words),
-        "prediction": [labels[row.argmax()] for row in rows],
+        "prediction": [labels[int(row.argmax())] for row in rows],
         "probabilities": [_by_label(labels, softmax(row)) for row in rows],
     }
     return {**record, "logits": [_by_label(labels, row) for row in rows]} if include_logits else record

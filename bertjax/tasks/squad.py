@@ -11,17 +11,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax.data.finetuning.questions import Question, read_questions, read_triviaqa
+from bertjax.data.finetuning.examples import Examples
+from bertjax.data.finetuning.questions import Questions, read_questions, read_triviaqa
 from bertjax.data.finetuning.tables import ReadStats
-from bertjax.data.finetuning.windows import Windows, make_windows
+from bertjax.data.finetuning.windows import make_windows
 from bertjax.data.schema import EXAMPLE, SEQUENCE, ArraySpec
 from bertjax.errors import UsageError
 from bertjax.metrics import squad as squad_metrics
 from bertjax.metrics.metric import loss_metric
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import TokenModel
-from bertjax.tasks.finetuning import splits
-from bertjax.tasks.finetuning.config import SPLITS, FinetuningConfig, FinetuningData
+from bertjax.tasks.finetuning.config import FinetuningConfig, FinetuningData
 from bertjax.tasks.finetuning.output_layer import SPANS, OutputLayer
 from bertjax.tasks.finetuning.spans import Answer, answer_record, best_answers, nbest_with_probabilities
 from bertjax.tasks.finetuning.task import FinetuningTask
@@ -114,6 +114,8 @@ class SquadTask(FinetuningTask):
     missing_data = "no data; set --config.data.path to the folder of SQuAD's train-v1.1.json and dev-v1.1.json"
     default_metric = "f1"
     config: SquadConfig
+    # Evaluated questions; empty without evaluation.
+    _questions = Questions()
 
     def make_objective(self, model: ModelConfig) -> SpanObjective:
         return SpanObjective(TokenModel(model, 2, head_dropout=False))
@@ -121,80 +123,12 @@ class SquadTask(FinetuningTask):
     def output_layer(self) -> OutputLayer:
         return OutputLayer(SPANS, output="squad")
 
-    def load(self, train: bool) -> None:
-        data = self.config.data
-        self._questions: list[Question] = []
-        if train or self.split == splits.HELD_OUT:
-            questions = self._read("train", "train_file")
-            # Keep the questions about one passage together, in the training set or in the dev set.
-            train_rows, dev_rows = splits.divide_rows(
-                data, len(questions), lambda: [question.context.encode() for question in questions], self.read_stats
-            )
-            self._questions = [questions[index] for index in dev_rows]
-            if train:
-                train_questions = [questions[index] for index in train_rows]
-                self.train_examples = self._make_windows(train_questions, self.read_stats[0]).examples
-        if self.split in SPLITS:
-            self._questions = self._read(self.split, "eval_file")
-        if self.split in (*SPLITS, splits.HELD_OUT):
-            self._windows = self._make_windows(self._questions, self.read_stats[-1])
-            self.eval_examples = self._windows.examples
-
-    def score(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
-        answers = self._answers(outputs)
-        if not self._is_v2:
-            return squad_metrics.score_v1(self._gold(), self._texts(answers)) if self.is_labeled() else {}
-        threshold = self._null_threshold(answers)
-        scores = squad_metrics.score_v2(self._gold(), self._texts(answers, threshold))
-        return {**scores, "null_threshold": threshold}
-
-    def baseline(self) -> dict[str, float]:
-        """Returns the metrics of predicting "" (unanswerable) for 2.0, otherwise the passage's first sentence."""
-        if self._is_v2:
-            return squad_metrics.score_v2(self._gold(), dict.fromkeys(self._gold(), ""))
-        sentences = {question.id: question.context.partition(". ")[0] for question in self._questions}
-        return squad_metrics.score_v1(self._gold(), sentences)
-
-    def is_labeled(self) -> bool:
-        # In SQuAD 2.0, a question without answers counts as labeled: it is unanswerable.
-        return self._is_v2 or any(question.answers for question in self._questions)
-
-    def hashed_answers(self) -> Any:
-        return [(question.id, question.answers) for question in self._questions]
-
-    def write_predictions(self, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
-        """Writes the official prediction file, the n-best answers and, for 2.0, the null odds."""
-        answers = self._answers(outputs)
-        ids = [question.id for question in self._questions]
-        threshold = self._null_threshold(answers) if self._is_v2 else math.inf
-        files: dict[str, Any] = {"predictions.json": self._texts(answers, threshold)}
-        if self._is_v2:
-            files["null_odds.json"] = self._null_odds(answers)
-        nbest = (nbest_with_probabilities(answer, self._is_v2) for answer in answers)
-        files["nbest_predictions.json"] = dict(zip(ids, nbest, strict=True))
-        return [
-            write_atomic(folder / name, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-            for name, content in files.items()
-        ]
-
-    def prediction_records(self) -> list[PredictionRecords]:
-        def make(outputs: list[dict[str, np.ndarray]], include_score: bool) -> Iterator[Record]:
-            answers = self._answers(outputs)
-            threshold = self._null_threshold(answers) if self._is_v2 else None
-            for question, answer in zip(self._questions, answers, strict=True):
-                yield {"id": question.id, **answer_record(answer, threshold, include_score)}
-
-        return [PredictionRecords(RECORDS_FILE, make)]
-
-    @property
-    def _is_v2(self) -> bool:
-        return self.config.data.version == _V2
-
-    def _read(self, split: str, field: str) -> list[Question]:
-        """Reads the file in the config field `field`, or the file of a split in `path` if the field is unset."""
+    def read_source(self, split: str) -> Questions:
+        """Reads the file that the config names, or the file of the split in `path`."""
         data = self.config.data
         folder = Path(data.path).expanduser()
         is_triviaqa = data.version == _TRIVIAQA
+        field = "train_file" if split == "train" else "eval_file"
         default = f"qa/wikipedia-{split}" if is_triviaqa else f"{split}-v{data.version}"
         name = getattr(data, field) or default
         path = folder / name
@@ -209,31 +143,74 @@ class SquadTask(FinetuningTask):
             return read_triviaqa(file, folder, stats)
         return read_questions(file, stats, training=split == "train", all_answerable=data.version == _V1)
 
-    def _make_windows(self, questions: list[Question], stats: ReadStats) -> Windows:
-        data = self.config.data
-        sizes = {name: getattr(data, name) for name in ("seq_len", "doc_stride", "max_query_len")}
-        return make_windows(questions, self.tokenizer, stats, **sizes)
+    def encode(self, source: Questions, stats: ReadStats, training: bool) -> Examples:
+        sizes = {name: getattr(self.config.data, name) for name in ("seq_len", "doc_stride", "max_query_len")}
+        examples, windows = make_windows(source, self.tokenizer, stats, **sizes)
+        if not training:
+            self._questions, self._windows = source, windows
+        return examples
 
-    def _answers(self, outputs: list[dict[str, np.ndarray]]) -> list[Answer]:
-        data = self.config.data
-        return best_answers(self._questions, self._windows, outputs, data.n_best, data.max_answer_len)
+    def score(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
+        answers = self._answers(outputs)
+        if self._is_v2:
+            threshold = self._null_threshold(answers)
+            scores = squad_metrics.score_v2(self._gold, _texts(answers, threshold))
+            return {**scores, "null_threshold": threshold}
+        return squad_metrics.score_v1(self._gold, _texts(answers)) if self.is_labeled() else {}
 
+    def baseline(self) -> dict[str, float]:
+        """Returns the metrics of predicting "" (unanswerable) for 2.0, otherwise the passage's first sentence."""
+        if self._is_v2:
+            return squad_metrics.score_v2(self._gold, dict.fromkeys(self._gold, ""))
+        sentences = {question.id: question.context.partition(". ")[0] for question in self._questions}
+        return squad_metrics.score_v1(self._gold, sentences)
+
+    def is_labeled(self) -> bool:
+        # In SQuAD 2.0, a question without answers counts as labeled: it is unanswerable.
+        return self._is_v2 or any(question.answers for question in self._questions)
+
+    def hashed_answers(self) -> Any:
+        return [(question.id, question.answers) for question in self._questions]
+
+    def write_predictions(self, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
+        """Writes the official prediction file, the n-best answers and, for 2.0, the null odds."""
+        answers = self._answers(outputs)
+        threshold = self._null_threshold(answers) if self._is_v2 else math.inf
+        files: dict[str, Any] = {"predictions.json": _texts(answers, threshold)}
+        if self._is_v2:
+            files["null_odds.json"] = _null_odds(answers)
+        files["nbest_predictions.json"] = {
+            id_: nbest_with_probabilities(answer, self._is_v2) for id_, answer in answers.items()
+        }
+        return [
+            write_atomic(folder / name, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+            for name, content in files.items()
+        ]
+
+    def prediction_records(self) -> list[PredictionRecords]:
+        def make(outputs: list[dict[str, np.ndarray]], include_score: bool) -> Iterator[Record]:
+            answers = self._answers(outputs)
+            threshold = self._null_threshold(answers) if self._is_v2 else None
+            for id_, answer in answers.items():
+                yield {"id": id_, **answer_record(answer, threshold, include_score)}
+
+        return [PredictionRecords(RECORDS_FILE, make)]
+
+    @property
+    def _is_v2(self) -> bool:
+        return self.config.data.version == _V2
+
+    @property
     def _gold(self) -> dict[str, tuple[str, ...]]:
         return {question.id: question.answers for question in self._questions}
 
-    def _null_odds(self, answers: list[Answer]) -> dict[str, float]:
-        return {question.id: answer.null_odds for question, answer in zip(self._questions, answers, strict=True)}
+    def _answers(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, Answer]:
+        data = self.config.data
+        return best_answers(self._questions, self._windows, outputs, data.n_best, data.max_answer_len)
 
-    def _texts(self, answers: list[Answer], threshold: float = math.inf) -> dict[str, str]:
-        """Returns the predicted answer to each question, or "" if the null odds exceed the threshold."""
-        return {
-            question.id: "" if answer.null_odds > threshold else answer.text
-            for question, answer in zip(self._questions, answers, strict=True)
-        }
-
-    def _null_threshold(self, answers: list[Answer]) -> float:
+    def _null_threshold(self, answers: dict[str, Answer]) -> float:
         """Returns the configured null threshold, or the threshold with the best F1 on the evaluated questions."""
-        data, gold = self.config.data, self._gold()
+        data, gold = self.config.data, self._gold
         if not data.choose_null_threshold:
             return data.null_threshold
         if not any(gold.values()):
@@ -241,9 +218,18 @@ class SquadTask(FinetuningTask):
                 "the evaluation file has no gold answers to choose a null threshold; set config.data.null_threshold to "
                 "the value in the workdir's results.json, and config.data.choose_null_threshold=false"
             )
-        predictions = self._texts(answers)
+        predictions = _texts(answers)
         f1_scores = squad_metrics.question_scores_v2(gold, predictions)[1]
-        return _round_up(squad_metrics.best_threshold(gold, f1_scores, predictions, self._null_odds(answers))[0])
+        return _round_up(squad_metrics.best_threshold(gold, f1_scores, predictions, _null_odds(answers))[0])
+
+
+def _texts(answers: dict[str, Answer], threshold: float = math.inf) -> dict[str, str]:
+    """Returns the predicted text by question id, or "" if the null odds exceed the threshold."""
+    return {id_: "" if answer.null_odds > threshold else answer.text for id_, answer in answers.items()}
+
+
+def _null_odds(answers: dict[str, Answer]) -> dict[str, float]:
+    return {id_: answer.null_odds for id_, answer in answers.items()}
 
 
 def _round_up(threshold: float) -> float:

@@ -66,10 +66,9 @@ class TableData(FinetuningData):
 
     def file_of(self, split: str) -> str:
         """Returns the file of the split "train", "dev" or "test"."""
-        file = {"train": self.train_file, "dev": self.dev_file, "test": self.test_file}[split]
-        if not file:
-            raise UsageError(f"no file for the {split} set; set --config.data.{split}_file=FILE")
-        return file
+        if file := getattr(self, f"{split}_file"):
+            return file
+        raise UsageError(f"no file for the {split} set; set --config.data.{split}_file=FILE")
 
     def read_rows(self, file: str, columns: Sequence[str], keep_short: bool) -> tuple[Iterator[Row], ReadStats]:
         """Reads columns of a file, see `read_table`. Returns the rows, and counts that are updated during reading."""
@@ -176,8 +175,7 @@ def _read_labels(data: TextData, separator: str) -> list[str]:
     """Returns the distinct labels of the training file, sorted by `sort_labels`."""
     target = Target(data.label, (), separator)
     rows, stats = data.read_rows(data.file_of("train"), [data.label], keep_short=False)
-    names_of: dict[str, set[str]] = {}
-    counts: Counter[str] = Counter()
+    spellings: dict[str, Counter[str]] = {}
     # Keys of the labels in rows without surplus fields. Other labels may be a part of an unquoted text with a comma.
     in_short_rows: set[str] = set()
     multi_hot = ""
@@ -185,14 +183,12 @@ def _read_labels(data: TextData, separator: str) -> list[str]:
         names = target.names(row, stats) or []
         if is_multi_hot(names):
             multi_hot = multi_hot or f"line {row.line}: {data.label} is {quoted(row.fields[data.label])}"
-        keys = [label_key(name) for name in names]
-        for key, name in zip(keys, names, strict=True):
-            names_of.setdefault(key, set()).add(name)
-        counts.update(keys)
+        for name in names:
+            spellings.setdefault(label_key(name), Counter())[name] += 1
         if not row.is_long:
-            in_short_rows.update(keys)
+            in_short_rows.update(map(label_key, names))
     # Of the spellings of a label, such as 1 and 1.0, or True and true, the shortest in lower case is its name.
-    labels = {key: min(sorted(names)[::-1], key=len) for key, names in names_of.items()}
+    labels = {key: min(sorted(names)[::-1], key=len) for key, names in spellings.items()}
     if multi_hot and is_multi_hot(["0", *labels]):
         raise UsageError(
             f"{data.train_file} {multi_hot}, multi-hot labels without names; write the names in order to a JSON file "
@@ -205,7 +201,7 @@ def _read_labels(data: TextData, separator: str) -> list[str]:
             f"column {data.label!r} of {data.train_file} contains {len(labels)} different labels in {stats.read:,} "
             f"rows{noted}, but needs at least {minimum}; set config.data.label, or kind=number for regression"
         )
-    rare = [name for key, name in labels.items() if counts[key] == 1]
+    rare = [name for key, name in labels.items() if spellings[key].total() == 1]
     suspicious = [name for key, name in labels.items() if key not in in_short_rows]
     if not suspicious and data.kind == "classes" and stats.read >= _MIN_ROWS and 2 * len(rare) >= stats.read:
         suspicious = rare

@@ -27,14 +27,16 @@ def test_lists_of_json_and_python_are_read(cell, items):
     assert read_list(cell) == items
 
 
-@pytest.mark.parametrize("cell", ["a", "(other)", "a [b]", "[a] b", "", "a, b", "NaN", "f(x)"])
-def test_other_cells_are_not_lists(cell):
-    assert read_list(cell) is None
-
-
-@pytest.mark.parametrize("cell", ["[1]", "[a, b]", "(see above)", '("a")', "(a, b)", "[a] b [c]"])
-def test_text_in_brackets_is_not_a_list_of_words(cell):
-    assert read_list(cell, in_text=True) is None
+@pytest.mark.parametrize(
+    "cell, in_text",
+    [
+        *((cell, False) for cell in ("a", "(other)", "a [b]", "[a] b", "", "a, b", "NaN", "f(x)")),
+        # A text in brackets is not a list of words.
+        *((cell, True) for cell in ("[1]", "[a, b]", "(see above)", '("a")', "(a, b)", "[a] b [c]")),
+    ],
+)
+def test_other_cells_are_not_lists(cell, in_text):
+    assert read_list(cell, in_text) is None
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Tests of SQuAD questions and windows: answer positions, character offsets, and one max-context window per token."""
+"""Tests of the questions of SQuAD and TriviaQA and of windows: answers, offsets, one max-context window per token."""
 
 import json
 import lzma
@@ -8,7 +8,7 @@ import pytest
 
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import load_vocabulary
-from bertjax.data.finetuning.questions import read_questions
+from bertjax.data.finetuning.questions import read_questions, read_triviaqa
 from bertjax.data.finetuning.tables import ReadStats
 from bertjax.data.finetuning.windows import make_windows
 from bertjax.errors import UsageError
@@ -70,9 +70,18 @@ def test_offset_in_utf16_units_or_bytes_is_found(encoding, unit_bytes, tmp_path)
     assert question.answer_start == len(before) and stats.noted["whose answer_start was corrected"]["rows"] == 1
 
 
-def test_nearest_occurrence_of_an_answer_is_its_place(tmp_path):
-    (question,), _ = read(tmp_path, squad(qa("1", "Paris", 5), context="Paris,Paris in"))
-    assert question.answer_start == 6
+@pytest.mark.parametrize(
+    "context, answer, start, found_at",
+    [
+        # The nearest occurrence is the answer.
+        ("Paris,Paris in", "Paris", 5, 6),
+        # An unpaired surrogate keeps its place.
+        ("ab\ud83d. Bob", "Bob", 5, 5),
+    ],
+)
+def test_offset_of_the_answer_is_that_of_the_read_context(context, answer, start, found_at, tmp_path):
+    (question,), _ = read(tmp_path, squad(qa("1", answer, start), context=context))
+    assert question.answer_start == found_at and question.context.replace("\ufffd", "\ud83d") == context
 
 
 @pytest.mark.parametrize(
@@ -108,19 +117,30 @@ def test_is_impossible_may_be_text_and_must_not_contradict_the_answers(tmp_path)
         read(tmp_path, squad(qa("1", "Ann", 0, is_impossible="no")))
 
 
+_MISSING = "whose field answers is missing"
+
+
 @pytest.mark.parametrize(
-    "fields", [{}, {"answers": None}, {"answer": "Ann", "answer_start": 0}, {"answers": None, "is_impossible": False}]
+    "fields, all_answerable, reason",
+    [
+        *(
+            (fields, all_answerable, _MISSING)
+            for fields in ({}, {"answers": None}, {"answer": "Ann"}, {"answers": None, "is_impossible": False})
+            for all_answerable in (True, False)
+        ),
+        # SQuAD 1.1 has no unanswerable questions.
+        ({"answers": []}, True, "without an answer (version=2.0 trains on them)"),
+    ],
 )
-@pytest.mark.parametrize("all_answerable", [True, False])
-def test_question_without_answers_is_unanswerable_only_if_the_file_says_so(fields, all_answerable, tmp_path):
+def test_question_without_answers_is_unanswerable_only_if_the_file_says_so(fields, all_answerable, reason, tmp_path):
     content = squad(qa("1", "Ann", 0), {"id": "2", "question": "q"} | fields)
     questions, stats = read(tmp_path, content, all_answerable=all_answerable)
     assert [q.id for q in questions] == ["1"]
-    assert stats.skipped == {"whose field answers is missing": {"rows": 1, "first": "question 2"}}
+    assert stats.skipped == {reason: {"rows": 1, "first": "question 2"}}
     # A file to predict on may lack answers.
     questions, stats = read(tmp_path, content, training=False, all_answerable=all_answerable)
-    assert [q.answers for q in questions] == [("Ann",), ()] and "answers is missing" in str(stats.noted)
-    with pytest.raises(UsageError, match="no usable questions: whose field answers is missing"):
+    assert [q.answers for q in questions] == [("Ann",), ()] and reason in str(stats.noted)
+    with pytest.raises(UsageError, match=f"no usable questions: {reason[:15]}"):
         read(tmp_path, squad({"id": "2", "question": "q"} | fields), all_answerable=all_answerable)
 
 
@@ -130,26 +150,13 @@ def test_questions_of_datasets_are_read_from_json_and_json_lines(tmp_path):
         {"id": id_, "title": "t", "context": CONTEXT, "question": "q", "answers": value}
         for id_, value in zip("12", answers, strict=True)
     ]
-    nested, _ = read(tmp_path, squad(qa("1", "Ann", 0, question="q"), {"id": "2", "question": "q", "answers": []}))
-    paragraphs = squad(qa("1", "Ann", 0, question="q"), {"id": "2", "question": "q", "answers": []})["data"][0]
-    for content in ({"version": 2.0, "data": flat}, flat, paragraphs["paragraphs"], paragraphs["paragraphs"][0]):
+    official = squad(qa("1", "Ann", 0, question="q"), {"id": "2", "question": "q", "answers": []})
+    nested, (article,) = read(tmp_path, official)[0], official["data"]
+    for content in ({"version": 2.0, "data": flat}, flat, article["paragraphs"], article["paragraphs"][0]):
         assert read(tmp_path, content)[0] == nested
     for lines, expected in ((flat, nested), (flat[:1], nested[:1])):
         (tmp_path / "train.jsonl").write_text("\n".join(json.dumps(entry) for entry in lines) + "\n")
         assert read_questions(tmp_path / "train.jsonl", ReadStats(""), True) == expected
-
-
-def test_unanswerable_question_of_squad_1_is_skipped_only_for_training(tmp_path):
-    content = squad(qa("1", "Ann", 0), {"id": "2", "question": "q", "answers": []})
-    questions, stats = read(tmp_path, content, all_answerable=True)
-    assert [q.id for q in questions] == ["1"] and "question 2" in str(stats.skipped)
-    questions, stats = read(tmp_path, content, training=False, all_answerable=True)
-    assert len(questions) == 2 and "question 2" in str(stats.noted)
-
-
-def test_unpaired_surrogate_keeps_character_offsets(tmp_path):
-    (question,), _ = read(tmp_path, squad(qa("1", "Bob", 5), context="ab\ud83d. Bob"))
-    assert question.context == "ab\ufffd. Bob" and question.context[5:8] == "Bob"
 
 
 PLACE = "question 7 of entry 1, paragraph 1"
@@ -194,58 +201,123 @@ def tokenizer(letters):
 def read_windows(tmp_path, tokenizer, content, **options):
     questions, stats = read(tmp_path, content)
     sizes = {"seq_len": 64, "doc_stride": 16, "max_query_len": 12} | options
-    return questions, make_windows(questions, tokenizer, stats, **sizes), stats
+    return *make_windows(questions, tokenizer, stats, **sizes), stats
 
 
 @pytest.mark.parametrize("answer", ["Ann", "1990", "Caf\u00e9 Town", "near Bob."])
 def test_answer_tokens_map_to_the_exact_characters(tmp_path, tokenizer, answer):
     content = squad(qa("1", answer, CONTEXT.index(answer)))
-    (question,), windows, _ = read_windows(tmp_path, tokenizer, content)
-    starts, ends = (windows.examples.rows[f"{name}_positions"] for name in ("start", "end"))
+    examples, windows, _ = read_windows(tmp_path, tokenizer, content)
+    starts, ends = (examples.rows[f"{name}_positions"] for name in ("start", "end"))
     with_answer = np.flatnonzero(starts > 0)
     assert with_answer.size
     for index in with_answer:
-        spans, passage_start = windows.char_spans[index], windows.passage_start[index]
-        first, last = spans[starts[index] - passage_start], spans[ends[index] - passage_start]
+        window = windows[index]
+        first, last = (window.char_spans[position[index] - window.passage_start] for position in (starts, ends))
         assert CONTEXT[first[0] : last[1]] == answer
     assert (ends[starts == 0] == 0).all()
 
 
 def test_special_tokens_in_question_and_passage_are_single_tokens(tmp_path, tokenizer):
-    content = squad(qa("1", "b", 8), context="a [SEP] b")
-    content["data"][0]["paragraphs"][0]["qas"][0]["question"] = "[MASK] x"
-    _, windows, _ = read_windows(tmp_path, tokenizer, content)
+    content = squad(qa("1", "b", 8, question="[MASK] x"), context="a [SEP] b")
+    examples, *_ = read_windows(tmp_path, tokenizer, content)
     tokens = ["[CLS]", "[MASK]", "x", "[SEP]", "a", "[SEP]", "b", "[SEP]"]
-    assert tokenizer.pieces(windows.examples.tokens["input_ids"]) == tokens
-    assert windows.examples.rows["start_positions"].tolist() == [6]
+    assert tokenizer.pieces(examples.tokens["input_ids"]) == tokens
+    assert examples.rows["start_positions"].tolist() == [6]
 
 
 def test_windows_overlap_and_each_token_has_one_max_context_window(tmp_path, tokenizer):
-    _, windows, stats = read_windows(tmp_path, tokenizer, squad(qa("1", "Ann", 0)))
-    assert len(windows.examples) > 3 and windows.examples.lengths.max() == 64
-    best_spans = [
-        tuple(span)
-        for spans, is_max_context in zip(windows.char_spans, windows.is_max_context, strict=True)
-        for span in spans[is_max_context]
-    ]
-    assert sorted(best_spans) == sorted({tuple(span) for spans in windows.char_spans for span in spans})
-    ids = windows.examples.tokens["input_ids"]
-    segments = windows.examples.tokens["segment_ids"]
-    offsets = windows.examples.offsets
-    for index, start in enumerate(windows.passage_start):
-        window = slice(offsets[index], offsets[index + 1])
-        assert ids[window][0] == 2 and ids[window][start - 1] == ids[window][-1] == 3
-        assert not segments[window][:start].any() and segments[window][start:].all()
+    examples, windows, stats = read_windows(tmp_path, tokenizer, squad(qa("1", "Ann", 0)))
+    assert len(examples) == len(windows) > 3 and examples.lengths.max() == 64
+    best_spans = [tuple(span) for window in windows for span in window.char_spans[window.is_max_context]]
+    assert sorted(best_spans) == sorted({tuple(span) for window in windows for span in window.char_spans})
+    rows = (np.split(examples.tokens[name], examples.offsets[1:-1]) for name in ("input_ids", "segment_ids"))
+    for window, ids, segments in zip(windows, *rows, strict=True):
+        start = window.passage_start
+        assert ids[0] == 2 and ids[start - 1] == ids[-1] == 3
+        assert not segments[:start].any() and segments[start:].all()
     assert not stats.noted
 
 
 def test_long_question_is_truncated_and_counted(tmp_path, tokenizer):
     _, windows, stats = read_windows(tmp_path, tokenizer, squad(qa("1", "Ann", 0)), max_query_len=4)
-    assert (windows.passage_start == 6).all()
+    assert {window.passage_start for window in windows} == {6}
     assert stats.noted == {"with the question truncated to 4 tokens": {"rows": 1, "first": "question 1"}}
 
 
 def test_empty_passage_has_one_window_without_passage_tokens(tmp_path, tokenizer):
     content = squad({"id": "1", "question": "q", "answers": [], "is_impossible": True}, context="")
-    _, windows, _ = read_windows(tmp_path, tokenizer, content)
-    assert len(windows.examples) == 1 and len(windows.char_spans[0]) == 0
+    _, (window,), _ = read_windows(tmp_path, tokenizer, content)
+    assert len(window.char_spans) == 0
+
+
+LATE = "word " * 399 + "Lima is late"
+
+
+def entry(question_id, value, aliases, *documents):
+    return {
+        "QuestionId": question_id,
+        "Question": f"Which one is {question_id}?",
+        "Answer": {"Value": value, "Aliases": list(aliases), "Type": "WikipediaEntity"},
+        "EntityPages": [{"Filename": document, "Title": "t", "DocSource": "TagMe"} for document in documents],
+    }
+
+
+def read_trivia(tmp_path, entries, documents):
+    (tmp_path / "qa").mkdir()
+    evidence = tmp_path / "evidence/wikipedia"
+    evidence.mkdir(parents=True)
+    for name, text in documents.items():
+        (evidence / name).write_text(text, encoding="utf-8")
+    path = tmp_path / "qa/wikipedia-train.json"
+    path.write_text(json.dumps({"Data": entries, "Domain": "Wikipedia", "Version": 1.0}))
+    stats = ReadStats(str(path))
+    return read_triviaqa(path, tmp_path, stats), stats
+
+
+def test_each_document_with_an_answer_is_a_question(tmp_path):
+    entries = [
+        entry("tc_1", "Lima", ["lima peru", "City of Kings"], "a.txt", "b.txt", "late.txt", "none.txt", "gone.txt"),
+        entry("tc_2", "C++ (language)", ["C++"], "c.txt"),
+    ]
+    documents = {
+        "a.txt": "Limassol is not it.\nThe city of kings, LIMA, is.",
+        "b.txt": "Go to Lima Peru, or Lima.",
+        "late.txt": LATE,
+        "none.txt": LATE.replace("word Lima", "word word Lima"),
+        "c.txt": "It was C, then C++; later more.",
+    }
+    questions, stats = read_trivia(tmp_path, entries, documents)
+    by_id = {question.id: question for question in questions}
+    assert {id_: question.answers[0] for id_, question in by_id.items()} == {
+        "tc_1--a.txt": "city of kings",
+        "tc_1--b.txt": "Lima Peru",
+        "tc_1--late.txt": "Lima",
+        "tc_2--c.txt": "C++",
+    }
+    for question in questions:
+        start = question.answer_start
+        assert question.context[start : start + len(question.answers[0])] == question.answers[0]
+    assert set(by_id["tc_1--a.txt"].answers) == {"city of kings", "Lima", "lima peru", "City of Kings"}
+    # The context is the first 400 words, with the document's whitespace.
+    assert by_id["tc_1--late.txt"].context == LATE.removesuffix(" is late")
+    assert (stats.read, stats.used) == (6, 4)
+    assert {reason: skipped["rows"] for reason, skipped in stats.skipped.items()} == {
+        "whose document has no answer in its first 400 words": 1,
+        "whose document is missing": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        # Documents outside of the folder of evidence are not read.
+        ([entry("1", "Lima", [], "../secret.txt", "/etc/hostname")], "no usable questions: whose document is missing"),
+        ([{"QuestionId": "1"}], "is not in TriviaQA's format"),
+        ([entry("1", "Lima", [], "a.txt")] * 2, "has 2 questions with the id '1'"),
+        ([entry("1", "Rome", [], "a.txt")], "no usable questions: whose document has no answer"),
+    ],
+)
+def test_unusable_file_of_triviaqa_is_an_error(tmp_path, entries, message):
+    with pytest.raises(UsageError, match=message):
+        read_trivia(tmp_path, entries, {"a.txt": "Lima", "../secret.txt": "Lima"})

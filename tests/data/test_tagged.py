@@ -24,30 +24,28 @@ London NNP I-NP I-LOC
 LABELS = ["O", "I-LOC", "I-ORG", "I-PER"]
 
 
-def read(tmp_path, content=FILE):
+def read(tmp_path, content=FILE, stats=None, **options):
     path = tmp_path / "eng.train"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return read_conll(path, ReadStats(str(path)))
+    return read_conll(path, stats or ReadStats(str(path)), **options)
 
 
 def test_conll_file_is_read_into_words_tags_and_documents(tmp_path):
     tagged = read(tmp_path)
-    assert tagged.words == ["EU", "rejects", "Peter", "Blackburn", "London"]
-    assert tagged.sentences(tagged.tags) == [["I-ORG", "O"], ["I-PER", "I-PER"], ["I-LOC"]]
-    assert tagged.document_ends == [4, 5]
-
-
-def test_byte_order_mark_and_line_endings_do_not_matter(tmp_path):
+    assert tagged.sentences == [["EU", "rejects"], ["Peter", "Blackburn"], ["London"]]
+    assert tagged.tags == [["I-ORG", "O"], ["I-PER", "I-PER"], ["I-LOC"]]
+    assert tagged.documents == [1, 1, 2] and tagged.lines == [3, 6, 11]
+    # A byte-order mark and the line endings of Windows do not matter.
     variant = b"\xef\xbb\xbf" + FILE.rstrip().replace("\n", "\r\n").encode()
     assert read(tmp_path, variant) == read(tmp_path)
 
 
 @pytest.mark.parametrize("tags", [["S-PER", "B-LOC", "E-LOC", "U-ORG", "B-ORG", "L-ORG"], ["B", "I", "O"]])
 def test_bioes_and_bilou_tags_and_tags_without_a_type_are_read(tags, tmp_path):
-    assert read(tmp_path, "".join(f"a {tag}\n" for tag in tags)).tags == tags
+    assert read(tmp_path, "".join(f"a {tag}\n" for tag in tags)).tags == [tags]
 
 
-WORDS, TAGS = ["EU", "#", "Bob", "in"], ["B-ORG", "O", "I-PER", "O"]
+WORDS, TAGS = [["EU", "#"], ["Bob", "in"]], [["B-ORG", "O"], ["I-PER", "O"]]
 
 
 @pytest.mark.parametrize(
@@ -82,22 +80,22 @@ WORDS, TAGS = ["EU", "#", "Bob", "in"], ["B-ORG", "O", "I-PER", "O"]
 )
 def test_columns_of_words_and_tags_are_found(tmp_path, content):
     tagged = read(tmp_path, content)
-    assert (tagged.words, tagged.tags) == (WORDS, TAGS) and tagged.sentence_ends == [2, 4]
+    assert (tagged.sentences, tagged.tags) == (WORDS, TAGS)
     assert read(tmp_path, content.replace("\n", "\r")) == tagged
 
 
-def test_columns_that_are_not_the_first_and_last_are_counted_as_used(tmp_path):
-    path = tmp_path / "file"
-    path.write_text("#\ty\tO\tO\n1\tEU\tB-ORG\tO\n")
+@pytest.mark.parametrize(
+    "content, counted",
+    [
+        (b"#\ty\tO\tO\n1\tEU\tB-ORG\tO\n", "words in column 2, tags in column 3 of 4, 1 comments (#) (first: line 1)"),
+        (b"en:EU NNP B-ORG\n", "words in column 1, tags in column 3 of 3, 1 words read without their prefix 'en:'"),
+        (b"caf\xe9 O\n", "1 with bytes that are not UTF-8 (first: line 1)"),
+    ],
+)
+def test_used_columns_and_irregular_lines_are_counted(tmp_path, content, counted):
     stats = ReadStats("file")
-    read_conll(path, stats)
-    assert stats.summary() == (
-        "file: 1 rows read, 1 used, words in column 2, tags in column 3 of 4, 1 comments (#) (first: line 1)"
-    )
-    path.write_text("en:EU NNP B-ORG\nen:in IN O\n")
-    stats = ReadStats("file")
-    read_conll(path, stats)
-    assert "words in column 1, tags in column 3 of 3, 2 words read without their prefix 'en:'" in stats.summary()
+    read(tmp_path, content, stats)
+    assert f"file: 1 rows read, 1 used, {counted}" in stats.summary()
 
 
 @pytest.mark.parametrize(
@@ -107,25 +105,20 @@ def test_columns_that_are_not_the_first_and_last_are_counted_as_used(tmp_path):
         ("1 a B-PER B-PER\n2 b O O\n", ["B-PER", "O"], "in the columns 3, 4; those of column 3 are used"),
         ("a B-PER|B-LOC\nb O\n", ["B-PER|B-LOC", "O"], "several types in a tag, such as 'PER|B-LOC', are one type"),
         ("a B-NP B-PER O\nb O O O\n", ["B-PER", "O"], ""),
+        # Chunks of a file without entities are not its tags.
+        ("EU NNP B-NP O\nin IN B-PP O\n", ["O", "O"], ""),
     ],
 )
 def test_tags_that_are_not_learned_are_a_warning(content, tags, warning, tmp_path, caplog):
-    assert read(tmp_path, content).tags == tags
+    assert read(tmp_path, content).tags == [tags]
     assert [warning in message for message in caplog.messages] == [True] * bool(warning)
 
 
-def test_words_that_are_numbers_are_no_indices(tmp_path):
-    assert read(tmp_path, "1 O\n5 B-X\n").words == ["1", "5"]
-    path = tmp_path / "words"
-    path.write_text("1\n2\n")
-    assert read_conll(path, ReadStats("words"), labeled=False).words == ["1", "2"]
-    path.write_text("1\tza\n2\tba\n")
-    untagged = read_conll(path, ReadStats("words"), labeled=False)
-    assert untagged.words == ["za", "ba"] and not untagged.has_tags
-
-
-def test_chunks_of_a_file_without_entities_are_not_its_tags(tmp_path):
-    assert read(tmp_path, "EU NNP B-NP O\nin IN B-PP O\n").tags == ["O", "O"]
+def test_words_may_be_numbers_and_lack_tags(tmp_path):
+    assert read(tmp_path, "1 O\n5 B-X\n").sentences == [["1", "5"]]
+    assert read(tmp_path, "1\n2\n", labeled=False).sentences == [["1", "2"]]
+    untagged = read(tmp_path, "1\tza\n2\tba\n", labeled=False)
+    assert untagged.sentences == [["za", "ba"]] and not untagged.has_tags
 
 
 @pytest.mark.parametrize(
@@ -151,13 +144,6 @@ def test_error_for_a_malformed_conll_line_names_the_line(tmp_path, content, mess
         read(tmp_path, content)
 
 
-def test_bytes_that_are_not_utf8_are_counted(tmp_path):
-    (tmp_path / "file").write_bytes(b"caf\xe9 O\n")
-    stats = ReadStats("file")
-    assert read_conll(tmp_path / "file", stats).words == ["caf\ufffd"]
-    assert stats.noted["with bytes that are not UTF-8"] == {"rows": 1, "first": "line 1"}
-
-
 def test_table_rows_are_read_into_words_and_tags():
     rows = [
         Row(2, {"w": "a b", "t": "O B-X"}),
@@ -168,10 +154,10 @@ def test_table_rows_are_read_into_words_and_tags():
     ]
     stats = ReadStats("file")
     tagged = read_tagged_rows(rows, "w", "t", stats)
-    assert tagged.sentences(tagged.words) == [["a", "b"], ["c", "5"], [], ["d", "e"], ["[", "(1)"]]
-    assert tagged.tags[-4:] == ["O", "B-X", "O", "O"]
+    assert tagged.sentences == [["a", "b"], ["c", "5"], [], ["d", "e"], ["[", "(1)"]]
+    assert tagged.tags[-2:] == [["O", "B-X"], ["O", "O"]]
     assert stats.used == 5 and stats.noted["with an empty text"]["first"] == "line 4"
-    assert read_tagged_rows([Row(5, {"w": "a ,", "t": "NN ,"})], "w", "t", stats).tags == ["NN", ","]
+    assert read_tagged_rows([Row(5, {"w": "a ,", "t": "NN ,"})], "w", "t", stats).tags == [["NN", ","]]
 
 
 @pytest.mark.parametrize(
@@ -193,66 +179,57 @@ def tokenizer(letters):
     return Tokenizer(load_vocabulary(letters))
 
 
-def test_special_token_as_a_word_is_one_token(tmp_path, tokenizer):
-    tagged = read(tmp_path, "a O\n[MASK] O\n")
-    examples, _, _ = encode_tagged(tagged, ["O"], tokenizer, 10, True, "file")
-    assert tokenizer.pieces(examples.tokens["input_ids"]) == ["[CLS]", "a", "[MASK]", "[SEP]"]
+def encode(tagged, tokenizer, labels=LABELS, seq_len=16, by_document=False):
+    return encode_tagged(tagged, labels, tokenizer, seq_len, by_document, "dev")
 
 
-def gather_labels(examples, example_of_word, position_of_word):
-    """Returns the label at each word's first piece, in the order of the file."""
-    labels = np.split(examples.tokens["token_labels"], examples.offsets[1:-1])
-    return gather_words(example_of_word, position_of_word, labels).tolist()
+def gather_labels(examples, places):
+    """Returns the label at each word's first piece, by sentence."""
+    return gather_words(places, np.split(examples.tokens["token_labels"], examples.offsets[1:-1]))
 
 
 @pytest.mark.parametrize("documents, seq_len", [(True, 64), (True, 12), (False, 64), (False, 8)])
 def test_every_word_is_labeled_once(tmp_path, tokenizer, documents, seq_len):
     tagged = read(tmp_path)
-    examples, example_of_word, positions = encode_tagged(tagged, LABELS, tokenizer, seq_len, documents, "file")
-    assert gather_labels(examples, example_of_word, positions) == [LABELS.index(tag) for tag in tagged.tags]
-    assert (examples.tokens["token_labels"] >= 0).sum() == len(tagged.words)
+    examples, places = encode(tagged, tokenizer, seq_len=seq_len, by_document=documents)
+    assert gather_labels(examples, places) == [[LABELS.index(tag) for tag in tags] for tags in tagged.tags]
+    assert (examples.tokens["token_labels"] >= 0).sum() == 5
     assert examples.lengths.max() <= seq_len
     if seq_len == 64:
         assert len(examples) == (2 if documents else 3)
     # The label is at the word's first piece, a single letter in this vocabulary.
-    for word, index in zip(tagged.words, example_of_word, strict=True):
-        tokens = slice(examples.offsets[index], examples.offsets[index + 1])
-        is_first = examples.tokens["token_labels"][tokens] >= 0
-        assert word[0].lower() in tokenizer.pieces(examples.tokens["input_ids"][tokens][is_first])
+    pieces = np.split(examples.tokens["input_ids"], examples.offsets[1:-1])
+    first_pieces = [tokenizer.pieces(ids) for ids in gather_words(places, pieces)]
+    assert first_pieces == [[word[0].lower() for word in sentence] for sentence in tagged.sentences]
 
 
 def test_word_in_several_windows_is_labeled_in_the_one_with_most_context(tokenizer, tmp_path):
     tagged = read(tmp_path, "".join(f"{chr(97 + i)} O\n" for i in range(20)))
-    examples, example_of_word, positions = encode_tagged(tagged, ["O"], tokenizer, 10, True, "file")
-    assert len(examples) > 2
-    letters = [example_words(tokenizer, examples, index) for index in range(len(examples))]
-    for word, labeled_in in enumerate(example_of_word):
+    examples, (places,) = encode(tagged, tokenizer, ["O"], 10, by_document=True)
+    assert len(examples) > 2 and len(places) == 20
+    rows = [tokenizer.pieces(ids[1:-1]) for ids in np.split(examples.tokens["input_ids"], examples.offsets[1:-1])]
+    for word, (labeled_in, _) in enumerate(places):
         letter = chr(97 + word)
-        contexts = {index: context_of(letter, row) for index, row in enumerate(letters) if letter in row}
+        # The context of a letter is its distance to the nearer end of the row.
+        contexts = {
+            index: min(row.index(letter), len(row) - 1 - row.index(letter))
+            for index, row in enumerate(rows)
+            if letter in row
+        }
         assert contexts[labeled_in] == max(contexts.values())
-    assert len(positions) == 20
 
 
-def example_words(tokenizer, examples, index):
-    return tokenizer.pieces(examples.tokens["input_ids"][examples.offsets[index] + 1 : examples.offsets[index + 1] - 1])
-
-
-def context_of(letter, row):
-    """Returns the distance of a letter to the nearer end of its row."""
-    return min(row.index(letter), len(row) - 1 - row.index(letter))
-
-
-def test_word_without_pieces_is_encoded_as_unknown(tokenizer, tmp_path):
-    tagged = read(tmp_path, "a O\n\u200b I-LOC\nb O\n")
-    examples, *rest = encode_tagged(tagged, LABELS, tokenizer, 16, False, "file")
-    assert gather_labels(examples, *rest) == [0, 1, 0]
+def test_special_tokens_are_one_token_and_words_without_pieces_are_unknown(tokenizer, tmp_path):
+    examples, places = encode(read(tmp_path, "[MASK] O\n\u200b I-LOC\nb O\n"), tokenizer)
+    assert gather_labels(examples, places) == [[0, 1, 0]]
+    assert tokenizer.pieces(examples.tokens["input_ids"]) == ["[CLS]", "[MASK]", "[UNK]", "b", "[SEP]"]
 
 
 def test_unknown_tag_is_an_error_and_untagged_words_are_unlabeled(tokenizer, tmp_path):
     with pytest.raises(UsageError, match="dev has unknown tags: I-PER.*config.data.labels"):
-        encode_tagged(read(tmp_path), ["O", "I-LOC", "I-ORG"], tokenizer, 16, False, "dev")
+        encode(read(tmp_path), tokenizer, ["O", "I-LOC", "I-ORG"])
     untagged = read_tagged_rows([Row(1, {"text": "EU rejects"})], "text", None, ReadStats(""))
     assert not untagged.has_tags
-    unlabeled, *_ = encode_tagged(untagged, LABELS, tokenizer, 16, False, "test")
+    unlabeled, _ = encode(untagged, tokenizer)
     assert (unlabeled.tokens["token_labels"] == -1).all()
     assert np.all(unlabeled.tokens["segment_ids"] == 0)

@@ -1,12 +1,10 @@
-"""Tests of class reports against scikit-learn, and of entity reports against `entity_scores`."""
-
-import random
+"""Tests of class reports against scikit-learn, and of the confusions of entities."""
 
 import numpy as np
 import pytest
 import sklearn.metrics
 
-from bertjax.metrics.entities import entity_report, entity_scores
+from bertjax.metrics.entities import entity_report
 from bertjax.metrics.report import NO_ENTITY, class_report, multilabel_report
 
 
@@ -49,18 +47,6 @@ def test_entity_confusion_pairs_true_and_predicted_entities_of_the_same_span():
     report = entity_report(labels, predictions)
     assert report.as_json()["confusion"] == {"A": {"B": 1}, "B": {"B": 1, NO_ENTITY: 1}, NO_ENTITY: {"A": 1}}
     assert report.scores()["B"] == {"precision": 50.0, "recall": 50.0, "f1": 50.0, "support": 2}
-
-
-def test_entity_report_has_the_same_f1_as_entity_scores():
-    rng = random.Random(0)
-    tags = ["O", "B-A", "I-A", "B-B", "I-B", "S-C", "E-A"]
-    labels = [rng.choices(tags, k=10) for _ in range(30)]
-    predictions = [[tag if rng.random() < 0.7 else rng.choice(tags) for tag in sentence] for sentence in labels]
-    scores, report = entity_scores(labels, predictions), entity_report(labels, predictions)
-    assert report.classes == ("A", "B", "C")
-    for type_, class_scores in report.scores().items():
-        assert class_scores["f1"] == pytest.approx(scores[f"f1_{type_}"])
-    assert sum(class_scores["support"] for class_scores in report.scores().values()) == report.support.sum()
 
 
 def test_report_of_many_classes_shows_only_the_most_frequent_classes():

@@ -46,25 +46,23 @@ def test_v2_leaves_out_missing_predictions_and_groups_by_answerability():
     assert metrics.score_v2({"4": ("the",)}, {"4": ""})["exact_match"] == 100.0
 
 
-def test_best_threshold_maximizes_f1():
+@pytest.mark.parametrize(
+    "odds, expected",
+    [
+        ((-3.0, 0.5, 0.0, 2.0), 75),
+        # All questions are best predicted as unanswerable.
+        *((odds, 50) for odds in ((-1.0, -2.0, -3.0, -4.0), (0.0, 0.0, 0.0, 0.0), (3.0, 4.0, 1.0, 2.0))),
+    ],
+)
+def test_applying_the_best_threshold_yields_its_f1(odds, expected):
     answers = {"a": ("x",), "b": ("y",), "c": (), "d": ()}
-    predictions = {"a": "x", "b": "y", "c": "z", "d": "w"}
-    odds = {"a": -3.0, "b": 0.5, "c": 0.0, "d": 2.0}
-    scores = metrics.question_scores_v2(answers, predictions)[1]
-    threshold, best = metrics.best_threshold(answers, scores, predictions, odds)
-
-    def score(t: float) -> float:
-        return metrics.score_v2(answers, {q: "" if odds[q] > t else predictions[q] for q in answers})["f1"]
-
-    assert score(threshold) == best == max(score(t) for t in (-9, -3, 0, 0.5, 2, 9)) == 75.0
-
-
-@pytest.mark.parametrize("odds", [(-1.0, -2.0, -3.0), (0.0, 0.0, 0.0), (1.0, 2.0, 3.0)])
-def test_applying_the_best_threshold_yields_its_f1_if_empty_predictions_are_best(odds):
-    answers = {"a": ("x",), "b": (), "c": ()}
-    predictions = {"a": "w", "b": "z", "c": "w"}
+    predictions = {"a": "x", "b": "y", "c": "z", "d": "w"} if expected == 75 else dict.fromkeys(answers, "v")
     null_odds = dict(zip(answers, odds, strict=True))
     scores = metrics.question_scores_v2(answers, predictions)[1]
     threshold, best = metrics.best_threshold(answers, scores, predictions, null_odds)
-    thresholded = {question: "" if null_odds[question] > threshold else predictions[question] for question in answers}
-    assert metrics.score_v2(answers, thresholded)["f1"] == best == pytest.approx(200 / 3)
+
+    def score(limit: float) -> float:
+        texts = {id_: "" if null_odds[id_] > limit else predictions[id_] for id_ in answers}
+        return metrics.score_v2(answers, texts)["f1"]
+
+    assert score(threshold) == best == max(map(score, (-9, *odds, 9))) == expected

@@ -1,6 +1,7 @@
 """Tests of continued pre-training: replay and evaluation of a general corpus, and bits per byte."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -126,61 +127,62 @@ def test_total_bytes_of_a_corpus_do_not_depend_on_its_vocabulary(corpus, spelled
     assert len(totals) == 1 and len(counts) == 2
 
 
-def test_adaptation_also_evaluates_the_general_corpus(corpus, general, tmp_path, capfd):
-    results = train(experiment_of(corpus, f",replay={general}:0.5"), tmp_path / "run", None, steps=2)
+@pytest.fixture(scope="module")
+def adapted(corpus, general, tmp_path_factory) -> Path:
+    """Returns the workdir of a run with replay; tests must not change it."""
+    workdir = tmp_path_factory.mktemp("adapted") / "run"
+    train(experiment_of(corpus, f",replay={general}:0.5"), workdir, None, steps=2)
+    return workdir
+
+
+def test_adaptation_also_evaluates_the_general_corpus(adapted, general, capfd):
+    results = json.loads((adapted / "results.json").read_text())
     opened = open_corpus(general)
     bits = results["general_mlm_loss"] / np.log(2) / mean_piece_bytes(opened.vocabulary(), opened.heldout.tokens)
     assert results["general_bits_per_byte"] == pytest.approx(bits, rel=1e-4)
     assert results["general_mlm_loss"] != results["mlm_loss"]
     # The loss is that of masked LM, without next-sentence prediction.
-    lines = read_metrics(tmp_path / "run")
+    lines = read_metrics(adapted)
     logged = [line for line in lines if "loss" in line]
     assert logged and all(line["loss"] == line["mlm_loss"] for line in logged)
     assert results["loss"] == results["mlm_loss"] > 0
     assert not [name for line in [*lines, results, results["baseline"]] for name in line if "nsp" in name]
     first = lines[0]
     assert first["step"] == 0 and {"eval_bits_per_byte", "eval_general_bits_per_byte"} <= first.keys()
-    metrics = evaluate(capfd, tmp_path / "run")
+    metrics = evaluate(capfd, adapted)
     assert metrics["general_bits_per_byte"] == pytest.approx(results["general_bits_per_byte"], rel=1e-4)
     # Evaluation on the general corpus alone gives the same loss.
-    general_metrics = evaluate(capfd, tmp_path / "run", f"--config.data.corpus={general}")
+    general_metrics = evaluate(capfd, adapted, f"--config.data.corpus={general}")
     assert general_metrics["mlm_loss"] == metrics["general_mlm_loss"]
 
 
-def test_rows_longer_than_the_positions_of_the_checkpoint_are_refused(corpus, pretrained, tmp_path, capfd):
-    config = f"--config={EXPERIMENTS}/adapt.py:corpus={corpus},steps=1,seq_len=48"
-    command = ("train", config, f"--init_from={pretrained}", f"--workdir={tmp_path}/run")
-    message = refused(capfd, *command, logs=True)
-    assert "rows of 48 tokens exceed config.model.max_position_embeddings=40; reduce seq_len" in message
-    assert not (tmp_path / "run").exists()
-
-
-def test_export_leaves_out_the_next_sentence_head_that_adaptation_does_not_train(corpus, tmp_path):
-    train(experiment_of(corpus), tmp_path / "run", None, steps=1)
-    convert(str(tmp_path / "run"), str(tmp_path / "converted"), "huggingface", overwrite=False)
+def test_export_leaves_out_the_next_sentence_head_that_adaptation_does_not_train(adapted, tmp_path):
+    convert(str(adapted), str(tmp_path / "converted"), "huggingface", overwrite=False)
     assert json.loads((tmp_path / "converted" / "config.json").read_text())["architectures"] == ["BertForMaskedLM"]
     assert read_checkpoint(tmp_path / "converted").modules == {"encoder", "masked_lm", "pooler"}
-    bertjax.load(tmp_path / "run").save(tmp_path / "saved", "huggingface")
+    bertjax.load(adapted).save(tmp_path / "saved", "huggingface")
     assert read_checkpoint(tmp_path / "saved").modules == {"encoder", "masked_lm", "pooler"}
     # A copy in bertjax's format is complete, but conversions of the copy leave the untrained head out.
-    convert(str(tmp_path / "run"), str(tmp_path / "copy"), "bertjax", overwrite=False)
+    convert(str(adapted), str(tmp_path / "copy"), "bertjax", overwrite=False)
     assert "next_sentence" in read_checkpoint(tmp_path / "copy").modules
     convert(str(tmp_path / "copy"), str(tmp_path / "exported"), "huggingface", overwrite=False)
     assert read_checkpoint(tmp_path / "exported").modules == {"encoder", "masked_lm", "pooler"}
 
 
-def test_corpus_with_another_vocabulary_is_refused_with_the_source_of_the_checkpoint(
-    corpus, pretrained, tmp_path, capfd
-):
-    config = f"--config={EXPERIMENTS}/adapt.py:corpus={corpus},steps=1,seq_len=16"
-    command = ("train", config, f"--init_from={pretrained}", f"--workdir={tmp_path}/run")
-    message = refused(capfd, *command, logs=True)
-    assert f"the vocabulary of {pretrained} differs" in message and f"with --vocab {pretrained}" in message
-
-
-def test_adaptation_needs_a_checkpoint_or_a_size(corpus, tmp_path, capfd):
-    config = f"--config={EXPERIMENTS}/adapt.py:corpus={corpus},quick=true"
-    assert "no initial checkpoint; use --init_from CKPT" in refused(capfd, "train", config, f"--workdir={tmp_path}/run")
+@pytest.mark.parametrize(
+    "arguments, has_checkpoint, message",
+    [
+        (",seq_len=48", True, "rows of 48 tokens exceed config.model.max_position_embeddings=40; reduce seq_len"),
+        (",seq_len=16", True, "the vocabulary of {pretrained} differs .* with --vocab {pretrained}"),
+        (",seq_len=16", False, "no initial checkpoint; use --init_from CKPT"),
+    ],
+)
+def test_unusable_start_is_refused(arguments, has_checkpoint, message, corpus, pretrained, tmp_path, capfd):
+    config = f"--config={EXPERIMENTS}/adapt.py:corpus={corpus},steps=1{arguments}"
+    start = [f"--init_from={pretrained}"] if has_checkpoint else []
+    error = refused(capfd, "train", config, *start, f"--workdir={tmp_path}/run", logs=True)
+    assert re.search(message.format(pretrained=pretrained), error)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_new_head_is_trained_first_with_a_frozen_encoder(spelled, letters, tmp_path, capfd):

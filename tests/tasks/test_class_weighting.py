@@ -129,9 +129,8 @@ def test_balanced_weights_match_scikit_learn():
 
 
 def test_weights_are_matched_by_class_name_and_equal_objectives_hash_equally():
-    weighting, equal_weighting = (weighting_of('{"b": 5}', smoothing=0.1) for _ in range(2))
-    assert weighting == ClassWeighting((1.0, 5.0, 1.0), 0.1)
-    objectives = [make_objective(False, each) for each in (weighting, equal_weighting)]
+    objectives = [make_objective(False, weighting_of('{"b": 5}', smoothing=0.1)) for _ in range(2)]
+    assert objectives[0].weighting == ClassWeighting((1.0, 5.0, 1.0), 0.1)
     assert objectives[0] == objectives[1] and hash(objectives[0]) == hash(objectives[1])
     assert weighting_of() == UNWEIGHTED
     with pytest.raises(UsageError, match="unknown class in config.data.class_weights: 'd'; use one of a, b, c"):

@@ -10,7 +10,7 @@ import pytest
 import tensorflow_datasets as tfds
 from command_runs import EXPERIMENTS, evaluate, load_task, overrides, predict, read_metrics, records, refused, train
 from commanding import printed
-from finetuning_data import glue_files, write_tfds, write_tsv
+from finetuning_data import glue_files, swag_files, write_tfds, write_tsv
 from safetensors.numpy import load_file, save_file
 from tensorflow_datasets.text.glue import Glue
 
@@ -57,9 +57,8 @@ def test_predictions_for_data_and_for_a_text_file_are_equal_and_in_input_order(c
     for line, record in zip(output.splitlines(), predictions, strict=True):
         assert json.loads(line)["prediction"] == record["prediction"]
         assert json.loads(line)["probabilities"] == pytest.approx(record["probabilities"], abs=1e-5)
-    assert "is a pair, but the model takes single texts" in refused(
-        capfd, "predict", f"--checkpoint={cola}", "zu ||| pa"
-    )
+    error = refused(capfd, "predict", f"--checkpoint={cola}", "zu ||| pa")
+    assert "is a pair, but the model takes single texts" in error
     unfinished = tmp_path / ".CoLA.tsv-0123456789abcdef.unfinished"  # temporary file of a killed command
     unfinished.write_text("")
     test_path, jsonl_path = predict(capfd, cola, tmp_path)
@@ -90,11 +89,8 @@ def test_predictions_of_an_unordered_file_are_sorted_by_index(cola, capfd, tmp_p
     assert path.read_text() == "index\tprediction\n0\t0\n3\t0\n5\t1\n7\t1\n"
     # TFDS shuffles the rows that it stores.
     rows = [{"sentence": text, "label": -1, "idx": index} for index, text in sentences.items()]
-    features = {
-        "label": tfds.features.ClassLabel(names=["unacceptable", "acceptable"]),
-        "idx": tfds.features.Scalar(np.int32),
-    }
-    write_tfds(tmp_path / "tfds", "glue/cola", "test", rows, version="2.0.0", **features)
+    label, idx = tfds.features.ClassLabel(names=["unacceptable", "acceptable"]), tfds.features.Scalar(np.int32)
+    write_tfds(tmp_path / "tfds", "glue/cola", "test", rows, version="2.0.0", label=label, idx=idx)
     data_flag = f"--config.data.path=tfds:{tmp_path}/tfds:glue"
     tfds_path, jsonl_path = predict(capfd, cola, tmp_path / "out", data_flag, "--columns=idx")
     assert tfds_path.read_text() == path.read_text()
@@ -140,15 +136,8 @@ def test_incomplete_submission_is_refused_unless_partial_is_set(cola, capfd, tmp
     for arguments in ([], ["--own_wnli"]):
         output = tmp_path / f"{len(arguments)}.zip"
         command = ["submission", f"--predictions={tmp_path / 'predictions'}", f"--output={output}", *arguments]
-        with pytest.raises(SystemExit) as end:
-            cli.main(command)
-        message = capfd.readouterr().err
-        assert (
-            end.value.code == 1
-            and message.count("\n") == 1
-            and "incomplete submission" in message
-            and not output.exists()
-        )
+        message = refused(capfd, *command, code=1, logs=False)
+        assert "incomplete submission" in message and not output.exists()
         assert "RTE.tsv is missing" in message and "CoLA.tsv has 9 rows instead of 1,063" in message
         cli.main([*command, "--partial"])
         archives.append(zipfile.ZipFile(output))
@@ -168,39 +157,38 @@ def test_submission_reports_that_it_replaces_the_wnli_predictions(tmp_path, capf
         (tmp_path / name).write_text("index\tprediction\n" + rows)
     command = ["submission", f"--predictions={tmp_path}", f"--output={tmp_path / 'all.zip'}"]
     cli.main(command)
-    message = capfd.readouterr().err
-    assert (
-        message.startswith("WNLI.tsv (replaces the file of the folder): the majority class")
-        and message.count("\n") == 1
-    )
+    (message,) = capfd.readouterr().err.splitlines()
+    assert message.startswith("WNLI.tsv (replaces the file of the folder): the majority class")
     assert b"\t1\n" not in zipfile.ZipFile(tmp_path / "all.zip").read("WNLI.tsv")
     cli.main([*command, "--own_wnli"])
     assert capfd.readouterr().err == ""
     assert b"145\t1\n" in zipfile.ZipFile(tmp_path / "all.zip").read("WNLI.tsv")
 
 
-def test_tfds_rows_equal_rows_of_files(letters, tmp_path):
-    files = glue_files(tmp_path / "glue")
-    rows = list(csv.DictReader((files / "RTE/dev.tsv").open(), delimiter="\t"))
-    features = {
-        "label": tfds.features.ClassLabel(names=["entailment", "not_entailment"]),
-        "idx": tfds.features.Scalar(np.int32),
-    }
-    examples = [{"idx": int(row.pop("index")), **row} for row in rows]
-    write_tfds(tmp_path / "tfds", "glue/rte", "validation", examples, version="2.0.0", **features)
-    sources = []
-    for path in (files, f"tfds:{tmp_path / 'tfds'}:glue"):
-        task = load_task("glue.py:task=rte", letters, train=False, data__path=path)
-        sources.append(list(task.eval_batches(SINGLE_SHARD)))
+@pytest.mark.parametrize(
+    "experiment, dataset, version, file, names",
+    [
+        ("glue.py:task=rte", "glue/rte", "2.0.0", "RTE/dev.tsv", ["entailment", "not_entailment"]),
+        ("swag.py:", "swag", "1.0.0", "val.csv", ["0", "1", "2", "3"]),
+    ],
+)
+def test_tfds_rows_equal_rows_of_files(experiment, dataset, version, file, names, letters, tmp_path):
+    files = (glue_files if "glue" in dataset else swag_files)(tmp_path / "files")
+    rows = csv.DictReader((files / file).open(), delimiter="\t" if file.endswith("tsv") else ",")
+    columns = ("sent", "ending", "label")
     texts = [
-        sorted(
-            (row[mask > 0].tolist(), int(label))
-            for batch in batches
-            for row, mask, label in zip(batch["input_ids"], batch["input_mask"], batch["labels"], strict=True)
-        )
-        for batches in sources
+        {name: row[name] for name in row if name.startswith(columns)} | {"idx": index} for index, row in enumerate(rows)
     ]
-    assert texts[0] == texts[1]
+    features = {"label": tfds.features.ClassLabel(names=names), "idx": tfds.features.Scalar(np.int32)}
+    write_tfds(tmp_path / "tfds", dataset, "validation", texts, version=version, **features)
+    sources = []
+    for path in (files, f"tfds:{tmp_path / 'tfds'}:{dataset.partition('/')[0]}"):
+        task = load_task(experiment, letters, train=False, data__path=path)
+        (batch,) = task.eval_batches(SINGLE_SHARD)
+        sources.append(
+            sorted((ids.tolist(), int(label)) for ids, label in zip(batch["input_ids"], batch["labels"], strict=True))
+        )
+    assert sources[0] == sources[1] and len(sources[0]) == len(batch["input_ids"])
 
 
 def test_stsb_is_a_regression_task(glue, letters, tmp_path, capfd):
@@ -234,17 +222,11 @@ def test_mnli_has_two_dev_sets_and_predicts_ax(glue, letters, tmp_path, capfd):
     assert swapped["loss"] == pytest.approx(results["loss_mismatched"], rel=1e-5)
     assert swapped["loss_mismatched"] == pytest.approx(results["loss"], rel=1e-5)
     paths = predict(capfd, tmp_path / "run", tmp_path / "out")
-    assert {path.name: len(path.read_text().splitlines()) for path in paths} == {
-        "MNLI-m.tsv": 9,
-        "MNLI-mm.tsv": 12,
-        "AX.tsv": 7,
-        "MNLI-m.jsonl": 8,
-        "MNLI-mm.jsonl": 11,
-        "AX.jsonl": 6,
-    }
-    for path in paths[:3]:
+    assert [path.stem for path in paths] == ["MNLI-m", "MNLI-mm", "AX"] * 2
+    for path, rows in zip(paths[:3], (8, 11, 6), strict=True):
         predictions = [record["prediction"] for record in records(path.with_suffix(".jsonl"))]
         assert predictions == [line.split("\t")[1] for line in path.read_text().splitlines()[1:]]
+        assert len(predictions) == rows
 
 
 def test_classes_of_a_converted_checkpoint_are_matched_by_name(glue, letters, tmp_path, capfd):

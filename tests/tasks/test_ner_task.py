@@ -34,9 +34,8 @@ def test_ner_trains_evaluates_and_predicts(context, letters, tmp_path, capfd):
         columns = (record[key] for key in ("prediction", "probabilities", "logits"))
         for tag, probabilities, logits in zip(*columns, strict=True):
             assert tag == max(probabilities, key=probabilities.get) == max(logits, key=logits.get)
-    assert "--columns needs data with named columns" in refused(
-        capfd, "predict", f"--checkpoint={workdir}", f"--output={tmp_path / 'out'}", "--columns=word"
-    )
+    command = ["predict", f"--checkpoint={workdir}", f"--output={tmp_path / 'out'}", "--columns=word"]
+    assert "--columns needs data with named columns" in refused(capfd, *command)
     # The tags come from the workdir, so prediction does not need the training file.
     (files / "eng.train").unlink()
     assert predict(capfd, workdir, tmp_path / "out")[0] == path
@@ -63,15 +62,7 @@ def test_tags_that_only_the_dev_file_has_may_be_listed_in_a_labels_file(letters,
     assert load_task(f"ner.py:path={files}", letters, data__labels=tmp_path / "labels.json").labels == tags
 
 
-def test_predict_accepts_words_without_tags(letters, tmp_path, capfd):
-    files = conll_files(tmp_path / "conll")
-    train(f"ner.py:path={files}", tmp_path / "run", letters, steps=1)
-    (files / "eng.testb").write_text("za\nba\n\nke\n")
-    path, _ = predict(capfd, tmp_path / "run", tmp_path / "out")
-    assert [line.split()[:1] for line in path.read_text().splitlines()] == [["za"], ["ba"], [], ["ke"]]
-
-
-def test_training_continues_a_tagger_of_hugging_face(letters, tmp_path):
+def test_training_continues_a_tagger_of_hugging_face_and_predict_accepts_words_without_tags(letters, tmp_path, capfd):
     def classifier(run):
         return load_params_on_host(find_checkpoint(run))["classifier/kernel"]
 
@@ -82,3 +73,6 @@ def test_training_continues_a_tagger_of_hugging_face(letters, tmp_path):
     # With this learning rate, parameters do not change.
     train(f"ner.py:path={files}", tmp_path / "run", None, init_from, steps=1, optimizer__learning_rate=1e-30)
     np.testing.assert_allclose(classifier(tmp_path / "run"), classifier(tagger), atol=1e-6)
+    (files / "eng.testb").write_text("za\nba\n\nke\n")
+    path, _ = predict(capfd, tagger, tmp_path / "out")
+    assert [line.split()[:1] for line in path.read_text().splitlines()] == [["za"], ["ba"], [], ["ke"]]

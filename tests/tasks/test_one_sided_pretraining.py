@@ -101,16 +101,8 @@ def test_pooled_states_of_one_sided_encoders_depend_on_the_whole_text(pretrained
     ("objective", "flags", "message"),
     [
         ("lm", [], "config.data.objective=lm would let the model see the tokens that it predicts; set"),
-        (
-            "nsp",
-            [KINDS["lstm"]],
-            "masked LM needs context from both sides, which model.encoder=lstm does not provide",
-        ),
-        (
-            "lm",
-            [KINDS["left"], "--config.data.max_predictions=3"],
-            "predicts every token without masks; leave config.data.masking and max_predictions unset",
-        ),
+        ("nsp", [KINDS["lstm"]], "context from both sides, which model.encoder=lstm does not provide"),
+        ("lm", [KINDS["left"], "--config.data.max_predictions=3"], "predicts every token without masks; leave"),
         ("lm", [KINDS["left"], "--config.data.masking.rate=0.3"], "predicts every token without masks; leave"),
         ("lm", [*KINDS.values()], "model.attention_direction is left; model.encoder=lstm has no attention"),
         (

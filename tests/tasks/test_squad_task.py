@@ -28,8 +28,7 @@ def test_squad_trains_evaluates_and_predicts(version, letters, tmp_path, capfd):
     predictions = json.loads(paths[0].read_text())
     data = json.loads((files / f"dev-v{version}.json").read_text())["data"][0]["paragraphs"]
     assert list(predictions) == [paragraph["qas"][0]["id"] for paragraph in data]
-    for paragraph in data:
-        assert predictions[paragraph["qas"][0]["id"]] in paragraph["context"]
+    assert all(predictions[paragraph["qas"][0]["id"]] in paragraph["context"] for paragraph in data)
     nbest = json.loads((tmp_path / "out" / "nbest_predictions.json").read_text())
     for candidates in nbest.values():
         assert math.isclose(sum(candidate["probability"] for candidate in candidates), 1.0)

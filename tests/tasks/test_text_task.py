@@ -49,9 +49,8 @@ def test_predict_writes_the_requested_columns_and_also_predicts_rows_without_tex
 def test_tagging_task_reads_jsonl_tsv_and_csv_files(tag, metric, letters, tmp_path, capfd):
     sentences = [(["zu", "ba", "pa"], [tag, "O", "O"]), (["ke", "zu"], ["O", tag])] * 16
     (tmp_path / "train.jsonl").write_text("".join(json.dumps({"text": w, "label": t}) + "\n" for w, t in sentences))
-    (tmp_path / "dev.tsv").write_text(
-        "text\tlabel\n" + "".join(f"{' '.join(w)}\t{' '.join(t)}\n" for w, t in sentences)
-    )
+    rows = "".join(f"{' '.join(words)}\t{' '.join(tags)}\n" for words, tags in sentences)
+    (tmp_path / "dev.tsv").write_text("text\tlabel\n" + rows)
     (tmp_path / "new.csv").write_text('text\n"ba zu"\n\nzu\n')
     config = f"text.py:train={tmp_path}/train.jsonl,dev={tmp_path}/dev.tsv,kind=tags"
     results = train(config, tmp_path / "run", letters, steps=0, epochs=15)
@@ -76,31 +75,22 @@ def test_evaluate_scores_a_labeled_test_file(letters, tmp_path, capfd):
     # The whole test file is evaluated, although a share of the training file is held out as the dev set.
     results = train(f"text.py:train={tmp_path}/train.tsv", tmp_path / "run", letters, steps=40, data__dev_share=0.25)
     assert results["accuracy"] == 1.0
-    command = ["evaluate", f"--checkpoint={tmp_path / 'run'}", "--split=test"]
-    assert "no test file; set it with --config.data.test_file=FILE" in refused(capfd, *command)
     metrics = evaluate(capfd, tmp_path / "run", "--split=test", f"--config.data.test_file={tmp_path}/test.tsv")
     assert metrics["accuracy"] == 0.0
-    assert "unknown --split: 'train'" in refused(capfd, *command[:2], "--split=train")
+    for split, message in (("test", "no test file; set it with --config.data.test_file"), ("train", "unknown --split")):
+        assert message in refused(capfd, "evaluate", f"--checkpoint={tmp_path / 'run'}", f"--split={split}")
 
 
-def test_regression_logs_its_labels_and_has_a_baseline_of_squared_errors(letters, tmp_path, capfd):
+def test_regression_logs_its_labels_and_has_a_baseline_of_squared_errors(letters, tmp_path):
     (tmp_path / "train.csv").write_text("text,label\nzu,100\npa,300\n")
-    experiment = f"text.py:train={tmp_path}/train.csv,dev={tmp_path}/train.csv,kind=number"
-    results = train(experiment, tmp_path / "run", letters, steps=1)
-    assert results["baseline"]["squared_error"] == 100**2 and results["squared_error"] > 100**2
-    log = capfd.readouterr().err
-    assert "labels: mean 200, standard deviation 100; scale them to -5 to 5" in log
     (tmp_path / "small.csv").write_text("text,label\nzu,1\npa,3\n")
-    task = load_task(f"text.py:train={tmp_path}/small.csv,dev={tmp_path}/small.csv,kind=number", letters)
-    assert "labels: mean 2, standard deviation 1" in task.notes
-
-
-def test_run_without_evaluation_names_its_last_checkpoint_and_only_files_that_exist(letters, tmp_path, capfd):
-    (tmp_path / "train.csv").write_text("text,label\nzu,a\npa,b\n")
-    train(f"text.py:train={tmp_path}/train.csv", tmp_path / "run", letters, steps=1)
-    log = capfd.readouterr().err
-    assert "; last checkpoint " in log and "best checkpoint" not in log
-    assert "curves.png" not in log and not (tmp_path / "run" / "curves.png").exists()
+    large, small = (
+        load_task(f"text.py:train={tmp_path}/{name}.csv,dev={tmp_path}/{name}.csv,kind=number", letters)
+        for name in ("train", "small")
+    )
+    assert large.baseline()["squared_error"] == 100**2
+    assert "labels: mean 200, standard deviation 100; scale them to -5 to 5" in " ".join(large.notes)
+    assert "labels: mean 2, standard deviation 1" in small.notes
 
 
 @pytest.mark.parametrize(
@@ -141,6 +131,11 @@ def test_resuming_with_a_changed_dev_file_is_an_error(letters, tmp_path, capfd):
     assert "2 classes: 'a' (1), 'b' (1)" in capfd.readouterr().err
     (tmp_path / "dev.csv").write_text("text,label\nzu,b\npa,b\n")
     assert "on other data" in refused(capfd, *train_command(config, tmp_path / "run", letters, steps=1))
+    # A run without evaluation names its last checkpoint, and only files that exist.
+    train(f"text.py:train={tmp_path}/train.csv", tmp_path / "other", letters, steps=1)
+    log = capfd.readouterr().err
+    assert "; last checkpoint " in log and "best checkpoint" not in log
+    assert "curves.png" not in log and not (tmp_path / "other" / "curves.png").exists()
 
 
 def test_every_row_has_a_line_in_the_prediction_file(letters, tmp_path, capfd):
@@ -148,10 +143,9 @@ def test_every_row_has_a_line_in_the_prediction_file(letters, tmp_path, capfd):
     rows = [{"text": f"zu{index}", "label": labels[index % 2]} for index in range(8)]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     # The file has a blank line, and rows without label, with an empty label and with an empty text.
-    unusual = [
-        json.dumps(row) for row in ({"text": "zu"}, {"text": "pa", "label": ""}, {"text": "", "label": labels[0]})
-    ]
-    (tmp_path / "dev.jsonl").write_text("\n".join([json.dumps(rows[0]), "", *unusual, json.dumps(rows[1])]) + "\n")
+    unusual = ({"text": "zu"}, {"text": "pa", "label": ""}, {"text": "", "label": labels[0]})
+    lines = [json.dumps(rows[0]), "", *map(json.dumps, (*unusual, rows[1]))]
+    (tmp_path / "dev.jsonl").write_text("\n".join(lines) + "\n")
     config = f"text.py:train={tmp_path}/train.jsonl,dev={tmp_path}/dev.jsonl"
     results = train(config, tmp_path / "run", letters, steps=1)
     dev = results["files"][1]
@@ -185,10 +179,8 @@ LABELS_BY_TEXT = {"zu": ["bright"], "pa": ["calm", "dark"], "zu pa": ["bright", 
 
 def test_multilabel_trains_evaluates_predicts_and_converts(letters, tmp_path, capfd):
     for name, times in (("train", 16), ("dev", 2)):
-        rows = [
-            json.dumps({"text": text, "label": labels}) for text, labels in LABELS_BY_TEXT.items() for _ in range(times)
-        ]
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows) + "\n")
+        rows = ({"text": text, "label": labels} for text, labels in LABELS_BY_TEXT.items() for _ in range(times))
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = f"text.py:train={tmp_path}/train.jsonl,dev={tmp_path}/dev.jsonl,kind=multilabel"
     results = train(config, tmp_path / "run", letters, steps=200, data__label_separator=";")
     assert "3 classes: 'bright' (32), 'calm' (32), 'dark' (32)" in capfd.readouterr().err
@@ -209,7 +201,7 @@ def test_multilabel_trains_evaluates_predicts_and_converts(letters, tmp_path, ca
         assert record["prediction"] == predictions[index]["prediction"]
         assert record["probabilities"] == pytest.approx(predictions[index]["probabilities"], abs=1e-5)
     # A threshold near 0 predicts all labels.
-    path, jsonl_path = predict(capfd, tmp_path / "run", tmp_path / "low", "--split=dev", "--config.data.threshold=1e-6")
+    path, _ = predict(capfd, tmp_path / "run", tmp_path / "low", "--split=dev", "--config.data.threshold=1e-6")
     assert path.read_text().split("\n")[1:-1] == ["bright;calm;dark"] * 8
     cli.main(["convert", f"{tmp_path / 'run'}", f"{tmp_path / 'converted'}", "--format=huggingface"])
     converted = json.loads((tmp_path / "converted" / "config.json").read_text())
@@ -223,21 +215,20 @@ def test_multilabel_trains_evaluates_predicts_and_converts(letters, tmp_path, ca
     assert "was trained with kind 'multilabel', but the config uses" in error
 
 
-def test_generic_labels_of_a_converted_checkpoint_are_matched_by_position(letters, tmp_path, capfd):
-    (tmp_path / "train.csv").write_text("text,label\n" + "zu lo,good\npa ke,bad\nzu,good\npa,bad\n" * 4)
-    config = f"text.py:train={tmp_path}/train.csv,dev={tmp_path}/train.csv"
-    train(config, tmp_path / "run", letters, steps=20)
-    cli.main(["convert", f"{tmp_path / 'run'}", f"{tmp_path / 'hf'}", "--format=huggingface"])
+def test_generic_labels_of_a_converted_checkpoint_are_matched_by_position(topics, tmp_path, capfd):
+    cli.main(["convert", str(topics), f"{tmp_path / 'hf'}", "--format=huggingface"])
     file = tmp_path / "hf" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"id2label": {"0": "LABEL_0", "1": "LABEL_1"}}))
-    flags = [f"--config={EXPERIMENTS}/{config},quick=true", *overrides(None)]
-    metrics = evaluate(capfd, tmp_path / "run")
-    assert evaluate(capfd, tmp_path / "hf", *flags) == pytest.approx(metrics)
+    (tmp_path / "data.csv").write_text("text,topic\nzu lo,good\npa ke,bad\nzu,bad\n")
+    experiment, arguments = f"{EXPERIMENTS}/text.py", f"dev={tmp_path}/data.csv,label=topic,quick=true"
+    flags = [f"--config={experiment}:train={tmp_path}/data.csv,{arguments}", *overrides(None)]
+    metrics = evaluate(capfd, topics, f"--config.data.dev_file={tmp_path}/data.csv")
     cli.main(["evaluate", f"--checkpoint={tmp_path / 'hf'}", *flags])
-    log = capfd.readouterr().err
-    assert f"outputs LABEL_0, LABEL_1 of {tmp_path / 'hf'} to the labels bad, good by position" in log
+    output = capfd.readouterr()
+    assert json.loads(output.out) == pytest.approx(metrics)
+    assert f"outputs LABEL_0, LABEL_1 of {tmp_path / 'hf'} to the labels bad, good by position" in output.err
     # Without a training file, the labels are unknown.
-    flags[0] = f"--config={EXPERIMENTS}/text.py:dev={tmp_path}/train.csv,quick=true"
+    flags[0] = f"--config={experiment}:{arguments}"
     error = refused(capfd, "evaluate", f"--checkpoint={tmp_path / 'hf'}", *flags)
     assert "is 'good', which is not a label; use one of LABEL_0, LABEL_1" in error and "config.data.labels" in error
 
@@ -320,9 +311,8 @@ def test_bench_step_reports_the_shape_of_the_timed_batch(letters, tmp_path, capf
 def test_class_weights_are_logged_by_label(letters, tmp_path):
     (tmp_path / "train.csv").write_text("text,label\n" + "ba,a\n" * 6 + "zu,b\n" * 2)
     for weights, expected in (("balanced", ["class weights: 'a'=0.6667, 'b'=2"]), ("", [])):
-        fields = {"data__eval_split": "none", "data__class_weights": weights}
-        notes = load_task(f"text.py:train={tmp_path}/train.csv", letters, **fields).notes
-        assert [note for note in notes if note.startswith("class weights")] == expected
+        task = load_task(f"text.py:train={tmp_path}/train.csv", letters, data__class_weights=weights)
+        assert [note for note in task.notes if note.startswith("class weights")] == expected
 
 
 def test_special_token_in_a_text_is_one_token(letters, tmp_path):

@@ -123,29 +123,24 @@ def in_input_order(outputs: list[dict[str, np.ndarray]], count: int) -> dict[str
 
     Each batch of `outputs` has arrays [B, ...] by name; `example` is the example index of each row, -1 in padding rows.
     """
-    rows = (
-        (example, batch, row) for batch, output in enumerate(outputs) for row, example in enumerate(output["example"])
-    )
-    places = sorted(place for place in rows if place[0] >= 0)
+    places = [
+        (example, index, row) for index, batch in enumerate(outputs) for row, example in enumerate(batch["example"])
+    ]
+    places = sorted(place for place in places if place[0] != NO_EXAMPLE)
     assert [example for example, *_ in places] == [*range(count)], "each example must be evaluated exactly once"
     names = outputs[0].keys() - {"example"} if outputs else ()
-    return {name: [outputs[batch][name][row] for _, batch, row in places] for name in names}
+    return {name: [outputs[index][name][row] for _, index, row in places] for name in names}
 
 
 def pack_batch(lengths: np.ndarray, batching: Batching) -> tuple[np.ndarray, int]:
-    """Packs the examples of a batch into rows with little padding.
+    """Packs the examples of a batch, of `lengths` int64 [n] tokens, into rows with little padding.
 
     Each row has places for K examples. Examples are assigned to the rows place by place, in order of decreasing length.
-    The order of the rows is reversed for every second place, so that long and short examples share rows. All rows are
-    padded to the length of the fullest row. K is the divisor of `examples_per_row` that minimizes rows * tokens per
-    row. It must be a divisor, so that the number of rows (`batch_size` / K) is divisible by the number of data shards.
+    The order of the rows is reversed for every second place, so that long and short examples share rows. K is the
+    divisor of `examples_per_row` that minimizes rows * tokens per row. It must be a divisor, so that the number of rows
+    (`batch_size` / K) is divisible by the number of data shards. Examples longer than `seq_len` are not packed.
 
-    Args:
-      lengths: tokens of each example, int64 [n].
-      batching: batch size and padding. An example longer than `seq_len` is never packed with other examples.
-
-    Returns:
-      Indices into `lengths` for each row, int64 [rows, K], `NO_EXAMPLE` if unused, and the tokens per row.
+    Returns indices into `lengths` for each row, int64 [rows, K], `NO_EXAMPLE` if unused, and the tokens per row.
     """
     packings = []
     order = np.argsort(-lengths, kind="stable")
@@ -184,14 +179,17 @@ class EpochOrder:
         size, batching = self._batching.batch_size, self._batching
         batches = [order[start : start + size] for start in range(0, len(order), size)]
         batches = [batches[index] for index in rng.permutation(len(batches))]
-        if batching.examples_per_row == 1:
-            lengths = [batching.padded_length(int(self._lengths[batch].max())) for batch in batches]
-            rows = [_pad_rows(batch, size) for batch in batches]
-        else:
-            packings, lengths = zip(*(pack_batch(self._lengths[batch], batching) for batch in batches), strict=True)
-            # Unused places are -1, which selects the last element, so append NO_EXAMPLE as the last element.
-            rows = [np.append(batch, NO_EXAMPLE)[places] for batch, places in zip(batches, packings, strict=True)]
-        return rows, [(len(indices), length) for indices, length in zip(rows, lengths, strict=True)]
+        rows, shapes = [], []
+        for batch in batches:
+            if batching.examples_per_row == 1:
+                indices, length = _pad_rows(batch, size), batching.padded_length(int(self._lengths[batch].max()))
+            else:
+                places, length = pack_batch(self._lengths[batch], batching)
+                # Unused places are -1, which selects the last element, so append NO_EXAMPLE as the last element.
+                indices = np.append(batch, NO_EXAMPLE)[places]
+            rows.append(indices)
+            shapes.append((len(indices), length))
+        return rows, shapes
 
     def batch(self, step: int) -> tuple[np.ndarray, int]:
         """Returns the example indices of a step, see `make_batch`, and the number of tokens per row."""

@@ -25,12 +25,8 @@ _WORDS = re.compile(r"(\w+\(\s*)?[\[({]\s*['\"].*[\])}]|\[\s*\]", re.DOTALL)
 def read_list(cell: Any, in_text: bool = False) -> list[Any] | None:
     """Returns the items of a cell that contains a list, tuple or set in JSON or Python, or None for other cells.
 
-    Args:
-      cell: string, or value from JSON Lines.
-      in_text: whether the cell may be a text in brackets, such as `[1]`, that is not a list.
-
-    Raises:
-      ValueError: the cell looks like a list, but is not valid. NumPy, for example, prints lists without commas.
+    With `in_text`, the cell may be a text in brackets, such as `[1]`, that is not a list. Raises a ValueError if the
+    cell looks like a list, but is not valid. NumPy, for example, prints lists without commas.
     """
     if not isinstance(cell, str):
         return cell if isinstance(cell, list) else None

@@ -1,16 +1,37 @@
 """Tokenized fine-tuning examples in memory."""
 
+import abc
 import dataclasses
 import hashlib
 from collections.abc import Iterable, Sequence
+from typing import Self
 
 import numpy as np
 
 from bertjax.data.corpus.vocabulary import Vocabulary
 
 
+class Source(abc.ABC):
+    """Rows of a data file that can be divided into training and dev rows."""
+
+    @abc.abstractmethod
+    def __len__(self) -> int: ...
+
+    @abc.abstractmethod
+    def texts(self) -> list[bytes]:
+        """Returns the text of each row. Rows or documents with equal texts are held out together."""
+
+    @abc.abstractmethod
+    def subset(self, indices: np.ndarray) -> Self:
+        """Returns the rows with the given indices, in that order."""
+
+    def document_numbers(self) -> Sequence[int]:
+        """Returns the number of each row's document, ascending (default: each row is a document of its own)."""
+        return range(len(self))
+
+
 @dataclasses.dataclass(frozen=True)
-class Examples:
+class Examples(Source):
     """N examples of C token sequences each.
 
     Attributes:
@@ -43,6 +64,26 @@ class Examples:
         for name, array in sorted({**self.tokens, **self.rows}.items()):
             digest.update(f"{name} {array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()
+
+    def texts(self) -> list[bytes]:
+        """Returns the token ids of each example's first segment, to find examples with equal first texts."""
+        ids, is_first = self.tokens["input_ids"], self.tokens["segment_ids"] == 0
+        starts, ends = (self.offsets[index :: self.sequences_per_example][: len(self)] for index in (0, 1))
+        return [ids[start:end][is_first[start:end]].tobytes() for start, end in zip(starts, ends, strict=True)]
+
+    def subset(self, indices: np.ndarray) -> "Examples":
+        group = self.sequences_per_example
+        sequences = (indices[:, None] * group + np.arange(group)).reshape(-1)
+        lengths = np.diff(self.offsets)[sequences]
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        tokens = np.arange(offsets[-1]) + np.repeat(self.offsets[sequences] - offsets[:-1], lengths)
+        return Examples(
+            offsets,
+            {name: values[tokens] for name, values in self.tokens.items()},
+            {name: values[indices] for name, values in self.rows.items()},
+            group,
+            tuple(self.lines[index] for index in indices) if self.lines else (),
+        )
 
 
 def make_examples(

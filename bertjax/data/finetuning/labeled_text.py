@@ -1,5 +1,6 @@
 """Tokenization of table rows with a label and one or several texts."""
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -33,11 +34,9 @@ class Target:
     separator: str = ""
 
     def to_array(self, values: Sequence[Any]) -> np.ndarray:
-        """Converts the labels of N rows, as returned by `read`, to an array.
+        """Converts the labels of N rows, as returned by `read`, to an array. Missing labels are -1, or NaN.
 
-        Returns:
-          Class ids, int32 [N]. For multi-label data, zeros and ones, int32 [N, K]. For regression, float32 [N]. Missing
-          labels are -1, or NaN for regression.
+        The array has class ids, int32 [N], zeros and ones of multi-label data, int32 [N, K], or numbers, float32 [N].
         """
         missing = [-1] * len(self.labels) if self.separator else -1 if self.labels else np.nan
         values = [missing if value is None else value for value in values]
@@ -86,40 +85,36 @@ class Target:
         In multi-label data, several zeros and ones are multi-hot, with one item per label, unless a label has the name
         0 or 1.
         """
-        names = self.names(row, stats)
+        names, place = self.names(row, stats), self._place(row, stats)
         if names is None:
             return None
         if self.separator:
             if is_multi_hot(names) and not _IDS_OF_HOT.keys() & {*map(label_key, self.labels)}:
                 if len(names) != len(self.labels):
                     raise UsageError(
-                        f"{self._place(row, stats)} has {len(names)} zeros and ones, but there are {len(self.labels)} "
+                        f"{place} has {len(names)} zeros and ones, but there are {len(self.labels)} "
                         f"labels: {listed(self.labels)}; write one zero or one per label"
                     )
                 return [_IDS_OF_HOT[label_key(name)] for name in names]
-            ids = {self._class_id(name, row, stats) for name in names}
+            ids = {self._class_id(name, place) for name in names}
             return [int(index in ids) for index in range(len(self.labels))]
-        return self._class_id(names[0], row, stats) if self.labels else self._number(names[0], row, stats)
+        if self.labels:
+            return self._class_id(names[0], place)
+        with contextlib.suppress(ValueError):
+            if math.isfinite(number := float(names[0])):
+                return number
+        raise UsageError(f"{place} is {quoted(names[0])}, not a number; correct the value")
 
-    def _class_id(self, name: str, row: Row, stats: ReadStats) -> int:
+    def _class_id(self, name: str, place: str) -> int:
         if name in self.labels:
             return self.labels.index(name)
         keys = [label_key(label) for label in self.labels]
         if label_key(name) in keys:
             return keys.index(label_key(name))
         raise UsageError(
-            f"{self._place(row, stats)} is {quoted(name)}, which is not a label; use one of {listed(self.labels)}, or "
-            "name the labels in a JSON file and set --config.data.labels to it"
+            f"{place} is {quoted(name)}, which is not a label; use one of {listed(self.labels)}, or name the labels in "
+            "a JSON file and set --config.data.labels to it"
         )
-
-    def _number(self, text: str, row: Row, stats: ReadStats) -> float:
-        try:
-            number = float(text)
-        except ValueError:
-            number = math.nan
-        if not math.isfinite(number):
-            raise UsageError(f"{self._place(row, stats)} is {quoted(text)}, not a number; correct the value")
-        return number
 
     def _place(self, row: Row, stats: ReadStats) -> str:
         return f"{stats.file} line {row.line}: {self.column}"

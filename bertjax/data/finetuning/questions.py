@@ -10,6 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
+from bertjax.data.finetuning.examples import Source
 from bertjax.data.finetuning.tables import ReadStats, replace_surrogates
 from bertjax.errors import UsageError, quoted
 from bertjax.utils.io import unix_newlines
@@ -46,7 +49,17 @@ class Question:
     lacks_answer: str = ""
 
 
-def read_questions(path: Path, stats: ReadStats, training: bool, all_answerable: bool = False) -> list[Question]:
+class Questions(list[Question], Source):
+    """Questions of a file. Those about one passage are held out together."""
+
+    def texts(self) -> list[bytes]:
+        return [question.context.encode() for question in self]
+
+    def subset(self, indices: np.ndarray) -> "Questions":
+        return Questions(self[index] for index in indices)
+
+
+def read_questions(path: Path, stats: ReadStats, training: bool, all_answerable: bool = False) -> Questions:
     """Reads a SQuAD file (`.json`, `.jsonl` or `.json.xz`), and counts its questions in `stats`.
 
     A wrong offset of an answer is corrected if the answer is near it, see `_find_first_answer`. In training, other
@@ -55,7 +68,7 @@ def read_questions(path: Path, stats: ReadStats, training: bool, all_answerable:
     """
     questions = _read_json(path, "SQuAD", _parse_squad)
     stats.read += len(questions)
-    usable = []
+    usable = Questions()
     for question in questions:
         place = f"question {question.id}"
         problem, effect = question.lacks_answer, "wrong" if all_answerable else "unanswerable"
@@ -203,7 +216,7 @@ def _why_not_found(question: Question) -> str:
     return "whose answer is in its context, but not at answer_start" if is_elsewhere else _NOT_IN_CONTEXT
 
 
-def read_triviaqa(path: Path, folder: Path, stats: ReadStats) -> list[Question]:
+def read_triviaqa(path: Path, folder: Path, stats: ReadStats) -> Questions:
     """Reads TriviaQA's Wikipedia questions, for fine-tuning before SQuAD (section 4.2 of the paper).
 
     Returns one `Question` for each pair of a question and one of its evidence documents, if the first 400 words of the
@@ -211,49 +224,44 @@ def read_triviaqa(path: Path, folder: Path, stats: ReadStats) -> list[Question]:
     the dataset, with `evidence/wikipedia`.
     """
     entries = _read_json(path, "TriviaQA", _parse_triviaqa)
-    questions = []
-    for question_id, text, answers, documents in entries:
+    questions = Questions()
+    for question, documents in entries:
         for document in dict.fromkeys(documents):
             stats.read += 1
-            if question := _triviaqa_question(question_id, text, answers, document, folder, stats):
-                questions.append(question)
-    _check_questions(path, [question_id for question_id, *_ in entries], questions, stats)
+            place = f"question {question.id}, {document}"
+            context = _first_words(folder / _EVIDENCE, document)
+            if context is None:
+                stats.skip("whose document is missing", place)
+            elif span := _find_answer(question.answers, context):
+                answers = tuple(dict.fromkeys((context[slice(*span)], *question.answers)))
+                questions.append(Question(f"{question.id}--{document}", question.text, context, answers, span[0]))
+            else:
+                stats.skip(f"whose document has no answer in its first {_TRIVIAQA_WORDS} words", place)
+    _check_questions(path, [question.id for question, _ in entries], questions, stats)
     return questions
 
 
-def _parse_triviaqa(content: Any) -> list[tuple[str, str, tuple[str, ...], list[str]]]:
-    """Returns a tuple (id, text, answers, names of the evidence documents) for each question."""
-    return [
-        (
-            str(entry["QuestionId"]),
-            replace_surrogates(entry["Question"]),
-            tuple(replace_surrogates(name) for name in (entry["Answer"]["Value"], *entry["Answer"]["Aliases"])),
-            [str(page["Filename"]) for page in entry["EntityPages"]],
-        )
-        for entry in content["Data"]
-    ]
+def _parse_triviaqa(content: Any) -> list[tuple[Question, list[str]]]:
+    """Returns each question, still without context, and the names of its evidence documents."""
+    entries = []
+    for entry in content["Data"]:
+        names = (entry["Answer"]["Value"], *entry["Answer"]["Aliases"])
+        text, answers = replace_surrogates(entry["Question"]), tuple(map(replace_surrogates, names))
+        documents = [str(page["Filename"]) for page in entry["EntityPages"]]
+        entries.append((Question(str(entry["QuestionId"]), text, "", answers, -1), documents))
+    return entries
 
 
-def _triviaqa_question(
-    question_id: str, text: str, answers: tuple[str, ...], document: str, folder: Path, stats: ReadStats
-) -> Question | None:
-    place = f"question {question_id}, {document}"
+def _first_words(folder: Path, document: str) -> str | None:
+    """Returns the first words of a document. Returns None if it does not exist or is outside of the folder."""
+    if ".." in Path(document).parts or Path(document).is_absolute():
+        return None
     try:
-        # Reject file names outside of the folder.
-        if ".." in Path(document).parts or Path(document).is_absolute():
-            raise OSError
-        content = (folder / _EVIDENCE / document).read_bytes().decode("utf-8", errors="replace")
+        content = (folder / document).read_bytes().decode("utf-8", errors="replace")
     except OSError:
-        stats.skip("whose document is missing", place)
         return None
     ends = [match.end() for match in itertools.islice(re.finditer(r"\S+", content), _TRIVIAQA_WORDS)]
-    context = content[: ends[-1]] if ends else ""
-    span = _find_answer(answers, context)
-    if span is None:
-        stats.skip(f"whose document has no answer in its first {_TRIVIAQA_WORDS} words", place)
-        return None
-    match = context[span[0] : span[1]]
-    return Question(f"{question_id}--{document}", text, context, tuple(dict.fromkeys((match, *answers))), span[0])
+    return content[: ends[-1]] if ends else ""
 
 
 def _find_answer(answers: tuple[str, ...], context: str) -> tuple[int, int] | None:

@@ -81,11 +81,7 @@ class Row:
 
 
 def read_table(
-    path: Path,
-    columns: Sequence[str],
-    stats: ReadStats,
-    header: Sequence[str] = (),
-    keep_short: bool = False,
+    path: Path, columns: Sequence[str], stats: ReadStats, header: Sequence[str] = (), keep_short: bool = False
 ) -> Iterator[Row]:
     """Yields the rows of a UTF-8 file, and counts them in `stats`; the caller sets `ReadStats.used`.
 
@@ -102,7 +98,8 @@ def read_table(
     if file_format == "jsonl":
         rows = _json_rows(path, text, columns)
     else:
-        split_rows = _tsv_rows(text) if file_format == "tsv" else _csv_rows(path, text)
+        tsv_rows = ((line, row.split("\t")) for line, row in enumerate(_lines(text), 1))
+        split_rows = tsv_rows if file_format == "tsv" else _csv_rows(path, text)
         rows = _select_columns(path, split_rows, columns, header, stats)
     num_long = 0
     for line, fields, is_long in rows:
@@ -137,11 +134,7 @@ def read_utf8(path: Path) -> bytes:
 
 
 def _select_columns(
-    path: Path,
-    rows: Iterator[tuple[int, list[str]]],
-    columns: Sequence[str],
-    header: Sequence[str],
-    stats: ReadStats,
+    path: Path, rows: Iterator[tuple[int, list[str]]], columns: Sequence[str], header: Sequence[str], stats: ReadStats
 ) -> Iterator[tuple[int, dict[str, str | None], bool]]:
     names = list(header) or next(rows)[1]
     for column in columns:
@@ -167,11 +160,6 @@ def _select_columns(
 def _lines(text: str) -> list[str]:
     """Splits text into lines and drops blank lines at the end."""
     return text.rstrip("\n").split("\n")
-
-
-def _tsv_rows(text: str) -> Iterator[tuple[int, list[str]]]:
-    for line, row in enumerate(_lines(text), 1):
-        yield line, row.split("\t")
 
 
 def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
@@ -238,12 +226,7 @@ def decode_utf8(text: bytes, stats: ReadStats, line: int) -> str:
 
 
 def read_tfds(
-    name: str,
-    split: str,
-    columns: Mapping[str, str],
-    stats: ReadStats,
-    *,
-    named_labels: bool = True,
+    name: str, split: str, columns: Mapping[str, str], stats: ReadStats, *, named_labels: bool = True
 ) -> Iterator[Row]:
     """Yields the rows of a split in stored order; downloads and prepares the dataset if necessary.
 

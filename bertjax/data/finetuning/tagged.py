@@ -12,7 +12,7 @@ import numpy as np
 
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.finetuning.cells import is_missing, read_list
-from bertjax.data.finetuning.examples import Examples, encode_pair, make_examples, max_context_window
+from bertjax.data.finetuning.examples import Examples, Source, encode_pair, make_examples, max_context_window
 from bertjax.data.finetuning.tables import ReadStats, Row, decode_utf8, read_utf8, replace_surrogates
 from bertjax.errors import UsageError, listed, quoted
 
@@ -31,44 +31,53 @@ _LANGUAGE = re.compile(r"[a-z][a-z-]+:")
 _CHUNKS = {"NP", "VP", "PP", "ADJP", "ADVP", "SBAR", "PRT", "CONJP", "INTJ", "LST", "UCP", "NC", "PC", "VC"}
 # Line number and columns of a line.
 _Line: TypeAlias = tuple[int, list[str]]
+# Example and token position of each word, by sentence.
+Places: TypeAlias = list[list[tuple[int, int]]]
 
 
 @dataclasses.dataclass(frozen=True)
-class TaggedText:
-    """Words and tags of a file.
+class TaggedText(Source):
+    """Sentences of tagged words.
 
     Attributes:
-      words: all words in order.
-      tags: one tag per word; all tags are "" if the file has none.
-      sentence_ends: end (exclusive) of each sentence, as word indices.
-      document_ends: end (exclusive) of each document, as word indices.
-      lines: line number of each sentence's first word; empty if the words are not from a file.
+      sentences: words of each sentence.
+      tags: tag of each word, by sentence; all tags are "" if the text has none.
+      documents: number of each sentence's document, ascending.
+      lines: line number of each sentence's first word (default: (), the words are not from a file).
     """
 
-    words: list[str]
-    tags: list[str]
-    sentence_ends: list[int]
-    document_ends: list[int]
-    lines: tuple[int, ...] = ()
+    sentences: list[list[str]]
+    tags: list[list[str]]
+    documents: Sequence[int]
+    lines: Sequence[int] = ()
+
+    def __len__(self) -> int:
+        return len(self.sentences)
 
     @property
     def has_tags(self) -> bool:
-        return any(self.tags)
+        return any(map(any, self.tags))
 
-    def sentences(self, values: Any) -> list[Any]:
-        """Splits a list or array with one value per word into sentences."""
-        starts = [0, *self.sentence_ends[:-1]]
-        return [values[start:end] for start, end in zip(starts, self.sentence_ends, strict=True)]
+    def texts(self) -> list[bytes]:
+        return ["\n".join(words).encode() for words in self.sentences]
+
+    def document_numbers(self) -> Sequence[int]:
+        return self.documents
+
+    def subset(self, indices: np.ndarray) -> "TaggedText":
+        return TaggedText(
+            [self.sentences[index] for index in indices],
+            [self.tags[index] for index in indices],
+            [self.documents[index] for index in indices],
+            [self.lines[index] for index in indices],
+        )
 
 
 def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText:
-    """Reads a CoNLL file, which has one word per line and the word's tag in the last column.
+    """Reads a CoNLL file, which has one word per line and the word's tag in the last column, see docs/formats.md.
 
     Blank lines separate sentences, `-DOCSTART-` lines separate documents. If `labeled` is False, the file may contain
     only the column of words. Updates `stats` with the counts of sentences and irregular lines.
-
-    A first column that numbers the words is not used, nor are comment lines, which start with `#`. A prefix that all
-    words have, such as `en:`, is removed. See `_tag_column` for files with several columns of tags.
     """
     lines = []
     for line, row in enumerate(read_utf8(path).split(b"\n"), 1):
@@ -90,47 +99,53 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
             raise UsageError(f"{path} line {line} has {len(columns)} columns, but earlier lines have {width}")
         if len(columns[0].split()) != 1:
             raise UsageError(f"{path} line {line}: {quoted(columns[0])} is not one word; write one word per line")
-        if labeled or width > 1:
-            tag = columns[tag_column] if width > 1 else ""
-            if not _TAG.fullmatch(tag):
-                raise UsageError(
-                    f"{path} line {line}: the tag of {quoted(columns[0])} is {quoted(tag)}; write O, B-TYPE or I-TYPE "
-                    "(IOB, BIOES or BILOU) in the last column"
-                )
-    words = [columns[0] for _, columns in rows]
-    tags = [columns[tag_column] if width > 1 else "" for _, columns in rows]
-    sentence_ends, document_ends = [0], [0]
-    count = 0
-    for _, columns in [*lines, (0, [_DOCUMENT])]:
-        ends_document = columns[:1] == [_DOCUMENT]
-        if columns and not ends_document:
-            count += 1
-            continue
-        if count > sentence_ends[-1]:
-            sentence_ends.append(count)
-        if ends_document and count > document_ends[-1]:
-            document_ends.append(count)
-    sentences = [words[start:end] for start, end in itertools.pairwise(sentence_ends)]
-    is_constant = len(words) > len(sentences) + 1 and all(len({*sentence}) == 1 for sentence in sentences)
-    if width > 2 and (is_constant or all(map(_INDEX.fullmatch, words))):
+        tag = columns[tag_column] if width > 1 else ""
+        if (labeled or width > 1) and not _TAG.fullmatch(tag):
+            raise UsageError(
+                f"{path} line {line}: the tag of {quoted(columns[0])} is {quoted(tag)}; write O, B-TYPE or I-TYPE "
+                "(IOB, BIOES or BILOU) in the last column"
+            )
+    sentences, documents, first_lines = _sentences(lines)
+    words = [[columns[0] for columns in sentence] for sentence in sentences]
+    tags = [[columns[tag_column] if width > 1 else "" for columns in sentence] for sentence in sentences]
+    first_word = words[0][0]
+    is_constant = len(rows) > len(words) + 1 and all(len({*sentence}) == 1 for sentence in words)
+    if width > 2 and (is_constant or all(_INDEX.fullmatch(columns[0]) for _, columns in rows)):
         raise UsageError(
             f"{path}: column {1 + is_indexed} has only numbers, or the same value in each line of a sentence, such as "
-            f"{quoted(words[0])}, so it contains no words; remove the column"
+            f"{quoted(first_word)}, so it contains no words; remove the column"
         )
-    if (match := _LANGUAGE.match(words[0])) and all(len(w) > match.end() and w.startswith(match[0]) for w in words):
-        words = [word.removeprefix(match[0]) for word in words]
+    prefix = match[0] if (match := _LANGUAGE.match(first_word)) else ""
+    if prefix and all(word.startswith(prefix) and word != prefix for word in itertools.chain(*words)):
+        words = [[word.removeprefix(prefix) for word in sentence] for sentence in words]
         for line, _ in rows:
-            stats.count_irregular(f"words read without their prefix {match[0]!r}", line)
-    stats.read = stats.used = len(sentences)
-    sentence_lines = tuple(rows[start][0] for start in sentence_ends[:-1])
-    return TaggedText(words, tags, sentence_ends[1:], document_ends[1:], sentence_lines)
+            stats.count_irregular(f"words read without their prefix {prefix!r}", line)
+    stats.read = stats.used = len(words)
+    return TaggedText(words, tags, documents, first_lines)
+
+
+def _sentences(lines: list[_Line]) -> tuple[list[list[list[str]]], list[int], list[int]]:
+    """Returns the columns of each sentence's words, the number of its document, and the line of its first word."""
+    sentences, documents, first_lines = [], [], []
+    document, in_sentence = 0, False
+    for line, columns in lines:
+        is_word = bool(columns) and columns[0] != _DOCUMENT
+        if is_word and not in_sentence:
+            sentences.append([])
+            documents.append(document)
+            first_lines.append(line)
+        if is_word:
+            sentences[-1].append(columns)
+        document += columns[:1] == [_DOCUMENT]
+        in_sentence = is_word
+    return sentences, documents, first_lines
 
 
 def _without_comments_and_index(lines: list[_Line], path: Path, stats: ReadStats) -> tuple[list[_Line], bool]:
     """Removes comment lines and a first column with the indices of the words, and returns whether there is one.
 
-    Only in a file without indices may a line that starts with `#` be a word: it then has a tag and as many columns as
-    the other lines.
+    The indices must count the words of each sentence, or of the file. Only in a file without indices may a line that
+    starts with `#` be a word: it then has a tag and as many columns as the other lines.
     """
     rows = [columns for _, columns in lines if columns and not columns[0].startswith((_DOCUMENT, "#"))]
     width = len(rows[0]) if rows else max((len(columns) for _, columns in lines), default=0)
@@ -139,8 +154,9 @@ def _without_comments_and_index(lines: list[_Line], path: Path, stats: ReadStats
     is_indexed = may_have_index and all(_INDEX.fullmatch(row[0]) for row in rows)
     has_ranges = is_indexed and not all(_INDEX_PAIR.fullmatch(row[0]) for row in rows)
     kept = []
+    previous, in_sentence = 0, False
     for line, columns in lines:
-        is_word = columns and columns[0] != _DOCUMENT
+        is_word = bool(columns) and columns[0] != _DOCUMENT
         if is_word and columns[0].startswith("#"):
             is_token = len(columns) == width and (width == 1 or _TAG.fullmatch(columns[-1]))
             if is_indexed or not is_token:
@@ -149,16 +165,7 @@ def _without_comments_and_index(lines: list[_Line], path: Path, stats: ReadStats
         # These lines repeat or add to the words of CoNLL-U.
         if is_word and has_ranges and _INDEX_PAIR.fullmatch(columns[0]):
             continue
-        kept.append((line, columns))
-    return (_without_indices(kept, path) if is_indexed else kept), is_indexed
-
-
-def _without_indices(lines: list[_Line], path: Path) -> list[_Line]:
-    """Removes the first column. Raises a UsageError unless it counts the words of each sentence, or of the file."""
-    result = []
-    previous, in_sentence = 0, False
-    for line, columns in lines:
-        match = _INDEX.fullmatch(columns[0]) if columns else None
+        match = _INDEX.fullmatch(columns[0]) if is_indexed and columns else None
         if match:
             index = int(match[1])
             if index != previous + 1 and (in_sentence or index > 1):
@@ -166,10 +173,10 @@ def _without_indices(lines: list[_Line], path: Path) -> list[_Line]:
                     f"{path} line {line}: each value of the first column ends with a number, but {quoted(columns[0])} "
                     "does not count the words of a sentence or file; remove the column"
                 )
-            previous = index
+            previous, columns = index, columns[1:]
         in_sentence = bool(match)
-        result.append((line, columns[1:] if match else columns))
-    return result
+        kept.append((line, columns))
+    return kept, is_indexed
 
 
 def _tag_column(rows: list[list[str]], is_indexed: bool, path: Path) -> int:
@@ -208,12 +215,9 @@ def read_tagged_rows(
     """Reads one sentence per table row. Words and tags are lists (see `read_list`), or are separated by spaces.
 
     `text` is the column with the words. `label` is the column with one tag per word (None: the file has no tags). With
-    `keep_untagged`, sentences may lack tags; these sentences are predicted but not scored. Counts used and irregular
-    rows in `stats`.
+    `keep_untagged`, sentences may lack tags; these sentences are predicted but not scored.
     """
-    sentences: list[list[str]] = []
-    tags: list[str] = []
-    lines: list[int] = []
+    sentences, tags, lines = [], [], []
     for row in rows:
         place = f"{stats.file} line {row.line}"
         words = _items(row.fields[text], place, in_text=True)
@@ -229,13 +233,12 @@ def read_tagged_rows(
         if len(row_tags) != len(words):
             raise UsageError(f"{place} has {len(words)} words and {len(row_tags)} tags; write one tag per word")
         sentences.append(words)
-        tags += row_tags
+        tags.append(row_tags)
         lines.append(row.line)
-    if not tags:
+    if not any(sentences):
         raise UsageError(f"{stats.file} has no words; use rows with words and tags")
     stats.used = len(sentences)
-    ends = np.cumsum([len(words) for words in sentences]).tolist()
-    return TaggedText([*itertools.chain(*sentences)], tags, ends, ends, tuple(lines))
+    return TaggedText(sentences, tags, range(len(sentences)), lines)
 
 
 def _items(value: Any, place: str, in_text: bool) -> list[str]:
@@ -255,51 +258,52 @@ def _items(value: Any, place: str, in_text: bool) -> list[str]:
 
 
 def encode_tagged(
-    tagged: TaggedText, labels: Sequence[str], tokenizer: Tokenizer, seq_len: int, documents: bool, path: str
-) -> tuple[Examples, np.ndarray, np.ndarray]:
+    tagged: TaggedText, labels: Sequence[str], tokenizer: Tokenizer, seq_len: int, by_document: bool, path: str
+) -> tuple[Examples, Places]:
     """Tokenizes tagged words; the first word piece of each word has the word's label.
 
-    An example is one sentence, or one document if `documents` is True. Texts longer than `seq_len` are split into
+    An example is one sentence, or one document if `by_document` is True. Texts longer than `seq_len` are split into
     examples that overlap by half. A word in two examples is labeled only in the example with more context.
 
-    Returns:
-      Examples with `token_labels`: the index of the tag in `labels` at the first piece of a word, -1 at all other
-      pieces and at words without a tag. Then, for each word, the example in which it is labeled and the token position
-      of its first piece, int64 [words].
+    Returns the examples and the places of their labels. The array `token_labels` is the index of the tag in `labels` at
+    the first piece of a word, -1 at all other pieces and at words without a tag.
     """
-    vocabulary = tokenizer.vocabulary
-    max_pieces = seq_len - 2
-    # A word of control characters has no pieces, but needs a position for its label, so represent it by [UNK].
-    pieces = [tokenizer.encode_with_special(word)[:max_pieces] or [vocabulary.unk_id] for word in tagged.words]
     label_ids = {label: index for index, label in enumerate(labels)} | {"": -1}
-    if unknown := sorted({*tagged.tags} - {*label_ids}):
+    if unknown := sorted({*itertools.chain(*tagged.tags)} - {*label_ids}):
         raise UsageError(
             f"{path} has unknown tags: {listed(unknown)}, which the training file lacks; correct them, or list all "
             "tags in a JSON file and set --config.data.labels to it"
         )
-    lengths = np.array([len(ids) for ids in pieces])
-    sequences = []
-    example_of_word, position_of_word = np.zeros((2, len(pieces)), np.int64)
-    ends = tagged.document_ends if documents else tagged.sentence_ends
-    for start, stop in zip([0, *ends], ends, strict=False):
-        windows = _overlapping_windows(lengths[start:stop], max_pieces)
-        best_window = max_context_window(windows, stop - start)
-        for index, (first, last) in enumerate(windows):
-            words = range(start + first, start + last)
-            row = encode_pair([piece for word in words for piece in pieces[word]], None, seq_len, vocabulary)
-            token_labels = [-1] * len(row["input_ids"])
-            for word, position in zip(words, 1 + np.cumsum([0, *lengths[words.start : words.stop]]), strict=False):
-                if best_window[word - start] == index:
-                    example_of_word[word], position_of_word[word] = len(sequences), position
-                    token_labels[position] = label_ids[tagged.tags[word]]
-            sequences.append(row | {"token_labels": token_labels})
-    return make_examples(sequences, {}), example_of_word, position_of_word
+    vocabulary, max_pieces = tokenizer.vocabulary, seq_len - 2
+    encoded: list[dict[str, list[int]]] = []
+    places = []
+    units = tagged.documents if by_document else range(len(tagged))
+    for _, unit in itertools.groupby(zip(units, tagged.sentences, tagged.tags, strict=True), key=lambda row: row[0]):
+        sentences = list(unit)
+        words = [word for _, sentence, _ in sentences for word in sentence]
+        tags = [tag for *_, sentence_tags in sentences for tag in sentence_tags]
+        # A word of control characters has no pieces, but needs a position for its label, so represent it by [UNK].
+        pieces = [tokenizer.encode_with_special(word)[:max_pieces] or [vocabulary.unk_id] for word in words]
+        lengths = np.array([len(ids) for ids in pieces], np.int64)
+        starts = np.cumsum(lengths) - lengths
+        windows = _overlapping_windows(lengths, max_pieces)
+        rows = [
+            encode_pair([*itertools.chain(*pieces[first:last])], None, seq_len, vocabulary) for first, last in windows
+        ]
+        for row in rows:
+            row["token_labels"] = [-1] * len(row["input_ids"])
+        for word, window in enumerate(max_context_window(windows, len(words))):
+            position = 1 + int(starts[word] - starts[windows[window][0]])
+            rows[window]["token_labels"][position] = label_ids[tags[word]]
+            places.append((len(encoded) + int(window), position))
+        encoded += rows
+    remaining = iter(places)
+    return make_examples(encoded, {}), [[*itertools.islice(remaining, len(words))] for words in tagged.sentences]
 
 
-def gather_words(example_of_word: np.ndarray, position_of_word: np.ndarray, values: Sequence[np.ndarray]) -> np.ndarray:
-    """Gathers one value per word from the per-token arrays [length, ...] of all examples. Returns [words, ...]."""
-    places = zip(example_of_word, position_of_word, strict=True)
-    return np.array([values[example][position] for example, position in places])
+def gather_words(places: Places, values: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
+    """Gathers one value per word, by sentence, from the per-token arrays [length, ...] of all examples."""
+    return [[values[example][position] for example, position in sentence] for sentence in places]
 
 
 def _overlapping_windows(lengths: np.ndarray, max_pieces: int) -> list[tuple[int, int]]:

@@ -18,24 +18,20 @@ _LENGTH_BONUS = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
-class Windows:
-    """Windows of all questions.
+class Window:
+    """Part of a passage with a question.
 
     Attributes:
-      examples: one example per window. `start_positions` and `end_positions`, int32 [windows], are the first and last
-        token of the answer. The positions are 0 ([CLS]) if the window does not contain the answer.
-      question_index: index of each window's question, int64 [windows].
-      passage_start: position of the first passage token in each window, int64 [windows].
-      char_spans: for each window, start and end (exclusive) character offset of each passage token, int64 [tokens, 2].
-      is_max_context: for each window, mask of the passage tokens that have the most context in this window, bool
-        [tokens].
+      question: index of the question.
+      passage_start: position of the first passage token.
+      char_spans: start and end (exclusive) character offset of each passage token, int64 [tokens, 2].
+      is_max_context: mask of the passage tokens that have the most context in this window, bool [tokens].
     """
 
-    examples: Examples
-    question_index: np.ndarray
-    passage_start: np.ndarray
-    char_spans: list[np.ndarray]
-    is_max_context: list[np.ndarray]
+    question: int
+    passage_start: int
+    char_spans: np.ndarray
+    is_max_context: np.ndarray
 
 
 def make_windows(
@@ -46,12 +42,15 @@ def make_windows(
     seq_len: int,
     doc_stride: int,
     max_query_len: int,
-) -> Windows:
-    """Splits questions and passages into windows of at most `seq_len` tokens. Truncates long questions."""
+) -> tuple[Examples, list[Window]]:
+    """Splits questions and passages into windows of at most `seq_len` tokens. Truncates long questions.
+
+    Returns the windows, and one example per window. `start_positions` and `end_positions` of the examples, int32
+    [windows], are the first and last token of the answer, or 0 ([CLS]) if the window does not contain the answer.
+    """
     vocabulary = tokenizer.vocabulary
     passages: dict[str, tuple[list[int], np.ndarray]] = {}
-    sequences, question_index, passage_start, char_spans, is_max_context = [], [], [], [], []
-    start_positions, end_positions = [], []
+    sequences, windows, positions = [], [], []
     with progress_bar("questions", len(questions), " questions", after_seconds=3) as bar:
         for index, question in enumerate(questions):
             bar.update()
@@ -64,23 +63,18 @@ def make_windows(
                 passages[question.context] = tokenizer.encode_with_offsets(question.context)
             ids, spans = passages[question.context]
             answer = _answer_tokens(question, spans)
-            windows = _stride_windows(len(ids), seq_len - len(query) - 3, doc_stride)
-            best_window = max_context_window(windows, len(ids), _LENGTH_BONUS)
+            ranges = _stride_windows(len(ids), seq_len - len(query) - 3, doc_stride)
+            best_window = max_context_window(ranges, len(ids), _LENGTH_BONUS)
             head = len(query) + 2  # tokens of [CLS] question [SEP]
-            for window, (begin, end) in enumerate(windows):
+            for number, (begin, end) in enumerate(ranges):
                 sequences.append(encode_pair(query, ids[begin:end], seq_len, vocabulary))
-                question_index.append(index)
-                passage_start.append(head)
-                char_spans.append(spans[begin:end])
-                is_max_context.append(best_window[begin:end] == window)
-                first = last = 0
+                windows.append(Window(index, head, spans[begin:end], best_window[begin:end] == number))
                 if answer and begin <= answer[0] and answer[1] < end:
-                    first, last = (token - begin + head for token in answer)
-                start_positions.append(first)
-                end_positions.append(last)
-    positions = {"start_positions": start_positions, "end_positions": end_positions}
-    examples = make_examples(sequences, {name: np.array(values, np.int32) for name, values in positions.items()})
-    return Windows(examples, np.array(question_index), np.array(passage_start), char_spans, is_max_context)
+                    positions.append([token - begin + head for token in answer])
+                else:
+                    positions.append([0, 0])
+    starts, ends = np.array(positions, np.int32).reshape(-1, 2).T
+    return make_examples(sequences, {"start_positions": starts, "end_positions": ends}), windows
 
 
 def _answer_tokens(question: Question, spans: np.ndarray) -> tuple[int, int] | None:

@@ -1,5 +1,6 @@
 """Config fields of all fine-tuning tasks (section A.3 of the paper)."""
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -73,14 +74,12 @@ class FinetuningData(Section):
     @property
     def class_weight_map(self) -> dict[str, float] | Literal["balanced"]:
         """Class weights by class name, or "balanced". Empty if `class_weights` is unset."""
-        if self.class_weights in ("", BALANCED):
-            return BALANCED if self.class_weights else {}
-        try:
-            weights = json.loads(self.class_weights)
+        if self.class_weights == BALANCED:
+            return BALANCED
+        with contextlib.suppress(ValueError, RecursionError, AttributeError):
+            weights = json.loads(self.class_weights or "{}")
             if all(type(value) in (int, float) and 0 < value < math.inf for value in weights.values()):
                 return weights
-        except (ValueError, RecursionError, AttributeError):
-            pass
         raise UsageError(
             f"config.data.class_weights={self.class_weights[:100]!r} is not valid; use {BALANCED}, or JSON with a "
             """positive weight by class name, such as '{"rare": 5, "usual": 0.5}'"""

@@ -38,7 +38,8 @@ class GlueSpec:
 _BINARY = ("0", "1")
 _ENTAILMENT = ("entailment", "not_entailment")
 _PAIR = ("sentence1", "sentence2")
-_DIAGNOSTIC = "diagnostic"
+# Folder, file and split of the diagnostic set.
+DIAGNOSTIC = "diagnostic"
 _NLI = ("contradiction", "entailment", "neutral")
 _TFDS_NLI = ("premise", "hypothesis")
 _COLA = ("source", "label", "star", "sentence")
@@ -63,7 +64,7 @@ SPECS = {
     "wnli": GlueSpec("WNLI", _PAIR, "label", _BINARY, ("accuracy",)),
     # The diagnostic set has no training or dev set; its labels are predicted by a model trained on MNLI.
     "ax": GlueSpec(
-        _DIAGNOSTIC, _PAIR, "gold_label", _NLI, ("accuracy",), submission={"": "AX.tsv"}, tfds_texts=_TFDS_NLI
+        DIAGNOSTIC, _PAIR, "gold_label", _NLI, ("accuracy",), submission={"": "AX.tsv"}, tfds_texts=_TFDS_NLI
     ),
 }
 # Range of STS-B's scores. The GLUE server rejects other scores.
@@ -84,38 +85,32 @@ def read_rows(
         folder, colon, dataset = path.removeprefix(TFDS_PREFIX).rpartition(":")
         if "/" not in dataset:
             dataset += f"/{next(name for name, value in SPECS.items() if value is spec)}"
-        split = "test" if spec.folder == _DIAGNOSTIC else split.replace("dev", "validation")
+        split = "test" if spec.folder == DIAGNOSTIC else split.replace("dev", "validation")
         features = dict(zip(spec.texts, spec.tfds_texts or spec.texts, strict=True))
         features |= {spec.label: "label", INDEX: "idx"}
+        features = {name: features.get(name, name) for name in columns}
         stats = ReadStats(f"{TFDS_PREFIX}{dataset}:{split}")
-        rows = read_tfds(
-            folder + colon + dataset,
-            split,
-            {name: features.get(name, name) for name in columns},
-            stats,
-            named_labels=spec.labels not in ((), _BINARY),
-        )
-        return rows, stats
+        is_named = spec.labels not in ((), _BINARY)
+        return read_tfds(folder + colon + dataset, split, features, stats, named_labels=is_named), stats
     folder = Path(path).expanduser()
-    file = find_file(folder, spec, split)
+    files = _files(folder, spec, split)
+    file = next((file for file in files if file.is_file()), None)
     if file is None:
-        name = _file_name(spec, split)
-        raise UsageError(
-            f"no file {folder / spec.folder / name} or {folder / name}; set config.data.path to the folder of the GLUE "
-            "data"
-        )
+        raise UsageError(f"no file {files[0]} or {files[-1]}; set config.data.path to the folder of the GLUE data")
     stats = ReadStats(str(file))
     header = () if split.startswith("test") else spec.header
     return read_table(file, columns, stats, header=header, keep_short=keep_short), stats
 
 
-def find_file(folder: Path, spec: GlueSpec, split: str) -> Path | None:
-    """Finds the file of a split in the task's subfolder or in `folder` itself. Returns None if no file exists."""
+def has_diagnostic(path: str) -> bool:
+    """Returns True if the diagnostic set can be read. TFDS has it."""
+    is_tfds = path.startswith(TFDS_PREFIX)
+    return is_tfds or any(file.is_file() for file in _files(Path(path).expanduser(), SPECS["ax"], DIAGNOSTIC))
+
+
+def _files(folder: Path, spec: GlueSpec, split: str) -> list[Path]:
+    """Returns the possible files of a split, in the task's subfolder or in `folder` itself."""
+    if spec.folder != DIAGNOSTIC:
+        return [folder / spec.folder / f"{split}.tsv", folder / f"{split}.tsv"]
     # The folder of the diagnostic set is called AX in some archives, and diagnostic in others.
-    folders = [folder / spec.folder, *([folder / "AX"] if spec.folder == _DIAGNOSTIC else []), folder]
-    files = (place / _file_name(spec, split) for place in folders)
-    return next((file for file in files if file.is_file()), None)
-
-
-def _file_name(spec: GlueSpec, split: str) -> str:
-    return f"{_DIAGNOSTIC if spec.folder == _DIAGNOSTIC else split}.tsv"
+    return [place / f"{DIAGNOSTIC}.tsv" for place in (folder / DIAGNOSTIC, folder / "AX", folder)]

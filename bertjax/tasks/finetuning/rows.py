@@ -1,6 +1,5 @@
 """Base class of fine-tuning tasks with one label per row of a table: GLUE, SWAG, and your own texts."""
 
-import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -67,10 +66,10 @@ class RowsTask(FinetuningTask):
         """Returns the name of the file for the prediction records of an evaluation set."""
         return RECORDS_FILE
 
-    def load(self, train: bool) -> None:
-        super().load(train)
-        if self.split == splits.HELD_OUT and self.eval_examples is not None:
-            self.sets = {"": self.eval_examples}
+    def encode(self, source: Examples, stats: ReadStats, training: bool) -> Examples:
+        if self.split == splits.HELD_OUT and not training:
+            self.sets = {"": source}
+        return source
 
     def read_examples(self, split: str) -> Examples:
         if split == "train":
@@ -113,22 +112,16 @@ class RowsTask(FinetuningTask):
         return reports
 
     def prediction_records(self) -> list[PredictionRecords]:
-        def make(suffix: str, outputs: list[dict[str, np.ndarray]], include_logits: bool) -> Iterator[Record]:
-            for logits in self.logits_by_set(outputs)[suffix]:
-                yield self.record(logits, include_logits)
+        return [self._set_records(suffix) for suffix in self.sets]
 
-        def read_columns(suffix: str, columns: Sequence[str]) -> Iterator[Row]:
+    def _set_records(self, suffix: str) -> PredictionRecords:
+        def make(outputs: list[dict[str, np.ndarray]], include_logits: bool) -> Iterator[Record]:
+            return (self.record(logits, include_logits) for logits in self.logits_by_set(outputs)[suffix])
+
+        def read_columns(columns: Sequence[str]) -> Iterator[Row]:
             return self.read_rows(self.eval_splits()[suffix], columns, keep_short=True)[0]
 
-        return [
-            PredictionRecords(
-                self.records_file(suffix),
-                functools.partial(make, suffix),
-                examples.lines,
-                functools.partial(read_columns, suffix),
-            )
-            for suffix, examples in self.sets.items()
-        ]
+        return PredictionRecords(self.records_file(suffix), make, self.sets[suffix].lines, read_columns)
 
     def logits_by_set(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
         """Returns the logits of each evaluation set, in input order."""

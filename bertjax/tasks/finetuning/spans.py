@@ -7,7 +7,7 @@ import numpy as np
 
 from bertjax.data.finetuning.batches import in_input_order
 from bertjax.data.finetuning.questions import Question
-from bertjax.data.finetuning.windows import Windows
+from bertjax.data.finetuning.windows import Window
 from bertjax.tasks.records import Record, round_digits, softmax
 
 # `null_odds` if a question has no candidate span: larger than every difference of scores and, unlike inf, valid JSON.
@@ -45,17 +45,20 @@ class Answer:
 
 
 def best_answers(
-    questions: list[Question], windows: Windows, outputs: list[dict[str, np.ndarray]], n_best: int, max_answer_len: int
-) -> list[Answer]:
-    """Returns the answer to each question, from the `start` and `end` logits of each evaluation batch."""
-    logits = in_input_order(outputs, len(windows.examples))
+    questions: list[Question],
+    windows: list[Window],
+    outputs: list[dict[str, np.ndarray]],
+    n_best: int,
+    max_answer_len: int,
+) -> dict[str, Answer]:
+    """Returns the answer to each question by its id, from the `start` and `end` logits of each evaluation batch."""
+    logits = in_input_order(outputs, len(windows))
     spans: list[list[tuple[float, int, int]]] = [[] for _ in questions]
     null_scores = np.full(len(questions), np.inf)
-    for index, question in enumerate(windows.question_index):
-        start, end = logits["start"][index], logits["end"][index]
-        null_scores[question] = min(null_scores[question], float(start[0] + end[0]))
-        spans[question] += _window_spans(windows, index, start, end, n_best, max_answer_len)
-    answers = []
+    for window, start, end in zip(windows, logits["start"], logits["end"], strict=True):
+        null_scores[window.question] = min(null_scores[window.question], float(start[0] + end[0]))
+        spans[window.question] += _window_spans(window, start, end, n_best, max_answer_len)
+    answers = {}
     for question, candidates, null_score in zip(questions, spans, null_scores, strict=True):
         best_of_text: dict[str, Candidate] = {}
         for score, first, last in sorted(candidates, key=lambda span: -span[0]):
@@ -65,23 +68,23 @@ def best_answers(
                 break
         nbest = tuple(best_of_text.values())
         odds = float(null_score - nbest[0].score) if nbest else _ODDS_WITHOUT_SPAN
-        answers.append(Answer(nbest, odds, float(null_score)))
+        answers[question.id] = Answer(nbest, odds, float(null_score))
     return answers
 
 
 def _window_spans(
-    windows: Windows, index: int, start: np.ndarray, end: np.ndarray, n_best: int, max_answer_len: int
+    window: Window, start: np.ndarray, end: np.ndarray, n_best: int, max_answer_len: int
 ) -> list[tuple[float, int, int]]:
     """Returns (score, start, end) of each candidate span of a window, with start and end as character offsets.
 
     Candidates have 1 to `max_answer_len` tokens, start at a token that has the most context in this window, and start
     and end at one of the `n_best` tokens with the highest logits.
     """
-    characters, first = windows.char_spans[index], windows.passage_start[index]
+    characters, first = window.char_spans, window.passage_start
     start, end = (scores[first : first + len(characters)] for scores in (start, end))
     starts, ends = (np.argsort(-scores, kind="stable")[:n_best] for scores in (start, end))
     length = ends[None, :] - starts[:, None] + 1
-    allowed = (length >= 1) & (length <= max_answer_len) & windows.is_max_context[index][starts][:, None]
+    allowed = (length >= 1) & (length <= max_answer_len) & window.is_max_context[starts][:, None]
     return [
         (float(start[starts[i]] + end[ends[j]]), int(characters[starts[i], 0]), int(characters[ends[j], 1]))
         for i, j in zip(*np.nonzero(allowed), strict=True)
@@ -94,12 +97,8 @@ def nbest_with_probabilities(answer: Answer, include_null: bool) -> list[dict[st
     if not candidates:
         return []
     probabilities = softmax(np.array([candidate.score for candidate in candidates]))
-    return [
-        {"text": candidate.text, "probability": float(probability), "score": candidate.score}
-        for candidate, probability in sorted(
-            zip(candidates, probabilities, strict=True), key=lambda pair: -pair[0].score
-        )
-    ]
+    pairs = sorted(zip(candidates, probabilities, strict=True), key=lambda pair: -pair[0].score)
+    return [{"text": each.text, "probability": float(probability), "score": each.score} for each, probability in pairs]
 
 
 def answer_record(answer: Answer, null_threshold: float | None, include_score: bool) -> Record:

@@ -45,13 +45,14 @@ _MAX_NUMBER = 20.0
 class FinetuningTask(Task):
     """Base class of tasks on labeled examples. Without data, a task has only synthetic batches.
 
-    Subclasses define `missing_data`, `default_metric`, `make_objective`, `read_examples` (or `load`) and `score`, and
-    usually `baseline`, `output_layer`, `write_predictions` and `prediction_records`.
+    Subclasses define `missing_data`, `default_metric`, `make_objective`, `read_examples` (or `read_source` and
+    `encode`) and `score`, and usually `baseline`, `output_layer`, `write_predictions` and `prediction_records`.
 
     Attributes:
       missing_data: error message for training without data.
       default_metric: evaluation metric that selects the best checkpoint unless `config.select_by` is set.
       sequences_per_example: number of encoded sequences per example, such as the choices of SWAG (default: 1).
+      by_document: whether `train_share` selects documents of the training file (default: False, rows).
       vocabulary, tokenizer: vocabulary of the checkpoint or the config, and its tokenizer.
       split: split to evaluate: "dev", "test", `splits.HELD_OUT` or `NO_SPLIT`.
       read_stats: row counts of each input file.
@@ -63,6 +64,7 @@ class FinetuningTask(Task):
     missing_data: str
     default_metric: str
     sequences_per_example = 1
+    by_document = False
     train_examples: Examples | None = None
     eval_examples: Examples | None = None
     config: FinetuningConfig
@@ -166,15 +168,26 @@ class FinetuningTask(Task):
         """Reads and encodes the examples of "train", "dev" or "test"."""
         raise NotImplementedError
 
+    def read_source(self, split: str) -> Any:
+        """Reads the rows of "train", "dev" or "test", in a form that `splits.divide` can divide (default: examples)."""
+        return self.read_examples(split)
+
+    def encode(self, source: Any, stats: ReadStats, training: bool) -> Examples:
+        """Encodes rows of `read_source` (default: they are examples). `training` is False for the evaluated rows."""
+        return source
+
     def load(self, train: bool) -> None:
         """Sets `train_examples` and `eval_examples`."""
+        evaluated = None
         if train or self.split == splits.HELD_OUT:
-            examples = self.read_examples("train")
-            self.train_examples, self.eval_examples = splits.divide_examples(
-                self.config.data, examples, self.read_stats
-            )
+            source = self.read_source("train")
+            source, evaluated = splits.divide(self.config.data, source, self.read_stats, self.by_document)
+            if train:
+                self.train_examples = self.encode(source, self.read_stats[0], training=True)
         if self.split in SPLITS:
-            self.eval_examples = self.read_examples(self.split)
+            evaluated = self.read_source(self.split)
+        if evaluated is not None:
+            self.eval_examples = self.encode(evaluated, self.read_stats[-1], training=False)
 
     def output_layer(self) -> OutputLayer | None:
         """Returns a description of the output layer, or None if inference and conversion do not support the task."""
