@@ -15,7 +15,7 @@ LARGE (Table 6).
 
 from ml_collections import ConfigDict
 
-from bertjax.data.pretraining.config import check_shape
+from bertjax.data.pretraining.config import MIN_ROW_TOKENS
 from bertjax.errors import UsageError
 from bertjax.presets import arguments, pretraining_config
 
@@ -26,7 +26,8 @@ _ROWS_PER_BATCH = 256
 @arguments(size="", seq_len=128, objective="nsp", corpus="", phases=1, batch="tokens", quick=False)
 def get_config(args: ConfigDict) -> ConfigDict:
     """Returns the config for `size=SIZE,seq_len=128,objective=nsp,corpus=DIR,phases=1,batch=tokens,quick=false`."""
-    check_shape(args.seq_len, batch_size=1, max_predictions=1)
+    if args.seq_len < MIN_ROW_TOKENS:
+        raise UsageError(f"seq_len={args.seq_len} is too short; use at least {MIN_ROW_TOKENS}")
     if args.phases not in (1, 2):
         raise UsageError(f"unknown phases={args.phases}; use 1, or 2 for the paper's schedule")
     if args.batch not in ("tokens", "sequences"):

@@ -27,15 +27,7 @@ _GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Communication:
-    """Collective operations of one kind in a train step.
-
-    Attributes:
-      name: kind of exchanged arrays, such as `gradients`.
-      collective: `all-reduce`, `all-gather` or `reduce-scatter`.
-      axis: mesh axis over which the devices communicate.
-      sent_bytes: bytes that each device sends per step.
-      crosses_slices: whether the devices are in different slices (default: False).
-    """
+    """Collective operations of one kind in a train step, over a mesh axis. Each device sends `sent_bytes` per step."""
 
     name: str
     collective: str
@@ -88,19 +80,14 @@ def step_communication(
 
 
 def plan_run(task: Task, topology: str, slices: int, mfu: float, price_per_chip_hour: float | None) -> dict[str, Any]:
-    """Compiles the train step of each phase for a TPU and estimates the run.
+    """Compiles the train step of each phase for a TPU and estimates the run, as a dictionary for JSON.
 
     The step time is the longest of three times: model FLOPs at the given MFU, and communication within and between
     slices at the published bandwidths. For v2, v3 and v4, communication between slices is left out, since its bandwidth
-    is not published. The estimate excludes evaluation, checkpoints and restarts.
+    is not published. The estimate excludes evaluation, checkpoints and restarts. Unknown values are None: time and cost
+    if a phase does not fit into memory, and also `steps` if `task.has_schedule` is False.
 
-    `topology` is the topology of one slice, such as `v5e:16x16`. `mfu` is the assumed model-FLOPs utilization, in
-    (0, 1]. `price_per_chip_hour` may be in any currency.
-
-    Returns:
-      A dictionary for JSON; `phases` contains the estimates of each phase. `seconds`, `chip_hours` and `cost` are None
-      if a phase does not fit into memory. These three and `steps` are None if `task.has_schedule` is False. `cost` is
-      also None without a price.
+    `topology` is the topology of one slice, such as `v5e:16x16`. `price_per_chip_hour` may be in any currency.
     """
     chip, chips, devices = chip_of(topology), chips_in(topology) * slices, tpu_devices(topology, slices)
     mesh, model = make_mesh(task.config.mesh, devices), task.objective.model.config.resolve("tpu")

@@ -131,7 +131,7 @@ class PretrainingTask(Task):
         return self.objective.axis_sizes(self.config.phases[phase])
 
     def format_row(self, batch: NumpyBatch, row: int) -> str:
-        return self.objective.row_source(self.config.data.packing).row_format.format_row(batch, row, self._vocabulary)
+        return self.objective.row_source(self.config.data.packing).format_row(batch, row, self._vocabulary)
 
     def evaluate(self, means: dict[str, float], outputs: list[Any]) -> dict[str, float]:
         """Adds `perplexity` of the predicted tokens to the metrics and, for masked LM, `bits_per_byte`.

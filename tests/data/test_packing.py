@@ -32,7 +32,7 @@ def short_corpus(make_corpus):
 def rows_of(lengths: list[int], room: int, most: int, seed: int = 0) -> list[list[int]]:
     """Packs pairs of these lengths and returns the indices of the pairs of each row."""
     order, numbers = pack_pairs(np.array(lengths), room, most, np.random.default_rng(seed))
-    sizes = np.repeat(np.arange(1, most + 1), numbers)
+    sizes = np.repeat(np.arange(most + 1), numbers)
     assert sizes.sum() == len(lengths)
     return [part.tolist() for part in np.split(order, np.cumsum(sizes)[:-1])]
 

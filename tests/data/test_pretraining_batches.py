@@ -11,7 +11,7 @@ from commanding import refused
 from small_corpora import pretraining_batches
 from unpacking import joined, unmasked_ids
 
-from bertjax.data.corpus.store import map_array, read_manifest
+from bertjax.data.corpus.store import map_array
 from bertjax.data.pretraining.batches import eval_dataset
 from bertjax.data.pretraining.config import Masking, Phase
 from bertjax.data.pretraining.pair_index import open_pair_index
@@ -22,15 +22,6 @@ from bertjax.errors import UsageError
 
 SEQ_LEN, BATCH, PREDICTIONS = 48, 8, 8
 PHASE = Phase(SEQ_LEN, BATCH, PREDICTIONS, start_step=0, stop_step=1 << 40)
-NAMES_AND_DTYPES = {
-    "input_ids": np.int32,
-    "input_mask": np.int32,
-    "segment_ids": np.int32,
-    "masked_lm_positions": np.int32,
-    "masked_lm_ids": np.int32,
-    "masked_lm_weights": np.float32,
-    "next_sentence_labels": np.int32,
-}
 SOURCES = {
     "nsp": make_row_source("next_sentence"),
     "packed": make_row_source("next_sentence", packed=True),
@@ -66,44 +57,46 @@ def traced_offsets(corpus, split, batches) -> list[np.ndarray]:
 def test_batch_has_documented_names_shapes_and_dtypes(traced):
     for objective in ("nsp", "none"):
         (batch,) = train(traced, 1, objective=objective, phase=dataclasses.replace(PHASE, max_predictions=7))
-        assert {name: array.dtype for name, array in batch.items()} == NAMES_AND_DTYPES
-        assert batch["input_ids"].shape == (BATCH, SEQ_LEN)
-        assert batch["masked_lm_ids"].shape == (BATCH, 7)
-        assert batch["next_sentence_labels"].shape == (BATCH,)
+        dtypes = {name: np.float32 if name == "masked_lm_weights" else np.int32 for name in batch}
+        assert {name: array.dtype for name, array in batch.items()} == dtypes
+        assert {name: array.shape for name, array in batch.items()} == {
+            **dict.fromkeys(("input_ids", "input_mask", "segment_ids"), (BATCH, SEQ_LEN)),
+            **dict.fromkeys(("masked_lm_positions", "masked_lm_ids", "masked_lm_weights"), (BATCH, 7)),
+            "next_sentence_labels": (BATCH,),
+        }
 
 
 @pytest.mark.parametrize(
     "objective, parts",
     [
-        pytest.param("nsp", 2, marks=pytest.mark.slow),
-        ("nsp", 4),
-        ("packed", 4),
-        pytest.param("none", 4, marks=pytest.mark.slow),
+        pytest.param("nsp", [(0,), (1,)], marks=pytest.mark.slow),
+        ("nsp", [(0,), (1,), (2,), (3,)]),
+        ("packed", [(0, 1, 3), (2,)]),
+        pytest.param("none", [(0, 1, 3), (2,)], marks=pytest.mark.slow),
     ],
 )
 def test_shards_together_hold_the_rows_of_the_global_batch(traced, objective, parts):
-    whole = train(traced, 5, objective=objective, masking=Masking(whole_word=True))
-    shards = [
-        train(traced, 5, objective=objective, masking=Masking(whole_word=True), shard=DataShard((index,), parts))
-        for index in range(parts)
-    ]
-    np.testing.assert_equal([joined(step) for step in zip(*shards, strict=True)], whole)
-
-
-@pytest.mark.parametrize("objective", ["nsp", "packed", "none"])
-def test_shard_of_nonadjacent_parts_holds_the_rows_of_those_parts(traced, objective):
-    whole = train(traced, 3, objective=objective)
-    gaps = train(traced, 3, objective=objective, shard=DataShard((0, 1, 3), 4))
-    rows = [0, 1, 2, 3, 6, 7]
-    np.testing.assert_equal(gaps, [{name: array[rows] for name, array in batch.items()} for batch in whole])
+    arguments = {"objective": objective, "masking": Masking(whole_word=True)}
+    count = sum(map(len, parts))
+    shards = [DataShard(indices, count) for indices in parts]
+    order = np.argsort(np.concatenate([shard.rows(BATCH) for shard in shards]))
+    batches = [train(traced, 5, shard=shard, **arguments) for shard in shards]
+    together = [{name: rows[order] for name, rows in joined(step).items()} for step in zip(*batches, strict=True)]
+    np.testing.assert_equal(together, train(traced, 5, **arguments))
     assert DataShard((0, 1, 3), 4).row_ranges(BATCH) == [(0, 4), (6, 8)]
 
 
 @pytest.mark.parametrize("objective", ["nsp", "packed", "none"])
 def test_dataset_from_a_later_step_continues_the_same_batches(traced, objective):
     stream = train(traced, 40, objective=objective)
-    for step in (1, 17, 39):
+    for step in (17, 39):
         np.testing.assert_equal(train(traced, 40 - step, objective=objective, start_step=step), stream[step:])
+    other_seed = train(traced, 1, objective=objective, seed=1)
+    assert not np.array_equal(stream[0]["input_ids"], other_seed[0]["input_ids"])
+    # Rows of late epochs also differ from each other.
+    late = train(traced, 3, objective=objective, start_step=1_000_000)
+    np.testing.assert_equal(train(traced, 1, objective=objective, start_step=1_000_002), late[2:])
+    assert len({row.tobytes() for row in joined(late)["input_ids"]}) == 3 * BATCH
 
 
 def test_phases_have_different_batches_and_can_start_at_a_later_step(traced):
@@ -115,20 +108,6 @@ def test_phases_have_different_batches_and_can_start_at_a_later_step(traced):
     assert (len(first), len(second)) == (6, 4)
     assert not np.array_equal(first[0]["input_ids"], second[0]["input_ids"])
     np.testing.assert_equal(train(traced, 100, phase=phases[1], start_step=8), second[2:])
-
-
-@pytest.mark.parametrize("objective", ["nsp", "packed", "none"])
-def test_late_steps_are_reproducible(traced, objective):
-    late = train(traced, 3, objective=objective, start_step=1_000_000)
-    np.testing.assert_equal(train(traced, 1, objective=objective, start_step=1_000_002), late[2:])
-    # Batches of late epochs also differ from each other.
-    assert not np.array_equal(late[0]["input_ids"], late[1]["input_ids"])
-    assert len({row.tobytes() for row in joined(late)["input_ids"]}) == 3 * BATCH
-
-
-def test_seeds_yield_different_batches(traced):
-    (a,), (b,) = (train(traced, 1, seed=seed) for seed in (0, 1))
-    assert not np.array_equal(a["input_ids"], b["input_ids"])
 
 
 def test_epochs_are_different_permutations():
@@ -300,31 +279,14 @@ def test_corpus_larger_than_memory_is_read(traced, tmp_path):
 
 
 def test_batch_size_must_be_divisible_by_the_shards(traced):
-    with pytest.raises(UsageError, match="batch_size=8 is not divisible by 3 data shards") as error:
+    with pytest.raises(UsageError, match="batch_size=8 is not divisible by 3"):
         train(traced, 1, shard=DataShard((0,), 3))
-    assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ((7, 8, 2, 0, 1), "seq_len=7 is too short"),
-        ((64, 0, 2, 0, 1), "batch_size=0 is out of range"),
-        ((64, 8, 0, 0, 1), "max_predictions=0 is out of range"),
-        ((64, 8, 65, 0, 1), "max_predictions=65 is out of range"),
-    ],
-)
-def test_invalid_phases_are_refused(arguments, message):
-    with pytest.raises(UsageError, match=message):
-        Phase(*arguments)
-
-
-def test_empty_heldout_split_is_refused(make_corpus):
-    corpus = make_corpus([[3, 4], [5]], [])
-    assert read_manifest(corpus.path)
-    for objective in ("nsp", "none"):
-        with pytest.raises(UsageError, match="heldout split"):
-            evaluate(corpus, objective)
+@pytest.mark.parametrize("predictions", [0, 65])
+def test_number_of_predictions_out_of_range_is_refused(predictions):
+    with pytest.raises(UsageError, match=f"max_predictions={predictions} is out of range"):
+        Phase(64, 8, predictions, 0, 1)
 
 
 @pytest.mark.parametrize(("objective", "heldout", "needed"), [("nsp", [[5]], 2), ("none", [], 1)])

@@ -1,4 +1,4 @@
-"""Pipeline steps that create the shards of a corpus on many machines.
+"""Steps of both runners that create the shards of a corpus.
 
 The steps divide the inputs into chunks of whole documents, and encode each chunk to a shard. A step writes files whose
 names depend only on its input, and at last a small JSON file, which shows a repeated step that there is nothing to do.
@@ -9,37 +9,33 @@ import dataclasses
 import itertools
 import json
 import math
-import os
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 
 from bertjax.data.corpus import readers
-from bertjax.data.corpus.documents import Text, batches
+from bertjax.data.corpus.documents import Text
 from bertjax.data.corpus.readers import Source
-from bertjax.data.corpus.shards import EncodedBatch, Shard, encode_batch, write_shard
+from bertjax.data.corpus.shards import Shard, write_shard
 from bertjax.data.corpus.vocabulary import Vocabulary
-from bertjax.utils.io import AnyPath, atomic_file, read_json, write_atomic
+from bertjax.utils.io import AnyPath, as_path, atomic_file, read_json, write_atomic
 
 # Minimum and maximum size of a chunk. Small texts have small chunks, to keep all workers busy. Large texts have large
 # chunks, to limit the number of chunks.
 _MIN_CHUNK_BYTES, _MAX_CHUNK_BYTES = 2 << 20, 64 << 20
 _CHUNKS = 2048
 
-# Beam may run several threads in a process, but `encode_batch` is not thread-safe.
+# Beam may run several threads in a process, but `write_shard` is not thread-safe.
 _encoder_lock = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
-    """Consecutive documents that become one shard.
+    """Consecutive documents that become one shard. Chunk names sort in the order of the text.
 
-    Attributes:
-      name: name of the chunk; chunk names sort in the order of the text.
-      sources: inputs to read.
-      is_large: whether the chunk is one large source that `divide_chunk` divides.
-      problems: number of occurrences of each problem that was found while a large source was divided into chunks.
+    `is_large` marks a single large source, which `divide_chunk` divides. `problems` counts the problems that were found
+    before the chunk is encoded.
     """
 
     name: str
@@ -49,11 +45,7 @@ class Chunk:
 
 
 def group_sources(sources: Sequence[Source]) -> tuple[list[Chunk], int]:
-    """Groups small sources into chunks. Each large source becomes a chunk of its own.
-
-    Returns:
-      A tuple of the chunks and the argument `chunk_chars` of `divide_chunk`.
-    """
+    """Returns a chunk for each group of small sources and each large source, and `chunk_chars` for `divide_chunk`."""
     total_bytes = sum(source.size_bytes or 0 for source in sources)
     chunk_bytes = min(max(_MIN_CHUNK_BYTES, total_bytes // _CHUNKS), _MAX_CHUNK_BYTES)
     groups: list[tuple[bool, list[Source]]] = []
@@ -69,26 +61,35 @@ def group_sources(sources: Sequence[Source]) -> tuple[list[Chunk], int]:
     return chunks, chunk_bytes
 
 
-def divide_chunk(chunk: Chunk, work: AnyPath, chunk_chars: int) -> list[Chunk]:
-    """Divides a large source into chunks of whole documents, in files of about `chunk_chars` characters each."""
+def divide_chunk(
+    chunk: Chunk, work: AnyPath, chunk_chars: int, advance: Callable[[int], object] = lambda num_bytes: None
+) -> Iterator[Chunk]:
+    """Divides a large source into chunks of whole documents, in files of about `chunk_chars` characters each.
+
+    A chunk is yielded as soon as its file is complete. `advance` has the same meaning as in `readers.read`.
+    """
     if not chunk.is_large:
-        return [chunk]
+        yield chunk
+        return
+
+    def part(number: int) -> Chunk:
+        name = f"{chunk.name}-{number:08d}"
+        return Chunk(name, (Source("texts", str(work / f"{name}.texts"), None),))
+
     done = work / f"{chunk.name}.cut"
-    if not done.exists():
+    if done.exists():
+        yield from map(part, range(read_json(done)["chunks"]))
+    else:
         problems: Counter[str] = Counter()
         count = 0
-        for number, texts in itertools.groupby(_numbered(_read(chunk, problems), chunk_chars), itemgetter(0)):
-            with atomic_file(work / f"{chunk.name}-{number:08d}.texts") as path, open(path, "wb") as file:
-                readers.write_texts((text for _, text in texts), file)
-            count = number + 1
+        texts = _numbered(_read(chunk, problems, advance), chunk_chars)
+        for count, (_, numbered) in enumerate(itertools.groupby(texts, itemgetter(0)), 1):
+            with atomic_file(as_path(part(count - 1).sources[0].name)) as path, open(path, "wb") as file:
+                readers.write_texts((text for _, text in numbered), file)
+            yield part(count - 1)
         write_atomic(done, json.dumps({"chunks": count, "problems": problems}))
-    result = read_json(done)
-    names = [f"{chunk.name}-{number:08d}" for number in range(result["chunks"])]
-    # A source without text becomes one empty chunk, so that its read problems are still counted.
-    chunks = [Chunk(name, (Source("texts", str(work / f"{name}.texts"), None),)) for name in names] or [
-        Chunk(chunk.name, ())
-    ]
-    return [dataclasses.replace(chunks[0], problems=result["problems"]), *chunks[1:]]
+    # A chunk without text counts the problems.
+    yield Chunk(f"{chunk.name}-problems", (), problems=read_json(done)["problems"])
 
 
 def _numbered(texts: Iterable[Text], chunk_chars: int) -> Iterator[tuple[int, Text]]:
@@ -101,20 +102,16 @@ def _numbered(texts: Iterable[Text], chunk_chars: int) -> Iterator[tuple[int, Te
         yield number, text
 
 
-def encode_chunk(chunk: Chunk, vocabulary: Vocabulary, work: AnyPath) -> Shard:
-    """Encodes a chunk to a shard."""
+def encode_chunk(chunk: Chunk, vocabulary: Vocabulary, work: AnyPath, workers: int) -> Shard:
+    """Encodes a chunk to a shard. `workers` is the number of encoding processes on this machine."""
     done = work / f"{chunk.name}.json"
     if not done.exists():
         problems = Counter(chunk.problems)
-
-        def encode(batch: list[Text]) -> EncodedBatch:
-            with _encoder_lock:
-                return encode_batch(batch, vocabulary, os.cpu_count() or 1)
-
-        shard = write_shard(work / chunk.name, map(encode, batches(_read(chunk, problems))), vocabulary, problems)
+        with _encoder_lock:
+            shard = write_shard(work / chunk.name, _read(chunk, problems), vocabulary, problems, workers)
         write_atomic(done, json.dumps(dataclasses.asdict(shard)))
     return Shard(**read_json(done))
 
 
-def _read(chunk: Chunk, problems: Counter[str]) -> Iterator[Text]:
-    return itertools.chain.from_iterable(readers.read(source, problems) for source in chunk.sources)
+def _read(chunk: Chunk, problems: Counter[str], *advance: Callable[[int], object]) -> Iterator[Text]:
+    return itertools.chain.from_iterable(readers.read(source, problems, *advance) for source in chunk.sources)

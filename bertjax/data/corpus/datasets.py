@@ -5,24 +5,34 @@ TFDS and the library `datasets`, which streams datasets of the hub, are imported
 
 import contextlib
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from bertjax.errors import BertjaxError, UsageError, first_line, listed
 
-# NAME or NAME/CONFIG, an optional version, and the split, which may include a slice such as train[:10%].
-_TFDS_SPEC = re.compile(r"(?P<name>[^:]+(?::(?:\d+|\*)\.(?:\d+|\*)\.(?:\d+|\*))?):(?P<split>.+)")
-_HUB_SPEC = re.compile(r"(?P<name>[^:#]+):(?P<split>[^:#]+)(?:#(?P<column>.+))?")
+# Name, split and column of a dataset, and an example, by kind. In TFDS, the name may end with a version, and the split
+# may include a slice such as train[:10%].
+_SPECS = {
+    "tfds": (
+        r"([^:]+(?::(?:\d+|\*)\.(?:\d+|\*)\.(?:\d+|\*))?):(.+)()",
+        "tfds:NAME/CONFIG:SPLIT, for example tfds:lm1b:train",
+    ),
+    "hf": (
+        r"([^:#]+):([^:#]+)(?:#(.+))?",
+        "hf:ORG/NAME[/CONFIG]:SPLIT[#COLUMN], for example hf:wikimedia/wikipedia/20231101.en:train",
+    ),
+}
 _READ_EXAMPLES = 64
 
 
-def parse_tfds(spec: str, rest: str) -> tuple[str, str]:
-    """Returns the dataset and the split of an input spec; `rest` is its part after `tfds:`."""
-    match = _TFDS_SPEC.fullmatch(rest)
+def parse_dataset(spec: str) -> tuple[str, str, str]:
+    """Returns the dataset, split and column ("" if not given) of an input spec, `tfds:...` or `hf:...`."""
+    kind, _, rest = spec.partition(":")
+    pattern, example = _SPECS[kind]
+    match = re.fullmatch(pattern, rest)
     if not match:
-        raise UsageError(f"input {spec!r} has no split; write tfds:NAME/CONFIG:SPLIT, for example tfds:lm1b:train")
-    return match["name"], match["split"]
+        raise UsageError(f"input {spec!r} has no split; write {example}")
+    return match[1], match[2], match[3] or ""
 
 
 def tfds_size_bytes(name: str, split: str, data_dir: str | None) -> int | None:
@@ -34,12 +44,10 @@ def tfds_size_bytes(name: str, split: str, data_dir: str | None) -> int | None:
         raise UsageError(f"tfds dataset {name!r} has no split {split!r}; use one of {listed(splits)}") from error
 
 
-def tfds_texts(
-    name: str, split: str, data_dir: str | None, problems: Counter[str], advance: Callable[[int], object]
-) -> Iterator[str]:
+def tfds_texts(name: str, split: str, data_dir: str | None) -> Iterator[str]:
     """Yields the text of each example of a dataset, in stored order; downloads the dataset if necessary.
 
-    Invalid UTF-8 is replaced but, unlike in files, not counted in `problems`.
+    Invalid UTF-8 is replaced but, unlike in files, not counted.
     """
     import tensorflow_datasets as tfds
 
@@ -52,18 +60,14 @@ def tfds_texts(
         columns = [key for key, feature in features.items() if isinstance(feature, tfds.features.Text)]
         column = _text_column(dataset, columns, advice)
         for batch in rows.map(lambda row: row[column]).batch(_READ_EXAMPLES).as_numpy_iterator():
-            for data in batch:
-                problems["nul_characters"] += data.count(0)
-                advance(len(data))
-                yield data.decode("utf-8", "replace")
+            yield from (data.decode("utf-8", "replace") for data in batch)
 
 
 @contextlib.contextmanager
 def read_errors(dataset: str, split: str) -> Iterator[None]:
     """Re-raises exceptions of TensorFlow Datasets and of the library `datasets` as one-line errors.
 
-    A ValueError becomes a UsageError, and any other exception a BertjaxError. `dataset` describes the dataset in
-    messages, such as "tfds dataset 'lm1b'".
+    `dataset` describes the dataset in messages, such as "tfds dataset 'lm1b'".
     """
     try:
         yield
@@ -71,10 +75,10 @@ def read_errors(dataset: str, split: str) -> Iterator[None]:
         raise
     except Exception as error:
         # The message of a ValueError lists the known configs or splits.
-        is_usage = isinstance(error, ValueError)
-        advice = "use another split or config" if is_usage else "check the disk and network, then repeat the command"
-        message = f"cannot read split {split!r} of {dataset}: {first_line(error)}; {advice}"
-        raise (UsageError if is_usage else BertjaxError)(message) from error
+        error_class, advice = BertjaxError, "check the disk and network, then repeat the command"
+        if isinstance(error, ValueError):
+            error_class, advice = UsageError, "use another split or config"
+        raise error_class(f"cannot read split {split!r} of {dataset}: {first_line(error)}; {advice}") from error
 
 
 def stored_rows(builder: Any, split: str) -> Any:
@@ -103,36 +107,20 @@ def open_builder(name: str, data_dir: str | None) -> Any:
         raise UsageError(f"tfds has no dataset {name!r}: {first_line(error)}; check the name") from error
 
 
-def parse_hub(spec: str, rest: str) -> tuple[str, str, str]:
-    """Parses `rest`, the part of an input spec after `hf:`, and returns dataset, split and column ("" if not given)."""
-    match = _HUB_SPEC.fullmatch(rest)
-    if not match:
-        raise UsageError(
-            f"input {spec!r} has no split; write hf:ORG/NAME[/CONFIG]:SPLIT[#COLUMN], for example "
-            "hf:wikimedia/wikipedia/20231101.en:train"
-        )
-    return match["name"], match["split"], match["column"] or ""
-
-
-def hub_texts(
-    name: str, split: str, column: str, problems: Counter[str], advance: Callable[[int], object]
-) -> Iterator[str]:
-    """Streams the text of each row of a dataset, in order, without saving the dataset to disk.
-
-    `name` is `NAME`, `ORG/NAME` or `ORG/NAME/CONFIG`. If `column` is "", reads the column `text` or, if it does not
-    exist, the only column of strings.
-    """
+def hub_texts(name: str, split: str, column: str) -> Iterator[str]:
+    """Streams the text of each row of a dataset, in order, without saving the dataset to disk."""
     dataset, column = open_hub(name, split, column)
     with read_errors(f"dataset {name!r}", split):
         for row in dataset.select_columns([column]):
-            text = row[column] or ""
-            problems["nul_characters"] += text.count("\0")
-            advance(len(text.encode("utf-8", "surrogatepass")))
-            yield text
+            yield row[column] or ""
 
 
 def open_hub(name: str, split: str, column: str) -> tuple[Any, str]:
-    """Returns the streamed dataset and its text column. Raises a UsageError if one of them does not exist."""
+    """Opens a dataset `NAME`, `ORG/NAME` or `ORG/NAME/CONFIG` of the hub.
+
+    Returns:
+      The streamed dataset and `column` or, if it is "", the column `text` or the only column of strings.
+    """
     try:
         import datasets
     except ImportError as error:

@@ -20,11 +20,8 @@ def plan_splits(shards: Sequence[Shard], heldout_fraction: float) -> tuple[int, 
     """Chooses the held-out documents of a corpus from shards in the order of the text.
 
     A document is held out if its hash is less than the threshold `heldout_fraction` * 2^64. If a split would then have
-    too few documents, and `heldout_fraction` is not 0, `balanced_threshold` changes the threshold.
-
-    Returns:
-      A tuple of the threshold and the manifest's entries `splits` (number of `documents`, `sentences`, `tokens` and
-      `text_bytes` of each split) and `problems`.
+    too few documents, and `heldout_fraction` is not 0, `balanced_threshold` changes the threshold. Returns the
+    threshold, and the manifest's entries `splits` (counts of each split) and `problems`.
     """
     problems = sum((Counter(shard.problems) for shard in shards), Counter())
     heldout_below = int(heldout_fraction * 2**64)
@@ -60,11 +57,8 @@ def _count(shards: Sequence[Shard], heldout_below: int) -> tuple[dict[str, dict[
     with ThreadPoolExecutor(_READERS) as pool:
         total = sum(pool.map(count, shards), np.zeros((2, 5), np.int64))
     names = ("documents", "sentences", "tokens", "text_bytes")
-    splits = {
-        split: dict(zip(names, map(int, row), strict=True))
-        for split, row in zip(store.SPLITS, total[:, :4], strict=True)
-    }
-    return splits, int(total[:, 4].sum())
+    counts = [dict(zip(names, row, strict=True)) for row in total[:, :4].tolist()]
+    return dict(zip(store.SPLITS, counts, strict=True)), int(total[:, 4].sum())
 
 
 def min_documents(documents: int) -> int:
@@ -81,11 +75,8 @@ def balanced_threshold(hashes: np.ndarray, heldout_below: int) -> int:
 
     If a split lacks n documents, the threshold moves past the n nearest distinct hashes of the other split. If the
     other split would then have too few documents, the threshold remains `heldout_below`, except that an empty training
-    split always gets a document. Equal documents have equal hashes, so they are in the same split.
-
-    Args:
-      hashes: hash of each document with at least one sentence, uint64 [documents].
-      heldout_below: threshold before balancing.
+    split always gets a document. Equal documents have equal hashes, so they are in the same split. `hashes` are those
+    of all documents with sentences, uint64 [documents].
     """
     is_heldout = hashes < heldout_below
     train, heldout = hashes[~is_heldout], hashes[is_heldout]

@@ -96,7 +96,12 @@ def prepare(
             f"{option} does not fit the vocabulary {loaded.path}, which {has} upper-case letters; omit {option} to "
             "detect the case"
         )
-    _check_add_pieces(add_pieces, loaded)
+    if add_pieces < 0:
+        raise UsageError(f"--add_pieces is {add_pieces:,}; it must be at least 0")
+    if add_pieces:
+        if loaded is None or loaded.kind != WORDPIECE:
+            raise UsageError("--add_pieces extends only a vocab.txt; set --vocab, or use --vocab_size")
+        check_size(loaded.size + add_pieces)
     sources, duplicates = readers.find_sources(inputs, data_dir)
     text_bytes = sum(source.size_bytes or 0 for source in sources)
     check_free_space(path.parent, _DISK_BYTES_PER_TEXT_BYTE * text_bytes, f"the corpus {path}")
@@ -142,17 +147,6 @@ def prepare(
     return store.read_manifest(path)
 
 
-def _check_add_pieces(add_pieces: int, vocabulary: Vocabulary | None) -> None:
-    if add_pieces < 0:
-        raise UsageError(f"--add_pieces is {add_pieces:,}; it must be at least 0")
-    if add_pieces and (vocabulary is None or vocabulary.kind != WORDPIECE):
-        raise UsageError(
-            "--add_pieces extends only a vocab.txt; set --vocab, or use --vocab_size to train a vocabulary"
-        )
-    if add_pieces and vocabulary:
-        check_size(vocabulary.size + add_pieces)
-
-
 def _resolve_output(output: str | os.PathLike) -> AnyPath:
     if is_remote(output):
         if "/" not in str(output).partition("://")[2].strip("/"):
@@ -166,12 +160,12 @@ def _resolve_output(output: str | os.PathLike) -> AnyPath:
 
 def _runner(runner: str, options: Sequence[str], output: AnyPath, workers: int) -> Callable[..., dict[str, Any]]:
     """Returns a function `(sources, vocabulary, heldout_fraction, folder, pool)` that writes the arrays."""
-    if runner not in ("local", "beam"):
-        raise UsageError(f"unknown runner {runner!r}; use local or beam")
     if runner == "local":
         if options:
             raise UsageError("--runner_options has no effect without --runner beam; add --runner beam")
         return partial(run_local.run, workers=workers)
+    if runner != "beam":
+        raise UsageError(f"unknown runner {runner!r}; use local or beam")
     # On import, Beam logs warnings about missing optional packages.
     logging.disable(logging.WARNING)
     try:
@@ -199,23 +193,21 @@ def summary(output: str | Path, manifest: dict[str, Any]) -> str:
             f"(before: {added['pieces_per_word_before']:.3f}), {added['unknown_words_after']:.2%} unknown words "
             f"(before: {added['unknown_words_before']:.2%})"
         )
-        number = manifest["settings"]["add_pieces"]
-        if added["count"] < number:
-            lines.append(
-                f"  the text yields {added['count']:,} useful pieces, fewer than the {number:,} of --add_pieces"
-            )
-    for name, split in manifest["splits"].items():
-        lines.append(
-            f"  {name}: {split['documents']:,} documents, {split['sentences']:,} sentences, "
-            f"{split['tokens']:,} tokens of {split['text_bytes'] / 1e6:,.1f} MB"
-        )
-    splits = manifest["splits"].values()
-    if store.has_single_sentences(*(sum(split[name] for split in splits) for name in ("documents", "sentences"))):
+        if added["count"] < (number := manifest["settings"]["add_pieces"]):
+            lines.append(f"  the text yields {added['count']:,} useful pieces, not the {number:,} of --add_pieces")
+    splits = manifest["splits"]
+    lines += [
+        f"  {name}: {split['documents']:,} documents, {split['sentences']:,} sentences, "
+        f"{split['tokens']:,} tokens of {split['text_bytes'] / 1e6:,.1f} MB"
+        for name, split in splits.items()
+    ]
+    documents, sentences = (sum(split[name] for split in splits.values()) for name in ("documents", "sentences"))
+    if store.has_single_sentences(documents, sentences):
         lines.append(
             "  nearly every document has one sentence, so next-sentence prediction cannot be trained: with text:, "
             "write a blank line between documents, not after each sentence"
         )
-    if manifest["splits"]["heldout"]["documents"] < 2:
+    if splits["heldout"]["documents"] < 2:
         lines.append(
             "  training needs two held-out documents to evaluate on: prepare more documents (with prose:, usually "
             "one per file), or raise --heldout"
@@ -229,12 +221,11 @@ def _describe_inputs(sources: list[readers.Source]) -> dict[str, Any]:
 
     Files are not named, because the corpus does not depend on their paths.
     """
-    by_kind = {kind: [source for source in sources if source.kind == kind] for kind in {s.kind for s in sources}}
-    return {
-        kind: {
-            "sources": len(of_kind),
-            "bytes": sum(source.size_bytes or 0 for source in of_kind),
-            **({"names": [f"{source.name}:{source.split}" for source in of_kind]} if of_kind[0].split else {}),
-        }
-        for kind, of_kind in by_kind.items()
-    }
+    inputs: dict[str, Any] = {}
+    for source in sources:
+        entry = inputs.setdefault(source.kind, {"sources": 0, "bytes": 0})
+        entry["sources"] += 1
+        entry["bytes"] += source.size_bytes or 0
+        if source.split:
+            entry.setdefault("names", []).append(f"{source.name}:{source.split}")
+    return inputs

@@ -46,7 +46,7 @@ class Source:
       kind: one of `KINDS`, or `texts` (a file written by `write_texts`).
       name: path of a file or name of a dataset.
       size_bytes: size of the file or dataset in bytes, without decompression; None if unknown.
-      split: split of a dataset.
+      split: split of a dataset, "" for a file.
       column: text column of a dataset on the hub (default: "", the column `text` or the only text column).
       data_dir: folder of TFDS datasets (default: None, TFDS's default).
     """
@@ -60,10 +60,7 @@ class Source:
 
 
 def find_sources(specs: list[str], data_dir: str | None = None) -> tuple[list[Source], int]:
-    """Returns the sources of input specs, in order, and the number of duplicate sources that were left out.
-
-    `data_dir` is the folder of TFDS datasets (default: None, TFDS's default).
-    """
+    """Returns the sources of input specs, in order, and the number of duplicate sources that were left out."""
     sources: dict[tuple[str, ...], Source] = {}
     duplicates = 0
     for spec in specs:
@@ -71,13 +68,12 @@ def find_sources(specs: list[str], data_dir: str | None = None) -> tuple[list[So
         if kind not in KINDS or not rest:
             kinds = "text:GLOB, prose:GLOB, wiki:GLOB, tfds:NAME/CONFIG:SPLIT or hf:ORG/NAME/CONFIG:SPLIT#COLUMN"
             raise UsageError(f"unknown input {spec!r}; use {kinds}")
-        if kind == "tfds":
-            name, split = datasets.parse_tfds(spec, rest)
-            spec_sources = [Source(kind, name, datasets.tfds_size_bytes(name, split, data_dir), split, "", data_dir)]
-        elif kind == "hf":
-            name, split, column = datasets.parse_hub(spec, rest)
-            datasets.open_hub(name, split, column)  # Raises if one of them does not exist.
-            spec_sources = [Source(kind, name, None, split, column)]
+        if kind in ("tfds", "hf"):
+            name, split, column = datasets.parse_dataset(spec)
+            size = datasets.tfds_size_bytes(name, split, data_dir) if kind == "tfds" else None
+            if kind == "hf":
+                datasets.open_hub(name, split, column)  # Raises if one of them does not exist.
+            spec_sources = [Source(kind, name, size, split, column, data_dir)]
         else:
             files = _remote_files(spec, rest) if is_remote(rest) else _local_files(spec, rest)
             spec_sources = [Source(kind, name, size) for name, size in files]
@@ -169,15 +165,22 @@ def read(
     if source.kind == "texts":
         return _read_texts(source)
     if source.split:
-        if source.kind == "tfds":
-            texts = datasets.tfds_texts(source.name, source.split, source.data_dir, problems, advance)
-        else:
-            texts = datasets.hub_texts(source.name, source.split, source.column, problems, advance)
-        return (Text(text, PARAGRAPHS) for text in texts)
+        return _read_dataset(source, problems, advance)
     blocks = _text_blocks(source, problems, advance)
     if source.kind == "text":
         return documents.blank_line_documents(blocks, LINES, problems)
     return documents.prose(blocks, problems) if source.kind == "prose" else documents.wiki(blocks, problems)
+
+
+def _read_dataset(source: Source, problems: Counter[str], advance: Callable[[int], object]) -> Iterator[Text]:
+    if source.kind == "tfds":
+        texts = datasets.tfds_texts(source.name, source.split, source.data_dir)
+    else:
+        texts = datasets.hub_texts(source.name, source.split, source.column)
+    for text in texts:
+        problems["nul_characters"] += text.count("\0")
+        advance(len(text.encode("utf-8", "surrogatepass")))
+        yield Text(text, PARAGRAPHS)
 
 
 def write_texts(texts: Iterable[Text], file: BinaryIO) -> None:

@@ -170,7 +170,7 @@ def _absolute(source: Source) -> Source:
 
 
 def _encode(chunk: Chunk, vocabulary: Vocabulary, work: AnyPath) -> Iterator[tuple[str, Shard]]:
-    yield chunk.name, encode_chunk(chunk, vocabulary, work)
+    yield chunk.name, encode_chunk(chunk, vocabulary, work, os.cpu_count() or 1)
 
 
 def _merge(named_shards: list[tuple[str, Shard]], heldout_fraction: float, folder: AnyPath) -> Iterator[tuple]:

@@ -1,25 +1,23 @@
-"""Local runner of `prepare`: worker processes encode batches of text, and the main process writes them in order."""
+"""Local runner of `prepare`: worker processes encode chunks of text, which the main process cuts from large sources."""
 
 import itertools
 import tempfile
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
-from bertjax.data.corpus import readers, store
-from bertjax.data.corpus.documents import batches
+from bertjax.data.corpus import store
+from bertjax.data.corpus.chunks import Chunk, divide_chunk, encode_chunk, group_sources
 from bertjax.data.corpus.merge import plan_splits, write_array
 from bertjax.data.corpus.readers import Source
-from bertjax.data.corpus.shards import encode_batch, write_shard
 from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.data.corpus.vocabulary_training import ordered_map
 from bertjax.utils.io import AnyPath, is_remote
 from bertjax.utils.terminal import progress_bar
 
-# Batches in flight per worker, enough to keep workers busy and few enough to bound memory.
-_BATCHES_PER_WORKER = 2
+# Chunks in flight per worker, enough to keep workers busy and few enough to bound the disk space for their texts.
+_CHUNKS_PER_WORKER = 2
 
 
 def run(
@@ -34,14 +32,23 @@ def run(
 
     Returns the manifest's entries `splits`, `problems` and `files`.
     """
-    problems: Counter[str] = Counter()
+    groups, chunk_chars = group_sources(sources)
     sizes = [source.size_bytes for source in sources]
-    with tempfile.TemporaryDirectory(dir=None if is_remote(folder) else folder) as work:
+    shards = []
+    with tempfile.TemporaryDirectory(dir=None if is_remote(folder) else folder) as temporary:
+        work = Path(temporary)
         with progress_bar("prepare", None if None in sizes else sum(filter(None, sizes)), "B") as bar:
-            texts = itertools.chain.from_iterable(readers.read(source, problems, bar.update) for source in sources)
-            calls = ((batch, vocabulary, workers) for batch in batches(texts))
-            encoded = ordered_map(pool, encode_batch, calls, _BATCHES_PER_WORKER * workers)
-            shards = [write_shard(Path(work, "shard"), encoded, vocabulary, problems)]
+
+            def chunks() -> Iterator[Chunk]:
+                for group in groups:
+                    yield from divide_chunk(group, work, chunk_chars, bar.update)
+                    if not group.is_large:
+                        bar.update(sum(source.size_bytes or 0 for source in group.sources))
+
+            calls = ((chunk, vocabulary, work, workers) for chunk in chunks())
+            for shard in ordered_map(pool, encode_chunk, calls, _CHUNKS_PER_WORKER * workers):
+                shards.append(shard)
+                Path(f"{shard.path}.texts").unlink(missing_ok=True)
         heldout_below, entries = plan_splits(shards, heldout_fraction)
         arrays = itertools.product(store.SPLITS, store.ARRAYS)
         files = dict(write_array(folder, split, array, shards, heldout_below) for split, array in arrays)

@@ -34,62 +34,13 @@ _CACHE_ENTRIES = 1 << 20
 _MIN_CACHE_ENTRIES = 1 << 15
 
 
-@dataclasses.dataclass(frozen=True)
-class EncodedBatch:
-    """One encoded batch of texts.
-
-    Attributes:
-      arrays: arrays of a shard; their parts for these texts.
-      continues: whether the first document continues the last document of the previous batch.
-      problems: number of occurrences of each problem.
-    """
-
-    arrays: dict[str, np.ndarray]
-    continues: bool
-    problems: Counter[str]
-
-
-def encode_batch(texts: list[Text], vocabulary: Vocabulary, workers: int) -> EncodedBatch:
-    """Splits one batch of texts into sentences and tokenizes them. Not thread-safe.
-
-    `workers` is the number of encoding processes on this machine, which share the memory for caches.
-    """
-    tokenizer = _cached_tokenizer(vocabulary, max(_MIN_CACHE_ENTRIES, _CACHE_ENTRIES // workers))
-    problems: Counter[str] = Counter()
-    all_ids: list[list[int]] = []
-    documents: list[tuple[int, ...]] = []
-    for text in texts:
-        sentences = split_sentences(text.text, text.layout, problems)
-        ids = [sentence_ids for sentence_ids in map(tokenizer.encode, sentences) if sentence_ids]
-        problems["sentences_without_tokens"] += len(sentences) - len(ids)
-        all_ids += ids
-        sizes = len(ids), sum(map(len, ids)), len(text.text.encode())
-        if text.continues and documents:
-            *previous, content_hash = documents.pop()
-            sizes = tuple(map(sum, zip(previous, sizes, strict=True)))
-        else:
-            digest = hashlib.blake2b("\n".join(sentences).encode(), digest_size=8).digest()
-            content_hash = int.from_bytes(digest)
-        documents.append((*sizes, content_hash))
-    lengths = np.fromiter(map(len, all_ids), np.uint32, len(all_ids))
-    tokens = np.fromiter(itertools.chain.from_iterable(all_ids), token_dtype(vocabulary.size), int(lengths.sum()))
-    arrays = {"tokens": tokens, "sentences": lengths, "documents": np.array(documents, DOCUMENT_DTYPE)}
-    return EncodedBatch(arrays, texts[0].continues, problems)
-
-
 # Building a tokenizer is slow, and all batches of a process share its cache.
 _cached_tokenizer = functools.lru_cache(maxsize=1)(Tokenizer)
 
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """A complete shard.
-
-    Attributes:
-      path: common prefix of the shard's files, a local path or `gs://` address.
-      token_dtype: dtype of the tokens, such as "<u2".
-      problems: number of occurrences of each problem.
-    """
+    """A complete shard with files that start with `path`, tokens of a dtype such as "<u2", and counts of problems."""
 
     path: str
     token_dtype: str
@@ -120,26 +71,36 @@ class Shard:
 
 
 def write_shard(
-    path: AnyPath, encoded: Iterable[EncodedBatch], vocabulary: Vocabulary, problems: Counter[str]
+    path: AnyPath, texts: Iterable[Text], vocabulary: Vocabulary, problems: Counter[str], workers: int
 ) -> Shard:
-    """Writes encoded batches, in order, as one shard. `problems` are those that reading the texts counts."""
-    # The last document, which the next batch may continue; empty before the first document.
+    """Splits texts into sentences, tokenizes them, and writes them as one shard. Not thread-safe.
+
+    `problems` are those that reading the texts counts. `workers` is the number of encoding processes on this machine,
+    which share the memory for caches.
+    """
+    tokenizer = _cached_tokenizer(vocabulary, max(_MIN_CACHE_ENTRIES, _CACHE_ENTRIES // workers))
+    dtype = token_dtype(vocabulary.size)
+    # The last document, which the next text may continue: `DOCUMENT_DTYPE` [1], or empty before the first document.
     last = np.empty(0, DOCUMENT_DTYPE)
     with contextlib.ExitStack() as stack:
         files = {}
         for array in ARRAYS:
             file = stack.enter_context(atomic_file(path.parent / f"{path.name}.{array}"))
             files[array] = stack.enter_context(open(file, "wb", _BUFFER_BYTES))
-        for batch in encoded:
-            problems.update(batch.problems)
-            documents = batch.arrays["documents"]
-            if batch.continues and last.size:
-                for size in ("sentences", "tokens", "bytes"):
-                    last[size] += documents[0][size]
-                documents = documents[1:]
-            documents = np.concatenate([last, documents])
-            for array, entries in {**batch.arrays, "documents": documents[:-1]}.items():
-                files[array].write(entries.tobytes())
-            last = documents[-1:]
+        for text in texts:
+            sentences = split_sentences(text.text, text.layout, problems)
+            ids = [sentence_ids for sentence_ids in map(tokenizer.encode, sentences) if sentence_ids]
+            problems["sentences_without_tokens"] += len(sentences) - len(ids)
+            lengths = np.fromiter(map(len, ids), np.uint32, len(ids))
+            tokens = np.fromiter(itertools.chain.from_iterable(ids), dtype, int(lengths.sum()))
+            files["sentences"].write(lengths.tobytes())
+            files["tokens"].write(tokens.tobytes())
+            sizes = {"sentences": len(ids), "tokens": tokens.size, "bytes": len(text.text.encode())}
+            if not (text.continues and last.size):
+                files["documents"].write(last.tobytes())
+                digest = hashlib.blake2b("\n".join(sentences).encode(), digest_size=8).digest()
+                last = np.array([(0, 0, 0, int.from_bytes(digest))], DOCUMENT_DTYPE)
+            for name, size in sizes.items():
+                last[name] += size
         files["documents"].write(last.tobytes())
-    return Shard(str(path), token_dtype(vocabulary.size).str, dict(problems))
+    return Shard(str(path), dtype.str, dict(problems))

@@ -112,14 +112,9 @@ class Checksums:
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """An opened corpus.
+    """An opened corpus in a local folder.
 
-    Attributes:
-      path: corpus folder on a local disk.
-      manifest: content of `manifest.json`.
-      train: training documents.
-      heldout: documents that are excluded from training.
-      checksums: checksums of the arrays, and of derived files such as the pair index (`pretraining.pair_index`).
+    `checksums` are those of the arrays and of derived files such as the pair index (`pretraining.pair_index`).
     """
 
     path: Path

@@ -6,8 +6,9 @@ vocabulary contains such a character.
 """
 
 import re
+import string
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, repeat
 
 import numpy as np
@@ -28,67 +29,45 @@ CACHE_ENTRIES = 1 << 19
 
 # Longer chunks are not cached, because they rarely occur twice and would fill the memory.
 _MAX_CACHED_CHARS = 32
-_ASCII_WORDS = re.compile("[A-Za-z0-9]+|[^A-Za-z0-9 ]")
-_CJK_RANGES = (
-    (0x4E00, 0x9FFF),
-    (0x3400, 0x4DBF),
-    (0x20000, 0x2A6DF),
-    (0x2A700, 0x2B73F),
-    (0x2B740, 0x2B81F),
-    (0x2B820, 0x2CEAF),
-    (0xF900, 0xFAFF),
-    (0x2F800, 0x2FA1F),
+_CJK = re.compile(
+    "[\u4e00-\u9fff\u3400-\u4dbf\U00020000-\U0002a6df\U0002a700-\U0002b73f\U0002b740-\U0002b81f"
+    "\U0002b820-\U0002ceaf\uf900-\ufaff\U0002f800-\U0002fa1f]"
 )
+_ASCII_WORDS = re.compile("[A-Za-z0-9]+|[^A-Za-z0-9 ]")
 
 
-def is_control(char: str) -> bool:
-    """Returns whether a character is a control character, as `_is_control` of `tokenization.py` does."""
-    return char not in "\t\n\r" and unicodedata.category(char) in ("Cc", "Cf")
+def _clean(char: str) -> str:
+    """Drops control characters, maps whitespace to a space, and puts spaces around CJK characters."""
+    category = unicodedata.category(char)
+    if char in "\t\n\r" or category == "Zs":
+        return " "
+    if char == "\ufffd" or category in ("Cc", "Cf"):
+        return ""
+    return f" {char} " if _CJK.match(char) else char
 
 
-def is_punctuation(char: str) -> bool:
-    """Returns whether the character is punctuation: ASCII symbols and Unicode categories P*."""
-    code = ord(char)
-    if 33 <= code <= 47 or 58 <= code <= 64 or 91 <= code <= 96 or 123 <= code <= 126:
-        return True
-    return unicodedata.category(char).startswith("P")
+def _is_punctuation(char: str) -> bool:
+    return char in string.punctuation or unicodedata.category(char).startswith("P")
 
 
-class _CleaningTable(dict[int, str]):
-    """Lazy table for `str.translate` that cleans text.
-
-    Drops control characters, maps whitespace to spaces, and puts spaces around CJK characters.
-    """
-
-    def __missing__(self, code: int) -> str:
-        char = chr(code)
-        if code in (0, 0xFFFD) or is_control(char):
-            replacement = ""
-        elif char in " \t\n\r" or unicodedata.category(char) == "Zs":
-            replacement = " "
-        elif any(first <= code <= last for first, last in _CJK_RANGES):
-            replacement = f" {char} "
-        else:
-            replacement = char
-        self[code] = replacement
-        return replacement
+def _space_punctuation(char: str) -> str:
+    return f" {char} " if _is_punctuation(char) else char
 
 
-class _PunctuationTable(dict[int, str]):
-    """Lazy table for `str.translate` that puts spaces around punctuation and optionally drops accents."""
+def _strip_accents(char: str) -> str:
+    return "" if unicodedata.category(char) == "Mn" else _space_punctuation(char)
 
-    def __init__(self, strip_accents: bool) -> None:
+
+class _Table(dict[int, str]):
+    """Lazy table for `str.translate` from characters to their replacements."""
+
+    def __init__(self, replace: Callable[[str], str]) -> None:
         super().__init__()
-        self._strip_accents = strip_accents
+        self._replace = replace
 
     def __missing__(self, code: int) -> str:
-        char = chr(code)
-        if self._strip_accents and unicodedata.category(char) == "Mn":
-            replacement = ""
-        else:
-            replacement = f" {char} " if is_punctuation(char) else char
-        self[code] = replacement
-        return replacement
+        self[code] = self._replace(chr(code))
+        return self[code]
 
 
 class BasicTokenizer:
@@ -96,8 +75,8 @@ class BasicTokenizer:
 
     def __init__(self, lower_case: bool) -> None:
         self._lower_case = lower_case
-        self._cleaning = _CleaningTable()
-        self._punctuation = _PunctuationTable(strip_accents=lower_case)
+        self._cleaning = _Table(_clean)
+        self._punctuation = _Table(_strip_accents if lower_case else _space_punctuation)
 
     def words(self, text: str) -> list[str]:
         """Returns the words and punctuation characters of a text, in order."""
@@ -120,7 +99,7 @@ class BasicTokenizer:
             spaced = char.translate(self._cleaning)
             if not spaced:
                 continue  # Cleaning removes `char`, so its neighbors belong to the same word.
-            is_word = spaced == char and not char.isspace() and not is_punctuation(char)
+            is_word = spaced == char and not char.isspace() and not _is_punctuation(char)
             if is_word and is_open:
                 spans[-1] = (spans[-1][0], index + 1)
             elif not spaced.isspace():
@@ -213,11 +192,9 @@ class Tokenizer:
         return list(chain.from_iterable(ids for _, _, ids in self._parts(text)))
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
-        """Encodes a text, keeps special tokens in it as single tokens, and locates each piece in the text.
+        """Returns the ids of `encode_with_special`, and the start and end (exclusive) character offset of each piece.
 
-        Returns:
-          A tuple of two values. First, the token ids, equal to `encode_with_special(text)`. Second, the start and end
-          (exclusive) character offset of each piece, int64 [pieces, 2]. The span of a piece may be empty.
+        The offsets are int64 [pieces, 2]. The span of a piece may be empty.
         """
         all_ids: list[int] = []
         spans: list[tuple[int, int]] = []

@@ -38,7 +38,8 @@ _MIN_CAPITALS = 0.1
 # File in a workdir that describes the run's vocabulary, see `vocabulary_entry`.
 ENTRY = "vocabulary.json"
 
-_SENTENCEPIECE_NAMES = {"[PAD]": ("[PAD]", "<pad>"), "[UNK]": ("[UNK]", "<unk>")}
+# Other names of special tokens in SentencePiece models.
+_SENTENCEPIECE_NAMES = {"<pad>": "[PAD]", "<unk>": "[UNK]"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Vocabulary:
       path: `vocab.txt` (one piece per line), SentencePiece `.model` or `tokenizer.json`.
       content: bytes of the file.
       kind: `wordpiece`, `sentencepiece` or `tokenizer_json`.
-      pieces: all pieces; the index is the token id.
+      pieces: all pieces; the index is the token id. An id of a `tokenizer.json` without a piece has "".
       lower_case: whether the tokenizer lower-cases text and, for WordPiece, strips accents.
       pad_id, unk_id, cls_id, sep_id, mask_id: ids of [PAD], [UNK], [CLS], [SEP] and [MASK].
       sha256: checksum of the content.
@@ -133,7 +134,8 @@ def load_vocabulary(
         kind, pieces = SENTENCEPIECE, tuple(model.id_to_piece(list(range(model.get_piece_size()))))
     elif path.suffix == ".json":
         engine = load_tokenizer_json(path, content)
-        kind, pieces = TOKENIZER_JSON, _pieces_by_id(engine.get_vocab())
+        size = max(engine.get_vocab().values(), default=-1) + 1
+        kind, pieces = TOKENIZER_JSON, tuple(engine.id_to_token(index) or "" for index in range(size))
         normalized = engine.normalizer.normalize_str("A") if engine.normalizer else "A"
         lower_case = "a" in normalized
     else:
@@ -154,19 +156,14 @@ def load_vocabulary(
 
 
 def _special_ids(path: AnyPath, kind: str, pieces: tuple[str, ...]) -> dict[str, int]:
-    """Finds BERT's special tokens in a vocabulary."""
+    """Finds BERT's special tokens in a vocabulary, and returns their ids like `named_special_ids`."""
     # If several lines are equal, the last line determines the piece's id, as in google-research/bert's `load_vocab`.
     ids = {piece: index for index, piece in enumerate(pieces)}
-    special_ids: dict[str, int] = {}
-    for piece in SPECIAL_PIECES:
-        names = _SENTENCEPIECE_NAMES.get(piece, (piece,)) if kind == SENTENCEPIECE else (piece,)
-        known_names = [name for name in names if name in ids]
-        if not known_names:
-            raise UsageError(
-                f"the vocabulary {path} lacks {' or '.join(names)}; BERT needs {', '.join(SPECIAL_PIECES)}"
-            )
-        special_ids[piece[1:-1].lower()] = ids[known_names[0]]
-    return special_ids
+    if kind == SENTENCEPIECE:
+        ids = {piece: ids[name] for name, piece in _SENTENCEPIECE_NAMES.items() if name in ids} | ids
+    if missing := [piece for piece in SPECIAL_PIECES if piece not in ids]:
+        raise UsageError(f"the vocabulary {path} lacks {listed(missing)}; BERT needs {listed(SPECIAL_PIECES)}")
+    return {piece[1:-1].lower(): ids[piece] for piece in SPECIAL_PIECES}
 
 
 def is_cased(pieces: Iterable[str]) -> bool:
@@ -194,15 +191,11 @@ def vocab_txt_lines(path: os.PathLike, content: bytes) -> tuple[list[str], bytes
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UsageError(
-            f"the vocabulary {path} is not UTF-8 text at byte {error.start}; convert it to UTF-8"
-        ) from error
+        raise UsageError(f"the vocabulary {path} is not UTF-8 at byte {error.start}; convert it to UTF-8") from error
     lines = text.removesuffix("\n").split("\n")
     if all(len(line.split()) > 1 for line in lines):
-        raise UsageError(
-            f"each line of the vocabulary {path} has several columns, such as {quoted(lines[0].strip())}; write only "
-            "one token per line"
-        )
+        columns = f"several columns, such as {quoted(lines[0].strip())}"
+        raise UsageError(f"each line of the vocabulary {path} has {columns}; write only one token per line")
     return lines, content
 
 
@@ -230,27 +223,20 @@ def load_tokenizer_json(path: os.PathLike, content: bytes) -> tokenizers.Tokeniz
     return engine
 
 
-def _pieces_by_id(ids: Mapping[str, int]) -> tuple[str, ...]:
-    """Returns the piece of each id, "" for an id without a piece."""
-    pieces = [""] * (max(ids.values(), default=-1) + 1)
-    for piece, index in ids.items():
-        pieces[index] = piece
-    return tuple(pieces)
-
-
 def vocabulary_entry(vocabulary: Vocabulary) -> dict[str, Any]:
     """Returns what `load_entry` needs besides the file. Values that most vocabularies have are left out."""
-    options = {
-        "max_word_chars": vocabulary.max_word_chars if vocabulary.max_word_chars != MAX_WORD_CHARS else None,
-        "num_rows": vocabulary.num_rows,
-        "special_ids": named_special_ids(vocabulary) if vocabulary.kind == TOKENIZER_JSON else None,
-    }
-    return {
+    entry: dict[str, Any] = {
         "file": VOCABULARY_FILES[vocabulary.kind],
         "lower_case": vocabulary.lower_case,
-        **{name: value for name, value in options.items() if value},
         "sha256": vocabulary.sha256,
     }
+    if vocabulary.max_word_chars != MAX_WORD_CHARS:
+        entry["max_word_chars"] = vocabulary.max_word_chars
+    if vocabulary.num_rows:
+        entry["num_rows"] = vocabulary.num_rows
+    if vocabulary.kind == TOKENIZER_JSON:
+        entry["special_ids"] = named_special_ids(vocabulary)
+    return entry
 
 
 def named_special_ids(vocabulary: Vocabulary) -> dict[str, int]:

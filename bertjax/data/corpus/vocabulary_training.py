@@ -53,10 +53,7 @@ def check_size(size: int) -> None:
 def sample_training_data(
     sources: Sequence[readers.Source], kind: str, lower_case: bool, pool: Executor
 ) -> Iterator[Counter[str] | list[str]]:
-    """Samples texts from the starts of the sources, and yields the result of `training_data` for each batch of texts.
-
-    `pool` runs the calls of `training_data`.
-    """
+    """Yields the results of `training_data`, which `pool` runs, for batches of texts from the starts of the sources."""
     sample = batches(_sample(sources, _SAMPLE_CHARS[kind]))
     return ordered_map(pool, training_data, ((batch, kind, lower_case) for batch in sample), _BATCHES_AHEAD)
 
@@ -70,18 +67,13 @@ def learn_vocabulary(
     base: Vocabulary | None = None,
     add_pieces: int = 0,
 ) -> tuple[Vocabulary, dict[str, float] | None]:
-    """Trains a vocabulary that starts with [PAD] [UNK] [CLS] [SEP] [MASK], or appends pieces to a vocabulary.
+    """Trains a vocabulary of at most `size` pieces, or appends at most `add_pieces` pieces to a WordPiece vocabulary.
 
-    Args:
-      samples: results of `training_data`, in order.
-      kind: `wordpiece` or `sentencepiece`.
-      size: number of pieces of a new vocabulary; a small text yields fewer pieces.
-      lower_case: whether a new vocabulary lower-cases text.
-      base: WordPiece vocabulary to extend; its pieces retain their ids (default: None, train a new vocabulary).
-      add_pieces: maximum number of pieces to append to `base`.
+    A new vocabulary starts with [PAD] [UNK] [CLS] [SEP] [MASK]. The pieces of `base` retain their ids. `samples` are
+    the results of `training_data`, in order.
 
     Returns:
-      A tuple of the vocabulary and, if `base` is given, the value of `added_pieces` in the manifest (else None).
+      The vocabulary and, if `base` is given, the value of `added_pieces` in the manifest (else None).
     """
     file = VOCABULARY_FILES[kind]
     if kind != WORDPIECE:
@@ -127,9 +119,8 @@ def _sample(sources: Sequence[readers.Source], max_chars: int) -> Iterator[Text]
     unknown = sum(source.size_bytes is None for source in sources)
     # A source of unknown size gets as many characters as all sources of known size together.
     per_source = max_chars / max(1, unknown + (known_bytes > 0))
-    with progress_bar(
-        "vocabulary: sample", max_chars if unknown else min(max_chars, known_bytes), " characters"
-    ) as bar:
+    total = max_chars if unknown else min(max_chars, known_bytes)
+    with progress_bar("vocabulary: sample", total, " characters") as bar:
         for source in sources:
             share = 1 if source.size_bytes is None else source.size_bytes / max(known_bytes, 1)
             chars = per_source * share
@@ -223,9 +214,7 @@ def sentencepiece_model(sentences: Iterable[str], size: int, lower_case: bool) -
     except RuntimeError as error:
         # Remove SentencePiece's advice to set an option that `prepare` does not have.
         reason = " ".join(str(error).split()).partition(" or decrease character_coverage")[0]
-        raise BertjaxError(
-            f"SentencePiece cannot train {size} pieces on this text: {reason}; change --vocab_size"
-        ) from error
+        raise BertjaxError(f"SentencePiece cannot train {size} pieces: {reason}; change --vocab_size") from error
     return model.getvalue()
 
 
@@ -233,8 +222,7 @@ def added_pieces(vocabulary: Vocabulary, number: int, counts: Counter[str]) -> l
     """Returns at most `number` new pieces for a WordPiece vocabulary, the most useful first.
 
     The candidates are the new pieces of a second vocabulary, trained on the words that `vocabulary` splits. Each step
-    adds the candidate that most reduces the number of pieces in the text. `counts` contains the number of occurrences
-    of each word in the text.
+    adds the candidate that most reduces the number of pieces in the text, which has `counts` of each word.
     """
     pieces = {*vocabulary.pieces}
     lengths = {word: length for word in counts if (length := _count_pieces(word, pieces)) > 1}

@@ -1,6 +1,6 @@
 """Token statistics of a corpus: metrics of a predictor that ignores the context, and mean bytes per token."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -24,8 +24,8 @@ def token_frequency_baseline(corpus: Corpus, predicted: Iterable[np.ndarray]) ->
         smaller mean loss over all held-out tokens.
     """
     size = corpus.manifest["vocabulary"]["size"]
-    train, heldout = (token_counts(split.tokens, size) for split in (corpus.train, corpus.heldout))
-    counts = sum((np.bincount(ids, minlength=size) for ids in predicted), np.zeros(size, np.int64))
+    train, heldout = (_token_counts(_blocks(split.tokens), size) for split in (corpus.train, corpus.heldout))
+    counts = _token_counts(predicted, size)
     frequencies, heldout_frequencies = counts / counts.sum(), heldout / heldout.sum()
     heldout_frequencies = heldout_frequencies[heldout_frequencies > 0]
     return {
@@ -35,29 +35,26 @@ def token_frequency_baseline(corpus: Corpus, predicted: Iterable[np.ndarray]) ->
     }
 
 
-def token_counts(tokens: np.ndarray, size: int) -> np.ndarray:
-    """Returns the count of each token id, int64 [size]. Works in blocks, since `tokens` may be larger than memory."""
-    counts = np.zeros(size, np.int64)
-    for start in range(0, len(tokens), _BLOCK_TOKENS):
-        counts += np.bincount(tokens[start : start + _BLOCK_TOKENS], minlength=size)
-    return counts
+def _token_counts(blocks: Iterable[np.ndarray], size: int) -> np.ndarray:
+    """Returns the count of each token id in arrays of ids, int64 [size]."""
+    return sum((np.bincount(ids, minlength=size) for ids in blocks), np.zeros(size, np.int64))
+
+
+def _blocks(tokens: np.ndarray) -> Iterator[np.ndarray]:
+    """Yields the tokens of a split in blocks, since the split may be larger than memory."""
+    return (tokens[start : start + _BLOCK_TOKENS] for start in range(0, len(tokens), _BLOCK_TOKENS))
 
 
 def mean_piece_bytes(vocabulary: Vocabulary, tokens: np.ndarray) -> float:
-    """Returns the mean number of UTF-8 bytes of text per token.
+    """Returns the mean number of UTF-8 bytes of text per token of `tokens`, int [N], N > 0.
 
-    The bytes of a piece are those of its text, without `##` or a word start. The first piece of a word
-    has one more byte for the space before the word. Hence the bytes of a word do not depend on how it is split into
-    pieces. A special token such as [UNK] counts as one byte (the space).
-
-    Args:
-      vocabulary: vocabulary of the tokens.
-      tokens: token ids, int [N], not empty.
+    The bytes of a piece are those of its text, without `##` or a word start. The first piece of a word has one more
+    byte for the space before it, so that the bytes of a word do not depend on its pieces. A special token such as [UNK]
+    counts as one byte (the space).
     """
     is_special = np.isin(np.arange(vocabulary.size), vocabulary.special_ids)
     texts = (piece.removeprefix(vocabulary.word_marker[0]) for piece in vocabulary.pieces)
     lengths = np.array([len(text.encode()) for text in texts])
     piece_bytes = np.where(is_special, 0, lengths) + ~vocabulary.is_continuation
     # Clip the invalid ids of a damaged file instead of failing, because checksum verification reports the damage.
-    blocks = (tokens[start : start + _BLOCK_TOKENS] for start in range(0, len(tokens), _BLOCK_TOKENS))
-    return sum(int(piece_bytes.take(block, mode="clip").sum()) for block in blocks) / len(tokens)
+    return sum(int(piece_bytes.take(block, mode="clip").sum()) for block in _blocks(tokens)) / len(tokens)

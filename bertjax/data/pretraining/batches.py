@@ -42,8 +42,7 @@ def train_dataset(
     """Returns this process's rows of the training batches of steps `start_step` to `phase.stop_step - 1`.
 
     Training on sentence pairs cycles through `dupe_factor` passes. Each pass divides the corpus into pairs differently.
-    Order, truncation and masks of the rows differ in every epoch, even if a pass is repeated. `seed` must be at least
-    0, and `start_step` at least `phase.start_step`.
+    Order, truncation and masks of the rows differ in every epoch, even if a pass is repeated.
 
     Returns:
       A dataset of dictionaries.
@@ -74,12 +73,11 @@ def eval_dataset(
     shard: DataShard,
     max_rows: int | None = None,
 ) -> tf.data.Dataset:
-    """Returns the evaluation batches, which contain each held-out row once.
+    """Returns the evaluation batches, which contain each held-out row once, as dictionaries like `train_dataset`'s.
 
-    Rows and masks depend only on the corpus, `source`, `masking`, `max_rows`, and the phase's `seq_len` and
-    `max_predictions`. The phase's steps are ignored. With `max_rows` (default: None, all rows), the batches contain at
-    most this number of rows, spread evenly over the split. The last batch is filled with padding rows, which have
-    weights 0 and label -1. The dictionaries are like those of `train_dataset`.
+    Rows and masks do not depend on the phase's batch size and steps. With `max_rows` (default: None, all rows), the
+    batches contain at most this number of rows, spread evenly over the split. The last batch is filled with padding
+    rows, which have weights 0 and label -1.
     """
     available, lookup = source.heldout(corpus, phase.seq_len)
     count = min(available, max_rows or available)
@@ -90,7 +88,7 @@ def eval_dataset(
         first = index * phase.batch_size
         positions = first + rows
         spans = lookup(tf.minimum(positions, count - 1) * available // count)
-        return _pad_rows(assemble(spans, first), positions < count, source.row_format.schema)
+        return _pad_rows(assemble(spans, first), positions < count, source.schema)
 
     return _map_dataset(tf.data.Dataset.range(-(-count // phase.batch_size)), batch_of_index)
 
@@ -133,34 +131,37 @@ def _make_assembler(
     # Philox yields 4 numbers per counter value. Each row starts at a new counter value, so that rows are independent.
     counters_per_row = -(-num_uniforms // 4)
 
-    def draw_ranges(draw: Callable[[int, int], tf.Tensor]) -> tf.Tensor:
-        """Calls `draw(first row, number of rows)` for each row range of this shard, and concatenates the results."""
-        return tf.concat([draw(start, stop - start) for start, stop in row_ranges], axis=0)
+    def draw(
+        operation: Callable[..., tf.Tensor],
+        key: np.uint64,
+        first: tf.Tensor,
+        counters: int,
+        numbers: int,
+        **dtype: tf.DType,
+    ) -> tf.Tensor:
+        """Draws random numbers [B, numbers], which take `counters` values of Philox's counter per row."""
+        ranges = [
+            operation(
+                shape=[stop - start, numbers],
+                key=[key],
+                counter=tf.cast(tf.stack([(first + start) * counters, 0]), tf.uint64),
+                alg=_PHILOX,
+                **dtype,
+            )
+            for start, stop in row_ranges
+        ]
+        return tf.concat(ranges, axis=0)
 
     def assemble(spans: Spans, first: tf.Tensor) -> Batch:
-        uniforms = draw_ranges(
-            lambda start, rows: tf.raw_ops.StatelessRandomUniformV2(
-                shape=[rows, 4 * counters_per_row],
-                key=[mask_key],
-                counter=tf.cast(tf.stack([(first + start) * counters_per_row, 0]), tf.uint64),
-                alg=_PHILOX,
-            )
-        )[:, :num_uniforms]
+        uniforms = draw(tf.raw_ops.StatelessRandomUniformV2, mask_key, first, counters_per_row, 4 * counters_per_row)
+        uniforms = uniforms[:, :num_uniforms]
         if source.has_pairs:
-            spans_per_row = source.spans_per_row
-            bits = draw_ranges(
-                lambda start, rows: tf.raw_ops.StatelessRandomUniformFullIntV2(
-                    shape=[rows * spans_per_row, 2],
-                    key=[truncation_key],
-                    counter=tf.cast(tf.stack([(first + start) * spans_per_row, 0]), tf.uint64),
-                    alg=_PHILOX,
-                    dtype=tf.uint64,
-                )
-            )
+            draw_bits, size = tf.raw_ops.StatelessRandomUniformFullIntV2, source.spans_per_row
+            bits = tf.reshape(draw(draw_bits, truncation_key, first, size, 2 * size, dtype=tf.uint64), [-1, 2])
             bits = bits if spans.slots is None else tf.gather(bits, spans.slots)
             spans = truncate_pairs(spans, seq_len - PAIR_SPECIAL_TOKENS, bits)
         rows = assemble_rows(tokens, spans, seq_len, vocabulary, source.has_pairs)
-        return source.row_format.make_batch(rows, spans, uniforms, vocabulary, masking, phase.max_predictions)
+        return source.make_batch(rows, spans, uniforms, vocabulary, masking, phase.max_predictions)
 
     return assemble
 

@@ -46,7 +46,7 @@ class Phase:
     """Range of pre-training steps with one batch shape. The paper trains in two phases (section A.2).
 
     Attributes:
-      seq_len: tokens per row, with special tokens and padding; at least 8.
+      seq_len: tokens per row, with special tokens and padding.
       batch_size: rows of the global batch.
       max_predictions: maximum predictions per row, or per sentence pair in packed rows.
       start_step: first step of the phase.
@@ -64,7 +64,11 @@ class Phase:
     row_predictions: int = 0
 
     def __post_init__(self) -> None:
-        check_shape(self.seq_len, self.batch_size, self.max_predictions)
+        if not 1 <= self.max_predictions <= self.seq_len:
+            raise UsageError(
+                f"max_predictions={self.max_predictions} is out of range; use a value between 1 and "
+                f"seq_len={self.seq_len}"
+            )
         object.__setattr__(self, "row_predictions", self.row_predictions or self.max_predictions)
 
 
@@ -113,15 +117,3 @@ def packed_row_predictions(rate: float, seq_len: int, max_predictions: int) -> i
     # number of tokens by up to `excess`.
     excess = max(number - rate * length for length, number in enumerate(numbers) if length >= MIN_PAIR_TOKENS)
     return min(MAX_PAIRS_PER_ROW * max(numbers), math.floor(rate * seq_len + MAX_PAIRS_PER_ROW * max(excess, 0.0)))
-
-
-def check_shape(seq_len: int, batch_size: int, max_predictions: int) -> None:
-    """Raises a UsageError if a batch shape is invalid."""
-    if seq_len < MIN_ROW_TOKENS:
-        raise UsageError(f"seq_len={seq_len} is too short; use at least {MIN_ROW_TOKENS}")
-    if batch_size < 1:
-        raise UsageError(f"batch_size={batch_size} is out of range; use at least 1")
-    if not 1 <= max_predictions <= seq_len:
-        raise UsageError(
-            f"max_predictions={max_predictions} is out of range; use a value between 1 and seq_len={seq_len}"
-        )

@@ -54,16 +54,11 @@ def choose_positions(
 def replace_tokens(
     ids: tf.Tensor, positions: tf.Tensor, uniforms: tf.Tensor, vocabulary: Vocabulary, masking: Masking
 ) -> dict[str, tf.Tensor]:
-    """Replaces each token at `positions`, int32 [B, P], by [MASK] or a random token, or keeps it.
+    """Replaces each token at `positions` of `choose_positions` by [MASK] or a random token, or keeps it.
 
-    Elements of `positions` that equal L are unused. `ids` are int32 [B, L], and `uniforms` float32 [B, 2 P] in [0, 1).
-    Special tokens are never drawn as random replacements. google-research/bert draws from the entire vocabulary.
-
-    Returns:
-      `input_ids`: token ids after masking, int32 [B, L].
-      `masked_lm_positions`, `masked_lm_ids`: predicted positions and their original tokens, int32 [B, P].
-      `masked_lm_weights`: 1 for predictions, float32 [B, P].
-      Unused predictions are 0 in the three `masked_lm` arrays.
+    `ids` are int32 [B, L], and `uniforms` float32 [B, 2 P] in [0, 1). Special tokens are never drawn as random
+    replacements. google-research/bert draws from the entire vocabulary. Returns the arrays `input_ids`, int32 [B, L],
+    and `masked_lm_*`, [B, P], of `train_dataset`. The latter are 0 for unused predictions.
     """
     seq_len = ids.shape[1]
     ordinary_ids = np.flatnonzero(_is_ordinary(vocabulary)).astype(np.int32)

@@ -38,7 +38,7 @@ _PROGRESS_AFTER_SECONDS = 3
 
 @dataclasses.dataclass(frozen=True)
 class PairIndex:
-    """Opened pair index: the sentence pairs of all passes over the corpus, one pass after the other.
+    """Opened pair index: the sentence pairs of all passes over a split, one pass after the other.
 
     Attributes:
       records: memory-mapped pairs, row after row, `pairs.RECORD` [pairs].
@@ -58,15 +58,11 @@ def pack_pairs(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Packs pairs into rows by best-fit decreasing: longest pair first, each into the fullest row with room for it.
 
-    Args:
-      lengths: number of tokens of each pair with special tokens, at most `seq_len`, int64 [pairs].
-      seq_len: tokens per row.
-      max_pairs: maximum pairs of a row.
-      rng: random generator for the order of pairs of equal length.
+    `lengths`, int64 [pairs], are tokens with special tokens, at most `seq_len`. `rng` orders pairs of equal length.
 
     Returns:
-      A tuple of two arrays. First, the pair indices, row after row, int64 [pairs]. Second, the number of rows with
-      1, 2, ... pairs, int64 [max_pairs]. Rows are sorted by number of pairs, then by smallest pair index.
+      The pair indices, row after row, int64 [pairs], and the number of rows with 0, 1, 2, ... pairs,
+      int64 [max_pairs + 1]. Rows are sorted by number of pairs, then by smallest pair index.
     """
     shuffled = rng.permutation(lengths.size)
     # Sort the pairs longest first, with pairs of equal length in random order.
@@ -109,7 +105,7 @@ def pack_pairs(
     numbers = np.bincount(row_of, minlength=rows)
     position = np.empty(rows, np.int64)
     position[np.lexsort((first, numbers))] = np.arange(rows)
-    return np.argsort(position[row_of], kind="stable"), np.bincount(numbers, minlength=max_pairs + 1)[1:]
+    return np.argsort(position[row_of], kind="stable"), np.bincount(numbers, minlength=max_pairs + 1)
 
 
 def open_pair_index(
@@ -121,20 +117,11 @@ def open_pair_index(
     pairs_per_row: int = 1,
     pairing: str = NEXT_SENTENCE,
 ) -> PairIndex:
-    """Opens the pair index of a split; builds and stores it if it is missing or damaged.
+    """Opens the pair index of a split, `train` or `heldout`; builds and stores it if it is missing or damaged.
 
-    The index is stored in the folder `pair_index` of the corpus. If this fails, the index is stored in the cache
-    folder of the machine. `Corpus.checksums` verifies the index in the background. Several processes may build the
-    same index at once.
-
-    Args:
-      corpus: open corpus.
-      split: `train` or `heldout`.
-      seq_len: tokens per row, including the three special tokens of a pair.
-      seed: random seed, 0 or more.
-      dupe_factor: number of independent passes over the split.
-      pairs_per_row: maximum pairs of a row (default: 1, not packed).
-      pairing: kind of pairs, see `document_pairs`.
+    The index has `dupe_factor` independent passes over the split, and rows of at most `pairs_per_row` pairs. It is
+    stored in the folder `pair_index` of the corpus or, if this fails, in the cache folder of the machine.
+    `Corpus.checksums` verifies it in the background. Several processes may build the same index at once.
     """
     data: Split = getattr(corpus, split)
     count = max(0, data.documents.size - 1)
@@ -252,7 +239,7 @@ def _pack(
     max_tokens = seq_len - PAIR_SPECIAL_TOKENS
     lengths = np.minimum(records["a_length"].astype(np.int64) + records["b_length"], max_tokens) + PAIR_SPECIAL_TOKENS
     order, numbers = pack_pairs(lengths, seq_len, pairs_per_row, rng)
-    return records[order], np.concatenate([[0], numbers])
+    return records[order], numbers
 
 
 def _json_sha256(value: dict[str, Any]) -> str:

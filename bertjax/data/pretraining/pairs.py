@@ -50,17 +50,8 @@ def document_pairs(
     With SENTENCE_ORDER, the pairs that would be NotNext although sentences remain consist of the same sentences as an
     IsNext pair, in reverse order of the segments, as in ALBERT (arXiv 1909.11942). Their label is 1, too.
 
-    Args:
-      sentences: token offset of each sentence, then the number of tokens, int64 [sentences + 1].
-      documents: first sentence of each document, then the number of sentences, int64 [documents + 1]; at least two
-        documents.
-      first: first document to split.
-      targets: target length of each document to split, int64, from `target_lengths`.
-      rng: random generator.
-      pairing: NEXT_SENTENCE or SENTENCE_ORDER.
-
-    Yields:
-      Arrays of RECORD, each in the order of the corpus.
+    `sentences` and `documents` are the offsets of `store.Split` as int64, for at least two documents. `targets` are
+    from `target_lengths`. Yields arrays of RECORD, each in the order of the corpus.
     """
     last = first + targets.size
     cursor, end = documents[first:last].copy(), documents[first + 1 : last + 1]
@@ -89,21 +80,13 @@ def document_pairs(
 
 
 def target_lengths(lengths: np.ndarray, max_tokens: int, pass_index: int, rng: np.random.Generator) -> np.ndarray:
-    """Draws the target lengths of documents for one pass.
+    """Draws the target lengths of documents of `lengths` tokens for one pass, int64 [documents].
 
     As in google-research/bert, a tenth of the targets are short, uniform in 2..max_tokens. All others are `max_tokens`.
     With independent draws, the mean row length of a small corpus would vary by several percent. Therefore, documents of
     similar length form groups of ten, and in each pass a different document of a group has a short target. Short
-    targets follow a golden-ratio sequence, which covers the range evenly.
-
-    Args:
-      lengths: tokens of each document, [documents].
-      max_tokens: longest target.
-      pass_index: index of the pass.
-      rng: random generator in the same state for every pass.
-
-    Returns:
-      Target lengths, int64 [documents].
+    targets follow a golden-ratio sequence, which covers the range evenly. `rng` must be in the same state for every
+    pass.
     """
     groups = -(-lengths.size // _SHORT_EVERY)
     turns = np.argsort(rng.random((groups, _SHORT_EVERY)), axis=1)

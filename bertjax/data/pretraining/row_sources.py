@@ -14,8 +14,8 @@ Axes: B rows, N pairs, K pairs per row, L tokens per row, P predictions per row.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,6 @@ from bertjax.data.pretraining.pairs import LABELS
 from bertjax.data.pretraining.rows import (
     Spans,
     TokenRows,
-    count_tiles,
     epoch_order,
     packed_pair_lookup,
     pair_lookup,
@@ -48,7 +47,6 @@ from bertjax.data.pretraining.rows import (
     tile_lookup,
 )
 from bertjax.data.schema import Schema
-from bertjax.errors import UsageError
 
 # Seed of the held-out rows, which are the same for all runs.
 EVAL_SEED = 0
@@ -60,60 +58,45 @@ Batch = dict[str, tf.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
-class RowFormat:
-    """Functions that convert token rows to batches, and rows of a batch to text.
+class RowSource:
+    """Source of training and held-out rows, and their format in a batch.
 
     Attributes:
       schema: schema of a batch.
       make_batch: (token rows, spans, uniforms, vocabulary, masking, max_predictions) -> arrays of a batch. The uniforms
         are float32 [B, L + 2 P], where P is the maximum number of predictions of a row.
       format_row: (batch, row, vocabulary) -> the row as text.
+      train: (corpus, phase, seed, dupe_factor) -> `Lookup` of the phase's training rows.
+      heldout: (corpus, seq_len) -> (number of held-out rows, `Lookup` by row index). Evaluation uses rows that are not
+        packed, so that metrics do not depend on packing.
+      spans_per_row: maximum spans of a row.
+      has_pairs: whether spans are sentence pairs with two segments.
     """
 
     schema: Schema
     make_batch: Callable[[TokenRows, Spans, tf.Tensor, Vocabulary, Masking, int], Batch]
     format_row: Callable[[Mapping[str, np.ndarray], int, Vocabulary], str]
-
-
-@dataclasses.dataclass(frozen=True)
-class RowSource:
-    """Source of training and held-out rows.
-
-    Attributes:
-      row_format: format of the rows.
-      spans_per_row: maximum spans of a row.
-      has_pairs: whether spans are sentence pairs with two segments.
-      train: (corpus, phase, seed, dupe_factor) -> `Lookup` of the phase's training rows.
-      heldout: (corpus, seq_len) -> (number of held-out rows, `Lookup` by row index). Evaluation uses rows that are not
-        packed, so that metrics do not depend on packing.
-    """
-
-    row_format: RowFormat
-    spans_per_row: int
-    has_pairs: bool
     train: Callable[[Corpus, Phase, int, int], Lookup]
     heldout: Callable[[Corpus, int], tuple[int, Lookup]]
+    spans_per_row: int = 1
+    has_pairs: bool = False
 
 
 def make_row_source(pairing: str = "", packed: bool = False, masked: bool = True) -> RowSource:
     """Returns the source of the rows of a pre-training objective.
 
-    Args:
-      pairing: kind of sentence pairs, see `document_pairs` (default: "", rows of running text).
-      packed: whether several pairs share a row.
-      masked: whether tokens are masked.
+    `pairing` is a kind of sentence pairs, see `document_pairs`, or "" for rows of running text. Objectives without
+    `masked` tokens have no pairs.
     """
-    format_row = functools.partial(format_masked_row, LABELS[pairing])
-    masked_row = RowFormat(MASKED_LM_BATCH, _masked_batch, format_row)
+    if not masked:
+        return RowSource(LANGUAGE_MODEL_BATCH, _unmasked_batch, format_unmasked_row, _train_tiles, _heldout_tiles)
+    schema, make_batch = (PACKED_BATCH, _packed_batch) if packed else (MASKED_LM_BATCH, _masked_batch)
+    format_row = partial(format_masked_row, LABELS[pairing])
     if not pairing:
-        row_format = masked_row if masked else RowFormat(LANGUAGE_MODEL_BATCH, _unmasked_batch, format_unmasked_row)
-        return RowSource(row_format, 1, False, _train_tiles, _heldout_tiles)
-    heldout = functools.partial(_heldout_pairs, pairing)
-    if not packed:
-        return RowSource(masked_row, 1, True, functools.partial(_train_pairs, pairing), heldout)
-    row_format = RowFormat(PACKED_BATCH, _packed_batch, format_row)
-    train = functools.partial(_train_packed_pairs, pairing)
-    return RowSource(row_format, MAX_PAIRS_PER_ROW, True, train, heldout)
+        return RowSource(schema, make_batch, format_row, _train_tiles, _heldout_tiles)
+    max_pairs = MAX_PAIRS_PER_ROW if packed else 1
+    train, heldout = partial(_train_pairs, pairing, max_pairs), partial(_heldout_pairs, pairing)
+    return RowSource(schema, make_batch, format_row, train, heldout, max_pairs, has_pairs=True)
 
 
 def _masked_batch(
@@ -137,20 +120,12 @@ class _RowLayout:
     """Layout of packed rows, which contain one or more pairs, one after the other.
 
     Most packed rows contain a single pair. Therefore, the first pair of each row is copied as a whole, and only the
-    tokens of the row's other pairs are scattered, one by one.
-
-    Attributes:
-      starts: index of each pair's first token in its row, int32 [N] for N pairs.
+    tokens of the row's other pairs are scattered, one by one. `starts`, int32 [N], is the index of each pair's first
+    token in its row.
     """
 
     def __init__(self, slots: tf.Tensor, lengths: tf.Tensor, width: int) -> None:
-        """Computes the layout for arrays [N, width] of padded pairs.
-
-        Args:
-          slots: row and index of each pair, see `Spans`.
-          lengths: number of used elements of each pair, int32 [N].
-          width: number of elements of a row.
-        """
+        """Computes the layout for N padded pairs of `width` elements, of which `lengths`, int32 [N], are used."""
         row, nth = tf.cast(slots // MAX_PAIRS_PER_ROW, tf.int32), tf.math.floormod(slots, MAX_PAIRS_PER_ROW)
         self._first = tf.where(nth == 0)[:, 0]
         before = tf.cumsum(lengths, exclusive=True)
@@ -207,11 +182,16 @@ def _packed_batch(
     }
 
 
-def _train_pairs(pairing: str, corpus: Corpus, phase: Phase, seed: int, dupe_factor: int) -> Lookup:
-    index = open_pair_index(corpus, "train", phase.seq_len, seed, dupe_factor, pairing=pairing)
+def _train_pairs(pairing: str, max_pairs: int, corpus: Corpus, phase: Phase, seed: int, dupe_factor: int) -> Lookup:
+    index = open_pair_index(corpus, "train", phase.seq_len, seed, dupe_factor, max_pairs, pairing)
     order = epoch_order(index.pass_ends, stream_key(seed, phase.start_step, ORDER))
-    pairs = pair_lookup(index)
-    return lambda positions: pairs(order(positions)[0])
+    pairs_of_rows, spans_of_pairs = packed_pair_lookup(index.runs, max_pairs), pair_lookup(index)
+
+    def lookup(positions: tf.Tensor) -> Spans:
+        pairs, slots = pairs_of_rows(order(positions)[0])
+        return spans_of_pairs(pairs)._replace(slots=slots)
+
+    return lookup
 
 
 def _heldout_pairs(pairing: str, corpus: Corpus, seq_len: int) -> tuple[int, Lookup]:
@@ -219,34 +199,13 @@ def _heldout_pairs(pairing: str, corpus: Corpus, seq_len: int) -> tuple[int, Loo
     return len(index.records), pair_lookup(index)
 
 
-def _train_packed_pairs(pairing: str, corpus: Corpus, phase: Phase, seed: int, dupe_factor: int) -> Lookup:
-    index = open_pair_index(corpus, "train", phase.seq_len, seed, dupe_factor, MAX_PAIRS_PER_ROW, pairing)
-    order = epoch_order(index.pass_ends, stream_key(seed, phase.start_step, ORDER))
-    lookup_pairs, lookup_spans = packed_pair_lookup(index.runs, MAX_PAIRS_PER_ROW), pair_lookup(index)
-
-    def lookup(positions: tf.Tensor) -> Spans:
-        pairs, slots = lookup_pairs(order(positions)[0])
-        return lookup_spans(pairs)._replace(slots=slots)
-
-    return lookup
-
-
 def _train_tiles(corpus: Corpus, phase: Phase, seed: int, dupe_factor: int) -> Lookup:
-    tokens, width = _token_count(corpus, "train"), phase.seq_len - TILE_SPECIAL_TOKENS
     order_key, offset_key = (stream_key(seed, phase.start_step, purpose) for purpose in (ORDER, OFFSET))
-    order = epoch_order(np.array([count_tiles(tokens, width)]), order_key)
-    tile = tile_lookup(tokens, width, offset_key)
+    count, tile = tile_lookup(len(corpus.train.tokens), phase.seq_len - TILE_SPECIAL_TOKENS, offset_key)
+    order = epoch_order(np.array([count]), order_key)
     return lambda positions: tile(*order(positions))
 
 
 def _heldout_tiles(corpus: Corpus, seq_len: int) -> tuple[int, Lookup]:
-    tokens, width = _token_count(corpus, "heldout"), seq_len - TILE_SPECIAL_TOKENS
-    tile = tile_lookup(tokens, width, None)
-    return count_tiles(tokens, width), lambda rows: tile(rows, tf.zeros_like(rows))
-
-
-def _token_count(corpus: Corpus, split: str) -> int:
-    tokens = len(getattr(corpus, split).tokens)
-    if tokens == 0:
-        raise UsageError(f"the {split} split of the corpus {corpus.path} is empty; prepare more documents")
-    return tokens
+    count, tile = tile_lookup(len(corpus.heldout.tokens), seq_len - TILE_SPECIAL_TOKENS, None)
+    return count, lambda rows: tile(rows, tf.zeros_like(rows))

@@ -2,8 +2,7 @@
 
 The position of a row in training determines its spans. A lookup takes constant time.
 
-Axes: B rows, N spans, L tokens per row; N = B unless rows are packed. Tensors are int64 [B] or [N] unless stated
-otherwise.
+Axes: B rows, N spans, L tokens per row; N = B unless rows are packed. Tensors are int64 [B] or [N] unless stated.
 """
 
 from collections.abc import Callable
@@ -43,25 +42,16 @@ class Spans(NamedTuple):
 
 
 def stream_key(*parts: int) -> np.uint64:
-    """Derives the 64-bit key of a random stream from seeds and the purpose of the stream.
-
-    The purpose is the last argument, a constant such as `row_sources.MASKS`.
-    """
+    """Derives the 64-bit key of a random stream from seeds and, last, its purpose, such as `row_sources.MASKS`."""
     return np.random.SeedSequence(parts).generate_state(1, np.uint64)[0]
 
 
 def epoch_order(pass_ends: np.ndarray, key: np.uint64) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
-    """Returns a function that maps training positions to row numbers and epochs.
+    """Returns a function that maps training positions to (row numbers, epochs).
 
-    The position of a row in training is the number of rows before it in its phase. The rows are divided into passes.
-    Each epoch trains on the rows of one pass. After the last pass, the next epoch trains on the first pass again.
-
-    Args:
-      pass_ends: end row of each pass, int64 [passes]; no pass is empty.
-      key: random key; each epoch has its own permutation.
-
-    Returns:
-      A function from positions to (row, epoch).
+    The position of a row in training is the number of rows before it in its phase. Each epoch trains on the rows of one
+    pass, in an order of its own. After the last pass, the next epoch trains on the first pass again. `pass_ends` is the
+    end row of each pass, int64 [passes]; no pass is empty.
     """
     starts = np.concatenate([[0], pass_ends[:-1]])
     counts = pass_ends - starts
@@ -84,10 +74,7 @@ def epoch_order(pass_ends: np.ndarray, key: np.uint64) -> Callable[[tf.Tensor], 
 
 
 def pair_lookup(index: PairIndex) -> Callable[[tf.Tensor], Spans]:
-    """Returns a function that maps pair numbers [N] to the token spans of these sentence pairs.
-
-    The number of a pair is its index in `index.records`. With one pair per row, this index equals the row number.
-    """
+    """Returns a function that maps pair numbers [N], which are indices of `index.records`, to the pairs' spans."""
     words = without_copy(index.records.view(np.int32).reshape(-1, RECORD.itemsize // 4))
 
     def lookup(pairs: tf.Tensor) -> Spans:
@@ -100,14 +87,9 @@ def pair_lookup(index: PairIndex) -> Callable[[tf.Tensor], Spans]:
 
 
 def packed_pair_lookup(runs: np.ndarray, max_pairs: int) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
-    """Returns a function that looks up which sentence pairs each packed row contains.
+    """Returns a function that maps row numbers to the numbers [N] and slots [N] (see `Spans`) of the rows' pairs.
 
-    Args:
-      runs: `runs` of a `PairIndex`.
-      max_pairs: maximum number of pairs in a row.
-
-    Returns:
-      A function from row numbers to pair numbers [N] and slots [N], see `Spans.slots`.
+    `runs` are those of a `PairIndex` whose rows contain at most `max_pairs` pairs.
     """
     run_rows, run_pairs = runs.T
     row_ends, pair_ends = np.cumsum(run_rows), np.cumsum(run_rows * run_pairs)
@@ -126,23 +108,14 @@ def packed_pair_lookup(runs: np.ndarray, max_pairs: int) -> Callable[[tf.Tensor]
     return lookup
 
 
-def count_tiles(tokens: int, width: int) -> int:
-    """Returns the number of tiles (rows of up to `width` consecutive tokens) per epoch."""
-    return -(-tokens // width)
+def tile_lookup(tokens: int, width: int, key: np.uint64 | None) -> tuple[int, Callable[[tf.Tensor, tf.Tensor], Spans]]:
+    """Divides a split of `tokens` tokens into tiles, rows of `width` consecutive tokens; the last one may be shorter.
 
-
-def tile_lookup(tokens: int, width: int, key: np.uint64 | None) -> Callable[[tf.Tensor, tf.Tensor], Spans]:
-    """Returns a function that looks up tiles, the rows of running text.
-
-    Tiles start at a random offset that changes every epoch, and wrap around the end of the split.
-
-    Args:
-      tokens: tokens of the split, at least 1.
-      width: tokens per tile; the last tile of an epoch may be shorter.
-      key: random key of the offsets; if None, the offset is 0.
+    Tiles start at a random offset that changes every epoch, and wrap around the end of the split. If `key` is None, the
+    offset is 0.
 
     Returns:
-      A function from (row number, epoch) to `Spans` with text in segment A only.
+      The number of tiles per epoch, and a function from (row number, epoch) to `Spans` with text in segment A only.
     """
 
     def lookup(rows: tf.Tensor, epochs: tf.Tensor) -> Spans:
@@ -155,7 +128,7 @@ def tile_lookup(tokens: int, width: int, key: np.uint64 | None) -> Callable[[tf.
         start = rows * width
         return Spans(tf.math.floormod(offset + start, tokens), tf.minimum(tokens - start, width), zero, zero, zero - 1)
 
-    return lookup
+    return -(-tokens // width), lookup
 
 
 def without_copy(array: np.ndarray) -> tf.Tensor:
@@ -204,12 +177,8 @@ def truncate_pairs(spans: Spans, max_tokens: int, bits: tf.Tensor) -> Spans:
 
     `truncate_seq_pair` drops one token at a time from the longer segment, or from segment B if both are equally long.
     Each token is dropped from the front or the back with probability 1/2. Hence the remaining lengths have a closed
-    form, and the number of tokens dropped from the front is binomial.
-
-    Args:
-      spans: spans of N pairs.
-      max_tokens: maximum tokens of both segments together.
-      bits: uniform random bits, uint64 [N, 2].
+    form, and the number of tokens dropped from the front is binomial. `max_tokens` is the limit of both segments
+    together, and `bits` are uniform random bits, uint64 [N, 2].
     """
     a_length = tf.minimum(spans.a_length, tf.maximum(max_tokens - spans.b_length, (max_tokens + 1) // 2))
     b_length = tf.minimum(spans.b_length, tf.maximum(max_tokens - spans.a_length, max_tokens // 2))
@@ -238,13 +207,8 @@ def _dropped_from_front(dropped: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
 def assemble_rows(tokens: tf.Tensor, spans: Spans, seq_len: int, vocabulary: Vocabulary, paired: bool) -> TokenRows:
     """Assembles rows `[CLS] A [SEP] B [SEP]`, or `[CLS] A [SEP]` if not `paired`, and pads the rows with [PAD].
 
-    Args:
-      tokens: tokens of the corpus, any integer type.
-      spans: N spans that fit into `seq_len` with the special tokens. If not `paired`, a span may wrap around the end
-        of `tokens`.
-      seq_len: L, tokens per row.
-      vocabulary: vocabulary with the ids of the special tokens.
-      paired: whether rows have a segment B.
+    The N `spans` of `tokens`, the tokens of a split, fit into `seq_len` with the special tokens. If not `paired`, a
+    span may wrap around the end of `tokens`.
     """
     position = tf.range(seq_len)
     a_length = tf.cast(spans.a_length, tf.int32)[:, None]  # [N, 1]

@@ -12,20 +12,11 @@ from bertjax.data.corpus.vocabulary import load_vocabulary
 
 @pytest.fixture(autouse=True)
 def small_sizes(monkeypatch):
-    monkeypatch.setattr(documents, "BATCH_CHARS", 700)
     monkeypatch.setattr(documents, "MAX_PIECE_CHARS", 500)
     monkeypatch.setattr(readers, "_READ_BYTES", 300)
     monkeypatch.setattr(chunks, "_MIN_CHUNK_BYTES", 2000)
     monkeypatch.setattr(chunks, "_MAX_CHUNK_BYTES", 2000)
     monkeypatch.setattr(shards, "_BLOCK_ENTRIES", 100)
-
-
-def large_chunk(tmp_path):
-    """Returns a large chunk, and the argument `chunk_chars` of `divide_chunk`."""
-    write_text(tmp_path / "a.txt", make_text(100))
-    sources, _ = readers.find_sources([f"text:{tmp_path}/a.txt"])
-    (chunk,), chunk_chars = chunks.group_sources(sources)
-    return chunk, chunk_chars
 
 
 def assert_equal_to_local_runner(tmp_path, specs, vocabulary, fraction, min_chunks):
@@ -36,13 +27,13 @@ def assert_equal_to_local_runner(tmp_path, specs, vocabulary, fraction, min_chun
     work = tmp_path / "merged" / "work"
     work.mkdir(parents=True)
     grouped, chunk_chars = chunks.group_sources(readers.find_sources(specs)[0])
-    divided = [chunks.divide_chunk(chunk, work, chunk_chars) for chunk in grouped * 2]
+    divided = [list(chunks.divide_chunk(chunk, work, chunk_chars)) for chunk in grouped * 2]
     assert divided[len(grouped) :] == divided[: len(grouped)]
     all_chunks = list(itertools.chain.from_iterable(divided[: len(grouped)]))
     assert len(all_chunks) >= min_chunks
     named_shards = {}
     for chunk in rng.sample(all_chunks * 2, 2 * len(all_chunks)):
-        shard = chunks.encode_chunk(chunk, load_vocabulary(vocabulary), work)
+        shard = chunks.encode_chunk(chunk, load_vocabulary(vocabulary), work, 1)
         assert named_shards.setdefault(chunk.name, shard) == shard
     named_shards = [named_shards[name] for name in sorted(named_shards)]
     heldout_below, entries = merge.plan_splits(named_shards, fraction)
@@ -81,26 +72,14 @@ def test_merged_chunks_of_few_documents_equal_the_corpus_of_the_local_runner(tmp
     assert_equal_to_local_runner(tmp_path, [f"text:{tmp_path}/*.txt"], vocabulary, fraction, min_chunks)
 
 
-def test_finished_chunk_is_not_divided_or_encoded_again(tmp_path, vocabulary, monkeypatch):
-    chunk, chunk_chars = large_chunk(tmp_path)
-    first, *_ = chunks.divide_chunk(chunk, tmp_path, chunk_chars)
-    shard = chunks.encode_chunk(first, load_vocabulary(vocabulary), tmp_path)
-
-    def read(*_):
-        raise AssertionError("the source was read again")
-
-    monkeypatch.setattr(readers, "read", read)
-    assert chunks.divide_chunk(chunk, tmp_path, chunk_chars)[0] == first
-    assert chunks.encode_chunk(first, load_vocabulary(vocabulary), tmp_path) == shard
-
-
 def test_chunk_repeated_after_an_interruption_writes_the_same_files(tmp_path, vocabulary, monkeypatch):
-    chunk, chunk_chars = large_chunk(tmp_path)
+    write_text(tmp_path / "a.txt", make_text(100))
+    (chunk,), chunk_chars = chunks.group_sources(readers.find_sources([f"text:{tmp_path}/a.txt"])[0])
     vocabulary = load_vocabulary(vocabulary)
 
     def shard_files(work):
         """Returns the contents of all shard files, and the problems of each shard."""
-        made = [chunks.encode_chunk(c, vocabulary, work) for c in chunks.divide_chunk(chunk, work, chunk_chars)]
+        made = [chunks.encode_chunk(c, vocabulary, work, 1) for c in chunks.divide_chunk(chunk, work, chunk_chars)]
         files = {path.name: path.read_bytes() for path in work.iterdir() if path.suffix != ".json"}
         return files, [shard.problems for shard in made]
 
@@ -123,3 +102,6 @@ def test_chunk_repeated_after_an_interruption_writes_the_same_files(tmp_path, vo
         except KeyboardInterrupt:
             interrupts += 1
     assert interrupts == 1 + len(expected[1])
+    # Finished chunks are not divided or encoded again.
+    monkeypatch.delattr(readers, "read")
+    assert shard_files(tmp_path / "interrupted") == expected

@@ -8,7 +8,7 @@ import tensorflow_datasets as tfds
 from finetuning_data import write_tfds
 from preparing import run
 
-from bertjax.data.corpus import datasets, readers, store
+from bertjax.data.corpus import chunks, datasets, readers, store
 from bertjax.errors import UsageError
 
 TEXTS = [f"First sentence of {i}. Second caf\u00e9.\nA new paragraph." for i in range(150)]
@@ -42,11 +42,11 @@ def test_dataset_size_is_estimated_before_the_text_is_read(data_dir):
 
 
 def test_dataset_name_may_have_a_slice_and_a_version(data_dir):
-    for name in "stories/plain:train[:10]", "stories/plain:1.0.0:train[:10]":
-        read = list(datasets.tfds_texts(*datasets.parse_tfds("", name), data_dir, Counter(), lambda _: None))
-        assert read == TEXTS[:10]
+    for spec in "tfds:stories/plain:train[:10]", "tfds:stories/plain:1.0.0:train[:10]":
+        name, split, _ = datasets.parse_dataset(spec)
+        assert list(datasets.tfds_texts(name, split, data_dir)) == TEXTS[:10]
     # The only text feature is read, whatever its name.
-    assert list(datasets.tfds_texts("single/plain", "train", data_dir, Counter(), lambda _: None)) == ["B."]
+    assert list(datasets.tfds_texts("single/plain", "train", data_dir)) == ["B."]
 
 
 @pytest.mark.parametrize(
@@ -59,11 +59,13 @@ def test_dataset_name_may_have_a_slice_and_a_version(data_dir):
 )
 def test_missing_dataset_split_or_feature_is_an_error(data_dir, name, split, message):
     with pytest.raises(UsageError) as caught:
-        list(datasets.tfds_texts(name, split, data_dir, Counter(), lambda _: None))
+        list(datasets.tfds_texts(name, split, data_dir))
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_prepare_writes_the_corpus_of_a_dataset(data_dir, tmp_path):
+def test_prepare_writes_the_corpus_of_a_dataset(data_dir, tmp_path, monkeypatch):
+    # Workers need not import TensorFlow if the main process reads the dataset.
+    monkeypatch.setattr(chunks, "_MIN_CHUNK_BYTES", 0)
     manifest = run(tmp_path, "tfds:stories/plain:train", vocabulary_size=100, data_dir=data_dir)
     assert sum(split["documents"] for split in manifest["splits"].values()) == len(TEXTS)
     assert sum(split["sentences"] for split in manifest["splits"].values()) == 3 * len(TEXTS)

@@ -7,10 +7,19 @@ import numpy as np
 import pytest
 from preparing import bytes_of, documents_of, make_text, run, write_text
 
-from bertjax.data.corpus import datasets, merge, prepare, readers, shards, store
+from bertjax.data.corpus import chunks, merge, prepare, readers, shards, store
 from bertjax.data.corpus import documents as documents_module
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import load_vocabulary
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    """Divides files into many chunks, and long documents into pieces of 300 characters."""
+    monkeypatch.setattr(chunks, "_MIN_CHUNK_BYTES", 1000)
+    monkeypatch.setattr(documents_module, "BATCH_CHARS", 500)
+    monkeypatch.setattr(documents_module, "MAX_PIECE_CHARS", 300)
+    monkeypatch.setattr(readers, "_READ_BYTES", 200)
 
 
 def test_each_sentence_is_in_one_split_in_order(tmp_path, vocabulary):
@@ -30,6 +39,9 @@ def test_each_sentence_is_in_one_split_in_order(tmp_path, vocabulary):
         assert counts["tokens"] == split.tokens.size == int(split.sentences[-1])
         assert counts["sentences"] == split.sentences.size - 1 == int(split.documents[-1])
         assert counts["documents"] == split.documents.size - 1
+    assert (tmp_path / "corpus" / "vocab.txt").read_bytes() == vocabulary.read_bytes()
+    assert manifest["vocabulary"]["sha256"] == manifest["files"]["vocab.txt"]["sha256"]
+    assert manifest["vocabulary"]["special_ids"] == {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
     total = sum(split["text_bytes"] for split in manifest["splits"].values())
     assert total == sum(len("\n".join(sentences)) for sentences in documents) + 1  # newline at the end of the file
     assert manifest["problems"] == {}
@@ -46,9 +58,7 @@ def test_equal_documents_are_in_the_same_split(tmp_path, vocabulary):
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
-def test_corpus_bytes_do_not_depend_on_workers_or_paths(tmp_path, kind, monkeypatch):
-    monkeypatch.setattr(documents_module, "BATCH_CHARS", 2000)
-    monkeypatch.setattr(documents_module, "MAX_PIECE_CHARS", 900)
+def test_corpus_bytes_do_not_depend_on_workers_or_paths(tmp_path, kind, small_pieces):
     for place in "here", "there":
         (tmp_path / place).mkdir()
         write_text(tmp_path / place / "a.txt", make_text(150))
@@ -62,10 +72,7 @@ def test_corpus_bytes_do_not_depend_on_workers_or_paths(tmp_path, kind, monkeypa
     assert len(first) == 8  # six arrays, a vocabulary, a manifest
 
 
-def test_document_read_in_many_pieces_stays_one_document(tmp_path, vocabulary, monkeypatch):
-    monkeypatch.setattr(documents_module, "BATCH_CHARS", 500)
-    monkeypatch.setattr(documents_module, "MAX_PIECE_CHARS", 300)
-    monkeypatch.setattr(readers, "_READ_BYTES", 200)
+def test_document_read_in_many_pieces_stays_one_document(tmp_path, vocabulary, small_pieces):
     documents = make_text(12, seed=5)
     documents[3] *= 60
     documents[7] *= 40
@@ -135,26 +142,17 @@ def test_problems_of_the_input_are_counted(tmp_path, vocabulary):
 
 
 def test_every_problem_has_a_message():
-    modules = readers, documents_module, shards, merge, datasets
+    modules = readers, documents_module, shards, merge
     source = "".join(Path(module.__file__).read_text(encoding="utf-8") for module in modules)
     counted = {*re.findall(r'problems\["(\w+)"\]', source), "files_named_again"}
     assert counted == set(prepare._PROBLEMS)
 
 
-def test_vocabulary_is_copied_byte_for_byte(tmp_path, vocabulary):
-    write_text(tmp_path / "a.txt", make_text(5))
-    manifest = run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary, lower_case=False)
-    assert (tmp_path / "corpus" / "vocab.txt").read_bytes() == vocabulary.read_bytes()
-    assert manifest["vocabulary"]["sha256"] == manifest["files"]["vocab.txt"]["sha256"]
-    assert manifest["vocabulary"]["special_ids"] == {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
-    assert manifest["vocabulary"]["lower_case"] is False
-
-
 @pytest.mark.parametrize(
     ("is_cased", "lower_case", "warning"),
     [
-        (True, True, "--uncased does not fit the vocabulary .*, which has upper-case"),
-        (False, False, "--cased does not fit the vocabulary .*, which does not have upper-case"),
+        (True, True, "--uncased does not fit"),
+        (False, False, "--cased does not fit"),
         (True, False, ""),
         (False, True, ""),
         (True, None, ""),
@@ -166,6 +164,7 @@ def test_case_option_that_differs_from_the_vocabulary_logs_a_warning(
     write_text(tmp_path / "a.txt", make_text(5))
     capitals = "\n".join([*"ABCDEFGHIJKLMNOPQRSTUVWXYZ", "London\n"]) if is_cased else ""
     (tmp_path / "vocab.txt").write_bytes(vocabulary.read_bytes() + capitals.encode())
-    run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=tmp_path / "vocab.txt", lower_case=lower_case)
+    manifest = run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=tmp_path / "vocab.txt", lower_case=lower_case)
+    assert manifest["vocabulary"]["lower_case"] == (not is_cased if lower_case is None else lower_case)
     warnings = [line for line in log_lines if "does not fit" in line]
-    assert len(warnings) == bool(warning) and all(re.match(warning, line) for line in warnings)
+    assert len(warnings) == bool(warning) and all(warning in line for line in warnings)

@@ -70,7 +70,7 @@ def test_full_disk_is_an_error(tmp_path, vocabulary, monkeypatch):
     def write(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(run_local, "write_shard", write)
+    monkeypatch.setattr(run_local, "write_array", write)
     with pytest.raises(BertjaxError, match=f"{tmp_path}/corpus: No space left on device"):
         run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary)
     assert leftovers(tmp_path) == []
@@ -79,11 +79,11 @@ def test_full_disk_is_an_error(tmp_path, vocabulary, monkeypatch):
 def test_interrupt_removes_files_and_stops_workers(tmp_path, vocabulary, monkeypatch):
     write_text(tmp_path / "a.txt", make_text(50))
 
-    def interrupt(path, encoded, *_):
-        next(encoded)
+    def interrupt(*_):
+        assert multiprocessing.active_children()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run_local, "write_shard", interrupt)
+    monkeypatch.setattr(run_local, "plan_splits", interrupt)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary)
     assert leftovers(tmp_path) == [] and not multiprocessing.active_children()
@@ -128,7 +128,8 @@ def test_killed_run_leaves_no_corpus_and_no_process(tmp_path, vocabulary):
     (tmp_path / "prepare.py").write_text(PREPARE)
     spec = f"text:{tmp_path}/a.txt"
     process = subprocess.Popen([sys.executable, tmp_path / "prepare.py", spec, tmp_path / "corpus", vocabulary])
-    while not any(file.stat().st_size for file in tmp_path.glob(".corpus-*.unfinished/new/*/.shard.tokens-*")):
+    # Wait until one shard is complete and others are in progress.
+    while not list(tmp_path.glob(".corpus-*.unfinished/new/*/*.json")):
         assert process.poll() is None
         time.sleep(0.01)
     (partial,) = tmp_path.glob(".corpus-*.unfinished")

@@ -7,7 +7,7 @@ import storage
 from etils import epath
 from preparing import bytes_of, make_text
 
-from bertjax.data.corpus import prepare, readers, run_local, store
+from bertjax.data.corpus import chunks, prepare, readers, run_local, store
 from bertjax.errors import BertjaxError, UsageError
 
 
@@ -15,6 +15,8 @@ from bertjax.errors import BertjaxError, UsageError
 def bucket(monkeypatch):
     """Returns the path of an in-memory bucket with two text files."""
     storage.install_bucket(monkeypatch)
+    # The main process reads large files. Workers cannot, because the bucket is in the memory of this process.
+    monkeypatch.setattr(chunks, "_MIN_CHUNK_BYTES", 0)
     bucket = epath.Path("gs://bucket")
     for name, seed in (("text/a.txt", 0), ("text/more/b.txt", 1)):
         (bucket / name).parent.mkdir(parents=True, exist_ok=True)
