@@ -173,7 +173,7 @@ def test_tagger_keeps_the_words_of_a_tuple_and_splits_text_at_punctuation(folder
     lines = run_predict(capfd, folders[TAGS], text).splitlines()
     assert [line.split()[0] for line in lines[1:]] == record["words"]
 
-    tags = iter(["B-X", "O", "B-X", "I-X", "I-X", "O", "O", "B-X"])
+    tags = iter(["B-X", "O", "O", "O", "B-X", "I-X", "I-X", "O", "O", "B-X"])
     logits_of_tag = {tag: 9.0 * (np.arange(3) == index) for index, tag in enumerate(LABELS[TAGS])}
     monkeypatch.setattr(predictors, "gather_words", lambda *_: [[logits_of_tag[tag] for tag in tags]])
     (record,) = predict_json(capfd, folders[TAGS], text)
