@@ -109,12 +109,14 @@ def _read_config(hf_config: dict[str, Any], file: Path) -> tuple[ModelConfig, st
         raise UsageError(f"{file} has the architecture {architecture!r}; use one of {', '.join(BERT.classes)}")
     problem, kinds = hf_config.get("problem_type"), BERT.classes[architecture].output_kinds
     output_kind = MULTILABEL if problem == _MULTILABEL and MULTILABEL in kinds else kinds[0]
-    labels: tuple[Any, ...] = ()
+    labels: tuple[str, ...] = ()
     if output_kind and not OUTPUT_KINDS[output_kind].num_outputs:
         default = {str(index): f"LABEL_{index}" for index in range(hf_config.get("num_labels") or 2)}
-        id2label = hf_config.get("id2label") or default
-        labels = tuple(id2label.get(str(index)) for index in range(len(id2label)))
-        if not all(isinstance(label, str) for label in labels) or len({*labels}) < len(labels):
+        id2label: dict[str, Any] = hf_config.get("id2label") or default
+        ids = [str(index) for index in range(len(id2label))]
+        if id2label.keys() == {*ids}:
+            labels = tuple(id2label[index] for index in ids)
+        if not all(isinstance(label, str) for label in labels) or len({*labels}) < len(ids):
             raise UsageError(f"{file}: id2label is {id2label!r}; it must have a unique name for each id from 0")
     if problem == _REGRESSION and len(labels) > 1:
         raise UsageError(f"{file} defines a regression with several outputs, which bertjax does not support")
