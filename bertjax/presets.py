@@ -110,16 +110,12 @@ def load_settings(config: str) -> list[Setting]:
         if "grid" not in args:
             raise UsageError(f"{file} defines no settings; use --grid FIELD=VALUE,VALUE, or define sweep(arguments)")
         settings = named_grid(args["grid"])
-    if not settings or not all(isinstance(setting, dict) and all(map(_is_text, setting)) for setting in settings):
+    if not settings or not all(isinstance(setting, dict) for setting in settings):
         raise UsageError(
             f"sweep() of {file} yields {shortened(settings)}; yield dictionaries such as "
             "{'optimizer.learning_rate': 1e-4}"
         )
     return settings
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
 
 
 def grid_values(
@@ -134,23 +130,23 @@ def grid_values(
     """
     grid: dict[str, list[Any]] = {}
     for item in items:
-        field, has_values, text = item.partition("=")
+        field, _, text = item.partition("=")
         texts = text.split(",")
-        if not field or not has_values or "" in texts:
-            raise UsageError(
-                f"invalid --grid: {item[:80]!r}; use FIELD=VALUE,VALUE, such as optimizer.learning_rate=1e-4,3e-4 "
-                "(a value cannot be empty or contain a comma)"
-            )
-        if field in grid:
-            raise UsageError(f"--grid sets {field} twice; list all its values in one option")
-        if field == "seed":
-            raise UsageError("--grid cannot set seed; set the number of seeds with --seeds")
-        if field in overridden_fields(overrides):
-            raise UsageError(f"--grid and --config.{field} both set {field}; omit one of them")
-        grid[field] = [_value(load([f"--config.{field}={value}"]), field) for value in texts]
-        for index, value in enumerate(texts):
-            if grid[field][index] in grid[field][:index]:
-                raise UsageError(f"--grid lists the value {value} of {field} twice; list it once")
+        problem = ""
+        if not field or "" in texts:
+            problem = "use FIELD=VALUE,VALUE, such as optimizer.learning_rate=1e-4,3e-4 (no value may contain a comma)"
+        elif field == "seed":
+            problem = "set the number of seeds with --seeds"
+        elif field in grid:
+            problem = f"another --grid sets {field}; list all its values in one option"
+        elif field in overridden_fields(overrides):
+            problem = f"--config.{field} sets the same field; omit one of them"
+        else:
+            grid[field] = [_value(load([f"--config.{field}={value}"]), field) for value in texts]
+            if len({*grid[field]}) < len(texts):
+                problem = "it lists a value twice; list it once"
+        if problem:
+            raise UsageError(f"invalid --grid {shortened(item)}: {problem}")
     return grid
 
 

@@ -6,14 +6,11 @@ unknown parameters are rejected. Sources:
 https://cloud.google.com/storage/docs/json_api/v1/objects, .../resumable-uploads, .../xml-api/get-object-download.
 """
 
-import atexit
-import datetime
 import json
-import os
 import re
 import socket
 import ssl
-import sys
+import subprocess
 import tempfile
 import threading
 import time
@@ -22,13 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
-
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 _OBJECTS, _UPLOAD = "/storage/v1/b/", "/upload/storage/v1/b/"
 # Ignored query parameters. The first three affect only the form of the response. The fourth only bypasses caches.
@@ -58,14 +49,16 @@ class Storage:
       requests: method and percent-decoded path of each request.
       fault: function that is called with method and path of each request before it is handled. To make the request
         fail, it raises a `Refusal`, or a ConnectionError to close the connection.
+      lock: excludes other requests while objects are read or written.
+      sessions: bucket and parameters of each resumable upload.
+      last_generation: generation of the object that was written last; every write increments it.
     """
 
     objects: dict[str, dict[str, Object]]
     requests: list[tuple[str, str]] = field(default_factory=list)
     fault: Callable[[str, str], None] = lambda method, path: None
-    lock: threading.RLock = field(default_factory=threading.RLock)
-    sessions: dict[str, tuple[str, dict[str, str]]] = field(default_factory=dict)
-    # Generation of the object that was written last; every write increments it.
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    sessions: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     last_generation: int = 1_700_000_000_000_000
 
     def names(self, prefix: str = "") -> list[str]:
@@ -76,10 +69,9 @@ class Storage:
         return self.find("bucket", name).content
 
     def find(self, bucket: str, name: str) -> Object:
-        with self.lock:
-            if name not in self.bucket(bucket):
-                raise Refusal(404, f"No such object: {bucket}/{name}")
-            return self.objects[bucket][name]
+        if name not in self.bucket(bucket):
+            raise Refusal(404, f"No such object: {bucket}/{name}")
+        return self.objects[bucket][name]
 
     def bucket(self, bucket: str) -> dict[str, Object]:
         if bucket not in self.objects:
@@ -95,11 +87,10 @@ class Storage:
             raise Refusal(304, "Not Modified")
 
     def write(self, bucket: str, name: str, content: bytes, conditions: dict[str, str]) -> Object:
-        with self.lock:
-            self.check(bucket, name, conditions)
-            self.last_generation += 1
-            self.objects[bucket][name] = Object(content, self.last_generation)
-            return self.objects[bucket][name]
+        self.check(bucket, name, conditions)
+        self.last_generation += 1
+        self.objects[bucket][name] = Object(content, self.last_generation)
+        return self.objects[bucket][name]
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -137,13 +128,13 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             body = self._body()
             storage.fault(self.command, shown)
-            status, headers, content = self._answer(url.path, dict(parse_qsl(url.query, True)), body)
+            with storage.lock:
+                status, headers, content = self._answer(url.path, dict(parse_qsl(url.query, True)), body)
         except Refusal as refusal:
             error = {"error": {"code": refusal.status, "message": refusal.reason, "errors": []}}
-            bare = refusal.status in (304, 308)
-            status, headers, content = refusal.status, {}, b"" if bare else json.dumps(error).encode()
-            if not bare:
-                headers["Content-Type"] = "application/json; charset=UTF-8"
+            status, headers, content = refusal.status, *_json(error)[1:]
+            if status == 304:
+                headers, content = {}, b""
         except ConnectionError:
             self.close_connection = True
             self.connection.shutdown(socket.SHUT_RDWR)
@@ -201,50 +192,37 @@ class _Handler(BaseHTTPRequestHandler):
         if target:
             _known(query, method == "POST")
             other, _, new = target.partition("/o/")
-            with storage.lock:
-                written = storage.write(other, unquote(new), storage.find(bucket, name).content, {})
+            written = storage.write(other, unquote(new), storage.find(bucket, name).content, {})
             return _json({"done": True, "resource": _resource(other, unquote(new), written)})
         conditions = _known(query, method in ("GET", "DELETE"), "ifGenerationMatch", "ifGenerationNotMatch")
-        with storage.lock:
-            stored = storage.find(bucket, name)
-            storage.check(bucket, name, conditions)
-            if method == "DELETE":
-                del storage.objects[bucket][name]
-                return 204, {}, b""
+        stored = storage.find(bucket, name)
+        storage.check(bucket, name, conditions)
+        if method == "DELETE":
+            del storage.objects[bucket][name]
+            return 204, {}, b""
         return self._content(stored) if media else _json(_resource(bucket, name, stored))
 
     def _content(self, stored: Object) -> tuple[int, dict[str, str], bytes]:
         headers = {"x-goog-generation": str(stored.generation), "Content-Type": "application/octet-stream"}
-        asked = self.headers.get("Range")
-        if asked is None:
+        if "Range" not in self.headers:
             return 200, headers, stored.content
         size = len(stored.content)
-        first, last = re.fullmatch(r"bytes=(\d*)-(\d*)", asked).groups()
-        start = int(first) if first else max(0, size - int(last))
-        end = min(int(last) + 1, size) if first and last else size
+        start, last = map(int, re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers["Range"]).groups())
+        end = min(last + 1, size)
         if start >= size:
             raise Refusal(416, "The requested range cannot be satisfied.")
         return 206, headers | {"Content-Range": f"bytes {start}-{end - 1}/{size}"}, stored.content[start:end]
 
     def _list(self, bucket: str, query: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
-        asked = _known(
-            query, self.command == "GET", "prefix", "delimiter", "maxResults", "pageToken", "startOffset", "endOffset"
-        )
+        asked = _known(query, self.command == "GET", "prefix", "delimiter", "maxResults")
         prefix, delimiter, most = asked.get("prefix", ""), asked.get("delimiter"), int(asked.get("maxResults") or 1000)
-        storage = self.server.storage
-        with storage.lock:
-            stored = dict(storage.bucket(bucket))
+        stored = self.server.storage.bucket(bucket)
         # A page contains objects and prefixes, sorted by name.
         entries: dict[str, bool] = {}
-        for name in sorted(stored):
-            if not name.startswith(prefix) or name < asked.get("startOffset", ""):
-                continue
-            if "endOffset" in asked and name >= asked["endOffset"]:
-                continue
+        for name in sorted(name for name in stored if name.startswith(prefix)):
             cut = name.find(delimiter, len(prefix)) if delimiter else -1
             entries[name if cut < 0 else name[: cut + 1]] = cut >= 0
-        left = [name for name in entries if name > asked.get("pageToken", "")]
-        page = left[:most]
+        page = [*entries][:most]
         answer = {
             "kind": "storage#objects",
             "items": [_resource(bucket, name, stored[name]) for name in page if not entries[name]],
@@ -252,7 +230,8 @@ class _Handler(BaseHTTPRequestHandler):
         }
         # Omit empty fields, as the real storage does.
         answer = {name: value for name, value in answer.items() if value}
-        return _json(answer | ({"nextPageToken": page[-1]} if len(left) > len(page) else {}))
+        # No test needs the next page, so requests for it are rejected.
+        return _json(answer | ({"nextPageToken": page[-1]} if len(entries) > most else {}))
 
     def _upload(self, bucket: str, query: dict[str, str], body: bytes) -> tuple[int, dict[str, str], bytes]:
         storage, kind = self.server.storage, query.pop("uploadType", "")
@@ -264,20 +243,13 @@ class _Handler(BaseHTTPRequestHandler):
             raise Refusal(501, f"the fake server does not support uploadType={kind}")
         if session is None:
             storage.bucket(bucket)
-            with storage.lock:
-                number = str(len(storage.sessions))
-                storage.sessions[number] = bucket, known
-            place = (
-                f"https://www.googleapis.com{_UPLOAD}{bucket}/o?uploadType=resumable&name={quote(known['name'], '')}"
-            )
-            return 200, {"Location": f"{place}&upload_id={number}"}, b""
-        bucket, known = storage.sessions[session]
-        content_range = re.fullmatch(r"bytes (?:\*|0-(\d+))/(\d+)", self.headers.get("Content-Range") or "bytes 0-0/0")
-        if content_range is None:
+            storage.sessions.append((bucket, known))
+            place = f"https://www.googleapis.com{_UPLOAD}{bucket}/o?uploadType=resumable"
+            number = len(storage.sessions) - 1
+            return 200, {"Location": f"{place}&name={quote(known['name'], '')}&upload_id={number}"}, b""
+        bucket, known = storage.sessions[int(session)]
+        if self.headers.get("Content-Range") not in (None, f"bytes 0-{len(body) - 1}/{len(body)}"):
             raise Refusal(501, f"the fake server does not support Content-Range: {self.headers['Content-Range']}")
-        if self.headers.get("Content-Range") and (content_range[1] is None or len(body) != int(content_range[2])):
-            # Discard partial uploads, as the protocol allows.
-            raise Refusal(308, "Resume Incomplete")
         conditions = {name: value for name, value in known.items() if name != "name"}
         return _json(_resource(bucket, known["name"], storage.write(bucket, known["name"], body, conditions)))
 
@@ -309,37 +281,24 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, storage: Storage, certificate: Path) -> None:
+    def __init__(self, storage: Storage, folder: str) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.storage = storage
         self.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.tls.load_cert_chain(certificate)
+        self.tls.load_cert_chain(f"{folder}/certificate", f"{folder}/key")
 
     def handle_error(self, *_) -> None:
         """Ignores errors, such as those of connections whose client was killed."""
 
 
 @cache
-def _certificate() -> Path:
-    """Creates a self-signed certificate once per process, and returns the file with the certificate and its key."""
+def _certificate() -> tempfile.TemporaryDirectory:
+    """Creates a self-signed certificate and its key. Libraries read the certificate only once per process."""
     folder = tempfile.TemporaryDirectory()
-    atexit.register(folder.cleanup)
-    file = Path(folder.name) / "bucket.pem"
-    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a bucket of the tests")])
-    hosts = [x509.DNSName(f"{host}.googleapis.com") for host in ("www", "storage")]
-    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-    builder = builder.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(
-        now + datetime.timedelta(days=1)
-    )
-    builder = builder.add_extension(x509.SubjectAlternativeName(hosts), critical=False)
-    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-    private = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    file.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, *private)
-        + builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-    )
-    return file
+    hosts = "subjectAltName=DNS:www.googleapis.com,DNS:storage.googleapis.com"
+    command = f"openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=bucket -addext {hosts} -out certificate -keyout key"
+    subprocess.run(command.split(), cwd=folder.name, check=True, capture_output=True)
+    return folder
 
 
 @contextmanager
@@ -349,38 +308,22 @@ def serving() -> Iterator[tuple[Storage, dict[str, str]]]:
     Yields:
       The storage, and environment variables that make a process use it for `gs://` paths.
     """
-    storage = Storage({"bucket": {}})
-    certificate = _certificate()
-    server = _Server(storage, certificate)
+    storage, folder = Storage({"bucket": {}}), _certificate().name
+    server = _Server(storage, folder)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
-    proxy = f"http://127.0.0.1:{server.server_port}"
+    proxy, certificate = f"http://127.0.0.1:{server.server_port}", f"{folder}/certificate"
+    variables = {
+        "https_proxy": proxy,
+        "no_proxy": "localhost,127.0.0.1",  # The processes of a run communicate without the proxy.
+        "CURL_CA_BUNDLE": certificate,  # TensorFlow reads this variable.
+        "TENSORSTORE_CA_BUNDLE": certificate,
+        "NO_GCE_CHECK": "true",  # TensorFlow then sends requests without credentials.
+        "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",  # tensorstore reads this variable.
+        "STORAGE_EMULATOR_HOST": proxy,  # google-cloud-storage then needs no credentials.
+    }
     try:
-        yield (
-            storage,
-            {
-                "https_proxy": proxy,
-                "no_proxy": "localhost,127.0.0.1",  # The processes of a run communicate without the proxy.
-                "CURL_CA_BUNDLE": str(certificate),  # TensorFlow reads this variable.
-                "TENSORSTORE_CA_BUNDLE": str(certificate),
-                "NO_GCE_CHECK": "true",  # TensorFlow then sends requests without credentials.
-                "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",  # tensorstore reads this variable.
-                "STORAGE_EMULATOR_HOST": proxy,  # google-cloud-storage then needs no credentials.
-            },
-        )
+        yield storage, variables
     finally:
         server.shutdown()
         server.server_close()
-
-
-def main() -> None:
-    """Prints `export` lines and serves until the process is killed, to try commands by hand."""
-    with serving() as (storage, environment):
-        storage.fault = lambda method, path: print(f"{time.monotonic():.2f}", method, path, file=sys.stderr, flush=True)
-        print(*(f"export {name}={value}" for name, value in environment.items()), sep="\n", flush=True)
-        threading.Event().wait()
-
-
-if __name__ == "__main__":
-    os.environ.pop("https_proxy", None)
-    main()

@@ -13,9 +13,9 @@ import bucket
 import jax.numpy as jnp
 import pytest
 from commanding import failure, printed
-from finetuning_data import glue_files
 from orbax_files import checkpoint_arrays
 from processes import environment_of, train_command
+from tiny_table import write_table
 
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.model.config import ModelConfig
@@ -248,35 +248,19 @@ def test_missing_bucket_and_missing_permission_end_the_run(stored, capfd, corpus
     assert process.returncode == 1 and "does not have storage.objects.create access" in process.stderr
 
 
-TABLE = """
-from bertjax.reproduce.table import Cell, Run, Table
-
-def get_table(text):
-    tiny = ("--config.model.num_attention_heads=2", "--config.optimizer.warmup_steps=1")
-    first = Run("first", "{experiments}/pretrain.py:size=L1_H16,seq_len=16,phases=2,corpus={corpus},quick=true", (
-        "--config.steps=4", "--config.eval_every=2", "--config.checkpoint_every=1", "--config.long_phase.share=0.5",
-        "--config.long_phase.seq_len=32", "--config.data.batch_size=16", *tiny), flops=1e9)
-    tuned = Run("tuned", "{experiments}/glue.py:task=cola,path={glue},grid=one,quick=true",
-                ("--config.steps=2", "--config.optimizer.warmup_steps=1"), first, seeds=2, flops=1e9)
-    return Table("5", "", "tiny", (Cell("BERT BASE", "LM perplexity", (first,), "perplexity", 1.0),
-                                   Cell("BERT BASE", "SST-2", (tuned,), "accuracy")))
-"""
-
-
 @pytest.mark.slow
 def test_remote_table_equals_a_local_table(corpus, stored, tmp_path, capfd):
-    file = tmp_path / "table.py"
-    glue = glue_files(tmp_path / "glue")
-    file.write_text(TABLE.format(experiments=ROOT / "experiments", corpus=corpus, glue=glue))
+    file = write_table(tmp_path, corpus)
     shown = []
     for results in (f"{tmp_path}/results", "gs://bucket/results"):
         printed(capfd, "reproduce", f"--config={file}", f"--results={results}")
         # Running the command again does nothing.
-        assert '"done": ["first", "tuned"]' in printed(capfd, "reproduce", f"--config={file}", f"--results={results}")
+        again = printed(capfd, "reproduce", f"--config={file}", f"--results={results}")
+        assert '"done": ["cola/first", "pretrain/first"]' in again
         shown.append(printed(capfd, "table", "5", f"--results={results}"))
     assert shown[0] == shown[1] and "Commands of the missing runs" not in shown[0]
     there = copied(stored, "results/", tmp_path / "there")
-    for name in ("first/metrics.jsonl", "first/results.json"):
+    for name in ("pretrain/first/metrics.jsonl", "pretrain/first/results.json"):
         assert (there / name).read_bytes() == (tmp_path / "results" / name).read_bytes(), name
     # Only the best of two trials keeps its checkpoints.
-    assert len([*there.glob("tuned/trials/*/checkpoints/*")]) == 1
+    assert len([*there.glob("cola/first/trials/*/checkpoints/*")]) == 1

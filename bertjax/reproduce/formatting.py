@@ -2,13 +2,13 @@
 
 import itertools
 import statistics
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from bertjax.errors import UsageError
 from bertjax.reproduce.results import Results
-from bertjax.reproduce.table import PAPER_TABLES, Cell, PaperTable, Table, missing_data, run_order
+from bertjax.reproduce.table import PAPER_TABLES, Cell, PaperTable, Table, missing_data
 from bertjax.training.plots import save_figure
 
 EMPTY = "-"
@@ -18,16 +18,25 @@ _PAPER, _OURS = "paper", "ours"
 class CellValue(NamedTuple):
     """Metric of each seed of a cell's finished runs. `progress` is such as ` (1 of 2)` if some runs are unfinished."""
 
-    values: tuple[float, ...]
+    values: tuple[float, ...] = ()
     progress: str = ""
+
+    @property
+    def mean(self) -> float:
+        """Mean of the values."""
+        return statistics.mean(self.values)
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the values, 0 for a single value."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else 0.0
 
     @property
     def text(self) -> str:
         """Mean as text, with the standard deviation if there are several values. `-` if there are no values."""
         if not self.values:
             return EMPTY
-        deviation = f" ±{statistics.stdev(self.values):.1f}" if len(self.values) > 1 else ""
-        return f"{statistics.mean(self.values):.1f}{deviation}{self.progress}"
+        return f"{self.mean:.1f}{f' ±{self.deviation:.1f}' if len(self.values) > 1 else ''}{self.progress}"
 
 
 class Column(NamedTuple):
@@ -53,33 +62,46 @@ class FormattedTable(NamedTuple):
 
 def format_table(table: Table, results: Results) -> FormattedTable:
     """Formats a table with the paper's numbers and ours."""
-    paper = PAPER_TABLES.get(table.name, PaperTable("", "", (), {}, ()))
-    values = {(cell.row, cell.column): cell_value(cell, results) for cell in table.cells if not cell.mean_of}
-    for cell in table.cells:
-        if cell.mean_of:
-            values[cell.row, cell.column] = _mean([values[cell.row, column] for column in cell.mean_of])
-    rows = tuple(dict.fromkeys((*paper.rows, *(cell.row for cell in table.cells))))
+    paper, values = PAPER_TABLES.get(table.name, PaperTable()), cell_values(table, results)
+    rows = [*dict.fromkeys((*paper.rows, *(cell.row for cell in table.cells)))]
     if table.name == "figure5":
-        rows = tuple(sorted(rows, key=_thousands))
+        rows.sort(key=_thousands)
     columns = []
     for name in dict.fromkeys((*paper.columns, *(cell.column for cell in table.cells))):
         if name in paper.columns:
-            index = list(paper.columns).index(name)
-            numbers = [paper.rows[row][index] if row in paper.rows else None for row in rows]
+            index = [*paper.columns].index(name)
+            numbers = (paper.rows[row][index] if row in paper.rows else None for row in rows)
             columns.append(Column(name, _PAPER, tuple(map(_paper_text, numbers))))
-        ours = tuple(values[row, name].text if (row, name) in values else EMPTY for row in rows)
-        columns.append(Column(name, _OURS, ours))
+        columns.append(Column(name, _OURS, tuple(values.get((row, name), CellValue()).text for row in rows)))
     done = results.finished(table.runs())
-    missing = run_order([run for cell in table.cells for run in cell.runs], done)
-    commands = tuple(run.command(results.folder) for run in missing)
+    commands = tuple(run.command(results.folder) for run in table.runs(done))
     title = f"{_label(table.name)}: {table.title or paper.title}"
     title += f" (paper, section {paper.section})" if paper.section else ""
-    notes = (*paper.notes, f"ours: {table.scale}", *table.notes, *_missing_data(table, done))
-    return FormattedTable(title, rows, tuple(columns), notes, commands)
+    without_data: dict[str, dict[str, None]] = {}
+    for cell in table.cells:
+        if data := missing_data(cell.runs, done):
+            without_data.setdefault(data, {})[cell.column] = None
+    missing = [f"no data for {', '.join(names)}: needs {data}" for data, names in without_data.items()]
+    notes = (*paper.notes, f"ours: {table.scale}", *table.notes, *missing)
+    return FormattedTable(title, tuple(rows), tuple(columns), notes, commands)
 
 
-def cell_value(cell: Cell, results: Results) -> CellValue:
-    """Collects the metric of a cell from the outcomes of its runs."""
+def cell_values(table: Table, results: Results) -> dict[tuple[str, str], CellValue]:
+    """Returns the values of a table's cells by row and column."""
+    values: dict[tuple[str, str], CellValue] = {}
+    for cell in table.cells:
+        if not cell.mean_of:
+            values[cell.row, cell.column] = _cell_value(cell, results)
+    for cell in table.cells:
+        of_columns = [values[cell.row, column] for column in cell.mean_of]
+        if of_columns and all(value.values for value in of_columns):
+            progress = next((value.progress for value in of_columns if value.progress), "")
+            mean = statistics.mean(value.mean for value in of_columns)
+            values[cell.row, cell.column] = CellValue((mean,), progress)
+    return values
+
+
+def _cell_value(cell: Cell, results: Results) -> CellValue:
     outcomes = [(run, outcome) for run in cell.runs if (outcome := results.outcome(run))]
     for run, outcome in outcomes:
         if cell.metric not in outcome.metrics[0]:
@@ -87,22 +109,6 @@ def cell_value(cell: Cell, results: Results) -> CellValue:
             raise UsageError(f"the results of {run.name} lack the metric {cell.metric}; use one of {known}")
     values = tuple(cell.factor * metrics[cell.metric] for _, outcome in outcomes for metrics in outcome.metrics)
     return CellValue(values, f" ({len(outcomes)} of {len(cell.runs)})" if 0 < len(outcomes) < len(cell.runs) else "")
-
-
-def _mean(cells: Sequence[CellValue]) -> CellValue:
-    if not all(cell.values for cell in cells):
-        return CellValue(())
-    progress = next((cell.progress for cell in cells if cell.progress), "")
-    return CellValue((statistics.mean(statistics.mean(cell.values) for cell in cells),), progress)
-
-
-def _missing_data(table: Table, done: Set[str]) -> list[str]:
-    """Returns notes on the columns whose runs lack data."""
-    columns: dict[str, dict[str, None]] = {}
-    for cell in table.cells:
-        if data := missing_data(cell.runs, done):
-            columns.setdefault(data, {})[cell.column] = None
-    return [f"no data for {', '.join(names)}: needs {data}" for data, names in columns.items()]
 
 
 def _label(name: str) -> str:
@@ -156,13 +162,12 @@ def plot_figure5(table: Table, results: Results, path: Path) -> None:
     for index, name in enumerate(paper.columns):
         values = [row[index] for row in paper.rows.values()]
         left.plot([_thousands(row) for row in paper.rows], values, marker="o", label=name)
-    for name in dict.fromkeys(cell.column for cell in table.cells):
-        cells = [(_thousands(cell.row), cell_value(cell, results)) for cell in table.cells if cell.column == name]
-        points = [(step, cell.values) for step, cell in cells if cell.values]
-        if points:
-            deviations = [statistics.stdev(values) if len(values) > 1 else 0.0 for _, values in points]
-            means = [statistics.mean(values) for _, values in points]
-            right.errorbar([step for step, _ in points], means, deviations, marker="o", capsize=3, label=name)
+    series: dict[str, list[tuple[float, float, float]]] = {}
+    for (row, name), value in cell_values(table, results).items():
+        if value.values:
+            series.setdefault(name, []).append((_thousands(row), value.mean, value.deviation))
+    for name, points in series.items():
+        right.errorbar(*zip(*points, strict=True), marker="o", capsize=3, label=name)
     for axes, title in ((left, f"{_PAPER}: {paper.title}"), (right, f"{_OURS}: {table.title}")):
         axes.set(title=title, xlabel="pre-training steps, thousands", ylabel="%")
         axes.grid(alpha=0.3)

@@ -3,9 +3,10 @@
 import dataclasses
 import json
 import os
+from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from etils import epath
 
@@ -29,56 +30,57 @@ class Outcome:
     """Metrics of a finished run.
 
     Attributes:
+      settings: experiment of the run, its arguments and overrides, without paths of data.
       metrics: metrics of each seed on dev or held-out data.
       started_from: fingerprint of the initial parameters (default: empty, random parameters).
       fingerprint: fingerprint of the resulting parameters (default: empty, unknown or several seeds).
       members: fingerprints of the models in an ensemble.
     """
 
-    metrics: tuple[dict[str, float], ...]
+    settings: Sequence[str]
+    metrics: Sequence[dict[str, float]]
     started_from: str = ""
     fingerprint: str = ""
-    members: tuple[str, ...] = ()
+    members: Sequence[str] = ()
 
 
-class Source(NamedTuple):
-    """Results folder, or results file with the settings and the outcome of each run by name (None: a folder)."""
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Results folder or results file.
+
+    Attributes:
+      path: path of the folder or file.
+      tables: experiment (`FILE:ARGUMENTS`) of each requested table, by table name.
+      seconds: duration in seconds of each run that was not interrupted, by run name.
+      outcomes: outcomes in a file, by run name (default: None, a folder with the workdirs of the runs).
+    """
 
     path: str
-    saved: dict[str, tuple[list[str], Outcome]] | None = None
-
-    def outcome(self, run: Run) -> Outcome | None:
-        """Returns the outcome of a run, or None if the run is unfinished or not in this source."""
-        if self.saved is None:
-            folder = epath.Path(self.path) / run.name
-            return _sweep_outcome(folder, run) if run.seeds else _run_outcome(folder, run)
-        settings, outcome = self.saved.get(run.name, ([], None))
-        if outcome and settings != _settings(run):
-            raise UsageError(
-                f"{self.path} contains {run.name} with settings that differ from the table's: {' '.join(settings)}; "
-                "remove it from --results"
-            )
-        return outcome
+    tables: dict[str, str] = dataclasses.field(default_factory=dict)
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    outcomes: dict[str, Outcome] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """Results of one or more sources. If several sources contain the same entry, the first source is used.
-
-    Attributes:
-      sources: results folders and files.
-      tables: experiment (`FILE:ARGUMENTS`) of each requested table, by table name.
-      seconds: duration in seconds of each run that was not interrupted, by run name.
-    """
+    """Results of one or more sources. If several sources contain the same entry, the first source is used."""
 
     sources: tuple[Source, ...]
-    tables: dict[str, str] = dataclasses.field(default_factory=dict)
-    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def tables(self) -> dict[str, str]:
+        """Experiment of each requested table."""
+        return dict(ChainMap(*(source.tables for source in self.sources)))
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Duration of each run that was not interrupted."""
+        return dict(ChainMap(*(source.seconds for source in self.sources)))
 
     @property
     def folder(self) -> str:
         """Path of the first source that is a folder, for printed commands; `RESULTS` if all sources are files."""
-        return next((source.path for source in self.sources if source.saved is None), "RESULTS")
+        return next((source.path for source in self.sources if source.outcomes is None), "RESULTS")
 
     def finished(self, runs: Iterable[Run]) -> set[str]:
         """Returns the names of the runs that are finished."""
@@ -92,6 +94,11 @@ class Results:
         source, outcome = self._lookup(run)
         if source is None or outcome is None:
             return None
+        if outcome.settings != _settings(run):
+            raise UsageError(
+                f"{source.path} contains {run.name} with settings that differ from the table's: "
+                f"{' '.join(outcome.settings)}; remove it from --results"
+            )
         members = {result.fingerprint for member in run.members if (result := self.outcome(member))}
         if len(outcome.metrics) != max(run.seeds, 1):
             difference = f"has {len(outcome.metrics)} seeds, not {max(run.seeds, 1)}"
@@ -104,7 +111,15 @@ class Results:
         raise _mismatch(f"{source.path}/{run.name}", difference)
 
     def _lookup(self, run: Run) -> tuple[Source | None, Outcome | None]:
-        return next(((source, found) for source in self.sources if (found := source.outcome(run))), (None, None))
+        """Returns the first source that contains the outcome of a run, and the outcome."""
+        for source in self.sources:
+            if source.outcomes is None:
+                outcome = read_outcome(epath.Path(source.path) / run.name, run)
+            else:
+                outcome = source.outcomes.get(run.name)
+            if outcome:
+                return source, outcome
+        return None, None
 
     def _init_fingerprint(self, run: Run, step: int) -> str:
         """Returns the fingerprint of a run's parameters at `step` (0: see `Run.init_step`), or "" if it is unknown."""
@@ -124,25 +139,19 @@ def _mismatch(path: str | epath.Path, difference: str) -> BertjaxError:
 
 def load_results(paths: Sequence[str]) -> Results:
     """Reads results folders and files. A folder may be empty or missing; a file, recognized by `.json`, may not."""
-    sources, tables, seconds = zip(*map(_load_source, paths), strict=True)
-    return Results(sources, _first_of(tables), _first_of(seconds))
+    return Results(tuple(map(_load_source, paths)))
 
 
-def _first_of(dictionaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    return {name: value for values in reversed(dictionaries) for name, value in values.items()}
-
-
-def _load_source(path: str) -> tuple[Source, dict[str, str], dict[str, float]]:
-    """Reads a source, the experiments of its requested tables, and the durations of its runs."""
+def _load_source(path: str) -> Source:
     folder = resolve_checkpoint_path(path)
     is_file = folder.suffix == ".json" or (folder.exists() and not folder.is_dir())
     file = folder if is_file else folder / INDEX
     if not is_file and not file.exists():
-        return Source(os.fspath(folder)), {}, {}
+        return Source(os.fspath(folder))
     try:
         content = read_json_object(file)
-        saved = {name: _from_json(run) for name, run in content["runs"].items()} if is_file else None
-        return Source(os.fspath(folder), saved), content["tables"], content["seconds"]
+        outcomes = {name: Outcome(**run) for name, run in content["runs"].items()} if is_file else None
+        return Source(os.fspath(folder), content["tables"], content["seconds"], outcomes)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
             f"{file} is not a results file ({type(error).__name__}: {first_line(error)}); use a file of `bertjax "
@@ -150,21 +159,14 @@ def _load_source(path: str) -> tuple[Source, dict[str, str], dict[str, float]]:
         ) from error
 
 
-def _from_json(run: dict[str, Any]) -> tuple[list[str], Outcome]:
-    texts = run["started_from"], run["fingerprint"]
-    return run["settings"], Outcome(tuple(run["metrics"]), *texts, tuple(run["members"]))
-
-
 def update_index(path: str, tables: Mapping[str, str], seconds: Mapping[str, float]) -> None:
     """Adds the experiments of requested tables and the durations of runs to a results folder's index.
 
     Reads the index again first, to keep entries that another process of `bertjax reproduce` has added.
     """
-    _, old_tables, old_seconds = _load_source(path)
-    folder = epath.Path(path)
+    old, folder = _load_source(path), epath.Path(path)
     folder.mkdir(parents=True, exist_ok=True)
-    content = {"tables": {**old_tables, **tables}, "seconds": {**old_seconds, **seconds}}
-    write_atomic(folder / INDEX, json.dumps(content, indent=1) + "\n")
+    _write_json(folder / INDEX, {"tables": {**old.tables, **tables}, "seconds": {**old.seconds, **seconds}})
 
 
 def save_results(results: Results, runs: Iterable[Run], tables: dict[str, str], file: Path) -> int:
@@ -172,21 +174,24 @@ def save_results(results: Results, runs: Iterable[Run], tables: dict[str, str], 
 
     Raises a UsageError if the file already exists and contains other runs, which would be lost.
     """
-    runs_by_name = {
-        run.name: {"settings": _settings(run), **dataclasses.asdict(outcome)}
+    outcomes = {
+        run.name: dataclasses.asdict(outcome)
         for run in sorted(runs, key=lambda run: run.name)
         if (outcome := results.outcome(run))
     }
-    lost = sorted({*(_load_source(str(file))[0].saved or ())} - runs_by_name.keys()) if file.exists() else []
+    lost = sorted({*(_load_source(str(file)).outcomes or ())} - outcomes.keys()) if file.exists() else []
     if lost:
         raise UsageError(
             f"--keep {file} contains {len(lost)} runs that would be lost, such as {lost[0]}; use a different file, "
             f"or add --results {file} and request all tables of this file"
         )
-    seconds = {name: round(value, 1) for name, value in results.seconds.items() if name in runs_by_name}
-    content = {"tables": tables, "seconds": dict(sorted(seconds.items())), "runs": runs_by_name}
+    seconds = {name: round(value, 1) for name, value in sorted(results.seconds.items()) if name in outcomes}
+    _write_json(file, {"tables": tables, "seconds": seconds, "runs": outcomes})
+    return len(outcomes)
+
+
+def _write_json(file: Path | epath.Path, content: dict[str, Any]) -> None:
     write_atomic(file, json.dumps(content, indent=1) + "\n")
-    return len(runs_by_name)
 
 
 def _settings(run: Run) -> list[str]:
@@ -196,59 +201,60 @@ def _settings(run: Run) -> list[str]:
     return [Path(file).stem, *settings, *run.overrides]
 
 
-def _run_outcome(folder: epath.Path, run: Run) -> Outcome | None:
-    if not (folder / RESULTS).exists():
+def read_outcome(folder: epath.Path, run: Run) -> Outcome | None:
+    """Reads the outcome of a run from its workdir (None: unfinished). A sweep's is that of the best setting on dev."""
+    workdirs, best = _sweep_workdirs(folder) if run.seeds else ({folder: {}}, [folder])
+    if not best or not all((path / RESULTS).exists() for path in workdirs):
         return None
-    results = read_results(folder)
-    _check_config(run.members[0] if run.members else run, folder, results["config"])
-    members = tuple(member["fingerprint"] for member in results.get("members", ()))
-    started_from, fingerprint = results.get("started_from", ""), results.get("parameters_fingerprint", "")
-    return Outcome((_floats(results),), started_from, fingerprint, members)
+    results = {path: read_results(path) for path in workdirs}
+    for path, fields in workdirs.items():
+        _check_config(run.members[0] if run.members else run, folder, results[path]["config"], fields)
+    if len({result.get("started_from") for result in results.values()}) > 1:
+        raise _mismatch(folder, "has trials that started from different parameters")
+    if len(best) < run.seeds:
+        return None
+    first = results[best[0]]
+    return Outcome(
+        settings=_settings(run),
+        metrics=[{name: value for name, value in results[path].items() if type(value) is float} for path in best],
+        started_from=first.get("started_from", ""),
+        fingerprint="" if run.seeds else first.get("parameters_fingerprint", ""),
+        members=[member["fingerprint"] for member in first.get("members", ())],
+    )
 
 
-def _sweep_outcome(folder: epath.Path, run: Run) -> Outcome | None:
-    """Returns the outcome of all seeds of the setting that is best on dev, or None if trials are missing."""
+def _sweep_workdirs(folder: epath.Path) -> tuple[dict[epath.Path, dict[str, Any]], list[epath.Path]]:
+    """Returns the fields of each finished trial by workdir, and the workdirs of the best setting in order of seeds.
+
+    Both are empty if the sweep is unfinished.
+    """
     if not (folder / SWEEP).exists():
-        return None
+        return {}, []
     try:
         sweep = read_json_object(folder / SWEEP)
     except (OSError, ValueError) as error:
         raise _mismatch(folder / SWEEP, f"is damaged ({first_line(error)})") from error
     if sweep["left"] or sweep["best"] is None:
-        return None
-    finished = [trial for trial in sweep["trials"] if "score" in trial]
-    folders = [folder / TRIALS / trial_name(trial["trial"]) for trial in finished]
-    if not all((path / RESULTS).exists() for path in folders):
-        return None
-    for trial, path in zip(finished, folders, strict=True):
-        _check_config(run, folder, read_results(path)["config"], trial["trial"])
-    if len({trial["started_from"] for trial in finished}) > 1:
-        raise _mismatch(folder, "has trials that started from different parameters")
-    best = sweep["settings"][0]["setting"]
-    trials = [trial for trial in finished if trial_name(setting_of(trial["trial"])) == best]
-    if len(trials) < run.seeds:
-        return None
-    trials.sort(key=lambda trial: trial["trial"][SEED])
-    return Outcome(tuple(_floats(trial["metrics"]) for trial in trials), trials[0]["started_from"])
+        return {}, []
+    finished = (trial["trial"] for trial in sweep["trials"] if "score" in trial)
+    workdirs = {folder / TRIALS / trial_name(fields): fields for fields in finished}
+    name = sweep["settings"][0]["setting"]
+    best = [path for path, fields in workdirs.items() if trial_name(setting_of(fields)) == name]
+    return workdirs, sorted(best, key=lambda path: workdirs[path][SEED])
 
 
-def _check_config(run: Run, folder: epath.Path, config: dict[str, Any], trial: Mapping[str, Any] | None = None) -> None:
+def _check_config(run: Run, folder: epath.Path, config: dict[str, Any], fields: Mapping[str, Any]) -> None:
     """Raises a UsageError if `config`, from saved results, differs from the config of `run`, such as in the scale."""
-    fields = [f"--config.{field}={value}" for field, value in (trial or {}).items()]
-    expected: dict[str, Any] = dataclasses.asdict(experiment_config(run.config, [*run.overrides, *fields]))
-    # Unset model fields come from the initial checkpoint, so they cannot be compared here.
-    model = {
-        name: config["model"].get(name) if run.init_from and value is None else value
-        for name, value in expected["model"].items()
-    }
-    labels = {"labels": config["data"].get("labels")} if "labels" in expected["data"] else {}
-    expected = {**expected, "model": model, "data": {**expected["data"], **labels}}
+    overrides = [*run.overrides, *(f"--config.{field}={value}" for field, value in fields.items())]
+    expected: dict[str, Any] = dataclasses.asdict(experiment_config(run.config, overrides))
+    # Unset model fields come from the initial checkpoint, and labels from the data, so they cannot be compared here.
+    if run.init_from:
+        unset = [name for name, value in expected["model"].items() if value is None]
+        expected["model"] |= {name: config["model"].get(name) for name in unset}
+    if "labels" in expected["data"]:
+        expected["data"]["labels"] = config["data"].get("labels")
     if differences := result_differences(expected, config, of_best=run.init_from is not None):
         raise UsageError(
             f"the settings of {folder} differ from the table's: {differences}; choose another --results, or delete or "
             "rename the folder"
         )
-
-
-def _floats(metrics: dict[str, Any]) -> dict[str, float]:
-    return {name: value for name, value in metrics.items() if type(value) is float}

@@ -146,8 +146,8 @@ def reproduce(config: str, table: Table, results: Results, plan: Plan) -> dict[s
             jax.clear_caches()
         done.add(run.name)
         if is_host0 and not resumed:
-            results.seconds[run.name] = time.monotonic() - start
-            update_index(source.path, {}, {run.name: results.seconds[run.name]})
+            source.seconds[run.name] = time.monotonic() - start
+            update_index(source.path, {}, {run.name: source.seconds[run.name]})
     return {"stopped": False, "done": sorted(done), "failed": failed, "missing_data": plan.missing_data}
 
 

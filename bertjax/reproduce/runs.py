@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import os
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ from etils import epath
 
 from bertjax.convert.convert import bertjax_checkpoint, local_checkpoint
 from bertjax.data.corpus.store import MANIFEST
-from bertjax.model.config import LSTM, Architecture, ModelConfig, size_fields
+from bertjax.model.config import LSTM, Architecture, ModelConfig
 from bertjax.model.feature_head import CONCAT_LAST_FOUR, FeatureHead
 from bertjax.model.flops import flops_per_token
 from bertjax.presets import named_grid
@@ -18,6 +19,7 @@ from bertjax.reproduce.scales import PAPER, SMALL, FineTuning, Scale, get_scale
 from bertjax.reproduce.table import Cell, Run
 from bertjax.tasks.finetuning.glue_data import SPECS
 from bertjax.training.checkpoint import find_checkpoint, saved_fingerprint
+from bertjax.training.checkpoint_config import experiment_config
 from bertjax.training.checkpoint_metadata import saved_architecture
 from bertjax.utils import hub
 from bertjax.utils.io import cache_dir
@@ -34,6 +36,7 @@ LSTMS = (_LM, f"--config.model.encoder={LSTM}")
 WITHOUT_NSP = ("--config.data.objective=pairs",)
 # Our choice, because the paper states no learning rate for the feature-based approach.
 _FEATURE_LEARNING_RATE = "1e-3"
+_FINE_TUNED = FeatureHead()
 # Names of runs that save intermediate checkpoints for Figure 5.
 _FIGURE5_RUNS = ("bert", "ltr")
 
@@ -86,9 +89,10 @@ def start(scale: Scale, args: Mapping[str, Any], model: str, seed: int = 1) -> R
     The run is the released checkpoint that the table's arguments `args` set for `model`, or else a pre-training run.
     """
     if checkpoint := args[model]:
-        fingerprint = load_released(checkpoint).fingerprint
-        return Run(f"released/{model}-{fingerprint[:8]}", released=checkpoint, fingerprint=fingerprint)
-    return bert(scale, args, getattr(scale, model), seed)
+        found = load_released(checkpoint)
+        name, config = f"released/{model}-{found.fingerprint[:8]}", ModelConfig(**vars(found.architecture))
+        return Run(name, released=checkpoint, fingerprint=found.fingerprint, model=config)
+    return pretraining(scale, args, size=getattr(scale, model), seed=seed)
 
 
 def scale_note(scale: Scale, args: Mapping[str, Any]) -> str:
@@ -111,45 +115,39 @@ def model_notes(scale: Scale, args: Mapping[str, Any]) -> list[str]:
     return notes
 
 
-def bert(scale: Scale, data: Mapping[str, Any], size: str = "", seed: int = 1) -> Run:
-    """Returns the pre-training run of unmodified BERT (default size: the scale's BASE)."""
-    size = size or scale.base
-    return pretraining(scale, data, "bert" if size == scale.base else size, size=size, seed=seed)
-
-
 def pretraining(
-    scale: Scale, data: Mapping[str, Any], name: str, *overrides: str, size: str = "", seed: int = 1
+    scale: Scale, data: Mapping[str, Any], name: str = "", *overrides: str, size: str = "", seed: int = 1
 ) -> Run:
     """Returns a pre-training run of the model `size` (default: the scale's BASE).
 
     `data` contains the arguments of the table, such as `corpus`. `overrides` are added to the overrides of `scale`.
+    `name` is part of the run's name (default: `bert`, or the size if it is not that of BASE).
     """
     size, corpus = size or scale.base, data["corpus"]
-    all_tokens = _LM in overrides
-    model = _model_config(scale, size, overrides)
-    # Some tables accept a released checkpoint in place of a corpus.
-    released = [
-        f", or a checkpoint, set with {name}=" for name in RELEASED if name in data and size == getattr(scale, name)
-    ]
-    missing_data = "".join(["a corpus from `bertjax prepare`, set with corpus=", *released[:1]])
+    name = name or ("bert" if size == scale.base else size)
     if corpus:
         missing_data = _missing_file(f"{corpus}/{MANIFEST}")
-    return Run(
-        name=f"pretrain/{name}-{seed}",
-        config=f"{scale.pretraining},size={size},corpus={corpus or 'CORPUS'}",
-        overrides=(
-            f"--config.seed={seed}",
-            *scale.pretraining_overrides,
-            *(() if all_tokens else scale.sentence_pair_overrides),
-            *(scale.figure5_overrides if name in _FIGURE5_RUNS else ()),
-            *overrides,
-        ),
-        flops=sum(
-            tokens * flops_per_token(model, length, length - 2 if all_tokens else round(0.15 * length))
-            for tokens, length in scale.phases
-        ),
-        missing_data=missing_data,
+    else:
+        # Some tables accept a released checkpoint in place of a corpus.
+        released = [model for model in RELEASED if model in data and size == getattr(scale, model)]
+        instead = f", or a checkpoint, set with {released[0]}=" if released else ""
+        missing_data = f"a corpus from `bertjax prepare`, set with corpus={instead}"
+    config = f"{scale.pretraining},size={size},corpus={corpus or 'CORPUS'}"
+    all_tokens = _LM in overrides
+    flags = (
+        f"--config.seed={seed}",
+        *scale.pretraining_overrides,
+        *(() if all_tokens else scale.sentence_pair_overrides),
+        *(scale.figure5_overrides if name in _FIGURE5_RUNS else ()),
+        *overrides,
     )
+    settings: Any = experiment_config(config, flags)
+    model, flops = settings.model_config(scale.vocab_size), 0.0
+    for phase in settings.phases:
+        tokens = (phase.stop_step - phase.start_step) * phase.batch_size * phase.seq_len
+        predictions = phase.seq_len - 2 if all_tokens else round(0.15 * phase.seq_len)
+        flops += tokens * flops_per_token(model, phase.seq_len, predictions)
+    return Run(f"pretrain/{name}-{seed}", config, flags, model=model, flops=flops, missing_data=missing_data)
 
 
 def fine_tuning(
@@ -160,7 +158,7 @@ def fine_tuning(
     *,
     variant: str = "",
     step: int = 0,
-    feature_head: FeatureHead | None = None,
+    feature_head: FeatureHead = _FINE_TUNED,
     seed: int | None = None,
 ) -> Run:
     """Returns a fine-tuning run of `scale.tasks[task]`, initialized from a checkpoint of the run `start`.
@@ -173,15 +171,21 @@ def fine_tuning(
       variant: suffix of the run's name.
       step: step of the checkpoint, see `Run.init_step`.
     """
-    tuning, feature_head = scale.tasks[task], feature_head or FeatureHead()
-    path = data[tuning.data]
-    model = _pretrained_model(scale, start)
+    tuning, path = scale.tasks[task], data[scale.tasks[task].data]
     grid = "one" if feature_head.features or seed is not None else tuning.grid
     epochs = scale.feature_epochs if feature_head.features else tuning.epochs
-    trials = len(named_grid(grid)) * (scale.finetuning_seeds if seed is None else 1)
+    seeds = scale.finetuning_seeds if seed is None else 0
+    fields: dict[str, Any] = {}
+    if feature_head.is_used:
+        fields |= {f"feature_head.{name}": getattr(feature_head, name) for name in ("lstm_layers", "lstm_size")}
+    if feature_head.features:
+        fields |= {"feature_head.features": feature_head.features, "optimizer.freeze": "encoder"}
+        fields |= {"optimizer.learning_rate": _FEATURE_LEARNING_RATE, "epochs": epochs}
+    if seed is not None:
+        fields["seed"] = seed
+    overrides = (*tuning.overrides, *(f"--config.{name}={value}" for name, value in fields.items()))
     suffixes = (variant, str(step or ""), "" if seed is None else f"seed{seed}")
-    overrides = [*tuning.overrides, *_feature_overrides(scale, feature_head)]
-    overrides += [] if seed is None else [f"--config.seed={seed}"]
+    flops = epochs * tuning.tokens * flops_per_token(start.model, 128, feature_head=feature_head)
     return Run(
         name=f"{task}/{'-'.join([start.name.rpartition('/')[2], *filter(None, suffixes)])}",
         config=f"{tuning.config}{',' if ':' in tuning.config else ':'}grid={grid},path={path or tuning.data.upper()}",
@@ -189,8 +193,9 @@ def fine_tuning(
         overrides=tuple({override.partition("=")[0]: override for override in overrides}.values()),
         init_from=start,
         init_step=step,
-        seeds=scale.finetuning_seeds if seed is None else 0,
-        flops=trials * epochs * tuning.tokens * flops_per_token(model, 128, feature_head=feature_head),
+        seeds=seeds,
+        model=start.model,
+        flops=len(named_grid(grid)) * max(seeds, 1) * flops,
         missing_data=_missing_task_data(tuning, path),
     )
 
@@ -198,29 +203,6 @@ def fine_tuning(
 def feature_based(scale: Scale, features: str = CONCAT_LAST_FOUR) -> FeatureHead:
     """Returns the feature head of section 5.3: a two-layer BiLSTM on features of the frozen encoder."""
     return FeatureHead(features, 2, scale.lstm_size)
-
-
-def _feature_overrides(scale: Scale, feature_head: FeatureHead) -> tuple[str, ...]:
-    fields: dict[str, Any] = {}
-    if feature_head.is_used:
-        fields |= {
-            "feature_head.lstm_layers": feature_head.lstm_layers,
-            "feature_head.lstm_size": feature_head.lstm_size,
-        }
-    if feature_head.features:
-        fields |= {"feature_head.features": feature_head.features, "optimizer.freeze": "encoder"}
-        fields |= {"optimizer.learning_rate": _FEATURE_LEARNING_RATE, "epochs": scale.feature_epochs}
-    return tuple(f"--config.{name}={value}" for name, value in fields.items())
-
-
-def _pretrained_model(scale: Scale, run: Run) -> ModelConfig:
-    """Returns the model config of the pre-training run or released checkpoint at the root of the `init_from` chain."""
-    while run.init_from:
-        run = run.init_from
-    if run.released:
-        return ModelConfig(**vars(load_released(run.released).architecture))
-    size = dict(item.split("=", 1) for item in run.config.partition(":")[2].split(","))["size"]
-    return _model_config(scale, size, run.overrides)
 
 
 def _missing_task_data(tuning: FineTuning, path: str) -> str:
@@ -236,21 +218,11 @@ def _missing_file(path: str) -> str:
     return "" if epath.Path(os.path.expanduser(path)).exists() else f"{path}, which does not exist"
 
 
-def _model_config(scale: Scale, size: str, overrides: tuple[str, ...]) -> ModelConfig:
-    """Returns the config of a pre-trained model, for FLOP estimates. Fields that do not affect FLOPs are not set."""
-    encoder = LSTM if f"--config.model.encoder={LSTM}" in overrides else ModelConfig.encoder
-    return ModelConfig(vocab_size=scale.vocab_size, encoder=encoder, **size_fields(size))
-
-
 def with_commits(config: str) -> str:
     """Adds the current commit to each Hugging Face Hub address in `FILE:ARGUMENTS`, so that all runs use one commit."""
-    file, colon, arguments = config.partition(":")
-    return file + colon + ",".join(map(_with_commit, arguments.split(",")))
+    return re.sub(rf"(?<==){hub.PREFIX}[^,]*", _with_commit, config)
 
 
-def _with_commit(argument: str) -> str:
-    name, equals, value = argument.partition("=")
-    if not hub.is_hub(value):
-        return argument
-    commit = local_checkpoint(value).rstrip("/").rpartition("/")[2]
-    return f"{name}{equals}{hub.PREFIX}{hub.parse(value)[0]}@{commit}"
+def _with_commit(address: re.Match[str]) -> str:
+    commit = local_checkpoint(address[0]).rstrip("/").rpartition("/")[2]
+    return f"{hub.PREFIX}{hub.parse(address[0])[0]}@{commit}"

@@ -44,7 +44,6 @@ class Scale:
       pretraining: `FILE:ARGUMENTS` of pre-training, without size and corpus.
       pretraining_overrides: overrides of all pre-training runs.
       sentence_pair_overrides: overrides of pre-training runs on sentence pairs.
-      phases: number of tokens and row length of each pre-training phase, for FLOP estimates.
       vocab_size: approximate vocabulary size, for FLOP estimates.
       figure5_steps: steps of the pre-training checkpoints that Figure 5 fine-tunes.
       figure5_overrides: overrides that keep the checkpoints at `figure5_steps`.
@@ -65,7 +64,6 @@ class Scale:
     pretraining: str
     pretraining_overrides: tuple[str, ...]
     sentence_pair_overrides: tuple[str, ...]
-    phases: tuple[tuple[float, int], ...]
     vocab_size: int
     figure5_steps: tuple[int, ...]
     figure5_overrides: tuple[str, ...]
@@ -113,7 +111,6 @@ _SCALES = {
         pretraining="pretrain:phases=2",
         pretraining_overrides=(),
         sentence_pair_overrides=(),
-        phases=((900_000 * 131_072, 128), (100_000 * 131_072, 512)),
         vocab_size=30_522,
         figure5_steps=(30_000, 50_000, 100_000, 200_000, 400_000, 600_000, 800_000, 1_000_000),
         figure5_overrides=("--config.checkpoint_every=10000", "--config.keep_checkpoints=100"),
@@ -161,7 +158,6 @@ _SCALES = {
         ),
         # With packing, a step contains as many tokens as in runs without sentence pairs.
         sentence_pair_overrides=("--config.data.packing=true",),
-        phases=((6_000 * 1024, 32), (6_000 * 1024, 128)),
         vocab_size=4096,
         figure5_steps=tuple(range(1500, 12_001, 1500)),
         figure5_overrides=("--config.checkpoint_every=1500", "--config.keep_checkpoints=8"),
@@ -212,7 +208,6 @@ _SCALES[MEDIUM] = dataclasses.replace(
     name=MEDIUM,
     description=_SCALES[SMALL].description.replace("12.3 million", "102.4 million"),
     pretraining="pretrain_cpu:steps=100000",
-    phases=((50_000 * 1024, 32), (50_000 * 1024, 128)),
     figure5_steps=tuple(range(12_500, 100_001, 12_500)),
     figure5_overrides=("--config.checkpoint_every=12500", "--config.keep_checkpoints=8"),
 )

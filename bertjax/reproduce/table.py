@@ -3,9 +3,12 @@
 import dataclasses
 import json
 import shlex
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
+
+from bertjax.model.config import ModelConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +26,7 @@ class Run:
       members: single-seed fine-tuning runs of an ensemble.
       released: path or Hub address of a released checkpoint (default: empty). If set, the run trains nothing.
       fingerprint: fingerprint of the parameters of `released`.
+      model: pre-trained model, for time estimates of runs that start from this one (default: BASE).
       flops: training FLOPs, for time estimates.
       missing_data: description of required data that is not available (default: empty, nothing is missing).
     """
@@ -36,6 +40,7 @@ class Run:
     members: tuple["Run", ...] = ()
     released: str = ""
     fingerprint: str = ""
+    model: ModelConfig = ModelConfig()
     flops: float = 0.0
     missing_data: str = ""
 
@@ -97,23 +102,17 @@ class Table:
     cells: tuple[Cell, ...]
     notes: tuple[str, ...] = ()
 
-    def runs(self) -> list[Run]:
-        """Returns all runs, dependencies first."""
-        return run_order([run for cell in self.cells for run in cell.runs])
+    def runs(self, done: Set[str] = frozenset()) -> list[Run]:
+        """Returns all runs except those in `done`, dependencies first."""
+        return run_order([run for cell in self.cells for run in cell.runs], done)
 
 
-def run_order(runs: Sequence[Run], done: Set[str] = frozenset()) -> list[Run]:
+def run_order(runs: Iterable[Run], done: Set[str] = frozenset()) -> list[Run]:
     """Returns `runs` and their dependencies, dependencies first, except released checkpoints and the runs in `done`."""
     ordered: dict[Run, None] = {}
-
-    def visit(run: Run) -> None:
-        if run.name not in done and run not in ordered and not run.released:
-            for dependency in run.dependencies:
-                visit(dependency)
-            ordered[run] = None
-
     for run in runs:
-        visit(run)
+        if run.name not in done and not run.released:
+            ordered |= dict.fromkeys((*run_order(run.dependencies, done), run))
     return list(ordered)
 
 
@@ -132,11 +131,11 @@ class PaperTable(NamedTuple):
       notes: remarks on the numbers.
     """
 
-    title: str
-    section: str
-    columns: Sequence[str]
-    rows: Mapping[str, Sequence[float | None]]
-    notes: Sequence[str]
+    title: str = ""
+    section: str = ""
+    columns: Sequence[str] = ()
+    rows: Mapping[str, Sequence[float | None]] = MappingProxyType({})
+    notes: Sequence[str] = ()
 
 
 # The paper's tables by name: `1` to `8` and `figure5`.

@@ -78,8 +78,11 @@ def upload(folder: Path, address: str, overwrite: bool, message: str, replaced: 
     return str(url)
 
 
-# Messages by the name of the exception in `huggingface_hub.errors`.
+_NO_ACCESS = "no access to {address} (status {status}); set HF_TOKEN to a token with access"
+# Messages by the name of the exception in `huggingface_hub.errors`, or by the status of the response.
 _MESSAGES = {
+    401: _NO_ACCESS,
+    403: _NO_ACCESS,
     "OfflineModeIsEnabled": "{address} is not in the cache; unset HF_HUB_OFFLINE to use the network",
     "GatedRepoError": "{address} is gated; accept its terms on its page, then set HF_TOKEN",
     "RepositoryNotFoundError": "no repository {address}; check the name, or set HF_TOKEN if the repository is private",
@@ -98,13 +101,9 @@ def _one_line_errors(address: str) -> Iterator[None]:
     except Exception as error:
         # A LocalEntryNotFoundError is caused by the failure of the request.
         cause = error.__cause__ if type(error).__name__ == "LocalEntryNotFoundError" and error.__cause__ else error
-        if message := _MESSAGES.get(type(cause).__name__):
-            raise UsageError(message.format(address=address, revision=parse(address)[1])) from error
         status = getattr(getattr(cause, "response", None), "status_code", 0)
-        if status in (401, 403):
-            raise UsageError(
-                f"no access to {address} (status {status}); set HF_TOKEN to a token with access"
-            ) from error
+        if message := _MESSAGES.get(type(cause).__name__) or _MESSAGES.get(status):
+            raise UsageError(message.format(address=address, revision=parse(address)[1], status=status)) from error
         if status == 429:
             raise BertjaxError(f"too many requests to the server of {address}; wait, or set HF_TOKEN") from error
         raise BertjaxError(

@@ -2,12 +2,14 @@
 
 import dataclasses
 import math
+import operator
 from collections.abc import Collection
 from typing import Any, ClassVar
 
 from bertjax.errors import UsageError
 
 _BOUNDS = "bounds"
+_HOLDS = {"at_least": operator.ge, "above": operator.gt, "below": operator.lt, "at_most": operator.le}
 # Default maximum of integer fields, because counters on devices are int32.
 _MAX_INTEGER = 2**31 - 1
 
@@ -26,15 +28,10 @@ class Bounds:
         """Returns what the value must be, or "" if it is allowed."""
         if self.choices:
             return "" if value in self.choices else f"use one of {', '.join(filter(None, self.choices))}"
-        checks = (
-            ("at least", self.at_least, lambda limit: value >= limit),
-            ("above", self.above, lambda limit: value > limit),
-            ("below", self.below, lambda limit: value < limit),
-            ("at most", self.at_most, lambda limit: value <= limit),
-        )
+        limits = {name: getattr(self, name) for name in _HOLDS}
         # NaN is smaller and larger than nothing, so it fails each comparison.
-        broken = [(words, limit) for words, limit, holds in checks if limit is not None and not holds(limit)]
-        return " and ".join(f"it must be {words} {limit:,}" for words, limit in broken)
+        broken = [name for name, limit in limits.items() if limit is not None and not _HOLDS[name](value, limit)]
+        return " and ".join(f"it must be {name.replace('_', ' ')} {limits[name]:,}" for name in broken)
 
 
 def bounded(default: Any, **bounds: Any) -> Any:

@@ -28,7 +28,7 @@ def get_table(args: ConfigDict) -> Table:
     scale = scales.get_scale(args.scale)
     left_to_right_size, lstm_size = scale.equal_flops
     rows = {
-        "BERT": runs.bert(scale, args),
+        "BERT": runs.pretraining(scale, args),
         "Left-to-right, as wide": runs.pretraining(scale, args, "ltr", *runs.LEFT_TO_RIGHT),
         "Left-to-right, equal FLOPs": runs.pretraining(
             scale, args, "ltr_equal_flops", *runs.LEFT_TO_RIGHT, size=left_to_right_size

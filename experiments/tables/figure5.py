@@ -22,7 +22,7 @@ def get_table(args: ConfigDict) -> Table:
     scale = scales.get_scale(args.scale)
     task = args.task or ("mnli" if scale.name == scales.PAPER else "sst2")
     series = {
-        "Masked LM": runs.bert(scale, args),
+        "Masked LM": runs.pretraining(scale, args),
         "Left-to-right": runs.pretraining(scale, args, "ltr", *runs.LEFT_TO_RIGHT),
     }
     # Step 0 selects the last checkpoint, so that its runs have the same names as in other tables.

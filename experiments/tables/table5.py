@@ -29,7 +29,7 @@ def get_table(args: ConfigDict) -> Table:
     """Returns the table for `scale=small,corpus=DIR,glue=DIR,squad=DIR,ner=DIR`."""
     scale = scales.get_scale(args.scale)
     seeds = range(1, scale.pretraining_seeds + 1)
-    bert = [runs.bert(scale, args, seed=seed) for seed in seeds]
+    bert = [runs.pretraining(scale, args, seed=seed) for seed in seeds]
     without_nsp = [runs.pretraining(scale, args, "no_nsp", *runs.WITHOUT_NSP, seed=seed) for seed in seeds]
     left = [runs.pretraining(scale, args, "ltr", *runs.LEFT_TO_RIGHT, seed=seed) for seed in seeds]
     rows = {"BERT BASE": bert, "No NSP": without_nsp, "LTR & No NSP": left, "+ BiLSTM": left}

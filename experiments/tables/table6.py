@@ -22,7 +22,7 @@ def get_table(args: ConfigDict) -> Table:
     scale = scales.get_scale(args.scale)
     cells = []
     for row, size in scale.table6_sizes.items():
-        start = runs.bert(scale, args, size)
+        start = runs.pretraining(scale, args, size=size)
         cells.append(runs.perplexity_cell(row, start))
         for column, task in _COLUMNS.items():
             run = runs.fine_tuning(scale, args, task, start)

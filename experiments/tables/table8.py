@@ -29,7 +29,7 @@ def get_table(args: ConfigDict) -> Table:
             for name, percent in zip(_FIELDS, row.split("/"), strict=True)
         ]
         name = f"mask_{row.replace('/', '_')}"
-        start = runs.pretraining(scale, args, name, *masking) if row != _ROWS[0] else runs.bert(scale, args)
+        start = runs.pretraining(scale, args, name, *masking) if row != _ROWS[0] else runs.pretraining(scale, args)
         for column, task in _COLUMNS.items():
             cells.append(runs.metric_cell(row, column, task, runs.fine_tuning(scale, args, task, start)))
         head = runs.feature_based(scale)

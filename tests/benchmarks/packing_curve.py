@@ -8,7 +8,6 @@ The speed is the median over the log lines of a run, and speeds are compared bet
 """
 
 import argparse
-import json
 import statistics
 import subprocess
 from pathlib import Path
@@ -20,6 +19,7 @@ from packing import lengths_of
 from bertjax.data.corpus.store import open_corpus
 from bertjax.data.pretraining.config import MAX_PAIRS_PER_ROW
 from bertjax.data.pretraining.pair_index import open_pair_index
+from bertjax.training.metrics import read_lines
 
 EVALUATIONS = 6
 
@@ -30,25 +30,18 @@ def tokens_per_row(corpus: str, seq_len: int, pairs_per_row: int) -> float:
 
 
 def train(args: argparse.Namespace, workdir: Path, seed: int, packing: bool, rows: int, steps: int) -> None:
-    command = [*BERTJAX, "train", f"--workdir={workdir}"]
-    command += [f"--config=pretrain:size={args.size},seq_len={args.seq_len},corpus={args.corpus}"]
+    every = steps // EVALUATIONS
     fields = {
-        **{"seed": seed, "steps": steps, "log_every": 10, "eval_every": steps // EVALUATIONS},
+        **{"seed": seed, "steps": steps, "log_every": 10, "eval_every": every, "checkpoint_every": every},
         **{"data.packing": packing, "data.batch_size": rows, "data.eval_rows": args.eval_rows, "data.dupe_factor": 1},
         **{"optimizer.learning_rate": args.learning_rate, "optimizer.warmup_steps": steps // 10, "optimizer.b2": 0.98},
         **{"model.dtype": "float32", "model.scan_layers": "false"},
-        **{
-            "model.hidden_dropout_prob": 0.0,
-            "model.attention_probs_dropout_prob": 0.0,
-            "checkpoint_every": steps // EVALUATIONS,
-        },
+        **dict.fromkeys(("model.hidden_dropout_prob", "model.attention_probs_dropout_prob"), 0.0),
     }
-    command += [f"--config.{name}={value}" for name, value in fields.items()]
-    subprocess.run([*command, *([f"--init_from={args.init_from}"] if args.init_from else [])], check=True)
-
-
-def lines_of(file: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
+    config = f"--config=pretrain:size={args.size},seq_len={args.seq_len},corpus={args.corpus}"
+    flags = [f"--config.{name}={value}" for name, value in fields.items()]
+    flags += [f"--init_from={args.init_from}"] if args.init_from else []
+    subprocess.run([*BERTJAX, "train", f"--workdir={workdir}", config, *flags], check=True)
 
 
 def main() -> None:
@@ -75,9 +68,9 @@ def main() -> None:
         for packing in (0, 1):
             workdir = args.workdir / f"{'packed' if packing else 'alone'}-{seed}"
             train(args, workdir, seed, bool(packing), rows[packing], steps)
-            held_out = [line for line in lines_of(workdir / "metrics.jsonl") if "eval_mlm_loss" in line]
+            held_out = [line for line in read_lines(workdir / "metrics.jsonl") if "eval_mlm_loss" in line]
             curves[packing].append(np.array([[line["tokens"], line["eval_mlm_loss"]] for line in held_out]))
-            timed = [line["tokens_per_second"] for line in lines_of(workdir / "timing.jsonl")[1:]]
+            timed = [line["tokens_per_second"] for line in read_lines(workdir / "timing.jsonl")[1:]]
             speeds[packing].append(statistics.median(timed))
     marks = min((curve[:, 0] for both in curves.values() for curve in both), key=lambda tokens: tokens[-1])
     # Interpolate the losses at equal numbers of tokens, since batches differ by a few tokens.

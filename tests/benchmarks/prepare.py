@@ -28,10 +28,9 @@ def bare_encode_seconds(specs: list[str], vocabulary: str) -> tuple[float, int]:
     from bertjax.data.corpus import readers
 
     tokenizer = BertWordPieceTokenizer(vocabulary)
-    texts = (
-        text for source in readers.find_sources(specs)[0] for text in readers.read(source, Counter(), lambda _: None)
-    )
-    paragraphs = [line for text in texts for line in text.text.split("\n") if line]
+    sources = readers.find_sources(specs)[0]
+    texts = (text.text for source in sources for text in readers.read(source, Counter(), lambda _: None))
+    paragraphs = [line for text in texts for line in text.split("\n") if line]
     begin = time.perf_counter()
     tokens = 0
     for start in range(0, len(paragraphs), _BATCH):

@@ -160,18 +160,16 @@ def table(log: Path) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for task in dict.fromkeys(line["task"] for line in lines):
-        runs = {name: [line for line in lines if (line["task"], line["system"]) == (task, name)] for name in SYSTEMS}
-        if not all(runs.values()):
+        runs = [[line for line in lines if (line["task"], line["system"]) == (task, name)] for name in SYSTEMS]
+        if not all(runs):
             continue
-        scores = {name: [run["score"] for run in of_system] for name, of_system in runs.items()}
-        seconds = {name: statistics.mean(run["seconds"] for run in of_system) for name, of_system in runs.items()}
-        texts = [
-            f"{statistics.mean(values):.4f}" + (f" ±{statistics.stdev(values):.4f}" if len(values) > 1 else "")
-            for values in scores.values()
-        ]
-        texts += [f"{value:.0f}" for value in seconds.values()]
-        devices = {run.get("device", "CPU") for of_system in runs.values() for run in of_system}
-        ratio = f"{seconds['transformers'] / seconds['bertjax']:.2f}" if len(devices) == 1 else "-"
+        scores = [[run["score"] for run in of_system] for of_system in runs]
+        seconds = [statistics.mean(run["seconds"] for run in of_system) for of_system in runs]
+        deviations = [f" ±{statistics.stdev(values):.4f}" if len(values) > 1 else "" for values in scores]
+        texts = [f"{statistics.mean(values):.4f}{text}" for values, text in zip(scores, deviations, strict=True)]
+        texts += [f"{value:.0f}" for value in seconds]
+        devices = {run.get("device", "CPU") for of_system in runs for run in of_system}
+        ratio = f"{seconds[1] / seconds[0]:.2f}" if len(devices) == 1 else "-"
         rows.append(f"| {' | '.join([task, TASKS[task][1], *texts, ratio])} |")
     return "\n".join(rows)
 

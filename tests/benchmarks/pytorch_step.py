@@ -78,14 +78,6 @@ def pytorch(size: str, rows: int, seq_len: int, steps: int, num_masked: int, dty
     print(json.dumps({"tokens_per_second": rows * seq_len / statistics.median(seconds[2:]), "setup": setup}))
 
 
-def bertjax_command(size: str, rows: int, seq_len: int, steps: int) -> list[str]:
-    return [
-        *(*BERTJAX, "bench", "step", "--config", f"pretrain:size={size},seq_len={seq_len}"),
-        f"--config.data.batch_size={rows}",
-        *(f"--config.model.vocab_size={VOCAB_SIZE}", "--steps", str(steps), "--json"),
-    ]
-
-
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--size", default="base", choices=SIZES, help="default: base")
@@ -96,18 +88,19 @@ def main() -> None:
     parser.add_argument("--all_positions", action="store_true", help="PyTorch computes the logits of every token")
     parser.add_argument("--pytorch", choices=("float32", "bfloat16"), help=argparse.SUPPRESS)
     args = parser.parse_args()
-    settings = (args.size, args.rows, args.seq_len, args.steps)
-    num_masked = max_predictions(args.seq_len)
+    num_masked = experiment_config(f"pretrain:seq_len={args.seq_len}", []).phases[0].max_predictions
     num_pytorch = 0 if args.all_positions else num_masked
     if args.pytorch:
-        pytorch(*settings, num_pytorch, args.pytorch)
+        pytorch(args.size, args.rows, args.seq_len, args.steps, num_pytorch, args.pytorch)
         return
     model = ModelConfig(vocab_size=VOCAB_SIZE, **size_fields(args.size))
     for name, number in (("bertjax", num_masked), ("PyTorch", num_pytorch or args.seq_len)):
         flops = args.rows * args.seq_len * flops_per_token(model, args.seq_len, number)
         print(f"{name}: {flops:.3e} FLOPs per step, {number} logits per row")
-    dtypes = ("bfloat16",) if has_nvidia_gpu() else ("float32", "bfloat16")
-    commands = [bertjax_command(*settings)]
+    dtypes = ("bfloat16",) if Path("/dev/nvidiactl").exists() else ("float32", "bfloat16")
+    step = (*BERTJAX, "bench", "step", "--json", f"--steps={args.steps}", f"--config.data.batch_size={args.rows}")
+    config = (f"--config=pretrain:size={args.size},seq_len={args.seq_len}", f"--config.model.vocab_size={VOCAB_SIZE}")
+    commands = [[*step, *config]]
     commands += [[sys.executable, __file__, *sys.argv[1:], "--pytorch", dtype] for dtype in dtypes]
     ratios = []
     for _ in range(args.rounds):
@@ -118,15 +111,6 @@ def main() -> None:
         speeds = [result["tokens_per_second"] for result in results]
         ratios.append(speeds[0] / max(speeds[1:]))
     print(f"bertjax / PyTorch: {', '.join(f'{ratio:.2f}' for ratio in ratios)}; median {statistics.median(ratios):.2f}")
-
-
-def max_predictions(seq_len: int) -> int:
-    """Returns the number of masked positions per row in the experiment `pretrain`."""
-    return experiment_config(f"pretrain:seq_len={seq_len}", []).phases[0].max_predictions
-
-
-def has_nvidia_gpu() -> bool:
-    return Path("/dev/nvidiactl").exists()
 
 
 if __name__ == "__main__":

@@ -87,15 +87,6 @@ def test_options_reach_the_manifest(one_slice, four_slices):
     assert four_slices[1]["metadata"]["labels"][queue] == "tpus" and queue not in one_slice[1]["metadata"]["labels"]
 
 
-def test_pod_has_scratch_space_and_time_to_save(one_slice):
-    spec = pod_spec(one_slice[1])
-    (container,) = spec["containers"]
-    assert spec["terminationGracePeriodSeconds"] >= 180
-    (mount,) = container["volumeMounts"]
-    assert {"name": "BERTJAX_STAGING", "value": mount["mountPath"]} in container["env"]
-    assert [volume["name"] for volume in spec["volumes"]] == [mount["name"]]
-
-
 def field_paths(node: object, path: tuple = ()) -> Iterator[tuple]:
     """Yields the path of every field whose name the schema defines."""
     for key, value in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
@@ -124,11 +115,8 @@ def job_failure(job: dict, exit_code: int, conditions: set[str]) -> tuple[str, s
         matching = f"matching FailJob rule at index {index}"
         codes = rule.get("onExitCodes")
         if codes and exit_code in codes["values"]:
-            name = codes["containerName"]
-            return (
-                "PodFailurePolicy",
-                f"Container {name} for pod default/x failed with exit code {exit_code} {matching}",
-            )
+            container = f"Container {codes['containerName']} for pod default/x"
+            return "PodFailurePolicy", f"{container} failed with exit code {exit_code} {matching}"
         for condition in rule.get("onPodConditions", ()):
             if condition["type"] in conditions:
                 return "PodFailurePolicy", f"Pod default/x has condition {condition['type']} {matching}"
@@ -164,13 +152,16 @@ def test_exit_status_decides_whether_a_run_restarts(one_slice, failures, expecte
     assert jobset_action(one_slice[1], failures) == expected
 
 
-def test_failure_rules_name_the_container(one_slice):
-    job = one_slice[1]["spec"]["replicatedJobs"][0]["template"]["spec"]
-    (container,) = pod_spec(one_slice[1])["containers"]
+def test_pod_has_scratch_space_and_time_to_save_and_failure_rules_name_its_container(one_slice):
+    job, spec = one_slice[1]["spec"]["replicatedJobs"][0]["template"]["spec"], pod_spec(one_slice[1])
+    (container,) = spec["containers"]
+    (mount,) = container["volumeMounts"]
+    assert spec["terminationGracePeriodSeconds"] >= 180
+    assert {"name": "BERTJAX_STAGING", "value": mount["mountPath"]} in container["env"]
+    assert [volume["name"] for volume in spec["volumes"]] == [mount["name"]]
     names = {rule["onExitCodes"]["containerName"] for rule in job["podFailurePolicy"]["rules"] if "onExitCodes" in rule}
     # Kubernetes requires restartPolicy: Never for a podFailurePolicy.
-    assert names == {container["name"]} and pod_spec(one_slice[1])["restartPolicy"] == "Never"
-    assert job["backoffLimit"] == 0
+    assert names == {container["name"]} and spec["restartPolicy"] == "Never" and job["backoffLimit"] == 0
 
 
 def test_skypilot_task_restarts_only_after_resumable_exit_codes():

@@ -8,10 +8,6 @@ import pytest
 from bertjax.reproduce.table import PAPER_TABLES
 
 
-def test_paper_has_eight_tables_and_figure_5():
-    assert [*PAPER_TABLES] == [*"12345678", "figure5"]
-
-
 @pytest.mark.parametrize("table", PAPER_TABLES.values(), ids=PAPER_TABLES)
 def test_rows_have_one_number_per_column(table):
     assert table.title and re.fullmatch(r"[45]\.\d|C\.\d", table.section)

@@ -34,31 +34,26 @@ def inputs(letters, tmp_path, monkeypatch):
 def test_reproduce_fills_a_table_from_released_checkpoints(inputs, capfd):
     arguments = f"base={inputs}/base,large={inputs}/large,glue={inputs}/glue"
     config, results = f"--config=tables/table1:scale=small,{arguments}", f"--results={inputs}/results"
-    topology = ("--topology=v5e:2x2", "--mfu=1e-7")
-    plan = printed(capfd, "reproduce", config, results, "--plan", *topology, "--price_per_chip_hour=1.2")
-    assert "pretrain" not in plan and f"--init_from {inputs}/base --workdir" in plan
-    numbers = re.match(
-        r"on v5e:2x2: time (\d+):(\d+):(\d+), ([\d.]+) chip-hours, cost ([\d.]+), ", plan.splitlines()[-1]
-    )
-    hours, minutes, seconds, chip_hours, cost = map(float, numbers.groups())
+    plan = ("reproduce", config, results, "--plan", "--topology=v5e:2x2")
+    out = printed(capfd, *plan, "--mfu=1e-7", "--price_per_chip_hour=1.2")
+    assert "pretrain" not in out and f"--init_from {inputs}/base --workdir" in out
+    pattern = r"on v5e:2x2: time (\d+):(\d+):(\d+), ([\d.]+) chip-hours, cost ([\d.]+), "
+    hours, minutes, seconds, chip_hours, cost = map(float, re.match(pattern, out.splitlines()[-1]).groups())
     assert chip_hours == pytest.approx(4 * (hours + minutes / 60 + seconds / 3600), rel=0.01) and chip_hours > 1
     assert cost == pytest.approx(1.2 * chip_hours, rel=0.01)
-    for option, message in (
-        ("--mfu=0", "--mfu: 0.0 is out of range"),
-        ("--topology=v5e", "invalid --topology 'v5e'"),
-    ):
-        assert message in refused(capfd, "reproduce", config, results, "--plan", "--topology=v5e:2x2", option)
+    for option, message in (("--mfu=0", "0.0 is out of range"), ("--topology=v5e", "invalid --topology 'v5e'")):
+        assert message in refused(capfd, *plan, option)
     done = json.loads(printed(capfd, "reproduce", config, results).splitlines()[-1])["done"]
     base, large = (runs.load_released(str(inputs / name)).fingerprint for name in ("base", "large"))
     assert base != large and sorted(done) == sorted([f"cola/base-{base[:8]}", f"cola/large-{large[:8]}"])
-    trials = json.loads((inputs / "results" / f"cola/base-{base[:8]}" / "sweep.json").read_text())["trials"]
-    assert [trial["started_from"] for trial in trials] == [base] * 3
+    trials = sorted((inputs / "results" / f"cola/base-{base[:8]}").glob("trials/*/results.json"))
+    assert [json.loads(trial.read_text())["started_from"] for trial in trials] == [base] * 3
     # `table` rejects results of runs that started from other parameters.
-    sweep = inputs / "results" / f"cola/base-{base[:8]}" / "sweep.json"
-    content = sweep.read_text()
-    sweep.write_text(content.replace(base, large))
+    for trial in trials:
+        trial.write_text(trial.read_text().replace(base, large))
     assert "did not start from the parameters of" in refused(capfd, "table", "1", results, code=1, logs=True)
-    sweep.write_text(content)
+    for trial in trials:
+        trial.write_text(trial.read_text().replace(large, base))
     text = printed(capfd, "table", "1", results)
     assert f"BASE is {inputs}/base: 1 layers, hidden size 16, fingerprint {base[:8]}" in text
     assert f"LARGE is {inputs}/large: 2 layers" in text
@@ -77,14 +72,12 @@ def test_runs_of_different_checkpoints_have_different_names(inputs, letters, cap
     second = plan(inputs / "base")
     names = [[line.split()[1] for line in text.splitlines() if " cola/base-" in line] for text in (first, second)]
     assert len(names[0]) == len(names[1]) == 1 and names[0] != names[1]
+    # The default scale of released checkpoints is the paper's.
+    config = f"--config=tables/table1:base={inputs}/base,glue={inputs}/glue"
+    out = printed(capfd, "reproduce", config, f"--results={inputs}/results", "--plan")
+    assert "glue:task=cola,grid=glue,path=" in out and "--seeds 5" in out
     # Without a checkpoint, LARGE needs pre-training.
     assert "needs a corpus from `bertjax prepare`, set with corpus=, or a checkpoint, set with large=" in first
-
-
-def test_default_scale_of_released_checkpoints_is_paper(inputs, capfd):
-    config = f"--config=tables/table1:base={inputs}/base,glue={inputs}/glue"
-    plan = printed(capfd, "reproduce", config, f"--results={inputs}/results", "--plan")
-    assert "glue:task=cola,grid=glue,path=" in plan and "--seeds 5" in plan
 
 
 def test_commit_of_a_hugging_face_checkpoint_is_recorded_in_the_config(inputs, tmp_path, monkeypatch):

@@ -79,29 +79,28 @@ def test_table_shows_mean_and_standard_deviation_over_seeds(results, capfd):
 
 
 def test_results_file_gives_the_same_table_as_the_results_folder(results, tmp_path, capfd):
-    from_folder = printed(capfd, "table", "5", f"--results={results}", f"--keep={tmp_path}/saved.json")
-    assert from_folder.endswith(f"wrote 2 runs to {tmp_path}/saved.json\n")
-    from_file = printed(capfd, "table", "5", f"--results={tmp_path}/saved.json")
-    assert from_file.rstrip() == from_folder[: from_folder.rindex("wrote 2 runs")].rstrip()
-    content = json.loads((tmp_path / "saved.json").read_text())
-    assert sorted(content["runs"]) == ["cola/first", "pretrain/first"]
-    assert len(content["runs"]["cola/first"]["metrics"]) == 2
-    (tmp_path / "text.txt").write_text("mine")
-    assert "is not a results file" in refused(
-        capfd, "table", "5", f"--results={results}", f"--keep={tmp_path}/text.txt"
-    )
-    assert (tmp_path / "text.txt").read_text() == "mine"
-    assert "contains 2 runs that would be lost, such as cola/first" in refused(
-        capfd, "table", "5", f"--results={tmp_path}/none", f"--keep={tmp_path}/saved.json"
-    )
-    assert json.loads((tmp_path / "saved.json").read_text()) == content
+    saved, text = tmp_path / "saved.json", tmp_path / "text.txt"
+    from_folder = printed(capfd, "table", "5", f"--results={results}", f"--keep={saved}")
+    from_file = printed(capfd, "table", "5", f"--results={saved}")
+    assert from_folder.split() == [*from_file.split(), *f"wrote 2 runs to {saved}".split()]
+    content = json.loads(saved.read_text())
+    assert {name: len(run["metrics"]) for name, run in content["runs"].items()} == {
+        "cola/first": 2, "pretrain/first": 1
+    }  # fmt: skip
+    text.write_text("mine")
+    for keep, source, message in (
+        (text, results, "is not a results file"),
+        (saved, tmp_path / "none", "contains 2 runs that would be lost, such as cola/first"),
+    ):
+        assert message in refused(capfd, "table", "5", f"--results={source}", f"--keep={keep}")
+    assert text.read_text() == "mine" and json.loads(saved.read_text()) == content
     content["runs"]["pretrain/first"]["settings"][-1] += "0"
-    (tmp_path / "saved.json").write_text(json.dumps(content))
-    assert "contains pretrain/first with settings that differ" in refused(
-        capfd, "table", "5", f"--results={tmp_path}/saved.json"
-    )
-    (tmp_path / "saved.json").write_text("{}")
-    assert "is not a results file" in refused(capfd, "table", "5", f"--results={tmp_path}/saved.json")
+    for changed, message in (
+        (content, "contains pretrain/first with settings that differ"),
+        ({}, "not a results file"),
+    ):
+        saved.write_text(json.dumps(changed))
+        assert message in refused(capfd, "table", "5", f"--results={saved}")
 
 
 def test_results_of_several_sources_are_combined(results, tmp_path, capfd):
@@ -155,28 +154,25 @@ def test_printed_commands_fill_the_table(table, all_results, tmp_path, capfd):
     assert "cola/both differ from the table's: data.seq_len" in error
 
 
-def edit(file: Path, change) -> None:
-    content = json.loads(file.read_text())
-    change(content)
-    file.write_text(json.dumps(content))
+def edit(file: Path, **changes) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
 def test_results_that_do_not_match_the_table_are_refused(table, results, tmp_path, capfd):
     command = ["table", "5", f"--results={tmp_path}/r"]
-    sweep = tmp_path / "r/cola/first/sweep.json"
     # Pre-training is finished, and the data of fine-tuning are missing, so this command starts no run.
     shutil.copytree(results / "pretrain", tmp_path / "r/pretrain")
     cli.main(["reproduce", f"--config={table}:glue=", f"--results={tmp_path}/r"])
     shutil.copytree(results / "cola/first", tmp_path / "r/cola/first")
-    edit(sweep, lambda content: [trial.update(started_from="0" * 16) for trial in content["trials"]])
-    assert "cola/first did not start from the parameters of pretrain/first" in refused(capfd, *command, code=1)
-    edit(sweep, lambda content: content["trials"][0].update(started_from="1" * 16))
+    trials = sorted((tmp_path / "r/cola/first/trials").iterdir())
+    edit(trials[0] / "results.json", started_from="0" * 16)
     assert "cola/first has trials that started from different" in refused(capfd, *command, code=1)
-    edit(sweep, lambda content: content.update(left=1))
+    edit(trials[1] / "results.json", started_from="0" * 16)
+    assert "cola/first did not start from the parameters of pretrain/first" in refused(capfd, *command, code=1)
+    edit(tmp_path / "r/cola/first/sweep.json", left=1)
     assert "missing runs" in printed(capfd, *command)
-    shutil.rmtree(tmp_path / "r/cola/first")
-    shutil.copytree(results / "cola/first", tmp_path / "r/cola/first")
-    shutil.rmtree(next((tmp_path / "r/cola/first/trials").iterdir()))
+    edit(tmp_path / "r/cola/first/sweep.json", left=0)
+    shutil.rmtree(trials[0])
     assert "missing runs" in printed(capfd, *command)
     assert "kept.json is not a results file" in refused(capfd, "table", "5", f"--results={tmp_path}/r/kept.json")
     assert "--plot draws figure5, not 5" in refused(capfd, *command, "--plot=a.png")

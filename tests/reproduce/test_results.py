@@ -17,13 +17,13 @@ def test_ensemble_must_have_the_members_of_the_table(members, accepted):
     first, second = Run("first", "glue"), Run("second", "glue")
     both = Run("both", members=(first, second))
     saved = {
-        "first": (["glue"], Outcome(({},), fingerprint="a")),
-        "second": (["glue"], Outcome(({},), fingerprint="b")),
-        "both": ([""], Outcome(({},), members=tuple(members))),
+        "first": Outcome(["glue"], [{}], fingerprint="a"),
+        "second": Outcome(["glue"], [{}], fingerprint="b"),
+        "both": Outcome([""], [{}], members=tuple(members)),
     }
-    found = Results((Source("path", saved),))
+    found = Results((Source("path", outcomes=saved),))
     if accepted:
-        assert found.outcome(both) == saved["both"][1]
+        assert found.outcome(both) == saved["both"]
         return
     with pytest.raises(BertjaxError, match="path/both has other ensemble members"):
         found.outcome(both)
@@ -34,15 +34,18 @@ def test_override_of_zero_is_compared_with_saved_results():
     saved = dataclasses.asdict(experiment_config(config, ["--config.model.hidden_dropout_prob=0.1"]))
     run = Run("cola", config, ("--config.model.hidden_dropout_prob=0",), init_from=Run("first", "pretrain"))
     with pytest.raises(UsageError, match="model.hidden_dropout_prob: 0.0 -> 0.1"):
-        results._check_config(run, "cola", saved)
+        results._check_config(run, "cola", saved, {})
 
 
 @pytest.mark.parametrize(("started_from", "accepted"), [("a", True), ("b", False), ("", False)])
 def test_fine_tuning_must_start_from_the_intermediate_checkpoint(tmp_path, monkeypatch, started_from, accepted):
     first = Run("first", "pretrain")
     second = Run("second", "glue", init_from=first, init_step=7)
-    outcomes = {"first": Outcome(({},), fingerprint="end"), "second": Outcome(({},), started_from)}
-    monkeypatch.setattr(Source, "outcome", lambda self, run: outcomes[run.name])
+    outcomes = {
+        "first": Outcome(["pretrain"], [{}], fingerprint="end"),
+        "second": Outcome(["glue"], [{}], started_from),
+    }
+    monkeypatch.setattr(results, "read_outcome", lambda folder, run: outcomes[run.name])
     monkeypatch.setattr(results, "saved_fingerprint", {tmp_path / "first/checkpoints/7": "a"}.__getitem__)
     found = Results((Source(str(tmp_path)),))
     # A deleted checkpoint has no fingerprint to compare, so the result is accepted, but no run can start from it.

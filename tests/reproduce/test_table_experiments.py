@@ -30,6 +30,18 @@ TABLES = ROOT / "experiments/tables"
 NAMES = sorted(file.stem for file in TABLES.glob("*.py"))
 SMALL_RESULTS = TABLES / "small.json"
 DATA = {name: f"/data/{name}" for name in ("corpus", "glue", "squad", "squad2", "swag", "ner", "triviaqa")}
+# Metrics of each task.
+METRICS = {
+    "squad": score_v1({}, {}),
+    "squad2": score_v2({"question": []}, {"question": ""}),
+    "swag": {"accuracy"},
+    "ner": entity_scores([["O"]], [["O"]]),
+    "pretrain": {"perplexity"},
+    **{
+        name: [f"{metric}{suffix}" for metric in spec.metrics for suffix in spec.eval_sets]
+        for name, spec in SPECS.items()
+    },
+}
 every_scale = pytest.mark.parametrize("scale", [scales.PAPER, scales.SMALL, scales.MEDIUM])
 
 
@@ -65,12 +77,6 @@ def test_documented_scores_of_the_medium_scale_match_the_results_file():
         assert "±" not in line or line in written
 
 
-def test_rows_of_figure_5_are_in_the_order_of_steps():
-    rows = format_table(load_table("tables/figure5"), load_results([str(SMALL_RESULTS)])).rows
-    steps = [int(row.replace(",", "")) for row in rows]
-    assert steps == sorted(steps) and steps[0] < 30_000 < steps[-1]
-
-
 def test_documented_tables_match_the_results_file():
     results, written = load_results([str(SMALL_RESULTS)]), (ROOT / "docs/results/tables.md").read_text().splitlines()
     lines = [
@@ -81,6 +87,9 @@ def test_documented_tables_match_the_results_file():
     tables = [line for line in lines if line.startswith("|")]
     assert len(tables) > 20
     assert [line for line in tables if line not in written] == []
+    rows = format_table(load_table(results.tables["figure5"]), results).rows
+    steps = [int(row.replace(",", "")) for row in rows]
+    assert steps == sorted(steps) and steps[0] < 30_000 < steps[-1]
 
 
 @every_scale
@@ -94,9 +103,9 @@ def test_runs_of_the_same_name_are_equal_in_all_tables(scale):
 
 @every_scale
 @pytest.mark.parametrize("name", NAMES)
-def test_commands_are_valid_and_follow_their_dependencies(name, scale):
-    previous = set()
-    for run in load(name, scale).runs():
+def test_runs_have_valid_commands_and_cells_have_the_paper_s_labels_and_metrics_of_their_task(name, scale):
+    table, previous = load(name, scale), set()
+    for run in table.runs():
         assert {each.name for each in run.dependencies} <= previous
         previous.add(run.name)
         args, overrides = build_parser().parse_known_args(shlex.split(run.command("/results"))[1:])
@@ -109,60 +118,34 @@ def test_commands_are_valid_and_follow_their_dependencies(name, scale):
         if args.command == "sweep":
             assert load_settings(args.config) and args.seeds == scales.get_scale(scale).finetuning_seeds
 
-
-@every_scale
-@pytest.mark.parametrize("name", NAMES)
-def test_cells_use_metrics_of_their_task(name, scale):
-    metrics = {
-        "squad": score_v1({}, {}),
-        "squad2": score_v2({"question": []}, {"question": ""}),
-        "swag": {"accuracy"},
-        "ner": entity_scores([["O"]], [["O"]]),
-        "pretrain": {"perplexity"},
-        **{
-            spec: [f"{metric}{suffix}" for metric in task.metrics for suffix in task.eval_sets]
-            for spec, task in SPECS.items()
-        },
-    }
-    cells = [cell for cell in load(name, scale).cells if cell.runs]
-    assert cells and [cell for cell in cells if cell.metric not in metrics[cell.runs[0].name.partition("/")[0]]] == []
+    cells = [cell for cell in table.cells if cell.runs]
+    assert cells and [cell for cell in cells if cell.metric not in METRICS[cell.runs[0].name.partition("/")[0]]] == []
+    assert table.name == name.removeprefix("table")
+    assert len({(cell.row, cell.column) for cell in table.cells}) == len(table.cells)
+    if table.name in PAPER_TABLES and table.name != "figure5":
+        paper = PAPER_TABLES[table.name]
+        assert {cell.row for cell in table.cells} <= paper.rows.keys()
+        # Labels of test sets are not public.
+        assert {cell.column for cell in table.cells} >= {column for column in paper.columns if "Test" not in column}
 
 
 @every_scale
 @pytest.mark.parametrize("task", ["mnli", "qnli", "sst2", "stsb", "squad", "squad2", "triviaqa", "swag", "ner"])
-@pytest.mark.parametrize("feature_head", [None, FeatureHead(LAST, 2, 128)], ids=["fine-tuned", "on features"])
+@pytest.mark.parametrize("feature_head", [FeatureHead(), FeatureHead(LAST, 2, 128)], ids=["fine-tuned", "on features"])
 def test_epochs_assumed_for_flops_equal_those_of_the_config(task, feature_head, scale):
     settings = scales.get_scale(scale)
-    start = runs.bert(settings, DATA)
-    run = runs.fine_tuning(
-        settings, DATA, task, start, feature_head=feature_head, variant="" if feature_head is None else "features"
-    )
-    epochs = settings.tasks[task].epochs if feature_head is None else settings.feature_epochs
+    start = runs.pretraining(settings, DATA)
+    run = runs.fine_tuning(settings, DATA, task, start, feature_head=feature_head)
+    epochs = settings.feature_epochs if feature_head.features else settings.tasks[task].epochs
     assert load_config(run.config, run.overrides).epochs == epochs
-
-
-@every_scale
-@pytest.mark.parametrize("name", NAMES)
-def test_tables_have_all_columns_of_the_paper_except_test_sets(name, scale):
-    loaded = load(name, scale)
-    assert loaded.name == name.removeprefix("table")
-    assert len({(cell.row, cell.column) for cell in loaded.cells}) == len(loaded.cells)
-    if loaded.name not in PAPER_TABLES:
-        return
-    paper = PAPER_TABLES[loaded.name]
-    if loaded.name != "figure5":
-        assert {cell.row for cell in loaded.cells} <= paper.rows.keys()
-        # Labels of test sets are not public.
-        assert {cell.column for cell in loaded.cells} >= {name for name in paper.columns if "Test" not in name}
 
 
 def test_configs_of_tables_5_6_and_8_match_the_row_names():
     eight = {cell.row: cell.runs[0].init_from for cell in load("table8", scales.PAPER).cells if cell.runs[0].init_from}
     for row, start in eight.items():
-        shares = experiment_config(start.config, start.overrides).data.masking
-        assert [round(100 * share) for share in (shares.mask_prob, shares.keep_prob, shares.random_prob)] == [
-            int(part) for part in row.split("/")
-        ]
+        masking = experiment_config(start.config, start.overrides).data.masking
+        shares = (masking.mask_prob, masking.keep_prob, masking.random_prob)
+        assert "/".join(str(round(100 * share)) for share in shares) == row
     six = {cell.row: cell.runs[0] for cell in load("table6", scales.PAPER).cells if not cell.runs[0].init_from}
     for row, run in six.items():
         model = load_config(run.config, run.overrides).model

@@ -1,7 +1,6 @@
 """Atomic folders: creation, replacement, kills and concurrent writers."""
 
 import contextlib
-import os
 import subprocess
 import sys
 
@@ -33,12 +32,6 @@ def names(folder):
     return sorted(child.name for child in folder.iterdir())
 
 
-def umask():
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
 def test_folder_appears_complete_and_replaces_the_old_one(tmp_path):
     output = tmp_path / "deep" / "corpus"
     make(output)
@@ -49,7 +42,8 @@ def test_folder_appears_complete_and_replaces_the_old_one(tmp_path):
     assert (output / "file").read_text() == "new" and names(output.parent) == ["corpus"]
     make(output, overwrite=True, content="newer")
     assert (output / "file").read_text() == "newer" and names(output.parent) == ["corpus"]
-    assert output.stat().st_mode & 0o777 == 0o777 & ~umask()
+    (tmp_path / "plain").mkdir()
+    assert output.stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
 def test_another_kind_of_directory_is_not_replaced(tmp_path):
@@ -70,10 +64,13 @@ def test_second_writer_is_rejected(tmp_path):
     assert names(tmp_path) == ["corpus"]
 
 
+def kill_writer(output, *options):
+    assert subprocess.run([sys.executable, "-c", KILLED_WRITER, output, *options]).returncode == 9
+
+
 def test_temporary_directories_of_a_killed_writer_are_removed(tmp_path):
     make(tmp_path / "corpus")
-    command = [sys.executable, "-c", KILLED_WRITER, tmp_path / "corpus", "early"]
-    assert subprocess.run(command).returncode == 9
+    kill_writer(tmp_path / "corpus", "early")
     (temporary,) = tmp_path.glob(".corpus-*")
     assert (temporary / "new" / "half").exists() and (tmp_path / "corpus" / "file").exists()
     make(tmp_path / "corpus", overwrite=True)
@@ -83,7 +80,7 @@ def test_temporary_directories_of_a_killed_writer_are_removed(tmp_path):
 @pytest.mark.parametrize("recover", [recover_folder, make])
 def test_old_directory_is_restored_after_kill_between_renames(tmp_path, recover):
     make(tmp_path / "corpus", content="old")
-    assert subprocess.run([sys.executable, "-c", KILLED_WRITER, tmp_path / "corpus"]).returncode == 9
+    kill_writer(tmp_path / "corpus")
     assert not (tmp_path / "corpus").exists()
     with pytest.raises(UsageError, match="--overwrite") if recover is make else contextlib.nullcontext():
         recover(tmp_path / "corpus")

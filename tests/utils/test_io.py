@@ -105,22 +105,17 @@ def table(path):
     return list(read_table(path, ["sentence", "label"], ReadStats(str(path))))
 
 
-@pytest.mark.parametrize(("encoding", "mark"), BYTE_ORDER_MARKS.items())
-def test_table_with_the_byte_order_mark_of_utf16_is_rejected(tmp_path, encoding, mark):
-    (tmp_path / "train.tsv").write_bytes(mark + "sentence\tlabel\na naïve one\t1\n".encode(encoding))
-    with pytest.raises(UsageError, match=r"train\.tsv is encoded in UTF-16 or UTF-32; convert it to UTF-8"):
-        table(tmp_path / "train.tsv")
-
-
-def test_utf16_is_rejected_in_tagged_words_vocabularies_and_corpora(tmp_path, letters):
-    path = tmp_path / "file.txt"
-    path.write_text("U.N.\tB-ORG\nofficial\tO\n", encoding="utf-16")
+@pytest.mark.parametrize("encoding", BYTE_ORDER_MARKS)
+def test_utf16_is_rejected_in_tables_tagged_words_vocabularies_and_corpora(tmp_path, letters, encoding):
+    path = tmp_path / "file.tsv"
+    path.write_bytes(BYTE_ORDER_MARKS[encoding] + "sentence\tlabel\na naïve one\tO\n".encode(encoding))
     for read in (
+        lambda: table(path),
         lambda: read_conll(path, ReadStats(str(path))),
         lambda: load_vocabulary(path),
         lambda: prepare([f"text:{path}"], tmp_path / "out", vocabulary=letters, workers=1),
     ):
-        with pytest.raises(UsageError, match="is encoded in UTF-16"):
+        with pytest.raises(UsageError, match=r"file\.tsv is encoded in UTF-16 or UTF-32; convert it to UTF-8"):
             read()
     assert not (tmp_path / "out").exists()
 

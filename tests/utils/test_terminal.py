@@ -1,5 +1,7 @@
 """Tests of progress that is logged as lines, because standard error is not a terminal."""
 
+import pytest
+
 from bertjax.utils import terminal
 from bertjax.utils.terminal import configure_logging
 
@@ -13,10 +15,15 @@ class _Clock:
         return self.seconds
 
 
-def test_progress_is_logged_every_half_minute(capsys, monkeypatch):
+@pytest.fixture
+def clock(monkeypatch):
     configure_logging()
     clock = _Clock()
     monkeypatch.setattr("tqdm.std.time", clock)
+    return clock
+
+
+def test_progress_is_logged_every_half_minute(capsys, clock):
     with terminal.progress_bar("reading", 200, " rows", after_seconds=2) as bar:
         for _ in range(9):
             clock.seconds += 10
@@ -26,12 +33,6 @@ def test_progress_is_logged_every_half_minute(capsys, monkeypatch):
     assert len(lines) == 3
     assert all(line.startswith("reading: ") and "\r" not in line for line in lines)
     assert "30% of 200 rows, 01:00 done, 02:20 left" in lines[1] and "2 files" in lines[1]
-
-
-def test_progress_without_total_is_logged(capsys, monkeypatch):
-    configure_logging()
-    clock = _Clock()
-    monkeypatch.setattr("tqdm.std.time", clock)
     with terminal.progress_bar("reading", None, "B") as bar:
         clock.seconds += 40
         bar.update(5_000_000)
