@@ -129,20 +129,18 @@ def _format_tokens(batch: Mapping[str, np.ndarray], row: int, vocabulary: Vocabu
     """Formats the tokens of a row. Returns the texts, and a mask of the predicted positions, bool [L]."""
     ids = batch["input_ids"][row]
     used = batch["masked_lm_weights"][row] > 0
-    positions, originals = batch["masked_lm_positions"][row][used], batch["masked_lm_ids"][row][used]
     tokens = [vocabulary.pieces[id_] for id_ in ids]
-    for position, original in zip(positions.tolist(), originals.tolist(), strict=True):
-        tokens[position] = _format_prediction(int(ids[position]), original, vocabulary)
     is_predicted = np.zeros(len(ids), bool)
-    is_predicted[positions] = True
+    for position, original in zip(
+        batch["masked_lm_positions"][row][used], batch["masked_lm_ids"][row][used], strict=True
+    ):
+        is_predicted[position] = True
+        if ids[position] == original:
+            tokens[position] += " (kept)"
+        else:
+            suffix = "" if ids[position] == vocabulary.mask_id else " (random)"
+            tokens[position] += f"←{vocabulary.pieces[original]}{suffix}"
     return tokens, is_predicted
-
-
-def _format_prediction(seen: int, original: int, vocabulary: Vocabulary) -> str:
-    if seen == original:
-        return f"{vocabulary.pieces[seen]} (kept)"
-    suffix = "" if seen == vocabulary.mask_id else " (random)"
-    return f"{vocabulary.pieces[seen]}←{vocabulary.pieces[original]}{suffix}"
 
 
 def _format_label(label: np.ndarray, names: Sequence[str]) -> str:

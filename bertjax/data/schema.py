@@ -57,11 +57,7 @@ def padding_values(schema: Schema) -> dict[str, int]:
 
 
 def sequences(*axes: str) -> Schema:
-    """Returns the schema of the encoder's inputs.
-
-    Args:
-      *axes: names of the axes after the row axis; the last one is the position in the sequence.
-    """
+    """Returns the schema of the encoder's inputs. The last axis is the position in the sequence."""
     return (
         ArraySpec("input_ids", axes, num_values="pieces"),
         ArraySpec("input_mask", axes),

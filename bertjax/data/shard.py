@@ -11,22 +11,15 @@ from bertjax.errors import UsageError
 class DataShard:
     """Share of every global batch that one process produces.
 
-    A global batch is divided into `count` equal parts of consecutive rows. With tensor parallelism, several processes
-    may produce the same part.
-
-    Attributes:
-      parts: indices of this process's parts, ascending.
-      count: number of parts of a global batch.
+    A global batch is divided into `count` equal parts of consecutive rows. `parts` are the indices of this process's
+    parts, ascending. With tensor parallelism, several processes may produce the same part.
     """
 
     parts: tuple[int, ...]
     count: int
 
     def row_ranges(self, batch_size: int) -> list[tuple[int, int]]:
-        """Returns the contiguous row ranges of this process as (start, stop), ascending.
-
-        Raises a UsageError if `batch_size` is not divisible by `count`.
-        """
+        """Returns the contiguous row ranges of this process as (start, stop), ascending."""
         if batch_size % self.count:
             raise UsageError(
                 f"batch_size={batch_size} is not divisible by {self.count} data shards; use a multiple of {self.count}"
@@ -41,7 +34,7 @@ class DataShard:
         return ranges
 
     def rows(self, batch_size: int) -> np.ndarray:
-        """Returns the row indices of this process, int64, ascending. Raises the same UsageError as `row_ranges`."""
+        """Returns the row indices of this process, int64, ascending."""
         return np.concatenate([np.arange(start, stop) for start, stop in self.row_ranges(batch_size)])
 
 

@@ -26,10 +26,7 @@ _NEEDED = re.compile(rf"[Uu]sed {_SIZE} of|HLO temporaries \({_SIZE}\) exceeds")
 
 
 def compile_step(settings: RunConfig, phase: int, topology: str, slices: int) -> dict[str, Any]:
-    """Compiles the train step of a phase in a subprocess. Raises a BertjaxError if the compiler fails or crashes.
-
-    The subprocess isolates crashes: libtpu 0.0.42.1 crashes on some programs, such as BERT with hidden size 128 and
-    remat=full.
+    """Compiles the train step of a phase in a subprocess, because libtpu 0.0.42.1 crashes on some programs.
 
     Returns:
       `memory`: bytes on one device at the peak of the step, for `parameters`, `optimizer` state, input `batch`, and
@@ -47,11 +44,7 @@ def compile_step(settings: RunConfig, phase: int, topology: str, slices: int) ->
 def lowered_step(
     settings: RunConfig, phase: int, devices: list[jax.Device]
 ) -> tuple[jax.stages.Lowered, dict[str, int]]:
-    """Lowers the train step of a phase.
-
-    Returns:
-      The lowered step, and the sizes of `parameters`, `optimizer` and `batch` on one device in bytes.
-    """
+    """Returns the lowered train step of a phase, and the bytes of `parameters`, `optimizer` and `batch` on a device."""
     task = build_task(settings, train=None)
     mesh = make_mesh(settings.mesh, devices)
     check_batch_sizes(task.batch_sizes, mesh, settings.grad_accum_steps)

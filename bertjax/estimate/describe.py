@@ -29,11 +29,10 @@ def describe_task(task: Task) -> str:
     counts = parameter_counts(params)
     encoder = sum(count for name, count in counts.items() if name.startswith(("encoder", "pooler")))
     clipping = f"gradient clipping to norm {optimizer.clip_norm:g}" if optimizer.clip_norm else "no gradient clipping"
+    sums = {**counts, "encoder and pooler": encoder, "total": sum(counts.values())}
     lines = [
         "parameters",
-        *(f"  {name:<24}{count:>14,}" for name, count in counts.items()),
-        f"  {'encoder and pooler':<24}{encoder:>14,}",
-        f"  {'total':<24}{sum(counts.values()):>14,}",
+        *(f"  {name:<24}{count:>14,}" for name, count in sums.items()),
         f"vocabulary: {model.vocab_size:,} tokens, padded to {model.padded_vocab_size:,} embedding rows",
         f"model: {_describe_model(model)}",
         *task.notes,

@@ -30,22 +30,15 @@ def train_batches(corpus, source, whole_word=False):
     return verified_batches(pretraining_batches(corpus, PHASE, source, masking=Masking(whole_word=whole_word)), corpus)
 
 
-def test_training_verifies_the_corpus_in_the_background(corpus):
-    overwrite(corpus.path / "train.tokens.bin", 100, b"\x01\x01")
-    corpus = store.open_corpus(corpus.path)
-    next(train_batches(corpus, make_row_source()))
-    corpus.checksums._thread.join()
-    with pytest.raises(BertjaxError, match=r"train\.tokens\.bin is damaged"):
-        corpus.checksums.check()
-
-
-def test_evaluation_verifies_the_corpus(corpus):
-    overwrite(corpus.path / "heldout.tokens.bin", 100, b"\x01\x01")
+@pytest.mark.parametrize("split", store.SPLITS)
+def test_training_and_evaluation_verify_the_corpus_in_the_background(corpus, split):
+    overwrite(corpus.path / f"{split}.tokens.bin", 100, b"\x01\x01")
     corpus = store.open_corpus(corpus.path)
     dataset = eval_dataset(corpus, PHASE, source=make_row_source(), masking=Masking(), shard=SINGLE_SHARD)
-    assert list(verified_batches(dataset, corpus))
-    with pytest.raises(BertjaxError, match=r"heldout\.tokens\.bin is damaged"):
-        corpus.checksums.wait()
+    assert next(train_batches(corpus, make_row_source()) if split == "train" else verified_batches(dataset, corpus))
+    corpus.checksums._thread.join()
+    with pytest.raises(BertjaxError, match=rf"{split}\.tokens\.bin is damaged"):
+        corpus.checksums.check()
 
 
 def test_damaged_pair_index_is_found(corpus):

@@ -61,13 +61,8 @@ def test_packed_row_shows_each_pair(vocabulary):
     ]
 
 
-@pytest.fixture
-def tokenizer(vocabulary) -> Tokenizer:
-    return Tokenizer(vocabulary)
-
-
-def finetuning_batch(tokenizer: Tokenizer, **arrays) -> dict[str, np.ndarray]:
-    cls, sep = tokenizer.vocabulary.cls_id, tokenizer.vocabulary.sep_id
+def finetuning_batch(vocabulary, **arrays) -> dict[str, np.ndarray]:
+    cls, sep = vocabulary.cls_id, vocabulary.sep_id
     return {
         "input_ids": np.array([[cls, 13, sep, 17, 20, sep, 0]]),
         "input_mask": np.array([[1] * 6 + [0]]),
@@ -98,16 +93,17 @@ ROW = ["6 tokens + 1 padding", "A: [CLS] p13 [SEP]", "B: p17 ##p20 [SEP]"]
     ],
     ids=["class", "unlabeled", "labels", "number", "answer", "no answer", "tags"],
 )
-def test_finetuning_row_shows_labels_tags_and_answers(tokenizer, arrays, names, lines):
-    assert format_row(finetuning_batch(tokenizer, **arrays), 0, tokenizer, names).splitlines() == lines
+def test_finetuning_row_shows_labels_tags_and_answers(vocabulary, arrays, names, lines):
+    batch = finetuning_batch(vocabulary, **arrays)
+    assert format_row(batch, 0, Tokenizer(vocabulary), names).splitlines() == lines
 
 
-def test_multiple_choice_row_shows_every_sequence_and_the_correct_one(tokenizer):
-    batch = finetuning_batch(tokenizer, labels=1)
+def test_multiple_choice_row_shows_every_sequence_and_the_correct_one(vocabulary):
+    batch = finetuning_batch(vocabulary, labels=1)
     for name in ("input_ids", "input_mask", "segment_ids"):
         batch[name] = np.stack([batch[name], batch[name]], axis=1)
     batch["input_ids"][0, 1, 1] = 14
-    lines = format_row(batch, 0, tokenizer).splitlines()
+    lines = format_row(batch, 0, Tokenizer(vocabulary)).splitlines()
     assert lines[:2] == [f"sequence 0, {ROW[0]}", ROW[1]]
     assert lines[3:] == [f"sequence 1, {ROW[0]}", "A: [CLS] p14 [SEP]", ROW[2], "label: sequence 1"]
 
@@ -116,23 +112,13 @@ def example_batches(seq_len: int, count: int) -> list[dict[str, np.ndarray]]:
     return [{"input_ids": np.full((2, seq_len), step), "labels": np.array([step, 0])} for step in range(count)]
 
 
-def test_npz_stacks_the_batches_of_a_phase(tmp_path):
+def test_npz_stacks_the_batches_of_each_phase(tmp_path):
     write_batches(iter(example_batches(4, 3)), tmp_path / "one.npz")
+    write_batches(example_batches(4, 3) + example_batches(8, 2), tmp_path / "two.npz")
     with np.load(tmp_path / "one.npz") as arrays:
         assert set(arrays) == {"input_ids", "labels"}
         assert arrays["input_ids"].shape == (3, 2, 4)
         np.testing.assert_array_equal(arrays["labels"], [[0, 0], [1, 0], [2, 0]])
-
-
-def test_npz_does_not_replace_a_pipe(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UsageError, match="exists and is not a file"):
-        write_batches([{"input_ids": np.zeros((2, 3))}], tmp_path / "pipe")
-    assert not (tmp_path / "pipe").is_file()
-
-
-def test_npz_separates_phases(tmp_path):
-    write_batches(example_batches(4, 3) + example_batches(8, 2), tmp_path / "two.npz")
     with np.load(tmp_path / "two.npz") as arrays:
         assert {name: arrays[name].shape for name in arrays} == {
             "phase_0/input_ids": (3, 2, 4),
@@ -140,6 +126,15 @@ def test_npz_separates_phases(tmp_path):
             "phase_1/input_ids": (2, 2, 8),
             "phase_1/labels": (2, 2),
         }
+
+
+def test_npz_does_not_replace_a_pipe_and_needs_an_existing_folder(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="exists and is not a file"):
+        write_batches(example_batches(4, 1), tmp_path / "pipe")
+    assert not (tmp_path / "pipe").is_file()
+    with pytest.raises(UsageError, match="no folder"):
+        write_batches(example_batches(4, 1), tmp_path / "missing" / "x.npz")
 
 
 def test_npz_is_written_atomically(tmp_path, monkeypatch):
@@ -155,8 +150,3 @@ def test_npz_is_written_atomically(tmp_path, monkeypatch):
         write_batches(example_batches(4, 1), path)
     assert [file.name for file in tmp_path.iterdir()] == ["batches.npz"]
     assert path.read_text() == "what was there"
-
-
-def test_npz_in_a_missing_folder_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="no folder"):
-        write_batches(example_batches(4, 1), tmp_path / "missing" / "x.npz")

@@ -126,24 +126,25 @@ def test_predictions_of_a_packed_row_stay_within_the_maximum(rate, predictions):
     assert most[SEQ_LEN] <= limit <= max(most[SEQ_LEN] + MAX_PAIRS / 2, 1)
 
 
-def train(corpus, steps, masking=None, predictions=PREDICTIONS):
+def train(corpus, steps, masking=None, predictions=PREDICTIONS, packed=True):
     phase = Phase(SEQ_LEN, BATCH, predictions, 0, 1 << 40)
     dataset = pretraining_batches(
-        corpus, phase, make_row_source("next_sentence", packed=True), masking=masking or Masking(), dupe_factor=1
+        corpus, phase, make_row_source("next_sentence", packed), masking=masking or Masking(), dupe_factor=1
     )
     return list(itertools.islice(dataset.as_numpy_iterator(), steps))
 
 
-def test_epoch_has_each_pair_in_one_row_without_further_truncation(short_corpus):
-    plan = open_pair_index(short_corpus, "train", SEQ_LEN, 0, 1, MAX_PAIRS)
-    rows = int(plan.pass_ends[-1])
-    packed_rows = joined(train(short_corpus, -(-2 * rows // BATCH)))
+@pytest.mark.parametrize("packed", [False, True])
+def test_epoch_has_each_pair_in_one_row_without_further_truncation(short_corpus, packed):
+    rows = int(open_pair_index(short_corpus, "train", SEQ_LEN, 0, 1, MAX_PAIRS if packed else 1).pass_ends[-1])
+    all_rows = joined(train(short_corpus, -(-2 * rows // BATCH), packed=packed))
     records = np.array(open_pair_index(short_corpus, "train", SEQ_LEN, 0, 1).records)
     vocabulary = short_corpus.vocabulary()
     offset = np.full(vocabulary.size, -1)
     offset[short_corpus.train.tokens] = np.arange(len(short_corpus.train.tokens))
     for epoch in range(2):
-        pairs = unpacked({name: array[epoch * rows : (epoch + 1) * rows] for name, array in packed_rows.items()})
+        pairs = {name: array[epoch * rows : (epoch + 1) * rows] for name, array in all_rows.items()}
+        pairs = unpacked(pairs) if packed else pairs
         assert len(pairs["input_ids"]) == len(records)
         ids = unmasked_ids(pairs)
         # Find the record of each pair from its tokens, which are all different.
@@ -165,7 +166,7 @@ def test_epoch_has_each_pair_in_one_row_without_further_truncation(short_corpus)
             assert length == min(records["a_length"][index] + records["b_length"][index], SEQ_LEN - 3) + 3
             found.append(index)
         assert sorted(found) == list(range(len(records)))
-    assert not np.array_equal(packed_rows["input_ids"][0], packed_rows["input_ids"][rows])
+    assert not np.array_equal(all_rows["input_ids"][0], all_rows["input_ids"][rows])
 
 
 @pytest.mark.parametrize("whole_word", [False, True])

@@ -138,44 +138,8 @@ def test_neighboring_rows_of_an_epoch_are_uncorrelated():
     assert abs(np.corrcoef(rows, later)[0, 1]) < 0.02
 
 
-def test_epoch_of_pairs_holds_every_sentence(traced):
-    records = pair_records(traced)
-    owner = np.full(len(traced.train.tokens), -1)
-    for index, record in enumerate(records):
-        owner[record["a_start"] : record["a_start"] + record["a_length"]] = index
-        if record["label"] == 0:
-            owner[record["b_start"] : record["b_start"] + record["b_length"]] = index
-    # Every token, and so every sentence, belongs to a pair.
-    assert (owner >= 0).all()
-    epochs = 3
-    batches = train(traced, -(-epochs * len(records) // BATCH), dupe_factor=1)
-    rows = traced_offsets(traced, "train", batches)[: epochs * len(records)]
-    labels = joined(batches)["next_sentence_labels"][: len(rows)]
-    segments = joined(batches)["segment_ids"][: len(rows)]
-    found = np.array([owner[row[0]] for row in rows]).reshape(epochs, -1)
-    for epoch in found:
-        np.testing.assert_array_equal(np.sort(epoch), np.arange(len(records)))
-    assert not np.array_equal(found[0], found[1])
-    for index, row, label, segment in zip(found.ravel(), rows, labels, segments, strict=True):
-        record = records[index]
-        assert label == record["label"]
-        b_length = segment.sum() - 1
-        a, b = row[: len(row) - b_length], row[len(row) - b_length :]
-        for span, side in ((a, "a"), (b, "b")):
-            start, length = record[f"{side}_start"], record[f"{side}_length"]
-            assert len(span) > 0
-            np.testing.assert_array_equal(span, np.arange(span[0], span[0] + len(span)))
-            assert start <= span[0] and span[-1] < start + length
-        whole = record["a_length"] + record["b_length"]
-        assert len(row) == min(whole, SEQ_LEN - 3)
-
-
-def pair_records(corpus):
-    return open_pair_index(corpus, "train", SEQ_LEN, 0, 1).records
-
-
 def test_repeated_pass_has_new_masks_and_truncation(traced):
-    count = len(pair_records(traced))
+    count = len(open_pair_index(traced, "train", SEQ_LEN, 0, 1).records)
     batches = train(traced, -(-2 * count // BATCH), dupe_factor=1)
     rows, offsets = joined(batches), traced_offsets(traced, "train", batches)
     first_seen, same_cut, same_mask, compared = {}, 0, 0, 0
@@ -192,21 +156,6 @@ def test_repeated_pass_has_new_masks_and_truncation(traced):
     assert compared > count / 4
     assert same_cut < 0.95 * compared
     assert same_mask < 0.05 * compared
-
-
-@pytest.mark.parametrize("whole_word", [False, True])
-def test_special_tokens_and_padding_are_never_masked(traced, whole_word):
-    batch = joined(train(traced, 30, masking=Masking(rate=0.3, whole_word=whole_word)))
-    vocabulary = traced.vocabulary()
-    used = batch["masked_lm_weights"] > 0
-    assert not np.isin(batch["masked_lm_ids"][used], vocabulary.special_ids).any()
-    lengths = batch["input_mask"].sum(axis=1)
-    assert (batch["masked_lm_positions"] < lengths[:, None]).all()
-    seen = np.take_along_axis(batch["input_ids"], batch["masked_lm_positions"], 1)[used]
-    assert set(np.unique(seen[np.isin(seen, vocabulary.special_ids)])) == {vocabulary.mask_id}
-    for position, name in ((np.zeros_like(lengths), "cls_id"), (lengths - 1, "sep_id")):
-        assert (batch["input_ids"][np.arange(len(lengths)), position] == getattr(vocabulary, name)).all()
-    assert (batch["input_ids"][batch["input_mask"] == 0] == vocabulary.pad_id).all()
 
 
 def test_epoch_without_sentence_pairs_holds_every_token_once(traced):
@@ -261,8 +210,11 @@ def test_memory_mapped_array_becomes_a_tensor_without_a_copy(tmp_path):
     np.arange(1000, dtype=np.uint16).tofile(tmp_path / "tokens")
     array = map_array(tmp_path / "tokens", np.dtype(np.uint16))
     tensor = without_copy(array)
+    np.testing.assert_array_equal(tensor, np.arange(1000))
     array[500] = 7
     assert tensor[500].numpy() == 7
+    (tmp_path / "tokens").write_bytes(b"")
+    assert map_array(tmp_path / "tokens", np.dtype(np.uint16)).size == 0
 
 
 def test_corpus_larger_than_memory_is_read(traced, tmp_path):

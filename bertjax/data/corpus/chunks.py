@@ -19,7 +19,7 @@ from bertjax.data.corpus.documents import Text
 from bertjax.data.corpus.readers import Source
 from bertjax.data.corpus.shards import Shard, write_shard
 from bertjax.data.corpus.vocabulary import Vocabulary
-from bertjax.utils.io import AnyPath, as_path, atomic_file, read_json, write_atomic
+from bertjax.utils.io import AnyPath, atomic_file, read_json, write_atomic
 
 # Minimum and maximum size of a chunk. Small texts have small chunks, to keep all workers busy. Large texts have large
 # chunks, to limit the number of chunks.
@@ -83,12 +83,13 @@ def divide_chunk(
         problems: Counter[str] = Counter()
         count = 0
         texts = _numbered(_read(chunk, problems, advance), chunk_chars)
-        for count, (_, numbered) in enumerate(itertools.groupby(texts, itemgetter(0)), 1):
-            with atomic_file(as_path(part(count - 1).sources[0].name)) as path, open(path, "wb") as file:
+        for number, numbered in itertools.groupby(texts, itemgetter(0)):
+            with atomic_file(work / f"{part(number).name}.texts") as path, open(path, "wb") as file:
                 readers.write_texts((text for _, text in numbered), file)
-            yield part(count - 1)
+            yield part(number)
+            count = number + 1
         write_atomic(done, json.dumps({"chunks": count, "problems": problems}))
-    # A chunk without text counts the problems.
+    # A chunk without text counts the problems, which are known only at the end.
     yield Chunk(f"{chunk.name}-problems", (), problems=read_json(done)["problems"])
 
 

@@ -167,13 +167,7 @@ def batches(texts: Iterable[Text]) -> Iterator[list[Text]]:
 
 
 def split_sentences(text: str, layout: str, problems: Counter[str]) -> list[str]:
-    """Returns the sentences of a text, without surrounding whitespace and without empty sentences.
-
-    Args:
-      text: a document, or a piece of one.
-      layout: `LINES`, `PARAGRAPHS` or `WRAPPED`.
-      problems: counter whose `long_sentence_cuts` and `paragraphs_not_split` are incremented.
-    """
+    """Returns the sentences of a text, without surrounding whitespace and without empty sentences."""
     if layout == LINES:
         sentences = [line.strip() for line in text.split("\n")]
     else:

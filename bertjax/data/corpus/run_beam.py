@@ -39,8 +39,8 @@ _OPEN_RUNNERS = ("PortableRunner", "FlinkRunner", "SparkRunner")
 # Maximum attempts with `FnApiRunner`, which fails if one of its processes dies. Other runners retry by themselves.
 _ATTEMPTS = 4
 _STAGE_ERROR = re.compile(r"bertjax stage error (\{.*?\}) end")
-# Files through which the pipeline returns its results.
-_PLAN, _FILES = "plan.json", "files.json"
+# File with the result of `plan_splits`. Each array has a file NAME.json with its entry in the manifest.
+_PLAN = "plan.json"
 
 
 def pipeline_options(options: Sequence[str], output: AnyPath, workers: int) -> PipelineOptions:
@@ -109,7 +109,8 @@ def run(
         if runner != _LOCAL_RUNNER or attempt == _ATTEMPTS:
             raise BertjaxError(f"Beam's pipeline failed: {reason}; nothing was written to the output")
         logger.info(f"beam: a process died ({reason}); running the unfinished stages again")
-    entries = {**read_json(work / _PLAN), "files": dict(read_json(work / _FILES))}
+    names = [store.array_file(split, array) for split in store.SPLITS for array in store.ARRAYS]
+    entries = {**read_json(work / _PLAN), "files": {name: read_json(work / f"{name}.json") for name in names}}
     epath.Path(work).rmtree()
     return entries
 
@@ -158,8 +159,6 @@ def _build(
         | stage("merge", _merge, heldout_fraction=heldout_fraction, folder=folder)
         | "spread arrays" >> beam.Reshuffle()
         | stage("write", _write, folder=folder)
-        | "gather files" >> beam.combiners.ToList()
-        | stage("finish", _finish, work=work)
     )
 
 
@@ -183,10 +182,7 @@ def _merge(named_shards: list[tuple[str, Shard]], heldout_fraction: float, folde
             yield split, array, shards, heldout_below
 
 
-def _write(array: tuple, folder: AnyPath) -> Iterator[tuple[str, dict[str, Any]]]:
-    yield write_array(folder, *array)
-
-
-def _finish(files: list[tuple[str, dict[str, Any]]], work: AnyPath) -> tuple[()]:
-    write_atomic(work / _FILES, json.dumps(files))
+def _write(array: tuple, folder: AnyPath) -> tuple[()]:
+    name, entry = write_array(folder, *array)
+    write_atomic(folder / "work" / f"{name}.json", json.dumps(entry))
     return ()

@@ -34,7 +34,7 @@ _CACHE_ENTRIES = 1 << 20
 _MIN_CACHE_ENTRIES = 1 << 15
 
 
-# Building a tokenizer is slow, and all batches of a process share its cache.
+# Building a tokenizer is slow, and all chunks of a process share its cache.
 _cached_tokenizer = functools.lru_cache(maxsize=1)(Tokenizer)
 
 

@@ -61,10 +61,7 @@ def has_single_sentences(documents: int, sentences: int) -> bool:
 
 
 class Checksums:
-    """Files and their expected SHA-256. A background thread verifies each file once.
-
-    Reading and hashing release the GIL, so other threads keep running.
-    """
+    """Files and their expected SHA-256. A background thread verifies each file once, mostly without the GIL."""
 
     def __init__(self) -> None:
         self._paths: set[Path] = set()

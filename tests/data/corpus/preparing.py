@@ -2,6 +2,7 @@
 
 import random
 import subprocess
+import sys
 
 import pytest
 
@@ -56,6 +57,12 @@ def check_refused(tmp_path, message, **settings):
 
 def leftovers(tmp_path):
     return sorted(p.name for p in tmp_path.iterdir() if p.is_dir())
+
+
+def prepare_process(spec, output, vocabulary, *options, **arguments):
+    """Starts `bertjax prepare` with two workers."""
+    command = [sys.executable, "-m", "bertjax", "prepare", "--input", spec, f"--output={output}"]
+    return subprocess.Popen([*command, f"--vocab={vocabulary}", "--workers=2", *options], **arguments)
 
 
 def children(pid):

@@ -22,27 +22,39 @@ TEXTS = [
 ]
 
 
+# SentencePiece vocabularies lower-case in the model, lower-case before the model, or keep case.
+KINDS = {"wordpiece": (False, True), "folds": (True, False), "lower": (False, True), "cased": (False, False)}
+
+
 @pytest.fixture(scope="module")
-def tokenizer(letters):
-    return Tokenizer(load_vocabulary(letters))
+def tokenizers(letters, tmp_path_factory):
+    """Returns a tokenizer of each kind."""
+    made = {}
+    for kind, (folds, lower_case) in KINDS.items():
+        path = tmp_path_factory.mktemp("pieces") / "sp.model"
+        path.write_bytes(sentencepiece_model([text.replace("x" * 300, "x") for text in TEXTS] * 9, 90, folds))
+        made[kind] = Tokenizer(load_vocabulary(letters if kind == "wordpiece" else path, lower_case))
+    return made
 
 
-@pytest.fixture(scope="module", params=[(True, False), (False, True), (False, False)], ids=["folds", "lower", "cased"])
-def sentencepieces(request, tmp_path_factory):
-    """Returns a SentencePiece tokenizer that lower-cases in its model, lower-cases before its model, or keeps case."""
-    folds, lower_case = request.param
-    path = tmp_path_factory.mktemp("pieces") / "sp.model"
-    path.write_bytes(sentencepiece_model([text.replace("x" * 300, "x") for text in TEXTS] * 9, 90, folds))
-    return Tokenizer(load_vocabulary(path, lower_case=lower_case))
+@pytest.fixture(scope="module")
+def tokenizer(tokenizers):
+    return tokenizers["wordpiece"]
 
 
-@pytest.mark.parametrize("text", TEXTS)
-def test_wordpiece_offsets_are_ordered_and_ids_match_encode(tokenizer, text):
-    ids, spans = tokenizer.encode_with_offsets(text)
-    assert ids == tokenizer.encode(text)
-    assert len(spans) == len(ids)
-    for (start, end), (next_start, _) in zip(spans, spans[1:], strict=False):
-        assert 0 <= start < end <= len(text) and start <= next_start
+@pytest.mark.parametrize("kind", KINDS)
+def test_offsets_are_ordered_and_ids_match_encode(tokenizers, kind):
+    for text in TEXTS:
+        ids, spans = tokenizers[kind].encode_with_offsets(text)
+        assert ids == tokenizers[kind].encode(text) and len(spans) == len(ids), text
+        assert all(0 <= start <= end <= len(text) for start, end in spans), text
+        pairs = list(zip(spans, spans[1:], strict=False))
+        if kind == "wordpiece":
+            assert all(start < end for start, end in spans), text
+            assert all(start <= next_start for (start, _), (next_start, _) in pairs), text
+        else:
+            # Successive spans overlap by at most one character, which both pieces share.
+            assert all(end - 1 <= next_start for (_, end), (next_start, _) in pairs), text
 
 
 def test_spans_cover_the_text_of_each_piece(tokenizer):
@@ -65,23 +77,14 @@ def test_span_of_an_unknown_word_covers_the_word(tokenizer):
     assert ids[1] == tokenizer.vocabulary.unk_id
 
 
-@pytest.mark.parametrize("text", TEXTS)
-def test_sentencepiece_offsets_are_ordered_and_ids_match_encode(sentencepieces, text):
-    ids, spans = sentencepieces.encode_with_offsets(text)
-    assert ids == sentencepieces.encode(text)
-    assert len(spans) == len(ids)
-    assert all(0 <= start <= end <= len(text) for start, end in spans)
-    # Successive spans overlap by at most one character, which both pieces share.
-    assert all(end - 1 <= start for (_, end), (start, _) in zip(spans, spans[1:], strict=False))
-
-
+@pytest.mark.parametrize("kind", ["folds", "lower", "cased"])
 @pytest.mark.parametrize(
     "text", ["The cat sat.", "\u00e9 \u0130stanbul \u0130 \u0130zmir", "  two  spaces\tand\na tab "]
 )
-def test_sentencepiece_spans_cover_words_and_no_spaces(sentencepieces, text):
-    ids, spans = sentencepieces.encode_with_offsets(text)
+def test_sentencepiece_spans_cover_words_and_no_spaces(tokenizers, kind, text):
+    ids, spans = tokenizers[kind].encode_with_offsets(text)
     covered = {place for start, end in spans for place in range(start, end)}
     assert covered == {place for place, char in enumerate(text) if not char.isspace()}
-    for piece, (start, end) in zip(sentencepieces.pieces(ids), spans, strict=True):
+    for piece, (start, end) in zip(tokenizers[kind].pieces(ids), spans, strict=True):
         if piece != "[UNK]" and "\u0130" not in text:
             assert text[start:end].lower() == piece.removeprefix("\u2581").lower()

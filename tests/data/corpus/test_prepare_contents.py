@@ -120,7 +120,9 @@ def test_documents_with_one_sentence_each_are_noted(sentences, is_noted, tmp_pat
     assert ("nearly every document has one sentence" in summary and "not after each sentence" in summary) == is_noted
 
 
-def test_problems_of_the_input_are_counted(tmp_path, vocabulary):
+@pytest.mark.parametrize("chunk_bytes", [0, 2 << 20])
+def test_problems_of_the_input_are_counted(tmp_path, vocabulary, chunk_bytes, monkeypatch):
+    monkeypatch.setattr(chunks, "_MIN_CHUNK_BYTES", chunk_bytes)
     (tmp_path / "bad.txt").write_bytes(b"river \xff\xfestone\n\nlamp\x00\n\n\x01\x02\n\nwalk\n\n" + b"quiet " * 5000)
     (tmp_path / "empty.txt").write_bytes(b"")
     manifest = run(tmp_path, f"text:{tmp_path}/*.txt", f"text:{tmp_path}/bad.txt", vocabulary=vocabulary)

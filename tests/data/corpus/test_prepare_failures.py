@@ -4,14 +4,14 @@ import errno
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
 
 import pytest
-from preparing import bytes_of, check_refused, children, leftovers, make_text, run, write_text
+from preparing import bytes_of, check_refused, children, leftovers, make_text, prepare_process, run, write_text
 
+import bertjax.data.corpus
 from bertjax.data.corpus import run_local, store
 from bertjax.errors import BertjaxError, UsageError
 
@@ -58,33 +58,37 @@ def test_existing_output_is_replaced_only_with_overwrite(tmp_path, vocabulary):
         ({"vocabulary_size": 10}, "vocabulary size is 10"),
         ({"workers": -1}, "--workers is -1"),
         ({"workers": 10**12}, "--workers is 1,000,000,000,000"),
+        ({"runner": "spark"}, "unknown runner 'spark'; use local or beam"),
+        ({"runner_options": ["project=p"]}, "--runner_options has no effect without --runner beam"),
+        ({"runner": "beam"}, "--runner beam needs Apache Beam"),
     ],
 )
-def test_invalid_prepare_settings_are_refused(tmp_path, settings, message):
+def test_invalid_prepare_settings_are_refused(tmp_path, settings, message, monkeypatch):
+    # Make `import apache_beam` fail.
+    monkeypatch.setitem(sys.modules, "apache_beam", None)
+    monkeypatch.delitem(sys.modules, "bertjax.data.corpus.run_beam", raising=False)
+    monkeypatch.delattr(bertjax.data.corpus, "run_beam", raising=False)
     check_refused(tmp_path, message, **settings)
 
 
-def test_full_disk_is_an_error(tmp_path, vocabulary, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "expected", "message"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), BertjaxError, "/corpus: No space left on device"),
+        (KeyboardInterrupt(), KeyboardInterrupt, None),
+    ],
+)
+def test_error_or_interrupt_removes_files_and_stops_workers(
+    tmp_path, vocabulary, monkeypatch, error, expected, message
+):
     write_text(tmp_path / "a.txt", make_text(50))
 
-    def write(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(run_local, "write_array", write)
-    with pytest.raises(BertjaxError, match=f"{tmp_path}/corpus: No space left on device"):
-        run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary)
-    assert leftovers(tmp_path) == []
-
-
-def test_interrupt_removes_files_and_stops_workers(tmp_path, vocabulary, monkeypatch):
-    write_text(tmp_path / "a.txt", make_text(50))
-
-    def interrupt(*_):
+    def fail(*_):
         assert multiprocessing.active_children()
-        raise KeyboardInterrupt
+        raise error
 
-    monkeypatch.setattr(run_local, "plan_splits", interrupt)
-    with pytest.raises(KeyboardInterrupt):
+    monkeypatch.setattr(run_local, "write_array", fail)
+    with pytest.raises(expected, match=message):
         run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary)
     assert leftovers(tmp_path) == [] and not multiprocessing.active_children()
 
@@ -107,14 +111,6 @@ def test_killed_worker_is_an_error(tmp_path, vocabulary):
     assert leftovers(tmp_path) == []
 
 
-PREPARE = """
-import sys
-from bertjax.data.corpus.prepare import prepare
-if __name__ == "__main__":
-    prepare([sys.argv[1]], sys.argv[2], vocabulary=sys.argv[3], workers=2)
-"""
-
-
 def is_running(pid):
     try:
         with open(f"/proc/{pid}/stat") as file:
@@ -125,9 +121,8 @@ def is_running(pid):
 
 def test_killed_run_leaves_no_corpus_and_no_process(tmp_path, vocabulary):
     write_text(tmp_path / "a.txt", make_text(200_000))
-    (tmp_path / "prepare.py").write_text(PREPARE)
     spec = f"text:{tmp_path}/a.txt"
-    process = subprocess.Popen([sys.executable, tmp_path / "prepare.py", spec, tmp_path / "corpus", vocabulary])
+    process = prepare_process(spec, tmp_path / "corpus", vocabulary)
     # Wait until one shard is complete and others are in progress.
     while not list(tmp_path.glob(".corpus-*.unfinished/new/*/*.json")):
         assert process.poll() is None

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bertjax.data.corpus.tokenizer import BasicTokenizer, Tokenizer
-from bertjax.data.corpus.vocabulary import SPECIAL_PIECES, load_vocabulary
+from bertjax.data.corpus.vocabulary import SPECIAL_PIECES, _special_ids, load_vocabulary
 from bertjax.errors import UsageError
 
 SPECIAL = [*SPECIAL_PIECES]
@@ -149,13 +149,6 @@ def test_unicode_code_points_match_the_reference_implementation(lower_case):
     assert wrong == []
 
 
-def test_word_spans_cover_the_words_of_the_text():
-    text = " U.S.\tna\u00efve\u200bly,\u4e2d\u6587\u2028e\u0301 \x01"
-    spans = BasicTokenizer(lower_case=True).word_spans(text)
-    words = ["U", ".", "S", ".", "na\u00efve\u200bly", ",", "\u4e2d", "\u6587", "e\u0301"]
-    assert [text[start:end] for start, end in spans] == words
-
-
 @pytest.mark.parametrize("lower_case", [True, False])
 def test_random_texts_match_the_reference_implementation(vocabulary_file, lower_case):
     tokenizer = Tokenizer(load_vocabulary(vocabulary_file, lower_case), cache_entries=50)
@@ -170,15 +163,9 @@ def test_random_texts_match_the_reference_implementation(vocabulary_file, lower_
             assert [plain_words(word, lower_case) for word in words] == [[w] for w in plain_words(text, lower_case)]
 
 
-def test_special_pieces_in_a_text_are_ordinary_text(vocabulary_file):
-    vocabulary = load_vocabulary(vocabulary_file)
-    ids = Tokenizer(vocabulary).encode("[MASK]")
-    assert Tokenizer(vocabulary).pieces(ids) == ["[", "mask", "]"]
-    assert not set(ids) & set(vocabulary.special_ids)
-
-
-def test_special_tokens_in_a_text_are_single_tokens_for_a_model(vocabulary_file):
+def test_special_tokens_in_a_text_are_single_tokens_only_for_a_model(vocabulary_file):
     tokenizer = Tokenizer(load_vocabulary(vocabulary_file))
+    assert tokenizer.pieces(tokenizer.encode("[MASK]")) == ["[", "mask", "]"]
     text = "the [MASK]the[SEP] [mask]"
     ids = tokenizer.encode_with_special(text)
     mask, sep = tokenizer.vocabulary.mask_id, tokenizer.vocabulary.sep_id
@@ -229,9 +216,6 @@ def test_tokenizer_json_file_is_a_vocabulary(tmp_path):
     np.testing.assert_array_equal(vocabulary.is_continuation[:-1], wordpiece.is_continuation)
     assert tokenizer.encode("The<ent>") == [wordpiece.pieces.index("the"), wordpiece.size]
     assert tokenizer.encode("\ud800 [MASK]")[-1] == vocabulary.mask_id
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(UsageError, match="is not a tokenizer.json"):
-        load_vocabulary(tmp_path / "tokenizer.json")
 
 
 def test_case_and_special_ids_come_from_the_vocabulary(tmp_path):
@@ -244,12 +228,12 @@ def test_case_and_special_ids_come_from_the_vocabulary(tmp_path):
     assert Tokenizer(vocabulary).encode("ab z") == [0, 6, 4]
     np.testing.assert_array_equal(vocabulary.is_continuation, [False] * 6 + [True])
     assert load_vocabulary(cased).pieces[-1] == "London"
-
-
-def test_missing_special_piece_is_named(tmp_path):
-    (tmp_path / "vocab.txt").write_text("\n".join(SPECIAL[:-1]), encoding="utf-8")
-    with pytest.raises(UsageError, match=r"lacks \[MASK\]"):
-        load_vocabulary(tmp_path / "vocab.txt")
+    # SentencePiece models may have other names of [PAD] and [UNK].
+    pieces = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")
+    ids = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
+    assert _special_ids(tmp_path / "spiece.model", "sentencepiece", pieces) == ids
+    with pytest.raises(UsageError, match=r"lacks \[PAD\], \[UNK\]"):
+        _special_ids(tmp_path / "vocab.txt", "wordpiece", pieces)
 
 
 @pytest.mark.parametrize(
@@ -258,6 +242,8 @@ def test_missing_special_piece_is_named(tmp_path):
         ("none.txt", None, "cannot read"),
         ("", None, "the vocab.txt or .model file in a folder"),
         ("bad.txt", b"[PAD]\n\xff\xfe\n", "not UTF-8"),
+        ("vocab.txt", "\n".join(SPECIAL[:-1]).encode(), r"lacks \[MASK\]"),
+        ("tokenizer.json", b"{}", "is not a tokenizer.json"),
         ("bad.model", b"no model", "not a SentencePiece model"),
         ("empty.model", b"", "not a SentencePiece model"),
     ],
@@ -269,25 +255,16 @@ def test_invalid_vocabulary_file_is_refused(tmp_path, name, content, message):
         load_vocabulary(tmp_path / name)
 
 
-@pytest.mark.parametrize("index", [-1, 10**6])
-def test_decode_refuses_unknown_ids(vocabulary_file, index):
-    tokenizer = Tokenizer(load_vocabulary(vocabulary_file))
-    with pytest.raises(UsageError, match=f"^token id {index} is outside the vocabulary; ids are 0 to "):
-        tokenizer.decode([index])
-
-
-def test_text_of_a_wrong_type_is_refused(vocabulary_file):
-    with pytest.raises(UsageError, match="text must be a str"):
-        Tokenizer(load_vocabulary(vocabulary_file)).encode(["a"])
-
-
-def test_decode_joins_the_pieces_of_a_word(vocabulary_file):
+def test_decode_joins_the_pieces_of_a_word_and_refuses_unknown_ids(vocabulary_file):
     tokenizer = Tokenizer(load_vocabulary(vocabulary_file))
     assert tokenizer.decode(tokenizer.encode("Unaffable running, hello")) == "unaffable running , hello"
+    for index in (-1, 10**6):
+        with pytest.raises(UsageError, match=f"token id {index} is outside the vocabulary"):
+            tokenizer.decode([index])
+    with pytest.raises(UsageError, match="text must be a str"):
+        tokenizer.encode(["a"])
 
 
 def test_import_does_not_load_tensorflow_or_jax():
-    code = (
-        "import sys, bertjax.data.corpus.shards; print([m for m in ('tensorflow', 'jax', 'flax') if m in sys.modules])"
-    )
+    code = "import sys, bertjax.data.corpus.chunks; print([m for m in ('tensorflow', 'jax') if m in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
