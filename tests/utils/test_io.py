@@ -107,15 +107,16 @@ def table(path):
 
 @pytest.mark.parametrize("encoding", BYTE_ORDER_MARKS)
 def test_utf16_is_rejected_in_tables_tagged_words_vocabularies_and_corpora(tmp_path, letters, encoding):
-    path = tmp_path / "file.tsv"
-    path.write_bytes(BYTE_ORDER_MARKS[encoding] + "sentence\tlabel\na naïve one\tO\n".encode(encoding))
+    path, tsv = tmp_path / "file.txt", tmp_path / "file.tsv"
+    for file in (path, tsv):
+        file.write_bytes(BYTE_ORDER_MARKS[encoding] + "sentence\tlabel\na naïve one\tO\n".encode(encoding))
     for read in (
-        lambda: table(path),
+        lambda: table(tsv),
         lambda: read_conll(path, ReadStats(str(path))),
         lambda: load_vocabulary(path),
         lambda: prepare([f"text:{path}"], tmp_path / "out", vocabulary=letters, workers=1),
     ):
-        with pytest.raises(UsageError, match=r"file\.tsv is encoded in UTF-16 or UTF-32; convert it to UTF-8"):
+        with pytest.raises(UsageError, match=r"file\.t\w+ is encoded in UTF-16 or UTF-32; convert it to UTF-8"):
             read()
     assert not (tmp_path / "out").exists()
 
