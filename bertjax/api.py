@@ -161,13 +161,13 @@ class Pretrained:
         Args:
           texts: B texts or pairs of texts.
           seq_len: number of tokens to which rows are truncated or padded (default: length of the longest text, at most
-            `max_position_embeddings`).
+            `config.max_row_tokens`).
 
         Returns:
           `input_ids`, `input_mask` and `segment_ids`, int32 [B, L].
 
         Raises:
-          UsageError: `seq_len` is below 8 or above `max_position_embeddings`.
+          UsageError: `seq_len` is below 8 or above `config.max_row_tokens`.
 
         Examples:
           >>> bertjax.load(CHECKPOINT).batch(["a b", ("a", "b")])["segment_ids"].tolist()
@@ -219,7 +219,7 @@ class Pretrained:
         loaded, width = self._loaded, self.config.hidden_size
         if pooling == AUTO and loaded.embedder is not None:
             return self._embed(loaded.embedder, texts, prompt)
-        examples = self._tokenize(texts, self.config.max_position_embeddings, prompt or "")
+        examples = self._tokenize(texts, self.config.max_row_tokens, prompt or "")
         if pooling in POOLINGS:
             # Return no padded arrays, whose size would grow with the longest text.
             vectors = encode_vectors(loaded, examples, width, functools.partial(pool, loaded, pooling=pooling))
@@ -298,7 +298,7 @@ class Pretrained:
                 parts = [lower(part, self._loaded.vocabulary) for part in parts]
             ids = [encode(part) for part in parts]
             if embedder and second:
-                ids[0] = ids[0][: first_len(len(ids[0]), len(ids[1]), seq_len)]
+                ids[0] = ids[0][: first_len(len(ids[0]), len(ids[1]), seq_len, self._loaded.vocabulary.pair_separators)]
             rows.append(encode_row(ids, self._loaded.vocabulary, truncation))
         truncation.log()
         return make_examples(rows, {})

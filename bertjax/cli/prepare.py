@@ -31,7 +31,11 @@ _VOCAB_SIZE = 30522
         "(default: train a vocabulary)",
         metavar="FILE",
     ),
-    option("--vocab_kind", "kind of vocabulary to train: wordpiece or sentencepiece", default="wordpiece"),
+    option(
+        "--vocab_kind",
+        "kind of vocabulary to train: wordpiece, sentencepiece or bpe (byte-level, cased unless --uncased)",
+        default="wordpiece",
+    ),
     option("--vocab_size", f"size of the vocabulary to train (default: {_VOCAB_SIZE})", type=number(int)),
     option(
         "--add_pieces",

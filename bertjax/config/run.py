@@ -106,7 +106,7 @@ class RunConfig(Section):
         `is_packed` is True if rows contain several sequences.
         """
         model = self.model_config(self.model.vocab_size or 1)
-        max_positions = model.max_position_embeddings
+        max_positions = model.max_row_tokens
         if seq_len > max_positions:
             raise UsageError(
                 f"rows of {seq_len} tokens exceed config.model.max_position_embeddings={max_positions}; reduce seq_len"

@@ -9,14 +9,38 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict
 
+from bertjax.convert.output_kinds import OUTPUT_KINDS
 from bertjax.errors import UsageError, listed
 from bertjax.model.config import ModelConfig
+from bertjax.model.heads import DiscriminatorHead, EncoderModel, PretrainingModel
 
 FLOAT_DTYPES = ("float32", "bfloat16", "float16", "float64")
 # Modules of a model. A checkpoint contains the complete encoder. Each other module is either complete or missing.
 ENCODER, POOLER, MASKED_LM, NEXT_SENTENCE, CLASSIFIER = "encoder", "pooler", "masked_lm", "next_sentence", "classifier"
+DISCRIMINATOR = "discriminator"
+REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+# Activations of transformers, and their names in `ModelConfig`. `gelu` is the exact erf form, unlike in
+# google-research/bert. Exports use the first name of an activation.
+ACTIVATIONS = {
+    "gelu": "gelu_erf",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+# Fields of families that repeat more of the tokenizer's special tokens in their config.
+TOKEN_IDS = {
+    **{"pad_token_id": "pad", "bos_token_id": "cls", "cls_token_id": "cls", "eos_token_id": "sep"},
+    **{"sep_token_id": "sep", "mask_token_id": "mask"},
+}
+_LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,13 +49,19 @@ class ModelClass:
 
     Attributes:
       modules: modules besides the encoder.
-      output_kinds: kinds of the output layer, the most common first (default: "", no output layer).
+      output_kinds: kinds of the output layer, the default first (default: ("",), no output layer).
       output_layer: name of the output layer.
+      pooler: name of the dense layer before it (default: "", as in `Family.arrays`).
     """
 
     modules: tuple[str, ...]
     output_kinds: tuple[str, ...] = ("",)
     output_layer: str = "classifier"
+    pooler: str = ""
+
+
+def _no_fields(_: Any) -> dict[str, Any]:
+    return {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,41 +70,51 @@ class Family:
 
     Attributes:
       model_type: `model_type` of a config.
-      fields: names of config fields by their names in `ModelConfig`.
-      required: fields of `ModelConfig` that a config must set.
-      activations: values of `hidden_act` and of `ModelConfig.hidden_act`. Exports use the first name of a value.
-      fixed: config fields with a single supported value.
-      refused: config fields that must be unset or false.
+      fields: names of config fields by their names in `ModelConfig`. Activations are translated.
       classes: model classes by name.
       base_class: class of an encoder without heads. Only its arrays lack `prefix`.
-      prefix: prefix of the names of the encoder's and the pooler's arrays.
-      arrays: path in bertjax, name in transformers, and axes: V padded vocabulary, P positions, S segments, D hidden
-        size, H heads, K head size, M size of the MLP, O outputs. `inputs -> outputs` is a dense layer with weight and
-        bias, and a name that ends in `LayerNorm` is a norm with weight and bias.
-      tied: copies of arrays that old checkpoints store, and the original arrays.
-      ignored: other arrays of old checkpoints that are not parameters.
+      prefix: prefix of the names of the encoder's arrays.
+      arrays: path and name of each dense layer, norm and table. `{layer}` in a name is the number of the layer. A third
+        element `index/count` or `heads index/count` means that the array in transformers contains `count` kernels, one
+        after the other, or one after the other within each head.
+      values: values of `ModelConfig` that all models of the family have.
+      required: fields of `ModelConfig` that a config must set.
+      fixed: config fields with a single supported value.
+      refused: config fields that must be unset or false.
+      read_fields: function from a config to other fields of `ModelConfig`.
+      write_fields: function from a `ModelConfig` to other config fields.
+      token_ids: config fields with ids of special tokens, and the names of the tokens.
+      tied: copies of arrays that checkpoints may store, and the original arrays.
+      ignored: other arrays of checkpoints that are not parameters.
       old_names: ends of array names in old checkpoints, and the current ends.
     """
 
     model_type: str
     fields: Mapping[str, str]
-    required: tuple[str, ...]
-    activations: Mapping[str, str]
-    fixed: Mapping[str, Any]
-    refused: tuple[str, ...]
     classes: Mapping[str, ModelClass]
     base_class: str
     prefix: str
-    arrays: tuple[tuple[str, str, str], ...]
-    tied: Mapping[str, str]
-    ignored: tuple[str, ...]
-    old_names: Mapping[str, str]
+    arrays: tuple[tuple[str, ...], ...]
+    values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    required: tuple[str, ...] = REQUIRED
+    fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    refused: tuple[str, ...] = ("is_decoder", "add_cross_attention", "quantization_config")
+    read_fields: Callable[[Mapping[str, Any]], dict[str, Any]] = _no_fields
+    write_fields: Callable[[ModelConfig], dict[str, Any]] = _no_fields
+    token_ids: Mapping[str, str] = dataclasses.field(default_factory=lambda: {"pad_token_id": "pad"})
+    tied: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+    old_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def class_name(self, output_kind: str, modules: set[str]) -> str:
         """Returns the model class for an output layer ("": none) or, without one, for the heads among `modules`."""
         classes = {name: each for name, each in self.classes.items() if output_kind in each.output_kinds}
         heads = modules - {ENCODER, POOLER}
-        return next(name for name, each in classes.items() if output_kind or {*each.modules} - {POOLER} == heads)
+        for name, each in classes.items():
+            if output_kind or {*each.modules} - {POOLER} == heads:
+                return name
+        kind = f"output layer for {output_kind}" if output_kind else f"heads {listed(sorted(heads))}"
+        raise UsageError(f"{self.model_type} models of transformers have no class with this {kind}")
 
     def parameters(
         self, config: ModelConfig, output_kind: str = "", num_outputs: int = 0, num_rows: int = 0
@@ -84,32 +124,69 @@ class Family:
         `output_kind` is the kind of the output layer (default: "", no output layer), and `num_outputs` its width.
         `num_rows` is the number of token embeddings in other formats (default: 0, `config.vocab_size`).
         """
-        sizes = {
-            "V": config.padded_vocab_size,
-            "P": config.max_position_embeddings,
-            "S": config.type_vocab_size,
-            "D": config.hidden_size,
-            "H": config.num_attention_heads,
-            "K": config.head_size,
-            "M": config.intermediate_size,
-            "O": num_outputs,
-            "2": 2,
-        }
-        arrays = [*self.arrays]
+        arrays, shapes = [*self.arrays], parameter_shapes(config, output_kind, num_outputs)
         if output_kind:
-            arrays.append((CLASSIFIER, self.classes[self.class_name(output_kind, set())].output_layer, "D -> O"))
-        table = []
-        for path, name, axes in arrays:
-            inputs, outputs = (tuple(sizes[axis] for axis in part.split()) for part in axes.rpartition("->")[::2])
-            layers = config.num_hidden_layers if "{layer}" in name else 0
-            if inputs or name.endswith("LayerNorm"):
-                leaf = "kernel" if inputs else "scale"
-                table.append(Parameter(f"{path}/{leaf}", f"{name}.weight", inputs + outputs, layers, len(inputs)))
-                table.append(Parameter(f"{path}/bias", f"{name}.bias", outputs, layers))
-            else:
-                rows = (num_rows or config.vocab_size) if axes.startswith("V") else 0
-                table.append(Parameter(path, name, outputs, layers, unpadded_rows=rows))
+            model_class = self.classes[self.class_name(output_kind, set())]
+            pooler = [(path, name) for path, name, *_ in arrays if path.startswith(POOLER)]
+            if model_class.pooler:
+                pooler = [("pooler/dense", model_class.pooler)]
+            arrays = [*pooler, (CLASSIFIER, model_class.output_layer), *arrays]
+        table: list[Parameter] = []
+        paths, names = set(), set()
+        for path, name, *part in arrays:
+            is_table = path in shapes
+            leaves = [path] if is_table else [f"{path}/{leaf}" for leaf in _LEAVES if f"{path}/{leaf}" in shapes]
+            # Heads of other classes may have the same arrays, or other arrays for the same parameters.
+            if path in paths or (name in names and not part):
+                continue
+            paths.add(path)
+            names.add(name)
+            for leaf in leaves:
+                end = "" if is_table else f".{_LEAVES[leaf.rpartition('/')[2]]}"
+                table.append(_parameter(config, leaf, f"{name}{end}", shapes[leaf], "".join(part), num_rows))
         return table
+
+
+def parameter_shapes(config: ModelConfig, output_kind: str, num_outputs: int) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of all parameters that a model may have besides those of other output layers, by path."""
+    batch = {name: jnp.zeros((1, 8), jnp.int32) for name in ("input_ids", "input_mask", "segment_ids")}
+    batch["masked_lm_positions"] = jnp.zeros((1, 1), jnp.int32)
+    config = dataclasses.replace(config, attention="xla")
+    models: list[nn.Module] = [PretrainingModel(config), EncoderModel(config)]
+    if output_kind:
+        models.append(OUTPUT_KINDS[output_kind].build_model(config, num_outputs))
+    key = jax.random.key(0)
+    trees = [nn.unbox(jax.eval_shape(model.init, key, batch))["params"] for model in models]
+    states = jnp.zeros((1, config.hidden_size))
+    head = nn.unbox(jax.eval_shape(DiscriminatorHead(config).init, key, states))["params"]
+    shapes: dict[str, tuple[int, ...]] = {}
+    for params in (*trees, {DISCRIMINATOR: head}):
+        leaves: dict[str, Any] = flatten_dict(params, sep="/")
+        shapes |= {path: leaf.shape for path, leaf in leaves.items()}
+    return shapes
+
+
+def _parameter(
+    config: ModelConfig, path: str, name: str, shape: tuple[int, ...], part: str, num_rows: int
+) -> "Parameter":
+    is_stacked = "{layer}" in name
+    inputs = 0
+    if path.endswith("/kernel"):
+        inputs = 2 if path.endswith("attention/output/kernel") else 1
+    is_vocabulary = path in ("encoder/embeddings/token", "masked_lm/bias", "masked_lm/decoder")
+    has_no_first = "attention_norm" in path and not config.first_attention_norm
+    kind, _, fraction = part.rpartition(" ")
+    index, _, count = fraction.partition("/")
+    return Parameter(
+        path,
+        name,
+        shape[1:] if is_stacked else shape,
+        num_layers=config.num_hidden_layers if is_stacked else 0,
+        first_layer=int(has_no_first),
+        num_input_axes=inputs,
+        unpadded_rows=(num_rows or config.vocab_size) if is_vocabulary else 0,
+        part=(int(index), int(count), config.num_attention_heads if kind else 1) if part else (0, 1, 1),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,17 +198,22 @@ class Parameter:
       name: name in transformers; contains `{layer}` if each layer has an array.
       shape: shape in bertjax, without the layer axis.
       num_layers: number of layers (default: 0, no layer axis).
+      first_layer: lowest layer that has the parameter in transformers. In bertjax, lower layers have an unused one.
       num_input_axes: number of leading axes of a kernel that are input axes (default: 0, not a kernel).
       unpadded_rows: number of rows in other formats, for parameters whose first axis is the padded vocabulary (default:
         0, not padded).
+      part: index of the parameter in an array of several kernels, their number, and the number of heads between whose
+        kernels they are interleaved (default: (0, 1, 1), an array of its own).
     """
 
     path: str
     name: str
     shape: tuple[int, ...]
     num_layers: int = 0
+    first_layer: int = 0
     num_input_axes: int = 0
     unpadded_rows: int = 0
+    part: tuple[int, int, int] = (0, 1, 1)
 
     @property
     def module(self) -> str:
@@ -145,10 +227,14 @@ class Parameter:
     @property
     def names(self) -> list[str]:
         """Names in transformers, one per layer for parameters of layers."""
-        return [self.name.format(layer=layer) for layer in range(self.num_layers)] or [self.name]
+        return [self.name.format(layer=layer) for layer in range(self.first_layer, self.num_layers)] or [self.name]
+
+    def rows(self, array: np.ndarray) -> np.ndarray:
+        """Returns a view of an array of bertjax as one row for each of `names`."""
+        return array[self.first_layer :] if self.num_layers else array[None]
 
     def stored(self, array: np.ndarray, name: str) -> np.ndarray:
-        """Returns a view of one layer's array of bertjax with the shape of the array `name` in another format."""
+        """Returns a view of one layer's array of bertjax with the shape of its part of `name` in another format."""
         if self.num_input_axes:
             matrix = array.reshape(math.prod(self.shape[: self.num_input_axes]), -1)
             return matrix if name.endswith("/kernel") else matrix.T
@@ -156,9 +242,23 @@ class Parameter:
             return array[: self.unpadded_rows]
         return array.reshape(-1) if self.num_layers else array
 
+    def part_of(self, array: np.ndarray) -> np.ndarray:
+        """Returns the part of an array of transformers that is this parameter: a view, except for interleaved heads."""
+        index, count, heads = self.part
+        if count == 1:
+            return array
+        return array.reshape(heads, count, -1, *array.shape[1:])[:, index].reshape(-1, *array.shape[1:])
+
+    def write_part(self, array: np.ndarray, value: np.ndarray) -> None:
+        """Writes this parameter's `value` into an array of transformers."""
+        index, count, heads = self.part
+        view = array.reshape(heads, count, -1, *array.shape[1:])[:, index]
+        view[...] = value.reshape(view.shape)
+
     def stored_shape(self, name: str) -> tuple[int, ...]:
         """Returns the shape of the array `name` in another format, without allocating memory."""
-        return self.stored(np.broadcast_to(np.int8(0), self.shape), name).shape
+        rows, *rest = self.stored(np.broadcast_to(np.int8(0), self.shape), name).shape
+        return (rows * self.part[1], *rest)
 
 
 def import_params(
@@ -185,7 +285,7 @@ def import_params(
     expected = {name: parameter.stored_shape(name) for parameter in parameters for name in names[parameter.path]}
     problems = {
         "missing": [name for name in expected if name not in shapes],
-        "not part of BERT": [name for name in shapes if name not in expected],
+        "not part of the model": [name for name in shapes if name not in expected],
         "with a shape that differs from the config": [
             f"{name} {tuple(shapes[name])} instead of {shape}"
             for name, shape in expected.items()
@@ -195,15 +295,17 @@ def import_params(
     if any(problems.values()):
         text = "; ".join(f"{problem}: {listed(arrays)}" for problem, arrays in problems.items() if arrays)
         fix = "use the matching config"
-        if problems["not part of BERT"]:
-            fix = "bertjax reads only BERT's own arrays, as the config defines them; rename or remove the others"
-        raise UsageError(f"the arrays of {source} are not those of BERT with its config: {text}; {fix}")
+        if problems["not part of the model"]:
+            fix = "bertjax reads only the model's own arrays, as the config defines them; rename or remove the others"
+        raise UsageError(f"the arrays of {source} are not those of a model with its config: {text}; {fix}")
     params = {}
     for parameter in parameters:
         params[parameter.path] = np.zeros(parameter.stacked_shape, np.float32)
-        rows = params[parameter.path].reshape(-1, *parameter.shape)
-        for row, name in zip(rows, names[parameter.path], strict=True):
-            parameter.stored(row, name)[...] = _to_float32(read_array(name), name, source)
+        if parameter.first_layer:
+            params[parameter.path][: parameter.first_layer] = 1.0  # the scale of a norm that is not used
+        for row, name in zip(parameter.rows(params[parameter.path]), names[parameter.path], strict=True):
+            part = parameter.part_of(read_array(name))
+            parameter.stored(row, name)[...] = _to_float32(part, name, source)
     return params
 
 
@@ -223,8 +325,14 @@ def export_params(table: Sequence[Parameter], params: dict[str, np.ndarray]) -> 
         raise UsageError(
             f"Hugging Face's format cannot store the parameters {listed(unknown)}; use the bertjax checkpoint itself"
         )
-    for parameter in table:
-        if parameter.path in params:
-            rows = params.pop(parameter.path).reshape(-1, *parameter.shape)
-            for row, name in zip(rows, parameter.names, strict=True):
+    unfinished: dict[str, np.ndarray] = {}
+    for parameter in [parameter for parameter in table if parameter.path in params]:
+        array, (index, count, _) = params.pop(parameter.path), parameter.part
+        for row, name in zip(parameter.rows(array), parameter.names, strict=True):
+            if count == 1:
                 yield name, np.ascontiguousarray(parameter.stored(row, name))
+                continue
+            whole = unfinished.setdefault(name, np.zeros(parameter.stored_shape(name), np.float32))
+            parameter.write_part(whole, parameter.stored(row, name))
+            if index == count - 1:
+                yield name, unfinished.pop(name)

@@ -2,22 +2,23 @@
 
 import contextlib
 import shlex
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bertjax.convert import sentence_transformers
-from bertjax.convert.bert import BERT
-from bertjax.convert.family import ENCODER, FLOAT_DTYPES, export_params, import_params
+from bertjax.convert.families import FAMILIES
+from bertjax.convert.family import ACTIVATIONS, ENCODER, FLOAT_DTYPES, Family, export_params, import_params
 from bertjax.convert.files import naming, read_object, write_json
 from bertjax.convert.huggingface_tokenizer import FILES as TOKENIZER_FILES
 from bertjax.convert.huggingface_tokenizer import VOCABULARY, read_tokenizer, write_tokenizer
 from bertjax.convert.output_kinds import OUTPUT_KINDS
 from bertjax.convert.portable import PortableCheckpoint, fit_vocabulary, model_config
+from bertjax.data.corpus.vocabulary import named_special_ids
 from bertjax.errors import BertjaxError, UsageError, listed
-from bertjax.model.config import ARCHITECTURE_FIELDS, Architecture, ModelConfig
+from bertjax.model.config import ARCHITECTURE_FIELDS, ModelConfig
 from bertjax.tasks.finetuning.output_layer import CLASSES, MULTILABEL
 from bertjax.utils.io import read_json
 
@@ -50,7 +51,7 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
     file = folder / CONFIG
     hf_config = read_object(file)
     with naming(file):
-        config, output_kind, labels = _read_config(hf_config, file)
+        family, config, output_kind, labels = _read_config(hf_config, file)
     vocabulary, notes = read_tokenizer(folder, lower_case)
     embedder = sentence_transformers.read(root, config)
     if embedder and embedder.refusal:
@@ -59,12 +60,17 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
     vocabulary, config, padding_notes = fit_vocabulary(vocabulary, config, folder)
     notes += padding_notes
     shapes, read_array = _open_weights(folder)
-    stored_names = _stored_names(shapes)
+    stored_names = _stored_names(shapes, family)
     if duplicates := [name for name in shapes if name not in stored_names.values()]:
         raise UsageError(
             f"{folder} contains arrays twice, under an old and a new name: {listed(duplicates)}; remove the old arrays"
         )
-    _check_tied_arrays(stored_names, read_array, folder, hf_config.get("tie_word_embeddings", True))
+    num_outputs = (OUTPUT_KINDS[output_kind].num_outputs or len(labels)) if output_kind else 0
+    parameters = family.parameters(config, output_kind, num_outputs, num_rows)
+    own_names = {name for parameter in parameters for name in parameter.names}
+    # An untied decoder is a parameter.
+    tied = {copy: original for copy, original in family.tied.items() if copy not in own_names}
+    _check_tied_arrays(tied, stored_names, read_array, folder)
     if vocabulary and hf_config.get("pad_token_id", vocabulary.pad_id) != vocabulary.pad_id:
         notes.append(f"ignored pad_token_id={hf_config['pad_token_id']}: [PAD] is token {vocabulary.pad_id}")
     dtypes: set[str] = set()
@@ -74,10 +80,9 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
         dtypes.add(array.dtype.name)
         return array
 
-    num_outputs = (OUTPUT_KINDS[output_kind].num_outputs or len(labels)) if output_kind else 0
-    ignored = (*BERT.tied, *BERT.ignored)
+    ignored = (*tied, *family.ignored)
     params = import_params(
-        BERT.parameters(config, output_kind, num_outputs, num_rows),
+        parameters,
         {name: shapes[stored] for name, stored in stored_names.items() if name not in ignored},
         read_by_canonical_name,
         str(folder),
@@ -93,21 +98,20 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
     return PortableCheckpoint(config, params, vocabulary, output_kind, labels, tuple(notes), embedder)
 
 
-def _read_config(hf_config: dict[str, Any], file: Path) -> tuple[ModelConfig, str, tuple[str, ...]]:
-    """Returns the model config, the kind of output layer ("": none) and the labels that a `config.json` defines."""
-    supported = {
-        "model_type": (BERT.model_type,),
-        "hidden_act": tuple(BERT.activations),
-        **{name: (value,) for name, value in BERT.fixed.items()},
-        **dict.fromkeys(BERT.refused, ()),
-    }
+def _read_config(hf_config: dict[str, Any], file: Path) -> tuple[Family, ModelConfig, str, tuple[str, ...]]:
+    """Returns the family, the model config, the kind of output layer ("": none) and the labels of a `config.json`."""
+    model_type = hf_config.get("model_type") or "bert"
+    if model_type not in FAMILIES:
+        raise UsageError(f"{file} has model_type={model_type!r}; bertjax reads {', '.join(FAMILIES)}")
+    family = FAMILIES[model_type]
+    supported = {**{name: (value,) for name, value in family.fixed.items()}, **dict.fromkeys(family.refused, ())}
     for name, values in supported.items():
         if hf_config.get(name) and hf_config[name] not in values:
             raise UsageError(f"{file} has {name}={hf_config[name]!r}, which bertjax does not support")
-    architecture = (hf_config.get("architectures") or [BERT.base_class])[0]
-    if architecture not in BERT.classes:
-        raise UsageError(f"{file} has the architecture {architecture!r}; use one of {', '.join(BERT.classes)}")
-    problem, kinds = hf_config.get("problem_type"), BERT.classes[architecture].output_kinds
+    architecture = (hf_config.get("architectures") or [family.base_class])[0]
+    if architecture not in family.classes:
+        raise UsageError(f"{file} has the architecture {architecture!r}; use one of {', '.join(family.classes)}")
+    problem, kinds = hf_config.get("problem_type"), family.classes[architecture].output_kinds
     output_kind = MULTILABEL if problem == _MULTILABEL and MULTILABEL in kinds else kinds[0]
     labels: tuple[str, ...] = ()
     if output_kind and not OUTPUT_KINDS[output_kind].num_outputs:
@@ -120,36 +124,45 @@ def _read_config(hf_config: dict[str, Any], file: Path) -> tuple[ModelConfig, st
             raise UsageError(f"{file}: id2label is {id2label!r}; it must have a unique name for each id from 0")
     if problem == _REGRESSION and len(labels) > 1:
         raise UsageError(f"{file} defines a regression with several outputs, which bertjax does not support")
-    fields = {name: hf_config.get(field) for name, field in BERT.fields.items()}
-    return model_config(fields, BERT.activations[hf_config.get("hidden_act") or "gelu"], file), output_kind, labels
+    return family, model_config(family, hf_config, file), output_kind, labels
 
 
 def _make_config(checkpoint: PortableCheckpoint, class_name: str) -> dict[str, Any]:
     """Returns the content of `config.json`. Raises a UsageError for an architecture that it cannot express."""
-    for name in {*ARCHITECTURE_FIELDS} - {*BERT.fields, "hidden_act", "pad_vocab_to_multiple_of"}:
-        if (value := getattr(checkpoint.config, name)) != getattr(Architecture(), name):
+    family, config = checkpoint.family, checkpoint.config
+    names = {own: name for name, own in reversed(ACTIVATIONS.items())}
+    values = {name: getattr(config, name) for name in family.fields}
+    values |= {name: names.get(value, value) for name, value in values.items() if name.endswith("_act")}
+    hf_config = {
+        "architectures": [class_name],
+        "model_type": family.model_type,
+        **{family.fields[name]: value for name, value in values.items()},
+        **_token_ids(checkpoint),
+        **family.fixed,
+        **family.write_fields(config),
+        "dtype": "float32",
+    }
+    restored = model_config(family, hf_config, Path(CONFIG))
+    for name in {*ARCHITECTURE_FIELDS} - {"pad_vocab_to_multiple_of"}:
+        if (value := getattr(config, name)) != getattr(restored, name):
             raise UsageError(
                 f"Hugging Face's format cannot express model.{name}={value}; use the bertjax checkpoint itself"
             )
-    config = {
-        "architectures": [class_name],
-        "model_type": BERT.model_type,
-        **{field: getattr(checkpoint.config, name) for name, field in BERT.fields.items()},
-        "vocab_size": checkpoint.num_rows,
-        "hidden_act": next(name for name, own in BERT.activations.items() if own == checkpoint.config.hidden_act),
-        "pad_token_id": checkpoint.vocabulary.pad_id if checkpoint.vocabulary else 0,
-        **BERT.fixed,
-        "dtype": "float32",
-    }
+    hf_config["vocab_size"] = checkpoint.num_rows
     kind = checkpoint.output_kind
     if kind and not OUTPUT_KINDS[kind].num_outputs:
         labels = checkpoint.labels or ("LABEL_0",)
-        config["id2label"] = {str(index): label for index, label in enumerate(labels)}
-        config["label2id"] = {label: index for index, label in enumerate(labels)}
+        hf_config["id2label"] = {str(index): label for index, label in enumerate(labels)}
+        hf_config["label2id"] = {label: index for index, label in enumerate(labels)}
     if kind in (CLASSES, MULTILABEL):
         problem = _CLASSES if checkpoint.labels else _REGRESSION
-        config["problem_type"] = problem if kind == CLASSES else _MULTILABEL
-    return config
+        hf_config["problem_type"] = problem if kind == CLASSES else _MULTILABEL
+    return hf_config
+
+
+def _token_ids(checkpoint: PortableCheckpoint) -> dict[str, int]:
+    ids = named_special_ids(checkpoint.vocabulary) if checkpoint.vocabulary else {"pad": 0}
+    return {field: ids[name] for field, name in checkpoint.family.token_ids.items() if name in ids}
 
 
 def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
@@ -159,15 +172,16 @@ def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
     """
     from safetensors.numpy import save_file
 
-    class_name = BERT.class_name(checkpoint.output_kind, checkpoint.modules)
+    family = checkpoint.family
+    class_name = family.class_name(checkpoint.output_kind, checkpoint.modules)
     hf_config = _make_config(checkpoint, class_name)
-    used, modules = {*BERT.classes[class_name].modules}, checkpoint.modules - {ENCODER}
+    used, modules = {*family.classes[class_name].modules}, checkpoint.modules - {ENCODER}
     unused, missing = sorted(modules - used), sorted(used - modules)
     notes = [f"{class_name} ignores {', '.join(unused)}, which the folder contains"] if unused else []
     notes += [f"{class_name} will initialize {', '.join(missing)} randomly"] if missing else []
     arrays = dict(export_params(checkpoint.parameters, checkpoint.params))
-    if class_name == BERT.base_class:
-        arrays = {name.removeprefix(BERT.prefix): array for name, array in arrays.items()}
+    if class_name == family.base_class:
+        arrays = {name.removeprefix(family.prefix): array for name, array in arrays.items()}
     save_file(arrays, folder / WEIGHTS, metadata={"format": "pt"})
     # Let other users read the file; safetensors makes it readable only for its owner.
     (folder / WEIGHTS).chmod(0o644)
@@ -177,34 +191,32 @@ def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
     return [*notes, *write_tokenizer(checkpoint.vocabulary, checkpoint.config, folder)]
 
 
-def _stored_names(shapes: Collection[str]) -> dict[str, str]:
+def _stored_names(shapes: Collection[str], family: Family) -> dict[str, str]:
     """Returns the names in a file by the current names, which differ from old names and from those without a prefix."""
-    has_prefix = any(name.startswith(BERT.prefix) for name in shapes)
-    parts = {name.removeprefix(BERT.prefix).split(".")[0] for _, name, _ in BERT.arrays if name.startswith(BERT.prefix)}
+    prefix = family.prefix
+    has_prefix = any(name.startswith(prefix) for name in shapes)
+    own = [*(name for _, name, *_ in family.arrays), *family.ignored]
+    parts = {name.removeprefix(prefix).split(".")[0] for name in own if name.startswith(prefix)}
     stored_names = {}
     for stored in shapes:
         name = stored
-        for old, new in BERT.old_names.items():
+        for old, new in family.old_names.items():
             name = name.replace(old, new)
         lacks_prefix = not has_prefix and name.split(".")[0] in parts
-        stored_names[f"{BERT.prefix}{name}" if lacks_prefix else name] = stored
+        stored_names[f"{prefix}{name}" if lacks_prefix else name] = stored
     return stored_names
 
 
 def _check_tied_arrays(
-    stored_names: dict[str, str], read_array: Callable[[str], np.ndarray], folder: Path, is_tied: bool
+    tied: Mapping[str, str], stored_names: dict[str, str], read_array: Callable[[str], np.ndarray], folder: Path
 ) -> None:
-    # Without tied embeddings, a masked-LM head needs a decoder of its own. An encoder alone has no decoder to tie.
-    decoder, bias = BERT.tied
-    if not is_tied and decoder not in stored_names and {bias, BERT.tied[bias]} & stored_names.keys():
-        raise UsageError(f"{folder} has untied embeddings (tie_word_embeddings=false) but lacks {decoder}")
-    for copy, original in BERT.tied.items():
+    for copy, original in tied.items():
         if {copy, original} <= stored_names.keys() and not np.array_equal(
             read_array(stored_names[copy]), read_array(stored_names[original])
         ):
             raise UsageError(
-                f"{folder}: {copy} differs from {original}; bertjax supports only tied embeddings, so remove the "
-                "arrays cls.* to use the model without its heads for pre-training"
+                f"{folder}: {copy} differs from {original}, although its config ties them; set "
+                "tie_word_embeddings=false in config.json, or remove the arrays of the masked-LM head"
             )
 
 
@@ -273,10 +285,11 @@ def missing_weights(model: str, files: Collection[str], folder: Path, destinatio
     """
     pickles = [name for name in files if Path(name).name in _PICKLES]
     if not pickles:
-        return UsageError(f"{model} contains no {WEIGHTS}; use a BERT model with safetensors weights")
+        return UsageError(f"{model} contains no {WEIGHTS}; use a model with safetensors weights")
     architectures = read_object(folder / CONFIG, optional=True).get("architectures") or ()
     # Use only known names of classes in the command, whatever the config contains.
-    class_name = next((name for name in BERT.classes if name in architectures), "BertForPreTraining")
+    classes = [name for family in FAMILIES.values() for name in family.classes]
+    class_name = next((name for name in classes if name in architectures), "BertForPreTraining")
     return UsageError(
         f"{model} contains {pickles[0]} but no {WEIGHTS}; bertjax does not open pickles, which can run code. If you "
         f'trust the file, run: python -c "import sys; from transformers import {class_name} as M; '

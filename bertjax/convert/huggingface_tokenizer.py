@@ -1,11 +1,23 @@
 """Tokenizer of a Hugging Face folder, built from its files as `AutoTokenizer` of transformers does."""
 
+import base64
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, BertWordPieceTokenizer, Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import (
+    AddedToken,
+    BertWordPieceTokenizer,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 
+from bertjax.convert.families import FAMILIES
 from bertjax.convert.files import read_object, write_json
 from bertjax.convert.portable import read_vocabulary_file
 from bertjax.data.corpus.vocabulary import (
@@ -13,6 +25,7 @@ from bertjax.data.corpus.vocabulary import (
     SPECIAL_PIECES,
     TOKENIZER_JSON,
     VOCABULARY_FILES,
+    WORD_START,
     WORDPIECE,
     Vocabulary,
     capital_pieces,
@@ -30,7 +43,7 @@ _CONFIG, _TOKENIZER, _SPECIAL_TOKENS = "tokenizer_config.json", "tokenizer.json"
 _ADDED_TOKENS = "added_tokens.json"
 FILES = (VOCABULARY, _CONFIG, _TOKENIZER, _SPECIAL_TOKENS, _ADDED_TOKENS, "*.model")
 # transformers builds BERT's standard tokenizer for these classes, from their vocabulary and a few options. It ignores
-# what else `tokenizer.json` says. The first class is that of models that name none.
+# what else `tokenizer.json` says.
 _BERT_CLASSES = (
     "BertTokenizer",
     "DistilBertTokenizer",
@@ -39,6 +52,11 @@ _BERT_CLASSES = (
     "MobileBertTokenizer",
     "SqueezeBertTokenizer",
 )
+# For these classes, transformers builds a byte-level or a unigram tokenizer from vocabulary and options.
+_BYTE_LEVEL_CLASSES, _UNIGRAM_CLASSES = ("RobertaTokenizer",), ("XLMRobertaTokenizer", "CamembertTokenizer")
+# Class of models that name none, by `model_type`. Others run `tokenizer.json`.
+_CLASSES = dict.fromkeys(("bert", "distilbert", "electra", "neobert"), _BERT_CLASSES[0])
+_CLASSES |= {"roberta": "RobertaTokenizer", "xlm-roberta": "XLMRobertaTokenizer", "camembert": "CamembertTokenizer"}
 # transformers runs `tokenizer.json` as it is for these classes.
 _GENERIC_CLASSES = ("PreTrainedTokenizer", "TokenizersBackend", "")
 # Limit of transformers' BERT tokenizers. Longer words become [UNK].
@@ -48,6 +66,12 @@ _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token
 _TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 _EXTRA, _OLD_EXTRA = "extra_special_tokens", "additional_special_tokens"
 _DEFAULTS = {f"{piece[1:-1].lower()}_token": piece for piece in SPECIAL_PIECES}
+_ROBERTA_DEFAULTS = {
+    **{"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_token": "</s>", "pad_token": "<pad>"},
+    **{"cls_token": "<s>", "mask_token": "<mask>"},
+}
+# Tokens that stand for special tokens that a tokenizer does not name.
+_STANDINS = {"cls_token": "bos_token", "sep_token": "eos_token", "unk_token": "pad_token"}
 
 
 def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabulary | None, list[str]]:
@@ -57,17 +81,25 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
     `lower_case`, if not None, replaces `do_lower_case` of the folder.
     """
     config, tokenizer = (read_object(folder / name, optional=True) for name in (_CONFIG, _TOKENIZER))
+    model = read_object(folder / "config.json", optional=True)
     class_name = config.get("tokenizer_class")
     if class_name is None:
-        class_name = read_object(folder / "config.json", optional=True).get("tokenizer_class") or _BERT_CLASSES[0]
+        default = _CLASSES.get(model.get("model_type") or "bert", _GENERIC_CLASSES[0])
+        class_name = model.get("tokenizer_class") or default
     tokenizer_class = str(class_name).removesuffix("Fast")
-    if not tokenizer and not (folder / VOCABULARY).is_file() and tokenizer_class in _BERT_CLASSES:
+    has_files = tokenizer or (folder / VOCABULARY).is_file()
+    if not has_files and (tokenizer_class in _BERT_CLASSES or not (folder / _CONFIG).is_file()):
         return read_vocabulary_file(folder, lower_case), []
     _check_supported(folder, config, tokenizer_class, tokenizer)
+    separators = 1
     try:
         if tokenizer_class in _BERT_CLASSES:
             config = {**_DEFAULTS, **config}
             engine, notes = _bert_tokenizer(folder, config, tokenizer, lower_case)
+        elif tokenizer_class in (*_BYTE_LEVEL_CLASSES, *_UNIGRAM_CLASSES):
+            config = {**_ROBERTA_DEFAULTS, **config}
+            build = _byte_level_tokenizer if tokenizer_class in _BYTE_LEVEL_CLASSES else _unigram_tokenizer
+            engine, notes = build(config, tokenizer), []
         else:
             engine, notes = load_tokenizer_json(folder / _TOKENIZER, (folder / _TOKENIZER).read_bytes()), []
             if dropout := tokenizer["model"].get("dropout"):
@@ -80,11 +112,17 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
             if tokenizer and (names := _ignored_parts(engine, tokenizer, special_ids)):
                 parts = ", ".join(names)
                 notes.append(f"ignored {parts} of {_TOKENIZER}, as transformers does for tokenizer_class BertTokenizer")
-        elif pair := _other_row(engine, special_ids):
-            raise UsageError(
-                f"{folder / _TOKENIZER} does not build rows as [CLS] A [SEP] B [SEP] with segments 0 and 1: a pair is "
-                f"{pair}; use a tokenizer with BERT's post_processor"
-            )
+        elif tokenizer_class not in _GENERIC_CLASSES:
+            cls, sep = ((str(engine.id_to_token(special_ids[name])), special_ids[name]) for name in ("cls", "sep"))
+            engine.post_processor, separators = processors.RobertaProcessing(sep, cls), 2
+        else:
+            counts = [count for count in (1, 2) if not _other_row(engine, special_ids, count, _has_segments(model))]
+            if not counts:
+                raise UsageError(
+                    f"{folder / _TOKENIZER} does not build rows as [CLS] A [SEP] B [SEP] with segments 0 and 1: a pair "
+                    f"is {_other_row(engine, special_ids)}; use a tokenizer with BERT's post_processor"
+                )
+            separators = counts[0]
     except UsageError:
         raise
     except Exception as error:  # The package `tokenizers` raises `Exception` for all errors.
@@ -95,6 +133,7 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
     if vocabulary is None:
         content = engine.to_str().encode()
         vocabulary = load_vocabulary(folder / _TOKENIZER, None, content, special_ids=special_ids)
+        vocabulary = dataclasses.replace(vocabulary, pair_separators=separators)
     if lower_case not in (None, vocabulary.lower_case):
         option = "--uncased" if lower_case else "--cased"
         raise UsageError(f"{option} cannot change {folder / _TOKENIZER}, which defines the case itself; omit {option}")
@@ -104,12 +143,13 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
 def _check_supported(folder: Path, config: dict[str, Any], tokenizer_class: str, tokenizer: dict[str, Any]) -> None:
     """Raises a UsageError for tokenizers that need code of their own, or truncate texts at the start."""
     side = str(config.get("truncation_side") or (tokenizer.get("truncation") or {}).get("direction") or "right")
-    is_generic, class_name = tokenizer_class in _GENERIC_CLASSES, f"has tokenizer_class {tokenizer_class!r}"
+    runs_file = tokenizer_class in (*_GENERIC_CLASSES, *_BYTE_LEVEL_CLASSES, *_UNIGRAM_CLASSES)
+    class_name = f"has tokenizer_class {tokenizer_class!r}"
     problems = {
         f"truncates texts at the {side}": side.lower() != "right",
         "needs code of its own (auto_map)": "AutoTokenizer" in (config.get("auto_map") or ()),
-        f"{class_name}, which bertjax does not support": not is_generic and tokenizer_class not in _BERT_CLASSES,
-        f"{class_name}, but the folder lacks {_TOKENIZER}": is_generic and not tokenizer,
+        f"{class_name}, which bertjax does not support": not runs_file and tokenizer_class not in _BERT_CLASSES,
+        f"{class_name}, but the folder lacks {_TOKENIZER}": runs_file and not tokenizer,
         "has split_special_tokens=true, which bertjax does not support": config.get("split_special_tokens"),
     }
     if problem := next((problem for problem, is_found in problems.items() if is_found), ""):
@@ -147,6 +187,39 @@ def _bert_tokenizer(
     engine.normalizer = normalizers.BertNormalizer(True, True if chinese is None else chinese, accents, do_lower_case)
     engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     return engine, notes
+
+
+def _byte_level_tokenizer(config: dict[str, Any], tokenizer: dict[str, Any]) -> Tokenizer:
+    """Builds the tokenizer of RoBERTa, without added tokens."""
+    model = tokenizer["model"]
+    pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
+    engine = Tokenizer(models.BPE(model["vocab"], [(left, right) for left, right in pairs], fuse_unk=False))
+    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(config.get("add_prefix_space")))
+    engine.decoder = decoders.ByteLevel()
+    return engine
+
+
+def _unigram_tokenizer(config: dict[str, Any], tokenizer: dict[str, Any]) -> Tokenizer:
+    """Builds the tokenizer of XLM-R and CamemBERT, without added tokens."""
+    vocab = [(piece, score) for piece, score in tokenizer["model"]["vocab"]]
+    pieces = [piece for piece, _ in vocab]
+    engine = Tokenizer(models.Unigram(vocab, pieces.index(str(_as_token(config["unk_token"]))), byte_fallback=False))
+    normalizer = tokenizer.get("normalizer") or {}
+    for part in normalizer.get("normalizers", [normalizer]):
+        if part.get("precompiled_charsmap"):
+            engine.normalizer = normalizers.Precompiled(base64.b64decode(part["precompiled_charsmap"]))
+    scheme = "always" if config.get("add_prefix_space", True) else "never"
+    metaspace = pre_tokenizers.Metaspace(replacement=WORD_START, prepend_scheme=scheme)
+    engine.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), metaspace])
+    engine.decoder = decoders.Metaspace(replacement=WORD_START, prepend_scheme=scheme)
+    return engine
+
+
+def _has_segments(model: dict[str, Any]) -> bool:
+    """Returns whether a model with this `config.json` has embeddings for two segments."""
+    family = FAMILIES.get(model.get("model_type") or "bert")
+    values = family.values if family else {}
+    return {"type_vocab_size": 2, **model, **values}["type_vocab_size"] > 1
 
 
 def _ignored_parts(engine: Tokenizer, tokenizer: dict[str, Any], special_ids: dict[str, int]) -> list[str]:
@@ -226,19 +299,27 @@ def _find_special_ids(engine: Tokenizer, folder: Path, tokens: dict[str, str]) -
     """Returns the ids of the special tokens by their names `pad`, `unk`, `cls`, `sep` and `mask`."""
     ids = {token.content: index for index, token in engine.get_added_tokens_decoder().items()}
     special = {name: tokens.get(name, default) for name, default in _DEFAULTS.items()}
+    for name, standin in _STANDINS.items():
+        if special[name] not in ids and tokens.get(standin) in ids:
+            special[name] = tokens[standin]
     if missing := [name for name, token in special.items() if token not in ids]:
         raise UsageError(f"the tokenizer of {folder} has no {', '.join(missing)}; set it in {_CONFIG}")
     return {name.removesuffix("_token"): ids[token] for name, token in special.items()}
 
 
-def _other_row(engine: Tokenizer, special_ids: dict[str, int]) -> str:
-    """Returns "" if rows are [CLS] A [SEP] and [CLS] A [SEP] B [SEP] with segments 0 and 1, else the row of a pair."""
+def _other_row(engine: Tokenizer, special_ids: dict[str, int], separators: int = 1, has_segments: bool = True) -> str:
+    """Returns "" if rows are [CLS] A [SEP] and [CLS] A [SEP] B [SEP] with segments 0 and 1, else the row of a pair.
+
+    There are `separators` [SEP] between A and B. The segments are those of any model if not `has_segments`.
+    """
     cls, sep = special_ids["cls"], special_ids["sep"]
     text = engine.encode("a", add_special_tokens=False).ids
     single, pair = engine.encode("a"), engine.encode("a", "a")
     expected = [cls, *text, sep]
-    segments = [0] * len(expected) + [1] * (len(text) + 1)
-    is_standard = single.ids == expected and pair.ids == [*expected, *text, sep] and pair.type_ids == segments
+    second = [*[sep] * (separators - 1), *text, sep]
+    segments = [0] * (len(expected) + separators - 1) + [1] * (len(text) + 1)
+    is_standard = single.ids == expected and pair.ids == [*expected, *second]
+    is_standard &= pair.type_ids == segments or not has_segments
     return "" if is_standard else " ".join(pair.tokens)
 
 
@@ -288,8 +369,12 @@ def write_tokenizer(vocabulary: Vocabulary | None, config: ModelConfig, folder: 
         # BertTokenizer has a word limit of its own, and ignores most of `tokenizer.json`.
         "tokenizer_class": "BertTokenizer" if is_bert else "PreTrainedTokenizerFast",
         "do_lower_case": vocabulary.lower_case,
-        "model_max_length": config.max_position_embeddings,
-        "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+        "model_max_length": config.max_row_tokens,
+        "model_input_names": [
+            "input_ids",
+            *(["token_type_ids"] if config.type_vocab_size > 1 else []),
+            "attention_mask",
+        ],
         **special_tokens,
     }
     write_json(folder / _CONFIG, tokenizer_config)

@@ -12,8 +12,8 @@ from ml_collections import ConfigDict
 
 from bertjax.config.fields import from_config_dict
 from bertjax.convert import sentence_transformers
-from bertjax.convert.bert import BERT
-from bertjax.convert.family import CLASSIFIER, MASKED_LM, NEXT_SENTENCE, POOLER, Parameter
+from bertjax.convert.families import FAMILIES
+from bertjax.convert.family import ACTIVATIONS, CLASSIFIER, MASKED_LM, NEXT_SENTENCE, POOLER, Family, Parameter
 from bertjax.convert.files import read_object
 from bertjax.convert.output_kinds import OUTPUT_KINDS
 from bertjax.convert.sentence_embedder import SentenceEmbedder
@@ -100,7 +100,8 @@ class PortableCheckpoint:
         """JSON description of the Flax module, as `bertjax.model.heads.model_description` returns it."""
         if self.output_kind:
             return model_description(OUTPUT_KINDS[self.output_kind].build_model(self.config, self.num_outputs))
-        is_complete = {POOLER, MASKED_LM, NEXT_SENTENCE} <= self.modules
+        heads = {POOLER, MASKED_LM, NEXT_SENTENCE} if self.config.type_vocab_size > 1 else {MASKED_LM}
+        is_complete = heads <= self.modules
         return model_description(PretrainingModel(self.config) if is_complete else EncoderModel(self.config))
 
     @property
@@ -111,7 +112,17 @@ class PortableCheckpoint:
     @property
     def parameters(self) -> list[Parameter]:
         """Parameters with their names in other formats."""
-        return BERT.parameters(self.config, self.output_kind, self.num_outputs, self.num_rows)
+        return self.family.parameters(self.config, self.output_kind, self.num_outputs, self.num_rows)
+
+    @property
+    def family(self) -> Family:
+        """Family of models in transformers."""
+        if self.config.model_type not in FAMILIES:
+            raise UsageError(
+                f"Hugging Face's format cannot express model.model_type={self.config.model_type}; use one of "
+                f"{', '.join(FAMILIES)}"
+            )
+        return FAMILIES[self.config.model_type]
 
     @property
     def num_rows(self) -> int:
@@ -119,13 +130,24 @@ class PortableCheckpoint:
         return (self.vocabulary.num_rows if self.vocabulary else 0) or self.config.vocab_size
 
 
-def model_config(fields: Mapping[str, Any], hidden_act: str, file: Path) -> ModelConfig:
-    """Builds the model config from values of `BERT.fields`, None if unset. `file` is their file, for error messages."""
-    if missing := [BERT.fields[name] for name in BERT.required if fields[name] is None]:
+def model_config(family: Family, config: Mapping[str, Any], file: Path, **fields: Any) -> ModelConfig:
+    """Builds the model config of a family from its config in transformers. `file` is that of the config, for messages.
+
+    `fields` are fields of `ModelConfig` that replace those of the config.
+    """
+    if missing := [family.fields[name] for name in family.required if config.get(family.fields[name]) is None]:
         raise UsageError(f"{file} lacks {', '.join(missing)}; add the values that the checkpoint was trained with")
-    values = {name: value for name, value in fields.items() if value is not None}
+    values = {name: config[field] for name, field in family.fields.items() if config.get(field) is not None}
+    for name in [name for name in values if name.endswith("_act") and name not in fields]:
+        if not isinstance(values[name], str) or values[name] not in ACTIVATIONS:
+            raise UsageError(
+                f"{file} has {family.fields[name]}={values[name]!r}, which bertjax does not support; use one of "
+                f"{', '.join(ACTIVATIONS)}"
+            )
+        values[name] = ACTIVATIONS[values[name]]
+    values = {**family.values, **values, **family.read_fields(config), "model_type": family.model_type, **fields}
     try:
-        return from_config_dict(ModelConfig(dtype="float32"), ConfigDict({**values, "hidden_act": hidden_act}), "model")
+        return from_config_dict(ModelConfig(dtype="float32"), ConfigDict(values), "model")
     except UsageError as error:
         raise UsageError(f"{file}: {error}") from error
 

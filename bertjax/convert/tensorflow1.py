@@ -103,8 +103,7 @@ def read(path: Path, lower_case: bool | None = None) -> PortableCheckpoint:
             f"{config_file} has unsupported hidden_act {activation!r}; use one of {', '.join(_ACTIVATIONS)}"
         )
     values = {"type_vocab_size": 16, **tf_config}
-    fields = {name: values.get(name) for name in BERT.fields}
-    config = model_config(fields, tf_config.get(_ACTIVATION, _ACTIVATIONS[activation]), config_file)
+    config = model_config(BERT, values, config_file, hidden_act=tf_config.get(_ACTIVATION, _ACTIVATIONS[activation]))
     vocabulary, num_rows = read_vocabulary(prefix.parent, lower_case), config.vocab_size
     vocabulary, config, padding_notes = fit_vocabulary(vocabulary, config, prefix.parent)
     try:

@@ -8,7 +8,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-from bertjax.model.config import AUTO, LSTM, Architecture, ModelConfig
+from bertjax.model.config import ABSOLUTE, AUTO, LSTM, Architecture, ModelConfig
 from bertjax.model.partitioning import resolve_layout
 from bertjax.tasks.task import Task
 from bertjax.training.freezing import Freezing, check_freezing, count_trainable
@@ -18,7 +18,31 @@ from bertjax.training.sharding import list_devices
 # Architecture fields that `_describe_model` does not list as options, because other text contains them.
 _SIZES = {
     *("encoder", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
-    "pad_vocab_to_multiple_of",
+    *("pad_vocab_to_multiple_of", "local_attention", "global_attn_every_n_layers"),
+    *("global_rope_theta", "local_rope_theta"),
+}
+# Values of the architecture in words; {} is the value.
+_WORDS = {
+    "model_type": "family {}",
+    "embedding_size": "embeddings of width {}",
+    "embedding_norm": "no norm of the embeddings",
+    "norm": "norm {}",
+    "norm_bias": "norms without bias",
+    "norm_first": "norms before the sub-layers",
+    "first_attention_norm": "no norm before the lowest attention",
+    "position_embedding_type": "{} positions",
+    "num_key_value_heads": "{} heads of keys and values",
+    "attention_bias": "attention without biases",
+    "mlp_bias": "feed-forward without biases",
+    "gated_mlp": "gated feed-forward",
+    "lm_head": "{} language-model head",
+    "tie_word_embeddings": "untied decoder",
+    "decoder_bias": "decoder without bias",
+    "head_bias": "head without bias",
+    "pooler_act": "pooler with {}",
+    "pooler_norm": "norm after the pooler",
+    "token_pooler": "pooler also for tokens",
+    "classifier_pooling": "pooling {}",
 }
 
 
@@ -27,6 +51,9 @@ def describe_task(task: Task) -> str:
     model, optimizer = task.objective.model.config, task.config.optimizer
     params = _abstract_params(task)
     counts = parameter_counts(params)
+    if not model.first_attention_norm:
+        # The stack of norms has an unused one for the lowest layer.
+        counts["encoder/layers"] -= model.hidden_size * (2 if model.norm_bias else 1)
     encoder = sum(count for name, count in counts.items() if name.startswith(("encoder", "pooler")))
     clipping = f"gradient clipping to norm {optimizer.clip_norm:g}" if optimizer.clip_norm else "no gradient clipping"
     sums = {**counts, "encoder and pooler": encoder, "total": sum(counts.values())}
@@ -76,8 +103,16 @@ def _describe_model(model: ModelConfig) -> str:
     )
     dtype = f"{resolve_layout(model).dtype} ({AUTO})" if model.dtype == AUTO else model.dtype
     defaults = vars(Architecture())
-    options = [name for name in defaults if name not in _SIZES and getattr(model, name) != defaults[name]]
-    return ", ".join([shape, f"dtype {dtype}", *(f"{name} {getattr(model, name)}" for name in options)])
+    changed = {name: getattr(model, name) for name in defaults if getattr(model, name) != defaults[name]}
+    options = [_WORDS.get(name, f"{name} {{}}").format(value) for name, value in changed.items() if name not in _SIZES]
+    if model.local_attention:
+        num_local = sum(model.is_local_layer)
+        options.append(f"attention to {model.local_attention} tokens around in {num_local} of {layers} layers")
+    if not model.local_attention and model.position_embedding_type != ABSOLUTE:
+        options.append(f"theta {model.global_rope_theta:,.0f}")
+    elif model.local_attention:
+        options.append(f"theta {model.global_rope_theta:,.0f}, in local layers {model.local_rope_theta:,.0f}")
+    return ", ".join([shape, f"dtype {dtype}", *options])
 
 
 def _describe_schedule(task: Task) -> list[str]:

@@ -28,7 +28,7 @@ def encode_batches(model: LoadedModel, examples: Examples) -> Iterator[tuple[np.
     The states are those of the last layer. The order of the examples changes, and the encoder compiles once per row
     length, because all batches of a row length have the same shape.
     """
-    for indices, row_len in pack_batches(examples.lengths, model.config.max_position_embeddings):
+    for indices, row_len in pack_batches(examples.lengths, model.config.max_row_tokens):
         batch = make_batch(examples, indices, row_len, SINGLE_SHARD)
         inputs = {name: batch[name] for name in ("input_ids", "segment_ids", "sequence_ids", "position_ids")}
         hidden = model.packed_hidden_states(inputs)

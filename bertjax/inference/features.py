@@ -122,8 +122,6 @@ class FeatureExtractor:
     def _encode(self, text: str, truncation: TruncationCount) -> dict[str, list[int]]:
         """Encodes a text or pair as lists with one value per token."""
         parts = text.split(PAIR_SEPARATOR, 1)
-        if len(parts) > self.model.config.type_vocab_size:
-            raise UsageError(f"{text[:60]!r} is a pair, but the model has one segment; use single texts")
         encoded = [self.model.tokenizer.encode_with_offsets(part) for part in parts]
         row = encode_row([ids for ids, _ in encoded], self.model.vocabulary, truncation)
         row |= {name: [_NO_WORD] for name in ("words", "starts", "ends")}
@@ -131,12 +129,14 @@ class FeatureExtractor:
         for segment, (part, (_, spans)) in enumerate(zip(parts, encoded, strict=True)):
             word_starts = np.array([match.start() for match in re.finditer(r"\S+", part)], np.int64)
             # Drop the spans of truncated pieces. A segment ends with [SEP], and the first segment starts with [CLS].
-            spans = spans[: row["segment_ids"].count(segment) - (2 if segment == 0 else 1)]
+            separators = 1 if segment or len(parts) == 1 else self.model.vocabulary.pair_separators
+            spans = spans[: row["segment_ids"].count(segment) - separators - (1 if segment == 0 else 0)]
             # Assign each token to the word of its last character, since a SentencePiece token may start with a space.
             words = np.searchsorted(word_starts, np.maximum(spans[:, 1] - 1, spans[:, 0]), side="right") - 1
-            row["words"] += [*(words + first_word).tolist(), _NO_WORD]
-            row["starts"] += [*(spans[:, 0] + first_char).tolist(), _NO_WORD]
-            row["ends"] += [*(spans[:, 1] + first_char).tolist(), _NO_WORD]
+            end = [_NO_WORD] * separators
+            row["words"] += [*(words + first_word).tolist(), *end]
+            row["starts"] += [*(spans[:, 0] + first_char).tolist(), *end]
+            row["ends"] += [*(spans[:, 1] + first_char).tolist(), *end]
             first_char += len(part) + len(PAIR_SEPARATOR)
             first_word += len(word_starts)
         return row

@@ -45,8 +45,9 @@ def encode_row(ids: Sequence[list[int]], vocabulary: Vocabulary, truncation: Tru
     """Encodes the ids of one text or of a pair as a row with [CLS] and [SEP], truncated and counted by `truncation`."""
     first, second = ids if len(ids) > 1 else (*ids, None)
     truncation.total += 1
-    # The row has a [CLS], and a [SEP] after each text.
-    truncation.truncated += sum(map(len, ids)) + len(ids) + 1 > truncation.seq_len
+    # The row has a [CLS], one or two [SEP] between the texts of a pair, and a [SEP] at the end.
+    special = 2 + (len(ids) - 1) * vocabulary.pair_separators
+    truncation.truncated += sum(map(len, ids)) + special > truncation.seq_len
     return encode_pair(first, second, truncation.seq_len, vocabulary)
 
 
@@ -61,13 +62,13 @@ def lower(text: str, vocabulary: Vocabulary) -> str:
     return "".join(part if index % 2 else "".join(map(str.lower, part)) for index, part in enumerate(parts))
 
 
-def first_len(first: int, second: int, seq_len: int) -> int:
+def first_len(first: int, second: int, seq_len: int, pair_separators: int) -> int:
     """Returns how many tokens to keep of the first text of a pair, of `first` tokens, before `encode_row` truncates it.
 
     If both texts are truncated, the numbers of remaining tokens can differ by 1. As in Hugging Face's tokenizers, the
     second text keeps more, unless the first one is longer. In google-research/bert, the first text always keeps more.
     """
-    room = seq_len - 3
+    room = seq_len - 2 - pair_separators
     return first if first > second else min(first, max(room - second, room // 2))
 
 

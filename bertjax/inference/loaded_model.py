@@ -17,7 +17,7 @@ from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
 from bertjax.model.encoder import make_encoder
-from bertjax.model.heads import EncoderModel, TiedLmHead, build_model
+from bertjax.model.heads import EncoderModel, LmHead, build_model
 from bertjax.tasks.finetuning.output_layer import OutputLayer
 from bertjax.tasks.squad import SquadData
 from bertjax.tasks.text import TextData
@@ -78,7 +78,7 @@ class LoadedModel:
 
     def row_len(self, seq_len: int | None) -> int:
         """Returns the maximum tokens per row: `seq_len` or, if it is None, the model's maximum."""
-        max_len = self.config.max_position_embeddings
+        max_len = self.config.max_row_tokens
         if seq_len is not None and not 8 <= seq_len <= max_len:
             raise UsageError(f"seq_len={seq_len} is out of range; use 8 to {max_len}")
         return max_len if seq_len is None else seq_len
@@ -108,7 +108,7 @@ class LoadedModel:
     @functools.cached_property
     def masked_lm_probs(self) -> Callable[[Batch], np.ndarray]:
         """Jitted function from a host batch with `masked_lm_positions` [B, P] to token probabilities [B, P, V]."""
-        encode, head = self._encoder(), TiedLmHead(self.config)
+        encode, head = self._encoder(), LmHead(self.config)
 
         def masked_lm_probs(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
             hidden = encode(params, batch["input_ids"], batch["segment_ids"], batch["input_mask"])  # [B, L, D]

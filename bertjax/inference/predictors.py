@@ -62,7 +62,7 @@ class TextPredictor:
             if len(texts) < expected:
                 form = f"FIRST{PAIR_SEPARATOR}SECOND"
                 raise UsageError(f"{quoted(texts)} is a single text; use a pair (on the command line, {form})")
-            if len(texts) > min(expected, self.model.config.type_vocab_size, 2):
+            if len(texts) > min(expected, 2):
                 raise UsageError(f"{quoted(texts)} is a pair, but the model takes single texts; use one text")
         return self.logits(make_examples([self.encode(texts) for texts in inputs], {}))
 

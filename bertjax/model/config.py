@@ -9,9 +9,12 @@ from bertjax.utils.devices import has_bfloat16_units
 from bertjax.utils.sections import Section, bounded
 
 AUTO = "auto"
-ACTIVATIONS = ("gelu_tanh", "gelu_erf", "relu")
+ACTIVATIONS = ("gelu_tanh", "gelu_erf", "relu", "silu", "tanh")
 TRANSFORMER, LSTM = ENCODERS = ("transformer", "lstm")
 DIRECTIONS = ("both", "left", "right")
+LAYER_NORM, RMS_NORM = NORMS = ("layer_norm", "rms_norm")
+# Positions: learned embeddings, or rotations of queries and keys by halves of a head or by adjacent pairs.
+ABSOLUTE, ROTARY, ROTARY_PAIRS = POSITIONS = ("absolute", "rotary", "rotary_pairs")
 DTYPES = (AUTO, "float32", "bfloat16")
 # `auto` in a run of at least LONG_RUN_STEPS steps.
 AUTO_LONG_RUN = "auto_long_run"
@@ -43,14 +46,50 @@ class Architecture(Section):
       num_hidden_layers: number of Transformer layers, or of LSTM layers per direction.
       num_attention_heads: number of attention heads, H; must divide `hidden_size`.
       intermediate_size: width of the feed-forward layer, F; 4 D in the paper.
-      max_position_embeddings: number of learned position embeddings, and maximum row length in tokens.
-      type_vocab_size: number of segment embeddings.
-      hidden_act: activation of the feed-forward layer: `gelu_tanh` (as in google-research/bert), `gelu_erf` or `relu`.
+      max_position_embeddings: number of learned position embeddings, and `position_offset` more than the maximum row
+        length in tokens. With rotary positions, the maximum row length.
+      type_vocab_size: number of segment embeddings. With 0 or 1, the texts of a pair have the same segment.
+      hidden_act: activation of the feed-forward layer: `gelu_tanh` (as in google-research/bert), `gelu_erf`, `relu`,
+        `silu` or `tanh`.
       layer_norm_eps: epsilon added to the variance in LayerNorm.
       attention_direction: side that a token attends to: `both` (as in BERT), `left` or `right`. Every token
         also attends to itself.
       pad_vocab_to_multiple_of: the vocabulary size is padded to a multiple of this number, for faster matmuls. The
         added tokens get probability 0.
+      model_type: family of models in transformers to which checkpoints are exported, such as `modernbert`. It does not
+        change the network.
+      embedding_size: width of the embeddings (default: 0, `hidden_size`). Another width is projected to `hidden_size`.
+      embedding_norm: whether a norm follows the embeddings.
+      norm: kind of all norms: `layer_norm` or `rms_norm`.
+      norm_bias: whether LayerNorms have a bias.
+      norm_first: whether norms precede the sub-layers, with one more norm after the last layer, as in ModernBERT. If
+        false, a norm follows each residual connection, as in BERT.
+      first_attention_norm: whether a norm precedes the attention of the lowest layer. ModernBERT has none.
+      position_embedding_type: `absolute` (learned embeddings), `rotary` (rotations of the two halves of each head) or
+        `rotary_pairs` (rotations of adjacent pairs).
+      position_offset: position of the first token in the table of learned embeddings (default: 0; 2 in RoBERTa).
+      global_rope_theta: base of the rotary positions' wavelengths.
+      local_rope_theta: the same in layers with local attention.
+      local_attention: number of tokens in the window of local attention, half of them on each side (default: 0, all
+        layers attend to the whole sequence).
+      global_attn_every_n_layers: with local attention, every n-th layer, starting with the lowest, attends to the whole
+        sequence.
+      num_key_value_heads: number of heads of keys and values (default: 0, `num_attention_heads`).
+      attention_bias: whether the projections of attention have biases.
+      mlp_bias: whether the feed-forward layers have biases.
+      gated_mlp: whether the activations are multiplied by a second projection, as in GeGLU.
+      lm_head: layers of the masked-LM head: `transform` (dense layer, activation, norm and decoder) or `linear`
+        (decoder only).
+      tie_word_embeddings: whether the decoder is the table of token embeddings.
+      decoder_bias: whether the decoder has a bias.
+      head_act: activation of the dense layer of the masked-LM head (default: empty, `hidden_act`).
+      head_bias: whether that dense layer and the pooler have biases.
+      pooler_act: activation of the dense layer before an output layer for sequences (default: `tanh`; empty: there is
+        no such layer).
+      pooler_norm: whether a norm follows this activation.
+      classifier_pooling: state of a sequence: that of its first token (`cls`), or the mean over its tokens, before the
+        pooler (`mean`) or after it (`late`).
+      token_pooler: whether the layers of the pooler also precede an output layer for tokens, as in ModernBERT.
     """
 
     field_prefix: ClassVar[str] = "config.model."
@@ -65,11 +104,37 @@ class Architecture(Section):
     num_attention_heads: int = bounded(12, at_least=1, at_most=1 << 12)
     intermediate_size: int = bounded(3072, at_least=1, at_most=1 << 19)
     max_position_embeddings: int = bounded(512, at_least=1, at_most=1 << 20)
-    type_vocab_size: int = bounded(2, at_least=1, at_most=1 << 16)
+    type_vocab_size: int = bounded(2, at_least=0, at_most=1 << 16)
     hidden_act: str = bounded("gelu_tanh", choices=ACTIVATIONS)
     layer_norm_eps: float = bounded(1e-12, at_least=0)
     attention_direction: str = bounded("both", choices=DIRECTIONS)
     pad_vocab_to_multiple_of: int = bounded(128, at_least=1, at_most=1 << 24)
+    model_type: str = "bert"
+    embedding_size: int = bounded(0, at_least=0, at_most=1 << 17)
+    embedding_norm: bool = True
+    norm: str = bounded(LAYER_NORM, choices=NORMS)
+    norm_bias: bool = True
+    norm_first: bool = False
+    first_attention_norm: bool = True
+    position_embedding_type: str = bounded(ABSOLUTE, choices=POSITIONS)
+    position_offset: int = bounded(0, at_least=0, at_most=1 << 16)
+    global_rope_theta: float = bounded(160_000.0, above=0)
+    local_rope_theta: float = bounded(10_000.0, above=0)
+    local_attention: int = bounded(0, at_least=0, at_most=1 << 20)
+    global_attn_every_n_layers: int = bounded(3, at_least=1, at_most=1 << 12)
+    num_key_value_heads: int = bounded(0, at_least=0, at_most=1 << 12)
+    attention_bias: bool = True
+    mlp_bias: bool = True
+    gated_mlp: bool = False
+    lm_head: str = bounded("transform", choices=("transform", "linear"))
+    tie_word_embeddings: bool = True
+    decoder_bias: bool = True
+    head_act: str = bounded("", choices=("", *ACTIVATIONS))
+    head_bias: bool = True
+    pooler_act: str = bounded("tanh", choices=("", *ACTIVATIONS))
+    pooler_norm: bool = False
+    classifier_pooling: str = bounded("cls", choices=("cls", "mean", "late"))
+    token_pooler: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,6 +150,40 @@ class Architecture(Section):
                 f"model.attention_direction is {self.attention_direction}; model.encoder={LSTM} has no attention, so "
                 "leave it unset"
             )
+        for conflict, reason in self._conflicts():
+            if conflict:
+                raise UsageError(f"config.model: {reason}")
+
+    def _conflicts(self) -> list[tuple[Any, str]]:
+        """Returns combinations of fields that no network has, and for each the reason. Fields may be unset (None)."""
+        heads, key_value_heads = self.num_attention_heads, self.num_key_value_heads
+        is_rotary = self.position_embedding_type in (ROTARY, ROTARY_PAIRS)
+        changed = [
+            name for name in _TRANSFORMER_FIELDS if getattr(self, name) not in (None, getattr(Architecture, name))
+        ]
+        return [
+            (self.encoder == LSTM and changed, f"{changed[:1]} does not apply to encoder={LSTM}; leave it unset"),
+            (
+                heads and key_value_heads and heads % key_value_heads,
+                "num_key_value_heads must divide num_attention_heads",
+            ),
+            (self.norm == RMS_NORM and self.norm_bias, f"norm={RMS_NORM} has no bias; set norm_bias=false"),
+            (
+                self.first_attention_norm is False and not self.norm_first,
+                "first_attention_norm=false needs norm_first=true",
+            ),
+            (is_rotary and self.position_offset, "rotary positions have no position_offset; set it to 0"),
+            (
+                self.local_attention and self.attention_direction in ("left", "right"),
+                "local_attention needs attention_direction=both",
+            ),
+            (
+                self.lm_head == "linear"
+                and self.tie_word_embeddings
+                and self.embedding_size not in (None, 0, self.hidden_size),
+                "lm_head=linear with tied embeddings needs embedding_size=0",
+            ),
+        ]
 
     @property
     def context_sides(self) -> tuple[str, ...]:
@@ -93,6 +192,22 @@ class Architecture(Section):
         The hidden state of an LSTM has two parts of equal width. The hidden state of a Transformer has one part.
         """
         return ("left", "right") if self.encoder == LSTM else (self.attention_direction,)
+
+    @property
+    def embedding_width(self) -> int:
+        """Width of the token embeddings, E."""
+        return self.embedding_size or self.hidden_size
+
+    @property
+    def max_row_tokens(self) -> int:
+        """Maximum row length in tokens."""
+        return self.max_position_embeddings - self.position_offset
+
+    @property
+    def is_local_layer(self) -> tuple[bool, ...]:
+        """For each layer, whether it has local attention. Empty if no layer has."""
+        every = self.global_attn_every_n_layers
+        return tuple(layer % every != 0 for layer in range(self.num_hidden_layers)) if self.local_attention else ()
 
     @property
     def head_size(self) -> int:
@@ -105,6 +220,12 @@ class Architecture(Section):
         return -(-self.vocab_size // self.pad_vocab_to_multiple_of) * self.pad_vocab_to_multiple_of
 
 
+# Fields that an LSTM encoder does not have.
+_TRANSFORMER_FIELDS = (
+    *("embedding_size", "embedding_norm", "norm", "norm_bias", "norm_first", "first_attention_norm"),
+    *("position_embedding_type", "position_offset", "local_attention", "num_key_value_heads", "attention_bias"),
+    *("mlp_bias", "gated_mlp", "lm_head", "tie_word_embeddings", "classifier_pooling", "token_pooler"),
+)
 ARCHITECTURE_FIELDS = tuple(field.name for field in dataclasses.fields(Architecture))
 
 

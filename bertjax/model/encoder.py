@@ -29,19 +29,19 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.model.attention.dispatch import select_attention
-from bertjax.model.config import LSTM, ModelConfig
+from bertjax.model.config import ABSOLUTE, LSTM, ModelConfig
 from bertjax.model.dropout import dropout
 from bertjax.model.layer_stack import run_layers
-from bertjax.model.layers import TransformerLayer, kernel_init, layer_norm
+from bertjax.model.layers import Dense, LayerInputs, TransformerLayer, kernel_init, make_norm, own_inputs, rotations
 from bertjax.model.lstm import LEFT, LstmEncoder
-from bertjax.model.partitioning import with_logical_constraint
+from bertjax.model.partitioning import resolve_layout, with_logical_constraint
 
 # Name of the encoder's Flax module.
 ENCODER = "encoder"
 
 
 class Embeddings(nn.Module):
-    """Sum of token, segment and position embeddings, then LayerNorm and dropout (paper, Figure 2).
+    """Sum of token, segment and position embeddings, then norm and dropout (paper, Figure 2).
 
     The tables are plain parameters with paths such as `embeddings/token`. `nn.Embed` would add a level to these paths.
     """
@@ -49,17 +49,22 @@ class Embeddings(nn.Module):
     config: ModelConfig
 
     def setup(self) -> None:
-        config, width = self.config, self.config.hidden_size
+        config = self.config
 
         def table(name: str, num_rows: int, axis: str) -> jax.Array:
-            return self.param(name, kernel_init(config, (axis, "embed")), (num_rows, width))
+            return self.param(name, kernel_init(config, (axis, "embed")), (num_rows, config.embedding_width))
 
         self.token_table = table("token", config.padded_vocab_size, "vocab")
-        self.segment_table = table("segment", config.type_vocab_size, "segment")
-        self.position_table = table("position", config.max_position_embeddings, "position")
-        # The LayerNorms of the layers recompute their float32 intermediate values in the backward pass. Here, this
-        # would save no memory, because the input is float32 as well.
-        self.norm = layer_norm(config, recompute=False)
+        if config.type_vocab_size:
+            self.segment_table = table("segment", config.type_vocab_size, "segment")
+        if config.position_embedding_type == ABSOLUTE:
+            self.position_table = table("position", config.max_position_embeddings, "position")
+        if config.embedding_norm:
+            # The norms of the layers recompute their float32 intermediate values in the backward pass. Here, this would
+            # save no memory, because the input is float32 as well.
+            self.norm = make_norm(config, recompute=False)
+        if config.embedding_width != config.hidden_size:
+            self.projection = Dense(config, (config.hidden_size,), (None, "embed"))
 
     def __call__(
         self, input_ids: jax.Array, segment_ids: jax.Array, position_ids: jax.Array, deterministic: bool
@@ -76,14 +81,21 @@ class Embeddings(nn.Module):
         table = with_logical_constraint(self.token_table, ("vocab", "embed_over_fsdp"))
         x = jnp.take(table, input_ids, axis=0)  # float32 [B, L, D]
         # For two segments, a matmul with one-hot rows is faster than a gather, in the forward and the backward pass.
-        x += jax.nn.one_hot(segment_ids, self.config.type_vocab_size, dtype=x.dtype) @ self.segment_table
-        x += jnp.take(self.position_table, position_ids, axis=0)
+        config = self.config
+        if config.type_vocab_size == 1:  # Both texts of a pair have this segment, as in RoBERTa.
+            x += self.segment_table
+        elif config.type_vocab_size:
+            x += jax.nn.one_hot(segment_ids, config.type_vocab_size, dtype=x.dtype) @ self.segment_table
+        if config.position_embedding_type == ABSOLUTE:
+            x += jnp.take(self.position_table, position_ids + config.position_offset, axis=0)
         x = with_logical_constraint(x, ("batch_over_data", "length", "embed_over_fsdp"))
         # (3)
-        x = self.norm(with_logical_constraint(x, ("batch", "length", "embed")))
+        x = with_logical_constraint(x, ("batch", "length", "embed"))
+        x = self.norm(x) if config.embedding_norm else x.astype(resolve_layout(config).dtype)
         # `nn.Dropout` would save its mask for the backward pass. `dropout` recomputes it.
         key = None if deterministic else self.make_rng("dropout")
-        return dropout(x, self.config.hidden_dropout_prob, key)
+        x = dropout(x, config.hidden_dropout_prob, key)
+        return self.projection(x) if config.embedding_width != config.hidden_size else x
 
 
 class Encoder(nn.Module):
@@ -130,7 +142,8 @@ class Encoder(nn.Module):
 
         Returns:
           Hidden states of the last layer, [B, L, D], in the config's dtype.
-          Hidden states of the embeddings and all layers, [N + 1, B, L, D]. None if `collect_layers` is False.
+          Hidden states of the embeddings and all layers, [N + 1, B, L, D]; with `norm_first`, the last ones after the
+            final norm. None if `collect_layers` is False.
         """
         config = self.config
         attention = select_attention(config, input_ids.shape[1], is_packed=position_ids is not None)
@@ -139,7 +152,12 @@ class Encoder(nn.Module):
         x = self.embeddings(input_ids, segment_ids, position_ids, deterministic)
         # Scan over N layers `TransformerLayer(**fields)`, whose parameters `layers/...` have a leading axis N.
         fields = {"config": config, "attention": attention, "deterministic": deterministic}
-        return run_layers(self, TransformerLayer, fields, x, sequence_ids, collect=collect_layers)
+        inputs = LayerInputs(sequence_ids, rotations(config, position_ids))
+        x, layers = run_layers(self, TransformerLayer, fields, x, own_inputs(config), inputs, collect=collect_layers)
+        if config.norm_first:
+            x = make_norm(config, "final_norm")(x)
+            layers = None if layers is None else jnp.concatenate([layers[:-1], x[None]])
+        return x, layers
 
 
 def make_encoder(config: ModelConfig, name: str | None = None) -> Encoder | LstmEncoder:
@@ -192,7 +210,10 @@ def encode(
     )
     sides = config.context_sides
     parts = zip(jnp.split(tokens, len(sides), axis=-1), encoder.token_tables, strict=True)
-    sequences = sequence_states(sides, tokens, batch, num_sequences)
+    if config.classifier_pooling == "cls":
+        sequences = sequence_states(sides, tokens, batch, num_sequences)
+    else:
+        sequences = mean_states(tokens, batch, num_sequences)
     return EncoderOutputs(tokens, sequences, dict(zip(sides, parts, strict=True)), layers)
 
 
@@ -227,3 +248,17 @@ def sequence_states(
         jnp.take_along_axis(states, (last if side == LEFT else first)[..., None], axis=1) for states, side in parts
     ]
     return jnp.concatenate(selected, axis=-1)
+
+
+def mean_states(tokens: jax.Array, batch: Mapping[str, jax.Array], num_sequences: int = 1) -> jax.Array:
+    """Returns the mean of the states [B, L, D] of each sequence's tokens: [B, D], or [B, S, D] for packed rows.
+
+    The arguments are those of `sequence_states`.
+    """
+    if "sequence_ids" in batch:
+        mask = batch["sequence_ids"][:, None] == 1 + jnp.arange(num_sequences)[:, None]  # [B, S, L]
+    else:
+        mask = batch["input_mask"][:, None] > 0
+    weights = mask / jnp.maximum(jnp.sum(mask, axis=-1, keepdims=True), 1)
+    means = jnp.einsum("BSL,BLD->BSD", weights.astype(jnp.float32), tokens.astype(jnp.float32)).astype(tokens.dtype)
+    return means if "sequence_ids" in batch else means[:, 0]

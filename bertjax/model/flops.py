@@ -10,7 +10,6 @@ import numpy as np
 
 from bertjax.model.config import LSTM, ModelConfig
 from bertjax.model.feature_head import FeatureHead
-from bertjax.model.heads import lm_head_flops
 from bertjax.utils.devices import has_bfloat16_units
 
 # Peak dense bfloat16 FLOP/s per JAX device, from the vendors' data sheets, by the first matching substring of
@@ -39,10 +38,10 @@ def flops_per_token(
 ) -> float:
     """Returns the matmul FLOPs of one training step, per token.
 
-    The count includes 6 FLOPs per parameter of the layers' matrices, 12 N L D for attention (N layers, row length L,
-    hidden size D), and the FLOPs of the output layer at predicted positions. It excludes recomputation and vocabulary
-    padding, and also the encoder if `feature_head` uses frozen features. Unidirectional attention counts like
-    bidirectional attention.
+    The count includes 6 FLOPs per parameter of the layers' matrices, 12 L D per layer for attention (row length L or,
+    in layers with local attention, at most the window; hidden size D), and the FLOPs of the output layer at predicted
+    positions. It excludes recomputation and vocabulary padding, and also the encoder if `feature_head` uses frozen
+    features. Unidirectional attention counts like bidirectional attention.
 
     `seq_len` is the row length in tokens, including padding. `num_predictions` is the number of predicted positions per
     row (default: 0, no masked-LM or language-model head).
@@ -56,24 +55,36 @@ def flops_per_token(
 def attention_flops_per_token(config: ModelConfig, context: float, feature_head: FeatureHead = _NO_HEAD) -> float:
     """Returns the training FLOPs per token of attention scores and weighted sums of values.
 
-    Each token attends to `context` tokens.
+    Each token attends to `context` tokens, or to fewer in layers with local attention.
     """
     if feature_head.features or config.encoder == LSTM:
         return 0.0
-    return TRAINING_FACTOR * config.num_hidden_layers * (2 * 2 * config.hidden_size * context)
+    return TRAINING_FACTOR * _attention_flops(config, context)
+
+
+def _attention_flops(config: ModelConfig, context: float) -> float:
+    num_local = sum(config.is_local_layer)
+    contexts = (config.num_hidden_layers - num_local) * context + num_local * min(context, config.local_attention + 1)
+    return 2 * 2 * config.hidden_size * contexts
 
 
 def _encoder_flops(config: ModelConfig, seq_len: int) -> float:
     width = config.hidden_size
     if config.encoder == LSTM:
         return 2 * config.num_hidden_layers * _lstm_flops(width // 2, width // 2)
-    # Four projections, attention scores and weighted sums of values, and two layers of the feed-forward network.
-    return config.num_hidden_layers * 2 * width * (4 * width + 2 * seq_len + 2 * config.intermediate_size)
+    # Queries and outputs, keys and values, and two or three layers of the feed-forward network.
+    key_value_width = config.head_size * (config.num_key_value_heads or config.num_attention_heads)
+    matrices = 2 * width + 2 * key_value_width + (3 if config.gated_mlp else 2) * config.intermediate_size
+    projection = config.embedding_width if config.embedding_width != width else 0
+    return 2 * width * (config.num_hidden_layers * matrices + projection) + _attention_flops(config, seq_len)
 
 
 def _output_flops(config: ModelConfig) -> int:
+    """Returns the forward FLOPs of the language-model heads per predicted position."""
     width = config.hidden_size // len(config.context_sides)
-    return len(config.context_sides) * lm_head_flops(width, config.vocab_size)
+    decoder_width = (config.embedding_size or width) if config.lm_head == "transform" else width
+    transform = width * decoder_width if config.lm_head == "transform" else 0
+    return len(config.context_sides) * 2 * (transform + decoder_width * config.vocab_size)
 
 
 def _feature_head_flops(config: ModelConfig, feature_head: FeatureHead) -> int:

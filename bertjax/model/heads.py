@@ -19,40 +19,50 @@ import jax.numpy as jnp
 from bertjax.errors import UsageError
 from bertjax.model.config import TRANSFORMER, ModelConfig
 from bertjax.model.dropout import dropout
-from bertjax.model.encoder import encode
+from bertjax.model.encoder import encode, mean_states
 from bertjax.model.feature_head import CACHED_FEATURES, FeatureHead, encode_with_head
-from bertjax.model.layers import Dense, activation, constant_init, layer_norm
+from bertjax.model.layers import Dense, activation, constant_init, kernel_init, make_norm
 from bertjax.model.matmul import cast_parameter, dot, dot_transposed
 from bertjax.model.partitioning import resolve_layout, with_logical_constraint
 
 _INPUTS = ("input_ids", "input_mask", "segment_ids", "sequence_ids", "position_ids", CACHED_FEATURES)
 
 
-class TiedLmHead(nn.Module):
-    """Dense transform, then a projection tied to the token embeddings (google-research/bert `run_pretraining.py`)."""
+class LmHead(nn.Module):
+    """Dense transform and norm, then a decoder, by default the table of token embeddings (google-research/bert
+    `run_pretraining.py`).
+    """
 
     config: ModelConfig
 
     @nn.compact
     def __call__(self, hidden: jax.Array, token_table: jax.Array) -> jax.Array:
-        """Returns float32 logits [B, P, V] for states [B, P, D] and a token table [V, D].
+        """Returns float32 logits [B, P, V] for states [B, P, D] and a token table [V, E].
 
         Logits of vocabulary padding are the lowest float32 number, so that their probability is 0.
         """
         config = self.config
-        x = Dense(config, (config.hidden_size,), ("embed", "pooled"), name="transform")(hidden)
-        x = layer_norm(config, "norm")(activation(config)(x))
+        x = hidden
+        if config.lm_head == "transform":
+            features = (config.embedding_width,)
+            x = Dense(config, features, ("embed", "pooled"), use_bias=config.head_bias, name="transform")(x)
+            x = make_norm(config, "norm")(activation(config, config.head_act)(x))
+        if not config.tie_word_embeddings:
+            shape = (config.padded_vocab_size, x.shape[-1])
+            token_table = self.param("decoder", kernel_init(config, ("vocab", "embed")), shape)
         x = with_logical_constraint(x, ("batch_over_data", "length", "embed"))
         # Reshard the table from columns to rows with an all-to-all, so that logits are sharded along the vocabulary.
         table = cast_parameter(token_table, resolve_layout(config).dtype)
         table = with_logical_constraint(table, ("vocab", "embed_over_fsdp"))
         table = with_logical_constraint(table, ("vocab_part", "embed"))
-        bias = self.param("bias", constant_init(0.0, ("vocab_part",)), (config.padded_vocab_size,))
-
+        bias = None
+        if config.decoder_bias:
+            bias = self.param("bias", constant_init(0.0, ("vocab_part",)), (config.padded_vocab_size,))
         logits = dot_transposed(x, table, jnp.float32)
-        # Add the bias as an outer product, so that its gradient is a matmul. XLA's CPU backend computes a matmul 30
-        # times faster than a sum over all positions.
-        logits = logits + dot(jnp.ones((*logits.shape[:-1], 1)), bias[None])
+        if bias is not None:
+            # Add the bias as an outer product, so that its gradient is a matmul. XLA's CPU backend computes a matmul 30
+            # times faster than a sum over all positions.
+            logits = logits + dot(jnp.ones((*logits.shape[:-1], 1)), bias[None])
         logits = with_logical_constraint(logits, ("batch_over_data", "length", "vocab_part"))
         if config.padded_vocab_size > config.vocab_size:
             in_vocabulary = jnp.arange(config.padded_vocab_size) < config.vocab_size
@@ -60,19 +70,19 @@ class TiedLmHead(nn.Module):
         return logits
 
 
-def lm_head_flops(width: int, vocab_size: int) -> int:
-    """Returns the forward FLOPs of `TiedLmHead` per predicted position."""
-    return 2 * width * (width + vocab_size)
-
-
 class Pooler(nn.Module):
-    """Dense layer and tanh on the states of sequences: [..., D] to [..., D]."""
+    """Dense layer, activation (in BERT, tanh) and optional norm on states of sequences: [..., D] to [..., D]."""
 
     config: ModelConfig
 
     @nn.compact
     def __call__(self, state: jax.Array) -> jax.Array:
-        return jnp.tanh(Dense(self.config, (self.config.hidden_size,), ("embed", "pooled"), name="dense")(state))
+        config = self.config
+        if not config.pooler_act:
+            return state
+        dense = Dense(config, (config.hidden_size,), ("embed", "pooled"), use_bias=config.head_bias, name="dense")
+        pooled = activation(config, config.pooler_act, recompute=False)(dense(state))
+        return make_norm(config, "norm")(pooled) if config.pooler_norm else pooled
 
 
 class NextSentenceHead(nn.Module):
@@ -83,6 +93,18 @@ class NextSentenceHead(nn.Module):
     @nn.compact
     def __call__(self, pooled: jax.Array) -> jax.Array:
         return Dense(self.config, (2,), ("embed", None), name="dense")(pooled).astype(jnp.float32)
+
+
+class DiscriminatorHead(nn.Module):
+    """Dense layer and activation, then one float32 logit per token for a replaced token (arXiv 2003.10555)."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        dense = Dense(self.config, (self.config.hidden_size,), ("embed", "pooled"), name="dense")
+        x = activation(self.config, recompute=False)(dense(tokens))
+        return Dense(self.config, (1,), ("embed", None), name="prediction")(x)[..., 0].astype(jnp.float32)
 
 
 class EncoderModel(nn.Module):
@@ -100,7 +122,7 @@ class EncoderModel(nn.Module):
 
 
 class PretrainingModel(nn.Module):
-    """Encoder, pooler, masked-LM head and next-sentence head."""
+    """Encoder, pooler, masked-LM head and next-sentence head. Without two segments, only encoder and masked-LM head."""
 
     KIND: ClassVar[str] = "pretraining"
 
@@ -117,7 +139,9 @@ class PretrainingModel(nn.Module):
         ((states, token_table),) = outputs.directions.values()
         # Gather masked positions first, so that the vocabulary projection runs on only 15 % of the positions.
         masked = jnp.take_along_axis(states, batch["masked_lm_positions"][..., None], axis=1)  # [B, P, D]
-        masked_lm_logits = TiedLmHead(self.config, name="masked_lm")(masked, token_table)
+        masked_lm_logits = LmHead(self.config, name="masked_lm")(masked, token_table)
+        if self.config.type_vocab_size < 2:
+            return masked_lm_logits, jnp.zeros((*outputs.sequences.shape[:-1], 2))
         pooled = Pooler(self.config, name="pooler")(outputs.sequences)
         return masked_lm_logits, NextSentenceHead(self.config, name="next_sentence")(pooled)
 
@@ -144,7 +168,7 @@ class LanguageModel(nn.Module):
         for direction, (states, token_table) in encode(self.config, batch, deterministic).directions.items():
             width = states.shape[-1]
             config = dataclasses.replace(self.config, encoder=TRANSFORMER, hidden_size=width, num_attention_heads=1)
-            logits[direction] = TiedLmHead(config, name=f"{direction}_lm")(states, token_table)
+            logits[direction] = LmHead(config, name=f"{direction}_lm")(states, token_table)
         return logits
 
 
@@ -172,9 +196,11 @@ class SequenceModel(nn.Module):
         *leading, _ = batch["input_ids"].shape
         rows = {name: batch[name].reshape(-1, *batch[name].shape[len(leading) :]) for name in _INPUTS if name in batch}
         num_sequences = batch["labels"].shape[1] if "sequence_ids" in batch else 1
-        _, state = encode_with_head(config, head, rows, deterministic, make_rng, num_sequences)
+        tokens, state = encode_with_head(config, head, rows, deterministic, make_rng, num_sequences)
         if not head.is_used:
-            state = Pooler(config, name="pooler")(state)
+            pooler = Pooler(config, name="pooler")
+            is_late = config.classifier_pooling == "late"
+            state = mean_states(pooler(tokens), rows, num_sequences) if is_late else pooler(state)
         state = dropout(state, config.hidden_dropout_prob, None if deterministic else make_rng())
         logits = Dense(config, (self.num_outputs,), ("embed", None), name="classifier")(state).astype(jnp.float32)
         return logits.reshape(leading) if len(leading) > 1 else logits
@@ -200,6 +226,8 @@ class TokenModel(nn.Module):
         """Returns float32 logits [B, L, num_outputs]."""
         config, feature_head = self.config, self.feature_head
         hidden, _ = encode_with_head(config, feature_head, batch, deterministic, partial(self.make_rng, "dropout"))
+        if config.token_pooler and not feature_head.is_used:
+            hidden = Pooler(config, name="pooler")(hidden)
         if self.head_dropout and not deterministic:
             hidden = dropout(hidden, config.hidden_dropout_prob, self.make_rng("dropout"))
         return Dense(config, (self.num_outputs,), ("embed", None), name="classifier")(hidden).astype(jnp.float32)

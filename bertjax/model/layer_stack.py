@@ -28,17 +28,20 @@ def run_layers(
     layer: type[nn.Module],
     fields: Mapping[str, Any],
     x: jax.Array,
-    *inputs: jax.Array,
+    own: Any,
+    inputs: Any,
+    *,
     collect: bool,
 ) -> tuple[jax.Array, jax.Array | None]:
     """Applies a stack of layers inside the calling module.
 
     Args:
       parent: the calling module, which owns the parameters and has a `config`.
-      layer: module class. A layer maps (x, *inputs) to (output, output) if `collect`, else to (output, None).
+      layer: module class. A layer maps (x, own, inputs) to (output, output) if `collect`, else to (output, None).
       fields: constructor arguments of the layer, except `collect`.
       x: [B, L, ...] input of the lowest layer.
-      *inputs: further inputs, the same for every layer, such as `sequence_ids`.
+      own: arrays with a leading axis N, of which each layer gets its own part.
+      inputs: arrays that are the same for every layer, such as `sequence_ids`.
       collect: whether to return the outputs of all layers as well.
 
     Returns:
@@ -53,17 +56,18 @@ def run_layers(
     if recomputes_layers(config):
         policy = jax.checkpoint_policies.save_only_these_names(*REMAT_SAVED_NAMES[config.remat])
         layer = nn.remat(layer, policy=policy, prevent_cse=not is_scanned)
-    for name, length in ((FROZEN_LAYERS, num_frozen), (LAYERS, config.num_hidden_layers - num_frozen)):
-        if length:
+    for name, first, end in ((FROZEN_LAYERS, 0, num_frozen), (LAYERS, num_frozen, config.num_hidden_layers)):
+        if length := end - first:
             stack = nn.scan(
                 layer,
                 variable_axes={"params": 0},
                 split_rngs={"params": True, "dropout": True},
-                in_axes=nn.broadcast,
+                in_axes=(0, nn.broadcast),
                 length=length,
                 unroll=1 if is_scanned else length,
                 metadata_params={nn.PARTITION_NAME: LAYERS},
             )
-            x, states = stack(**fields, collect=collect, name=name)(x, *inputs)
+            parts = jax.tree.map(lambda array, first=first, end=end: array[first:end], own)
+            x, states = stack(**fields, collect=collect, name=name)(x, parts, inputs)
             outputs.append(states)
     return x, jnp.concatenate(outputs) if collect else None

@@ -2,15 +2,17 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from bertjax.model.attention.dispatch import AttentionFn
 from bertjax.model.attention.xla import AttentionMask
-from bertjax.model.config import ModelConfig
+from bertjax.model.config import ABSOLUTE, LAYER_NORM, ROTARY, ModelConfig
 from bertjax.model.dropout import dropout
 from bertjax.model.matmul import add_bias, cast_parameter, dot
 from bertjax.model.partitioning import (
@@ -59,6 +61,7 @@ class Dense(nn.Module):
       axes: logical names of all kernel axes, input axes first. Of the output axes, only the first may be sharded,
         because `dot` on CPU merges the output axes into one.
       flat: whether to merge the output axes into one. A TPU would pad a short last axis to 128 elements.
+      use_bias: whether to add a bias.
       initializer: initializer of the kernel (default: `kernel_init` with `axes`).
     """
 
@@ -66,6 +69,7 @@ class Dense(nn.Module):
     features: tuple[int, ...]
     axes: tuple[str | None, ...]
     flat: bool = False
+    use_bias: bool = True
     initializer: nn.initializers.Initializer | None = None
 
     @nn.compact
@@ -74,8 +78,6 @@ class Dense(nn.Module):
         dtype = jnp.dtype(resolve_layout(self.config).dtype)
         shape = x.shape[x.ndim - num_inputs :] + self.features
         kernel = self.param("kernel", self.initializer or kernel_init(self.config, self.axes), shape)
-        bias = self.param("bias", constant_init(0.0, self.axes[num_inputs:]), self.features)
-        bias = with_logical_constraint(bias.astype(dtype), self.axes[num_inputs:])
 
         def project(x: jax.Array, kernel: jax.Array) -> jax.Array:
             # Cast before the constraint, so that all-gathers over `fsdp` transfer the compute dtype instead of float32.
@@ -87,6 +89,10 @@ class Dense(nn.Module):
         # Save only `x` and the float32 kernel. The backward pass casts and gathers the kernel again. It does not repeat
         # the matmul, because no gradient needs the matmul's output.
         y = save_inputs_only(project, self.config)(x, kernel)
+        if not self.use_bias:
+            return y
+        bias = self.param("bias", constant_init(0.0, self.axes[num_inputs:]), self.features)
+        bias = with_logical_constraint(bias.astype(dtype), self.axes[num_inputs:])
         return add_bias(y, bias.reshape(-1) if self.flat else bias)
 
 
@@ -99,30 +105,30 @@ def save_inputs_only(function: Callable[..., jax.Array], config: ModelConfig) ->
     return jax.checkpoint(function, prevent_cse=not scans_layers(config))
 
 
-def layer_norm(config: ModelConfig, name: str | None = None, recompute: bool = True) -> nn.LayerNorm:
-    """Returns a LayerNorm module with float32 statistics and with outputs in the config's dtype.
+def make_norm(config: ModelConfig, name: str | None = None, recompute: bool = True) -> nn.Module:
+    """Returns a module of the config's norm, with float32 statistics and with outputs in the config's dtype.
 
     With `recompute`, the forward pass saves only the input, and the backward pass recomputes intermediate values.
     """
     layout = resolve_layout(config)
-    module = nn.remat(nn.LayerNorm, prevent_cse=not scans_layers(config)) if recompute else nn.LayerNorm
-    return module(
-        epsilon=config.layer_norm_eps,
-        dtype=layout.dtype,
-        scale_init=constant_init(1.0, ("norm",)),
-        bias_init=constant_init(0.0, ("norm",)),
-        use_fast_variance=False,
-        name=name,
-    )
+    norm: Any = nn.LayerNorm if config.norm == LAYER_NORM else nn.RMSNorm
+    options: dict[str, Any] = {"use_fast_variance": False}
+    if config.norm == LAYER_NORM:
+        options |= {"use_bias": config.norm_bias, "bias_init": constant_init(0.0, ("norm",))}
+    module = nn.remat(norm, prevent_cse=not scans_layers(config)) if recompute else norm
+    scale_init = constant_init(1.0, ("norm",))
+    return module(epsilon=config.layer_norm_eps, dtype=layout.dtype, scale_init=scale_init, name=name, **options)
 
 
-def activation(config: ModelConfig, recompute: bool = True) -> Callable[[jax.Array], jax.Array]:
-    """Returns the activation function of the config. `recompute` has the same effect as in `layer_norm`."""
+def activation(config: ModelConfig, name: str = "", recompute: bool = True) -> Callable[[jax.Array], jax.Array]:
+    """Returns an activation function (default: `hidden_act`). `recompute` has the same effect as in `make_norm`."""
     function = {
         "gelu_tanh": partial(jax.nn.gelu, approximate=True),
         "gelu_erf": partial(jax.nn.gelu, approximate=False),
         "relu": jax.nn.relu,
-    }[config.hidden_act]
+        "silu": jax.nn.silu,
+        "tanh": jnp.tanh,
+    }[name or config.hidden_act]
 
     def activate(x: jax.Array) -> jax.Array:
         # On CPU, compute in float32, because XLA would round the result of each operation to bfloat16.
@@ -138,46 +144,142 @@ class SelfAttention(nn.Module):
     attention: AttentionFn
 
     @nn.compact
-    def __call__(self, x: jax.Array, sequence_ids: jax.Array, deterministic: bool) -> jax.Array:
+    def __call__(self, x: jax.Array, inputs: "LayerInputs", own: "OwnInputs", deterministic: bool) -> jax.Array:
         config = self.config
-        heads = (config.num_attention_heads, config.head_size)
+        dropout_key = None if deterministic else self.make_rng("dropout")
+        num_shared = config.num_attention_heads // (config.num_key_value_heads or config.num_attention_heads)
 
-        def project(name: str) -> jax.Array:
-            y = Dense(config, heads, ("embed", "heads", "head"), flat=True, name=name)(x)
-            return checkpoint_name(y, QKV).reshape(*y.shape[:-1], *heads)
+        def project(name: str, num_shared: int = 1) -> jax.Array:
+            heads = (config.num_attention_heads // num_shared, config.head_size)
+            dense = Dense(
+                config, heads, ("embed", "heads", "head"), flat=True, use_bias=config.attention_bias, name=name
+            )
+            y = dense(x)
+            y = checkpoint_name(y, QKV).reshape(*y.shape[:-1], *heads)
+            return jnp.repeat(y, num_shared, axis=2) if num_shared > 1 else y
 
-        query, key, value = map(project, ("query", "key", "value"))  # [B, L, H, K] each
-        attend = partial(
-            self.attention,
-            mask=AttentionMask(config.attention_direction, sequence_ids),
-            dropout_rate=config.attention_probs_dropout_prob,
-            dropout_key=None if deterministic else self.make_rng("dropout"),
-            mesh=jax.sharding.get_abstract_mesh(),
-        )
+        # [B, L, H, K] each
+        query, key, value = project("query"), project("key", num_shared), project("value", num_shared)
+        if inputs.rotations is not None:
+            query, key = (rotate(config, states, inputs.rotations, own.is_local) for states in (query, key))
+
+        def attend(window: int, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+            return self.attention(
+                query,
+                key,
+                value,
+                AttentionMask(config.attention_direction, inputs.sequence_ids, window),
+                dropout_rate=config.attention_probs_dropout_prob,
+                dropout_key=dropout_key,
+                mesh=jax.sharding.get_abstract_mesh(),
+            )
+
+        def attend_by_layer(*states: jax.Array) -> jax.Array:
+            if own.is_local is None:
+                return attend(0, *states)
+            branches = (partial(attend, window) for window in (config.local_attention, 0))
+            return jax.lax.cond(own.is_local, *branches, *states)
+
         if config.remat == "attention":
-            attend = save_inputs_only(attend, config)
-        context = checkpoint_name(attend(query, key, value), CONTEXT)
-        return Dense(config, (config.hidden_size,), ("heads", "head", "embed"), name="output")(context)
+            attend_by_layer = save_inputs_only(attend_by_layer, config)
+        context = checkpoint_name(attend_by_layer(query, key, value), CONTEXT)
+        axes = ("heads", "head", "embed")
+        return Dense(config, (config.hidden_size,), axes, use_bias=config.attention_bias, name="output")(context)
+
+
+def rotations(config: ModelConfig, position_ids: jax.Array) -> jax.Array | None:
+    """Returns cosine and sine of the rotary angles of positions [B, L] (RoFormer, arXiv 2104.09864), or None.
+
+    Returns:
+      float32 [2, 2, B, L, 1, K / 2]: for the thetas of global and of local layers, the cosines and the sines.
+    """
+    if config.position_embedding_type == ABSOLUTE:
+        return None
+    exponents = np.arange(0, config.head_size, 2, dtype=np.float32) / config.head_size
+    frequencies = np.stack([1.0 / theta**exponents for theta in (config.global_rope_theta, config.local_rope_theta)])
+    angles = position_ids[..., None].astype(jnp.float32) * frequencies.astype(np.float32)[:, None, None]
+    return jnp.stack([jnp.cos(angles), jnp.sin(angles)], axis=1)[..., None, :]
+
+
+def rotate(config: ModelConfig, states: jax.Array, rotations: jax.Array, is_local: jax.Array | None) -> jax.Array:
+    """Rotates queries or keys [B, L, H, K] by the angles of their positions."""
+    cosine, sine = rotations[0 if is_local is None else is_local.astype(jnp.int32)]  # [B, L, 1, K / 2] each
+    if config.position_embedding_type == ROTARY:
+        first, second = jnp.split(states.astype(jnp.float32), 2, axis=-1)
+    else:
+        pairs = states.astype(jnp.float32).reshape(*states.shape[:-1], -1, 2)
+        first, second = pairs[..., 0], pairs[..., 1]
+    rotated = first * cosine - second * sine, second * cosine + first * sine
+    axis = -1
+    joined = jnp.concatenate(rotated, axis) if config.position_embedding_type == ROTARY else jnp.stack(rotated, axis)
+    return joined.reshape(states.shape).astype(states.dtype)
 
 
 def feed_forward(config: ModelConfig, x: jax.Array) -> jax.Array:
     """Applies the position-wise feed-forward network inside the calling module: [B, L, D] to [B, L, D]."""
-    y = Dense(config, (config.intermediate_size,), ("embed", "mlp"), name="mlp_in")(x)  # [B, L, F]
-    y = activation(config, recompute=not recomputes_layers(config))(checkpoint_name(y, MLP_IN))
-    return Dense(config, (config.hidden_size,), ("mlp", "embed"), name="mlp_out")(y)
+
+    def project(name: str) -> jax.Array:  # [B, L, F]
+        dense = Dense(config, (config.intermediate_size,), ("embed", "mlp"), use_bias=config.mlp_bias, name=name)
+        return checkpoint_name(dense(x), MLP_IN)
+
+    y = activation(config, recompute=not recomputes_layers(config))(project("mlp_in"))
+    if config.gated_mlp:
+        y = y * project("mlp_gate")
+    return Dense(config, (config.hidden_size,), ("mlp", "embed"), use_bias=config.mlp_bias, name="mlp_out")(y)
+
+
+class LayerInputs(NamedTuple):
+    """Inputs that all layers share.
+
+    Attributes:
+      sequence_ids: [B, L] int32, index of each token's sequence, starting at 1, or 0 for padding.
+      rotations: result of the function `rotations`.
+    """
+
+    sequence_ids: jax.Array
+    rotations: jax.Array | None = None
+
+
+class OwnInputs(NamedTuple):
+    """Inputs of which each layer has its own, with a leading axis N. None if all layers are equal.
+
+    Attributes:
+      is_local: bool [N], whether the layer has local attention.
+      has_attention_norm: bool [N], whether a norm precedes its attention.
+    """
+
+    is_local: Any = None
+    has_attention_norm: Any = None
+
+
+def own_inputs(config: ModelConfig) -> OwnInputs:
+    """Returns what distinguishes the layers of a model."""
+    is_local = np.array(config.is_local_layer) if config.local_attention else None
+    return OwnInputs(is_local, None if config.first_attention_norm else np.arange(config.num_hidden_layers) > 0)
 
 
 def residual(
-    config: ModelConfig, x: jax.Array, sublayer: Callable[[jax.Array], jax.Array], key: jax.Array | None, name: str
+    config: ModelConfig,
+    x: jax.Array,
+    sublayer: Callable[[jax.Array], jax.Array],
+    key: jax.Array | None,
+    name: str,
+    has_norm: jax.Array | None = None,
 ) -> jax.Array:
-    """Returns norm(x + dropout(sublayer(x))), the post-norm residual connection. Dropout is off if `key` is None."""
-    total = checkpoint_name(x + dropout(sublayer(x), config.hidden_dropout_prob, key), RESIDUAL)
-    norm = layer_norm(config, name, recompute=not recomputes_layers(config))
-    return with_logical_constraint(norm(total), ACTIVATION_AXES)
+    """Returns norm(x + dropout(sublayer(x))) or, with `norm_first`, x + dropout(sublayer(norm(x))).
+
+    Dropout is off if `key` is None. The norm `name` is skipped where `has_norm`, a bool scalar, is False.
+    """
+    norm = make_norm(config, name, recompute=not recomputes_layers(config))
+    normed = x
+    if config.norm_first:
+        normed = norm(x) if has_norm is None else jnp.where(has_norm, norm(x), x)
+    total = checkpoint_name(x + dropout(sublayer(normed), config.hidden_dropout_prob, key), RESIDUAL)
+    return with_logical_constraint(total if config.norm_first else norm(total), ACTIVATION_AXES)
 
 
 class TransformerLayer(nn.Module):
-    """Post-norm Transformer layer: self-attention and feed-forward network, each with residual and LayerNorm."""
+    """Transformer layer: self-attention and feed-forward network, each with a residual connection and a norm."""
 
     config: ModelConfig
     attention: AttentionFn
@@ -185,14 +287,14 @@ class TransformerLayer(nn.Module):
     collect: bool
 
     @nn.compact
-    def __call__(self, x: jax.Array, sequence_ids: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+    def __call__(self, x: jax.Array, own: OwnInputs, inputs: LayerInputs) -> tuple[jax.Array, jax.Array | None]:
         def dropout_key() -> jax.Array | None:
             return None if self.deterministic else self.make_rng("dropout")
 
         def attend(x: jax.Array) -> jax.Array:
             attention = SelfAttention(self.config, self.attention, name="attention")
-            return attention(x, sequence_ids, self.deterministic)
+            return attention(x, inputs, own, self.deterministic)
 
-        x = residual(self.config, x, attend, dropout_key(), "attention_norm")
+        x = residual(self.config, x, attend, dropout_key(), "attention_norm", own.has_attention_norm)
         x = residual(self.config, x, partial(feed_forward, self.config), dropout_key(), "mlp_norm")
         return x, x if self.collect else None

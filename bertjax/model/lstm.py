@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from bertjax.model.config import ModelConfig
 from bertjax.model.dropout import dropout
 from bertjax.model.layer_stack import run_layers
-from bertjax.model.layers import Dense, kernel_init, layer_norm, recomputes_layers
+from bertjax.model.layers import Dense, kernel_init, make_norm, recomputes_layers
 from bertjax.model.partitioning import ACTIVATION_AXES, with_logical_constraint
 
 LEFT, RIGHT = SIDES = ("left", "right")
@@ -72,7 +72,7 @@ class LstmReader(nn.Module):
         """
         x = self.embeddings(input_ids, deterministic)
         fields = {"config": self.config, "direction": self.direction, "deterministic": deterministic}
-        return run_layers(self, LstmLayer, fields, x, sequence_ids, collect=collect_layers)
+        return run_layers(self, LstmLayer, fields, x, None, sequence_ids, collect=collect_layers)
 
 
 class TokenEmbeddings(nn.Module):
@@ -83,7 +83,7 @@ class TokenEmbeddings(nn.Module):
     def setup(self) -> None:
         shape = (self.config.padded_vocab_size, self.config.hidden_size // 2)
         self.token_table = self.param("token", kernel_init(self.config, ("vocab", "embed")), shape)
-        self.norm = layer_norm(self.config)
+        self.norm = make_norm(self.config)
 
     def __call__(self, input_ids: jax.Array, deterministic: bool) -> jax.Array:
         ids = with_logical_constraint(input_ids, ("batch_over_data", "length"))
@@ -102,12 +102,12 @@ class LstmLayer(nn.Module):
     collect: bool
 
     @nn.compact
-    def __call__(self, x: jax.Array, sequence_ids: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+    def __call__(self, x: jax.Array, own: None, sequence_ids: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         key = None if self.deterministic else self.make_rng("dropout")
         y = Lstm(self.config, x.shape[-1], self.direction, name="lstm")(x, sequence_ids)
         # Do not use `layers.residual`: remat policies would save its named activation and so change the rounding of
         # gradients.
-        norm = layer_norm(self.config, "norm", recompute=not recomputes_layers(self.config))
+        norm = make_norm(self.config, "norm", recompute=not recomputes_layers(self.config))
         x = norm(x + dropout(y, self.config.hidden_dropout_prob, key))
         x = with_logical_constraint(x, ACTIVATION_AXES)
         return x, x if self.collect else None

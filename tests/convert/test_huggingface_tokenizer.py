@@ -242,7 +242,7 @@ def edit(name, **fields):
     [
         ({"tokenizer_class": "BertJapaneseTokenizer"}, None, "has tokenizer_class 'BertJapaneseTokenizer', which"),
         ({"tokenizer_class": None}, edit("config.json", tokenizer_class="BertJapaneseTokenizer"), "BertJapanese"),
-        ({"tokenizer_class": "RobertaTokenizerFast"}, None, "has tokenizer_class 'RobertaTokenizer', which"),
+        ({"tokenizer_class": "XLNetTokenizerFast"}, None, "has tokenizer_class 'XLNetTokenizer', which"),
         ({"auto_map": {"AutoTokenizer": ["a.B", None]}}, None, "needs code of its own"),
         ({"split_special_tokens": True}, None, "has split_special_tokens=true"),
         ({"truncation_side": "left"}, None, "truncates texts at the left"),

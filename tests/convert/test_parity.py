@@ -8,7 +8,7 @@ from flax.traverse_util import unflatten_dict
 
 from bertjax.convert.convert import BERTJAX, HUGGINGFACE, convert, read_checkpoint
 from bertjax.model.encoder import Encoder
-from bertjax.model.heads import NextSentenceHead, Pooler, TiedLmHead
+from bertjax.model.heads import LmHead, NextSentenceHead, Pooler
 
 REASON = "needs PyTorch and transformers: pip install -e '.[parity]', which `make test-all` does"
 torch = pytest.importorskip("torch", reason=REASON)
@@ -69,7 +69,7 @@ def jax_outputs(folder, inputs):
         return (
             states,
             pooled,
-            TiedLmHead(config).apply({"params": params["masked_lm"]}, hidden, table)[..., : config.vocab_size],
+            LmHead(config).apply({"params": params["masked_lm"]}, hidden, table)[..., : config.vocab_size],
             NextSentenceHead(config).apply({"params": params["next_sentence"]}, pooled),
         )
 

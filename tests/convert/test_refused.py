@@ -30,7 +30,7 @@ def test_missing_unknown_and_misshapen_arrays_are_listed(letters, tmp_path):
         read_checkpoint(tmp_path / "google")
     for part in (
         "missing: bert/encoder/layer_1/output/dense/bias, cls/predictions/output_bias",
-        "not part of BERT: bert/encoder/layer_7/adapter/kernel",
+        "not part of the model: bert/encoder/layer_7/adapter/kernel",
         "bert/pooler/dense/kernel (16, 3) instead of (16, 16)",
     ):
         assert part in str(error.value)
@@ -81,11 +81,11 @@ def add_columns(folder):
     [
         (config({"position_embedding_type": "relative_key"}), "position_embedding_type='relative_key'"),
         (config({"is_decoder": True}), "is_decoder"),
-        (config({"model_type": "roberta"}), "model_type='roberta'"),
-        (config({"hidden_act": "silu"}), "hidden_act='silu'"),
+        (config({"model_type": "gpt2"}), "model_type='gpt2'"),
+        (config({"hidden_act": "mish"}), "hidden_act='mish'"),
         (config({"hidden_act": ["gelu"]}), "hidden_act=.'gelu'."),
         (config({"quantization_config": {"bits": 8}}), "quantization_config"),
-        (config({"tie_word_embeddings": False}), "untied embeddings"),
+        (config({"tie_word_embeddings": False}), "missing: cls.predictions.decoder.weight"),
         (config({"architectures": ["BertLMHeadModel"]}), "'BertLMHeadModel'; use one of BertForPreTraining"),
         (config({"architectures": [{"a": 1}]}), "cannot read .*config.json: TypeError"),
         (config({"architectures": SEQUENCE, "problem_type": "regression"}), "several outputs"),

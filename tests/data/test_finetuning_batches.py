@@ -26,7 +26,7 @@ from bertjax.data.finetuning.examples import (
 from bertjax.data.shard import SINGLE_SHARD, DataShard
 
 CLS, SEP = 1, 2
-VOCABULARY = SimpleNamespace(cls_id=CLS, sep_id=SEP)
+VOCABULARY = SimpleNamespace(cls_id=CLS, sep_id=SEP, pair_separators=1)
 
 
 def make_constant_examples(lengths, sequences_per_example=1):

@@ -10,7 +10,7 @@ import pytest
 from meshes import one_device
 from tiny_config import tiny_config
 
-from bertjax.model.heads import TiedLmHead
+from bertjax.model.heads import LmHead
 from bertjax.model.layers import Dense
 from bertjax.model.matmul import add_bias, dot, dot_transposed, einsum
 
@@ -23,7 +23,7 @@ CONFIG = tiny_config(num_hidden_layers=1, max_position_embeddings=8)
         (Dense(CONFIG, (2, 8), ("embed", "heads", "head")), ()),
         (Dense(CONFIG, (2, 8), ("embed", "heads", "head"), flat=True), ()),
         (Dense(CONFIG, (8,), ("embed", "mlp")), ()),
-        (TiedLmHead(CONFIG), (jnp.ones((CONFIG.padded_vocab_size, 16)),)),
+        (LmHead(CONFIG), (jnp.ones((CONFIG.padded_vocab_size, 16)),)),
     ],
     ids=["heads", "flat heads", "matrix", "vocabulary"],
 )
@@ -65,7 +65,7 @@ def test_kernel_gradient_contracts_the_last_axis_of_the_narrower_operand_on_cpu(
 
 def test_embedding_gradient_of_the_output_layer_transposes_states_on_cpu():
     hidden, table = jnp.ones((5, 3, 16)), jnp.ones((CONFIG.padded_vocab_size, 16))
-    head = TiedLmHead(CONFIG)
+    head = LmHead(CONFIG)
     params = head.init(jax.random.key(0), hidden, table)
 
     def loss(params, hidden, table):
@@ -145,7 +145,7 @@ def test_gradients_of_parameters_are_not_rounded_to_bfloat16_on_cpu():
     def is_rounded(gradient):
         return (gradient == gradient.astype(jnp.bfloat16).astype(jnp.float32)).all()
 
-    dense, head = Dense(config, (8,), ("embed", "mlp")), TiedLmHead(config)
+    dense, head = Dense(config, (8,), ("embed", "mlp")), LmHead(config)
     params = nn.unbox(dense.init(jax.random.key(0), hidden))
     gradient = jax.grad(lambda params: jnp.sum(jnp.sin(dense.apply(params, hidden))))(params)
     assert not is_rounded(gradient["params"]["kernel"])

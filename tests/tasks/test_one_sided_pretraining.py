@@ -53,7 +53,7 @@ def test_fine_tuning_keeps_the_encoder_and_attention_direction_of_the_checkpoint
     config = f"--config={EXPERIMENTS}/glue.py:task=cola,path={glue_files(tmp_path / 'glue')},quick=true"
     command = ["train", config, f"--init_from={workdir}", f"--workdir={tmp_path / 'cola'}", *overrides(None, steps=1)]
     wrong = {"left": "--config.model.attention_direction=both", "lstm": "--config.model.encoder=transformer"}[kind]
-    assert "or set them to the values of the checkpoint" in refused(capfd, *command, wrong)
+    assert "omit `size=` and" in refused(capfd, *command, wrong)
     # Fine-tuning uses the vocabulary of the checkpoint and adds a pooler, which a language model does not have.
     cli.main(command)
     assert "initialized randomly: classifier/bias, classifier/kernel, pooler/dense/bias" in capfd.readouterr().err

@@ -10,6 +10,7 @@ from typing import Any
 
 from bertjax.data.corpus import readers, run_local, store
 from bertjax.data.corpus.vocabulary import (
+    BPE,
     KINDS,
     VOCABULARY_FILES,
     WORDPIECE,
@@ -74,7 +75,7 @@ def prepare(
 
     The arguments correspond to the options of `bertjax prepare`. Defaults of None mean:
       vocabulary: train a vocabulary on a sample of the text.
-      lower_case: detect the case from `vocabulary`; True for a new vocabulary.
+      lower_case: detect the case from `vocabulary`; True for a new vocabulary, but False for byte-level BPE.
       workers: one process per core.
       data_dir: TFDS's default folder.
     """
@@ -115,7 +116,9 @@ def prepare(
             used, added_pieces = loaded, None
         else:
             kind = loaded.kind if loaded else vocabulary_kind
-            lower_case = loaded.lower_case if loaded else lower_case is not False
+            if lower_case is None:  # Byte-level BPE is usual for cased text.
+                lower_case = kind != BPE
+            lower_case = loaded.lower_case if loaded else lower_case
             samples = sample_training_data(sources, kind, lower_case, pool)
             used, added_pieces = learn_vocabulary(
                 samples, kind=kind, size=vocabulary_size, lower_case=lower_case, base=loaded, add_pieces=add_pieces

@@ -15,6 +15,7 @@ import numpy as np
 from tokenizers import models
 
 from bertjax.data.corpus.vocabulary import (
+    BYTE_LEVEL_START,
     CONTINUATION,
     TOKENIZER_JSON,
     WORD_START,
@@ -190,6 +191,11 @@ class Tokenizer:
     def encode_with_special(self, text: str) -> list[int]:
         """Encodes a text, and keeps special tokens in it, such as [MASK], as single tokens."""
         return list(chain.from_iterable(ids for _, _, ids in self._parts(text)))
+
+    def encode_word(self, word: str) -> list[int]:
+        """Encodes a word of a sentence that is split already, as if it followed a space."""
+        follows_space = self.vocabulary.word_marker == (BYTE_LEVEL_START, True)
+        return self.encode_with_special(f" {word}" if follows_space else word)
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
         """Returns the ids of `encode_with_special`, and the start and end (exclusive) character offset of each piece.

@@ -23,14 +23,16 @@ WORDPIECE = "wordpiece"
 SENTENCEPIECE = "sentencepiece"
 # Tokenizer that differs from BERT's standard one, stored as a file of the package `tokenizers`, which runs it.
 TOKENIZER_JSON = "tokenizer_json"
+# Byte-level BPE, which is stored as a `tokenizer.json`.
+BPE = "bpe"
 # Kinds that `prepare` can train.
-KINDS = (WORDPIECE, SENTENCEPIECE)
+KINDS = (WORDPIECE, SENTENCEPIECE, BPE)
 VOCABULARY_FILES = {WORDPIECE: "vocab.txt", SENTENCEPIECE: "spiece.model", TOKENIZER_JSON: "tokenizer.json"}
 # A trained vocabulary starts with these pieces, in this order.
 SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 CONTINUATION = "##"  # WordPiece: prefix of a piece inside a word
 WORD_START = "\u2581"  # SentencePiece: prefix of the first piece of a word
-_BYTE_LEVEL_START = "\u0120"  # Byte-level BPE: prefix of the first piece of a word
+BYTE_LEVEL_START = "\u0120"  # Byte-level BPE: prefix of the first piece of a word
 # Limit of google-research/bert. Longer words become [UNK].
 MAX_WORD_CHARS = 200
 # Minimum fraction of words with capitals in a cased vocabulary. Released cased vocabularies have 0.3 and more.
@@ -57,6 +59,7 @@ class Vocabulary:
       max_word_chars: length above which a word becomes [UNK], for WordPiece (default: 200, as in google-research/bert).
       num_rows: number of token embeddings in the checkpoint that the vocabulary is from, if it has more embeddings than
         tokens (default: 0, one embedding per token).
+      pair_separators: number of [SEP] between the texts of a pair (default: 1; 2 in RoBERTa).
     """
 
     path: AnyPath
@@ -72,6 +75,7 @@ class Vocabulary:
     sha256: str
     max_word_chars: int = MAX_WORD_CHARS
     num_rows: int = 0
+    pair_separators: int = 1
 
     @property
     def size(self) -> int:
@@ -83,6 +87,12 @@ class Vocabulary:
         return (self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id)
 
     @functools.cached_property
+    def other_special_ids(self) -> tuple[int, ...]:
+        """Ids of the other special tokens of a `tokenizer.json`."""
+        added = json.loads(self.content)["added_tokens"] if self.kind == TOKENIZER_JSON else []
+        return tuple(token["id"] for token in added if token["special"])
+
+    @functools.cached_property
     def word_marker(self) -> tuple[str, bool]:
         """Prefix that marks pieces, and whether marked pieces start a word. The others continue one, or vice versa."""
         if self.kind != TOKENIZER_JSON:
@@ -90,7 +100,7 @@ class Vocabulary:
         model = json.loads(self.content)["model"]
         if model["type"] in ("WordPiece", "WordLevel") or model.get("continuing_subword_prefix"):
             return model.get("continuing_subword_prefix") or "", False
-        return (_BYTE_LEVEL_START if b'"ByteLevel"' in self.content else WORD_START), True
+        return (BYTE_LEVEL_START if b'"ByteLevel"' in self.content else WORD_START), True
 
     @functools.cached_property
     def is_continuation(self) -> np.ndarray:
@@ -234,6 +244,8 @@ def vocabulary_entry(vocabulary: Vocabulary) -> dict[str, Any]:
         entry["max_word_chars"] = vocabulary.max_word_chars
     if vocabulary.num_rows:
         entry["num_rows"] = vocabulary.num_rows
+    if vocabulary.pair_separators != 1:
+        entry["pair_separators"] = vocabulary.pair_separators
     if vocabulary.kind == TOKENIZER_JSON:
         entry["special_ids"] = named_special_ids(vocabulary)
     return entry
@@ -253,7 +265,8 @@ def load_entry(folder: AnyPath, entry: Mapping[str, Any], content: bytes | None 
         entry.get("max_word_chars", MAX_WORD_CHARS),
         entry.get("special_ids"),
     )
-    return dataclasses.replace(vocabulary, num_rows=entry.get("num_rows", 0))
+    more = {"num_rows": entry.get("num_rows", 0), "pair_separators": entry.get("pair_separators", 1)}
+    return dataclasses.replace(vocabulary, **more)
 
 
 def vocabulary_files(vocabulary: Vocabulary) -> dict[str, bytes]:

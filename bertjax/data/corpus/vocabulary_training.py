@@ -13,9 +13,12 @@ from bertjax.data.corpus import readers
 from bertjax.data.corpus.documents import MAX_SENTENCE_CHARS, Text, batches, split_sentences
 from bertjax.data.corpus.tokenizer import BasicTokenizer, Tokenizer
 from bertjax.data.corpus.vocabulary import (
+    BPE,
     CONTINUATION,
     MAX_WORD_CHARS,
+    SENTENCEPIECE,
     SPECIAL_PIECES,
+    TOKENIZER_JSON,
     VOCABULARY_FILES,
     WORDPIECE,
     Vocabulary,
@@ -31,7 +34,7 @@ MAX_SIZE = 1_000_000
 
 # Sample sizes in characters. The sample for SentencePiece is smaller, because SentencePiece is slow and stores the
 # sample several times, whereas WordPiece training needs only word counts.
-_SAMPLE_CHARS = {"wordpiece": 64 << 20, "sentencepiece": 8 << 20}
+_SAMPLE_CHARS = {WORDPIECE: 64 << 20, SENTENCEPIECE: 8 << 20, BPE: 32 << 20}
 # Maximum number of characters that get a piece of their own (`x` and `##x`). Rarer characters become [UNK].
 _MAX_CHARACTERS = 1000
 _MIN_FREQUENCY = 2
@@ -75,11 +78,12 @@ def learn_vocabulary(
     Returns:
       The vocabulary and, if `base` is given, the value of `added_pieces` in the manifest (else None).
     """
-    file = VOCABULARY_FILES[kind]
+    file = VOCABULARY_FILES[TOKENIZER_JSON if kind == BPE else kind]
     if kind != WORDPIECE:
         sentences = list(itertools.chain.from_iterable(samples))
         logger.info(f"training a vocabulary of {size:,} pieces from {len(sentences):,} sentences")
-        return load_vocabulary(file, lower_case, sentencepiece_model(sentences, size, lower_case)), None
+        train = byte_level_bpe if kind == BPE else sentencepiece_model
+        return load_vocabulary(file, lower_case, train(sentences, size, lower_case)), None
     counts: Counter[str] = Counter()
     for words in samples:
         counts.update(words)
@@ -134,7 +138,7 @@ def _sample(sources: Sequence[readers.Source], max_chars: int) -> Iterator[Text]
 
 
 def training_data(texts: Iterable[Text], kind: str, lower_case: bool) -> Counter[str] | list[str]:
-    """Returns the training data of a vocabulary: word counts for WordPiece, sentences for SentencePiece."""
+    """Returns the training data of a vocabulary: word counts for WordPiece, sentences for other kinds."""
     if kind != WORDPIECE:
         return [sentence for text in texts for sentence in split_sentences(text.text, text.layout, Counter())]
     tokenizer = BasicTokenizer(lower_case)
@@ -216,6 +220,46 @@ def sentencepiece_model(sentences: Iterable[str], size: int, lower_case: bool) -
         reason = " ".join(str(error).split()).partition(" or decrease character_coverage")[0]
         raise BertjaxError(f"SentencePiece cannot train {size} pieces: {reason}; change --vocab_size") from error
     return model.getvalue()
+
+
+def byte_level_bpe(sentences: Sequence[str], size: int, lower_case: bool) -> bytes:
+    """Returns the content of a `tokenizer.json` with byte-level BPE, whose ids 0 to 4 are BERT's special tokens.
+
+    Rows are [CLS] A [SEP] B [SEP]. As in ModernBERT, text is normalized to NFC, and a space belongs to the next word.
+    """
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    if not sentences:
+        raise BertjaxError("the inputs contain no text to train a vocabulary on; check the --input specs")
+    if size < len(alphabet) + len(SPECIAL_PIECES):
+        raise UsageError(
+            f"the vocabulary size is {size:,} pieces; byte-level BPE needs at least "
+            f"{len(alphabet) + len(SPECIAL_PIECES)}"
+        )
+    tokenizer = Tokenizer(models.BPE())
+    lower = [normalizers.Lowercase()] if lower_case else []
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), *lower])
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    *others, mask = SPECIAL_PIECES
+    # [MASK] stands for a word and the space before it.
+    special = [*(AddedToken(piece, special=True) for piece in others), AddedToken(mask, lstrip=True, special=True)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=special, initial_alphabet=alphabet, show_progress=False, min_frequency=2
+    )
+    tokenizer.train_from_iterator(_without_surrogates(sentences), trainer)
+    ids = {piece: index for index, piece in enumerate(SPECIAL_PIECES)}
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[(piece, ids[piece]) for piece in ("[CLS]", "[SEP]")],
+    )
+    return tokenizer.to_str().encode()
+
+
+def _without_surrogates(sentences: Iterable[str]) -> Iterator[str]:
+    return (sentence.encode("utf-8", "replace").decode() for sentence in sentences)
 
 
 def added_pieces(vocabulary: Vocabulary, number: int, counts: Counter[str]) -> list[str]:

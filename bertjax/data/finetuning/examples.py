@@ -120,14 +120,16 @@ def encode_pair(
 ) -> dict[str, list[int]]:
     """Encodes one text or a pair as `[CLS] first [SEP]` or `[CLS] first [SEP] second [SEP]`.
 
+    Some tokenizers have two [SEP] between the texts of a pair. `segment_ids` are 0 up to them and 1 after them.
     Truncates to `seq_len` tokens, in a pair the longer text first, as google-research/bert `run_classifier.py` does.
     """
     if second is None:
         ids = [vocabulary.cls_id, *first[: seq_len - 2], vocabulary.sep_id]
         return {"input_ids": ids, "segment_ids": [0] * len(ids)}
-    a, b = truncated_lengths(len(first), len(second), seq_len - 3)
-    ids = [vocabulary.cls_id, *first[:a], vocabulary.sep_id, *second[:b], vocabulary.sep_id]
-    return {"input_ids": ids, "segment_ids": [0] * (a + 2) + [1] * (b + 1)}
+    middle = [vocabulary.sep_id] * vocabulary.pair_separators
+    a, b = truncated_lengths(len(first), len(second), seq_len - 2 - len(middle))
+    ids = [vocabulary.cls_id, *first[:a], *middle, *second[:b], vocabulary.sep_id]
+    return {"input_ids": ids, "segment_ids": [0] * (a + 1 + len(middle)) + [1] * (b + 1)}
 
 
 def truncated_lengths(a: int, b: int, total: int) -> tuple[int, int]:

@@ -283,7 +283,7 @@ def encode_tagged(
         words = [word for _, sentence, _ in sentences for word in sentence]
         tags = [tag for *_, sentence_tags in sentences for tag in sentence_tags]
         # A word of control characters has no pieces, but needs a position for its label, so represent it by [UNK].
-        pieces = [tokenizer.encode_with_special(word)[:max_pieces] or [vocabulary.unk_id] for word in words]
+        pieces = [tokenizer.encode_word(word)[:max_pieces] or [vocabulary.unk_id] for word in words]
         lengths = np.array([len(ids) for ids in pieces], np.int64)
         starts = np.cumsum(lengths) - lengths
         windows = _overlapping_windows(lengths, max_pieces)

@@ -63,9 +63,9 @@ def make_windows(
                 passages[question.context] = tokenizer.encode_with_offsets(question.context)
             ids, spans = passages[question.context]
             answer = _answer_tokens(question, spans)
-            ranges = _stride_windows(len(ids), seq_len - len(query) - 3, doc_stride)
+            head = len(query) + 1 + vocabulary.pair_separators  # tokens of [CLS] question [SEP]
+            ranges = _stride_windows(len(ids), seq_len - head - 1, doc_stride)
             best_window = max_context_window(ranges, len(ids), _LENGTH_BONUS)
-            head = len(query) + 2  # tokens of [CLS] question [SEP]
             for number, (begin, end) in enumerate(ranges):
                 sequences.append(encode_pair(query, ids[begin:end], seq_len, vocabulary))
                 windows.append(Window(index, head, spans[begin:end], best_window[begin:end] == number))

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from bertjax.data.corpus.store import Corpus
-from bertjax.data.corpus.vocabulary import Vocabulary
+from bertjax.data.corpus.vocabulary import BYTE_LEVEL_START, Vocabulary
 
 _BLOCK_TOKENS = 1 << 24
 
@@ -53,8 +53,10 @@ def mean_piece_bytes(vocabulary: Vocabulary, tokens: np.ndarray) -> float:
     counts as one byte (the space).
     """
     is_special = np.isin(np.arange(vocabulary.size), vocabulary.special_ids)
-    texts = (piece.removeprefix(vocabulary.word_marker[0]) for piece in vocabulary.pieces)
-    lengths = np.array([len(text.encode()) for text in texts])
+    marker, _ = vocabulary.word_marker
+    texts = (piece.removeprefix(marker) for piece in vocabulary.pieces)
+    # A character of byte-level BPE is a byte.
+    lengths = np.array([len(text) if marker == BYTE_LEVEL_START else len(text.encode()) for text in texts])
     piece_bytes = np.where(is_special, 0, lengths) + ~vocabulary.is_continuation
     # Clip the invalid ids of a damaged file instead of failing, because checksum verification reports the damage.
     return sum(int(piece_bytes.take(block, mode="clip").sum()) for block in _blocks(tokens)) / len(tokens)

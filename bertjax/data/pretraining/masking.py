@@ -90,7 +90,7 @@ def replace_tokens(
 def _is_ordinary(vocabulary: Vocabulary) -> np.ndarray:
     """Returns a mask of the pieces that are not special, bool [V]."""
     is_ordinary = np.ones(vocabulary.size, bool)
-    is_ordinary[list(vocabulary.special_ids)] = False
+    is_ordinary[[*vocabulary.special_ids, *vocabulary.other_special_ids]] = False
     return is_ordinary
 
 

@@ -51,6 +51,7 @@ class Implementation:
       directions: supported mask directions.
       dropout: whether the function supports dropout of the attention probabilities.
       packed_rows: whether the function supports packed rows.
+      local: whether the function supports a window of `AttentionMask` (default: True).
       max_length: maximum row length in tokens (default: 0, no limit).
       length_multiple: number of tokens that must divide the row length (default: 1).
       dtypes: supported compute dtypes (default: (), all).
@@ -62,6 +63,7 @@ class Implementation:
     directions: tuple[str, ...]
     dropout: bool
     packed_rows: bool
+    local: bool = True
     max_length: int = 0
     length_multiple: int = 1
     dtypes: tuple[str, ...] = ()
@@ -93,6 +95,7 @@ _IMPLEMENTATIONS = {
         ("both", "left"),
         dropout=False,
         packed_rows=False,
+        local=False,
         dtypes=("bfloat16",),
         platforms=("gpu",),
         runs_anywhere=False,
@@ -174,6 +177,8 @@ def _unsupported_case(implementation: Implementation, config: ModelConfig, lengt
         return f"attention_direction={config.attention_direction}"
     if config.attention_probs_dropout_prob and not implementation.dropout:
         return f"attention_probs_dropout_prob={config.attention_probs_dropout_prob}"
+    if config.local_attention and not implementation.local:
+        return f"local_attention={config.local_attention}"
     if is_packed and not implementation.packed_rows:
         return "packed rows"
     if implementation.max_length and length > implementation.max_length:

@@ -35,7 +35,7 @@ class _Options(NamedTuple):
     Attributes:
       heads: number of heads on the device.
       program_heads, program_rows: number of heads and rows per program.
-      direction: `AttentionMask.direction`.
+      direction, window: fields of `AttentionMask`.
       rate: dropout rate (0: no dropout).
       float32_products: whether matmuls are in float32.
       interpret: whether to run in interpret mode, for platforms other than TPU.
@@ -45,6 +45,7 @@ class _Options(NamedTuple):
     program_heads: int
     program_rows: int
     direction: str
+    window: int
     rate: float
     float32_products: bool
     interpret: bool
@@ -67,7 +68,7 @@ def fused_attention(
     else:
         rate, seeds = dropout_rate, dropout_seeds(dropout_key, (rows, heads))
     float32_products = current_device().device_kind in _FLOAT32_ONLY
-    attend = tpu_kernel(functools.partial(_attend_on_device, mask.direction, rate, float32_products))
+    attend = tpu_kernel(functools.partial(_attend_on_device, mask.direction, mask.window, rate, float32_products))
     states, per_head = ("batch", None, "heads"), ("batch", "heads")
     axes = (states, states, states, ("batch", None), per_head, per_head)
     on_mesh = shard_over_mesh(attend, mesh, {"batch": rows, "heads": heads}, axes, states)
@@ -77,6 +78,7 @@ def fused_attention(
 
 def _attend_on_device(
     direction: str,
+    window: int,
     rate: float,
     float32_products: bool,
     query: jax.Array,
@@ -94,7 +96,7 @@ def _attend_on_device(
     program_heads = math.lcm(size, _REGISTER_WIDTH) // size
     program_heads = program_heads if heads % program_heads == 0 else heads
     program_rows = math.gcd(rows, max(1, _MIN_TOKENS // length))
-    options = _Options(heads, program_heads, program_rows, direction, rate, float32_products, interpret)
+    options = _Options(heads, program_heads, program_rows, direction, window, rate, float32_products, interpret)
     seeds = jnp.stack([first_seeds, second_seeds], axis=-1).reshape(rows, 1, 2 * heads)
     return _attention(options, query, key, value, sequence_ids, seeds)
 
@@ -194,7 +196,7 @@ def _for_each_head(options: _Options, seeds, query_ids, key_ids, query, key, wri
     first_head = pl.program_id(1) * options.program_heads
 
     def process_row(row: jax.Array | int, _: None) -> None:
-        mask = attention_mask(options.direction, query_ids[row], key_ids[row])
+        mask = attention_mask(options.direction, query_ids[row], key_ids[row], options.window)
         for head in range(options.program_heads):
             columns = slice(head * size, (head + 1) * size)
             scaled = query[row, :, columns] * jnp.asarray(size**-0.5, query.dtype)

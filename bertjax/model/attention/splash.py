@@ -35,7 +35,8 @@ def splash_attention(
         raise ValueError("splash attention does not support dropout")
     rows, _, heads, size = query.shape
     states = ("batch", "heads", None, None)
-    attend = tpu_kernel(functools.partial(_attend_on_device, mask.direction))
+    sides = (mask.window // 2,) * 2 if mask.window else _WINDOWS.get(mask.direction)
+    attend = tpu_kernel(functools.partial(_attend_on_device, sides))
     sizes = {"batch": rows, "heads": heads}
     on_mesh = shard_over_mesh(attend, mesh, sizes, (states, states, states, ("batch", None)), states)
     # Scale the queries, because the kernel does not scale the logits.
@@ -44,13 +45,19 @@ def splash_attention(
 
 
 def _attend_on_device(
-    direction: str, query: jax.Array, key: jax.Array, value: jax.Array, sequence_ids: jax.Array, *, interpret: bool
+    sides: tuple[int | None, int | None] | None,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    sequence_ids: jax.Array,
+    *,
+    interpret: bool,
 ) -> jax.Array:
     """Runs the kernel on states [B, H, L, K] and ids [B, L]. Padding attends to padding, so outputs are finite."""
     heads, length = query.shape[1:3]
     block = _MIN_BLOCK * int(np.gcd(length // _MIN_BLOCK, _MAX_BLOCK // _MIN_BLOCK))
     shape = length, length
-    head_mask = splash.FullMask(shape) if direction == "both" else splash.LocalMask(shape, _WINDOWS[direction], 0)
+    head_mask = splash.LocalMask(shape, sides, 0) if sides else splash.FullMask(shape)
     blocks: dict[str, Any] = dict.fromkeys(_BLOCKS, block)
     kernel: Any = splash.make_splash_mha(
         splash.MultiHeadMask([head_mask] * heads),

@@ -5,6 +5,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from bertjax.model.dropout import dropout
 from bertjax.model.matmul import einsum
@@ -22,13 +23,15 @@ class AttentionMask:
       direction: side to attend to: `both`, `left` or `right`. Tokens always attend to themselves.
       sequence_ids: [B, L] int32, index of each position's sequence, starting at 1, or 0 for padding. Sequences are
         contiguous, and no token attends to padding. The output at padding positions may be any finite value.
+      window: number of tokens that a token attends to beside itself, half of them on each side (default: 0, all).
     """
 
     direction: str
     sequence_ids: jax.Array
+    window: int = 0
 
 
-def attention_mask(direction: str, query_ids: jax.Array, key_ids: jax.Array) -> jax.Array:
+def attention_mask(direction: str, query_ids: jax.Array, key_ids: jax.Array, window: int = 0) -> jax.Array:
     """Returns a bool mask [..., L, L] of the keys that each query attends to.
 
     Padding queries attend to all tokens of the row. For rows of one sequence, the output therefore equals that of
@@ -37,12 +40,15 @@ def attention_mask(direction: str, query_ids: jax.Array, key_ids: jax.Array) -> 
     Args:
       direction: direction of an `AttentionMask`.
       query_ids, key_ids: sequence ids of the `AttentionMask`, as [..., L, 1] and [..., 1, L].
+      window: `AttentionMask.window`.
     """
     mask = (key_ids != 0) & ((query_ids == key_ids) | (query_ids == 0))
-    if direction == "both":
+    if direction == "both" and not window:
         return mask
     shape = query_ids.shape[-2], key_ids.shape[-1]
     query, key = (jax.lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (0, 1))
+    if window:
+        return mask & (jnp.abs(query - key) <= window // 2)
     return mask & (query >= key if direction == "left" else query <= key)
 
 
@@ -58,13 +64,47 @@ def xla_attention(
 ) -> jax.Array:
     """Computes softmax(Q K^T / sqrt(head size)) V with the softmax in float32. Implements `AttentionFn`."""
     query = query * query.shape[-1] ** -0.5
+    has_dropout = dropout_rate > 0 and dropout_key is not None
+    if mask.window and query.shape[1] > 2 * mask.window and not has_dropout:
+        return _attend_in_blocks(query, key, value, mask)
     logits = einsum("BLHK,BMHK->BHLM", query, key).astype(jnp.float32)
     ids = mask.sequence_ids
-    allowed = attention_mask(mask.direction, ids[:, None, :, None], ids[:, None, None, :])
+    allowed = attention_mask(mask.direction, ids[:, None, :, None], ids[:, None, None, :], mask.window)
     logits = jnp.where(allowed, logits, MASKED_LOGIT)
     probabilities = jax.nn.softmax(logits, axis=-1).astype(query.dtype)  # [B, H, L, L]
     probabilities = dropout(probabilities, dropout_rate, dropout_key)
     return einsum("BHLM,BMHK->BLHK", probabilities, value)
+
+
+def _attend_in_blocks(query: jax.Array, key: jax.Array, value: jax.Array, mask: AttentionMask) -> jax.Array:
+    """Computes local attention in time and memory proportional to L * window instead of L * L.
+
+    Each block of `window` queries attends to the keys of this block and to those in half a window on each side.
+    """
+    rows, length, heads, size = query.shape
+    half = mask.window // 2
+    num_blocks = -(-length // (2 * half))
+    end = 2 * half * num_blocks - length
+
+    def neighbors(x: jax.Array) -> jax.Array:  # [B, L, ...] to [B, blocks, 4 * half, ...]
+        padded = jnp.pad(x, [(0, 0), (half, half + end)] + [(0, 0)] * (x.ndim - 2))
+        chunks = padded.reshape(rows, -1, half, *x.shape[2:])
+        parts = [chunks[:, first : first + 2 * num_blocks : 2] for first in range(4)]
+        return jnp.concatenate(parts, axis=2)
+
+    def blocks(x: jax.Array) -> jax.Array:  # [B, L, ...] to [B, blocks, 2 * half, ...]
+        padded = jnp.pad(x, [(0, 0), (0, end)] + [(0, 0)] * (x.ndim - 2))
+        return padded.reshape(rows, num_blocks, 2 * half, *x.shape[2:])
+
+    ids = mask.sequence_ids
+    allowed = attention_mask("both", blocks(ids)[..., None], neighbors(ids)[:, :, None])  # [B, blocks, Q, M]
+    distance = np.arange(2 * half)[:, None] - (np.arange(4 * half) - half)
+    allowed = (allowed & (np.abs(distance) <= half))[:, :, None]
+    logits = einsum("BNQHK,BNMHK->BNHQM", blocks(query), neighbors(key)).astype(jnp.float32)
+    logits = jnp.where(allowed, logits, MASKED_LOGIT)
+    probabilities = jax.nn.softmax(logits, axis=-1).astype(query.dtype)
+    context = einsum("BNHQM,BNMHK->BNQHK", probabilities, neighbors(value))
+    return context.reshape(rows, -1, heads, size)[:, :length]
 
 
 def cudnn_attention(

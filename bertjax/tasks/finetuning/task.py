@@ -89,12 +89,6 @@ class FinetuningTask(Task):
         if not train:
             self.train_examples = None
         parts = [part for part in (self.train_examples, self.eval_examples) if part is not None]
-        segments = 1 + max(int(part.tokens["segment_ids"].max(initial=0)) for part in parts)
-        if segments > config.model.type_vocab_size:
-            raise UsageError(
-                f"rows have {segments} segments, more than config.model.type_vocab_size="
-                f"{config.model.type_vocab_size}; use a model with a larger type_vocab_size"
-            )
         self.objective = self._objective_with_feature_head(self.vocabulary.size)
         self._set_schedule()
         self.best_metric = self._select_metric()
@@ -255,7 +249,7 @@ class FinetuningTask(Task):
             "sequences_per_example": self.sequences_per_example,
             "labels": len(self.labels),
             "pieces": config.vocab_size,
-            "segments": config.type_vocab_size,
+            "segments": min(2, max(1, config.type_vocab_size)),
             "classes": 2,
             "two": 2,
         }

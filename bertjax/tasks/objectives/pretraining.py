@@ -84,7 +84,7 @@ class PretrainingObjective(Objective):
             "predictions": phase.row_predictions,
             "pairs": phase.max_pairs_per_row,
             "pieces": config.vocab_size,
-            "segments": min(2, config.type_vocab_size),
+            "segments": min(2, max(1, config.type_vocab_size)),
             "labels": 2,
         }
 

@@ -54,7 +54,7 @@ def test_existing_output_is_replaced_only_with_overwrite(tmp_path, vocabulary):
     ("settings", "message"),
     [
         ({"heldout_fraction": 1.0}, "--heldout is 1.0"),
-        ({"vocabulary_kind": "bpe"}, "'bpe'"),
+        ({"vocabulary_kind": "unigram"}, "'unigram'"),
         ({"vocabulary_size": 10}, "vocabulary size is 10"),
         ({"workers": -1}, "--workers is -1"),
         ({"workers": 10**12}, "--workers is 1,000,000,000,000"),

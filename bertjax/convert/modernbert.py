@@ -1,0 +1,125 @@
+"""ModernBERT as in transformers, and models of its shape, such as Ettin, mmBERT and granite-embedding."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from bertjax.convert.family import CLASSIFIER, MASKED_LM, POOLER, TOKEN_IDS, Family, ModelClass
+from bertjax.errors import UsageError
+from bertjax.model.config import ModelConfig
+from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, MULTILABEL, SPANS, TAGS
+
+_LAYER = "model.layers.{layer}"
+_GLOBAL, _LOCAL = "full_attention", "sliding_attention"
+_THETAS = {_GLOBAL: "global_rope_theta", _LOCAL: "local_rope_theta"}
+_DEFAULT_THETAS = {_GLOBAL: 160_000.0, _LOCAL: 10_000.0}
+
+
+def _read_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Reads the pattern of layers and the thetas, in the form of transformers 4 or 5."""
+    every, num_layers = config.get("global_attn_every_n_layers", 3), config.get("num_hidden_layers") or 0
+    if types := config.get("layer_types"):
+        steps = [layer for layer, kind in enumerate(types) if kind == _GLOBAL and layer]
+        every = steps[0] if steps else num_layers
+        if [*types] != _layer_types(num_layers, every):
+            raise UsageError(f"layer_types={types} has no period; bertjax reads only {_GLOBAL} in every n-th layer")
+    fields: dict[str, Any] = {"global_attn_every_n_layers": every}
+    for kind, name in _THETAS.items():
+        parameters = {"rope_type": "default"} | ((config.get("rope_parameters") or {}).get(kind) or {})
+        if parameters["rope_type"] != "default" or config.get("rope_scaling"):
+            raise UsageError(f"rope_parameters of {kind} are {parameters}; bertjax reads only rope_type=default")
+        theta = parameters.get("rope_theta") or config.get(name) or _DEFAULT_THETAS[kind]
+        fields[name] = float(theta)
+    return fields
+
+
+def _write_fields(config: ModelConfig) -> dict[str, Any]:
+    """Returns the pattern of layers and the thetas in both forms."""
+    every = config.global_attn_every_n_layers
+    thetas = {kind: getattr(config, name) for kind, name in _THETAS.items()}
+    return {
+        "global_attn_every_n_layers": every,
+        "layer_types": _layer_types(config.num_hidden_layers, every),
+        **{_THETAS[kind]: theta for kind, theta in thetas.items()},
+        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()},
+        "embedding_dropout": config.hidden_dropout_prob,
+        "classifier_dropout": config.hidden_dropout_prob,
+    }
+
+
+def _layer_types(num_layers: int, every: int) -> list[str]:
+    return [_LOCAL if layer % every else _GLOBAL for layer in range(num_layers)]
+
+
+_SAME = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+MODERNBERT = Family(
+    model_type="modernbert",
+    fields={
+        **{name: name for name in _SAME},
+        **{name: name for name in ("max_position_embeddings", "initializer_range", "norm_bias", "attention_bias")},
+        **{name: name for name in ("mlp_bias", "decoder_bias", "local_attention", "classifier_pooling")},
+        "tie_word_embeddings": "tie_word_embeddings",
+        "hidden_act": "hidden_activation",
+        "head_act": "classifier_activation",
+        "pooler_act": "classifier_activation",
+        "head_bias": "classifier_bias",
+        "layer_norm_eps": "norm_eps",
+        "hidden_dropout_prob": "mlp_dropout",
+        "attention_probs_dropout_prob": "attention_dropout",
+    },
+    # Values of ModernBertConfig that a config may leave out, and those that all models have.
+    values={
+        "type_vocab_size": 0,
+        "position_embedding_type": "rotary",
+        "norm_first": True,
+        "first_attention_norm": False,
+        "gated_mlp": True,
+        "pooler_norm": True,
+        "token_pooler": True,
+        "norm_bias": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "head_bias": False,
+        "local_attention": 128,
+        "layer_norm_eps": 1e-5,
+        "hidden_act": "gelu_erf",
+        "head_act": "gelu_erf",
+        "pooler_act": "gelu_erf",
+        "max_position_embeddings": 8192,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+    },
+    read_fields=_read_fields,
+    write_fields=_write_fields,
+    token_ids=TOKEN_IDS,
+    classes={
+        "ModernBertForMaskedLM": ModelClass((MASKED_LM,)),
+        "ModernBertModel": ModelClass(()),
+        "ModernBertForQuestionAnswering": ModelClass((POOLER, CLASSIFIER), (SPANS,)),
+        "ModernBertForTokenClassification": ModelClass((POOLER, CLASSIFIER), (TAGS,)),
+        "ModernBertForMultipleChoice": ModelClass((POOLER, CLASSIFIER), (CHOICES,)),
+        "ModernBertForSequenceClassification": ModelClass((POOLER, CLASSIFIER), (CLASSES, MULTILABEL)),
+    },
+    base_class="ModernBertModel",
+    prefix="model.",
+    arrays=(
+        ("encoder/embeddings/token", "model.embeddings.tok_embeddings.weight"),
+        ("encoder/embeddings/norm", "model.embeddings.norm"),
+        ("encoder/layers/attention_norm", f"{_LAYER}.attn_norm"),
+        ("encoder/layers/attention/query", f"{_LAYER}.attn.Wqkv", "0/3"),
+        ("encoder/layers/attention/key", f"{_LAYER}.attn.Wqkv", "1/3"),
+        ("encoder/layers/attention/value", f"{_LAYER}.attn.Wqkv", "2/3"),
+        ("encoder/layers/attention/output", f"{_LAYER}.attn.Wo"),
+        ("encoder/layers/mlp_norm", f"{_LAYER}.mlp_norm"),
+        ("encoder/layers/mlp_in", f"{_LAYER}.mlp.Wi", "0/2"),
+        ("encoder/layers/mlp_gate", f"{_LAYER}.mlp.Wi", "1/2"),
+        ("encoder/layers/mlp_out", f"{_LAYER}.mlp.Wo"),
+        ("encoder/final_norm", "model.final_norm"),
+        ("masked_lm/transform", "head.dense"),
+        ("masked_lm/norm", "head.norm"),
+        ("masked_lm/decoder", "decoder.weight"),
+        ("masked_lm/bias", "decoder.bias"),
+        ("pooler/dense", "head.dense"),
+        ("pooler/norm", "head.norm"),
+    ),
+    tied={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
+)

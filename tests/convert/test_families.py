@@ -1,0 +1,264 @@
+"""Every family and head of transformers computes the same in bertjax, and is written back bit for bit."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import unflatten_dict
+
+from bertjax.convert import huggingface
+from bertjax.convert.families import FAMILIES
+from bertjax.convert.output_kinds import OUTPUT_KINDS
+from bertjax.errors import UsageError
+from bertjax.model.encoder import Encoder
+from bertjax.model.heads import DiscriminatorHead, LmHead
+
+REASON = "needs PyTorch and transformers: pip install -e '.[parity]', which `make test-all` does"
+torch = pytest.importorskip("torch", reason=REASON)
+transformers = pytest.importorskip("transformers", reason=REASON)
+
+TOLERANCE = 1e-5
+LENGTH, NUM_TOKENS, PAD_ID = 40, 60, 1
+SIZES = {
+    **{"vocab_size": NUM_TOKENS, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4},
+    **{"intermediate_size": 48, "max_position_embeddings": 48, "pad_token_id": PAD_ID},
+    **{"bos_token_id": 2, "eos_token_id": 3},
+}
+MODERN = {**SIZES, "cls_token_id": 2, "sep_token_id": 3, "local_attention": 8, "attn_implementation": "eager"}
+# Class and fields of a config in transformers, by name. The rows are longer than two windows of local attention.
+CONFIGS = {
+    "bert": ("BertConfig", SIZES),
+    "roberta": ("RobertaConfig", {**SIZES, "type_vocab_size": 1}),
+    "xlm-roberta": ("XLMRobertaConfig", {**SIZES, "type_vocab_size": 1}),
+    "camembert": ("CamembertConfig", {**SIZES, "type_vocab_size": 1}),
+    "distilbert": (
+        "DistilBertConfig",
+        {"vocab_size": NUM_TOKENS, "dim": 32, "n_layers": 4, "n_heads": 4, "hidden_dim": 48, "pad_token_id": PAD_ID},
+    ),
+    "electra": ("ElectraConfig", {**SIZES, "embedding_size": 16}),
+    "electra without projection": ("ElectraConfig", {**SIZES, "embedding_size": 32}),
+    "modernbert": ("ModernBertConfig", MODERN),
+    "modernbert with other options": (
+        "ModernBertConfig",
+        {**MODERN, "classifier_pooling": "mean", "norm_bias": True, "decoder_bias": False, "hidden_activation": "silu"}
+        | {"global_attn_every_n_layers": 2, "tie_word_embeddings": False},
+    ),
+    "eurobert": ("EuroBertConfig", {**SIZES, "num_key_value_heads": 2, "mask_token_id": 4}),
+    "eurobert with other options": (
+        "EuroBertConfig",
+        {**SIZES, "mask_token_id": 4, "classifier_pooling": "mean", "mlp_bias": True, "attention_bias": True},
+    ),
+}
+HEADS = ("", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+HEADS = (*HEADS, "ForMultipleChoice")
+CASES = [(name, head) for name in CONFIGS for head in HEADS] + [("electra", "ForPreTraining")]
+
+
+def random_model(name, head):
+    """Returns a model of transformers whose parameters are large enough for differences to show."""
+    class_name, fields = CONFIGS[name]
+    num_labels = 2 if head == "ForQuestionAnswering" else 3
+    config = getattr(transformers, class_name)(**fields, num_labels=num_labels)
+    torch.manual_seed(0)
+    model = getattr(transformers, f"AutoModel{head}").from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    model.tie_weights()
+    return model
+
+
+def rows():
+    """Returns ids and mask of a full and of a padded row."""
+    mask = np.array([[1] * LENGTH, [1] * 23 + [0] * (LENGTH - 23)], np.int32)
+    ids = np.random.default_rng(0).integers(5, NUM_TOKENS, mask.shape, np.int32)
+    return np.where(mask, ids, PAD_ID), mask
+
+
+def torch_outputs(model, head):
+    """Returns hidden states of all layers [N + 1, 2, L, D], and logits or None."""
+    ids, mask = (torch.tensor(array, dtype=torch.long) for array in rows())
+    if head == "ForMultipleChoice":
+        ids, mask = ids[None], mask[None]
+    with torch.no_grad():
+        outputs = model(input_ids=ids, attention_mask=mask, output_hidden_states=True)
+    states = np.stack([state.reshape(2, LENGTH, -1).numpy() for state in outputs.hidden_states])
+    if head == "ForQuestionAnswering":
+        return states, np.stack([outputs.start_logits.numpy(), outputs.end_logits.numpy()], axis=-1)
+    return states, outputs.logits.numpy() if head else None
+
+
+def jax_outputs(checkpoint, head):
+    """Returns the outputs of `torch_outputs`, computed in bertjax."""
+    config, params = checkpoint.config, unflatten_dict(checkpoint.params, sep="/")
+    ids, mask = rows()
+    batch = {"input_ids": ids, "segment_ids": np.zeros_like(ids), "input_mask": mask}
+    inputs = [*batch.values()]
+    encode = jax.jit(lambda params: Encoder(config).apply({"params": params}, *inputs, collect_layers=True))
+    hidden, states = encode(params["encoder"])
+    logits = None
+    if head == "ForMaskedLM":
+        table = params["encoder"]["embeddings"]["token"]
+        logits = LmHead(config).apply({"params": params["masked_lm"]}, hidden, table)[..., :NUM_TOKENS]
+    elif head == "ForPreTraining":
+        logits = DiscriminatorHead(config).apply({"params": params["discriminator"]}, hidden)
+    elif head:
+        model = OUTPUT_KINDS[checkpoint.output_kind].build_model(config, checkpoint.num_outputs)
+        if head == "ForMultipleChoice":
+            batch = {name: array[None] for name, array in batch.items()}
+        logits = jax.jit(model.apply)({"params": params}, batch)
+    return states, logits
+
+
+@pytest.mark.parametrize(("name", "head"), CASES)
+def test_hidden_states_and_logits_equal_those_of_transformers(name, head, tmp_path):
+    if name.startswith("eurobert") and head in ("ForQuestionAnswering", "ForMultipleChoice"):
+        pytest.skip("transformers has no such class")
+    model = random_model(name, head)
+    model.save_pretrained(tmp_path / "theirs")
+    checkpoint = huggingface.read(tmp_path / "theirs")
+    is_token = rows()[1] > 0
+    states, logits = torch_outputs(model, head)
+    own_states, own_logits = jax_outputs(checkpoint, head)
+    np.testing.assert_allclose(np.asarray(own_states)[:, is_token], states[:, is_token], atol=TOLERANCE)
+    if head:
+        per_token = head in ("ForMaskedLM", "ForTokenClassification", "ForQuestionAnswering", "ForPreTraining")
+        own_logits = np.asarray(own_logits)
+        shown = (own_logits[is_token], logits[is_token]) if per_token else (own_logits, logits)
+        np.testing.assert_allclose(*shown, atol=TOLERANCE)
+    (tmp_path / "ours").mkdir()
+    huggingface.write(dataclasses.replace(checkpoint, params=dict(checkpoint.params)), tmp_path / "ours")
+    restored = getattr(transformers, f"AutoModel{head}").from_pretrained(tmp_path / "ours").state_dict()
+    original = model.state_dict()
+    assert restored.keys() == original.keys()
+    assert all(torch.equal(restored[key], value) for key, value in original.items())
+    assert huggingface.read(tmp_path / "ours").config == checkpoint.config
+
+
+def neobert_states(arrays, ids, num_heads):
+    """Returns the last hidden states of NeoBERT for a row of ids, after the paper and its code's names of arrays."""
+
+    def norm(x, name):
+        return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * arrays[f"model.{name}.weight"]
+
+    def rotate(x):  # [L, H, K], as complex numbers of adjacent elements
+        frequencies = 10_000.0 ** (-torch.arange(0, x.shape[-1], 2) / x.shape[-1])
+        angles = torch.outer(torch.arange(len(x)), frequencies)
+        pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
+        return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)[:, None]).flatten(-2)
+
+    x = arrays["model.encoder.weight"][torch.tensor(ids)]
+    for layer in range(2):
+        name = f"transformer_encoder.{layer}"
+        weights = {part: arrays[f"model.{name}.{part}.weight"] for part in ("qkv", "wo", "ffn.w12", "ffn.w3")}
+        heads = (norm(x, f"{name}.attention_norm") @ weights["qkv"].T).reshape(len(ids), num_heads, -1)
+        query, key, value = heads.chunk(3, dim=-1)
+        scores = torch.einsum("lhk,mhk->hlm", rotate(query), rotate(key)) * query.shape[-1] ** -0.5
+        context = torch.einsum("hlm,mhk->lhk", scores.softmax(-1), value)
+        x = x + context.flatten(1) @ weights["wo"].T
+        inner, gate = (norm(x, f"{name}.ffn_norm") @ weights["ffn.w12"].T).chunk(2, dim=-1)
+        x = x + (torch.nn.functional.silu(inner) * gate) @ weights["ffn.w3"].T
+    return norm(x, "layer_norm")
+
+
+def test_neobert_equals_its_paper_and_is_written_back(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    torch.manual_seed(0)
+    width, heads, num_mlp = 32, 4, 40
+    arrays = {"model.encoder.weight": torch.randn(NUM_TOKENS, width), "model.layer_norm.weight": torch.rand(width)}
+    arrays |= {"decoder.weight": torch.randn(NUM_TOKENS, width), "decoder.bias": torch.randn(NUM_TOKENS)}
+    shapes = {"qkv": (3 * width, width), "wo": (width, width), "ffn.w12": (2 * num_mlp, width)}
+    shapes |= {"ffn.w3": (width, num_mlp), "attention_norm": (width,), "ffn_norm": (width,)}
+    for layer in range(2):
+        for part, shape in shapes.items():
+            arrays[f"model.transformer_encoder.{layer}.{part}.weight"] = 0.3 * torch.randn(shape)
+    config = {"model_type": "neobert", "architectures": ["NeoBERTLMHead"], "vocab_size": NUM_TOKENS}
+    config |= {"hidden_size": width, "num_hidden_layers": 2, "num_attention_heads": heads, "intermediate_size": 60}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(arrays, tmp_path / "model.safetensors")
+    checkpoint = huggingface.read(tmp_path)
+    ids = np.random.default_rng(0).integers(5, NUM_TOKENS, (1, 12), np.int32)
+    params = {"params": unflatten_dict(checkpoint.params, sep="/")["encoder"]}
+    states = Encoder(checkpoint.config).apply(params, ids, 0 * ids, np.ones_like(ids))[0]
+    np.testing.assert_allclose(states[0], neobert_states(arrays, ids[0], heads), atol=TOLERANCE, rtol=1e-4)
+    (tmp_path / "ours").mkdir()
+    huggingface.write(dataclasses.replace(checkpoint, params=dict(checkpoint.params)), tmp_path / "ours")
+    restored = load_file(tmp_path / "ours" / "model.safetensors")
+    assert restored.keys() == arrays.keys() and all(torch.equal(restored[name], arrays[name]) for name in arrays)
+    assert huggingface.read(tmp_path / "ours").config == checkpoint.config
+
+
+@pytest.mark.parametrize("name", ["roberta", "distilbert", "electra", "modernbert", "eurobert"])
+def test_arrays_without_the_prefix_of_the_family_are_read(name, tmp_path):
+    model = random_model(name, "ForMaskedLM")
+    model.save_pretrained(tmp_path / "heads")
+    model.base_model.save_pretrained(tmp_path / "base")
+    heads, base = (huggingface.read(tmp_path / folder) for folder in ("heads", "base"))
+    assert {path for path in heads.params if path.startswith("encoder")} <= base.params.keys()
+    assert all(np.array_equal(heads.params[path], value) for path, value in base.params.items() if path in heads.params)
+
+
+def test_packed_rows_and_a_window_equal_separate_rows():
+    config = dataclasses.replace(FAMILY_CONFIG, hidden_dropout_prob=0.0)
+    encoder = Encoder(config)
+    ids = np.random.default_rng(0).integers(5, NUM_TOKENS, (1, LENGTH), np.int32)
+    lengths = (22, 15)
+    sequence_ids = np.repeat([1, 2, 0], [*lengths, LENGTH - sum(lengths)])[None].astype(np.int32)
+    positions = np.concatenate([np.arange(length) for length in (*lengths, LENGTH - sum(lengths))])[None]
+    params = jax.jit(encoder.init)(jax.random.key(0), ids, 0 * ids, sequence_ids)
+    packed = jax.jit(encoder.apply)(params, ids, 0 * ids, sequence_ids, positions.astype(np.int32))[0][0]
+    start = 0
+    for length in lengths:
+        row = ids[:, start : start + length]
+        states = encoder.apply(params, row, 0 * row, np.ones_like(row))[0][0]
+        np.testing.assert_allclose(packed[start : start + length], states, atol=TOLERANCE)
+        start += length
+
+
+def test_local_attention_in_blocks_equals_attention_with_a_mask():
+    from bertjax.model.attention.xla import AttentionMask, attention_mask, xla_attention
+
+    rng = np.random.default_rng(0)
+    query, key, value = (jnp.asarray(rng.normal(size=(2, 37, 2, 4)), jnp.float32) for _ in range(3))
+    ids = np.array([[1] * 20 + [2] * 17, [1] * 30 + [0] * 7], np.int32)
+    options = {"dropout_rate": 0.0, "dropout_key": None, "mesh": jax.sharding.get_abstract_mesh()}
+    blocks = xla_attention(query, key, value, AttentionMask("both", ids, window=6), **options)
+    logits = jnp.einsum("BLHK,BMHK->BHLM", query, key) / 2
+    allowed = attention_mask("both", ids[:, None, :, None], ids[:, None, None, :], 6)
+    probabilities = jax.nn.softmax(jnp.where(allowed, logits, -1e9), axis=-1)
+    expected = jnp.einsum("BHLM,BMHK->BLHK", probabilities, value)
+    np.testing.assert_allclose(blocks[ids > 0], expected[ids > 0], atol=1e-6)
+
+
+FAMILY_CONFIG = dataclasses.replace(
+    huggingface.model_config(
+        FAMILIES["modernbert"],
+        {"vocab_size": NUM_TOKENS, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4}
+        | {"intermediate_size": 48, "local_attention": 8},
+        huggingface.Path("config.json"),
+    ),
+    initializer_range=0.2,
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"encoder": "lstm", "gated_mlp": True}, "gated_mlp"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads"),
+        ({"norm": "rms_norm", "norm_bias": True}, "norm_bias"),
+        ({"local_attention": 8, "attention_direction": "left"}, "attention_direction"),
+        ({"local_attention": 8, "attention": "cudnn", "dtype": "bfloat16"}, "local_attention"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(changes, word):
+    from bertjax.model.attention.dispatch import check_attention
+    from bertjax.model.config import ModelConfig
+
+    fields = {"hidden_size": 32, "num_attention_heads": 4, "attention_probs_dropout_prob": 0.0}
+    with pytest.raises(UsageError, match=word):
+        check_attention(ModelConfig(**fields, **changes), 128)
