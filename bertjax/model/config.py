@@ -174,6 +174,11 @@ class Architecture(Section):
             ),
             (is_rotary and self.position_offset, "rotary positions have no position_offset; set it to 0"),
             (
+                is_rotary and self.hidden_size and heads and self.hidden_size // heads % 2,
+                "rotary positions need an even head size",
+            ),
+            (self.local_attention == 1, "local_attention must be at least 2, a token on each side"),
+            (
                 self.local_attention and self.attention_direction in ("left", "right"),
                 "local_attention needs attention_direction=both",
             ),

@@ -1,9 +1,9 @@
-"""BERT encoder: embeddings and a stack of layers.
+"""Encoder of BERT and of newer models: embeddings and a stack of layers.
 
 Axis letters in shape comments of this package:
 
     B batch    L row length    D hidden size    H heads    K head size    F feed-forward size
-    V vocabulary (padded)    P masked positions per row    N layers
+    V vocabulary (padded)    P masked positions per row    N layers    E width of the embeddings (in BERT, D)
 
 A row contains one or several sequences. `sequence_ids` contains the index of each token's sequence, starting at 1, or 0
 for padding. `position_ids` counts from 0 within each sequence. For rows of one sequence, `sequence_ids` is the input

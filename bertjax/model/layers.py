@@ -210,9 +210,8 @@ def rotate(config: ModelConfig, states: jax.Array, rotations: jax.Array, is_loca
         pairs = states.astype(jnp.float32).reshape(*states.shape[:-1], -1, 2)
         first, second = pairs[..., 0], pairs[..., 1]
     rotated = first * cosine - second * sine, second * cosine + first * sine
-    axis = -1
-    joined = jnp.concatenate(rotated, axis) if config.position_embedding_type == ROTARY else jnp.stack(rotated, axis)
-    return joined.reshape(states.shape).astype(states.dtype)
+    join = jnp.concatenate if config.position_embedding_type == ROTARY else jnp.stack
+    return join(rotated, axis=-1).reshape(states.shape).astype(states.dtype)
 
 
 def feed_forward(config: ModelConfig, x: jax.Array) -> jax.Array:
@@ -241,7 +240,7 @@ class LayerInputs(NamedTuple):
 
 
 class OwnInputs(NamedTuple):
-    """Inputs of which each layer has its own, with a leading axis N. None if all layers are equal.
+    """What distinguishes a layer from others: arrays with a leading axis N. None if all layers are equal.
 
     Attributes:
       is_local: bool [N], whether the layer has local attention.

@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import math
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +16,8 @@ from bertjax.convert.families import FAMILIES
 from bertjax.convert.output_kinds import OUTPUT_KINDS
 from bertjax.errors import UsageError
 from bertjax.model.encoder import Encoder
-from bertjax.model.heads import DiscriminatorHead, LmHead
+from bertjax.model.heads import DiscriminatorHead, LmHead, SequenceModel
+from bertjax.training.freezing import Freezing, merge
 
 REASON = "needs PyTorch and transformers: pip install -e '.[parity]', which `make test-all` does"
 torch = pytest.importorskip("torch", reason=REASON)
@@ -219,6 +222,67 @@ def test_packed_rows_and_a_window_equal_separate_rows():
         start += length
 
 
+@pytest.mark.parametrize("changes", [{"scan_layers": "true"}, {"remat": "full"}, {"remat": "attention"}])
+def test_layout_does_not_change_states_and_gradients(changes):
+    ids = np.random.default_rng(0).integers(5, NUM_TOKENS, (2, LENGTH), np.int32)
+
+    def states_and_gradients(config):
+        encoder = Encoder(config)
+        params = jax.jit(encoder.init)(jax.random.key(0), ids, 0 * ids, np.ones_like(ids))
+
+        def loss(params):
+            states = encoder.apply(params, ids, 0 * ids, np.ones_like(ids))[0]
+            return jnp.sum(jnp.sin(states)), states
+
+        return jax.jit(jax.grad(loss, has_aux=True))(params)
+
+    gradients, states = states_and_gradients(FAMILY_CONFIG)
+    other_gradients, other_states = states_and_gradients(dataclasses.replace(FAMILY_CONFIG, **changes))
+    np.testing.assert_allclose(states, other_states, atol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), gradients, other_gradients)
+
+
+def test_frozen_layers_stay_local_or_global():
+    model = SequenceModel(FAMILY_CONFIG, 2)
+    ids = np.random.default_rng(0).integers(5, NUM_TOKENS, (2, LENGTH), np.int32)
+    batch = {"input_ids": ids, "segment_ids": 0 * ids, "input_mask": np.ones_like(ids)}
+    params = nn.unbox(jax.jit(model.init)(jax.random.key(0), batch))["params"]
+    logits = model.apply({"params": params}, batch)
+    for layers in (1, 2):
+        params_in_parts = merge(*Freezing(layers).split(params))
+        np.testing.assert_allclose(model.apply({"params": params_in_parts}, batch), logits, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("class_name", "fields"),
+    [
+        ("RobertaConfig", {"vocab_size": 50265, "type_vocab_size": 1, "max_position_embeddings": 514}),
+        ("DistilBertConfig", {}),
+        ("ElectraConfig", {}),
+        ("ModernBertConfig", {}),
+        (
+            "ModernBertConfig",
+            {"hidden_size": 256, "num_hidden_layers": 7, "num_attention_heads": 4} | {"intermediate_size": 384},
+        ),
+        ("EuroBertConfig", {}),
+    ],
+)
+def test_numbers_of_parameters_equal_those_of_transformers(class_name, fields):
+    theirs = getattr(transformers, class_name)(**fields)
+    with torch.device("meta"):
+        model = transformers.AutoModelForMaskedLM.from_config(theirs)
+    family = FAMILIES[theirs.model_type]
+    config = huggingface.model_config(family, theirs.to_dict(), huggingface.Path("config.json"))
+    ours = {
+        name: shape for each in family.parameters(config) for name in each.names for shape in [each.stored_shape(name)]
+    }
+    heads = {name.split(".")[0] for name, _ in model.named_parameters()}
+    count = sum(
+        math.prod(shape) for name, shape in ours.items() if name.split(".")[0] in heads and "pooler" not in name
+    )
+    assert count == sum(parameter.numel() for parameter in model.parameters())
+
+
 def test_local_attention_in_blocks_equals_attention_with_a_mask():
     from bertjax.model.attention.xla import AttentionMask, attention_mask, xla_attention
 
@@ -250,6 +314,8 @@ FAMILY_CONFIG = dataclasses.replace(
     [
         ({"encoder": "lstm", "gated_mlp": True}, "gated_mlp"),
         ({"num_key_value_heads": 3}, "num_key_value_heads"),
+        ({"num_attention_heads": 32, "position_embedding_type": "rotary"}, "even head size"),
+        ({"local_attention": 1}, "local_attention"),
         ({"norm": "rms_norm", "norm_bias": True}, "norm_bias"),
         ({"local_attention": 8, "attention_direction": "left"}, "attention_direction"),
         ({"local_attention": 8, "attention": "cudnn", "dtype": "bfloat16"}, "local_attention"),
@@ -261,4 +327,4 @@ def test_options_that_do_not_go_together_are_refused(changes, word):
 
     fields = {"hidden_size": 32, "num_attention_heads": 4, "attention_probs_dropout_prob": 0.0}
     with pytest.raises(UsageError, match=word):
-        check_attention(ModelConfig(**fields, **changes), 128)
+        check_attention(ModelConfig(**{**fields, **changes}), 128)
