@@ -4,9 +4,7 @@ import dataclasses
 import json
 import math
 
-import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import unflatten_dict
@@ -14,10 +12,8 @@ from flax.traverse_util import unflatten_dict
 from bertjax.convert import huggingface
 from bertjax.convert.families import FAMILIES
 from bertjax.convert.output_kinds import OUTPUT_KINDS
-from bertjax.errors import UsageError
 from bertjax.model.encoder import Encoder
-from bertjax.model.heads import DiscriminatorHead, LmHead, SequenceModel
-from bertjax.training.freezing import Freezing, merge
+from bertjax.model.heads import DiscriminatorHead, LmHead
 
 REASON = "needs PyTorch and transformers: pip install -e '.[parity]', which `make test-all` does"
 torch = pytest.importorskip("torch", reason=REASON)
@@ -205,54 +201,6 @@ def test_arrays_without_the_prefix_of_the_family_are_read(name, tmp_path):
     assert all(np.array_equal(heads.params[path], value) for path, value in base.params.items() if path in heads.params)
 
 
-def test_packed_rows_and_a_window_equal_separate_rows():
-    config = dataclasses.replace(FAMILY_CONFIG, hidden_dropout_prob=0.0)
-    encoder = Encoder(config)
-    ids = np.random.default_rng(0).integers(5, NUM_TOKENS, (1, LENGTH), np.int32)
-    lengths = (22, 15)
-    sequence_ids = np.repeat([1, 2, 0], [*lengths, LENGTH - sum(lengths)])[None].astype(np.int32)
-    positions = np.concatenate([np.arange(length) for length in (*lengths, LENGTH - sum(lengths))])[None]
-    params = jax.jit(encoder.init)(jax.random.key(0), ids, 0 * ids, sequence_ids)
-    packed = jax.jit(encoder.apply)(params, ids, 0 * ids, sequence_ids, positions.astype(np.int32))[0][0]
-    start = 0
-    for length in lengths:
-        row = ids[:, start : start + length]
-        states = encoder.apply(params, row, 0 * row, np.ones_like(row))[0][0]
-        np.testing.assert_allclose(packed[start : start + length], states, atol=TOLERANCE)
-        start += length
-
-
-@pytest.mark.parametrize("changes", [{"scan_layers": "true"}, {"remat": "full"}, {"remat": "attention"}])
-def test_layout_does_not_change_states_and_gradients(changes):
-    ids = np.random.default_rng(0).integers(5, NUM_TOKENS, (2, LENGTH), np.int32)
-
-    def states_and_gradients(config):
-        encoder = Encoder(config)
-        params = jax.jit(encoder.init)(jax.random.key(0), ids, 0 * ids, np.ones_like(ids))
-
-        def loss(params):
-            states = encoder.apply(params, ids, 0 * ids, np.ones_like(ids))[0]
-            return jnp.sum(jnp.sin(states)), states
-
-        return jax.jit(jax.grad(loss, has_aux=True))(params)
-
-    gradients, states = states_and_gradients(FAMILY_CONFIG)
-    other_gradients, other_states = states_and_gradients(dataclasses.replace(FAMILY_CONFIG, **changes))
-    np.testing.assert_allclose(states, other_states, atol=1e-5)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), gradients, other_gradients)
-
-
-def test_frozen_layers_stay_local_or_global():
-    model = SequenceModel(FAMILY_CONFIG, 2)
-    ids = np.random.default_rng(0).integers(5, NUM_TOKENS, (2, LENGTH), np.int32)
-    batch = {"input_ids": ids, "segment_ids": 0 * ids, "input_mask": np.ones_like(ids)}
-    params = nn.unbox(jax.jit(model.init)(jax.random.key(0), batch))["params"]
-    logits = model.apply({"params": params}, batch)
-    for layers in (1, 2):
-        params_in_parts = merge(*Freezing(layers).split(params))
-        np.testing.assert_allclose(model.apply({"params": params_in_parts}, batch), logits, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("class_name", "fields"),
     [
@@ -281,50 +229,3 @@ def test_numbers_of_parameters_equal_those_of_transformers(class_name, fields):
         math.prod(shape) for name, shape in ours.items() if name.split(".")[0] in heads and "pooler" not in name
     )
     assert count == sum(parameter.numel() for parameter in model.parameters())
-
-
-def test_local_attention_in_blocks_equals_attention_with_a_mask():
-    from bertjax.model.attention.xla import AttentionMask, attention_mask, xla_attention
-
-    rng = np.random.default_rng(0)
-    query, key, value = (jnp.asarray(rng.normal(size=(2, 37, 2, 4)), jnp.float32) for _ in range(3))
-    ids = np.array([[1] * 20 + [2] * 17, [1] * 30 + [0] * 7], np.int32)
-    options = {"dropout_rate": 0.0, "dropout_key": None, "mesh": jax.sharding.get_abstract_mesh()}
-    blocks = xla_attention(query, key, value, AttentionMask("both", ids, window=6), **options)
-    logits = jnp.einsum("BLHK,BMHK->BHLM", query, key) / 2
-    allowed = attention_mask("both", ids[:, None, :, None], ids[:, None, None, :], 6)
-    probabilities = jax.nn.softmax(jnp.where(allowed, logits, -1e9), axis=-1)
-    expected = jnp.einsum("BHLM,BMHK->BLHK", probabilities, value)
-    np.testing.assert_allclose(blocks[ids > 0], expected[ids > 0], atol=1e-6)
-
-
-FAMILY_CONFIG = dataclasses.replace(
-    huggingface.model_config(
-        FAMILIES["modernbert"],
-        {"vocab_size": NUM_TOKENS, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4}
-        | {"intermediate_size": 48, "local_attention": 8},
-        huggingface.Path("config.json"),
-    ),
-    initializer_range=0.2,
-)
-
-
-@pytest.mark.parametrize(
-    ("changes", "word"),
-    [
-        ({"encoder": "lstm", "gated_mlp": True}, "gated_mlp"),
-        ({"num_key_value_heads": 3}, "num_key_value_heads"),
-        ({"num_attention_heads": 32, "position_embedding_type": "rotary"}, "even head size"),
-        ({"local_attention": 1}, "local_attention"),
-        ({"norm": "rms_norm", "norm_bias": True}, "norm_bias"),
-        ({"local_attention": 8, "attention_direction": "left"}, "attention_direction"),
-        ({"local_attention": 8, "attention": "cudnn", "dtype": "bfloat16"}, "local_attention"),
-    ],
-)
-def test_options_that_do_not_go_together_are_refused(changes, word):
-    from bertjax.model.attention.dispatch import check_attention
-    from bertjax.model.config import ModelConfig
-
-    fields = {"hidden_size": 32, "num_attention_heads": 4, "attention_probs_dropout_prob": 0.0}
-    with pytest.raises(UsageError, match=word):
-        check_attention(ModelConfig(**{**fields, **changes}), 128)
