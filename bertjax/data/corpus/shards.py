@@ -89,7 +89,7 @@ def write_shard(
             files[array] = stack.enter_context(open(file, "wb", _BUFFER_BYTES))
         for text in texts:
             sentences = split_sentences(text.text, text.layout, problems)
-            ids = [sentence_ids for sentence_ids in map(tokenizer.encode, sentences) if sentence_ids]
+            ids = [sentence_ids for sentence_ids in tokenizer.encode_all(sentences) if sentence_ids]
             problems["sentences_without_tokens"] += len(sentences) - len(ids)
             lengths = np.fromiter(map(len, ids), np.uint32, len(ids))
             tokens = np.fromiter(itertools.chain.from_iterable(ids), dtype, int(lengths.sum()))

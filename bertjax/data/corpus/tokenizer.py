@@ -188,6 +188,13 @@ class Tokenizer:
             return self._engine.encode(_without_surrogates(text), add_special_tokens=False).ids
         return self._sentencepiece.encode(self._sentencepiece_text(text))
 
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """Returns the token ids of several texts, which is faster for a `tokenizer.json` than one text at a time."""
+        if self.vocabulary.kind != TOKENIZER_JSON:
+            return [self.encode(text) for text in texts]
+        texts = [_without_surrogates(text) for text in texts]
+        return [encoding.ids for encoding in self._engine.encode_batch_fast(texts, add_special_tokens=False)]
+
     def encode_with_special(self, text: str) -> list[int]:
         """Encodes a text, and keeps special tokens in it, such as [MASK], as single tokens."""
         return list(chain.from_iterable(ids for _, _, ids in self._parts(text)))
