@@ -12,6 +12,7 @@ import pytest
 from bertjax.convert.families import FAMILIES
 from bertjax.convert.portable import model_config
 from bertjax.errors import UsageError
+from bertjax.model.attention import xla
 from bertjax.model.attention.dispatch import check_attention
 from bertjax.model.attention.xla import AttentionMask, attention_mask, xla_attention
 from bertjax.model.config import ModelConfig
@@ -78,6 +79,24 @@ def test_frozen_layers_stay_local_or_global():
     for layers in (1, 2):
         params_in_parts = merge(*Freezing(layers).split(params))
         np.testing.assert_allclose(model.apply({"params": params_in_parts}, batch), logits, atol=1e-6)
+
+
+def test_attention_by_blocks_of_queries_equals_attention_with_a_mask(monkeypatch):
+    rng = np.random.default_rng(0)
+    arrays = [jnp.asarray(rng.normal(size=(2, 37, 2, 4)), jnp.float32) for _ in range(3)]
+    ids = np.array([[1] * 20 + [2] * 17, [1] * 30 + [0] * 7], np.int32)
+    options = {"dropout_rate": 0.0, "dropout_key": None, "mesh": jax.sharding.get_abstract_mesh()}
+
+    def loss(arrays):
+        context = xla_attention(*arrays, AttentionMask("both", ids), **options)
+        return jnp.sum(jnp.sin(context)), context
+
+    expected, plain = jax.grad(loss, has_aux=True)(arrays)
+    monkeypatch.setattr(xla, "_LONG_ROW", 16)
+    monkeypatch.setattr(xla, "_QUERY_BLOCK", 8)
+    gradients, blocks = jax.grad(loss, has_aux=True)(arrays)
+    np.testing.assert_allclose(blocks, plain, atol=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), gradients, expected)
 
 
 def test_local_attention_in_blocks_equals_attention_with_a_mask():

@@ -13,6 +13,8 @@ from bertjax.model.partitioning import shard_over_mesh
 
 # Logit of masked keys. It is finite, so that a row of padding gives a uniform distribution rather than NaN.
 MASKED_LOGIT = -1e9
+# Rows of at least this many tokens are processed in blocks of queries.
+_LONG_ROW, _QUERY_BLOCK = 2048, 512
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +69,8 @@ def xla_attention(
     has_dropout = dropout_rate > 0 and dropout_key is not None
     if mask.window and query.shape[1] > 2 * mask.window and not has_dropout:
         return _attend_in_blocks(query, key, value, mask)
+    if query.shape[1] >= _LONG_ROW and mask.direction == "both" and not (mask.window or has_dropout):
+        return _attend_by_queries(query, key, value, mask.sequence_ids)
     logits = einsum("BLHK,BMHK->BHLM", query, key).astype(jnp.float32)
     ids = mask.sequence_ids
     allowed = attention_mask(mask.direction, ids[:, None, :, None], ids[:, None, None, :], mask.window)
@@ -74,6 +78,30 @@ def xla_attention(
     probabilities = jax.nn.softmax(logits, axis=-1).astype(query.dtype)  # [B, H, L, L]
     probabilities = dropout(probabilities, dropout_rate, dropout_key)
     return einsum("BHLM,BMHK->BLHK", probabilities, value)
+
+
+def _attend_by_queries(query: jax.Array, key: jax.Array, value: jax.Array, ids: jax.Array) -> jax.Array:
+    """Computes attention for one block of queries after the other, in memory proportional to L.
+
+    The backward pass computes the probabilities of a block again.
+    """
+    rows, length, heads, size = query.shape
+    num_blocks = -(-length // _QUERY_BLOCK)
+    end = num_blocks * _QUERY_BLOCK - length
+
+    def blocks(x: jax.Array) -> jax.Array:  # [B, L, ...] to [blocks, B, Q, ...]
+        padded = jnp.pad(x, [(0, 0), (0, end)] + [(0, 0)] * (x.ndim - 2))
+        return padded.reshape(rows, num_blocks, _QUERY_BLOCK, *x.shape[2:]).swapaxes(0, 1)
+
+    def attend(block: tuple[jax.Array, jax.Array]) -> jax.Array:
+        queries, query_ids = block
+        allowed = attention_mask("both", query_ids[:, None, :, None], ids[:, None, None, :])
+        logits = einsum("BQHK,BMHK->BHQM", queries, key).astype(jnp.float32)
+        probabilities = jax.nn.softmax(jnp.where(allowed, logits, MASKED_LOGIT), axis=-1).astype(query.dtype)
+        return einsum("BHQM,BMHK->BQHK", probabilities, value)
+
+    context = jax.lax.map(jax.checkpoint(attend), (blocks(query), blocks(ids)))
+    return context.swapaxes(0, 1).reshape(rows, -1, heads, size)[:, :length]
 
 
 def _attend_in_blocks(query: jax.Array, key: jax.Array, value: jax.Array, mask: AttentionMask) -> jax.Array:
