@@ -6,7 +6,8 @@ from typing import ClassVar
 from bertjax.errors import UsageError
 from bertjax.utils.sections import Section, bounded
 
-NAMES = ("bert_adam", "adamw", "lamb")
+NAMES = ("bert_adam", "adamw", "stable_adamw", "lamb")
+SCHEDULES = ("bert", "cosine", "warmup_stable_decay")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,10 +15,13 @@ class OptimizerConfig(Section):
     """Optimizer and its hyperparameters.
 
     Attributes:
-      name: optimizer: `bert_adam`, `adamw` or `lamb`.
-      learning_rate: rate at which linear warm-up ends. The rate of a later step s is `learning_rate * (1 - s / steps)`,
-        as in google-research/bert.
+      name: optimizer: `bert_adam`, `adamw`, `stable_adamw` (arXiv 2304.13013, Algorithm 2) or `lamb`.
+      learning_rate: rate at which linear warm-up ends.
+      schedule: learning rate after warm-up: `bert`, `learning_rate * (1 - s / steps)` at step s, as in
+        google-research/bert; `cosine`, a half cosine from `learning_rate` to 0; or `warmup_stable_decay`, constant, and
+        then `learning_rate * (1 - sqrt(f))` after the fraction f of the last `decay_steps` steps.
       warmup_steps: number of steps of linear warm-up (-1: a tenth of all steps).
+      decay_steps: number of steps of the decay of `warmup_stable_decay` (-1: a tenth of all steps).
       weight_decay: decoupled weight decay, which does not apply to LayerNorm parameters and biases.
       b1: decay rate of the first moment.
       b2: decay rate of the second moment.
@@ -36,7 +40,9 @@ class OptimizerConfig(Section):
 
     name: str = bounded("bert_adam", choices=NAMES)
     learning_rate: float = bounded(1e-4, at_least=0)
+    schedule: str = bounded("bert", choices=SCHEDULES)
     warmup_steps: int = bounded(10_000, at_least=-1)
+    decay_steps: int = bounded(-1, at_least=-1)
     weight_decay: float = bounded(0.01, at_least=0)
     b1: float = bounded(0.9, at_least=0, below=1)
     b2: float = bounded(0.999, at_least=0, below=1)

@@ -1,4 +1,4 @@
-"""Optimizers (BERT's Adam, AdamW and LAMB), layer-wise learning-rate decay, and learning-rate schedules.
+"""Optimizers (BERT's Adam, AdamW, StableAdamW and LAMB), layer-wise learning-rate decay, and learning-rate schedules.
 
 Defaults and schedule follow google-research/bert `optimization.py`. Gradients are clipped to global norm 1.0. Adam has
 no bias correction, and its eps is 1e-6. Weight decay 0.01 is decoupled and skips LayerNorm and biases. The learning
@@ -23,15 +23,15 @@ from bertjax.training.freezing import Freezing
 
 
 def make_schedule(config: OptimizerConfig, warmup_steps: int, total_steps: int) -> optax.Schedule:
-    """Builds the learning-rate schedule of a run. With `head_steps`, it consists of two schedules of BERT."""
+    """Builds the learning-rate schedule of a run. With `head_steps`, one of BERT for these steps comes first."""
     head_steps = config.head_steps
+    all_parameters = _schedule_without_head(config, warmup_steps, total_steps - head_steps)
     if not head_steps:
-        return bert_schedule(config.learning_rate, warmup_steps, total_steps)
+        return all_parameters
     if head_steps >= total_steps:
         message = f"config.optimizer.head_steps={head_steps} must be below the number of steps, {total_steps}"
         raise UsageError(f"{message}; to train only the head, set config.optimizer.freeze=encoder")
     head = bert_schedule(config.head_learning_rate, head_steps // 10, head_steps)
-    all_parameters = bert_schedule(config.learning_rate, warmup_steps, total_steps - head_steps)
     return jax.tree_util.Partial(_head_first, head_steps, head, all_parameters)
 
 
@@ -44,6 +44,15 @@ def describe_head_steps(config: OptimizerConfig) -> list[str]:
     rate = f"{config.head_learning_rate:g}"
     line = f"steps 0 to {config.head_steps:,} train only the parameters outside the encoder, at learning rate {rate}"
     return [line] if config.head_steps else []
+
+
+def _schedule_without_head(config: OptimizerConfig, warmup_steps: int, total_steps: int) -> optax.Schedule:
+    if config.schedule == "cosine":
+        return jax.tree_util.Partial(_warmup_then_cosine, config.learning_rate, warmup_steps, total_steps)
+    if config.schedule == "warmup_stable_decay":
+        decay_steps = total_steps // 10 if config.decay_steps < 0 else config.decay_steps
+        return jax.tree_util.Partial(_warmup_stable_decay, config.learning_rate, warmup_steps, decay_steps, total_steps)
+    return bert_schedule(config.learning_rate, warmup_steps, total_steps)
 
 
 def bert_schedule(peak: float, warmup_steps: int, total_steps: int) -> optax.Schedule:
@@ -59,6 +68,20 @@ def _warmup_then_decay(peak: jax.Array, warmup_steps: jax.Array, total_steps: ja
     warmup = step / jnp.maximum(warmup_steps, 1)
     decay = 1.0 - jnp.minimum(step, total_steps) / total_steps
     return peak * jnp.where(step < warmup_steps, warmup, decay)
+
+
+def _warmup_then_cosine(peak: jax.Array, warmup_steps: jax.Array, total_steps: jax.Array, step: jax.Array) -> jax.Array:
+    warmup = step / jnp.maximum(warmup_steps, 1)
+    fraction = jnp.clip((step - warmup_steps) / jnp.maximum(total_steps - warmup_steps, 1), 0, 1)
+    return peak * jnp.where(step < warmup_steps, warmup, (1 + jnp.cos(jnp.pi * fraction)) / 2)
+
+
+def _warmup_stable_decay(
+    peak: jax.Array, warmup_steps: jax.Array, decay_steps: jax.Array, total_steps: jax.Array, step: jax.Array
+) -> jax.Array:
+    warmup = jnp.minimum(step / jnp.maximum(warmup_steps, 1), 1)
+    fraction = jnp.clip((step - (total_steps - decay_steps)) / jnp.maximum(decay_steps, 1), 0, 1)
+    return peak * jnp.minimum(warmup, 1 - jnp.sqrt(fraction))
 
 
 def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
@@ -97,6 +120,28 @@ def scale_by_bert_adam(b1: float, b2: float, eps: float) -> optax.GradientTransf
     return optax.GradientTransformation(init, update)
 
 
+def divide_by_gradient_rms(adamw: optax.GradientTransformation, b2: float, eps: float) -> optax.GradientTransformation:
+    """Changes AdamW to StableAdamW (arXiv 2304.13013, Algorithm 2).
+
+    The updates of each array of each layer are divided by max(1, RMS), where RMS is the root of the mean of
+    g^2 / max(v, eps^2), for the gradients g and their second moment v without bias.
+    """
+
+    def update(updates: optax.Updates, state: Any, params: Any = None) -> tuple[optax.Updates, Any]:
+        scaled, new_state = adamw.update(updates, state, params)
+        second_moments, count = optax.tree.get(new_state, "nu"), optax.tree.get(new_state, "count")
+        correction = 1 - b2**count
+
+        def divide(names: Sequence[str], update: jax.Array, gradient: jax.Array, nu: jax.Array) -> jax.Array:
+            squares = jnp.square(gradient) / jnp.maximum(nu / correction, eps**2)
+            rms = jnp.sqrt(jnp.mean(squares, _axes_of_one_array(names, update), keepdims=True))
+            return update / jnp.maximum(1, rms)
+
+        return _map_with_names(divide, scaled, updates, second_moments), new_state
+
+    return optax.GradientTransformation(adamw.init, update)
+
+
 def decay_mask(params: optax.Params) -> optax.Params:
     """Returns a tree that is True for parameters with weight decay: all except biases and LayerNorm scales."""
     # Select them by name, not by rank, because stacked biases have rank 2.
@@ -111,7 +156,7 @@ def scale_by_layer_trust_ratio() -> optax.GradientTransformation:
     """
 
     def scale(names: Sequence[str], update: jax.Array, param: jax.Array) -> jax.Array:
-        axes = tuple(range(1 if is_stacked(names) else 0, update.ndim))
+        axes = _axes_of_one_array(names, update)
         weight, change = (jnp.sqrt(jnp.sum(jnp.square(x), axes, keepdims=True)) for x in (param, update))
         return update * jnp.where((weight > 0) & (change > 0), weight / jnp.where(change > 0, change, 1), 1)
 
@@ -160,6 +205,11 @@ def _map_with_names(function: Callable[..., Any], *trees: Any) -> optax.Params:
     return jax.tree_util.tree_map_with_path(named, *trees)
 
 
+def _axes_of_one_array(names: Sequence[str], leaf: jax.Array) -> tuple[int, ...]:
+    """Returns all axes of a parameter but that of the layers."""
+    return tuple(range(1 if is_stacked(names) else 0, leaf.ndim))
+
+
 class Optimizer(NamedTuple):
     """Update rule of the trainable parameters.
 
@@ -180,18 +230,24 @@ def make_optimizer(config: OptimizerConfig) -> Optimizer:
     Returns the same object for configs that differ only in the schedule. The optimizer is a part of the cache key of
     `make_train_step`, so the trials of a sweep reuse one compiled train step.
     """
-    schedule_fields = {"learning_rate": 0.0, "warmup_steps": 0, "head_steps": 0, "head_learning_rate": 0.0}
-    return _make_optimizer(dataclasses.replace(config, **schedule_fields))
+    rates = {"learning_rate": 0.0, "head_learning_rate": 0.0}
+    steps = {"warmup_steps": 0, "decay_steps": 0, "head_steps": 0}
+    return _make_optimizer(dataclasses.replace(config, schedule="bert", **rates, **steps))
 
 
 @functools.cache
 def _make_optimizer(config: OptimizerConfig) -> Optimizer:
     scale_by_adam = scale_by_bert_adam if config.name == "bert_adam" else optax.scale_by_adam
     has_layer_decay = config.layer_decay < 1
-    tx = optax.chain(
-        clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
+    rules = [
         scale_by_adam(config.b1, config.b2, config.eps),
         optax.add_decayed_weights(config.weight_decay, mask=decay_mask),
+    ]
+    if config.name == "stable_adamw":
+        rules = [divide_by_gradient_rms(optax.chain(*rules), config.b2, config.eps)]
+    tx = optax.chain(
+        clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
+        *rules,
         scale_by_layer_trust_ratio() if config.name == "lamb" else optax.identity(),
         scale_by_layer_decay(config.layer_decay, config.freeze_layers) if has_layer_decay else optax.identity(),
     )

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import math
 import sys
@@ -165,8 +166,7 @@ class Progress:
             return
         if task.steps_per_epoch:
             metrics = [task.best_metric] if task.best_metric else task.objective.metrics
-            baseline = task.baseline() if task.eval_every else {}
-            plot_finetuning(lines, path, metrics, task.steps_per_epoch, baseline)
+            plot_finetuning(lines, path, metrics, task.steps_per_epoch, self._baseline)
         else:
             plot_pretraining(lines, path, task.objective.metrics, [*task.other_tasks])
 
@@ -183,6 +183,10 @@ class Progress:
         logger.info(f"done: {step:,} steps in {duration(seconds)}, {compilation}; {which} checkpoint {best}")
         curves = f"curves in {self._workdir / CURVES}, " if (self._workdir / CURVES).exists() else ""
         logger.info(f"{curves}metrics in {self._workdir / METRICS}")
+
+    @functools.cached_property
+    def _baseline(self) -> dict[str, float]:
+        return self._task.baseline() if self._task.eval_every else {}
 
     def _record_compilation(self, event: str, duration_secs: float, **_: Any) -> None:
         if event == "/jax/core/compile/backend_compile_duration":

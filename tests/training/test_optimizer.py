@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax.traverse_util import flatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
 
 from bertjax.config.mesh import MeshConfig
@@ -85,6 +85,48 @@ def test_adamw_equals_optax():
         expected, reference_state = reference.update(grads, reference_state, params)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), updates, expected)
         params = optax.apply_updates(params, updates)
+
+
+def test_stable_adamw_divides_the_update_of_each_array_of_each_layer_by_the_rms_of_its_gradients():
+    b1, b2, eps, decay = 0.8, 0.9, 1e-3, 0.1
+    config = OptimizerConfig(name="stable_adamw", b1=b1, b2=b2, eps=eps, weight_decay=decay, clip_norm=0.0)
+    tx = make_optimizer(config).tx
+    expected = {path: np.array(values) for path, values in flatten_dict(PARAMS).items()}
+    m, v = ({path: np.zeros_like(values) for path, values in expected.items()} for _ in range(2))
+    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), PARAMS)
+    state, is_divided = tx.init(params), set()
+    for step in range(1, 6):
+        # Gradients grow, so that the second moment lags behind in some arrays.
+        grads = {path: 3.0**step * value for path, value in flatten_dict(gradients(2 * step)).items()}
+        float32_grads = unflatten_dict({path: jnp.asarray(value, jnp.float32) for path, value in grads.items()})
+        updates, state = tx.update(float32_grads, state, params, learning_rate=0.1)
+        params = optax.apply_updates(params, updates)
+        for path, gradient in grads.items():
+            m[path] = b1 * m[path] + (1 - b1) * gradient
+            v[path] = b2 * v[path] + (1 - b2) * gradient**2
+            mean, square = m[path] / (1 - b1**step), v[path] / (1 - b2**step)
+            axes = tuple(range(int(path[0] == "layers"), gradient.ndim))
+            rms = np.sqrt((gradient**2 / np.maximum(square, eps**2)).mean(axes, keepdims=True))
+            is_divided |= set((rms > 1).ravel())
+            rate = 0.1 / np.maximum(1, rms)
+            weights = 0.0 if path[-1] in ("bias", "scale") else decay * expected[path]
+            expected[path] = expected[path] - rate * (mean / (np.sqrt(square) + eps) + weights)
+    assert is_divided == {True, False}
+    for path, values in flatten_dict(params).items():
+        np.testing.assert_allclose(values, expected[path], rtol=1e-5, err_msg=str(path))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rates"),
+    [
+        ("cosine", [0, 1, 2, 1 + 0.5**0.5, 1, 1 - 0.5**0.5, 0]),
+        ("warmup_stable_decay", [0, 1, 2, 2, 2, 2 - 2 * 0.5**0.5, 0]),
+    ],
+)
+def test_other_schedules_stay_or_fall_as_named_after_warm_up(schedule, rates):
+    config = OptimizerConfig(learning_rate=2.0, schedule=schedule, decay_steps=4)
+    schedule = make_schedule(config, warmup_steps=4, total_steps=12)
+    np.testing.assert_allclose([schedule(jnp.asarray(step)) for step in range(0, 13, 2)], rates, atol=1e-6)
 
 
 @pytest.mark.parametrize("head_rates", [[], [0, 0.45, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05]])
