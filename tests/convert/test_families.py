@@ -6,8 +6,9 @@ import math
 
 import jax
 import numpy as np
+import optax
 import pytest
-from flax.traverse_util import unflatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from bertjax.convert import huggingface
 from bertjax.convert.families import FAMILIES
@@ -135,6 +136,39 @@ def test_hidden_states_and_logits_equal_those_of_transformers(name, head, tmp_pa
     assert restored.keys() == original.keys()
     assert all(torch.equal(restored[key], value) for key, value in original.items())
     assert huggingface.read(tmp_path / "ours").config == checkpoint.config
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_gradients_of_the_masked_lm_loss_equal_those_of_transformers(name, tmp_path):
+    from safetensors.numpy import load_file
+
+    model = random_model(name, "ForMaskedLM")
+    model.save_pretrained(tmp_path / "theirs")
+    ids, mask = rows()
+    targets = np.random.default_rng(1).integers(5, NUM_TOKENS, ids.shape)
+    tensors = [torch.tensor(array, dtype=torch.long) for array in (ids, mask, np.where(mask, targets, -100))]
+    model(input_ids=tensors[0], attention_mask=tensors[1], labels=tensors[2]).loss.backward()
+    checkpoint = huggingface.read(tmp_path / "theirs")
+    config = checkpoint.config
+
+    def loss(params):
+        hidden = Encoder(config).apply({"params": params["encoder"]}, ids, np.zeros_like(ids), mask)[0]
+        table = params["encoder"]["embeddings"]["token"]
+        logits = LmHead(config).apply({"params": params["masked_lm"]}, hidden, table)[..., :NUM_TOKENS]
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+        return (losses * mask).sum() / mask.sum()
+
+    gradients = jax.jit(jax.grad(loss))(unflatten_dict(checkpoint.params, sep="/"))
+    (tmp_path / "ours").mkdir()
+    # Gradients have the layout of parameters.
+    flat = {path: np.asarray(value) for path, value in flatten_dict(gradients, sep="/").items()}
+    huggingface.write(dataclasses.replace(checkpoint, params=flat), tmp_path / "ours")
+    written = load_file(tmp_path / "ours" / "model.safetensors")
+    # Files contain one of the names of a tied parameter.
+    names = {key: p for key, p in model.named_parameters(remove_duplicate=False) if key in written}
+    assert {*map(id, names.values())} == {*map(id, model.parameters())}
+    for key, parameter in names.items():
+        np.testing.assert_allclose(written[key], parameter.grad, atol=TOLERANCE, err_msg=key)
 
 
 def neobert_states(arrays, ids, num_heads):
