@@ -30,7 +30,9 @@ def train(args: argparse.Namespace) -> None:
     from bertjax.training.train import train as run
 
     config = parse_run_config(args)
-    distributed = join_cluster(args, config.cluster)  # before the first access to a checkpoint
+    # Connect the processes before reading a checkpoint, because `jax.distributed.initialize` must run before other uses
+    # of JAX. Only a run of one process keeps the converted checkpoint, because several would write the same folder.
+    distributed = join_cluster(args, config.cluster)
     with exit_on_host_error(), open_init_checkpoint(args, keep_converted=not distributed) as init_from:
         config = complete(config, init_from, args.workdir)
         # With `feature_head.features` and a single process, this also runs the frozen encoder once over the data and

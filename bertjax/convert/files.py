@@ -12,7 +12,7 @@ from bertjax.utils.io import AnyPath, read_json_object
 
 @contextlib.contextmanager
 def naming(file: AnyPath) -> Iterator[None]:
-    """Names the file in errors of the block, such as a missing value or one of a wrong type."""
+    """Adds the file name to errors raised in the block, for example a missing key or a wrong type."""
     try:
         yield
     except (AttributeError, LookupError, OSError, TypeError, ValueError) as error:

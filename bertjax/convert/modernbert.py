@@ -66,7 +66,7 @@ MODERNBERT = Family(
         "hidden_dropout_prob": "mlp_dropout",
         "attention_probs_dropout_prob": "attention_dropout",
     },
-    # Values of ModernBertConfig that a config may leave out, and those that all models have.
+    # Defaults of fields that ModernBertConfig may omit, and fixed options of all ModernBert models.
     values={
         "type_vocab_size": 0,
         "position_embedding_type": "rotary",

@@ -120,7 +120,7 @@ class Layer:
 
 
 def activation_name(config: Mapping[str, Any]) -> str:
-    """Returns the name of a Dense module's activation in `torch.nn`, or the full name of another function."""
+    """Returns a Dense module's activation: the class name if it is in `torch.nn`, else the full import path."""
     name = str(config.get("activation_function", "torch.nn.Tanh"))
     return name.rpartition(".")[2] if name.startswith("torch.nn.") else name
 

@@ -44,7 +44,7 @@ def compile_step(settings: RunConfig, phase: int, topology: str, slices: int) ->
 def lowered_step(
     settings: RunConfig, phase: int, devices: list[jax.Device]
 ) -> tuple[jax.stages.Lowered, dict[str, int]]:
-    """Returns the lowered train step of a phase, and the bytes of `parameters`, `optimizer` and `batch` on a device."""
+    """Returns the lowered train step of a phase, and the bytes per device of `parameters`, `optimizer` and `batch`."""
     task = build_task(settings, train=None)
     mesh = make_mesh(settings.mesh, devices)
     check_batch_sizes(task.batch_sizes, mesh, settings.grad_accum_steps)

@@ -16,8 +16,8 @@ CLS, MEAN = POOLINGS = ("cls", "mean")
 # attention, but each row length compiles the encoder once, which takes as long as encoding some thousands of tokens.
 # So a row length is used only if it has `_MIN_TOKENS` tokens; the texts of other lengths go to the next longer rows.
 _ROW_LEN, _MIN_ROW_LEN = 64, 32
-# Tokens per batch, so that activations fit into a CPU's cache. With 4,096 tokens per batch, a model of six layers takes
-# 1.7 times as long per token.
+# Tokens per batch, small enough that activations fit into a CPU's cache. With 4,096 tokens per batch, a model of six
+# layers takes 1.7 times as long per token.
 _BATCH_TOKENS = 2048
 _MIN_TOKENS = 4 * _BATCH_TOKENS
 

@@ -103,8 +103,8 @@ def best_threshold(
     """Returns the null threshold with the best score, and the best score in percent.
 
     A question whose null odds exceed the threshold is predicted as unanswerable. The official evaluate-v2.0.py
-    returns the same result, unless it is best to predict every question as unanswerable. In that case,
-    evaluate-v2.0.py returns 0, which is wrong if some odds are negative. This function returns a value below all odds.
+    returns the same result, unless it is best to predict every question as unanswerable. In that case
+    this function returns a threshold below all null odds; evaluate-v2.0.py returns 0, which may be too high.
 
     Args:
       answers: reference answers by question id. Unanswerable questions have no reference answers.

@@ -21,7 +21,7 @@ AUTO_LONG_RUN = "auto_long_run"
 SCAN_LAYERS = (AUTO, AUTO_LONG_RUN, "true", "false")
 LONG_RUN_STEPS = 10_000
 REMAT_POLICIES = ("none", "attention", "elementwise", "projections", "full")
-# Dropout rates are at most this. `dropout` rounds rates to multiples of 2^-16, which could round a larger rate to 1.
+# Maximum dropout rate. `dropout` rounds rates to multiples of 2^-16, which could round a larger rate to 1.
 _MAX_DROPOUT = 0.9999
 _HEAD_SIZE = 64
 _NAMED_SIZES = {

@@ -1,9 +1,10 @@
-"""Encoder of BERT and of newer models: embeddings and a stack of layers.
+"""Transformer encoders of BERT and newer models: embeddings and a stack of layers.
 
 Axis letters in shape comments of this package:
 
     B batch    L row length    D hidden size    H heads    K head size    F feed-forward size
     V vocabulary (padded)    P masked positions per row    N layers    E width of the embeddings (in BERT, D)
+    S maximum sequences per row
 
 A row contains one or several sequences. `sequence_ids` contains the index of each token's sequence, starting at 1, or 0
 for padding. `position_ids` counts from 0 within each sequence. For rows of one sequence, `sequence_ids` is the input
@@ -18,7 +19,7 @@ Logical axes of activations (`ACTIVATION_RULES` of `training/sharding.py`):
     length             L, not sharded
     vocab              V, sharded over `tensor`
 
-Parameters have separate rules (`RULES`), which shard `embed` over `fsdp`, and `vocab` over `tensor`.
+Parameters have separate rules (`RULES` of the same file), which shard `embed` over `fsdp`, and `vocab` over `tensor`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -69,7 +70,7 @@ class Embeddings(nn.Module):
     def __call__(
         self, input_ids: jax.Array, segment_ids: jax.Array, position_ids: jax.Array, deterministic: bool
     ) -> jax.Array:
-        # `fsdp` shards both the rows of the batch and the columns D of the token table. Do not all-gather the table:
+        # `fsdp` shards both the rows of the batch and the columns E of the token table. Do not all-gather the table:
         # (1) all-gather the ids, which are smaller; (2) look them up in each device's own columns; (3) exchange columns
         # for rows in an all-to-all, so that each device has all columns of its own rows.
         # (1)
@@ -78,8 +79,8 @@ class Embeddings(nn.Module):
             for ids in (input_ids, segment_ids, position_ids)
         )
         # (2)
-        table = with_logical_constraint(self.token_table, ("vocab", "embed_over_fsdp"))
-        x = jnp.take(table, input_ids, axis=0)  # float32 [B, L, D]
+        table = with_logical_constraint(self.token_table, ("vocab", "embed_over_fsdp"))  # [V, E]
+        x = jnp.take(table, input_ids, axis=0)  # float32 [B, L, E]
         # For two segments, a matmul with one-hot rows is faster than a gather, in the forward and the backward pass.
         config = self.config
         if config.type_vocab_size == 1:  # Both texts of a pair have this segment, as in RoBERTa.
@@ -114,7 +115,7 @@ class Encoder(nn.Module):
 
     @property
     def token_tables(self) -> tuple[jax.Array, ...]:
-        """Token embedding tables for tied output layers: one, float32 [V, D]. `LstmEncoder` has one per direction."""
+        """Token embedding tables for tied output layers: one, float32 [V, E]. `LstmEncoder` has one per direction."""
         return (self.embeddings.token_table,)
 
     @nn.compact  # `run_layers` creates the layers in this call.
@@ -142,15 +143,15 @@ class Encoder(nn.Module):
 
         Returns:
           Hidden states of the last layer, [B, L, D], in the config's dtype.
-          Hidden states of the embeddings and all layers, [N + 1, B, L, D]; with `norm_first`, the last ones after the
-            final norm. None if `collect_layers` is False.
+          Hidden states of the embeddings and all layers, [N + 1, B, L, D]. With `norm_first`, the last entry is the
+            output of the final norm. None if `collect_layers` is False.
         """
         config = self.config
         attention = select_attention(config, input_ids.shape[1], is_packed=position_ids is not None)
         if position_ids is None:
             position_ids = jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
         x = self.embeddings(input_ids, segment_ids, position_ids, deterministic)
-        # Scan over N layers `TransformerLayer(**fields)`, whose parameters `layers/...` have a leading axis N.
+        # Run N layers (scanned or unrolled). `own_inputs` differ per layer; `inputs` are shared.
         fields = {"config": config, "attention": attention, "deterministic": deterministic}
         inputs = LayerInputs(sequence_ids, rotations(config, position_ids))
         x, layers = run_layers(self, TransformerLayer, fields, x, own_inputs(config), inputs, collect=collect_layers)
@@ -171,8 +172,9 @@ class EncoderOutputs(NamedTuple):
     Attributes:
       tokens: [B, L, D], hidden states of the last layer.
       sequences: [B, D], the state that represents each row; see `sequence_states`. [B, S, D] in packed rows.
-      directions: for each direction of context (`both`, or `left` and `right`), the part of `tokens` that has this
-        context, [B, L, D / n], and the token embeddings for tied output layers, float32 [V, D / n].
+      directions: for LSTMs `left` and `right`, else one entry: `model.attention_direction`. Each of the n entries is
+        the part of `tokens` that has this context, [B, L, D / n], and the token embeddings for tied output layers,
+        float32 [V, E], or [V, D / 2] for LSTMs.
       layers: [N + 1, B, L, D], outputs of the embeddings and all layers. None if they were not collected.
     """
 
@@ -229,7 +231,8 @@ def sequence_states(
         have the same width.
       tokens: [B, L, D].
       batch: arrays that `heads.py` describes.
-      num_sequences: maximum number S of sequences per row in packed rows. Missing ones get an arbitrary finite state.
+      num_sequences: maximum number S of sequences per row in packed rows. Missing sequences get an arbitrary finite
+        state.
 
     Returns:
       [B, D], or [B, S, D] for packed rows.

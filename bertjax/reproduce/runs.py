@@ -96,7 +96,7 @@ def start(scale: Scale, args: Mapping[str, Any], model: str, seed: int = 1) -> R
 
 
 def scale_note(scale: Scale, args: Mapping[str, Any]) -> str:
-    """Returns the description of the scale, unless a released checkpoint replaces the BASE that it describes."""
+    """Returns the scale's description, or a note that BASE is a released checkpoint."""
     if scale.name != PAPER and args.get("base"):
         return f"the settings of scale={scale.name}, with a released BASE"
     return scale.description

@@ -27,12 +27,14 @@ _MAX_LOG_PERPLEXITY = 700.0
 
 
 class PretrainingTask(Task):
-    """Pre-training on a corpus. Without a corpus, a task has only synthetic batches.
+    """Pre-training on a corpus.
+
+    Without a corpus, the task can only be described or timed, with batches from `data/schema.py`.
 
     `config.data.objective` selects the objective class from `OBJECTIVES` in `objectives/config.py` (default:
-    `MaskedLm`). The objective defines `pairing` and `has_masks` (how token spans of the corpus become rows),
-    `postprocess_batches` (for example, to set next-sentence labels to -1), the loss, the baseline and the cost of a
-    step.
+    `MaskedLm`). The objective defines `pairing` (whether rows are sentence pairs or running text), `has_masks` (whether
+    tokens are masked), `postprocess_batches` (for example, to set next-sentence labels to -1), the loss, the baseline
+    and the cost of a step.
 
     `config.phases` contains one `Phase`, or two with `config.long_phase` (in the paper, length 128, then 512). A phase
     is a range of steps with one batch shape.
@@ -62,7 +64,9 @@ class PretrainingTask(Task):
         if self._corpus:
             self.workdir_files = vocabulary_files(self._vocabulary)
             self.data_hash = self._corpus.fingerprint
+            # An objective with untrained modules does not train the next-sentence head.
             predicts_next = self.objective.pairing == NEXT_SENTENCE and not self.objective.untrained_modules
+            # `sentences` and `documents` are arrays of offsets, with one more element than sentences or documents.
             num_sentences = self._corpus.train.sentences.size - 1
             if train and predicts_next and has_single_sentences(self._corpus.train.documents.size - 1, num_sentences):
                 logger.warning(

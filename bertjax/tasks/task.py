@@ -36,12 +36,13 @@ class Objective:
     Attributes:
       model: Flax module that maps a batch to logits.
       metrics: metrics that `compute` returns. The train step divides the weighted sum of each loss by the result of
-        `denominators`: usually the sum of the weights over the whole batch, but never 0. Logged values are divided by
-        the sum of the weights of all steps since the last log line. Log lines of training steps show metrics other
-        than losses.
+        `denominators`. This is usually the sum of the weights over the whole batch, but never 0. Logged values are
+        divided by the sum of the weights of all steps since the last log line. Log lines show the total loss and each
+        metric that is not a loss.
       schema: specifications of the arrays in a batch.
-      splits_into_micro_batches: whether gradient accumulation may split a batch (default: True). Set it to False if the
-        loss of a row depends on other rows, as with in-batch negatives.
+      splits_into_micro_batches: whether gradient accumulation may split a batch into micro-batches, which are processed
+        one after the other (default: True). Set it to False if the loss of a row depends on other rows, as with
+        in-batch negatives.
     """
 
     model: nn.Module
@@ -103,25 +104,27 @@ class Task:
       warmup_steps: steps of linear learning-rate warm-up.
       has_schedule: whether `total_steps` and `warmup_steps` are known (default: True). They are placeholders if the
         task was built without data, for `bertjax describe` and `bertjax plan`.
-      batch_sizes: rows per global batch, for each training phase and for evaluation. Each size must be divisible by the
-        number of data shards.
+      batch_sizes: rows per global batch, for each training phase and for evaluation. A phase is a range of steps with
+        one batch shape. Each size must be divisible by the number of data shards.
       steps_per_epoch: steps per epoch (default: 0, the task has no epochs).
       checkpoint_every: steps between checkpoints, at least 1. The last step is always saved.
 
     Evaluation:
-      eval_every: steps between evaluations, of which the last step is one (0: no evaluation).
+      eval_every: steps between evaluations; the last step is always evaluated (0: never).
       eval_first: whether to evaluate before the first step as well.
       num_eval_batches: number of batches per evaluation (default: 0, unknown).
       best_metric: evaluation metric that selects the best checkpoint (default: None, use the newest checkpoint).
       other_tasks: additional tasks to evaluate with the same parameters. The keys are prefixes of metric names. For
-        example, `adaptation.py` adds the task `general`, which evaluates on the replay corpus.
+        example, `adaptation.py` adds the task `general`, which evaluates on the replay corpus, the general text that
+        is mixed into the adaptation.
       labels: names of the classes or tags by id, for `class_reports` (default: (), no classes).
       evaluation_problem: error message if the evaluation data has no labels or no text (default: "", no problem).
 
     Start from a checkpoint (`--init_from`):
       reinit_params: names of the output layer's top-level parameters. They are randomly initialized, unless the
         checkpoint has an output layer with the same labels.
-      can_add_pieces: whether the data's vocabulary may extend the checkpoint's vocabulary by new pieces.
+      can_add_pieces: whether the data's vocabulary may extend the checkpoint's vocabulary by new pieces, which are
+        vocabulary entries.
       has_cached_features: whether batches contain features that the checkpoint's encoder computed before training. If
         so, the run cannot resume with a different checkpoint in `--init_from`.
 
@@ -180,7 +183,7 @@ class Task:
     def run_cost_before(self, step: int) -> StepCost:
         """Returns the total cost of all steps before `step`, to compute tokens seen, MFU and remaining time.
 
-        The gradients, two thirds of the FLOPs of a step, do not count in steps that train only the head.
+        In steps that train only the head, two thirds of the FLOPs (the backward pass) are not counted.
         """
         cost, head = self.cost_before(step), self.cost_before(min(step, self.config.optimizer.head_steps))
         return dataclasses.replace(
@@ -190,9 +193,9 @@ class Task:
         )
 
     def axis_sizes(self, phase: int = 0) -> dict[str, int]:
-        """Returns the number of `rows` and the sizes of the axes of `objective.schema` in batches of a training phase.
+        """Returns the sizes that `synthetic_batch` needs for a batch of a training phase.
 
-        Also returns the numbers of distinct values that the schema names, such as `pieces`.
+        These are `rows`, each axis of `objective.schema`, and each `num_values`, such as `pieces`.
         """
         raise NotImplementedError
 

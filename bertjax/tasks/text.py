@@ -97,7 +97,10 @@ class TextData(TableData):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.second_text in (self.text, self.label):
-            raise UsageError(f"config.data.second_text={self.second_text!r} is also the column of text or label")
+            raise UsageError(
+                f"config.data.second_text={self.second_text!r} is also the column of text or label; choose another "
+                "column"
+            )
         if not self.label_separator.strip() and self.label_separator != " ":
             raise UsageError(f"config.data.label_separator={self.label_separator!r} is not valid; use a space or ','")
 

@@ -98,7 +98,7 @@ def make_hidden_states_fn(
       config: model config.
       params: parameters of the encoder, on the mesh.
       mesh: device mesh.
-      layers: indices of C layers, 0 for the output of the embeddings, 1 to N or -1 for the layers.
+      layers: C indices: 0 for the embeddings, 1 to N for the layers, -1 for the last layer.
       seq_len: maximum tokens per sequence.
     """
     layer_indices = np.array(layers)

@@ -1,4 +1,4 @@
-"""Configs of runs and checkpoints: what a config leaves unset, and what a checkpoint was trained with."""
+"""Fills unset fields of a run's config, and reads the configs of checkpoints."""
 
 import dataclasses
 import os

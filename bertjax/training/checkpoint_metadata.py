@@ -82,7 +82,8 @@ def read_metadata(checkpoint: epath.Path) -> CheckpointMetadata:
             raise TypeError("wrong type of fingerprints or model")
         return metadata
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BertjaxError(f"checkpoint {checkpoint} is damaged: metadata: {first_line(error)}; use another") from error
+        message = f"checkpoint {checkpoint} has damaged metadata: {first_line(error)}"
+        raise BertjaxError(f"{message}; use another checkpoint") from error
 
 
 def saved_architecture(checkpoint: epath.Path) -> Architecture:

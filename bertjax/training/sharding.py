@@ -76,7 +76,8 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
         else:
             grid = mesh_utils.create_hybrid_device_mesh(shape, [slices, 1, 1], devices, allow_split_physical_axes=True)
     except (NotImplementedError, ValueError) as error:
-        raise UsageError(f"{shown} does not fit the network of the devices: {first_line(error)}") from error
+        message = f"{shown} does not fit the device topology: {first_line(error)}"
+        raise UsageError(f"{message}; change mesh.fsdp or mesh.tensor") from error
     return Mesh(grid, MESH_AXES)
 
 

@@ -46,6 +46,7 @@ class TrainState(flax.struct.PyTreeNode):
 
     @property
     def eval_params(self) -> Any:
+        """Parameters to evaluate."""
         return getattr(self, self.eval_field)
 
 

@@ -54,6 +54,8 @@ def make_train_step(
     freezing = optimizer.freezing
 
     def train_step(state: TrainState, batch: Batch, key: jax.Array, schedule: optax.Schedule) -> TrainState:
+        # `merge` gives the model's input, with frozen layers as a separate stack. `join` restores the layout of
+        # `state.params`.
         trainable, frozen = freezing.split(state.params)
         denominators = objective.denominators(batch)
 
@@ -76,8 +78,8 @@ def make_train_step(
 
         grad_norm = optax.tree.norm(grads)  # before clipping
         is_finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-        # `STEP_METRICS` of `state.py` lists the names added here. `non_padding_sums` counts positions and attention
-        # FLOPs that are not padding.
+        # `STEP_METRICS` of `state.py` lists the metrics added here. A position contains a token or padding.
+        # `non_padding_sums` sums the positions and the attention FLOPs of tokens.
         sums = {**sums, "grad_norm": jnp.stack([grad_norm, jnp.ones_like(grad_norm)]), **non_padding_sums(batch)}
         return TrainState(
             step=state.step + 1,

@@ -263,7 +263,7 @@ def test_bench_step_measures_only_the_first_phase_and_reports_non_finite_losses(
     assert result["seq_len"] == 16 and result["rows"] == result["batch_size"]
 
 
-def test_long_phase_is_the_only_phase_if_its_share_is_almost_one():
+def test_long_phase_of_nearly_all_steps_removes_the_short_phase():
     fields = ["--config.steps=20", "--config.long_phase.share=0.99", "--config.long_phase.seq_len=64"]
     (phase,) = experiment_config(TINY, fields).phases
     assert (phase.seq_len, phase.start_step, phase.stop_step) == (64, 0, 20)

@@ -116,7 +116,7 @@ def test_added_token_is_one_id_wherever_it_stands(add, plain, save_json, letters
     assert encode(tmp_path / "out") == encode(plain)
 
 
-def test_properties_of_added_tokens_are_followed(save_json, plain):
+def test_properties_of_added_tokens_are_applied(save_json, plain):
     tokens = [
         AddedToken("<tag>", single_word=True),
         AddedToken("<ent>", lstrip=True, rstrip=True),

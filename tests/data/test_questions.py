@@ -144,7 +144,7 @@ def test_question_without_answers_is_unanswerable_only_if_the_file_says_so(field
         read(tmp_path, squad({"id": "2", "question": "q"} | fields), all_answerable=all_answerable)
 
 
-def test_questions_of_datasets_are_read_from_json_and_json_lines(tmp_path):
+def test_hugging_face_dataset_questions_are_read_from_json_and_json_lines(tmp_path):
     answers = ({"text": ["Ann"], "answer_start": [0]}, {"text": [], "answer_start": []})
     flat = [
         {"id": id_, "title": "t", "context": CONTEXT, "question": "q", "answers": value}

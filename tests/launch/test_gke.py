@@ -152,13 +152,14 @@ def test_exit_status_decides_whether_a_run_restarts(one_slice, failures, expecte
     assert jobset_action(one_slice[1], failures) == expected
 
 
-def test_pod_has_scratch_space_and_time_to_save_and_failure_rules_name_its_container(one_slice):
+def test_pod_has_scratch_space_and_time_to_save(one_slice):
     job, spec = one_slice[1]["spec"]["replicatedJobs"][0]["template"]["spec"], pod_spec(one_slice[1])
     (container,) = spec["containers"]
     (mount,) = container["volumeMounts"]
     assert spec["terminationGracePeriodSeconds"] >= 180
     assert {"name": "BERTJAX_STAGING", "value": mount["mountPath"]} in container["env"]
     assert [volume["name"] for volume in spec["volumes"]] == [mount["name"]]
+    # Failure rules refer to the container by name.
     names = {rule["onExitCodes"]["containerName"] for rule in job["podFailurePolicy"]["rules"] if "onExitCodes" in rule}
     # Kubernetes requires restartPolicy: Never for a podFailurePolicy.
     assert names == {container["name"]} and spec["restartPolicy"] == "Never" and job["backoffLimit"] == 0

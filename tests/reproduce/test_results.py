@@ -13,7 +13,7 @@ from bertjax.training.checkpoint_config import experiment_config
 
 
 @pytest.mark.parametrize(("members", "accepted"), [("ab", True), ("ac", False), ("abc", False), ("a", False)])
-def test_ensemble_must_have_the_members_of_the_table(members, accepted):
+def test_ensemble_with_other_members_is_rejected(members, accepted):
     first, second = Run("first", "glue"), Run("second", "glue")
     both = Run("both", members=(first, second))
     saved = {

@@ -146,7 +146,7 @@ def test_environment_variables_of_multihost_runs_are_recognized(environment, var
 
 
 @pytest.mark.parametrize(("slurm", "port", "expected"), [(False, 0, "8476"), (True, 9000, "9000"), (True, 0, None)])
-def test_timeouts_and_port_reach_jax(environment, slurm, port, expected):
+def test_timeouts_and_port_are_passed_to_jax_distributed(environment, slurm, port, expected):
     initialize = Mock()
     environment.setattr(jax.distributed, "initialize", initialize)
     # Set and delete the variable with monkeypatch, so that a value set by the code is removed after the test.

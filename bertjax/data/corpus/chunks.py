@@ -1,7 +1,7 @@
-"""Steps of both runners that create the shards of a corpus.
+"""Steps that create the shards of a corpus, for the runners `run_local.py` and `run_beam.py`.
 
 The steps divide the inputs into chunks of whole documents, and encode each chunk to a shard. A step writes files whose
-names depend only on its input, and at last a small JSON file, which shows a repeated step that there is nothing to do.
+names depend only on its input. Last, it writes a small JSON file. A repeated step that finds this file is skipped.
 Copies of a step that run concurrently write equal files.
 """
 

@@ -269,7 +269,7 @@ class Tokenizer:
         return spans
 
     def _chunk_spans(self, basic: BasicTokenizer, chunk: str, start: int, ids: list[int]) -> list[tuple[int, int]]:
-        """Returns the character span of each piece of a chunk that starts at `start` in the text."""
+        """Returns the character span of each piece. The chunk starts at offset `start` of the text."""
         is_plain = chunk.isascii() and chunk.isprintable()
         if len(ids) == 1 and is_plain:
             return [(start, start + len(chunk))]

@@ -25,7 +25,7 @@ SENTENCEPIECE = "sentencepiece"
 TOKENIZER_JSON = "tokenizer_json"
 # Byte-level BPE, which is stored as a `tokenizer.json`.
 BPE = "bpe"
-# Kinds that `prepare` can train.
+# Vocabulary kinds that `prepare` can train.
 KINDS = (WORDPIECE, SENTENCEPIECE, BPE)
 VOCABULARY_FILES = {WORDPIECE: "vocab.txt", SENTENCEPIECE: "spiece.model", TOKENIZER_JSON: "tokenizer.json"}
 # A trained vocabulary starts with these pieces, in this order.
@@ -94,7 +94,7 @@ class Vocabulary:
 
     @functools.cached_property
     def word_marker(self) -> tuple[str, bool]:
-        """Prefix that marks pieces, and whether marked pieces start a word. The others continue one, or vice versa."""
+        """Prefix of marked pieces, and True if marked pieces start a word, False if they continue one."""
         if self.kind != TOKENIZER_JSON:
             return (CONTINUATION, False) if self.kind == WORDPIECE else (WORD_START, True)
         model = json.loads(self.content)["model"]

@@ -66,17 +66,24 @@ def _pad_rows(indices: np.ndarray, batch_size: int) -> np.ndarray:
 def make_batch(examples: Examples, indices: np.ndarray, length: int, shard: DataShard) -> dict[str, np.ndarray]:
     """Builds this process's B rows of a global batch, with sequences truncated or padded to `length` tokens, L.
 
-    `indices` are the example indices of the global batch, `NO_EXAMPLE` if unused: int64 [rows], or [rows, K] for packed
-    rows, which contain up to K examples of one sequence each.
+    `indices` are the example indices of the global batch, `NO_EXAMPLE` if unused: int64 [rows] for unpacked rows,
+    which contain one example of C sequences, or [rows, K] for packed rows, which contain up to K examples of one
+    sequence.
 
-    Returns:
-      `input_mask`: int32 [B, L], or [B, C, L] for C > 1 sequences per example. Packed rows have instead:
+    Returns for unpacked rows (for C = 1, without the axis C):
+      `input_mask`: int32 [B, C, L].
+      Arrays of `examples.tokens`: [B, C, L, ...].
+      Arrays of `examples.rows`: [B, ...].
+      `example`: int32 [B], index of the example, -1 if unused.
+      `weights`: float32 [B], 0 if unused, otherwise 1.
+
+    Returns for packed rows:
       `sequence_ids`: int32 [B, L], 1 to K for tokens of the row's examples, 0 for padding.
       `position_ids`: int32 [B, L].
-      Arrays of `examples.tokens`: [B, L, ...] or [B, C, L, ...].
-      Arrays of `examples.rows`: [B, ...], or [B, K, ...] for packed rows.
-      `example`: int32 [B] or [B, K], index of the example, -1 if unused.
-      `weights`: float32 [B] or [B, K], 0 if unused, otherwise 1. If `examples.tokens` contains `token_labels`, the
+      Arrays of `examples.tokens`: [B, L, ...].
+      Arrays of `examples.rows`: [B, K, ...].
+      `example`: int32 [B, K], index of the example, -1 if unused.
+      `weights`: float32 [B, K], 0 if unused, otherwise 1. If `examples.tokens` contains `token_labels`, the
         weights are per row: float32 [B], 0 in rows without examples.
     """
     indices = indices[shard.rows(len(indices))]

@@ -26,7 +26,7 @@ class Source(abc.ABC):
         """Returns the rows with the given indices, in that order."""
 
     def document_numbers(self) -> Sequence[int]:
-        """Returns the number of each row's document, ascending (default: each row is a document of its own)."""
+        """Returns the document index of each row, ascending (default: one document per row)."""
         return range(len(self))
 
 

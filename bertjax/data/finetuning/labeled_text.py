@@ -74,8 +74,8 @@ class Target:
             name = label_name(item) if is_name else ""
             if (is_missing(name) and name not in self.labels) or (self.separator and self.separator in name):
                 raise UsageError(
-                    f"{place}: {quoted(item)} is not a label; use texts that are not empty or missing and do not "
-                    f"contain config.data.label_separator={self.separator!r}"
+                    f"{place}: {quoted(item)} is not a label; use nonempty text, not a missing value such as NaN, "
+                    f"without config.data.label_separator={self.separator!r}"
                 )
         return [label_name(item) for item in items]
 

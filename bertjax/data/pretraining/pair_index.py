@@ -138,7 +138,7 @@ def open_pair_index(
         "seed": seed,
         "passes": dupe_factor,
         "pairs_per_row": pairs_per_row,
-        # Indexes of next-sentence pairs have no kind, so that existing files stay valid.
+        # Omit `pairing` for next-sentence pairs, because existing index files do not have it.
         **({} if pairing == NEXT_SENTENCE else {"pairing": pairing}),
     }
     for path in _index_paths(corpus, settings):

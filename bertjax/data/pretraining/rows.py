@@ -74,7 +74,7 @@ def epoch_order(pass_ends: np.ndarray, key: np.uint64) -> Callable[[tf.Tensor], 
 
 
 def pair_lookup(index: PairIndex) -> Callable[[tf.Tensor], Spans]:
-    """Returns a function that maps pair numbers [N], which are indices of `index.records`, to the pairs' spans."""
+    """Returns a function from pair indices [N] in `index.records` to the pairs' spans."""
     words = without_copy(index.records.view(np.int32).reshape(-1, RECORD.itemsize // 4))
 
     def lookup(pairs: tf.Tensor) -> Spans:
@@ -87,7 +87,7 @@ def pair_lookup(index: PairIndex) -> Callable[[tf.Tensor], Spans]:
 
 
 def packed_pair_lookup(runs: np.ndarray, max_pairs: int) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
-    """Returns a function that maps row numbers to the numbers [N] and slots [N] (see `Spans`) of the rows' pairs.
+    """Returns a function from row numbers to the pair indices [N] and slots [N] (see `Spans`) of these rows' pairs.
 
     `runs` are those of a `PairIndex` whose rows contain at most `max_pairs` pairs.
     """
@@ -196,7 +196,7 @@ def _dropped_from_front(dropped: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
         bits, tf.cast(_EXACT_BITS - tf.clip_by_value(dropped, 1, _EXACT_BITS), tf.uint64)
     )
     exact = tf.where(dropped > 0, tf.cast(tf.raw_ops.PopulationCount(x=used_bits), tf.int64), 0)
-    # A float64 has 53 significant bits. Adding 0.5 avoids 0.
+    # A float64 has 53 significant bits. Adding 0.5 avoids 0, where `ndtri` is -inf.
     high_bits = tf.cast(tf.bitwise.right_shift(bits, tf.constant(11, tf.uint64)), tf.int64)
     uniform = (tf.cast(high_bits, tf.float64) + 0.5) * 2.0**-53
     number = tf.cast(dropped, tf.float64)

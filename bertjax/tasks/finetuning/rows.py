@@ -96,7 +96,7 @@ class RowsTask(FinetuningTask):
         return self._scores(self.metrics, {suffix: self.predictions(logits[suffix]) for suffix in logits})
 
     def baseline(self) -> dict[str, float]:
-        """Returns the metrics of the same prediction for all rows: the most frequent class, or the mean number."""
+        """Returns the metrics of a constant baseline: the most frequent class, or the mean."""
         labels = {suffix: examples.rows["labels"] for suffix, examples in self.sets.items()}
         known = [suffix for suffix in labels if known_labels(labels[suffix]).any()]
         return self._scores(self.baseline_metrics, {suffix: constant_prediction(labels[suffix]) for suffix in known})

@@ -19,8 +19,7 @@ from bertjax.tasks.task import Batch, MetricSums, NumpyBatch, Outputs
 if TYPE_CHECKING:
     from bertjax.data.corpus.store import Corpus
 
-# Metric prefix for each side of the context, and offset from a position to the position of the token that it
-# predicts.
+# By context side: metric prefix, and offset of the predicted token from the current position.
 _PREFIXES, _OFFSETS = {"left": "ltr", "right": "rtl"}, {"left": 1, "right": -1}
 _METRICS = {
     "left": (

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from bertjax.data.corpus.store import Corpus
 
 
-def _metrics(pairs: str, title: str) -> tuple[Metric, ...]:
-    """Returns the metrics of masked LM and of sentence pairs. `pairs` is the prefix of the metrics of pairs."""
+def _metrics(prefix: str, title: str) -> tuple[Metric, ...]:
+    """Returns the metrics of masked LM and sentence pairs. `prefix` starts the names of the sentence-pair metrics."""
     return (
         loss_metric("mlm_loss", "masked LM: loss"),
         Metric("mlm_accuracy", panel="masked LM: accuracy"),
-        loss_metric(f"{pairs}_loss", f"{title}: loss"),
-        Metric(f"{pairs}_accuracy", panel=f"{title}: accuracy"),
+        loss_metric(f"{prefix}_loss", f"{title}: loss"),
+        Metric(f"{prefix}_accuracy", panel=f"{title}: accuracy"),
     )
 
 
@@ -38,6 +38,8 @@ def _metrics(pairs: str, title: str) -> tuple[Metric, ...]:
 class MaskedLm(PretrainingObjective):
     """Masked LM and next-sentence prediction. The loss is the sum of their mean losses (section A.2 of the paper)."""
 
+    # Methods select these four metrics by index, because the names of the sentence-pair metrics differ in subclasses.
+    # Subclasses may append other metrics.
     metrics = _metrics("nsp", "next sentence")
     model_class = PretrainingModel
     pairing = NEXT_SENTENCE
@@ -53,6 +55,7 @@ class MaskedLm(PretrainingObjective):
 
     @classmethod
     def max_predictions(cls, seq_len: int, configured: int, rate: float) -> int:
+        """Returns `configured` or, if it is 0, `rate` times `seq_len`, rounded up."""
         # Round first, because 0.07 * 100 is 7.000000000000001 in floating point.
         return configured or math.ceil(round(rate * seq_len, 6))
 
@@ -86,7 +89,7 @@ class MaskedLm(PretrainingObjective):
         return self.metric_sums(batch, *self.apply(params, batch, dropout_key)), {}
 
     def metric_sums(self, batch: Batch, masked_lm_logits: jax.Array, pair_logits: jax.Array) -> MetricSums:
-        """Returns the metric sums of logits [B, P, V] and [B, 2] or, with up to K pairs per row, [B, K, 2].
+        """Returns the metric sums of logits [B, P, V] and [B, 2] or, with up to S pairs per row, [B, S, 2].
 
         Labels of -1 are ignored.
         """
@@ -100,7 +103,7 @@ class MaskedLm(PretrainingObjective):
 
 @dataclasses.dataclass(frozen=True)
 class MaskedLmWithSentenceOrder(MaskedLm):
-    """Masked LM and sentence-order prediction (arXiv 1909.11942, section 3.1), with the head for next sentences.
+    """Masked LM and sentence-order prediction (arXiv 1909.11942, section 3.1). It uses the next-sentence head.
 
     The label is 1 if the segments of a pair are in reverse order.
     """
