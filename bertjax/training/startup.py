@@ -109,7 +109,7 @@ def restore_or_init(
     state = init()
     reinit_params = () if has_output_layer_of(task, checkpoint) else task.reinit_params
     new_pieces = check_initial_vocabulary(task, checkpoint)
-    state = state.replace(params=load_params(checkpoint, state.params, reinit_params, new_pieces))
+    state = state.with_initial_params(load_params(checkpoint, state.params, reinit_params, new_pieces))
     logger.info(f"starting at step 0 with the parameters of {init_from}")
     if (workdir_of(checkpoint) / "modules.json").exists():
         logger.warning("the modules of sentence-transformers are not kept: training changes the states that they pool")

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import flax.linen as nn
 import flax.struct
@@ -48,6 +48,10 @@ class TrainState(flax.struct.PyTreeNode):
     def eval_params(self) -> Any:
         """Parameters to evaluate."""
         return getattr(self, self.eval_field)
+
+    def with_initial_params(self, params: Any) -> Self:
+        """Returns the initial state of a run that starts with the parameters of a checkpoint."""
+        return self.replace(params=params)
 
 
 @functools.cache

@@ -81,7 +81,7 @@ def make_train_step(
         # `STEP_METRICS` of `state.py` lists the metrics added here. A position contains a token or padding.
         # `non_padding_sums` sums the positions and the attention FLOPs of tokens.
         sums = {**sums, "grad_norm": jnp.stack([grad_norm, jnp.ones_like(grad_norm)]), **non_padding_sums(batch)}
-        return TrainState(
+        return state.replace(
             step=state.step + 1,
             params=freezing.join(new_trainable, frozen),
             opt_state=opt_state,
