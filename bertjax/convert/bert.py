@@ -46,6 +46,7 @@ def bert_encoder(prefix: str) -> tuple[tuple[str, ...], ...]:
 
 BERT = Family(
     model_type="bert",
+    tokenizer_class="BertTokenizer",
     fields=BERT_FIELDS,
     values={"hidden_act": "gelu_erf"},
     fixed={"position_embedding_type": "absolute"},

@@ -8,6 +8,7 @@ _EMBEDDINGS, _LAYER = "distilbert.embeddings", "distilbert.transformer.layer.{la
 
 DISTILBERT = Family(
     model_type="distilbert",
+    tokenizer_class="BertTokenizer",
     fields={
         "vocab_size": "vocab_size",
         "hidden_size": "dim",

@@ -8,6 +8,7 @@ _DENSE = "classifier.dense"
 
 ELECTRA = Family(
     model_type="electra",
+    tokenizer_class="BertTokenizer",
     fields={**BERT_FIELDS, "embedding_size": "embedding_size"},
     values={"hidden_act": "gelu_erf", "head_act": "gelu_erf", "pooler_act": "gelu_erf"},
     fixed={

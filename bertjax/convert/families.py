@@ -3,6 +3,7 @@
 from bertjax.convert.bert import BERT
 from bertjax.convert.distilbert import DISTILBERT
 from bertjax.convert.electra import ELECTRA
+from bertjax.convert.ernie import ERNIE
 from bertjax.convert.eurobert import EUROBERT
 from bertjax.convert.family import Family
 from bertjax.convert.modernbert import MODERNBERT
@@ -11,5 +12,5 @@ from bertjax.convert.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 
 FAMILIES: dict[str, Family] = {
     family.model_type: family
-    for family in (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, DISTILBERT, ELECTRA, MODERNBERT, EUROBERT, NEOBERT)
+    for family in (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, DISTILBERT, ELECTRA, ERNIE, MODERNBERT, EUROBERT, NEOBERT)
 }

@@ -54,9 +54,6 @@ _BERT_CLASSES = (
 )
 # For these classes, transformers builds a byte-level or a unigram tokenizer from vocabulary and options.
 _BYTE_LEVEL_CLASSES, _UNIGRAM_CLASSES = ("RobertaTokenizer",), ("XLMRobertaTokenizer", "CamembertTokenizer")
-# Class of models that name none, by `model_type`. Others run `tokenizer.json`.
-_CLASSES = dict.fromkeys(("bert", "distilbert", "electra", "neobert"), _BERT_CLASSES[0])
-_CLASSES |= {"roberta": "RobertaTokenizer", "xlm-roberta": "XLMRobertaTokenizer", "camembert": "CamembertTokenizer"}
 # transformers runs `tokenizer.json` as it is for these classes.
 _GENERIC_CLASSES = ("PreTrainedTokenizer", "TokenizersBackend", "")
 # Limit of transformers' BERT tokenizers. Longer words become [UNK].
@@ -84,8 +81,8 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
     model = read_object(folder / "config.json", optional=True)
     class_name = config.get("tokenizer_class")
     if class_name is None:
-        default = _CLASSES.get(model.get("model_type") or "bert", _GENERIC_CLASSES[0])
-        class_name = model.get("tokenizer_class") or default
+        family = FAMILIES.get(model.get("model_type") or "bert")
+        class_name = model.get("tokenizer_class") or (family.tokenizer_class if family else "")
     tokenizer_class = str(class_name).removesuffix("Fast")
     has_files = tokenizer or (folder / VOCABULARY).is_file()
     if not has_files and (tokenizer_class in _BERT_CLASSES or not (folder / _CONFIG).is_file()):

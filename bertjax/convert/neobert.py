@@ -23,6 +23,7 @@ def _write_fields(config: ModelConfig) -> dict[str, Any]:
 
 NEOBERT = Family(
     model_type="neobert",
+    tokenizer_class="BertTokenizer",
     fields={
         **{name: name for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")},
         "max_position_embeddings": "max_length",

@@ -22,6 +22,7 @@ def _write_fields(config: ModelConfig) -> dict[str, Any]:
 def _family(model_type: str, prefix: str) -> Family:
     return Family(
         model_type=model_type,
+        tokenizer_class=f"{prefix}Tokenizer",
         fields=BERT_FIELDS,
         values={"hidden_act": "gelu_erf", "head_act": "gelu_erf"},
         read_fields=_read_fields,

@@ -40,6 +40,7 @@ CONFIGS = {
     ),
     "electra": ("ElectraConfig", {**SIZES, "embedding_size": 16}),
     "electra without projection": ("ElectraConfig", {**SIZES, "embedding_size": 32}),
+    "ernie": ("ErnieConfig", SIZES),
     "modernbert": ("ModernBertConfig", MODERN),
     "modernbert with other options": (
         "ModernBertConfig",

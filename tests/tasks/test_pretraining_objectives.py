@@ -72,7 +72,7 @@ def test_objectives_with_the_same_kind_of_model_have_the_same_metrics(corpus):
     for objective, overrides in MODELS.items():
         made = load_task(experiment_of(corpus, objective), None, *overrides).objective
         # The head of next sentences also predicts the order of sentences.
-        names = tuple(metric.name.replace("sop", "nsp") for metric in made.metrics)
+        names = tuple(metric.name.replace(objective, "nsp") for metric in made.metrics)
         assert metrics.setdefault((made.model.KIND, overrides), names) == names
 
 
