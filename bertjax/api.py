@@ -23,7 +23,7 @@ from bertjax.convert.sentence_embedder import SentenceEmbedder
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.finetuning.examples import Examples, make_examples
 from bertjax.errors import UsageError, quoted
-from bertjax.inference.encode import CLS, POOLINGS, bert_pooler, encode_batches, encode_vectors, pool
+from bertjax.inference.encode import POOLINGS, encode_batches, encode_vectors, pool, pooler_states
 from bertjax.inference.inputs import TruncationCount, encode_row, first_len, lower
 from bertjax.inference.load import load_model, to_portable, with_params_and_output_layer
 from bertjax.inference.loaded_model import LoadedModel
@@ -199,7 +199,7 @@ class Pretrained:
 
         Returns:
           With pooling, the vectors in `pooled`. Without pooling, the hidden states in `last_hidden_state`, their mask
-          in `attention_mask`, and the output of BERT's pooler in `pooled`.
+          in `attention_mask`, and the output of the pooler in `pooled`.
 
         Raises:
           UsageError: with the default `pooling`, bertjax does not support a module of the sentence-transformers model.
@@ -232,7 +232,7 @@ class Pretrained:
             for index, states in zip(indices, np.split(hidden, np.cumsum(lengths[indices])[:-1]), strict=True):
                 hidden_states[index, : len(states)] = states
             if pooled is not None:
-                pooled[indices] = bert_pooler(loaded, pool(loaded, hidden, lengths[indices], CLS))
+                pooled[indices] = pooler_states(loaded, hidden, lengths[indices])
         return Encoded(hidden_states, pooled, mask)
 
     def _embed(self, embedder: SentenceEmbedder, texts: Sequence[str | tuple[str, str]], prompt: str | None) -> Encoded:

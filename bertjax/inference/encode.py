@@ -1,5 +1,7 @@
 """Hidden states and vectors of texts. Each row of a batch can hold several texts (packing)."""
 
+import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 
 import jax
@@ -9,6 +11,8 @@ from bertjax.data.finetuning.batches import NO_EXAMPLE, make_batch
 from bertjax.data.finetuning.examples import Examples
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.inference.loaded_model import LoadedModel
+from bertjax.model.config import ModelConfig
+from bertjax.model.heads import Pooler
 from bertjax.model.lstm import LEFT
 
 CLS, MEAN = POOLINGS = ("cls", "mean")
@@ -63,10 +67,22 @@ def pool(model: LoadedModel, hidden: np.ndarray, lengths: np.ndarray, pooling: s
     return np.concatenate([states[ends if side == LEFT else starts] for states, side in slices], axis=1)
 
 
-def bert_pooler(model: LoadedModel, cls: np.ndarray) -> np.ndarray:
-    """Applies BERT's pooler to the states of [CLS]: float32 [n, D] to [n, D]."""
-    dense = jax.device_get(model.params["pooler"]["dense"])
-    return np.tanh(cls @ dense["kernel"] + dense["bias"])
+def pooler_states(model: LoadedModel, hidden: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Returns the inputs of an output layer for sequences, float32 [n, D]. The arguments are those of `pool`."""
+    config = dataclasses.replace(model.config, dtype="float32")
+    pooling = CLS if config.classifier_pooling == "cls" else MEAN
+    is_late = config.classifier_pooling == "late"
+    states = hidden if is_late else pool(model, hidden, lengths, pooling)
+    # Pad to powers of two, because each shape is compiled once.
+    padding = (1 << (len(states) - 1).bit_length()) - len(states)
+    padded = np.pad(states, ((0, padding), (0, 0)))
+    pooled = np.asarray(_compiled_pooler(config)({"params": model.params["pooler"]}, padded))[: len(states)]
+    return pool(model, pooled, lengths, pooling) if is_late else pooled
+
+
+@functools.cache
+def _compiled_pooler(config: ModelConfig) -> Callable[..., jax.Array]:
+    return jax.jit(Pooler(config).apply)
 
 
 def pack_batches(lengths: np.ndarray, max_len: int) -> Iterator[tuple[np.ndarray, int]]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 
 import flax.linen as nn
 import jax
@@ -12,6 +13,7 @@ import pytest
 from bertjax.convert.families import FAMILIES
 from bertjax.convert.portable import model_config
 from bertjax.errors import UsageError
+from bertjax.inference.encode import pooler_states
 from bertjax.model.attention import xla
 from bertjax.model.attention.dispatch import check_attention
 from bertjax.model.attention.xla import AttentionMask, attention_mask, xla_attention
@@ -128,3 +130,19 @@ def test_options_that_do_not_go_together_are_refused(changes, word):
     fields = {"hidden_size": 32, "num_attention_heads": 4, "attention_probs_dropout_prob": 0.0}
     with pytest.raises(UsageError, match=word):
         check_attention(ModelConfig(**{**fields, **changes}), 128)
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "late"])
+def test_pooled_states_are_the_inputs_of_the_output_layer(pooling):
+    config = dataclasses.replace(MODERNBERT, classifier_pooling=pooling)
+    lengths = np.array([9, 6])
+    mask = (np.arange(lengths.max()) < lengths[:, None]).astype(np.int32)
+    ids = mask * np.random.default_rng(0).integers(5, NUM_TOKENS, mask.shape, np.int32)
+    batch = {"input_ids": ids, "segment_ids": 0 * ids, "input_mask": mask}
+    model = SequenceModel(config, 3)
+    params = nn.unbox(jax.jit(model.init)(jax.random.key(0), batch)["params"])
+    hidden = Encoder(config).apply({"params": params["encoder"]}, ids, 0 * ids, mask)[0]
+    loaded = SimpleNamespace(config=config, params=params)
+    pooled = pooler_states(loaded, np.asarray(hidden)[mask > 0], lengths)
+    logits = pooled @ params["classifier"]["kernel"] + params["classifier"]["bias"]
+    np.testing.assert_allclose(logits, model.apply({"params": params}, batch), atol=TOLERANCE)
