@@ -111,7 +111,10 @@ def read_vocabulary(path: str | os.PathLike, lower_case: bool | None = None) -> 
     else:
         vocabulary = tensorflow1.read_vocabulary(prefix.parent, lower_case)
     if vocabulary is None:
-        raise UsageError(f"{path} lacks vocab.txt beside its config; copy the model's vocabulary there")
+        raise UsageError(
+            f"{path} lacks vocab.txt or tokenizer.json beside its config; write it with transformers: "
+            "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
+        )
     return vocabulary
 
 

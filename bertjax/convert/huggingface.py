@@ -10,7 +10,16 @@ import numpy as np
 
 from bertjax.convert import sentence_transformers
 from bertjax.convert.families import FAMILIES
-from bertjax.convert.family import ACTIVATIONS, ENCODER, FLOAT_DTYPES, Family, export_params, import_params
+from bertjax.convert.family import (
+    ACTIVATIONS,
+    ENCODER,
+    FLOAT_DTYPES,
+    MASKED_LM,
+    POOLER,
+    Family,
+    export_params,
+    import_params,
+)
 from bertjax.convert.files import naming, read_object, write_json
 from bertjax.convert.huggingface_tokenizer import FILES as TOKENIZER_FILES
 from bertjax.convert.huggingface_tokenizer import VOCABULARY, read_tokenizer, write_tokenizer
@@ -80,7 +89,10 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
         dtypes.add(array.dtype.name)
         return array
 
-    ignored = (*tied, *family.ignored)
+    # Models with other heads may have kept the pooler.
+    poolers = [name for path, name, *_ in family.arrays if path.startswith(POOLER)]
+    unused = {f"{name}.{leaf}" for name in poolers for leaf in ("weight", "bias")} - own_names
+    ignored = {*tied, *family.ignored, *unused}
     params = import_params(
         parameters,
         {name: shapes[stored] for name, stored in stored_names.items() if name not in ignored},
@@ -180,6 +192,9 @@ def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
     notes = [f"{class_name} ignores {', '.join(unused)}, which the folder contains"] if unused else []
     notes += [f"{class_name} will initialize {', '.join(missing)} randomly"] if missing else []
     arrays = dict(export_params(checkpoint.parameters, checkpoint.params))
+    if MASKED_LM in modules and not checkpoint.config.tie_word_embeddings:
+        # transformers ties neither the decoder nor its bias.
+        arrays |= {copy: arrays[own].copy() for copy, own in family.tied.items() if copy not in arrays}
     if class_name == family.base_class:
         arrays = {name.removeprefix(family.prefix): array for name, array in arrays.items()}
     save_file(arrays, folder / WEIGHTS, metadata={"format": "pt"})
@@ -215,8 +230,8 @@ def _check_tied_arrays(
             read_array(stored_names[copy]), read_array(stored_names[original])
         ):
             raise UsageError(
-                f"{folder}: {copy} differs from {original}, although its config ties them; set "
-                "tie_word_embeddings=false in config.json, or remove the arrays of the masked-LM head"
+                f"{folder}: {copy} differs from {original}, but bertjax has one array for both; set "
+                "tie_word_embeddings=false in config.json if it is a decoder.weight, or remove the unused array"
             )
 
 

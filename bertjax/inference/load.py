@@ -142,7 +142,10 @@ def _with_auto_axes(mesh: Mesh) -> Mesh:
 
 def _from_portable(checkpoint: PortableCheckpoint, path: str, mesh: Mesh | None) -> LoadedModel:
     if checkpoint.vocabulary is None:
-        raise UsageError(f"{path} lacks vocab.txt beside its config; copy the model's vocabulary there")
+        raise UsageError(
+            f"{path} lacks vocab.txt or tokenizer.json beside its config; write it with transformers: "
+            "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
+        )
     mesh = mesh or make_mesh(MeshConfig())
     model_description = checkpoint.model_description
     # A single device needs no shardings, so skip tracing the model, which takes 0.3 s.

@@ -226,6 +226,33 @@ def test_neobert_equals_its_paper_and_is_written_back(tmp_path):
     assert huggingface.read(tmp_path / "ours").config == checkpoint.config
 
 
+def test_a_pooler_that_the_head_does_not_use_is_ignored(tmp_path):
+    model = random_model("roberta", "ForSequenceClassification")
+    model.roberta.pooler = transformers.RobertaModel(model.config).pooler
+    model.save_pretrained(tmp_path)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
+    logits = torch_outputs(model, "ForSequenceClassification")[1]
+    own_logits = jax_outputs(huggingface.read(tmp_path), "ForSequenceClassification")[1]
+    np.testing.assert_allclose(own_logits, logits, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta"])
+def test_an_untied_decoder_keeps_its_bias(name, tmp_path):
+    class_name, fields = CONFIGS[name]
+    config = getattr(transformers, class_name)(**fields, tie_word_embeddings=False)
+    model = transformers.AutoModelForMaskedLM.from_config(config).eval()
+    with torch.no_grad():
+        biases = [bias for key, bias in model.named_parameters() if key in ("cls.predictions.bias", "lm_head.bias")]
+        for bias in (*biases, model.get_output_embeddings().bias):
+            bias.copy_(torch.arange(NUM_TOKENS))
+    model.save_pretrained(tmp_path / "theirs")
+    (tmp_path / "ours").mkdir()
+    huggingface.write(huggingface.read(tmp_path / "theirs"), tmp_path / "ours")
+    restored = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "ours").eval()
+    expected, logits = (torch_outputs(each, "ForMaskedLM")[1] for each in (model, restored))
+    np.testing.assert_array_equal(logits, expected)
+
+
 @pytest.mark.parametrize("name", ["roberta", "distilbert", "electra", "modernbert", "eurobert"])
 def test_arrays_without_the_prefix_of_the_family_are_read(name, tmp_path):
     model = random_model(name, "ForMaskedLM")
