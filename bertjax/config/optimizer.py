@@ -56,6 +56,11 @@ class OptimizerConfig(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.decay_steps >= 0 and self.schedule != "warmup_stable_decay":
+            raise UsageError(
+                f"config.optimizer.decay_steps does not apply to schedule={self.schedule}; set "
+                "config.optimizer.schedule=warmup_stable_decay"
+            )
         if "" in self.freeze or "encoder/layers" in self.freeze:
             raise UsageError(
                 f"config.optimizer.freeze is {self.freeze}; use paths such as encoder or encoder/embeddings, and "

@@ -231,7 +231,7 @@ def make_optimizer(config: OptimizerConfig) -> Optimizer:
     `make_train_step`, so the trials of a sweep reuse one compiled train step.
     """
     rates = {"learning_rate": 0.0, "head_learning_rate": 0.0}
-    steps = {"warmup_steps": 0, "decay_steps": 0, "head_steps": 0}
+    steps = {"warmup_steps": 0, "decay_steps": -1, "head_steps": 0}
     return _make_optimizer(dataclasses.replace(config, schedule="bert", **rates, **steps))
 
 

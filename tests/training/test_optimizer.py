@@ -124,7 +124,8 @@ def test_stable_adamw_divides_the_update_of_each_array_of_each_layer_by_the_rms_
     ],
 )
 def test_other_schedules_stay_or_fall_as_named_after_warm_up(schedule, rates):
-    config = OptimizerConfig(learning_rate=2.0, schedule=schedule, decay_steps=4)
+    decay_steps = 4 if schedule == "warmup_stable_decay" else -1
+    config = OptimizerConfig(learning_rate=2.0, schedule=schedule, decay_steps=decay_steps)
     schedule = make_schedule(config, warmup_steps=4, total_steps=12)
     np.testing.assert_allclose([schedule(jnp.asarray(step)) for step in range(0, 13, 2)], rates, atol=1e-6)
 
@@ -230,6 +231,7 @@ def test_layer_decay_lowers_the_rate_of_lower_layers():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        ({"decay_steps": 5}, "decay_steps does not apply to schedule=bert"),
         ({"name": "adagrad"}, "adagrad.*use one of bert_adam"),
         ({"layer_decay": 1.5}, "layer_decay is 1.5"),
         ({"freeze": ("",)}, "use paths such as encoder"),

@@ -89,7 +89,7 @@ def prepare(
     loaded = vocabulary if isinstance(vocabulary, Vocabulary | None) else load_vocabulary(vocabulary, lower_case)
     if loaded is None:
         if vocabulary_kind not in KINDS:
-            raise UsageError(f"unknown vocabulary kind {vocabulary_kind!r}; use {' or '.join(KINDS)}")
+            raise UsageError(f"unknown vocabulary kind {vocabulary_kind!r}; use one of {', '.join(KINDS)}")
         check_size(vocabulary_size)
     elif loaded.kind == WORDPIECE and lower_case == is_cased(loaded.pieces):
         option, has = ("--uncased", "has") if lower_case else ("--cased", "does not have")
