@@ -7,7 +7,12 @@ from bertjax.errors import UsageError
 from bertjax.utils.sections import Section, bounded
 
 NAMES = ("bert_adam", "adamw", "stable_adamw", "lamb")
-SCHEDULES = ("bert", "cosine", "warmup_stable_decay")
+# Schedules, and the learning rate after warm-up in words.
+SCHEDULES = {
+    "bert": "linear decay",
+    "cosine": "cosine decay",
+    "warmup_stable_decay": "constant rate and 1 - sqrt decay",
+}
 
 
 @dataclasses.dataclass(frozen=True)

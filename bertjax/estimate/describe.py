@@ -8,6 +8,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 
+from bertjax.config.optimizer import SCHEDULES
 from bertjax.model.config import ABSOLUTE, AUTO, LSTM, Architecture, ModelConfig
 from bertjax.model.partitioning import resolve_layout
 from bertjax.tasks.task import Task
@@ -122,10 +123,9 @@ def _describe_schedule(task: Task) -> list[str]:
     make_schedule(task.config.optimizer, task.warmup_steps, task.total_steps)  # Raises if training would raise.
     cost = task.run_cost_before(task.total_steps)
     start = f" from step {task.config.optimizer.head_steps:,}" if task.config.optimizer.head_steps else ""
-    decay = {"bert": "linear", "cosine": "cosine", "warmup_stable_decay": "constant rate and 1 - sqrt"}
-    shape = decay[task.config.optimizer.schedule]
+    shape = SCHEDULES[task.config.optimizer.schedule]
     return [
-        f"schedule: {task.total_steps:,} steps, {task.warmup_steps:,} of them warm-up{start}, then {shape} decay to 0",
+        f"schedule: {task.total_steps:,} steps, {task.warmup_steps:,} of them warm-up{start}, then {shape} to 0",
         f"run: {cost.rows:,} rows, {cost.positions:,} positions, {cost.flops:.3g} model FLOPs (forward and backward, "
         "matrix products)",
     ]
