@@ -14,7 +14,7 @@ _POOLING = {"bos": "cls", "mean": "mean", "late": "late"}
 
 def _read_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     rope, pooling = config.get("rope_parameters") or {}, config.get("classifier_pooling", "late")
-    if rope.get("rope_type", "default") != "default" or config.get("rope_scaling"):
+    if rope.get("rope_type", "default") != "default":
         raise UsageError(f"rope_parameters are {rope}; bertjax reads only rope_type=default")
     if pooling not in _POOLING:
         raise UsageError(f"classifier_pooling={pooling!r} is not supported; use one of {', '.join(_POOLING)}")
@@ -72,6 +72,7 @@ EUROBERT = Family(
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
     },
+    refused=(*Family.refused, "rope_scaling"),
     read_fields=_read_fields,
     write_fields=_write_fields,
     token_ids=TOKEN_IDS,

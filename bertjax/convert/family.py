@@ -77,7 +77,7 @@ class Family:
       arrays: path and name of each dense layer, norm and table. `{layer}` in a name is the number of the layer. A third
         element `index/count` or `heads index/count` means that the array in transformers contains `count` kernels, one
         after the other, or one after the other within each head.
-      tokenizer_class: class of the tokenizer in folders that name none (default: empty, run `tokenizer.json`).
+      tokenizer_class: class of the tokenizer in folders that name none (default: run `tokenizer.json`).
       values: values of `ModelConfig` that all models of the family have.
       required: fields of `ModelConfig` that a config must set.
       fixed: config fields with a single supported value.
@@ -96,7 +96,7 @@ class Family:
     base_class: str
     prefix: str
     arrays: tuple[tuple[str, ...], ...]
-    tokenizer_class: str = ""
+    tokenizer_class: str = "PreTrainedTokenizer"
     values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     required: tuple[str, ...] = REQUIRED
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)

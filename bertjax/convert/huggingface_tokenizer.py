@@ -82,7 +82,7 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
     class_name = config.get("tokenizer_class")
     if class_name is None:
         family = FAMILIES.get(model.get("model_type") or "bert")
-        class_name = model.get("tokenizer_class") or (family.tokenizer_class if family else "")
+        class_name = model.get("tokenizer_class") or (family.tokenizer_class if family else _GENERIC_CLASSES[0])
     tokenizer_class = str(class_name).removesuffix("Fast")
     has_files = tokenizer or (folder / VOCABULARY).is_file()
     if not has_files and (tokenizer_class in _BERT_CLASSES or not (folder / _CONFIG).is_file()):

@@ -25,7 +25,7 @@ def _read_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     fields: dict[str, Any] = {"global_attn_every_n_layers": every}
     for kind, name in _THETAS.items():
         parameters = {"rope_type": "default"} | ((config.get("rope_parameters") or {}).get(kind) or {})
-        if parameters["rope_type"] != "default" or config.get("rope_scaling"):
+        if parameters["rope_type"] != "default":
             raise UsageError(f"rope_parameters of {kind} are {parameters}; bertjax reads only rope_type=default")
         theta = parameters.get("rope_theta") or config.get(name) or _DEFAULT_THETAS[kind]
         fields[name] = float(theta)
@@ -88,6 +88,7 @@ MODERNBERT = Family(
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
     },
+    refused=(*Family.refused, "rope_scaling"),
     read_fields=_read_fields,
     write_fields=_write_fields,
     token_ids=TOKEN_IDS,
