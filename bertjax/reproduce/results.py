@@ -89,7 +89,8 @@ class Results:
     def outcome(self, run: Run) -> Outcome | None:
         """Returns the outcome of a run, or None if it is unfinished.
 
-        Raises an error if the outcome has different settings, seeds, initial parameters or ensemble members than `run`.
+        Raises a UsageError if settings, seeds, initial parameters or ensemble members of the outcome are not those of
+        `run`.
         """
         source, outcome = self._lookup(run)
         if source is None or outcome is None:
