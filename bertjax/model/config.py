@@ -243,9 +243,9 @@ class Layout(Section):
         with units for bfloat16 (AMX, AVX-512 BF16), else float32. Parameters, softmax, LayerNorm statistics and losses
         are always float32.
       scan_layers: whether to scan over the layers. `true` compiles one layer, and `false` unrolls all layers. `auto`
-        unrolls on CPU, where that is faster, and scans on GPU. On TPU, it unrolls in runs of at least 10,000 steps,
-        where longer compilation is nothing beside fewer bytes per step, and else scans. `auto_long_run` chooses as
-        `auto` does in such runs. All values use the same parameters.
+        unrolls on CPU and GPU, where that is faster. On TPU, it unrolls in runs of at least 10,000 steps, where longer
+        compilation is nothing beside fewer bytes per step, and else scans. `auto_long_run` chooses as `auto` does in
+        such runs. All values use the same parameters.
       remat: recomputation in the backward pass, to save memory. `none` recomputes only cheap elementwise operations.
         `attention` also recomputes attention scores. `elementwise` recomputes everything except large matrix products.
         `projections` also recomputes the queries, keys and values. `full` recomputes whole layers.
@@ -295,8 +295,8 @@ class ModelConfig(Architecture, Layout):
             dtype = "float32" if on_cpu and not has_bfloat16_units() else "bfloat16"
         scan_layers = self.scan_layers
         if scan_layers in (AUTO, AUTO_LONG_RUN):
-            unrolls = on_cpu or (platform == "tpu" and scan_layers == AUTO_LONG_RUN)
-            scan_layers = "false" if unrolls else "true"
+            scans = platform == "tpu" and scan_layers == AUTO
+            scan_layers = "true" if scans else "false"
         return dataclasses.replace(self, dtype=dtype, scan_layers=scan_layers)
 
 

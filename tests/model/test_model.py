@@ -187,7 +187,7 @@ def test_bfloat16_model_has_float32_parameters_and_bfloat16_matrix_products(para
         ("cpu", "float32", "auto", "false"),
         ("tpu", "bfloat16", "auto", "true"),
         ("tpu", "bfloat16", "auto_long_run", "false"),
-        ("gpu", "bfloat16", "auto_long_run", "true"),
+        ("gpu", "bfloat16", "auto", "false"),
     ],
 )
 def test_auto_dtype_and_scan_layers_depend_on_the_platform_of_the_mesh(
