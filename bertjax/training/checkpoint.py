@@ -210,8 +210,9 @@ class Checkpoints:
 
 
 def _as_items(fields: dict[str, Any], eval_field: str) -> dict[str, Any]:
-    """Splits the fields of a state into the items `params` and `training`."""
-    return {"params": fields[eval_field], "training": {name: fields[name] for name in fields if name != eval_field}}
+    """Splits the fields of a state into the items `params` and `training`. Leaves out fields without arrays."""
+    saved = {name: value for name, value in fields.items() if jax.tree.leaves(value)}
+    return {"params": saved.pop(eval_field), "training": saved}
 
 
 def _saved_fields(abstract: TrainState, metadata: CheckpointMetadata) -> dict[str, Any]:
@@ -219,8 +220,7 @@ def _saved_fields(abstract: TrainState, metadata: CheckpointMetadata) -> dict[st
     sums = [name.removeprefix("sums/") for name in metadata.arrays if name.startswith("sums/")]
     like = jax.ShapeDtypeStruct((2,), jnp.float32, sharding=abstract.step.sharding)
     names = {name.split("/")[0] for name in metadata.arrays} or vars(abstract)
-    # A field without arrays has no entry in the list of arrays.
-    fields = {name: value for name, value in vars(abstract).items() if name in names or not jax.tree.leaves(value)}
+    fields = {name: value for name, value in vars(abstract).items() if name in names}
     return {**fields, "sums": dict.fromkeys(sums, like)}
 
 

@@ -200,6 +200,7 @@ def test_new_metrics_and_fields_of_the_state_have_initial_values(workdir, state)
     @flax.struct.dataclass
     class WithAverage(TrainState):
         average: Any = None
+        off: Any = None
 
     def changed(sums):
         return {"mlm_entropy": sums["mlm_loss"], **{name: sums[name] for name in sums if name != "nsp_loss"}}
@@ -208,7 +209,7 @@ def test_new_metrics_and_fields_of_the_state_have_initial_values(workdir, state)
     new = WithAverage(**{**vars(abstract), "sums": changed(abstract.sums)}, average=abstract.params)
     restored = vars(restore(workdir, abstract=new))
     sums, average = {**changed(state.sums), "mlm_entropy": np.ones(2)}, jax.tree.map(np.ones_like, state.params)
-    assert_equal(restored, {**vars(state), "sums": sums, "average": average})
+    assert_equal(restored, {**vars(state), "sums": sums, "average": average, "off": None})
 
 
 def test_architecture_field_missing_in_an_old_checkpoint_has_its_default(workdir, state):
