@@ -106,7 +106,7 @@ class Table:
     notes: tuple[str, ...] = ()
 
     def runs(self, done: Set[str] = frozenset()) -> list[Run]:
-        """Returns all runs except those in `done`, dependencies first, and the first seed of all cells before others."""
+        """Returns all runs except those in `done`, dependencies first. The first seed of all cells comes first."""
         by_seed = itertools.zip_longest(*(cell.runs for cell in self.cells))
         return run_order(filter(None, itertools.chain.from_iterable(by_seed)), done)
 

@@ -1,6 +1,7 @@
 """Which change pays? From BERT to a modern encoder, one change per row, with equal training FLOPs.
 
-    bertjax reproduce --config experiments/tables/modern.py:corpus=CASED,glue=GLUE,ner=CONLL --results runs/tables --plan
+    bertjax reproduce --config experiments/tables/modern.py:corpus=CASED,glue=GLUE,ner=CONLL \\
+      --results runs/tables --plan
     bertjax table modern --results runs/tables
 
 Each row is BERT with one change, so the effect of a change is the difference between its row and BERT. Rows at length
@@ -17,11 +18,12 @@ Hardware and time: printed by `--plan`.
 """
 
 import dataclasses
+from typing import Any
 
 from ml_collections import ConfigDict
 
 from bertjax.errors import UsageError
-from bertjax.model.config import ModelConfig, size_fields
+from bertjax.model.config import size_fields
 from bertjax.model.flops import flops_per_token
 from bertjax.presets import arguments
 from bertjax.reproduce import runs, scales
@@ -35,7 +37,7 @@ _BERT = dict.fromkeys(_DROPOUT, 0.1)
 _AT_512 = {"long_phase.seq_len": 512}
 _BIASES = ("attention_bias", "mlp_bias", "norm_bias", "head_bias")
 # Label and changed fields of each row. ModernBERT uses theta 10,000 for rows of up to 1,024 tokens.
-_CHANGES = {
+_CHANGES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("BERT", {}),
     "no_nsp": ("without NSP", {"data.objective": "pairs"}),
     "masks_30": ("30 % masks", {"data.masking.rate": 0.3}),
@@ -71,11 +73,11 @@ def get_table(args: ConfigDict) -> Table:
     cells, steps = [], {}
     for name, (row, changes) in rows.items():
         starts = [_pretraining(scale, args, name, changes, seed) for seed in seeds]
-        evaluated = [_evaluation(scale, start, 128) for start in starts]
+        evaluated = [_evaluation(start, 128) for start in starts]
         cells.append(Cell(row, "perplexity", tuple(evaluated), "perplexity", 1.0))
         cells.append(Cell(row, "bits per byte", tuple(evaluated), "bits_per_byte", 1.0, digits=3))
         if changes.keys() >= _AT_512.keys():
-            at_512 = tuple(_evaluation(scale, start, 512) for start in starts)
+            at_512 = tuple(_evaluation(start, 512) for start in starts)
             cells.append(Cell(row, "perplexity at 512", at_512, "perplexity", 1.0))
         for column, task in _COLUMNS.items():
             tuned = [
@@ -97,7 +99,7 @@ def get_table(args: ConfigDict) -> Table:
     return Table("modern", "From BERT to a modern encoder, one change per row", description, tuple(cells), notes)
 
 
-def _pretraining(scale: scales.Scale, args: ConfigDict, name: str, changes: dict, seed: int) -> Run:
+def _pretraining(scale: scales.Scale, args: ConfigDict, name: str, changes: dict[str, Any], seed: int) -> Run:
     """Returns the pre-training run of BERT with `changes`, with as many steps as BERT's FLOPs allow."""
     fields = {**_BERT, **changes}
     if fields.get("model.gated_mlp"):
@@ -114,11 +116,11 @@ def _pretraining(scale: scales.Scale, args: ConfigDict, name: str, changes: dict
     return dataclasses.replace(run, flops=_flops(run))
 
 
-def _with_flags(name: str, fields: dict) -> tuple[str, ...]:
+def _with_flags(name: str, fields: dict[str, Any]) -> tuple[str, ...]:
     return name, *(f"--config.{field}={value}" for field, value in fields.items())
 
 
-def _config(run: Run):
+def _config(run: Run) -> Any:
     return experiment_config(run.config, run.overrides)
 
 
@@ -129,7 +131,7 @@ def _flops(run: Run) -> float:
     return sum(objective.step_cost(phase, phase.stop_step - phase.start_step).flops for phase in config.phases)
 
 
-def _evaluation(scale: scales.Scale, start: Run, seq_len: int) -> Run:
+def _evaluation(start: Run, seq_len: int) -> Run:
     """Returns a run that evaluates the last checkpoint of `start`: one step with a learning rate of 0."""
     fields = {
         "data.objective": "pairs",
@@ -141,11 +143,13 @@ def _evaluation(scale: scales.Scale, start: Run, seq_len: int) -> Run:
         "optimizer.warmup_steps": 0,
         "steps": 1,
     }
+    architecture = (flag for flag in start.overrides if flag.startswith("--config.model."))
+    # An evaluation before and one after the step. Evaluation has a third of the FLOPs of training.
     tokens = 2 * _EVAL_ROWS * seq_len / 3
     return Run(
         name=f"evaluate{seq_len}/{start.name.rpartition('/')[2]}",
-        config=start.config.replace(f"size={scale.base}", "size="),
-        overrides=_with_flags("", fields)[1:],
+        config=start.config,
+        overrides=(*architecture, *_with_flags("", fields)[1:]),
         init_from=start,
         model=start.model,
         flops=tokens * flops_per_token(start.model, seq_len),
