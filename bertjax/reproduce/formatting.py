@@ -20,6 +20,7 @@ class CellValue(NamedTuple):
 
     values: tuple[float, ...] = ()
     progress: str = ""
+    digits: int = 1
 
     @property
     def mean(self) -> float:
@@ -36,7 +37,8 @@ class CellValue(NamedTuple):
         """Mean as text, with the standard deviation if there are several values. `-` if there are no values."""
         if not self.values:
             return EMPTY
-        return f"{self.mean:.1f}{f' ±{self.deviation:.1f}' if len(self.values) > 1 else ''}{self.progress}"
+        numbers = (self.mean, self.deviation) if len(self.values) > 1 else (self.mean,)
+        return " ±".join(f"{number:.{self.digits}f}" for number in numbers) + self.progress
 
 
 class Column(NamedTuple):
@@ -102,13 +104,22 @@ def cell_values(table: Table, results: Results) -> dict[tuple[str, str], CellVal
 
 
 def _cell_value(cell: Cell, results: Results) -> CellValue:
-    outcomes = [(run, outcome) for run in cell.runs if (outcome := results.outcome(run))]
-    for run, outcome in outcomes:
-        if cell.metric not in outcome.metrics[0]:
-            known = ", ".join(sorted(outcome.metrics[0]))
-            raise UsageError(f"the results of {run.name} lack the metric {cell.metric}; use one of {known}")
-    values = tuple(cell.factor * metrics[cell.metric] for _, outcome in outcomes for metrics in outcome.metrics)
-    return CellValue(values, f" ({len(outcomes)} of {len(cell.runs)})" if 0 < len(outcomes) < len(cell.runs) else "")
+    seconds = results.seconds
+    values, done = [], 0
+    for run in cell.runs:
+        outcome = results.outcome(run)
+        # The duration of a resumed run is unknown.
+        if outcome is None or (cell.metric == "seconds" and run.name not in seconds):
+            continue
+        done += 1
+        of_run = {"flops": run.flops, "seconds": seconds.get(run.name, 0.0)}
+        for metrics in ({**of_seed, **of_run} for of_seed in outcome.metrics):
+            if cell.metric not in metrics:
+                known = ", ".join(sorted(metrics))
+                raise UsageError(f"the results of {run.name} lack the metric {cell.metric}; use one of {known}")
+            values.append(cell.factor * metrics[cell.metric])
+    progress = f" ({done} of {len(cell.runs)})" if 0 < done < len(cell.runs) else ""
+    return CellValue(tuple(values), progress, cell.digits)
 
 
 def _label(name: str) -> str:

@@ -4,7 +4,7 @@ import functools
 import hashlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from etils import epath
@@ -141,6 +141,7 @@ def pretraining(
         *(scale.figure5_overrides if name in _FIGURE5_RUNS else ()),
         *overrides,
     )
+    flags = _last_of_each_field(flags)
     settings: Any = experiment_config(config, flags)
     model, flops = settings.model_config(scale.vocab_size), 0.0
     for phase in settings.phases:
@@ -189,8 +190,7 @@ def fine_tuning(
     return Run(
         name=f"{task}/{'-'.join([start.name.rpartition('/')[2], *filter(None, suffixes)])}",
         config=f"{tuning.config}{',' if ':' in tuning.config else ':'}grid={grid},path={path or tuning.data.upper()}",
-        # Keep only the last override of each field.
-        overrides=tuple({override.partition("=")[0]: override for override in overrides}.values()),
+        overrides=_last_of_each_field(overrides),
         init_from=start,
         init_step=step,
         seeds=seeds,
@@ -198,6 +198,10 @@ def fine_tuning(
         flops=len(named_grid(grid)) * max(seeds, 1) * flops,
         missing_data=_missing_task_data(tuning, path),
     )
+
+
+def _last_of_each_field(overrides: Iterable[str]) -> tuple[str, ...]:
+    return tuple({override.partition("=")[0]: override for override in overrides}.values())
 
 
 def feature_based(scale: Scale, features: str = CONCAT_LAST_FOUR) -> FeatureHead:

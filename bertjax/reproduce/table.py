@@ -1,6 +1,7 @@
 """Tables of results: cells, the runs whose metrics fill the cells, and the paper's numbers (`paper.json`)."""
 
 import dataclasses
+import itertools
 import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -71,9 +72,10 @@ class Cell:
     Attributes:
       row, column: labels, equal to the paper's if the paper contains the cell.
       runs: runs that differ only in their pre-training seed.
-      metric: name of the metric in the runs' results.
+      metric: name of the metric in the runs' results, or `flops` or `seconds` of the runs.
       factor: multiplier of the metric (default: 100, percent).
       mean_of: columns of the same row whose mean is shown (default: (), `metric` of `runs` is shown).
+      digits: number of decimals.
     """
 
     row: str
@@ -82,6 +84,7 @@ class Cell:
     metric: str
     factor: float = 100.0
     mean_of: tuple[str, ...] = ()
+    digits: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,8 +106,9 @@ class Table:
     notes: tuple[str, ...] = ()
 
     def runs(self, done: Set[str] = frozenset()) -> list[Run]:
-        """Returns all runs except those in `done`, dependencies first."""
-        return run_order([run for cell in self.cells for run in cell.runs], done)
+        """Returns all runs except those in `done`, dependencies first. The first seed of all cells comes first."""
+        by_seed = itertools.zip_longest(*(cell.runs for cell in self.cells))
+        return run_order(filter(None, itertools.chain.from_iterable(by_seed)), done)
 
 
 def run_order(runs: Iterable[Run], done: Set[str] = frozenset()) -> list[Run]:

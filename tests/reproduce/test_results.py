@@ -7,8 +7,9 @@ from command_runs import EXPERIMENTS
 
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.reproduce import results, runner
+from bertjax.reproduce.formatting import cell_values
 from bertjax.reproduce.results import Outcome, Results, Source
-from bertjax.reproduce.table import Run
+from bertjax.reproduce.table import Cell, Run, Table
 from bertjax.training.checkpoint_config import experiment_config
 
 
@@ -58,3 +59,18 @@ def test_fine_tuning_must_start_from_the_intermediate_checkpoint(tmp_path, monke
         return
     with pytest.raises(BertjaxError, match="second did not start from the parameters of first"):
         found.outcome(second)
+
+
+def test_cells_show_flops_and_known_durations_with_their_digits():
+    runs = tuple(Run(f"run{seed}", "glue", flops=3e12) for seed in range(3))
+    outcomes = {run.name: Outcome(["glue"], [{"loss": 2.0}]) for run in runs[:2]}
+    found = Results((Source("path", seconds={"run0": 61.5, "run2": 5.0}, outcomes=outcomes),))
+    cells = (
+        Cell("row", "TFLOPs", runs[:1], "flops", 1e-12),
+        Cell("row", "seconds", runs, "seconds", 1.0, digits=0),
+        Cell("row", "loss", runs, "loss", 1.0, digits=3),
+    )
+    texts = {column: value.text for (_, column), value in cell_values(Table("own", "", "", cells), found).items()}
+    assert texts == {"TFLOPs": "3.0", "seconds": "62 (1 of 3)", "loss": "2.000 ±0.000 (2 of 3)"}
+    with pytest.raises(UsageError, match="run0 lack the metric f1; use one of flops, loss, seconds"):
+        cell_values(Table("own", "", "", (Cell("row", "F1", runs, "f1"),)), found)

@@ -1,5 +1,6 @@
 """Tests that the runs of all table experiments are valid and in order of their dependencies at every scale."""
 
+import dataclasses
 import re
 import shlex
 from pathlib import Path
@@ -8,10 +9,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from commanding import printed
+from flax.traverse_util import flatten_dict
 
 from bertjax.cli.main import build_parser
 from bertjax.config.load import load_config
 from bertjax.data.corpus.store import MANIFEST
+from bertjax.errors import UsageError
 from bertjax.metrics.entities import entity_scores
 from bertjax.metrics.squad import score_v1, score_v2
 from bertjax.model.feature_head import LAST, FeatureHead
@@ -36,7 +39,8 @@ METRICS = {
     "squad2": score_v2({"question": []}, {"question": ""}),
     "swag": {"accuracy"},
     "ner": entity_scores([["O"]], [["O"]]),
-    "pretrain": {"perplexity"},
+    "pretrain": {"perplexity", "flops", "seconds"},
+    **dict.fromkeys(("evaluate128", "evaluate512"), {"perplexity", "bits_per_byte"}),
     **{
         name: [f"{metric}{suffix}" for metric in spec.metrics for suffix in spec.eval_sets]
         for name, spec in SPECS.items()
@@ -52,8 +56,8 @@ def load(name: str, scale: str):
     return load_table(f"{file}:scale={scale},{arguments}")
 
 
-def test_experiments_cover_all_tables_and_figure_3():
-    assert {name.removeprefix("table") for name in NAMES} == {*PAPER_TABLES, "figure3"}
+def test_experiments_cover_all_tables_of_the_paper():
+    assert {name.removeprefix("table") for name in NAMES} == {*PAPER_TABLES, "figure3", "modern"}
 
 
 def test_figure_5_is_drawn(tmp_path, capfd):
@@ -171,6 +175,76 @@ def test_equal_flops_rows_are_within_five_percent_of_bert(scale):
     equal = [run.flops / bert for row, run in three.items() if "equal FLOPs" in row]
     assert len(equal) == 2 and all(abs(share - 1) < 0.05 for share in equal)
     assert three["Left-to-right, as wide"].flops > 1.2 * bert
+
+
+def changed_fields(run, other) -> set[str]:
+    pair = [
+        flatten_dict(dataclasses.asdict(experiment_config(each.config, each.overrides)), sep=".")
+        for each in (run, other)
+    ]
+    return {name for name, value in pair[0].items() if value != pair[1][name]}
+
+
+def modern_table(arguments: str = ""):
+    """Returns the table `modern`, and the pre-training run of each row with each seed, in order of the runs."""
+    table = load_table(f"{TABLES}/modern.py:corpus=c,glue=g,ner=n{arguments}")
+    starts = {}
+    for run in table.runs():
+        if run.name.startswith("pretrain/"):
+            starts[re.fullmatch(r"pretrain/modern_(\w+)-(\d)", run.name).groups()] = run
+    return table, starts
+
+
+@every_scale
+def test_rows_of_the_table_modern_differ_from_bert_in_one_change_and_have_its_flops(scale):
+    table, starts = modern_table(f",scale={scale},helped=rotary+geglu")
+    names = {name for name, _ in starts}
+    bert, best = starts["bert", "1"], starts["best_rotary_geglu", "1"]
+    if scale == scales.MEDIUM:
+        assert names == {"bert", "best_rotary_geglu"}
+        return
+    assert len(names) == 12
+    assert all(abs(run.flops / bert.flops - 1) < 1e-3 for run in starts.values())
+    schedule = {"steps", "optimizer.warmup_steps"}
+    changes = {name: changed_fields(starts[name, "1"], bert) for name in names}
+    width = "model.intermediate_size"
+    assert changes["rotary"] - schedule == {"model.position_embedding_type", "model.global_rope_theta"}
+    assert changes["geglu"] - schedule == {"model.gated_mlp", width}
+    assert changes["best_rotary_geglu"] == changes["rotary"] | changes["geglu"]
+    assert changes["masks_30"] == {"data.masking.rate", *schedule} and changes["no_nsp"] == {"data.objective"}
+    steps = [experiment_config(run.config, run.overrides).steps for run in (starts["masks_30", "1"], bert)]
+    assert 0.8 < steps[0] / steps[1] < 0.98
+    assert changed_fields(starts["local_512", "1"], starts["bert_512", "1"]) - schedule == {"model.local_attention"}
+    sizes = [run.model.intermediate_size for run in (bert, best)]
+    assert abs(1.5 * sizes[1] / sizes[0] - 1) < 0.01 and sizes[1] % 8 == 0
+
+
+def test_rows_of_the_table_modern_have_one_evaluation_and_run_seed_by_seed():
+    table, starts = modern_table()
+    assert [seed for _, seed in starts] == 11 * ["1"] + 11 * ["2"] + 11 * ["3"]
+    runs_of = {cell.row: cell.runs for cell in table.cells if cell.column == "perplexity"}
+    assert {run.config for row in runs_of.values() for run in row} == {runs_of["BERT"][0].config}
+    settings = [
+        [flag for flag in run.overrides if "config.model" not in flag] for row in runs_of.values() for run in row
+    ]
+    assert settings == len(settings) * [settings[0]]
+    for run in (run for row in runs_of.values() for run in row):
+        changed = changed_fields(run, run.init_from)
+        assert {name for name in changed if name.startswith("model.")} == {"model.dtype"}
+    config = experiment_config(runs_of["BERT"][0].config, runs_of["BERT"][0].overrides)
+    assert (config.steps, config.optimizer.learning_rate, config.data.masking.rate) == (1, 0, 0.15)
+    assert [cell.row for cell in table.cells if cell.column == "perplexity at 512"] == [
+        "BERT at 512", "local/global at 512"
+    ]  # fmt: skip
+    # The runs that start from a pre-training run follow it.
+    order = [run.name.partition("/")[0] for run in table.runs()][:6]
+    assert order == ["pretrain", "evaluate128", "sst2", "mrpc", "qnli", "ner"]
+    for run in table.runs():
+        if run.init_from:
+            pretrained, seed = run.init_from.name.rpartition("-")[::2]
+            assert f"seed={seed}" in run.init_from.overrides[0] and run.name.endswith((f"-{seed}", f"-seed{seed}"))
+    with pytest.raises(UsageError, match="unknown change helped=rope; use some of bert, no_nsp"):
+        modern_table(",helped=rope")
 
 
 def test_description_of_missing_data_names_the_file_or_the_argument_to_set(tmp_path, monkeypatch):

@@ -1,0 +1,157 @@
+"""Which change pays? From BERT to a modern encoder, one change per row, with equal training FLOPs.
+
+    bertjax reproduce --config experiments/tables/modern.py:corpus=CASED,glue=GLUE,ner=CONLL \\
+      --results runs/tables --plan
+    bertjax table modern --results runs/tables
+
+Each row is BERT with one change, so the effect of a change is the difference between its row and BERT. Rows at length
+512 train the second phase with rows of 512 tokens, so local attention is compared with BERT at 512. The number of steps
+of each row is chosen so that all rows have as many training FLOPs as BERT (`bertjax describe` prints them).
+
+All rows are evaluated on the same held-out rows of 128 tokens with the same masks, 15 % of the tokens. Each fine-tuning
+run has the seed of its pre-training run. All rows with the first seed run first.
+
+Arguments: see table5.py. `helped` lists the changes of the last row, such as `helped=rotary+geglu`, by the names in
+`_CHANGES`. At the scale `medium`, the table contains only BERT and the last row.
+
+Hardware and time: printed by `--plan`.
+"""
+
+import dataclasses
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from bertjax.errors import UsageError
+from bertjax.model.config import size_fields
+from bertjax.model.flops import flops_per_token
+from bertjax.presets import arguments
+from bertjax.reproduce import runs, scales
+from bertjax.reproduce.table import Cell, Run, Table
+from bertjax.training.checkpoint_config import experiment_config
+
+_COLUMNS = {"SST-2": "sst2", "MRPC": "mrpc", "QNLI": "qnli", "NER": "ner"}
+_DROPOUT = ("model.hidden_dropout_prob", "model.attention_probs_dropout_prob")
+# The scales pre-train without dropout, but BERT has dropout.
+_BERT = dict.fromkeys(_DROPOUT, 0.1)
+_AT_512 = {"long_phase.seq_len": 512}
+_BIASES = ("attention_bias", "mlp_bias", "norm_bias", "head_bias")
+# Label and changed fields of each row. ModernBERT uses theta 10,000 for rows of up to 1,024 tokens.
+_CHANGES: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("BERT", {}),
+    "no_nsp": ("without NSP", {"data.objective": "pairs"}),
+    "masks_30": ("30 % masks", {"data.masking.rate": 0.3}),
+    "pre_norm": ("pre-norm", {"model.norm_first": True}),
+    "rotary": ("rotary", {"model.position_embedding_type": "rotary", "model.global_rope_theta": 10_000}),
+    "geglu": ("GeGLU", {"model.gated_mlp": True}),
+    "no_biases": ("no biases", {f"model.{name}": False for name in _BIASES}),
+    "no_dropout": ("no dropout", dict.fromkeys(_DROPOUT, 0.0)),
+    "stable_adamw": (
+        "StableAdamW, constant/decay",
+        {"optimizer.name": "stable_adamw", "optimizer.schedule": "warmup_stable_decay"},
+    ),
+    "bert_512": ("BERT at 512", _AT_512),
+    "local_512": ("local/global at 512", {**_AT_512, "model.local_attention": 128}),
+}
+_BEST = "all that helped"
+_EVAL_ROWS = 4096
+
+
+@arguments(scale="small", corpus="", glue="", ner="", helped="")
+def get_table(args: ConfigDict) -> Table:
+    """Returns the table for `scale=small,corpus=DIR,glue=DIR,ner=DIR,helped=NAME+NAME`."""
+    scale = scales.get_scale(args.scale)
+    helped = args.helped.split("+") if args.helped else []
+    if unknown := [name for name in helped if name not in _CHANGES]:
+        raise UsageError(f"unknown change helped={unknown[0]}; use some of {', '.join(_CHANGES)}")
+    rows = dict(_CHANGES)
+    if helped:
+        rows["_".join(["best", *helped])] = (_BEST, {k: v for name in helped for k, v in _CHANGES[name][1].items()})
+    if scale.name == scales.MEDIUM:
+        rows = {name: row for name, row in rows.items() if row[0] in ("BERT", _BEST)}
+    seeds = range(1, (3 if scale.name == scales.SMALL else scale.pretraining_seeds) + 1)
+    cells, steps = [], {}
+    for name, (row, changes) in rows.items():
+        starts = [_pretraining(scale, args, name, changes, seed) for seed in seeds]
+        evaluated = [_evaluation(start, 128) for start in starts]
+        cells.append(Cell(row, "perplexity", tuple(evaluated), "perplexity", 1.0))
+        cells.append(Cell(row, "bits per byte", tuple(evaluated), "bits_per_byte", 1.0, digits=3))
+        if changes.keys() >= _AT_512.keys():
+            at_512 = tuple(_evaluation(start, 512) for start in starts)
+            cells.append(Cell(row, "perplexity at 512", at_512, "perplexity", 1.0))
+        for column, task in _COLUMNS.items():
+            tuned = [
+                runs.fine_tuning(scale, args, task, start, seed=seed) for seed, start in zip(seeds, starts, strict=True)
+            ]
+            metric = "accuracy" if task == "mrpc" else ""
+            cells.append(runs.metric_cell(row, column, task, *tuned, metric=metric))
+        cells.append(Cell(row, "TFLOPs", tuple(starts[:1]), "flops", 1e-12))
+        cells.append(Cell(row, "seconds", tuple(starts), "seconds", 1.0, digits=0))
+        steps[row] = _config(starts[0]).steps
+    notes = (
+        "each row is BERT (with dropout) with one change; compare local/global with BERT at 512",
+        "perplexity and bits per byte are measured on the same held-out rows of 128 tokens with 15 % masks",
+        "TFLOPs and seconds are those of pre-training; seconds include evaluations and depend on the machine's load",
+        f"steps: {', '.join(f'{row} {count:,}' for row, count in steps.items())}",
+        *([f"{_BEST}: {', '.join(_CHANGES[name][0] for name in helped)}"] if helped else []),
+    )
+    description = scale.description.replace("in float32 ", "")
+    return Table("modern", "From BERT to a modern encoder, one change per row", description, tuple(cells), notes)
+
+
+def _pretraining(scale: scales.Scale, args: ConfigDict, name: str, changes: dict[str, Any], seed: int) -> Run:
+    """Returns the pre-training run of BERT with `changes`, with as many steps as BERT's FLOPs allow."""
+    fields = {**_BERT, **changes}
+    if fields.get("model.gated_mlp"):
+        # Three matrices of two thirds of the width have as many parameters as two matrices. Round to a multiple of 8.
+        fields["model.intermediate_size"] = 8 * round(size_fields(scale.base)["intermediate_size"] / 12)
+    bert = runs.pretraining(scale, args, *_with_flags("modern_bert", _BERT), seed=seed)
+    run = runs.pretraining(scale, args, *_with_flags(f"modern_{name}", fields), seed=seed)
+    share = _flops(bert) / _flops(run)
+    if share != 1:
+        config = _config(bert)
+        fields["steps"] = round(share * config.steps)
+        fields["optimizer.warmup_steps"] = round(share * config.optimizer.warmup_steps)
+        run = runs.pretraining(scale, args, *_with_flags(f"modern_{name}", fields), seed=seed)
+    return dataclasses.replace(run, flops=_flops(run))
+
+
+def _with_flags(name: str, fields: dict[str, Any]) -> tuple[str, ...]:
+    return name, *(f"--config.{field}={value}" for field, value in fields.items())
+
+
+def _config(run: Run) -> Any:
+    return experiment_config(run.config, run.overrides)
+
+
+def _flops(run: Run) -> float:
+    """Returns the training FLOPs of a pre-training run as its objective counts them."""
+    config = _config(run)
+    objective = config.objective_class.for_model(run.model, config.data)
+    return sum(objective.step_cost(phase, phase.stop_step - phase.start_step).flops for phase in config.phases)
+
+
+def _evaluation(start: Run, seq_len: int) -> Run:
+    """Returns a run that evaluates the last checkpoint of `start`: one step with a learning rate of 0."""
+    fields = {
+        "data.objective": "pairs",
+        "data.seq_len": seq_len,
+        "data.batch_size": 4096 // seq_len,
+        "data.eval_rows": _EVAL_ROWS,
+        "model.dtype": "float32",
+        "optimizer.learning_rate": 0.0,
+        "optimizer.warmup_steps": 0,
+        "steps": 1,
+    }
+    architecture = (flag for flag in start.overrides if flag.startswith("--config.model."))
+    # An evaluation before and one after the step. Evaluation has a third of the FLOPs of training.
+    tokens = 2 * _EVAL_ROWS * seq_len / 3
+    return Run(
+        name=f"evaluate{seq_len}/{start.name.rpartition('/')[2]}",
+        config=start.config,
+        overrides=(*architecture, *_with_flags("", fields)[1:]),
+        init_from=start,
+        model=start.model,
+        flops=tokens * flops_per_token(start.model, seq_len),
+        missing_data=start.missing_data,
+    )
