@@ -17,6 +17,7 @@ from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
 from bertjax.tasks.task import Task
 from bertjax.training import workdir as workdirs
 from bertjax.training.checkpoint import Checkpoints, find_checkpoint, saved_fingerprint, workdir_of
+from bertjax.training.checkpoint_metadata import model_metadata
 from bertjax.training.init_from import check_initial_vocabulary, has_output_layer_of
 from bertjax.training.multihost import assert_same_run, assert_shared_workdir
 from bertjax.training.optimizer import Optimizer
@@ -66,7 +67,8 @@ def open_workdir(
         if jax.process_index() == 0:
             for name, content in task.workdir_files.items():
                 write_atomic(workdir / name, content)
-        checkpoints = Checkpoints(workdir, task.config.keep_checkpoints, task.objective.model, task.checkpoint_every)
+        keep, every = task.config.keep_checkpoints, task.checkpoint_every
+        checkpoints = Checkpoints(workdir, keep, lambda step: model_metadata(task.objective_at(step).model), every)
         with contextlib.closing(checkpoints):
             try:
                 yield workdir, checkpoints, check_still_owner

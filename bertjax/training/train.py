@@ -65,10 +65,13 @@ def train(
     mesh = make_mesh(config.mesh)
     check_batch_sizes(task.batch_sizes, mesh, config.grad_accum_steps)
     optimizer = make_optimizer(config.optimizer)
-    schedule = make_schedule(config.optimizer, task.warmup_steps, task.total_steps)
-    train_step = head_step = make_train_step(task.objective, optimizer, mesh, config.grad_accum_steps)
-    if config.optimizer.head_steps:
-        head_step = make_train_step(task.objective, optimizer, mesh, config.grad_accum_steps, head_only=True)
+    schedule = make_schedule(config.optimizer, task.warmup_steps, task.total_steps, task.phase_peaks)
+
+    def step_function(step: int) -> Callable[..., TrainState]:
+        head_only = step < config.optimizer.head_steps
+        return make_train_step(task.objective_at(step + 1), optimizer, mesh, config.grad_accum_steps, head_only)
+
+    step_function(0)  # Raises before the workdir is created.
     state_shapes = abstract_state(task.objective, optimizer, mesh)
     for note in (*task.notes, *describe_head_steps(config.optimizer)):
         logger.info(note)
@@ -103,8 +106,7 @@ def train(
         while not (done or stopped):
             batch = put_batch(next(batches), mesh)
             with profiler.step(step):
-                run_step = head_step if step < config.optimizer.head_steps else train_step
-                state = run_step(state, batch, dropout_key, device_schedule)
+                state = step_function(step)(state, batch, dropout_key, device_schedule)
             step += 1
             progress.step_done(step, state)
             profiler.step_done(step, state)
@@ -167,7 +169,7 @@ def _evaluate(
     step = int(state.step)
     with progress.paused():
         start = time.monotonic()
-        values, _ = evaluate(task, mesh, state.eval_params, heartbeat)
+        values, _ = evaluate(task, mesh, state.eval_params, heartbeat, step)
         if not math.isfinite(values.get("loss", 0.0)):
             raise DivergenceError(f"the evaluation loss at step {step:,} is not finite")
         # Pass the metric sums since the last log line, so that the number of tokens seen includes these steps.
