@@ -1,4 +1,4 @@
-"""Optimizers (BERT's Adam, AdamW, StableAdamW, LAMB), layer-wise learning-rate decay, and schedules.
+"""Optimizers (BERT's Adam, AdamW, StableAdamW, LAMB, Muon), layer-wise learning-rate decay, and schedules.
 
 Defaults and schedule follow google-research/bert `optimization.py`. Gradients are clipped to global norm 1.0. Adam has
 no bias correction, and its eps is 1e-6. Weight decay 0.01 is decoupled and skips LayerNorm and biases. The learning
@@ -8,9 +8,11 @@ the first update has rate 0, and the rate drops at the end of warm-up.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +22,9 @@ from bertjax.config.optimizer import OptimizerConfig
 from bertjax.errors import UsageError
 from bertjax.model.layer_stack import is_stacked
 from bertjax.training.freezing import Freezing
+
+# Root mean square of Muon's updates.
+_MUON_RMS = 0.2
 
 
 def make_schedule(
@@ -131,6 +136,36 @@ def scale_by_bert_adam(b1: float, b2: float, eps: float) -> optax.GradientTransf
         return jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), mu, nu), BertAdamState(mu, nu)
 
     return optax.GradientTransformation(init, update)
+
+
+def scale_by_muon(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
+    """Rescales the kernels of the layers by Muon, each layer on its own, and other parameters by Adam.
+
+    The root mean square of a kernel's update is 0.2, as is typical of Adam, so that both have one learning rate.
+    """
+
+    def first_output(names: Sequence[str]) -> int:
+        # A kernel is [N, in, out], [N, D, H, K] with heads or, in the output of attention, [N, H, K, D].
+        return 3 if names[-3:] == ["attention", "output", "kernel"] else 2
+
+    def dimension_numbers(names: Sequence[str], kernel: jax.Array) -> optax.contrib.MuonDimensionNumbers:
+        first = first_output(names)
+        return optax.contrib.MuonDimensionNumbers(range(1, first), range(first, kernel.ndim))
+
+    def scale(names: Sequence[str], update: jax.Array) -> jax.Array:
+        first = first_output(names)
+        size = max(math.prod(update.shape[1:first]), math.prod(update.shape[first:]))
+        return update * (_MUON_RMS * math.sqrt(size))
+
+    def rule(names: Sequence[str], _: jax.Array) -> str:
+        return "muon" if is_stacked(names) and names[-1] == "kernel" else "adamw"
+
+    muon = optax.chain(
+        optax.contrib.scale_by_muon(weight_dimension_numbers=lambda tree: _map_with_names(dimension_numbers, tree)),
+        optax.stateless(lambda updates, _: _map_with_names(scale, updates)),
+    )
+    rules: dict[Any, optax.GradientTransformation] = {"muon": muon, "adamw": optax.scale_by_adam(b1, b2, eps)}
+    return optax.partition(rules, lambda params: _map_with_names(rule, nn.unbox(params)))
 
 
 def divide_by_gradient_rms(adamw: optax.GradientTransformation, b2: float, eps: float) -> optax.GradientTransformation:
@@ -250,7 +285,7 @@ def make_optimizer(config: OptimizerConfig) -> Optimizer:
 
 @functools.cache
 def _make_optimizer(config: OptimizerConfig) -> Optimizer:
-    scale_by_adam = scale_by_bert_adam if config.name == "bert_adam" else optax.scale_by_adam
+    scale_by_adam = {"bert_adam": scale_by_bert_adam, "muon": scale_by_muon}.get(config.name, optax.scale_by_adam)
     has_layer_decay = config.layer_decay < 1
     rules = [
         scale_by_adam(config.b1, config.b2, config.eps),
