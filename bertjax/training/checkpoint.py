@@ -21,6 +21,7 @@ from etils import epath
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from bertjax.config.fields import differences
+from bertjax.config.load import load_saved_config
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.training.checkpoint_metadata import (
     CheckpointMetadata,
@@ -205,6 +206,32 @@ class Checkpoints:
         initial = init()
         sums = {name: fields["sums"].get(name, initial.sums[name]) for name in abstract.sums}
         return initial.replace(**{**fields, "sums": sums})
+
+
+def restore_opt_state(checkpoint: epath.Path, abstract: TrainState, optimizer: str) -> Any:
+    """Restores the optimizer state of another run. Raises a UsageError if its optimizer or parameters differ."""
+    metadata = read_metadata(checkpoint)
+    needed = array_shapes({"params": abstract.params, "opt_state": abstract.opt_state})
+    config = load_saved_config(workdir_of(checkpoint) / "config.json")
+    name = config.to_dict().get("optimizer", {}).get("name")
+    saved = {name: shape for name, shape in metadata.arrays.items() if name.startswith(("params/", "opt_state/"))}
+    changes = differences(saved, needed)
+    changes += [f"optimizer.name: {name} -> {optimizer}"] if name != optimizer else []
+    if changes:
+        raise UsageError(
+            f"{checkpoint} has no optimizer state for this run ({changes[-1]}); use its optimizer, "
+            "model and vocabulary, or omit --keep_optimizer"
+        )
+    training = _as_items(_saved_fields(abstract, metadata), abstract.eval_field)["training"]
+    args = ocp.args.PyTreeRestore(training, restore_args=ocp.checkpoint_utils.construct_restore_args(training))
+    try:
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+            restored = checkpointer.restore(checkpoint / "training", args=args)
+        check_fingerprint("training", restored, metadata)
+    except Exception as error:  # Orbax raises many exception types on damaged files.
+        raise_unless_damage(error, checkpoint)
+        raise BertjaxError(f"checkpoint {checkpoint} is damaged ({first_line(error)}); use an older one") from error
+    return restored["opt_state"]
 
 
 def _as_items(fields: dict[str, Any], eval_field: str) -> dict[str, Any]:
