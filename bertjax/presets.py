@@ -72,11 +72,22 @@ def finetuning_config(task: str, size: str = "") -> ConfigDict:
 
 
 def make_quick(config: ConfigDict, seq_len: int) -> None:
-    """Reduces a fine-tuning config to a few steps, which take less than a minute on a CPU."""
+    """Reduces a config to a few steps, at least one per phase, which take less than a minute on a CPU."""
     config.steps = 4
+    if phases := config.get("phases", ()):
+        config.steps = config.eval_every = config.checkpoint_every = 2 * len(phases)
+        config.optimizer.warmup_steps, config.data.eval_rows = 1, 64
+        config.phases = tuple(
+            {**each, "share": 1, "seq_len": each["seq_len"] // 16, "batch_size": 8} for each in phases
+        )
     config.log_every = 2
     config.data.batch_size = 8
     config.data.seq_len = seq_len
+
+
+def phase_of(tokens: float, batch_size: int, seq_len: int, **fields: Any) -> dict[str, Any]:
+    """Returns a phase of `tokens` tokens. Its share is its number of steps."""
+    return {"share": tokens / (batch_size * seq_len), "batch_size": batch_size, "seq_len": seq_len, **fields}
 
 
 def named_grid(name: str) -> list[Setting]:

@@ -37,8 +37,6 @@ def get_config(args: ConfigDict) -> ConfigDict:
     config.data.seq_len = args.seq_len
     config.data.objective = args.objective
     config.data.batch_size = _TOKENS_PER_BATCH // args.seq_len if args.batch == "tokens" else _ROWS_PER_BATCH
-    config.long_phase.share = 0.1 if args.phases == 2 else 0.0
-    config.long_phase.keep_tokens_per_batch = args.batch == "tokens"
     if args.quick:
         config.steps = 20
         config.log_every = 5
@@ -47,4 +45,8 @@ def get_config(args: ConfigDict) -> ConfigDict:
         config.optimizer.warmup_steps = 5
         config.data.batch_size = 8
         config.data.eval_rows = 64
+    if args.phases == 2:
+        # The rows are 512 tokens long. By default, a batch has as many tokens as in the first phase.
+        rows = {} if args.batch == "tokens" else {"batch_size": config.data.batch_size}
+        config.phases = ({"share": 0.9}, {"share": 0.1, "seq_len": 512, **rows})
     return config

@@ -35,8 +35,7 @@ def get_config(args: ConfigDict) -> ConfigDict:
     config.data.seq_len = 64
     config.data.batch_size = 16
     config.data.eval_rows = 1024
-    config.long_phase.share = 0.1
-    config.long_phase.seq_len = 256
+    config.phases = ({"share": 0.9}, {"share": 0.1, "seq_len": 256})
     config.steps = 10 if args.quick else args.steps
     config.log_every = 5 if args.quick else 200
     config.eval_every = 5 if args.quick else 4000

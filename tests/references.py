@@ -10,6 +10,7 @@ from commanding import commands
 from bertjax.cli.main import build_parser
 from bertjax.config.fields import Field, iter_fields
 from bertjax.config.run import RunConfig
+from bertjax.data.pretraining.config import PhaseConfig
 from bertjax.tasks.build import TASKS, config_class
 from bertjax.tasks.finetuning.config import FinetuningConfig
 
@@ -70,6 +71,7 @@ def configs_page() -> str:
     sections = [
         ("Every run", run, {}),
         ("Pre-training", pretraining, run),
+        ("Items of `phases`", {field.path: field for field in iter_fields(PhaseConfig(), "phases[].")}, {}),
         ("Continued pre-training", _fields(config_class("adaptation")()), pretraining),
         ("Fine-tuning", finetuning, run),
     ]

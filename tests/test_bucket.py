@@ -22,6 +22,7 @@ from bertjax.model.config import ModelConfig
 from bertjax.model.heads import EncoderModel
 from bertjax.training import workdir
 from bertjax.training.checkpoint import Checkpoints, is_complete, resolve_checkpoint_path
+from bertjax.training.checkpoint_metadata import model_metadata
 from bertjax.training.metrics import JsonlWriter, read_lines
 from bertjax.training.state import TrainState
 
@@ -173,7 +174,7 @@ def test_save_retries_lost_connections_and_fails_without_permission(stored):
             raise bucket.Refusal(403, "nobody does not have storage.objects.create access")
 
     stored.fault = lose_the_first
-    checkpoints = Checkpoints(place, 2, EncoderModel(ModelConfig()))
+    checkpoints = Checkpoints(place, 2, lambda _: model_metadata(EncoderModel(ModelConfig())))
     checkpoints.save(state_of(1))
     checkpoints.wait()
     assert len(lost) == 2 and is_complete(checkpoints.path(1))
@@ -192,7 +193,7 @@ def test_save_retries_lost_connections_and_fails_without_permission(stored):
     while written != stored.last_generation:
         written = stored.last_generation
         time.sleep(2)
-    again = Checkpoints(place, 2, EncoderModel(ModelConfig()))
+    again = Checkpoints(place, 2, lambda _: model_metadata(EncoderModel(ModelConfig())))
     # Orbax deletes the unfinished checkpoint in a background thread.
     deadline = time.monotonic() + 60
     while stored.names("runs/a/checkpoints/2/"):

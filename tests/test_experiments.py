@@ -22,7 +22,7 @@ every_experiment = pytest.mark.parametrize("file", FILES, ids=lambda file: file.
 
 
 def tokens(config) -> int:
-    phases = complete(parse_config(config)).phases
+    phases = complete(parse_config(config)).resolved_phases
     return sum((phase.stop_step - phase.start_step) * phase.batch_size * phase.seq_len for phase in phases)
 
 

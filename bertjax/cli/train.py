@@ -1,9 +1,12 @@
 """`bertjax train`: pre-training or fine-tuning of a model."""
 
 import argparse
+import logging
 
 from bertjax.cli.common import join_cluster, open_init_checkpoint, parse_run_config, print_result
-from bertjax.cli.parser import DISTRIBUTED, INIT_FROM, PROFILE, REQUIRED_CONFIG, command, option
+from bertjax.cli.parser import DISTRIBUTED, INIT_FROM, PROFILE, REQUIRED_CONFIG, command, flag, option
+
+logger = logging.getLogger(__name__)
 
 
 @command(
@@ -13,6 +16,7 @@ from bertjax.cli.parser import DISTRIBUTED, INIT_FROM, PROFILE, REQUIRED_CONFIG,
         "--workdir", "folder of checkpoints, metrics and curves; resumed if it exists", required=True, metavar="DIR"
     ),
     *(INIT_FROM, DISTRIBUTED, PROFILE),
+    flag("--keep_optimizer", "start pre-training with the optimizer state of --init_from, at step 0 of the schedule"),
     option(
         "--tracker",
         "experiment tracker to log metrics to; repeat the option to use both trackers",
@@ -23,6 +27,7 @@ from bertjax.cli.parser import DISTRIBUTED, INIT_FROM, PROFILE, REQUIRED_CONFIG,
 )
 def train(args: argparse.Namespace) -> None:
     """Trains a model, or resumes training from the last checkpoint of the workdir."""
+    from bertjax.convert.huggingface import export_problem
     from bertjax.training.cached_features import build_training_task
     from bertjax.training.checkpoint_config import complete
     from bertjax.training.multihost import exit_on_host_error
@@ -38,5 +43,8 @@ def train(args: argparse.Namespace) -> None:
         # With `feature_head.features` and a single process, this also runs the frozen encoder once over the data and
         # caches its output.
         task = build_training_task(config, init_from)
+        if problem := export_problem(task.objective.model.config):
+            logger.info(f"checkpoints of this run cannot be exported: {problem}")
         steps = parse_steps(args.profile)
-        print_result(run(task, args.workdir, init_from, profile_steps=steps, trackers=args.tracker))
+        keeps = {"keep_optimizer": args.keep_optimizer}
+        print_result(run(task, args.workdir, init_from, profile_steps=steps, trackers=args.tracker, **keeps))

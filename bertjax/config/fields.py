@@ -58,11 +58,11 @@ def to_config_dict(config: Section) -> ConfigDict:
     return values
 
 
-def from_config_dict(default: _Config, values: ConfigDict, path: str = "config") -> _Config:
-    """Returns `default` with the values of a ConfigDict. Error messages start with `path`."""
+def from_config_dict(default: _Config, values: ConfigDict | dict[str, Any], path: str = "config") -> _Config:
+    """Returns `default` with the values of a dictionary. Error messages start with `path`."""
     types = _field_types(type(default))
-    if not isinstance(values, ConfigDict):
-        raise UsageError(f"{path} is {shortened(repr(values))}; it must be a ConfigDict")
+    if not isinstance(values, (ConfigDict, dict)):
+        raise UsageError(f"{path} is {shortened(repr(values))}; it must be a dictionary of fields")
     if unknown := sorted({*values} - {*types}):
         raise UsageError(f"{path} contains unknown fields: {', '.join(unknown)}; use one of {', '.join(sorted(types))}")
     changes: dict[str, Any] = {}
@@ -147,7 +147,18 @@ def with_defaults(config_class: type, values: dict[str, Any]) -> dict[str, Any]:
         nested = {name: merge(defaults[name], values[name]) for name in values if isinstance(defaults.get(name), dict)}
         return {**defaults, **values, **nested}
 
-    return merge(dataclasses.asdict(config_class()), values)
+    return merge(dataclasses.asdict(config_class()), replace_long_phase(values))
+
+
+def replace_long_phase(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns a saved config with `phases` instead of the section `long_phase` of earlier versions."""
+    if not (long := values.get("long_phase")):
+        return values
+    second = {name: long[name] for name in ("share", "seq_len", "max_predictions") if long[name]}
+    if not long["keep_tokens_per_batch"]:
+        second["batch_size"] = values["data"]["batch_size"]
+    values = {name: value for name, value in values.items() if name != "long_phase"}
+    return {**values, "phases": [{"share": 1 - long["share"]}, second] if long["share"] else []}
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:

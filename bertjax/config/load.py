@@ -10,7 +10,7 @@ from typing import Any
 from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
-from bertjax.config.fields import parse_value
+from bertjax.config.fields import parse_value, replace_long_phase
 from bertjax.errors import UsageError
 from bertjax.utils.io import read_json_object
 
@@ -86,7 +86,7 @@ def load_saved_config(file: os.PathLike) -> ConfigDict:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"cannot read the config {file}: {reason}; use the config.json of a workdir") from error
-    return ConfigDict(_with_tuples(values))
+    return ConfigDict(_with_tuples(replace_long_phase(values)))
 
 
 def _with_tuples(value: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import ClassVar
 from bertjax.errors import UsageError
 from bertjax.utils.sections import Section, bounded
 
-NAMES = ("bert_adam", "adamw", "stable_adamw", "lamb")
+NAMES = ("bert_adam", "adamw", "stable_adamw", "lamb", "muon")
 # Schedules, and the learning rate after warm-up in words.
 SCHEDULES = {
     "bert": "linear decay",
@@ -20,7 +20,9 @@ class OptimizerConfig(Section):
     """Optimizer and its hyperparameters.
 
     Attributes:
-      name: optimizer: `bert_adam`, `adamw`, `stable_adamw` (arXiv 2304.13013, Algorithm 2) or `lamb`.
+      name: optimizer: `bert_adam`, `adamw`, `stable_adamw` (arXiv 2304.13013, Algorithm 2), `lamb` or `muon`: Muon for
+        the kernels of the encoder's layers, with momentum 0.95 and updates as large as Adam's (arXiv 2502.16982), and
+        AdamW for all other parameters.
       learning_rate: rate at which linear warm-up ends.
       schedule: learning rate after warm-up: `bert`, `learning_rate * (1 - s / steps)` at step s, as in
         google-research/bert; `cosine`, a half cosine from `learning_rate` to 0; or `warmup_stable_decay`, constant, and

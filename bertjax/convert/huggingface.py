@@ -139,6 +139,15 @@ def _read_config(hf_config: dict[str, Any], file: Path) -> tuple[Family, ModelCo
     return family, model_config(family, hf_config, file), output_kind, labels
 
 
+def export_problem(config: ModelConfig) -> str:
+    """Returns why Hugging Face's format cannot express an architecture, or ""."""
+    try:
+        _make_config(PortableCheckpoint(config, {}, None), "")
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
 def _make_config(checkpoint: PortableCheckpoint, class_name: str) -> dict[str, Any]:
     """Returns the content of `config.json`. Raises a UsageError for an architecture that it cannot express."""
     family, config = checkpoint.family, checkpoint.config

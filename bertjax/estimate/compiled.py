@@ -57,7 +57,8 @@ def lowered_step(
     key = jax.eval_shape(lambda: jax.random.key(0))
     scalar = jax.ShapeDtypeStruct((), jnp.float32, sharding=replicated(mesh))
     step = make_train_step(task.objective, optimizer, mesh, settings.grad_accum_steps)
-    schedule = jax.tree.map(lambda _: scalar, make_schedule(settings.optimizer, task.warmup_steps, task.total_steps))
+    schedule = make_schedule(settings.optimizer, task.warmup_steps, task.total_steps, task.phase_peaks)
+    schedule = jax.tree.map(lambda leaf: scalar.update(shape=jnp.shape(leaf)), schedule)
     lowered = step.lower(state, batch, key, schedule)
     trees = {"parameters": state.params, "optimizer": state.opt_state, "batch": batch}
     return lowered, {name: _device_bytes(tree) for name, tree in trees.items()}

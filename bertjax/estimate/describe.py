@@ -120,7 +120,8 @@ def _describe_schedule(task: Task) -> list[str]:
     """Returns the lines that describe steps, warm-up and total FLOPs, or [] if `task.has_schedule` is False."""
     if not task.has_schedule:
         return []
-    make_schedule(task.config.optimizer, task.warmup_steps, task.total_steps)  # Raises if training would raise.
+    # Raises if training would raise.
+    make_schedule(task.config.optimizer, task.warmup_steps, task.total_steps, task.phase_peaks)
     cost = task.run_cost_before(task.total_steps)
     start = f" from step {task.config.optimizer.head_steps:,}" if task.config.optimizer.head_steps else ""
     shape = SCHEDULES[task.config.optimizer.schedule]

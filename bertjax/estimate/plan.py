@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.metadata
+import itertools
 import logging
 import math
 from typing import Any
@@ -92,7 +93,7 @@ def plan_run(task: Task, topology: str, slices: int, mfu: float, price_per_chip_
     chip, chips, devices = chip_of(topology), chips_in(topology) * slices, tpu_devices(topology, slices)
     mesh, model = make_mesh(task.config.mesh, devices), task.objective.model.config.resolve("tpu")
     params = abstract_state(task.objective, make_optimizer(task.config.optimizer), mesh).params
-    steps = task.phase_steps
+    steps = [stop - start for start, stop in itertools.pairwise([0, *(stop for stop, _ in task.phase_peaks)])]
     phases, start = [], 0
     for index, count in enumerate(steps):
         logger.info(f"compiling phase {index + 1} of {len(steps)} for {chips:,} chips of {chip.name}")

@@ -16,6 +16,8 @@ LAYER_NORM, RMS_NORM = NORMS = ("layer_norm", "rms_norm")
 # Positions: learned embeddings, or rotations of queries and keys by halves of a head or by adjacent pairs.
 ABSOLUTE, ROTARY, ROTARY_PAIRS = POSITIONS = ("absolute", "rotary", "rotary_pairs")
 DTYPES = (AUTO, "float32", "bfloat16")
+# Fields of rotary positions that training phases may change.
+ROPE_THETAS = ("global_rope_theta", "local_rope_theta")
 # `auto` in a run of at least LONG_RUN_STEPS steps.
 AUTO_LONG_RUN = "auto_long_run"
 SCAN_LAYERS = (AUTO, AUTO_LONG_RUN, "true", "false")

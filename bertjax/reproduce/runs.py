@@ -144,7 +144,7 @@ def pretraining(
     flags = _last_of_each_field(flags)
     settings: Any = experiment_config(config, flags)
     model, flops = settings.model_config(scale.vocab_size), 0.0
-    for phase in settings.phases:
+    for phase in settings.resolved_phases:
         tokens = (phase.stop_step - phase.start_step) * phase.batch_size * phase.seq_len
         predictions = phase.seq_len - 2 if all_tokens else round(0.15 * phase.seq_len)
         flops += tokens * flops_per_token(model, phase.seq_len, predictions)

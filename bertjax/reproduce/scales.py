@@ -154,7 +154,7 @@ _SCALES = {
         # 128 tokens, because only 15 % of the pairs in rows of 32 are consecutive sentences.
         pretraining_overrides=(
             *("--config.optimizer.learning_rate=1e-3", "--config.data.seq_len=32", "--config.data.batch_size=32"),
-            *("--config.long_phase.share=0.5", "--config.long_phase.seq_len=128"),
+            "--config.phases=({'share': 0.5}, {'share': 0.5, 'seq_len': 128})",
         ),
         # With packing, a step contains as many tokens as in runs without sentence pairs.
         sentence_pair_overrides=("--config.data.packing=true",),

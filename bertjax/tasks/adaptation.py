@@ -84,7 +84,7 @@ class AdaptationTask(PretrainingTask):
         if not self._general:
             yield from super().train_batches(start_step, shard)
             return
-        for phase in self.config.phases:
+        for phase in self.phases:
             if start_step < phase.stop_step:
                 first = max(start_step, phase.start_step)
                 domain = self.phase_batches(

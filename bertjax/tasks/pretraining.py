@@ -1,5 +1,6 @@
 """Pre-training on a prepared corpus: masked LM with next-sentence prediction, and variants (section 3.1)."""
 
+import dataclasses
 import functools
 import logging
 import math
@@ -10,10 +11,11 @@ from bertjax.data.corpus.local_copy import open_anywhere
 from bertjax.data.corpus.store import Corpus, has_single_sentences
 from bertjax.data.corpus.vocabulary import Vocabulary, vocabulary_files
 from bertjax.data.pretraining.baseline import mean_piece_bytes
-from bertjax.data.pretraining.config import Phase
+from bertjax.data.pretraining.config import Masking, Phase
 from bertjax.data.pretraining.pairs import NEXT_SENTENCE
 from bertjax.data.shard import SINGLE_SHARD, DataShard
 from bertjax.errors import UsageError
+from bertjax.model.config import ROPE_THETAS
 from bertjax.tasks.objectives.config import PretrainingConfig
 from bertjax.tasks.objectives.pretraining import PretrainingObjective
 from bertjax.tasks.objectives.step_cost import StepCost
@@ -36,8 +38,8 @@ class PretrainingTask(Task):
     tokens are masked), `postprocess_batches` (for example, to set next-sentence labels to -1), the loss, the baseline
     and the cost of a step.
 
-    `config.phases` contains one `Phase`, or two with `config.long_phase` (in the paper, length 128, then 512). A phase
-    is a range of steps with one batch shape.
+    `phases` are ranges of steps with one batch shape (in the paper, length 128, then 512). Each has an objective,
+    because rotary positions may differ. `objective` is that of the last phase.
     """
 
     eval_first = True
@@ -53,14 +55,19 @@ class PretrainingTask(Task):
             raise _no_corpus()
         vocab_size = self._vocabulary.size if self._corpus else config.vocab_size
         model_config = config.model_config(vocab_size)
-        self.objective = config.objective_class.for_model(model_config, config.data)
+        self.phases = config.resolved_phases
+        self._objectives = []
+        for phase in self.phases:
+            model = dataclasses.replace(model_config, **{name: getattr(phase.config, name) for name in ROPE_THETAS})
+            self._objectives.append(config.objective_class.for_model(model, config.data))
+        self.objective = self._objectives[-1]
         self.can_add_pieces = self.objective.can_add_pieces
         self.total_steps, self.warmup_steps = config.steps, config.optimizer.warmup(config.steps)
         self.eval_every, self.checkpoint_every = config.eval_every, config.checkpoint_every
-        self.batch_sizes = tuple(phase.batch_size for phase in config.phases)
+        self.batch_sizes = tuple(phase.batch_size for phase in self.phases)
         # `eval_rows=0` evaluates all held-out rows. Their number is unknown here, so `num_eval_batches` is then 0.
-        self.num_eval_batches = -(-config.data.eval_rows // config.phases[0].batch_size)
-        self.notes = tuple(_describe_phase(phase, self.objective) for phase in config.phases)
+        self.num_eval_batches = -(-config.data.eval_rows // self.phases[0].batch_size)
+        self.notes = tuple(_describe_phase(phase, self.objective) for phase in self.phases)
         if self._corpus:
             self.workdir_files = vocabulary_files(self._vocabulary)
             self.data_hash = self._corpus.fingerprint
@@ -86,8 +93,11 @@ class PretrainingTask(Task):
         self._eval_dataset = functools.cache(self._make_eval_dataset)
 
     @property
-    def phase_steps(self) -> tuple[int, ...]:
-        return tuple(phase.stop_step - phase.start_step for phase in self.config.phases)
+    def phase_peaks(self) -> tuple[tuple[int, float], ...]:
+        return tuple((phase.stop_step, phase.config.learning_rate) for phase in self.phases)
+
+    def objective_at(self, step: int) -> PretrainingObjective:
+        return self._objectives[sum(step > phase.stop_step for phase in self.phases[:-1])]
 
     @functools.cached_property
     def _vocabulary(self) -> Vocabulary:
@@ -98,7 +108,7 @@ class PretrainingTask(Task):
         return mean_piece_bytes(self._vocabulary, self._require_corpus().heldout.tokens)
 
     def train_batches(self, start_step: int, shard: DataShard) -> Iterator[NumpyBatch]:
-        for phase in self.config.phases:
+        for phase in self.phases:
             if start_step < phase.stop_step:
                 yield from self.phase_batches(phase, max(start_step, phase.start_step), shard)
 
@@ -111,7 +121,7 @@ class PretrainingTask(Task):
             self._require_corpus(),
             phase,
             source=self.objective.row_source(self.config.data.packing),
-            masking=self.config.data.masking,
+            masking=phase.masking,
             seed=self.config.seed,
             dupe_factor=self.config.data.dupe_factor,
             start_step=start_step,
@@ -127,12 +137,12 @@ class PretrainingTask(Task):
 
     def cost_before(self, step: int) -> StepCost:
         total = StepCost()
-        for phase in self.config.phases:
+        for phase in self.phases:
             total += self.objective.step_cost(phase, max(0, min(step, phase.stop_step) - phase.start_step))
         return total
 
     def axis_sizes(self, phase: int = 0) -> dict[str, int]:
-        return self.objective.axis_sizes(self.config.phases[phase])
+        return self.objective.axis_sizes(self.phases[phase])
 
     def format_row(self, batch: NumpyBatch, row: int) -> str:
         return self.objective.row_source(self.config.data.packing).format_row(batch, row, self._vocabulary)
@@ -170,12 +180,12 @@ class PretrainingTask(Task):
         from bertjax.data.pretraining.batches import eval_dataset
 
         # All evaluations have the batch shape of the first phase, so that they are comparable.
-        data, phase = self.config.data, self.config.phases[0]
+        data, phase = self.config.data, self.phases[0]
         return eval_dataset(
             self._require_corpus(),
             phase,
             source=self.objective.row_source(packed=False),
-            masking=data.masking,
+            masking=phase.masking,
             max_rows=data.eval_rows or None,
             shard=shard,
         )
@@ -199,4 +209,5 @@ def _describe_phase(phase: Phase, objective: PretrainingObjective) -> str:
         f"steps {phase.start_step:,} to {phase.stop_step:,}: {phase.batch_size:,} rows of {phase.seq_len} tokens"
         f"{packed}, {positions:,} positions per batch, {phase.row_predictions} predictions per row, "
         f"{objective.flops_per_token(phase) / 1e6:,.1f} MFLOPs per token, {steps * positions:,} positions"
+        + (f", {phase.masking.rate:.0%} masked" if phase.masking.rate != Masking().rate else "")
     )

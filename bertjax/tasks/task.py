@@ -164,9 +164,13 @@ class Task:
         self.other_tasks: dict[str, Task] = {}
 
     @property
-    def phase_steps(self) -> tuple[int, ...]:
-        """Number of steps of each training phase. All batches of a phase have the same shape."""
-        return (self.total_steps,)
+    def phase_peaks(self) -> tuple[tuple[int, float], ...]:
+        """Last step and peak learning rate of each training phase. All batches of a phase have the same shape."""
+        return ((self.total_steps, self.config.optimizer.learning_rate),)
+
+    def objective_at(self, step: int) -> Objective:
+        """Returns the objective of update number `step`, counted from 1, and of a checkpoint with `step` updates."""
+        return self.objective
 
     def train_batches(self, start_step: int, shard: DataShard) -> Iterator[NumpyBatch]:
         """Yields the shard's rows of each training batch, starting at `start_step`."""

@@ -133,7 +133,7 @@ def make_bench_step(task: Task) -> tuple[Callable[..., TrainState], TrainState, 
     optimizer = make_optimizer(config.optimizer)
     state = init_state(task.objective, optimizer, mesh, jax.random.key(config.seed))
     key = jax.device_put(jax.random.key(config.seed + 1), replicated(mesh))
-    schedule = make_schedule(config.optimizer, task.warmup_steps, task.total_steps)
+    schedule = make_schedule(config.optimizer, task.warmup_steps, task.total_steps, task.phase_peaks)
     inputs = (put_batch(benchmark_batch(task)[0], mesh), key, schedule)
     return make_train_step(task.objective, optimizer, mesh, config.grad_accum_steps), state, inputs
 
@@ -153,7 +153,7 @@ def bench_input(task: PretrainingTask, seconds: float) -> dict[str, Any]:
     `seconds_to_first_batch` includes opening or building the pair index.
     """
     # The benchmark stops at a time limit, long before this number of steps.
-    phase = dataclasses.replace(task.config.phases[0], stop_step=1 << 40)
+    phase = dataclasses.replace(task.phases[0], stop_step=1 << 40)
     started = time.perf_counter()
     stream = task.phase_batches(phase, phase.start_step, SINGLE_SHARD)
     first_batches = [next(stream)]

@@ -14,7 +14,6 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
@@ -22,13 +21,13 @@ from etils import epath
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from bertjax.config.fields import differences
+from bertjax.config.load import load_saved_config
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.training.checkpoint_metadata import (
     CheckpointMetadata,
     array_shapes,
     check_fingerprint,
     fingerprint,
-    model_metadata,
     raise_unless_damage,
     read_metadata,
 )
@@ -74,13 +73,13 @@ class KeepPeriodic(preservation_policy.PreservationPolicy):
 class Checkpoints:
     """Wrapper of `orbax.checkpoint.CheckpointManager` for the checkpoints of one workdir."""
 
-    def __init__(self, workdir: epath.Path, keep: int, model: nn.Module, every: int = 1) -> None:
+    def __init__(self, workdir: epath.Path, keep: int, model: Callable[[int], dict[str, Any]], every: int = 1) -> None:
         """Opens or creates `workdir/checkpoints`, and removes incomplete checkpoints of interrupted saves.
 
         `keep` and `every` are the arguments of `KeepPeriodic`. The checkpoint with the best score is kept as well. The
-        metadata of each checkpoint describes `model`. Raises a BertjaxError if the checkpoints cannot be listed.
+        metadata of a step contains `model(step)`, of `model_metadata`. Raises a BertjaxError if they cannot be listed.
         """
-        self._workdir, self._folder, self._model = workdir, workdir / CHECKPOINTS, model_metadata(model)
+        self._workdir, self._folder, self._model = workdir, workdir / CHECKPOINTS, model
         score = operator.itemgetter(_SCORE)
         best = preservation_policy.BestN(get_metric_fn=score, n=1, keep_checkpoints_without_metrics=False)
         options = ocp.CheckpointManagerOptions(
@@ -116,7 +115,7 @@ class Checkpoints:
         items = _as_items(vars(state), state.eval_field)
         fingerprints = {name: fingerprint(tree) for name, tree in items.items()}
         arrays = array_shapes(state)
-        metadata = CheckpointMetadata(step, **self._model, fingerprints=fingerprints, arrays=arrays, score=score)
+        metadata = CheckpointMetadata(step, **self._model(step), fingerprints=fingerprints, arrays=arrays, score=score)
         args = ocp.args.Composite(
             **{name: ocp.args.PyTreeSave(tree) for name, tree in items.items()},
             meta=ocp.args.JsonSave(dataclasses.asdict(metadata)),
@@ -165,7 +164,7 @@ class Checkpoints:
             try:
                 metadata = read_metadata(self.path(step))
                 saved = {"model": metadata.model, "architecture": metadata.architecture, "arrays": metadata.arrays}
-                run = {**self._model, "arrays": array_shapes(_saved_fields(abstract, metadata))}
+                run = {**self._model(step), "arrays": array_shapes(_saved_fields(abstract, metadata))}
                 changes = differences(saved, run)
                 state = None if changes else self._restore(step, metadata, abstract, init)
             except Exception as error:  # Orbax and its dependencies raise many exception types on damaged files.
@@ -207,6 +206,32 @@ class Checkpoints:
         initial = init()
         sums = {name: fields["sums"].get(name, initial.sums[name]) for name in abstract.sums}
         return initial.replace(**{**fields, "sums": sums})
+
+
+def restore_opt_state(checkpoint: epath.Path, abstract: TrainState, optimizer: str) -> Any:
+    """Restores the optimizer state of another run. Raises a UsageError if its optimizer or parameters differ."""
+    metadata = read_metadata(checkpoint)
+    needed = array_shapes({"params": abstract.params, "opt_state": abstract.opt_state})
+    config = load_saved_config(workdir_of(checkpoint) / "config.json")
+    name = config.to_dict().get("optimizer", {}).get("name")
+    saved = {name: shape for name, shape in metadata.arrays.items() if name.startswith(("params/", "opt_state/"))}
+    changes = differences(saved, needed)
+    changes += [f"optimizer.name: {name} -> {optimizer}"] if name != optimizer else []
+    if changes:
+        raise UsageError(
+            f"{checkpoint} has no optimizer state for this run ({changes[-1]}); use its optimizer, "
+            "model and vocabulary, or omit --keep_optimizer"
+        )
+    training = _as_items(_saved_fields(abstract, metadata), abstract.eval_field)["training"]
+    args = ocp.args.PyTreeRestore(training, restore_args=ocp.checkpoint_utils.construct_restore_args(training))
+    try:
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+            restored = checkpointer.restore(checkpoint / "training", args=args)
+        check_fingerprint("training", restored, metadata)
+    except Exception as error:  # Orbax raises many exception types on damaged files.
+        raise_unless_damage(error, checkpoint)
+        raise BertjaxError(f"checkpoint {checkpoint} is damaged ({first_line(error)}); use an older one") from error
+    return restored["opt_state"]
 
 
 def _as_items(fields: dict[str, Any], eval_field: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from bertjax.config.run import DATA_FILES, DATA_PATHS, RunConfig
 from bertjax.data.corpus.vocabulary import ENTRY
 from bertjax.data.finetuning.tables import TFDS_PREFIX
 from bertjax.errors import UsageError
-from bertjax.model.config import AUTO, Architecture, ModelConfig, size_fields
+from bertjax.model.config import AUTO, ROPE_THETAS, Architecture, ModelConfig, size_fields
 from bertjax.tasks.build import parse_config
 from bertjax.tasks.finetuning.config import SPLITS
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER, read_output_layer
@@ -43,13 +43,14 @@ def complete(config: RunConfig, init_from: str | epath.Path | None = None, workd
 
     Raises a UsageError if a field of the architecture differs from that of the checkpoint.
     """
-    data, optimizer = _with_absolute_paths(config.data), config.optimizer
+    data, optimizer, thetas = _with_absolute_paths(config.data), config.optimizer, {}
     if workdir is not None and has_checkpoints(folder := resolve_checkpoint_path(workdir)):
+        saved = load_saved_config(folder / CONFIG)
         if optimizer.head_steps < 0:
-            saved = load_saved_config(folder / CONFIG).optimizer.get("head_steps", 0)
-            optimizer = dataclasses.replace(optimizer, head_steps=saved)
+            optimizer = dataclasses.replace(optimizer, head_steps=saved.optimizer.get("head_steps", 0))
         if init_from is None and config.model.hidden_size is None:
             init_from = folder
+            thetas = {name: saved.model[name] for name in ROPE_THETAS if name in saved.model}
     checkpoint = None if init_from is None else find_checkpoint(init_from)
     if checkpoint is None:
         is_sized = not {*size_fields("base")} & {*config.model.unset}
@@ -57,7 +58,8 @@ def complete(config: RunConfig, init_from: str | epath.Path | None = None, workd
         unset = {name: getattr(defaults, name) for name in config.model.unset if name != "vocab_size"}
         model = dataclasses.replace(config.model, **unset)
     else:
-        model = _with_architecture(config.model, saved_architecture(checkpoint), checkpoint, config.has_data)
+        architecture = dataclasses.replace(saved_architecture(checkpoint), **thetas)
+        model = _with_architecture(config.model, architecture, checkpoint, config.has_data)
         if getattr(data, "vocabulary", None) == "":
             data = dataclasses.replace(data, vocabulary=str(workdir_of(checkpoint) / ENTRY))
     if optimizer.head_steps < 0:
@@ -94,6 +96,10 @@ def checkpoint_config(checkpoint: epath.Path, overrides: Sequence[str]) -> RunCo
         saved.data.vocabulary = str(workdir / ENTRY)
     if "labels" in saved.data:
         saved.data.labels = _labels(saved.data, checkpoint)
+    if "phases" in saved:  # The rotary positions are those of the checkpoint's phase.
+        items = [{name: value for name, value in item.items() if name not in ROPE_THETAS} for item in saved.phases]
+        saved.phases = tuple(items)
+        saved.model.update({name: getattr(saved_architecture(checkpoint), name) for name in ROPE_THETAS})
     return complete(parse_config(apply_overrides(saved, overrides)), checkpoint)
 
 

@@ -25,25 +25,25 @@ logger = logging.getLogger(__name__)
 
 
 def evaluate(
-    task: Task, mesh: Mesh, params: Any, heartbeat: Callable[[], None] = lambda: None
+    task: Task, mesh: Mesh, params: Any, heartbeat: Callable[[], None] = lambda: None, step: int | None = None
 ) -> tuple[dict[str, float], list[dict[str, np.ndarray]]]:
-    """Evaluates parameters on a task and on its `other_tasks`. Calls `heartbeat` after each batch.
+    """Evaluates parameters, after `step` updates, on a task and its `other_tasks`. Calls `heartbeat` after each batch.
 
     Returns the metrics of all tasks, and the outputs of each evaluation batch of `task`.
     """
-    means, outputs = predict(task, mesh, params, heartbeat)
+    means, outputs = predict(task, mesh, params, heartbeat, step)
     values = dict(task.evaluate(means, outputs))
     for prefix, other in task.other_tasks.items():
-        other_values, _ = evaluate(other, mesh, params, heartbeat)
+        other_values, _ = evaluate(other, mesh, params, heartbeat, step)
         values |= {f"{prefix}_{name}": value for name, value in other_values.items()}
     return values, outputs
 
 
 def predict(
-    task: Task, mesh: Mesh, params: Any, heartbeat: Callable[[], None] = lambda: None
+    task: Task, mesh: Mesh, params: Any, heartbeat: Callable[[], None] = lambda: None, step: int | None = None
 ) -> tuple[dict[str, float], list[dict[str, np.ndarray]]]:
     """Returns the mean of each metric, including the total loss, and the outputs of each evaluation batch in order."""
-    eval_step = make_eval_step(task.objective, mesh)
+    eval_step = make_eval_step(task.objective if step is None else task.objective_at(step), mesh)
     names = [metric.name for metric in task.objective.metrics]
     sums = jax.jit(lambda: {name: jnp.zeros(2) for name in names}, out_shardings=replicated(mesh))()
     outputs = []

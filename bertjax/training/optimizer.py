@@ -1,4 +1,4 @@
-"""Optimizers (BERT's Adam, AdamW, StableAdamW and LAMB), layer-wise learning-rate decay, and learning-rate schedules.
+"""Optimizers (BERT's Adam, AdamW, StableAdamW, LAMB, Muon), layer-wise learning-rate decay, and schedules.
 
 Defaults and schedule follow google-research/bert `optimization.py`. Gradients are clipped to global norm 1.0. Adam has
 no bias correction, and its eps is 1e-6. Weight decay 0.01 is decoupled and skips LayerNorm and biases. The learning
@@ -8,9 +8,11 @@ the first update has rate 0, and the rate drops at the end of warm-up.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,11 +23,23 @@ from bertjax.errors import UsageError
 from bertjax.model.layer_stack import is_stacked
 from bertjax.training.freezing import Freezing
 
+# Root mean square of Muon's updates.
+_MUON_RMS = 0.2
 
-def make_schedule(config: OptimizerConfig, warmup_steps: int, total_steps: int) -> optax.Schedule:
-    """Builds the learning-rate schedule of a run. With `head_steps`, one of BERT for these steps comes first."""
+
+def make_schedule(
+    config: OptimizerConfig, warmup_steps: int, total_steps: int, phase_peaks: Sequence[tuple[int, float]] = ()
+) -> optax.Schedule:
+    """Builds the learning-rate schedule of a run. With `head_steps`, one of BERT for these steps comes first.
+
+    `phase_peaks` are the last step and the peak of each phase (default: `config.learning_rate` in all steps).
+    """
     head_steps = config.head_steps
-    all_parameters = _schedule_without_head(config, warmup_steps, total_steps - head_steps)
+    stops, peaks = zip(*(phase_peaks or [(total_steps, config.learning_rate)]), strict=True)
+    relative = _relative_schedule(config, warmup_steps, total_steps - head_steps)
+    all_parameters = jax.tree_util.Partial(
+        _with_peaks, np.array(stops[:-1], np.int32) - head_steps, np.array(peaks, np.float32), relative
+    )
     if not head_steps:
         return all_parameters
     if head_steps >= total_steps:
@@ -33,6 +47,10 @@ def make_schedule(config: OptimizerConfig, warmup_steps: int, total_steps: int) 
         raise UsageError(f"{message}; to train only the head, set config.optimizer.freeze=encoder")
     head = bert_schedule(config.head_learning_rate, head_steps // 10, head_steps)
     return jax.tree_util.Partial(_head_first, head_steps, head, all_parameters)
+
+
+def _with_peaks(starts: jax.Array, peaks: jax.Array, relative: Any, step: jax.Array) -> jax.Array:
+    return jnp.asarray(peaks)[jnp.sum(step >= starts)] * relative(step)
 
 
 def _head_first(head_steps: jax.Array, head: Any, all_parameters: Any, step: jax.Array) -> jax.Array:
@@ -46,13 +64,13 @@ def describe_head_steps(config: OptimizerConfig) -> list[str]:
     return [line] if config.head_steps else []
 
 
-def _schedule_without_head(config: OptimizerConfig, warmup_steps: int, total_steps: int) -> optax.Schedule:
+def _relative_schedule(config: OptimizerConfig, warmup_steps: int, total_steps: int) -> optax.Schedule:
     if config.schedule == "cosine":
-        return jax.tree_util.Partial(_warmup_then_cosine, config.learning_rate, warmup_steps, total_steps)
+        return jax.tree_util.Partial(_warmup_then_cosine, warmup_steps, total_steps)
     if config.schedule == "warmup_stable_decay":
         decay_steps = total_steps // 10 if config.decay_steps < 0 else config.decay_steps
-        return jax.tree_util.Partial(_warmup_stable_decay, config.learning_rate, warmup_steps, decay_steps, total_steps)
-    return bert_schedule(config.learning_rate, warmup_steps, total_steps)
+        return jax.tree_util.Partial(_warmup_stable_decay, warmup_steps, decay_steps, total_steps)
+    return bert_schedule(1.0, warmup_steps, total_steps)
 
 
 def bert_schedule(peak: float, warmup_steps: int, total_steps: int) -> optax.Schedule:
@@ -70,18 +88,18 @@ def _warmup_then_decay(peak: jax.Array, warmup_steps: jax.Array, total_steps: ja
     return peak * jnp.where(step < warmup_steps, warmup, decay)
 
 
-def _warmup_then_cosine(peak: jax.Array, warmup_steps: jax.Array, total_steps: jax.Array, step: jax.Array) -> jax.Array:
+def _warmup_then_cosine(warmup_steps: jax.Array, total_steps: jax.Array, step: jax.Array) -> jax.Array:
     warmup = step / jnp.maximum(warmup_steps, 1)
     fraction = jnp.clip((step - warmup_steps) / jnp.maximum(total_steps - warmup_steps, 1), 0, 1)
-    return peak * jnp.where(step < warmup_steps, warmup, (1 + jnp.cos(jnp.pi * fraction)) / 2)
+    return jnp.where(step < warmup_steps, warmup, (1 + jnp.cos(jnp.pi * fraction)) / 2)
 
 
 def _warmup_stable_decay(
-    peak: jax.Array, warmup_steps: jax.Array, decay_steps: jax.Array, total_steps: jax.Array, step: jax.Array
+    warmup_steps: jax.Array, decay_steps: jax.Array, total_steps: jax.Array, step: jax.Array
 ) -> jax.Array:
-    warmup = jnp.minimum(step / jnp.maximum(warmup_steps, 1), 1)
+    warmup = jnp.where(step < warmup_steps, step / jnp.maximum(warmup_steps, 1), 1.0)
     fraction = jnp.clip((step - (total_steps - decay_steps)) / jnp.maximum(decay_steps, 1), 0, 1)
-    return peak * jnp.minimum(warmup, 1 - jnp.sqrt(fraction))
+    return jnp.minimum(warmup, 1 - jnp.sqrt(fraction))
 
 
 def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
@@ -118,6 +136,36 @@ def scale_by_bert_adam(b1: float, b2: float, eps: float) -> optax.GradientTransf
         return jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), mu, nu), BertAdamState(mu, nu)
 
     return optax.GradientTransformation(init, update)
+
+
+def scale_by_muon(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
+    """Rescales the kernels of the layers by Muon, each layer on its own, and other parameters by Adam.
+
+    The root mean square of a kernel's update is 0.2, as is typical of Adam, so that both have one learning rate.
+    """
+
+    def first_output(names: Sequence[str]) -> int:
+        # A kernel is [N, in, out], [N, D, H, K] with heads or, in the output of attention, [N, H, K, D].
+        return 3 if names[-3:] == ["attention", "output", "kernel"] else 2
+
+    def dimension_numbers(names: Sequence[str], kernel: jax.Array) -> optax.contrib.MuonDimensionNumbers:
+        first = first_output(names)
+        return optax.contrib.MuonDimensionNumbers(range(1, first), range(first, kernel.ndim))
+
+    def scale(names: Sequence[str], update: jax.Array) -> jax.Array:
+        first = first_output(names)
+        size = max(math.prod(update.shape[1:first]), math.prod(update.shape[first:]))
+        return update * (_MUON_RMS * math.sqrt(size))
+
+    def rule(names: Sequence[str], _: jax.Array) -> str:
+        return "muon" if is_stacked(names) and names[-1] == "kernel" else "adamw"
+
+    muon = optax.chain(
+        optax.contrib.scale_by_muon(weight_dimension_numbers=lambda tree: _map_with_names(dimension_numbers, tree)),
+        optax.stateless(lambda updates, _: _map_with_names(scale, updates)),
+    )
+    rules: dict[Any, optax.GradientTransformation] = {"muon": muon, "adamw": optax.scale_by_adam(b1, b2, eps)}
+    return optax.partition(rules, lambda params: _map_with_names(rule, nn.unbox(params)))
 
 
 def divide_by_gradient_rms(adamw: optax.GradientTransformation, b2: float, eps: float) -> optax.GradientTransformation:
@@ -237,7 +285,7 @@ def make_optimizer(config: OptimizerConfig) -> Optimizer:
 
 @functools.cache
 def _make_optimizer(config: OptimizerConfig) -> Optimizer:
-    scale_by_adam = scale_by_bert_adam if config.name == "bert_adam" else optax.scale_by_adam
+    scale_by_adam = {"bert_adam": scale_by_bert_adam, "muon": scale_by_muon}.get(config.name, optax.scale_by_adam)
     has_layer_decay = config.layer_decay < 1
     rules = [
         scale_by_adam(config.b1, config.b2, config.eps),

@@ -16,12 +16,16 @@ _MAX_NAMED_CLASSES, _MAX_COUNTED_CLASSES = 60, 25
 
 
 def plot_pretraining(
-    lines: list[dict[str, Any]], path: epath.Path, metrics: Sequence[Metric], prefixes: Sequence[str] = ()
+    lines: list[dict[str, Any]],
+    path: epath.Path,
+    metrics: Sequence[Metric],
+    prefixes: Sequence[str] = (),
+    ends: Sequence[int] = (),
 ) -> None:
     """Plots the metrics of pre-training in separate panels, losses above the others, against tokens seen.
 
     `lines` are objects of `metrics.jsonl`. Objects without `tokens` are skipped. `prefixes` are those of the metrics of
-    other tasks, such as `general`.
+    other tasks, such as `general`. `ends` are the last steps of training phases, which vertical lines show.
     """
     rows = []
     for is_loss in (True, False):
@@ -30,7 +34,8 @@ def plot_pretraining(
         others = {f"{each.panel}, {prefix}": (f"{prefix}_{each.name}",) for prefix in prefixes for each in shown}
         rows.append({**own, **others})
     points = [(line["tokens"] / 1e6, line) for line in lines if "tokens" in line]
-    _plot(rows, points, "million tokens", path, {})
+    after = [[x for x, line in points if line["step"] >= end] for end in ends]
+    _plot(rows, points, "million tokens", path, {}, [min(xs) for xs in after if xs])
 
 
 def plot_finetuning(
@@ -55,6 +60,7 @@ def _plot(
     x_label: str,
     path: epath.Path,
     baseline: Mapping[str, float],
+    vertical: Sequence[float] = (),
 ) -> None:
     """Draws a grid of panels: thin lines for training, thick lines with markers for evaluations, dashed baselines.
 
@@ -85,6 +91,8 @@ def _plot(
             if name in baseline:
                 label = f"{prefix}baseline {baseline[name]:.3g}"
                 axes.axhline(baseline[name], color="gray", linestyle="--", label=label)
+        for x in vertical:
+            axes.axvline(x, color="gray", linewidth=0.6)
         axes.set_title(title)
         axes.grid(alpha=0.3)
         if axes.lines:

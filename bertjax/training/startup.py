@@ -16,7 +16,8 @@ from bertjax.errors import BertjaxError, UsageError
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
 from bertjax.tasks.task import Task
 from bertjax.training import workdir as workdirs
-from bertjax.training.checkpoint import Checkpoints, find_checkpoint, saved_fingerprint, workdir_of
+from bertjax.training.checkpoint import Checkpoints, find_checkpoint, restore_opt_state, saved_fingerprint, workdir_of
+from bertjax.training.checkpoint_metadata import model_metadata
 from bertjax.training.init_from import check_initial_vocabulary, has_output_layer_of
 from bertjax.training.multihost import assert_same_run, assert_shared_workdir
 from bertjax.training.optimizer import Optimizer
@@ -66,7 +67,8 @@ def open_workdir(
         if jax.process_index() == 0:
             for name, content in task.workdir_files.items():
                 write_atomic(workdir / name, content)
-        checkpoints = Checkpoints(workdir, task.config.keep_checkpoints, task.objective.model, task.checkpoint_every)
+        keep, every = task.config.keep_checkpoints, task.checkpoint_every
+        checkpoints = Checkpoints(workdir, keep, lambda step: model_metadata(task.objective_at(step).model), every)
         with contextlib.closing(checkpoints):
             try:
                 yield workdir, checkpoints, check_still_owner
@@ -84,6 +86,7 @@ def restore_or_init(
     init_from: str | None,
     state_shapes: TrainState,
     optimizer: Optimizer,
+    keep_optimizer: bool = False,
 ) -> TrainState:
     """Restores the newest checkpoint of the workdir, or initializes a new state if there are no checkpoints."""
 
@@ -110,7 +113,14 @@ def restore_or_init(
     reinit_params = () if has_output_layer_of(task, checkpoint) else task.reinit_params
     new_pieces = check_initial_vocabulary(task, checkpoint)
     state = state.with_initial_params(load_params(checkpoint, state.params, reinit_params, new_pieces))
-    logger.info(f"starting at step 0 with the parameters of {init_from}")
+    if keep_optimizer:
+        if new_pieces:
+            raise UsageError(
+                "--keep_optimizer has no moments of new vocabulary pieces; use the checkpoint's vocabulary"
+            )
+        state = state.replace(opt_state=restore_opt_state(checkpoint, state_shapes, task.config.optimizer.name))
+    kept = "parameters and optimizer state" if keep_optimizer else "parameters"
+    logger.info(f"starting at step 0 with the {kept} of {init_from}")
     if (workdir_of(checkpoint) / "modules.json").exists():
         logger.warning("the modules of sentence-transformers are not kept: training changes the states that they pool")
     if new_pieces:

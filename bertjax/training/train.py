@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from bertjax.errors import BertjaxError
+from bertjax.errors import BertjaxError, UsageError
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import find_checkpoint
 from bertjax.training.evaluation import check_evaluation_data, evaluate, with_total_loss
@@ -37,15 +37,17 @@ def train(
     *,
     profile_steps: range = range(0),
     trackers: Sequence[str] = (),
+    keep_optimizer: bool = False,
 ) -> dict[str, Any]:
     """Trains to the last step, or until early stopping or a signal (SIGTERM, SIGINT or SIGHUP).
 
     Args:
       task: task with training data.
       path: workdir; an existing run is resumed.
-      init_from: checkpoint with the initial parameters of a new run. Its step and optimizer state are not used.
+      init_from: checkpoint with the initial parameters of a new run. Its step is not used.
       profile_steps: steps to profile.
       trackers: names of experiment trackers, `wandb` or `trackio`.
+      keep_optimizer: whether a new run starts with the optimizer state of `init_from`.
 
     Returns:
       `step`: number of steps done.
@@ -65,11 +67,16 @@ def train(
     mesh = make_mesh(config.mesh)
     check_batch_sizes(task.batch_sizes, mesh, config.grad_accum_steps)
     optimizer = make_optimizer(config.optimizer)
-    schedule = make_schedule(config.optimizer, task.warmup_steps, task.total_steps)
-    train_step = head_step = make_train_step(task.objective, optimizer, mesh, config.grad_accum_steps)
-    if config.optimizer.head_steps:
-        head_step = make_train_step(task.objective, optimizer, mesh, config.grad_accum_steps, head_only=True)
+    schedule = make_schedule(config.optimizer, task.warmup_steps, task.total_steps, task.phase_peaks)
+
+    def step_function(step: int) -> Callable[..., TrainState]:
+        head_only = step < config.optimizer.head_steps
+        return make_train_step(task.objective_at(step + 1), optimizer, mesh, config.grad_accum_steps, head_only)
+
+    step_function(0)  # Raises before the workdir is created.
     state_shapes = abstract_state(task.objective, optimizer, mesh)
+    if keep_optimizer and (init_from is None or task.reinit_params):
+        raise UsageError("--keep_optimizer continues pre-training; use it with --init_from and a pre-training config")
     for note in (*task.notes, *describe_head_steps(config.optimizer)):
         logger.info(note)
 
@@ -79,7 +86,7 @@ def train(
         workdir, checkpoints, check_still_owner = stack.enter_context(open_workdir(task, path, init_from, state_shapes))
         stop_requested = stack.enter_context(stop_requests())
         heartbeat = stack.enter_context(watchdog(config.hang_seconds))
-        state = restore_or_init(task, mesh, workdir, checkpoints, init_from, state_shapes, optimizer)
+        state = restore_or_init(task, mesh, workdir, checkpoints, init_from, state_shapes, optimizer, keep_optimizer)
         step = int(state.step)
         # Without a checkpoint, the run starts at step 0 and ignores old lines.
         lines = [line for line in read_lines(workdir / METRICS) if line["step"] <= step] if step else []
@@ -103,8 +110,7 @@ def train(
         while not (done or stopped):
             batch = put_batch(next(batches), mesh)
             with profiler.step(step):
-                run_step = head_step if step < config.optimizer.head_steps else train_step
-                state = run_step(state, batch, dropout_key, device_schedule)
+                state = step_function(step)(state, batch, dropout_key, device_schedule)
             step += 1
             progress.step_done(step, state)
             profiler.step_done(step, state)
@@ -167,7 +173,7 @@ def _evaluate(
     step = int(state.step)
     with progress.paused():
         start = time.monotonic()
-        values, _ = evaluate(task, mesh, state.eval_params, heartbeat)
+        values, _ = evaluate(task, mesh, state.eval_params, heartbeat, step)
         if not math.isfinite(values.get("loss", 0.0)):
             raise DivergenceError(f"the evaluation loss at step {step:,} is not finite")
         # Pass the metric sums since the last log line, so that the number of tokens seen includes these steps.

@@ -112,7 +112,7 @@ def lower_flax_bert(case: str, all_positions: bool) -> Any:
     row = jax.ShapeDtypeStruct((rows, length), jnp.int32)
     batch = dict.fromkeys(("input_ids", "attention_mask", "token_type_ids", "labels"), row)
     if not all_positions:
-        masked = jax.ShapeDtypeStruct((rows, settings.phases[0].row_predictions), jnp.int32)
+        masked = jax.ShapeDtypeStruct((rows, settings.resolved_phases[0].row_predictions), jnp.int32)
         batch |= {"labels": masked, "positions": masked}
     batch["next_sentence_label"] = jax.ShapeDtypeStruct((rows,), jnp.int32)
     state = with_sharding((params, opt_state), replicated)

@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--all_positions", action="store_true", help="PyTorch computes the logits of every token")
     parser.add_argument("--pytorch", choices=("float32", "bfloat16"), help=argparse.SUPPRESS)
     args = parser.parse_args()
-    num_masked = experiment_config(f"pretrain:seq_len={args.seq_len}", []).phases[0].max_predictions
+    num_masked = experiment_config(f"pretrain:seq_len={args.seq_len}", []).resolved_phases[0].max_predictions
     num_pytorch = 0 if args.all_positions else num_masked
     if args.pytorch:
         pytorch(args.size, args.rows, args.seq_len, args.steps, num_pytorch, args.pytorch)

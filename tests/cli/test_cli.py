@@ -56,7 +56,7 @@ INVALID_VALUES = [
     (":seq_len=long", "seq_len=long is invalid; it must be an integer"),
     (":quick=maybe", "quick=maybe is invalid; it must be true or false"),
     (":seq_len=0", "seq_len=0"),
-    (":phases=2 --config.long_phase.seq_len=0", "config.long_phase.seq_len is 0"),
+    ("--config.phases=({'seq_len':0},)", r"config.phases\[\].seq_len is 0"),
     (":phases=3", "phases=3"),
     (":batch=rows", "unknown batch=rows; use tokens or sequences"),
     ("--config.steps=many", "--config.steps=many"),
@@ -169,7 +169,7 @@ def test_terminal_control_characters_are_escaped(capfd, corpus, monkeypatch):
     ("code", "message"),
     [
         ("return changed(task=5)", "config.task=5; use one of adaptation, glue, ner"),
-        ("return changed(data='x')", "config.data is 'x'; it must be a ConfigDict"),
+        ("return changed(data='x')", "config.data is 'x'; it must be a dictionary of fields"),
         ("return changed(steps=None)", "config.steps is None; .* an integer"),
         ("return None", "needs a function get_config that returns a ConfigDict"),
         ("pass\ndel get_config", "needs a function get_config"),
@@ -251,7 +251,6 @@ def nan_attention(query, *_, **__):
 def test_bench_step_measures_only_the_first_phase_and_reports_non_finite_losses(capfd):
     overrides = (
         "--config.data.seq_len=16",
-        "--config.long_phase.keep_tokens_per_batch=false",
         f"--config.model.attention={__name__}.nan_attention",
     )
     main(["bench", "step", "--config", f"{TINY},phases=2", "--steps=1", "--json", *overrides])
@@ -263,14 +262,14 @@ def test_bench_step_measures_only_the_first_phase_and_reports_non_finite_losses(
     assert result["seq_len"] == 16 and result["rows"] == result["batch_size"]
 
 
-def test_long_phase_of_nearly_all_steps_removes_the_short_phase():
-    fields = ["--config.steps=20", "--config.long_phase.share=0.99", "--config.long_phase.seq_len=64"]
-    (phase,) = experiment_config(TINY, fields).phases
+def test_phase_of_nearly_all_steps_removes_the_short_phase():
+    fields = ["--config.steps=20", "--config.phases=({'share': 0.01}, {'share': 0.99, 'seq_len': 64})"]
+    (phase,) = experiment_config(TINY, fields).resolved_phases
     assert (phase.seq_len, phase.start_step, phase.stop_step) == (64, 0, 20)
 
 
 def test_inspect_prints_all_rows_of_both_phases(corpus, capfd):
-    phases = ["--config.data.seq_len=16", "--config.long_phase.share=0.5", "--config.long_phase.seq_len=64"]
+    phases = ["--config.data.seq_len=16", "--config.phases=({}, {'seq_len': 64})"]
     config = f"--config={TINY},corpus={corpus}"
     text = printed(capfd, "inspect", config, "--config.steps=4", *phases, "--rows=8", "--steps=4")
     shown = [line for line in text.splitlines() if line.startswith("step ")]

@@ -119,7 +119,7 @@ def test_a_checkpoint_sets_only_unset_fields_of_the_architecture(base_checkpoint
         ("is_on", 1, "config.is_on is 1; it must be true or false"),
         ("rate", "fast", "config.rate is 'fast'; it must be a number"),
         ("names", 3, "config.names is 3; it must be a list"),
-        ("section", 5, "config.section is 5; it must be a ConfigDict"),
+        ("section", 5, "config.section is 5; it must be a dictionary of fields"),
         ("third", 3, "config contains unknown fields: third; use one of first, is_on, names, rate, second, section"),
     ],
 )

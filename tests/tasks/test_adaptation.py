@@ -61,7 +61,7 @@ def batches(task, start_step: int = 0) -> list[dict]:
 
 
 def test_every_window_of_steps_contains_the_configured_share_of_replay_batches(corpus, general):
-    fields = {"steps": 40, "long_phase__share": 0.25, "long_phase__seq_len": 32}
+    fields = {"steps": 40, "phases": ({"share": 3}, {"seq_len": 32})}
     domain, other = batches(task_of(corpus, **fields)), batches(task_of(general, **fields))
     mixed = batches(task_of(corpus, f",replay={general}:0.3", **fields))
     assert [len(batch["input_ids"][0]) for batch in mixed] == [16] * 30 + [32] * 10

@@ -50,7 +50,7 @@ def test_pairs_that_are_all_not_next_are_a_warning(letters, corpus, tmp_path, lo
 
 def test_flops_include_all_predictions_of_a_packed_row(corpus):
     task = load_task(experiment_of(corpus, "nsp"), None, data__packing=True)
-    (phase,), model = task.config.phases, task.objective.model.config
+    (phase,), model = task.phases, task.objective.model.config
     predictions = task.axis_sizes()["predictions"]
     assert predictions > phase.max_predictions
     assert task.cost_before(1).flops == phase.batch_size * 16 * flops_per_token(model, 16, predictions)

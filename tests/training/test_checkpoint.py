@@ -22,7 +22,7 @@ from bertjax.model.heads import EncoderModel
 from bertjax.tasks.objectives.masked_lm import MaskedLm
 from bertjax.training import checkpoint_metadata
 from bertjax.training.checkpoint import DAMAGED, Checkpoints, KeepPeriodic, find_checkpoint, resolve_checkpoint_path
-from bertjax.training.checkpoint_metadata import raise_unless_damage
+from bertjax.training.checkpoint_metadata import model_metadata, raise_unless_damage
 from bertjax.training.parameters import load_params, load_params_on_host
 from bertjax.training.sharding import make_mesh
 from bertjax.training.state import TrainState, abstract_state, init_state
@@ -39,7 +39,7 @@ def mesh_of(sizes):
 def save_states(workdir, steps=(1, 2, 3), keep=3, sizes=ONE_DEVICE, every=1):
     """Saves a checkpoint at each step with different parameters; returns the last state."""
     state = init_state(OBJECTIVE, OPTIMIZER, mesh_of(sizes), jax.random.key(0))
-    checkpoints = Checkpoints(epath.Path(workdir), keep, MODEL, every)
+    checkpoints = Checkpoints(epath.Path(workdir), keep, lambda _: model_metadata(MODEL), every)
     for step in steps:
         state = state.replace(step=state.step * 0 + step, params=jax.tree.map(lambda x: x + 1, state.params))
         checkpoints.save(state)
@@ -50,7 +50,7 @@ def save_states(workdir, steps=(1, 2, 3), keep=3, sizes=ONE_DEVICE, every=1):
 
 def restore(workdir, sizes=ONE_DEVICE, model=MODEL, abstract=None):
     """Restores the latest state of a workdir on a mesh. `abstract` replaces the expected shapes of the state."""
-    checkpoints = Checkpoints(epath.Path(workdir), 3, model)
+    checkpoints = Checkpoints(epath.Path(workdir), 3, lambda _: model_metadata(model))
     abstract = abstract or abstract_state(OBJECTIVE, OPTIMIZER, mesh_of(sizes))
     state = checkpoints.restore_latest(abstract, lambda: jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), abstract))
     checkpoints.close()

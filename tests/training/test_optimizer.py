@@ -116,6 +116,53 @@ def test_stable_adamw_divides_the_update_of_each_array_of_each_layer_by_the_rms_
         np.testing.assert_allclose(values, expected[path], rtol=1e-5, err_msg=str(path))
 
 
+def newton_schulz(matrix: np.ndarray) -> np.ndarray:
+    x = matrix / (np.linalg.norm(matrix) + 1e-8)
+    x = x.T if matrix.shape[0] > matrix.shape[1] else x
+    for _ in range(5):
+        gram = x @ x.T
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    return x.T if matrix.shape[0] > matrix.shape[1] else x
+
+
+def test_muon_makes_the_kernel_of_each_layer_orthogonal_and_leaves_the_rest_to_adamw():
+    kernels = {
+        ("layers", "attention", "query", "kernel"): (2, 4, 2, 3),
+        ("layers", "attention", "output", "kernel"): (2, 2, 3, 4),
+        ("layers", "mlp_in", "kernel"): (2, 4, 9),
+    }
+    shapes = {path: (np.prod(shape[1:3]) if "output" in path else shape[1], -1) for path, shape in kernels.items()}
+    rng = np.random.default_rng(3)
+    params = {path: rng.standard_normal(shape) for path, shape in kernels.items()}
+    others = flatten_dict(PARAMS)
+    params |= {("rest", *path[1:]): value for path, value in others.items()}
+    params |= {("layers", "norm", "scale"): np.ones((2, 3))}
+    decay, rate, beta = 0.1, 0.05, 0.95
+    as_tree = lambda flat: unflatten_dict({path: jnp.asarray(x, jnp.float32) for path, x in flat.items()})  # noqa: E731
+    settings = {"weight_decay": decay, "clip_norm": 0.0, "b2": 0.98}
+    muon, adamw = (make_optimizer(OptimizerConfig(name=name, **settings)).tx for name in ("muon", "adamw"))
+    tree = as_tree(params)
+    states = [muon.init(tree), adamw.init(tree)]
+    momentum = {path: np.zeros(shape) for path, shape in kernels.items()}
+    for step in range(1, 4):
+        grads = {path: rng.standard_normal(value.shape) for path, value in params.items()}
+        (updates, states[0]), (adam_updates, states[1]) = (
+            tx.update(as_tree(grads), state, tree, learning_rate=rate)
+            for tx, state in zip((muon, adamw), states, strict=True)
+        )
+        for path, update in flatten_dict(updates).items():
+            if path not in kernels:
+                np.testing.assert_array_equal(update, flatten_dict(adam_updates)[path])
+                continue
+            momentum[path] = beta * momentum[path] + (1 - beta) * grads[path]
+            nesterov = beta * momentum[path] / (1 - beta ** (step + 1)) + (1 - beta) * grads[path] / (1 - beta**step)
+            for layer in range(2):
+                orthogonal = newton_schulz(nesterov[layer].reshape(shapes[path]))
+                scale = 0.2 * np.sqrt(max(orthogonal.shape))
+                expected = -rate * (scale * orthogonal.reshape(kernels[path][1:]) + decay * params[path][layer])
+                np.testing.assert_allclose(update[layer], expected, rtol=2e-3, atol=2e-5)
+
+
 @pytest.mark.parametrize(
     ("schedule", "rates"),
     [
@@ -140,6 +187,14 @@ def test_schedule_starts_at_zero_drops_after_warm_up_and_begins_with_the_head_st
     if count:
         with pytest.raises(UsageError, match="head_steps=10 must be below the number of steps, 10"):
             make_schedule(config, warmup_steps=4, total_steps=10)
+
+
+def test_phases_scale_the_schedule():
+    config = OptimizerConfig(learning_rate=2.0, schedule="warmup_stable_decay", decay_steps=4)
+    schedule = make_schedule(config, 2, 12, [(6, 2.0), (9, 4.0), (12, 1.0)])
+    rates = [float(schedule(jnp.asarray(step))) for step in range(13)]
+    expected = [0, 1, 2, 2, 2, 2, 4, 4, 4, 0.5, 1 - 0.5**0.5, 1 - 0.75**0.5, 0]
+    np.testing.assert_allclose(rates, expected, atol=1e-6)
 
 
 def _stacked(values: list[dict]) -> dict:
@@ -190,6 +245,28 @@ def test_lamb_has_a_trust_ratio_per_layer_and_matrix(mesh):
             )
         np.testing.assert_allclose(updates["token"], expected["token"], rtol=1e-5)
         params, unstacked = optax.apply_updates(params, updates), optax.apply_updates(unstacked, expected)
+
+
+@pytest.mark.devices
+@pytest.mark.parametrize("mesh", [(2, 2, 2), (1, 8, 1)], ids=str)
+def test_muon_of_a_sharded_stack_is_that_of_each_layer(mesh):
+    weights, grads = ([_one_layer(first + layer, 1.0) for layer in range(2)] for first in (0, 5))
+    tx = make_optimizer(OptimizerConfig(name="muon", clip_norm=0.0)).tx
+    params, stacked_grads = ({"layers": _stacked(layers)} for layers in (weights, grads))
+    expected = []
+    for layer, layer_grads in zip(weights, grads, strict=True):
+        single, single_grads = ({"layers": _stacked([tree])} for tree in (layer, layer_grads))
+        expected.append(tx.update(single_grads, tx.init(single), single, learning_rate=0.1)[0])
+    axes = {"kernel": (None, "fsdp"), "bias": (), "scale": (None, "fsdp")}
+    devices = make_mesh(MeshConfig(*mesh))
+    params = jax.tree_util.tree_map_with_path(
+        lambda path, leaf: jax.device_put(leaf, NamedSharding(devices, PartitionSpec(*axes[path[-1].key]))), params
+    )
+    updates = jax.jit(tx.update)(stacked_grads, tx.init(params), params, learning_rate=0.1)[0]
+    for layer, tree in enumerate(expected):
+        jax.tree.map(
+            lambda a, b, layer=layer: np.testing.assert_allclose(a[layer], b[0], rtol=1e-4, atol=1e-5), updates, tree
+        )
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_pretraining_detects_a_damaged_corpus(corpus, tmp_path):
 
 def test_packing_applies_to_training_rows_only(corpus, whole, tmp_path):
     task = make(corpus, data__packing=True, steps=3, eval_every=3)
-    assert task.config.phases[0].max_pairs_per_row > 1
+    assert task.phases[0].max_pairs_per_row > 1
     loop.train(task, str(tmp_path))
     packed, unpacked = read_metrics(tmp_path), read_metrics(whole)
     num_tokens = sum((batch["sequence_ids"] > 0).sum() for batch in task.train_batches(0, SINGLE_SHARD))
@@ -213,8 +213,8 @@ def test_full_disk_error_is_one_line_with_the_last_good_checkpoint(corpus, tmp_p
 
 
 def test_two_phases_share_one_schedule(corpus, tmp_path):
-    task = make(corpus, long_phase__share=0.5, long_phase__seq_len=32, data__batch_size=16)
-    assert [(phase.seq_len, phase.batch_size, phase.stop_step) for phase in task.config.phases] == [
+    task = make(corpus, phases=({}, {"seq_len": 32}), data__batch_size=16)
+    assert [(phase.seq_len, phase.batch_size, phase.stop_step) for phase in task.phases] == [
         (16, 16, 7),
         (32, 8, 14),
     ]

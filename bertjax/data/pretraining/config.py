@@ -42,37 +42,6 @@ LANGUAGE_MODEL_BATCH: Schema = SEQUENCE
 
 
 @dataclasses.dataclass(frozen=True)
-class Phase:
-    """Range of pre-training steps with one batch shape. The paper trains in two phases (section A.2).
-
-    Attributes:
-      seq_len: tokens per row, with special tokens and padding.
-      batch_size: rows of the global batch.
-      max_predictions: maximum predictions per row, or per sentence pair in packed rows.
-      start_step: first step of the phase.
-      stop_step: end step (exclusive).
-      max_pairs_per_row: maximum sentence pairs of a row (default: 1, rows are not packed).
-      row_predictions: maximum predictions of a row (default: `max_predictions`, for rows that are not packed).
-    """
-
-    seq_len: int
-    batch_size: int
-    max_predictions: int
-    start_step: int
-    stop_step: int
-    max_pairs_per_row: int = 1
-    row_predictions: int = 0
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.max_predictions <= self.seq_len:
-            raise UsageError(
-                f"max_predictions={self.max_predictions} is out of range; use a value between 1 and "
-                f"seq_len={self.seq_len}"
-            )
-        object.__setattr__(self, "row_predictions", self.row_predictions or self.max_predictions)
-
-
-@dataclasses.dataclass(frozen=True)
 class Masking(Section):
     """Settings of token masking. The defaults are from section 3.1 of the paper.
 
@@ -102,6 +71,70 @@ class Masking(Section):
         if not math.isclose(sum(probs), 1, abs_tol=1e-6):
             values = " + ".join(f"{prob:g}" for prob in probs)
             raise UsageError(f"probabilities of config.data.masking add up to {sum(probs):g}: {values}; use a sum of 1")
+
+
+@dataclasses.dataclass(frozen=True)
+class PhaseConfig(Section):
+    """Config of a training phase, an item of `config.phases`. Fields that an item does not set are those of the run.
+
+    Attributes:
+      share: number of steps, relative to the shares of the other phases.
+      seq_len: tokens per row (default: `data.seq_len`).
+      batch_size: rows of the global batch (default: 0, as many tokens as in `data.batch_size` rows of `data.seq_len`).
+      mask_rate: fraction of a row's tokens to predict (default: `data.masking.rate`).
+      learning_rate: peak to which the learning-rate schedule is scaled (default: `optimizer.learning_rate`).
+      global_rope_theta: base of the rotary positions (default: `model.global_rope_theta`). Checkpoints of this phase
+        have it.
+      local_rope_theta: the same in layers with local attention (default: `model.local_rope_theta`).
+    """
+
+    field_prefix: ClassVar[str] = "config.phases[]."
+
+    share: float = bounded(1.0, above=0)
+    seq_len: int = bounded(128, at_least=MIN_ROW_TOKENS, at_most=1 << 20)
+    batch_size: int = bounded(0, at_least=0, at_most=1 << 20)
+    mask_rate: float = bounded(0.15, above=0, at_most=1)
+    learning_rate: float = bounded(1e-4, at_least=0)
+    global_rope_theta: float = bounded(160_000.0, above=0)
+    local_rope_theta: float = bounded(10_000.0, above=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """Range of pre-training steps with one batch shape. The paper trains in two phases (section A.2).
+
+    Attributes:
+      seq_len: tokens per row, with special tokens and padding.
+      batch_size: rows of the global batch.
+      max_predictions: maximum predictions per row, or per sentence pair in packed rows.
+      start_step: first step of the phase.
+      stop_step: end step (exclusive).
+      max_pairs_per_row: maximum sentence pairs of a row (default: 1, rows are not packed).
+      row_predictions: maximum predictions of a row (default: as many as its pairs may have).
+      masking: see `Masking`.
+      config: learning rate and model fields of the phase.
+    """
+
+    seq_len: int
+    batch_size: int
+    max_predictions: int
+    start_step: int
+    stop_step: int
+    max_pairs_per_row: int = 1
+    row_predictions: int = 0
+    masking: Masking = Masking()
+    config: PhaseConfig = PhaseConfig()
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_predictions <= self.seq_len:
+            raise UsageError(
+                f"max_predictions={self.max_predictions} is out of range; use a value between 1 and "
+                f"seq_len={self.seq_len}"
+            )
+        row = self.max_predictions
+        if self.max_pairs_per_row > 1:
+            row = packed_row_predictions(self.masking.rate, self.seq_len, self.max_predictions)
+        object.__setattr__(self, "row_predictions", self.row_predictions or row)
 
 
 def num_predictions(rate: float, seq_len: int, max_predictions: int) -> list[int]:

@@ -3,10 +3,11 @@
 import dataclasses
 from typing import Any, ClassVar
 
+from bertjax.config.fields import from_config_dict
 from bertjax.config.run import RunConfig
-from bertjax.data.pretraining.config import MAX_PAIRS_PER_ROW, MIN_ROW_TOKENS, Masking, Phase, packed_row_predictions
+from bertjax.data.pretraining.config import MAX_PAIRS_PER_ROW, MIN_ROW_TOKENS, Masking, Phase, PhaseConfig
 from bertjax.errors import UsageError
-from bertjax.model.config import ModelConfig
+from bertjax.model.config import ROPE_THETAS, ModelConfig
 from bertjax.tasks.objectives.language_model import LanguageModeling
 from bertjax.tasks.objectives.masked_lm import MaskedLm, MaskedLmOnPairs, MaskedLmOnText, MaskedLmWithSentenceOrder
 from bertjax.tasks.objectives.pretraining import PretrainingObjective
@@ -30,8 +31,8 @@ class PretrainingData(Section):
       corpus: folder of a prepared corpus.
       seq_len: tokens per row, including special tokens.
       batch_size: rows of the global batch.
-      max_predictions: maximum masked positions per row, or per sentence pair if rows are packed (default: 0,
-        `masking.rate` times `seq_len`, rounded up: 20 at length 128 and 77 at length 512).
+      max_predictions: maximum masked positions per row of `seq_len` tokens, or per sentence pair if rows are packed
+        (default: 0, `masking.rate` times `seq_len`, rounded up: 20 at length 128 and 77 at length 512).
       objective: pre-training objective. `nsp` is masked LM and next-sentence prediction. `sop` is masked LM and
         sentence-order prediction, as in ALBERT. `pairs` is masked LM on the
         same rows (No NSP in Table 5). `none` is masked LM on rows of contiguous text. `lm` is unidirectional language
@@ -67,45 +68,25 @@ class PretrainingData(Section):
 
 
 @dataclasses.dataclass(frozen=True)
-class LongPhase(Section):
-    """Last training phase, on longer rows. The paper trains the last 10 % of the steps at length 512 (section A.2).
-
-    Attributes:
-      share: fraction of the training steps (default: 0, no long phase).
-      seq_len: tokens per row.
-      max_predictions: maximum masked positions per row of this phase (default: 0, derived like `data.max_predictions`).
-      keep_tokens_per_batch: whether batches have as many tokens as in the first phase, in fewer rows (default: true).
-        If false, batches have as many rows as in the first phase. The paper allows both, because it states the batch
-        size as 256 sequences of 512 tokens (131,072 tokens).
-    """
-
-    field_prefix: ClassVar[str] = "config.long_phase."
-
-    share: float = bounded(0.0, at_least=0, below=1)
-    seq_len: int = bounded(512, at_least=MIN_ROW_TOKENS, at_most=1 << 20)
-    max_predictions: int = bounded(0, at_least=0)
-    keep_tokens_per_batch: bool = True
-
-
-@dataclasses.dataclass(frozen=True)
 class PretrainingConfig(RunConfig):
     """Config of a pre-training run.
 
     Attributes:
       data: see `PretrainingData`.
-      long_phase: see `LongPhase`.
+      phases: training phases, such as `({'share': 0.9}, {'share': 0.1, 'seq_len': 512})` (default: one phase). See
+        `PhaseConfig`.
     """
 
     task: str = "pretraining"
     model: ModelConfig = dataclasses.replace(ModelConfig(), **_UNSET_VOCABULARY)
     data: PretrainingData = PretrainingData()
-    long_phase: LongPhase = LongPhase()
+    phases: tuple[dict[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.has_model:  # Otherwise, the architecture is that of the `--init_from` checkpoint, unknown here.
             self._check_model()
-        for phase in self.phases:
+        for phase in self.resolved_phases:
             self.check_batch(phase.batch_size, phase.seq_len)
 
     def _check_model(self) -> None:
@@ -114,13 +95,13 @@ class PretrainingConfig(RunConfig):
                 f"config.model.type_vocab_size={self.model.type_vocab_size} is too small for sentence pairs; use 2"
             )
         self.objective_class.check_model(self.model)
-        is_masking_set = self.data.masking != Masking() or self.data.max_predictions or self.long_phase.max_predictions
-        if is_masking_set and not self.objective_class.has_masks:
+        masks = {phase.masking for phase in self.resolved_phases}
+        if (masks != {Masking()} or self.data.max_predictions) and not self.objective_class.has_masks:
             raise UsageError(
                 f"config.data.objective={self.data.objective} predicts every token without masks; leave "
                 "config.data.masking and max_predictions unset"
             )
-        for phase in self.phases:
+        for phase in self.resolved_phases:
             self.check_rows(phase.seq_len, self.data.packing)
 
     @property
@@ -134,24 +115,26 @@ class PretrainingConfig(RunConfig):
         return OBJECTIVES[self.data.objective]
 
     @property
-    def phases(self) -> tuple[Phase, ...]:
-        """Training phases, each with one batch shape. `long_phase` adds a second phase."""
-        data, long = self.data, self.long_phase
-        boundary = self.steps - round(self.steps * long.share)
-        first = self._phase(data.seq_len, data.batch_size, data.max_predictions, 0, boundary)
-        if boundary == self.steps:
-            return (first,)
-        rows = data.batch_size
-        if long.keep_tokens_per_batch:
-            rows = max(1, data.batch_size * data.seq_len // long.seq_len)
-        second = self._phase(long.seq_len, rows, long.max_predictions, boundary, self.steps)
-        # With few steps, rounding may assign all steps to the long phase.
-        return (first, second) if boundary else (second,)
+    def resolved_phases(self) -> tuple[Phase, ...]:
+        """Training phases, each with one batch shape. Phases whose share rounds to 0 steps are omitted."""
+        rates = {"mask_rate": self.data.masking.rate, "learning_rate": self.optimizer.learning_rate}
+        thetas = {name: getattr(self.model, name) for name in ROPE_THETAS}
+        run = PhaseConfig(seq_len=self.data.seq_len, **rates, **thetas)
+        configs = [from_config_dict(run, item, f"config.phases[{i}]") for i, item in enumerate(self.phases or ({},))]
+        shares, start, phases = [config.share for config in configs], 0, []
+        for index, config in enumerate(configs):
+            # Count from the end, so that the last phases have exactly their shares.
+            stop = self.steps - round(self.steps * sum(shares[index + 1 :]) / sum(shares))
+            if stop > start:
+                phases.append(self._phase(config, start, stop))
+                start = stop
+        return tuple(phases)
 
-    def _phase(self, seq_len: int, batch_size: int, max_predictions: int, start: int, stop: int) -> Phase:
-        rate = self.data.masking.rate
-        predictions = self.objective_class.max_predictions(seq_len, max_predictions, rate)
-        if not self.data.packing:
-            return Phase(seq_len, batch_size, predictions, start, stop)
-        row_predictions = packed_row_predictions(rate, seq_len, predictions)
-        return Phase(seq_len, batch_size, predictions, start, stop, MAX_PAIRS_PER_ROW, row_predictions)
+    def _phase(self, config: PhaseConfig, start: int, stop: int) -> Phase:
+        data, seq_len = self.data, config.seq_len
+        rows = config.batch_size or max(1, data.batch_size * data.seq_len // seq_len)
+        configured = data.max_predictions if seq_len == data.seq_len else 0
+        predictions = self.objective_class.max_predictions(seq_len, configured, config.mask_rate)
+        max_pairs = MAX_PAIRS_PER_ROW if data.packing else 1
+        masking = dataclasses.replace(data.masking, rate=config.mask_rate)
+        return Phase(seq_len, rows, predictions, start, stop, max_pairs, masking=masking, config=config)

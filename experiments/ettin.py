@@ -1,0 +1,78 @@
+"""Pre-training of the Ettin encoders (arXiv 2507.11412): ModernBERT's architecture and recipe in six sizes.
+
+    bertjax prepare --input text:'texts/*.txt' --vocab_kind bpe --vocab_size 50280 --output corpus
+    bertjax describe --config experiments/ettin.py:size=17m --config.model.vocab_size=50368
+    bertjax plan --config experiments/ettin.py:size=17m --config.grad_accum_steps=9 --topology v5e:4x4
+    bertjax train --config experiments/ettin.py:size=17m,corpus=corpus --workdir runs/ettin
+
+The sizes are `17m`, `32m`, `68m`, `150m`, `400m`, `1b`, or a form such as `L4_H256`. The run has 2 trillion tokens, in
+phases:
+
+1. 1.7 trillion tokens in rows of 1,024 tokens with theta 10,000; at first, batches grow to 4,608 rows
+2. 250 billion tokens in rows of 7,999 tokens, with theta 160,000
+3. 50 billion tokens with 15 % masks, in which half of the learning rate decays, by 1 - sqrt
+
+Differences from the paper: rows are running text, without a boundary to attention between documents. The second phase
+has a constant learning rate instead of one that decays to a half. The matrices that write to the residual stream have
+the same initial standard deviation as others. There is no dropout of attention outputs.
+
+Hardware and time: in the paper, 564 H100-hours for 17M.
+Expected: 16,913,600, 32,081,344, 68,457,664, 149,655,232, 395,881,664 and 1,031,314,112 parameters, and an average GLUE
+dev score of 79.2 (17M), 83.5 (32M), 87.2 (68M), 88.9 (150M) and 90.8 (400M).
+"""
+
+from ml_collections import ConfigDict
+
+from bertjax.convert.modernbert import MODERNBERT
+from bertjax.presets import arguments, make_quick, phase_of, pretraining_config
+
+# Layers, hidden size, feed-forward width, learning rate, weight decay, and tokens of the batch ramp and of warm-up, as
+# in the configs of JHU-CLSP/ettin-encoder-vs-decoder. A head has 64 units.
+_SIZES = {
+    "17m": (7, 256, 384, 3e-3, 3e-4, 125e9, 4e9),
+    "32m": (10, 384, 576, 3e-3, 3e-4, 100e9, 4e9),
+    "68m": (19, 512, 768, 3e-3, 3e-4, 75e9, 3e9),
+    "150m": (22, 768, 1152, 8e-4, 1e-5, 50e9, 3e9),
+    "400m": (28, 1024, 2624, 5e-4, 1e-5, 10e9, 2e9),
+    "1b": (28, 1792, 3840, 5e-4, 5e-5, 3e9, 2e9),
+}
+# All batch sizes are multiples of the first, so that devices and `grad_accum_steps` that divide it suit every phase.
+_RAMP = (576, 1152, 2304)
+
+
+@arguments(size="150m", corpus="", quick=False)
+def get_config(args: ConfigDict) -> ConfigDict:
+    """Returns the config for `size=150m,corpus=DIR,quick=false`."""
+    layers, width, mlp_width, rate, decay, ramp_tokens, warmup_tokens = _SIZES.get(args.size, _SIZES["150m"])
+    is_named = args.size in _SIZES
+    config = pretraining_config("L4_H128" if args.quick and is_named else "base" if is_named else args.size)
+    config.model.update({**MODERNBERT.values, "model_type": "modernbert", "global_rope_theta": 10_000.0})
+    config.model.max_position_embeddings = 7999
+    config.model.intermediate_size = config.model.hidden_size * 3 // 2
+    if is_named and not args.quick:
+        config.model.update({"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": width // 64})
+        config.model.intermediate_size = mlp_width
+    config.data.corpus = args.corpus
+    config.data.objective = "none"
+    config.data.seq_len = 1024
+    config.data.batch_size = 4608
+    config.data.masking.rate = 0.3
+    config.optimizer.update(
+        {"name": "stable_adamw", "learning_rate": rate, "schedule": "warmup_stable_decay", "weight_decay": decay}
+    )
+    config.optimizer.b2 = 0.98
+    config.optimizer.clip_norm = 0.0
+    thetas = {"global_rope_theta": 160_000.0, "local_rope_theta": 160_000.0}
+    config.phases = (
+        *(phase_of(ramp_tokens / len(_RAMP), rows, 1024) for rows in _RAMP),
+        phase_of(1700e9 - ramp_tokens, 4608, 1024),
+        phase_of(250e9, 576, 7999, **thetas),
+        phase_of(50e9, 576, 7999, **thetas, learning_rate=rate / 2, mask_rate=0.15),
+    )
+    config.steps = round(sum(phase["share"] for phase in config.phases))
+    config.optimizer.warmup_steps = round(warmup_tokens / (_RAMP[0] * 1024))
+    config.optimizer.decay_steps = round(config.phases[-1]["share"])
+    if args.quick:
+        make_quick(config, 64)
+        config.optimizer.decay_steps = 2
+    return config

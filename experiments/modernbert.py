@@ -1,0 +1,74 @@
+"""Pre-training of ModernBERT (arXiv 2412.13663): rotary positions, local attention, no biases, 30 % masks.
+
+    bertjax prepare --input text:'texts/*.txt' --vocab_kind bpe --vocab_size 50280 --output corpus
+    bertjax describe --config experiments/modernbert.py:size=base --config.model.vocab_size=50368
+    bertjax plan --config experiments/modernbert.py:size=base --config.grad_accum_steps=9 --topology v5e:8x8
+    bertjax train --config experiments/modernbert.py:size=base,corpus=corpus --workdir runs/modernbert
+
+The sizes are `base`, `large`, or a form such as `L4_H256`. The run has 2 trillion tokens, in phases:
+
+1. 50 billion tokens (BASE) in batches that grow from 576 to 2,304 rows of 1,024 tokens
+2. the rest of 1.72 trillion tokens in batches of 4,608 rows, with theta 10,000 in all layers
+3. 250 billion tokens in rows of 8,192 tokens, with theta 160,000 in the global layers and learning rate 3e-4
+4. 50 billion tokens in which this rate decays, by 1 - sqrt
+
+To continue a run on other data, as the authors do in the last two phases, use `--init_from` and `--keep_optimizer`.
+
+Differences from the paper: batches grow in steps, from 576 instead of 768 rows. Documents are not packed with a
+boundary to attention, but rows are running text. The matrices that write to the residual stream have the same initial
+standard deviation as others. LARGE starts from random parameters instead of those of BASE. There is no dropout of
+attention outputs. Held-out masks are those of training.
+
+Hardware and time: in the paper, 8 H100 for about 8 days (BASE) and 18 days (LARGE).
+Expected: 149,655,232 parameters (BASE) and 395,881,664 (LARGE); average GLUE dev score of 88.4 and 90.4.
+"""
+
+from ml_collections import ConfigDict
+
+from bertjax.convert.modernbert import MODERNBERT
+from bertjax.presets import arguments, make_quick, phase_of, pretraining_config
+
+# Layers, hidden size, heads, feed-forward width, learning rate, weight decay and tokens of the batch ramp.
+_SIZES = {
+    "base": (22, 768, 12, 1152, 8e-4, 1e-5, 50e9),
+    "large": (28, 1024, 16, 2624, 5e-4, 1e-5, 10e9),
+}
+# All batch sizes are multiples of the first, so that devices and `grad_accum_steps` that divide it suit every phase.
+_RAMP = (576, 1152, 2304)
+
+
+@arguments(size="base", corpus="", quick=False)
+def get_config(args: ConfigDict) -> ConfigDict:
+    """Returns the config for `size=base,corpus=DIR,quick=false`."""
+    layers, width, heads, mlp_width, rate, decay, ramp_tokens = _SIZES.get(args.size, _SIZES["base"])
+    is_named = args.size in _SIZES
+    config = pretraining_config("L4_H128" if args.quick and is_named else "base" if is_named else args.size)
+    config.model.update({**MODERNBERT.values, "model_type": "modernbert", "global_rope_theta": 10_000.0})
+    config.model.intermediate_size = config.model.hidden_size * 3 // 2
+    if is_named and not args.quick:
+        config.model.update({"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads})
+        config.model.intermediate_size = mlp_width
+    config.data.corpus = args.corpus
+    config.data.objective = "none"
+    config.data.seq_len = 1024
+    config.data.batch_size = 4608
+    config.data.masking.rate = 0.3
+    config.optimizer.update(
+        {"name": "stable_adamw", "learning_rate": rate, "schedule": "warmup_stable_decay", "weight_decay": decay}
+    )
+    config.optimizer.b2 = 0.98
+    config.optimizer.clip_norm = 0.0
+    long_rows = {"batch_size": 576, "seq_len": 8192, "global_rope_theta": 160_000.0, "learning_rate": 3e-4}
+    config.phases = (
+        *(phase_of(ramp_tokens / len(_RAMP), rows, 1024) for rows in _RAMP),
+        phase_of(1719e9 - ramp_tokens, 4608, 1024),
+        phase_of(250e9, **long_rows),
+        phase_of(50e9, **long_rows),
+    )
+    config.steps = round(sum(phase["share"] for phase in config.phases))
+    config.optimizer.warmup_steps = round(3e9 / (_RAMP[0] * 1024))
+    config.optimizer.decay_steps = round(config.phases[-1]["share"])
+    if args.quick:
+        make_quick(config, 64)
+        config.optimizer.decay_steps = 2
+    return config

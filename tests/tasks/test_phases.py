@@ -1,0 +1,164 @@
+"""Training phases: row lengths, batches, masks, learning rates and rotary positions that differ between steps."""
+
+import itertools
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+from command_runs import evaluate, load_task, read_metrics, refused, train, train_command
+from commanding import printed
+
+from bertjax.cli.main import main
+from bertjax.data.shard import SINGLE_SHARD
+from bertjax.estimate.describe import describe_task
+from bertjax.training.checkpoint_config import experiment_config
+from bertjax.training.checkpoint_metadata import read_metadata
+
+ROTARY = {"model__position_embedding_type": "rotary", "model__hidden_size": 16, "model__num_attention_heads": 1}
+PHASES = (
+    {"share": 2, "batch_size": 4, "global_rope_theta": 100.0, "mask_rate": 0.4, "learning_rate": 2e-3},
+    {"share": 4, "batch_size": 8, "global_rope_theta": 100.0},
+    {"share": 2, "seq_len": 32},
+)
+FIELDS = {**ROTARY, "steps": 8, "phases": PHASES, "data__seq_len": 16, "data__eval_rows": 16, "log_every": 1}
+FIELDS |= {"eval_every": 2, "checkpoint_every": 1, "keep_checkpoints": 9, "optimizer__warmup_steps": 1}
+
+
+def experiment(corpus) -> str:
+    return f"pretrain.py:corpus={corpus}"
+
+
+@pytest.fixture(scope="module")
+def run(corpus, tmp_path_factory):
+    """Returns the workdir of a finished run of three phases."""
+    workdir = tmp_path_factory.mktemp("phases") / "run"
+    train(experiment(corpus), workdir, None, **FIELDS)
+    return workdir
+
+
+def test_unset_fields_of_a_phase_are_those_of_the_run(corpus):
+    task = load_task(experiment(corpus), None, **FIELDS)
+    assert [(phase.seq_len, phase.batch_size, phase.start_step, phase.stop_step) for phase in task.phases] == [
+        (16, 4, 0, 2),
+        (16, 8, 2, 6),
+        (32, 4, 6, 8),  # as many tokens as in 8 rows of 16
+    ]
+    assert [phase.max_predictions for phase in task.phases] == [7, 3, 5]
+    batches = list(task.train_batches(0, SINGLE_SHARD))
+    np.testing.assert_equal(list(task.train_batches(3, SINGLE_SHARD)), batches[3:])
+    masked = [batch["masked_lm_weights"].sum() / batch["input_mask"].sum() for batch in batches]
+    assert min(masked[:2]) > 0.3 and max(masked[2:]) < 0.25
+    text = describe_task(task)
+    assert len(re.findall(r"^steps \d+ to \d+: ", text, re.MULTILINE)) == 3 and "40% masked" in text
+
+
+@pytest.mark.parametrize(
+    ("phases", "message"),
+    [
+        ("(3,)", r"config.phases\[0\] is 3; it must be a dictionary of fields"),
+        ("{'steps': 3}", r"config.phases\[0\] is 'steps'; it must be a dictionary"),
+        ("({},{'steps':3})", r"config.phases\[1\] contains unknown fields: steps; use one of .*share"),
+        ("({'share':0},)", r"config.phases\[\].share is 0.0; it must be above 0"),
+        ("({'seq_len':'long'},)", r"config.phases\[0\].seq_len is 'long'; it must be an integer"),
+        ("({'seq_len':1024},)", "rows of 1024 tokens exceed config.model.max_position_embeddings=512"),
+        ("({},{'batch_size':7})", "batch_size=7 is not divisible by config.grad_accum_steps=2"),
+    ],
+)
+def test_invalid_phases_are_rejected(capfd, phases, message):
+    config = ["--config=pretrain:size=tiny", f"--config.phases={phases}", "--config.grad_accum_steps=2"]
+    assert re.search(message, refused(capfd, "describe", *config))
+
+
+def test_learning_rate_is_scaled_in_its_phase_only(run):
+    rates = [line["learning_rate"] for line in read_metrics(run) if "learning_rate" in line]
+    relative = [0, *(1 - step / 8 for step in range(1, 8))]
+    peaks = [2e-3] * 2 + [3e-3] * 6
+    np.testing.assert_allclose(rates, np.multiply(peaks, relative), rtol=1e-6)
+
+
+def test_checkpoints_have_the_rotary_positions_of_their_phase(run, capfd):
+    thetas = [
+        read_metadata(path).architecture["global_rope_theta"]
+        for path in sorted((run / "checkpoints").iterdir(), key=lambda path: int(path.name))
+    ]
+    assert thetas == [100.0] * 6 + [160_000.0] * 2
+    evaluated = {line["step"]: line["eval_mlm_loss"] for line in read_metrics(run) if "eval_mlm_loss" in line}
+    losses = {step: evaluate(capfd, run / "checkpoints" / str(step))["mlm_loss"] for step in (2, 6, 8)}
+    assert losses == pytest.approx({step: evaluated[step] for step in losses}, rel=1e-5)
+
+
+@pytest.mark.parametrize("step", [1, 2, 4, 7])
+def test_run_resumes_in_every_phase(corpus, run, tmp_path, step):
+    command = train_command(experiment(corpus), tmp_path / "run", None, **FIELDS)
+    interrupted = load_task(experiment(corpus), None, **FIELDS)
+    stop_after(interrupted, step, tmp_path / "run")
+    main(command)
+    assert fingerprints(tmp_path / "run") == fingerprints(run)
+
+
+def stop_after(task, step, workdir):
+    """Trains a task to a step, by a data pipeline that fails."""
+    from bertjax.training import train as loop
+
+    batches = task.train_batches
+    task.train_batches = lambda start, shard: itertools.islice(batches(start, shard), step)
+    with pytest.raises(StopIteration):
+        loop.train(task, str(workdir))
+
+
+def fingerprints(workdir):
+    return read_metadata(workdir / "checkpoints" / "8").fingerprints
+
+
+def test_init_from_keeps_the_architecture_of_the_last_phase(run, corpus, tmp_path):
+    train(experiment(corpus).replace("pretrain", "adapt"), tmp_path / "run", None, f"--init_from={run}", steps=1)
+    assert read_metadata(tmp_path / "run" / "checkpoints" / "1").architecture["global_rope_theta"] == 160_000.0
+
+
+def test_adaptation_lengthens_rows_with_another_theta_and_resumes_without_its_checkpoint(run, corpus, tmp_path, capfd):
+    phases = ({"share": 3}, {"seq_len": 32, "global_rope_theta": 1e6})
+    fields = {"steps": 4, "phases": phases, "checkpoint_every": 3, "eval_every": 1, "data__seq_len": 16}
+    first = experiment(corpus).replace("pretrain", "adapt")
+    train(first, tmp_path / "run", None, f"--init_from={run}", **fields)
+    before = read_metadata(tmp_path / "run" / "checkpoints" / "4").fingerprints
+    for name in ("3", "4"):
+        shutil.move(tmp_path / "run" / "checkpoints" / name, tmp_path / name)
+    shutil.move(tmp_path / "3", tmp_path / "run" / "checkpoints" / "3")
+    # Without a model size and a checkpoint, the architecture is that of the workdir.
+    main([word.replace(",size=L1_H16", "") for word in train_command(first, tmp_path / "run", None, **fields)])
+    assert read_metadata(tmp_path / "run" / "checkpoints" / "4").fingerprints == before
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["model"]["global_rope_theta"] == 160_000.0
+    for step, theta in ((3, 160_000.0), (4, 1e6)):
+        checkpoint = tmp_path / "run" / "checkpoints" / str(step)
+        assert read_metadata(checkpoint).architecture["global_rope_theta"] == theta
+
+
+def test_workdirs_with_a_long_phase_load_and_resume(corpus, tmp_path, capfd):
+    phases = ({"share": 0.5}, {"share": 0.5, "seq_len": 32})
+    fields = {"steps": 4, "phases": phases, "data__seq_len": 16, "data__eval_rows": 8, "checkpoint_every": 2}
+    train(experiment(corpus), tmp_path / "run", None, **fields)
+    file = tmp_path / "run" / "config.json"
+    config = json.loads(file.read_text())
+    del config["phases"]
+    config["long_phase"] = {"share": 0.5, "seq_len": 32, "max_predictions": 0, "keep_tokens_per_batch": True}
+    file.write_text(json.dumps(config))
+    assert evaluate(capfd, tmp_path / "run")["mlm_loss"] > 0
+    assert "steps 2 to 4: 4 rows of 32" in printed(capfd, "describe", f"--checkpoint={tmp_path / 'run'}")
+    main(train_command(experiment(corpus), tmp_path / "run", None, **fields))
+    config["long_phase"] = {"share": 0.0, "seq_len": 512, "max_predictions": 0, "keep_tokens_per_batch": True}
+    file.write_text(json.dumps(config))
+    error = refused(capfd, *train_command(experiment(corpus), tmp_path / "run", None, **fields))
+    assert "phases: [] -> [{'share': 0.5}" in error
+
+
+def test_steps_of_a_ramp_add_up(corpus):
+    ramp = "({'share':1},{'share':1},{'share':1},{'share':7,'batch_size':16})"
+    for steps in (1, 3, 7, 10, 1_000_003):
+        phases = experiment_config(
+            "pretrain:size=tiny", [f"--config.steps={steps}", f"--config.phases={ramp}"]
+        ).resolved_phases
+        assert phases[0].start_step == 0 and phases[-1].stop_step == steps and phases[-1].batch_size == 16
+        assert all(a.stop_step == b.start_step for a, b in zip(phases, phases[1:], strict=False))
