@@ -245,7 +245,8 @@ class Pretrained:
         prompt = embedder.prompts.get(embedder.default_prompt, "") if prompt is None else prompt
         examples = self._tokenize(texts, embedder.max_seq_len, prompt, embedder)
         # [SEP] after the prompt does not count.
-        prompt_len = int(self._tokenize([prompt], embedder.max_seq_len, embedder=embedder).lengths[0]) - 1
+        prompt_len = int(self._tokenize([prompt], embedder.max_seq_len, embedder=embedder).lengths[0])
+        prompt_len -= self._loaded.vocabulary.end_separators
         pooling = functools.partial(embedder, prompt_len=prompt_len if prompt else 0)
         return Encoded(None, encode_vectors(self._loaded, examples, embedder.width, pooling), None)
 
@@ -298,7 +299,8 @@ class Pretrained:
                 parts = [lower(part, self._loaded.vocabulary) for part in parts]
             ids = [encode(part) for part in parts]
             if embedder and second:
-                ids[0] = ids[0][: first_len(len(ids[0]), len(ids[1]), seq_len, self._loaded.vocabulary.pair_separators)]
+                room = self._loaded.vocabulary.room(seq_len, num_texts=2)
+                ids[0] = ids[0][: first_len(len(ids[0]), len(ids[1]), room)]
             rows.append(encode_row(ids, self._loaded.vocabulary, truncation))
         truncation.log()
         return make_examples(rows, {})

@@ -60,10 +60,6 @@ class ModelClass:
     pooler: str = ""
 
 
-def _no_fields(_: Any) -> dict[str, Any]:
-    return {}
-
-
 @dataclasses.dataclass(frozen=True)
 class Family:
     """Config fields, model classes and arrays of a model family in transformers, and what they are in bertjax.
@@ -84,6 +80,7 @@ class Family:
       refused: config fields that must be unset or false.
       read_fields: function from a config to other fields of `ModelConfig`.
       write_fields: function from a `ModelConfig` to other config fields.
+      has_own_code: whether transformers runs the code of each folder, which `auto_map` of the config names.
       token_ids: config fields with ids of special tokens, and the names of the tokens.
       tied: copies of arrays that checkpoints may store, and the original arrays.
       ignored: other arrays of checkpoints that are not parameters.
@@ -101,8 +98,9 @@ class Family:
     required: tuple[str, ...] = REQUIRED
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     refused: tuple[str, ...] = ("is_decoder", "add_cross_attention", "quantization_config")
-    read_fields: Callable[[Mapping[str, Any]], dict[str, Any]] = _no_fields
-    write_fields: Callable[[ModelConfig], dict[str, Any]] = _no_fields
+    read_fields: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda _: {}
+    write_fields: Callable[[ModelConfig], dict[str, Any]] = lambda _: {}
+    has_own_code: bool = False
     token_ids: Mapping[str, str] = dataclasses.field(default_factory=lambda: {"pad_token_id": "pad"})
     tied: Mapping[str, str] = dataclasses.field(default_factory=dict)
     ignored: tuple[str, ...] = ()
@@ -229,7 +227,8 @@ class Parameter:
     @property
     def names(self) -> list[str]:
         """Names in transformers, one per layer for parameters of layers."""
-        return [self.name.format(layer=layer) for layer in range(self.first_layer, self.num_layers)] or [self.name]
+        layers = range(self.first_layer, self.num_layers)
+        return [self.name.format(layer=layer) for layer in layers] if self.num_layers else [self.name]
 
     def rows(self, array: np.ndarray) -> np.ndarray:
         """Returns a view of an array of bertjax as one row for each of `names`."""

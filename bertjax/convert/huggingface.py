@@ -1,8 +1,9 @@
 """Conversion from and to folders in the format of Hugging Face's `save_pretrained`: config, safetensors, tokenizer."""
 
 import contextlib
+import dataclasses
 import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,14 +75,21 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
         raise UsageError(
             f"{folder} contains arrays twice, under an old and a new name: {listed(duplicates)}; remove the old arrays"
         )
+    for copy, original in [pair for pair in family.tied.items() if {*pair} <= stored_names.keys()]:
+        if not np.array_equal(*(read_array(stored_names[name]) for name in (copy, original))):
+            # As in transformers, a decoder with other values is not tied, and its bias replaces the other one.
+            if copy.endswith(".bias"):
+                stored_names[original] = stored_names.pop(copy)
+            else:
+                config = dataclasses.replace(config, tie_word_embeddings=False)
     num_outputs = (OUTPUT_KINDS[output_kind].num_outputs or len(labels)) if output_kind else 0
     parameters = family.parameters(config, output_kind, num_outputs, num_rows)
     own_names = {name for parameter in parameters for name in parameter.names}
     # An untied decoder is a parameter.
     tied = {copy: original for copy, original in family.tied.items() if copy not in own_names}
-    _check_tied_arrays(tied, stored_names, read_array, folder)
-    if vocabulary and hf_config.get("pad_token_id", vocabulary.pad_id) != vocabulary.pad_id:
-        notes.append(f"ignored pad_token_id={hf_config['pad_token_id']}: [PAD] is token {vocabulary.pad_id}")
+    limit = read_object(folder / "tokenizer_config.json", optional=True).get("model_max_length") or np.inf
+    if limit < config.max_row_tokens and not embedder:
+        notes.append(f"ignored model_max_length={limit}: texts are truncated to {config.max_row_tokens} tokens")
     dtypes: set[str] = set()
 
     def read_by_canonical_name(name: str) -> np.ndarray:
@@ -107,7 +115,7 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
         if len(labels) == 1:
             # As in transformers, a single output means regression.
             labels = ()
-    return PortableCheckpoint(config, params, vocabulary, output_kind, labels, tuple(notes), embedder)
+    return PortableCheckpoint(config, params, vocabulary, output_kind, labels, tuple(notes), embedder, (), str(folder))
 
 
 def _read_config(hf_config: dict[str, Any], file: Path) -> tuple[Family, ModelConfig, str, tuple[str, ...]]:
@@ -209,10 +217,24 @@ def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
     save_file(arrays, folder / WEIGHTS, metadata={"format": "pt"})
     # Let other users read the file; safetensors makes it readable only for its owner.
     (folder / WEIGHTS).chmod(0o644)
+    if family.has_own_code:
+        notes += _copy_code(Path(checkpoint.source), hf_config, folder)
     write_json(folder / CONFIG, hf_config)
     if checkpoint.embedder and not checkpoint.embedder.refusal:
         sentence_transformers.write(checkpoint.embedder, folder)
     return [*notes, *write_tokenizer(checkpoint.vocabulary, checkpoint.config, folder)]
+
+
+def _copy_code(source: Path, hf_config: dict[str, Any], folder: Path) -> list[str]:
+    """Copies the code of a model that is not part of transformers, and `auto_map`, which names it. Returns notes."""
+    auto_map = read_object(source / CONFIG, optional=True).get("auto_map") or {}
+    modules = {f"{name.partition('.')[0]}.py" for name in auto_map.values() if "--" not in name}
+    if not auto_map or not all((source / name).is_file() for name in modules):
+        return ["AutoModel needs the original model's code: copy its *.py files and `auto_map` of its config.json"]
+    hf_config["auto_map"] = auto_map
+    for file in source.glob("*.py"):  # The modules may import others.
+        (folder / file.name).write_bytes(file.read_bytes())
+    return []
 
 
 def _stored_names(shapes: Collection[str], family: Family) -> dict[str, str]:
@@ -229,19 +251,6 @@ def _stored_names(shapes: Collection[str], family: Family) -> dict[str, str]:
         lacks_prefix = not has_prefix and name.split(".")[0] in parts
         stored_names[f"{prefix}{name}" if lacks_prefix else name] = stored
     return stored_names
-
-
-def _check_tied_arrays(
-    tied: Mapping[str, str], stored_names: dict[str, str], read_array: Callable[[str], np.ndarray], folder: Path
-) -> None:
-    for copy, original in tied.items():
-        if {copy, original} <= stored_names.keys() and not np.array_equal(
-            read_array(stored_names[copy]), read_array(stored_names[original])
-        ):
-            raise UsageError(
-                f"{folder}: {copy} differs from {original}, but bertjax has one array for both; set "
-                "tie_word_embeddings=false in config.json if it is a decoder.weight, or remove the unused array"
-            )
 
 
 def has_weights(path: Path) -> bool:

@@ -56,6 +56,8 @@ _BERT_CLASSES = (
 _BYTE_LEVEL_CLASSES, _UNIGRAM_CLASSES = ("RobertaTokenizer",), ("XLMRobertaTokenizer", "CamembertTokenizer")
 # transformers runs `tokenizer.json` as it is for these classes.
 _GENERIC_CLASSES = ("PreTrainedTokenizer", "TokenizersBackend", "")
+# Model types for which it ignores the class: `MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS`. mmBERT names GemmaTokenizer.
+_GENERIC_MODELS = ("modernbert",)
 # Limit of transformers' BERT tokenizers. Longer words become [UNK].
 _MAX_WORD_CHARS = 100
 # Names of the special tokens in `tokenizer_config.json`, in the order in which transformers adds them.
@@ -84,11 +86,13 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
         family = FAMILIES.get(model.get("model_type") or "bert")
         class_name = model.get("tokenizer_class") or (family.tokenizer_class if family else _GENERIC_CLASSES[0])
     tokenizer_class = str(class_name).removesuffix("Fast")
+    if model.get("model_type") in _GENERIC_MODELS:
+        tokenizer_class = _GENERIC_CLASSES[0]
     has_files = tokenizer or (folder / VOCABULARY).is_file()
     if not has_files and (tokenizer_class in _BERT_CLASSES or not (folder / _CONFIG).is_file()):
         return read_vocabulary_file(folder, lower_case), []
     _check_supported(folder, config, tokenizer_class, tokenizer)
-    separators = 1
+    separators = (1, 1)
     try:
         if tokenizer_class in _BERT_CLASSES:
             config = {**_DEFAULTS, **config}
@@ -103,23 +107,24 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
                 notes.append(f"ignored dropout={dropout} of {_TOKENIZER}, so that a text always has the same tokens")
         tokens = _add_tokens(engine, folder, config, tokenizer)
         special_ids = _find_special_ids(engine, folder, tokens)
+        cls, sep = ((str(engine.id_to_token(special_ids[name])), special_ids[name]) for name in ("cls", "sep"))
         if tokenizer_class in _BERT_CLASSES:
-            cls, sep = ((str(engine.id_to_token(special_ids[name])), special_ids[name]) for name in ("cls", "sep"))
             engine.post_processor = processors.BertProcessing(sep, cls)
             if tokenizer and (names := _ignored_parts(engine, tokenizer, special_ids)):
                 parts = ", ".join(names)
                 notes.append(f"ignored {parts} of {_TOKENIZER}, as transformers does for tokenizer_class BertTokenizer")
         elif tokenizer_class not in _GENERIC_CLASSES:
-            cls, sep = ((str(engine.id_to_token(special_ids[name])), special_ids[name]) for name in ("cls", "sep"))
-            engine.post_processor, separators = processors.RobertaProcessing(sep, cls), 2
+            engine.post_processor, separators = processors.RobertaProcessing(sep, cls), (2, 1)
         else:
-            counts = [count for count in (1, 2) if not _other_row(engine, special_ids, count, _has_segments(model))]
-            if not counts:
+            separators = _separators(engine, special_ids, _has_segments(model))
+            if separators[1] < 0:
                 raise UsageError(
-                    f"{folder / _TOKENIZER} does not build rows as [CLS] A [SEP] B [SEP] with segments 0 and 1: a pair "
-                    f"is {_other_row(engine, special_ids)}; use a tokenizer with BERT's post_processor"
+                    f"{folder / _TOKENIZER} does not build rows as [CLS] A [SEP]: the text a is "
+                    f"{' '.join(engine.encode('a').tokens)}; use a tokenizer with BERT's post_processor"
                 )
-            separators = counts[0]
+            if not separators[0]:
+                pair = " ".join(engine.encode("a", "b").tokens)
+                notes.append(f"pairs of texts are not supported: their rows are {pair}, not [CLS] a [SEP] b [SEP]")
     except UsageError:
         raise
     except Exception as error:  # The package `tokenizers` raises `Exception` for all errors.
@@ -130,7 +135,7 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
     if vocabulary is None:
         content = engine.to_str().encode()
         vocabulary = load_vocabulary(folder / _TOKENIZER, None, content, special_ids=special_ids)
-        vocabulary = dataclasses.replace(vocabulary, pair_separators=separators)
+        vocabulary = dataclasses.replace(vocabulary, pair_separators=separators[0], end_separators=separators[1])
     if lower_case not in (None, vocabulary.lower_case):
         option = "--uncased" if lower_case else "--cased"
         raise UsageError(f"{option} cannot change {folder / _TOKENIZER}, which defines the case itself; omit {option}")
@@ -229,7 +234,8 @@ def _ignored_parts(engine: Tokenizer, tokenizer: dict[str, Any], special_ids: di
     # The ids of the text do not matter, so a vocabulary of one token is enough.
     model = {**built["model"], "vocab": {built["model"]["unk_token"]: 0}}
     probe = {**built, "model": model, "added_tokens": [], "post_processor": tokenizer.get("post_processor")}
-    return names + ["post_processor"] * bool(_other_row(Tokenizer.from_str(json.dumps(probe)), special_ids))
+    is_other_row = _separators(Tokenizer.from_str(json.dumps(probe)), special_ids) != (1, 1)
+    return names + ["post_processor"] * is_other_row
 
 
 def _add_tokens(engine: Tokenizer, folder: Path, config: dict[str, Any], tokenizer: dict[str, Any]) -> dict[str, str]:
@@ -304,20 +310,21 @@ def _find_special_ids(engine: Tokenizer, folder: Path, tokens: dict[str, str]) -
     return {name.removesuffix("_token"): ids[token] for name, token in special.items()}
 
 
-def _other_row(engine: Tokenizer, special_ids: dict[str, int], separators: int = 1, has_segments: bool = True) -> str:
-    """Returns "" if rows are [CLS] A [SEP] and [CLS] A [SEP] B [SEP] with segments 0 and 1, else the row of a pair.
+def _separators(engine: Tokenizer, special_ids: dict[str, int], has_segments: bool = True) -> tuple[int, int]:
+    """Returns the numbers of [SEP] between the texts of a pair and at the end of a row.
 
-    There are `separators` [SEP] between A and B. The segments are those of any model if not `has_segments`.
+    The first is 0 if pairs have other rows. Their segments must be 0 and 1 if `has_segments`. The second is -1 if rows
+    of single texts are neither [CLS] A [SEP] nor [CLS] A.
     """
     cls, sep = special_ids["cls"], special_ids["sep"]
-    text = engine.encode("a", add_special_tokens=False).ids
-    single, pair = engine.encode("a"), engine.encode("a", "a")
-    expected = [cls, *text, sep]
-    second = [*[sep] * (separators - 1), *text, sep]
-    segments = [0] * (len(expected) + separators - 1) + [1] * (len(text) + 1)
-    is_standard = single.ids == expected and pair.ids == [*expected, *second]
-    is_standard &= pair.type_ids == segments or not has_segments
-    return "" if is_standard else " ".join(pair.tokens)
+    texts = [engine.encode(text, add_special_tokens=False).ids for text in "ab"]
+    single, pair = engine.encode("a").ids, engine.encode("a", "b")
+    num_end = next((count for count in (0, 1) if single == [cls, *texts[0], *[sep] * count]), -1)
+    num_middle = len(pair) - len(single) - len(texts[1])
+    segments = [0] * (len(pair) - len(texts[1]) - num_end) + [1] * (len(texts[1]) + num_end)
+    expected = [cls, *texts[0], *[sep] * num_middle, *texts[1], *[sep] * num_end]
+    is_known = pair.ids == expected and (pair.type_ids == segments or not has_segments)
+    return (num_middle if is_known else 0), num_end
 
 
 def _standard_vocabulary(engine: Tokenizer, folder: Path) -> Vocabulary | None:
@@ -352,7 +359,10 @@ def write_tokenizer(vocabulary: Vocabulary | None, config: ModelConfig, folder: 
     if vocabulary is None:
         return ["the source has no vocabulary; AutoTokenizer will not find one"]
     file_name = VOCABULARY_FILES[vocabulary.kind]
-    (folder / file_name).write_bytes(vocabulary.content)
+    content = vocabulary.content
+    if vocabulary.prefix:
+        content = load_tokenizer_json(vocabulary.path, content, vocabulary.prefix).to_str().encode()
+    (folder / file_name).write_bytes(content)
     if vocabulary.kind not in (WORDPIECE, TOKENIZER_JSON):
         return [f"{file_name} is a SentencePiece model, which Hugging Face's BERT tokenizers cannot read"]
     special_tokens = {f"{name}_token": vocabulary.pieces[i] for name, i in named_special_ids(vocabulary).items()}

@@ -54,6 +54,7 @@ NEOBERT = Family(
     fixed={"hidden_act": "swiglu"},
     read_fields=_read_fields,
     write_fields=_write_fields,
+    has_own_code=True,
     classes={
         "NeoBERTLMHead": ModelClass((MASKED_LM,)),
         "NeoBERT": ModelClass(()),

@@ -38,7 +38,7 @@ from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, workdir_of
 from bertjax.training.checkpoint_config import checkpoint_model
 from bertjax.training.checkpoint_metadata import read_metadata
 from bertjax.training.parameters import load_params_on_host, save_params
-from bertjax.training.workdir import CONFIG, ORIGIN
+from bertjax.training.workdir import CONFIG, ORIGIN, read_origin
 from bertjax.utils.io import AnyPath
 
 # Files and folders of a converted workdir. A folder with other names is never overwritten.
@@ -69,6 +69,7 @@ class PortableCheckpoint:
       notes: messages about the import, for the user.
       embedder: modules of a sentence-transformers model (default: None, another model).
       untrained: names of modules that the run did not train. Other formats than bertjax's leave them out.
+      source: folder of the original checkpoint in Hugging Face's format (default: `-`, unknown).
     """
 
     config: ModelConfig
@@ -79,6 +80,7 @@ class PortableCheckpoint:
     notes: tuple[str, ...] = ()
     embedder: SentenceEmbedder | None = None
     untrained: tuple[str, ...] = ()
+    source: str = "-"
 
     @property
     def output_layer(self) -> OutputLayer | None:
@@ -93,7 +95,8 @@ class PortableCheckpoint:
     @property
     def modules(self) -> set[str]:
         """Names of the top-level modules, such as `encoder`."""
-        return {path.partition("/")[0] for path in self.params}
+        always = {MASKED_LM} if not self.output_kind and not self.config.has_lm_head_params else set()
+        return {path.partition("/")[0] for path in self.params} | always
 
     @property
     def model_description(self) -> dict[str, Any]:
@@ -208,6 +211,7 @@ def read_workdir(path: AnyPath) -> PortableCheckpoint:
         layer.labels if layer else (),
         embedder=sentence_transformers.read(workdir, config, is_workdir=True),
         untrained=untrained_modules(workdir),
+        source=(read_origin(workdir) or read_origin(workdir / "init_from")).get("source", "-"),
     )
 
 

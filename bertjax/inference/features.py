@@ -129,7 +129,8 @@ class FeatureExtractor:
         for segment, (part, (_, spans)) in enumerate(zip(parts, encoded, strict=True)):
             word_starts = np.array([match.start() for match in re.finditer(r"\S+", part)], np.int64)
             # Drop the spans of truncated pieces. A segment ends with [SEP], and the first segment starts with [CLS].
-            separators = 1 if segment or len(parts) == 1 else self.model.vocabulary.pair_separators
+            is_last, vocabulary = segment == len(parts) - 1, self.model.vocabulary
+            separators = vocabulary.end_separators if is_last else vocabulary.pair_separators
             spans = spans[: row["segment_ids"].count(segment) - separators - (1 if segment == 0 else 0)]
             # Assign each token to the word of its last character, since a SentencePiece token may start with a space.
             words = np.searchsorted(word_starts, np.maximum(spans[:, 1] - 1, spans[:, 0]), side="right") - 1

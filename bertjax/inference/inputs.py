@@ -45,9 +45,7 @@ def encode_row(ids: Sequence[list[int]], vocabulary: Vocabulary, truncation: Tru
     """Encodes the ids of one text or of a pair as a row with [CLS] and [SEP], truncated and counted by `truncation`."""
     first, second = ids if len(ids) > 1 else (*ids, None)
     truncation.total += 1
-    # The row has a [CLS], one or two [SEP] between the texts of a pair, and a [SEP] at the end.
-    special = 2 + (len(ids) - 1) * vocabulary.pair_separators
-    truncation.truncated += sum(map(len, ids)) + special > truncation.seq_len
+    truncation.truncated += sum(map(len, ids)) > vocabulary.room(truncation.seq_len, len(ids))
     return encode_pair(first, second, truncation.seq_len, vocabulary)
 
 
@@ -62,13 +60,13 @@ def lower(text: str, vocabulary: Vocabulary) -> str:
     return "".join(part if index % 2 else "".join(map(str.lower, part)) for index, part in enumerate(parts))
 
 
-def first_len(first: int, second: int, seq_len: int, pair_separators: int) -> int:
+def first_len(first: int, second: int, room: int) -> int:
     """Returns how many tokens to keep of the first text of a pair, of `first` tokens, before `encode_row` truncates it.
 
-    If both texts are truncated, the numbers of remaining tokens can differ by 1. As in Hugging Face's tokenizers, the
-    second text keeps more, unless the first one is longer. In google-research/bert, the first text always keeps more.
+    `room` is the number of tokens of both texts in a row. If both are truncated, the numbers of remaining tokens can
+    differ by 1. As in Hugging Face's tokenizers, the second text keeps more, unless the first one is longer. In
+    google-research/bert, the first text always keeps more.
     """
-    room = seq_len - 2 - pair_separators
     return first if first > second else min(first, max(room - second, room // 2))
 
 

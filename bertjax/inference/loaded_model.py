@@ -114,7 +114,7 @@ class LoadedModel:
             hidden = encode(params, batch["input_ids"], batch["segment_ids"], batch["input_mask"])  # [B, L, D]
             masked = jnp.take_along_axis(hidden, batch["masked_lm_positions"][..., None], axis=1)
             token_table = params["encoder"]["embeddings"]["token"]
-            logits: Any = head.apply({"params": params["masked_lm"]}, masked, token_table)
+            logits: Any = head.apply({"params": params.get("masked_lm", {})}, masked, token_table)
             return jax.nn.softmax(logits)
 
         return self._jit(masked_lm_probs)

@@ -101,7 +101,7 @@ def fill_mask(model: LoadedModel, text: str, top: int) -> list[list[tuple[str, f
     Returns:
       For each mask token, from left to right, `top` pairs of token and probability, best first.
     """
-    if "masked_lm" not in model.params:
+    if "masked_lm" not in model.params and model.config.has_lm_head_params:
         raise UsageError(f"{model.path} lacks the parameters masked_lm; use a checkpoint with a masked-LM head")
     vocabulary, max_len = model.vocabulary, model.config.max_row_tokens
     if not 1 <= top <= vocabulary.size:
@@ -110,7 +110,7 @@ def fill_mask(model: LoadedModel, text: str, top: int) -> list[list[tuple[str, f
     text_ids = model.tokenizer.encode_with_special(text.replace(_MASK, mask))
     if vocabulary.mask_id not in text_ids:
         raise UsageError(f"no {mask} in {text[:60]!r}; write {mask} in place of the word to predict")
-    ids = [vocabulary.cls_id, *text_ids, vocabulary.sep_id]
+    ids = [vocabulary.cls_id, *text_ids, *[vocabulary.sep_id] * vocabulary.end_separators]
     if len(ids) > max_len:
         raise UsageError(f"the text has {len(ids)} tokens, but the model takes at most {max_len}; shorten the text")
     positions = np.flatnonzero(np.array(ids) == vocabulary.mask_id).astype(np.int32)

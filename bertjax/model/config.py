@@ -206,6 +206,11 @@ class Architecture(Section):
         return self.embedding_size or self.hidden_size
 
     @property
+    def has_lm_head_params(self) -> bool:
+        """Whether the masked-LM head has parameters of its own."""
+        return self.lm_head != "linear" or not self.tie_word_embeddings or self.decoder_bias
+
+    @property
     def max_row_tokens(self) -> int:
         """Maximum row length in tokens."""
         return self.max_position_embeddings - self.position_offset

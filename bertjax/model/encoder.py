@@ -88,6 +88,13 @@ class Embeddings(nn.Module):
         elif config.type_vocab_size:
             x += jax.nn.one_hot(segment_ids, config.type_vocab_size, dtype=x.dtype) @ self.segment_table
         if config.position_embedding_type == ABSOLUTE:
+            if config.position_offset:
+                # As in RoBERTa, padding tokens in a text have position -1, and later positions do not count them.
+                is_padding = input_ids == config.position_offset - 1
+                counts = jnp.cumsum(is_padding, axis=1)
+                first = jnp.arange(input_ids.shape[1]) - position_ids  # index of the first token of each sequence
+                counts -= jnp.take_along_axis(counts - is_padding, first, axis=1)
+                position_ids = jnp.where(is_padding, -1, position_ids - counts)
             x += jnp.take(self.position_table, position_ids + config.position_offset, axis=0)
         x = with_logical_constraint(x, ("batch_over_data", "length", "embed_over_fsdp"))
         # (3)

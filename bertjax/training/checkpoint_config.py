@@ -63,7 +63,7 @@ def complete(config: RunConfig, init_from: str | epath.Path | None = None, workd
         if getattr(data, "vocabulary", None) == "":
             data = dataclasses.replace(data, vocabulary=str(workdir_of(checkpoint) / ENTRY))
     if optimizer.head_steps < 0:
-        has_new_head = checkpoint is not None and lacks_lm_head(checkpoint)
+        has_new_head = checkpoint is not None and model.has_lm_head_params and lacks_lm_head(checkpoint)
         optimizer = dataclasses.replace(optimizer, head_steps=config.steps // 3 if has_new_head else 0)
     fields: dict[str, Any] = {"model": model, "data": data, "optimizer": optimizer}
     return dataclasses.replace(config, **fields)

@@ -89,6 +89,8 @@ def read_results(workdir: epath.Path, fields: Sequence[str] = ()) -> dict[str, A
         results = read_json_object(file)
         for name in ("data_sha256", *fields):
             results[name]
+        if "selected_by" in fields:
+            results[results["selected_by"]]
         if not {"task", "data", "model"} <= results["config"].keys():
             raise KeyError("config")
         return results

@@ -8,11 +8,16 @@ import jax
 import numpy as np
 import optax
 import pytest
+from checkpoints import edit_json
 from flax.traverse_util import flatten_dict, unflatten_dict
+from safetensors.numpy import save_file
 
 from bertjax.convert import huggingface
+from bertjax.convert.convert import convert
 from bertjax.convert.families import FAMILIES
+from bertjax.convert.family import export_params
 from bertjax.convert.output_kinds import OUTPUT_KINDS
+from bertjax.data.corpus.vocabulary import SPECIAL_PIECES
 from bertjax.model.encoder import Encoder
 from bertjax.model.heads import DiscriminatorHead, LmHead
 
@@ -47,11 +52,13 @@ CONFIGS = {
         {**MODERN, "classifier_pooling": "mean", "norm_bias": True, "decoder_bias": False, "hidden_activation": "silu"}
         | {"global_attn_every_n_layers": 2, "tie_word_embeddings": False},
     ),
+    "modernbert with one layer": ("ModernBertConfig", {**MODERN, "num_hidden_layers": 1}),
     "eurobert": ("EuroBertConfig", {**SIZES, "num_key_value_heads": 2, "mask_token_id": 4}),
     "eurobert with other options": (
         "EuroBertConfig",
         {**SIZES, "mask_token_id": 4, "classifier_pooling": "mean", "mlp_bias": True, "attention_bias": True},
     ),
+    "eurobert with tied embeddings": ("EuroBertConfig", {**SIZES, "mask_token_id": 4, "tie_word_embeddings": True}),
 }
 HEADS = ("", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 HEADS = (*HEADS, "ForMultipleChoice")
@@ -103,7 +110,7 @@ def jax_outputs(checkpoint, head):
     logits = None
     if head == "ForMaskedLM":
         table = params["encoder"]["embeddings"]["token"]
-        logits = LmHead(config).apply({"params": params["masked_lm"]}, hidden, table)[..., :NUM_TOKENS]
+        logits = LmHead(config).apply({"params": params.get("masked_lm", {})}, hidden, table)[..., :NUM_TOKENS]
     elif head == "ForPreTraining":
         logits = DiscriminatorHead(config).apply({"params": params["discriminator"]}, hidden)
     elif head:
@@ -137,6 +144,31 @@ def test_hidden_states_and_logits_equal_those_of_transformers(name, head, tmp_pa
     assert restored.keys() == original.keys()
     assert all(torch.equal(restored[key], value) for key, value in original.items())
     assert huggingface.read(tmp_path / "ours").config == checkpoint.config
+    architecture = json.loads((tmp_path / "ours" / "config.json").read_text())["architectures"]
+    # A masked-LM head without parameters does not show in the arrays.
+    assert architecture == [type(model).__name__] or (not head and not checkpoint.config.has_lm_head_params)
+
+
+@pytest.mark.parametrize("pad_id", [PAD_ID, 7])
+def test_padding_tokens_in_a_text_have_no_position_of_their_own(pad_id, tmp_path):
+    config = transformers.RobertaConfig(**SIZES | {"pad_token_id": pad_id})
+    torch.manual_seed(0)
+    model = transformers.RobertaModel(config).eval()
+    model.save_pretrained(tmp_path)
+    checkpoint = huggingface.read(tmp_path)
+    ids = np.random.default_rng(0).integers(0, 10, (1, LENGTH), np.int32)
+    assert (ids == pad_id).sum() > 1
+    with torch.no_grad():
+        parts = [
+            model(torch.tensor(part, dtype=torch.long)).last_hidden_state[0] for part in (ids[:, :15], ids[:, 15:])
+        ]
+    sequence_ids = np.repeat([[1, 2]], [15, LENGTH - 15], axis=1).astype(np.int32)
+    position_ids = np.concatenate([np.arange(15), np.arange(LENGTH - 15)])[None].astype(np.int32)
+    params = {"params": unflatten_dict(checkpoint.params, sep="/")["encoder"]}
+    states = Encoder(checkpoint.config).apply(params, ids, 0 * ids, sequence_ids, position_ids)[0]
+    np.testing.assert_allclose(states[0], np.concatenate(parts), atol=TOLERANCE)
+    states = Encoder(checkpoint.config).apply(params, ids[:, :15], 0 * ids[:, :15], 0 * ids[:, :15] + 1)[0]
+    np.testing.assert_allclose(states[0], parts[0], atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -155,7 +187,7 @@ def test_gradients_of_the_masked_lm_loss_equal_those_of_transformers(name, tmp_p
     def loss(params):
         hidden = Encoder(config).apply({"params": params["encoder"]}, ids, np.zeros_like(ids), mask)[0]
         table = params["encoder"]["embeddings"]["token"]
-        logits = LmHead(config).apply({"params": params["masked_lm"]}, hidden, table)[..., :NUM_TOKENS]
+        logits = LmHead(config).apply({"params": params.get("masked_lm", {})}, hidden, table)[..., :NUM_TOKENS]
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
         return (losses * mask).sum() / mask.sum()
 
@@ -226,6 +258,37 @@ def test_neobert_equals_its_paper_and_is_written_back(tmp_path):
     assert huggingface.read(tmp_path / "ours").config == checkpoint.config
 
 
+@pytest.mark.parametrize("through_workdir", [False, True])
+def test_neobert_keeps_its_code(through_workdir, tmp_path):
+    sizes = {"vocab_size": NUM_TOKENS, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    auto_map = {"AutoConfig": "model.NeoBERTConfig", "AutoModel": "model.NeoBERT"}
+    config = {"model_type": "neobert", "architectures": ["NeoBERT"], "intermediate_size": 12, **sizes}
+    parameters = FAMILIES["neobert"].parameters(huggingface.model_config(FAMILIES["neobert"], config, tmp_path))
+    rng = np.random.default_rng(0)
+    arrays = {each.path: rng.normal(size=each.stacked_shape).astype(np.float32) for each in parameters}
+    arrays = {path: array for path, array in arrays.items() if path.startswith("encoder/")}
+    source = tmp_path / "source"
+    source.mkdir()
+    save_file(dict(export_params(parameters, arrays)), source / "model.safetensors")
+    (source / "vocab.txt").write_text("\n".join([*SPECIAL_PIECES, *map(str, range(NUM_TOKENS - 5))]))
+    (source / "config.json").write_text(json.dumps({**config, "auto_map": auto_map}))
+
+    def exported(name):
+        start = str(source)
+        if through_workdir:
+            start = str(tmp_path / f"{name}_workdir")
+            convert(str(source), start, "bertjax", overwrite=False)
+        convert(start, str(tmp_path / name), "huggingface", overwrite=False)
+        return tmp_path / name, json.loads((tmp_path / name / "config.json").read_text())
+
+    assert "auto_map" not in exported("without")[1]
+    (source / "model.py").write_text("from .rotary import rotate")
+    (source / "rotary.py").write_text("raise SystemExit")
+    folder, written = exported("with")
+    assert written["auto_map"] == auto_map
+    assert (folder / "rotary.py").read_text() == "raise SystemExit" and (folder / "model.py").exists()
+
+
 def test_a_pooler_that_the_head_does_not_use_is_ignored(tmp_path):
     model = random_model("roberta", "ForSequenceClassification")
     model.roberta.pooler = transformers.RobertaModel(model.config).pooler
@@ -236,21 +299,28 @@ def test_a_pooler_that_the_head_does_not_use_is_ignored(tmp_path):
     np.testing.assert_allclose(own_logits, logits, atol=TOLERANCE)
 
 
+@pytest.mark.parametrize("is_configured", [True, False])
 @pytest.mark.parametrize("name", ["bert", "roberta"])
-def test_an_untied_decoder_keeps_its_bias(name, tmp_path):
+def test_an_untied_decoder_keeps_its_bias(name, is_configured, tmp_path):
     class_name, fields = CONFIGS[name]
     config = getattr(transformers, class_name)(**fields, tie_word_embeddings=False)
     model = transformers.AutoModelForMaskedLM.from_config(config).eval()
     with torch.no_grad():
         biases = [bias for key, bias in model.named_parameters() if key in ("cls.predictions.bias", "lm_head.bias")]
-        for bias in (*biases, model.get_output_embeddings().bias):
-            bias.copy_(torch.arange(NUM_TOKENS))
+        for bias in biases:  # transformers does not use this one.
+            bias.copy_(-torch.arange(NUM_TOKENS))
+        model.get_output_embeddings().bias.copy_(torch.arange(NUM_TOKENS))
     model.save_pretrained(tmp_path / "theirs")
+    if not is_configured:  # transformers ties no arrays with different values.
+        edit_json(tmp_path / "theirs" / "config.json", tie_word_embeddings=True)
     (tmp_path / "ours").mkdir()
-    huggingface.write(huggingface.read(tmp_path / "theirs"), tmp_path / "ours")
+    checkpoint = huggingface.read(tmp_path / "theirs")
+    own_logits = np.asarray(jax_outputs(checkpoint, "ForMaskedLM")[1])
+    huggingface.write(checkpoint, tmp_path / "ours")
     restored = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "ours").eval()
     expected, logits = (torch_outputs(each, "ForMaskedLM")[1] for each in (model, restored))
     np.testing.assert_array_equal(logits, expected)
+    np.testing.assert_allclose(own_logits[rows()[1] > 0], expected[rows()[1] > 0], atol=TOLERANCE, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["roberta", "distilbert", "electra", "modernbert", "eurobert"])

@@ -1,17 +1,23 @@
 """Tokenizers of other families give the ids of transformers, and their models are trained and written back."""
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
+from checkpoints import edit_json
 from commanding import printed
 from made_up_text import write_text
+from tiny_config import tiny_config
 
 from bertjax.cli import main as cli
-from bertjax.convert.huggingface_tokenizer import read_tokenizer
+from bertjax.convert.huggingface_tokenizer import read_tokenizer, write_tokenizer
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary_training import byte_level_bpe
 from bertjax.data.finetuning.examples import encode_pair
+from bertjax.errors import UsageError
+from bertjax.tasks.build import build_task
+from bertjax.training.checkpoint_config import experiment_config
 
 REASON = "needs PyTorch and transformers: pip install -e '.[parity]', which `make test-all` does"
 torch = pytest.importorskip("torch", reason=REASON)
@@ -67,7 +73,7 @@ def modernbert(lines, folder):
     transformers.PreTrainedTokenizerFast(tokenizer_object=engine, **names).save_pretrained(folder)
 
 
-def eurobert(lines, folder):
+def eurobert(lines, folder, single="<bos> $A <eos>", pair="<bos> $A <eos> $B:1 <eos>:1"):
     """Saves a tokenizer that names neither [CLS], [SEP] nor [UNK]."""
     engine = tokenizers.Tokenizer(tokenizers.models.BPE())
     engine.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -76,11 +82,28 @@ def eurobert(lines, folder):
     engine.train_from_iterator(lines, trainer)
     engine.add_special_tokens(["<bos>", "<eos>", "<|mask|>", "<|pad|>"])
     special = [(token, engine.token_to_id(token)) for token in ("<bos>", "<eos>")]
-    engine.post_processor = tokenizers.processors.TemplateProcessing(
-        single="<bos> $A <eos>", pair="<bos> $A <eos> $B:1 <eos>:1", special_tokens=special
-    )
+    engine.post_processor = tokenizers.processors.TemplateProcessing(single=single, pair=pair, special_tokens=special)
     names = {"bos_token": "<bos>", "eos_token": "<eos>", "mask_token": "<|mask|>", "pad_token": "<|pad|>"}
     transformers.PreTrainedTokenizerFast(tokenizer_object=engine, **names).save_pretrained(folder)
+
+
+def mmbert(lines, folder):
+    """Saves Gemma's tokenizer, whose class transformers ignores for ModernBERT."""
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
+    engine = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    engine.normalizer = tokenizers.normalizers.Replace(" ", "\u2581")
+    engine.pre_tokenizer = tokenizers.pre_tokenizers.Split("\u2581", "merged_with_next")
+    special += [f"<0x{byte:02X}>" for byte in range(256)]
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=500, special_tokens=special, show_progress=False)
+    engine.train_from_iterator([line for line in lines if line.isascii()], trainer)
+    engine.pre_tokenizer = tokenizers.pre_tokenizers.Split(" ", "merged_with_previous")
+    engine.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<bos> $A <eos>", pair="<bos> $A <eos> $B <eos>", special_tokens=[("<bos>", 2), ("<eos>", 1)]
+    )
+    names = {"bos_token": "<bos>", "eos_token": "<eos>", "mask_token": "<mask>", "pad_token": "<pad>"}
+    names |= {"unk_token": "<unk>", "cls_token": "<bos>", "sep_token": "<eos>"}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=engine, **names).save_pretrained(folder)
+    edit_json(folder / "tokenizer_config.json", tokenizer_class="GemmaTokenizerFast", add_bos_token=False)
 
 
 KINDS = {
@@ -89,13 +112,19 @@ KINDS = {
     "camembert": unigram("CamembertTokenizer"),
     "modernbert": modernbert,
     "eurobert": eurobert,
+    "mmbert": mmbert,
 }
 
 
-@pytest.mark.parametrize("model_type", KINDS)
-def test_ids_of_texts_and_pairs_equal_those_of_transformers(model_type, lines, tmp_path):
-    KINDS[model_type](lines, tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, "type_vocab_size": 1}))
+def save_tokenizer(kind, lines, folder):
+    KINDS[kind](lines, folder)
+    model_type = {"mmbert": "modernbert"}.get(kind, kind)
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type, "type_vocab_size": 1}))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_of_texts_and_pairs_equal_those_of_transformers(kind, lines, tmp_path):
+    save_tokenizer(kind, lines, tmp_path)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     vocabulary, notes = read_tokenizer(tmp_path)
     tokenizer = Tokenizer(vocabulary)
@@ -112,6 +141,53 @@ def test_ids_of_texts_and_pairs_equal_those_of_transformers(model_type, lines, t
     # A word of a sentence that is split already follows a space.
     ids = [index for word in WORDS for index in tokenizer.encode_word(word)]
     assert ids == tokenizer.encode(f" {' '.join(WORDS)}")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_exported_tokenizer_of_tags_gives_the_ids_of_split_words(kind, lines, tmp_path):
+    save_tokenizer(kind, lines, tmp_path)
+    vocabulary, _ = read_tokenizer(tmp_path)
+    words = [*WORDS, "1,000.5", "ok😀", "日本", "don't", "a[MASK]b", "[CLS]", "<mask>", "x<s>y"]
+    expected = [Tokenizer(vocabulary).encode_word(word) for word in WORDS]
+    vocabulary = dataclasses.replace(vocabulary, prefix=Tokenizer(vocabulary).missing_prefix)
+    tokenizer, exported = Tokenizer(vocabulary), tmp_path / "exported"
+    assert not tokenizer.missing_prefix and expected == [tokenizer.encode_word(word) for word in WORDS]
+    exported.mkdir()
+    write_tokenizer(vocabulary, tiny_config(vocabulary.size), exported)
+    theirs = transformers.AutoTokenizer.from_pretrained(exported)
+    ids = [index for word in words for index in tokenizer.encode_word(word)]
+    assert theirs(words, is_split_into_words=True)["input_ids"] == [vocabulary.cls_id, *ids, vocabulary.sep_id]
+    reread = read_tokenizer(exported)[0]
+    assert Tokenizer(reread).encode("ba na") == tokenizer.encode("ba na")
+
+
+@pytest.mark.parametrize(
+    ("single", "pair", "has_pairs"),
+    [
+        ("<bos> $A", "<bos> $A <bos>:1 $B:1", False),
+        ("<bos> $A <eos>", "<bos> $A <eos> <bos>:1 $B:1 <eos>:1", False),
+        ("<bos> $A", "<bos> $A <eos> $B", True),
+        ("<bos> $A", "<bos> $A $B", False),
+        ("<bos> $A <eos>", "<bos> $A <eos> <eos> $B <eos>", True),
+        ("<bos> $A <eos>", "<bos> $B <eos> $A <eos>", False),
+    ],
+)
+def test_rows_are_those_of_the_template(single, pair, has_pairs, lines, tmp_path):
+    eurobert(lines, tmp_path, single, pair)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "eurobert"}))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    vocabulary, notes = read_tokenizer(tmp_path)
+    assert bool(notes) != has_pairs
+    first, second = map(Tokenizer(vocabulary).encode, ("ba na", "ke"))
+    assert encode_pair(first, None, 10_000, vocabulary)["input_ids"] == theirs("ba na")["input_ids"]
+    limit = len(theirs("ba na")["input_ids"]) - 1
+    truncated = theirs("ba na", truncation=True, max_length=limit)["input_ids"]
+    assert encode_pair(first, None, limit, vocabulary)["input_ids"] == truncated
+    if has_pairs:
+        assert encode_pair(first, second, 10_000, vocabulary)["input_ids"] == theirs("ba na", "ke")["input_ids"]
+    else:
+        with pytest.raises(UsageError, match="pairs"):
+            encode_pair(first, second, 10_000, vocabulary)
 
 
 def test_spans_of_pieces_are_those_of_the_words_without_spaces(lines, tmp_path):
@@ -141,6 +217,31 @@ def folder(lines, tmp_path_factory):
     torch.manual_seed(0)
     transformers.ModernBertForMaskedLM(config).save_pretrained(folder)
     return folder
+
+
+def test_model_trained_for_tags_is_exported_with_the_ids_of_its_training(folder, tmp_path, capfd):
+    sentences = [["ba", "na", "kero"], ["losu", "ba"]]
+    rows = [json.dumps({"text": words, "label": ["O"] * len(words)}) for words in sentences]
+    (tmp_path / "train.jsonl").write_text("".join(f"{row}\n" for row in rows))
+    checkpoint, run = tmp_path / "checkpoint", tmp_path / "run"
+    cli.main(["convert", str(folder), str(checkpoint)])
+    experiment = f"text:kind=tags,train={tmp_path}/train.jsonl"
+    flags = [f"--config.{field}" for field in ("steps=1", "data.seq_len=16", "data.batch_size=8")]
+    cli.main(["train", f"--config={experiment}", f"--init_from={folder}", f"--workdir={run}", *flags])
+    assert capfd.readouterr().err.count("each word follows a space") == 1
+    task = build_task(experiment_config(experiment, flags, str(checkpoint)), train=True)
+    trained = task.train_examples
+    ids = np.split(trained.tokens["input_ids"], trained.offsets[1:-1])
+    cli.main(["convert", str(run), str(tmp_path / "exported"), "--format=huggingface"])
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
+    for words, row in zip(sentences, ids, strict=True):
+        assert theirs(words, is_split_into_words=True)["input_ids"] == row.tolist()
+    # A published model keeps its tokenizer.
+    cli.main(["convert", str(checkpoint), str(tmp_path / "back"), "--format=huggingface"])
+    original, back = map(transformers.AutoTokenizer.from_pretrained, (folder, tmp_path / "back"))
+    assert original(sentences[0], is_split_into_words=True)["input_ids"] != ids[0].tolist()
+    for text in ("ba na", " ba"):
+        assert original(text)["input_ids"] == back(text)["input_ids"]
 
 
 def test_modernbert_is_adapted_fine_tuned_and_written_back(folder, tmp_path, capfd):

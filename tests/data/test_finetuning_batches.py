@@ -1,11 +1,10 @@
 """Tests of fine-tuning batches: each example once per epoch, independent of padding, hosts and resumption."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from unpacking import joined
 
+from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.data.finetuning.batches import (
     NO_EXAMPLE,
     Batching,
@@ -26,7 +25,7 @@ from bertjax.data.finetuning.examples import (
 from bertjax.data.shard import SINGLE_SHARD, DataShard
 
 CLS, SEP = 1, 2
-VOCABULARY = SimpleNamespace(cls_id=CLS, sep_id=SEP, pair_separators=1)
+VOCABULARY = Vocabulary("vocab.txt", b"", "wordpiece", (), True, 0, 1, CLS, SEP, 4, "")
 
 
 def make_constant_examples(lengths, sequences_per_example=1):

@@ -26,6 +26,7 @@ INTACT_RESULTS = b'{"config": {"task": "glue", "data": {}, "model": {}}, "data_s
         b'{"step": 1}',
         b'{"config": 1, "data_sha256": ""}',
         b'{"config": {"task": "glue"}, "data_sha256": ""}',
+        INTACT_RESULTS[:-1] + b', "selected_by": "f1"}',
         b"[" * 100_000,
         b"\xff" + INTACT_RESULTS,
         b"",
@@ -37,7 +38,7 @@ def test_damaged_results_file_is_an_error(tmp_path, content):
     assert read_results(epath.Path(tmp_path))["data_sha256"] == ""
     (tmp_path / "results.json").write_bytes(content)
     with pytest.raises(BertjaxError, match="cannot read .*results.json: .*; remove it and train again"):
-        read_results(epath.Path(tmp_path))
+        read_results(epath.Path(tmp_path), ("selected_by",) if b"selected_by" in content else ())
 
 
 def test_sweep_compiles_once_and_runs_only_failed_trials_again(cola, glue, letters, tmp_path, capfd, monkeypatch):

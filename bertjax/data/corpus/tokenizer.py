@@ -5,6 +5,7 @@ Unicode data (`unicodedata.unidata_version`), and only for characters whose cate
 vocabulary contains such a character.
 """
 
+import functools
 import re
 import string
 import unicodedata
@@ -172,7 +173,7 @@ class Tokenizer:
         if vocabulary.kind == WORDPIECE:
             self._chunk_ids = _ChunkIds(vocabulary, cache_entries)
         elif vocabulary.kind == TOKENIZER_JSON:
-            self._engine = load_tokenizer_json(vocabulary.path, vocabulary.content)
+            self._engine = load_tokenizer_json(vocabulary.path, vocabulary.content, vocabulary.prefix)
         else:
             self._sentencepiece = load_sentencepiece(vocabulary.path, vocabulary.content)
 
@@ -201,8 +202,15 @@ class Tokenizer:
 
     def encode_word(self, word: str) -> list[int]:
         """Encodes a word of a sentence that is split already, as if it followed a space."""
-        follows_space = self.vocabulary.word_marker == (BYTE_LEVEL_START, True)
-        return self.encode_with_special(f" {word}" if follows_space else word)
+        return self.encode_with_special(f" {word}" if self.missing_prefix else word)
+
+    @functools.cached_property
+    def missing_prefix(self) -> str:
+        """Value of `Vocabulary.prefix` that lets a text begin with a new word ("": every text does)."""
+        marker, starts_word = self.vocabulary.word_marker
+        is_missing = self.vocabulary.kind == TOKENIZER_JSON and starts_word and self.encode("a") != self.encode(" a")
+        # ByteLevel replaces spaces after the prefix. Other tokenizers replace them before, in their normalizer.
+        return (" " if marker == BYTE_LEVEL_START else marker) if is_missing else ""
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
         """Returns the ids of `encode_with_special`, and the start and end (exclusive) character offset of each piece.

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 from etils import epath
+from tokenizers import pre_tokenizers
 
 from bertjax.errors import UsageError, first_line, listed, quoted
 from bertjax.utils.io import AnyPath, as_path, read_json, reject_utf16
@@ -39,6 +40,8 @@ MAX_WORD_CHARS = 200
 _MIN_CAPITALS = 0.1
 # File in a workdir that describes the run's vocabulary, see `vocabulary_entry`.
 ENTRY = "vocabulary.json"
+# Fields of `Vocabulary` that an entry contains only if they are not the default.
+_OPTIONAL = ("max_word_chars", "num_rows", "pair_separators", "end_separators", "prefix")
 
 # Other names of special tokens in SentencePiece models.
 _SENTENCEPIECE_NAMES = {"<pad>": "[PAD]", "<unk>": "[UNK]"}
@@ -59,7 +62,9 @@ class Vocabulary:
       max_word_chars: length above which a word becomes [UNK], for WordPiece (default: 200, as in google-research/bert).
       num_rows: number of token embeddings in the checkpoint that the vocabulary is from, if it has more embeddings than
         tokens (default: 0, one embedding per token).
-      pair_separators: number of [SEP] between the texts of a pair (default: 1; 2 in RoBERTa).
+      pair_separators: number of [SEP] between the texts of a pair (default: 1; 2 in RoBERTa; 0: pairs have other rows).
+      end_separators: number of [SEP] at the end of a row (default: 1; 0 in Llama's tokenizers).
+      prefix: character that a `tokenizer.json` puts before each text, for texts that are words (default: "", none).
     """
 
     path: AnyPath
@@ -76,6 +81,8 @@ class Vocabulary:
     max_word_chars: int = MAX_WORD_CHARS
     num_rows: int = 0
     pair_separators: int = 1
+    end_separators: int = 1
+    prefix: str = ""
 
     @property
     def size(self) -> int:
@@ -85,6 +92,10 @@ class Vocabulary:
     def special_ids(self) -> tuple[int, ...]:
         """Ids of [PAD], [UNK], [CLS], [SEP] and [MASK], in this order."""
         return (self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id)
+
+    def room(self, seq_len: int, num_texts: int = 1) -> int:
+        """Returns how many tokens of one text or a pair fit into a row with special tokens."""
+        return seq_len - 1 - self.end_separators - (num_texts > 1) * self.pair_separators
 
     @functools.cached_property
     def other_special_ids(self) -> tuple[int, ...]:
@@ -220,8 +231,8 @@ def load_sentencepiece(path: os.PathLike, content: bytes) -> Any:
         raise UsageError(f"the vocabulary {path} is not a SentencePiece model; copy the file again") from error
 
 
-def load_tokenizer_json(path: os.PathLike, content: bytes) -> tokenizers.Tokenizer:
-    """Returns the tokenizer of a `tokenizer.json`, without its truncation and padding, and without dropout of BPE."""
+def load_tokenizer_json(path: os.PathLike, content: bytes, prefix: str = "") -> tokenizers.Tokenizer:
+    """Returns the tokenizer of a `tokenizer.json` without truncation, padding and dropout, with a prefix of texts."""
     try:
         engine = tokenizers.Tokenizer.from_str(content.decode())
     except Exception as error:  # The package raises `Exception` for all errors.
@@ -230,6 +241,9 @@ def load_tokenizer_json(path: os.PathLike, content: bytes) -> tokenizers.Tokeniz
     engine.no_padding()
     if isinstance(engine.model, tokenizers.models.BPE):
         engine.model.dropout = None
+    if prefix:
+        first = pre_tokenizers.Metaspace(replacement=prefix, prepend_scheme="first", split=False)
+        engine.pre_tokenizer = pre_tokenizers.Sequence([first, *filter(None, [engine.pre_tokenizer])])
     return engine
 
 
@@ -240,12 +254,8 @@ def vocabulary_entry(vocabulary: Vocabulary) -> dict[str, Any]:
         "lower_case": vocabulary.lower_case,
         "sha256": vocabulary.sha256,
     }
-    if vocabulary.max_word_chars != MAX_WORD_CHARS:
-        entry["max_word_chars"] = vocabulary.max_word_chars
-    if vocabulary.num_rows:
-        entry["num_rows"] = vocabulary.num_rows
-    if vocabulary.pair_separators != 1:
-        entry["pair_separators"] = vocabulary.pair_separators
+    values = {name: getattr(vocabulary, name) for name in _OPTIONAL}
+    entry |= {name: value for name, value in values.items() if value != getattr(Vocabulary, name)}
     if vocabulary.kind == TOKENIZER_JSON:
         entry["special_ids"] = named_special_ids(vocabulary)
     return entry
@@ -258,15 +268,9 @@ def named_special_ids(vocabulary: Vocabulary) -> dict[str, int]:
 
 def load_entry(folder: AnyPath, entry: Mapping[str, Any], content: bytes | None = None) -> Vocabulary:
     """Loads the vocabulary that an entry of `vocabulary_entry` describes, from `content` if it is given."""
-    vocabulary = load_vocabulary(
-        folder / entry["file"],
-        entry["lower_case"],
-        content,
-        entry.get("max_word_chars", MAX_WORD_CHARS),
-        entry.get("special_ids"),
-    )
-    more = {"num_rows": entry.get("num_rows", 0), "pair_separators": entry.get("pair_separators", 1)}
-    return dataclasses.replace(vocabulary, **more)
+    special_ids = entry.get("special_ids")
+    vocabulary = load_vocabulary(folder / entry["file"], entry["lower_case"], content, special_ids=special_ids)
+    return dataclasses.replace(vocabulary, **{name: entry[name] for name in _OPTIONAL if name in entry})
 
 
 def vocabulary_files(vocabulary: Vocabulary) -> dict[str, bytes]:

@@ -9,6 +9,7 @@ from typing import Self
 import numpy as np
 
 from bertjax.data.corpus.vocabulary import Vocabulary
+from bertjax.errors import UsageError
 
 
 class Source(abc.ABC):
@@ -120,16 +121,18 @@ def encode_pair(
 ) -> dict[str, list[int]]:
     """Encodes one text or a pair as `[CLS] first [SEP]` or `[CLS] first [SEP] second [SEP]`.
 
-    Some tokenizers have two [SEP] between the texts of a pair. `segment_ids` are 0 up to them and 1 after them.
+    Some tokenizers have two [SEP] between the texts of a pair, or none at the end. `segment_ids` of `second` are 1.
     Truncates to `seq_len` tokens, in a pair the longer text first, as google-research/bert `run_classifier.py` does.
     """
+    end, middle = ([vocabulary.sep_id] * count for count in (vocabulary.end_separators, vocabulary.pair_separators))
     if second is None:
-        ids = [vocabulary.cls_id, *first[: seq_len - 2], vocabulary.sep_id]
+        ids = [vocabulary.cls_id, *first[: vocabulary.room(seq_len)], *end]
         return {"input_ids": ids, "segment_ids": [0] * len(ids)}
-    middle = [vocabulary.sep_id] * vocabulary.pair_separators
-    a, b = truncated_lengths(len(first), len(second), seq_len - 2 - len(middle))
-    ids = [vocabulary.cls_id, *first[:a], *middle, *second[:b], vocabulary.sep_id]
-    return {"input_ids": ids, "segment_ids": [0] * (a + 1 + len(middle)) + [1] * (b + 1)}
+    if not middle:
+        raise UsageError(f"{vocabulary.path} has rows of pairs that bertjax does not support; use single texts")
+    a, b = truncated_lengths(len(first), len(second), vocabulary.room(seq_len, num_texts=2))
+    ids = [vocabulary.cls_id, *first[:a], *middle, *second[:b], *end]
+    return {"input_ids": ids, "segment_ids": [0] * (a + 1 + len(middle)) + [1] * (b + len(end))}
 
 
 def truncated_lengths(a: int, b: int, total: int) -> tuple[int, int]:

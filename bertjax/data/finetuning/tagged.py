@@ -274,7 +274,7 @@ def encode_tagged(
             f"{path} has unknown tags: {listed(unknown)}, which the training file lacks; correct them, or list all "
             "tags in a JSON file and set --config.data.labels to it"
         )
-    vocabulary, max_pieces = tokenizer.vocabulary, seq_len - 2
+    vocabulary, max_pieces = tokenizer.vocabulary, tokenizer.vocabulary.room(seq_len)
     encoded: list[dict[str, list[int]]] = []
     places = []
     units = tagged.documents if by_document else range(len(tagged))

@@ -64,7 +64,7 @@ def make_windows(
             ids, spans = passages[question.context]
             answer = _answer_tokens(question, spans)
             head = len(query) + 1 + vocabulary.pair_separators  # tokens of [CLS] question [SEP]
-            ranges = _stride_windows(len(ids), seq_len - head - 1, doc_stride)
+            ranges = _stride_windows(len(ids), vocabulary.room(seq_len, num_texts=2) - len(query), doc_stride)
             best_window = max_context_window(ranges, len(ids), _LENGTH_BONUS)
             for number, (begin, end) in enumerate(ranges):
                 sequences.append(encode_pair(query, ids[begin:end], seq_len, vocabulary))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.finetuning.batches import in_input_order
 from bertjax.data.finetuning.cells import sort_labels
 from bertjax.data.finetuning.examples import Examples
@@ -28,6 +30,8 @@ from bertjax.tasks.objectives.classification import Classification
 from bertjax.tasks.records import RECORDS_FILE, PredictionRecords, Record, tags_record
 from bertjax.tasks.task import Batch, MetricSums, Outputs
 from bertjax.utils.io import write_atomic
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +80,11 @@ class TaggingTask(FinetuningTask):
     def load(self, train: bool) -> None:
         self._train_words: TaggedText | None = None
         self.labels = saved_labels(self.config.data.labels, TAGS) or ()
+        if prefix := self.tokenizer.missing_prefix:
+            # Without a space, F1 on CoNLL-2003 is lower (AnswerDotAI/ModernBERT#149). Exports keep this tokenizer.
+            logger.info("each word follows a space, also in exports; the original tokenizer does without")
+            self.vocabulary = dataclasses.replace(self.vocabulary, prefix=prefix)
+            self.tokenizer = Tokenizer(self.vocabulary)
         super().load(train or not self.labels)
         self.default_metric = "f1" if has_entities(self.labels) else "word_accuracy"
 

@@ -92,7 +92,8 @@ class PretrainingConfig(RunConfig):
     def _check_model(self) -> None:
         if self.objective_class.pairing and self.model.type_vocab_size < 2:
             raise UsageError(
-                f"config.model.type_vocab_size={self.model.type_vocab_size} is too small for sentence pairs; use 2"
+                f"config.model.type_vocab_size={self.model.type_vocab_size} is too small for sentence pairs; use "
+                "--config.data.objective=none, or a model with two segments"
             )
         self.objective_class.check_model(self.model)
         masks = {phase.masking for phase in self.resolved_phases}
