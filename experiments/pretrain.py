@@ -8,6 +8,9 @@ The default is one phase with rows of `seq_len` tokens. `phases=2` is the paper'
 (1024 rows of 128, 256 rows of 512). Only `batch=tokens` yields the paper's 40 epochs in a million steps. With
 `batch=sequences`, a batch has 256 rows at both lengths.
 
+`objective=rtd` pre-trains as ELECTRA (arXiv 2003.10555) does: the generator sees [MASK] at all predicted positions, and
+with `size=` the discriminator is of the family that transformers can load as `ElectraForPreTraining`.
+
 Hardware and time: in the paper, BASE takes four days on 16 TPU chips and LARGE four days on 64 TPU chips.
 Expected: final next-sentence accuracy of 97-98 % (paper, A.2 footnote); held-out perplexity 3.99 for BASE and 3.23 for
 LARGE (Table 6).
@@ -37,6 +40,10 @@ def get_config(args: ConfigDict) -> ConfigDict:
     config.data.seq_len = args.seq_len
     config.data.objective = args.objective
     config.data.batch_size = _TOKENS_PER_BATCH // args.seq_len if args.batch == "tokens" else _ROWS_PER_BATCH
+    if args.objective == "rtd":
+        config.data.masking.mask_prob, config.data.masking.keep_prob, config.data.masking.random_prob = 1.0, 0.0, 0.0
+        if args.size:
+            config.model.model_type, config.model.head_act, config.model.pooler_act = "electra", "gelu_erf", "gelu_erf"
     if args.quick:
         config.steps = 20
         config.log_every = 5

@@ -13,7 +13,7 @@ import jax
 from etils import epath
 
 from bertjax.convert import huggingface, model_card, sentence_transformers, tensorflow1
-from bertjax.convert.family import MASKED_LM, NEXT_SENTENCE, POOLER
+from bertjax.convert.family import DISCRIMINATOR, MASKED_LM, NEXT_SENTENCE, POOLER
 from bertjax.convert.huggingface_tokenizer import FILES as TOKENIZER_FILES
 from bertjax.convert.huggingface_tokenizer import read_tokenizer
 from bertjax.convert.portable import WORKDIR_FILES, PortableCheckpoint, read_workdir, write_workdir
@@ -149,7 +149,11 @@ def save(
     if hub.is_hub(destination) or "://" in str(destination):
         raise UsageError(f"cannot save to {destination}; save to a local folder, then copy it")
     params, target = checkpoint.params, Path(os.path.realpath(Path(destination).expanduser()))
-    for name in [name for name in params if fmt != BERTJAX and name.split("/")[0] in checkpoint.untrained]:
+    # A copy in bertjax's format keeps the next-sentence head, which `evaluate` needs.
+    left_out = {*checkpoint.untrained} - {NEXT_SENTENCE if fmt == BERTJAX else ""}
+    # Of transformers' models, only ELECTRA's have the head that detects replaced tokens.
+    left_out |= {DISCRIMINATOR} if fmt == HUGGINGFACE and checkpoint.config.model_type != "electra" else set()
+    for name in [name for name in params if name.split("/")[0] in left_out]:
         del params[name]
     with atomic_folder(target, overwrite, "checkpoint", _REPLACEABLE) as folder:
         check_free_space(target, sum(array.nbytes for array in params.values()), f"the checkpoint {target}")

@@ -10,6 +10,7 @@ ELECTRA = Family(
     model_type="electra",
     tokenizer_class="BertTokenizer",
     fields={**BERT_FIELDS, "embedding_size": "embedding_size"},
+    write_fields=lambda config: {"embedding_size": config.embedding_width},
     values={"hidden_act": "gelu_erf", "head_act": "gelu_erf", "pooler_act": "gelu_erf"},
     fixed={
         "position_embedding_type": "absolute",

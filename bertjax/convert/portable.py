@@ -30,7 +30,7 @@ from bertjax.data.corpus.vocabulary import (
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
 from bertjax.model.feature_head import FeatureHead
-from bertjax.model.heads import EncoderModel, PretrainingModel, SequenceModel, TokenModel, model_description
+from bertjax.model.heads import MODELS, EncoderModel, LanguageModel, PretrainingModel, model_description
 from bertjax.presets import finetuning_config, pretraining_config
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER, OutputLayer, read_output_layer
 from bertjax.tasks.objectives.config import OBJECTIVES
@@ -52,7 +52,7 @@ WORKDIR_FILES = (
     *VOCABULARY_FILES.values(),
 )
 # Kinds of models that can be converted to other formats.
-_KINDS = {model.KIND for model in (EncoderModel, PretrainingModel, SequenceModel, TokenModel)}
+_KINDS = {*MODELS} - {LanguageModel.KIND}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ class PortableCheckpoint:
       labels: names of classes, labels or tags in the order of their ids (default: (), no labels).
       notes: messages about the import, for the user.
       embedder: modules of a sentence-transformers model (default: None, another model).
-      untrained: names of modules that the run did not train. Other formats than bertjax's leave them out.
+      untrained: `untrained_modules` of the run's objective, which exports leave out.
       source: folder of the original checkpoint in Hugging Face's format (default: `-`, unknown).
     """
 
@@ -229,7 +229,7 @@ def check_portable(description: Mapping[str, Any], path: str | AnyPath) -> None:
 
 
 def untrained_modules(workdir: AnyPath) -> tuple[str, ...]:
-    """Returns the names of modules that the objective of a pre-training run has, but does not train."""
+    """Returns the `untrained_modules` of the objective of a pre-training run."""
     objective = OBJECTIVES.get(read_object(workdir / CONFIG).get("data", {}).get("objective"))
     return objective.untrained_modules if objective else ()
 

@@ -51,10 +51,7 @@ def describe_task(task: Task) -> str:
     """Describes a task as text: parameter counts by module, model, optimizer, schedule and total FLOPs."""
     model, optimizer = task.objective.model.config, task.config.optimizer
     params = _abstract_params(task)
-    counts = parameter_counts(params)
-    if not model.first_attention_norm:
-        # The stack of norms has an unused one for the lowest layer.
-        counts["encoder/layers"] -= model.hidden_size * (2 if model.norm_bias else 1)
+    counts = parameter_counts(params, model.first_attention_norm)
     encoder = sum(count for name, count in counts.items() if name.startswith(("encoder", "pooler")))
     clipping = f"gradient clipping to norm {optimizer.clip_norm:g}" if optimizer.clip_norm else "no gradient clipping"
     sums = {**counts, "encoder and pooler": encoder, "total": sum(counts.values())}
@@ -85,11 +82,14 @@ def _abstract_params(task: Task) -> Any:
     return nn.unbox(jax.eval_shape(objective.init_params, jax.random.key(0)))
 
 
-def parameter_counts(params: Any) -> dict[str, int]:
+def parameter_counts(params: Any, first_attention_norm: bool) -> dict[str, int]:
     """Returns the number of parameters of each module, at most two levels deep."""
     counts: Counter[str] = Counter()
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
-        counts["/".join(entry.key for entry in path[:2])] += math.prod(leaf.shape)
+        names = [entry.key for entry in path]
+        # Without the first attention norm, the stack of norms has an unused one for the lowest layer.
+        unused = math.prod(leaf.shape[1:]) if "attention_norm" in names and not first_attention_norm else 0
+        counts["/".join(names[:2])] += math.prod(leaf.shape) - unused
     return counts
 
 

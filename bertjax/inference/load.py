@@ -169,7 +169,8 @@ def _shardings(model: nn.Module, mesh: Mesh) -> dict[str, Sharding]:
     # Scan the layers, so that a single layer is traced. The shardings do not depend on `scan_layers`.
     model = model.clone(config=dataclasses.replace(model.config, scan_layers="true"))
     ids = jax.ShapeDtypeStruct((1, 8), np.int32)
-    batch = dict.fromkeys(("input_ids", "input_mask", "segment_ids", "masked_lm_positions"), ids)
+    predictions = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
+    batch = dict.fromkeys(("input_ids", "input_mask", "segment_ids", *predictions), ids)
     boxed = jax.eval_shape(model.init, jax.random.key(0), batch)["params"]
     shapes: dict[str, Any] = flatten_dict(with_shardings(boxed, mesh), sep="/")
     return {path: shape.sharding for path, shape in shapes.items()}

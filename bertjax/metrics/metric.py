@@ -9,7 +9,7 @@ class Metric:
 
     Attributes:
       name: key in `metrics.jsonl` and in the results of an evaluation.
-      is_loss: whether the metric is a part of the training loss. Losses are added up with coefficient 1.
+      is_loss: whether the metric is a part of the training loss. `Objective.loss_weights` has its coefficient.
       lower_is_better: whether lower values are better.
       panel: title of the metric's panel in the curves of pre-training (default: "", not plotted).
     """

@@ -140,6 +140,8 @@ class Architecture(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.embedding_size and self.embedding_size == self.hidden_size:
+            object.__setattr__(self, "embedding_size", 0)  # Equal networks have equal fields.
         if self.hidden_size and self.num_attention_heads and self.hidden_size % self.num_attention_heads:
             raise UsageError(
                 f"model.hidden_size={self.hidden_size} is not divisible by model.num_attention_heads="

@@ -54,6 +54,13 @@ def dropout_scale(rate: float) -> float:
     return 2**BITS / (2**BITS - round(rate * 2**BITS))
 
 
+def gumbel_noise(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Returns standard Gumbel noise, float32, whose random bits are a hash of key and position, as in `dropout`."""
+    # With 23 bits, float32 represents every number exactly, so that none is rounded to 0 or 1.
+    uniform = ((dropout_seeds(key, shape)[0] >> 9).astype(jnp.float32) + 0.5) * 2.0**-23
+    return -jnp.log(-jnp.log(uniform))
+
+
 def dropout_seeds(key: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
     """Returns two uint32 arrays of shape `shape`: the two seeds of each matrix in an array [*shape, M, N]."""
     first, second = jax.random.key_data(key).reshape(-1)[:2].astype(jnp.uint32)

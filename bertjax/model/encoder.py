@@ -48,9 +48,17 @@ class Embeddings(nn.Module):
     """
 
     config: ModelConfig
+    # Embeddings of another encoder, whose tables and norm are used.
+    shared: "Embeddings | None" = None
 
     def setup(self) -> None:
         config = self.config
+        if config.embedding_width != config.hidden_size:
+            self.projection = Dense(config, (config.hidden_size,), (None, "embed"))
+        if self.shared is not None:
+            for name in ("token_table", "segment_table", "position_table", "norm"):
+                setattr(self, name, getattr(self.shared, name, None))
+            return
 
         def table(name: str, num_rows: int, axis: str) -> jax.Array:
             return self.param(name, kernel_init(config, (axis, "embed")), (num_rows, config.embedding_width))
@@ -64,8 +72,6 @@ class Embeddings(nn.Module):
             # The norms of the layers recompute their float32 intermediate values in the backward pass. Here, this would
             # save no memory, because the input is float32 as well.
             self.norm = make_norm(config, recompute=False)
-        if config.embedding_width != config.hidden_size:
-            self.projection = Dense(config, (config.hidden_size,), (None, "embed"))
 
     def __call__(
         self, input_ids: jax.Array, segment_ids: jax.Array, position_ids: jax.Array, deterministic: bool
@@ -115,10 +121,11 @@ class Encoder(nn.Module):
     """
 
     config: ModelConfig
+    shared: Embeddings | None = None
 
     def setup(self) -> None:
         # Create the embeddings in `setup`, so that models can read `token_tables` outside of `__call__`.
-        self.embeddings = Embeddings(self.config)
+        self.embeddings = Embeddings(self.config, self.shared)
 
     @property
     def token_tables(self) -> tuple[jax.Array, ...]:

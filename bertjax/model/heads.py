@@ -5,9 +5,11 @@ Every model with an output layer maps a batch to float32 logits. A batch is a di
     input_ids, input_mask, segment_ids    [B, L]; the mask is 1 for tokens, 0 for padding at the end
     sequence_ids, position_ids            [B, L], only for packed rows of several sequences; see `encoder.py`
     masked_lm_positions                   [B, P]
+    masked_lm_ids, masked_lm_weights      [B, P], only for `ReplacedTokenModel`; the weights are float32
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar
@@ -18,14 +20,22 @@ import jax.numpy as jnp
 
 from bertjax.errors import UsageError
 from bertjax.model.config import TRANSFORMER, ModelConfig
-from bertjax.model.dropout import dropout
-from bertjax.model.encoder import encode, mean_states
+from bertjax.model.dropout import dropout, gumbel_noise
+from bertjax.model.encoder import ENCODER, Encoder, encode, mean_states
 from bertjax.model.feature_head import CACHED_FEATURES, FeatureHead, encode_with_head
 from bertjax.model.layers import Dense, activation, constant_init, kernel_init, make_norm
 from bertjax.model.matmul import cast_parameter, dot, dot_transposed
 from bertjax.model.partitioning import resolve_layout, with_logical_constraint
 
 _INPUTS = ("input_ids", "input_mask", "segment_ids", "sequence_ids", "position_ids", CACHED_FEATURES)
+
+
+def first_maximum(logits: jax.Array) -> jax.Array:
+    """Returns the index of the maximum of logits [..., V], int32 [...]."""
+    # Avoid `argmax`: if the vocabulary is sharded, XLA would all-gather an index array as large as the logits.
+    classes = jnp.arange(logits.shape[-1])
+    maximum = jnp.max(logits, axis=-1, keepdims=True)
+    return jnp.min(jnp.where(logits == maximum, classes, classes.size), axis=-1)
 
 
 class LmHead(nn.Module):
@@ -146,6 +156,54 @@ class PretrainingModel(nn.Module):
         return masked_lm_logits, NextSentenceHead(self.config, name="next_sentence")(pooled)
 
 
+class ReplacedTokenModel(nn.Module):
+    """Encoder and head that detect the tokens that a small generator replaced: ELECTRA (arXiv 2003.10555)."""
+
+    KIND: ClassVar[str] = "replaced_tokens"
+
+    config: ModelConfig
+    generator_size: float = 0.25  # See `PretrainingData`.
+
+    @property
+    def generator_config(self) -> ModelConfig:
+        """Config of the generator, whose embeddings and decoder are the encoder's embeddings."""
+        config = self.config
+        heads = max(1, round(self.generator_size * config.num_attention_heads))
+        return dataclasses.replace(
+            config,
+            hidden_size=heads * config.head_size,
+            num_attention_heads=heads,
+            num_key_value_heads=config.num_key_value_heads and math.gcd(heads, config.num_key_value_heads),
+            intermediate_size=config.intermediate_size * heads // config.num_attention_heads,
+            embedding_size=config.embedding_width,
+            lm_head="transform",
+            tie_word_embeddings=True,
+        )
+
+    @nn.compact
+    def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> tuple[jax.Array, ...]:
+        """Returns logits of the generator [B, P, V] and the discriminator [B, L], and replaced tokens, bool [B, L].
+
+        If `deterministic`, the generator's samples use the same random numbers in each call.
+        """
+        ids, rest = batch["input_ids"], (batch["segment_ids"], batch["input_mask"])
+        encoder = Encoder(self.config, name=ENCODER)
+        generator = Encoder(self.generator_config, encoder.embeddings, name="generator")
+        states, _ = generator(ids, *rest, deterministic=deterministic)
+        masked = jnp.take_along_axis(states, batch["masked_lm_positions"][..., None], axis=1)
+        generator_logits = LmHead(self.generator_config, name="generator_lm")(masked, *generator.token_tables)
+        # The Gumbel-max trick samples from the softmax. Token ids have no gradient.
+        key = jax.random.key(0) if deterministic else self.make_rng("dropout")
+        samples = first_maximum(generator_logits + gumbel_noise(key, generator_logits.shape))
+        # Unused predictions are written after the end of the row, where they are dropped.
+        positions = jnp.where(batch["masked_lm_weights"] > 0, batch["masked_lm_positions"], ids.shape[1])
+        write = jax.vmap(lambda row, positions, values: row.at[positions].set(values, mode="drop"))
+        original, corrupted = (write(ids, positions, values) for values in (batch["masked_lm_ids"], samples))
+        states, _ = encoder(corrupted, *rest, deterministic=deterministic)
+        logits = DiscriminatorHead(self.config, name="discriminator")(states)
+        return generator_logits, logits, corrupted != original
+
+
 class LanguageModel(nn.Module):
     """Encoder with one language-model head per context direction.
 
@@ -233,8 +291,9 @@ class TokenModel(nn.Module):
         return Dense(config, (self.num_outputs,), ("embed", None), name="classifier")(hidden).astype(jnp.float32)
 
 
-_MODELS: dict[str, type[nn.Module]] = {
-    model.KIND: model for model in (EncoderModel, PretrainingModel, LanguageModel, SequenceModel, TokenModel)
+MODELS: dict[str, type[nn.Module]] = {
+    model.KIND: model
+    for model in (EncoderModel, PretrainingModel, ReplacedTokenModel, LanguageModel, SequenceModel, TokenModel)
 }
 
 
@@ -261,9 +320,9 @@ def build_model(description: Mapping[str, Any], config: ModelConfig) -> nn.Modul
     Raises:
       UsageError: the kind is unknown, for example in a checkpoint that a newer version of bertjax wrote.
     """
-    if description["kind"] not in _MODELS:
-        raise UsageError(f"unknown kind of model: {description['kind']!r}; use one of {', '.join(_MODELS)}")
+    if description["kind"] not in MODELS:
+        raise UsageError(f"unknown kind of model: {description['kind']!r}; use one of {', '.join(MODELS)}")
     options = {name: value for name, value in description.items() if name != "kind" and value is not None}
     if "feature_head" in options:
         options["feature_head"] = FeatureHead(**options["feature_head"])
-    return _MODELS[description["kind"]](config, **options)
+    return MODELS[description["kind"]](config, **options)

@@ -94,7 +94,7 @@ class SpanObjective(Objective):
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         # Divide by twice the number of rows, so that the training loss is the mean of start and end loss.
         rows = 2.0 * jnp.maximum(jnp.sum(batch["weights"]), 1.0)
-        return dict.fromkeys(self.loss_names, rows)
+        return dict.fromkeys(self.loss_weights, rows)
 
     def compute(self, params: Any, batch: Batch, dropout_key: jax.Array | None) -> tuple[MetricSums, Outputs]:
         logits = self.apply(params, batch, dropout_key)  # [B, L, 2]
@@ -102,7 +102,7 @@ class SpanObjective(Objective):
         logits = jnp.where(batch["input_mask"][..., None] > 0, logits, jnp.finfo(jnp.float32).min)
         weights = batch["weights"]
         sums = {}
-        for index, (loss, positions) in enumerate(zip(self.loss_names, _POSITIONS, strict=True)):
+        for index, (loss, positions) in enumerate(zip(self.loss_weights, _POSITIONS, strict=True)):
             losses = cross_entropy(logits[..., index], batch[positions])
             sums[loss] = jnp.stack([jnp.sum(losses * weights), 2.0 * jnp.sum(weights)])
         return sums, {"example": batch["example"], "start": logits[..., 0], "end": logits[..., 1]}

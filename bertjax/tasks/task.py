@@ -59,9 +59,9 @@ class Objective:
         raise NotImplementedError
 
     @property
-    def loss_names(self) -> tuple[str, ...]:
-        """Names of the metrics that add up to the training loss."""
-        return tuple(metric.name for metric in self.metrics if metric.is_loss)
+    def loss_weights(self) -> dict[str, float]:
+        """Coefficients of the metrics that add up to the training loss, by name (default: 1 each)."""
+        return {metric.name: 1.0 for metric in self.metrics if metric.is_loss}
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         """Returns the divisor of each loss, by metric name, such as the number of predicted tokens.

@@ -59,8 +59,8 @@ def predict(
 
 
 def with_total_loss(values: dict[str, float], objective: Objective) -> dict[str, float]:
-    """Returns the metrics with an additional `loss`, the sum of all losses. Adds nothing if there are no losses."""
-    losses = [values[name] for name in objective.loss_names if name in values]
+    """Returns the metrics and `loss`, the weighted sum of all losses. Adds nothing if there are no losses."""
+    losses = [weight * values[name] for name, weight in objective.loss_weights.items() if name in values]
     return {**values, "loss": sum(losses)} if losses else values
 
 

@@ -24,7 +24,7 @@ from bertjax.utils.io import read_json
 logger = logging.getLogger(__name__)
 
 # Masked-LM parameters with one row per vocabulary entry.
-VOCABULARY_PARAMS = ("encoder/embeddings/token", "masked_lm/bias", "masked_lm/decoder")
+VOCABULARY_PARAMS = ("encoder/embeddings/token", "masked_lm/bias", "masked_lm/decoder", "generator_lm/bias")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -64,7 +64,8 @@ def make_train_step(
             if head_only:
                 trainable = {**trainable, ENCODER: jax.lax.stop_gradient(trainable[ENCODER])}
             sums, _ = objective.compute(merge(trainable, frozen), batch, dropout_key)
-            return sum(sums[name][0] / denominators[name] for name in objective.loss_names), sums
+            weights = objective.loss_weights
+            return sum(weight * sums[name][0] / denominators[name] for name, weight in weights.items()), sums
 
         grad_fn = jax.value_and_grad(loss_fn, has_aux=True)
         if grad_accum_steps > 1:

@@ -34,7 +34,7 @@ _COLUMNS = {"SST-2": "sst2", "MRPC": "mrpc", "QNLI": "qnli", "NER": "ner"}
 _DROPOUT = ("model.hidden_dropout_prob", "model.attention_probs_dropout_prob")
 # The scales pre-train without dropout, but BERT has dropout.
 _BERT = dict.fromkeys(_DROPOUT, 0.1)
-_AT_512 = {"long_phase.seq_len": 512}
+_AT_512 = {"phases": ({"share": 0.5}, {"share": 0.5, "seq_len": 512})}
 _BIASES = ("attention_bias", "mlp_bias", "norm_bias", "head_bias")
 # Label and changed fields of each row. ModernBERT uses theta 10,000 for rows of up to 1,024 tokens.
 _CHANGES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -128,7 +128,7 @@ def _flops(run: Run) -> float:
     """Returns the training FLOPs of a pre-training run as its objective counts them."""
     config = _config(run)
     objective = config.objective_class.for_model(run.model, config.data)
-    return sum(objective.step_cost(phase, phase.stop_step - phase.start_step).flops for phase in config.phases)
+    return sum(objective.step_cost(phase, phase.stop_step - phase.start_step).flops for phase in config.resolved_phases)
 
 
 def _evaluation(start: Run, seq_len: int) -> Run:

@@ -11,6 +11,7 @@ from bertjax.model.heads import (
     EncoderModel,
     LanguageModel,
     PretrainingModel,
+    ReplacedTokenModel,
     SequenceModel,
     TokenModel,
     build_model,
@@ -26,6 +27,7 @@ BILSTM = FeatureHead(features="last", lstm_layers=2, lstm_size=4)
     [
         (EncoderModel(CONFIG), "encoder", None),
         (PretrainingModel(CONFIG), "pretraining", None),
+        (ReplacedTokenModel(CONFIG, 0.5), "replaced_tokens", None),
         (LanguageModel(CONFIG), "language_model", None),
         (SequenceModel(CONFIG, 3), "sequence", 3),
         (SequenceModel(CONFIG, 1, BILSTM), "sequence", 1),

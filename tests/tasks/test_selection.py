@@ -185,7 +185,7 @@ def test_class_reports_are_saved_and_printed(cola, capfd):
 
 def test_metrics_without_a_loss_have_no_total_loss():
     class NoLabels:
-        loss_names = ("cross_entropy",)
+        loss_weights = {"cross_entropy": 1.0}
 
     assert with_total_loss({"accuracy": 0.5}, NoLabels) == {"accuracy": 0.5}
     assert with_total_loss({"cross_entropy": 0.5}, NoLabels)["loss"] == 0.5

@@ -12,7 +12,7 @@ from bertjax.config.mesh import MeshConfig
 from bertjax.config.optimizer import OptimizerConfig
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig, size_fields
-from bertjax.model.heads import PretrainingModel, SequenceModel, TokenModel
+from bertjax.model.heads import PretrainingModel, ReplacedTokenModel, SequenceModel, TokenModel
 from bertjax.model.layer_stack import is_stacked
 from bertjax.training.optimizer import bert_schedule, decay_mask, make_optimizer, make_schedule
 from bertjax.training.sharding import make_mesh
@@ -271,13 +271,16 @@ def test_muon_of_a_sharded_stack_is_that_of_each_layer(mesh):
 
 @pytest.mark.parametrize(
     "make_model",
-    [PretrainingModel, lambda model: TokenModel(model, 2, head_dropout=False), lambda model: SequenceModel(model, 1)],
+    [
+        *(PretrainingModel, ReplacedTokenModel),
+        *(lambda model: TokenModel(model, 2, head_dropout=False), lambda model: SequenceModel(model, 1)),
+    ],
 )
 def test_path_shows_whether_a_parameter_is_stacked_over_layers(make_model):
     """Checks that a path shows whether a parameter is stacked, as the optimizer assumes."""
     model = make_model(ModelConfig(**{**vars(ModelConfig()), **size_fields("L2_H16"), "vocab_size": 10}))
     batch = {name: jnp.zeros((1, 8), jnp.int32) for name in ("input_ids", "input_mask", "segment_ids")}
-    batch["masked_lm_positions"] = jnp.zeros((1, 1), jnp.int32)
+    batch |= {f"masked_lm_{name}": jnp.zeros((1, 1), jnp.int32) for name in ("positions", "ids", "weights")}
     boxed = jax.eval_shape(lambda key: model.init(key, batch)["params"], jax.random.key(0))
     for path, box in flatten_dict(boxed).items():
         assert is_stacked(path) == ("layers" in box.names), path

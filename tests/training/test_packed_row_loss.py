@@ -53,7 +53,7 @@ def losses_and_gradients(batch, config=CONFIG):
     def loss(params):
         sums, _ = objective.compute(params, batch, None)
         denominators = objective.denominators(batch)
-        return sum(sums[name][0] / denominators[name] for name in objective.loss_names), sums
+        return sum(sums[name][0] / denominators[name] for name in objective.loss_weights), sums
 
     return jax.jit(jax.value_and_grad(loss, has_aux=True))(init_params(config))
 

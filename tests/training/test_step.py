@@ -18,7 +18,7 @@ from bertjax.data.pretraining.config import Phase
 from bertjax.data.schema import synthetic_batch
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
-from bertjax.tasks.objectives import language_model, masked_lm
+from bertjax.tasks.objectives import language_model, masked_lm, replaced_tokens
 from bertjax.training.optimizer import bert_schedule, make_optimizer
 from bertjax.training.sharding import make_mesh, put_batch, replicated
 from bertjax.training.state import abstract_state, init_state
@@ -37,6 +37,7 @@ LANGUAGE_MODELS = [
     dataclasses.replace(CONFIG, attention_direction="left"),
     dataclasses.replace(CONFIG, encoder="lstm"),
 ]
+REPLACED_TOKENS = dataclasses.replace(CONFIG, model_type="electra", embedding_size=8)
 MESHES = [*(pytest.param(sizes, marks=pytest.mark.slow) for sizes in ((8, 1, 1), (1, 8, 1))), (2, 2, 2), (1, 2, 4)]
 
 
@@ -52,7 +53,7 @@ def uneven_batch(seed: int) -> dict[str, np.ndarray]:
 
 def objective_of(config: ModelConfig):
     kind = language_model.LanguageModeling if config in LANGUAGE_MODELS else masked_lm.MaskedLm
-    return kind.for_model(config)
+    return (replaced_tokens.ReplacedTokens if config == REPLACED_TOKENS else kind).for_model(config)
 
 
 @functools.cache
@@ -95,8 +96,8 @@ def assert_states_close(a, b, atol: float = 2e-6):
 @pytest.mark.parametrize("mesh_sizes", MESHES)
 @pytest.mark.parametrize(
     "config",
-    [CONFIG, *(pytest.param(config, marks=pytest.mark.slow) for config in LANGUAGE_MODELS)],
-    ids=["bert", "left", "lstm"],
+    [CONFIG, REPLACED_TOKENS, *(pytest.param(config, marks=pytest.mark.slow) for config in LANGUAGE_MODELS)],
+    ids=["bert", "electra", "left", "lstm"],
 )
 def test_training_with_dropout_is_equal_on_all_meshes(config, mesh_sizes):
     state = run(mesh_sizes, 1, config)

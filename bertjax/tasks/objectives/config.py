@@ -11,6 +11,7 @@ from bertjax.model.config import ROPE_THETAS, ModelConfig
 from bertjax.tasks.objectives.language_model import LanguageModeling
 from bertjax.tasks.objectives.masked_lm import MaskedLm, MaskedLmOnPairs, MaskedLmOnText, MaskedLmWithSentenceOrder
 from bertjax.tasks.objectives.pretraining import PretrainingObjective
+from bertjax.tasks.objectives.replaced_tokens import ReplacedTokens
 from bertjax.utils.sections import Section, bounded
 
 _UNSET_VOCABULARY: dict[str, Any] = {"vocab_size": None}
@@ -20,6 +21,7 @@ OBJECTIVES: dict[str, type[PretrainingObjective]] = {
     "pairs": MaskedLmOnPairs,
     "none": MaskedLmOnText,
     "lm": LanguageModeling,
+    "rtd": ReplacedTokens,
 }
 
 
@@ -37,12 +39,16 @@ class PretrainingData(Section):
         sentence-order prediction, as in ALBERT. `pairs` is masked LM on the
         same rows (No NSP in Table 5). `none` is masked LM on rows of contiguous text. `lm` is unidirectional language
         modeling. It needs `model.attention_direction=left` (LTR & No NSP in Table 5) or `right`, or
-        `model.encoder=lstm`, which trains both directions.
+        `model.encoder=lstm`, which trains both directions. `rtd` is replaced-token detection, as in ELECTRA, on rows of
+        contiguous text.
       dupe_factor: number of passes over the corpus with different sentence pairs before the pairs repeat, as in
         google-research/bert.
       packing: whether to pack several sentence pairs into each training row to avoid padding. Each pair is
         [CLS] A [SEP] B [SEP] with its own positions, attention and next-sentence label. Evaluation rows are not packed.
       eval_rows: number of held-out rows per evaluation (default: 0, all).
+      generator_size: number of heads, hidden size and feed-forward size of the generator of `rtd`, as a fraction of the
+        model's. The number of heads is rounded, and is at least 1.
+      discriminator_weight: coefficient of the discriminator's loss in `rtd`. That of the generator's loss is 1.
       masking: see `Masking`.
     """
 
@@ -56,6 +62,8 @@ class PretrainingData(Section):
     dupe_factor: int = bounded(10, at_least=1, at_most=10_000)
     packing: bool = False
     eval_rows: int = bounded(0, at_least=0)
+    generator_size: float = bounded(0.25, above=0, at_most=1)
+    discriminator_weight: float = bounded(50.0, at_least=0)
     masking: Masking = Masking()
 
     def __post_init__(self) -> None:
@@ -65,6 +73,10 @@ class PretrainingData(Section):
                 f"config.data.packing=true needs sentence pairs, which objective={self.objective} does not have; set "
                 "packing=false"
             )
+        for name in ("generator_size", "discriminator_weight"):
+            is_set = getattr(self, name) != getattr(PretrainingData, name)
+            if is_set and not issubclass(OBJECTIVES[self.objective], ReplacedTokens):
+                raise UsageError(f"config.data.{name} needs objective=rtd; objective={self.objective} has no generator")
 
 
 @dataclasses.dataclass(frozen=True)

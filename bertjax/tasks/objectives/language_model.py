@@ -64,7 +64,7 @@ class LanguageModeling(PretrainingObjective):
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         """Returns the number of predicted tokens, which is equal for all directions."""
         total = jnp.maximum(jnp.sum(text_weights(batch["input_mask"])), 1.0)
-        return dict.fromkeys(self.loss_names, total)
+        return dict.fromkeys(self.loss_weights, total)
 
     def baseline(self, corpus: "Corpus", batches: Iterator[NumpyBatch]) -> dict[str, float]:
         """Returns the metrics of predicting the token frequencies of the training data at every position."""

@@ -3,6 +3,8 @@
 import jax
 import jax.numpy as jnp
 
+from bertjax.model.heads import first_maximum
+
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """Returns the cross-entropy in nats, float32 [...], of logits [..., C] and labels [...] in [0, C)."""
@@ -20,8 +22,4 @@ def loss_and_accuracy(logits: jax.Array, labels: jax.Array, weights: jax.Array) 
 
     `logits` is float32 [..., C]. `labels` contains class ids, int32 [...]. `weights` is float32 [...].
     """
-    # Avoid `argmax`: if the vocabulary is sharded, XLA would all-gather an index array as large as the logits.
-    classes = jnp.arange(logits.shape[-1])
-    maximum = jnp.max(logits, axis=-1, keepdims=True)
-    correct = jnp.min(jnp.where(logits == maximum, classes, classes.size), axis=-1) == labels
-    return weighted_sum(cross_entropy(logits, labels), weights), weighted_sum(correct, weights)
+    return weighted_sum(cross_entropy(logits, labels), weights), weighted_sum(first_maximum(logits) == labels, weights)

@@ -66,7 +66,7 @@ class MaskedLm(PretrainingObjective):
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         """Returns the divisor of each loss. As in google-research/bert, 1e-5 is added to the divisor of masked LM."""
         pairs = jnp.sum(batch["next_sentence_labels"] >= 0).astype(jnp.float32)
-        masked_lm, of_pairs = self.loss_names[:2]
+        masked_lm, of_pairs, *_ = self.loss_weights
         return {masked_lm: jnp.sum(batch["masked_lm_weights"]) + 1e-5, of_pairs: jnp.maximum(pairs, 1.0)}
 
     def baseline(self, corpus: "Corpus", batches: Iterator[NumpyBatch]) -> dict[str, float]:
@@ -79,7 +79,7 @@ class MaskedLm(PretrainingObjective):
             label_counts += np.bincount(labels[labels >= 0], minlength=2)
             masked_ids.append(batch["masked_lm_ids"][batch["masked_lm_weights"] > 0])
         values = token_frequency_baseline(corpus, masked_ids)
-        metrics = {f"mlm_{name}": values[name] for name in ("loss", "accuracy")}
+        metrics = {self.metrics[0].name: values["loss"], self.metrics[1].name: values["accuracy"]}
         metrics["heldout_entropy"] = values["heldout_entropy"]
         if label_counts.sum():
             metrics[self.metrics[3].name] = float(label_counts.max() / label_counts.sum())

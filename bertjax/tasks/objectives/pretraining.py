@@ -30,7 +30,8 @@ class PretrainingObjective(Objective):
       has_masks: whether tokens are masked (default: True).
       pairing: kind of sentence pairs, which need two segments and can be packed (default: "", rows of running text).
       can_add_pieces: see `Task`.
-      untrained_modules: top-level modules of `model` that the objective does not train (default: ()).
+      untrained_modules: top-level modules of `model` that the objective does not train, or that serve only to train
+        others (default: ()). Exports leave them out.
     """
 
     packing: bool = False
@@ -45,10 +46,14 @@ class PretrainingObjective(Objective):
     def for_model(cls, model: ModelConfig, data: Any = None) -> Self:
         """Builds the objective for a model config.
 
-        Fields of the objective that `data`, the config section `data`, has as well are set to its values.
+        Fields of the objective and its model that `data`, the config section `data`, has as well are set to its values.
         """
-        names = [field.name for field in dataclasses.fields(cls) if hasattr(data, field.name)]
-        return cls(cls.model_class(model), **{name: getattr(data, name) for name in names})
+
+        def values(owner: Any) -> dict[str, Any]:
+            names = [field.name for field in dataclasses.fields(owner) if hasattr(data, field.name)]
+            return {name: getattr(data, name) for name in names}
+
+        return cls(cls.model_class(model, **values(cls.model_class)), **values(cls))
 
     @classmethod
     def check_model(cls, model: ModelConfig) -> None:
@@ -102,11 +107,7 @@ class PretrainingObjective(Objective):
 
     def step_cost(self, phase: Phase, steps: int) -> StepCost:
         """Returns the number of rows, positions and FLOPs of `steps` steps of a phase."""
-        config, rows = self.model.config, steps * phase.batch_size
+        rows = steps * phase.batch_size
         positions = rows * phase.seq_len
-        return StepCost(
-            rows,
-            positions,
-            positions * self.flops_per_token(phase),
-            positions * attention_flops_per_token(config, phase.seq_len),
-        )
+        attention_flops = attention_flops_per_token(self.model.config, phase.seq_len)
+        return StepCost(rows, positions, positions * self.flops_per_token(phase), positions * attention_flops)

@@ -1,0 +1,63 @@
+"""Replaced-token detection, the objective of ELECTRA (arXiv 2003.10555)."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from bertjax.data.pretraining.config import Phase
+from bertjax.metrics.metric import Metric, loss_metric
+from bertjax.model.flops import TRAINING_FACTOR, flops_per_token
+from bertjax.model.heads import ReplacedTokenModel
+from bertjax.tasks.objectives.losses import loss_and_accuracy, weighted_sum
+from bertjax.tasks.objectives.masked_lm import MaskedLmOnText
+from bertjax.tasks.task import Batch, MetricSums, Outputs
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplacedTokens(MaskedLmOnText):
+    """Masked LM of a generator, and detection of the tokens that it replaced, on rows of contiguous text.
+
+    The generator samples a token at each predicted position. A sample that equals the original token is not replaced.
+    The loss of the discriminator is the mean over all tokens, special tokens included (google-research/electra
+    `run_pretraining.py`).
+    """
+
+    metrics = (
+        loss_metric("generator_loss", "generator: loss"),
+        Metric("generator_accuracy", panel="generator: accuracy"),
+        loss_metric("discriminator_loss", "discriminator: loss"),
+        Metric("discriminator_accuracy", panel="discriminator: accuracy"),
+        Metric("discriminator_precision", panel="discriminator: precision"),
+        Metric("discriminator_recall", panel="discriminator: recall"),
+    )
+    model_class = ReplacedTokenModel
+    untrained_modules = ("generator", "generator_lm")
+    discriminator_weight: float = 50.0
+
+    @property
+    def loss_weights(self) -> dict[str, float]:
+        return {"generator_loss": 1.0, "discriminator_loss": self.discriminator_weight}
+
+    def denominators(self, batch: Batch) -> dict[str, jax.Array]:
+        tokens = jnp.maximum(jnp.sum(batch["input_mask"]), 1).astype(jnp.float32)
+        return {"generator_loss": jnp.sum(batch["masked_lm_weights"]) + 1e-5, "discriminator_loss": tokens}
+
+    def compute(self, params: dict, batch: Batch, dropout_key: jax.Array | None) -> tuple[MetricSums, Outputs]:
+        generator_logits, logits, replaced = self.apply(params, batch, dropout_key)
+        loss, accuracy = loss_and_accuracy(generator_logits, batch["masked_lm_ids"], batch["masked_lm_weights"])
+        tokens, detected = batch["input_mask"].astype(jnp.float32), logits > 0
+        return {
+            "generator_loss": loss,
+            "generator_accuracy": accuracy,
+            "discriminator_loss": weighted_sum(jax.nn.softplus(logits) - logits * replaced, tokens),
+            "discriminator_accuracy": weighted_sum(detected == replaced, tokens),
+            "discriminator_precision": weighted_sum(replaced, tokens * detected),
+            "discriminator_recall": weighted_sum(detected, tokens * replaced),
+        }, {}
+
+    def flops_per_token(self, phase: Phase) -> float:
+        config = self.model.config
+        generator = flops_per_token(self.model.generator_config, phase.seq_len, phase.row_predictions)
+        head = TRAINING_FACTOR * 2 * config.hidden_size * (config.hidden_size + 1)
+        return generator + flops_per_token(config, phase.seq_len) + head
