@@ -76,7 +76,8 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
             f"{folder} contains arrays twice, under an old and a new name: {listed(duplicates)}; remove the old arrays"
         )
     for copy, original in [pair for pair in family.tied.items() if {*pair} <= stored_names.keys()]:
-        if not np.array_equal(*(read_array(stored_names[name]) for name in (copy, original))):
+        first, second = (read_array(stored_names[name]) for name in (copy, original))
+        if not np.array_equal(first, second):
             # As in transformers, a decoder with other values is not tied, and its bias replaces the other one.
             if copy.endswith(".bias"):
                 stored_names[original] = stored_names.pop(copy)

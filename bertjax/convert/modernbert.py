@@ -27,8 +27,9 @@ def _read_fields(config: Mapping[str, Any]) -> dict[str, Any]:
         parameters = {"rope_type": "default"} | ((config.get("rope_parameters") or {}).get(kind) or {})
         if parameters["rope_type"] != "default":
             raise UsageError(f"rope_parameters of {kind} are {parameters}; bertjax reads only rope_type=default")
-        theta = parameters.get("rope_theta") or config.get(name) or _DEFAULT_THETAS[kind]
-        fields[name] = float(theta)
+        # In transformers 4, local layers with a theta of null have that of global layers.
+        theta = parameters.get("rope_theta") or config.get(name, _DEFAULT_THETAS[kind]) or fields.get(_THETAS[_GLOBAL])
+        fields[name] = float(theta or _DEFAULT_THETAS[kind])
     return fields
 
 

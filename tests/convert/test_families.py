@@ -16,6 +16,7 @@ from bertjax.convert import huggingface
 from bertjax.convert.convert import convert
 from bertjax.convert.families import FAMILIES
 from bertjax.convert.family import export_params
+from bertjax.convert.modernbert import MODERNBERT
 from bertjax.convert.output_kinds import OUTPUT_KINDS
 from bertjax.data.corpus.vocabulary import SPECIAL_PIECES
 from bertjax.model.encoder import Encoder
@@ -202,6 +203,13 @@ def test_gradients_of_the_masked_lm_loss_equal_those_of_transformers(name, tmp_p
     assert {*map(id, names.values())} == {*map(id, model.parameters())}
     for key, parameter in names.items():
         np.testing.assert_allclose(written[key], parameter.grad, atol=TOLERANCE, err_msg=key)
+
+
+def test_local_layers_of_modernbert_without_a_theta_have_that_of_global_layers():
+    sizes = {name: SIZES[name] for name in MODERNBERT.required}
+    for local, expected in (({}, 10_000), ({"local_rope_theta": None}, 5e4), ({"local_rope_theta": 2e4}, 2e4)):
+        config = {**sizes, "global_rope_theta": 5e4, **local}
+        assert huggingface.model_config(MODERNBERT, config, huggingface.Path()).local_rope_theta == expected
 
 
 def neobert_states(arrays, ids, num_heads):

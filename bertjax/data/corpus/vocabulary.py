@@ -171,7 +171,7 @@ def load_vocabulary(
                 f"text is lower-cased, so tokens of {path} with capitals never occur: {listed(capitals)}; use --cased "
                 "with prepare or convert if the model is cased"
             )
-    ids = {f"{name}_id": index for name, index in special_ids.items()}
+    ids: dict[str, Any] = {f"{name}_id": index for name, index in special_ids.items()}
     sha256 = hashlib.sha256(content).hexdigest()
     return Vocabulary(path, content, kind, pieces, lower_case, **ids, sha256=sha256, max_word_chars=max_word_chars)
 
