@@ -260,10 +260,11 @@ class Layout(Section):
         `projections` also recomputes the queries, keys and values. `full` recomputes whole layers.
       attention: attention implementation. `xla` uses JAX operations only. `fused` is a TPU kernel for rows of up to 512
         tokens, with dropout. `splash` is JAX's TPU kernel for row lengths that are multiples of 128, without dropout.
-        `cudnn` is for bfloat16 on Ampere or newer GPUs, without dropout and packed rows, and faster than `xla` there.
-        `package.module.function` is your own `AttentionFn`. `auto` selects the first of `fused`, `splash` and `xla`
-        that supports the model and the devices, an order by compiled bytes and memory that was not yet run on a TPU.
-        All built-in implementations compute the same values, and those with
+        `flash` is a GPU kernel for bfloat16 on Ampere or newer GPUs, with dropout. `cudnn` is for bfloat16 on Ampere or
+        newer GPUs, without dropout and packed rows. `package.module.function` is your own `AttentionFn`. `auto` selects
+        the first of `fused`, `splash`, `flash` (on A100, H100 and H200) and `xla` that supports the model and the
+        devices, an order by compiled bytes and memory that was not yet run on a TPU. All built-in implementations
+        compute the same values, and those with
         dropout use the same dropout masks.
     """
 

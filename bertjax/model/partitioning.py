@@ -92,14 +92,19 @@ def shard_over_mesh(
     return jax.shard_map(function, mesh=mesh, in_specs=tuple(in_specs), out_specs=out_spec, check_vma=False)
 
 
-def tpu_kernel(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """Returns a function that runs `function` with `interpret=False` on TPU and `interpret=True` elsewhere."""
+def platform_kernel(platform: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that runs `function` with `interpret=False` on `platform` and `interpret=True` elsewhere.
 
-    def run(*arrays: jax.Array) -> jax.Array:
+    Args:
+      platform: `tpu` or `cuda`.
+      function: function of arrays and `interpret`.
+    """
+
+    def run(*arrays: jax.Array) -> Any:
         return jax.lax.platform_dependent(
             *arrays,
-            tpu=functools.partial(function, interpret=False),
             default=functools.partial(function, interpret=True),
+            **{platform: functools.partial(function, interpret=False)},
         )
 
     return run

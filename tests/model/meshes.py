@@ -3,7 +3,7 @@
 import jax
 
 
-def one_device(platform: str) -> jax.sharding.AbstractMesh:
+def one_device(platform: str, kind: str = "") -> jax.sharding.AbstractMesh:
     """Returns a mesh of one device of a platform."""
-    device = jax.sharding.AbstractDevice(device_kind="", num_cores=1, platform=platform)
+    device = jax.sharding.AbstractDevice(device_kind=kind, num_cores=1, platform=platform)
     return jax.sharding.AbstractMesh((1,), ("data",), abstract_device=device)

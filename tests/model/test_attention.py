@@ -39,12 +39,15 @@ IDS, ONES = jnp.arange(1, 7)[None], jnp.ones((1, 6), jnp.int32)
         ("xla", 0.1, "tpu", 512, "xla"),
         ("fused", 0.1, "cpu", 512, "fused"),
         ("cudnn", 0.0, "gpu", 100, "cudnn"),
+        ("flash", 0.1, "cpu", 100, "flash"),
+        ("auto", 0.1, "gpu NVIDIA H200", 1000, "flash"),
+        ("auto", 0.1, "gpu Tesla T4", 1000, "xla"),
     ],
 )
 @pytest.mark.parametrize("dtype", ["bfloat16", "auto"])
 def test_auto_selects_the_fastest_implementation(attention, dropout, platform, length, expected, dtype):
     config = dataclasses.replace(MODEL, attention=attention, attention_probs_dropout_prob=dropout, dtype=dtype)
-    with jax.sharding.use_abstract_mesh(one_device(platform)):
+    with jax.sharding.use_abstract_mesh(one_device(*platform.split(" ", 1))):
         assert select_attention(config, length) is dispatch._IMPLEMENTATIONS[expected].function
 
 
@@ -56,7 +59,8 @@ def test_auto_selects_the_fastest_implementation(attention, dropout, platform, l
         ("cudnn", 0.0, "bfloat16", "cpu", r"platform cpu \(only gpu\)"),
         ("splash", 0.0, "float32", "tpu", r"rows of 513 tokens \(only multiples of 128\)"),
         ("fused", 0.1, "float32", "cpu", r"fused does not support rows of 513 tokens \(maximum: 512\)"),
-        ("flash", 0.1, "float32", "tpu", "'flash'; use one of auto, xla, .* or package"),
+        ("flash", 0.1, "float32", "gpu", r"dtype=float32 \(only bfloat16\)"),
+        ("nosuch", 0.1, "float32", "tpu", "'nosuch'; use one of auto, xla, .* or package"),
         ("nosuch.module.function", 0.1, "float32", "tpu", "No module named 'nosuch'; use one of"),
         ("math.nosuch", 0.1, "float32", "tpu", "no attribute 'nosuch'; use one of"),
         ("math.pi", 0.1, "float32", "tpu", "is not a function: float; use one of"),

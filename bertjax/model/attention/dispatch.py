@@ -10,7 +10,7 @@ import jax
 from bertjax.errors import UsageError, first_line
 from bertjax.model.attention.xla import AttentionMask, cudnn_attention, xla_attention
 from bertjax.model.config import AUTO, DIRECTIONS, ModelConfig
-from bertjax.model.partitioning import platform
+from bertjax.model.partitioning import current_device, platform
 
 
 class AttentionFn(Protocol):
@@ -56,6 +56,7 @@ class Implementation:
       length_multiple: number of tokens that must divide the row length (default: 1).
       dtypes: supported compute dtypes (default: (), all).
       platforms: platforms on which `auto` selects the function (default: (), all).
+      chips: chips on which `auto` selects the function, as parts of JAX's device kind (default: (), all).
       runs_anywhere: whether the function also runs, slowly, on other platforms (default: True).
     """
 
@@ -68,6 +69,7 @@ class Implementation:
     length_multiple: int = 1
     dtypes: tuple[str, ...] = ()
     platforms: tuple[str, ...] = ()
+    chips: tuple[str, ...] = ()
     runs_anywhere: bool = True
 
 
@@ -90,6 +92,17 @@ _IMPLEMENTATIONS = {
         length_multiple=128,
         platforms=("tpu",),
     ),
+    "flash": Implementation(
+        functools.partial(_call_by_path, "bertjax.model.attention.flash.flash_attention"),
+        DIRECTIONS,
+        dropout=True,
+        packed_rows=True,
+        # Its float32 products do not run on tensor cores.
+        dtypes=("bfloat16",),
+        platforms=("gpu",),
+        # Pallas refuses GPUs that it does not know, and Triton those before Ampere.
+        chips=("A100", "H100", "H200"),
+    ),
     "cudnn": Implementation(
         cudnn_attention,
         ("both", "left"),
@@ -102,7 +115,7 @@ _IMPLEMENTATIONS = {
     ),
 }
 # `auto` selects the first of these that supports the model. It excludes cuDNN, which older GPUs do not support.
-_BY_SPEED = ("fused", "splash", "xla")
+_BY_SPEED = ("fused", "splash", "flash", "xla")
 
 
 def select_attention(config: ModelConfig, length: int, is_packed: bool = False) -> AttentionFn:
@@ -122,6 +135,7 @@ def select_attention(config: ModelConfig, length: int, is_packed: bool = False) 
         for implementation in candidates
         if not _unsupported_case(implementation, config, length, is_packed)
         and (not implementation.platforms or platform_name in implementation.platforms)
+        and (not implementation.chips or any(chip in current_device().device_kind for chip in implementation.chips))
     )
 
 
@@ -185,7 +199,7 @@ def _unsupported_case(implementation: Implementation, config: ModelConfig, lengt
         return f"rows of {length} tokens (maximum: {implementation.max_length})"
     if length % implementation.length_multiple:
         return f"rows of {length} tokens (only multiples of {implementation.length_multiple})"
-    # Only cudnn restricts dtypes. It supports dtype `auto`, which is bfloat16 on GPU.
+    # Only kernels for GPUs restrict dtypes. They support dtype `auto`, which is bfloat16 on GPU.
     if implementation.dtypes and config.dtype not in (AUTO, *implementation.dtypes):
         return f"dtype={config.dtype} (only {', '.join(implementation.dtypes)})"
     return ""

@@ -19,7 +19,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from bertjax.model.attention.xla import MASKED_LOGIT, AttentionMask, attention_mask
 from bertjax.model.dropout import BITS, dropout_scale, dropout_seeds, dropout_threshold, hash_positions
-from bertjax.model.partitioning import current_device, shard_over_mesh, tpu_kernel
+from bertjax.model.partitioning import current_device, platform_kernel, shard_over_mesh
 
 # Width of a vector register. The width of a block must be a multiple of this number, or the full width.
 _REGISTER_WIDTH = 128
@@ -68,7 +68,9 @@ def fused_attention(
     else:
         rate, seeds = dropout_rate, dropout_seeds(dropout_key, (rows, heads))
     float32_products = current_device().device_kind in _FLOAT32_ONLY
-    attend = tpu_kernel(functools.partial(_attend_on_device, mask.direction, mask.window, rate, float32_products))
+    attend = platform_kernel(
+        "tpu", functools.partial(_attend_on_device, mask.direction, mask.window, rate, float32_products)
+    )
     states, per_head = ("batch", None, "heads"), ("batch", "heads")
     axes = (states, states, states, ("batch", None), per_head, per_head)
     on_mesh = shard_over_mesh(attend, mesh, {"batch": rows, "heads": heads}, axes, states)

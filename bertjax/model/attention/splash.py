@@ -8,7 +8,7 @@ import numpy as np
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
 from bertjax.model.attention.xla import AttentionMask
-from bertjax.model.partitioning import shard_over_mesh, tpu_kernel
+from bertjax.model.partitioning import platform_kernel, shard_over_mesh
 
 # Rows are divided into blocks of 128 to 512 tokens; the largest size that divides the row length is used.
 _MIN_BLOCK, _MAX_BLOCK = 128, 512
@@ -36,7 +36,7 @@ def splash_attention(
     rows, _, heads, size = query.shape
     states = ("batch", "heads", None, None)
     sides = (mask.window // 2,) * 2 if mask.window else _WINDOWS.get(mask.direction)
-    attend = tpu_kernel(functools.partial(_attend_on_device, sides))
+    attend = platform_kernel("tpu", functools.partial(_attend_on_device, sides))
     sizes = {"batch": rows, "heads": heads}
     on_mesh = shard_over_mesh(attend, mesh, sizes, (states, states, states, ("batch", None)), states)
     # Scale the queries, because the kernel does not scale the logits.
