@@ -156,7 +156,7 @@ def test_kernels_without_dropout_equal_xla_attention(attention, length, directio
     [
         (24, 8, "both", 0, 0.1),
         # Several blocks, of which windows and directions skip some. Row lengths and head sizes are not powers of 2.
-        (300, 24, "both", 0, 0.3),
+        (301, 24, "both", 0, 0.3),
         (300, 16, "left", 0, 0.1),
         (300, 16, "right", 0, 0.0),
         (300, 16, "both", 40, 0.1),
