@@ -12,7 +12,9 @@ The sizes are `base`, `large`, or a form such as `L4_H256`. The run has 2 trilli
 3. 250 billion tokens in rows of 8,192 tokens, with theta 160,000 in the global layers and learning rate 3e-4
 4. 50 billion tokens in which this rate decays, by 1 - sqrt
 
-To continue a run on other data, as the authors do in the last two phases, use `--init_from` and `--keep_optimizer`.
+`tokens` scales all phases, and `batch_size` (a multiple of 8) all batches; see docs/modernbert.md for a run on your own
+text. To continue a run on other data, as the authors do in the last two phases, use `--init_from` and
+`--keep_optimizer`.
 
 Differences from the paper: batches grow in steps, from 576 instead of 768 rows. Documents are not packed with a
 boundary to attention, but rows are running text. The matrices that write to the residual stream have the same initial
@@ -26,6 +28,7 @@ Expected: 149,655,232 parameters (BASE) and 395,881,664 (LARGE); average GLUE de
 from ml_collections import ConfigDict
 
 from bertjax.convert.modernbert import MODERNBERT
+from bertjax.errors import UsageError
 from bertjax.presets import arguments, make_quick, phase_of, pretraining_config
 
 # Layers, hidden size, heads, feed-forward width, learning rate, weight decay and tokens of the batch ramp.
@@ -33,13 +36,16 @@ _SIZES = {
     "base": (22, 768, 12, 1152, 8e-4, 1e-5, 50e9),
     "large": (28, 1024, 16, 2624, 5e-4, 1e-5, 10e9),
 }
-# All batch sizes are multiples of the first, so that devices and `grad_accum_steps` that divide it suit every phase.
-_RAMP = (576, 1152, 2304)
+_TOKENS = 2019e9
 
 
-@arguments(size="base", corpus="", quick=False)
+@arguments(size="base", corpus="", batch_size=4608, tokens=_TOKENS, quick=False)
 def get_config(args: ConfigDict) -> ConfigDict:
-    """Returns the config for `size=base,corpus=DIR,quick=false`."""
+    """Returns the config for `size=base,corpus=DIR,batch_size=4608,tokens=2019e9,quick=false`."""
+    if args.batch_size <= 0 or args.batch_size % 8:
+        raise UsageError(f"batch_size={args.batch_size} is not a positive multiple of 8; use one, such as 64")
+    if args.tokens <= 0:
+        raise UsageError(f"tokens={args.tokens:g} is not positive; use a number such as 1e9")
     layers, width, heads, mlp_width, rate, decay, ramp_tokens = _SIZES.get(args.size, _SIZES["base"])
     is_named = args.size in _SIZES
     config = pretraining_config("L4_H128" if args.quick and is_named else "base" if is_named else args.size)
@@ -51,22 +57,26 @@ def get_config(args: ConfigDict) -> ConfigDict:
     config.data.corpus = args.corpus
     config.data.objective = "none"
     config.data.seq_len = 1024
-    config.data.batch_size = 4608
+    config.data.batch_size = args.batch_size
     config.data.masking.rate = 0.3
     config.optimizer.update(
         {"name": "stable_adamw", "learning_rate": rate, "schedule": "warmup_stable_decay", "weight_decay": decay}
     )
     config.optimizer.b2 = 0.98
     config.optimizer.clip_norm = 0.0
-    long_rows = {"batch_size": 576, "seq_len": 8192, "global_rope_theta": 160_000.0, "learning_rate": 3e-4}
+    part = args.tokens / _TOKENS
+    # All batch sizes are multiples of the first, so devices and `grad_accum_steps` that divide it suit every phase.
+    first = args.batch_size // 8
+    ramp = (first, 2 * first, 4 * first)
+    long_rows = {"batch_size": first, "seq_len": 8192, "global_rope_theta": 160_000.0, "learning_rate": 3e-4}
     config.phases = (
-        *(phase_of(ramp_tokens / len(_RAMP), rows, 1024) for rows in _RAMP),
-        phase_of(1719e9 - ramp_tokens, 4608, 1024),
-        phase_of(250e9, **long_rows),
-        phase_of(50e9, **long_rows),
+        *(phase_of(part * ramp_tokens / len(ramp), rows, 1024) for rows in ramp),
+        phase_of(part * (1719e9 - ramp_tokens), args.batch_size, 1024),
+        phase_of(part * 250e9, **long_rows),
+        phase_of(part * 50e9, **long_rows),
     )
-    config.steps = round(sum(phase["share"] for phase in config.phases))
-    config.optimizer.warmup_steps = round(3e9 / (_RAMP[0] * 1024))
+    config.steps = max(1, round(sum(phase["share"] for phase in config.phases)))
+    config.optimizer.warmup_steps = round(part * 3e9 / (first * 1024))
     config.optimizer.decay_steps = round(config.phases[-1]["share"])
     if args.quick:
         make_quick(config, 64)

@@ -35,6 +35,10 @@ _DROPOUT = ("model.hidden_dropout_prob", "model.attention_probs_dropout_prob")
 # The scales pre-train without dropout, but BERT has dropout.
 _BERT = dict.fromkeys(_DROPOUT, 0.1)
 _AT_512 = {"phases": ({"share": 0.5}, {"share": 0.5, "seq_len": 512})}
+# Replaced-token detection trains on rows of running text, which are not packed. As in the paper, the generator replaces
+# all masked tokens.
+_TEXT = {"data.objective": "none", "data.packing": False}
+_ALL_MASKED = {"data.masking.mask_prob": 1.0, "data.masking.keep_prob": 0.0, "data.masking.random_prob": 0.0}
 _BIASES = ("attention_bias", "mlp_bias", "norm_bias", "head_bias")
 # Label and changed fields of each row. ModernBERT uses theta 10,000 for rows of up to 1,024 tokens.
 _CHANGES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -52,6 +56,8 @@ _CHANGES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "bert_512": ("BERT at 512", _AT_512),
     "local_512": ("local/global at 512", {**_AT_512, "model.local_attention": 128}),
+    "text": ("running text", _TEXT),
+    "replaced": ("replaced tokens", {**_TEXT, **_ALL_MASKED, "data.objective": "rtd"}),
 }
 _BEST = "all that helped"
 _EVAL_ROWS = 4096
@@ -73,7 +79,8 @@ def get_table(args: ConfigDict) -> Table:
     cells, steps = [], {}
     for name, (row, changes) in rows.items():
         starts = [_pretraining(scale, args, name, changes, seed) for seed in seeds]
-        evaluated = [_evaluation(start, 128) for start in starts]
+        # A discriminator has no masked-LM head.
+        evaluated = [_evaluation(start, 128) for start in starts] if changes.get("data.objective") != "rtd" else []
         cells.append(Cell(row, "perplexity", tuple(evaluated), "perplexity", 1.0))
         cells.append(Cell(row, "bits per byte", tuple(evaluated), "bits_per_byte", 1.0, digits=3))
         if changes.keys() >= _AT_512.keys():
@@ -89,7 +96,8 @@ def get_table(args: ConfigDict) -> Table:
         cells.append(Cell(row, "seconds", tuple(starts), "seconds", 1.0, digits=0))
         steps[row] = _config(starts[0]).steps
     notes = (
-        "each row is BERT (with dropout) with one change; compare local/global with BERT at 512",
+        "each row is BERT (with dropout) with one change; compare local/global with BERT at 512, and replaced tokens "
+        "with running text",
         "perplexity and bits per byte are measured on the same held-out rows of 128 tokens with 15 % masks",
         "TFLOPs and seconds are those of pre-training; seconds include evaluations and depend on the machine's load",
         f"steps: {', '.join(f'{row} {count:,}' for row, count in steps.items())}",
