@@ -95,7 +95,7 @@ def _reject(args: argparse.Namespace, options: Iterable[str], scope: str) -> Non
     for name in options:
         if getattr(args, name):
             option = args.overrides[0] if name == "overrides" else f"--{name}"
-            raise UsageError(f"{option} applies {scope}; omit it to predict something else")
+            raise UsageError(f"{option} applies {scope}; omit it")
 
 
 def _predict_texts(args: argparse.Namespace) -> None:

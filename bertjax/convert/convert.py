@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 BERTJAX, HUGGINGFACE, TENSORFLOW = "bertjax", "huggingface", "tensorflow"
 WRITERS = {BERTJAX: write_workdir, HUGGINGFACE: huggingface.write}
 _HEADS = {POOLER: "pooler", MASKED_LM: "masked-LM head", NEXT_SENTENCE: "next-sentence head"}
-# Files of a converted checkpoint by the file that identifies its format. Folders with other files are not overwritten.
+# Files that a conversion may overwrite, by the file that identifies their format.
 _REPLACEABLE = {ORIGIN: WORKDIR_FILES, huggingface.CONFIG: huggingface.FILES}
 _SAVED_FROM_PYTHON = {"source": "bertjax.Pretrained.save"}
 _READ_FILES = (*huggingface.READ_FILES, *sentence_transformers.READ_FILES)
@@ -76,7 +76,7 @@ def detect_format(path: str | os.PathLike) -> str:
 def read_checkpoint(path: str | os.PathLike, lower_case: bool | None = None) -> PortableCheckpoint:
     """Reads a checkpoint of any format into host memory.
 
-    Here and below, `lower_case` replaces the setting of the tokenizer (default: None, as the tokenizer does).
+    Here and below, `lower_case` overrides the tokenizer's setting (default: None, no override).
     """
     fmt = detect_format(path)
     if fmt == BERTJAX:
@@ -88,7 +88,7 @@ def read_checkpoint(path: str | os.PathLike, lower_case: bool | None = None) -> 
 
 def _reject_case(path: str | os.PathLike, lower_case: bool | None) -> None:
     if lower_case is not None:
-        raise UsageError(f"the workdir {path} records whether it is cased; omit --cased, --uncased or lower_case")
+        raise UsageError(f"the workdir {path} already sets lower_case; omit --cased, --uncased or lower_case")
 
 
 def read_vocabulary(path: str | os.PathLike, lower_case: bool | None = None) -> Vocabulary:
@@ -151,7 +151,7 @@ def save(
     params, target = checkpoint.params, Path(os.path.realpath(Path(destination).expanduser()))
     # A copy in bertjax's format keeps the next-sentence head, which `evaluate` needs.
     left_out = {*checkpoint.untrained} - {NEXT_SENTENCE if fmt == BERTJAX else ""}
-    # Of transformers' models, only ELECTRA's have the head that detects replaced tokens.
+    # In transformers, only ELECTRA has the head that detects replaced tokens.
     left_out |= {DISCRIMINATOR} if fmt == HUGGINGFACE and checkpoint.config.model_type != "electra" else set()
     for name in [name for name in params if name.split("/")[0] in left_out]:
         del params[name]
@@ -248,8 +248,8 @@ def _use_cpu() -> None:
 def _origin_of(path: str, folder: str = "") -> dict[str, Any]:
     """Returns the content of `origin.json`, which identifies the source of a conversion.
 
-    This is the path of a local checkpoint and the names, sizes and modification times of its files, or the address on
-    the hub with the commit, which is the name of the download folder `folder`, and as the user wrote it.
+    For a local checkpoint: path, and names, sizes and modification times of the files. For the hub: the address with
+    the commit, which is the name of the download folder `folder`, and the address as the user wrote it.
     """
     if hub.is_hub(path):
         return {"source": f"{hub.PREFIX}{hub.parse(path)[0]}@{Path(folder).name}", "address": path}

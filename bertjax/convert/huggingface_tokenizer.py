@@ -43,7 +43,7 @@ _CONFIG, _TOKENIZER, _SPECIAL_TOKENS = "tokenizer_config.json", "tokenizer.json"
 _ADDED_TOKENS = "added_tokens.json"
 FILES = (VOCABULARY, _CONFIG, _TOKENIZER, _SPECIAL_TOKENS, _ADDED_TOKENS, "*.model")
 # transformers builds BERT's standard tokenizer for these classes, from their vocabulary and a few options. It ignores
-# what else `tokenizer.json` says.
+# the rest of `tokenizer.json`.
 _BERT_CLASSES = (
     "BertTokenizer",
     "DistilBertTokenizer",
@@ -56,7 +56,7 @@ _BERT_CLASSES = (
 _BYTE_LEVEL_CLASSES, _UNIGRAM_CLASSES = ("RobertaTokenizer",), ("XLMRobertaTokenizer", "CamembertTokenizer")
 # transformers runs `tokenizer.json` as it is for these classes.
 _GENERIC_CLASSES = ("PreTrainedTokenizer", "TokenizersBackend", "")
-# Model types for which it ignores the class: `MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS`. mmBERT names GemmaTokenizer.
+# Model types whose class is ignored: `MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS`. mmBERT names GemmaTokenizer.
 _GENERIC_MODELS = ("modernbert",)
 # Limit of transformers' BERT tokenizers. Longer words become [UNK].
 _MAX_WORD_CHARS = 100
@@ -69,7 +69,7 @@ _ROBERTA_DEFAULTS = {
     **{"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_token": "</s>", "pad_token": "<pad>"},
     **{"cls_token": "<s>", "mask_token": "<mask>"},
 }
-# Tokens that stand for special tokens that a tokenizer does not name.
+# Tokens that replace special tokens which a tokenizer lacks.
 _STANDINS = {"cls_token": "bos_token", "sep_token": "eos_token", "unk_token": "pad_token"}
 
 
@@ -143,13 +143,13 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
 
 
 def _check_supported(folder: Path, config: dict[str, Any], tokenizer_class: str, tokenizer: dict[str, Any]) -> None:
-    """Raises a UsageError for tokenizers that need code of their own, or truncate texts at the start."""
+    """Raises a UsageError for unsupported tokenizers, such as those with custom code."""
     side = str(config.get("truncation_side") or (tokenizer.get("truncation") or {}).get("direction") or "right")
     runs_file = tokenizer_class in (*_GENERIC_CLASSES, *_BYTE_LEVEL_CLASSES, *_UNIGRAM_CLASSES)
     class_name = f"has tokenizer_class {tokenizer_class!r}"
     problems = {
         f"truncates texts at the {side}": side.lower() != "right",
-        "needs code of its own (auto_map)": "AutoTokenizer" in (config.get("auto_map") or ()),
+        "needs custom code (auto_map)": "AutoTokenizer" in (config.get("auto_map") or ()),
         f"{class_name}, which bertjax does not support": not runs_file and tokenizer_class not in _BERT_CLASSES,
         f"{class_name}, but the folder lacks {_TOKENIZER}": runs_file and not tokenizer,
         "has split_special_tokens=true, which bertjax does not support": config.get("split_special_tokens"),
@@ -248,7 +248,7 @@ def _add_tokens(engine: Tokenizer, folder: Path, config: dict[str, Any], tokeniz
     else:
         for name, value in read_object(folder / _SPECIAL_TOKENS, optional=True).items():
             settings[name] = _as_token(value, special=True) if isinstance(value, dict) else value
-        # As in transformers 5, `additional_special_tokens` of this file do not make a token of `added_tokens` special.
+        # As in transformers 5, `additional_special_tokens` read here do not make tokens of added_tokens.json special.
         named = [settings.get(name) for name in _SPECIAL_NAMES]
         special = {str(token) for token in [*named, *_values(settings.get(_EXTRA))] if token}
         added = {
@@ -313,8 +313,8 @@ def _find_special_ids(engine: Tokenizer, folder: Path, tokens: dict[str, str]) -
 def _separators(engine: Tokenizer, special_ids: dict[str, int], has_segments: bool = True) -> tuple[int, int]:
     """Returns the numbers of [SEP] between the texts of a pair and at the end of a row.
 
-    The first is 0 if pairs have other rows. Their segments must be 0 and 1 if `has_segments`. The second is -1 if rows
-    of single texts are neither [CLS] A [SEP] nor [CLS] A.
+    The first is 0 if rows of pairs have another form or, with `has_segments`, segments other than 0 and 1. The second
+    is -1 if rows of single texts are neither [CLS] A [SEP] nor [CLS] A.
     """
     cls, sep = special_ids["cls"], special_ids["sep"]
     texts = [engine.encode(text, add_special_tokens=False).ids for text in "ab"]
@@ -328,7 +328,7 @@ def _separators(engine: Tokenizer, special_ids: dict[str, int], has_segments: bo
 
 
 def _standard_vocabulary(engine: Tokenizer, folder: Path) -> Vocabulary | None:
-    """Returns the WordPiece vocabulary that gives the same ids, or None if no standard BERT tokenizer does."""
+    """Returns the WordPiece vocabulary of the equivalent standard BERT tokenizer, or None if there is none."""
     parts = json.loads(engine.to_str())
     normalizer, model = parts["normalizer"] or {}, parts["model"]
     lower_case = normalizer.get("lowercase")
@@ -373,7 +373,7 @@ def write_tokenizer(vocabulary: Vocabulary | None, config: ModelConfig, folder: 
         tokenizer._tokenizer.model.max_input_chars_per_word = vocabulary.max_word_chars
         tokenizer.save(str(folder / _TOKENIZER))
     tokenizer_config = {
-        # BertTokenizer has a word limit of its own, and ignores most of `tokenizer.json`.
+        # BertTokenizer has its own word limit, and ignores most of `tokenizer.json`.
         "tokenizer_class": "BertTokenizer" if is_bert else "PreTrainedTokenizerFast",
         "do_lower_case": vocabulary.lower_case,
         "model_max_length": config.max_row_tokens,

@@ -28,16 +28,16 @@ from bertjax.utils.io import AnyPath, read_json
 
 MODULES = "modules.json"
 _PROMPTS, _TOKENIZER = "config_sentence_transformers.json", "tokenizer_config.json"
-# Config of the module `Transformer`, in the order in which sentence-transformers looks for its names.
+# Config file names of the module `Transformer`, in the order in which sentence-transformers tries them.
 _TRANSFORMER_CONFIGS = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-# Names of dtypes in safetensors, which NumPy's reader does not all know.
+# Dtypes by their safetensors names. The NumPy reader of safetensors does not support all of them.
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
 _OLD_POOLING = "1_Pooling/config.json"
 _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
-# Files of an exported checkpoint, files to download, and patterns of files that an upload removes unless it has them.
+# Files of an exported checkpoint, files to download, and patterns of files that an upload removes or replaces.
 FILES = (MODULES, _PROMPTS, _TRANSFORMER_CONFIGS[0], "*_Pooling", "*_Dense", "*_Normalize", "*_LayerNorm")
 READ_FILES = (MODULES, _PROMPTS, *_TRANSFORMER_CONFIGS, _OLD_POOLING)
 STALE_FILES = (MODULES, _PROMPTS, *_TRANSFORMER_CONFIGS, "[0-9]*_*/*")
@@ -85,7 +85,7 @@ def cross_encoder_activation(folder: AnyPath, config: Mapping[str, Any], num_lab
 def read(folder: AnyPath, config: ModelConfig, is_workdir: bool = False) -> SentenceEmbedder | None:
     """Reads the modules of a folder, or returns None for a folder without files of sentence-transformers.
 
-    If bertjax cannot compute what a file defines, the field `refusal` of the result says why.
+    If bertjax does not support a file, the result's field `refusal` gives the reason.
 
     Args:
       folder: Hugging Face folder or, with `is_workdir`, a bertjax workdir.
@@ -147,14 +147,14 @@ def _read(folder: AnyPath, hidden_size: int, max_positions: int, is_workdir: boo
 
 
 def _module_folders(folder: AnyPath) -> list[tuple[str, AnyPath]]:
-    """Returns class and folder of each module of `modules.json`. Accepts the names of all versions."""
+    """Returns class and folder of each module in `modules.json`."""
     file = folder / MODULES
     content = read_json(file)
     if isinstance(content, dict):
         raise UsageError(content["refusal"])
     types = [str(entry["type"]) for entry in content]
     if unknown := [name for name in types if not name.startswith(_TYPES)]:
-        raise UsageError(f"{file} lists modules with code of their own, which bertjax does not run: {listed(unknown)}")
+        raise UsageError(f"{file} lists modules with custom code, which bertjax does not run: {listed(unknown)}")
     paths = module_paths(folder).values()
     if not types or len(paths) != len(types):
         raise UsageError(f"{file} must list modules with different names, in folders inside of {folder}")

@@ -100,8 +100,8 @@ def restore_or_init(
         if checkpoint and saved_fingerprint(checkpoint) != workdirs.saved_init_fingerprint(workdir):
             if task.has_cached_features:
                 raise UsageError(
-                    f"the run of {workdir} started from different parameters than --init_from, so the cached features "
-                    "would differ; use its --init_from, or choose another --workdir"
+                    f"the run of {workdir} started from different parameters than --init_from, so cached features "
+                    "would differ; use the original --init_from or another --workdir"
                 )
             ignored += ", and the run started from different parameters"
         logger.info(f"resumed {workdir} at step {int(state.step):,}{ignored}")

@@ -86,7 +86,7 @@ def test_attack_detects_each_kind_of_fault_of_a_command(sandbox_of, monkeypatch,
         ("print('answer'); open('out', 'w').write('x')", "silent"),
     ],
 )
-def test_unreported_wrong_answer_from_a_damaged_file_is_a_fault(sandbox_of, monkeypatch, script, result):
+def test_silent_wrong_answer_from_a_damaged_file_is_a_fault(sandbox_of, monkeypatch, script, result):
     monkeypatch.setattr(damage, "undamaged_answer", lambda *_: {"stdout": "answer\n"})
     sandbox = sandbox_of(script)
     report = damage.damage(sandbox, sandbox.case("case"), "vocabulary", "zeros", "vocab", "0")

@@ -151,10 +151,10 @@ def test_case_options_of_convert(google, tmp_path, capfd):
         assert read_workdir(tmp_path / option[2:]).vocabulary.lower_case == lower_case
         assert load(google, lower_case=lower_case).tokenizer.vocabulary.lower_case == lower_case
     message = refused(capfd, "convert", str(tmp_path / "cased"), str(tmp_path / "new"), "--uncased")
-    assert "records whether it is cased" in message
+    assert "already sets lower_case" in message
 
 
-def test_parameters_have_the_values_of_their_google_variables(google):
+def test_parameters_equal_google_variables(google):
     variables, params = tf.train.load_checkpoint(str(google / "bert_model.ckpt")), read_checkpoint(google).params
     query = variables.get_tensor("bert/encoder/layer_1/attention/self/query/kernel")  # [in, heads * head_size]
     np.testing.assert_array_equal(params["encoder/layers/attention/query/kernel"][1][:, 1, 3], query[:, 8 + 3])
@@ -190,7 +190,7 @@ def test_format_keeps_parameters_and_settings(fmt, output_kind, labels, fields, 
     assert (converted.vocabulary.pieces, converted.vocabulary.lower_case) == (source.vocabulary.pieces, True)
 
 
-def test_tables_have_every_kind_of_output_layer():
+def test_each_output_kind_is_in_every_registry():
     assert OUTPUT_KINDS.keys() == PREDICTORS.keys() == {*KINDS}
     assert {kind for each in BERT.classes.values() for kind in each.output_kinds} == {"", *KINDS}
 

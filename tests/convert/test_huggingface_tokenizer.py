@@ -110,7 +110,7 @@ def test_added_token_is_one_id_wherever_it_stands(add, plain, save_json, letters
     assert not vocabulary.is_continuation[[size, size + 1]].any()
     ids, spans = tokenizer.encode_with_offsets("a <ent>b")
     assert ids[1] == size and spans.tolist() == [[0, 1], [2, 7], [7, 8]]
-    # Exported again, the ids are equal.
+    # Export preserves the ids.
     (tmp_path / "out").mkdir()
     assert write_tokenizer(vocabulary, ModelConfig(), tmp_path / "out") == []
     assert encode(tmp_path / "out") == encode(plain)
@@ -243,7 +243,7 @@ def edit(name, **fields):
         ({"tokenizer_class": "BertJapaneseTokenizer"}, None, "has tokenizer_class 'BertJapaneseTokenizer', which"),
         ({"tokenizer_class": None}, edit("config.json", tokenizer_class="BertJapaneseTokenizer"), "BertJapanese"),
         ({"tokenizer_class": "XLNetTokenizerFast"}, None, "has tokenizer_class 'XLNetTokenizer', which"),
-        ({"auto_map": {"AutoTokenizer": ["a.B", None]}}, None, "needs code of its own"),
+        ({"auto_map": {"AutoTokenizer": ["a.B", None]}}, None, "needs custom code"),
         ({"split_special_tokens": True}, None, "has split_special_tokens=true"),
         ({"truncation_side": "left"}, None, "truncates texts at the left"),
         ({}, edit("tokenizer.json", truncation=TRUNCATION), "truncates texts at the Left"),

@@ -21,7 +21,7 @@ from bertjax.model.encoder import Encoder
 from bertjax.utils.io import temporary_name
 
 TEXTS = ["the cat, sat", "", "a " * 60, "ab ||| c d", *(f"w{index}" for index in range(40))]
-# Size of 32 tokens with float32 states of one layer of width 16.
+# Bytes of 32 float32 states of width 16, from one layer.
 SMALL_SHARD_BYTES = 32 * 4 * 16
 
 

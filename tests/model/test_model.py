@@ -169,7 +169,7 @@ def test_bfloat16_model_has_float32_parameters_and_bfloat16_matrix_products(para
         text = str(jax.make_jaxpr(PretrainingModel(config).apply)({"params": params}, batch))
     products = [line for line in text.splitlines() if "= dot_general[" in line]
     in_float32 = [line for line in products if ":f32[" in line]
-    # Three products are in float32: the segment embeddings, the masked-LM logits, and the bias of these logits.
+    # In float32: segment embeddings, masked-LM logits, and their bias (an outer product; see `LmHead`).
     assert len(products) - len(in_float32) >= 8
     assert all(":f32[4,24,16]" in line or ":f32[4,4,64]" in line for line in in_float32)
     exponentials = [line for line in text.splitlines() if "= exp " in line or "= rsqrt " in line]

@@ -8,7 +8,7 @@ from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig, size_fields
 from bertjax.tasks.objectives.masked_lm import MaskedLm
 
-# Published models: size, vocabulary, parameters of encoder and pooler, and of the complete model for pre-training.
+# Published models: size, vocabulary size, parameter counts of encoder with pooler and of the pre-training model.
 PUBLISHED = [
     ("tiny", 30_522, 4_385_920, 4_433_468),
     ("mini", 30_522, 11_170_560, 11_267_900),

@@ -74,7 +74,7 @@ def test_training_on_cached_features_equals_training_with_a_frozen_encoder(ner, 
     # Resuming with another --init_from would mix features of two encoders.
     command = ["train", f"--config={experiment}", f"--workdir={cached}", f"--init_from={uncached}"]
     error = refused(capfd, *command, *all_flags)
-    assert "started from different parameters than --init_from, so the cached features would differ" in error
+    assert "started from different parameters than --init_from, so cached features would differ" in error
 
 
 def test_model_with_feature_head_is_neither_saved_nor_replaced(ner, tmp_path):

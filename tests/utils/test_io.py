@@ -134,7 +134,7 @@ def test_error_for_many_columns_is_short(tmp_path):
 
 
 @pytest.mark.parametrize("block_bytes", [1, 2, 3, 100])
-def test_line_ends_of_all_systems_become_those_of_unix(block_bytes):
+def test_cr_and_crlf_line_ends_become_lf(block_bytes):
     text = b"a\rb\r\nc\nd\r\r\ne\n\rf \x0b\x0c\xe2\x80\xa8\r\r"
     blocks = [text[start : start + block_bytes] for start in range(0, len(text), block_bytes)]
     expected = b"a\nb\nc\nd\ne\n\nf \x0b\x0c\xe2\x80\xa8\n\n"

@@ -111,7 +111,7 @@ class Checksums:
 class Corpus:
     """An opened corpus in a local folder.
 
-    `checksums` are those of the arrays and of derived files such as the pair index (`pretraining.pair_index`).
+    `checksums` covers the arrays and derived files such as the pair index (`pretraining.pair_index`).
     """
 
     path: Path
@@ -167,7 +167,7 @@ def read_manifest(path: AnyPath) -> dict[str, Any]:
     if version != FORMAT:
         raise UsageError(f"the corpus {path} has format {version}, but this version reads {FORMAT}; {_PREPARE_AGAIN}")
     if not is_valid:
-        raise UsageError(f"the corpus manifest {file} is damaged: its entries do not fit together; {_PREPARE_AGAIN}")
+        raise UsageError(f"the corpus manifest {file} is damaged: its entries are inconsistent; {_PREPARE_AGAIN}")
     return manifest
 
 

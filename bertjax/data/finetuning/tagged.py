@@ -23,7 +23,7 @@ _DOCUMENT = "-DOCSTART-"
 _TAG = re.compile("O|[BIESLU](-.+)?")
 # First column whose last number may be the index of a word, such as 3, [3], T3, 3. and 2-3.
 _INDEX = re.compile(r"(?:.*\D)?(\d+)\W*")
-# Range of words, such as 1-2, or empty word, such as 1.1, in CoNLL-U. In WebAnno, sentence and word of all lines.
+# In CoNLL-U, a word range (1-2) or an empty word (1.1). In WebAnno, sentence and word index of every line (1-2).
 _INDEX_PAIR = re.compile(r"\d+[-.]\d+")
 # Prefix of words in WikiANN, such as en:Paris.
 _LANGUAGE = re.compile(r"[a-z][a-z-]+:")
@@ -125,7 +125,7 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
 
 
 def _sentences(lines: list[_Line]) -> tuple[list[list[list[str]]], list[int], list[int]]:
-    """Returns the columns of each sentence's words, the number of its document, and the line of its first word."""
+    """Returns, for each sentence, the columns of its words, its document number, and the line of its first word."""
     sentences, documents, first_lines = [], [], []
     document, in_sentence = 0, False
     for line, columns in lines:
@@ -142,14 +142,14 @@ def _sentences(lines: list[_Line]) -> tuple[list[list[list[str]]], list[int], li
 
 
 def _without_comments_and_index(lines: list[_Line], path: Path, stats: ReadStats) -> tuple[list[_Line], bool]:
-    """Removes comment lines and a first column with the indices of the words, and returns whether there is one.
+    """Removes comment lines and a first column of word indices. Returns the lines, and whether it found indices.
 
     The indices must count the words of each sentence, or of the file. Only in a file without indices may a line that
     starts with `#` be a word: it then has a tag and as many columns as the other lines.
     """
     rows = [columns for _, columns in lines if columns and not columns[0].startswith((_DOCUMENT, "#"))]
     width = len(rows[0]) if rows else max((len(columns) for _, columns in lines), default=0)
-    # The file has one column of words if all second columns are tags: then the numbers are words.
+    # If the second column contains only tags, the first column contains the words, even if they are numbers.
     may_have_index = width > 1 and any(not _TAG.fullmatch(row[1]) for row in rows if len(row) > 1)
     is_indexed = may_have_index and all(_INDEX.fullmatch(row[0]) for row in rows)
     has_ranges = is_indexed and not all(_INDEX_PAIR.fullmatch(row[0]) for row in rows)
@@ -182,9 +182,9 @@ def _without_comments_and_index(lines: list[_Line], path: Path, stats: ReadStats
 def _tag_column(rows: list[list[str]], is_indexed: bool, path: Path) -> int:
     """Returns the index of the column of tags, from the end.
 
-    This is the last column, unless it and the columns before it contain only tags. Of these, it is the last one with
-    entities, which are no chunks. If an earlier one has types in common, it contains the outer ones of nested entities
-    and is used instead, as it is in GermEval, which has the columns index, word, outer tag and inner tag.
+    If several columns at the end contain only tags, this is the last one with entities other than chunks, else the last
+    column. An earlier column that shares entity types contains the outer tags of nested entities and is used instead,
+    as in GermEval, with the columns index, word, outer tag and inner tag.
     """
     types: dict[int, set[str]] = {}
     width = len(rows[0]) if len({*map(len, rows)}) == 1 else 0
@@ -205,7 +205,7 @@ def _tag_column(rows: list[list[str]], is_indexed: bool, path: Path) -> int:
             "used; to use others, remove this column"
         )
     if joined := sorted(name for name in types.get(chosen, ()) if "|" in name):
-        logger.warning(f"{path}: several types in a tag, such as {quoted(joined[0])}, are one type of their own")
+        logger.warning(f"{path}: a tag with several types, such as {quoted(joined[0])}, counts as one type")
     return chosen
 
 
@@ -265,8 +265,8 @@ def encode_tagged(
     An example is one sentence, or one document if `by_document` is True. Texts longer than `seq_len` are split into
     examples that overlap by half. A word in two examples is labeled only in the example with more context.
 
-    Returns the examples and the places of their labels. The array `token_labels` is the index of the tag in `labels` at
-    the first piece of a word, -1 at all other pieces and at words without a tag.
+    Returns the examples and the places of their labels. The array `token_labels` is the tag's index in `labels` at the
+    first piece of a word, -1 at all other pieces and at words without a tag.
     """
     label_ids = {label: index for index, label in enumerate(labels)} | {"": -1}
     if unknown := sorted({*itertools.chain(*tagged.tags)} - {*label_ids}):
