@@ -191,9 +191,9 @@ class Pretrained:
         Args:
           texts: B texts or pairs of texts.
           pooling: `cls` (hidden state of [CLS]) or `mean` (mean over all tokens) to get one vector per text, which is
-            not normalized; None to get the hidden states of all tokens. The default is None, but for a
-            sentence-transformers model, it is the vector that its modules define, also with its limit of tokens, lower
-            case and default prompt.
+            not normalized; None to get the hidden states of all tokens. The default is None. For a
+            sentence-transformers model, the default is the vector of its modules, with the model's token limit,
+            lower-casing and default prompt.
           prompt: text to put before each text, or before the first text of a pair (default: the model's default prompt
             if `pooling` is the default, else none).
 
@@ -244,7 +244,7 @@ class Pretrained:
             )
         prompt = embedder.prompts.get(embedder.default_prompt, "") if prompt is None else prompt
         examples = self._tokenize(texts, embedder.max_seq_len, prompt, embedder)
-        # [SEP] after the prompt does not count.
+        # Exclude the [SEP] after the prompt.
         prompt_len = int(self._tokenize([prompt], embedder.max_seq_len, embedder=embedder).lengths[0])
         prompt_len -= self._loaded.vocabulary.end_separators
         pooling = functools.partial(embedder, prompt_len=prompt_len if prompt else 0)
@@ -320,8 +320,8 @@ def load(path: str | Path, mesh: Mesh | None = None, lower_case: bool | None = N
       path: bertjax workdir, checkpoint in a workdir, Hugging Face folder, TensorFlow checkpoint or its folder, or
         `hf:ORG/NAME[@REVISION]` for a model of the Hugging Face Hub.
       mesh: device mesh with the axes `data`, `fsdp` and `tensor` (default: all devices, with replicated parameters).
-      lower_case: whether to lower-case text, for a checkpoint of another format whose files do not say so (default: as
-        its tokenizer does).
+      lower_case: whether to lower-case text, if a checkpoint of another format does not say (default: the tokenizer's
+        setting).
 
     Raises:
       UsageError: `path` contains no checkpoint or no vocabulary, or the model is not BERT.

@@ -23,7 +23,7 @@ from bertjax.errors import UsageError, shortened
 from bertjax.model.config import UNSET_ARCHITECTURE, size_fields
 from bertjax.tasks.build import config_class
 
-# Values of config fields in the trials of one setting (one trial per seed), by the path of the field.
+# Values of config fields in the trials of one setting (one trial per seed), by field path.
 Setting = dict[str, Any]
 # Attribute of a decorated `get_config` that stores its argument parser.
 _PARSER = "parsed_arguments"

@@ -22,9 +22,9 @@ def parse_run_config(args: argparse.Namespace) -> Any:
 
 @contextlib.contextmanager
 def open_config(args: argparse.Namespace) -> Iterator[Any]:
-    """Yields the config of the run that `--checkpoint` belongs to, or that of `--config` and `--init_from`.
+    """Yields the run config saved with `--checkpoint`, or the config that `--config` and `--init_from` define.
 
-    Use the config only inside the `with` block, because it may refer to the vocabulary of a converted checkpoint.
+    Use the config only inside the `with` block, because its vocabulary may be in a temporary folder.
     """
     from bertjax.convert.convert import BERTJAX, detect_format
     from bertjax.training.checkpoint import find_checkpoint

@@ -137,7 +137,7 @@ def _cpu() -> str:
 
 
 def _huge_pages() -> str:
-    """Returns whether malloc uses huge pages, and how much faster it is with them."""
+    """Describes malloc's use of huge pages, and the speedup that they give."""
     if sys.platform != "linux":
         return "not supported"
     is_active = HUGE_PAGES in os.environ.get("GLIBC_TUNABLES", "")

@@ -75,7 +75,7 @@ class Command(NamedTuple):
 
 
 def command(example: str, *options: Option) -> Callable[[Callable[[argparse.Namespace], None]], Command]:
-    """Wraps the function of a command, and registers nothing. Its docstring is the description in the help."""
+    """Wraps a function as a `Command`, without registering it. The function's docstring is the help text."""
     return lambda run: Command(run, run.__doc__ or "", example, options)
 
 

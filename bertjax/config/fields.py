@@ -23,7 +23,7 @@ from bertjax.utils.sections import Section
 _Config = TypeVar("_Config", bound=Section)
 _WIDTH = 100
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
-# Allowed types of a value by the type of its field, and their description in messages.
+# Allowed value types and their description in messages, by field type.
 _TYPES: dict[type, tuple[tuple[type, ...], str]] = {
     bool: ((bool,), "true or false"),
     int: ((int,), "an integer"),
@@ -79,7 +79,7 @@ def from_config_dict(default: _Config, values: ConfigDict | dict[str, Any], path
 
 @functools.cache
 def _field_types(config_class: type) -> dict[str, type]:
-    """Returns the type of each field, without the types of its items."""
+    """Returns the type of each field, without item types."""
     hints = typing.get_type_hints(config_class)
     return {
         field.name: typing.get_origin(hints[field.name]) or hints[field.name]

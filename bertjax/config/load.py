@@ -36,7 +36,7 @@ def parse_arguments(text: str | None, /, **defaults: Any) -> ConfigDict:
 
 
 def run_experiment(config: str) -> tuple[dict[str, Any], str]:
-    """Runs the file of an experiment. Returns its variables and the arguments of its functions.
+    """Runs an experiment file. Returns the file's variables, and the arguments for its functions.
 
     `config` is a value of `--config`, as `NAME[:ARGUMENTS]` or `FILE[:ARGUMENTS]`.
     """

@@ -7,7 +7,7 @@ from bertjax.errors import UsageError
 from bertjax.utils.sections import Section, bounded
 
 NAMES = ("bert_adam", "adamw", "stable_adamw", "lamb", "muon")
-# Schedules, and the learning rate after warm-up in words.
+# Schedules, with descriptions of their decay.
 SCHEDULES = {
     "bert": "linear decay",
     "cosine": "cosine decay",
@@ -27,8 +27,8 @@ class OptimizerConfig(Section):
       schedule: learning rate after warm-up: `bert`, `learning_rate * (1 - s / steps)` at step s, as in
         google-research/bert; `cosine`, a half cosine from `learning_rate` to 0; or `warmup_stable_decay`, constant, and
         then `learning_rate * (1 - sqrt(f))` after the fraction f of the last `decay_steps` steps.
-      warmup_steps: number of steps of linear warm-up (-1: a tenth of all steps).
-      decay_steps: number of steps of the decay of `warmup_stable_decay` (-1: a tenth of all steps).
+      warmup_steps: number of linear warm-up steps (-1: a tenth of all steps).
+      decay_steps: number of decay steps of `warmup_stable_decay` (-1: a tenth of all steps).
       weight_decay: decoupled weight decay, which does not apply to LayerNorm parameters and biases.
       b1: decay rate of the first moment.
       b2: decay rate of the second moment.
@@ -38,9 +38,9 @@ class OptimizerConfig(Section):
       freeze_layers: number of lowest encoder layers that are not trained (default: 0).
       freeze: paths of parameters or modules that are not trained, such as `encoder/embeddings`.
       head_steps: number of first steps that train only the parameters outside the encoder (default: 0), so that the
-        gradients of a random head do not change a trained encoder (arXiv 2202.10054). The other steps have a warm-up
-        of their own. -1 means a third of the steps if `--init_from` lacks a language-model head, else 0.
-      head_learning_rate: learning rate of these steps after a warm-up over a tenth of them. It decays linearly to 0.
+        gradients of a random head do not change a trained encoder (arXiv 2202.10054). The other steps have their own
+        warm-up. -1 means a third of the steps if `--init_from` lacks a language-model head, else 0.
+      head_learning_rate: peak learning rate of the head steps: warm-up over their first tenth, then linear decay to 0.
     """
 
     field_prefix: ClassVar[str] = "config.optimizer."

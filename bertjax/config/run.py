@@ -34,8 +34,8 @@ class RunConfig(Section):
       hang_seconds: maximum seconds until the next step, evaluation batch or checkpoint finishes, including compilation
         (0: no limit). After this time, the process exits with code 43, so that the launcher restarts the job.
       divergence_factor: maximum ratio of a logged loss to the first logged loss. A run that exceeds it fails.
-      model: fields of `ModelConfig`. Unset fields are those of the `--init_from` checkpoint. An unset `vocab_size` is
-        the size of the data's vocabulary.
+      model: fields of `ModelConfig`. Unset fields come from the `--init_from` checkpoint. An unset `vocab_size` is the
+        size of the data's vocabulary.
       optimizer: fields of `OptimizerConfig`.
       mesh: fields of `MeshConfig`.
       cluster: fields of `ClusterConfig`.
@@ -73,7 +73,7 @@ class RunConfig(Section):
 
     @property
     def vocab_size(self) -> int:
-        """Configured vocabulary size (default: that of the released uncased models)."""
+        """Configured vocabulary size (default: the size of the released uncased vocabulary)."""
         return self.model.vocab_size or ModelConfig.vocab_size
 
     @property

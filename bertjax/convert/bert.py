@@ -25,7 +25,7 @@ BERT_FIELDS = {
 
 
 def bert_encoder(prefix: str) -> tuple[tuple[str, ...], ...]:
-    """Returns the arrays of an encoder that has BERT's names after another prefix."""
+    """Returns an encoder's `Family.arrays`, with BERT's names after `prefix`."""
     names = {
         "embeddings/token": "embeddings.word_embeddings.weight",
         "embeddings/position": "embeddings.position_embeddings.weight",

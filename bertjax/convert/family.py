@@ -35,7 +35,7 @@ ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
-# Fields of families that repeat more of the tokenizer's special tokens in their config.
+# `Family.token_ids` of families whose configs contain several special token ids.
 TOKEN_IDS = {
     **{"pad_token_id": "pad", "bos_token_id": "cls", "cls_token_id": "cls", "eos_token_id": "sep"},
     **{"sep_token_id": "sep", "mask_token_id": "mask"},
@@ -62,25 +62,25 @@ class ModelClass:
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """Config fields, model classes and arrays of a model family in transformers, and what they are in bertjax.
+    """Config fields, model classes and arrays of a model family in transformers, and their counterparts in bertjax.
 
     Attributes:
       model_type: `model_type` of a config.
       fields: names of config fields by their names in `ModelConfig`. Activations are translated.
       classes: model classes by name.
       base_class: class of an encoder without heads. Only its arrays lack `prefix`.
-      prefix: prefix of the names of the encoder's arrays.
-      arrays: path and name of each dense layer, norm and table. `{layer}` in a name is the number of the layer. A third
+      prefix: prefix of the encoder's array names.
+      arrays: path and name of each dense layer, norm and table. `{layer}` in a name is the layer number. A third
         element `index/count` or `heads index/count` means that the array in transformers contains `count` kernels, one
         after the other, or one after the other within each head.
       tokenizer_class: class of the tokenizer in folders that name none (default: run `tokenizer.json`).
-      values: values of `ModelConfig` that all models of the family have.
+      values: `ModelConfig` values that all models of the family share.
       required: fields of `ModelConfig` that a config must set.
       fixed: config fields with a single supported value.
       refused: config fields that must be unset or false.
       read_fields: function from a config to other fields of `ModelConfig`.
       write_fields: function from a `ModelConfig` to other config fields.
-      has_own_code: whether transformers runs the code of each folder, which `auto_map` of the config names.
+      has_own_code: whether transformers runs custom code from the folder, which the config's `auto_map` names.
       token_ids: config fields with ids of special tokens, and the names of the tokens.
       tied: copies of arrays that checkpoints may store, and the original arrays.
       ignored: other arrays of checkpoints that are not parameters.
@@ -148,7 +148,7 @@ class Family:
 
 
 def parameter_shapes(config: ModelConfig, output_kind: str, num_outputs: int) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of all parameters that a model may have besides those of other output layers, by path."""
+    """Returns the shapes of all parameters that a model with this output layer may have, by path."""
     batch = {name: jnp.zeros((1, 8), jnp.int32) for name in ("input_ids", "input_mask", "segment_ids")}
     batch["masked_lm_positions"] = jnp.zeros((1, 1), jnp.int32)
     config = dataclasses.replace(config, attention="xla")
@@ -202,8 +202,8 @@ class Parameter:
       num_input_axes: number of leading axes of a kernel that are input axes (default: 0, not a kernel).
       unpadded_rows: number of rows in other formats, for parameters whose first axis is the padded vocabulary (default:
         0, not padded).
-      part: index of the parameter in an array of several kernels, their number, and the number of heads between whose
-        kernels they are interleaved (default: (0, 1, 1), an array of its own).
+      part: index of the parameter in an array of several kernels, number of kernels, and number of heads over which
+        they are interleaved (default: (0, 1, 1), a separate array).
     """
 
     path: str
@@ -226,16 +226,16 @@ class Parameter:
 
     @property
     def names(self) -> list[str]:
-        """Names in transformers, one per layer for parameters of layers."""
+        """Names in transformers; layer parameters have one per layer."""
         layers = range(self.first_layer, self.num_layers)
         return [self.name.format(layer=layer) for layer in layers] if self.num_layers else [self.name]
 
     def rows(self, array: np.ndarray) -> np.ndarray:
-        """Returns a view of an array of bertjax as one row for each of `names`."""
+        """Returns a view of a bertjax array, with one row per name in `names`."""
         return array[self.first_layer :] if self.num_layers else array[None]
 
     def stored(self, array: np.ndarray, name: str) -> np.ndarray:
-        """Returns a view of one layer's array of bertjax with the shape of its part of `name` in another format."""
+        """Returns a view of one layer's bertjax array, with the shape of its part in array `name` of another format."""
         if self.num_input_axes:
             matrix = array.reshape(math.prod(self.shape[: self.num_input_axes]), -1)
             return matrix if name.endswith("/kernel") else matrix.T

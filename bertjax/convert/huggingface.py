@@ -78,7 +78,7 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
     for copy, original in [pair for pair in family.tied.items() if {*pair} <= stored_names.keys()]:
         first, second = (read_array(stored_names[name]) for name in (copy, original))
         if not np.array_equal(first, second):
-            # As in transformers, a decoder with other values is not tied, and its bias replaces the other one.
+            # As in transformers, a decoder with different values is untied, and its bias replaces the original bias.
             if copy.endswith(".bias"):
                 stored_names[original] = stored_names.pop(copy)
             else:
@@ -158,7 +158,7 @@ def export_problem(config: ModelConfig) -> str:
 
 
 def _make_config(checkpoint: PortableCheckpoint, class_name: str) -> dict[str, Any]:
-    """Returns the content of `config.json`. Raises a UsageError for an architecture that it cannot express."""
+    """Returns the content of `config.json`. Raises a UsageError for an architecture that the format cannot express."""
     family, config = checkpoint.family, checkpoint.config
     names = {own: name for name, own in reversed(ACTIVATIONS.items())}
     values = {name: getattr(config, name) for name in family.fields}
@@ -227,7 +227,7 @@ def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
 
 
 def _copy_code(source: Path, hf_config: dict[str, Any], folder: Path) -> list[str]:
-    """Copies the code of a model that is not part of transformers, and `auto_map`, which names it. Returns notes."""
+    """Copies a model's custom code, and the config field `auto_map`, which names the code. Returns notes."""
     auto_map = read_object(source / CONFIG, optional=True).get("auto_map") or {}
     modules = {f"{name.partition('.')[0]}.py" for name in auto_map.values() if "--" not in name}
     if not auto_map or not all((source / name).is_file() for name in modules):
@@ -239,7 +239,7 @@ def _copy_code(source: Path, hf_config: dict[str, Any], folder: Path) -> list[st
 
 
 def _stored_names(shapes: Collection[str], family: Family) -> dict[str, str]:
-    """Returns the names in a file by the current names, which differ from old names and from those without a prefix."""
+    """Returns a dict from current array names to the names in the file, which may be old or lack the prefix."""
     prefix = family.prefix
     has_prefix = any(name.startswith(prefix) for name in shapes)
     own = [*(name for _, name, *_ in family.arrays), *family.ignored]
@@ -255,7 +255,7 @@ def _stored_names(shapes: Collection[str], family: Family) -> dict[str, str]:
 
 
 def has_weights(path: Path) -> bool:
-    """Returns whether a folder, or its folder of the module `Transformer`, contains safetensors weights."""
+    """Returns whether a folder, or its subfolder of the module `Transformer`, contains safetensors weights."""
     path = sentence_transformers.transformer_folder(path)
     return (path / WEIGHTS).is_file() or (path / _INDEX).is_file()
 

@@ -1,4 +1,4 @@
-"""ModernBERT as in transformers, and models of its shape, such as Ettin, mmBERT and granite-embedding."""
+"""ModernBERT as in transformers, and its variants, such as Ettin, mmBERT and granite-embedding."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,7 @@ _DEFAULT_THETAS = {_GLOBAL: 160_000.0, _LOCAL: 10_000.0}
 
 
 def _read_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Reads the pattern of layers and the thetas, in the form of transformers 4 or 5."""
+    """Reads the layer pattern and the thetas, in the format of transformers 4 or 5."""
     every, num_layers = config.get("global_attn_every_n_layers", 3), config.get("num_hidden_layers") or 0
     if types := config.get("layer_types"):
         steps = [layer for layer, kind in enumerate(types) if kind == _GLOBAL and layer]
@@ -27,14 +27,14 @@ def _read_fields(config: Mapping[str, Any]) -> dict[str, Any]:
         parameters = {"rope_type": "default"} | ((config.get("rope_parameters") or {}).get(kind) or {})
         if parameters["rope_type"] != "default":
             raise UsageError(f"rope_parameters of {kind} are {parameters}; bertjax reads only rope_type=default")
-        # In transformers 4, local layers with a theta of null have that of global layers.
+        # In transformers 4, a null theta of local layers means the theta of global layers.
         theta = parameters.get("rope_theta") or config.get(name, _DEFAULT_THETAS[kind]) or fields.get(_THETAS[_GLOBAL])
         fields[name] = float(theta or _DEFAULT_THETAS[kind])
     return fields
 
 
 def _write_fields(config: ModelConfig) -> dict[str, Any]:
-    """Returns the pattern of layers and the thetas in both forms."""
+    """Returns the layer pattern and the thetas in both formats."""
     every = config.global_attn_every_n_layers
     thetas = {kind: getattr(config, name) for kind, name in _THETAS.items()}
     return {

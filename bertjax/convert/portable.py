@@ -134,9 +134,9 @@ class PortableCheckpoint:
 
 
 def model_config(family: Family, config: Mapping[str, Any], file: Path, **fields: Any) -> ModelConfig:
-    """Builds the model config of a family from its config in transformers. `file` is that of the config, for messages.
+    """Builds a `ModelConfig` from a family's config in transformers. `file` is the config's path, for messages.
 
-    `fields` are fields of `ModelConfig` that replace those of the config.
+    `fields` are fields of `ModelConfig` that override the config.
     """
     if missing := [family.fields[name] for name in family.required if config.get(family.fields[name]) is None]:
         raise UsageError(f"{file} lacks {', '.join(missing)}; add the values that the checkpoint was trained with")
@@ -169,7 +169,7 @@ def fit_vocabulary(
     num_rows = config.vocab_size
     is_longer = vocabulary and vocabulary.kind == WORDPIECE and vocabulary.size > num_rows
     if vocabulary and is_longer and not any(vocabulary.pieces[num_rows:]):
-        # Blank lines at the end of the file are no tokens.
+        # Blank lines at the end of the file are not tokens.
         lines = b"\n".join(vocabulary.content.split(b"\n")[:num_rows]) + b"\n"
         vocabulary = load_vocabulary(vocabulary.path, vocabulary.lower_case, lines, vocabulary.max_word_chars)
     if vocabulary is None or vocabulary.size == num_rows:

@@ -10,7 +10,7 @@ from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, MULTILABEL, 
 
 
 def _read_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    # Positions count from the row after that of the padding token.
+    # Position ids start at `pad_token_id` + 1.
     pad_id = config.get("pad_token_id")
     return {"position_offset": (1 if pad_id is None else pad_id) + 1}
 

@@ -51,7 +51,7 @@ class Pooling:
     def __call__(self, features: dict[str, np.ndarray], lengths: np.ndarray, prompt_len: int) -> None:
         """Sets `sentence_embedding`. `lengths` is int64 [n]; `prompt_len` counts [CLS] and the prompt, or is 0."""
         hidden = features[TOKENS]
-        # Whether the tokens of the prompt, and [CLS] before them, are pooled as well.
+        # Do not pool [CLS] and the prompt if `include_prompt` is false.
         skipped = 0 if self.config.get("include_prompt", True) else prompt_len
         starts = np.cumsum(lengths) - lengths
         positions = np.arange(len(hidden)) - np.repeat(starts, lengths)
@@ -134,7 +134,7 @@ class SentenceEmbedder:
       width: number of components of a vector.
       max_seq_len: maximum tokens per text, including [CLS] and [SEP].
       lower_case: whether texts are converted to lower case before the tokenizer.
-      prompts: texts to put before each text, by name.
+      prompts: text prefixes, by prompt name.
       default_prompt: name of the prompt that `encode` uses by default (default: "", no prompt).
       truncate_dim: number of components to which vectors are truncated (default: None, all).
       similarity: name of the similarity function, such as `cosine` (default: "", not set). Only exports use it.

@@ -23,7 +23,7 @@ _ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu"}
 _ACTIVATION, _LABELS, _WORD_LIMIT = "bertjax_activation", "bertjax_labels", "bertjax_max_word_chars"
 _TOKEN_EMBEDDINGS = "bert/embeddings/word_embeddings"
 _LATEST_CHECKPOINT = re.compile('^model_checkpoint_path: "(.*)"$', re.MULTILINE)
-# Names of the variables of layers that do not have a `kernel` and a `bias`, by the last part of the layer's name.
+# Variable names of layers without `kernel` and `bias`, by the last part of the layer's name.
 _LEAVES = {"LayerNorm": ("gamma", "beta")} | dict.fromkeys(
     ("predictions", "seq_relationship", "classifier", "qa_outputs"), ("output_weights", "output_bias")
 )
@@ -75,7 +75,7 @@ def read_vocabulary(folder: Path, lower_case: bool | None = None) -> Vocabulary 
 
 
 def training_kind(name: str, shapes: Mapping[str, Sequence[int]]) -> str:
-    """Returns the kind of a variable of the training run, such as `adam_m`, or "" for a variable of the model.
+    """Returns the kind of a training variable, such as `adam_m`, or "" for a model variable.
 
     BERT has no scalar parameters, so scalars are counters, such as `global_step` or a loss scale. Optimizers and moving
     averages name their variables after the parameter, as `PARAMETER/SLOT` or `SCOPE/PARAMETER/SLOT`, or have a scope

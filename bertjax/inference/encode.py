@@ -18,7 +18,7 @@ from bertjax.model.lstm import LEFT
 CLS, MEAN = POOLINGS = ("cls", "mean")
 # Row lengths are `_ROW_LEN` times powers of two, up to the model's maximum. Short texts share rows. Longer rows slow
 # attention, but each row length compiles the encoder once, which takes as long as encoding some thousands of tokens.
-# So a row length is used only if it has `_MIN_TOKENS` tokens; the texts of other lengths go to the next longer rows.
+# So a row length is used only for at least `_MIN_TOKENS` tokens; texts of other lengths go to the next longer rows.
 _ROW_LEN, _MIN_ROW_LEN = 64, 32
 # Tokens per batch, small enough that activations fit into a CPU's cache. With 4,096 tokens per batch, a model of six
 # layers takes 1.7 times as long per token.
@@ -29,7 +29,7 @@ _MIN_TOKENS = 4 * _BATCH_TOKENS
 def encode_batches(model: LoadedModel, examples: Examples) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields the indices of n examples, int64 [n], and the concatenated states of their tokens, float32 [tokens, D].
 
-    The states are those of the last layer. The order of the examples changes, and the encoder compiles once per row
+    The states come from the last layer. The order of the examples changes, and the encoder compiles once per row
     length, because all batches of a row length have the same shape.
     """
     for indices, row_len in pack_batches(examples.lengths, model.config.max_row_tokens):
@@ -53,7 +53,7 @@ def encode_vectors(
 
 
 def pool(model: LoadedModel, hidden: np.ndarray, lengths: np.ndarray, pooling: str) -> np.ndarray:
-    """Returns one vector per text, float32 [n, D]: the state of [CLS], or the mean of the states of all tokens.
+    """Returns one vector per text, float32 [n, D]: the state of [CLS], or the mean over all tokens.
 
     `hidden` is float32 [tokens, D], the concatenated states of the n texts, and `lengths` is int64 [n]. `pooling` is
     `cls` or `mean`. For states that use left context only, `cls` selects the state of the last token, [SEP], because
@@ -68,7 +68,7 @@ def pool(model: LoadedModel, hidden: np.ndarray, lengths: np.ndarray, pooling: s
 
 
 def pooler_states(model: LoadedModel, hidden: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Returns the inputs of an output layer for sequences, float32 [n, D]. The arguments are those of `pool`."""
+    """Returns pooled states, float32 [n, D], for a sequence-level output layer. Arguments are as in `pool`."""
     config = dataclasses.replace(model.config, dtype="float32")
     pooling = CLS if config.classifier_pooling == "cls" else MEAN
     is_late = config.classifier_pooling == "late"
@@ -86,7 +86,7 @@ def _compiled_pooler(config: ModelConfig) -> Callable[..., jax.Array]:
 
 
 def pack_batches(lengths: np.ndarray, max_len: int) -> Iterator[tuple[np.ndarray, int]]:
-    """Packs n texts of `lengths` tokens, int64 [n], into batches with few different row lengths, at most `max_len`.
+    """Packs texts with `lengths` int64 [n] into batches with few distinct row lengths, at most `max_len`.
 
     Yields the indices of the texts in each row, int64 [rows, K] with `NO_EXAMPLE` if unused, and the row length.
     """
@@ -124,7 +124,7 @@ def _row_lens(lengths: np.ndarray, max_len: int) -> list[int]:
 def _pack(lengths: np.ndarray, row_lens: list[int]) -> list[tuple[int, list[int]]]:
     """Assigns texts to rows, longest first, each to the fullest row with enough space or to a new row.
 
-    Returns the length and the indices of the texts of each row.
+    Returns length and text indices of each row.
     """
     rows: list[tuple[int, list[int]]] = []
     # `free[n]` lists the rows with n free tokens.

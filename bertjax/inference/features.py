@@ -42,9 +42,9 @@ _NO_WORD = -1
 
 @dataclasses.dataclass(frozen=True)
 class FeatureExtractor:
-    """Extractor of hidden states of C layers of texts truncated to `seq_len` tokens.
+    """Extractor of the hidden states of C layers, for texts truncated to `seq_len` tokens.
 
-    Of N layers, 0 is the output of the embeddings, N is the last, and negative indices count from the last.
+    Layer 0 is the output of the embeddings, N the last of N layers, and negative indices count from the end.
     """
 
     model: LoadedModel
@@ -72,7 +72,7 @@ class FeatureExtractor:
         }
 
     def shards(self, texts: Iterable[str]) -> Iterator[dict[str, Any]]:
-        """Yields shards of the hidden states of `texts`, one at a time, and the same shards for the same texts.
+        """Yields shards of the hidden states of `texts`. Equal texts give equal shards.
 
         A text can be a pair, written as `FIRST ||| SECOND`. A shard with K tokens of T texts has the arrays:
           `offsets`: int64 [T + 1]; the tokens of text i are in rows offsets[i]:offsets[i + 1] of the other arrays.

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 Texts = tuple[str, ...]
 
 _STDIN = "-"
-# Separator of the texts of a line: the two texts of a pair, or a context and its endings.
+# Separator of texts in a line: the two texts of a pair, or a context and its endings.
 PAIR_SEPARATOR = " ||| "
 _UTF8_BOM = b"\xef\xbb\xbf"
 _READ_BYTES = 1 << 20
@@ -42,7 +42,7 @@ class TruncationCount:
 
 
 def encode_row(ids: Sequence[list[int]], vocabulary: Vocabulary, truncation: TruncationCount) -> dict[str, list[int]]:
-    """Encodes the ids of one text or of a pair as a row with [CLS] and [SEP], truncated and counted by `truncation`."""
+    """Encodes the ids of a text or pair as a row with [CLS] and [SEP], truncates it, and updates `truncation`."""
     first, second = ids if len(ids) > 1 else (*ids, None)
     truncation.total += 1
     truncation.truncated += sum(map(len, ids)) > vocabulary.room(truncation.seq_len, len(ids))
@@ -61,7 +61,7 @@ def lower(text: str, vocabulary: Vocabulary) -> str:
 
 
 def first_len(first: int, second: int, room: int) -> int:
-    """Returns how many tokens to keep of the first text of a pair, of `first` tokens, before `encode_row` truncates it.
+    """Returns how many of the `first` tokens of a pair's first text to keep before `encode_row` truncates the pair.
 
     `room` is the number of tokens of both texts in a row. If both are truncated, the numbers of remaining tokens can
     differ by 1. As in Hugging Face's tokenizers, the second text keeps more, unless the first one is longer. In

@@ -28,7 +28,7 @@ _MASK = "[MASK]"
 
 
 def check_model(model: LoadedModel, context: str) -> OutputLayer:
-    """Returns the output layer of a model. Raises a UsageError if it is missing or does not fit to `context`."""
+    """Returns a model's output layer. Raises a UsageError if it is missing, lacks a context or needs none."""
     layer, module = model.output_layer, model.model_description["kind"]
     if layer is None or module not in (SequenceModel.KIND, TokenModel.KIND):
         raise UsageError(
@@ -96,7 +96,7 @@ def format_probabilities(pairs: Iterable[tuple[object, float]]) -> str:
 
 
 def fill_mask(model: LoadedModel, text: str, top: int) -> list[list[tuple[str, float]]]:
-    """Predicts the most probable tokens at each mask token of a text, or [MASK] if the mask token has another name.
+    """Predicts the most probable tokens at each mask token of a text. [MASK] stands for any mask token.
 
     Returns:
       For each mask token, from left to right, `top` pairs of token and probability, best first.
@@ -123,7 +123,7 @@ def fill_mask(model: LoadedModel, text: str, top: int) -> list[list[tuple[str, f
 
 
 def build_prediction_task(config: RunConfig) -> FinetuningTask:
-    """Builds the task of a config. Raises a UsageError if it makes no predictions."""
+    """Builds the task of a config. Raises a UsageError if the task makes no predictions."""
     task = build_task(config)
     if not isinstance(task, FinetuningTask) or not task.prediction_records():
         raise UsageError(f"the task {config.task} writes no prediction files; use `bertjax evaluate`")
@@ -131,7 +131,7 @@ def build_prediction_task(config: RunConfig) -> FinetuningTask:
 
 
 def create_output(task: FinetuningTask, folder: str, columns: Sequence[str] = ()) -> None:
-    """Creates the output folder. Raises a UsageError if a column cannot be copied."""
+    """Creates the output folder. Raises a UsageError if `columns` are invalid."""
     for file_records in task.prediction_records() if columns else ():
         if file_records.read_columns is None:
             raise UsageError("--columns needs data with named columns, which this task does not have; omit --columns")
@@ -151,7 +151,7 @@ def write_outputs(
     logits: bool = False,
     columns: Sequence[str] = (),
 ) -> list[Path]:
-    """Writes the prediction files of a task from the outputs of its evaluation batches, and returns their paths.
+    """Writes a task's prediction files from the outputs of its evaluation batches. Returns the paths of the files.
 
     `logits` adds logits to the records. `columns` are columns of the data file to copy into the records.
     """
@@ -169,7 +169,7 @@ def write_outputs(
 def _add_columns(
     file_records: PredictionRecords, records: Iterable[Record], columns: Sequence[str]
 ) -> Iterator[Record]:
-    """Yields each record with the line number of its example, if the data has any, and that line's `columns`."""
+    """Yields records with line number and the line's `columns`, if the data has line numbers."""
     if not file_records.lines:
         yield from records
         return

@@ -18,7 +18,7 @@ ABSOLUTE, ROTARY, ROTARY_PAIRS = POSITIONS = ("absolute", "rotary", "rotary_pair
 DTYPES = (AUTO, "float32", "bfloat16")
 # Fields of rotary positions that training phases may change.
 ROPE_THETAS = ("global_rope_theta", "local_rope_theta")
-# `auto` in a run of at least LONG_RUN_STEPS steps.
+# `scan_layers` value that resolves as `auto` does in runs of at least LONG_RUN_STEPS steps.
 AUTO_LONG_RUN = "auto_long_run"
 SCAN_LAYERS = (AUTO, AUTO_LONG_RUN, "true", "false")
 LONG_RUN_STEPS = 10_000
@@ -48,8 +48,8 @@ class Architecture(Section):
       num_hidden_layers: number of Transformer layers, or of LSTM layers per direction.
       num_attention_heads: number of attention heads, H; must divide `hidden_size`.
       intermediate_size: width of the feed-forward layer, F; 4 D in the paper.
-      max_position_embeddings: number of learned position embeddings, and `position_offset` more than the maximum row
-        length in tokens. With rotary positions, the maximum row length.
+      max_position_embeddings: number of learned position embeddings: the maximum row length in tokens plus
+        `position_offset`. With rotary positions, the maximum row length.
       type_vocab_size: number of segment embeddings. With 0 or 1, the texts of a pair have the same segment.
       hidden_act: activation of the feed-forward layer: `gelu_tanh` (as in google-research/bert), `gelu_erf`, `relu`,
         `silu` or `tanh`.
@@ -71,7 +71,7 @@ class Architecture(Section):
         `rotary_pairs` (rotations of adjacent pairs).
       position_offset: position of the first token in the table of learned embeddings (default: 0; 2 in RoBERTa).
       global_rope_theta: base of the rotary positions' wavelengths.
-      local_rope_theta: the same in layers with local attention.
+      local_rope_theta: base of the wavelengths in layers with local attention.
       local_attention: number of tokens in the window of local attention, half of them on each side (default: 0, all
         layers attend to the whole sequence).
       global_attn_every_n_layers: with local attention, every n-th layer, starting with the lowest, attends to the whole
@@ -85,12 +85,12 @@ class Architecture(Section):
       tie_word_embeddings: whether the decoder is the table of token embeddings.
       decoder_bias: whether the decoder has a bias.
       head_act: activation of the dense layer of the masked-LM head (default: empty, `hidden_act`).
-      head_bias: whether that dense layer and the pooler have biases.
-      pooler_act: activation of the dense layer before an output layer for sequences (default: `tanh`; empty: there is
-        no such layer).
-      pooler_norm: whether a norm follows this activation.
-      classifier_pooling: state of a sequence: that of its first token (`cls`), or the mean over its tokens, before the
-        pooler (`mean`) or after it (`late`).
+      head_bias: whether the masked-LM head's dense layer and the pooler have biases.
+      pooler_act: activation of the dense layer before an output layer for sequences (default: `tanh`; empty: no dense
+        layer).
+      pooler_norm: whether a norm follows the pooler's activation.
+      classifier_pooling: state of a sequence: its first token's state (`cls`), or the mean over its tokens, before the
+        pooler (`mean`) or after the pooler (`late`).
       token_pooler: whether the layers of the pooler also precede an output layer for tokens, as in ModernBERT.
     """
 
@@ -159,7 +159,7 @@ class Architecture(Section):
                 raise UsageError(f"config.model: {reason}")
 
     def _conflicts(self) -> list[tuple[Any, str]]:
-        """Returns combinations of fields that no network has, and for each the reason. Fields may be unset (None)."""
+        """Returns unsupported combinations of fields, as conditions with error messages. Fields may be unset (None)."""
         heads, key_value_heads = self.num_attention_heads, self.num_key_value_heads
         is_rotary = self.position_embedding_type in (ROTARY, ROTARY_PAIRS)
         changed = [
@@ -252,9 +252,9 @@ class Layout(Section):
         with units for bfloat16 (AMX, AVX-512 BF16), else float32. Parameters, softmax, LayerNorm statistics and losses
         are always float32.
       scan_layers: whether to scan over the layers. `true` compiles one layer, and `false` unrolls all layers. `auto`
-        unrolls on CPU and GPU, where that is faster. On TPU, it unrolls in runs of at least 10,000 steps, where longer
-        compilation is nothing beside fewer bytes per step, and else scans. `auto_long_run` chooses as `auto` does in
-        such runs. All values use the same parameters.
+        unrolls on CPU and GPU, where that is faster. On TPU, it unrolls in runs of at least 10,000 steps, where fewer
+        bytes per step outweigh longer compilation, and else scans. `auto_long_run` resolves as `auto` does in such
+        runs. All values use the same parameters.
       remat: recomputation in the backward pass, to save memory. `none` recomputes only cheap elementwise operations.
         `attention` also recomputes attention scores. `elementwise` recomputes everything except large matrix products.
         `projections` also recomputes the queries, keys and values. `full` recomputes whole layers.
@@ -263,9 +263,8 @@ class Layout(Section):
         `flash` is a GPU kernel for bfloat16 on Ampere or newer GPUs, with dropout. `cudnn` is for bfloat16 on Ampere or
         newer GPUs, without dropout and packed rows. `package.module.function` is your own `AttentionFn`. `auto` selects
         the first of `fused`, `splash`, `flash` (on A100, H100 and H200) and `xla` that supports the model and the
-        devices, an order by compiled bytes and memory that was not yet run on a TPU. All built-in implementations
-        compute the same values, and those with
-        dropout use the same dropout masks.
+        devices, an order by compiled bytes and memory, not tested on a TPU. All built-in implementations compute the
+        same values, and those with dropout use the same dropout masks.
     """
 
     dtype: str = bounded(AUTO, choices=DTYPES)
@@ -311,7 +310,7 @@ class ModelConfig(Architecture, Layout):
 
 
 _UNSET: Any = None
-# Model of a run whose architecture is that of the `--init_from` checkpoint.
+# Model of a run that takes its architecture from the `--init_from` checkpoint.
 UNSET_ARCHITECTURE = ModelConfig(**dict.fromkeys(ARCHITECTURE_FIELDS, _UNSET))
 
 

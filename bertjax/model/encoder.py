@@ -48,7 +48,7 @@ class Embeddings(nn.Module):
     """
 
     config: ModelConfig
-    # Embeddings of another encoder, whose tables and norm are used.
+    # Embeddings whose tables and norm are reused (default: None, own tables and norm).
     shared: "Embeddings | None" = None
 
     def setup(self) -> None:
@@ -181,7 +181,7 @@ def make_encoder(config: ModelConfig, name: str | None = None) -> Encoder | Lstm
 
 
 class EncoderOutputs(NamedTuple):
-    """States of a batch, all that heads need of an encoder.
+    """Encoder outputs that heads use.
 
     Attributes:
       tokens: [B, L, D], hidden states of the last layer.
@@ -270,7 +270,7 @@ def sequence_states(
 def mean_states(tokens: jax.Array, batch: Mapping[str, jax.Array], num_sequences: int = 1) -> jax.Array:
     """Returns the mean of the states [B, L, D] of each sequence's tokens: [B, D], or [B, S, D] for packed rows.
 
-    The arguments are those of `sequence_states`.
+    See `sequence_states` for the arguments.
     """
     if "sequence_ids" in batch:
         mask = batch["sequence_ids"][:, None] == 1 + jnp.arange(num_sequences)[:, None]  # [B, S, L]

@@ -233,8 +233,8 @@ class LanguageModel(nn.Module):
 class SequenceModel(nn.Module):
     """Encoder, optional feature head, and a dense layer on one state of each sequence (paper, Figure 4 a, b).
 
-    This is the state of [CLS], or that of [SEP] for left context. Without a feature head, a pooler precedes the dense
-    layer. Three input forms are supported:
+    This is [CLS]'s state or, for left context, [SEP]'s. Without a feature head, a pooler precedes the dense layer.
+    Three input forms are supported:
 
     - rows [B, L]: logits [B, num_outputs];
     - packed rows [B, L] with `labels` [B, S], for up to S sequences per row: logits [B, S, num_outputs];

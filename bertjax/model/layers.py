@@ -240,7 +240,7 @@ class LayerInputs(NamedTuple):
 
 
 class OwnInputs(NamedTuple):
-    """What distinguishes a layer from others: arrays with a leading axis N. None if all layers are equal.
+    """Layer-specific inputs: arrays with a leading axis N, or None if all layers are equal.
 
     Attributes:
       is_local: bool [N], whether the layer has local attention.
@@ -252,7 +252,7 @@ class OwnInputs(NamedTuple):
 
 
 def own_inputs(config: ModelConfig) -> OwnInputs:
-    """Returns what distinguishes the layers of a model."""
+    """Returns each layer's `is_local` and norm flags."""
     is_local = np.array(config.is_local_layer) if config.local_attention else None
     return OwnInputs(is_local, None if config.first_attention_norm else np.arange(config.num_hidden_layers) > 0)
 

@@ -2,7 +2,7 @@
 
 CPUs with units for bfloat16 (AMX, AVX-512 BF16) compute a bfloat16 product with a float32 result faster than a float32
 product. XLA uses the units only for some forms of a product, so `_bfloat16_einsum` computes all products and their
-gradients in these forms. `tests/model/test_products.py` runs each of them.
+gradients in these forms. `tests/model/test_products.py` runs each form.
 """
 
 import functools

@@ -21,7 +21,7 @@ from bertjax.utils.io import read_json_object, write_atomic
 
 # Name of a results folder's index file, which stores the requested tables and the durations of runs.
 INDEX = "reproduce.json"
-# Arguments of experiments that are paths of data. Comparisons of settings ignore them, since data may be moved.
+# Experiment arguments that are data paths. Comparisons of settings ignore them, since data may be moved.
 _PATH_ARGUMENTS = ("corpus", "path", "train", "dev", "test")
 
 
@@ -30,7 +30,7 @@ class Outcome:
     """Metrics of a finished run.
 
     Attributes:
-      settings: experiment of the run, its arguments and overrides, without paths of data.
+      settings: experiment name, config arguments and overrides of the run, without data paths.
       metrics: metrics of each seed on dev or held-out data.
       started_from: fingerprint of the initial parameters (default: empty, random parameters).
       fingerprint: fingerprint of the resulting parameters (default: empty, unknown or several seeds).
@@ -89,8 +89,7 @@ class Results:
     def outcome(self, run: Run) -> Outcome | None:
         """Returns the outcome of a run, or None if it is unfinished.
 
-        Raises a UsageError if settings, seeds, initial parameters or ensemble members of the outcome are not those of
-        `run`.
+        Raises a UsageError if settings, seeds, initial parameters or ensemble members differ from `run`'s.
         """
         source, outcome = self._lookup(run)
         if source is None or outcome is None:
@@ -196,14 +195,14 @@ def _write_json(file: Path | epath.Path, content: dict[str, Any]) -> None:
 
 
 def _settings(run: Run) -> list[str]:
-    """Returns the experiment, its arguments and the overrides of a run, without paths of data."""
+    """Returns a run's experiment name, config arguments and overrides, without data paths."""
     file, _, arguments = run.config.partition(":")
     settings = [item for item in arguments.split(",") if item and item.partition("=")[0] not in _PATH_ARGUMENTS]
     return [Path(file).stem, *settings, *run.overrides]
 
 
 def read_outcome(folder: epath.Path, run: Run) -> Outcome | None:
-    """Reads the outcome of a run from its workdir (None: unfinished). A sweep's is that of the best setting on dev."""
+    """Reads the outcome of a run from its workdir (None: unfinished). A sweep's outcome is its best setting on dev."""
     workdirs, best = _sweep_workdirs(folder) if run.seeds else ({folder: {}}, [folder])
     if not best or not all((path / RESULTS).exists() for path in workdirs):
         return None

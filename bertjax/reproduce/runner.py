@@ -58,7 +58,7 @@ class Plan:
 
     @property
     def missing_data(self) -> dict[str, str]:
-        """Description of the missing data of each unfinished run that cannot start, by run name."""
+        """Missing data, as text, of each unfinished run that cannot start, by run name."""
         unfinished = (run for run in self.runs if run.name not in self.done)
         return {run.name: data for run in unfinished if (data := missing_data([run], self.done))}
 
@@ -77,7 +77,7 @@ def plan_table(table: Table, results: Results) -> Plan:
 
 
 def _speed(runs: Sequence[Run], results: Results) -> tuple[float, str]:
-    """Returns the training speed in FLOP/s, of finished runs if there are any, and its source as text."""
+    """Returns the training speed in FLOP/s, measured in finished runs if possible, and its source as text."""
     timed = [run for run in runs if run.name in results.seconds and run.flops]
     if timed:
         speed = sum(run.flops for run in timed) / sum(results.seconds[run.name] for run in timed)

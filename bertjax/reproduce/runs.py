@@ -121,7 +121,7 @@ def pretraining(
     """Returns a pre-training run of the model `size` (default: the scale's BASE).
 
     `data` contains the arguments of the table, such as `corpus`. `overrides` are added to the overrides of `scale`.
-    `name` is part of the run's name (default: `bert`, or the size if it is not that of BASE).
+    `name` is part of the run's name (default: `bert` for the size of BASE, else the size).
     """
     size, corpus = size or scale.base, data["corpus"]
     name = name or ("bert" if size == scale.base else size)

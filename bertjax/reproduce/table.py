@@ -21,7 +21,7 @@ class Run:
       config: `FILE:ARGUMENTS` of an experiment (empty for an ensemble).
       overrides: `--config.FIELD=VALUE` flags.
       init_from: single-seed run whose checkpoint initializes this run.
-      init_step: step of this checkpoint (default: 0, the last checkpoint of pre-training or the best of fine-tuning).
+      init_step: step of the checkpoint (default: 0, the last checkpoint of pre-training or the best of fine-tuning).
       seeds: number of consecutive seeds of each setting of a sweep, starting at the config's seed (default: 0, one run
         with the config's seed instead of a sweep).
       members: single-seed fine-tuning runs of an ensemble.
@@ -106,7 +106,7 @@ class Table:
     notes: tuple[str, ...] = ()
 
     def runs(self, done: Set[str] = frozenset()) -> list[Run]:
-        """Returns all runs except those in `done`, dependencies first. The first seed of all cells comes first."""
+        """Returns all runs except those in `done`, dependencies first. The runs of the first seed come first."""
         by_seed = itertools.zip_longest(*(cell.runs for cell in self.cells))
         return run_order(filter(None, itertools.chain.from_iterable(by_seed)), done)
 

@@ -39,7 +39,7 @@ class PretrainingTask(Task):
     and the cost of a step.
 
     `phases` are ranges of steps with one batch shape (in the paper, length 128, then 512). Each has an objective,
-    because rotary positions may differ. `objective` is that of the last phase.
+    because rotary positions may differ. `objective` is the objective of the last phase.
     """
 
     eval_first = True

@@ -114,7 +114,7 @@ class SquadTask(FinetuningTask):
     missing_data = "no data; set --config.data.path to the folder of SQuAD's train-v1.1.json and dev-v1.1.json"
     default_metric = "f1"
     config: SquadConfig
-    # Evaluated questions; empty without evaluation.
+    # Evaluation questions (default: none).
     _questions = Questions()
 
     def make_objective(self, model: ModelConfig) -> SpanObjective:
@@ -124,7 +124,7 @@ class SquadTask(FinetuningTask):
         return OutputLayer(SPANS, output="squad")
 
     def read_source(self, split: str) -> Questions:
-        """Reads the file that the config names, or the file of the split in `path`."""
+        """Reads the split's configured file, or its default file in `data.path`."""
         data = self.config.data
         folder = Path(data.path).expanduser()
         is_triviaqa = data.version == _TRIVIAQA

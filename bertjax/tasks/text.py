@@ -190,7 +190,7 @@ def _read_labels(data: TextData, separator: str) -> list[str]:
             spellings.setdefault(label_key(name), Counter())[name] += 1
         if not row.is_long:
             in_short_rows.update(map(label_key, names))
-    # Of the spellings of a label, such as 1 and 1.0, or True and true, the shortest in lower case is its name.
+    # A label's name is its shortest spelling, preferably in lower case: 1 for 1 and 1.0, true for True and true.
     labels = {key: min(sorted(names)[::-1], key=len) for key, names in spellings.items()}
     if multi_hot and is_multi_hot(["0", *labels]):
         raise UsageError(

@@ -37,9 +37,9 @@ _WARM_UP_BATCHES = 10
 
 
 def benchmark_batch(task: Task) -> tuple[NumpyBatch, int]:
-    """Returns a batch to time, and the index of a train step that has its shape.
+    """Returns a batch to time, and the index of a train step with the batch's shape.
 
-    The batch is one of the most common shape in fine-tuning with data. Otherwise, its values are random.
+    In fine-tuning with data, the batch has the most common shape. Otherwise, its values are random.
     """
     if isinstance(task, FinetuningTask) and task.train_examples is not None:
         step = task.order.typical_step()

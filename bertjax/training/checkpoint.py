@@ -76,8 +76,8 @@ class Checkpoints:
     def __init__(self, workdir: epath.Path, keep: int, model: Callable[[int], dict[str, Any]], every: int = 1) -> None:
         """Opens or creates `workdir/checkpoints`, and removes incomplete checkpoints of interrupted saves.
 
-        `keep` and `every` are the arguments of `KeepPeriodic`. The checkpoint with the best score is kept as well. The
-        metadata of a step contains `model(step)`, of `model_metadata`. Raises a BertjaxError if they cannot be listed.
+        `keep` and `every` are the arguments of `KeepPeriodic`. The checkpoint with the best score is kept as well. A
+        step's metadata contains `model(step)`, a result of `model_metadata`. Raises a BertjaxError if listing fails.
         """
         self._workdir, self._folder, self._model = workdir, workdir / CHECKPOINTS, model
         score = operator.itemgetter(_SCORE)
@@ -153,8 +153,8 @@ class Checkpoints:
     def restore_latest(self, abstract: TrainState, init: Callable[[], TrainState]) -> TrainState | None:
         """Restores the newest undamaged checkpoint. Moves newer, damaged ones to `workdir/damaged_checkpoints`.
 
-        `init` returns an initial state. Metric sums and fields of the state that the checkpoint lacks are taken from
-        it, and sums that the run does not need are dropped.
+        `init` returns an initial state, the source of metric sums and state fields that the checkpoint lacks. Sums that
+        the run does not need are dropped.
 
         Returns None if the workdir never contained a checkpoint. Raises a BertjaxError if all checkpoints are damaged,
         or if the newest undamaged checkpoint differs from this run in the model or in the arrays of the train state.

@@ -29,19 +29,19 @@ from bertjax.utils.io import is_remote
 def experiment_config(
     experiment: str, overrides: Sequence[str], init_from: str | epath.Path | None = None
 ) -> RunConfig:
-    """Returns the complete config of an experiment, in any form of `load_config`; see `complete`."""
+    """Loads `experiment` with `load_config` and returns its config, completed by `complete`."""
     return complete(parse_config(load_config(experiment, overrides)), init_from)
 
 
 def complete(config: RunConfig, init_from: str | epath.Path | None = None, workdir: str | None = None) -> RunConfig:
-    """Returns a config with absolute paths and without unset fields, except for `vocab_size`, which the data sets.
+    """Returns a config with absolute paths and no unset fields, except `vocab_size`, which comes from the data.
 
-    Unset fields of the architecture are those of the checkpoint `init_from`, or defaults if the config or its task has
-    a model size. An empty `data.vocabulary` becomes the checkpoint's. `optimizer.head_steps=-1` becomes a third of the
-    steps if the checkpoint lacks a language-model head, else 0. If the run resumes in `workdir`, its head steps do not
-    change, and without `init_from`, the architecture may come from the checkpoints of the workdir.
+    Unset architecture fields come from the checkpoint `init_from`, or are defaults if the config or its task has a
+    model size. An empty `data.vocabulary` becomes the checkpoint's. `optimizer.head_steps=-1` becomes a third of the
+    steps if the checkpoint lacks a language-model head, else 0. When resuming in `workdir`, unset head steps and,
+    without `init_from`, an unset architecture come from the workdir.
 
-    Raises a UsageError if a field of the architecture differs from that of the checkpoint.
+    Raises a UsageError if an architecture field differs from the checkpoint's.
     """
     data, optimizer, thetas = _with_absolute_paths(config.data), config.optimizer, {}
     if workdir is not None and has_checkpoints(folder := resolve_checkpoint_path(workdir)):
@@ -73,7 +73,7 @@ def _with_architecture(model: ModelConfig, saved: Architecture, checkpoint: epat
     """Returns a model config with the architecture of a checkpoint."""
     changes = vars(saved).copy()
     if has_data and model.vocab_size is None:
-        # The run takes the size from its vocabulary, which `check_vocabulary` compares with that of the checkpoint.
+        # The run takes the size from its vocabulary, which `check_vocabulary` compares with the checkpoint's.
         del changes["vocab_size"]
     for name, value in changes.items():
         configured = getattr(model, name)

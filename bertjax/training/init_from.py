@@ -150,7 +150,7 @@ def _output_order(saved: list[str], labels: list[str], source: str) -> list[int]
 
 
 def _source(checkpoint: epath.Path) -> str:
-    """Returns the source of a converted checkpoint, because the folder of the conversion may be removed, or ""."""
+    """Returns the source of a converted checkpoint, whose own folder may be removed, else ""."""
     origin = read_origin(workdir_of(checkpoint))
     sources = [origin.get("address", ""), origin.get("source", "")]
     return next((name for name in sources if is_hub(name) or (name and Path(name).exists())), "")

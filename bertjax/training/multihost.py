@@ -117,7 +117,7 @@ def broadcast_from_host0(read: Callable[[], T]) -> T:
 
 
 def assert_same_run(description: dict[str, Any]) -> None:
-    """Raises a UsageError on all processes if the description of a process's run differs from that of process 0.
+    """Raises a UsageError on all processes if a process's description of its run differs from process 0's.
 
     `description` contains the config and hashes of the data as JSON values. Paths, timeouts and ports may differ.
     """

@@ -30,7 +30,7 @@ _MUON_RMS = 0.2
 def make_schedule(
     config: OptimizerConfig, warmup_steps: int, total_steps: int, phase_peaks: Sequence[tuple[int, float]] = ()
 ) -> optax.Schedule:
-    """Builds the learning-rate schedule of a run. With `head_steps`, one of BERT for these steps comes first.
+    """Builds the learning-rate schedule of a run. With `head_steps`, BERT's schedule for these steps comes first.
 
     `phase_peaks` are the last step and the peak of each phase (default: `config.learning_rate` in all steps).
     """
@@ -139,9 +139,9 @@ def scale_by_bert_adam(b1: float, b2: float, eps: float) -> optax.GradientTransf
 
 
 def scale_by_muon(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
-    """Rescales the kernels of the layers by Muon, each layer on its own, and other parameters by Adam.
+    """Rescales updates of the layers' kernels by Muon, layer by layer, and other updates by Adam.
 
-    The root mean square of a kernel's update is 0.2, as is typical of Adam, so that both have one learning rate.
+    The root mean square of a kernel's update is 0.2, as is typical of Adam, so that both can share a learning rate.
     """
 
     def first_output(names: Sequence[str]) -> int:
@@ -171,8 +171,8 @@ def scale_by_muon(b1: float, b2: float, eps: float) -> optax.GradientTransformat
 def divide_by_gradient_rms(adamw: optax.GradientTransformation, b2: float, eps: float) -> optax.GradientTransformation:
     """Changes AdamW to StableAdamW (arXiv 2304.13013, Algorithm 2).
 
-    The updates of each array of each layer are divided by max(1, RMS), where RMS is the root of the mean of
-    g^2 / max(v, eps^2), for the gradients g and their second moment v without bias.
+    Updates are divided, per array and layer, by max(1, RMS), where RMS is the root of the mean of g^2 / max(v, eps^2),
+    for the gradients g and their second moment v without bias.
     """
 
     def update(updates: optax.Updates, state: Any, params: Any = None) -> tuple[optax.Updates, Any]:
@@ -254,7 +254,7 @@ def _map_with_names(function: Callable[..., Any], *trees: Any) -> optax.Params:
 
 
 def _axes_of_one_array(names: Sequence[str], leaf: jax.Array) -> tuple[int, ...]:
-    """Returns all axes of a parameter but that of the layers."""
+    """Returns all axes of a parameter except the layer axis."""
     return tuple(range(1 if is_stacked(names) else 0, leaf.ndim))
 
 

@@ -22,9 +22,9 @@ def plot_pretraining(
     prefixes: Sequence[str] = (),
     ends: Sequence[int] = (),
 ) -> None:
-    """Plots the metrics of pre-training in separate panels, losses above the others, against tokens seen.
+    """Plots the metrics of pre-training in separate panels, losses above other metrics, against tokens seen.
 
-    `lines` are objects of `metrics.jsonl`. Objects without `tokens` are skipped. `prefixes` are those of the metrics of
+    `lines` are objects of `metrics.jsonl`. Objects without `tokens` are skipped. `prefixes` are the metric prefixes of
     other tasks, such as `general`. `ends` are the last steps of training phases, which vertical lines show.
     """
     rows = []
@@ -47,7 +47,7 @@ def plot_finetuning(
 ) -> None:
     """Plots loss and metrics against epochs, with a marker for each evaluation, and the baseline as dashed lines.
 
-    `lines` are objects of `metrics.jsonl`. `metrics` are those of the right panel, without losses if there are others.
+    `lines` are objects of `metrics.jsonl`. The right panel shows `metrics`, without losses if there are other metrics.
     """
     names = tuple(metric.name for metric in metrics if not metric.is_loss) or tuple(metric.name for metric in metrics)
     panels = {"loss": ("loss",), ", ".join(names).replace("_", " "): names}

@@ -52,7 +52,7 @@ class EvaluationHistory:
         return next((metrics for evaluated, metrics in reversed(self.evaluations) if evaluated == step), {})
 
     def score_at(self, step: int) -> float | None:
-        """Returns the score of the last evaluation at `step` (higher is better), or None if it has no score."""
+        """Returns the score of the last evaluation at `step` (higher is better), or None without a score."""
         return self._score(self.at(step))
 
     def is_best_at(self, step: int) -> bool:

@@ -16,7 +16,7 @@ from bertjax.training.freezing import check_freezing
 from bertjax.training.optimizer import Optimizer
 from bertjax.training.sharding import with_shardings
 
-# Metrics that the train step adds to those of the objective.
+# Metrics that the train step adds to the objective's metrics.
 STEP_METRICS = ("grad_norm", TOKEN_FRACTION, ATTENTION_FRACTION)
 
 

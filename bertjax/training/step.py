@@ -44,7 +44,7 @@ def make_train_step(
       mesh: device mesh.
       grad_accum_steps: number of micro-batches per step. It does not change the gradient, except for rounding and
         dropout, because the losses are divided by the denominators of the whole batch.
-      head_only: whether to leave the encoder unchanged and to compute no gradient of it.
+      head_only: whether to train only the head, without gradients and updates of the encoder.
     """
     if grad_accum_steps > 1 and not objective.splits_into_micro_batches:
         raise UsageError(
@@ -79,8 +79,8 @@ def make_train_step(
 
         grad_norm = optax.tree.norm(grads)  # before clipping
         is_finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-        # `STEP_METRICS` of `state.py` lists the metrics added here. A position contains a token or padding.
-        # `non_padding_sums` sums the positions and the attention FLOPs of tokens.
+        # Adds `STEP_METRICS` (`state.py`): gradient norm, and fractions of positions and attention FLOPs that are not
+        # padding.
         sums = {**sums, "grad_norm": jnp.stack([grad_norm, jnp.ones_like(grad_norm)]), **non_padding_sums(batch)}
         return state.replace(
             step=state.step + 1,

@@ -178,7 +178,7 @@ def _check_data(trials: Sequence[Trial], finished: Sequence[dict[str, Any] | Non
     """Raises a UsageError if the task has no dev set, or if the data changed since a finished trial was trained."""
     hashes: dict[str, str] = {}
     for number, (trial, results) in enumerate(zip(trials, finished, strict=True)):
-        # Always check the first trial, so that unusable data is an error before any trial runs.
+        # Always check the first trial, so that unusable data fails before any trial runs.
         if number and results is None:
             continue
         # Read each dataset only once. Trials that differ only in the batch size have the same data.

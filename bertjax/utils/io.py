@@ -75,7 +75,7 @@ def temporary_paths(folder: Path, name: str = "") -> list[Path]:
 
 
 def remove_temporaries(folder: Path, name: str = "", min_age_seconds: float = 0) -> None:
-    """Removes temporary files older than `min_age_seconds`. `name` has the same meaning as in `temporary_paths`."""
+    """Removes temporary files of `name` (default: "", all names) that are `min_age_seconds` old or older."""
     for file in temporary_paths(folder, name):
         with contextlib.suppress(OSError):
             if time.time() - file.stat().st_mtime >= min_age_seconds:

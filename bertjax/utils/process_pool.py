@@ -48,7 +48,7 @@ def _initialize(initializer: Callable[..., object] | None, *initargs: Any) -> No
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if parent := multiprocessing.parent_process():
         threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    # The pool uses the cores, so the package `tokenizers` should not start threads for each of them in every worker.
+    # The workers use all cores, so the package `tokenizers` should not start more threads in every worker.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if initializer:
         initializer(*initargs)

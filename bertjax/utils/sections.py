@@ -29,7 +29,7 @@ class Bounds:
         if self.choices:
             return "" if value in self.choices else f"use one of {', '.join(filter(None, self.choices))}"
         limits = {name: getattr(self, name) for name in _HOLDS}
-        # NaN is smaller and larger than nothing, so it fails each comparison.
+        # Every comparison with NaN is False, so NaN breaks every bound.
         broken = [name for name, limit in limits.items() if limit is not None and not _HOLDS[name](value, limit)]
         return " and ".join(f"it must be {name.replace('_', ' ')} {limits[name]:,}" for name in broken)
 
@@ -48,7 +48,7 @@ class Section:
 
     # Start of the names of fields in error messages.
     field_prefix: ClassVar[str] = "config."
-    # Whether fields may be None, as the architecture of a run that takes it from a checkpoint.
+    # Whether fields may be None, as in an architecture that comes from a checkpoint.
     may_be_unset: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

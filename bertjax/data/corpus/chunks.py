@@ -66,7 +66,7 @@ def divide_chunk(
 ) -> Iterator[Chunk]:
     """Divides a large source into chunks of whole documents, in files of about `chunk_chars` characters each.
 
-    A chunk is yielded as soon as its file is complete. `advance` has the same meaning as in `readers.read`.
+    A chunk is yielded as soon as its file is complete. For `advance`, see `readers.read`.
     """
     if not chunk.is_large:
         yield chunk
@@ -89,7 +89,7 @@ def divide_chunk(
             yield part(number)
             count = number + 1
         write_atomic(done, json.dumps({"chunks": count, "problems": problems}))
-    # A chunk without text counts the problems, which are known only at the end.
+    # Report the problem counts in a last chunk without text, because they are known only at the end.
     yield Chunk(f"{chunk.name}-problems", (), problems=read_json(done)["problems"])
 
 

@@ -72,7 +72,7 @@ def blank_line_documents(blocks: Iterable[str], layout: str, problems: Counter[s
 
 
 def _documents(parts: Iterable[tuple[str, bool]], layout: str, problems: Counter[str]) -> Iterator[Text]:
-    """Joins parts of a text to documents; the second value of a part is whether it ends a document."""
+    """Joins parts of a text to documents; the second value of a part says whether the part ends a document."""
     buffer = ""
     continues = False
     for part, is_end in parts:

@@ -62,7 +62,7 @@ def _count(shards: Sequence[Shard], heldout_below: int) -> tuple[dict[str, dict[
 
 
 def min_documents(documents: int) -> int:
-    """Returns the minimum number of documents per split of a corpus that has `documents` documents in total.
+    """Returns the minimum number of documents per split, for a corpus of `documents` documents.
 
     The minimum is 2 if the corpus has at least 4 documents, because a NotNext segment comes from another document of
     the same split. It is 1 for 2 or 3 documents, and 0 for one document.
@@ -75,8 +75,8 @@ def balanced_threshold(hashes: np.ndarray, heldout_below: int) -> int:
 
     If a split lacks n documents, the threshold moves past the n nearest distinct hashes of the other split. If the
     other split would then have too few documents, the threshold remains `heldout_below`, except that an empty training
-    split always gets a document. Equal documents have equal hashes, so they are in the same split. `hashes` are those
-    of all documents with sentences, uint64 [documents].
+    split always gets a document. Equal documents have equal hashes, so they are in the same split. `hashes` has the
+    hash of each document with sentences, uint64 [documents].
     """
     is_heldout = hashes < heldout_below
     train, heldout = hashes[~is_heldout], hashes[is_heldout]
@@ -95,7 +95,7 @@ def balanced_threshold(hashes: np.ndarray, heldout_below: int) -> int:
 def write_array(
     folder: AnyPath, split: str, array: str, shards: Sequence[Shard], heldout_below: int
 ) -> tuple[str, dict[str, Any]]:
-    """Writes one array of one split of a corpus. Returns the name and the manifest entry of its file."""
+    """Writes one array of a corpus split. Returns name and manifest entry of the array's file."""
     name = store.array_file(split, array)
     digest = hashlib.sha256()
     with atomic_file(folder / name) as path:

@@ -24,7 +24,7 @@ from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.utils.io import AnyPath, as_path, atomic_file
 
 # Fields of a document: sentence count (may be 0), token count, UTF-8 bytes, and a hash of its sentences. If the
-# document was read in several pieces, the hash is that of the first piece.
+# document was read in several pieces, the hash covers the first piece only.
 DOCUMENT_DTYPE = np.dtype([("sentences", "<u8"), ("tokens", "<u8"), ("bytes", "<u8"), ("hash", "<u8")])
 _BLOCK_DOCUMENTS = 4096
 _BLOCK_ENTRIES = 1 << 20
@@ -75,8 +75,8 @@ def write_shard(
 ) -> Shard:
     """Splits texts into sentences, tokenizes them, and writes them as one shard. Not thread-safe.
 
-    `problems` are those that reading the texts counts. `workers` is the number of encoding processes on this machine,
-    which share the memory for caches.
+    `problems` is the counter that reading `texts` updates. `workers` is the number of encoding processes on this
+    machine, which share the memory for caches.
     """
     tokenizer = _cached_tokenizer(vocabulary, max(_MIN_CACHE_ENTRIES, _CACHE_ENTRIES // workers))
     dtype = token_dtype(vocabulary.size)

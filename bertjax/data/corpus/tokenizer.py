@@ -182,8 +182,8 @@ class Tokenizer:
         if not isinstance(text, str):
             raise UsageError(f"text must be a str, not {quoted(text)}; encode one text at a time")
         if self.vocabulary.kind == WORDPIECE:
-            # Split only at spaces. Other whitespace may not separate words: cleaning removes U+000B, for example, so
-            # the characters around it belong to one word.
+            # Split only at spaces. Cleaning removes some other whitespace, such as U+000B, so the characters around it
+            # belong to one word.
             return list(chain.from_iterable(map(self._chunk_ids.__getitem__, text.split(" "))))
         if self.vocabulary.kind == TOKENIZER_JSON:
             return self._engine.encode(_without_surrogates(text), add_special_tokens=False).ids
@@ -206,7 +206,7 @@ class Tokenizer:
 
     @functools.cached_property
     def missing_prefix(self) -> str:
-        """Value of `Vocabulary.prefix` that lets a text begin with a new word ("": every text does)."""
+        """Value of `Vocabulary.prefix` that lets a text begin with a new word ("": no prefix is needed)."""
         marker, starts_word = self.vocabulary.word_marker
         is_missing = self.vocabulary.kind == TOKENIZER_JSON and starts_word and self.encode("a") != self.encode(" a")
         # ByteLevel replaces spaces after the prefix. Other tokenizers replace them before, in their normalizer.
@@ -282,9 +282,9 @@ class Tokenizer:
         if len(ids) == 1 and is_plain:
             return [(start, start + len(chunk))]
         words = basic.words(chunk)
-        # `origins[i]` is the index in the chunk of character i of the concatenated words. To compute it, process each
-        # character of the chunk separately and count the resulting characters. These may differ from `words` in final
-        # sigmas and in the order of combining marks, but not in number.
+        # `origins[i]` is the chunk index of character i of the concatenated words. Each chunk character is normalized
+        # separately, and its index repeated per resulting character. Final sigmas and the order of combining marks may
+        # differ.
         if is_plain:
             origins = range(len(chunk))
         else:
@@ -347,7 +347,7 @@ def _without_surrogates(text: str) -> str:
 
 
 def _without_space(text: str, first: int, end: int) -> tuple[int, int]:
-    """Returns the span without the spaces at its ends, since the first piece of a word or a token may include them."""
+    """Trims spaces from the ends of a span, since the first piece of a word or a token may include them."""
     first += len(text[first:end]) - len(text[first:end].lstrip())
     return first, first + len(text[first:end].rstrip())
 

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 WORDPIECE = "wordpiece"
 SENTENCEPIECE = "sentencepiece"
-# Tokenizer that differs from BERT's standard one, stored as a file of the package `tokenizers`, which runs it.
+# Tokenizer other than BERT's standard one, run by the package `tokenizers` and stored in its format.
 TOKENIZER_JSON = "tokenizer_json"
 # Byte-level BPE, which is stored as a `tokenizer.json`.
 BPE = "bpe"
@@ -60,8 +60,8 @@ class Vocabulary:
       pad_id, unk_id, cls_id, sep_id, mask_id: ids of [PAD], [UNK], [CLS], [SEP] and [MASK].
       sha256: checksum of the content.
       max_word_chars: length above which a word becomes [UNK], for WordPiece (default: 200, as in google-research/bert).
-      num_rows: number of token embeddings in the checkpoint that the vocabulary is from, if it has more embeddings than
-        tokens (default: 0, one embedding per token).
+      num_rows: number of token embeddings in the vocabulary's checkpoint, if larger than the number of tokens (default:
+        0, one embedding per token).
       pair_separators: number of [SEP] between the texts of a pair (default: 1; 2 in RoBERTa; 0: pairs have other rows).
       end_separators: number of [SEP] at the end of a row (default: 1; 0 in Llama's tokenizers).
       prefix: character that a `tokenizer.json` puts before each text, for texts that are words (default: "", none).
@@ -232,7 +232,7 @@ def load_sentencepiece(path: os.PathLike, content: bytes) -> Any:
 
 
 def load_tokenizer_json(path: os.PathLike, content: bytes, prefix: str = "") -> tokenizers.Tokenizer:
-    """Returns the tokenizer of a `tokenizer.json` without truncation, padding and dropout, with a prefix of texts."""
+    """Returns the tokenizer of a `tokenizer.json` that puts `prefix` before texts, without truncation and dropout."""
     try:
         engine = tokenizers.Tokenizer.from_str(content.decode())
     except Exception as error:  # The package raises `Exception` for all errors.
@@ -248,7 +248,7 @@ def load_tokenizer_json(path: os.PathLike, content: bytes, prefix: str = "") -> 
 
 
 def vocabulary_entry(vocabulary: Vocabulary) -> dict[str, Any]:
-    """Returns what `load_entry` needs besides the file. Values that most vocabularies have are left out."""
+    """Returns the settings that `load_entry` needs besides the file. Omits some with default values."""
     entry: dict[str, Any] = {
         "file": VOCABULARY_FILES[vocabulary.kind],
         "lower_case": vocabulary.lower_case,
@@ -267,7 +267,7 @@ def named_special_ids(vocabulary: Vocabulary) -> dict[str, int]:
 
 
 def load_entry(folder: AnyPath, entry: Mapping[str, Any], content: bytes | None = None) -> Vocabulary:
-    """Loads the vocabulary that an entry of `vocabulary_entry` describes, from `content` if it is given."""
+    """Loads the vocabulary of an `entry` (see `vocabulary_entry`) from `content`, else from `folder`."""
     special_ids = entry.get("special_ids")
     vocabulary = load_vocabulary(folder / entry["file"], entry["lower_case"], content, special_ids=special_ids)
     return dataclasses.replace(vocabulary, **{name: entry[name] for name in _OPTIONAL if name in entry})

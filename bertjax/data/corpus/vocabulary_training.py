@@ -56,7 +56,7 @@ def check_size(size: int) -> None:
 def sample_training_data(
     sources: Sequence[readers.Source], kind: str, lower_case: bool, pool: Executor
 ) -> Iterator[Counter[str] | list[str]]:
-    """Yields the results of `training_data`, which `pool` runs, for batches of texts from the starts of the sources."""
+    """Yields `training_data` of batches of texts from the start of each source, computed by `pool`."""
     sample = batches(_sample(sources, _SAMPLE_CHARS[kind]))
     return ordered_map(pool, training_data, ((batch, kind, lower_case) for batch in sample), _BATCHES_AHEAD)
 
@@ -266,7 +266,7 @@ def added_pieces(vocabulary: Vocabulary, number: int, counts: Counter[str]) -> l
     """Returns at most `number` new pieces for a WordPiece vocabulary, the most useful first.
 
     The candidates are the new pieces of a second vocabulary, trained on the words that `vocabulary` splits. Each step
-    adds the candidate that most reduces the number of pieces in the text, which has `counts` of each word.
+    adds the candidate that most reduces the number of pieces in a text with these word `counts`.
     """
     pieces = {*vocabulary.pieces}
     lengths = {word: length for word in counts if (length := _count_pieces(word, pieces)) > 1}

@@ -94,7 +94,7 @@ def make_batch(examples: Examples, indices: np.ndarray, length: int, shard: Data
     is_sequence = used if is_packed else np.repeat(used, group)[:, None]
     starts = np.where(is_sequence, examples.offsets[sequences], 0)
     lengths = np.where(is_sequence, examples.offsets[sequences + 1] - starts, 0)
-    # Examples that are longer than the row, which never share a row, are truncated, because `columns` end with the row.
+    # Examples longer than the row never share a row, and are truncated, because `columns` ends with the row.
     row_starts = np.cumsum(lengths, axis=1) - lengths
     columns = np.arange(length)
     sequence_ids, position_ids, source = (np.zeros((len(sequences), length), np.int64) for _ in range(3))
@@ -140,12 +140,12 @@ def in_input_order(outputs: list[dict[str, np.ndarray]], count: int) -> dict[str
 
 
 def pack_batch(lengths: np.ndarray, batching: Batching) -> tuple[np.ndarray, int]:
-    """Packs the examples of a batch, of `lengths` int64 [n] tokens, into rows with little padding.
+    """Packs the examples of a batch, with `lengths` int64 [n], into rows with little padding.
 
     Each row has places for K examples. Examples are assigned to the rows place by place, in order of decreasing length.
     The order of the rows is reversed for every second place, so that long and short examples share rows. K is the
-    divisor of `examples_per_row` that minimizes rows * tokens per row. It must be a divisor, so that the number of rows
-    (`batch_size` / K) is divisible by the number of data shards. Examples longer than `seq_len` are not packed.
+    divisor of `examples_per_row` that minimizes rows * tokens per row. Only with a divisor is `batch_size` / K, the
+    number of rows, divisible by the number of data shards. Examples longer than `seq_len` are not packed.
 
     Returns indices into `lengths` for each row, int64 [rows, K], `NO_EXAMPLE` if unused, and the tokens per row.
     """

@@ -10,7 +10,7 @@ import tokenize
 from collections.abc import Iterable
 from typing import Any
 
-# Cells that mean "missing", as in `pandas.read_csv`, and spellings of them that no data is known to use as a class.
+# Cells that mean "missing", as in `pandas.read_csv`, and variants that no known data uses as a class.
 _MISSING = (
     *("NaN", "nan", "-NaN", "-nan", "1.#QNAN", "-1.#QNAN", "1.#IND", "-1.#IND", "NULL", "null", "None"),
     *("NA", "<NA>", "#NA", "N/A", "n/a", "#N/A", "#N/A N/A", "Nan", "Null", "n.a."),

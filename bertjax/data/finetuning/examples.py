@@ -167,7 +167,7 @@ def known_labels(labels: np.ndarray) -> np.ndarray:
 
 
 def constant_prediction(labels: np.ndarray) -> np.ndarray:
-    """Predicts the most frequent class, the mean number, or the labels of more than half of the rows, for all rows."""
+    """Predicts the most frequent class, the mean number, or the labels that most rows have, for all rows."""
     known = labels[known_labels(labels)]
     if labels.ndim > 1:
         return np.tile((known.mean(axis=0) > 0.5).astype(np.int64), (len(labels), 1))

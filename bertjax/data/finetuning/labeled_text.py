@@ -82,8 +82,8 @@ class Target:
     def read(self, row: Row, stats: ReadStats) -> Any:
         """Returns the label of a row as a value for `to_array`, or None if it is missing.
 
-        In multi-label data, several zeros and ones are multi-hot, with one item per label, unless a label has the name
-        0 or 1.
+        In multi-label data, two or more zeros and ones are a multi-hot vector with one item per label, unless a label
+        is named 0 or 1.
         """
         names, place = self.names(row, stats), self._place(row, stats)
         if names is None:

@@ -50,7 +50,7 @@ class Question:
 
 
 class Questions(list[Question], Source):
-    """Questions of a file. Those about one passage are held out together."""
+    """Questions of a file. Questions about the same passage are held out together."""
 
     def texts(self) -> list[bytes]:
         return [question.context.encode() for question in self]
@@ -62,7 +62,7 @@ class Questions(list[Question], Source):
 def read_questions(path: Path, stats: ReadStats, training: bool, all_answerable: bool = False) -> Questions:
     """Reads a SQuAD file (`.json`, `.jsonl` or `.json.xz`), and counts its questions in `stats`.
 
-    A wrong offset of an answer is corrected if the answer is near it, see `_find_first_answer`. In training, other
+    A wrong answer offset is corrected if the answer is near the offset, see `_find_first_answer`. In training, other
     questions with answers are skipped. `all_answerable` says whether every question needs an answer, as in SQuAD 1.1.
     If False, a question is unanswerable if `is_impossible` is true or its list of answers is empty.
     """
@@ -181,8 +181,8 @@ def _find_first_answer(question: Question) -> tuple[int, int] | None:
     """Returns the character span of the first answer, near its offset, or None if it is not there.
 
     If the text at the offset differs, the offset may count UTF-16 units or bytes. Otherwise, as in google-research/bert
-    `run_squad.py`, the answer must be a part of the words that contain the characters from the offset to its end; any
-    whitespace may be between its words.
+    `run_squad.py`, searches the words that overlap `len(answer)` characters from the offset. Any whitespace may
+    separate the answer's words.
     """
     context, answer, start = question.context, question.answers[0], question.answer_start
     if not answer.strip() or not context.strip() or start < 0:
@@ -253,7 +253,7 @@ def _parse_triviaqa(content: Any) -> list[tuple[Question, list[str]]]:
 
 
 def _first_words(folder: Path, document: str) -> str | None:
-    """Returns the first words of a document. Returns None if it does not exist or is outside of the folder."""
+    """Returns a document's first words, or None if the document does not exist or is outside of `folder`."""
     if ".." in Path(document).parts or Path(document).is_absolute():
         return None
     try:

@@ -48,9 +48,9 @@ def _blocks(tokens: np.ndarray) -> Iterator[np.ndarray]:
 def mean_piece_bytes(vocabulary: Vocabulary, tokens: np.ndarray) -> float:
     """Returns the mean number of UTF-8 bytes of text per token of `tokens`, int [N], N > 0.
 
-    The bytes of a piece are those of its text, without `##` or a word start. The first piece of a word has one more
-    byte for the space before it, so that the bytes of a word do not depend on its pieces. A special token such as [UNK]
-    counts as one byte (the space).
+    The bytes of a piece are the UTF-8 bytes of its text, without `##` or word-start mark. The first piece of a word has
+    one more byte, for the space before the word, so that the bytes of a word do not depend on its split. A special
+    token such as [UNK] counts as one byte (the space).
     """
     is_special = np.isin(np.arange(vocabulary.size), vocabulary.special_ids)
     marker, _ = vocabulary.word_marker

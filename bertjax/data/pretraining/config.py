@@ -75,7 +75,7 @@ class Masking(Section):
 
 @dataclasses.dataclass(frozen=True)
 class PhaseConfig(Section):
-    """Config of a training phase, an item of `config.phases`. Fields that an item does not set are those of the run.
+    """Config of a training phase, an item of `config.phases`. Unset fields come from the run.
 
     Attributes:
       share: number of steps, relative to the shares of the other phases.
@@ -84,8 +84,8 @@ class PhaseConfig(Section):
       mask_rate: fraction of a row's tokens to predict (default: `data.masking.rate`).
       learning_rate: peak to which the learning-rate schedule is scaled (default: `optimizer.learning_rate`).
       global_rope_theta: base of the rotary positions (default: `model.global_rope_theta`). Checkpoints of this phase
-        have it.
-      local_rope_theta: the same in layers with local attention (default: `model.local_rope_theta`).
+        store this value.
+      local_rope_theta: base in layers with local attention (default: `model.local_rope_theta`).
     """
 
     field_prefix: ClassVar[str] = "config.phases[]."

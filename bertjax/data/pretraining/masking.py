@@ -108,7 +108,7 @@ def _choose_tokens(candidates: tf.Tensor, uniform: tf.Tensor, number: tf.Tensor,
 def _span_starts(starts: tf.Tensor, after_special: tf.Tensor, uniform: tf.Tensor, max_span: int) -> tf.Tensor:
     """Divides each row into spans of words of geometric length, at most `max_span`. Returns their starts, bool [B, L].
 
-    `starts` are the starts of words, and `after_special` those after a special token, where a span ends.
+    `starts` marks the starts of words, and `after_special` the starts after a special token, where a span ends.
     """
     seq_len: Any = starts.shape[1]
     # `_choose_groups` orders spans by the high bits of `uniform`, so the low bits are independent of the order.

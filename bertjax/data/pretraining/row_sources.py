@@ -83,7 +83,7 @@ class RowSource:
 
 
 def make_row_source(pairing: str = "", packed: bool = False, masked: bool = True) -> RowSource:
-    """Returns the source of the rows of a pre-training objective.
+    """Returns the row source of a pre-training objective.
 
     `pairing` is a kind of sentence pairs, see `document_pairs`, or "" for rows of running text. Objectives without
     `masked` tokens have no pairs.

@@ -50,8 +50,8 @@ def epoch_order(pass_ends: np.ndarray, key: np.uint64) -> Callable[[tf.Tensor], 
     """Returns a function that maps training positions to (row numbers, epochs).
 
     The position of a row in training is the number of rows before it in its phase. Each epoch trains on the rows of one
-    pass, in an order of its own. After the last pass, the next epoch trains on the first pass again. `pass_ends` is the
-    end row of each pass, int64 [passes]; no pass is empty.
+    pass, in its own order. After the last pass, the next epoch trains on the first pass again. `pass_ends` is the end
+    row of each pass, int64 [passes]; no pass is empty.
     """
     starts = np.concatenate([[0], pass_ends[:-1]])
     counts = pass_ends - starts
@@ -89,7 +89,7 @@ def pair_lookup(index: PairIndex) -> Callable[[tf.Tensor], Spans]:
 def packed_pair_lookup(runs: np.ndarray, max_pairs: int) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
     """Returns a function from row numbers to the pair indices [N] and slots [N] (see `Spans`) of these rows' pairs.
 
-    `runs` are those of a `PairIndex` whose rows contain at most `max_pairs` pairs.
+    `runs` comes from a `PairIndex` with at most `max_pairs` pairs per row.
     """
     run_rows, run_pairs = runs.T
     row_ends, pair_ends = np.cumsum(run_rows), np.cumsum(run_rows * run_pairs)

@@ -100,7 +100,7 @@ _IMPLEMENTATIONS = {
         # Its float32 products do not run on tensor cores.
         dtypes=("bfloat16",),
         platforms=("gpu",),
-        # Pallas refuses GPUs that it does not know, and Triton those before Ampere.
+        # Pallas rejects unknown GPUs, and Triton rejects GPUs before Ampere.
         chips=("A100", "H100", "H200"),
     ),
     "cudnn": Implementation(

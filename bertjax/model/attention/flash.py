@@ -37,7 +37,7 @@ class Tile(NamedTuple):
     num_stages: int = 2
 
 
-# Tiles of the forward pass, and of the gradients of queries, and of keys and values.
+# Tiles of the forward pass, of the query gradients, and of the key and value gradients.
 TILES = (Tile(128, 64), Tile(64, 64), Tile(64, 64))
 
 
@@ -126,7 +126,7 @@ def _attention_fwd(options: _Options, query, key, value, seeds, interval, bounds
 
 def _attention_bwd(options: _Options, residuals: tuple, gradient: jax.Array) -> tuple:
     query, key, value, seeds, interval, bounds, context, log_sum = residuals
-    # Softmax subtracts the mean of the gradients of probabilities.
+    # Softmax's gradient subtracts the mean gradient of the probabilities.
     mean = jnp.einsum("BLHK,BLHK->BHL", gradient, context, preferred_element_type=jnp.float32)
     shared = *interval, seeds, log_sum, mean / dropout_scale(options.rate)
     _, tile, key_tile = options.tiles
@@ -197,7 +197,7 @@ def _forward(options: _Options, start, stop, first, last, seeds, query, key, val
 
 
 def _backward(options: _Options, by_key: bool, start, stop, first, last, seeds, log_sum, mean, *refs) -> None:
-    """Computes the gradients of a block of queries, or if `by_key`, of keys and values from transposed logits."""
+    """Computes the gradients of a block of queries or, if `by_key`, of keys and values, from transposed logits."""
     left, left_partner, right, right_partner, *gradients = refs
     tile, program = options.tiles[1 + by_key], pl.program_id(0)
     size, other_size = (tile.keys, tile.queries) if by_key else (tile.queries, tile.keys)
@@ -238,14 +238,14 @@ def _logits(options: _Options, products: jax.Array, column: jax.Array, first: ja
 
 
 def _drop(options: _Options, seed: tuple, row: jax.Array, column: jax.Array) -> Callable[[jax.Array], jax.Array]:
-    """Returns a function that zeroes what `dropout` drops. It does not scale the rest."""
+    """Returns a function that zeroes the elements that `dropout` drops, without scaling the others."""
     if not options.rate:
         return lambda values: values
     half = -(-options.length // 2)
     is_second = column >= half
     position = row * half + jnp.where(is_second, column - half, column)
     words = hash_positions(position.astype(jnp.uint32), *seed)
-    # The upper 16 bits are those of the element. The shift moves the lower bits of the first half of a row there.
+    # The second half of a row uses the upper 16 bits, and the first half the lower 16 bits, shifted up.
     bits = words << jnp.where(is_second, 0, BITS).astype(jnp.uint32)
     keep = bits >= np.uint32(int(dropout_threshold(options.rate)) << BITS)
     return lambda values: jnp.where(keep, values, 0.0)

@@ -83,7 +83,7 @@ def xla_attention(
 def _attend_by_queries(query: jax.Array, key: jax.Array, value: jax.Array, ids: jax.Array) -> jax.Array:
     """Computes attention for one block of queries after the other, in memory proportional to L.
 
-    The backward pass computes the probabilities of a block again.
+    The backward pass recomputes a block's probabilities.
     """
     rows, length, heads, size = query.shape
     num_blocks = -(-length // _QUERY_BLOCK)

@@ -36,11 +36,10 @@ class PretrainingData(Section):
       max_predictions: maximum masked positions per row of `seq_len` tokens, or per sentence pair if rows are packed
         (default: 0, `masking.rate` times `seq_len`, rounded up: 20 at length 128 and 77 at length 512).
       objective: pre-training objective. `nsp` is masked LM and next-sentence prediction. `sop` is masked LM and
-        sentence-order prediction, as in ALBERT. `pairs` is masked LM on the
-        same rows (No NSP in Table 5). `none` is masked LM on rows of contiguous text. `lm` is unidirectional language
-        modeling. It needs `model.attention_direction=left` (LTR & No NSP in Table 5) or `right`, or
-        `model.encoder=lstm`, which trains both directions. `rtd` is replaced-token detection, as in ELECTRA, on rows of
-        contiguous text.
+        sentence-order prediction, as in ALBERT. `pairs` is masked LM on the same rows (No NSP in Table 5). `none` is
+        masked LM on rows of contiguous text. `lm` is unidirectional language modeling. It needs
+        `model.attention_direction=left` (LTR & No NSP in Table 5) or `right`, or `model.encoder=lstm`, which trains
+        both directions. `rtd` is replaced-token detection, as in ELECTRA, on rows of contiguous text.
       dupe_factor: number of passes over the corpus with different sentence pairs before the pairs repeat, as in
         google-research/bert.
       packing: whether to pack several sentence pairs into each training row to avoid padding. Each pair is
@@ -48,7 +47,7 @@ class PretrainingData(Section):
       eval_rows: number of held-out rows per evaluation (default: 0, all).
       generator_size: number of heads, hidden size and feed-forward size of the generator of `rtd`, as a fraction of the
         model's. The number of heads is rounded, and is at least 1.
-      discriminator_weight: coefficient of the discriminator's loss in `rtd`. That of the generator's loss is 1.
+      discriminator_weight: coefficient of the discriminator's loss in `rtd`. The generator's loss has coefficient 1.
       masking: see `Masking`.
     """
 

@@ -46,7 +46,7 @@ class PretrainingObjective(Objective):
     def for_model(cls, model: ModelConfig, data: Any = None) -> Self:
         """Builds the objective for a model config.
 
-        Fields of the objective and its model that `data`, the config section `data`, has as well are set to its values.
+        Fields of the objective and its model get their values from equally named fields of `data`, the config section.
         """
 
         def values(owner: Any) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class PretrainingObjective(Objective):
         return {}
 
     def flops_per_token(self, phase: Phase) -> float:
-        """Returns the FLOPs per token of a training step (default: those of a head with vocabulary logits).
+        """Returns the FLOPs per token of a training step (default: for a head with vocabulary logits).
 
         For a head without vocabulary logits, return `bertjax.model.flops.flops_per_token(config, seq_len)` plus
         `TRAINING_FACTOR` times the head's forward FLOPs per token.

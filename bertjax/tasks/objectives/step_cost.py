@@ -37,7 +37,7 @@ class StepCost:
     def token_flops(self, token_fraction: float, attention_fraction: float) -> float:
         """Returns the FLOPs that are not spent on padding.
 
-        The arguments are the means of the two fractions in `non_padding_sums` over the batches of the steps.
+        The arguments are the mean fractions of `non_padding_sums` over the steps.
         """
         return token_fraction * (self.flops - self.attention_flops) + attention_fraction * self.attention_flops
 
