@@ -244,7 +244,7 @@ class Parameter:
         return array.reshape(-1) if self.num_layers else array
 
     def part_of(self, array: np.ndarray) -> np.ndarray:
-        """Returns the part of an array of transformers that is this parameter: a view, except for interleaved heads."""
+        """Returns this parameter's part of a transformers array: a view, except for interleaved heads."""
         index, count, heads = self.part
         if count == 1:
             return array

@@ -229,7 +229,7 @@ def check_portable(description: Mapping[str, Any], path: str | AnyPath) -> None:
 
 
 def untrained_modules(workdir: AnyPath) -> tuple[str, ...]:
-    """Returns the `untrained_modules` of the objective of a pre-training run."""
+    """Returns the `untrained_modules` of a pre-training run's objective."""
     objective = OBJECTIVES.get(read_object(workdir / CONFIG).get("data", {}).get("objective"))
     return objective.untrained_modules if objective else ()
 

@@ -131,7 +131,7 @@ class SentenceEmbedder:
 
     Attributes:
       modules: modules after the encoder, in their order.
-      width: number of components of a vector.
+      width: vector length.
       max_seq_len: maximum tokens per text, including [CLS] and [SEP].
       lower_case: whether texts are converted to lower case before the tokenizer.
       prompts: text prefixes, by prompt name.

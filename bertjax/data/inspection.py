@@ -98,7 +98,7 @@ def format_masked_row(labels: Sequence[str], batch: Mapping[str, np.ndarray], ro
 
     Each segment is a paragraph. A predicted position shows the token that the model sees and the original token:
     `[MASK]←paris`, `tree←paris (random)`, `paris (kept)`. Padding is counted but not shown. `labels` contains the names
-    of the labels of a pair.
+    of pair labels.
     """
     names = {-1: "no label", **dict(enumerate(labels))}
     tokens, is_predicted = _format_tokens(batch, row, vocabulary)

@@ -74,7 +74,7 @@ def _compared(task: Task) -> dict[str, Any]:
 
 
 def _update_mean(mean: _Outputs, outputs: _Outputs, count: int) -> _Outputs:
-    """Updates the mean of the outputs of `count - 1` models with the outputs of the next model."""
+    """Updates the mean output of `count - 1` models with the outputs of the next model."""
 
     # A sum could overflow, because SQuAD's logits at padding are the lowest float32 value.
     def update(name: str, old: np.ndarray, new: np.ndarray) -> np.ndarray:

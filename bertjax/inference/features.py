@@ -30,7 +30,7 @@ from bertjax.utils.io import remove_temporaries, write_atomic, write_npz
 
 logger = logging.getLogger(__name__)
 
-# Metadata file of a folder of shards: the settings and, once all shards are complete, the numbers of texts and shards.
+# Metadata file of a shards folder: the settings and, once all shards are complete, the numbers of texts and shards.
 METADATA = "features.json"
 
 # Approximate size of a shard's hidden states in bytes. It limits the memory of the process.

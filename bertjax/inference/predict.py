@@ -117,7 +117,7 @@ def fill_mask(model: LoadedModel, text: str, top: int) -> list[list[tuple[str, f
     row = {"input_ids": ids, "segment_ids": [0] * len(ids)}
     (batch,) = inference_batches(make_examples([row], {"masked_lm_positions": positions[None]}), max_len)
     (probs,) = model.masked_lm_probs(batch)
-    # Omit the padding of the vocabulary, since its probability of 0 may equal that of a token.
+    # Omit the padding of the vocabulary, since its probability of 0 may equal a token's.
     probs = probs[:, : vocabulary.size]
     return [[(vocabulary.pieces[index], float(row[index])) for index in np.argsort(-row)[:top]] for row in probs]
 

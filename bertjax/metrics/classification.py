@@ -52,7 +52,7 @@ def cross_entropy(logits: np.ndarray, labels: np.ndarray) -> float:
 
 
 def subset_accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Returns the fraction of rows of 0/1 arrays [N, K] whose K labels are all correct."""
+    """Returns the fraction of rows in 0/1 arrays [N, K] whose K labels are all correct."""
     return float((predictions == labels).all(axis=1).mean())
 
 

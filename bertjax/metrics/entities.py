@@ -14,7 +14,7 @@ Entity = tuple[int, int, str]
 # L and U of BILOU are equivalent to E and S of BIOES.
 _PREFIXES = {"B": "B", "I": "I", "E": "E", "S": "S", "L": "E", "U": "S"}
 _ENTITY_TAG = re.compile("[BIESLU](-.+)?")
-# Type of the entities of tags without a type, such as B and I.
+# Entity type for tags without a type, such as B and I.
 _NO_TYPE = "entity"
 
 

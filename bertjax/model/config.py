@@ -209,7 +209,7 @@ class Architecture(Section):
 
     @property
     def has_lm_head_params(self) -> bool:
-        """Whether the masked-LM head has parameters of its own."""
+        """Whether the masked-LM head has its own parameters."""
         return self.lm_head != "linear" or not self.tie_word_embeddings or self.decoder_bias
 
     @property

@@ -26,7 +26,7 @@ def platform() -> str:
 
 
 def current_device() -> Any:
-    """Returns the description of a device of the current mesh, or of this machine if no mesh is set."""
+    """Returns an (abstract) device of the current mesh or, if no mesh is set, a device of this machine."""
     return getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None) or jax.devices()[0]
 
 

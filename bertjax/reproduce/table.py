@@ -22,8 +22,8 @@ class Run:
       overrides: `--config.FIELD=VALUE` flags.
       init_from: single-seed run whose checkpoint initializes this run.
       init_step: step of the checkpoint (default: 0, the last checkpoint of pre-training or the best of fine-tuning).
-      seeds: number of consecutive seeds of each setting of a sweep, starting at the config's seed (default: 0, one run
-        with the config's seed instead of a sweep).
+      seeds: number of consecutive seeds per sweep setting, starting at the config's seed (default: 0, one run with the
+        config's seed instead of a sweep).
       members: single-seed fine-tuning runs of an ensemble.
       released: path or Hub address of a released checkpoint (default: empty). If set, the run trains nothing.
       fingerprint: fingerprint of the parameters of `released`.

@@ -96,7 +96,7 @@ def checkpoint_config(checkpoint: epath.Path, overrides: Sequence[str]) -> RunCo
         saved.data.vocabulary = str(workdir / ENTRY)
     if "labels" in saved.data:
         saved.data.labels = _labels(saved.data, checkpoint)
-    if "phases" in saved:  # The rotary positions are those of the checkpoint's phase.
+    if "phases" in saved:  # The rotary positions depend on the checkpoint's phase.
         items = [{name: value for name, value in item.items() if name not in ROPE_THETAS} for item in saved.phases]
         saved.phases = tuple(items)
         saved.model.update({name: getattr(saved_architecture(checkpoint), name) for name in ROPE_THETAS})

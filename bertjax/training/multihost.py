@@ -166,8 +166,8 @@ def is_collective_error(error: BaseException) -> bool:
 def exit_on_host_error() -> Iterator[None]:
     """Skips JAX's shutdown barrier at exit if the block raises an error that only some hosts may have raised.
 
-    In this barrier, the process would wait for the others, which wait for it in a collective. If a collective failed
-    because another process has died, raises a LostError.
+    In the barrier, this process would wait for other processes, which wait for this one in a collective. If a
+    collective failed because another process has died, raises a LostError.
     """
     try:
         yield

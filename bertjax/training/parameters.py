@@ -42,7 +42,7 @@ def load_params(
       target: tree of arrays, or of shapes, with shardings. An array that is not in the checkpoint, such as a new output
         layer, is returned unchanged.
       reinit_params: top-level parameters that keep their values in `target`, even if the checkpoint contains them.
-      new_pieces: vocabulary pieces that the run adds to those of the checkpoint (default: None, equal vocabularies).
+      new_pieces: vocabulary pieces that the run adds to the checkpoint's (default: None, equal vocabularies).
 
     Raises:
       UsageError: no checkpoint exists, a shape differs, or the checkpoint lacks a parameter for which `target` contains

@@ -60,7 +60,7 @@ def make_train_step(
         denominators = objective.denominators(batch)
 
         def loss_fn(trainable: Any, batch: Batch, dropout_key: jax.Array) -> tuple[Any, MetricSums]:
-            # `batch` may be a micro-batch, but `denominators` are those of the whole batch.
+            # `batch` may be a micro-batch, but `denominators` come from the whole batch.
             if head_only:
                 trainable = {**trainable, ENCODER: jax.lax.stop_gradient(trainable[ENCODER])}
             sums, _ = objective.compute(merge(trainable, frozen), batch, dropout_key)

@@ -81,8 +81,8 @@ def train(
         logger.info(note)
 
     with contextlib.ExitStack() as stack:
-        # Local workdirs are locked. Workdirs at `gs://` addresses cannot be locked; there, `check_still_owner` raises
-        # if another run has taken the workdir over.
+        # Local workdirs are locked. Workdirs at `gs://` addresses cannot be locked; for these, `check_still_owner`
+        # raises if another run has taken the workdir over.
         workdir, checkpoints, check_still_owner = stack.enter_context(open_workdir(task, path, init_from, state_shapes))
         stop_requested = stack.enter_context(stop_requests())
         heartbeat = stack.enter_context(watchdog(config.hang_seconds))

@@ -46,13 +46,13 @@ class Section:
     A subclass that checks combinations of fields overrides `__post_init__` and calls this one first.
     """
 
-    # Start of the names of fields in error messages.
+    # Prefix of field names in error messages.
     field_prefix: ClassVar[str] = "config."
     # Whether fields may be None, as in an architecture that comes from a checkpoint.
     may_be_unset: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Raises a UsageError if a value is out of the bounds of its field, or a float is not finite."""
+        """Raises a UsageError if a value violates its field's bounds, or a float is not finite."""
         for entry in dataclasses.fields(self):
             value = getattr(self, entry.name)
             bounds = entry.metadata.get(_BOUNDS, Bounds())

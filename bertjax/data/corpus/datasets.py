@@ -45,7 +45,7 @@ def tfds_size_bytes(name: str, split: str, data_dir: str | None) -> int | None:
 
 
 def tfds_texts(name: str, split: str, data_dir: str | None) -> Iterator[str]:
-    """Yields the text of each example of a dataset, in stored order; downloads the dataset if necessary.
+    """Yields the text of each example in a dataset, in stored order; downloads the dataset if necessary.
 
     Invalid UTF-8 is replaced but, unlike in files, not counted.
     """

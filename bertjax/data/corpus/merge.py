@@ -17,7 +17,7 @@ _READERS = 32
 
 
 def plan_splits(shards: Sequence[Shard], heldout_fraction: float) -> tuple[int, dict[str, Any]]:
-    """Chooses the held-out documents of a corpus from shards in the order of the text.
+    """Chooses the held-out documents of a corpus. `shards` are in the order of the text.
 
     A document is held out if its hash is less than the threshold `heldout_fraction` * 2^64. If a split would then have
     too few documents, and `heldout_fraction` is not 0, `balanced_threshold` changes the threshold. Returns the

@@ -220,7 +220,7 @@ def summary(output: str | Path, manifest: dict[str, Any]) -> str:
 
 
 def _describe_inputs(sources: list[readers.Source]) -> dict[str, Any]:
-    """Returns the number and bytes of the sources of each kind, and the names of datasets.
+    """Returns number and bytes of the sources by kind, and the names of datasets.
 
     Files are not named, because the corpus does not depend on their paths.
     """

@@ -32,7 +32,7 @@ from bertjax.utils.io import as_path, is_remote, reject_utf16, unix_newlines
 KINDS = ("text", "prose", "wiki", "tfds", "hf")
 _READ_BYTES = 1 << 20
 _STORAGE_REQUESTS = 32
-# First line of a file of WikiExtractor.
+# First line of a WikiExtractor file.
 _EXTRACTED = re.compile(rb"\s*<doc id=")
 _TABLE = re.compile(r".*\.(jsonl?|csv|tsv)(\.gz|\.xz)?", re.IGNORECASE)
 _ESCAPED_BYTES = re.compile("[\udc80-\udcff]+")

@@ -93,7 +93,7 @@ class BasicTokenizer:
     def word_spans(self, text: str) -> list[tuple[int, int]]:
         """Returns the start and end (exclusive) character offset of each word and punctuation character, in order.
 
-        The words are those of `words`. The offsets refer to `text` before lower-casing and stripping of accents.
+        See `words` for the words. The offsets refer to `text` before lower-casing and stripping of accents.
         """
         spans: list[tuple[int, int]] = []
         is_open = False

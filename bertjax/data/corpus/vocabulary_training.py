@@ -35,7 +35,7 @@ MAX_SIZE = 1_000_000
 # Sample sizes in characters. The sample for SentencePiece is smaller, because SentencePiece is slow and stores the
 # sample several times, whereas WordPiece training needs only word counts.
 _SAMPLE_CHARS = {WORDPIECE: 64 << 20, SENTENCEPIECE: 8 << 20, BPE: 32 << 20}
-# Maximum number of characters that get a piece of their own (`x` and `##x`). Rarer characters become [UNK].
+# Maximum number of characters that get their own pieces (`x` and `##x`). Rarer characters become [UNK].
 _MAX_CHARACTERS = 1000
 _MIN_FREQUENCY = 2
 _BATCHES_AHEAD = 4

@@ -241,6 +241,6 @@ def inference_batches(examples: Examples, seq_len: int) -> Iterator[dict[str, np
 def train_batches(
     examples: Examples, order: EpochOrder, steps: int, start_step: int, shard: DataShard
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Yields one process's rows of the batches of steps `start_step` to `steps - 1`."""
+    """Yields one process's batch rows for the steps `start_step` to `steps - 1`."""
     for step in range(start_step, steps):
         yield make_batch(examples, *order.batch(step), shard)

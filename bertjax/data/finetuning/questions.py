@@ -1,4 +1,4 @@
-"""Readers of the questions of SQuAD and TriviaQA."""
+"""Readers of SQuAD and TriviaQA questions."""
 
 import dataclasses
 import itertools
@@ -104,7 +104,7 @@ def _read_json(path: Path, dataset: str, parse: Callable[[Any], list[_T]]) -> li
 
 
 def _parse_json(data: bytes) -> Any:
-    """Returns the value of a JSON file, or a list of the values of a JSON Lines file."""
+    """Returns the value in a JSON file, or the list of values in a JSON Lines file."""
     try:
         return json.loads(data)
     except json.JSONDecodeError as error:
@@ -178,7 +178,7 @@ def _parse_question(entry: dict[str, Any], context: str) -> Question:
 
 
 def _find_first_answer(question: Question) -> tuple[int, int] | None:
-    """Returns the character span of the first answer, near its offset, or None if it is not there.
+    """Returns the character span of the first answer near its offset, or None if there is no such span.
 
     If the text at the offset differs, the offset may count UTF-16 units or bytes. Otherwise, as in google-research/bert
     `run_squad.py`, searches the words that overlap `len(answer)` characters from the offset. Any whitespace may

@@ -180,7 +180,7 @@ def _without_comments_and_index(lines: list[_Line], path: Path, stats: ReadStats
 
 
 def _tag_column(rows: list[list[str]], is_indexed: bool, path: Path) -> int:
-    """Returns the index of the column of tags, from the end.
+    """Returns the index of the tag column, counted from the end.
 
     If several columns at the end contain only tags, this is the last one with entities other than chunks, else the last
     column. An earlier column that shares entity types contains the outer tags of nested entities and is used instead,

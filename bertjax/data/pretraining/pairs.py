@@ -11,7 +11,7 @@ import numpy as np
 
 # Kinds of pairs: next-sentence prediction of BERT, and sentence-order prediction of ALBERT.
 NEXT_SENTENCE, SENTENCE_ORDER = "next_sentence", "sentence_order"
-# Names of the labels of each kind of pairs, in the order of their ids.
+# Label names by kind of pairs, in the order of the label ids.
 LABELS = {"": (), NEXT_SENTENCE: ("IsNext", "NotNext"), SENTENCE_ORDER: ("in order", "reversed or random")}
 # In each pass, exactly one of ten documents of similar length has a short target length. In google-research/bert, each
 # document has a short target length with probability 0.1.
@@ -80,7 +80,7 @@ def document_pairs(
 
 
 def target_lengths(lengths: np.ndarray, max_tokens: int, pass_index: int, rng: np.random.Generator) -> np.ndarray:
-    """Draws the target lengths of documents of `lengths` tokens for one pass, int64 [documents].
+    """Draws target lengths for one pass, int64 [documents], for documents with `lengths` tokens.
 
     As in google-research/bert, a tenth of the targets are short, uniform in 2..max_tokens. All others are `max_tokens`.
     With independent draws, the mean row length of a small corpus would vary by several percent. Therefore, documents of

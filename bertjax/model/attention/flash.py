@@ -105,7 +105,7 @@ def _intervals(ids: jax.Array, direction: str, window: int) -> tuple[jax.Array, 
 
 
 def _block_intervals(interval: tuple[jax.Array, jax.Array], block: int, other: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the interval of blocks of `other` positions that each block attends to, as two arrays [B, N]."""
+    """Returns the interval of blocks (`other` positions each) that each block attends to, as two arrays [B, N]."""
     first, last = (array.reshape(len(array), -1, block) for array in interval)
     return first.min(-1) // other, -(-last.max(-1) // other)
 

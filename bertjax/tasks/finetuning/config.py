@@ -136,7 +136,7 @@ class FinetuningConfig(RunConfig):
             self.check_batch(self.data.batch_size // self.data.examples_per_row, self.data.seq_len)
             if self.feature_head.is_used or self.model.encoder == LSTM:
                 raise UsageError("config.data.examples_per_row is not supported with LSTMs or a feature head; use 1")
-        if self.has_model:  # Otherwise, the architecture is that of the `--init_from` checkpoint, unknown here.
+        if self.has_model:  # Otherwise, the architecture comes from `--init_from` and is unknown here.
             self.check_rows(self.data.seq_len, packed)
 
     def reject(self, reason: str, *fields: str) -> None:

@@ -95,7 +95,7 @@ class PretrainingConfig(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.has_model:  # Otherwise, the architecture is that of the `--init_from` checkpoint, unknown here.
+        if self.has_model:  # Otherwise, the architecture comes from `--init_from` and is unknown here.
             self._check_model()
         for phase in self.resolved_phases:
             self.check_batch(phase.batch_size, phase.seq_len)
