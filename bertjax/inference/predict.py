@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from bertjax.config.run import RunConfig
+from bertjax.data.corpus.vocabulary import TOKENIZER_JSON
 from bertjax.data.finetuning.batches import inference_batches
 from bertjax.data.finetuning.examples import make_examples
 from bertjax.errors import UsageError
@@ -99,7 +100,8 @@ def fill_mask(model: LoadedModel, text: str, top: int) -> list[list[tuple[str, f
     """Predicts the most probable tokens at each mask token of a text. [MASK] stands for any mask token.
 
     Returns:
-      For each mask token, from left to right, `top` pairs of token and probability, best first.
+      For each mask token, from left to right, `top` pairs of token and probability, best first. The token is a piece of
+        the vocabulary or, with a tokenizer.json, its text, such as " the".
     """
     if "masked_lm" not in model.params and model.config.has_lm_head_params:
         raise UsageError(f"{model.path} lacks the parameters masked_lm; use a checkpoint with a masked-LM head")
@@ -119,7 +121,8 @@ def fill_mask(model: LoadedModel, text: str, top: int) -> list[list[tuple[str, f
     (probs,) = model.masked_lm_probs(batch)
     # Omit the padding of the vocabulary, since its probability of 0 may equal a token's.
     probs = probs[:, : vocabulary.size]
-    return [[(vocabulary.pieces[index], float(row[index])) for index in np.argsort(-row)[:top]] for row in probs]
+    decode = model.tokenizer.decode if vocabulary.kind == TOKENIZER_JSON else lambda ids: vocabulary.pieces[ids[0]]
+    return [[(decode([index]), float(row[index])) for index in np.argsort(-row)[:top]] for row in probs]
 
 
 def build_prediction_task(config: RunConfig) -> FinetuningTask:

@@ -261,9 +261,7 @@ def test_modernbert_is_adapted_fine_tuned_and_written_back(folder, tmp_path, cap
     with torch.no_grad():
         logits = model(**inputs).logits[0]
     position = int((inputs["input_ids"][0] == model.config.mask_token_id).nonzero()[0, 0])
-    best = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported").convert_ids_to_tokens(
-        int(logits[position].argmax())
-    )
+    best = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported").decode(int(logits[position].argmax()))
     assert best in filled
     (tmp_path / "train.tsv").write_text("text\tsecond\tlabel\n" + "ba na\tke ro\ta\nlo su\tmi vi\tb\n" * 4)
     table = f"text:train={tmp_path}/train.tsv,dev={tmp_path}/train.tsv"
