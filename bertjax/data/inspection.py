@@ -94,11 +94,11 @@ def format_row(batch: Mapping[str, np.ndarray], row: int, tokenizer: Tokenizer, 
 
 
 def format_masked_row(labels: Sequence[str], batch: Mapping[str, np.ndarray], row: int, vocabulary: Vocabulary) -> str:
-    """Formats a row of a `MASKED_LM_BATCH` (a sentence pair or a text) or of a `PACKED_BATCH` (several pairs).
+    """Formats a row of a `MASKED_LM_BATCH` (a sentence pair or a text) or of a `PACKED_BATCH` (several).
 
     Each segment is a paragraph. A predicted position shows the token that the model sees and the original token:
     `[MASK]←paris`, `tree←paris (random)`, `paris (kept)`. Padding is counted but not shown. `labels` contains the names
-    of pair labels.
+    of pair labels; it is empty for texts and documents.
     """
     names = {-1: "no label", **dict(enumerate(labels))}
     tokens, is_predicted = _format_tokens(batch, row, vocabulary)
@@ -106,8 +106,8 @@ def format_masked_row(labels: Sequence[str], batch: Mapping[str, np.ndarray], ro
     sequence_ids = batch["sequence_ids" if is_packed else "input_mask"][row]
     padding = f" + {(sequence_ids == 0).sum()} padding"
     pairs = int(sequence_ids.max(initial=0)) if is_packed else 1
-    noun = "pair" if pairs == 1 else "pairs"
-    lines = [f"{pairs} {noun}, {(sequence_ids > 0).sum()} tokens{padding}"] if is_packed else []
+    noun = "pair" if labels else "document"
+    lines = [f"{pairs} {noun}{'s' * (pairs != 1)}, {(sequence_ids > 0).sum()} tokens{padding}"] if is_packed else []
     for number, label in enumerate(np.atleast_1d(batch["next_sentence_labels"][row])[:pairs], 1):
         positions = np.flatnonzero(sequence_ids == number)
         size = f"{positions.size} tokens{'' if is_packed else padding}"

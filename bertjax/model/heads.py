@@ -186,7 +186,8 @@ class ReplacedTokenModel(nn.Module):
 
         If `deterministic`, the generator's samples use the same random numbers in each call.
         """
-        ids, rest = batch["input_ids"], (batch["segment_ids"], batch["input_mask"])
+        ids, sequences = batch["input_ids"], "sequence_ids" if "sequence_ids" in batch else "input_mask"
+        rest = batch["segment_ids"], batch[sequences], batch.get("position_ids")
         encoder = Encoder(self.config, name=ENCODER)
         generator = Encoder(self.generator_config, encoder.embeddings, name="generator")
         states, _ = generator(ids, *rest, deterministic=deterministic)

@@ -179,12 +179,13 @@ class PretrainingTask(Task):
     def _make_eval_dataset(self, shard: DataShard) -> Any:
         from bertjax.data.pretraining.batches import eval_dataset
 
-        # All evaluations have the batch shape of the first phase, so that they are comparable.
+        # All evaluations have the batch shape of the first phase, so that they are comparable. Sentence pairs are not
+        # packed, so that metrics do not depend on packing. Documents are packed, because most are shorter than a row.
         data, phase = self.config.data, self.phases[0]
         return eval_dataset(
             self._require_corpus(),
             phase,
-            source=self.objective.row_source(packed=False),
+            source=self.objective.row_source(data.packing and not self.objective.pairing),
             masking=phase.masking,
             max_rows=data.eval_rows or None,
             shard=shard,
@@ -204,7 +205,8 @@ def _no_corpus() -> UsageError:
 
 def _describe_phase(phase: Phase, objective: PretrainingObjective) -> str:
     positions, steps = phase.batch_size * phase.seq_len, phase.stop_step - phase.start_step
-    packed = f" with up to {phase.max_pairs_per_row} sentence pairs" if phase.max_pairs_per_row > 1 else ""
+    spans = "sentence pairs" if objective.pairing else "documents"
+    packed = f" with up to {phase.max_pairs_per_row} {spans}" if phase.max_pairs_per_row > 1 else ""
     return (
         f"steps {phase.start_step:,} to {phase.stop_step:,}: {phase.batch_size:,} rows of {phase.seq_len} tokens"
         f"{packed}, {positions:,} positions per batch, {phase.row_predictions} predictions per row, "

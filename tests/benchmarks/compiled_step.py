@@ -30,12 +30,23 @@ from hlo_cost import instruction_costs
 from hlo_program import read_program
 from measuring import parser_of
 
+# ModernBERT base, with rows of 1,024 tokens unless overridden.
+_MODERNBERT = (
+    *("model.vocab_size=50368", "model.intermediate_size=1152", "model.hidden_act=gelu_erf", "model.gated_mlp=true"),
+    *("model.norm_first=true", "model.first_attention_norm=false", "model.norm_bias=false", "model.head_bias=false"),
+    *("model.attention_bias=false", "model.mlp_bias=false", "model.layer_norm_eps=1e-5", "model.type_vocab_size=0"),
+    *("model.position_embedding_type=rotary", "model.max_position_embeddings=8192", "model.local_attention=128"),
+    *("model.hidden_dropout_prob=0", "model.attention_probs_dropout_prob=0", "model.scan_layers=true"),
+    *("model.remat=full", "data.objective=none", "data.masking.rate=0.3", "data.seq_len=1024"),
+)
 # Size, topology, rows per batch, mesh.data and other config fields of each case, by name.
 CASES = {
     "base": ("base", "v3:4x4", 256, 32, "model.scan_layers=false"),
     "four layers": ("base", "v5e:2x2", 64, 4, "model.scan_layers=false", "model.num_hidden_layers=4"),
     "large 32": ("large", "v5e:4x4", 512, 16, "model.scan_layers=true"),
     "large 64": ("large", "v5e:4x4", 1024, 16, "model.scan_layers=true"),
+    "modernbert v5e": ("L22_H768_A12", "v5e:4x4", 256, 16, *_MODERNBERT),
+    "modernbert v6e": ("L22_H768_A12", "v6e:4x4", 256, 16, *_MODERNBERT),
 }
 
 
@@ -158,6 +169,7 @@ def main() -> None:
         "TFLOP": sum(cost.flops for cost in costs) / 1e12,
         "GB": sum(cost.hbm_bytes for cost in costs) / 1e9,
         "GB XLA": compiled.cost_analysis()["bytes accessed"] / 1e9,
+        "GiB per chip": peak_bytes(compiled) / 2**30,
         "GiB of temporaries": (peak_bytes(compiled) - memory.argument_size_in_bytes) / 2**30,
         "GiB XLA": memory.temp_size_in_bytes / 2**30,
         "seconds to compile": seconds,

@@ -1,6 +1,7 @@
 """Measures the token fraction of rows with one sentence pair and of packed rows, and the time to build the pair index.
 
     python tests/benchmarks/packing.py --corpus runs/corpus --seq_len 128 512 --seed 7
+    python tests/benchmarks/packing.py --corpus runs/corpus --seq_len 128 512 1024 --seed 7 --documents
 
 `fill_at_most` is an upper bound of the token fraction for any packing. An existing pair index is only read, so use a
 new seed for each measurement of the time.
@@ -13,13 +14,15 @@ import numpy as np
 from measuring import parser_of
 
 from bertjax.data.corpus.store import open_corpus
-from bertjax.data.pretraining.config import MAX_PAIRS_PER_ROW, PAIR_SPECIAL_TOKENS
+from bertjax.data.pretraining.config import PAIR_SPECIAL_TOKENS, TILE_SPECIAL_TOKENS, max_spans_per_row
 from bertjax.data.pretraining.pair_index import PairIndex, open_pair_index
+from bertjax.data.pretraining.pairs import NEXT_SENTENCE
 
 
-def lengths_of(index: PairIndex, seq_len: int) -> np.ndarray:
-    """Returns the number of tokens of each pair, int64 [pairs]."""
-    lengths = index.records["a_length"].astype(np.int64) + index.records["b_length"] + PAIR_SPECIAL_TOKENS
+def lengths_of(index: PairIndex, seq_len: int, paired: bool = True) -> np.ndarray:
+    """Returns the number of tokens of each pair or piece of a document, int64 [pairs]."""
+    lengths = index.records["a_length"].astype(np.int64) + index.records["b_length"]
+    lengths += PAIR_SPECIAL_TOKENS if paired else TILE_SPECIAL_TOKENS
     return lengths.clip(max=seq_len)
 
 
@@ -46,15 +49,18 @@ def main() -> None:
     parser.add_argument("--seq_len", type=int, nargs="+", default=[128, 512])
     parser.add_argument("--passes", type=int, default=2)
     parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--documents", action="store_true", help="packs documents instead of sentence pairs")
     args = parser.parse_args()
     corpus = open_corpus(args.corpus)
     for seq_len in args.seq_len:
-        for pairs_per_row in (1, MAX_PAIRS_PER_ROW):
+        for packed in (False, True):
+            pairs_per_row = max_spans_per_row(seq_len, packed, not args.documents)
             begin = time.perf_counter()
-            index = open_pair_index(corpus, "train", seq_len, args.seed, args.passes, pairs_per_row)
+            pairing = "" if args.documents else NEXT_SENTENCE
+            index = open_pair_index(corpus, "train", seq_len, args.seed, args.passes, pairs_per_row, pairing)
             seconds = time.perf_counter() - begin
             rows = int(index.pass_ends[-1])
-            lengths = lengths_of(index, seq_len)
+            lengths = lengths_of(index, seq_len, not args.documents)
             fewest = len(lengths) if pairs_per_row == 1 else fewest_rows(lengths, seq_len)
             figures = {"seq_len": seq_len, "pairs_per_row": pairs_per_row, "pairs": len(lengths), "rows": rows}
             full = lengths.sum() / seq_len  # Number of rows if there were no padding.

@@ -59,8 +59,9 @@ def pretraining_batches(corpus: store.Corpus, phase: Phase, source, **arguments)
     """Returns the training batches of a corpus; `arguments` replace defaults of `train_dataset`'s arguments."""
     defaults = {"masking": Masking(), "seed": 0, "dupe_factor": 2, "start_step": 0, "shard": SINGLE_SHARD}
     arguments = {**defaults, **arguments}
-    if source.spans_per_row > 1:
-        predictions = packed_row_predictions(arguments["masking"].rate, phase.seq_len, phase.max_predictions)
+    if source.packed:
+        rate, paired = arguments["masking"].rate, source.has_pairs
+        predictions = packed_row_predictions(rate, phase.seq_len, phase.max_predictions, paired)
         phase = dataclasses.replace(phase, row_predictions=predictions)
     return train_dataset(corpus, phase, source=source, **arguments)
 

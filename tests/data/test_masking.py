@@ -8,6 +8,7 @@ from small_corpora import write_pieces
 from bertjax.data.corpus.vocabulary import load_vocabulary
 from bertjax.data.pretraining.config import Masking
 from bertjax.data.pretraining.masking import choose_positions, replace_tokens
+from bertjax.data.pretraining.rows import TokenRows
 from bertjax.errors import UsageError
 
 VOCABULARY_SIZE = 64
@@ -29,6 +30,12 @@ def example_rows(vocabulary, rows: int, seq_len: int) -> tuple[np.ndarray, np.nd
     return ids, lengths
 
 
+def token_rows(ids, lengths) -> TokenRows:
+    """Returns rows of one span each."""
+    lengths = tf.constant(lengths)[:, None]
+    return TokenRows(tf.constant(ids), *[None] * 3, starts=tf.zeros_like(lengths), lengths=lengths, labels=None)
+
+
 def masked(vocabulary, masking, max_predictions, rows=2000):
     seq_len = 40
     ids, lengths = example_rows(vocabulary, rows, seq_len)
@@ -36,11 +43,12 @@ def masked(vocabulary, masking, max_predictions, rows=2000):
     choice, others = uniforms[:, :seq_len], uniforms[:, seq_len:]
 
     @tf.function
-    def mask(ids, lengths):
-        positions = choose_positions(ids, lengths, tf.constant(choice), vocabulary, masking, max_predictions)
-        return replace_tokens(ids, positions, tf.constant(others), vocabulary, masking)
+    def mask():
+        most = max_predictions
+        positions = choose_positions(token_rows(ids, lengths), tf.constant(choice), vocabulary, masking, most, most)
+        return replace_tokens(tf.constant(ids), positions, tf.constant(others), vocabulary, masking)
 
-    result = mask(tf.constant(ids), tf.constant(lengths))
+    result = mask()
     names = ("input_ids", "masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
     return ids, lengths, *(result[name].numpy() for name in names)
 
@@ -142,7 +150,8 @@ def run_lengths(vocabulary, masking):
     ids = np.random.default_rng(0).choice(words, (rows, seq_len)).astype(np.int32)
     uniforms = np.random.default_rng(1).random((rows, seq_len), np.float32)
     lengths = np.full(rows, seq_len, np.int32)
-    positions = choose_positions(tf.constant(ids), lengths, tf.constant(uniforms), vocabulary, masking, max_predictions)
+    made = token_rows(ids, lengths)
+    positions = choose_positions(made, tf.constant(uniforms), vocabulary, masking, max_predictions, max_predictions)
     chosen = np.zeros((rows, seq_len + 2), int)
     np.put_along_axis(chosen[:, 1:], positions.numpy(), 1, axis=1)
     chosen[:, -1] = 0

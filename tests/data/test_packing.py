@@ -1,4 +1,4 @@
-"""Tests of packed pre-training rows: an epoch has the same pairs as without packing, each in one row."""
+"""Tests of packed pre-training rows: an epoch has the same pairs as without packing, or all documents, each once."""
 
 import itertools
 
@@ -9,12 +9,11 @@ from unpacking import joined, unmasked_ids, unpacked
 
 from bertjax.data.pretraining.config import Masking, Phase, num_predictions, packed_row_predictions
 from bertjax.data.pretraining.pair_index import open_pair_index, pack_pairs
-from bertjax.data.pretraining.pairs import RECORD
+from bertjax.data.pretraining.pairs import RECORD, document_pieces
 from bertjax.data.pretraining.row_sources import make_row_source
 from bertjax.data.pretraining.rows import packed_pair_lookup
 
 SEQ_LEN, BATCH, PREDICTIONS, MAX_PAIRS = 64, 8, 7, 8
-ROW_PREDICTIONS = packed_row_predictions(0.15, SEQ_LEN, PREDICTIONS)
 
 
 def short_documents(count: int, seed: int) -> list[list[int]]:
@@ -27,6 +26,13 @@ def short_documents(count: int, seed: int) -> list[list[int]]:
 def short_corpus(make_corpus):
     """Returns a corpus of short documents in which all tokens of a split have different ids."""
     return make_corpus(short_documents(120, 1), short_documents(20, 2), unique=True)
+
+
+def offsets_in(corpus, array) -> np.ndarray:
+    """Returns the index in the train split of each id of an array, or -1, for tokens that all have different ids."""
+    offset = np.full(corpus.vocabulary().size, -1)
+    offset[corpus.train.tokens] = np.arange(len(corpus.train.tokens))
+    return offset[array]
 
 
 def rows_of(lengths: list[int], room: int, most: int, seed: int = 0) -> list[list[int]]:
@@ -112,24 +118,28 @@ def test_packed_rows_can_be_looked_up_in_any_order():
     assert place.tolist() == [3 * row + nth for row, index in enumerate(rows) for nth in range(sizes[index])]
 
 
-@pytest.mark.parametrize("rate", [0.15, 0.3, 1.0])
+@pytest.mark.parametrize("paired", [True, False])
+@pytest.mark.parametrize("rate", [0.15, 0.3, 0.99, 1.0])
 @pytest.mark.parametrize("predictions", [1, 7, 64])
-def test_predictions_of_a_packed_row_stay_within_the_maximum(rate, predictions):
+def test_predictions_of_a_packed_row_stay_within_the_maximum(rate, predictions, paired):
     numbers = num_predictions(rate, SEQ_LEN, predictions)
     # `most[n]` is the maximum number of predictions in a row whose pairs have n tokens in total.
     most = np.zeros(SEQ_LEN + 1, int)
     for _ in range(MAX_PAIRS):
         most = np.array(
-            [max([most[n], *(most[n - k] + numbers[k] for k in range(5, n + 1))]) for n in range(SEQ_LEN + 1)]
+            [
+                max([most[n], *(most[n - k] + numbers[k] for k in range(5 if paired else 3, n + 1))])
+                for n in range(SEQ_LEN + 1)
+            ]
         )
-    limit = packed_row_predictions(rate, SEQ_LEN, predictions)
+    limit = packed_row_predictions(rate, SEQ_LEN, predictions, paired)
     assert most[SEQ_LEN] <= limit <= max(most[SEQ_LEN] + MAX_PAIRS / 2, 1)
 
 
-def train(corpus, steps, masking=None, predictions=PREDICTIONS, packed=True):
+def train(corpus, steps, masking=None, predictions=PREDICTIONS, packed=True, pairing="next_sentence", dupe_factor=1):
     phase = Phase(SEQ_LEN, BATCH, predictions, 0, 1 << 40)
     dataset = pretraining_batches(
-        corpus, phase, make_row_source("next_sentence", packed), masking=masking or Masking(), dupe_factor=1
+        corpus, phase, make_row_source(pairing, packed), masking=masking or Masking(), dupe_factor=dupe_factor
     )
     return list(itertools.islice(dataset.as_numpy_iterator(), steps))
 
@@ -140,8 +150,7 @@ def test_epoch_has_each_pair_in_one_row_without_further_truncation(short_corpus,
     all_rows = joined(train(short_corpus, -(-2 * rows // BATCH), packed=packed))
     records = np.array(open_pair_index(short_corpus, "train", SEQ_LEN, 0, 1).records)
     vocabulary = short_corpus.vocabulary()
-    offset = np.full(vocabulary.size, -1)
-    offset[short_corpus.train.tokens] = np.arange(len(short_corpus.train.tokens))
+    offset = offsets_in(short_corpus, np.arange(vocabulary.size))
     for epoch in range(2):
         pairs = {name: array[epoch * rows : (epoch + 1) * rows] for name, array in all_rows.items()}
         pairs = unpacked(pairs) if packed else pairs
@@ -169,13 +178,71 @@ def test_epoch_has_each_pair_in_one_row_without_further_truncation(short_corpus,
     assert not np.array_equal(all_rows["input_ids"][0], all_rows["input_ids"][rows])
 
 
-@pytest.mark.parametrize("whole_word", [False, True])
-def test_pairs_of_packed_rows_are_masked_like_unpacked_pairs(short_corpus, whole_word):
-    masking = Masking(whole_word=whole_word)
-    rows = joined(train(short_corpus, 40, masking))
+@pytest.mark.parametrize("max_tokens", [8, 20, 62, 1000])
+@pytest.mark.parametrize("at_once", [1 << 18, 50])
+def test_pieces_hold_every_token_once_and_end_with_sentences_near_the_end_of_a_row(monkeypatch, max_tokens, at_once):
+    monkeypatch.setattr("bertjax.data.pretraining.pairs._MAX_PAIRS", at_once)
+    lengths = [[0], [70, 3], *short_documents(50, 5), [0, 2, 0, 90, 0], [max_tokens], [1] * 100]
+    sentences = np.cumsum([0, *itertools.chain(*lengths)])
+    documents = np.cumsum([0, *map(len, lengths)])
+    found = [
+        np.sort(np.concatenate([*document_pieces(sentences, documents, max_tokens, np.random.default_rng(seed))]))
+        for seed in (0, 1)
+    ]
+    for pieces in found:
+        starts, sizes = pieces["a_start"], pieces["a_length"]
+        assert sizes.max() <= max_tokens and sizes.min() > 0 and (pieces["label"] == -1).all()
+        np.testing.assert_array_equal(starts, np.cumsum([0, *sizes[:-1]]))
+        assert starts[-1] + sizes[-1] == sentences[-1]
+        for first, last in itertools.pairwise(sentences[documents]):
+            inside = (starts >= first) & (starts < last)
+            assert (last == first or first in starts) and (last - first > max_tokens or inside.sum() <= 1)
+        ends = starts + sizes
+        bounds = sentences[documents]
+        inner = ~np.isin(starts, bounds) & ~np.isin(ends, bounds)
+        has_end = np.isin(ends, sentences)
+        near = ends - sentences[np.searchsorted(sentences, ends, side="right") - 1] + max_tokens - sizes
+        # Between the first and the last piece, a piece ends with the last sentence if less than 1/16 remains free.
+        assert (has_end | (sizes == max_tokens))[inner].all()
+        assert ((near > max_tokens // 16) != has_end)[inner].all()
+    assert np.array_equal(*found) == (max_tokens == 1000)
+
+
+def test_epoch_has_every_piece_of_a_document_in_one_row(make_corpus):
+    lengths = [*short_documents(60, 1), [12] * 30, [100]]
+    corpus = make_corpus(lengths, short_documents(4, 2), unique=True)
+    index = open_pair_index(corpus, "train", SEQ_LEN, 0, 2, MAX_PAIRS, "")
+    bounds = np.asarray(corpus.train.sentences)[np.asarray(corpus.train.documents)]
+    rows = int(index.pass_ends[-1])
+    batch = joined(train(corpus, -(-rows // BATCH), pairing="", dupe_factor=2))
+    assert (batch["next_sentence_labels"] == -1).all() and not batch["segment_ids"].any()
+    pieces = []
+    for first, last in itertools.pairwise([0, *index.pass_ends]):
+        documents = unpacked({name: array[first:last] for name, array in batch.items()})
+        numbers = documents["input_mask"].sum(1)
+        assert numbers.sum() > 0.9 * SEQ_LEN * (last - first)
+        offsets = []
+        for ids, number in zip(unmasked_ids(documents), numbers, strict=True):
+            assert ids[0] == corpus.vocabulary().cls_id and ids[number - 1] == corpus.vocabulary().sep_id
+            offsets.append(offsets_in(corpus, ids[1 : number - 1]))
+            np.testing.assert_array_equal(offsets[-1], offsets[-1][0] + np.arange(number - 2))
+            assert np.unique(np.searchsorted(bounds, offsets[-1], side="right")).size == 1
+        np.testing.assert_array_equal(np.sort(np.concatenate(offsets)), np.arange(bounds[-1]))
+        pieces.append({(part[0], part[-1]) for part in offsets})
+    # Only the pieces of long documents differ between passes.
+    whole = {(first, last - 1) for first, last in itertools.pairwise(bounds.tolist()) if last - first <= SEQ_LEN - 2}
+    assert whole <= pieces[0] & pieces[1] and pieces[0] != pieces[1]
+
+
+@pytest.mark.parametrize("pairing", ["next_sentence", ""])
+@pytest.mark.parametrize("choice, full", [({}, 0.98), ({"whole_word": True}, 0.8), ({"max_span": 3}, 0.4)])
+def test_spans_of_packed_rows_are_masked_like_unpacked_rows(short_corpus, choice, full, pairing):
+    masking = Masking(**choice)
+    rows = joined(train(short_corpus, 40, masking, pairing=pairing))
     numbers = np.array(num_predictions(masking.rate, SEQ_LEN, PREDICTIONS))
     vocabulary = short_corpus.vocabulary()
-    assert rows["masked_lm_ids"].shape[1] == ROW_PREDICTIONS
+    most = packed_row_predictions(masking.rate, SEQ_LEN, PREDICTIONS, paired=bool(pairing))
+    assert rows["masked_lm_ids"].shape[1] == most
     for row, weights in zip(rows["masked_lm_positions"], rows["masked_lm_weights"] > 0, strict=True):
         # Positions are ascending, and unused predictions come last.
         assert (np.diff(row[weights]) > 0).all() and not weights[weights.sum() :].any() and not row[~weights].any()
@@ -183,15 +250,16 @@ def test_pairs_of_packed_rows_are_masked_like_unpacked_pairs(short_corpus, whole
     predicted = (pairs["masked_lm_weights"] > 0).sum(1)
     wanted = numbers[pairs["input_mask"].sum(1)]
     assert (predicted <= wanted).all()
-    assert (predicted == wanted).mean() > (0.8 if whole_word else 0.999)
+    assert (predicted == wanted).mean() > full
     used = pairs["masked_lm_weights"] > 0
     assert not np.isin(pairs["masked_lm_ids"][used], vocabulary.special_ids).any()
     seen = np.take_along_axis(pairs["input_ids"], pairs["masked_lm_positions"], 1)[used]
     shares = [(seen == vocabulary.mask_id).mean(), (seen == pairs["masked_lm_ids"][used]).mean()]
     assert shares == pytest.approx([0.8, 0.1], abs=0.03)
-    # Predictions are uniformly distributed in a pair, so their mean position is the middle.
+    # Predictions are uniformly distributed in a pair, so their mean position is the middle. The last group of words is
+    # shorter, so it is chosen more often.
     middle = pairs["masked_lm_positions"][used] / np.repeat(pairs["input_mask"].sum(1) - 1, predicted)
-    assert middle.mean() == pytest.approx(0.5, abs=0.02)
+    assert middle.mean() == pytest.approx(0.5, abs=0.04 if "max_span" in choice else 0.02)
 
 
 def test_max_predictions_above_the_needed_number_does_not_change_batches(short_corpus):

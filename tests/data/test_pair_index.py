@@ -141,3 +141,5 @@ def test_pairs_need_two_documents(make_corpus, documents):
     corpus = make_corpus([[3, 4], [5]], documents)
     with pytest.raises(UsageError, match=f"heldout split .* has {len(documents)} document.*prepare more documents"):
         open_pair_index(corpus, "heldout", 64, 0, 1)
+    if documents:
+        assert len(open_pair_index(corpus, "heldout", 64, 0, 1, 8, "").records) == 1

@@ -59,18 +59,34 @@ def test_rows_have_special_tokens_segments_and_padding(tmp_path):
     tokens = tf.range(100, 130)
     pad, cls, sep = vocabulary.pad_id, vocabulary.cls_id, vocabulary.sep_id
     rows = spans([2, 0], [3, 4], [20, 10], [2, 3])
-    ids, segment_ids, lengths = assemble_rows(tokens, rows, 10, vocabulary, paired=True)
-    assert ids.numpy().tolist() == [
+    made = assemble_rows(tokens, rows, 10, vocabulary, paired=True)
+    assert made.ids.numpy().tolist() == [
         [cls, 102, 103, 104, sep, 120, 121, sep, pad, pad],
         [cls, 100, 101, 102, 103, sep, 110, 111, 112, sep],
     ]
-    assert segment_ids.numpy().tolist() == [[0, 0, 0, 0, 0, 1, 1, 1, 0, 0], [0, 0, 0, 0, 0, 0, 1, 1, 1, 1]]
-    assert lengths.numpy().tolist() == [8, 10]
+    assert made.segment_ids.numpy().tolist() == [[0, 0, 0, 0, 0, 1, 1, 1, 0, 0], [0, 0, 0, 0, 0, 0, 1, 1, 1, 1]]
+    assert made.lengths.numpy().tolist() == [[8], [10]]
 
-    ids, segment_ids, lengths = assemble_rows(tokens, spans([27, 5], [8, 2], 0, 0, -1), 10, vocabulary, paired=False)
-    assert ids.numpy().tolist() == [
+    made = assemble_rows(tokens, spans([27, 5], [8, 2], 0, 0, -1), 10, vocabulary, paired=False)
+    assert made.ids.numpy().tolist() == [
         [cls, 127, 128, 129, 100, 101, 102, 103, 104, sep],
         [cls, 105, 106, sep, pad, pad, pad, pad, pad, pad],
     ]
-    assert not segment_ids.numpy().any()
-    assert lengths.numpy().tolist() == [10, 4]
+    assert not made.segment_ids.numpy().any()
+    assert made.lengths.numpy().tolist() == [[10], [4]]
+
+
+def test_packed_rows_have_one_span_after_the_other(tmp_path):
+    vocabulary = load_vocabulary(write_pieces(tmp_path / "vocab.txt", 200))
+    pad, cls, sep = vocabulary.pad_id, vocabulary.cls_id, vocabulary.sep_id
+    packed = spans([2, 20, 7], [3, 1, 2], 0, 0, [-1, 1, 0])._replace(slots=tf.constant([0, 1, 3], tf.int64))
+    made = assemble_rows(tf.range(100, 130), packed, 9, vocabulary, paired=False, spans_per_row=3)
+    assert {name: tensor.numpy().tolist() for name, tensor in made._asdict().items()} == {
+        "ids": [[cls, 102, 103, 104, sep, cls, 120, sep, pad], [cls, 107, 108, sep, pad, pad, pad, pad, pad]],
+        "segment_ids": [[0] * 9, [0] * 9],
+        "sequence_ids": [[1, 1, 1, 1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 0, 0, 0, 0, 0]],
+        "position_ids": [[0, 1, 2, 3, 4, 0, 1, 2, 0], [0, 1, 2, 3, 0, 0, 0, 0, 0]],
+        "starts": [[0, 0, 0, 0, 0, 5, 5, 5, 5], [0] * 9],
+        "lengths": [[5, 5, 5, 5, 5, 3, 3, 3, 3], [4] * 9],
+        "labels": [[-1, 1, -1], [0, -1, -1]],
+    }

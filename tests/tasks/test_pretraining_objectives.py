@@ -61,6 +61,11 @@ def test_eval_rows_limits_the_rows_of_an_evaluation(corpus):
     assert sum(batch["input_mask"].any(axis=1).sum() for batch in task.eval_batches(SINGLE_SHARD)) == 3
 
 
+def test_rows_of_language_models_cannot_be_packed(corpus, tmp_path, capfd):
+    command = train_command(experiment_of(corpus, "lm"), tmp_path, None, *MODELS["lm"], data__packing=True)
+    assert "packing=true is not supported by objective=lm" in refused(capfd, *command)
+
+
 def test_pairs_objective_needs_two_segment_types(corpus, tmp_path, capfd):
     command = train_command(experiment_of(corpus, "pairs"), tmp_path, None, model__type_vocab_size=1)
     error = "config.model.type_vocab_size=1 is too small for sentence pairs; use --config.data.objective=none"
@@ -77,9 +82,11 @@ def test_objectives_with_the_same_kind_of_model_have_the_same_metrics(corpus):
         assert metrics.setdefault((made.model.KIND, overrides), names) == names
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_each_objective_has_consistent_batches_model_and_metric_names(objective, corpus):
-    task = load_task(experiment_of(corpus, objective), None, *MODELS[objective])
+@pytest.mark.parametrize(
+    ("objective", "packing"), [*((name, False) for name in OBJECTIVES), ("pairs", True), ("none", True)]
+)
+def test_each_objective_has_consistent_batches_model_and_metric_names(objective, packing, corpus):
+    task = load_task(experiment_of(corpus, objective), None, *MODELS[objective], data__packing=packing)
     real, synthetic = (
         next(task.train_batches(0, SINGLE_SHARD)),
         synthetic_batch(task.objective.schema, task.axis_sizes()),

@@ -76,6 +76,18 @@ def test_packing_applies_to_training_rows_only(corpus, whole, tmp_path):
     assert packed[0]["eval_mlm_loss"] == unpacked[0]["eval_mlm_loss"]
 
 
+def test_packed_documents_resume_and_are_evaluated_in_packed_rows(corpus, tmp_path):
+    task = make(corpus, data__objective="none", data__packing=True, steps=8)
+    heldout = [batch["sequence_ids"] for batch in task.eval_batches(SINGLE_SHARD)]
+    assert max(ids.max() for ids in heldout) > 1
+    rows = open_pair_index(open_corpus(corpus), "heldout", 16, 0, 1, 8, "").pass_ends[-1]
+    assert sum((ids > 0).any(axis=1).sum() for ids in heldout) == rows
+    loop.train(task, str(tmp_path / "whole"))
+    for run in (with_signal(task, 5), task):
+        loop.train(run, str(tmp_path / "parts"))
+    jax.tree.map(np.testing.assert_array_equal, *(load_final_params(tmp_path / name) for name in ("whole", "parts")))
+
+
 def test_evaluation_uses_each_held_out_row_once(corpus):
     rows = len(open_pair_index(open_corpus(corpus), "heldout", 16, 0, 1).records)
     task = make(corpus, data__batch_size=rows - 3)

@@ -14,8 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from bertjax.data.corpus.store import Corpus, Split
-from bertjax.data.pretraining.config import PAIR_SPECIAL_TOKENS, Masking, Phase
-from bertjax.data.pretraining.row_sources import EVAL_SEED, MASKS, TRUNCATION, Batch, RowSource
+from bertjax.data.pretraining.config import PAIR_SPECIAL_TOKENS, Masking, Phase, max_spans_per_row
+from bertjax.data.pretraining.row_sources import EVAL_SEED, MASKS, TRUNCATION, Batch, RowSource, make_batch
 from bertjax.data.pretraining.rows import Spans, assemble_rows, stream_key, truncate_pairs, without_copy
 from bertjax.data.schema import Schema, padding_values
 from bertjax.data.shard import DataShard
@@ -51,7 +51,7 @@ def train_dataset(
         `next_sentence_labels`: int32 [B], 0 IsNext, 1 NotNext, -1 no label.
       Batches without masks contain only the first three arrays. In packed batches, `sequence_ids` (pair
       number, from 1) and `position_ids`, int32 [B, L], replace `input_mask`, and `next_sentence_labels` is [B, K] for
-      up to K pairs per row.
+      up to K pairs per row. In batches of documents, they are -1.
     """
     lookup = source.train(corpus, phase, seed, dupe_factor)
     assemble = _make_assembler(corpus, corpus.train, phase, source, masking, shard, seed, phase.start_step)
@@ -126,7 +126,8 @@ def _make_assembler(
     tokens = without_copy(split.tokens)
     mask_key, truncation_key = stream_key(*seeds, MASKS), stream_key(*seeds, TRUNCATION)
     seq_len = phase.seq_len
-    predictions = phase.row_predictions if source.spans_per_row > 1 else phase.max_predictions
+    spans_per_row = max_spans_per_row(seq_len, source.packed, source.has_pairs)
+    predictions = phase.row_predictions if source.packed else phase.max_predictions
     num_uniforms = seq_len + 2 * predictions
     # Philox yields 4 numbers per counter value. Each row starts at a new counter value, so that rows are independent.
     counters_per_row = -(-num_uniforms // 4)
@@ -156,12 +157,11 @@ def _make_assembler(
         uniforms = draw(tf.raw_ops.StatelessRandomUniformV2, mask_key, first, counters_per_row, 4 * counters_per_row)
         uniforms = uniforms[:, :num_uniforms]
         if source.has_pairs:
-            draw_bits, size = tf.raw_ops.StatelessRandomUniformFullIntV2, source.spans_per_row
+            draw_bits, size = tf.raw_ops.StatelessRandomUniformFullIntV2, spans_per_row
             bits = tf.reshape(draw(draw_bits, truncation_key, first, size, 2 * size, dtype=tf.uint64), [-1, 2])
-            bits = bits if spans.slots is None else tf.gather(bits, spans.slots)
-            spans = truncate_pairs(spans, seq_len - PAIR_SPECIAL_TOKENS, bits)
-        rows = assemble_rows(tokens, spans, seq_len, vocabulary, source.has_pairs)
-        return source.make_batch(rows, spans, uniforms, vocabulary, masking, phase.max_predictions)
+            spans = truncate_pairs(spans, seq_len - PAIR_SPECIAL_TOKENS, tf.gather(bits, spans.slots))
+        rows = assemble_rows(tokens, spans, seq_len, vocabulary, source.has_pairs, spans_per_row)
+        return make_batch(source, rows, uniforms, vocabulary, masking, phase.max_predictions)
 
     return assemble
 

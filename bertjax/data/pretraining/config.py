@@ -17,6 +17,8 @@ PAIR_SPECIAL_TOKENS, TILE_SPECIAL_TOKENS = 3, 2
 # Maximum sentence pairs per packed row. On Wikipedia at length 512, a limit of 4 leaves 0.7 % padding, and a limit of 8
 # leaves 0.1 %. At length 128, a limit above 2 has no effect, since most pairs are longer than half a row.
 MAX_PAIRS_PER_ROW = 8
+# A packed row of documents has at most one document per this number of tokens.
+_TOKENS_PER_DOCUMENT = 32
 # Positions that the model predicts, and their original tokens. Unused predictions have weight 0.
 PREDICTIONS: Schema = (
     ArraySpec("masked_lm_positions", ("predictions",), num_values="length"),
@@ -28,7 +30,8 @@ MASKED_LM_BATCH: Schema = (
     *PREDICTIONS,
     ArraySpec("next_sentence_labels", (), num_values="labels", padding=-1),
 )
-# Rows of several sentence pairs. `sequence_ids` is 1 at tokens of the first pair, 2 at the second, and 0 at padding.
+# Rows of several sentence pairs or documents. `sequence_ids` is 1 at tokens of the first, 2 at the second, and 0 at
+# padding.
 PACKED_BATCH: Schema = (
     ArraySpec("input_ids", ("length",), num_values="pieces"),
     ArraySpec("sequence_ids", ("length",)),
@@ -106,11 +109,11 @@ class Phase:
     Attributes:
       seq_len: tokens per row, with special tokens and padding.
       batch_size: rows of the global batch.
-      max_predictions: maximum predictions per row, or per sentence pair in packed rows.
+      max_predictions: maximum predictions per row, or per sentence pair or document in packed rows.
       start_step: first step of the phase.
       stop_step: end step (exclusive).
-      max_pairs_per_row: maximum sentence pairs of a row (default: 1, rows are not packed).
-      row_predictions: maximum predictions of a row (default: as many as its pairs may have).
+      max_pairs_per_row: maximum sentence pairs or documents of a row (default: 1, rows are not packed).
+      row_predictions: maximum predictions of a row (default: `max_predictions`, for rows that are not packed).
       masking: see `Masking`.
       config: learning rate and model fields of the phase.
     """
@@ -131,10 +134,7 @@ class Phase:
                 f"max_predictions={self.max_predictions} is out of range; use a value between 1 and "
                 f"seq_len={self.seq_len}"
             )
-        row = self.max_predictions
-        if self.max_pairs_per_row > 1:
-            row = packed_row_predictions(self.masking.rate, self.seq_len, self.max_predictions)
-        object.__setattr__(self, "row_predictions", self.row_predictions or row)
+        object.__setattr__(self, "row_predictions", self.row_predictions or self.max_predictions)
 
 
 def num_predictions(rate: float, seq_len: int, max_predictions: int) -> list[int]:
@@ -143,10 +143,22 @@ def num_predictions(rate: float, seq_len: int, max_predictions: int) -> list[int
     return [0] + [min(max_predictions, max(1, round(n * rate))) for n in range(1, seq_len + 1)]
 
 
-def packed_row_predictions(rate: float, seq_len: int, max_predictions: int) -> int:
-    """Returns the maximum number of predictions in a packed row, whose pairs have at most `max_predictions` each."""
+def max_spans_per_row(seq_len: int, packed: bool = True, paired: bool = True) -> int:
+    """Returns the maximum number of sentence pairs or, if not `paired`, of documents in a row."""
+    if not packed:
+        return 1
+    return MAX_PAIRS_PER_ROW if paired else max(MAX_PAIRS_PER_ROW, seq_len // _TOKENS_PER_DOCUMENT)
+
+
+def packed_row_predictions(rate: float, seq_len: int, max_predictions: int, paired: bool = True) -> int:
+    """Returns the maximum number of predictions in a packed row.
+
+    Each sentence pair or, if not `paired`, each document has at most `max_predictions`.
+    """
     numbers = num_predictions(rate, seq_len, max_predictions)
+    spans = max_spans_per_row(seq_len, paired=paired)
+    shortest = MIN_PAIR_TOKENS if paired else TILE_SPECIAL_TOKENS + 1
     # Because of rounding and the minimum of 1, the number of predictions of a pair can exceed `rate` times its
     # number of tokens by up to `excess`.
-    excess = max(number - rate * length for length, number in enumerate(numbers) if length >= MIN_PAIR_TOKENS)
-    return min(MAX_PAIRS_PER_ROW * max(numbers), math.floor(rate * seq_len + MAX_PAIRS_PER_ROW * max(excess, 0.0)))
+    excess = max(number - rate * length for length, number in enumerate(numbers) if length >= shortest)
+    return min(seq_len, spans * max(numbers), math.floor(rate * seq_len + spans * max(excess, 0.0)))

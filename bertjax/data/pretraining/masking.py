@@ -1,5 +1,7 @@
 """Masking of token rows, as TensorFlow graph operations.
 
+A row contains one or several spans of tokens, such as sentence pairs, which are masked independently.
+
 Axes: B rows, L tokens per row, P predictions per row, V vocabulary.
 """
 
@@ -10,45 +12,64 @@ import tensorflow as tf
 
 from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.data.pretraining.config import Masking, num_predictions
+from bertjax.data.pretraining.rows import TokenRows
 
-# Probability that a span of words ends after a word, which makes the number of words geometric (SpanBERT, section 3.1).
+# Probability that a group ends after a word, which makes the number of words geometric (SpanBERT, section 3.1).
 _SPAN_END_PROBABILITY = 0.2
-# Maximum number of words or spans per row that masking skips because they need more predictions than remain.
-_SKIPPED_WORDS = 2
+# Maximum number of words or groups of words that masking skips because they need more predictions than remain.
+_SKIPPED_GROUPS = 2
 
 
 def choose_positions(
-    ids: tf.Tensor,
-    lengths: tf.Tensor,
+    rows: TokenRows,
     uniforms: tf.Tensor,
     vocabulary: Vocabulary,
     masking: Masking,
     max_predictions: int,
+    row_predictions: int,
 ) -> tf.Tensor:
-    """Chooses the positions to predict, int32 [B, P], where P is `max_predictions`.
+    """Chooses the positions to predict, int32 [B, P], where P is `row_predictions`.
 
-    `ids` are int32 [B, L], `lengths` (tokens per row) int32 [B], and `uniforms` float32 [B, L] in [0, 1). The positions
-    of a row ascend. Unused elements are at the end and equal L, which is not a valid position.
+    A row contains one or several spans, such as sentence pairs, and each has up to `max_predictions` predictions.
+    `uniforms` are float32 [B, L] in [0, 1). The positions of a row ascend. Unused elements are at the end and equal L,
+    which is not a valid position.
 
-    A row of n tokens, special tokens included, has min(max_predictions, max(1, round(n * rate))) predictions, as in
-    google-research/bert `create_pretraining_data.py`. If the row has fewer non-special tokens, all of them are
+    A span of n tokens, special tokens included, has min(max_predictions, max(1, round(n * rate))) predictions, as in
+    google-research/bert `create_pretraining_data.py`. If the span has fewer non-special tokens, all of them are
     predicted. Special tokens are never masked. In contrast, google-research/bert may mask an [UNK] of the text.
 
     Whole-word masking chooses words (a piece and its continuations) in random order. It skips up to two words that need
     more predictions than remain, and stops at the third. google-research/bert skips all such words. A continuation
     piece at the start of segment B is a separate word. google-research/bert adds it to A's last word.
     """
-    seq_len: Any = ids.shape[1]
+    seq_len: Any = rows.ids.shape[1]
     numbers = num_predictions(masking.rate, seq_len, max_predictions)
-    number = tf.gather(tf.constant(numbers, tf.int32), lengths)  # [B]
-    candidates = tf.gather(_is_ordinary(vocabulary), ids)  # [B, L]
+    limit = tf.gather(tf.constant(numbers, tf.int32), rows.lengths)  # [B, L] or [B, 1]
+    candidates = tf.gather(_is_ordinary(vocabulary), rows.ids)  # [B, L]
+    ranks = min(seq_len, max_predictions + _SKIPPED_GROUPS)
     if not masking.whole_word and masking.max_span == 1:
-        return _choose_tokens(candidates, uniforms, number, max_predictions)
-    after_candidate = tf.pad(candidates[:, :-1], [[0, 0], [1, 0]])
-    starts = candidates & ~(tf.gather(vocabulary.is_continuation, ids) & after_candidate)
-    if masking.max_span > 1:
-        starts = _span_starts(starts, starts & ~after_candidate, uniforms, masking.max_span)
-    return _choose_groups(candidates, starts, uniforms, number, max_predictions)
+        is_candidate, order = _random_order(candidates, rows.starts, uniforms, ranks)
+        chosen = is_candidate & (tf.range(order.shape[1]) - rows.starts < limit)
+        return -tf.math.top_k(-tf.where(chosen, order, seq_len), row_predictions).values
+
+    groups = _word_groups(rows, candidates, uniforms, vocabulary, masking.max_span)
+    groups += seq_len * tf.range(tf.shape(groups)[0])[:, None]  # index in the batch
+    sizes = tf.math.unsorted_segment_sum(
+        tf.reshape(tf.cast(candidates, tf.int32), [-1]), tf.reshape(groups, [-1]), tf.size(groups)
+    )
+    _, order = _random_order(tf.reshape(sizes > 0, [-1, seq_len]), rows.starts, uniforms, ranks)
+    order += seq_len * tf.range(tf.shape(order)[0])[:, None]
+    ranked_sizes = tf.gather(sizes, order)
+    for _ in range(_SKIPPED_GROUPS):
+        total = _cumsum_in_span(ranked_sizes, rows.starts)
+        is_first_too_long = (total > limit) & (total - ranked_sizes <= limit)
+        ranked_sizes = tf.where(is_first_too_long, 0, ranked_sizes)
+    is_chosen = (_cumsum_in_span(ranked_sizes, rows.starts) <= limit) & (ranked_sizes > 0)
+    chosen_groups = tf.scatter_nd(
+        tf.reshape(order, [-1, 1]), tf.reshape(tf.cast(is_chosen, tf.int32), [-1]), tf.shape(sizes)
+    )
+    chosen = candidates & (tf.gather(chosen_groups, groups) > 0)
+    return seq_len - tf.math.top_k(tf.where(chosen, seq_len - tf.range(seq_len), 0), row_predictions).values
 
 
 def replace_tokens(
@@ -94,64 +115,50 @@ def _is_ordinary(vocabulary: Vocabulary) -> np.ndarray:
     return is_ordinary
 
 
-def _choose_tokens(candidates: tf.Tensor, uniform: tf.Tensor, number: tf.Tensor, max_predictions: int) -> tf.Tensor:
-    """Returns the positions of the candidates with the largest values of `uniform`, int32 [B, P].
+def _random_order(
+    is_group: tf.Tensor, starts: tf.Tensor, uniforms: tf.Tensor, ranks: int
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Orders the groups of each span at random. A group is a token or several.
 
-    `number` [B] is the maximum number of positions in each row. The positions of a row ascend. Unused elements are L.
+    `is_group` is bool [B, L]. Returns whether there is a group of each rank, and its index in the row. In rows of one
+    span, these are bool and int32 [B, `ranks`]. In packed rows, they are [B, L], and the ranks of a span begin at its
+    first position.
     """
-    seq_len = candidates.shape[1]
-    values, positions = tf.math.top_k(tf.where(candidates, uniform, -1.0), max_predictions)
-    used = (values >= 0) & (tf.range(max_predictions) < number[:, None])
-    return -tf.math.top_k(-tf.where(used, positions, seq_len), max_predictions).values
+    is_packed = starts.shape[1] != 1
+    # Keys of later spans are smaller, so that spans stay in place. Keys are exact in float64.
+    keys = tf.cast(tf.where(is_group, uniforms, -1.0), tf.float64 if is_packed else tf.float32)
+    shift = 2 * tf.cast(starts, keys.dtype)
+    values, order = tf.math.top_k(keys - shift, is_group.shape[1] if is_packed else ranks)
+    return values + shift >= 0, order
 
 
-def _span_starts(starts: tf.Tensor, after_special: tf.Tensor, uniform: tf.Tensor, max_span: int) -> tf.Tensor:
-    """Divides each row into spans of words of geometric length, at most `max_span`. Returns their starts, bool [B, L].
-
-    `starts` marks the starts of words, and `after_special` the starts after a special token, where a span ends.
-    """
-    seq_len: Any = starts.shape[1]
-    # `_choose_groups` orders spans by the high bits of `uniform`, so the low bits are independent of the order.
-    low_bits = tf.math.floormod(uniform * 1024.0, 1.0)
-    ends_before = starts & ((low_bits < _SPAN_END_PROBABILITY) | after_special)
-    word, span = (tf.cumsum(tf.cast(mask, tf.int32), axis=1) for mask in (starts, ends_before))
-    # Divide spans that are longer than `max_span`.
-    rows = (seq_len + 1) * tf.range(tf.shape(starts)[0])[:, None]
-    count = (seq_len + 1) * tf.shape(starts)[0]
-    first_word = tf.math.unsorted_segment_min(tf.reshape(word, [-1]), tf.reshape(span + rows, [-1]), count)
-    return starts & (tf.math.floormod(word - tf.gather(first_word, span + rows), max_span) == 0)
+def _cumsum_in_span(values: tf.Tensor, starts: tf.Tensor) -> tf.Tensor:
+    """Returns cumulative sums of int32 [B, L] that begin anew in each span of a row."""
+    total = tf.cumsum(values, axis=1)
+    first_index = tf.shape(values)[1] * tf.range(tf.shape(values)[0])[:, None]
+    return total - tf.gather(tf.reshape(total - values, [-1]), starts + first_index)
 
 
-def _choose_groups(
-    candidates: tf.Tensor, starts: tf.Tensor, uniform: tf.Tensor, number: tf.Tensor, max_predictions: int
+def _word_groups(
+    rows: TokenRows, candidates: tf.Tensor, uniforms: tf.Tensor, vocabulary: Vocabulary, max_span: int
 ) -> tf.Tensor:
-    """Chooses candidates like `_choose_tokens`, but either all tokens of a group, such as a word, or none.
+    """Returns the group of each candidate, a word or several words, as an index in the row, int32 [B, L].
 
-    `starts`, bool [B, L], marks the first token of each group.
+    The groups of a span are numbered from the index of its first token. Longer groups have a geometric number of words,
+    at most `max_span`.
     """
-    batch = tf.shape(candidates)[0]
-    seq_len: Any = candidates.shape[1]
-    # `word` is the index of each candidate's group in its row, `sizes` the number of tokens of each group.
-    word = tf.maximum(tf.cumsum(tf.cast(starts, tf.int32), axis=1) - 1, 0)
-    first_index = seq_len * tf.range(batch)[:, None]
-    sizes = tf.math.unsorted_segment_sum(
-        tf.cast(tf.reshape(candidates, [-1]), tf.int32), tf.reshape(word + first_index, [-1]), batch * seq_len
-    )
-    sizes = tf.reshape(sizes, [-1, seq_len])
-
-    ranks = min(seq_len, max_predictions + _SKIPPED_WORDS)
-    order = tf.math.top_k(tf.where(sizes > 0, uniform, -1.0), ranks).indices  # [B, ranks]
-    ranked_sizes = tf.gather(sizes, order, batch_dims=1)
-    limit = number[:, None]
-    for _ in range(_SKIPPED_WORDS):
-        too_long = (tf.cumsum(ranked_sizes, axis=1) > limit) & (ranked_sizes > 0)
-        first_too_long = too_long & (tf.cumsum(tf.cast(too_long, tf.int32), axis=1) == 1)
-        ranked_sizes = tf.where(first_too_long, 0, ranked_sizes)
-    chosen_ranks = (tf.cumsum(ranked_sizes, axis=1) <= limit) & (ranked_sizes > 0)
-
-    chosen_words = tf.scatter_nd(
-        tf.reshape(order + first_index, [-1, 1]), tf.cast(tf.reshape(chosen_ranks, [-1]), tf.int32), [batch * seq_len]
-    )
-    chosen = candidates & (tf.gather(tf.reshape(chosen_words, [-1, seq_len]), word, batch_dims=1) > 0)
-    # Sort the chosen positions in ascending order, followed by L in unused elements.
-    return seq_len - tf.math.top_k(tf.where(chosen, seq_len - tf.range(seq_len), 0), max_predictions).values
+    after_candidate = tf.pad(candidates[:, :-1], [[0, 0], [1, 0]])
+    begins = candidates & ~(tf.gather(vocabulary.is_continuation, rows.ids) & after_candidate)
+    if max_span > 1:
+        # Groups are ordered by the high bits of `uniforms`, so the low bits are independent of the order.
+        low_bits = tf.math.floormod(uniforms * 1024.0, 1.0)
+        # A special token ends a group.
+        ends_before = begins & ((low_bits < _SPAN_END_PROBABILITY) | ~after_candidate)
+        word, group = (tf.cumsum(tf.cast(mask, tf.int32), axis=1) for mask in (begins, ends_before))
+        # Divide groups that are longer than `max_span`.
+        seq_len: Any = rows.ids.shape[1]
+        group += (seq_len + 1) * tf.range(tf.shape(group)[0])[:, None]
+        count = tf.reduce_max(group) + 1
+        first_word = tf.math.unsorted_segment_min(tf.reshape(word, [-1]), tf.reshape(group, [-1]), count)
+        begins &= tf.math.floormod(word - tf.gather(first_word, group), max_span) == 0
+    return rows.starts + tf.maximum(_cumsum_in_span(tf.cast(begins, tf.int32), rows.starts) - 1, 0)

@@ -1,6 +1,7 @@
 """Pair index: a file that lists the sentence pairs of every row, optionally with several pairs packed into a row.
 
-One pass divides a split of the corpus into sentence pairs. The index contains `dupe_factor` passes, and is a pure
+One pass divides a split of the corpus into sentence pairs or into pieces of documents, which are pairs with an empty
+segment B. The index contains `dupe_factor` passes, and is a pure
 function of (corpus, split, seq_len, seed, dupe_factor, pairs_per_row). It is built once and memory-mapped, so that any
 row of any epoch is found in constant time. It is written block by block, so corpus and index may be larger than memory.
 """
@@ -15,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from bertjax.data.corpus.store import Corpus, Split, map_array
-from bertjax.data.pretraining.config import PAIR_SPECIAL_TOKENS
-from bertjax.data.pretraining.pairs import NEXT_SENTENCE, RECORD, document_pairs, target_lengths
+from bertjax.data.pretraining.config import PAIR_SPECIAL_TOKENS, TILE_SPECIAL_TOKENS
+from bertjax.data.pretraining.pairs import NEXT_SENTENCE, RECORD, document_pairs, document_pieces, target_lengths
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.utils.io import (
     CACHE_DIR_VARIABLE,
@@ -119,15 +120,17 @@ def open_pair_index(
 ) -> PairIndex:
     """Opens the pair index of a split, `train` or `heldout`; builds and stores it if it is missing or damaged.
 
-    The index has `dupe_factor` independent passes over the split, and rows of at most `pairs_per_row` pairs. It is
+    The index has `dupe_factor` independent passes over the split, and rows of at most `pairs_per_row` pairs. `pairing`
+    is a kind of sentence pairs, see `document_pairs`, or "" for pieces of documents, see `document_pieces`. It is
     stored in the folder `pair_index` of the corpus or, if this fails, in the cache folder of the machine.
     `Corpus.checksums` verifies it in the background. Several processes may build the same index at once.
     """
     data: Split = getattr(corpus, split)
     count = max(0, data.documents.size - 1)
-    if count < 2:
+    # Segment B of a NotNext pair comes from another document.
+    if count < (needed := 2 if pairing else 1):
         raise UsageError(
-            f"the {split} split of the corpus {corpus.path} has {count} documents, but sentence pairs need at least 2; "
+            f"the {split} split of the corpus {corpus.path} has {count} documents, but needs at least {needed}; "
             "prepare more documents"
         )
     settings = {
@@ -214,7 +217,7 @@ def _write(path: Path, settings: dict[str, Any], split: Split) -> dict[str, Any]
                 for block, tokens in _blocks(split, settings, pass_index):
                     for records in block:
                         rng = _generator(settings["seed"], pass_index, rows, 0)
-                        records, numbers = _pack(records, settings["seq_len"], settings["pairs_per_row"], rng)
+                        records, numbers = _pack(records, settings, rng)
                         file.write(records.tobytes())
                         for pairs in np.flatnonzero(numbers):
                             if not runs or runs[-1][1] != pairs:
@@ -230,15 +233,14 @@ def _write(path: Path, settings: dict[str, Any], split: Split) -> dict[str, Any]
     return header
 
 
-def _pack(
-    records: np.ndarray, seq_len: int, pairs_per_row: int, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
+def _pack(records: np.ndarray, settings: dict[str, Any], rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Returns the pairs in the order of rows, and the number of rows with 0, 1, 2, ... pairs."""
+    seq_len, pairs_per_row = settings["seq_len"], settings["pairs_per_row"]
     if pairs_per_row == 1:
         return records, np.array([0, records.size])
-    max_tokens = seq_len - PAIR_SPECIAL_TOKENS
-    lengths = np.minimum(records["a_length"].astype(np.int64) + records["b_length"], max_tokens) + PAIR_SPECIAL_TOKENS
-    order, numbers = pack_pairs(lengths, seq_len, pairs_per_row, rng)
+    special_tokens = PAIR_SPECIAL_TOKENS if settings.get("pairing", NEXT_SENTENCE) else TILE_SPECIAL_TOKENS
+    lengths = records["a_length"].astype(np.int64) + records["b_length"] + special_tokens
+    order, numbers = pack_pairs(np.minimum(lengths, seq_len), seq_len, pairs_per_row, rng)
     return records[order], numbers
 
 
@@ -256,9 +258,12 @@ def _blocks(split: Split, settings: dict[str, Any], pass_index: int) -> Iterator
     while first < count:
         last = int(np.searchsorted(documents, documents[first] + _BLOCK_SENTENCES))
         last = min(max(last, first + 1), count)
-        lengths = np.diff(sentences[documents[first : last + 1]])
-        targets = target_lengths(lengths, seq_len - PAIR_SPECIAL_TOKENS, pass_index, _generator(seed, first))
-        pairs = document_pairs(sentences, documents, first, targets, _generator(seed, first, pass_index + 1), pairing)
+        lengths, rng = np.diff(sentences[documents[first : last + 1]]), _generator(seed, first, pass_index + 1)
+        if pairing:
+            targets = target_lengths(lengths, seq_len - PAIR_SPECIAL_TOKENS, pass_index, _generator(seed, first))
+            pairs = document_pairs(sentences, documents, first, targets, rng, pairing)
+        else:
+            pairs = document_pieces(sentences, documents[first : last + 1], seq_len - TILE_SPECIAL_TOKENS, rng)
         yield pairs, int(lengths.sum())
         first = last
 

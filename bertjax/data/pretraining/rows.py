@@ -2,9 +2,11 @@
 
 The position of a row in training determines its spans. A lookup takes constant time.
 
-Axes: B rows, N spans, L tokens per row; N = B unless rows are packed. Tensors are int64 [B] or [N] unless stated.
+Axes: B rows, N spans, K maximum spans per row, L tokens per row; N = B unless rows are packed. Tensors are int64 [B] or
+[N] unless stated.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -30,7 +32,7 @@ class Spans(NamedTuple):
       b_start: offset of B in tokens.
       b_length: tokens of B. 0 if rows do not contain pairs.
       label: 0 for IsNext, 1 for NotNext. -1 if rows do not contain pairs.
-      slots: for packed rows, row index * `MAX_PAIRS_PER_ROW` + index of the pair in its row, ascending (default: None).
+      slots: row index * K + index of the span in its row, ascending (default: None, one span per row).
     """
 
     a_start: tf.Tensor
@@ -159,17 +161,25 @@ def _xor_shift(x: tf.Tensor, shift: int) -> tf.Tensor:
 
 
 class TokenRows(NamedTuple):
-    """Padded token rows with special tokens, one row per span.
+    """Padded token rows with special tokens. All tensors are int32.
 
     Attributes:
-      ids: token ids, int32 [N, L].
-      segment_ids: 1 for segment B and the [SEP] after it, else 0, int32 [N, L].
-      lengths: number of tokens without padding, int32 [N].
+      ids: token ids, [B, L].
+      segment_ids: 1 for segment B and the [SEP] after it, else 0, [B, L].
+      sequence_ids: index of each token's span in its row, starting at 1, or 0 for padding, [B, L].
+      position_ids: index of each token in its span, or 0 for padding, [B, L].
+      starts: index in the row of the first token of each position's span, [B, L]; [B, 1] if rows have one span.
+      lengths: number of tokens of each position's span, like `starts`. Padding belongs to the last span of its row.
+      labels: label of each span, [B, K], or -1 if there are fewer spans.
     """
 
     ids: tf.Tensor
     segment_ids: tf.Tensor
+    sequence_ids: tf.Tensor
+    position_ids: tf.Tensor
+    starts: tf.Tensor
     lengths: tf.Tensor
+    labels: tf.Tensor
 
 
 def truncate_pairs(spans: Spans, max_tokens: int, bits: tf.Tensor) -> Spans:
@@ -204,26 +214,47 @@ def _dropped_from_front(dropped: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
     return tf.where(dropped <= _EXACT_BITS, exact, tf.clip_by_value(normal, 0, dropped))
 
 
-def assemble_rows(tokens: tf.Tensor, spans: Spans, seq_len: int, vocabulary: Vocabulary, paired: bool) -> TokenRows:
-    """Assembles rows `[CLS] A [SEP] B [SEP]`, or `[CLS] A [SEP]` if not `paired`, and pads the rows with [PAD].
+def assemble_rows(
+    tokens: tf.Tensor, spans: Spans, seq_len: int, vocabulary: Vocabulary, paired: bool, spans_per_row: int = 1
+) -> TokenRows:
+    """Assembles rows of spans `[CLS] A [SEP] B [SEP]`, or `[CLS] A [SEP]` if not `paired`, and pads them with [PAD].
 
-    The N `spans` of `tokens`, the tokens of a split, fit into `seq_len` with the special tokens. If not `paired`, a
-    span may wrap around the end of `tokens`.
+    The `spans` of `tokens`, the tokens of a split, fit into `seq_len` with the special tokens. If not `paired`, a span
+    may wrap around the end of `tokens`. `spans_per_row` is K.
     """
-    position = tf.range(seq_len)
-    a_length = tf.cast(spans.a_length, tf.int32)[:, None]  # [N, 1]
-    a_end = a_length + 1
-    last = a_end + tf.cast(spans.b_length, tf.int32)[:, None] + 1 if paired else a_end
+    lengths = tf.cast(spans.a_length + spans.b_length, tf.int32) + (3 if paired else 2)
+    slots = tf.range(tf.shape(lengths, tf.int64)[0]) if spans.slots is None else spans.slots
+    row, nth = tf.cast(slots // spans_per_row, tf.int32), tf.cast(tf.math.floormod(slots, spans_per_row), tf.int32)
+    starts, span = tf.zeros_like(lengths), tf.range(tf.size(lengths))[:, None]
+    if spans_per_row > 1:
+        before = tf.cumsum(lengths, exclusive=True)
+        starts = before - tf.gather(tf.boolean_mask(before, nth == 0), row)
+        # The first token of a span increments the index of the span.
+        is_first = tf.scatter_nd(tf.stack([row, starts], 1), tf.ones_like(row), [row[-1] + 1, seq_len])
+        span = tf.reshape(tf.cumsum(tf.reshape(is_first, [-1])) - 1, [-1, seq_len])
+    at_position = functools.partial(tf.gather, indices=span)  # [N] to [B, L], or to [B, 1] for one span per row
+    row_starts, row_lengths = at_position(starts), at_position(lengths)
+    position = tf.range(seq_len) - row_starts  # [B, L]
+    a_length = at_position(tf.cast(spans.a_length, tf.int32))
+    a_end, last = a_length + 1, row_lengths - 1
 
-    is_text = (position > 0) & (position != a_end) & (position < last)  # [N, L]
-    a_first, b_first = spans.a_start - 1, spans.b_start - spans.a_length - 2
-    index = tf.where(position <= a_length, a_first[:, None], b_first[:, None]) + tf.range(seq_len, dtype=tf.int64)
+    is_text = (position > 0) & (position != a_end) & (position < last)
+    a_first, b_first = at_position(spans.a_start - 1), at_position(spans.b_start - spans.a_length - 2)
+    index = tf.where(position <= a_length, a_first, b_first) + tf.cast(position, tf.int64)
     index = tf.where(is_text, index, 0)
     if not paired:
         size = tf.shape(tokens, tf.int64)[0]
         index = tf.where(index < size, index, index - size)
     special = tf.where(position == 0, vocabulary.cls_id, vocabulary.pad_id)
     special = tf.where((position == a_end) | (position == last), vocabulary.sep_id, special)
-    ids = tf.where(is_text, tf.cast(tf.gather(tokens, index), tf.int32), special)
-    segment_ids = tf.cast((position > a_end) & (position <= last), tf.int32)
-    return TokenRows(ids, segment_ids, last[:, 0] + 1)
+    is_token = tf.cast(position <= last, tf.int32)
+    no_labels = tf.fill([tf.shape(span)[0], spans_per_row], -1)
+    return TokenRows(
+        ids=tf.where(is_text, tf.cast(tf.gather(tokens, index), tf.int32), special),
+        segment_ids=tf.cast(position > a_end, tf.int32) * is_token,
+        sequence_ids=(at_position(nth) + 1) * is_token,
+        position_ids=position * is_token,
+        starts=row_starts,
+        lengths=row_lengths,
+        labels=tf.tensor_scatter_nd_update(no_labels, tf.stack([row, nth], 1), tf.cast(spans.label, tf.int32)),
+    )

@@ -5,7 +5,14 @@ from typing import Any, ClassVar
 
 from bertjax.config.fields import from_config_dict
 from bertjax.config.run import RunConfig
-from bertjax.data.pretraining.config import MAX_PAIRS_PER_ROW, MIN_ROW_TOKENS, Masking, Phase, PhaseConfig
+from bertjax.data.pretraining.config import (
+    MIN_ROW_TOKENS,
+    Masking,
+    Phase,
+    PhaseConfig,
+    max_spans_per_row,
+    packed_row_predictions,
+)
 from bertjax.errors import UsageError
 from bertjax.model.config import ROPE_THETAS, ModelConfig
 from bertjax.tasks.objectives.language_model import LanguageModeling
@@ -33,17 +40,19 @@ class PretrainingData(Section):
       corpus: folder of a prepared corpus.
       seq_len: tokens per row, including special tokens.
       batch_size: rows of the global batch.
-      max_predictions: maximum masked positions per row of `seq_len` tokens, or per sentence pair if rows are packed
-        (default: 0, `masking.rate` times `seq_len`, rounded up: 20 at length 128 and 77 at length 512).
+      max_predictions: maximum masked positions per row of `seq_len` tokens or, in packed rows, per sentence pair or
+        document (default: 0, `masking.rate` times `seq_len`, rounded up: 20 at length 128 and 77 at length 512).
       objective: pre-training objective. `nsp` is masked LM and next-sentence prediction. `sop` is masked LM and
         sentence-order prediction, as in ALBERT. `pairs` is masked LM on the same rows (No NSP in Table 5). `none` is
-        masked LM on rows of contiguous text. `lm` is unidirectional language modeling. It needs
-        `model.attention_direction=left` (LTR & No NSP in Table 5) or `right`, or `model.encoder=lstm`, which trains
-        both directions. `rtd` is replaced-token detection, as in ELECTRA, on rows of contiguous text.
+        masked LM on rows of contiguous text or, with `packing`, of documents. `lm` is unidirectional language modeling.
+        It needs `model.attention_direction=left` (LTR & No NSP in Table 5) or `right`, or `model.encoder=lstm`, which
+        trains both directions. `rtd` is replaced-token detection, as in ELECTRA, on the rows of `none`.
       dupe_factor: number of passes over the corpus with different sentence pairs before the pairs repeat, as in
         google-research/bert.
       packing: whether to pack several sentence pairs into each training row to avoid padding. Each pair is
         [CLS] A [SEP] B [SEP] with its own positions, attention and next-sentence label. Evaluation rows are not packed.
+        With `objective=none`, rows of training and evaluation are packed with documents, each [CLS] A [SEP]. Documents
+        that are longer than a row are divided into pieces.
       eval_rows: number of held-out rows per evaluation (default: 0, all).
       generator_size: number of heads, hidden size and feed-forward size of the generator of `rtd`, as a fraction of the
         model's. The number of heads is rounded, and is at least 1.
@@ -67,9 +76,9 @@ class PretrainingData(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.packing and not OBJECTIVES[self.objective].pairing:
+        if self.packing and not OBJECTIVES[self.objective].has_masks:
             raise UsageError(
-                f"config.data.packing=true needs sentence pairs, which objective={self.objective} does not have; set "
+                f"config.data.packing=true is not supported by objective={self.objective}, whose rows are full; set "
                 "packing=false"
             )
         for name in ("generator_size", "discriminator_weight"):
@@ -147,6 +156,9 @@ class PretrainingConfig(RunConfig):
         rows = config.batch_size or max(1, data.batch_size * data.seq_len // seq_len)
         configured = data.max_predictions if seq_len == data.seq_len else 0
         predictions = self.objective_class.max_predictions(seq_len, configured, config.mask_rate)
-        max_pairs = MAX_PAIRS_PER_ROW if data.packing else 1
-        masking = dataclasses.replace(data.masking, rate=config.mask_rate)
-        return Phase(seq_len, rows, predictions, start, stop, max_pairs, masking=masking, config=config)
+        masking, spans, row_predictions = dataclasses.replace(data.masking, rate=config.mask_rate), 1, predictions
+        if data.packing:
+            paired = bool(self.objective_class.pairing)
+            spans = max_spans_per_row(seq_len, paired=paired)
+            row_predictions = packed_row_predictions(masking.rate, seq_len, predictions, paired)
+        return Phase(seq_len, rows, predictions, start, stop, spans, row_predictions, masking, config)

@@ -126,10 +126,7 @@ class MaskedLmOnPairs(MaskedLm):
 
 @dataclasses.dataclass(frozen=True)
 class MaskedLmOnText(MaskedLm):
-    """Masked LM on rows of contiguous text, without next-sentence prediction. Next-sentence labels are -1.
-
-    The config rejects packing for this objective, because rows of contiguous text are already full.
-    """
+    """Masked LM on rows of contiguous text or, with packing, of documents. Next-sentence labels are -1."""
 
     pairing = ""
     untrained_modules = ("next_sentence",)

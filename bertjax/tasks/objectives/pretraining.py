@@ -25,10 +25,10 @@ class PretrainingObjective(Objective):
     so that the head of another objective or task is not loaded by accident.
 
     Attributes:
-      packing: whether several sentence pairs share a training row.
+      packing: whether several sentence pairs or documents share a training row.
       model_class: class of `model`, a Flax module.
       has_masks: whether tokens are masked (default: True).
-      pairing: kind of sentence pairs, which need two segments and can be packed (default: "", rows of running text).
+      pairing: kind of sentence pairs, which need two segments (default: "", documents or running text).
       can_add_pieces: see `Task`.
       untrained_modules: top-level modules of `model` that the objective does not train, or that serve only to train
         others (default: ()). Exports leave them out.

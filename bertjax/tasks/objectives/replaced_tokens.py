@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.data.pretraining.config import Phase
+from bertjax.data.schema import is_token
 from bertjax.metrics.metric import Metric, loss_metric
 from bertjax.model.flops import TRAINING_FACTOR, flops_per_token
 from bertjax.model.heads import ReplacedTokenModel
@@ -16,7 +17,7 @@ from bertjax.tasks.task import Batch, MetricSums, Outputs
 
 @dataclasses.dataclass(frozen=True)
 class ReplacedTokens(MaskedLmOnText):
-    """Masked LM of a generator, and detection of the tokens that it replaced, on rows of contiguous text.
+    """Masked LM of a generator, and detection of the tokens that it replaced, on rows of contiguous text or documents.
 
     The generator samples a token at each predicted position. A sample that equals the original token is not replaced.
     The loss of the discriminator is the mean over all tokens, special tokens included (google-research/electra
@@ -40,13 +41,13 @@ class ReplacedTokens(MaskedLmOnText):
         return {"generator_loss": 1.0, "discriminator_loss": self.discriminator_weight}
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
-        tokens = jnp.maximum(jnp.sum(batch["input_mask"]), 1).astype(jnp.float32)
+        tokens = jnp.maximum(jnp.sum(is_token(batch)), 1).astype(jnp.float32)
         return {"generator_loss": jnp.sum(batch["masked_lm_weights"]) + 1e-5, "discriminator_loss": tokens}
 
     def compute(self, params: dict, batch: Batch, dropout_key: jax.Array | None) -> tuple[MetricSums, Outputs]:
         generator_logits, logits, replaced = self.apply(params, batch, dropout_key)
         loss, accuracy = loss_and_accuracy(generator_logits, batch["masked_lm_ids"], batch["masked_lm_weights"])
-        tokens, detected = batch["input_mask"].astype(jnp.float32), logits > 0
+        tokens, detected = is_token(batch).astype(jnp.float32), logits > 0
         return {
             "generator_loss": loss,
             "generator_accuracy": accuracy,
