@@ -12,9 +12,11 @@ phases:
 2. 250 billion tokens in rows of 7,999 tokens, with theta 160,000
 3. 50 billion tokens with 15 % masks, in which half of the learning rate decays, by 1 - sqrt
 
-Differences from the paper: rows are running text, without a boundary to attention between documents. The second phase
-has a constant learning rate instead of one that decays to a half. The matrices that write to the residual stream have
-the same initial standard deviation as others. There is no dropout of attention outputs.
+Documents are packed into rows, without attention between them.
+
+Differences from the paper: the second phase has a constant learning rate instead of one that decays to a half. The
+matrices that write to the residual stream have the same initial standard deviation as others. There is no dropout of
+attention outputs.
 
 Hardware and time: in the paper, 564 H100-hours for 17M.
 Expected: 16,913,600, 32,081,344, 68,457,664, 149,655,232, 395,881,664 and 1,031,314,112 parameters, and an average GLUE
@@ -54,6 +56,7 @@ def get_config(args: ConfigDict) -> ConfigDict:
         config.model.intermediate_size = mlp_width
     config.data.corpus = args.corpus
     config.data.objective = "none"
+    config.data.packing = True
     config.data.seq_len = 1024
     config.data.batch_size = 4608
     config.data.masking.rate = 0.3

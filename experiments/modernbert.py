@@ -16,10 +16,11 @@ The sizes are `base`, `large`, or a form such as `L4_H256`. The run has 2 trilli
 text. To continue a run on other data, as the authors do in the last two phases, use `--init_from` and
 `--keep_optimizer`.
 
-Differences from the paper: batches grow in steps, from 576 instead of 768 rows. Documents are not packed with a
-boundary to attention, but rows are running text. The matrices that write to the residual stream have the same initial
-standard deviation as others. LARGE starts from random parameters instead of those of BASE. There is no dropout of
-attention outputs. Held-out masks are those of training.
+Documents are packed into rows, without attention between them.
+
+Differences from the paper: batches grow in steps, from 576 instead of 768 rows. The matrices that write to the residual
+stream have the same initial standard deviation as others. LARGE starts from random parameters instead of those of BASE.
+There is no dropout of attention outputs. Held-out masks are those of training.
 
 Hardware and time: in the paper, 8 H100 for about 8 days (BASE) and 18 days (LARGE).
 Expected: 149,655,232 parameters (BASE) and 395,881,664 (LARGE); average GLUE dev score of 88.4 and 90.4.
@@ -56,6 +57,7 @@ def get_config(args: ConfigDict) -> ConfigDict:
         config.model.intermediate_size = mlp_width
     config.data.corpus = args.corpus
     config.data.objective = "none"
+    config.data.packing = True
     config.data.seq_len = 1024
     config.data.batch_size = args.batch_size
     config.data.masking.rate = 0.3
