@@ -103,7 +103,7 @@ def test_used_columns_and_irregular_lines_are_counted(tmp_path, content, counted
     [
         ("a B-PER B-GPE\nb O O\n", ["B-GPE", "O"], "in the columns 2, 3; those of column 3 are used"),
         ("1 a B-PER B-PER\n2 b O O\n", ["B-PER", "O"], "in the columns 3, 4; those of column 3 are used"),
-        ("a B-PER|B-LOC\nb O\n", ["B-PER|B-LOC", "O"], "several types in a tag, such as 'PER|B-LOC', are one type"),
+        ("a B-PER|B-LOC\nb O\n", ["B-PER|B-LOC", "O"], "with several types, such as 'PER|B-LOC', counts as one type"),
         ("a B-NP B-PER O\nb O O O\n", ["B-PER", "O"], ""),
         # Chunks of a file without entities are not its tags.
         ("EU NNP B-NP O\nin IN B-PP O\n", ["O", "O"], ""),

@@ -72,12 +72,12 @@ def test_each_file_is_verified_once_by_the_background_thread(tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"token_dtype": "<u4"}, "do not fit"),
+        ({"token_dtype": "<u4"}, "are inconsistent"),
         ({"format": 2}, "has format 2, but this version reads 3"),
-        ({"vocabulary": {"file": "../../secret", "lower_case": True, "size": 500}}, "do not fit"),
+        ({"vocabulary": {"file": "../../secret", "lower_case": True, "size": 500}}, "are inconsistent"),
         ({"vocabulary": {"file": "vocab.txt", "lower_case": True, "size": "many"}}, "damaged"),
         ({"vocabulary": []}, "damaged"),
-        ({"files": {"../x": {"bytes": 1, "sha256": ""}}}, "do not fit"),
+        ({"files": {"../x": {"bytes": 1, "sha256": ""}}}, "are inconsistent"),
     ],
 )
 def test_invalid_manifest_is_a_one_line_error(corpus, change, message):
@@ -94,5 +94,5 @@ def test_vocabulary_outside_the_corpus_is_refused(corpus):
     manifest["vocabulary"]["file"] = "../vocab.txt"
     shutil.copy(corpus.path / "vocab.txt", corpus.path.parent)
     (corpus.path / store.MANIFEST).write_text(json.dumps(manifest))
-    with pytest.raises(UsageError, match="do not fit"):
+    with pytest.raises(UsageError, match="are inconsistent"):
         store.open_corpus(corpus.path)
