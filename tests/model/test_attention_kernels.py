@@ -102,14 +102,15 @@ def test_dropout_masks_differ_between_rows_heads_and_queries(attention):
 
 @pytest.mark.devices
 @pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2), (1, 2, 4)])
-@pytest.mark.parametrize("attention", [fused_attention, flash_attention])
-def test_kernels_on_a_mesh_are_bitwise_equal_to_one_device(sizes, attention):
+# XLA compiles the interpreted loop of `flash_attention` differently for each shape.
+@pytest.mark.parametrize(("attention", "atol"), [(fused_attention, 0), (flash_attention, 2e-6)])
+def test_kernels_on_a_mesh_equal_those_on_one_device(sizes, attention, atol):
     arrays = inputs(8, 16, 4, 8)
     single_device = results(attention, "both", 0.1, *arrays)
     mesh = make_mesh(MeshConfig(*sizes))
     on_mesh = jax.jit(traced_with_mesh(functools.partial(results.__wrapped__, attention, "both", 0.1), mesh))
     for actual, expected in zip(on_mesh(*jax.device_put(arrays, replicated(mesh))), single_device, strict=True):
-        np.testing.assert_array_equal(actual, expected)
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=atol)
 
 
 # The same computation as `cudnn_attention`, compiled by XLA on any platform.
