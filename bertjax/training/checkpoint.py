@@ -11,7 +11,7 @@ import logging
 import math
 import operator
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -153,8 +153,8 @@ class Checkpoints:
     def restore_latest(self, abstract: TrainState, init: Callable[[], TrainState]) -> TrainState | None:
         """Restores the newest undamaged checkpoint. Moves newer, damaged ones to `workdir/damaged_checkpoints`.
 
-        `init` returns an initial state, the source of metric sums and state fields that the checkpoint lacks. Sums that
-        the run does not need are dropped.
+        `init` returns an initial state, the source of metric sums and state fields that the checkpoint lacks. Fields
+        that depend on the initial parameters get those of the checkpoint. Sums that the run does not need are dropped.
 
         Returns None if the workdir never contained a checkpoint. Raises a BertjaxError if all checkpoints are damaged,
         or if the newest undamaged checkpoint differs from this run in the model or in the arrays of the train state.
@@ -192,7 +192,7 @@ class Checkpoints:
     ) -> TrainState:
         """Restores a step and checks its fingerprints."""
         saved = _saved_fields(abstract, metadata)
-        eval_field = abstract.eval_field if abstract.eval_field in saved else "params"
+        eval_field = _eval_field(abstract, saved)
         args = {
             name: ocp.args.PyTreeRestore(tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree))
             for name, tree in _as_items(saved, eval_field).items()
@@ -201,9 +201,10 @@ class Checkpoints:
         for name in _ITEMS:
             check_fingerprint(name, restored[name], metadata)
         fields = {eval_field: restored["params"], **restored["training"]}
-        if fields.keys() == vars(abstract).keys() and fields["sums"].keys() == abstract.sums.keys():
+        needed = {name for name, value in vars(abstract).items() if jax.tree.leaves(value)}
+        if fields.keys() == needed and fields["sums"].keys() == abstract.sums.keys():
             return abstract.replace(**fields)
-        initial = init()
+        initial = init().with_initial_params(fields["params"])
         sums = {name: fields["sums"].get(name, initial.sums[name]) for name in abstract.sums}
         return initial.replace(**{**fields, "sums": sums})
 
@@ -222,7 +223,8 @@ def restore_opt_state(checkpoint: epath.Path, abstract: TrainState, optimizer: s
             f"{checkpoint} has no optimizer state for this run ({changes[-1]}); use its optimizer, "
             "model and vocabulary, or omit --keep_optimizer"
         )
-    training = _as_items(_saved_fields(abstract, metadata), abstract.eval_field)["training"]
+    fields = _saved_fields(abstract, metadata)
+    training = _as_items(fields, _eval_field(abstract, fields))["training"]
     args = ocp.args.PyTreeRestore(training, restore_args=ocp.checkpoint_utils.construct_restore_args(training))
     try:
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
@@ -232,6 +234,11 @@ def restore_opt_state(checkpoint: epath.Path, abstract: TrainState, optimizer: s
         raise_unless_damage(error, checkpoint)
         raise BertjaxError(f"checkpoint {checkpoint} is damaged ({first_line(error)}); use an older one") from error
     return restored["opt_state"]
+
+
+def _eval_field(abstract: TrainState, saved: Collection[str]) -> str:
+    """Returns the name of the field that is the item `params` of a checkpoint with the fields `saved`."""
+    return abstract.eval_field if abstract.eval_field in saved else "params"
 
 
 def _as_items(fields: dict[str, Any], eval_field: str) -> dict[str, Any]:

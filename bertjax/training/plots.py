@@ -95,7 +95,7 @@ def _plot(
             axes.axvline(x, color="gray", linewidth=0.6)
         axes.set_title(title)
         axes.grid(alpha=0.3)
-        if axes.lines:
+        if axes.get_legend_handles_labels()[0]:
             axes.legend(fontsize=8)
     for axes in grid[-1]:
         axes.set_xlabel(x_label)
