@@ -71,6 +71,30 @@ def finetuning_config(task: str, size: str = "") -> ConfigDict:
     return to_config_dict(dataclasses.replace(config_class(task)(), **fields))
 
 
+def modernbert_config(
+    size: str, shapes: Mapping[str, tuple[int, int, int]], architecture: Mapping[str, Any], quick: bool
+) -> ConfigDict:
+    """Returns a pre-training config with the architecture, rows, masks and optimizer of ModernBERT.
+
+    Args:
+      size: a key of `shapes`, or a form such as `L4_H256`.
+      shapes: number of layers, hidden size and feed-forward size, by size. A head has 64 units.
+      architecture: other fields of the model, those of `bertjax.convert.modernbert`.
+      quick: whether to use four layers of width 128 instead of a size of `shapes`.
+    """
+    if size not in shapes and not size.startswith("L"):
+        raise UsageError(f"unknown size={size}; use one of {', '.join(shapes)}, or a form such as L4_H256")
+    layers, width, mlp_width = shapes.get(size, (0, 0, 0))
+    form = f"L{layers}_H{width}" if layers else size
+    config = pretraining_config("L4_H128" if quick and layers else form)
+    config.model.update({**architecture, "model_type": "modernbert", "global_rope_theta": 10_000.0})
+    config.model.intermediate_size = (0 if quick else mlp_width) or config.model.hidden_size * 3 // 2
+    config.data.update({"objective": "none", "packing": True, "seq_len": 1024})
+    config.data.masking.rate = 0.3
+    config.optimizer.update({"name": "stable_adamw", "schedule": "warmup_stable_decay", "b2": 0.98, "clip_norm": 0.0})
+    return config
+
+
 def make_quick(config: ConfigDict, seq_len: int) -> None:
     """Reduces a config to a few steps, at least one per phase, which take less than a minute on a CPU."""
     config.steps = 4

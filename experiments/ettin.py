@@ -26,17 +26,25 @@ dev score of 79.2 (17M), 83.5 (32M), 87.2 (68M), 88.9 (150M) and 90.8 (400M).
 from ml_collections import ConfigDict
 
 from bertjax.convert.modernbert import MODERNBERT
-from bertjax.presets import arguments, make_quick, phase_of, pretraining_config
+from bertjax.presets import arguments, make_quick, modernbert_config, phase_of
 
-# Layers, hidden size, feed-forward width, learning rate, weight decay, and tokens of the batch ramp and of warm-up, as
-# in the configs of JHU-CLSP/ettin-encoder-vs-decoder. A head has 64 units.
-_SIZES = {
-    "17m": (7, 256, 384, 3e-3, 3e-4, 125e9, 4e9),
-    "32m": (10, 384, 576, 3e-3, 3e-4, 100e9, 4e9),
-    "68m": (19, 512, 768, 3e-3, 3e-4, 75e9, 3e9),
-    "150m": (22, 768, 1152, 8e-4, 1e-5, 50e9, 3e9),
-    "400m": (28, 1024, 2624, 5e-4, 1e-5, 10e9, 2e9),
-    "1b": (28, 1792, 3840, 5e-4, 5e-5, 3e9, 2e9),
+# Number of layers, hidden size and feed-forward size, as in the configs of JHU-CLSP/ettin-encoder-vs-decoder.
+_SHAPES = {
+    "17m": (7, 256, 384),
+    "32m": (10, 384, 576),
+    "68m": (19, 512, 768),
+    "150m": (22, 768, 1152),
+    "400m": (28, 1024, 2624),
+    "1b": (28, 1792, 3840),
+}
+# Learning rate, weight decay, and tokens of the batch ramp and of warm-up. Other sizes have those of 150M.
+_RECIPES = {
+    "17m": (3e-3, 3e-4, 125e9, 4e9),
+    "32m": (3e-3, 3e-4, 100e9, 4e9),
+    "68m": (3e-3, 3e-4, 75e9, 3e9),
+    "150m": (8e-4, 1e-5, 50e9, 3e9),
+    "400m": (5e-4, 1e-5, 10e9, 2e9),
+    "1b": (5e-4, 5e-5, 3e9, 2e9),
 }
 # All batch sizes are multiples of the first, so that devices and `grad_accum_steps` that divide it suit every phase.
 _RAMP = (576, 1152, 2304)
@@ -45,26 +53,11 @@ _RAMP = (576, 1152, 2304)
 @arguments(size="150m", corpus="", quick=False)
 def get_config(args: ConfigDict) -> ConfigDict:
     """Returns the config for `size=150m,corpus=DIR,quick=false`."""
-    layers, width, mlp_width, rate, decay, ramp_tokens, warmup_tokens = _SIZES.get(args.size, _SIZES["150m"])
-    is_named = args.size in _SIZES
-    config = pretraining_config("L4_H128" if args.quick and is_named else "base" if is_named else args.size)
-    config.model.update({**MODERNBERT.values, "model_type": "modernbert", "global_rope_theta": 10_000.0})
+    rate, decay, ramp_tokens, warmup_tokens = _RECIPES.get(args.size, _RECIPES["150m"])
+    config = modernbert_config(args.size, _SHAPES, MODERNBERT.values, args.quick)
     config.model.max_position_embeddings = 7999
-    config.model.intermediate_size = config.model.hidden_size * 3 // 2
-    if is_named and not args.quick:
-        config.model.update({"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": width // 64})
-        config.model.intermediate_size = mlp_width
-    config.data.corpus = args.corpus
-    config.data.objective = "none"
-    config.data.packing = True
-    config.data.seq_len = 1024
-    config.data.batch_size = 4608
-    config.data.masking.rate = 0.3
-    config.optimizer.update(
-        {"name": "stable_adamw", "learning_rate": rate, "schedule": "warmup_stable_decay", "weight_decay": decay}
-    )
-    config.optimizer.b2 = 0.98
-    config.optimizer.clip_norm = 0.0
+    config.data.update({"corpus": args.corpus, "batch_size": 4608})
+    config.optimizer.update({"learning_rate": rate, "weight_decay": decay})
     thetas = {"global_rope_theta": 160_000.0, "local_rope_theta": 160_000.0}
     config.phases = (
         *(phase_of(ramp_tokens / len(_RAMP), rows, 1024) for rows in _RAMP),

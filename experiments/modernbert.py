@@ -30,13 +30,12 @@ from ml_collections import ConfigDict
 
 from bertjax.convert.modernbert import MODERNBERT
 from bertjax.errors import UsageError
-from bertjax.presets import arguments, make_quick, phase_of, pretraining_config
+from bertjax.presets import arguments, make_quick, modernbert_config, phase_of
 
-# Layers, hidden size, heads, feed-forward width, learning rate, weight decay and tokens of the batch ramp.
-_SIZES = {
-    "base": (22, 768, 12, 1152, 8e-4, 1e-5, 50e9),
-    "large": (28, 1024, 16, 2624, 5e-4, 1e-5, 10e9),
-}
+# Number of layers, hidden size and feed-forward size.
+_SHAPES = {"base": (22, 768, 1152), "large": (28, 1024, 2624)}
+# Learning rate and tokens of the batch ramp. Other sizes have those of BASE.
+_RECIPES = {"base": (8e-4, 50e9), "large": (5e-4, 10e9)}
 _TOKENS = 2019e9
 
 
@@ -47,25 +46,10 @@ def get_config(args: ConfigDict) -> ConfigDict:
         raise UsageError(f"batch_size={args.batch_size} is not a positive multiple of 8; use one, such as 64")
     if args.tokens <= 0:
         raise UsageError(f"tokens={args.tokens:g} is not positive; use a number such as 1e9")
-    layers, width, heads, mlp_width, rate, decay, ramp_tokens = _SIZES.get(args.size, _SIZES["base"])
-    is_named = args.size in _SIZES
-    config = pretraining_config("L4_H128" if args.quick and is_named else "base" if is_named else args.size)
-    config.model.update({**MODERNBERT.values, "model_type": "modernbert", "global_rope_theta": 10_000.0})
-    config.model.intermediate_size = config.model.hidden_size * 3 // 2
-    if is_named and not args.quick:
-        config.model.update({"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads})
-        config.model.intermediate_size = mlp_width
-    config.data.corpus = args.corpus
-    config.data.objective = "none"
-    config.data.packing = True
-    config.data.seq_len = 1024
-    config.data.batch_size = args.batch_size
-    config.data.masking.rate = 0.3
-    config.optimizer.update(
-        {"name": "stable_adamw", "learning_rate": rate, "schedule": "warmup_stable_decay", "weight_decay": decay}
-    )
-    config.optimizer.b2 = 0.98
-    config.optimizer.clip_norm = 0.0
+    rate, ramp_tokens = _RECIPES.get(args.size, _RECIPES["base"])
+    config = modernbert_config(args.size, _SHAPES, MODERNBERT.values, args.quick)
+    config.data.update({"corpus": args.corpus, "batch_size": args.batch_size})
+    config.optimizer.update({"learning_rate": rate, "weight_decay": 1e-5})
     part = args.tokens / _TOKENS
     # All batch sizes are multiples of the first, so devices and `grad_accum_steps` that divide it suit every phase.
     first = args.batch_size // 8
