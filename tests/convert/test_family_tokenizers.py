@@ -10,6 +10,7 @@ from commanding import printed
 from made_up_text import write_text
 from tiny_config import tiny_config
 
+import bertjax
 from bertjax.cli import main as cli
 from bertjax.convert.huggingface_tokenizer import read_tokenizer, write_tokenizer
 from bertjax.data.corpus.tokenizer import Tokenizer
@@ -263,6 +264,8 @@ def test_modernbert_is_adapted_fine_tuned_and_written_back(folder, tmp_path, cap
     position = int((inputs["input_ids"][0] == model.config.mask_token_id).nonzero()[0, 0])
     best = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported").decode(int(logits[position].argmax()))
     assert best in filled
+    pieces = bertjax.load(adapted).fill_mask("ba [MASK] ke", top=60)[0]
+    assert " ba" in dict(pieces) and "Ġba" not in dict(pieces)
     (tmp_path / "train.tsv").write_text("text\tsecond\tlabel\n" + "ba na\tke ro\ta\nlo su\tmi vi\tb\n" * 4)
     table = f"text:train={tmp_path}/train.tsv,dev={tmp_path}/train.tsv"
     fields = {"steps": 2, "data__second_text": "second", "data__seq_len": 16, "data__batch_size": 8}
