@@ -97,7 +97,7 @@ class Family:
     values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     required: tuple[str, ...] = REQUIRED
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    refused: tuple[str, ...] = ("is_decoder", "add_cross_attention", "quantization_config")
+    refused: tuple[str, ...] = ("is_decoder", "is_causal", "add_cross_attention", "quantization_config")
     read_fields: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda _: {}
     write_fields: Callable[[ModelConfig], dict[str, Any]] = lambda _: {}
     has_own_code: bool = False

@@ -113,9 +113,9 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
             if tokenizer and (names := _ignored_parts(engine, tokenizer, special_ids)):
                 parts = ", ".join(names)
                 notes.append(f"ignored {parts} of {_TOKENIZER}, as transformers does for tokenizer_class BertTokenizer")
-        elif tokenizer_class not in _GENERIC_CLASSES:
-            engine.post_processor, separators = processors.RobertaProcessing(sep, cls), (2, 1)
         else:
+            if tokenizer_class not in _GENERIC_CLASSES:
+                engine.post_processor = processors.RobertaProcessing(sep, cls)
             separators = _separators(engine, special_ids, _has_segments(model))
             if separators[1] < 0:
                 raise UsageError(
@@ -125,6 +125,11 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
             if not separators[0]:
                 pair = " ".join(engine.encode("a", "b").tokens)
                 notes.append(f"pairs of texts are not supported: their rows are {pair}, not [CLS] a [SEP] b [SEP]")
+            elif _has_segments(model) and "token_type_ids" not in (config.get("model_input_names") or ()):
+                notes.append(
+                    "the second text of a pair is segment 1; in transformers it is 0, since model_input_names of "
+                    f"{_CONFIG} lacks token_type_ids"
+                )
     except UsageError:
         raise
     except Exception as error:  # The package `tokenizers` raises `Exception` for all errors.

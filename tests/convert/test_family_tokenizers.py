@@ -191,6 +191,14 @@ def test_rows_are_those_of_the_template(single, pair, has_pairs, lines, tmp_path
             encode_pair(first, second, 10_000, vocabulary)
 
 
+@pytest.mark.parametrize(("segments", "separators"), [(1, 2), (2, 0)])
+def test_roberta_with_two_segments_has_no_pairs(segments, separators, lines, tmp_path):
+    """In transformers, both texts of its pairs are in the first segment."""
+    roberta(lines, tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "roberta", "type_vocab_size": segments}))
+    assert read_tokenizer(tmp_path)[0].pair_separators == separators
+
+
 def test_spans_of_pieces_are_those_of_the_words_without_spaces(lines, tmp_path):
     roberta(lines, tmp_path)
     tokenizer = Tokenizer(read_tokenizer(tmp_path)[0])

@@ -81,6 +81,7 @@ def add_columns(folder):
     [
         (config({"position_embedding_type": "relative_key"}), "position_embedding_type='relative_key'"),
         (config({"is_decoder": True}), "is_decoder"),
+        (config({"is_causal": True}), "is_causal"),
         (config({"model_type": "gpt2"}), "model_type='gpt2'"),
         (config({"hidden_act": "mish"}), "hidden_act='mish'"),
         (config({"hidden_act": ["gelu"]}), "hidden_act=.'gelu'."),
