@@ -19,7 +19,6 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bertjax.convert.convert import BERTJAX, read_vocabulary, save
-from bertjax.convert.sentence_embedder import SentenceEmbedder
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.finetuning.examples import Examples, make_examples
 from bertjax.errors import UsageError, quoted
@@ -29,6 +28,7 @@ from bertjax.inference.load import load_model, to_portable, with_params_and_outp
 from bertjax.inference.loaded_model import LoadedModel
 from bertjax.inference.predict import fill_mask, predict_texts
 from bertjax.model.config import Architecture, ModelConfig
+from bertjax.tasks.embedding.sentence_embedder import SentenceEmbedder
 from bertjax.tasks.finetuning.output_layer import TAGS, OutputLayer
 from bertjax.utils.devices import skip_missing_tpu
 

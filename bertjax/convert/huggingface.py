@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from bertjax.convert import sentence_transformers
 from bertjax.convert.families import FAMILIES
 from bertjax.convert.family import (
     ACTIVATIONS,
@@ -21,7 +20,6 @@ from bertjax.convert.family import (
     export_params,
     import_params,
 )
-from bertjax.convert.files import naming, read_object, write_json
 from bertjax.convert.huggingface_tokenizer import FILES as TOKENIZER_FILES
 from bertjax.convert.huggingface_tokenizer import VOCABULARY, read_tokenizer, write_tokenizer
 from bertjax.convert.output_kinds import OUTPUT_KINDS
@@ -29,8 +27,10 @@ from bertjax.convert.portable import PortableCheckpoint, fit_vocabulary, model_c
 from bertjax.data.corpus.vocabulary import named_special_ids
 from bertjax.errors import BertjaxError, UsageError, listed
 from bertjax.model.config import ARCHITECTURE_FIELDS, ModelConfig
+from bertjax.tasks.embedding import sentence_transformers
 from bertjax.tasks.finetuning.output_layer import CLASSES, MULTILABEL
 from bertjax.utils.io import read_json
+from bertjax.utils.json_files import naming, read_object, write_json
 
 CONFIG = "config.json"
 WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"

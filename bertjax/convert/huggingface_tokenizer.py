@@ -18,7 +18,6 @@ from tokenizers import (
 )
 
 from bertjax.convert.families import FAMILIES
-from bertjax.convert.files import read_object, write_json
 from bertjax.convert.portable import read_vocabulary_file
 from bertjax.data.corpus.vocabulary import (
     CONTINUATION,
@@ -37,6 +36,7 @@ from bertjax.data.corpus.vocabulary import (
 )
 from bertjax.errors import UsageError, first_line, listed
 from bertjax.model.config import ModelConfig
+from bertjax.utils.json_files import read_object, write_json
 
 VOCABULARY = "vocab.txt"
 _CONFIG, _TOKENIZER, _SPECIAL_TOKENS = "tokenizer_config.json", "tokenizer.json", "special_tokens_map.json"

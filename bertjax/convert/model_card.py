@@ -5,11 +5,11 @@ from typing import Any
 from etils import epath
 
 from bertjax.convert.family import MASKED_LM
-from bertjax.convert.files import read_object
 from bertjax.convert.output_kinds import OUTPUT_KINDS
 from bertjax.convert.portable import PortableCheckpoint
 from bertjax.training.workdir import CONFIG, DATA, RESULTS
 from bertjax.utils import hub
+from bertjax.utils.json_files import read_object
 
 # File name of the run's config in the repository on the hub.
 CONFIG_FILE = "bertjax_config.json"

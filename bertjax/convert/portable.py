@@ -11,12 +11,9 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from bertjax.config.fields import from_config_dict
-from bertjax.convert import sentence_transformers
 from bertjax.convert.families import FAMILIES
 from bertjax.convert.family import ACTIVATIONS, CLASSIFIER, MASKED_LM, NEXT_SENTENCE, POOLER, Family, Parameter
-from bertjax.convert.files import read_object
 from bertjax.convert.output_kinds import OUTPUT_KINDS
-from bertjax.convert.sentence_embedder import SentenceEmbedder
 from bertjax.data.corpus.vocabulary import (
     ENTRY,
     MAX_WORD_CHARS,
@@ -32,6 +29,8 @@ from bertjax.model.config import ModelConfig
 from bertjax.model.feature_head import FeatureHead
 from bertjax.model.heads import MODELS, EncoderModel, LanguageModel, PretrainingModel, model_description
 from bertjax.presets import finetuning_config, pretraining_config
+from bertjax.tasks.embedding import sentence_transformers
+from bertjax.tasks.embedding.sentence_embedder import SentenceEmbedder
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER, OutputLayer, read_output_layer
 from bertjax.tasks.objectives.config import OBJECTIVES
 from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, workdir_of
@@ -40,6 +39,7 @@ from bertjax.training.checkpoint_metadata import read_metadata
 from bertjax.training.parameters import load_params_on_host, save_params
 from bertjax.training.workdir import CONFIG, ORIGIN, read_origin
 from bertjax.utils.io import AnyPath
+from bertjax.utils.json_files import read_object
 
 # Files and folders of a converted workdir. A folder with other names is never overwritten.
 WORKDIR_FILES = (

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from bertjax.convert.bert import BERT
 from bertjax.convert.family import import_params
-from bertjax.convert.files import read_object
 from bertjax.convert.portable import PortableCheckpoint, fit_vocabulary, model_config, read_vocabulary_file
 from bertjax.data.corpus.vocabulary import MAX_WORD_CHARS, Vocabulary
 from bertjax.errors import BertjaxError, UsageError, first_line, listed
 from bertjax.tasks.finetuning.output_layer import CLASSES, SPANS
+from bertjax.utils.json_files import read_object
 
 CONFIG = "bert_config.json"
 _ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu"}

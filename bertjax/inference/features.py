@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from bertjax.convert.files import read_object
 from bertjax.data.finetuning.examples import make_examples
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.inference.inputs import PAIR_SEPARATOR, TruncationCount, encode_row
@@ -27,6 +26,7 @@ from bertjax.inference.loaded_model import LoadedModel
 from bertjax.model.partitioning import resolve_layout
 from bertjax.training.cached_features import make_hidden_states_fn
 from bertjax.utils.io import remove_temporaries, write_atomic, write_npz
+from bertjax.utils.json_files import read_object
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,6 @@ from jax.sharding import Mesh, Sharding
 
 from bertjax.config.load import load_saved_config
 from bertjax.config.mesh import MeshConfig
-from bertjax.convert import sentence_transformers
 from bertjax.convert.convert import BERTJAX, detect_format, local_checkpoint, read_checkpoint
 from bertjax.convert.family import CLASSIFIER, ENCODER
 from bertjax.convert.output_kinds import OUTPUT_KINDS
@@ -23,6 +22,7 @@ from bertjax.convert.portable import PortableCheckpoint, check_portable, untrain
 from bertjax.data.corpus.vocabulary import workdir_vocabulary
 from bertjax.errors import UsageError, listed, quoted
 from bertjax.inference.loaded_model import InferenceDefaults, LoadedModel, build_known_model
+from bertjax.tasks.embedding import sentence_transformers
 from bertjax.tasks.finetuning.output_layer import OutputLayer, read_output_layer
 from bertjax.training.checkpoint import find_checkpoint, workdir_of
 from bertjax.training.checkpoint_config import checkpoint_model

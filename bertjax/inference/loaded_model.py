@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from bertjax.convert.sentence_embedder import SentenceEmbedder
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
 from bertjax.model.encoder import make_encoder
 from bertjax.model.heads import EncoderModel, LmHead, build_model
+from bertjax.tasks.embedding.sentence_embedder import SentenceEmbedder
 from bertjax.tasks.finetuning.output_layer import OutputLayer
 from bertjax.tasks.squad import SquadData
 from bertjax.tasks.text import TextData

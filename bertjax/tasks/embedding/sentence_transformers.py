@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from bertjax.convert.files import read_object, write_json
-from bertjax.convert.sentence_embedder import (
+from bertjax.errors import UsageError, listed
+from bertjax.model.config import ModelConfig
+from bertjax.tasks.embedding.sentence_embedder import (
     ACTIVATIONS,
     LAYERS,
     POOLING_FIELDS,
@@ -22,9 +23,8 @@ from bertjax.convert.sentence_embedder import (
     SentenceEmbedder,
     activation_name,
 )
-from bertjax.errors import UsageError, listed
-from bertjax.model.config import ModelConfig
 from bertjax.utils.io import AnyPath, read_json
+from bertjax.utils.json_files import read_object, write_json
 
 MODULES = "modules.json"
 _PROMPTS, _TOKENIZER = "config_sentence_transformers.json", "tokenizer_config.json"

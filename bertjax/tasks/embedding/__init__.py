@@ -1,0 +1,1 @@
+"""Training and evaluation of text embedders, and the modules of sentence-transformers."""
