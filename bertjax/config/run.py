@@ -8,10 +8,11 @@ from bertjax.config.optimizer import OptimizerConfig
 from bertjax.errors import UsageError
 from bertjax.model.attention.dispatch import check_attention
 from bertjax.model.config import AUTO, AUTO_LONG_RUN, LONG_RUN_STEPS, ModelConfig
+from bertjax.utils.io import AnyPath
 from bertjax.utils.sections import Section, bounded
 
 # Fields of `config.data` that contain paths. Comparisons of configs ignore them, because data may be moved.
-DATA_PATHS = ("corpus", "replay_corpus", "path", "vocabulary", "labels")
+DATA_PATHS = ("corpus", "replay_corpus", "path", "vocabulary", "labels", "retrieval", "guide")
 # Fields of `config.data` that contain file names, relative to `data.path` if it is set.
 DATA_FILES = ("train_file", "dev_file", "test_file", "eval_file")
 PATH_FIELDS = tuple(f"data.{name}" for name in (*DATA_PATHS, *DATA_FILES))
@@ -99,6 +100,10 @@ class RunConfig(Section):
         if model.scan_layers == AUTO and self.steps >= LONG_RUN_STEPS:
             return dataclasses.replace(model, scan_layers=AUTO_LONG_RUN)
         return model
+
+    def with_checkpoint(self, workdir: AnyPath) -> "RunConfig":
+        """Returns the config with settings of the task that come from the workdir of an initial checkpoint."""
+        return self
 
     def check_rows(self, seq_len: int, is_packed: bool = False) -> None:
         """Raises a UsageError if the model cannot process rows of `seq_len` tokens.

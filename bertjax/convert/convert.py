@@ -12,13 +12,14 @@ from typing import Any
 import jax
 from etils import epath
 
-from bertjax.convert import huggingface, model_card, sentence_transformers, tensorflow1
+from bertjax.convert import huggingface, model_card, tensorflow1
 from bertjax.convert.family import DISCRIMINATOR, MASKED_LM, NEXT_SENTENCE, POOLER
 from bertjax.convert.huggingface_tokenizer import FILES as TOKENIZER_FILES
 from bertjax.convert.huggingface_tokenizer import read_tokenizer
 from bertjax.convert.portable import WORKDIR_FILES, PortableCheckpoint, read_workdir, write_workdir
 from bertjax.data.corpus.vocabulary import Vocabulary, load_vocabulary, open_vocabulary, workdir_vocabulary
 from bertjax.errors import BertjaxError, UsageError, first_line
+from bertjax.tasks.embedding import sentence_transformers
 from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, resolve_checkpoint_path, workdir_of
 from bertjax.training.sharding import list_devices
 from bertjax.training.workdir import CONFIG, ORIGIN, is_converted, read_origin

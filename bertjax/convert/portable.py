@@ -11,6 +11,7 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from bertjax.config.fields import from_config_dict
+from bertjax.config.load import load_saved_config
 from bertjax.convert.families import FAMILIES
 from bertjax.convert.family import ACTIVATIONS, CLASSIFIER, MASKED_LM, NEXT_SENTENCE, POOLER, Family, Parameter
 from bertjax.convert.output_kinds import OUTPUT_KINDS
@@ -27,9 +28,18 @@ from bertjax.data.corpus.vocabulary import (
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
 from bertjax.model.feature_head import FeatureHead
-from bertjax.model.heads import MODELS, EncoderModel, LanguageModel, PretrainingModel, model_description
+from bertjax.model.heads import (
+    MODELS,
+    EmbeddingModel,
+    EncoderModel,
+    LanguageModel,
+    PretrainingModel,
+    model_description,
+)
 from bertjax.presets import finetuning_config, pretraining_config
+from bertjax.tasks.build import parse_config
 from bertjax.tasks.embedding import sentence_transformers
+from bertjax.tasks.embedding.config import EmbedConfig
 from bertjax.tasks.embedding.sentence_embedder import SentenceEmbedder
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER, OutputLayer, read_output_layer
 from bertjax.tasks.objectives.config import OBJECTIVES
@@ -200,19 +210,39 @@ def read_workdir(path: AnyPath) -> PortableCheckpoint:
     """Reads a checkpoint or, for a workdir, its best checkpoint (the newest if no checkpoint has a score)."""
     checkpoint = find_checkpoint(path)
     workdir = workdir_of(checkpoint)
-    config = checkpoint_model(checkpoint)
+    config, params = checkpoint_model(checkpoint), load_params_on_host(checkpoint)
     check_portable(read_metadata(checkpoint).model, checkpoint)
     layer = read_output_layer(workdir)
     return PortableCheckpoint(
         config,
-        load_params_on_host(checkpoint),
+        without_embedding_layers(read_metadata(checkpoint).model, params),
         workdir_vocabulary(workdir),
         layer.kind if layer else "",
         layer.labels if layer else (),
-        embedder=sentence_transformers.read(workdir, config, is_workdir=True),
+        embedder=workdir_embedder(workdir, config, params),
         untrained=untrained_modules(workdir),
         source=(read_origin(workdir) or read_origin(workdir / "init_from")).get("source", "-"),
     )
+
+
+def workdir_embedder(
+    workdir: AnyPath, config: ModelConfig, params: Mapping[str, np.ndarray]
+) -> SentenceEmbedder | None:
+    """Returns the modules of a trained embedder or of a converted sentence-transformers model; None for other models.
+
+    `params` are the checkpoint's parameters by path.
+    """
+    if read_object(workdir / CONFIG).get("task") != EmbedConfig.task:
+        return sentence_transformers.read(workdir, config, is_workdir=True)
+    run = parse_config(load_saved_config(workdir / CONFIG))
+    assert isinstance(run, EmbedConfig)
+    return run.embedder(config.hidden_size, {name: params.get(f"dense/{name}") for name in ("kernel", "bias")})
+
+
+def without_embedding_layers(description: Mapping[str, Any], params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns the parameters without an embedder's dense layer, a module of `workdir_embedder`, and its classifier."""
+    dropped = ("dense", "classifier") if description["kind"] == EmbeddingModel.KIND else ()
+    return {name: array for name, array in params.items() if name.partition("/")[0] not in dropped}
 
 
 def check_portable(description: Mapping[str, Any], path: str | AnyPath) -> None:

@@ -18,11 +18,16 @@ from bertjax.config.mesh import MeshConfig
 from bertjax.convert.convert import BERTJAX, detect_format, local_checkpoint, read_checkpoint
 from bertjax.convert.family import CLASSIFIER, ENCODER
 from bertjax.convert.output_kinds import OUTPUT_KINDS
-from bertjax.convert.portable import PortableCheckpoint, check_portable, untrained_modules
+from bertjax.convert.portable import (
+    PortableCheckpoint,
+    check_portable,
+    untrained_modules,
+    without_embedding_layers,
+    workdir_embedder,
+)
 from bertjax.data.corpus.vocabulary import workdir_vocabulary
 from bertjax.errors import UsageError, listed, quoted
 from bertjax.inference.loaded_model import InferenceDefaults, LoadedModel, build_known_model
-from bertjax.tasks.embedding import sentence_transformers
 from bertjax.tasks.finetuning.output_layer import OutputLayer, read_output_layer
 from bertjax.training.checkpoint import find_checkpoint, workdir_of
 from bertjax.training.checkpoint_config import checkpoint_model
@@ -74,7 +79,7 @@ def _load_workdir(path: str, mesh: Mesh | None) -> LoadedModel:
         _read_inference_defaults(checkpoint, output_layer),
         mesh,
         path,
-        sentence_transformers.read(workdir, config, is_workdir=True),
+        workdir_embedder(workdir, config, params),
         untrained_modules(workdir),
     )
 
@@ -128,6 +133,7 @@ def to_portable(model: LoadedModel) -> PortableCheckpoint:
     check_portable(model.model_description, model.path)
     kind, labels = (model.output_layer.kind, model.output_layer.labels) if model.output_layer else ("", ())
     arrays = {name: np.asarray(array) for name, array in flatten_dict(jax.device_get(model.params), sep="/").items()}
+    arrays = without_embedding_layers(model.model_description, arrays)
     return PortableCheckpoint(
         model.config, arrays, model.vocabulary, kind, labels, embedder=model.embedder, untrained=model.untrained
     )

@@ -5,7 +5,11 @@ stored in memory. `tests/benchmarks/dropout_bits.py` compares the cost of the ha
 generators. A position is an index into the global array, so all meshes and all attention kernels use the same mask.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
+import jax.extend.random
 import jax.numpy as jnp
 import numpy as np
 
@@ -63,10 +67,13 @@ def gumbel_noise(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 def dropout_seeds(key: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
     """Returns two uint32 arrays of shape `shape`: the two seeds of each matrix in an array [*shape, M, N]."""
-    first, second = jax.random.key_data(key).reshape(-1)[:2].astype(jnp.uint32)
+    first, second, *block = jax.random.key_data(key).reshape(-1).astype(jnp.uint32)
     position = jnp.zeros(shape, jnp.uint32)
     for axis, size in enumerate(shape):
-        position = position * np.uint32(size) + _iota(shape, axis)
+        index = _iota(shape, axis)
+        if axis == 0 and jax.random.key_impl(key) == _BLOCK_KEY:
+            index = index * block[1] + block[0]
+        position = position * np.uint32(size) + index
     return hash_positions(position, first, second), hash_positions(position, second ^ np.uint32(_GOLDEN), first)
 
 
@@ -80,3 +87,39 @@ def hash_positions(position: jax.Array, first: jax.Array, second: jax.Array) -> 
 
 def _iota(shape: tuple[int, ...], axis: int) -> jax.Array:
     return jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
+
+
+def block_key(key: jax.Array, block: jax.Array, num_blocks: int) -> jax.Array:
+    """Returns a key for one block of rows, with which `dropout` draws the same masks as for all rows together.
+
+    Row i of the block is row i * `num_blocks` + `block` of the batch. Rows are the leading axis of arrays with at least
+    three axes.
+    """
+    place = jnp.stack([jnp.uint32(block), jnp.uint32(num_blocks)])
+    data = jnp.concatenate([jax.random.key_data(key).reshape(-1)[:2], place])
+    return jax.random.wrap_key_data(data, impl=_BLOCK_KEY)
+
+
+def _on_key(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """Returns a function of the data of block keys that applies `function` to their keys, and keeps their block."""
+
+    def apply(data: jax.Array, argument: Any) -> jax.Array:
+        words = jax.random.key_data(function(jax.random.wrap_key_data(data[:2], impl="threefry2x32"), argument))
+        return jnp.concatenate([words, jnp.broadcast_to(data[2:], words.shape)], axis=-1)
+
+    return apply
+
+
+def _no_seed(seed: jax.Array) -> jax.Array:
+    raise NotImplementedError("use `block_key`")
+
+
+# Keys of two words from a Threefry key, then block and number of blocks. Flax derives the keys of modules from them.
+_BLOCK_KEY = jax.extend.random.define_prng_impl(
+    key_shape=(4,),
+    seed=_no_seed,
+    split=_on_key(jax.random.split),
+    random_bits=lambda data, bit_width, shape: jax.random.bits(jax.random.wrap_key_data(data[:2]), shape),
+    fold_in=_on_key(jax.random.fold_in),
+    name="bertjax_block",
+)

@@ -21,12 +21,14 @@ import jax.numpy as jnp
 from bertjax.errors import UsageError
 from bertjax.model.config import TRANSFORMER, ModelConfig
 from bertjax.model.dropout import dropout, gumbel_noise
-from bertjax.model.encoder import ENCODER, Encoder, encode, mean_states
+from bertjax.model.encoder import ENCODER, Encoder, encode, mean_states, sequence_states
 from bertjax.model.feature_head import CACHED_FEATURES, FeatureHead, encode_with_head
 from bertjax.model.layers import Dense, activation, constant_init, kernel_init, make_norm
+from bertjax.model.lstm import LEFT
 from bertjax.model.matmul import cast_parameter, dot, dot_transposed
 from bertjax.model.partitioning import resolve_layout, with_logical_constraint
 
+_MIN_SQUARED_NORM = 1e-24
 _INPUTS = ("input_ids", "input_mask", "segment_ids", "sequence_ids", "position_ids", CACHED_FEATURES)
 
 
@@ -36,6 +38,11 @@ def first_maximum(logits: jax.Array) -> jax.Array:
     classes = jnp.arange(logits.shape[-1])
     maximum = jnp.max(logits, axis=-1, keepdims=True)
     return jnp.min(jnp.where(logits == maximum, classes, classes.size), axis=-1)
+
+
+def unit(vectors: jax.Array) -> jax.Array:
+    """Scales vectors [..., D] to length 1. Vectors of zeros stay zeros, with zero gradients."""
+    return vectors * jax.lax.rsqrt(jnp.maximum(jnp.sum(vectors**2, axis=-1, keepdims=True), _MIN_SQUARED_NORM))
 
 
 class LmHead(nn.Module):
@@ -292,9 +299,52 @@ class TokenModel(nn.Module):
         return Dense(config, (self.num_outputs,), ("embed", None), name="classifier")(hidden).astype(jnp.float32)
 
 
+class EmbeddingModel(nn.Module):
+    """Encoder, pooling, optional dense layer and normalization: a vector for each text.
+
+    Attributes:
+      pooling: `mean` (of all tokens), `cls` (first token) or `last` (last token).
+      dense: width of the dense layer (default: 0, no dense layer).
+      dense_activation: function after the dense layer, `identity` or `tanh`.
+      normalize: whether to scale vectors to length 1.
+    """
+
+    KIND: ClassVar[str] = "embedding"
+
+    config: ModelConfig
+    pooling: str = "mean"
+    dense: int = 0
+    dense_activation: str = "identity"
+    normalize: bool = True
+
+    @nn.compact
+    def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> jax.Array:
+        """Returns float32 vectors [B, D] or, for packed rows with `texts` [B, S], [B, S, D]."""
+        num_sequences = batch["texts"].shape[1] if "sequence_ids" in batch else 1
+        tokens = encode(self.config, batch, deterministic, num_sequences).tokens
+        if self.pooling == "mean":
+            states = mean_states(tokens, batch, num_sequences)
+        else:
+            sides = (LEFT,) if self.pooling == "last" else self.config.context_sides
+            states = sequence_states(sides, tokens, batch, num_sequences)
+        if self.dense:
+            states = Dense(self.config, (self.dense,), ("embed", None), name="dense")(states)
+            states = jnp.tanh(states) if self.dense_activation == "tanh" else states
+        vectors = states.astype(jnp.float32)
+        return unit(vectors) if self.normalize else vectors
+
+
 MODELS: dict[str, type[nn.Module]] = {
     model.KIND: model
-    for model in (EncoderModel, PretrainingModel, ReplacedTokenModel, LanguageModel, SequenceModel, TokenModel)
+    for model in (
+        EncoderModel,
+        PretrainingModel,
+        ReplacedTokenModel,
+        LanguageModel,
+        SequenceModel,
+        TokenModel,
+        EmbeddingModel,
+    )
 }
 
 

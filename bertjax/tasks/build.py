@@ -8,6 +8,8 @@ from bertjax.config.fields import from_config_dict
 from bertjax.config.run import RunConfig
 from bertjax.errors import UsageError
 from bertjax.tasks.adaptation import AdaptationConfig, AdaptationTask
+from bertjax.tasks.embedding.config import EmbedConfig
+from bertjax.tasks.embedding.task import EmbedTask
 from bertjax.tasks.glue import GlueConfig, GlueTask
 from bertjax.tasks.ner import NerConfig, NerTask
 from bertjax.tasks.objectives.config import PretrainingConfig
@@ -21,6 +23,7 @@ from bertjax.tasks.text_tags import TextTagsConfig, TextTagsTask
 # Classes of each task, by the value of `config.task`.
 TASKS: dict[str, tuple[type[RunConfig], Callable[..., Task]]] = {
     "adaptation": (AdaptationConfig, AdaptationTask),
+    "embed": (EmbedConfig, EmbedTask),
     "glue": (GlueConfig, GlueTask),
     "ner": (NerConfig, NerTask),
     "pretraining": (PretrainingConfig, PretrainingTask),

@@ -66,7 +66,8 @@ def complete(config: RunConfig, init_from: str | epath.Path | None = None, workd
         has_new_head = checkpoint is not None and model.has_lm_head_params and lacks_lm_head(checkpoint)
         optimizer = dataclasses.replace(optimizer, head_steps=config.steps // 3 if has_new_head else 0)
     fields: dict[str, Any] = {"model": model, "data": data, "optimizer": optimizer}
-    return dataclasses.replace(config, **fields)
+    config = dataclasses.replace(config, **fields)
+    return config if checkpoint is None else config.with_checkpoint(workdir_of(checkpoint))
 
 
 def _with_architecture(model: ModelConfig, saved: Architecture, checkpoint: epath.Path, has_data: bool) -> ModelConfig:

@@ -82,7 +82,7 @@ def mesh_and_params(task: Task, checkpoint: epath.Path) -> tuple[Mesh, Any]:
     check_vocabulary(task, checkpoint)
     order = check_output_layer(task, checkpoint)
     saved, expected = read_metadata(checkpoint).model["kind"], model_description(task.objective.model)["kind"]
-    if saved != expected:
+    if saved != expected and not task.accepts_any_encoder:
         raise UsageError(
             f"{checkpoint} contains a model of kind {saved!r}, but the task needs {expected!r}; use a checkpoint "
             "trained for this task"

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from bertjax.data.corpus.vocabulary import ENTRY
 from bertjax.errors import BertjaxError, UsageError
+from bertjax.model.heads import EmbeddingModel
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
 from bertjax.tasks.task import Task
 from bertjax.training import workdir as workdirs
@@ -121,7 +122,7 @@ def restore_or_init(
         state = state.replace(opt_state=restore_opt_state(checkpoint, state_shapes, task.config.optimizer.name))
     kept = "parameters and optimizer state" if keep_optimizer else "parameters"
     logger.info(f"starting at step 0 with the {kept} of {init_from}")
-    if (workdir_of(checkpoint) / "modules.json").exists():
+    if (workdir_of(checkpoint) / "modules.json").exists() and not isinstance(task.objective.model, EmbeddingModel):
         logger.warning("the modules of sentence-transformers are not kept: training changes the states that they pool")
     if new_pieces:
         count = len(new_pieces.parts)

@@ -109,18 +109,15 @@ def open_builder(name: str, data_dir: str | None) -> Any:
 
 def hub_texts(name: str, split: str, column: str) -> Iterator[str]:
     """Streams the text of each row of a dataset, in order, without saving the dataset to disk."""
-    dataset, column = open_hub(name, split, column)
+    dataset = open_hub(name, split)
+    column = hub_text_column(dataset, name, column)
     with read_errors(f"dataset {name!r}", split):
         for row in dataset.select_columns([column]):
             yield row[column] or ""
 
 
-def open_hub(name: str, split: str, column: str) -> tuple[Any, str]:
-    """Opens a dataset `NAME`, `ORG/NAME` or `ORG/NAME/CONFIG` of the hub.
-
-    Returns:
-      The streamed dataset and `column` or, if it is "", the column `text` or the only column of strings.
-    """
+def open_hub(name: str, split: str) -> Any:
+    """Opens a dataset `NAME`, `ORG/NAME` or `ORG/NAME/CONFIG` of the hub as a stream with known features."""
     try:
         import datasets
     except ImportError as error:
@@ -132,9 +129,14 @@ def open_hub(name: str, split: str, column: str) -> tuple[Any, str]:
             dataset = datasets.load_dataset("/".join(parts[:2]), *parts[2:], split=split, streaming=True)
         except datasets.exceptions.DatasetNotFoundError as error:
             raise UsageError(f"no dataset {name!r} on the hub; check the name, or set HF_TOKEN") from error
-        features: Any = dataset.features or dataset._resolve_features().features
+        return dataset if dataset.features else dataset._resolve_features()
+
+
+def hub_text_column(dataset: Any, name: str, column: str) -> str:
+    """Returns `column` or, if it is "", the column `text` or the only column of strings."""
+    features: Any = dataset.features
     columns = [key for key, feature in features.items() if getattr(feature, "dtype", "") in ("string", "large_string")]
     if column and column not in columns:
         raise UsageError(f"dataset {name!r} has no text column {column!r}; use one of {listed(columns)}")
     advice = f"append #COLUMN to choose one of {listed(columns)}"
-    return dataset, column or _text_column(f"dataset {name!r}", columns, advice)
+    return column or _text_column(f"dataset {name!r}", columns, advice)

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bertjax.data.corpus.datasets import open_builder, read_errors, stored_rows
+from bertjax.data.corpus.datasets import open_builder, open_hub, parse_dataset, read_errors, stored_rows
 from bertjax.errors import UsageError, listed
 from bertjax.utils.io import reject_utf16, unix_newlines
 
 FORMATS = ("tsv", "csv", "jsonl")
-TFDS_PREFIX = "tfds:"
+TFDS_PREFIX, HUB_PREFIX = "tfds:", "hf:"
 _NULL = object()
 _ESCAPES = {"\\": r"\\", "\t": r"\t", "\r": r"\r", "\n": r"\n"}
 _SURROGATES = re.compile("[\ud800-\udfff]")
@@ -121,6 +121,14 @@ def read_table(
         raise UsageError(
             f"all rows of {path} have more fields than its header; name every column, and quote fields with commas"
         )
+
+
+def column_names(path: Path) -> list[str]:
+    """Returns the names in the header line, or the keys of the first object of a JSON Lines file."""
+    first = read_utf8(path).decode("utf-8", "replace").strip("\n").partition("\n")[0]
+    if path.suffix.lower() == ".jsonl":
+        return [name for name, _ in json.loads(first).items()]
+    return next(csv.reader([first], skipinitialspace=True), []) if path.suffix.lower() == ".csv" else first.split("\t")
 
 
 def read_utf8(path: Path) -> bytes:
@@ -254,3 +262,34 @@ def read_tfds(
                 else:
                     fields[column] = str(value)
             yield Row(line, fields)
+
+
+def hub_columns(address: str) -> list[str]:
+    """Returns the columns of a dataset of the Hugging Face Hub."""
+    name, split, _ = parse_dataset(address)
+    return [*(open_hub(name, split).features or {})]
+
+
+def read_hub(address: str, columns: Sequence[str], stats: ReadStats) -> Iterator[Row]:
+    """Yields columns of a dataset of the Hugging Face Hub, `hf:ORG/NAME[/CONFIG]:SPLIT`. Lines are row numbers.
+
+    Classes become their names. Rows with null are skipped.
+    """
+    name, split, _ = parse_dataset(address)
+    dataset = open_hub(name, split)
+    features = dataset.features or {}
+    if missing := [column for column in columns if column not in features]:
+        raise UsageError(f"dataset {name!r} has no column {missing[0]!r}; its columns are {listed(features)}")
+    with read_errors(f"dataset {name!r}", split):
+        for line, row in enumerate(dataset.select_columns([*columns]), 1):
+            stats.read += 1
+            values = {column: row[column] for column in columns}
+            if None in values.values():
+                stats.skip("with null", line)
+                continue
+            fields = {column: _hub_cell(features[column], value) for column, value in values.items()}
+            yield Row(line, fields)
+
+
+def _hub_cell(feature: Any, value: Any) -> Any:
+    return feature.int2str(value) if hasattr(feature, "int2str") else _as_text(value)

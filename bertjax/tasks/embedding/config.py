@@ -1,0 +1,271 @@
+"""Config of text embedders."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from bertjax.config.fields import from_config_dict
+from bertjax.data.finetuning.tables import HUB_PREFIX, ReadStats, Row, column_names, hub_columns, read_hub, read_table
+from bertjax.errors import UsageError
+from bertjax.model.config import AUTO, LSTM
+from bertjax.tasks.embedding import sentence_transformers
+from bertjax.tasks.embedding.sentence_embedder import Layer, Pooling, SentenceEmbedder
+from bertjax.tasks.finetuning.config import FinetuningConfig, FinetuningData
+from bertjax.tasks.objectives.embedding_losses import LOSSES, EmbeddingLoss
+from bertjax.utils.io import AnyPath
+from bertjax.utils.json_files import read_object
+from bertjax.utils.sections import Section, bounded
+
+# Poolings by their names in sentence-transformers.
+POOLINGS = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbedSource(Section):
+    """One of several training files, an item of `config.data.sources`.
+
+    Attributes:
+      file: training file, see `EmbedData`.
+      weight: share of the steps, relative to the other files (default: 0, the number of rows).
+      columns: columns of the texts (default: (), `data.columns`).
+    """
+
+    field_prefix: ClassVar[str] = "config.data.sources[]."
+
+    file: str = ""
+    weight: float = bounded(0.0, at_least=0)
+    columns: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbedData(FinetuningData):
+    """Data and batches of an embedder.
+
+    Attributes:
+      train_file, dev_file, test_file: .tsv (without quoting), .csv or .jsonl files, relative to `path` if it is set, or
+        datasets of the Hugging Face Hub, `hf:ORG/NAME[/CONFIG]:SPLIT`.
+      sources: several training files instead of `train_file`, such as `({'file': 'a.tsv'}, {'file': 'b.tsv'})`. All
+        rows of a batch are from one file. See `EmbedSource`.
+      columns: columns of the anchor, its positive and, optionally, hard negatives. The last column may contain lists of
+        texts.
+      scored_columns: columns of two texts and their score, or their class for the loss `softmax`. Losses with a score
+        are trained on these columns. A dev or test file with these columns is scored by correlation; other files are
+        scored by the rank of each anchor's positive.
+      retrieval: folder in BEIR's format to evaluate: `corpus.jsonl`, `queries.jsonl` and `qrels/SPLIT.tsv`.
+      guide: checkpoint of the model whose vectors guide the losses `gist` and `distill_vectors`.
+      query_len: maximum tokens of an anchor or query (default: 0, `seq_len`).
+      query_prompt, document_prompt: text before each anchor or query, and before each other text (default: the prompts
+        of the initial checkpoint, or none).
+      batch_size: examples per global batch. Other examples of the batch are negatives.
+      eval_batch_size: texts per evaluation batch.
+      examples_per_row: maximum texts packed into a row. It must divide `batch_size`.
+    """
+
+    train_file: str = ""
+    dev_file: str = ""
+    test_file: str = ""
+    sources: tuple[dict[str, Any], ...] = ()
+    columns: tuple[str, ...] = ("anchor", "positive")
+    scored_columns: tuple[str, ...] = ("sentence1", "sentence2", "score")
+    retrieval: str = ""
+    guide: str = ""
+    query_len: int = bounded(0, at_least=0)
+    query_prompt: str = AUTO
+    document_prompt: str = AUTO
+    batch_size: int = bounded(128, at_least=1, at_most=1 << 20)
+    eval_batch_size: int = bounded(128, at_least=1, at_most=1 << 20)
+    examples_per_row: int = bounded(4, at_least=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.scored_columns) != 3 or not self.columns:
+            raise UsageError(
+                f"config.data.scored_columns={self.scored_columns} must be three columns, and "
+                f"config.data.columns={self.columns} at least one"
+            )
+        if self.train_file and self.sources:
+            raise UsageError("config.data.train_file and config.data.sources both set training files; use only one")
+        _ = self.training_files
+
+    @property
+    def training_files(self) -> list[EmbedSource]:
+        """Training files with their weights and columns."""
+        if self.train_file:
+            return [EmbedSource(self.train_file)]
+        files = [
+            from_config_dict(EmbedSource(), item, f"config.data.sources[{i}]") for i, item in enumerate(self.sources)
+        ]
+        if any(not file.file for file in files):
+            raise UsageError("an item of config.data.sources has no file; write {'file': 'pairs.tsv'}")
+        if len({file.weight > 0 for file in files}) > 1:
+            raise UsageError(
+                "only some of config.data.sources have a weight; set a weight above 0 for each, or for none"
+            )
+        return files
+
+    @property
+    def prompts(self) -> dict[str, str]:
+        """Prompts of queries and documents by their names in sentence-transformers."""
+        prompts = {"query": self.query_prompt, "document": self.document_prompt}
+        return {name: "" if prompt == AUTO else prompt for name, prompt in prompts.items()}
+
+    @property
+    def has_files(self) -> bool:
+        """True if a file to train on or to evaluate is set."""
+        return bool(self.train_file or self.sources or self.dev_file or self.test_file or self.retrieval)
+
+    def read_rows(self, file: str, columns: Sequence[str]) -> tuple[Iterator[Row], ReadStats]:
+        """Reads columns of a file. Returns the rows, and counts that are updated during reading."""
+        path = file if file.startswith(HUB_PREFIX) else str(Path(self.path).expanduser() / file)
+        stats = ReadStats(path)
+        if file.startswith(HUB_PREFIX):
+            return read_hub(file, columns, stats), stats
+        return read_table(Path(path), columns, stats), stats
+
+    def has_columns(self, file: str, columns: Sequence[str]) -> bool:
+        """Returns whether a file has all of `columns`."""
+        names = hub_columns(file) if file.startswith(HUB_PREFIX) else column_names(Path(self.path).expanduser() / file)
+        return {*columns} <= {*names}
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbedOptions(Section):
+    """Vectors and loss of an embedder.
+
+    Attributes:
+      loss: `info_nce` (in-batch negatives), `gist` (in-batch negatives that a guide model does not find too similar),
+        `cosent` or `cosine` (scored pairs), `softmax` (pairs with a class, such as NLI), `margin_mse` (scores of a
+        teacher in the column `data.scored_columns[2]`) or `distill_vectors` (vectors of a guide model).
+      temperature: divisor of the cosines in `info_nce`, `gist` and `cosent`.
+      both_directions: for `info_nce`, whether each positive also selects its anchor among all anchors.
+      hardness: for `info_nce`, strength with which similar negatives are emphasized (EmbeddingGemma uses 5).
+      dims: numbers of leading components on which the loss is also computed, such as `(384, 128, 64)` (Matryoshka).
+      chunk: texts to encode at once (default: 0, the whole batch). It limits the memory of large batches, and must
+        divide `data.batch_size`.
+      pooling: `mean`, `cls` or `last` token (default: that of the initial checkpoint, or mean).
+      normalize: whether vectors have length 1: `true` or `false` (default: as in the initial checkpoint, or true).
+      dense: width of a dense layer after the pooling (default: 0, no dense layer).
+      dense_activation: function after the dense layer, `identity` or `tanh`.
+    """
+
+    field_prefix: ClassVar[str] = "config.embed."
+
+    loss: str = bounded("info_nce", choices=tuple(LOSSES))
+    temperature: float = bounded(0.05, above=0)
+    both_directions: bool = False
+    hardness: float = bounded(0.0, at_least=0)
+    dims: tuple[int, ...] = ()
+    chunk: int = bounded(0, at_least=0)
+    pooling: str = bounded(AUTO, choices=(AUTO, *POOLINGS.values()))
+    normalize: str = bounded(AUTO, choices=(AUTO, "true", "false"))
+    dense: int = bounded(0, at_least=0)
+    dense_activation: str = bounded("identity", choices=("identity", "tanh"))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dims and self.loss == "softmax":
+            raise UsageError("config.embed.dims is not supported by loss=softmax, whose classifier has a fixed width")
+        for field in ("both_directions", "hardness"):
+            if getattr(self, field) and self.loss != "info_nce":
+                raise UsageError(f"config.embed.{field} has no effect with loss={self.loss}; use loss=info_nce")
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbedConfig(FinetuningConfig):
+    """Config of a text embedder.
+
+    Attributes:
+      embed: vectors and loss, see `EmbedOptions`.
+    """
+
+    task: str = "embed"
+    epochs: int = 1
+    embed: EmbedOptions = EmbedOptions()
+    data: EmbedData = EmbedData()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        data, embed = self.data, self.embed
+        self.reject("embedders have no classes", "data.class_weights", "data.labels", "label_smoothing", "feature_head")
+        self.reject("embedders use whole files", "data.train_share", "data.dev_share", "data.dev_seed")
+        if self.grad_accum_steps > 1:
+            raise UsageError(
+                f"config.grad_accum_steps={self.grad_accum_steps} would hide negatives from each other; use "
+                "config.embed.chunk, which saves memory and computes the same loss"
+            )
+        if embed.chunk and (data.batch_size % embed.chunk or embed.chunk % data.examples_per_row):
+            raise UsageError(
+                f"config.embed.chunk={embed.chunk} must divide config.data.batch_size={data.batch_size} and be a "
+                f"multiple of config.data.examples_per_row={data.examples_per_row}"
+            )
+        if self.loss.needs_guide and data.has_files and data.training_files and not data.guide:
+            raise UsageError(f"loss={embed.loss} needs vectors of another model; set --config.data.guide=CKPT")
+        if self.has_model and self.model.encoder == LSTM:
+            raise UsageError("an LSTM encoder cannot be trained as an embedder; use a Transformer")
+
+    @property
+    def loss(self) -> EmbeddingLoss:
+        """The configured loss."""
+        return LOSSES[self.embed.loss]
+
+    def with_checkpoint(self, workdir: AnyPath) -> "EmbedConfig":
+        """Returns the config with the pooling, normalization, dense layer and prompts of an initial checkpoint."""
+        embed, data = self.embed, self.data
+        saved = read_object(workdir / "config.json", optional=True)
+        if saved.get("task") == self.task:
+            fields, prompts = saved["embed"], {name: saved["data"][f"{name}_prompt"] for name in data.prompts}
+            fields = {name: fields[name] for name in ("pooling", "normalize", "dense", "dense_activation")}
+        else:
+            embedder = sentence_transformers.read(workdir, self.model, is_workdir=True) or SentenceEmbedder()
+            fields, prompts = _modules(embedder, workdir, embed), embedder.prompts
+        if embed.dense:  # A new dense layer.
+            fields |= {"dense": embed.dense, "dense_activation": embed.dense_activation}
+        fixed = {name for name in ("pooling", "normalize") if getattr(embed, name) != AUTO}
+        changes = {name: value for name, value in fields.items() if name not in fixed}
+        unset = [name for name in data.prompts if getattr(data, f"{name}_prompt") == AUTO]
+        texts: dict[str, Any] = {f"{name}_prompt": prompts.get(name) or "" for name in unset}
+        return dataclasses.replace(
+            self, embed=dataclasses.replace(embed, **changes), data=dataclasses.replace(data, **texts)
+        )
+
+    def embedder(self, width: int, dense: dict[str, Any]) -> SentenceEmbedder:
+        """Returns the modules after the encoder, for inference and export.
+
+        `width` is the hidden size. `dense` contains `kernel` and `bias` of the dense layer, if there is one.
+        """
+        data, embed = self.data, self.embed
+        mode = next(name for name, pooling in POOLINGS.items() if pooling == embed.pooling.replace(AUTO, "mean"))
+        field = sentence_transformers.POOLING_FIELDS[mode]
+        modules: list[Pooling | Layer] = [Pooling({"word_embedding_dimension": width, field: True}, (mode,))]
+        if embed.dense:
+            activation = {"identity": "torch.nn.Identity", "tanh": "torch.nn.Tanh"}[embed.dense_activation]
+            sizes = {"in_features": width, "out_features": embed.dense, "bias": True}
+            arrays = {"linear.weight": dense["kernel"].T, "linear.bias": dense["bias"]}
+            modules.append(Layer("Dense", {**sizes, "activation_function": activation}, arrays))
+        if embed.normalize != "false":
+            modules.append(Layer("Normalize", {}, {}))
+        max_seq_len = max(data.seq_len, data.query_len)
+        return SentenceEmbedder(
+            tuple(modules), embed.dense or width, max_seq_len, prompts=data.prompts, similarity="cosine"
+        )
+
+
+def _modules(embedder: SentenceEmbedder, folder: AnyPath, embed: EmbedOptions) -> dict[str, Any]:
+    """Returns the fields of `EmbedOptions` for the modules of a published checkpoint."""
+    names = [module.name for module in embedder.modules]
+    pooling, *layers = embedder.modules or (Pooling({}, ("mean",)),)
+    modes = pooling.modes if isinstance(pooling, Pooling) else ()
+    is_known = len(modes) == 1 and modes[0] in POOLINGS and [layer.name for layer in layers] in ([], ["Normalize"])
+    if embedder.refusal or not is_known:
+        if AUTO in (embed.pooling, embed.normalize):
+            raise UsageError(
+                f"{folder} has the modules {', '.join(names) or embedder.refusal}, which cannot be trained; set "
+                "config.embed.pooling and config.embed.normalize to train without them"
+            )
+        return {}
+    has_modules = bool(embedder.modules)
+    return {
+        "pooling": POOLINGS[modes[0]],
+        "normalize": "true" if layers or not has_modules else "false",
+    }

@@ -1,0 +1,133 @@
+"""Objective of text embedders: vectors of all texts of a batch, chunk by chunk, then one loss over the batch."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bertjax.data.schema import ArraySpec, Schema
+from bertjax.metrics.metric import Metric, loss_metric
+from bertjax.model.dropout import block_key
+from bertjax.model.heads import EmbeddingModel
+from bertjax.model.layers import Dense
+from bertjax.model.partitioning import with_logical_constraint
+from bertjax.tasks.objectives.embedding_losses import LOSSES, EmbeddedBatch, LossOptions, in_blocks
+from bertjax.tasks.task import Batch, MetricSums, Objective, Outputs
+
+# Rows packed with texts. `texts` has the index of each text in the batch, in the order of examples and their columns.
+_ROWS = (
+    ArraySpec("input_ids", ("length",), num_values="pieces"),
+    ArraySpec("segment_ids", ("length",)),
+    ArraySpec("sequence_ids", ("length",)),
+    ArraySpec("position_ids", ("length",), ascending=True),
+    ArraySpec("texts", ("texts",), padding=-1),
+)
+_LABELS = ArraySpec("labels", ("labels",), "float32", num_values="classes")
+_GUIDE = ArraySpec("guide", ("example_texts", "guide_width"), "float32")
+_CLASSIFIER = "classifier"
+
+
+@dataclasses.dataclass(frozen=True)
+class Embedding(Objective):
+    """Trains vectors with a loss of `embedding_losses.py`. Evaluation only computes the vectors.
+
+    Attributes:
+      loss: name of the loss.
+      options: options of the loss.
+      dims: numbers of leading components of the vectors on which the loss is also computed (Matryoshka, arXiv
+        2205.13147). The losses are added (default: (), only the whole vectors).
+      chunk: texts to encode at once (default: 0, the whole batch). The backward pass encodes each chunk again, so that
+        memory does not grow with the batch (GradCache, arXiv 2101.06983).
+      num_classes: number of classes of the loss `softmax`.
+      texts_per_example: number of texts per example, for synthetic batches.
+    """
+
+    splits_into_micro_batches = False
+
+    model: EmbeddingModel
+    loss: str = "info_nce"
+    options: LossOptions = LossOptions()
+    dims: tuple[int, ...] = ()
+    chunk: int = 0
+    num_classes: int = 0
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        return (loss_metric(self.loss),)
+
+    @property
+    def schema(self) -> Schema:
+        loss = LOSSES[self.loss]
+        return (
+            *_ROWS,
+            ArraySpec("weights", (), "float32"),
+            ArraySpec("document_weights", ("documents",), "float32"),
+            *((_LABELS,) if loss.label else ()),
+            *((_GUIDE,) if loss.needs_guide else ()),
+        )
+
+    def denominators(self, batch: Batch) -> dict[str, jax.Array]:
+        return {self.loss: jnp.maximum(jnp.sum(batch["weights"]), 1.0)}
+
+    def compute(self, params: Any, batch: Batch, dropout_key: jax.Array | None) -> tuple[MetricSums, Outputs]:
+        vectors = self.encode(params, batch, dropout_key)
+        if dropout_key is None:
+            return {self.loss: jnp.zeros(2)}, {"example": batch["example"], "vectors": vectors}
+        examples = vectors.reshape(len(batch["weights"]), -1, vectors.shape[-1])
+        embedded = EmbeddedBatch(
+            examples[:, 0],
+            examples[:, 1:],
+            batch["weights"],
+            batch["document_weights"],
+            batch.get("labels", jnp.zeros((len(examples), 1))),
+            self._class_logits(params, examples) if self.num_classes else None,
+            batch.get("guide"),
+        )
+        function = LOSSES[self.loss].function
+        loss = sum(function(embedded.truncate(dim), self.options) for dim in self.dims or (vectors.shape[-1],))
+        weight = self.denominators(batch)[self.loss]
+        return {self.loss: jnp.stack([loss * weight, weight])}, {}
+
+    def encode(self, params: Any, batch: Batch, dropout_key: jax.Array | None) -> jax.Array:
+        """Returns the vectors of all texts of a batch, float32 [T, D], zeros for indices that no text has."""
+        rows = {spec.name: batch[spec.name] for spec in _ROWS}
+        num_rows, per_row = rows["texts"].shape
+        is_chunked = self.chunk > 0 and dropout_key is not None
+        num_chunks = num_rows * per_row // self.chunk if is_chunked else 1
+
+        def encode_chunk(rows: Batch, chunk: Any) -> jax.Array:
+            rows = {name: with_logical_constraint(rows[name], ("batch", None)) for name in rows}
+            key = dropout_key
+            if key is not None and num_chunks > 1:
+                key = block_key(key, chunk, num_chunks)
+            return self.apply(params, rows, key)
+
+        vectors = in_blocks(encode_chunk, rows, num_chunks)
+        if "example" in batch:  # Evaluation batches contain single texts.
+            num_texts = len(batch["example"])
+        else:
+            num_texts = len(batch["weights"]) * (1 + batch["document_weights"].shape[1])
+        # Unused places of the rows are written after the last text, where they are dropped.
+        places = jnp.where(rows["texts"] < 0, num_texts, rows["texts"]).ravel()
+        vectors = vectors.reshape(-1, vectors.shape[-1])
+        ordered = jnp.zeros((num_texts, vectors.shape[-1])).at[places].set(vectors, mode="drop")
+        return with_logical_constraint(ordered, (None, None))
+
+    def _class_logits(self, params: Any, examples: jax.Array) -> jax.Array:
+        first, second = examples[:, 0], examples[:, 1]
+        features = jnp.concatenate([first, second, jnp.abs(first - second)], axis=-1)
+        logits: Any = self._classifier.apply({"params": params[_CLASSIFIER]}, features)
+        return logits.astype(jnp.float32)
+
+    @property
+    def _classifier(self) -> Dense:
+        return Dense(self.model.config, (self.num_classes,), ("embed", None))
+
+    def init_params(self, key: jax.Array) -> Any:
+        params = super().init_params(key)
+        if not self.num_classes:
+            return params
+        width = self.model.dense or self.model.config.hidden_size
+        classifier = self._classifier.init(jax.random.fold_in(key, 1), jnp.zeros((1, 3 * width)))
+        return {**params, _CLASSIFIER: classifier["params"]}

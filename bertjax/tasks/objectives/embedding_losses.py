@@ -1,0 +1,250 @@
+"""Losses of text embedders: pure functions of the vectors of a batch.
+
+Each function returns the mean loss over the examples of a batch, a float32 scalar, and equals the class of the same
+purpose in sentence-transformers. Axis letters: B examples per batch, M documents per example (a positive, then hard
+negatives), D width of a vector.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from bertjax.model.heads import unit
+from bertjax.tasks.objectives.losses import cross_entropy
+
+# Logits of excluded candidates. Minus infinity would make gradients NaN.
+_EXCLUDED = -1e30
+# Maximum logits in memory, of all devices together (256 MiB).
+_MAX_LOGITS = 1 << 26
+
+
+class EmbeddedBatch(NamedTuple):
+    """Vectors of a batch and what they are compared with.
+
+    Attributes:
+      queries: vectors of the anchors, float32 [B, D].
+      documents: vectors of the other texts, the positive first, float32 [B, M, D].
+      weights: float32 [B], 0 in padding rows, otherwise 1.
+      document_weights: float32 [B, M], 0 for missing documents, otherwise 1.
+      labels: float32 [B, K]: a score (K = 1), a class, or scores of documents by a teacher.
+      class_logits: float32 [B, C], only for `softmax`.
+      guide: vectors of another model for the anchor and the documents, float32 [B, 1 + M, E], if a loss needs them.
+    """
+
+    queries: jax.Array
+    documents: jax.Array
+    weights: jax.Array
+    document_weights: jax.Array
+    labels: jax.Array
+    class_logits: jax.Array | None = None
+    guide: jax.Array | None = None
+
+    def truncate(self, width: int) -> "EmbeddedBatch":
+        """Returns the batch with the first `width` components of each vector, and of guides of the same width."""
+        guide = self.guide
+        if guide is not None and guide.shape[-1] == self.queries.shape[-1]:
+            guide = guide[..., :width]
+        return self._replace(queries=self.queries[:, :width], documents=self.documents[..., :width], guide=guide)
+
+
+@dataclasses.dataclass(frozen=True)
+class LossOptions:
+    """Options of the losses, fields of `EmbedOptions`.
+
+    Attributes:
+      temperature: divisor of the cosines.
+      both_directions: whether documents also select their anchor among all anchors.
+      hardness: strength with which similar negatives are emphasized.
+    """
+
+    temperature: float = 0.05
+    both_directions: bool = False
+    hardness: float = 0.0
+
+
+def in_blocks(function: Callable[[Any, Any], Any], rows: Any, num_blocks: int) -> Any:
+    """Applies `function(rows, block)` to one block of rows after the other, and concatenates the results.
+
+    The backward pass computes each block again, so that memory is needed for the intermediate values of one block.
+    Row r is in block r % num_blocks: so a block has rows of every device, and no row moves to another device.
+
+    Args:
+      function: function of arrays [R / num_blocks, ...] and the number of the block, to arrays of the same length.
+      rows: tree of arrays [R, ...].
+      num_blocks: divisor of R.
+    """
+    if num_blocks == 1:
+        return function(rows, 0)
+    blocks = jax.tree.map(lambda x: x.reshape(-1, num_blocks, *x.shape[1:]).swapaxes(0, 1), rows)
+    results = jax.lax.map(lambda block: jax.checkpoint(function)(*block), (blocks, jnp.arange(num_blocks)))
+    return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(-1, *x.shape[2:]), results)
+
+
+def info_nce(batch: EmbeddedBatch, options: LossOptions) -> jax.Array:
+    """Cross-entropy of the positive among all documents of the batch (InfoNCE, arXiv 1807.03748).
+
+    With `both_directions`, the mean with the cross-entropy of the anchor among all anchors. `hardness` adds its product
+    with the cosine to the logits of negatives, without a gradient (EmbeddingGemma, arXiv 2509.20354).
+    """
+    queries, positives = unit(batch.queries), unit(batch.documents[:, 0])
+    candidates, is_candidate = (
+        _columns(unit(batch.documents)),
+        _columns(batch.document_weights * batch.weights[:, None]),
+    )
+
+    def losses(rows: tuple[jax.Array, ...], block: Any) -> jax.Array:
+        query, positive, row = rows
+        cosines = _products(query, candidates)
+        penalty = jnp.where(_is_column(row, candidates), 0, options.hardness * jax.lax.stop_gradient(cosines))
+        log_z = _log_z(cosines / options.temperature + penalty, is_candidate)
+        if options.both_directions:
+            reverse = _log_z(_products(positive, queries) / options.temperature, batch.weights)
+            log_z = (log_z + reverse) / 2
+        return log_z - jnp.sum(query * positive, axis=-1) / options.temperature
+
+    rows = (queries, positives, jnp.arange(len(queries)))
+    return _mean(in_blocks(losses, rows, _num_blocks(len(queries), len(candidates))), batch.weights)
+
+
+def gist(batch: EmbeddedBatch, options: LossOptions) -> jax.Array:
+    """InfoNCE without the candidates that a guide finds more similar than the positive (GISTEmbed, arXiv 2402.16829).
+
+    Candidates of an anchor are all documents of the batch and, as a guide compares them with the anchor or with its
+    positive, all other anchors and positives.
+    """
+    assert batch.guide is not None
+    documents = unit(batch.documents)
+    queries, positives, candidates = unit(batch.queries), documents[:, 0], _columns(documents)
+    guide = unit(batch.guide)
+    guide_queries, guide_positives, guide_candidates = guide[:, 0], guide[:, 1], _columns(guide[:, 1:])
+    is_candidate = _columns(batch.document_weights * batch.weights[:, None])
+
+    def losses(rows: tuple[jax.Array, ...], block: Any) -> jax.Array:
+        query, positive, guide_query, guide_positive, row = rows
+        threshold = jnp.sum(guide_query * guide_positive, axis=-1, keepdims=True)
+        logits, masks = [], []
+        for own, others, guide_own, guide_others, weights in (
+            (query, candidates, guide_query, guide_candidates, is_candidate),
+            (query, queries, guide_query, guide_queries, batch.weights),
+            (positive, positives, guide_positive, guide_positives, batch.weights),
+        ):
+            logits.append(_products(own, others) / options.temperature)
+            masks.append((_products(guide_own, guide_others) <= threshold) & (weights > 0))
+        is_own = _is_column(row, candidates)
+        masks = [masks[0] | is_own, *(mask & ~_is_column(row, queries) for mask in masks[1:])]
+        log_z = _log_z(jnp.concatenate(logits, axis=1), jnp.concatenate(masks, axis=1))
+        return log_z - jnp.sum(query * positive, axis=-1) / options.temperature
+
+    rows = (queries, positives, guide_queries, guide_positives, jnp.arange(len(queries)))
+    num_columns = len(candidates) + 2 * len(queries)
+    return _mean(in_blocks(losses, rows, _num_blocks(len(queries), num_columns)), batch.weights)
+
+
+def cosent(batch: EmbeddedBatch, options: LossOptions) -> jax.Array:
+    """Logarithm of 1 + the sum of exp(cosine - higher cosine) over all pairs of examples whose scores say the opposite.
+
+    The cosines of the two texts of an example are divided by the temperature (CoSENT, kexue.fm/archives/8847).
+    """
+    cosines, scores = _cosines(batch) / options.temperature, batch.labels[:, 0]
+    is_lower = (scores[:, None] < scores) & (batch.weights[:, None] * batch.weights > 0)
+    differences = jnp.where(is_lower, cosines[:, None] - cosines, _EXCLUDED)
+    return jax.nn.logsumexp(jnp.append(differences.ravel(), 0.0))
+
+
+def cosine(batch: EmbeddedBatch, options: LossOptions) -> jax.Array:
+    """Squared error of the cosine of two texts, compared with their score (arXiv 1908.10084, section 3)."""
+    return _mean((_cosines(batch) - batch.labels[:, 0]) ** 2, batch.weights)
+
+
+def softmax(batch: EmbeddedBatch, options: LossOptions) -> jax.Array:
+    """Cross-entropy of a linear classifier on (u, v, |u - v|) of two texts (arXiv 1908.10084, section 3)."""
+    assert batch.class_logits is not None
+    return _mean(cross_entropy(batch.class_logits, batch.labels[:, 0].astype(jnp.int32)), batch.weights)
+
+
+def distill_vectors(batch: EmbeddedBatch, options: LossOptions) -> jax.Array:
+    """Mean squared error between the vectors of all texts and a guide's vectors (arXiv 2004.09813)."""
+    assert batch.guide is not None
+    vectors = jnp.concatenate([batch.queries[:, None], batch.documents], axis=1)
+    weights = jnp.concatenate([jnp.ones_like(batch.document_weights[:, :1]), batch.document_weights], axis=1)
+    errors = jnp.mean((vectors - batch.guide) ** 2, axis=-1)
+    return _mean(errors, weights * batch.weights[:, None])
+
+
+def margin_mse(batch: EmbeddedBatch, options: LossOptions) -> jax.Array:
+    """Squared error of the margins of scores, compared with a teacher's margins (arXiv 2010.02666).
+
+    A score is the inner product of anchor and document. The margin of a negative is the positive's score minus its own.
+    `labels` contains the teacher's scores of all documents.
+    """
+    scores = jnp.einsum("BD,BMD->BM", batch.queries, batch.documents, precision=jax.lax.Precision.HIGHEST)
+    margins, targets = (values[:, :1] - values[:, 1:] for values in (scores, batch.labels))
+    return _mean((margins - targets) ** 2, batch.document_weights[:, 1:] * batch.weights[:, None])
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbeddingLoss:
+    """A loss and the data that it needs.
+
+    Attributes:
+      function: function of the batch and the options.
+      label: kind of label: "" (none), `score` (a number), `class`, or `scores` (a number for each document).
+      in_batch_negatives: whether documents of other examples are negatives, so that no text may be twice in a batch.
+      needs_guide: whether the loss compares with vectors of another model.
+      max_documents: maximum number of documents per example (default: 0, no limit).
+    """
+
+    function: Callable[[EmbeddedBatch, LossOptions], jax.Array]
+    label: str = ""
+    in_batch_negatives: bool = False
+    needs_guide: bool = False
+    max_documents: int = 0
+
+
+LOSSES = {
+    "info_nce": EmbeddingLoss(info_nce, in_batch_negatives=True),
+    "gist": EmbeddingLoss(gist, in_batch_negatives=True, needs_guide=True),
+    "cosent": EmbeddingLoss(cosent, "score", max_documents=1),
+    "cosine": EmbeddingLoss(cosine, "score", max_documents=1),
+    "softmax": EmbeddingLoss(softmax, "class", max_documents=1),
+    "distill_vectors": EmbeddingLoss(distill_vectors, needs_guide=True),
+    "margin_mse": EmbeddingLoss(margin_mse, "scores"),
+}
+
+
+def _columns(values: jax.Array) -> jax.Array:
+    """Flattens values of documents [B, M, ...] to [M B, ...]: the positives of all examples, then the negatives."""
+    return values.swapaxes(0, 1).reshape(-1, *values.shape[2:])
+
+
+def _is_column(rows: jax.Array, columns: jax.Array) -> jax.Array:
+    return rows[:, None] == jnp.arange(len(columns))
+
+
+def _products(rows: jax.Array, columns: jax.Array) -> jax.Array:
+    # On TPU, the default precision is that of bfloat16, too low for cosines that are divided by a temperature.
+    return jnp.matmul(rows, columns.T, precision=jax.lax.Precision.HIGHEST)
+
+
+def _log_z(logits: jax.Array, weights: jax.Array) -> jax.Array:
+    return jax.nn.logsumexp(jnp.where(weights > 0, logits, _EXCLUDED), axis=-1)
+
+
+def _cosines(batch: EmbeddedBatch) -> jax.Array:
+    return jnp.sum(unit(batch.queries) * unit(batch.documents[:, 0]), axis=-1)
+
+
+def _mean(losses: jax.Array, weights: jax.Array) -> jax.Array:
+    return jnp.sum(losses * weights) / jnp.maximum(jnp.sum(weights), 1.0)
+
+
+def _num_blocks(num_rows: int, num_columns: int) -> int:
+    """Returns the smallest number of blocks of rows whose logits fit into `_MAX_LOGITS`."""
+    mesh = jax.sharding.get_abstract_mesh()
+    most = num_rows // (1 if mesh.empty else mesh.shape["data"] * mesh.shape["fsdp"])  # At least a row per shard.
+    needed = min(most, math.ceil(num_rows * num_columns / _MAX_LOGITS))
+    return next(count for count in range(max(1, needed), most + 1) if most % count == 0)
