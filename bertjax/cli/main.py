@@ -15,6 +15,7 @@ from bertjax.cli.convert import convert
 from bertjax.cli.doctor import doctor
 from bertjax.cli.features import features, fill_mask
 from bertjax.cli.inspect import describe, inspect
+from bertjax.cli.mine import mine
 from bertjax.cli.parser import Parser, Version
 from bertjax.cli.plan import plan
 from bertjax.cli.predict import ensemble, evaluate, predict, submission
@@ -30,8 +31,8 @@ logger = logging.getLogger(__name__)
 COMMANDS = {
     **{"prepare": prepare, "inspect": inspect, "describe": describe, "train": train, "sweep": sweep},
     **{"reproduce": reproduce, "table": table, "evaluate": evaluate, "predict": predict, "ensemble": ensemble},
-    **{"submission": submission, "fill_mask": fill_mask, "features": features, "convert": convert, "plan": plan},
-    **{"bench step": bench_step, "bench input": bench_input, "doctor": doctor},
+    **{"submission": submission, "fill_mask": fill_mask, "features": features, "mine": mine, "convert": convert},
+    **{"plan": plan, "bench step": bench_step, "bench input": bench_input, "doctor": doctor},
 }
 _MAX_MESSAGE_CHARACTERS = 2000
 

@@ -22,6 +22,7 @@ _VALUES: dict[str, tuple[str, ...]] = {
     **{"table number": ("5",), "table results": ("{reproduced}",), "reproduce config": ("{table}/table.py",)},
     **{"ensemble checkpoint": ("{glue}", "{glue2}"), "predict checkpoint": ("{glue}",), "predict texts": ()},
     **{"prepare vocab_size": ("70",), "bench step steps": ("1",), "bench input seconds": ("0.1",)},
+    **{"mine input": ("{files}/pairs.tsv",), "mine output": ("out.tsv",)},
     # An invalid topology, because a run of the TPU compiler would take too long.
     "plan topology": ("none",),
 }

@@ -213,6 +213,7 @@ def _write_files(folder: Path) -> None:
     content = (folder / "text.txt").read_bytes()
     (folder / "text.txt.gz").write_bytes(gzip.compress(content, mtime=0))
     (folder / "text.txt.xz").write_bytes(lzma.compress(content))
+    (folder / "pairs.tsv").write_text("anchor\tpositive\nbana\tkero\nke\tlo bana\n")
     finetuning_data.conll_files(folder / "ner")
     for task in ("glue", "squad", "swag", "text"):
         getattr(finetuning_data, f"{task}_files")(folder / task)

@@ -1,4 +1,4 @@
-"""Readers of TSV, CSV and JSON Lines files and of TensorFlow Datasets; they count skipped and irregular rows."""
+"""Readers of TSV, CSV and JSON Lines files and of TensorFlow Datasets, which count irregular rows, and a writer."""
 
 import csv
 import dataclasses
@@ -13,7 +13,7 @@ from typing import Any
 
 from bertjax.data.corpus.datasets import open_builder, open_hub, parse_dataset, read_errors, stored_rows
 from bertjax.errors import UsageError, listed
-from bertjax.utils.io import reject_utf16, unix_newlines
+from bertjax.utils.io import atomic_file, reject_utf16, unix_newlines
 
 FORMATS = ("tsv", "csv", "jsonl")
 TFDS_PREFIX, HUB_PREFIX = "tfds:", "hf:"
@@ -89,9 +89,7 @@ def read_table(
     the column names of a file without a header line. `keep_short` keeps rows with missing fields, so that predictions
     stay aligned with the file's rows.
     """
-    file_format = path.suffix.removeprefix(".").lower()
-    if file_format not in FORMATS:
-        raise UsageError(f"unknown format of {path}; use a {', '.join(f'.{known}' for known in FORMATS)} file")
+    file_format = table_format(path)
     text = read_utf8(path).decode("utf-8", "surrogateescape")
     if not text.strip():
         raise UsageError(f"{path} is empty; use a file with rows")
@@ -126,9 +124,33 @@ def read_table(
 def column_names(path: Path) -> list[str]:
     """Returns the names in the header line, or the keys of the first object of a JSON Lines file."""
     first = read_utf8(path).decode("utf-8", "replace").strip("\n").partition("\n")[0]
-    if path.suffix.lower() == ".jsonl":
-        return [name for name, _ in json.loads(first).items()]
-    return next(csv.reader([first], skipinitialspace=True), []) if path.suffix.lower() == ".csv" else first.split("\t")
+    file_format = table_format(path)
+    if file_format == "jsonl":
+        return [*json.loads(first)]
+    return next(csv.reader([first], skipinitialspace=True), []) if file_format == "csv" else first.split("\t")
+
+
+def table_format(path: Path) -> str:
+    """Returns the format of a table, one of `FORMATS`, by its file name."""
+    file_format = path.suffix.removeprefix(".").lower()
+    if file_format not in FORMATS:
+        raise UsageError(f"unknown format of {path}; use a {', '.join(f'.{known}' for known in FORMATS)} file")
+    return file_format
+
+
+def write_table(path: Path, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Writes a table for `read_table`. In TSV, a space replaces tabs and line breaks."""
+    file_format = table_format(path)
+    with atomic_file(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
+        if file_format == "jsonl":
+            objects = (dict(zip(columns, row, strict=True)) for row in rows)
+            file.writelines(json.dumps(fields, ensure_ascii=False) + "\n" for fields in objects)
+        elif file_format == "csv":
+            # Quote all fields, because the reader drops spaces at the start of others.
+            csv.writer(file, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows([columns, *rows])
+        else:
+            for row in [columns, *rows]:
+                file.write("\t".join(re.sub(r"[\t\r\n]+", " ", field) for field in row) + "\n")
 
 
 def read_utf8(path: Path) -> bytes:
@@ -151,7 +173,7 @@ def _select_columns(
             existing = listed(repr(name) for name in names if name) or "(none)"
             raise UsageError(
                 f"{path} has {problem}; its columns are {existing}; use one of them with a unique name (for your own "
-                "data, set config.data.text and config.data.label)"
+                "data, set the options with the names of columns, such as config.data.text and config.data.label)"
             )
     ignored = [name or "a column without a name" for name in names if name not in columns]
     stats.columns = f"columns {', '.join(columns)}" + (f" (ignored: {listed(ignored)})" if ignored else "")

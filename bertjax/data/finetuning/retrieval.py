@@ -1,0 +1,77 @@
+"""Retrieval data in BEIR's format: `corpus.jsonl`, `queries.jsonl` and `qrels/SPLIT.tsv`."""
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from bertjax.data.finetuning.tables import ReadStats, read_table
+from bertjax.errors import UsageError, quoted
+
+# Grades of documents, by query id and document id.
+Judgments = Mapping[str, Mapping[str, int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class RetrievalData:
+    """Corpus, judged queries and judgments.
+
+    Attributes:
+      documents: texts by id: title, space, text.
+      queries: texts of the judged queries by id.
+      judgments: judgments of these queries. They may name documents that the corpus lacks.
+      notes: row counts of each file.
+    """
+
+    documents: Mapping[str, str]
+    queries: Mapping[str, str]
+    judgments: Judgments
+    notes: tuple[str, ...] = ()
+
+
+def read_retrieval(folder: str | Path, split: str = "test") -> RetrievalData:
+    """Reads a folder in BEIR's format. Raises a UsageError if no judgment is of a known query and document."""
+    folder = Path(folder).expanduser()
+    documents, document_stats = read_corpus(folder / "corpus.jsonl")
+    queries, query_stats = _read_texts(folder / "queries.jsonl", ("_id", "text"))
+    path = folder / "qrels" / f"{split}.tsv"
+    stats = ReadStats(str(path))
+    judgments: dict[str, dict[str, int]] = {}
+    for row in read_table(path, ("query-id", "corpus-id", "score"), stats):
+        query, document, grade = row.fields.values()
+        if not re.fullmatch(r"\s*[+-]?\d+\s*", grade):
+            raise UsageError(f"{path} line {row.line}: score is {quoted(grade)}; use an integer grade")
+        if query not in queries:
+            stats.skip("of queries that queries.jsonl lacks", row.line)
+            continue
+        if document not in documents:
+            stats.count_irregular("of documents that corpus.jsonl lacks, not retrieved", row.line)
+        judgments.setdefault(query, {})[document] = int(grade)
+        stats.used += 1
+    if not any(grades.keys() & documents.keys() for grades in judgments.values()):
+        raise UsageError(f"{stats.summary()}; use files with the same ids")
+    notes = (document_stats.summary(), query_stats.summary(), stats.summary())
+    return RetrievalData(documents, {query: queries[query] for query in judgments}, judgments, notes)
+
+
+def read_corpus(path: Path) -> tuple[dict[str, str], ReadStats]:
+    """Returns the documents of BEIR's `corpus.jsonl`, texts by id: title, space, text."""
+    return _read_texts(path, ("_id", "title", "text"))
+
+
+def _read_texts(path: Path, columns: Sequence[str]) -> tuple[dict[str, str], ReadStats]:
+    texts: dict[str, str] = {}
+    stats = ReadStats(str(path))
+    for row in read_table(path, columns, stats, keep_short=True):
+        key, *parts = row.fields.values()
+        if not all(isinstance(part, str) for part in (key, *parts)):
+            raise UsageError(f"{path} line {row.line} has a list; {', '.join(columns)} must be strings")
+        text = " ".join(parts).strip()
+        if not key or key in texts:
+            stats.skip("with an empty _id or that of an earlier row", row.line)
+            continue
+        if not text:
+            stats.count_irregular("with an empty text", row.line)
+        texts[key] = text
+        stats.used += 1
+    return texts, stats

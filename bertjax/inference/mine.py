@@ -1,0 +1,69 @@
+"""Mining of hard negatives: the nearest documents of an anchor that are not its positives."""
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from bertjax.data.finetuning.tables import ReadStats, read_table
+from bertjax.errors import UsageError
+from bertjax.metrics.nearest import nearest
+from bertjax.utils.terminal import progress_bar
+
+_ANCHORS_PER_BLOCK = 1024
+
+
+def read_pairs(path: Path, anchor: str, positive: str) -> tuple[dict[str, dict[str, None]], ReadStats]:
+    """Returns the distinct positives of each distinct anchor, as ordered keys, from two columns of a table."""
+    pairs: dict[str, dict[str, None]] = {}
+    stats = ReadStats(str(path))
+    for row in read_table(path, (anchor, positive), stats):
+        texts = [row.fields[anchor], row.fields[positive]]
+        if not all(isinstance(text, str) and text.strip() for text in texts):
+            stats.skip("with an empty text or a list", row.line)
+            continue
+        pairs.setdefault(texts[0], {})[texts[1]] = None
+        stats.used += 1
+    if not pairs:
+        raise UsageError(f"{stats.summary()}; use a file with texts in the columns {anchor} and {positive}")
+    return pairs, stats
+
+
+def hard_negatives(
+    anchors: np.ndarray,
+    documents: np.ndarray,
+    positives: Sequence[Sequence[int]],
+    count: int,
+    first_rank: int,
+    last_rank: int,
+    margin: float = -math.inf,
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Yields the indices and cosines of the negatives of each anchor, nearest first, and the cosines of its positives.
+
+    Args:
+      anchors: float32 [A, D].
+      documents: float32 [N, D], vectors of distinct texts.
+      positives: for each anchor, the indices of its positives in `documents`.
+      count: maximum number of negatives.
+      first_rank: first rank of a negative; rank 1 is the nearest document that is not a positive of the anchor.
+      last_rank: last rank of a negative.
+      margin: minimum difference between the cosines of the anchor's least similar positive and of a negative.
+    """
+    anchors, documents = _normalize(anchors), _normalize(documents)
+    with progress_bar("mine", len(anchors), " anchors") as bar:
+        for start in range(0, len(anchors), _ANCHORS_PER_BLOCK):
+            block = slice(start, start + _ANCHORS_PER_BLOCK)
+            depth = last_rank + max(map(len, positives[block]))
+            # Round up, because each depth is compiled.
+            found = nearest(anchors[block], documents, 1 << (depth - 1).bit_length(), progress=False)
+            for vector, own, cosines, indices in zip(anchors[block], positives[block], *found, strict=True):
+                own_cosines = documents[own] @ vector
+                ranked = np.flatnonzero(~np.isin(indices, own))[first_rank - 1 : last_rank]
+                chosen = ranked[cosines[ranked] + margin <= own_cosines.min()][:count]
+                yield indices[chosen], cosines[chosen], own_cosines
+                bar.update()
+
+
+def _normalize(vectors: np.ndarray) -> np.ndarray:
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)

@@ -1,0 +1,56 @@
+"""Exact search for the nearest vectors by inner product."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bertjax.utils.terminal import progress_bar
+
+# A block of inner products takes 32 MB. On a CPU, larger blocks are not faster.
+_QUERIES, _DOCUMENTS = 1024, 8192
+
+
+def nearest(
+    queries: np.ndarray, documents: np.ndarray, count: int, progress: bool = True
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the `count` documents with the largest inner products for each query, largest first.
+
+    Equal inner products are ordered by index. Besides arguments and results, the memory does not depend on Q and N.
+
+    Args:
+      queries: float32 [Q, D].
+      documents: float32 [N, D].
+      count: number of documents per query, K. If N is smaller, K is N.
+      progress: whether to show a progress bar.
+
+    Returns:
+      Inner products, float32 [Q, K], and indices of documents, int32 [Q, K].
+    """
+    scores = np.full((len(queries), min(count, len(documents))), -np.inf, np.float32)
+    indices = np.zeros(scores.shape, np.int32)
+    with progress_bar("search", len(queries) * len(documents), " pairs", progress, after_seconds=2) as bar:
+        for start in range(0, len(queries), _QUERIES):
+            rows = slice(start, start + _QUERIES)
+            best = scores[rows], indices[rows]
+            for first in range(0, len(documents), _DOCUMENTS):
+                block = documents[first : first + _DOCUMENTS]
+                # Wait, so that the device holds only one block of documents.
+                best = jax.block_until_ready(_merge(*best, queries[rows], block, first))
+                bar.update(len(best[0]) * len(block))
+            scores[rows], indices[rows] = best
+    return scores, indices
+
+
+@jax.jit
+def _merge(
+    scores: jax.Array, indices: jax.Array, queries: jax.Array, documents: jax.Array, first: int
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the best K of the best documents so far, [q, K], and of a block, [n, D], that starts at index `first`."""
+    # By default, TPUs and GPUs round the float32 inputs of products.
+    products = jnp.matmul(queries, documents.T, precision=jax.lax.Precision.HIGHEST)
+    count = scores.shape[1]
+    # Of equal values, `top_k` returns the first one, and earlier blocks have lower indices.
+    block_scores, block_indices = jax.lax.top_k(products, min(count, len(documents)))
+    scores, order = jax.lax.top_k(jnp.concatenate([scores, block_scores], axis=1), count)
+    indices = jnp.concatenate([indices, block_indices + first], axis=1)
+    return scores, jnp.take_along_axis(indices, order, axis=1)

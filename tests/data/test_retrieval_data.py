@@ -1,0 +1,66 @@
+"""Retrieval data in BEIR's format."""
+
+import json
+
+import pytest
+
+from bertjax.data.finetuning.retrieval import read_corpus, read_retrieval
+from bertjax.errors import UsageError
+
+CORPUS = [
+    {"_id": "d1", "title": "Cats", "text": "They sit."},
+    {"_id": 2, "title": "", "text": "Dogs bark.", "metadata": {}},
+    {"_id": "d1", "title": "", "text": "again"},
+    {"_id": "d4", "title": "", "text": ""},
+    {"_id": "d5", "text": "No title."},
+]
+QUERIES = [{"_id": "q1", "text": "cats"}, {"_id": "q2", "text": "dogs"}, {"_id": "q3", "text": "not judged"}]
+QRELS = ["query-id\tcorpus-id\tscore", "q1\td1\t1", "q1\tnosuch\t2", "q2\t2\t0", "q9\td1\t1"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Returns a function that writes a folder and returns it."""
+
+    def write(corpus=CORPUS, queries=QUERIES, qrels=QRELS):
+        (tmp_path / "qrels").mkdir(exist_ok=True)
+        for name, rows in (("corpus", corpus), ("queries", queries)):
+            (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (tmp_path / "qrels" / "test.tsv").write_text("\n".join(qrels) + "\n")
+        return tmp_path
+
+    return write
+
+
+def test_reader_joins_titles_and_counts_what_it_does_not_use(folder):
+    data = read_retrieval(folder())
+    assert data.documents == {"d1": "Cats They sit.", "2": "Dogs bark.", "d4": "", "d5": "No title."}
+    assert data.queries == {"q1": "cats", "q2": "dogs"}
+    assert data.judgments == {"q1": {"d1": 1, "nosuch": 2}, "q2": {"2": 0}}
+    corpus, queries, qrels = data.notes
+    assert "5 rows read, 4 used" in corpus and "1 skipped with an empty _id or that of an earlier row" in corpus
+    assert "1 with an empty text (first: line 4)" in corpus and "3 rows read, 3 used" in queries
+    assert "4 rows read, 3 used" in qrels and "1 skipped of queries that queries.jsonl lacks (first: line 5)" in qrels
+    assert "1 of documents that corpus.jsonl lacks, not retrieved (first: line 3)" in qrels
+    assert read_corpus(folder() / "corpus.jsonl")[0] == data.documents
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"qrels": [*QRELS, "q1\td1\thigh"]}, "test.tsv line 6: score is 'high'; use an integer grade"),
+        ({"qrels": [QRELS[0], "q9\td1\t1", "q1\tnosuch\t1"]}, "1 skipped of queries .* 1 of documents .*; use files"),
+        ({"qrels": ["q1 0 d1 1"]}, "test.tsv has no column 'query-id'"),
+        ({"qrels": [QRELS[0]]}, "test.tsv: 0 rows read"),
+        ({"queries": [{"_id": "q1", "text": ["a"]}]}, "queries.jsonl line 1 has a list"),
+        ({"corpus": []}, "corpus.jsonl is empty"),
+    ],
+)
+def test_unusable_files_are_refused(changes, message, folder):
+    with pytest.raises(UsageError, match=message):
+        read_retrieval(folder(**changes))
+
+
+def test_unknown_split_is_refused(folder):
+    with pytest.raises(UsageError, match=r"cannot read .*dev.tsv"):
+        read_retrieval(folder(), "dev")

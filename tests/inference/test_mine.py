@@ -1,0 +1,200 @@
+"""`bertjax mine`: hard negatives of pairs."""
+
+import contextlib
+import io
+import json
+import random
+
+import numpy as np
+import pytest
+from commanding import printed, refused
+from safetensors.numpy import save_file
+
+import bertjax
+from bertjax.convert.convert import convert
+from bertjax.data.finetuning.tables import FORMATS, ReadStats, read_table
+from bertjax.inference import mine as mining
+
+WORDS = [f"w{letter}{number}" for letter in "abcdefgh" for number in range(9)]
+
+
+def made_up_pairs(num_anchors=30):
+    """Returns pairs of anchor and positive. Every third anchor has two positives, and one row is repeated."""
+    rng = random.Random(0)
+    texts = [" ".join(rng.sample(WORDS, rng.randint(2, 5))) for _ in range(3 * num_anchors)]
+    pairs = [(texts[index], texts[num_anchors + index]) for index in range(num_anchors)]
+    pairs += [(texts[index], texts[2 * num_anchors + index]) for index in range(0, num_anchors, 3)]
+    return [*pairs, pairs[0]]
+
+
+@pytest.fixture(scope="module")
+def embedder(pretrained, tmp_path_factory):
+    """Returns a sentence-transformers folder with prompts for queries and documents."""
+    folder = tmp_path_factory.mktemp("embedder") / "model"
+    convert(str(pretrained), str(folder), "huggingface", overwrite=False)
+    # The vectors of a random model are nearly equal. Subtract their mean, so that their cosines differ.
+    mean = (
+        bertjax.load(pretrained).encode([text for pair in made_up_pairs() for text in pair], "mean").pooled.mean(axis=0)
+    )
+    (folder / "2_Dense").mkdir()
+    save_file(
+        {"linear.weight": np.eye(16, dtype=np.float32), "linear.bias": -mean}, folder / "2_Dense/model.safetensors"
+    )
+    dense = {"in_features": 16, "out_features": 16, "bias": True}
+    modules = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Dense", "Dense")]
+    entries = [
+        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{name}"}
+        for index, (path, name) in enumerate(modules)
+    ]
+    for path, content in {
+        "modules.json": entries,
+        "sentence_bert_config.json": {"max_seq_length": 32, "do_lower_case": False},
+        "1_Pooling/config.json": {"word_embedding_dimension": 16, "pooling_mode_mean_tokens": True},
+        "2_Dense/config.json": dense | {"activation_function": "torch.nn.modules.linear.Identity"},
+        "config_sentence_transformers.json": {"prompts": {"query": "a b ", "document": "d "}},
+    }.items():
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_text(json.dumps(content))
+    return folder
+
+
+def write_pairs(file, pairs, names=("anchor", "positive")):
+    file.write_text("".join("\t".join(row) + "\n" for row in (names, *pairs)))
+    return file
+
+
+def mine(capfd, checkpoint, source, output, *options):
+    """Runs the command. Returns the rows of its output."""
+    assert (
+        printed(
+            capfd, "mine", f"--checkpoint={checkpoint}", f"--input={source}", f"--output={output}", *options
+        ).strip()
+        == f"{output}"
+    )
+    number = next((int(item.partition("=")[2]) for item in options if item.startswith("--negatives")), 1)
+    names = ["anchor", "positive", "negative", *(f"negative_{index}" for index in range(2, number + 1))]
+    return [tuple(row.fields.values()) for row in read_table(output, names, ReadStats(""))]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ([], {}),
+        (["--negatives=3", "--first_rank=4"], {"num_negatives": 3, "range_min": 3}),
+        (["--margin=0.05", "--last_rank=60"], {"absolute_margin": 0.05, "range_max": 60}),
+        (["--negatives=2", "--margin=-0.05", "--last_rank=60"], {"num_negatives": 2, "absolute_margin": -0.05}),
+        (["--negatives=2", "--corpus=CORPUS"], {"num_negatives": 2, "corpus": [" ".join(WORDS[:3]), "b a"]}),
+    ],
+)
+def test_negatives_equal_those_of_sentence_transformers(options, expected, embedder, tmp_path, capfd):
+    sentence_transformers = pytest.importorskip(
+        "sentence_transformers", reason="needs sentence-transformers: pip install -e '.[parity]'"
+    )
+    datasets = pytest.importorskip("datasets", reason="needs datasets: pip install -e '.[dev]'")
+    pairs = made_up_pairs()
+    (tmp_path / "corpus.txt").write_text("".join(f"{text}\n" for text in expected.get("corpus", [])))
+    options = [option.replace("CORPUS", str(tmp_path / "corpus.txt")) for option in options]
+    rows = mine(capfd, embedder, write_pairs(tmp_path / "pairs.tsv", pairs), tmp_path / "hard.tsv", *options)
+    with contextlib.redirect_stdout(io.StringIO()):
+        found = sentence_transformers.util.mine_hard_negatives(
+            datasets.Dataset.from_list([dict(zip(("anchor", "positive"), pair, strict=True)) for pair in pairs]),
+            sentence_transformers.SentenceTransformer(str(embedder), device="cpu"),
+            output_format="n-tuple",
+            **{"num_negatives": 1, "range_max": 60} | expected,
+        )
+    assert len(rows) > 10 and rows == [tuple(row.values()) for row in found]
+
+
+def test_negatives_follow_ranks_and_margin():
+    anchors = np.array([[1, 0]], np.float32)
+    cosines = np.array([0.9, 0.8, 0.7, 0.6, 0.5, 0.4], np.float32)
+    documents = 3 * np.stack([cosines, np.sqrt(1 - cosines**2)], axis=1)
+
+    def negatives(*args):
+        ((indices, found, own),) = mining.hard_negatives(anchors, documents, [[1, 3]], *args)
+        np.testing.assert_allclose(found, cosines[indices], atol=1e-6)
+        np.testing.assert_allclose(own, cosines[[1, 3]], atol=1e-6)
+        return indices.tolist()
+
+    assert negatives(2, 1, 2) == [0, 2] and negatives(2, 2, 9) == [2, 4]
+    # The margin applies to the least similar positive, and excludes documents but does not change their ranks.
+    assert negatives(1, 1, 9, 0.05) == [4] and negatives(2, 1, 3, 0.05) == [4] and negatives(1, 4, 4, 0.05) == [5]
+
+
+def test_blocks_of_anchors_do_not_change_the_result(monkeypatch):
+    rng = np.random.default_rng(0)
+    anchors, documents = (rng.normal(size=(rows, 8)).astype(np.float32) for rows in (40, 60))
+    positives = [[index, *range(40, 40 + index % 7)] for index in range(40)]
+
+    def mined():
+        found = mining.hard_negatives(anchors, documents, positives, 3, 2, 6)
+        return [indices.tolist() for indices, _, _ in found]
+
+    whole = mined()
+    monkeypatch.setattr(mining, "_ANCHORS_PER_BLOCK", 9)
+    assert mined() == whole and all(len(indices) == 3 for indices in whole)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_every_format_and_column_name_is_read_and_written(form, embedder, tmp_path, capfd):
+    texts = ['q "1"', " a, b", "tab\tline\nend", "ä 北"]
+    rows = [{"question": f"{text} {index}", "answer": text, "id": index} for index, text in enumerate(texts)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    output = tmp_path / "new" / f"hard.{form}"
+    columns = ["--anchor=question", "--positive=answer"]
+    printed(
+        *(capfd, "mine", f"--checkpoint={embedder}", f"--input={tmp_path / 'pairs.jsonl'}", f"--output={output}"),
+        *columns,
+    )
+    found = [row.fields for row in read_table(output, ("question", "answer", "negative"), ReadStats(""))]
+    clean = (lambda text: text.replace("\t", " ").replace("\n", " ")) if form == "tsv" else str
+    assert [row["answer"] for row in found] == [clean(text) for text in texts]
+    assert all(row["negative"] in {*map(clean, texts)} - {row["answer"]} for row in found)
+    assert [path.name for path in output.parent.iterdir()] == [output.name]
+
+
+def test_documents_are_distinct_texts_and_the_summary_counts_anchors(embedder, pretrained, tmp_path, capfd, log_lines):
+    source = write_pairs(tmp_path / "pairs.tsv", [("a", "b"), ("a", "c"), ("d", "c"), ("", "e"), ("f", " ")])
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"_id": "1", "title": "", "text": "b"}\n{"_id": "2", "title": "a", "text": "d"}\n')
+    command = ["mine", f"--checkpoint={embedder}", f"--input={source}", f"--output={tmp_path / 'hard.tsv'}"]
+    printed(capfd, *command)
+    # Only "b" is not a positive of "d", and "a" has both documents as positives.
+    assert (tmp_path / "hard.tsv").read_text() == "anchor\tpositive\tnegative\nd\tc\tb\n"
+    assert log_lines[-1].startswith("negatives: 1 for 1 anchors, 0 for 1 anchors; mean cosine ")
+    assert log_lines[-1].endswith("1 of 3 pairs are complete")
+    assert "5 rows read, 3 used" in log_lines[0] and "2 skipped with an empty text or a list" in log_lines[0]
+    assert log_lines[1:2] == ["2 distinct anchors, 2 distinct documents"]
+    # The corpus adds one document.
+    printed(capfd, *command, f"--corpus={corpus}", "--negatives=2")
+    assert log_lines[-2] == "2 distinct anchors, 3 distinct documents"
+    assert (tmp_path / "hard.tsv").read_text().splitlines()[0] == "anchor\tpositive\tnegative\tnegative_2"
+    printed(capfd, command[0], f"--checkpoint={pretrained}", *command[2:])
+    assert log_lines[-2] == f"{pretrained} is not a sentence embedder; its vectors are means over all tokens"
+
+
+def test_wrong_options_and_files_are_refused(embedder, tmp_path, capfd):
+    source = write_pairs(tmp_path / "pairs.tsv", [("a", "b"), ("c", "d")])
+
+    def error(*options, file=source, output=tmp_path / "hard.tsv"):
+        command = ["mine", f"--checkpoint={embedder}", f"--input={file}", f"--output={output}", *options]
+        line = refused(capfd, *command, logs=True)
+        assert not (tmp_path / "hard.tsv").exists()
+        return line
+
+    assert "--last_rank=3 is too low; use at least 4" in error("--last_rank=3", "--negatives=2", "--first_rank=3")
+    assert "unknown format of hard.txt; use a .tsv, .csv, .jsonl file" in error(output="hard.txt")
+    assert "no column 'text'; its columns are 'anchor', 'positive'" in error("--positive=text")
+    assert "too few negatives: 1 for 2 anchors; lower --negatives" in error("--negatives=2")
+    assert "too few negatives: 0 for 2 anchors; lower --negatives, --first_rank or --margin" in error("--margin=1.9")
+    assert "use a file with texts in the columns" in error(file=write_pairs(tmp_path / "empty.tsv", [(" ", "b")]))
+    assert "corpus.jsonl" in error(f"--corpus={tmp_path / 'corpus.jsonl'}")
+    assert "out of range" in error("--margin=nan")
+
+
+def test_vectors_have_the_prompts_of_queries_and_documents(embedder, tmp_path, capfd, monkeypatch):
+    calls = []
+    encode = bertjax.Pretrained.encode
+    monkeypatch.setattr(bertjax.Pretrained, "encode", lambda *args: calls.append((args[1], args[3])) or encode(*args))
+    mine(capfd, embedder, write_pairs(tmp_path / "pairs.tsv", [("a", "b"), ("c", "d")]), tmp_path / "hard.tsv")
+    assert calls == [(["a", "c"], "a b "), (["b", "d"], "d ")]
