@@ -26,14 +26,18 @@ _TASK_SPLIT = "split of the task's data: dev or test"
 def evaluate(args: argparse.Namespace) -> None:
     """Prints the metrics of a checkpoint on held-out data."""
     from bertjax.tasks.build import build_task
+    from bertjax.tasks.embedding.task import EmbedTask
     from bertjax.training.checkpoint import resolve_path
     from bertjax.training.checkpoint_config import choose_evaluation
     from bertjax.training.evaluation import evaluate_checkpoint
+    from bertjax.training.results import log_results
 
     with open_checkpoint(args) as checkpoint:
         config = config_for_checkpoint(args, checkpoint)
         task = build_task(choose_evaluation(config, args.split) if args.split else config)
         metrics = evaluate_checkpoint(task, checkpoint)
+        if isinstance(task, EmbedTask):
+            log_results(metrics, {}, task.baseline())
         # If `--checkpoint` was converted, `checkpoint` is in a temporary folder, so log `--checkpoint` instead.
         is_converted = not checkpoint.is_relative_to(resolve_path(args.checkpoint))
         logger.info(f"evaluated checkpoint {args.checkpoint if is_converted else checkpoint}")

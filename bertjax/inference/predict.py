@@ -17,9 +17,12 @@ from bertjax.inference.loaded_model import LoadedModel
 from bertjax.inference.predictors import PREDICTORS, TextPredictor
 from bertjax.model.heads import SequenceModel, TokenModel
 from bertjax.tasks.build import build_task
+from bertjax.tasks.embedding.evaluation import ScoredPairs
+from bertjax.tasks.embedding.task import EmbedTask
 from bertjax.tasks.finetuning.output_layer import SPANS, OutputLayer
 from bertjax.tasks.finetuning.task import FinetuningTask
 from bertjax.tasks.records import FIELDS, PredictionRecords, Record
+from bertjax.training.plots import plot_cosines
 from bertjax.utils.io import atomic_file, remove_temporaries
 
 # Maximum number of texts in memory.
@@ -125,15 +128,15 @@ def fill_mask(model: LoadedModel, text: str, top: int) -> list[list[tuple[str, f
     return [[(decode([index]), float(row[index])) for index in np.argsort(-row)[:top]] for row in probs]
 
 
-def build_prediction_task(config: RunConfig) -> FinetuningTask:
+def build_prediction_task(config: RunConfig) -> FinetuningTask | EmbedTask:
     """Builds the task of a config. Raises a UsageError if the task makes no predictions."""
     task = build_task(config)
-    if not isinstance(task, FinetuningTask) or not task.prediction_records():
+    if not isinstance(task, (FinetuningTask, EmbedTask)) or not task.prediction_records():
         raise UsageError(f"the task {config.task} writes no prediction files; use `bertjax evaluate`")
     return task
 
 
-def create_output(task: FinetuningTask, folder: str, columns: Sequence[str] = ()) -> None:
+def create_output(task: FinetuningTask | EmbedTask, folder: str, columns: Sequence[str] = ()) -> None:
     """Creates the output folder. Raises a UsageError if `columns` are invalid."""
     for file_records in task.prediction_records() if columns else ():
         if file_records.read_columns is None:
@@ -148,7 +151,7 @@ def create_output(task: FinetuningTask, folder: str, columns: Sequence[str] = ()
 
 
 def write_outputs(
-    task: FinetuningTask,
+    task: FinetuningTask | EmbedTask,
     outputs: list[dict[str, np.ndarray]],
     folder: str,
     logits: bool = False,
@@ -166,6 +169,11 @@ def write_outputs(
             for record in _add_columns(file_records, file_records.make(outputs, logits), columns):
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
         paths.append(path)
+    if isinstance(task, EmbedTask):
+        for pairs in task.eval_sets:
+            if isinstance(pairs, ScoredPairs):
+                paths.append(Path(folder) / "cosines.png")
+                plot_cosines(pairs.labels, pairs.cosines(task.eval_vectors(outputs)), paths[-1])
     return paths
 
 

@@ -133,6 +133,18 @@ def plot_confusion(reports: Mapping[str, ClassReport], path: epath.Path, title: 
     save_figure(figure, path)
 
 
+def plot_cosines(labels: np.ndarray, cosines: np.ndarray, path: AnyPath) -> None:
+    """Plots the cosine of each pair of texts against its score. Arrays are float32 [N]."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4.5), layout="constrained")
+    axes = figure.subplots()
+    axes.scatter(labels, cosines, s=6, alpha=0.4, linewidths=0)
+    axes.set(xlabel="score", ylabel="cosine", title=f"{len(labels):,} pairs")
+    axes.grid(alpha=0.3)
+    save_figure(figure, path)
+
+
 def save_figure(figure: Any, path: AnyPath) -> None:
     """Writes a matplotlib figure atomically to a PNG file."""
     with atomic_file(path) as temporary, open(temporary, "wb") as file:

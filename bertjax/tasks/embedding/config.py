@@ -53,6 +53,7 @@ class EmbedData(FinetuningData):
         are trained on these columns. A dev or test file with these columns is scored by correlation; other files are
         scored by the rank of each anchor's positive.
       retrieval: folder in BEIR's format to evaluate: `corpus.jsonl`, `queries.jsonl` and `qrels/SPLIT.tsv`.
+      retrieval_split: name of the file in `qrels`.
       guide: checkpoint of the model whose vectors guide the losses `gist` and `distill_vectors`.
       query_len: maximum tokens of an anchor or query (default: 0, `seq_len`).
       query_prompt, document_prompt: text before each anchor or query, and before each other text (default: the prompts
@@ -69,6 +70,7 @@ class EmbedData(FinetuningData):
     columns: tuple[str, ...] = ("anchor", "positive")
     scored_columns: tuple[str, ...] = ("sentence1", "sentence2", "score")
     retrieval: str = ""
+    retrieval_split: str = "test"
     guide: str = ""
     query_len: int = bounded(0, at_least=0)
     query_prompt: str = AUTO

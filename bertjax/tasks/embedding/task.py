@@ -6,6 +6,8 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +29,7 @@ from bertjax.tasks.embedding.evaluation import EvalSet, EvalTexts, read_eval_set
 from bertjax.tasks.objectives.embedding import Embedding
 from bertjax.tasks.objectives.embedding_losses import LossOptions
 from bertjax.tasks.objectives.step_cost import StepCost
+from bertjax.tasks.records import PredictionRecords
 from bertjax.tasks.task import NumpyBatch, Task
 
 # Rows are packed with several texts up to this length, or up to the length of a text if that is longer.
@@ -35,6 +38,7 @@ _ROW_LEN = 512
 _COST_BATCHES = 4
 # Share of rows without a place in a batch that is worth a note.
 _NOTED_SHARE = 0.01
+_MIN_NORM = 1e-12
 
 
 class EmbedTask(Task):
@@ -78,7 +82,7 @@ class EmbedTask(Task):
         prompts = data.prompts
         self._encoder = TextEncoder(Tokenizer(self.vocabulary), prompts["query"], prompts["document"], *lengths)
         classes = self._read_training_files() if train else []
-        self.eval_sets, self.eval_texts = read_eval_sets(data, self.read_stats)
+        self.eval_sets, self.eval_texts, notes = read_eval_sets(data, self.read_stats)
         self.objective = self._make_objective(config.model_config(self.vocabulary.size), classes)
         self._set_schedule()
         self.reinit_params = ("classifier",)
@@ -89,7 +93,7 @@ class EmbedTask(Task):
             "evaluated_on": listed(each.name for each in self.eval_sets),
             "files": [vars(stats) for stats in self.read_stats],
         }
-        self.notes = (*(stats.summary() for stats in self.read_stats), *self._notes())
+        self.notes = (*(stats.summary() for stats in self.read_stats), *notes, *self._notes())
 
     def _read_training_files(self) -> list[str]:
         """Reads the training files. Returns the names of the classes."""
@@ -168,9 +172,7 @@ class EmbedTask(Task):
             digest.update(file.texts.fingerprint().encode())
             for name, values in sorted(file.rows.items()):
                 digest.update(f"{name} {values.shape}".encode() + values.tobytes())
-        for each in self.eval_sets:
-            digest.update(each.fingerprint().encode())
-        digest.update(json.dumps(self.eval_texts.texts).encode())
+        digest.update(json.dumps([self.eval_texts.texts, [each.answers for each in self.eval_sets]]).encode())
         return digest.hexdigest()
 
     def _notes(self) -> Iterator[str]:
@@ -201,8 +203,27 @@ class EmbedTask(Task):
         return text_batches(self._tokenized_eval_texts, self._eval_batching, shard)
 
     def evaluate(self, means: dict[str, float], outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
-        vectors = np.array(in_input_order(outputs, len(self.eval_texts))["vectors"])
+        vectors = self.eval_vectors(outputs)
         return {name: value for each in self.eval_sets for name, value in each.score(vectors).items()}
+
+    def eval_vectors(self, outputs: list[dict[str, np.ndarray]]) -> np.ndarray:
+        """Returns the vector of each evaluation text, scaled to length 1, float32 [N, D]."""
+        vectors = np.array(in_input_order(outputs, len(self.eval_texts))["vectors"])
+        return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), _MIN_NORM)
+
+    def write_predictions(self, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
+        """Returns no paths: `prediction_records` contains all predictions."""
+        return []
+
+    def prediction_records(self) -> list[PredictionRecords]:
+        """Returns the files of cosines and nearest documents."""
+        return [self._set_records(each) for each in self.eval_sets]
+
+    def _set_records(self, eval_set: EvalSet) -> PredictionRecords:
+        def make(outputs: list[dict[str, np.ndarray]], include_logits: bool) -> Iterator[dict[str, Any]]:
+            return eval_set.records(self.eval_vectors(outputs), self.eval_texts)
+
+        return PredictionRecords(eval_set.records_file, make)
 
     def baseline(self) -> dict[str, float]:
         """Returns the metrics of BM25, which ranks documents by the words that they share with the query."""
