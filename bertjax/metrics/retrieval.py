@@ -1,5 +1,6 @@
 """Retrieval metrics as in trec_eval, the BM25 baseline, and the accuracy of pairs."""
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 
@@ -52,6 +53,7 @@ def bm25(documents: Mapping[str, str], queries: Mapping[str, str], count: int) -
         import bm25s
     except ImportError as error:
         raise UsageError("bm25s is not installed; pip install 'bertjax[retrieval]'") from error
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # It prints debug messages.
     ids, rankings = list(documents), {}
     words = bm25s.tokenize(list(documents.values()), return_ids=False, show_progress=False)
     if not any(words):

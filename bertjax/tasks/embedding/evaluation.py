@@ -20,6 +20,7 @@ from bertjax.tasks.finetuning.config import NO_SPLIT
 
 logger = logging.getLogger(__name__)
 
+SCORE_METRICS = ("spearman", "pearson")
 PAIR_METRICS = ("accuracy_at_1", "accuracy_at_10")
 RETRIEVAL_METRICS = ("ndcg_at_10", "mrr_at_10", "recall_at_10", "recall_at_100")
 # Documents to rank for the metrics, and neighbors in the records of a query.
@@ -183,9 +184,8 @@ def read_eval_sets(data: EmbedData, read_stats: list[ReadStats]) -> tuple[list[E
         queries = [texts.add(text, True) for text in retrieval.queries.values()]
         documents = [texts.add(text, False) for text in retrieval.documents.values()]
         judgments, ids = [*retrieval.judgments.values()], [*retrieval.documents]
-        sets.append(
-            RankedDocuments(data.retrieval, queries, documents, judgments, ids, RETRIEVAL_METRICS, "retrieval.jsonl")
-        )
+        kind = (data.retrieval, RETRIEVAL_METRICS, "retrieval.jsonl")
+        sets.append(RankedDocuments(*kind, queries, documents, judgments, ids))
     return sets, texts, notes
 
 
@@ -204,7 +204,8 @@ def _read_scored(data: EmbedData, file: str, texts: EvalTexts, read_stats: list[
     stats.used = len(pairs)
     if not pairs:
         raise UsageError(f"{stats.file} has no rows with a score; use a file with numbers in {label!r}")
-    return ScoredPairs(stats.file, np.array(pairs), np.array(labels, np.float32))
+    kind = (stats.file, SCORE_METRICS, "cosines.jsonl")
+    return ScoredPairs(*kind, np.array(pairs), np.array(labels, np.float32))
 
 
 def _read_pairs(data: EmbedData, file: str, texts: EvalTexts, read_stats: list[ReadStats]) -> RankedDocuments:
@@ -224,4 +225,4 @@ def _read_pairs(data: EmbedData, file: str, texts: EvalTexts, read_stats: list[R
     documents = [*dict.fromkeys(document for own in positives.values() for document in own)]
     judgments = [{str(document): 1 for document in own} for own in positives.values()]
     ids = [*map(str, documents)]
-    return RankedDocuments(stats.file, [*positives], documents, judgments, ids, PAIR_METRICS, "pairs.jsonl")
+    return RankedDocuments(stats.file, PAIR_METRICS, "pairs.jsonl", [*positives], documents, judgments, ids)
