@@ -166,6 +166,8 @@ class EmbedOptions(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not all(isinstance(dim, int) and dim > 0 for dim in self.dims):
+            raise UsageError(f"config.embed.dims={self.dims} must be positive integers, such as (384, 128, 64)")
         if self.dims and self.loss == "softmax":
             raise UsageError("config.embed.dims is not supported by loss=softmax, whose classifier has a fixed width")
         for field in ("both_directions", "hardness"):

@@ -51,7 +51,6 @@ class EmbedTask(Task):
       eval_texts: distinct texts of all evaluation sets.
     """
 
-    eval_first = True
     config: EmbedConfig
     objective: Embedding
 
@@ -85,6 +84,7 @@ class EmbedTask(Task):
         self.eval_sets, self.eval_texts, notes = read_eval_sets(data, self.read_stats)
         self.objective = self._make_objective(config.model_config(self.vocabulary.size), classes)
         self._set_schedule()
+        self.eval_first = bool(self.eval_sets)
         self.reinit_params = ("classifier",)
         self.accepts_any_encoder = not (config.embed.dense or classes)
         self.workdir_files = vocabulary_files(self.vocabulary)
@@ -120,7 +120,7 @@ class EmbedTask(Task):
         pooling = embed.pooling.replace("auto", "mean")
         module = EmbeddingModel(model, pooling, embed.dense, embed.dense_activation, embed.normalize != "false")
         width = embed.dense or model.hidden_size
-        if wrong := [dim for dim in embed.dims if not 0 < dim <= width]:
+        if wrong := [dim for dim in embed.dims if dim > width]:
             raise UsageError(f"config.embed.dims contains {wrong[0]}; use 1 to {width}, the width of the vectors")
         options = LossOptions(embed.temperature, embed.both_directions, embed.hardness)
         return Embedding(module, embed.loss, options, embed.dims, embed.chunk, len(classes))
@@ -199,7 +199,7 @@ class EmbedTask(Task):
 
     def eval_batches(self, shard: DataShard) -> Iterator[NumpyBatch]:
         if not self.eval_sets:
-            return super().eval_batches(shard)
+            return iter(()) if self.config.has_data else super().eval_batches(shard)
         return text_batches(self._tokenized_eval_texts, self._eval_batching, shard)
 
     def evaluate(self, means: dict[str, float], outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:

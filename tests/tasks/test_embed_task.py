@@ -1,0 +1,203 @@
+"""Text embedders, from training files to exported vectors."""
+
+import json
+import random
+
+import jax
+import numpy as np
+import pytest
+from command_runs import evaluate, load_task, predict, read_metrics, refused, train, train_command
+from commanding import printed
+from finetuning_data import WORDS, write_tsv
+
+import bertjax
+from bertjax.cli import main as cli
+from bertjax.data.shard import SINGLE_SHARD
+from bertjax.training.parameters import load_params_on_host
+
+# Documents repeat the topic of their anchor; other words are noise.
+TOPICS = [f"{a}{b}" for a in "bdfg" for b in ("pa", "zu", "xo", "qi")]
+
+
+def text(rng: random.Random, topic: str) -> str:
+    return " ".join([topic, *rng.choices(WORDS, k=2)])
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Returns a folder with pairs, triplets, scored pairs, classes, teacher scores and a retrieval folder."""
+    folder, rng = tmp_path_factory.mktemp("embed"), random.Random(0)
+    pairs = [(text(rng, topic), text(rng, topic)) for topic in TOPICS for _ in range(4)]
+    write_tsv(folder / "pairs.tsv", ["anchor", "positive"], [[*pair] for pair in pairs])
+    lines = [{"q": a, "texts": [p, text(rng, rng.choice(TOPICS))][: 1 + i % 2]} for i, (a, p) in enumerate(pairs)]
+    (folder / "lists.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    scored = [[text(rng, a), text(rng, a if i % 2 else TOPICS[0]), str(i % 2)] for i, a in enumerate(TOPICS * 4)]
+    write_tsv(folder / "sts.tsv", ["sentence1", "sentence2", "score"], scored)
+    names = [[*row[:2], ("no", "yes")[int(row[2])]] for row in scored]
+    write_tsv(folder / "nli.tsv", ["premise", "hypothesis", "label"], names)
+    margins = [[*pair, text(rng, TOPICS[0]), "0.5"] for pair in pairs]
+    write_tsv(folder / "margins.tsv", ["anchor", "positive", "negative", "score"], margins)
+    beir = folder / "beir"
+    (beir / "qrels").mkdir(parents=True)
+    documents = [{"_id": f"d{i}", "title": "", "text": text(rng, topic)} for i, topic in enumerate(TOPICS)]
+    queries = [{"_id": f"q{i}", "text": text(rng, topic)} for i, topic in enumerate(TOPICS)]
+    for name, rows in (("corpus", documents), ("queries", queries)):
+        (beir / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_tsv(beir / "qrels/test.tsv", ["query-id", "corpus-id", "score"], [[f"q{i}", f"d{i}", "1"] for i in range(16)])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(files, letters):
+    """Returns the workdir of a finished run; tests must not change it."""
+    config = f"embed.py:train={files}/pairs.tsv,dev={files}/sts.tsv,retrieval={files}/beir"
+    fields = {"steps": 60, "data.batch_size": 16, "data.query_prompt": "q: ", "embed.dense": 8}
+    train(config, files / "run", letters, "--config.optimizer.learning_rate=0.01", **fields)
+    return files / "run"
+
+
+def test_training_on_pairs_improves_correlation_and_retrieval(run):
+    results = json.loads((run / "results.json").read_text())
+    before = read_metrics(run)[0]
+    for name in ("spearman", "ndcg_at_10"):
+        assert results[name] > before[f"eval_{name}"] + 0.1
+    assert {"spearman", "pearson", "ndcg_at_10", "recall_at_100"} <= results["baseline"].keys()
+
+
+def test_evaluate_and_predict_use_the_vectors_of_the_run(run, files, tmp_path, capfd):
+    results = json.loads((run / "results.json").read_text())
+    metrics = evaluate(capfd, run)
+    assert metrics["spearman"] == pytest.approx(results["spearman"], abs=1e-6)
+    paths = predict(capfd, run, tmp_path / "out", "--split=dev")
+    assert [path.name for path in paths] == ["cosines.jsonl", "retrieval.jsonl", "cosines.png"]
+    bert = bertjax.load(run)
+    prompts = {"prompt": "q: "}
+    first, *_ = (json.loads(line) for line in paths[0].read_text().splitlines())
+    a, b = bert.encode([first["text"]], **prompts).pooled[0], bert.encode([first["second_text"]]).pooled[0]
+    assert a @ b == pytest.approx(first["cosine"], abs=1e-5) and a.shape == (8,)
+    query, *_ = (json.loads(line) for line in paths[1].read_text().splitlines())
+    cosines = [each["cosine"] for each in query["nearest"]]
+    assert len(cosines) == 5 and cosines == sorted(cosines, reverse=True)
+    pairs = evaluate(capfd, run, f"--config.data.dev_file={files}/pairs.tsv", "--config.data.retrieval=")
+    assert pairs.keys() == {"accuracy_at_1", "accuracy_at_10"} and pairs["accuracy_at_10"] > pairs["accuracy_at_1"]
+
+
+def test_exported_vectors_equal_those_of_sentence_transformers(run, tmp_path, capfd):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    texts = ["bpa ba ke", "x", "dzu"]
+    vectors = bertjax.load(run).encode(texts, prompt="q: ").pooled
+    printed(capfd, "convert", run, tmp_path / "folder", "--format=huggingface")
+    model = sentence_transformers.SentenceTransformer(str(tmp_path / "folder"), device="cpu")
+    np.testing.assert_allclose(model.encode(texts, prompt_name="query"), vectors, atol=1e-5)
+    np.testing.assert_allclose(bertjax.load(tmp_path / "folder").encode(texts, prompt="q: ").pooled, vectors, atol=1e-6)
+    assert model.prompts["query"] == "q: " and model.similarity_fn_name == "cosine"
+
+
+def test_a_second_run_starts_with_pooling_dense_layer_and_prompts_of_the_first(run, files, tmp_path, capfd):
+    config = f"embed.py:train={files}/pairs.tsv"
+    command = train_command(
+        config, tmp_path / "next", None, f"--init_from={run}", steps=1, data__batch_size=16, data__seq_len=32
+    )
+    command[1] = f"--config={command[1].split('=', 1)[1].replace(',size=L1_H16', '')}"
+    cli.main([*command, "--config.optimizer.learning_rate=1e-30"])
+    first, second = (load_params_on_host(bertjax_checkpoint(folder)) for folder in (run, tmp_path / "next"))
+    np.testing.assert_allclose(first["dense/kernel"], second["dense/kernel"], atol=1e-6)
+    saved = json.loads((tmp_path / "next/config.json").read_text())
+    assert saved["embed"]["dense"] == 8 and saved["data"]["query_prompt"] == "q: "
+
+
+def bertjax_checkpoint(workdir):
+    from bertjax.training.checkpoint import find_checkpoint
+
+    return find_checkpoint(workdir)
+
+
+def test_a_published_embedder_is_evaluated_and_trained_with_its_pooling(pretrained, files, tmp_path, capfd):
+    folder = tmp_path / "published"
+    bertjax.load(pretrained).save(folder, format="huggingface")
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling/config.json").write_text('{"word_embedding_dimension": 16, "pooling_mode_cls_token": true}')
+    modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
+    entries = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{name}"}
+        for i, (path, name) in enumerate(modules)
+    ]
+    (folder / "modules.json").write_text(json.dumps(entries))
+    options = (f"--config=embed:dev={files}/sts.tsv", "--config.data.seq_len=32", "--config.model.dtype=float32")
+    path, _ = predict(capfd, folder, tmp_path / "out", "--split=dev", *options)
+    bert = bertjax.load(folder)
+    for record in map(json.loads, path.read_text().splitlines()[:5]):
+        first, second = bert.encode([record["text"], record["second_text"]]).pooled
+        cosine = first @ second / np.linalg.norm(first) / np.linalg.norm(second)
+        assert record["cosine"] == pytest.approx(cosine, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fields"),
+    [
+        ("train={}/lists.jsonl,columns=q+texts", {}),
+        ("train={}/pairs.tsv+{}/pairs.tsv", {"embed.chunk": 8, "embed.dims": "(16, 4)"}),
+        ("train={}/sts.tsv,loss=cosent", {}),
+        ("train={}/sts.tsv,loss=cosine", {"embed.pooling": "cls", "embed.normalize": "false"}),
+        ("train={}/nli.tsv,scored=premise+hypothesis+label,loss=softmax", {"embed.pooling": "last"}),
+        ("train={}/margins.tsv,columns=anchor+positive+negative,loss=margin_mse", {"embed.hardness": 0.0}),
+        ("train={}/pairs.tsv", {"embed.both_directions": "true", "embed.hardness": 5.0}),
+    ],
+)
+@pytest.mark.slow
+def test_each_loss_trains_on_its_files(arguments, fields, files, letters, tmp_path):
+    results = train(
+        f"embed.py:{arguments.replace('{}', str(files))}",
+        tmp_path / "run",
+        letters,
+        steps=2,
+        data__batch_size=8,
+        **{name.replace(".", "__"): value for name, value in fields.items()},
+    )
+    assert results["step"] == 2
+
+
+def test_a_stopped_run_continues_with_the_same_batches(files, letters):
+    task = load_task(f"embed.py:train={files}/pairs.tsv", letters, data__batch_size=8, epochs=2, steps=0)
+    whole = [*task.train_batches(0, SINGLE_SHARD)]
+    rest = [*task.train_batches(5, SINGLE_SHARD)]
+    assert len(whole) == 16 and len(rest) == 11
+    for expected, actual in zip(whole[5:], rest, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, expected, actual)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fields", "message"),
+    [
+        ("train={}/pairs.tsv", {"grad_accum_steps": 2}, "config.embed.chunk"),
+        ("train={}/pairs.tsv", {"embed__chunk": 6}, "must divide"),
+        ("train={}/pairs.tsv,loss=gist", {}, "config.data.guide"),
+        ("train={}/pairs.tsv,columns=anchor", {}, "a positive"),
+        ("train={}/pairs.tsv,columns=query+answer", {}, "query"),
+        ("train={}/nli.tsv,scored=premise+hypothesis+label,loss=cosent", {}, "not a number"),
+        ("train={}/pairs.tsv", {"embed__dims": "(32,)"}, "1 to 16"),
+        ("train={}/pairs.tsv,loss=cosine", {"embed__hardness": 1.0}, "info_nce"),
+        ("dev={}/sts.tsv", {}, "no training data"),
+        ("train={}/pairs.tsv", {"data__dev_share": 0.5}, "whole files"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused_in_one_line(arguments, fields, message, files, letters, tmp_path, capfd):
+    arguments = arguments.replace("{}", str(files))
+    fields = {"steps": 1, "data__batch_size": 8, **fields}
+    assert message in refused(capfd, *train_command(f"embed.py:{arguments}", tmp_path / "run", letters, **fields))
+    assert not (tmp_path / "run").exists()
+
+
+def test_empty_texts_are_skipped_and_examples_of_one_text_are_left_out_with_a_note(letters, tmp_path):
+    write_tsv(tmp_path / "pairs.tsv", ["anchor", "positive"], [["", "ba"], ["ba", ""]] + [["ke", "lo"]] * 30)
+    task = load_task(f"embed.py:train={tmp_path}/pairs.tsv", letters, data__batch_size=8)
+    notes = " ".join(task.notes)
+    assert "2 skipped with an empty text" in notes and "are left out of each epoch" in notes
+    batch = next(task.train_batches(0, SINGLE_SHARD))
+    assert batch["weights"].sum() == 1
+
+
+def test_a_batch_may_be_larger_than_the_data(letters, tmp_path):
+    write_tsv(tmp_path / "pairs.tsv", ["anchor", "positive"], [["ba", "ke"]])
+    results = train(f"embed.py:train={tmp_path}/pairs.tsv", tmp_path / "run", letters, steps=2, data__batch_size=8)
+    assert results["step"] == 2
