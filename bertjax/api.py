@@ -9,8 +9,7 @@
 """
 
 import dataclasses
-import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Sized
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,21 +19,17 @@ from jax.sharding import Mesh
 
 from bertjax.convert.convert import BERTJAX, read_vocabulary, save
 from bertjax.data.corpus.tokenizer import Tokenizer
-from bertjax.data.finetuning.examples import Examples, make_examples
+from bertjax.data.finetuning.examples import Examples
 from bertjax.errors import UsageError, quoted
-from bertjax.inference.encode import POOLINGS, encode_batches, encode_vectors, pool, pooler_states
-from bertjax.inference.inputs import TruncationCount, encode_row, first_len, lower
+from bertjax.inference.encode import POOLINGS, encode_batches, pooler_states
+from bertjax.inference.inputs import Text, TruncationCount, as_tuples, tokenize
 from bertjax.inference.load import load_model, to_portable, with_params_and_output_layer
 from bertjax.inference.loaded_model import LoadedModel
 from bertjax.inference.predict import fill_mask, predict_texts
+from bertjax.inference.vectors import AUTO, VectorEncoder, resolve_prompt
 from bertjax.model.config import Architecture, ModelConfig
-from bertjax.tasks.embedding.sentence_embedder import SentenceEmbedder
 from bertjax.tasks.finetuning.output_layer import TAGS, OutputLayer
 from bertjax.utils.devices import skip_missing_tpu
-
-# Default `pooling` of `Pretrained.encode`: the modules of a sentence-transformers checkpoint, and no pooling for other
-# checkpoints.
-AUTO = "auto"
 
 
 class Encoded(NamedTuple):
@@ -184,25 +179,35 @@ class Pretrained:
         return {**batch, "input_mask": mask}
 
     def encode(
-        self, texts: Sequence[str | tuple[str, str]], pooling: str | None = AUTO, prompt: str | None = None
+        self,
+        texts: Iterable[Text],
+        pooling: str | None = AUTO,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        output: str | Path | None = None,
     ) -> Encoded:
         """Computes hidden states of the last layer, or one vector per text, without dropout.
 
         Args:
-          texts: B texts or pairs of texts.
+          texts: B texts or pairs of texts. With one vector per text, only a block of texts is tokenized at a time, and
+            a generator may read them from a file; without `len`, the progress bar shows no remaining time.
           pooling: `cls` (hidden state of [CLS]) or `mean` (mean over all tokens) to get one vector per text, which is
             not normalized; None to get the hidden states of all tokens. The default is None. For a
             sentence-transformers model, the default is the vector of its modules, with the model's token limit,
             lower-casing and default prompt.
           prompt: text to put before each text, or before the first text of a pair (default: the model's default prompt
             if `pooling` is the default, else none).
+          prompt_name: name of one of the model's prompts, such as `query`, to use if `prompt` is not set.
+          output: `.npy` file to write with the vectors, float32 [B, D], which are then returned as a memory map. The
+            same call resumes an interrupted one.
 
         Returns:
           With pooling, the vectors in `pooled`. Without pooling, the hidden states in `last_hidden_state`, their mask
           in `attention_mask`, and the output of the pooler in `pooled`.
 
         Raises:
-          UsageError: with the default `pooling`, bertjax does not support a module of the sentence-transformers model.
+          UsageError: with the default `pooling`, bertjax does not support a module of the sentence-transformers model;
+            the prompt is unknown; or `output` exists, or contains vectors of other texts or settings.
 
         Examples:
           >>> bert = bertjax.load(CHECKPOINT)
@@ -217,13 +222,12 @@ class Pretrained:
         if pooling not in (AUTO, None, *POOLINGS):
             raise UsageError(f"pooling={quoted(pooling)} is unknown; use one of {', '.join(POOLINGS)}, or None")
         loaded, width = self._loaded, self.config.hidden_size
-        if pooling == AUTO and loaded.embedder is not None:
-            return self._embed(loaded.embedder, texts, prompt)
-        examples = self._tokenize(texts, self.config.max_row_tokens, prompt or "")
-        if pooling in POOLINGS:
-            # Return no padded arrays, whose size would grow with the longest text.
-            vectors = encode_vectors(loaded, examples, width, functools.partial(pool, loaded, pooling=pooling))
+        prompt = resolve_prompt(loaded, pooling, prompt, prompt_name)
+        if output is not None or pooling in POOLINGS or (pooling == AUTO and loaded.embedder is not None):
+            encoder = VectorEncoder(loaded, pooling or "", prompt, len(texts) if isinstance(texts, Sized) else None)
+            vectors = encoder.encode(texts) if output is None else encoder.write(Path(output), texts)
             return Encoded(None, vectors, None)
+        examples = self._tokenize(texts, self.config.max_row_tokens, prompt)
         lengths = examples.lengths
         mask = (np.arange(lengths.max(initial=0)) < lengths[:, None]).astype(np.int32)
         hidden_states = np.zeros((*mask.shape, width), np.float32)
@@ -234,21 +238,6 @@ class Pretrained:
             if pooled is not None:
                 pooled[indices] = pooler_states(loaded, hidden, lengths[indices])
         return Encoded(hidden_states, pooled, mask)
-
-    def _embed(self, embedder: SentenceEmbedder, texts: Sequence[str | tuple[str, str]], prompt: str | None) -> Encoded:
-        """Computes the vectors that the modules of sentence-transformers define."""
-        if embedder.refusal:
-            raise UsageError(
-                f"{embedder.refusal}; to encode without the modules of sentence-transformers, set pooling to None, "
-                f"{' or '.join(map(repr, POOLINGS))}"
-            )
-        prompt = embedder.prompts.get(embedder.default_prompt, "") if prompt is None else prompt
-        examples = self._tokenize(texts, embedder.max_seq_len, prompt, embedder)
-        # Exclude the [SEP] after the prompt.
-        prompt_len = int(self._tokenize([prompt], embedder.max_seq_len, embedder=embedder).lengths[0])
-        prompt_len -= self._loaded.vocabulary.end_separators
-        pooling = functools.partial(embedder, prompt_len=prompt_len if prompt else 0)
-        return Encoded(None, encode_vectors(self._loaded, examples, embedder.width, pooling), None)
 
     def fill_mask(self, text: str, top: int = 5) -> list[list[tuple[str, float]]]:
         """Predicts the `top` most probable tokens and their probabilities at each mask token of a text.
@@ -280,40 +269,20 @@ class Pretrained:
           >>> record["prediction"] in record["probabilities"], sorted(record["probabilities"])
           (True, ['bad', 'good'])
         """
-        inputs, layer = _as_tuples(texts), self._loaded.output_layer
+        inputs, layer = list(as_tuples(texts)), self._loaded.output_layer
         is_tagger = layer is not None and layer.kind == TAGS
         return list(predict_texts(self._loaded, texts if is_tagger else inputs, context=context))
 
-    def _tokenize(
-        self,
-        texts: Sequence[str | tuple[str, str]],
-        seq_len: int,
-        prompt: str = "",
-        embedder: SentenceEmbedder | None = None,
-    ) -> Examples:
-        encode, truncation = self.tokenizer.encode_with_special, TruncationCount(seq_len)
-        rows = []
-        for first, *second in _as_tuples(texts):
-            parts = [prompt + first, *second]
-            if embedder and embedder.lower_case:
-                parts = [lower(part, self._loaded.vocabulary) for part in parts]
-            ids = [encode(part) for part in parts]
-            if embedder and second:
-                room = self._loaded.vocabulary.room(seq_len, num_texts=2)
-                ids[0] = ids[0][: first_len(len(ids[0]), len(ids[1]), room)]
-            rows.append(encode_row(ids, self._loaded.vocabulary, truncation))
+    def _tokenize(self, texts: Iterable[Text], seq_len: int, prompt: str = "") -> Examples:
+        truncation = TruncationCount(seq_len)
+        examples = tokenize(self._loaded, texts, truncation, prompt)
         truncation.log()
-        return make_examples(rows, {})
+        return examples
 
 
-def _as_tuples(texts: Sequence[str | tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Returns each text as a tuple of str."""
-    if isinstance(texts, str):
-        raise UsageError(f"texts must be a list, such as ['a film'], not {quoted(texts)}")
-    return [(text,) if isinstance(text, str) else tuple(text) for text in texts]
-
-
-def load(path: str | Path, mesh: Mesh | None = None, lower_case: bool | None = None) -> Pretrained:
+def load(
+    path: str | Path, mesh: Mesh | None = None, lower_case: bool | None = None, dtype: str | None = None
+) -> Pretrained:
     """Loads a checkpoint of bertjax, Hugging Face or google-research/bert.
 
     Args:
@@ -322,6 +291,7 @@ def load(path: str | Path, mesh: Mesh | None = None, lower_case: bool | None = N
       mesh: device mesh with the axes `data`, `fsdp` and `tensor` (default: all devices, with replicated parameters).
       lower_case: whether to lower-case text, if a checkpoint of another format does not say (default: the tokenizer's
         setting).
+      dtype: dtype of the computation, `float32` or `bfloat16` (default: `model.dtype` of a workdir, else float32).
 
     Raises:
       UsageError: `path` contains no checkpoint or no vocabulary, or the model is not BERT.
@@ -334,7 +304,7 @@ def load(path: str | Path, mesh: Mesh | None = None, lower_case: bool | None = N
     if not str(path):  # An unset shell variable would load the current folder.
         raise UsageError("path is empty; pass the path of a checkpoint")
     skip_missing_tpu()
-    return Pretrained(load_model(path, mesh, lower_case))
+    return Pretrained(load_model(path, mesh, lower_case, dtype))
 
 
 def load_tokenizer(path: str | Path, lower_case: bool | None = None) -> Tokenizer:

@@ -133,9 +133,14 @@ def test_encode_follows_the_modules_of_a_sentence_transformers_folder(pretrained
     assert len(full) == 9
     kept = full[prompt_len:]
     expected = np.concatenate([kept.mean(axis=0), kept.max(axis=0)])
-    for encoded in (bert.encode([text]), bert.encode([text], prompt="He ")):
+    for options in ({}, {"prompt": "He "}, {"prompt_name": "query"}):
+        encoded = bert.encode([text], **options)
         np.testing.assert_allclose(encoded.pooled[0], expected, atol=1e-5)
     assert np.abs(bert.encode([text], prompt="").pooled[0] - expected).max() > 0.01
+    mean = bert.encode([text], pooling="mean", prompt_name="query").pooled
+    np.testing.assert_array_equal(mean, bert.encode([text], pooling="mean", prompt="He ").pooled)
+    with pytest.raises(bertjax.UsageError, match="prompt_name='title' is unknown; .* has the prompts: 'query'"):
+        bert.encode([text], prompt_name="title")
     for model in (old, new):
         vectors = bertjax.load(model).encode(TEXTS).pooled
         workdir, converted = (tmp_path / f"{model.name}_{format}" for format in ("bertjax", "huggingface"))

@@ -1,4 +1,4 @@
-"""`bertjax fill_mask` and `bertjax features`: predictions of masked tokens, and contextual embeddings of texts."""
+"""`bertjax fill_mask`, `features` and `encode`: predictions of masked tokens, and embeddings of tokens and texts."""
 
 import argparse
 from itertools import chain, islice
@@ -77,3 +77,26 @@ def features(args: argparse.Namespace) -> None:
             show(format_features(shown_texts[start + index], shard, index, args.layers))
     if args.output:
         show(args.output)
+
+
+@command(
+    "bertjax encode --checkpoint runs/embedder --input texts.txt --output vectors.npy",
+    CHECKPOINT,
+    option("--input", "file with one text per line (-: standard input)", required=True, metavar="FILE"),
+    option("--output", ".npy file; the same command resumes an interrupted one", required=True, metavar="FILE"),
+    option("--pooling", "pooling of the last layer (default: the model's modules)", choices=("cls", "mean")),
+    option("--prompt_name", "the model's prompt to put before each text, such as query (default: its default prompt)"),
+    option("--dtype", "dtype of the computation (default: the checkpoint's)", choices=("float32", "bfloat16")),
+)
+def encode(args: argparse.Namespace) -> None:
+    """Writes one vector per text to a NumPy file."""
+    from bertjax.inference.inputs import STDIN, read_texts
+    from bertjax.inference.load import load_model
+    from bertjax.inference.vectors import AUTO, VectorEncoder, resolve_prompt
+
+    texts = read_texts((), args.input)
+    model, pooling = load_model(args.checkpoint, dtype=args.dtype), args.pooling or AUTO
+    num_texts = None if args.input == STDIN else sum(1 for _ in read_texts((), args.input))
+    encoder = VectorEncoder(model, pooling, resolve_prompt(model, pooling, None, args.prompt_name), num_texts)
+    vectors = encoder.write(Path(args.output), texts)
+    show(f"{args.output}: {vectors.dtype} [{vectors.shape[0]}, {vectors.shape[1]}]")

@@ -13,7 +13,7 @@ from typing import NoReturn
 from bertjax.cli.bench import bench_input, bench_step
 from bertjax.cli.convert import convert
 from bertjax.cli.doctor import doctor
-from bertjax.cli.features import features, fill_mask
+from bertjax.cli.features import encode, features, fill_mask
 from bertjax.cli.inspect import describe, inspect
 from bertjax.cli.mine import mine
 from bertjax.cli.parser import Parser, Version
@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 COMMANDS = {
     **{"prepare": prepare, "inspect": inspect, "describe": describe, "train": train, "sweep": sweep},
     **{"reproduce": reproduce, "table": table, "evaluate": evaluate, "predict": predict, "ensemble": ensemble},
-    **{"submission": submission, "fill_mask": fill_mask, "features": features, "mine": mine, "convert": convert},
-    **{"plan": plan, "bench step": bench_step, "bench input": bench_input, "doctor": doctor},
+    **{"submission": submission, "fill_mask": fill_mask, "features": features, "encode": encode, "mine": mine},
+    **{"convert": convert, "plan": plan, "bench step": bench_step, "bench input": bench_input, "doctor": doctor},
 }
 _MAX_MESSAGE_CHARACTERS = 2000
 

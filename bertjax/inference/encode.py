@@ -39,19 +39,6 @@ def encode_batches(model: LoadedModel, examples: Examples) -> Iterator[tuple[np.
         yield indices[indices != NO_EXAMPLE], hidden[batch["sequence_ids"] > 0]
 
 
-def encode_vectors(
-    model: LoadedModel, examples: Examples, width: int, pooling: Callable[[np.ndarray, np.ndarray], np.ndarray]
-) -> np.ndarray:
-    """Returns one vector per example, float32 [n, width].
-
-    `pooling` maps the hidden states of some examples, float32 [tokens, D], and their lengths to their vectors.
-    """
-    vectors = np.zeros((len(examples), width), np.float32)
-    for indices, hidden in encode_batches(model, examples):
-        vectors[indices] = pooling(hidden, examples.lengths[indices])
-    return vectors
-
-
 def pool(model: LoadedModel, hidden: np.ndarray, lengths: np.ndarray, pooling: str) -> np.ndarray:
     """Returns one vector per text, float32 [n, D]: the state of [CLS], or the mean over all tokens.
 

@@ -17,13 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flax.traverse_util import flatten_dict
 
 from bertjax.data.finetuning.examples import make_examples
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.inference.inputs import PAIR_SEPARATOR, TruncationCount, encode_row
+from bertjax.inference.inputs import PAIR_SEPARATOR, Text, TruncationCount, encode_row
 from bertjax.inference.loaded_model import LoadedModel
-from bertjax.model.partitioning import resolve_layout
 from bertjax.training.cached_features import make_hidden_states_fn
 from bertjax.utils.io import remove_temporaries, write_atomic, write_npz
 from bertjax.utils.json_files import read_object
@@ -58,21 +56,10 @@ class FeatureExtractor:
 
     def metadata(self) -> dict[str, Any]:
         """Returns a JSON object of all settings that determine the features, except the texts."""
-        digest, vocabulary, config = hashlib.sha256(), self.model.vocabulary, self.model.config
-        for path, array in sorted(flatten_dict(self.model.params["encoder"], sep="/").items()):
-            digest.update(f"{path} {array.dtype} {array.shape}".encode() + np.asarray(array).tobytes())
-        return {
-            "layers": list(self.layers),
-            "seq_len": self.seq_len,
-            "architecture": vars(config.architecture),
-            "dtype": resolve_layout(config).dtype,
-            "parameters_sha256": digest.hexdigest(),
-            "vocabulary_sha256": vocabulary.sha256,
-            "lower_case": vocabulary.lower_case,
-        }
+        return {"layers": list(self.layers), "seq_len": self.seq_len, **self.model.metadata()}
 
-    def shards(self, texts: Iterable[str]) -> Iterator[dict[str, Any]]:
-        """Yields shards of the hidden states of `texts`. Equal texts give equal shards.
+    def shards(self, texts: Iterable[str], done: int = 0) -> Iterator[dict[str, Any]]:
+        """Yields shards of the hidden states of `texts`. Equal texts give equal shards; `done` has no effect.
 
         A text can be a pair, written as `FIRST ||| SECOND`. A shard with K tokens of T texts has the arrays:
           `offsets`: int64 [T + 1]; the tokens of text i are in rows offsets[i]:offsets[i + 1] of the other arrays.
@@ -105,7 +92,7 @@ class FeatureExtractor:
                 "tokens": np.array(self.model.tokenizer.pieces(tokens["input_ids"])),
                 "words": tokens["words"],
                 "characters": np.stack([tokens["starts"], tokens["ends"]], axis=1),
-                "texts_sha256": np.array(_texts_sha256(text for text, _ in rows)),
+                "texts_sha256": np.array(texts_sha256(text for text, _ in rows)),
             }
         truncation.log()
 
@@ -143,10 +130,11 @@ class FeatureExtractor:
         return row
 
 
-def _texts_sha256(texts: Iterable[str]) -> str:
+def texts_sha256(texts: Iterable[Text]) -> str:
+    """Returns the SHA-256 of texts or pairs of texts."""
     digest = hashlib.sha256()
     for text in texts:
-        digest.update(text.encode("utf-8", "surrogatepass") + b"\n")
+        digest.update(str(text).encode("utf-8", "surrogatepass") + b"\n")
     return digest.hexdigest()
 
 
@@ -165,13 +153,12 @@ def format_features(text: str, shard: dict[str, Any], index: int, layers: Sequen
     return "\n".join(lines)
 
 
-def write_shards(
-    folder: Path, extractor: FeatureExtractor, texts: Iterable[str]
-) -> Iterator[tuple[int, dict[str, Any]]]:
+def write_shards(folder: Path, extractor: Any, texts: Iterable[Text]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Writes shards to `00000.npz`, `00001.npz`, ..., and finally the numbers of texts and shards to `features.json`.
 
     Resumes an interrupted command, unless the folder has other metadata or shards of other texts. Yields the number of
-    texts before each new shard, and the shard.
+    texts before each new shard, and the shard. `extractor` has the methods `metadata` and `shards` of
+    `FeatureExtractor`.
     """
     metadata = extractor.metadata()
     with _locked(folder):
@@ -180,7 +167,9 @@ def write_shards(
         if not saved and any(folder.iterdir()):
             raise UsageError(f"{folder} contains files other than features; choose another --output")
         if changed := [name for name in metadata if saved and saved.get(name) != metadata[name]]:
-            raise UsageError(f"{folder} contains features with different {changed[0]}; choose another --output")
+            raise UsageError(
+                f"{folder} contains features with different {changed[0]}; remove it, or choose another output"
+            )
         remaining = iter(texts)
         num_shards, num_done = 0, 0
         while (file := folder / f"{num_shards:05}.npz").exists():
@@ -188,7 +177,7 @@ def write_shards(
             num_shards += 1
         if num_shards:
             logger.info(f"resuming {folder} after {num_done:,} texts in {num_shards:,} shards")
-        for shard in extractor.shards(remaining):
+        for shard in extractor.shards(remaining, num_done):
             if not num_shards:
                 _write_metadata(folder, metadata)
             write_npz(folder / f"{num_shards:05}.npz", shard)
@@ -198,15 +187,15 @@ def write_shards(
         _write_metadata(folder, {**metadata, "texts": num_done, "shards": num_shards})
 
 
-def _skip_texts_of(file: Path, texts: Iterator[str]) -> int:
+def _skip_texts_of(file: Path, texts: Iterator[Text]) -> int:
     """Consumes the texts of a shard, checks their hash, and returns their number."""
     try:
         with np.load(file) as shard:
             count, expected_hash = num_texts(shard), str(shard["texts_sha256"])
     except Exception as error:  # zlib, zipfile and NumPy each raise different exception types.
         raise BertjaxError(f"{file} is damaged; remove it and run the same command again") from error
-    if _texts_sha256(itertools.islice(texts, count)) != expected_hash:
-        raise UsageError(f"{file} was created from different texts; choose another --output")
+    if texts_sha256(itertools.islice(texts, count)) != expected_hash:
+        raise UsageError(f"{file} was created from different texts; remove its folder, or choose another output")
     return count
 
 

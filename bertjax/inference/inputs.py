@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from bertjax.data.corpus.vocabulary import Vocabulary
-from bertjax.data.finetuning.examples import encode_pair
-from bertjax.errors import UsageError
+from bertjax.data.finetuning.examples import Examples, encode_pair, make_examples
+from bertjax.errors import UsageError, quoted
+from bertjax.inference.loaded_model import LoadedModel
+from bertjax.tasks.embedding.sentence_embedder import SentenceEmbedder
 from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, MULTILABEL, TAGS
 from bertjax.utils.io import reject_utf16, unix_newlines
 
@@ -19,8 +21,9 @@ logger = logging.getLogger(__name__)
 
 # Texts of one example, such as a question, a pair of texts, or a context and its endings (multiple choice).
 Texts = tuple[str, ...]
+Text = str | Texts
 
-_STDIN = "-"
+STDIN = "-"
 # Separator of texts in a line: the two texts of a pair, or a context and its endings.
 PAIR_SEPARATOR = " ||| "
 _UTF8_BOM = b"\xef\xbb\xbf"
@@ -47,6 +50,39 @@ def encode_row(ids: Sequence[list[int]], vocabulary: Vocabulary, truncation: Tru
     truncation.total += 1
     truncation.truncated += sum(map(len, ids)) > vocabulary.room(truncation.seq_len, len(ids))
     return encode_pair(first, second, truncation.seq_len, vocabulary)
+
+
+def as_tuples(texts: Iterable[Text]) -> Iterator[Texts]:
+    """Returns an iterator over the texts, each as a tuple of str."""
+    if isinstance(texts, str):
+        raise UsageError(f"texts must be a list, such as ['a film'], not {quoted(texts)}")
+    return ((text,) if isinstance(text, str) else tuple(text) for text in texts)
+
+
+def tokenize(
+    model: LoadedModel,
+    texts: Iterable[Text],
+    truncation: TruncationCount,
+    prompt: str = "",
+    embedder: SentenceEmbedder | None = None,
+) -> Examples:
+    """Tokenizes texts and pairs as rows with [CLS] and [SEP], as `embedder` does if it is set.
+
+    Special tokens in a text are kept as single tokens. `prompt` is put before each text, or the first text of a pair.
+    """
+    vocabulary = model.vocabulary
+    inputs = [(prompt + first, *second) for first, *second in as_tuples(texts)]
+    if embedder and embedder.lower_case:
+        inputs = [tuple(lower(part, vocabulary) for part in parts) for parts in inputs]
+    ids_of_parts = iter(model.tokenizer.encode_all_with_special([part for parts in inputs for part in parts]))
+    rows = []
+    for parts in inputs:
+        ids = list(itertools.islice(ids_of_parts, len(parts)))
+        if embedder and len(ids) > 1:
+            room = vocabulary.room(truncation.seq_len, num_texts=2)
+            ids[0] = ids[0][: first_len(len(ids[0]), len(ids[1]), room)]
+        rows.append(encode_row(ids, vocabulary, truncation))
+    return make_examples(rows, {})
 
 
 def lower(text: str, vocabulary: Vocabulary) -> str:
@@ -84,9 +120,9 @@ def read_texts(texts: Iterable[str], path: str | None) -> Iterator[str]:
     """
     if not path:
         return iter(texts)
-    name = "standard input" if path == _STDIN else path
+    name = "standard input" if path == STDIN else path
     try:
-        file: Any = sys.stdin.buffer if path == _STDIN else Path(path).expanduser().open("rb")
+        file: Any = sys.stdin.buffer if path == STDIN else Path(path).expanduser().open("rb")
         first_block = file.read1(_READ_BYTES)
     except OSError as error:
         raise UsageError(f"cannot read {name}: {error.strerror or error}; check the path") from error

@@ -40,7 +40,9 @@ from bertjax.training.workdir import CONFIG, RESULTS, is_converted
 logger = logging.getLogger(__name__)
 
 
-def load_model(path: str | Path, mesh: Mesh | None = None, lower_case: bool | None = None) -> LoadedModel:
+def load_model(
+    path: str | Path, mesh: Mesh | None = None, lower_case: bool | None = None, dtype: str | None = None
+) -> LoadedModel:
     """Loads a checkpoint of bertjax, Hugging Face or google-research/bert onto a device mesh.
 
     `bertjax.load` documents the arguments. A workdir stands for its best checkpoint, or for the newest one if no
@@ -50,11 +52,13 @@ def load_model(path: str | Path, mesh: Mesh | None = None, lower_case: bool | No
         mesh = _with_auto_axes(mesh)
     local = local_checkpoint(path)
     if detect_format(local) == BERTJAX and lower_case is None:
-        return _load_workdir(local, mesh)
-    checkpoint = read_checkpoint(local, lower_case)
-    for note in checkpoint.notes:
-        logger.info(note)
-    return _from_portable(checkpoint, str(path), mesh)
+        model = _load_workdir(local, mesh)
+    else:
+        checkpoint = read_checkpoint(local, lower_case)
+        for note in checkpoint.notes:
+            logger.info(note)
+        model = _from_portable(checkpoint, str(path), mesh)
+    return model if dtype is None else dataclasses.replace(model, config=dataclasses.replace(model.config, dtype=dtype))
 
 
 def _load_workdir(path: str, mesh: Mesh | None) -> LoadedModel:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh
 
 from bertjax.data.corpus.tokenizer import Tokenizer
@@ -17,6 +19,7 @@ from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
 from bertjax.model.encoder import make_encoder
 from bertjax.model.heads import EncoderModel, LmHead, build_model
+from bertjax.model.partitioning import resolve_layout
 from bertjax.tasks.embedding.sentence_embedder import SentenceEmbedder
 from bertjax.tasks.finetuning.output_layer import OutputLayer
 from bertjax.tasks.squad import SquadData
@@ -82,6 +85,19 @@ class LoadedModel:
         if seq_len is not None and not 8 <= seq_len <= max_len:
             raise UsageError(f"seq_len={seq_len} is out of range; use 8 to {max_len}")
         return max_len if seq_len is None else seq_len
+
+    def metadata(self) -> dict[str, Any]:
+        """Returns a JSON object of all settings that determine the hidden states of a text."""
+        digest = hashlib.sha256()
+        for path, array in sorted(flatten_dict(self.params["encoder"], sep="/").items()):
+            digest.update(f"{path} {array.dtype} {array.shape}".encode() + np.asarray(array).tobytes())
+        return {
+            "architecture": vars(self.config.architecture),
+            "dtype": resolve_layout(self.config).dtype,
+            "parameters_sha256": digest.hexdigest(),
+            "vocabulary_sha256": self.vocabulary.sha256,
+            "lower_case": self.vocabulary.lower_case,
+        }
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:

@@ -19,6 +19,8 @@ _VALUES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("output", "workdir", "destination", "predict output", "reproduce results"), ("out",)),
     **dict.fromkeys(("checkpoint", "source"), ("{pretrained}",)),
     **{"input": ("text:{files}/text.txt",), "predictions": ("{predictions}",), "texts": ("bana [MASK]",), "config": ()},
+    "encode input": ("{files}/text.txt",),
+    "encode pooling": ("mean",),
     **{"table number": ("5",), "table results": ("{reproduced}",), "reproduce config": ("{table}/table.py",)},
     **{"ensemble checkpoint": ("{glue}", "{glue2}"), "predict checkpoint": ("{glue}",), "predict texts": ()},
     **{"prepare vocab_size": ("70",), "bench step steps": ("1",), "bench input seconds": ("0.1",)},

@@ -24,6 +24,7 @@ SCENES: dict[str, tuple[str, ...]] = {
     "prepare by two": (*PREPARE[:-1], "--input=text:{files}/text.txt.xz", "--vocab={files}/vocab.txt", "--workers=2"),
     "convert to huggingface": ("convert", "{pretrained}", "out", "--format=huggingface"),
     "features": ("features", "--checkpoint={huggingface}", "bana", "ke ||| lo", "--output=out"),
+    "encode": ("encode", "--checkpoint={huggingface}", "--input={files}/text.txt", "--pooling=mean", "--output=out"),
     "predict": ("predict", "--checkpoint={glue}", "--output=out"),
 }
 # These commands are killed more often, because they have more intermediate states.

@@ -200,6 +200,12 @@ class Tokenizer:
         """Encodes a text, and keeps special tokens in it, such as [MASK], as single tokens."""
         return list(chain.from_iterable(ids for _, _, ids in self._parts(text)))
 
+    def encode_all_with_special(self, texts: Sequence[str]) -> list[list[int]]:
+        """Returns `encode_with_special` of several texts. A `tokenizer.json` encodes them in parallel."""
+        if self.vocabulary.kind == TOKENIZER_JSON:
+            return self.encode_all(texts)
+        return [self.encode_with_special(text) for text in texts]
+
     def encode_word(self, word: str) -> list[int]:
         """Encodes a word of a sentence that is split already, as if it followed a space."""
         return self.encode_with_special(f" {word}" if self.missing_prefix else word)
