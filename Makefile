@@ -91,7 +91,7 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.installed-parity: $(VENV)/.installed-dev
-	$(INSTALL) ".[dev,parity,beam,notebooks]"
+	$(INSTALL) ".[dev,parity,onnx,beam,notebooks]"
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

@@ -135,11 +135,12 @@ class Pretrained:
         return Pretrained(with_params_and_output_layer(self._loaded, params, kind, names))
 
     def save(self, path: str | Path, format: str = BERTJAX, overwrite: bool = False) -> None:
-        """Saves the model as a folder in the format of bertjax or Hugging Face.
+        """Saves the model as a folder in the format of bertjax, Hugging Face or sentence-transformers.
 
         Args:
           path: folder to write; it appears only when it is complete.
-          format: `bertjax` (a workdir, for example for `--init_from`) or `huggingface`.
+          format: `bertjax` (a workdir, for example for `--init_from`), `huggingface`, or `sentence_transformers`, which
+            adds mean pooling to a model without modules of sentence-transformers.
           overwrite: whether to replace a checkpoint at `path`.
 
         Raises:

@@ -15,6 +15,7 @@ import bertjax
 from bertjax.config.mesh import MeshConfig
 from bertjax.convert.convert import convert
 from bertjax.data.finetuning.examples import make_examples
+from bertjax.errors import UsageError
 from bertjax.inference.encode import encode_batches, pack_batches
 from bertjax.inference.loaded_model import InferenceDefaults, LoadedModel
 from bertjax.model.config import LSTM
@@ -234,6 +235,27 @@ def test_vectors_equal_those_of_sentence_transformers(pretrained, tmp_path):
     bert.save(tmp_path / "saved", format="huggingface")
     saved = sentence_transformers.SentenceTransformer(str(tmp_path / "saved"), device="cpu")
     np.testing.assert_allclose(saved.encode(texts, prompt="it is "), expected, atol=1e-6)
+
+
+def test_a_model_without_modules_is_saved_with_mean_pooling(bert, tmp_path, log_lines):
+    sentence_transformers = pytest.importorskip(
+        "sentence_transformers", reason="needs sentence-transformers: pip install -e '.[parity]'"
+    )
+    bert.save(tmp_path / "saved", format="sentence_transformers")
+    assert any("no modules of sentence-transformers; wrote mean pooling" in line for line in log_lines)
+    texts = [text for text in TEXTS if text]
+    saved = sentence_transformers.SentenceTransformer(str(tmp_path / "saved"), device="cpu").encode(texts)
+    np.testing.assert_allclose(saved, bert.encode(texts, pooling="mean").pooled, atol=1e-5)
+    np.testing.assert_allclose(bertjax.load(tmp_path / "saved").encode(texts).pooled, saved, atol=1e-5)
+
+
+def test_a_classifier_is_not_saved_as_a_sentence_transformer(bert, tmp_path):
+    width = bert.architecture.hidden_size
+    layer = {"kernel": np.zeros((width, 2)), "bias": np.zeros(2)}
+    params = {**{name: bert.params[name] for name in ("encoder", "pooler")}, "classifier": layer}
+    classifier = bert.replace(params, CLASSES, ["no", "yes"])
+    with pytest.raises(UsageError, match="has an output layer; use the format huggingface"):
+        classifier.save(tmp_path / "saved", format="sentence_transformers")
 
 
 def test_mask_token_in_a_text_becomes_the_mask_id(bert):

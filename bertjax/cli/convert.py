@@ -1,4 +1,4 @@
-"""`bertjax convert`: conversion of checkpoints between formats."""
+"""`bertjax convert` and `bertjax export`: conversion of checkpoints to other formats."""
 
 import argparse
 
@@ -16,12 +16,12 @@ from bertjax.utils.terminal import show
         "destination folder, which must not exist unless --overwrite is set, or hf:ORG/NAME to upload",
         metavar="DST",
     ),
-    option("--format", "format of DST: bertjax or huggingface (default: bertjax, or huggingface for an upload)"),
+    option("--format", "bertjax, huggingface or sentence_transformers (default: bertjax; for an upload, huggingface)"),
     case_options("keep case and accents (default: as SRC says)", "convert text to lower case (default: as SRC says)"),
     flag("--overwrite", "replace an earlier conversion or upload"),
 )
 def convert(args: argparse.Namespace) -> None:
-    """Converts a checkpoint of bertjax, Hugging Face or TensorFlow 1 to the format of bertjax or Hugging Face."""
+    """Converts a checkpoint of bertjax, Hugging Face or TensorFlow 1 to another format."""
     from bertjax.convert.convert import BERTJAX, HUGGINGFACE, upload
     from bertjax.convert.convert import convert as run
 
@@ -31,4 +31,18 @@ def convert(args: argparse.Namespace) -> None:
         show(upload(args.source, args.destination, args.overwrite))
         return
     run(args.source, args.destination, args.format or BERTJAX, args.overwrite, args.lower_case)
+    show(args.destination)
+
+
+@command(
+    "bertjax export runs/topic topic.onnx\n  bertjax export runs/topic topic.stablehlo",
+    option("source", CHECKPOINT_HELP, metavar="SRC"),
+    option("destination", "FILE.onnx or FILE.stablehlo; must not exist without --overwrite", metavar="FILE"),
+    flag("--overwrite", "replace an existing file"),
+)
+def export(args: argparse.Namespace) -> None:
+    """Exports a checkpoint to ONNX or StableHLO with its tokenizer, and compares the outputs with bertjax."""
+    from bertjax.inference.export import export as run
+
+    run(args.source, args.destination, args.overwrite)
     show(args.destination)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from bertjax.cli.bench import bench_input, bench_step
-from bertjax.cli.convert import convert
+from bertjax.cli.convert import convert, export
 from bertjax.cli.doctor import doctor
 from bertjax.cli.features import encode, features, fill_mask
 from bertjax.cli.inspect import describe, inspect
@@ -32,7 +32,8 @@ COMMANDS = {
     **{"prepare": prepare, "inspect": inspect, "describe": describe, "train": train, "sweep": sweep},
     **{"reproduce": reproduce, "table": table, "evaluate": evaluate, "predict": predict, "ensemble": ensemble},
     **{"submission": submission, "fill_mask": fill_mask, "features": features, "encode": encode, "mine": mine},
-    **{"convert": convert, "plan": plan, "bench step": bench_step, "bench input": bench_input, "doctor": doctor},
+    **{"convert": convert, "export": export, "plan": plan},
+    **{"bench step": bench_step, "bench input": bench_input, "doctor": doctor},
 }
 _MAX_MESSAGE_CHARACTERS = 2000
 

@@ -1,4 +1,4 @@
-"""Reading of checkpoints in any format, and their conversion to the formats of bertjax and Hugging Face."""
+"""Reading of checkpoints in any format, and their conversion to the formats of `WRITERS`."""
 
 import contextlib
 import json
@@ -30,7 +30,8 @@ from bertjax.utils.process_pool import process_pool
 logger = logging.getLogger(__name__)
 
 BERTJAX, HUGGINGFACE, TENSORFLOW = "bertjax", "huggingface", "tensorflow"
-WRITERS = {BERTJAX: write_workdir, HUGGINGFACE: huggingface.write}
+EMBEDDER = "sentence_transformers"
+WRITERS = {BERTJAX: write_workdir, HUGGINGFACE: huggingface.write, EMBEDDER: huggingface.write_embedder}
 _HEADS = {POOLER: "pooler", MASKED_LM: "masked-LM head", NEXT_SENTENCE: "next-sentence head"}
 # Files that a conversion may overwrite, by the file that identifies their format.
 _REPLACEABLE = {ORIGIN: WORKDIR_FILES, huggingface.CONFIG: huggingface.FILES}
@@ -153,7 +154,7 @@ def save(
     # A copy in bertjax's format keeps the next-sentence head, which `evaluate` needs.
     left_out = {*checkpoint.untrained} - {NEXT_SENTENCE if fmt == BERTJAX else ""}
     # In transformers, only ELECTRA has the head that detects replaced tokens.
-    left_out |= {DISCRIMINATOR} if fmt == HUGGINGFACE and checkpoint.config.model_type != "electra" else set()
+    left_out |= {DISCRIMINATOR} if fmt != BERTJAX and checkpoint.config.model_type != "electra" else set()
     for name in [name for name in params if name.split("/")[0] in left_out]:
         del params[name]
     with atomic_folder(target, overwrite, "checkpoint", _REPLACEABLE) as folder:

@@ -226,6 +226,18 @@ def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
     return [*notes, *write_tokenizer(checkpoint.vocabulary, checkpoint.config, folder)]
 
 
+def write_embedder(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
+    """Writes a Hugging Face folder with modules of sentence-transformers, by default mean pooling; see `write`."""
+    if checkpoint.output_kind or (checkpoint.embedder and checkpoint.embedder.refusal):
+        reason = checkpoint.embedder.refusal if checkpoint.embedder else "the checkpoint has an output layer"
+        raise UsageError(f"{reason}; use the format huggingface")
+    if checkpoint.embedder:
+        return write(checkpoint, folder)
+    embedder = sentence_transformers.mean_embedder(checkpoint.config.hidden_size, checkpoint.config.max_row_tokens)
+    notes = write(dataclasses.replace(checkpoint, embedder=embedder), folder)
+    return ["no modules of sentence-transformers; wrote mean pooling", *notes]
+
+
 def _copy_code(source: Path, hf_config: dict[str, Any], folder: Path) -> list[str]:
     """Copies a model's custom code, and the config field `auto_map`, which names the code. Returns notes."""
     auto_map = read_object(source / CONFIG, optional=True).get("auto_map") or {}

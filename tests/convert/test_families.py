@@ -18,7 +18,8 @@ from bertjax.convert.families import FAMILIES
 from bertjax.convert.family import export_params
 from bertjax.convert.modernbert import MODERNBERT
 from bertjax.convert.output_kinds import OUTPUT_KINDS
-from bertjax.data.corpus.vocabulary import SPECIAL_PIECES
+from bertjax.data.corpus.vocabulary import SPECIAL_PIECES, load_vocabulary
+from bertjax.inference import export
 from bertjax.model.encoder import Encoder
 from bertjax.model.heads import DiscriminatorHead, LmHead
 
@@ -148,6 +149,24 @@ def test_hidden_states_and_logits_equal_those_of_transformers(name, head, tmp_pa
     architecture = json.loads((tmp_path / "ours" / "config.json").read_text())["architectures"]
     # A masked-LM head without parameters does not show in the arrays.
     assert architecture == [type(model).__name__] or (not head and not checkpoint.config.has_lm_head_params)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("suffix", [".stablehlo", ".onnx"])
+def test_every_family_is_exported(name, suffix, tmp_path, monkeypatch):
+    if suffix == ".onnx":
+        pytest.importorskip("onnxscript", reason="needs ONNX: pip install -e '.[onnx]'")
+    tokens = [*(f"[{token}]" for token in ("CLS", "PAD", "SEP", "UNK", "MASK")), *map(chr, range(97, 123))]
+    tokens += [*(f"##{token}" for token in tokens[5:]), ",", ".", "1"]
+    (tmp_path / "vocab.txt").write_text("\n".join(tokens))
+    vocabulary = load_vocabulary(tmp_path / "vocab.txt")
+    for head in ("", "ForMaskedLM", "ForSequenceClassification"):
+        folder = tmp_path / f"model{head}"
+        random_model(name, head).save_pretrained(folder)
+        checkpoint = dataclasses.replace(huggingface.read(folder), vocabulary=vocabulary)
+        monkeypatch.setattr(export, "read_checkpoint", lambda _, checkpoint=checkpoint: checkpoint)
+        export.export(str(folder), str(tmp_path / f"model{head}{suffix}"))
 
 
 @pytest.mark.parametrize("pad_id", [PAD_ID, 7])

@@ -24,7 +24,7 @@ POOLING_FIELDS = {
 # Activations of `Dense` by their class in `torch.nn`, with its default arguments.
 ACTIVATIONS: dict[str, Callable] = {
     "Identity": lambda x: x,
-    "Tanh": np.tanh,
+    "Tanh": lambda x: x.__array_namespace__().tanh(x),
     "ReLU": jax.nn.relu,
     "GELU": lambda x: jax.nn.gelu(x, approximate=False),
     "Sigmoid": jax.nn.sigmoid,
@@ -78,7 +78,7 @@ def _dense(x: np.ndarray, config: Mapping[str, Any], arrays: Mapping[str, np.nda
     A residual connection between different widths has `residual.weight` [out, in].
     """
     outputs = x @ arrays["linear.weight"].T + arrays.get("linear.bias", np.float32(0))
-    outputs = np.asarray(ACTIVATIONS[activation_name(config)](outputs))
+    outputs = x.__array_namespace__().asarray(ACTIVATIONS[activation_name(config)](outputs))
     if not config.get("use_residual"):
         return outputs
     residual = arrays.get("residual.weight")
@@ -86,11 +86,12 @@ def _dense(x: np.ndarray, config: Mapping[str, Any], arrays: Mapping[str, np.nda
 
 
 def _normalize(x: np.ndarray, config: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), _MIN_NORM)
+    xp = x.__array_namespace__()
+    return x / xp.maximum(xp.linalg.norm(x, axis=-1, keepdims=True), _MIN_NORM)
 
 
 def _layer_norm(x: np.ndarray, config: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    deviation = np.sqrt(x.var(axis=-1, keepdims=True) + _LAYER_NORM_EPSILON)
+    deviation = (x.var(axis=-1, keepdims=True) + _LAYER_NORM_EPSILON) ** 0.5
     return (x - x.mean(axis=-1, keepdims=True)) / deviation * arrays["norm.weight"] + arrays["norm.bias"]
 
 

@@ -4,6 +4,7 @@
 pooling from sentence-transformers. Formats of versions 2 to 6 are read, and written for versions 5 and 6.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -105,12 +106,19 @@ def read(folder: AnyPath, config: ModelConfig, is_workdir: bool = False) -> Sent
         return SentenceEmbedder(refusal=f"cannot use the modules of {folder}: {type(error).__name__}: {error}")
 
 
+def mean_embedder(hidden_size: int, max_seq_len: int) -> SentenceEmbedder:
+    """Returns the modules that sentence-transformers uses for a folder without modules: mean pooling."""
+    mean = {"word_embedding_dimension": hidden_size, POOLING_FIELDS["mean"]: True}
+    return SentenceEmbedder((Pooling(mean, ("mean",)),), hidden_size, max_seq_len)
+
+
 def _read(folder: AnyPath, hidden_size: int, max_positions: int, is_workdir: bool) -> SentenceEmbedder:
     if not (folder / MODULES).exists():
-        mean = {"word_embedding_dimension": hidden_size, POOLING_FIELDS["mean"]: True}
-        pooling = _read_pooling(folder / _OLD_POOLING) if is_workdir else Pooling(mean, ("mean",))
-        limit = _max_seq_len((), folder, max_positions)
-        return SentenceEmbedder((pooling,), len(pooling.modes) * hidden_size, limit)
+        embedder = mean_embedder(hidden_size, _max_seq_len((), folder, max_positions))
+        if not is_workdir:
+            return embedder
+        pooling = _read_pooling(folder / _OLD_POOLING)
+        return dataclasses.replace(embedder, modules=(pooling,), width=len(pooling.modes) * hidden_size)
     (first, transformer), *others = _module_folders(folder)
     if first != "Transformer":
         raise UsageError(f"{folder / MODULES} starts with the module {first}; bertjax supports only Transformer")
