@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 def train(args: argparse.Namespace) -> None:
     """Trains a model, or resumes training from the last checkpoint of the workdir."""
     from bertjax.convert.huggingface import export_problem
+    from bertjax.inference.guide import add_guide_vectors
     from bertjax.training.cached_features import build_training_task
     from bertjax.training.checkpoint_config import complete
     from bertjax.training.multihost import exit_on_host_error
@@ -43,6 +44,7 @@ def train(args: argparse.Namespace) -> None:
         # With `feature_head.features` and a single process, this also runs the frozen encoder once over the data and
         # caches its output.
         task = build_training_task(config, init_from)
+        add_guide_vectors(task)
         if problem := export_problem(task.objective.model.config):
             logger.info(f"checkpoints of this run cannot be exported: {problem}")
         steps = parse_steps(args.profile)

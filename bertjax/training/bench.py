@@ -21,6 +21,7 @@ from bertjax.data.schema import is_token, synthetic_batch
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.model.flops import peak_flops_per_second
 from bertjax.model.partitioning import resolve_layout
+from bertjax.tasks.embedding.task import EmbedTask
 from bertjax.tasks.finetuning.task import FinetuningTask
 from bertjax.tasks.objectives.step_cost import ATTENTION_FRACTION, TOKEN_FRACTION
 from bertjax.tasks.pretraining import PretrainingTask
@@ -44,6 +45,8 @@ def benchmark_batch(task: Task) -> tuple[NumpyBatch, int]:
     if isinstance(task, FinetuningTask) and task.train_examples is not None:
         step = task.order.typical_step()
         return make_batch(task.train_examples, *task.order.batch(step), SINGLE_SHARD), step
+    if isinstance(task, EmbedTask) and task.files:
+        return next(task.train_batches(0, SINGLE_SHARD)), 0
     return synthetic_batch(task.objective.schema, task.axis_sizes()), 0
 
 

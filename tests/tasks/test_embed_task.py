@@ -137,6 +137,8 @@ def test_a_published_embedder_is_evaluated_and_trained_with_its_pooling(pretrain
     [
         ("train={}/lists.jsonl,columns=q+texts", {}),
         ("train={}/pairs.tsv+{}/pairs.tsv", {"embed.chunk": 8, "embed.dims": "(16, 4)"}),
+        ("train={}/pairs.tsv,loss=gist", {"data.guide": "{}/run"}),
+        ("train={}/pairs.tsv,loss=distill_vectors", {"data.guide": "{}/run", "embed.dense": 8}),
         ("train={}/sts.tsv,loss=cosent", {}),
         ("train={}/sts.tsv,loss=cosine", {"embed.pooling": "cls", "embed.normalize": "false"}),
         ("train={}/nli.tsv,scored=premise+hypothesis+label,loss=softmax", {"embed.pooling": "last"}),
@@ -145,14 +147,14 @@ def test_a_published_embedder_is_evaluated_and_trained_with_its_pooling(pretrain
     ],
 )
 @pytest.mark.slow
-def test_each_loss_trains_on_its_files(arguments, fields, files, letters, tmp_path):
+def test_each_loss_trains_on_its_files(arguments, fields, files, run, letters, tmp_path):
     results = train(
         f"embed.py:{arguments.replace('{}', str(files))}",
         tmp_path / "run",
         letters,
         steps=2,
         data__batch_size=8,
-        **{name.replace(".", "__"): value for name, value in fields.items()},
+        **{name: str(value).replace("{}", str(files)) for name, value in fields.items()},
     )
     assert results["step"] == 2
 

@@ -29,6 +29,7 @@ class TextExamples:
       keys: hashes of the texts, int64 [N, C], equal for equal texts; -1 for missing texts.
       rows: arrays [N, ...] by name, such as `labels`.
       weight: share of the training steps, relative to the weights of the other files.
+      strings: the texts themselves, "" for missing texts; empty if no guide model needs them.
     """
 
     name: str
@@ -37,6 +38,7 @@ class TextExamples:
     keys: np.ndarray
     rows: dict[str, np.ndarray]
     weight: float = 1.0
+    strings: Sequence[str] = ()
 
     def __len__(self) -> int:
         return len(self.keys)

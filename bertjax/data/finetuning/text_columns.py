@@ -100,7 +100,8 @@ def read_examples(
                 f"; {count:,} {'anchors' if is_query else 'other texts'} have {limit} or more tokens, the maximum"
             )
     keys = np.array([[text_key(text) for text in values] for values in texts], np.int64)
-    return TextExamples(stats.file, make_examples(sequences, {}), width, keys, arrays), names
+    strings = [text for values in texts for text in values]
+    return TextExamples(stats.file, make_examples(sequences, {}), width, keys, arrays, strings=strings), names
 
 
 def text_key(text: str) -> int:

@@ -108,7 +108,8 @@ class EmbedTask(Task):
             self.read_stats.append(stats)
             examples, names = read_examples(rows, texts, label, loss.label, self._encoder, stats)
             classes.append(names)
-            self.files.append(dataclasses.replace(examples, weight=file.weight or len(examples)))
+            strings = examples.strings if loss.needs_guide else ()
+            self.files.append(dataclasses.replace(examples, weight=file.weight or len(examples), strings=strings))
         if any(names != classes[0] for names in classes):
             raise UsageError("the training files have different classes; use the same classes in each")
         if loss.in_batch_negatives and any(file.num_columns < 2 for file in self.files):
@@ -183,16 +184,24 @@ class EmbedTask(Task):
                     "occur in too many other rows; use a smaller batch, or fewer rows with the same text"
                 )
 
+    @property
+    def vector_width(self) -> int:
+        """Number of components of a vector."""
+        return self.objective.model.dense or self.objective.model.config.hidden_size
+
     def add_guide(self, vectors: Sequence[np.ndarray]) -> None:
-        """Adds the vectors of a guide model: for each file, float32 [N * C, E], in the order of rows and columns."""
+        """Adds the vectors of a guide model to the training batches: for each file, float32 [N, C, E]."""
         self.files = [
-            dataclasses.replace(file, rows={**file.rows, "guide": array.reshape(len(file), file.num_columns, -1)})
+            dataclasses.replace(file, rows={**file.rows, "guide": array}, strings=())
             for file, array in zip(self.files, vectors, strict=True)
         ]
+        self.data_hash = self._hash()
 
     def train_batches(self, start_step: int, shard: DataShard) -> Iterator[NumpyBatch]:
         if not self.files:
             yield from super().train_batches(start_step, shard)
+        if self.config.loss.needs_guide and "guide" not in self.files[0].rows:
+            raise UsageError(f"loss={self.config.embed.loss} needs vectors of the guide; use `bertjax train`")
         for step in range(start_step, self.total_steps):
             file, indices = self.order.batch(step)
             yield train_batch(self.files[file], indices, self._batching, shard)
@@ -267,7 +276,7 @@ class EmbedTask(Task):
             "texts": columns,
             "documents": columns - 1,
             "example_texts": columns,
-            "guide_width": model.dense or model.config.hidden_size,
+            "guide_width": self.vector_width,
             "labels": columns - 1,
             "pieces": model.config.vocab_size,
             "classes": 2,
