@@ -4,10 +4,12 @@
     python tests/benchmarks/encode.py --texts sentences.txt --rounds 3
 
 Both encode the same texts with the published all-MiniLM-L6-v2. transformers gets batches of 32 texts, sorted by length
-and padded to the longest. Each measurement runs in a separate process, and excludes imports and loading.
+and padded to the longest. Each measurement runs in a separate process, and excludes imports and loading. With
+`--systems`, also times bertjax in bfloat16 and sentence-transformers with its default batches.
 """
 
 import argparse
+import functools
 import sys
 import time
 
@@ -16,14 +18,14 @@ from measuring import parser_of, run
 from published import published_checkpoint
 
 
-def encode_bertjax(texts: list[str]) -> np.ndarray:
+def encode_bertjax(texts: list[str], dtype: str = "float32") -> np.ndarray:
     """Returns the embeddings of bertjax [N, D], and prints the seconds."""
     import bertjax
 
-    bert = bertjax.load(published_checkpoint())
+    bert = bertjax.load(published_checkpoint(), dtype=dtype)
     start = time.perf_counter()
     vectors = bert.encode(texts, pooling="mean").pooled
-    print(f"bertjax {time.perf_counter() - start:.2f} s")
+    print(f"bertjax {dtype} {time.perf_counter() - start:.2f} s")
     return vectors
 
 
@@ -48,13 +50,30 @@ def encode_transformers(texts: list[str]) -> np.ndarray:
     return vectors
 
 
-SYSTEMS = {"bertjax": encode_bertjax, "transformers": encode_transformers}
+def encode_sentence_transformers(texts: list[str]) -> np.ndarray:
+    """Returns the normalized embeddings of sentence-transformers [N, D], and prints the seconds."""
+    import sentence_transformers
+
+    model = sentence_transformers.SentenceTransformer(published_checkpoint(), device="cpu")
+    start = time.perf_counter()
+    vectors = model.encode(texts)
+    print(f"sentence-transformers {time.perf_counter() - start:.2f} s")
+    return vectors
+
+
+SYSTEMS = {
+    "bertjax": encode_bertjax,
+    "transformers": encode_transformers,
+    "bfloat16": functools.partial(encode_bertjax, dtype="bfloat16"),
+    "sentence_transformers": encode_sentence_transformers,
+}
 
 
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--texts", required=True, help="file with one text per line")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=["bertjax", "transformers"])
     parser.add_argument("--system", choices=SYSTEMS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.system:
@@ -62,7 +81,7 @@ def main() -> None:
             SYSTEMS[args.system]([line.rstrip("\n") for line in file])
         return
     for _ in range(args.rounds):
-        for system in SYSTEMS:
+        for system in args.systems:
             print(run(sys.executable, __file__, "--texts", args.texts, "--system", system)[0], end="", flush=True)
 
 
