@@ -36,6 +36,8 @@ from bertjax.tasks.task import NumpyBatch, Task
 _ROW_LEN = 512
 # Number of first batches from which the cost of a step is estimated.
 _COST_BATCHES = 4
+# Maximum number of row lengths in evaluations.
+_EVAL_LENGTHS = 4
 # Share of rows without a place in a batch that is worth a note.
 _NOTED_SHARE = 0.01
 _MIN_NORM = 1e-12
@@ -128,7 +130,7 @@ class EmbedTask(Task):
 
     def _set_schedule(self) -> None:
         config, data = self.config, self.config.data
-        self.batch_sizes = (self._eval_batching.batch_size // self._eval_batching.examples_per_row,)
+        self.batch_sizes = (data.eval_batch_size,)
         self.num_eval_batches = -(-len(self.eval_texts) // data.eval_batch_size)
         metrics = [name for each in self.eval_sets for name in each.metrics]
         self.best_metric = Metric(config.select_by or metrics[0]) if metrics else None
@@ -159,9 +161,11 @@ class EmbedTask(Task):
 
     @property
     def _eval_batching(self) -> Batching:
-        size = self.config.data.eval_batch_size
-        per_row = math.gcd(size, self.config.data.examples_per_row)
-        return dataclasses.replace(self._batching, batch_size=size, examples_per_row=per_row)
+        # Texts of a batch have similar lengths, so do not pack them. Compile the encoder for few row lengths.
+        data, bucket = self.config.data, max(1, self.config.data.bucket)
+        longest = max(data.seq_len, data.query_len)
+        bucket *= math.ceil(longest / bucket / _EVAL_LENGTHS)
+        return Batching(data.eval_batch_size, bucket if data.bucket else 0, longest)
 
     @functools.cached_property
     def _tokenized_eval_texts(self) -> Examples:
