@@ -23,7 +23,6 @@ SCENES: dict[str, tuple[str, ...]] = {
     "prepare": (*PREPARE, "--input=text:{files}/text.txt"),
     "prepare by two": (*PREPARE[:-1], "--input=text:{files}/text.txt.xz", "--vocab={files}/vocab.txt", "--workers=2"),
     "convert to huggingface": ("convert", "{pretrained}", "out", "--format=huggingface"),
-    "export": ("export", "{pretrained}", "out/model.stablehlo", "--overwrite"),
     "features": ("features", "--checkpoint={huggingface}", "bana", "ke ||| lo", "--output=out"),
     "encode": ("encode", "--checkpoint={huggingface}", "--input={files}/text.txt", "--pooling=mean", "--output=out"),
     "predict": ("predict", "--checkpoint={glue}", "--output=out"),

@@ -67,9 +67,11 @@ def xla_attention(
     """Computes softmax(Q K^T / sqrt(head size)) V with the softmax in float32. Implements `AttentionFn`."""
     query = query * query.shape[-1] ** -0.5
     has_dropout = dropout_rate > 0 and dropout_key is not None
-    if mask.window and query.shape[1] > 2 * mask.window and not has_dropout:
+    # The length is symbolic in exports, and then the blocks below have no size.
+    length = query.shape[1] if isinstance(query.shape[1], int) else 0
+    if mask.window and length > 2 * mask.window and not has_dropout:
         return _attend_in_blocks(query, key, value, mask)
-    if query.shape[1] >= _LONG_ROW and mask.direction == "both" and not (mask.window or has_dropout):
+    if length >= _LONG_ROW and mask.direction == "both" and not (mask.window or has_dropout):
         return _attend_by_queries(query, key, value, mask.sequence_ids)
     logits = einsum("BLHK,BMHK->BHLM", query, key).astype(jnp.float32)
     ids = mask.sequence_ids
