@@ -70,8 +70,8 @@ def test_search_holds_one_block_of_products(monkeypatch):
     shapes = []
     merge = search._merge
     monkeypatch.setattr(search, "_merge", lambda *args: shapes.append((len(args[2]), len(args[3]))) or merge(*args))
-    nearest(np.ones((1500, 1), np.float32), np.ones((9000, 1), np.float32), 2)
-    assert shapes == [(1024, 8192), (1024, 808), (476, 8192), (476, 808)]
+    nearest(np.ones((1500, 1), np.float32), np.ones((33000, 1), np.float32), 2)
+    assert shapes == [(1024, 32768), (1024, 232), (476, 32768), (476, 232)]
 
 
 def test_accuracy_counts_equal_texts_as_one_document():
