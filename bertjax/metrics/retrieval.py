@@ -6,12 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from bertjax.data.finetuning.retrieval import Judgments, RetrievalData
+from bertjax.data.finetuning.retrieval import Judgments
 from bertjax.errors import UsageError
-from bertjax.metrics.nearest import nearest
 from bertjax.utils.terminal import progress_bar
-
-logger = logging.getLogger(__name__)
 
 # Scores of the retrieved documents, by query id and document id.
 Rankings = Mapping[str, Mapping[str, float]]
@@ -30,10 +27,12 @@ def retrieval_scores(rankings: Rankings, judgments: Judgments) -> dict[str, floa
 
 def _query_scores(ranking: Mapping[str, float], grades: Mapping[str, int]) -> dict[str, float]:
     order = sorted(ranking, key=lambda document: (np.float32(ranking[document]), document), reverse=True)
-    gains = [max(0, grades.get(document, 0)) for document in order[:100]]
+    gains = [max(0, grades.get(document, 0)) for document in order[:_DEPTH]]
     ideal = sorted((grade for grade in grades.values() if grade > 0), reverse=True)
     num_relevant = max(1, len(ideal))
     return {
+        "accuracy_at_1": float(any(gains[:1])),
+        "accuracy_at_10": float(any(gains[:10])),
         "ndcg_at_10": _discounted(gains[:10]) / (_discounted(ideal[:10]) or 1),
         "mrr_at_10": next((1 / rank for rank, gain in enumerate(gains[:10], 1) if gain), 0.0),
         "recall_at_10": np.count_nonzero(gains[:10]) / num_relevant,
@@ -45,24 +44,6 @@ def _discounted(gains: Sequence[int]) -> float:
     return sum(gain / math.log2(rank + 1) for rank, gain in enumerate(gains, 1))
 
 
-def evaluate_retrieval(data: RetrievalData, queries: np.ndarray, documents: np.ndarray) -> dict[str, float]:
-    """Returns `retrieval_scores` of vectors, float32 [Q, D] and [N, D], in the order of `data`."""
-    ids, rankings = list(data.documents), {}
-    for query, scores, indices in zip(data.queries, *nearest(queries, documents, _DEPTH), strict=True):
-        rankings[query] = {ids[index]: float(score) for index, score in zip(indices, scores, strict=True)}
-    return retrieval_scores(rankings, data.judgments)
-
-
-def evaluate_bm25(data: RetrievalData) -> dict[str, float]:
-    """Returns `retrieval_scores` of BM25 with the prefix `bm25_`, or logs how to install bm25s and returns {}."""
-    try:
-        rankings = bm25(data.documents, data.queries, _DEPTH)
-    except UsageError as error:
-        logger.warning(f"no BM25 baseline: {error}")
-        return {}
-    return {f"bm25_{name}": score for name, score in retrieval_scores(rankings, data.judgments).items()}
-
-
 def bm25(documents: Mapping[str, str], queries: Mapping[str, str], count: int) -> Rankings:
     """Returns at most `count` documents per query that share a word with it, ranked by BM25. Texts are given by id.
 
@@ -72,6 +53,7 @@ def bm25(documents: Mapping[str, str], queries: Mapping[str, str], count: int) -
         import bm25s
     except ImportError as error:
         raise UsageError("bm25s is not installed; pip install 'bertjax[retrieval]'") from error
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # It prints debug messages.
     ids, rankings = list(documents), {}
     words = bm25s.tokenize(list(documents.values()), return_ids=False, show_progress=False)
     if not any(words):
@@ -85,16 +67,3 @@ def bm25(documents: Mapping[str, str], queries: Mapping[str, str], count: int) -
             rankings[query] = {ids[i]: float(score) for i, score in zip(indices, scores, strict=True) if score > 0}
             bar.update()
     return rankings
-
-
-def accuracy_at(
-    anchors: np.ndarray, positives: np.ndarray, texts: Sequence[str], ranks: Sequence[int] = (1, 10)
-) -> dict[str, float]:
-    """Returns, for each rank, the fraction of anchors whose positive is among so many nearest distinct positives.
-
-    `anchors` and `positives` are unit vectors, float32 [N, D], and `texts` are the N texts of the positives.
-    """
-    _, rows, own = np.unique(np.array(texts, object), return_index=True, return_inverse=True)
-    _, indices = nearest(anchors, positives[rows], max(ranks))
-    is_own = indices == own[:, None]
-    return {f"accuracy_at_{rank}": float(is_own[:, :rank].any(axis=1).mean()) for rank in ranks}
