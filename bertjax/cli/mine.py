@@ -15,6 +15,7 @@ from bertjax.utils.terminal import show
 logger = logging.getLogger(__name__)
 # Names of prompts, as in `encode_query` and `encode_document` of sentence-transformers.
 _QUERY_PROMPTS, _DOCUMENT_PROMPTS = ("query",), ("document", "passage", "corpus")
+_POSITIVE = number(int, at_least=1)
 
 
 @command(
@@ -25,18 +26,9 @@ _QUERY_PROMPTS, _DOCUMENT_PROMPTS = ("query",), ("document", "passage", "corpus"
     option("--anchor", "name of the column with anchors, such as questions", default="anchor"),
     option("--positive", "name of the column with positives, such as answers", default="positive"),
     option("--corpus", "more documents: a file with one text per line, or BEIR's corpus.jsonl", metavar="FILE"),
-    option("--negatives", "number of negatives per row", type=number(int, at_least=1), default=1),
-    option(
-        "--first_rank",
-        "first rank of a negative; rank 1 is the nearest document that is not a positive of the anchor",
-        type=number(int, at_least=1),
-        default=1,
-    ),
-    option(
-        "--last_rank",
-        "last rank of a negative (default: as many ranks as --negatives, or 10 times as many with --margin)",
-        type=number(int, at_least=1),
-    ),
+    option("--negatives", "number of negatives per row", type=_POSITIVE, default=1),
+    option("--first_rank", "first rank of a negative; positives of the anchor have no rank", type=_POSITIVE, default=1),
+    option("--last_rank", "last rank (default: as many ranks as --negatives; with --margin, 10 times)", type=_POSITIVE),
     option(
         "--margin",
         "minimum difference between the cosines of the anchor's least similar positive and of a negative",
@@ -46,7 +38,7 @@ _QUERY_PROMPTS, _DOCUMENT_PROMPTS = ("query",), ("document", "passage", "corpus"
 def mine(args: argparse.Namespace) -> None:
     """Adds hard negatives to pairs: for each anchor, the nearest documents that are not its positives."""
     from bertjax.api import AUTO, Pretrained
-    from bertjax.data.finetuning.retrieval import read_corpus
+    from bertjax.data.finetuning.retrieval import read_texts_by_id
     from bertjax.data.finetuning.tables import table_format, write_table
     from bertjax.inference.encode import MEAN
     from bertjax.inference.inputs import read_texts
@@ -62,7 +54,7 @@ def mine(args: argparse.Namespace) -> None:
     logger.info(stats.summary())
     texts = [text for positives in pairs.values() for text in positives]
     if args.corpus and Path(args.corpus).suffix == ".jsonl":
-        corpus, stats = read_corpus(Path(args.corpus))
+        corpus, stats = read_texts_by_id(Path(args.corpus))
         logger.info(stats.summary())
         texts += corpus.values()
     else:

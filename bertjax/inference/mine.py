@@ -46,11 +46,10 @@ def hard_negatives(
       documents: float32 [N, D], vectors of distinct texts.
       positives: for each anchor, the indices of its positives in `documents`.
       count: maximum number of negatives.
-      first_rank: first rank of a negative; rank 1 is the nearest document that is not a positive of the anchor.
-      last_rank: last rank of a negative.
+      first_rank, last_rank: ranks of negatives. Rank 1 is the nearest document that is not a positive of the anchor.
       margin: minimum difference between the cosines of the anchor's least similar positive and of a negative.
     """
-    anchors, documents = _normalize(anchors), _normalize(documents)
+    anchors, documents = (x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12) for x in (anchors, documents))
     with progress_bar("mine", len(anchors), " anchors") as bar:
         for start in range(0, len(anchors), _ANCHORS_PER_BLOCK):
             block = slice(start, start + _ANCHORS_PER_BLOCK)
@@ -63,7 +62,3 @@ def hard_negatives(
                 chosen = ranked[cosines[ranked] + margin <= own_cosines.min()][:count]
                 yield indices[chosen], cosines[chosen], own_cosines
                 bar.update()
-
-
-def _normalize(vectors: np.ndarray) -> np.ndarray:
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)

@@ -6,25 +6,17 @@ import numpy as np
 
 from bertjax.utils.terminal import progress_bar
 
-# A block of inner products takes 32 MB. On a CPU, larger blocks are not faster.
-_QUERIES, _DOCUMENTS = 1024, 8192
+# A block of inner products takes 128 MB. Blocks of 32 MB take 1.2 times as long on two cores.
+_QUERIES, _DOCUMENTS = 1024, 32768
 
 
 def nearest(
     queries: np.ndarray, documents: np.ndarray, count: int, progress: bool = True
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the `count` documents with the largest inner products for each query, largest first.
+    """Returns inner products, float32 [Q, K], and indices, int32 [Q, K], of the nearest documents, nearest first.
 
-    Equal inner products are ordered by index. Besides arguments and results, the memory does not depend on Q and N.
-
-    Args:
-      queries: float32 [Q, D].
-      documents: float32 [N, D].
-      count: number of documents per query, K. If N is smaller, K is N.
-      progress: whether to show a progress bar.
-
-    Returns:
-      Inner products, float32 [Q, K], and indices of documents, int32 [Q, K].
+    `queries` [Q, D] and `documents` [N, D] are float32, and K is the lower of `count` and N. Equal inner products are
+    ordered by index. Besides arguments and results, the memory does not depend on Q and N.
     """
     scores = np.full((len(queries), min(count, len(documents))), -np.inf, np.float32)
     indices = np.zeros(scores.shape, np.int32)

@@ -27,7 +27,7 @@ def retrieval_scores(rankings: Rankings, judgments: Judgments) -> dict[str, floa
 
 def _query_scores(ranking: Mapping[str, float], grades: Mapping[str, int]) -> dict[str, float]:
     order = sorted(ranking, key=lambda document: (np.float32(ranking[document]), document), reverse=True)
-    gains = [max(0, grades.get(document, 0)) for document in order[:100]]
+    gains = [max(0, grades.get(document, 0)) for document in order[:_DEPTH]]
     ideal = sorted((grade for grade in grades.values() if grade > 0), reverse=True)
     num_relevant = max(1, len(ideal))
     return {

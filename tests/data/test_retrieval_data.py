@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bertjax.data.finetuning.retrieval import read_corpus, read_retrieval
+from bertjax.data.finetuning.retrieval import read_retrieval, read_texts_by_id
 from bertjax.errors import UsageError
 
 CORPUS = [
@@ -42,7 +42,7 @@ def test_reader_joins_titles_and_counts_what_it_does_not_use(folder):
     assert "1 with an empty text (first: line 4)" in corpus and "3 rows read, 3 used" in queries
     assert "4 rows read, 3 used" in qrels and "1 skipped of queries that queries.jsonl lacks (first: line 5)" in qrels
     assert "1 of documents that corpus.jsonl lacks, not retrieved (first: line 3)" in qrels
-    assert read_corpus(folder() / "corpus.jsonl")[0] == data.documents
+    assert read_texts_by_id(folder() / "corpus.jsonl")[0] == data.documents
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,8 @@ class RetrievalData:
 def read_retrieval(folder: str | Path, split: str = "test") -> RetrievalData:
     """Reads a folder in BEIR's format. Raises a UsageError if no judgment is of a known query and document."""
     folder = Path(folder).expanduser()
-    documents, document_stats = read_corpus(folder / "corpus.jsonl")
-    queries, query_stats = _read_texts(folder / "queries.jsonl", ("_id", "text"))
+    documents, document_stats = read_texts_by_id(folder / "corpus.jsonl")
+    queries, query_stats = read_texts_by_id(folder / "queries.jsonl", ("_id", "text"))
     path = folder / "qrels" / f"{split}.tsv"
     stats = ReadStats(str(path))
     judgments: dict[str, dict[str, int]] = {}
@@ -54,12 +54,8 @@ def read_retrieval(folder: str | Path, split: str = "test") -> RetrievalData:
     return RetrievalData(documents, {query: queries[query] for query in judgments}, judgments, notes)
 
 
-def read_corpus(path: Path) -> tuple[dict[str, str], ReadStats]:
-    """Returns the documents of BEIR's `corpus.jsonl`, texts by id: title, space, text."""
-    return _read_texts(path, ("_id", "title", "text"))
-
-
-def _read_texts(path: Path, columns: Sequence[str]) -> tuple[dict[str, str], ReadStats]:
+def read_texts_by_id(path: Path, columns: Sequence[str] = ("_id", "title", "text")) -> tuple[dict[str, str], ReadStats]:
+    """Reads `corpus.jsonl`, or a file with an id and other columns, which are joined by a space."""
     texts: dict[str, str] = {}
     stats = ReadStats(str(path))
     for row in read_table(path, columns, stats, keep_short=True):
