@@ -11,6 +11,7 @@ from preparing import run
 
 from bertjax.data.corpus import readers
 from bertjax.errors import BertjaxError, UsageError
+from bertjax.tasks.embedding.config import EmbedData
 
 STORIES = ["The cat sat. It slept.", "", "A dog\0 ran.\n\nIt stopped.", "Birds sing."]
 
@@ -70,3 +71,15 @@ def test_missing_datasets_library_is_an_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UsageError, match="cannot import datasets"):
         readers.find_sources(["hf:org/stories:train"])
+
+
+def test_columns_of_a_dataset_are_rows_of_an_embedder_and_rows_with_null_are_skipped(hub):
+    rows = ({"q": "a", "a": "b", "x": 1}, {"q": "c", "a": None, "x": 2}, {"q": "d", "a": "e", "x": 3})
+    hub.push("datasets/org/pairs", {"train.jsonl": lines(*rows)})
+    data = EmbedData(train_file="hf:org/pairs:train")
+    read, stats = data.read_rows(data.train_file, ("q", "a"))
+    assert [(row.line, row.fields) for row in read] == [(1, {"q": "a", "a": "b"}), (3, {"q": "d", "a": "e"})]
+    assert stats.read == 3 and stats.skipped["with null"]["rows"] == 1
+    assert data.has_columns("hf:org/pairs:train", ("q", "x")) and not data.has_columns("hf:org/pairs:train", ("z",))
+    with pytest.raises(UsageError, match="no column 'z'; its columns are q, a, x"):
+        next(data.read_rows(data.train_file, ("z",))[0])
