@@ -125,6 +125,8 @@ def test_blocks_of_anchors_do_not_change_the_result(monkeypatch):
     rng = np.random.default_rng(0)
     anchors, documents = (rng.normal(size=(rows, 8)).astype(np.float32) for rows in (40, 60))
     positives = [[index, *range(40, 40 + index % 7)] for index in range(40)]
+    # An anchor with many positives, which are nearer than all other documents.
+    positives[3], documents[40:] = [*range(40, 60)], anchors[3] + documents[40:] / 100
 
     def mined():
         found = mining.hard_negatives(anchors, documents, positives, 3, 2, 6)
