@@ -29,9 +29,11 @@ def model_card(repository: str, workdir: epath.Path | None, checkpoint: Portable
     config, results, data = (read_object(workdir / name, optional=True) if workdir else {} for name in files)
     source = (data.get("init_from") or {}).get("source", "")
     pretrained = "fill-mask" if MASKED_LM in checkpoint.modules else "feature-extraction"
-    output_kind = checkpoint.output_kind
+    output_kind, library = checkpoint.output_kind, "transformers"
+    if checkpoint.embedder and not checkpoint.embedder.refusal:
+        library, pretrained = "sentence-transformers", "sentence-similarity"
     header = ModelCardData(
-        library_name="transformers",
+        library_name=library,
         pipeline_tag=OUTPUT_KINDS[output_kind].pipeline if output_kind else pretrained,
         base_model=hub.parse(source)[0] if source else None,
         tags=["bert", "bertjax"],

@@ -18,6 +18,7 @@ from bertjax.cli import main as cli
 from bertjax.convert import huggingface
 from bertjax.convert.model_card import model_card
 from bertjax.errors import BertjaxError, UsageError
+from bertjax.tasks.embedding.sentence_embedder import SentenceEmbedder
 from bertjax.training.workdir import pinned_address
 from bertjax.utils import hub
 
@@ -221,6 +222,9 @@ def test_card_of_an_encoder_that_bertjax_did_not_train(pretrained):
     card = model_card("me/encoder", None, dataclasses.replace(checkpoint, params=encoder))
     assert "pipeline_tag: feature-extraction" in card and "BERT, 2 layers, hidden size 16, " in card
     assert "tokens, converted by bertjax." in card
+    embedder = dataclasses.replace(checkpoint, params=encoder, embedder=SentenceEmbedder())
+    card = model_card("me/embedder", None, embedder)
+    assert "library_name: sentence-transformers" in card and "pipeline_tag: sentence-similarity" in card
 
 
 def test_failed_upload_adds_no_commit(server, pretrained, tmp_path, capsys):
