@@ -2,20 +2,18 @@
 
 import dataclasses
 import hashlib
-import json
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from bertjax.data.corpus.tokenizer import Tokenizer
-from bertjax.data.finetuning.cells import is_missing, read_list, sort_labels
+from bertjax.data.finetuning.cells import read_list, sort_labels
 from bertjax.data.finetuning.examples import encode_pair, make_examples
 from bertjax.data.finetuning.labeled_text import Target
 from bertjax.data.finetuning.tables import ReadStats, Row
 from bertjax.data.finetuning.text_batches import TextExamples
-from bertjax.errors import UsageError, quoted
+from bertjax.errors import UsageError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,32 +118,20 @@ def _text(row: Row, column: str, stats: ReadStats) -> str:
 
 def _read_label(row: Row, column: str, kind: str, num_documents: int, stats: ReadStats) -> Any:
     """Returns a class name, or a list of numbers, or None if the label is missing."""
-    if kind != "scores":
-        names = Target(column, ()).names(row, stats)
-        return None if names is None else names[0] if kind == "class" else [_number(names[0], row, column, stats)]
-    cell = row.fields[column]
-    values = read_list(cell)
-    if values is None:
-        if is_missing(cell.strip()):
-            return None
-        values = [cell]
-    numbers = [_number(value, row, column, stats) for value in values]
-    if len(numbers) == num_documents - 1:
+    target = Target(column, ())
+    if kind == "class":
+        return next(iter(target.names(row, stats) or []), None)
+    items = read_list(row.fields[column]) if kind == "scores" else None
+    cells = [row.fields[column]] if items is None else [*map(str, items)]
+    numbers = [target.read(dataclasses.replace(row, fields={column: cell}), stats) for cell in cells]
+    if None in numbers:
+        return None
+    if kind == "scores" and len(numbers) == num_documents - 1:
         # Margins between the positive and each negative, as in sentence-transformers.
         numbers = [0.0, *(-number for number in numbers)]
-    if len(numbers) != num_documents:
+    if len(numbers) != (num_documents if kind == "scores" else 1):
         raise UsageError(
             f"{stats.file} line {row.line}: {column} has {len(numbers)} scores for {num_documents} documents; write "
             "one score per document, or the margin of each negative"
         )
     return numbers
-
-
-def _number(value: Any, row: Row, column: str, stats: ReadStats) -> float:
-    try:
-        number = float(value if not isinstance(value, str) else json.loads(value))
-        if math.isfinite(number):
-            return number
-    except (ValueError, TypeError):
-        pass
-    raise UsageError(f"{stats.file} line {row.line}: {column} is {quoted(value)}, not a number; correct the value")
