@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from bertjax.config.fields import from_config_dict
+from bertjax.config.optimizer import OptimizerConfig
 from bertjax.data.finetuning.tables import HUB_PREFIX, ReadStats, Row, column_names, hub_columns, read_hub, read_table
 from bertjax.errors import UsageError
 from bertjax.model.config import AUTO, LSTM
@@ -19,6 +20,11 @@ from bertjax.utils.sections import Section, bounded
 
 # Poolings by their names in sentence-transformers.
 POOLINGS = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
+# Fields that an initial checkpoint sets if they have their default.
+_EMBED_FIELDS = ("pooling", "normalize", "dense", "dense_activation")
+_DATA_FIELDS = ("seq_len", "query_len", "query_prompt", "document_prompt")
+# Default of `data.seq_len` for models that are not embedders.
+_SEQ_LEN = 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +61,8 @@ class EmbedData(FinetuningData):
       retrieval: folder in BEIR's format to evaluate: `corpus.jsonl`, `queries.jsonl` and `qrels/SPLIT.tsv`.
       retrieval_split: name of the file in `qrels`.
       guide: checkpoint of the model whose vectors guide the losses `gist` and `distill_vectors`.
+      seq_len: maximum tokens of a text, including special tokens (default: 0, the limit of the initial checkpoint if it
+        is an embedder, else 128).
       query_len: maximum tokens of an anchor or query (default: 0, `seq_len`).
       query_prompt, document_prompt: text before each anchor or query, and before each other text (default: the prompts
         of the initial checkpoint, or none).
@@ -72,6 +80,7 @@ class EmbedData(FinetuningData):
     retrieval: str = ""
     retrieval_split: str = "test"
     guide: str = ""
+    seq_len: int = bounded(0, at_least=0)
     query_len: int = bounded(0, at_least=0)
     query_prompt: str = AUTO
     document_prompt: str = AUTO
@@ -105,6 +114,12 @@ class EmbedData(FinetuningData):
                 "only some of config.data.sources have a weight; set a weight above 0 for each, or for none"
             )
         return files
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Maximum tokens of an anchor, and of another text."""
+        length = self.seq_len or _SEQ_LEN
+        return self.query_len or length, length
 
     @property
     def prompts(self) -> dict[str, str]:
@@ -185,6 +200,8 @@ class EmbedConfig(FinetuningConfig):
 
     task: str = "embed"
     epochs: int = 1
+    # The bias correction matters in short runs.
+    optimizer: OptimizerConfig = OptimizerConfig(name="adamw", learning_rate=2e-5, warmup_steps=-1)
     embed: EmbedOptions = EmbedOptions()
     data: EmbedData = EmbedData()
 
@@ -215,23 +232,21 @@ class EmbedConfig(FinetuningConfig):
 
     def with_checkpoint(self, workdir: AnyPath) -> "EmbedConfig":
         """Returns the config with the pooling, normalization, dense layer and prompts of an initial checkpoint."""
-        embed, data = self.embed, self.data
         saved = read_object(workdir / "config.json", optional=True)
         if saved.get("task") == self.task:
-            fields, prompts = saved["embed"], {name: saved["data"][f"{name}_prompt"] for name in data.prompts}
-            fields = {name: fields[name] for name in ("pooling", "normalize", "dense", "dense_activation")}
+            values = {**saved["data"], **saved["embed"]}
         else:
             embedder = sentence_transformers.read(workdir, self.model, is_workdir=True) or SentenceEmbedder()
-            fields, prompts = _modules(embedder, workdir, embed), embedder.prompts
-        if embed.dense:  # A new dense layer.
-            fields |= {"dense": embed.dense, "dense_activation": embed.dense_activation}
-        fixed = {name for name in ("pooling", "normalize") if getattr(embed, name) != AUTO}
-        changes = {name: value for name, value in fields.items() if name not in fixed}
-        unset = [name for name in data.prompts if getattr(data, f"{name}_prompt") == AUTO]
-        texts: dict[str, Any] = {f"{name}_prompt": prompts.get(name) or "" for name in unset}
-        return dataclasses.replace(
-            self, embed=dataclasses.replace(embed, **changes), data=dataclasses.replace(data, **texts)
-        )
+            values = _fields(embedder, workdir, self.embed)
+        if self.embed.dense:  # A new dense layer.
+            values |= {"dense": self.embed.dense, "dense_activation": self.embed.dense_activation}
+        sections: dict[str, Any] = {}
+        for name, fields in (("embed", _EMBED_FIELDS), ("data", _DATA_FIELDS)):
+            section = getattr(self, name)
+            unset = {field for field in fields if getattr(section, field) == getattr(type(section), field)}
+            changes = {field: values[field] for field in unset & values.keys()}
+            sections[name] = dataclasses.replace(section, **changes)
+        return dataclasses.replace(self, **sections)
 
     def embedder(self, width: int, dense: dict[str, Any]) -> SentenceEmbedder:
         """Returns the modules after the encoder, for inference and export.
@@ -249,27 +264,25 @@ class EmbedConfig(FinetuningConfig):
             modules.append(Layer("Dense", {**sizes, "activation_function": activation}, arrays))
         if embed.normalize != "false":
             modules.append(Layer("Normalize", {}, {}))
-        max_seq_len = max(data.seq_len, data.query_len)
+        max_seq_len = max(data.lengths)
         return SentenceEmbedder(
             tuple(modules), embed.dense or width, max_seq_len, prompts=data.prompts, similarity="cosine"
         )
 
 
-def _modules(embedder: SentenceEmbedder, folder: AnyPath, embed: EmbedOptions) -> dict[str, Any]:
-    """Returns the fields of `EmbedOptions` for the modules of a published checkpoint."""
-    names = [module.name for module in embedder.modules]
-    pooling, *layers = embedder.modules or (Pooling({}, ("mean",)),)
-    modes = pooling.modes if isinstance(pooling, Pooling) else ()
+def _fields(embedder: SentenceEmbedder, folder: AnyPath, embed: EmbedOptions) -> dict[str, Any]:
+    """Returns the fields of `EmbedOptions` and `EmbedData` for the modules of a published checkpoint."""
+    pooling, *layers = embedder.modules or (Pooling({}, ("mean",)), Layer("Normalize", {}, {}))
+    modes = pooling.modes if isinstance(pooling, Pooling) and pooling.config.get("include_prompt", True) else ()
     is_known = len(modes) == 1 and modes[0] in POOLINGS and [layer.name for layer in layers] in ([], ["Normalize"])
-    if embedder.refusal or not is_known:
-        if AUTO in (embed.pooling, embed.normalize):
-            raise UsageError(
-                f"{folder} has the modules {', '.join(names) or embedder.refusal}, which cannot be trained; set "
-                "config.embed.pooling and config.embed.normalize to train without them"
-            )
-        return {}
-    has_modules = bool(embedder.modules)
-    return {
-        "pooling": POOLINGS[modes[0]],
-        "normalize": "true" if layers or not has_modules else "false",
-    }
+    prompts = {f"{name}_prompt": embedder.prompts.get(name) or "" for name in ("query", "document")}
+    values = {**prompts, "seq_len": embedder.max_seq_len}
+    if is_known and not (embedder.refusal or embedder.lower_case or embedder.truncate_dim):
+        return {**values, "pooling": POOLINGS[modes[0]], "normalize": "true" if layers else "false"}
+    if AUTO in (embed.pooling, embed.normalize):
+        names = ", ".join(module.name for module in embedder.modules)
+        raise UsageError(
+            f"{folder} has modules that cannot be trained ({embedder.refusal or names}); set config.embed.pooling and "
+            "config.embed.normalize to train without them"
+        )
+    return values

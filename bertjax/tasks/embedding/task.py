@@ -78,10 +78,9 @@ class EmbedTask(Task):
         if not data.vocabulary:
             raise UsageError("no vocabulary; use --init_from CKPT, or set --config.data.vocabulary=vocab.txt")
         self.vocabulary = open_vocabulary(data.vocabulary)
-        config.check_rows(max(data.seq_len, data.query_len), is_packed=True)
-        lengths = (data.query_len or data.seq_len, data.seq_len)
+        config.check_rows(max(data.lengths), is_packed=True)
         prompts = data.prompts
-        self._encoder = TextEncoder(Tokenizer(self.vocabulary), prompts["query"], prompts["document"], *lengths)
+        self._encoder = TextEncoder(Tokenizer(self.vocabulary), prompts["query"], prompts["document"], *data.lengths)
         classes = self._read_training_files() if train else []
         self.eval_sets, self.eval_texts, notes = read_eval_sets(data, self.read_stats)
         self.objective = self._make_objective(config.model_config(self.vocabulary.size), classes)
@@ -155,7 +154,7 @@ class EmbedTask(Task):
     @functools.cached_property
     def _batching(self) -> Batching:
         data = self.config.data
-        longest = max(data.seq_len, data.query_len)
+        longest = max(data.lengths)
         row_len = max(longest, min(_ROW_LEN, longest * data.examples_per_row))
         return Batching(data.batch_size, data.bucket, row_len, data.examples_per_row)
 
@@ -163,7 +162,7 @@ class EmbedTask(Task):
     def _eval_batching(self) -> Batching:
         # Texts of a batch have similar lengths, so do not pack them. Compile the encoder for few row lengths.
         data, bucket = self.config.data, max(1, self.config.data.bucket)
-        longest = max(data.seq_len, data.query_len)
+        longest = max(data.lengths)
         bucket *= math.ceil(longest / bucket / _EVAL_LENGTHS)
         return Batching(data.eval_batch_size, bucket if data.bucket else 0, longest)
 
@@ -276,7 +275,7 @@ class EmbedTask(Task):
         columns = max(2, len(data.columns)) if not self.config.loss.label else 2
         return {
             "rows": data.batch_size,
-            "length": (data.query_len or data.seq_len) + (columns - 1) * data.seq_len,
+            "length": data.lengths[0] + (columns - 1) * data.lengths[1],
             "texts": columns,
             "documents": columns - 1,
             "example_texts": columns,
