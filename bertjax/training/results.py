@@ -144,7 +144,9 @@ def log_results(values: dict[str, Any], before: dict[str, Any], baseline: dict[s
     if not values:
         return
     width = 2 + max(map(len, [*values, "held out"]))
-    logger.info(f"{'held out':<{width}}{'before' if before else '':>12}{'after':>12}{'baseline':>12}")
+    logger.info(
+        f"{'held out':<{width}}{'before' if before else '':>12}{'after' if before else 'value':>12}{'baseline':>12}"
+    )
     for name in values:
         sources = (before, values, baseline)
         columns = [f"{float(source[name]):.4f}" if name in source else "" for source in sources]
