@@ -5,16 +5,12 @@ import logging
 import math
 from collections import Counter
 from pathlib import Path
-from statistics import fmean
-from typing import Any
 
 from bertjax.cli.parser import CHECKPOINT, command, number, option
 from bertjax.errors import UsageError
 from bertjax.utils.terminal import show
 
 logger = logging.getLogger(__name__)
-# Names of prompts, as in `encode_query` and `encode_document` of sentence-transformers.
-_QUERY_PROMPTS, _DOCUMENT_PROMPTS = ("query",), ("document", "passage", "corpus")
 _POSITIVE = number(int, at_least=1)
 
 
@@ -37,20 +33,24 @@ _POSITIVE = number(int, at_least=1)
 )
 def mine(args: argparse.Namespace) -> None:
     """Adds hard negatives to pairs: for each anchor, the nearest documents that are not its positives."""
-    from bertjax.api import AUTO, Pretrained
+    import numpy as np
+
     from bertjax.data.finetuning.retrieval import read_texts_by_id
-    from bertjax.data.finetuning.tables import table_format, write_table
-    from bertjax.inference.encode import MEAN
+    from bertjax.data.finetuning.tables import ReadStats, read_table, table_format, write_table
+    from bertjax.data.finetuning.text_columns import read_pairs
     from bertjax.inference.inputs import read_texts
     from bertjax.inference.load import load_model
-    from bertjax.inference.mine import hard_negatives, read_pairs
+    from bertjax.inference.mine import hard_negatives
+    from bertjax.inference.vectors import encode_texts
 
     count, margin = args.negatives, -math.inf if args.margin is None else args.margin
-    last_rank = args.last_rank or args.first_rank - 1 + (count if args.margin is None else 10 * count)
-    if last_rank < args.first_rank - 1 + count:
-        raise UsageError(f"--last_rank={last_rank} is too low; use at least {args.first_rank - 1 + count}")
-    table_format(Path(args.output))
-    pairs, stats = read_pairs(Path(args.input), args.anchor, args.positive)
+    lowest = args.first_rank - 1 + count
+    last_rank = args.last_rank or (lowest if args.margin is None else args.first_rank - 1 + 10 * count)
+    if last_rank < lowest:
+        raise UsageError(f"--last_rank={last_rank} is too low; use at least {lowest}")
+    output, columns, stats = Path(args.output), (args.anchor, args.positive), ReadStats(args.input)
+    table_format(output)
+    pairs = read_pairs(read_table(Path(args.input), columns, stats), columns, stats)
     logger.info(stats.summary())
     texts = [text for positives in pairs.values() for text in positives]
     if args.corpus and Path(args.corpus).suffix == ".jsonl":
@@ -62,36 +62,30 @@ def mine(args: argparse.Namespace) -> None:
     documents = [text for text in dict.fromkeys(texts) if text.strip()]
     logger.info(f"{len(pairs):,} distinct anchors, {len(documents):,} distinct documents")
     model = load_model(args.checkpoint)
-    Path(args.output).parent.mkdir(parents=True, exist_ok=True)
-    prompts = model.embedder.prompts if model.embedder else {}
+    output.parent.mkdir(parents=True, exist_ok=True)
     if not model.embedder:
         logger.warning(f"{args.checkpoint} is not a sentence embedder; its vectors are means over all tokens")
-
-    def encode(texts: list[str], prompt_names: tuple[str, ...]) -> Any:
-        prompt = next((prompts[name] for name in prompt_names if name in prompts), None)
-        return Pretrained(model).encode(texts, AUTO if model.embedder else MEAN, prompt).pooled
-
-    vectors = encode(list(pairs), _QUERY_PROMPTS), encode(documents, _DOCUMENT_PROMPTS)
+    vectors = encode_texts(model, [*pairs], is_query=True), encode_texts(model, documents, is_query=False)
     positions = {text: position for position, text in enumerate(documents)}
     own = [[positions[text] for text in positives] for positives in pairs.values()]
-    mined = hard_negatives(*vectors, own, count, args.first_rank, last_rank, margin)
-    rows, numbers = [], Counter[int]()
-    positive_cosines, negative_cosines = [], []
-    for (anchor, positives), (indices, cosines, own_cosines) in zip(pairs.items(), mined, strict=True):
-        numbers[len(indices)] += 1
-        positive_cosines += own_cosines.tolist()
-        negative_cosines += cosines.tolist()
-        if len(indices) == count:
-            rows += [[anchor, positive, *(documents[index] for index in indices)] for positive in positives]
+    mined = [*hard_negatives(*vectors, own, count, args.first_rank, last_rank, margin)]
+    rows = [
+        [anchor, positive, *(documents[index] for index in indices)]
+        for (anchor, positives), (indices, _, _) in zip(pairs.items(), mined, strict=True)
+        if len(indices) == count
+        for positive in positives
+    ]
+    numbers = Counter(len(indices) for indices, _, _ in mined)
     found = ", ".join(f"{number} for {numbers[number]:,} anchors" for number in sorted(numbers)[::-1])
     if not rows:
         raise UsageError(
             f"too few negatives: {found}; lower --negatives, --first_rank or --margin, or raise --last_rank"
         )
-    means = f"{fmean(positive_cosines):.3f} of positives, {fmean(negative_cosines):.3f} of negatives"
+    negative_cosines, positive_cosines = (np.concatenate([row[i] for row in mined]) for i in (1, 2))
     logger.info(
-        f"negatives: {found}; mean cosine {means}; {len(rows):,} of {len(positive_cosines):,} pairs are complete"
+        f"negatives: {found}; mean cosine {positive_cosines.mean():.3f} of positives, {negative_cosines.mean():.3f} of "
+        f"negatives; {len(rows):,} of {len(positive_cosines):,} pairs are complete"
     )
     names = ["negative", *(f"negative_{number}" for number in range(2, count + 1))]
-    write_table(Path(args.output), [args.anchor, args.positive, *names], rows)
+    write_table(output, [*columns, *names], rows)
     show(args.output)

@@ -2,32 +2,13 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 
-from bertjax.data.finetuning.tables import ReadStats, read_table
-from bertjax.errors import UsageError
-from bertjax.metrics.nearest import nearest
+from bertjax.metrics.nearest import nearest, unit_rows
 from bertjax.utils.terminal import progress_bar
 
 _ANCHORS_PER_BLOCK = 1024
-
-
-def read_pairs(path: Path, anchor: str, positive: str) -> tuple[dict[str, dict[str, None]], ReadStats]:
-    """Returns the distinct positives of each distinct anchor, as ordered keys, from two columns of a table."""
-    pairs: dict[str, dict[str, None]] = {}
-    stats = ReadStats(str(path))
-    for row in read_table(path, (anchor, positive), stats):
-        texts = [row.fields[anchor], row.fields[positive]]
-        if not all(isinstance(text, str) and text.strip() for text in texts):
-            stats.skip("with an empty text or a list", row.line)
-            continue
-        pairs.setdefault(texts[0], {})[texts[1]] = None
-        stats.used += 1
-    if not pairs:
-        raise UsageError(f"{stats.summary()}; use a file with texts in the columns {anchor} and {positive}")
-    return pairs, stats
 
 
 def hard_negatives(
@@ -49,7 +30,7 @@ def hard_negatives(
       first_rank, last_rank: ranks of negatives. Rank 1 is the nearest document that is not a positive of the anchor.
       margin: minimum difference between the cosines of the anchor's least similar positive and of a negative.
     """
-    anchors, documents = (x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12) for x in (anchors, documents))
+    anchors, documents = unit_rows(anchors), unit_rows(documents)
     with progress_bar("mine", len(anchors), " anchors") as bar:
         for start in range(0, len(anchors), _ANCHORS_PER_BLOCK):
             block = slice(start, start + _ANCHORS_PER_BLOCK)

@@ -128,15 +128,15 @@ def fill_mask(model: LoadedModel, text: str, top: int) -> list[list[tuple[str, f
     return [[(decode([index]), float(row[index])) for index in np.argsort(-row)[:top]] for row in probs]
 
 
-def build_prediction_task(config: RunConfig) -> FinetuningTask | EmbedTask:
+def build_prediction_task(config: RunConfig) -> FinetuningTask:
     """Builds the task of a config. Raises a UsageError if the task makes no predictions."""
     task = build_task(config)
-    if not isinstance(task, (FinetuningTask, EmbedTask)) or not task.prediction_records():
+    if not isinstance(task, FinetuningTask) or not task.prediction_records():
         raise UsageError(f"the task {config.task} writes no prediction files; use `bertjax evaluate`")
     return task
 
 
-def create_output(task: FinetuningTask | EmbedTask, folder: str, columns: Sequence[str] = ()) -> None:
+def create_output(task: FinetuningTask, folder: str, columns: Sequence[str] = ()) -> None:
     """Creates the output folder. Raises a UsageError if `columns` are invalid."""
     for file_records in task.prediction_records() if columns else ():
         if file_records.read_columns is None:
@@ -151,7 +151,7 @@ def create_output(task: FinetuningTask | EmbedTask, folder: str, columns: Sequen
 
 
 def write_outputs(
-    task: FinetuningTask | EmbedTask,
+    task: FinetuningTask,
     outputs: list[dict[str, np.ndarray]],
     folder: str,
     logits: bool = False,

@@ -4,14 +4,14 @@ import dataclasses
 import functools
 import itertools
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bertjax.errors import UsageError, quoted
-from bertjax.inference.encode import POOLINGS, encode_batches, pool
+from bertjax.inference.encode import MEAN, POOLINGS, encode_batches, pool
 from bertjax.inference.features import METADATA, num_texts, texts_sha256, write_shards
 from bertjax.inference.inputs import Text, TruncationCount, as_tuples, tokenize
 from bertjax.inference.loaded_model import LoadedModel
@@ -119,6 +119,15 @@ class VectorEncoder:
             vectors.flush()
         shutil.rmtree(folder)
         return np.load(path, mmap_mode="r")
+
+
+def encode_texts(model: LoadedModel, texts: Sequence[str], is_query: bool) -> np.ndarray:
+    """Returns the vectors of N queries or documents, float32 [N, D], with the model's prompt for them, or its default.
+
+    Vectors of models that are not sentence embedders are means over all tokens.
+    """
+    pooling, prompt = (AUTO, model.embedder.prompt(is_query)) if model.embedder else (MEAN, None)
+    return VectorEncoder(model, pooling, resolve_prompt(model, pooling, prompt, None), len(texts)).encode(texts)
 
 
 def resolve_prompt(model: LoadedModel, pooling: str | None, prompt: str | None, prompt_name: str | None) -> str:

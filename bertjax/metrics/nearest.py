@@ -8,6 +8,12 @@ from bertjax.utils.terminal import progress_bar
 
 # A block of inner products takes 128 MB. Blocks of 32 MB take 1.2 times as long on two cores.
 _QUERIES, _DOCUMENTS = 1024, 32768
+_MIN_NORM = 1e-12
+
+
+def unit_rows(vectors: np.ndarray) -> np.ndarray:
+    """Scales vectors [N, D] to length 1. Vectors of zeros stay zeros."""
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), _MIN_NORM)
 
 
 def nearest(

@@ -5,7 +5,7 @@ import pytest
 
 from bertjax.data.finetuning.batches import NO_EXAMPLE, Batching
 from bertjax.data.finetuning.examples import make_examples
-from bertjax.data.finetuning.text_batches import MixedOrder, TextExamples, UniqueOrder, text_batches, train_batch
+from bertjax.data.finetuning.text_batches import MixedOrder, TextExamples, UniqueOrder, train_batch
 from bertjax.data.shard import SINGLE_SHARD, DataShard
 
 
@@ -101,16 +101,3 @@ def test_processes_build_the_parts_of_the_same_batch():
     parts = [train_batch(file, indices, batching, DataShard((part,), 2)) for part in range(2)]
     for name, array in whole.items():
         np.testing.assert_array_equal(array, np.concatenate([part[name] for part in parts]), name)
-
-
-def test_evaluation_batches_contain_every_text_once():
-    texts = examples(11, 1).texts
-    batches = [*text_batches(texts, Batching(4, 4, 16, 2), SINGLE_SHARD)]
-    found = np.concatenate([batch["example"] for batch in batches])
-    assert sorted(found[found != NO_EXAMPLE]) == [*range(11)]
-    for batch in batches:
-        for row, places in enumerate(batch["texts"]):
-            for place, text in enumerate(places):
-                if text != -1:
-                    (token,) = {*batch["input_ids"][row][batch["sequence_ids"][row] == place + 1].tolist()}
-                    assert token - 1 == batch["example"][text]

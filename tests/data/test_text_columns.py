@@ -41,7 +41,12 @@ def test_labels_are_scores_margins_or_classes(kind, value, expected, letters, tm
 
 @pytest.mark.parametrize(
     ("kind", "value", "message"),
-    [("score", "high", "not a number"), ("scores", [1, 2, 3], "3 scores for 2 documents"), ("scores", ["x"], "number")],
+    [
+        ("score", "high", "not a number"),
+        ("scores", [1, 2, 3], "3 scores for 2 documents"),
+        ("scores", ["x"], "number"),
+        ("scores", "[1 2]", "write a list"),
+    ],
 )
 def test_wrong_labels_are_refused_with_their_line(kind, value, message, letters, tmp_path):
     rows = [{"a": "x", "b": ["y", "z"], "score": value}]

@@ -14,6 +14,7 @@ import bertjax
 from bertjax.convert.convert import convert
 from bertjax.data.finetuning.tables import FORMATS, ReadStats, read_table
 from bertjax.inference import mine as mining
+from bertjax.inference.vectors import VectorEncoder
 
 WORDS = [f"w{letter}{number}" for letter in "abcdefgh" for number in range(9)]
 
@@ -195,8 +196,9 @@ def test_wrong_options_and_files_are_refused(embedder, tmp_path, capfd):
 
 
 def test_vectors_have_the_prompts_of_queries_and_documents(embedder, tmp_path, capfd, monkeypatch):
-    calls = []
-    encode = bertjax.Pretrained.encode
-    monkeypatch.setattr(bertjax.Pretrained, "encode", lambda *args: calls.append((args[1], args[3])) or encode(*args))
+    calls, encode = [], VectorEncoder.encode
+    monkeypatch.setattr(
+        VectorEncoder, "encode", lambda self, texts: calls.append((texts, self.prompt)) or encode(self, texts)
+    )
     mine(capfd, embedder, write_pairs(tmp_path / "pairs.tsv", [("a", "b"), ("c", "d")]), tmp_path / "hard.tsv")
     assert calls == [(["a", "c"], "a b "), (["b", "d"], "d ")]

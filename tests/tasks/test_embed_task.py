@@ -13,6 +13,10 @@ from finetuning_data import WORDS, write_tsv
 import bertjax
 from bertjax.cli import main as cli
 from bertjax.data.shard import SINGLE_SHARD
+from bertjax.tasks.embedding.config import EmbedData
+from bertjax.tasks.embedding.evaluation import read_eval_sets
+from bertjax.tasks.embedding.sentence_embedder import SentenceEmbedder
+from bertjax.tasks.finetuning.splits import evaluated_split
 from bertjax.training.parameters import load_params_on_host
 
 # Documents repeat the topic of their anchor; other words are noise.
@@ -197,6 +201,35 @@ def test_empty_texts_are_skipped_and_examples_of_one_text_are_left_out_with_a_no
     assert "2 skipped with an empty text" in notes and "are left out of each epoch" in notes
     batch = next(task.train_batches(0, SINGLE_SHARD))
     assert batch["weights"].sum() == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [('{"sentence1": ["a"], "sentence2": "b", "score": 1}', "line 1: sentence1 is a list"), ("{", "dev.jsonl")],
+)
+def test_files_that_cannot_be_evaluated_are_named(line, message, tmp_path):
+    (tmp_path / "dev.jsonl").write_text(f"{line}\n")
+    with pytest.raises(bertjax.UsageError, match=message):
+        read_eval_sets(EmbedData(dev_file=f"{tmp_path}/dev.jsonl"), [])
+
+
+@pytest.mark.parametrize(
+    ("prompts", "expected"),
+    [
+        ({"query": "q", "passage": "p", "document": "d"}, ["q", "d"]),
+        ({"query": "q", "passage": "p"}, ["q", "p"]),
+        ({"corpus": "c", "other": "o"}, [None, "c"]),
+    ],
+)
+def test_prompts_of_documents_have_several_names(prompts, expected):
+    embedder = SentenceEmbedder(prompts=prompts)
+    assert [embedder.prompt(is_query) for is_query in (True, False)] == expected
+
+
+def test_a_retrieval_folder_is_evaluation_data_and_a_training_file_is_not():
+    assert evaluated_split(EmbedData(retrieval="beir"), train=False) == "dev"
+    with pytest.raises(bertjax.UsageError, match="no evaluation data"):
+        evaluated_split(EmbedData(train_file="pairs.tsv"), train=False)
 
 
 def test_a_batch_may_be_larger_than_the_data(letters, tmp_path):

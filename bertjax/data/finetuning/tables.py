@@ -14,6 +14,7 @@ from typing import Any
 from bertjax.data.corpus.datasets import open_builder, open_hub, parse_dataset, read_errors, stored_rows
 from bertjax.errors import UsageError, listed
 from bertjax.utils.io import atomic_file, reject_utf16, unix_newlines
+from bertjax.utils.json_files import naming
 
 FORMATS = ("tsv", "csv", "jsonl")
 TFDS_PREFIX, HUB_PREFIX = "tfds:", "hf:"
@@ -126,7 +127,8 @@ def column_names(path: Path) -> list[str]:
     first = read_utf8(path).decode("utf-8", "replace").strip("\n").partition("\n")[0]
     file_format = table_format(path)
     if file_format == "jsonl":
-        return [*json.loads(first)]
+        with naming(path):
+            return [*json.loads(first)]
     return next(csv.reader([first], skipinitialspace=True), []) if file_format == "csv" else first.split("\t")
 
 

@@ -4,7 +4,7 @@ Each training batch is a pure function of (examples, seed, step).
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -76,27 +76,22 @@ class UniqueOrder:
 
     def _exchange(self, batches: np.ndarray) -> np.ndarray:
         """Moves examples between batches, so that each text occurs at most once in a batch."""
-        texts: list[set[int]] = []
+        texts: list[set[int]] = [set() for _ in batches]
         moved: list[int] = []
-        for batch in batches:
-            keys = self._keys[batch]  # [batch_size, C]
-            present: set[int] = set()
-            for place, example_keys in enumerate(keys.tolist()):
-                own = {key for key in example_keys if key != -1}
-                if batch[place] == NO_EXAMPLE:
-                    continue
-                if own & present:
+        for batch, present in zip(batches, texts, strict=True):
+            for place in np.flatnonzero(batch != NO_EXAMPLE):
+                own = {*self._keys[batch[place]].tolist()} - {-1}
+                if present.isdisjoint(own):
+                    present |= own
+                else:
                     moved.append(int(batch[place]))
                     batch[place] = NO_EXAMPLE
-                else:
-                    present |= own
-            texts.append(present)
+        free = [np.flatnonzero(batch == NO_EXAMPLE).tolist()[::-1] for batch in batches]
         for example in moved:
-            own = {key for key in self._keys[example].tolist() if key != -1}
-            for batch, present in zip(batches, texts, strict=True):
-                free = np.flatnonzero(batch == NO_EXAMPLE)
-                if len(free) and not own & present:
-                    batch[free[0]] = example
+            own = {*self._keys[example].tolist()} - {-1}
+            for batch, present, places in zip(batches, texts, free, strict=True):
+                if places and present.isdisjoint(own):
+                    batch[places.pop()] = example
                     present |= own
                     break
         return batches
@@ -112,12 +107,13 @@ class MixedOrder:
     """Order of the batches of several files. All examples of a batch are from one file.
 
     Attributes:
+      orders: order of the examples of each file.
       steps_per_epoch: number of steps in which each file, with equal weights, is read once.
     """
 
     def __init__(self, files: Sequence[TextExamples], batch_size: int, seed: int, unique: bool) -> None:
-        self._orders = [UniqueOrder(file.keys, batch_size, seed, unique) for file in files]
-        self.steps_per_epoch = sum(order.steps_per_epoch for order in self._orders)
+        self.orders = [UniqueOrder(file.keys, batch_size, seed, unique) for file in files]
+        self.steps_per_epoch = sum(order.steps_per_epoch for order in self.orders)
         weights = np.array([file.weight for file in files])
         self._shares = np.cumsum(weights) / weights.sum()
         self._seed = seed
@@ -127,68 +123,44 @@ class MixedOrder:
         """Returns the index of the file of each of the first `steps` steps, int64 [steps]."""
         if len(self._files) < steps:
             # Draw in powers of two. A longer run continues the draws of a shorter one.
-            draws = np.random.default_rng([self._seed, len(self._orders)]).random(1 << max(10, steps.bit_length()))
-            self._files = np.minimum(np.searchsorted(self._shares, draws, side="right"), len(self._orders) - 1)
+            draws = np.random.default_rng([self._seed, len(self.orders)]).random(1 << max(10, steps.bit_length()))
+            self._files = np.minimum(np.searchsorted(self._shares, draws, side="right"), len(self.orders) - 1)
         return self._files[:steps]
 
     def batch(self, step: int) -> tuple[int, np.ndarray]:
         """Returns the file of a step, and its example indices."""
         files = self.files(step + 1)
         file = int(files[step])
-        return file, self._orders[file].batch(int(np.count_nonzero(files[:step] == file)))
-
-    @property
-    def left_out(self) -> list[float]:
-        """For each file, the fraction of its first examples that fit into no batch."""
-        return [order.left_out for order in self._orders]
-
-
-def packed_texts(texts: Examples, indices: np.ndarray, batching: Batching, shard: DataShard) -> dict[str, np.ndarray]:
-    """Packs T texts with `indices` int64 [T], `NO_EXAMPLE` if missing, into rows, and returns this process's R rows.
-
-    Returns:
-      `input_ids`, `segment_ids`, `sequence_ids`, `position_ids`: int32 [R, L], see `make_batch`.
-      `texts`: int32 [R, K], for each sequence of a row, its index in `indices`, or -1.
-    """
-    lengths = np.where(indices == NO_EXAMPLE, 0, texts.lengths[indices])
-    places, length = pack_batch(lengths, dataclasses.replace(batching, batch_size=len(indices)))
-    places = np.where((places != NO_EXAMPLE) & (lengths[places] > 0), places, NO_EXAMPLE)
-    rows = make_batch(texts, np.where(places == NO_EXAMPLE, NO_EXAMPLE, indices[places]), length, shard)
-    batch = {name: rows[name] for name in _TOKEN_ARRAYS}
-    return {**batch, "texts": places[shard.rows(len(places))].astype(np.int32)}
+        return file, self.orders[file].batch(int(np.count_nonzero(files[:step] == file)))
 
 
 def train_batch(
     examples: TextExamples, indices: np.ndarray, batching: Batching, shard: DataShard
 ) -> dict[str, np.ndarray]:
-    """Builds this process's rows of a training batch with the examples `indices`, int64 [B].
+    """Builds this process's rows of a training batch with the examples `indices`, int64 [B], `NO_EXAMPLE` if unused.
 
-    Returns the arrays of `packed_texts`, in which text t belongs to example t // C of the batch, and:
+    Returns:
+      `input_ids`, `segment_ids`, `sequence_ids`, `position_ids`: int32 [R, L], rows of packed texts, see `make_batch`.
+      `texts`: int32 [R, K], for each sequence of a row, C times its example in the batch plus its column, or -1.
       `weights`: float32 [B], 0 if unused, otherwise 1.
       `document_weights`: float32 [B, C - 1], 0 for missing texts, otherwise 1.
       Arrays of `examples.rows`: [B, ...], 0 if unused.
     """
     used, columns = indices != NO_EXAMPLE, examples.num_columns
     keys = np.where(used[:, None], examples.keys[indices], -1)
-    texts = np.where(keys == -1, NO_EXAMPLE, indices[:, None] * columns + np.arange(columns))
+    texts = np.where(keys == -1, NO_EXAMPLE, indices[:, None] * columns + np.arange(columns)).ravel()
+    lengths = np.where(texts == NO_EXAMPLE, 0, examples.texts.lengths[texts])
+    places, length = pack_batch(lengths, dataclasses.replace(batching, batch_size=len(texts)))
+    places = np.where((places != NO_EXAMPLE) & (lengths[places] > 0), places, NO_EXAMPLE)
+    rows = make_batch(examples.texts, np.where(places == NO_EXAMPLE, NO_EXAMPLE, texts[places]), length, shard)
+    arrays = {name: values[indices] for name, values in examples.rows.items()}
+    for values in arrays.values():
+        values[~used] = 0
     own = shard.rows(len(indices))
-    arrays = {
-        name: np.where(used.reshape(-1, *(1,) * (values.ndim - 1)), values[indices], 0).astype(values.dtype)
-        for name, values in examples.rows.items()
-    }
     return {
-        **packed_texts(examples.texts, texts.ravel(), batching, shard),
+        **{name: rows[name] for name in _TOKEN_ARRAYS},
+        "texts": places[shard.rows(len(places))].astype(np.int32),
         "weights": used[own].astype(np.float32),
         "document_weights": (keys[own, 1:] != -1).astype(np.float32),
         **{name: values[own] for name, values in arrays.items()},
     }
-
-
-def text_batches(texts: Examples, batching: Batching, shard: DataShard) -> Iterator[dict[str, np.ndarray]]:
-    """Yields batches that contain every text once, shortest first: `packed_texts`, and `example`, int32 [T]."""
-    order = np.argsort(texts.lengths, kind="stable")
-    for start in range(0, len(order), batching.batch_size):
-        indices = order[start : start + batching.batch_size]
-        indices = np.pad(indices, (0, batching.batch_size - len(indices)), constant_values=NO_EXAMPLE)
-        example = indices[shard.rows(len(indices))].astype(np.int32)
-        yield {**packed_texts(texts, indices, batching, shard), "example": example}

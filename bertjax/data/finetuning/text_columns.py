@@ -18,13 +18,7 @@ from bertjax.errors import UsageError
 
 @dataclasses.dataclass(frozen=True)
 class TextEncoder:
-    """Tokenizes anchors and documents.
-
-    Attributes:
-      tokenizer: tokenizer of the model.
-      query_prompt, document_prompt: text before each anchor, and before each other text.
-      query_len, document_len: maximum tokens of an anchor, and of another text, including special tokens.
-    """
+    """Tokenizer of anchors and documents, with a prompt and a maximum number of tokens for each of the two."""
 
     tokenizer: Tokenizer
     query_prompt: str = ""
@@ -34,13 +28,12 @@ class TextEncoder:
 
     def encode(self, text: str, is_query: bool) -> dict[str, list[int]]:
         """Returns `input_ids` and `segment_ids` of a text, truncated."""
-        prompt, limit = self.settings(is_query)
+        prompt = self.query_prompt if is_query else self.document_prompt
         ids = self.tokenizer.encode_with_special(prompt + text)
-        return encode_pair(ids, None, limit, self.tokenizer.vocabulary)
+        return encode_pair(ids, None, self.max_tokens(is_query), self.tokenizer.vocabulary)
 
-    def settings(self, is_query: bool) -> tuple[str, int]:
-        """Returns prompt and maximum length of an anchor or of another text."""
-        return (self.query_prompt, self.query_len) if is_query else (self.document_prompt, self.document_len)
+    def max_tokens(self, is_query: bool) -> int:
+        return self.query_len if is_query else self.document_len
 
 
 def read_examples(
@@ -52,68 +45,68 @@ def read_examples(
     with an empty anchor or positive, or without a label, are skipped; empty negatives are missing texts. `label` is the
     column with labels of the `kind` that `EmbeddingLoss` describes.
     """
-    texts, labels = [], []
+    examples: list[list[str]] = []
+    labels: list[Any] = []
     for row in rows:
-        values = [_text(row, column, stats) for column in columns[:-1]]
-        last = row.fields[columns[-1]]
-        values += last if isinstance(last, list) else [_text(row, columns[-1], stats)]
-        if not all(isinstance(value, str) for value in values):
-            raise UsageError(f"{stats.file} line {row.line}: {columns[-1]} is a list with items that are not text")
-        values = [value.strip() for value in values]
-        if "" in values[:2]:
+        texts = _read_texts(row, columns, stats)
+        if "" in texts[:2]:
             stats.skip("with an empty text", row.line)
             continue
-        value = _read_label(row, label, kind, len(values) - 1, stats) if kind else None
+        value = _read_label(row, label, kind, len(texts) - 1, stats) if kind else None
         if kind and value is None:
             stats.skip("with an empty label", row.line)
             continue
-        texts.append(values)
+        examples.append(texts)
         labels.append(value)
-    stats.used = len(texts)
-    if not texts:
+    stats.used = len(examples)
+    if not examples:
         raise UsageError(f"{stats.file} has no usable rows; use a file with nonempty {' and '.join(columns[:2])}")
-    width = max(map(len, texts))
+    width = max(map(len, examples))
     names = sort_labels({*labels}) if kind == "class" else []
-    arrays: dict[str, np.ndarray] = {}
     if kind == "class":
         labels = [[names.index(value)] for value in labels]
-    if kind:
-        arrays["labels"] = np.array(
-            [[*value, *[0.0] * (width - 1 - len(value))] if kind == "scores" else value for value in labels], np.float32
-        )
-    texts = [[*values, *[""] * (width - len(values))] for values in texts]
-    empty: dict[str, list[int]] = {"input_ids": [], "segment_ids": []}
+    elif kind == "scores":
+        labels = _pad(labels, width - 1, 0.0)
+    arrays = {"labels": np.array(labels, np.float32)} if kind else {}
+    strings = [text for texts in _pad(examples, width, "") for text in texts]
+    no_tokens: dict[str, list[int]] = {"input_ids": [], "segment_ids": []}
     sequences = [
-        encoder.encode(text, is_query=column == 0) if text else empty
-        for values in texts
-        for column, text in enumerate(values)
+        encoder.encode(text, is_query=index % width == 0) if text else no_tokens for index, text in enumerate(strings)
     ]
-    for is_query, lengths in (
-        (True, sequences[::width]),
-        (False, [each for i, each in enumerate(sequences) if i % width]),
-    ):
-        limit = encoder.settings(is_query)[1]
-        if count := sum(len(each["input_ids"]) >= limit for each in lengths):
-            stats.columns += (
-                f"; {count:,} {'anchors' if is_query else 'other texts'} have {limit} or more tokens, the maximum"
-            )
-    keys = np.array([[text_key(text) for text in values] for values in texts], np.int64)
-    strings = [text for values in texts for text in values]
-    return TextExamples(stats.file, make_examples(sequences, {}), width, keys, arrays, strings=strings), names
+    texts = make_examples(sequences, {})
+    is_query = np.arange(len(strings)) % width == 0
+    for name, mask in (("anchors", is_query), ("other texts", ~is_query)):
+        limit = encoder.max_tokens(name == "anchors")
+        if count := np.count_nonzero(texts.lengths[mask] >= limit):
+            stats.columns += f"; {count:,} {name} have {limit} or more tokens, the maximum"
+    keys = np.array([*map(_text_key, strings)], np.int64).reshape(-1, width)
+    return TextExamples(stats.file, texts, width, keys, arrays, strings=strings), names
 
 
-def text_key(text: str) -> int:
+def _pad(rows: Sequence[list[Any]], width: int, padding: Any) -> list[list[Any]]:
+    return [[*row, *[padding] * (width - len(row))] for row in rows]
+
+
+def _text_key(text: str) -> int:
     """Returns a hash of a text, an integer of 63 bits, or -1 for an empty text."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1 if text else -1
 
 
-def _text(row: Row, column: str, stats: ReadStats) -> str:
+def text_cell(row: Row, column: str, stats: ReadStats) -> str:
+    """Returns the text of a cell. Raises a UsageError if it is a list."""
     value = row.fields[column]
-    if not isinstance(value, str):
-        raise UsageError(
-            f"{stats.file} line {row.line}: {column} is a list; only the last column may be a list of texts"
-        )
-    return value
+    if isinstance(value, str):
+        return value
+    raise UsageError(f"{stats.file} line {row.line}: {column} is a list; only the last column may be a list of texts")
+
+
+def _read_texts(row: Row, columns: Sequence[str], stats: ReadStats) -> list[str]:
+    """Returns the texts of a row without spaces at their ends. The last column may contain a list of texts."""
+    texts, last = [text_cell(row, column, stats) for column in columns[:-1]], row.fields[columns[-1]]
+    texts += last if isinstance(last, list) else [last]
+    if not all(isinstance(text, str) for text in texts):
+        raise UsageError(f"{stats.file} line {row.line}: {columns[-1]} is a list with items that are not text")
+    return [text.strip() for text in texts]
 
 
 def _read_label(row: Row, column: str, kind: str, num_documents: int, stats: ReadStats) -> Any:
@@ -121,7 +114,10 @@ def _read_label(row: Row, column: str, kind: str, num_documents: int, stats: Rea
     target = Target(column, ())
     if kind == "class":
         return next(iter(target.names(row, stats) or []), None)
-    items = read_list(row.fields[column]) if kind == "scores" else None
+    try:
+        items = read_list(row.fields[column]) if kind == "scores" else None
+    except ValueError as error:
+        raise UsageError(f"{stats.file} line {row.line}: {column} is {error}; write a list such as [3.5, 1]") from error
     cells = [row.fields[column]] if items is None else [*map(str, items)]
     numbers = [target.read(dataclasses.replace(row, fields={column: cell}), stats) for cell in cells]
     if None in numbers:
@@ -135,3 +131,22 @@ def _read_label(row: Row, column: str, kind: str, num_documents: int, stats: Rea
             "one score per document, or the margin of each negative"
         )
     return numbers
+
+
+def read_pairs(rows: Iterable[Row], columns: Sequence[str], stats: ReadStats) -> dict[str, dict[str, None]]:
+    """Returns the distinct positives of each distinct anchor, as ordered keys, and updates `stats`.
+
+    `columns` are the columns of anchor and positive.
+    """
+    anchor, positive = columns
+    pairs: dict[str, dict[str, None]] = {}
+    for row in rows:
+        texts = row.fields[anchor], row.fields[positive]
+        if not all(isinstance(text, str) and text.strip() for text in texts):
+            stats.skip("with an empty text or a list", row.line)
+            continue
+        pairs.setdefault(texts[0], {})[texts[1]] = None
+        stats.used += 1
+    if not pairs:
+        raise UsageError(f"{stats.summary()}; use a file with texts in the columns {anchor} and {positive}")
+    return pairs

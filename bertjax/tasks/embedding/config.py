@@ -90,11 +90,10 @@ class EmbedData(FinetuningData):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if len(self.scored_columns) != 3 or not self.columns:
-            raise UsageError(
-                f"config.data.scored_columns={self.scored_columns} must be three columns, and "
-                f"config.data.columns={self.columns} at least one"
-            )
+        if len(self.scored_columns) != 3:
+            raise UsageError(f"config.data.scored_columns={self.scored_columns} must be three columns")
+        if not self.columns:
+            raise UsageError("config.data.columns is empty; name at least one column")
         if self.train_file and self.sources:
             raise UsageError("config.data.train_file and config.data.sources both set training files; use only one")
         _ = self.training_files
@@ -110,9 +109,7 @@ class EmbedData(FinetuningData):
         if any(not file.file for file in files):
             raise UsageError("an item of config.data.sources has no file; write {'file': 'pairs.tsv'}")
         if len({file.weight > 0 for file in files}) > 1:
-            raise UsageError(
-                "only some of config.data.sources have a weight; set a weight above 0 for each, or for none"
-            )
+            raise UsageError("only some of config.data.sources have a weight; set one above 0 for each, or for none")
         return files
 
     @property
@@ -264,10 +261,8 @@ class EmbedConfig(FinetuningConfig):
             modules.append(Layer("Dense", {**sizes, "activation_function": activation}, arrays))
         if embed.normalize != "false":
             modules.append(Layer("Normalize", {}, {}))
-        max_seq_len = max(data.lengths)
-        return SentenceEmbedder(
-            tuple(modules), embed.dense or width, max_seq_len, prompts=data.prompts, similarity="cosine"
-        )
+        size = embed.dense or width
+        return SentenceEmbedder(tuple(modules), size, max(data.lengths), prompts=data.prompts, similarity="cosine")
 
 
 def _fields(embedder: SentenceEmbedder, folder: AnyPath, embed: EmbedOptions) -> dict[str, Any]:
@@ -275,8 +270,8 @@ def _fields(embedder: SentenceEmbedder, folder: AnyPath, embed: EmbedOptions) ->
     pooling, *layers = embedder.modules or (Pooling({}, ("mean",)), Layer("Normalize", {}, {}))
     modes = pooling.modes if isinstance(pooling, Pooling) and pooling.config.get("include_prompt", True) else ()
     is_known = len(modes) == 1 and modes[0] in POOLINGS and [layer.name for layer in layers] in ([], ["Normalize"])
-    prompts = {f"{name}_prompt": embedder.prompts.get(name) or "" for name in ("query", "document")}
-    values = {**prompts, "seq_len": embedder.max_seq_len}
+    values: dict[str, Any] = {"seq_len": embedder.max_seq_len}
+    values |= {"query_prompt": embedder.prompt(True) or "", "document_prompt": embedder.prompt(False) or ""}
     if is_known and not (embedder.refusal or embedder.lower_case or embedder.truncate_dim):
         return {**values, "pooling": POOLINGS[modes[0]], "normalize": "true" if layers else "false"}
     if AUTO in (embed.pooling, embed.normalize):

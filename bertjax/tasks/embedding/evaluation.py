@@ -1,16 +1,21 @@
-"""Evaluation of text embedders: correlation with scores, ranks of positives, and retrieval."""
+"""Evaluation of text embedders: correlation with scores, ranks of positives, and retrieval.
 
-import abc
+Each set of texts has the metrics of the vectors (`score`) and of a baseline without a model (`baseline`), prediction
+records (`records`), and a JSON value that changes with the data (`answers`). Sets contain indices of the evaluation
+texts of all sets, whose vectors, float32 [N, D], have length 1.
+"""
+
 import dataclasses
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from bertjax.data.finetuning.labeled_text import Target
-from bertjax.data.finetuning.retrieval import read_retrieval
+from bertjax.data.finetuning.retrieval import Judgments, read_retrieval
 from bertjax.data.finetuning.tables import ReadStats
+from bertjax.data.finetuning.text_columns import read_pairs, text_cell
 from bertjax.errors import UsageError
 from bertjax.metrics.classification import scores
 from bertjax.metrics.nearest import nearest
@@ -20,92 +25,49 @@ from bertjax.tasks.finetuning.config import NO_SPLIT
 
 logger = logging.getLogger(__name__)
 
-SCORE_METRICS = ("spearman", "pearson")
 PAIR_METRICS = ("accuracy_at_1", "accuracy_at_10")
 RETRIEVAL_METRICS = ("ndcg_at_10", "mrr_at_10", "recall_at_10", "recall_at_100")
 # Documents to rank for the metrics, and neighbors in the records of a query.
 _DEPTH, _NEIGHBORS = 100, 5
 
-
-class EvalTexts:
-    """Distinct texts to evaluate. `texts` contains each text, and whether it is an anchor or query."""
-
-    def __init__(self) -> None:
-        self.texts: list[tuple[str, bool]] = []
-        self._indices: dict[tuple[str, bool], int] = {}
-
-    def __len__(self) -> int:
-        return len(self.texts)
-
-    def add(self, text: str, is_query: bool) -> int:
-        """Adds a text if it is new. Returns its index."""
-        index = self._indices.setdefault((text, is_query), len(self.texts))
-        if index == len(self.texts):
-            self.texts.append((text, is_query))
-        return index
+# Index of each distinct text, by the text and whether it is an anchor or query.
+EvalTexts = dict[tuple[str, bool], int]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class EvalSet(abc.ABC):
-    """Set of texts with something to compare their vectors with. Indices are those of `EvalTexts`.
-
-    Attributes:
-      name: file or folder of the set.
-      metrics: names of the metrics; the first one selects the best checkpoint.
-      records_file: name of the file for `records`.
-    """
-
-    name: str
-    metrics: tuple[str, ...]
-    records_file: str
-
-    @abc.abstractmethod
-    def score(self, vectors: np.ndarray) -> dict[str, float]:
-        """Returns the metrics of the unit vectors of all texts, float32 [N, D]."""
-
-    @abc.abstractmethod
-    def baseline(self, texts: EvalTexts) -> dict[str, float]:
-        """Returns the metrics of a baseline without vectors."""
-
-    @abc.abstractmethod
-    def records(self, vectors: np.ndarray, texts: EvalTexts) -> Iterator[dict[str, Any]]:
-        """Yields a JSON object for each pair or query: texts, and cosines of unit vectors."""
-
-    @property
-    @abc.abstractmethod
-    def answers(self) -> Any:
-        """What the vectors are compared with, as a JSON value, to notice changes of the data."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class ScoredPairs(EvalSet):
+class ScoredPairs:
     """Pairs of texts with scores: their correlation with the cosines of the vectors.
 
     Attributes:
-      pairs: indices of the two texts of each pair, int64 [N, 2].
-      labels: scores, float32 [N].
+      name: file of the pairs.
+      pairs: indices of the two texts of each pair, int64 [P, 2].
+      labels: scores, float32 [P].
     """
 
+    metrics: ClassVar = ("spearman", "pearson")
+    records_file: ClassVar = "cosines.jsonl"
+
+    name: str
     pairs: np.ndarray
     labels: np.ndarray
 
     def cosines(self, vectors: np.ndarray) -> np.ndarray:
-        """Returns the cosine of each pair, float32 [N]."""
+        """Returns the cosine of each pair, float32 [P]."""
         return np.sum(np.prod(vectors[self.pairs], axis=1), axis=-1)
 
     def score(self, vectors: np.ndarray) -> dict[str, float]:
         return scores(self.metrics, self.cosines(vectors), self.labels)
 
-    def baseline(self, texts: EvalTexts) -> dict[str, float]:
+    def baseline(self, texts: Sequence[str]) -> dict[str, float]:
         """Scores each pair by the share of words that the texts have in common (Jaccard index)."""
-        words = [{*text.lower().split()} for text, _ in texts.texts]
+        words = [{*text.lower().split()} for text in texts]
         shared = [len(words[a] & words[b]) / max(1, len(words[a] | words[b])) for a, b in self.pairs]
         return scores(self.metrics, np.array(shared), self.labels)
 
-    def records(self, vectors: np.ndarray, texts: EvalTexts) -> Iterator[dict[str, Any]]:
-        for pair, label, cosine in zip(self.pairs, self.labels, self.cosines(vectors), strict=True):
-            first, second = (texts.texts[index][0] for index in pair)
-            yield {"text": first, "second_text": second, "score": float(label), "cosine": float(cosine)}
+    def records(self, vectors: np.ndarray, texts: Sequence[str]) -> Iterator[dict[str, Any]]:
+        for (first, second), label, cosine in zip(self.pairs, self.labels, self.cosines(vectors), strict=True):
+            pair = {"text": texts[first], "second_text": texts[second]}
+            yield {**pair, "score": float(label), "cosine": float(cosine)}
 
     @property
     def answers(self) -> Any:
@@ -113,57 +75,67 @@ class ScoredPairs(EvalSet):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class RankedDocuments(EvalSet):
+class RankedDocuments:
     """Queries and the documents among which each finds its own: pairs, or retrieval data with judgments.
 
     Attributes:
-      queries, documents: indices of the texts.
-      judgments: for each query, the grades of documents by their position in `documents`, or by an id that is not in
-        the corpus.
-      ids: ids of the documents, which order documents of equal similarity.
+      name: file of the pairs, or folder of the retrieval data.
+      metrics: names of metrics of `retrieval_scores`; the first one selects the best checkpoint.
+      records_file: name of the file for `records`.
+      queries, documents: indices of the texts by id.
+      judgments: for each query, the grades of documents.
     """
 
-    queries: Sequence[int]
-    documents: Sequence[int]
-    judgments: Sequence[Mapping[str, int]]
-    ids: Sequence[str]
+    name: str
+    metrics: tuple[str, ...]
+    records_file: str
+    queries: Mapping[str, int]
+    documents: Mapping[str, int]
+    judgments: Judgments
 
-    def score(self, vectors: np.ndarray) -> dict[str, float]:
-        found, indices = nearest(vectors[self.queries], vectors[self.documents], _DEPTH)
-        rankings = {
-            str(query): {self.ids[index]: float(score) for index, score in zip(*row, strict=True)}
-            for query, row in enumerate(zip(indices, found, strict=True))
+    def _rank(self, vectors: np.ndarray, count: int) -> Rankings:
+        """Returns the cosines of the `count` nearest documents of each query."""
+        ids, own, others = [*self.documents], [*self.queries.values()], [*self.documents.values()]
+        rows = zip(self.queries, *nearest(vectors[own], vectors[others], count), strict=True)
+        return {
+            query: {ids[index]: float(cosine) for cosine, index in zip(cosines, indices, strict=True)}
+            for query, cosines, indices in rows
         }
-        return self._scores(rankings)
 
     def _scores(self, rankings: Rankings) -> dict[str, float]:
-        judgments = {str(query): grades for query, grades in enumerate(self.judgments)}
-        values = retrieval_scores(rankings, judgments)
+        values = retrieval_scores(rankings, self.judgments)
         return {name: values[name] for name in self.metrics}
 
-    def baseline(self, texts: EvalTexts) -> dict[str, float]:
+    def score(self, vectors: np.ndarray) -> dict[str, float]:
+        return self._scores(self._rank(vectors, _DEPTH))
+
+    def baseline(self, texts: Sequence[str]) -> dict[str, float]:
         """Ranks documents by BM25. Logs how to install bm25s and returns {} if it is missing."""
-        documents = {key: texts.texts[index][0] for key, index in zip(self.ids, self.documents, strict=True)}
-        queries = {str(query): texts.texts[index][0] for query, index in enumerate(self.queries)}
+        documents, queries = (
+            {key: texts[index] for key, index in indices.items()} for indices in (self.documents, self.queries)
+        )
         try:
             return self._scores(bm25(documents, queries, _DEPTH))
         except UsageError as error:
             logger.warning(f"no BM25 baseline: {error}")
             return {}
 
-    def records(self, vectors: np.ndarray, texts: EvalTexts) -> Iterator[dict[str, Any]]:
-        found, indices = nearest(vectors[self.queries], vectors[self.documents], _NEIGHBORS)
-        for query, grades, cosines, row in zip(self.queries, self.judgments, found, indices, strict=True):
+    def records(self, vectors: np.ndarray, texts: Sequence[str]) -> Iterator[dict[str, Any]]:
+        for query, cosines in self._rank(vectors, _NEIGHBORS).items():
+            grades = self.judgments[query]
             neighbors = [
-                {"id": self.ids[index], "cosine": float(cosine), "grade": grades.get(self.ids[index], 0)}
-                | {"text": texts.texts[self.documents[index]][0]}
-                for index, cosine in zip(row, cosines, strict=True)
+                {"id": key, "cosine": cosine, "grade": grades.get(key, 0), "text": texts[self.documents[key]]}
+                for key, cosine in cosines.items()
             ]
-            yield {"text": texts.texts[query][0], "nearest": neighbors}
+            yield {"text": texts[self.queries[query]], "nearest": neighbors}
 
     @property
     def answers(self) -> Any:
-        return [[*self.queries], [*self.documents], [*self.judgments], [*self.ids]]
+        indices = [[*self.queries.values()], [*self.documents.values()]]
+        return [*indices, [*self.judgments.values()], [*self.documents]]
+
+
+EvalSet = ScoredPairs | RankedDocuments
 
 
 def read_eval_sets(data: EmbedData, read_stats: list[ReadStats]) -> tuple[list[EvalSet], EvalTexts, list[str]]:
@@ -172,21 +144,29 @@ def read_eval_sets(data: EmbedData, read_stats: list[ReadStats]) -> tuple[list[E
     Returns the sets, their texts, and notes about the retrieval folder.
     """
     sets: list[EvalSet] = []
-    texts, notes = EvalTexts(), []
+    texts: EvalTexts = {}
     if data.eval_split == NO_SPLIT:
-        return sets, texts, notes
+        return sets, texts, []
     if file := getattr(data, f"{data.eval_split}_file"):
         read = _read_scored if data.has_columns(file, data.scored_columns) else _read_pairs
         sets.append(read(data, file, texts, read_stats))
-    if data.retrieval:
-        retrieval = read_retrieval(data.retrieval, data.retrieval_split)
-        notes += retrieval.notes
-        queries = [texts.add(text, True) for text in retrieval.queries.values()]
-        documents = [texts.add(text, False) for text in retrieval.documents.values()]
-        judgments, ids = [*retrieval.judgments.values()], [*retrieval.documents]
-        kind = (data.retrieval, RETRIEVAL_METRICS, "retrieval.jsonl")
-        sets.append(RankedDocuments(*kind, queries, documents, judgments, ids))
-    return sets, texts, notes
+    if not data.retrieval:
+        return sets, texts, []
+    retrieval = read_retrieval(data.retrieval, data.retrieval_split)
+    ranked = RankedDocuments(
+        data.retrieval,
+        RETRIEVAL_METRICS,
+        "retrieval.jsonl",
+        {key: _index(texts, text, True) for key, text in retrieval.queries.items()},
+        {key: _index(texts, text, False) for key, text in retrieval.documents.items()},
+        retrieval.judgments,
+    )
+    return [*sets, ranked], texts, [*retrieval.notes]
+
+
+def _index(texts: EvalTexts, text: str, is_query: bool) -> int:
+    """Adds a text if it is new. Returns its index."""
+    return texts.setdefault((text, is_query), len(texts))
 
 
 def _read_scored(data: EmbedData, file: str, texts: EvalTexts, read_stats: list[ReadStats]) -> ScoredPairs:
@@ -199,30 +179,23 @@ def _read_scored(data: EmbedData, file: str, texts: EvalTexts, read_stats: list[
         if score is None:
             stats.skip("with an empty label", row.line)
             continue
-        pairs.append((texts.add(row.fields[first], True), texts.add(row.fields[second], False)))
+        pair = text_cell(row, first, stats), text_cell(row, second, stats)
+        pairs.append((_index(texts, pair[0], True), _index(texts, pair[1], False)))
         labels.append(score)
     stats.used = len(pairs)
     if not pairs:
         raise UsageError(f"{stats.file} has no rows with a score; use a file with numbers in {label!r}")
-    kind = (stats.file, SCORE_METRICS, "cosines.jsonl")
-    return ScoredPairs(*kind, np.array(pairs), np.array(labels, np.float32))
+    return ScoredPairs(stats.file, np.array(pairs), np.array(labels, np.float32))
 
 
 def _read_pairs(data: EmbedData, file: str, texts: EvalTexts, read_stats: list[ReadStats]) -> RankedDocuments:
-    columns = data.columns[:2]
-    rows, stats = data.read_rows(file, columns)
+    rows, stats = data.read_rows(file, data.columns[:2])
     read_stats.append(stats)
-    positives: dict[int, dict[int, None]] = {}
-    for row in rows:
-        anchor, positive = (row.fields[column] for column in columns)
-        if not (isinstance(anchor, str) and isinstance(positive, str) and anchor.strip() and positive.strip()):
-            stats.skip("with an empty text or a list", row.line)
-            continue
-        positives.setdefault(texts.add(anchor, True), {})[texts.add(positive, False)] = None
-        stats.used += 1
-    if not positives:
-        raise UsageError(f"{stats.file} has no usable rows; use a file with nonempty {' and '.join(columns)}")
-    documents = [*dict.fromkeys(document for own in positives.values() for document in own)]
-    judgments = [{str(document): 1 for document in own} for own in positives.values()]
-    ids = [*map(str, documents)]
-    return RankedDocuments(stats.file, PAIR_METRICS, "pairs.jsonl", [*positives], documents, judgments, ids)
+    positives = {
+        _index(texts, anchor, True): [_index(texts, text, False) for text in own]
+        for anchor, own in read_pairs(rows, data.columns[:2], stats).items()
+    }
+    queries = {str(anchor): anchor for anchor in positives}
+    documents = {str(index): index for own in positives.values() for index in own}
+    judgments = {str(anchor): dict.fromkeys(map(str, own), 1) for anchor, own in positives.items()}
+    return RankedDocuments(stats.file, PAIR_METRICS, "pairs.jsonl", queries, documents, judgments)

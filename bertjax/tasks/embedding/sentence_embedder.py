@@ -21,6 +21,8 @@ POOLING_FIELDS = {
     "weightedmean": "pooling_mode_weightedmean_tokens",
     "lasttoken": "pooling_mode_lasttoken",
 }
+# Names of prompts in `encode_query` and `encode_document`. The first one that a model has is used.
+_QUERY_PROMPTS, _DOCUMENT_PROMPTS = ("query",), ("document", "passage", "corpus")
 # Activations of `Dense` by their class in `torch.nn`, with its default arguments.
 ACTIVATIONS: dict[str, Callable] = {
     "Identity": lambda x: x,
@@ -151,6 +153,11 @@ class SentenceEmbedder:
     truncate_dim: int | None = None
     similarity: str = ""
     refusal: str = ""
+
+    def prompt(self, is_query: bool) -> str | None:
+        """Returns the prompt of queries or documents, or None if the model has none for them."""
+        names = _QUERY_PROMPTS if is_query else _DOCUMENT_PROMPTS
+        return next((self.prompts[name] for name in names if name in self.prompts), None)
 
     def __call__(self, hidden: np.ndarray, lengths: np.ndarray, prompt_len: int) -> np.ndarray:
         """Returns one vector per text, float32 [n, D].

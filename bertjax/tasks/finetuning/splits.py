@@ -20,7 +20,7 @@ def evaluated_split(data: FinetuningData, train: bool) -> str:
     split = data.eval_split
     if split == "dev" and data.dev_share:
         split = HELD_OUT
-    elif split == "dev" and not getattr(data, "dev_file", "-"):
+    elif split == "dev" and not (getattr(data, "dev_file", "-") or getattr(data, "retrieval", "")):
         split = NO_SPLIT
     if split == NO_SPLIT and not train:
         raise UsageError(

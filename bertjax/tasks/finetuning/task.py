@@ -88,7 +88,6 @@ class FinetuningTask(Task):
         self.load(train)
         if not train:
             self.train_examples = None
-        parts = [part for part in (self.train_examples, self.eval_examples) if part is not None]
         self.objective = self._objective_with_feature_head(self.vocabulary.size)
         self._set_schedule()
         self.best_metric = self._select_metric()
@@ -97,8 +96,7 @@ class FinetuningTask(Task):
         if layer := self.output_layer():
             layer = dataclasses.replace(layer, feature_head=config.feature_head)
             self.workdir_files[OUTPUT_LAYER] = layer.as_json()
-        hashes = [part.fingerprint() for part in parts]
-        self.data_hash = hashlib.sha256(json.dumps([hashes, self.hashed_answers()]).encode()).hexdigest()
+        self.data_hash = self.hash_data()
         evaluated_on = self.eval_data_name() if self.eval_examples is not None else _NOT_EVALUATED
         self.results = {"evaluated_on": evaluated_on, "files": [vars(stats) for stats in self.read_stats]}
         not_evaluated = f"evaluated on {_NOT_EVALUATED}" if self.eval_examples is None else ""
@@ -140,17 +138,21 @@ class FinetuningTask(Task):
                     f"{self.eval_data_name()} contains no labels, so there are no metrics; use `bertjax predict`, or "
                     "evaluate the dev set with --config.data.eval_split=dev"
                 )
-        if self.train_examples is None:
-            return
-        batching = Batching(data.batch_size, data.bucket, data.seq_len, data.examples_per_row)
-        self.order = EpochOrder(self.train_examples, batching, config.seed)
-        self.steps_per_epoch = self.order.steps_per_epoch
-        self.total_steps = config.steps or config.epochs * self.steps_per_epoch
+        if self.train_examples is not None:
+            batching = Batching(data.batch_size, data.bucket, data.seq_len, data.examples_per_row)
+            self.order = EpochOrder(self.train_examples, batching, config.seed)
+            # Minimum rows of a training batch. With packing, the number of rows varies, but is a multiple of this
+            # minimum.
+            self._set_training_schedule(self.order.steps_per_epoch, data.batch_size // data.examples_per_row)
+
+    def _set_training_schedule(self, steps_per_epoch: int, *batch_sizes: int) -> None:
+        config = self.config
+        self.steps_per_epoch = steps_per_epoch
+        self.total_steps = config.steps or config.epochs * steps_per_epoch
         self.warmup_steps = config.optimizer.warmup(self.total_steps)
-        self.eval_every = (config.eval_every or self.steps_per_epoch) if self.eval_examples is not None else 0
-        self.checkpoint_every = config.checkpoint_every or self.steps_per_epoch
-        # Minimum rows of a training batch. With packing, the number of rows varies, but is a multiple of this minimum.
-        self.batch_sizes = (data.batch_size // data.examples_per_row, *self.batch_sizes)
+        self.eval_every = (config.eval_every or steps_per_epoch) if self.eval_examples is not None else 0
+        self.checkpoint_every = config.checkpoint_every or steps_per_epoch
+        self.batch_sizes = (*batch_sizes, *self.batch_sizes)
 
     # Methods for subclasses to override.
 
@@ -220,6 +222,11 @@ class FinetuningTask(Task):
     def hashed_answers(self) -> Any:
         """Returns gold answers to add to `data_hash`, as a JSON value, or None if the examples contain them."""
         return None
+
+    def hash_data(self) -> str:
+        """Returns the SHA-256 of the examples and of `hashed_answers`."""
+        parts = [part.fingerprint() for part in (self.train_examples, self.eval_examples) if part is not None]
+        return hashlib.sha256(json.dumps([parts, self.hashed_answers()]).encode()).hexdigest()
 
     # Interface of `Task`.
 

@@ -40,7 +40,6 @@ class Embedding(Objective):
       chunk: texts to encode at once (default: 0, the whole batch). The backward pass encodes each chunk again, so that
         memory does not grow with the batch (GradCache, arXiv 2101.06983).
       num_classes: number of classes of the loss `softmax`.
-      texts_per_example: number of texts per example, for synthetic batches.
     """
 
     splits_into_micro_batches = False
@@ -71,9 +70,10 @@ class Embedding(Objective):
         return {self.loss: jnp.maximum(jnp.sum(batch["weights"]), 1.0)}
 
     def compute(self, params: Any, batch: Batch, dropout_key: jax.Array | None) -> tuple[MetricSums, Outputs]:
+        if dropout_key is None:  # Evaluation batches have one text per row.
+            outputs = {"example": batch["example"], "vectors": self.apply(params, batch, None)}
+            return {self.loss: jnp.zeros(2)}, outputs
         vectors = self.encode(params, batch, dropout_key)
-        if dropout_key is None:
-            return {self.loss: jnp.zeros(2)}, {"example": batch["example"], "vectors": vectors}
         examples = vectors.reshape(len(batch["weights"]), -1, vectors.shape[-1])
         embedded = EmbeddedBatch(
             examples[:, 0],
@@ -89,25 +89,19 @@ class Embedding(Objective):
         weight = self.denominators(batch)[self.loss]
         return {self.loss: jnp.stack([loss * weight, weight])}, {}
 
-    def encode(self, params: Any, batch: Batch, dropout_key: jax.Array | None) -> jax.Array:
-        """Returns the vectors of all texts of a batch, float32 [T, D], zeros for indices that no text has."""
+    def encode(self, params: Any, batch: Batch, dropout_key: jax.Array) -> jax.Array:
+        """Returns the vectors of all T texts of a training batch, float32 [T, D], zeros for missing texts."""
         rows = {spec.name: batch[spec.name] for spec in _ROWS}
-        num_rows, per_row = rows["texts"].shape
-        is_chunked = self.chunk > 0 and dropout_key is not None
-        num_chunks = num_rows * per_row // self.chunk if is_chunked else 1
+        num_chunks = rows["texts"].size // self.chunk if self.chunk else 1
 
         def encode_chunk(rows: Batch, chunk: Any) -> jax.Array:
             rows = {name: with_logical_constraint(rows[name], ("batch", None)) for name in rows}
-            key = dropout_key
-            if key is not None and num_chunks > 1:
-                key = block_key(key, chunk, num_chunks)
-            return self.apply(params, rows, key)
+            return self.apply(
+                params, rows, block_key(dropout_key, chunk, num_chunks) if num_chunks > 1 else dropout_key
+            )
 
         vectors = in_blocks(encode_chunk, rows, num_chunks)
-        if "example" in batch:  # Evaluation batches contain single texts.
-            num_texts = len(batch["example"])
-        else:
-            num_texts = len(batch["weights"]) * (1 + batch["document_weights"].shape[1])
+        num_texts = len(batch["weights"]) * (1 + batch["document_weights"].shape[1])
         # Unused places of the rows are written after the last text, where they are dropped.
         places = jnp.where(rows["texts"] < 0, num_texts, rows["texts"]).ravel()
         vectors = vectors.reshape(-1, vectors.shape[-1])

@@ -53,13 +53,7 @@ class EmbeddedBatch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class LossOptions:
-    """Options of the losses, fields of `EmbedOptions`.
-
-    Attributes:
-      temperature: divisor of the cosines.
-      both_directions: whether documents also select their anchor among all anchors.
-      hardness: strength with which similar negatives are emphasized.
-    """
+    """Options of the losses; see `EmbedOptions`."""
 
     temperature: float = 0.05
     both_directions: bool = False
@@ -91,10 +85,8 @@ def info_nce(batch: EmbeddedBatch, options: LossOptions) -> jax.Array:
     with the cosine to the logits of negatives, without a gradient (EmbeddingGemma, arXiv 2509.20354).
     """
     queries, positives = unit(batch.queries), unit(batch.documents[:, 0])
-    candidates, is_candidate = (
-        _columns(unit(batch.documents)),
-        _columns(batch.document_weights * batch.weights[:, None]),
-    )
+    candidates = _columns(unit(batch.documents))
+    is_candidate = _columns(batch.document_weights * batch.weights[:, None])
 
     def losses(rows: tuple[jax.Array, ...], block: Any) -> jax.Array:
         query, positive, row = rows
