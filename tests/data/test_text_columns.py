@@ -59,4 +59,4 @@ def test_missing_texts_have_no_tokens_and_prompts_and_lengths_differ_by_column(l
     examples, _, stats = read(tmp_path, letters, rows, ("a", "b"), "", query_prompt="q", query_len=4, document_len=8)
     assert examples.num_columns == 3 and examples.texts.lengths.tolist() == [4, 3, 5, 4, 3, 0]
     assert examples.keys[1, 2] == -1 and np.all(examples.keys[0] != examples.keys[1])
-    assert stats.skipped["with an empty text"]["rows"] == 1 and "2 anchors have 4 or more tokens" in stats.columns
+    assert stats.skipped["with an empty text"]["rows"] == 1 and "2 anchors have at least 4 tokens" in stats.columns

@@ -37,6 +37,7 @@ def files(tmp_path_factory):
     (folder / "lists.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     scored = [[text(rng, a), text(rng, a if i % 2 else TOPICS[0]), str(i % 2)] for i, a in enumerate(TOPICS * 4)]
     write_tsv(folder / "sts.tsv", ["sentence1", "sentence2", "score"], scored)
+    write_tsv(folder / "five.tsv", ["sentence1", "sentence2", "score"], [[*row[:2], "5"] for row in scored])
     names = [[*row[:2], ("no", "yes")[int(row[2])]] for row in scored]
     write_tsv(folder / "nli.tsv", ["premise", "hypothesis", "label"], names)
     margins = [[*pair, text(rng, TOPICS[0]), "0.5"] for pair in pairs]
@@ -47,7 +48,9 @@ def files(tmp_path_factory):
     queries = [{"_id": f"q{i}", "text": text(rng, topic)} for i, topic in enumerate(TOPICS)]
     for name, rows in (("corpus", documents), ("queries", queries)):
         (beir / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    write_tsv(beir / "qrels/test.tsv", ["query-id", "corpus-id", "score"], [[f"q{i}", f"d{i}", "1"] for i in range(16)])
+    for split, count in (("dev", 16), ("test", 1)):
+        rows = [[f"q{i}", f"d{i}", "1"] for i in range(count)]
+        write_tsv(beir / f"qrels/{split}.tsv", ["query-id", "corpus-id", "score"], rows)
     return folder
 
 
@@ -79,7 +82,8 @@ def test_evaluate_and_predict_use_the_vectors_of_the_run(run, files, tmp_path, c
     first, *_ = (json.loads(line) for line in paths[0].read_text().splitlines())
     a, b = bert.encode([first["text"]], **prompts).pooled[0], bert.encode([first["second_text"]]).pooled[0]
     assert a @ b == pytest.approx(first["cosine"], abs=1e-5) and a.shape == (8,)
-    query, *_ = (json.loads(line) for line in paths[1].read_text().splitlines())
+    query, *others = (json.loads(line) for line in paths[1].read_text().splitlines())
+    assert len(others) == 15  # `qrels/dev.tsv`, not `test.tsv`
     cosines = [each["cosine"] for each in query["nearest"]]
     assert len(cosines) == 5 and cosines == sorted(cosines, reverse=True)
     pairs = evaluate(capfd, run, f"--config.data.dev_file={files}/pairs.tsv", "--config.data.retrieval=")
@@ -185,6 +189,7 @@ def test_a_stopped_run_continues_with_the_same_batches(files, letters):
         ("train={}/pairs.tsv,loss=cosine", {"embed__hardness": 1.0}, "info_nce"),
         ("dev={}/sts.tsv", {}, "no training data"),
         ("train={}/pairs.tsv", {"data__dev_share": 0.5}, "whole files"),
+        ("train={}/five.tsv,loss=cosine", {}, "scores from -1 to 1"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused_in_one_line(arguments, fields, message, files, letters, tmp_path, capfd):

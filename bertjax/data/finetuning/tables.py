@@ -175,7 +175,8 @@ def _select_columns(
             existing = listed(repr(name) for name in names if name) or "(none)"
             raise UsageError(
                 f"{path} has {problem}; its columns are {existing}; use one of them with a unique name (for your own "
-                "data, set the options with the names of columns, such as config.data.text and config.data.label)"
+                "data, set the options with the names of columns, such as config.data.text and config.data.label, or "
+                "config.data.columns of embedders)"
             )
     ignored = [name or "a column without a name" for name in names if name not in columns]
     stats.columns = f"columns {', '.join(columns)}" + (f" (ignored: {listed(ignored)})" if ignored else "")

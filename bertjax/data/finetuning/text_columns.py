@@ -75,10 +75,10 @@ def read_examples(
     ]
     texts = make_examples(sequences, {})
     is_query = np.arange(len(strings)) % width == 0
-    for name, mask in (("anchors", is_query), ("other texts", ~is_query)):
+    for name, mask in (("anchors", is_query), ("documents", ~is_query)):
         limit = encoder.max_tokens(name == "anchors")
         if count := np.count_nonzero(texts.lengths[mask] >= limit):
-            stats.columns += f"; {count:,} {name} have {limit} or more tokens, the maximum"
+            stats.columns += f"; {count:,} {name} have at least {limit} tokens, the maximum, and are truncated to it"
     keys = np.array([*map(_text_key, strings)], np.int64).reshape(-1, width)
     return TextExamples(stats.file, texts, width, keys, arrays, strings=strings), names
 

@@ -59,7 +59,7 @@ class EmbedData(FinetuningData):
         are trained on these columns. A dev or test file with these columns is scored by correlation; other files are
         scored by the rank of each anchor's positive.
       retrieval: folder in BEIR's format to evaluate: `corpus.jsonl`, `queries.jsonl` and `qrels/SPLIT.tsv`.
-      retrieval_split: name of the file in `qrels`.
+      retrieval_split: name of the file in `qrels` (default: `eval_split` if there is such a file, else `test`).
       guide: checkpoint of the model whose vectors guide the losses `gist` and `distill_vectors`.
       seq_len: maximum tokens of a text, including special tokens (default: 0, the limit of the initial checkpoint if it
         is an embedder, else 128).
@@ -78,7 +78,7 @@ class EmbedData(FinetuningData):
     columns: tuple[str, ...] = ("anchor", "positive")
     scored_columns: tuple[str, ...] = ("sentence1", "sentence2", "score")
     retrieval: str = ""
-    retrieval_split: str = "test"
+    retrieval_split: str = ""
     guide: str = ""
     seq_len: int = bounded(0, at_least=0)
     query_len: int = bounded(0, at_least=0)

@@ -8,6 +8,7 @@ texts of all sets, whose vectors, float32 [N, D], have length 1.
 import dataclasses
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -152,7 +153,9 @@ def read_eval_sets(data: EmbedData, read_stats: list[ReadStats]) -> tuple[list[E
         sets.append(read(data, file, texts, read_stats))
     if not data.retrieval:
         return sets, texts, []
-    retrieval = read_retrieval(data.retrieval, data.retrieval_split)
+    has_split = (Path(data.retrieval).expanduser() / "qrels" / f"{data.eval_split}.tsv").exists()
+    split = data.retrieval_split or (data.eval_split if has_split else "test")
+    retrieval = read_retrieval(data.retrieval, split)
     ranked = RankedDocuments(
         data.retrieval,
         RETRIEVAL_METRICS,

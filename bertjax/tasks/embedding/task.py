@@ -91,6 +91,11 @@ class EmbedTask(FinetuningTask):
             rows, stats = data.read_rows(file.file, [*texts, *([label] if label else [])])
             self.read_stats.append(stats)
             examples, names = read_examples(rows, texts, label, loss.label, self._encoder, stats)
+            if self.config.embed.loss == "cosine" and (score := np.abs(examples.rows["labels"]).max()) > 1:
+                raise UsageError(
+                    f"{file.file} has the score {score:g}, but loss=cosine needs scores from -1 to 1; scale them, or "
+                    "use loss=cosent, which needs only their order"
+                )
             classes.append(names)
             strings = examples.strings if loss.needs_guide else ()
             files.append(dataclasses.replace(examples, weight=file.weight or len(examples), strings=strings))
@@ -242,9 +247,14 @@ class EmbedTask(FinetuningTask):
         }
 
     def format_row(self, batch: NumpyBatch, row: int) -> str:
+        """Formats the texts of a row, each with the index of its example in the batch, its column, and the labels."""
         ids, sequences = batch["input_ids"][row], batch["sequence_ids"][row]
-        return "\n".join(
-            f"text {text}: {' '.join(self.tokenizer.pieces(ids[sequences == place + 1].tolist()))}"
-            for place, text in enumerate(batch["texts"][row])
-            if text != NO_EXAMPLE
-        )
+        columns = 1 + batch["document_weights"].shape[1]
+        lines = []
+        for place, text in enumerate(batch["texts"][row]):
+            if text != NO_EXAMPLE:
+                example, column = divmod(int(text), columns)
+                labels = f", labels {batch['labels'][example].tolist()}" if "labels" in batch else ""
+                pieces = " ".join(self.tokenizer.pieces(ids[sequences == place + 1].tolist()))
+                lines.append(f"example {example}, column {column}{labels}: {pieces}")
+        return "\n".join(lines)
