@@ -1,8 +1,7 @@
 """Training of a text embedder on pairs, triplets or scored pairs of texts.
 
-    bertjax train --config embed:train=pairs.tsv,dev=sts.tsv --init_from hf:answerdotai/ModernBERT-base \\
-      --workdir runs/embed
-    bertjax evaluate --checkpoint hf:sentence-transformers/all-MiniLM-L6-v2 --config embed:dev=sts.tsv
+    bertjax train --config experiments/embed.py:train=pairs.tsv,dev=sts.tsv --init_from CKPT --workdir runs/embed
+    bertjax evaluate --checkpoint CKPT --config experiments/embed.py:dev=sts.tsv
 
 Files are .tsv (quotes are not special), .csv or .jsonl, or `hf:ORG/NAME:SPLIT`; several training files are separated by
 `+`. `columns=` names the columns of the anchor, its positive and hard negatives (default: `anchor+positive`).
