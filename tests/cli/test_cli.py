@@ -168,7 +168,7 @@ def test_terminal_control_characters_are_escaped(capfd, corpus, monkeypatch):
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("return changed(task=5)", "config.task=5; use one of adaptation, glue, ner"),
+        ("return changed(task=5)", "config.task=5; use one of adaptation, embed, glue"),
         ("return changed(data='x')", "config.data is 'x'; it must be a dictionary of fields"),
         ("return changed(steps=None)", "config.steps is None; .* an integer"),
         ("return None", "needs a function get_config that returns a ConfigDict"),

@@ -143,7 +143,7 @@ def test_field_meanings_come_from_docstrings():
 def test_each_task_module_has_a_config_class():
     assert {"pretraining", "adaptation", "glue", "squad", "swag", "ner", "text"} <= {*TASKS}
     assert all(config_class(task)().task == task for task in TASKS)
-    with pytest.raises(UsageError, match="config.task='run'; use one of adaptation, glue, ner"):
+    with pytest.raises(UsageError, match="config.task='run'; use one of adaptation, embed, glue"):
         config_class("run")
 
 
