@@ -39,6 +39,8 @@ PACKAGES = ("onnxscript", "onnxruntime", "torch", "transformers", "sentence_tran
 needs_torch = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in PACKAGES), reason="needs ONNX: pip install -e '.[onnx]'"
 )
+# Each export to ONNX takes five seconds.
+SLOW = {kind: [pytest.mark.slow] for kind in KINDS if kind not in (None, "classes")}
 
 
 def run_example(suffix, file, *texts):
@@ -88,8 +90,13 @@ def test_vectors_of_an_exported_file_equal_those_of_encode(suffix, embedder, tmp
         export(str(embedder), str(file))
 
 
-@pytest.mark.parametrize("suffix", ["stablehlo", pytest.param("onnx", marks=needs_torch)])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "suffix"),
+    [
+        *((kind, "stablehlo") for kind in KINDS),
+        *(pytest.param(kind, "onnx", marks=[needs_torch, *SLOW.get(kind, [])]) for kind in KINDS),
+    ],
+)
 def test_outputs_of_every_head_equal_those_of_the_model(kind, suffix, letters, tmp_path):
     output_kind = {None: "", "regression": "classes"}.get(kind, kind)
     workdir, file = tmp_path / "run", tmp_path / f"model.{suffix}"
