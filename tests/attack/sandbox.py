@@ -43,6 +43,7 @@ _VOCABULARY = {"data.vocabulary": "{files}/vocab.txt"}
 _DATA = {task: {"data.path": f"{{files}}/{task}", **_VOCABULARY} for task in ("glue", "ner", "squad", "swag")}
 _DATA["glue"]["data.task"] = "cola"
 _DATA["text"] = {"data.train_file": "{files}/text/train.csv", "data.dev_file": "{files}/text/dev.jsonl"} | _VOCABULARY
+_DATA["embed"] = {"data.train_file": "{files}/pairs.tsv", "data.dev_file": "{files}/pairs.tsv"} | _VOCABULARY
 _DATA |= dict.fromkeys(
     (*["adapt", "pretrain", "pretrain_cpu", "demo", "modernbert", "ettin", "neobert", "cramming"],),
     {"data.corpus": "{corpus}", "data.seq_len": "16"},
