@@ -23,6 +23,7 @@ from bertjax.training.checkpoint import find_checkpoint, resolve_checkpoint_path
 from bertjax.training.checkpoint_metadata import saved_architecture
 from bertjax.training.parameters import lacks_lm_head
 from bertjax.training.workdir import CONFIG, has_checkpoints
+from bertjax.utils.hub import is_hub
 from bertjax.utils.io import is_remote
 
 
@@ -165,9 +166,14 @@ def _with_data(config: RunConfig, **fields: Any) -> RunConfig:
 
 def _with_absolute_paths(data: Any) -> Any:
     """Returns the section `data` with absolute paths, so that a saved config does not depend on the current folder."""
-    names = (*DATA_PATHS, *(() if getattr(data, "path", "") else DATA_FILES))
-    paths = {name: getattr(data, name) for name in names if getattr(data, name, "")}
-    local = {name: path for name, path in paths.items() if not (path.startswith(TFDS_PREFIX) or is_remote(path))}
-    return dataclasses.replace(
-        data, **{name: os.path.abspath(os.path.expanduser(path)) for name, path in local.items()}
-    )
+    has_folder = bool(getattr(data, "path", ""))
+    names = (*DATA_PATHS, *(() if has_folder else DATA_FILES))
+    paths: dict[str, Any] = {name: _absolute_path(getattr(data, name)) for name in names if getattr(data, name, "")}
+    if (sources := getattr(data, "sources", ())) and not has_folder:
+        paths["sources"] = tuple({**source, "file": _absolute_path(source["file"])} for source in sources)
+    return dataclasses.replace(data, **paths)
+
+
+def _absolute_path(path: str) -> str:
+    is_address = path.startswith(TFDS_PREFIX) or is_remote(path) or is_hub(path)
+    return path if is_address else os.path.abspath(os.path.expanduser(path))

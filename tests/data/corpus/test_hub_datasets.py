@@ -11,7 +11,9 @@ from preparing import run
 
 from bertjax.data.corpus import readers
 from bertjax.errors import BertjaxError, UsageError
+from bertjax.tasks.build import build_task
 from bertjax.tasks.embedding.config import EmbedData
+from bertjax.training.checkpoint_config import experiment_config
 
 STORIES = ["The cat sat. It slept.", "", "A dog\0 ran.\n\nIt stopped.", "Birds sing."]
 
@@ -73,7 +75,7 @@ def test_missing_datasets_library_is_an_error(monkeypatch):
         readers.find_sources(["hf:org/stories:train"])
 
 
-def test_columns_of_a_dataset_are_rows_of_an_embedder_and_rows_with_null_are_skipped(hub):
+def test_columns_of_a_dataset_are_rows_of_an_embedder_and_rows_with_null_are_skipped(hub, letters):
     rows = ({"q": "a", "a": "b", "x": 1}, {"q": "c", "a": None, "x": 2}, {"q": "d", "a": "e", "x": 3})
     hub.push("datasets/org/pairs", {"train.jsonl": lines(*rows)})
     data = EmbedData(train_file="hf:org/pairs:train")
@@ -83,3 +85,6 @@ def test_columns_of_a_dataset_are_rows_of_an_embedder_and_rows_with_null_are_ski
     assert data.has_columns("hf:org/pairs:train", ("q", "x")) and not data.has_columns("hf:org/pairs:train", ("z",))
     with pytest.raises(UsageError, match="no column 'z'; its columns are q, a, x"):
         next(data.read_rows(data.train_file, ("z",))[0])
+    config = "embed:train=hf:org/pairs:train,columns=q+a,size=L1_H16"
+    task = build_task(experiment_config(config, [f"--config.data.vocabulary={letters}"]), train=True)
+    assert [len(file) for file in task.files] == [2]
