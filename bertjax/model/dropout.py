@@ -110,16 +110,16 @@ def _on_key(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     return apply
 
 
-def _no_seed(seed: jax.Array) -> jax.Array:
-    raise NotImplementedError("use `block_key`")
+def _unsupported(*arguments: Any) -> jax.Array:
+    raise NotImplementedError("a block key only derives other keys; its random bits are those of `dropout`")
 
 
 # Keys of two words from a Threefry key, then block and number of blocks. Flax derives the keys of modules from them.
 _BLOCK_KEY = jax.extend.random.define_prng_impl(
     key_shape=(4,),
-    seed=_no_seed,
+    seed=_unsupported,
     split=_on_key(jax.random.split),
-    random_bits=lambda data, bit_width, shape: jax.random.bits(jax.random.wrap_key_data(data[:2]), shape),
+    random_bits=_unsupported,
     fold_in=_on_key(jax.random.fold_in),
     name="bertjax_block",
 )
