@@ -122,7 +122,7 @@ class Results:
         return None, None
 
     def _init_fingerprint(self, run: Run, step: int) -> str:
-        """Returns the fingerprint of a run's parameters at `step` (0: see `Run.init_step`), or "" if it is unknown."""
+        """Returns the fingerprint of a run's parameters at `step` (0: its result), or "" if it is unknown."""
         if run.fingerprint:
             return run.fingerprint
         if not step:

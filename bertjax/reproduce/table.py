@@ -61,7 +61,7 @@ class Run:
         return shlex.join(["bertjax", *words, "--workdir", f"{results}/{self.name}"])
 
     def checkpoint(self, results: str, step: int = 0) -> str:
-        """Returns the path of this run's checkpoint at `step`, or of its workdir (0), or of the released checkpoint."""
+        """Returns the path of the released checkpoint or, for own runs, of the workdir or its checkpoint at `step`."""
         return self.released or f"{results}/{self.name}" + (f"/checkpoints/{step}" if step else "")
 
 

@@ -40,7 +40,13 @@ _cached_tokenizer = functools.lru_cache(maxsize=1)(Tokenizer)
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """A complete shard with files that start with `path`, tokens of a dtype such as "<u2", and counts of problems."""
+    """A complete shard.
+
+    Attributes:
+      path: start of the paths of its files.
+      token_dtype: dtype of the tokens, such as "<u2".
+      problems: counts of problems in the text, by kind.
+    """
 
     path: str
     token_dtype: str

@@ -1,4 +1,4 @@
-"""Files that sentence-transformers adds to a Hugging Face folder. bertjax workdirs contain the same files.
+"""Files that sentence-transformers adds to a Hugging Face folder. Converted workdirs contain the same files.
 
 `modules.json` lists the modules of a model, and their folders with a config and weights. A folder without it gets mean
 pooling from sentence-transformers. Formats of versions 2 to 6 are read, and written for versions 5 and 6.
