@@ -17,6 +17,7 @@ from bertjax.tasks.embedding.config import EmbedData
 from bertjax.tasks.embedding.evaluation import read_eval_sets
 from bertjax.tasks.embedding.sentence_embedder import SentenceEmbedder
 from bertjax.tasks.finetuning.splits import evaluated_split
+from bertjax.training.checkpoint_config import experiment_config
 from bertjax.training.parameters import load_params_on_host
 
 # Documents repeat the topic of their anchor; other words are noise.
@@ -241,3 +242,22 @@ def test_a_batch_may_be_larger_than_the_data(letters, tmp_path):
     write_tsv(tmp_path / "pairs.tsv", ["anchor", "positive"], [["ba", "ke"]])
     results = train(f"embed.py:train={tmp_path}/pairs.tsv", tmp_path / "run", letters, steps=2, data__batch_size=8)
     assert results["step"] == 2
+
+
+def test_vectors_of_a_guide_are_in_the_batches_and_in_the_hash_of_the_data(files, letters):
+    config = f"embed.py:train={files}/pairs.tsv,loss=distill_vectors"
+    task = load_task(config, letters, data__batch_size=8, data__guide="guide")
+    vectors = np.arange(len(task.files[0]) * 2 * 16, dtype=np.float32).reshape(-1, 2, 16)
+    hashes = {task.data_hash}
+    for scale in (1, 2):
+        task.add_guide([scale * vectors])
+        hashes.add(task.data_hash)
+    assert len(hashes) == 3
+    _, indices = task._mixed_order.batch(0)
+    np.testing.assert_array_equal(next(task.train_batches(0, SINGLE_SHARD))["guide"], 2 * vectors[indices])
+
+
+def test_paths_of_several_files_do_not_depend_on_the_current_folder(monkeypatch, files, letters):
+    monkeypatch.chdir(files)
+    config = experiment_config("embed:train=pairs.tsv+hf:org/x:train,size=L1_H16", [])
+    assert [each["file"] for each in config.data.sources] == [f"{files}/pairs.tsv", "hf:org/x:train"]
