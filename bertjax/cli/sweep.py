@@ -24,6 +24,7 @@ from bertjax.cli.parser import DISTRIBUTED, INIT_FROM, REQUIRED_CONFIG, command,
 )
 def sweep(args: argparse.Namespace) -> None:
     """Trains all settings of a grid, with one or more seeds each, and selects the best trial on the dev set."""
+    from bertjax.inference.guide import add_guide_vectors
     from bertjax.training.multihost import exit_on_host_error
     from bertjax.training.sweep import TRIALS
     from bertjax.training.sweep import sweep as run
@@ -31,4 +32,5 @@ def sweep(args: argparse.Namespace) -> None:
     distributed = join_cluster(args, parse_run_config(args).cluster)
     with exit_on_host_error(), open_init_checkpoint(args, keep_converted=not distributed, marker=TRIALS) as init_from:
         grid = args.grid or ()
-        print_result(run(args.config, args.overrides, grid, args.seeds, args.workdir, init_from))
+        results = run(args.config, args.overrides, grid, args.seeds, args.workdir, init_from, add_guide_vectors)
+        print_result(results)

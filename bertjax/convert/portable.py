@@ -39,7 +39,7 @@ from bertjax.model.heads import (
 from bertjax.presets import finetuning_config, pretraining_config
 from bertjax.tasks.build import parse_config
 from bertjax.tasks.embedding import sentence_transformers
-from bertjax.tasks.embedding.config import EmbedConfig
+from bertjax.tasks.embedding.config import EmbedConfig, dense_params
 from bertjax.tasks.embedding.sentence_embedder import SentenceEmbedder
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER, OutputLayer, read_output_layer
 from bertjax.tasks.objectives.config import OBJECTIVES
@@ -241,7 +241,7 @@ def workdir_embedder(
 
 def without_embedding_layers(description: Mapping[str, Any], params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns the parameters without an embedder's dense layer, a module of `workdir_embedder`, and its classifier."""
-    dropped = ("dense", "classifier") if description["kind"] == EmbeddingModel.KIND else ()
+    dropped = {"dense"} | ({CLASSIFIER} if description["kind"] == EmbeddingModel.KIND else set())
     return {name: array for name, array in params.items() if name.partition("/")[0] not in dropped}
 
 
@@ -278,7 +278,9 @@ def write_workdir(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
     files = vocabulary_files(checkpoint.vocabulary) | ({OUTPUT_LAYER: layer.as_json()} if layer else {})
     for name, content in files.items():
         (folder / name).write_bytes(content)
+    params = checkpoint.params
     if checkpoint.embedder:
         sentence_transformers.write(checkpoint.embedder, folder)
-    save_params(epath.Path(folder), checkpoint.params, checkpoint.model_description, checkpoint.config.architecture)
+        params = {**params, **dense_params(checkpoint.embedder)}  # For further training.
+    save_params(epath.Path(folder), params, checkpoint.model_description, checkpoint.config.architecture)
     return []

@@ -118,8 +118,8 @@ class Task:
         example, `adaptation.py` adds the task `general`, which evaluates on the replay corpus, the general text that
         is mixed into the adaptation.
       labels: names of the classes or tags by id, for `class_reports` (default: (), no classes).
-      accepts_any_encoder: whether `evaluate` also accepts checkpoints of other tasks, because the model adds no
-        parameters to the encoder (default: False).
+      accepts_any_encoder: whether `evaluate` also accepts checkpoints of other tasks that contain the model's
+        parameters (default: False).
       evaluation_problem: error message if the evaluation data has no labels or no text (default: "", no problem).
 
     Start from a checkpoint (`--init_from`):

@@ -9,7 +9,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -22,6 +22,7 @@ from bertjax.config.run import RunConfig
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.presets import cross_product, grid_values, load_settings
 from bertjax.tasks.build import build_task, parse_config
+from bertjax.tasks.task import Task
 from bertjax.training import train as loop
 from bertjax.training import workdir as workdirs
 from bertjax.training.cached_features import build_training_task
@@ -65,6 +66,7 @@ def sweep(
     seeds: int,
     path: str,
     init_from: str | None,
+    prepare: Callable[[Task], None] = lambda task: None,
 ) -> dict[str, Any]:
     """Runs each setting of an experiment with several seeds, one trial after the other in this process.
 
@@ -80,6 +82,7 @@ def sweep(
       seeds: number of seeds per setting. Each seed is one trial.
       path: workdir of the sweep.
       init_from: checkpoint that initializes each trial (None: random parameters).
+      prepare: function that completes the data of each trial's task.
 
     Returns:
       `stopped` (whether a signal stopped the sweep), and the content of `sweep.json`: `trials`, `settings` with
@@ -113,12 +116,16 @@ def sweep(
         trials.append(Trial(fields, complete(config, init_from), workdir / TRIALS / trial_name(fields)))
     init_fingerprint = saved_fingerprint(find_checkpoint(init_from)) if init_from else ""
     finished = broadcast_from_host0(lambda: [_finished_results(trial, init_fingerprint) for trial in trials])
-    _check_data(trials, finished)
-    return _run_trials(trials, finished, workdir, init_from)
+    _check_data(trials, finished, prepare)
+    return _run_trials(trials, finished, workdir, init_from, prepare)
 
 
 def _run_trials(
-    trials: Sequence[Trial], finished: Sequence[dict[str, Any] | None], workdir: epath.Path, init_from: str | None
+    trials: Sequence[Trial],
+    finished: Sequence[dict[str, Any] | None],
+    workdir: epath.Path,
+    init_from: str | None,
+    prepare: Callable[[Task], None],
 ) -> dict[str, Any]:
     outcomes: list[dict[str, Any]] = []
     content: dict[str, Any] = {}
@@ -133,7 +140,7 @@ def _run_trials(
                 left = f", about {duration(remaining)} left" if seconds else ""
                 logger.info(f"trial {number} of {len(trials)}: {trial.folder.name}{left}")
                 start = time.monotonic()
-                results = _run_trial(trial, init_from)
+                results = _run_trial(trial, init_from, prepare)
                 if results is None:
                     logger.info(f"stopped in trial {number} of {len(trials)}; run the same command to resume the sweep")
                     return {"stopped": True, "trials": outcomes}
@@ -174,7 +181,9 @@ def _finished_results(trial: Trial, init_fingerprint: str) -> dict[str, Any] | N
     return results
 
 
-def _check_data(trials: Sequence[Trial], finished: Sequence[dict[str, Any] | None]) -> None:
+def _check_data(
+    trials: Sequence[Trial], finished: Sequence[dict[str, Any] | None], prepare: Callable[[Task], None]
+) -> None:
     """Raises a UsageError if the task has no dev set, or if the data changed since a finished trial was trained."""
     hashes: dict[str, str] = {}
     for number, (trial, results) in enumerate(zip(trials, finished, strict=True)):
@@ -188,16 +197,19 @@ def _check_data(trials: Sequence[Trial], finished: Sequence[dict[str, Any] | Non
             if not task.best_metric:
                 message = "no dev set to select the best trial; set a dev file, or hold out training data with"
                 raise UsageError(f"{message} --config.data.dev_share=0.1")
+            if any(finished):
+                prepare(task)
             hashes[key] = task.data_hash
         if results is not None and results["data_sha256"] != hashes[key]:
             raise UsageError(f"the trial in {trial.folder} was trained on different data; choose another --workdir")
 
 
-def _run_trial(trial: Trial, init_from: str | None) -> dict[str, Any] | None:
+def _run_trial(trial: Trial, init_from: str | None, prepare: Callable[[Task], None]) -> dict[str, Any] | None:
     """Runs a trial and returns its results, or its `error`. Returns None if a signal stopped the trial."""
     try:
         trial.folder.mkdir(parents=True, exist_ok=True)
         task = build_training_task(trial.config, init_from)
+        prepare(task)
         if loop.train(task, os.fspath(trial.folder), init_from)["stopped"]:
             return None
         return broadcast_from_host0(lambda: read_results(trial.folder, _FIELDS))

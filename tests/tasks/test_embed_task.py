@@ -9,6 +9,7 @@ import pytest
 from command_runs import evaluate, load_task, predict, read_metrics, refused, train, train_command
 from commanding import printed
 from finetuning_data import WORDS, write_tsv
+from safetensors.numpy import save_file
 
 import bertjax
 from bertjax.cli import main as cli
@@ -121,12 +122,17 @@ def bertjax_checkpoint(workdir):
     return find_checkpoint(workdir)
 
 
-def test_a_published_embedder_is_evaluated_and_trained_with_its_pooling(pretrained, files, tmp_path, capfd):
+def test_a_published_embedder_is_evaluated_and_trained_with_its_pooling_and_dense_layer(pretrained, files, tmp_path, capfd):
     folder = tmp_path / "published"
     bertjax.load(pretrained).save(folder, format="huggingface")
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling/config.json").write_text('{"word_embedding_dimension": 16, "pooling_mode_cls_token": true}')
-    modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
+    dense = {"in_features": 16, "out_features": 8, "activation_function": "torch.nn.modules.activation.Tanh"}
+    (folder / "2_Dense").mkdir()
+    (folder / "2_Dense/config.json").write_text(json.dumps({**dense, "bias": False}))
+    weight = np.random.default_rng(0).normal(size=(8, 16)).astype(np.float32)
+    save_file({"linear.weight": weight}, folder / "2_Dense/model.safetensors")
+    modules = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Dense", "Dense")]
     entries = [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{name}"}
         for i, (path, name) in enumerate(modules)
@@ -166,6 +172,17 @@ def test_each_loss_trains_on_its_files(arguments, fields, files, run, letters, t
         **{name: str(value).replace("{}", str(files)) for name, value in fields.items()},
     )
     assert results["step"] == 2
+
+
+@pytest.mark.slow
+def test_a_sweep_trains_with_a_guide_and_is_resumed(files, run, letters, tmp_path, capfd):
+    config = f"embed.py:train={files}/pairs.tsv,dev={files}/sts.tsv,loss=gist"
+    fields = {"steps": 1, "data__batch_size": 8, "data__guide": run}
+    command = ["sweep", *train_command(config, tmp_path / "sweep", letters, **fields)[1:]]
+    for seeds in 1, 2:
+        cli.main([*command, "--grid=epochs=1", f"--seeds={seeds}"])
+    trials = json.loads((tmp_path / "sweep/sweep.json").read_text())["trials"]
+    assert ["score" in trial for trial in trials] == [True, True]
 
 
 def test_a_stopped_run_continues_with_the_same_batches(files, letters):

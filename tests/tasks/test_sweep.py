@@ -115,7 +115,7 @@ def seen_trials(monkeypatch):
     """Replaces the execution of trials. Returns a list to which a sweep adds the fields and config of each trial."""
     trials = []
 
-    def record(new_trials, finished, workdir, init_from):
+    def record(new_trials, *arguments):
         trials.extend((trial.fields, trial.config) for trial in new_trials)
         return {"stopped": False}
 

@@ -5,21 +5,24 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+
 from bertjax.config.fields import from_config_dict
 from bertjax.config.optimizer import OptimizerConfig
 from bertjax.data.finetuning.tables import HUB_PREFIX, ReadStats, Row, column_names, hub_columns, read_hub, read_table
 from bertjax.errors import UsageError
 from bertjax.model.config import AUTO, LSTM
 from bertjax.tasks.embedding import sentence_transformers
-from bertjax.tasks.embedding.sentence_embedder import Layer, Pooling, SentenceEmbedder
+from bertjax.tasks.embedding.sentence_embedder import Layer, Pooling, SentenceEmbedder, activation_name
 from bertjax.tasks.finetuning.config import FinetuningConfig, FinetuningData
-from bertjax.tasks.objectives.embedding_losses import LOSSES, EmbeddingLoss
+from bertjax.tasks.objectives.embedding_losses import LOSSES, EmbeddingLoss, LossOptions
 from bertjax.utils.io import AnyPath
 from bertjax.utils.json_files import read_object
 from bertjax.utils.sections import Section, bounded
 
-# Poolings by their names in sentence-transformers.
+# Poolings and activations by their names in sentence-transformers.
 POOLINGS = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
+DENSE_ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh"}
 # Fields that an initial checkpoint sets if they have their default.
 _EMBED_FIELDS = ("pooling", "normalize", "dense", "dense_activation")
 _DATA_FIELDS = ("seq_len", "query_len", "query_prompt", "document_prompt")
@@ -144,16 +147,13 @@ class EmbedData(FinetuningData):
 
 
 @dataclasses.dataclass(frozen=True)
-class EmbedOptions(Section):
+class EmbedOptions(LossOptions):
     """Vectors and loss of an embedder.
 
     Attributes:
       loss: `info_nce` (in-batch negatives), `gist` (in-batch negatives that a guide model does not find too similar),
         `cosent` or `cosine` (scored pairs), `softmax` (pairs with a class, such as NLI), `margin_mse` (scores of a
         teacher in the column `data.scored_columns[2]`) or `distill_vectors` (vectors of a guide model).
-      temperature: divisor of the cosines in `info_nce`, `gist` and `cosent`.
-      both_directions: for `info_nce`, whether each positive also selects its anchor among all anchors.
-      hardness: for `info_nce`, strength with which similar negatives are emphasized (EmbeddingGemma uses 5).
       dims: numbers of leading components on which the loss is also computed, such as `(384, 128, 64)` (Matryoshka).
       chunk: texts to encode at once (default: 0, the whole batch). It limits the memory of large batches, and must
         divide `data.batch_size`.
@@ -163,18 +163,13 @@ class EmbedOptions(Section):
       dense_activation: function after the dense layer, `identity` or `tanh`.
     """
 
-    field_prefix: ClassVar[str] = "config.embed."
-
     loss: str = bounded("info_nce", choices=tuple(LOSSES))
-    temperature: float = bounded(0.05, above=0)
-    both_directions: bool = False
-    hardness: float = bounded(0.0, at_least=0)
     dims: tuple[int, ...] = ()
     chunk: int = bounded(0, at_least=0)
     pooling: str = bounded(AUTO, choices=(AUTO, *POOLINGS.values()))
     normalize: str = bounded(AUTO, choices=(AUTO, "true", "false"))
     dense: int = bounded(0, at_least=0)
-    dense_activation: str = bounded("identity", choices=("identity", "tanh"))
+    dense_activation: str = bounded("identity", choices=tuple(DENSE_ACTIVATIONS.values()))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -255,10 +250,10 @@ class EmbedConfig(FinetuningConfig):
         field = sentence_transformers.POOLING_FIELDS[mode]
         modules: list[Pooling | Layer] = [Pooling({"word_embedding_dimension": width, field: True}, (mode,))]
         if embed.dense:
-            activation = {"identity": "torch.nn.Identity", "tanh": "torch.nn.Tanh"}[embed.dense_activation]
+            activation = next(name for name, value in DENSE_ACTIVATIONS.items() if value == embed.dense_activation)
             sizes = {"in_features": width, "out_features": embed.dense, "bias": True}
             arrays = {"linear.weight": dense["kernel"].T, "linear.bias": dense["bias"]}
-            modules.append(Layer("Dense", {**sizes, "activation_function": activation}, arrays))
+            modules.append(Layer("Dense", {**sizes, "activation_function": f"torch.nn.{activation}"}, arrays))
         if embed.normalize != "false":
             modules.append(Layer("Normalize", {}, {}))
         size = embed.dense or width
@@ -269,11 +264,16 @@ def _fields(embedder: SentenceEmbedder, folder: AnyPath, embed: EmbedOptions) ->
     """Returns the fields of `EmbedOptions` and `EmbedData` for the modules of a published checkpoint."""
     pooling, *layers = embedder.modules or (Pooling({}, ("mean",)), Layer("Normalize", {}, {}))
     modes = pooling.modes if isinstance(pooling, Pooling) and pooling.config.get("include_prompt", True) else ()
-    is_known = len(modes) == 1 and modes[0] in POOLINGS and [layer.name for layer in layers] in ([], ["Normalize"])
+    dense = _dense_layer(embedder)
+    others = [layer.name for layer in layers if layer is not dense]
+    is_known = len(modes) == 1 and modes[0] in POOLINGS and others in ([], ["Normalize"])
     values: dict[str, Any] = {"seq_len": embedder.max_seq_len}
     values |= {"query_prompt": embedder.prompt(True) or "", "document_prompt": embedder.prompt(False) or ""}
     if is_known and not (embedder.refusal or embedder.lower_case or embedder.truncate_dim):
-        return {**values, "pooling": POOLINGS[modes[0]], "normalize": "true" if layers else "false"}
+        if dense:
+            values["dense"] = len(dense.arrays["linear.weight"])
+            values["dense_activation"] = DENSE_ACTIVATIONS[activation_name(dense.config)]
+        return {**values, "pooling": POOLINGS[modes[0]], "normalize": "true" if others else "false"}
     if AUTO in (embed.pooling, embed.normalize):
         names = ", ".join(module.name for module in embedder.modules)
         raise UsageError(
@@ -281,3 +281,20 @@ def _fields(embedder: SentenceEmbedder, folder: AnyPath, embed: EmbedOptions) ->
             "config.embed.normalize to train without them"
         )
     return values
+
+
+def dense_params(embedder: SentenceEmbedder) -> dict[str, np.ndarray]:
+    """Returns the parameters of `EmbeddingModel` for the dense layer after the pooling, or {} if there is none."""
+    layer = _dense_layer(embedder)
+    if layer is None:
+        return {}
+    weight = layer.arrays["linear.weight"]
+    return {"dense/kernel": weight.T, "dense/bias": layer.arrays.get("linear.bias", np.zeros(len(weight), np.float32))}
+
+
+def _dense_layer(embedder: SentenceEmbedder) -> Layer | None:
+    match embedder.modules:
+        case (Pooling(), Layer(name="Dense", feature="sentence_embedding") as layer, *_):
+            is_known = activation_name(layer.config) in DENSE_ACTIVATIONS and not layer.config.get("use_residual")
+            return layer if is_known else None
+    return None

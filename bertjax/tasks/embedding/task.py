@@ -24,7 +24,6 @@ from bertjax.tasks.embedding.config import EmbedConfig
 from bertjax.tasks.embedding.evaluation import EvalSet, read_eval_sets
 from bertjax.tasks.finetuning.task import FinetuningTask
 from bertjax.tasks.objectives.embedding import Embedding
-from bertjax.tasks.objectives.embedding_losses import LossOptions
 from bertjax.tasks.objectives.step_cost import StepCost
 from bertjax.tasks.records import PredictionRecords
 from bertjax.tasks.task import NumpyBatch
@@ -49,6 +48,7 @@ class EmbedTask(FinetuningTask):
     """
 
     missing_data = "no training data; set --config.data.train_file=FILE with the columns anchor and positive"
+    accepts_any_encoder = True
     files: Sequence[TextExamples] = ()
     eval_sets: Sequence[EvalSet] = ()
     eval_texts: Sequence[str] = ()
@@ -60,7 +60,6 @@ class EmbedTask(FinetuningTask):
         self._more_notes: list[str] = []
         super().__init__(config, train)
         self.eval_first = bool(self.eval_sets)
-        self.accepts_any_encoder = not (config.embed.dense or self._classes)
         self.notes += tuple(self._more_notes)
 
     def load(self, train: bool) -> None:
@@ -112,8 +111,7 @@ class EmbedTask(FinetuningTask):
         width = embed.dense or model.hidden_size
         if wrong := [dim for dim in embed.dims if dim > width]:
             raise UsageError(f"config.embed.dims contains {wrong[0]}; use 1 to {width}, the width of the vectors")
-        options = LossOptions(embed.temperature, embed.both_directions, embed.hardness)
-        return Embedding(module, embed.loss, options, embed.dims, embed.chunk, len(self._classes))
+        return Embedding(module, embed.loss, embed, embed.dims, embed.chunk, len(self._classes))
 
     def _set_schedule(self) -> None:
         super()._set_schedule()

@@ -8,13 +8,14 @@ negatives), D width of a vector.
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from bertjax.model.heads import unit
 from bertjax.tasks.objectives.losses import cross_entropy
+from bertjax.utils.sections import Section, bounded
 
 # Logits of excluded candidates. Minus infinity would make gradients NaN.
 _EXCLUDED = -1e30
@@ -52,12 +53,20 @@ class EmbeddedBatch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class LossOptions:
-    """Options of the losses; see `EmbedOptions`."""
+class LossOptions(Section):
+    """Options of the losses, fields of `config.embed`.
 
-    temperature: float = 0.05
+    Attributes:
+      temperature: divisor of the cosines in `info_nce`, `gist` and `cosent`.
+      both_directions: for `info_nce`, whether each positive also selects its anchor among all anchors.
+      hardness: for `info_nce`, strength with which similar negatives are emphasized (EmbeddingGemma uses 5).
+    """
+
+    field_prefix: ClassVar[str] = "config.embed."
+
+    temperature: float = bounded(0.05, above=0)
     both_directions: bool = False
-    hardness: float = 0.0
+    hardness: float = bounded(0.0, at_least=0)
 
 
 def in_blocks(function: Callable[[Any, Any], Any], rows: Any, num_blocks: int) -> Any:
