@@ -177,9 +177,11 @@ class EmbedOptions(LossOptions):
             raise UsageError(f"config.embed.dims={self.dims} must be positive integers, such as (384, 128, 64)")
         if self.dims and self.loss == "softmax":
             raise UsageError("config.embed.dims is not supported by loss=softmax, whose classifier has a fixed width")
-        for field in ("both_directions", "hardness"):
-            if getattr(self, field) and self.loss != "info_nce":
-                raise UsageError(f"config.embed.{field} has no effect with loss={self.loss}; use loss=info_nce")
+        for option in dataclasses.fields(LossOptions):
+            name, value = option.name, getattr(self, option.name)
+            if value != option.default and name not in LOSSES[self.loss].options:
+                losses = ", ".join(loss for loss, spec in LOSSES.items() if name in spec.options)
+                raise UsageError(f"config.embed.{name}={value} has no effect with loss={self.loss}; it is for {losses}")
 
 
 @dataclasses.dataclass(frozen=True)

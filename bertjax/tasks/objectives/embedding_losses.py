@@ -150,10 +150,14 @@ def cosent(batch: EmbeddedBatch, options: LossOptions) -> jax.Array:
 
     The cosines of the two texts of an example are divided by the temperature (CoSENT, kexue.fm/archives/8847).
     """
-    cosines, scores = _cosines(batch) / options.temperature, batch.labels[:, 0]
-    is_lower = (scores[:, None] < scores) & (batch.weights[:, None] * batch.weights > 0)
-    differences = jnp.where(is_lower, cosines[:, None] - cosines, _EXCLUDED)
-    return jax.nn.logsumexp(jnp.append(differences.ravel(), 0.0))
+    order = jnp.argsort(batch.labels[:, 0])
+    scores, weights = batch.labels[order, 0], batch.weights[order]
+    cosines = _cosines(batch)[order] / options.temperature
+    # Sums over all examples with a lower score, without a matrix of all pairs.
+    sums = jax.lax.associative_scan(jnp.logaddexp, jnp.where(weights > 0, cosines, _EXCLUDED))
+    num_lower = jnp.searchsorted(scores, scores)
+    differences = sums[num_lower - 1] - cosines
+    return jax.nn.logsumexp(jnp.append(jnp.where((num_lower > 0) & (weights > 0), differences, _EXCLUDED), 0.0))
 
 
 def cosine(batch: EmbeddedBatch, options: LossOptions) -> jax.Array:
@@ -193,6 +197,7 @@ class EmbeddingLoss:
 
     Attributes:
       function: function of the batch and the options.
+      options: names of the `LossOptions` that have an effect.
       label: kind of label: "" (none), `score` (a number), `class`, or `scores` (a number for each document).
       in_batch_negatives: whether documents of other examples are negatives, so that no text may be twice in a batch.
       needs_guide: whether the loss compares with vectors of another model.
@@ -200,6 +205,7 @@ class EmbeddingLoss:
     """
 
     function: Callable[[EmbeddedBatch, LossOptions], jax.Array]
+    options: tuple[str, ...] = ()
     label: str = ""
     in_batch_negatives: bool = False
     needs_guide: bool = False
@@ -207,13 +213,13 @@ class EmbeddingLoss:
 
 
 LOSSES = {
-    "info_nce": EmbeddingLoss(info_nce, in_batch_negatives=True),
-    "gist": EmbeddingLoss(gist, in_batch_negatives=True, needs_guide=True),
-    "cosent": EmbeddingLoss(cosent, "score", max_documents=1),
-    "cosine": EmbeddingLoss(cosine, "score", max_documents=1),
-    "softmax": EmbeddingLoss(softmax, "class", max_documents=1),
+    "info_nce": EmbeddingLoss(info_nce, ("temperature", "both_directions", "hardness"), in_batch_negatives=True),
+    "gist": EmbeddingLoss(gist, ("temperature",), in_batch_negatives=True, needs_guide=True),
+    "cosent": EmbeddingLoss(cosent, ("temperature",), label="score", max_documents=1),
+    "cosine": EmbeddingLoss(cosine, label="score", max_documents=1),
+    "softmax": EmbeddingLoss(softmax, label="class", max_documents=1),
     "distill_vectors": EmbeddingLoss(distill_vectors, needs_guide=True),
-    "margin_mse": EmbeddingLoss(margin_mse, "scores"),
+    "margin_mse": EmbeddingLoss(margin_mse, label="scores"),
 }
 
 
