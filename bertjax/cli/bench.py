@@ -43,7 +43,12 @@ def bench_step(args: argparse.Namespace) -> None:
 @command(
     "bertjax bench input --config pretrain:corpus=runs/corpus --seconds 10",
     REQUIRED_CONFIG,
-    option("--seconds", "duration of the measurement in seconds", type=float, default=10.0),
+    option(
+        "--seconds",
+        "duration of the measurement in seconds",
+        type=number(float, at_least=0, at_most=86_400),
+        default=10.0,
+    ),
     JSON,
 )
 def bench_input(args: argparse.Namespace) -> None:

@@ -370,7 +370,9 @@ def write_tokenizer(vocabulary: Vocabulary | None, config: ModelConfig, folder: 
     (folder / file_name).write_bytes(content)
     if vocabulary.kind not in (WORDPIECE, TOKENIZER_JSON):
         return [f"{file_name} is a SentencePiece model, which Hugging Face's BERT tokenizers cannot read"]
-    special_tokens = {f"{name}_token": vocabulary.pieces[i] for name, i in named_special_ids(vocabulary).items()}
+    ids, family = named_special_ids(vocabulary), FAMILIES.get(config.model_type)
+    fields = {f"{name}_token_id": name for name in ids} | dict(family.token_ids if family else {})
+    special_tokens = {field.removesuffix("_id"): vocabulary.pieces[ids[name]] for field, name in fields.items()}
     is_bert = vocabulary.kind == WORDPIECE and vocabulary.max_word_chars == _MAX_WORD_CHARS
     if vocabulary.kind == WORDPIECE:
         pieces = {piece: index for index, piece in enumerate(vocabulary.pieces)}

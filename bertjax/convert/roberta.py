@@ -28,6 +28,7 @@ def _family(model_type: str, prefix: str) -> Family:
         read_fields=_read_fields,
         write_fields=_write_fields,
         fixed={"position_embedding_type": "absolute"},
+        token_ids={"bos_token_id": "cls", "eos_token_id": "sep"},
         classes={
             f"{prefix}ForMaskedLM": ModelClass((MASKED_LM,)),
             f"{prefix}Model": ModelClass((POOLER,)),

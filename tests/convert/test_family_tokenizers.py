@@ -118,9 +118,11 @@ KINDS = {
 
 
 def save_tokenizer(kind, lines, folder):
+    """Saves a tokenizer and a config. Returns the model type."""
     KINDS[kind](lines, folder)
     model_type = {"mmbert": "modernbert"}.get(kind, kind)
     (folder / "config.json").write_text(json.dumps({"model_type": model_type, "type_vocab_size": 1}))
+    return model_type
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -146,7 +148,8 @@ def test_ids_of_texts_and_pairs_equal_those_of_transformers(kind, lines, tmp_pat
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_exported_tokenizer_of_tags_gives_the_ids_of_split_words(kind, lines, tmp_path):
-    save_tokenizer(kind, lines, tmp_path)
+    model_type = save_tokenizer(kind, lines, tmp_path)
+    original = transformers.AutoTokenizer.from_pretrained(tmp_path)
     vocabulary, _ = read_tokenizer(tmp_path)
     words = [*WORDS, "1,000.5", "ok😀", "日本", "don't", "a[MASK]b", "[CLS]", "<mask>", "x<s>y"]
     expected = [Tokenizer(vocabulary).encode_word(word) for word in WORDS]
@@ -154,10 +157,12 @@ def test_exported_tokenizer_of_tags_gives_the_ids_of_split_words(kind, lines, tm
     tokenizer, exported = Tokenizer(vocabulary), tmp_path / "exported"
     assert not tokenizer.missing_prefix and expected == [tokenizer.encode_word(word) for word in WORDS]
     exported.mkdir()
-    write_tokenizer(vocabulary, tiny_config(vocabulary.size), exported)
+    write_tokenizer(vocabulary, tiny_config(vocabulary.size, model_type=model_type), exported)
     theirs = transformers.AutoTokenizer.from_pretrained(exported)
     ids = [index for word in words for index in tokenizer.encode_word(word)]
     assert theirs(words, is_split_into_words=True)["input_ids"] == [vocabulary.cls_id, *ids, vocabulary.sep_id]
+    for name in "bos", "eos":
+        assert getattr(original, f"{name}_token_id") in (None, getattr(theirs, f"{name}_token_id"))
     reread = read_tokenizer(exported)[0]
     assert Tokenizer(reread).encode("ba na") == tokenizer.encode("ba na")
 

@@ -122,7 +122,7 @@ def bertjax_checkpoint(workdir):
     return find_checkpoint(workdir)
 
 
-def test_a_published_embedder_is_evaluated_and_trained_with_its_pooling_and_dense_layer(pretrained, files, tmp_path, capfd):
+def test_a_published_embedder_is_evaluated_with_its_pooling_and_dense_layer(pretrained, files, tmp_path, capfd):
     folder = tmp_path / "published"
     bertjax.load(pretrained).save(folder, format="huggingface")
     (folder / "1_Pooling").mkdir()
