@@ -78,7 +78,7 @@ def detect_format(path: str | os.PathLike) -> str:
 def read_checkpoint(path: str | os.PathLike, lower_case: bool | None = None) -> PortableCheckpoint:
     """Reads a checkpoint of any format into host memory.
 
-    Here and below, `lower_case` overrides the tokenizer's setting (default: None, no override).
+    `lower_case` overrides the tokenizer's setting (default: None, no override).
     """
     fmt = detect_format(path)
     if fmt == BERTJAX:

@@ -239,7 +239,7 @@ def write_embedder(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
 
 
 def _copy_code(source: Path, hf_config: dict[str, Any], folder: Path) -> list[str]:
-    """Copies a model's custom code, and the config field `auto_map`, which names the code. Returns notes."""
+    """Copies a model's custom code and `auto_map`. Returns a note for the user if the code is missing, else []."""
     auto_map = read_object(source / CONFIG, optional=True).get("auto_map") or {}
     modules = {f"{name.partition('.')[0]}.py" for name in auto_map.values() if "--" not in name}
     if not auto_map or not all((source / name).is_file() for name in modules):

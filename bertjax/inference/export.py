@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 Arrays = Mapping[str, np.ndarray]
 Run = Callable[[Arrays], Arrays]
 TOKENIZER_SUFFIX = ".tokenizer.json"
-# Largest difference to bertjax's outputs, as a fraction of the largest output if that is above 1.
+# Maximum difference from bertjax's outputs, relative to the larger of 1 and the largest output.
 TOLERANCE = 1e-4
 # Protocol Buffers (ONNX) and FlatBuffers (`jax.export`) hold 2 GiB, of which the graph needs some MiB.
 _MAX_BYTES = (1 << 31) - (1 << 26)
@@ -54,7 +54,7 @@ _SENTENCES = (
 )
 # Texts of the check. The last one is longer than ModernBERT's window of local attention.
 _TEXTS = (*_SENTENCES, " ".join(_SENTENCES * 7))
-# Poolings of sentence-transformers, as functions of states [B, L, D] and a batch.
+# Pooling functions by mode: from states [B, L, D] and a batch to [B, D].
 _POOLINGS: dict[str, Callable[..., jax.Array]] = {
     "mean": mean_states,
     "cls": lambda states, batch: states[:, 0],

@@ -18,7 +18,7 @@ def add_guide_vectors(task: Task) -> None:
         columns = range(file.num_columns)
         arrays = [encode_texts(model, file.strings[i :: file.num_columns], is_query=i == 0) for i in columns]
         vectors.append(np.stack(arrays, axis=1))
-    width, expected = vectors[0].shape[-1], task.vector_width
+    width, expected = vectors[0].shape[-1], task.objective.model.width
     if task.config.embed.loss == "distill_vectors" and width != expected:
         raise UsageError(
             f"the vectors of {task.config.data.guide} have {width} components, but the model's have {expected}; set "

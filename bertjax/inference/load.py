@@ -106,7 +106,7 @@ def _read_inference_defaults(checkpoint: epath.Path, output_layer: OutputLayer |
 def with_params_and_output_layer(
     model: LoadedModel, params: Any, output_kind: str, labels: Sequence[str]
 ) -> LoadedModel:
-    """Returns `model` with other parameters and output layer; see `Pretrained.replace` ("": no output layer)."""
+    """Replaces parameters and output layer; see `Pretrained.replace`. An empty `output_kind` removes the layer."""
     arrays = {name: np.asarray(array, np.float32) for name, array in flatten_dict(params, sep="/").items()}
     if output_kind and output_kind not in OUTPUT_KINDS:
         raise UsageError(f"unknown output kind {output_kind!r}; use one of {', '.join(OUTPUT_KINDS)}")

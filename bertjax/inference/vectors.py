@@ -131,7 +131,7 @@ def encode_texts(model: LoadedModel, texts: Sequence[str], is_query: bool) -> np
 
 
 def resolve_prompt(model: LoadedModel, pooling: str | None, prompt: str | None, prompt_name: str | None) -> str:
-    """Returns `prompt` if it is set, else the model's prompt `prompt_name`, else its default prompt for `auto`."""
+    """Returns `prompt`, else the model's prompt named `prompt_name`, else (for `auto`) the model's default prompt."""
     prompts, default = (model.embedder.prompts, model.embedder.default_prompt) if model.embedder else ({}, "")
     if prompt_name is not None and prompt_name not in prompts:
         names = ", ".join(map(quoted, prompts)) or "none"

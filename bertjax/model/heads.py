@@ -24,7 +24,7 @@ from bertjax.model.dropout import dropout, gumbel_noise
 from bertjax.model.encoder import ENCODER, Encoder, encode, mean_states, sequence_states
 from bertjax.model.feature_head import CACHED_FEATURES, FeatureHead, encode_with_head
 from bertjax.model.layers import Dense, activation, constant_init, kernel_init, make_norm
-from bertjax.model.lstm import LEFT
+from bertjax.model.lstm import LEFT, RIGHT
 from bertjax.model.matmul import cast_parameter, dot, dot_transposed
 from bertjax.model.partitioning import resolve_layout, with_logical_constraint
 
@@ -317,6 +317,11 @@ class EmbeddingModel(nn.Module):
     dense_activation: str = "identity"
     normalize: bool = True
 
+    @property
+    def width(self) -> int:
+        """Number of components of a vector, D."""
+        return self.dense or self.config.hidden_size
+
     @nn.compact
     def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> jax.Array:
         """Returns float32 vectors [B, D] or, for packed rows with `texts` [B, S], [B, S, D]."""
@@ -325,8 +330,8 @@ class EmbeddingModel(nn.Module):
         if self.pooling == "mean":
             states = mean_states(tokens, batch, num_sequences)
         else:
-            sides = (LEFT,) if self.pooling == "last" else self.config.context_sides
-            states = sequence_states(sides, tokens, batch, num_sequences)
+            side = LEFT if self.pooling == "last" else RIGHT
+            states = sequence_states((side,), tokens, batch, num_sequences)
         if self.dense:
             states = Dense(self.config, (self.dense,), ("embed", None), name="dense")(states)
             states = jnp.tanh(states) if self.dense_activation == "tanh" else states

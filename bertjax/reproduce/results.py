@@ -183,7 +183,7 @@ def save_results(results: Results, runs: Iterable[Run], tables: dict[str, str], 
     if lost:
         raise UsageError(
             f"--keep {file} contains {len(lost)} runs that would be lost, such as {lost[0]}; use a different file, "
-            f"or add --results {file} and request all tables of this file"
+            f"or add --results {file} and name all of its tables"
         )
     seconds = {name: round(value, 1) for name, value in sorted(results.seconds.items()) if name in outcomes}
     _write_json(file, {"tables": tables, "seconds": seconds, "runs": outcomes})

@@ -152,7 +152,7 @@ class PretrainingTask(Task):
 
         With both `ltr_loss` and `rtl_loss`, `perplexity` is the exponential of the mean of these losses.
         `bits_per_byte` is the masked-LM loss in bits per token, divided by the mean number of bytes per held-out token
-        (`mean_piece_bytes`). Masked tokens are a random sample of all tokens, so their mean is the same.
+        (`mean_piece_bytes`). Masked tokens are a random sample, so they have the same mean bytes per token.
         """
         losses = [means[name] for name in _PERPLEXITY_LOSSES if name in means]
         if not losses:

@@ -29,7 +29,7 @@ EXPERIMENT = ROOT / "experiments" / "pretrain.py"
 TINY = f"{EXPERIMENT}:size=L1_H16,quick=true"
 
 COMMANDS = commands(build_parser())
-# Each command with each of its options or arguments that take a path.
+# Pairs of a command and one of its options or arguments that take a path.
 PATH_OPTIONS = [
     (words, action.option_strings[0] if action.option_strings else action.dest)
     for words, parser in COMMANDS.items()

@@ -161,8 +161,7 @@ def run_lengths(vocabulary, masking):
 
 def test_spans_of_words_have_geometric_lengths(vocabulary):
     lengths = run_lengths(vocabulary, Masking(max_span=10))
-    # A geometric number with parameter 0.2, at most 10, has a mean of 3.8 in SpanBERT.
-    # Longer spans are divided here, and adjacent spans form one run.
+    # SpanBERT's mean is 3.8 words. Here, long spans are split, and adjacent spans count as one.
     assert 3.5 < lengths.mean() < 5 and 0.15 < (lengths == 1).mean() < 0.25
     assert run_lengths(vocabulary, Masking(max_span=3)).mean() == pytest.approx(2.8, abs=0.5)
     assert run_lengths(vocabulary, Masking()).mean() < 1.3

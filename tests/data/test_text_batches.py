@@ -5,7 +5,7 @@ import pytest
 
 from bertjax.data.finetuning.batches import NO_EXAMPLE, Batching
 from bertjax.data.finetuning.examples import make_examples
-from bertjax.data.finetuning.text_batches import MixedOrder, TextExamples, UniqueOrder, train_batch
+from bertjax.data.finetuning.text_batches import BatchOrder, MixedOrder, TextExamples, train_batch
 from bertjax.data.shard import SINGLE_SHARD, DataShard
 
 
@@ -13,14 +13,14 @@ def duplicated_keys(count: int = 1000, texts: int = 300) -> np.ndarray:
     return np.random.default_rng(0).integers(0, texts, (count, 2))
 
 
-def epoch(order: UniqueOrder, number: int = 0) -> np.ndarray:
+def epoch(order: BatchOrder, number: int = 0) -> np.ndarray:
     steps = order.steps_per_epoch
     return np.stack([order.batch(number * steps + step) for step in range(steps)])
 
 
 def test_no_batch_contains_a_text_twice_and_an_epoch_contains_nearly_every_example_once():
     keys = duplicated_keys()
-    batches = epoch(UniqueOrder(keys, 16, seed=1, unique=True))
+    batches = epoch(BatchOrder(keys, 16, seed=1, unique=True))
     for batch in batches:
         rows = [{*keys[example]} for example in batch if example != NO_EXAMPLE]
         assert sum(map(len, rows)) == len(set().union(*rows))
@@ -30,23 +30,23 @@ def test_no_batch_contains_a_text_twice_and_an_epoch_contains_nearly_every_examp
 
 def test_examples_that_share_a_text_with_every_other_are_left_out_and_counted():
     keys = np.stack([np.zeros(100, np.int64), np.arange(1, 101)], axis=1)
-    order = UniqueOrder(keys, 10, seed=0, unique=True)
+    order = BatchOrder(keys, 10, seed=0, unique=True)
     assert [np.count_nonzero(batch != NO_EXAMPLE) for batch in epoch(order)] == [1] * 10
-    assert order.left_out == pytest.approx(0.9)
+    assert order.left_out_fraction == pytest.approx(0.9)
 
 
 def test_an_example_may_contain_the_same_text_twice():
     keys = np.repeat(np.arange(32)[:, None], 2, axis=1)
-    batches = epoch(UniqueOrder(keys, 8, seed=0, unique=True))
+    batches = epoch(BatchOrder(keys, 8, seed=0, unique=True))
     assert sorted(batches.ravel()) == [*range(32)]
 
 
 def test_batches_depend_only_on_seed_and_step():
     keys = duplicated_keys(3000)
-    first, second = (UniqueOrder(keys, 8, seed=3, unique=True) for _ in range(2))
+    first, second = (BatchOrder(keys, 8, seed=3, unique=True) for _ in range(2))
     for step in (700, 3, 374, 0, 375):  # Several windows of two epochs, in any order.
         np.testing.assert_array_equal(first.batch(step), second.batch(step))
-    assert (first.batch(0) != UniqueOrder(keys, 8, seed=4, unique=True).batch(0)).any()
+    assert (first.batch(0) != BatchOrder(keys, 8, seed=4, unique=True).batch(0)).any()
     assert (first.batch(0) != first.batch(375)).any()
 
 

@@ -66,7 +66,7 @@ def test_every_window_of_steps_contains_the_configured_share_of_replay_batches(c
     mixed = batches(task_of(corpus, f",replay={general}:0.3", **fields))
     assert [len(batch["input_ids"][0]) for batch in mixed] == [16] * 30 + [32] * 10
 
-    # In the first phase, each mixed batch is the next batch of one of the two corpora.
+    # In the first phase, each mixed batch is the next unused batch of one of the corpora.
     def is_batch(batch, expected):
         return np.array_equal(batch["input_ids"], expected["input_ids"])
 

@@ -233,7 +233,7 @@ def test_empty_texts_are_skipped_and_examples_of_one_text_are_left_out_with_a_no
 def test_files_that_cannot_be_evaluated_are_named(line, message, tmp_path):
     (tmp_path / "dev.jsonl").write_text(f"{line}\n")
     with pytest.raises(bertjax.UsageError, match=message):
-        read_eval_sets(EmbedData(dev_file=f"{tmp_path}/dev.jsonl"), [])
+        read_eval_sets(EmbedData(dev_file=f"{tmp_path}/dev.jsonl"), [], [])
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def test_softmax_equals_the_classifier_of_sentence_transformers():
     np.testing.assert_allclose(value, expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["info_nce", "distill_vectors", "cosent"])
+@pytest.mark.parametrize("name", ["info_nce", "gist", "distill_vectors", "cosent"])
 def test_matryoshka_adds_the_losses_of_leading_components(name):
     batch, dims = random_batch(), (WIDTH, 4, 2)
     if name == "distill_vectors":  # sentence-transformers scales truncated vectors to length 1 first.

@@ -105,7 +105,7 @@ class Vocabulary:
 
     @functools.cached_property
     def word_marker(self) -> tuple[str, bool]:
-        """Prefix of marked pieces, and True if marked pieces start a word, False if they continue one."""
+        """Prefix that marks pieces, and whether marked pieces start a word. Otherwise, they continue one."""
         if self.kind != TOKENIZER_JSON:
             return (CONTINUATION, False) if self.kind == WORDPIECE else (WORD_START, True)
         model = json.loads(self.content)["model"]

@@ -61,7 +61,7 @@ def _parse(text: str) -> Any:
 
 
 def label_name(value: Any) -> str:
-    """Returns a cell's value or an item of a list as the name of a label, without surrounding whitespace."""
+    """Converts a cell or an item of a list to the name of a label, without surrounding whitespace."""
     return value.strip() if isinstance(value, str) else json.dumps(value)
 
 

@@ -44,7 +44,7 @@ class TextExamples:
         return len(self.keys)
 
 
-class UniqueOrder:
+class BatchOrder:
     """Random order of batches in which each epoch contains every example once, and no batch contains a text twice.
 
     The examples of an epoch are shuffled. Within each window of 64 batches, an example moves to another batch if one of
@@ -97,7 +97,7 @@ class UniqueOrder:
         return batches
 
     @cached_property
-    def left_out(self) -> float:
+    def left_out_fraction(self) -> float:
         """Fraction of the examples of the first window that fit into no batch."""
         batches = self._window(0, 0)
         return 1 - np.count_nonzero(batches != NO_EXAMPLE) / min(len(self._keys), batches.size)
@@ -112,7 +112,7 @@ class MixedOrder:
     """
 
     def __init__(self, files: Sequence[TextExamples], batch_size: int, seed: int, unique: bool) -> None:
-        self.orders = [UniqueOrder(file.keys, batch_size, seed, unique) for file in files]
+        self.orders = [BatchOrder(file.keys, batch_size, seed, unique) for file in files]
         self.steps_per_epoch = sum(order.steps_per_epoch for order in self.orders)
         weights = np.array([file.weight for file in files])
         self._shares = np.cumsum(weights) / weights.sum()
@@ -141,7 +141,7 @@ def train_batch(
 
     Returns:
       `input_ids`, `segment_ids`, `sequence_ids`, `position_ids`: int32 [R, L], rows of packed texts, see `make_batch`.
-      `texts`: int32 [R, K], for each sequence of a row, C times its example in the batch plus its column, or -1.
+      `texts`: int32 [R, K], C * example + column of each sequence of a row, or -1.
       `weights`: float32 [B], 0 if unused, otherwise 1.
       `document_weights`: float32 [B, C - 1], 0 for missing texts, otherwise 1.
       Arrays of `examples.rows`: [B, ...], 0 if unused.

@@ -30,10 +30,7 @@ class TextEncoder:
         """Returns `input_ids` and `segment_ids` of a text, truncated."""
         prompt = self.query_prompt if is_query else self.document_prompt
         ids = self.tokenizer.encode_with_special(prompt + text)
-        return encode_pair(ids, None, self.max_tokens(is_query), self.tokenizer.vocabulary)
-
-    def max_tokens(self, is_query: bool) -> int:
-        return self.query_len if is_query else self.document_len
+        return encode_pair(ids, None, self.query_len if is_query else self.document_len, self.tokenizer.vocabulary)
 
 
 def read_examples(
@@ -69,16 +66,19 @@ def read_examples(
         labels = _pad(labels, width - 1, 0.0)
     arrays = {"labels": np.array(labels, np.float32)} if kind else {}
     strings = [text for texts in _pad(examples, width, "") for text in texts]
+    is_query = np.arange(len(strings)) % width == 0
     no_tokens: dict[str, list[int]] = {"input_ids": [], "segment_ids": []}
     sequences = [
-        encoder.encode(text, is_query=index % width == 0) if text else no_tokens for index, text in enumerate(strings)
+        encoder.encode(text, is_anchor) if text else no_tokens
+        for text, is_anchor in zip(strings, is_query, strict=True)
     ]
     texts = make_examples(sequences, {})
-    is_query = np.arange(len(strings)) % width == 0
-    for name, mask in (("anchors", is_query), ("documents", ~is_query)):
-        limit = encoder.max_tokens(name == "anchors")
+    for name, mask, limit in (
+        ("anchors", is_query, encoder.query_len),
+        ("documents", ~is_query, encoder.document_len),
+    ):
         if count := np.count_nonzero(texts.lengths[mask] >= limit):
-            stats.columns += f"; {count:,} {name} have at least {limit} tokens, the maximum, and are truncated to it"
+            stats.columns += f"; {count:,} {name} reach the limit of {limit} tokens"
     keys = np.array([*map(_text_key, strings)], np.int64).reshape(-1, width)
     return TextExamples(stats.file, texts, width, keys, arrays, strings=strings), names
 
@@ -101,12 +101,12 @@ def text_cell(row: Row, column: str, stats: ReadStats) -> str:
 
 
 def _read_texts(row: Row, columns: Sequence[str], stats: ReadStats) -> list[str]:
-    """Returns the texts of a row without spaces at their ends. The last column may contain a list of texts."""
+    """Returns the texts of a row, "" for blank ones. The last column may contain a list of texts."""
     texts, last = [text_cell(row, column, stats) for column in columns[:-1]], row.fields[columns[-1]]
     texts += last if isinstance(last, list) else [last]
     if not all(isinstance(text, str) for text in texts):
         raise UsageError(f"{stats.file} line {row.line}: {columns[-1]} is a list with items that are not text")
-    return [text.strip() for text in texts]
+    return [text if text.strip() else "" for text in texts]
 
 
 def _read_label(row: Row, column: str, kind: str, num_documents: int, stats: ReadStats) -> Any:

@@ -109,7 +109,7 @@ class Phase:
     Attributes:
       seq_len: tokens per row, with special tokens and padding.
       batch_size: rows of the global batch.
-      max_predictions: maximum predictions per row, or per sentence pair or document in packed rows.
+      max_predictions: maximum predictions per sentence pair or document. Rows that are not packed contain one.
       start_step: first step of the phase.
       stop_step: end step (exclusive).
       max_pairs_per_row: maximum sentence pairs or documents of a row (default: 1, rows are not packed).

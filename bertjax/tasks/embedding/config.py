@@ -99,7 +99,7 @@ class EmbedData(FinetuningData):
             raise UsageError("config.data.columns is empty; name at least one column")
         if self.train_file and self.sources:
             raise UsageError("config.data.train_file and config.data.sources both set training files; use only one")
-        _ = self.training_files
+        _ = self.training_files  # Checks `sources`.
 
     @property
     def training_files(self) -> list[EmbedSource]:
@@ -171,6 +171,15 @@ class EmbedOptions(LossOptions):
     dense: int = bounded(0, at_least=0)
     dense_activation: str = bounded("identity", choices=tuple(DENSE_ACTIVATIONS.values()))
 
+    @property
+    def pooling_mode(self) -> str:
+        """Pooling of the vectors, by default `mean`."""
+        return self.pooling.replace(AUTO, "mean")
+
+    @property
+    def is_normalized(self) -> bool:
+        return self.normalize != "false"
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not all(isinstance(dim, int) and dim > 0 for dim in self.dims):
@@ -232,8 +241,8 @@ class EmbedConfig(FinetuningConfig):
         else:
             embedder = sentence_transformers.read(workdir, self.model, is_workdir=True) or SentenceEmbedder()
             values = _fields(embedder, workdir, self.embed)
-        if self.embed.dense:  # A new dense layer.
-            values |= {"dense": self.embed.dense, "dense_activation": self.embed.dense_activation}
+        if self.embed.dense:  # A new dense layer does not inherit an activation.
+            values["dense_activation"] = self.embed.dense_activation
         sections: dict[str, Any] = {}
         for name, fields in (("embed", _EMBED_FIELDS), ("data", _DATA_FIELDS)):
             section = getattr(self, name)
@@ -248,7 +257,7 @@ class EmbedConfig(FinetuningConfig):
         `width` is the hidden size. `dense` contains `kernel` and `bias` of the dense layer, if there is one.
         """
         data, embed = self.data, self.embed
-        mode = next(name for name, pooling in POOLINGS.items() if pooling == embed.pooling.replace(AUTO, "mean"))
+        mode = next(name for name, pooling in POOLINGS.items() if pooling == embed.pooling_mode)
         field = sentence_transformers.POOLING_FIELDS[mode]
         modules: list[Pooling | Layer] = [Pooling({"word_embedding_dimension": width, field: True}, (mode,))]
         if embed.dense:
@@ -256,14 +265,14 @@ class EmbedConfig(FinetuningConfig):
             sizes = {"in_features": width, "out_features": embed.dense, "bias": True}
             arrays = {"linear.weight": dense["kernel"].T, "linear.bias": dense["bias"]}
             modules.append(Layer("Dense", {**sizes, "activation_function": f"torch.nn.{activation}"}, arrays))
-        if embed.normalize != "false":
+        if embed.is_normalized:
             modules.append(Layer("Normalize", {}, {}))
         size = embed.dense or width
         return SentenceEmbedder(tuple(modules), size, max(data.lengths), prompts=data.prompts, similarity="cosine")
 
 
 def _fields(embedder: SentenceEmbedder, folder: AnyPath, embed: EmbedOptions) -> dict[str, Any]:
-    """Returns the fields of `EmbedOptions` and `EmbedData` for the modules of a published checkpoint."""
+    """Converts the modules of a published checkpoint to values of `EmbedOptions` and `EmbedData`."""
     pooling, *layers = embedder.modules or (Pooling({}, ("mean",)), Layer("Normalize", {}, {}))
     modes = pooling.modes if isinstance(pooling, Pooling) and pooling.config.get("include_prompt", True) else ()
     dense = _dense_layer(embedder)

@@ -1,8 +1,8 @@
 """Evaluation of text embedders: correlation with scores, ranks of positives, and retrieval.
 
 Each set of texts has the metrics of the vectors (`score`) and of a baseline without a model (`baseline`), prediction
-records (`records`), and a JSON value that changes with the data (`answers`). Sets contain indices of the evaluation
-texts of all sets, whose vectors, float32 [N, D], have length 1.
+records (`records`), and a JSON value that changes with the data (`hash_content`). Sets contain indices of the
+evaluation texts of all sets, whose vectors, float32 [N, D], have length 1.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 PAIR_METRICS = ("accuracy_at_1", "accuracy_at_10")
 RETRIEVAL_METRICS = ("ndcg_at_10", "mrr_at_10", "recall_at_10", "recall_at_100")
-# Documents to rank for the metrics, and neighbors in the records of a query.
+# Ranked documents per query: for the metrics, and in the prediction records.
 _DEPTH, _NEIGHBORS = 100, 5
 
 # Index of each distinct text, by the text and whether it is an anchor or query.
@@ -71,13 +71,13 @@ class ScoredPairs:
             yield {**pair, "score": float(label), "cosine": float(cosine)}
 
     @property
-    def answers(self) -> Any:
+    def hash_content(self) -> Any:
         return [self.pairs.tolist(), self.labels.tolist()]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RankedDocuments:
-    """Queries and the documents among which each finds its own: pairs, or retrieval data with judgments.
+    """Ranking of documents for each query, of pairs or of judged retrieval data.
 
     Attributes:
       name: file of the pairs, or folder of the retrieval data.
@@ -96,8 +96,8 @@ class RankedDocuments:
 
     def _rank(self, vectors: np.ndarray, count: int) -> Rankings:
         """Returns the cosines of the `count` nearest documents of each query."""
-        ids, own, others = [*self.documents], [*self.queries.values()], [*self.documents.values()]
-        rows = zip(self.queries, *nearest(vectors[own], vectors[others], count), strict=True)
+        ids, queries, documents = [*self.documents], [*self.queries.values()], [*self.documents.values()]
+        rows = zip(self.queries, *nearest(vectors[queries], vectors[documents], count), strict=True)
         return {
             query: {ids[index]: float(cosine) for cosine, index in zip(cosines, indices, strict=True)}
             for query, cosines, indices in rows
@@ -131,7 +131,7 @@ class RankedDocuments:
             yield {"text": texts[self.queries[query]], "nearest": neighbors}
 
     @property
-    def answers(self) -> Any:
+    def hash_content(self) -> Any:
         indices = [[*self.queries.values()], [*self.documents.values()]]
         return [*indices, [*self.judgments.values()], [*self.documents]]
 
@@ -139,20 +139,20 @@ class RankedDocuments:
 EvalSet = ScoredPairs | RankedDocuments
 
 
-def read_eval_sets(data: EmbedData, read_stats: list[ReadStats]) -> tuple[list[EvalSet], EvalTexts, list[str]]:
-    """Reads the dev or test file and the retrieval folder. Appends row counts to `read_stats`.
+def read_eval_sets(data: EmbedData, read_stats: list[ReadStats], notes: list[str]) -> tuple[list[EvalSet], EvalTexts]:
+    """Reads the dev or test file and the retrieval folder. Returns the sets and their texts.
 
-    Returns the sets, their texts, and notes about the retrieval folder.
+    Appends the row counts of the file to `read_stats`, and those of the retrieval folder to `notes`.
     """
     sets: list[EvalSet] = []
     texts: EvalTexts = {}
     if data.eval_split == NO_SPLIT:
-        return sets, texts, []
+        return sets, texts
     if file := getattr(data, f"{data.eval_split}_file"):
         read = _read_scored if data.has_columns(file, data.scored_columns) else _read_pairs
         sets.append(read(data, file, texts, read_stats))
     if not data.retrieval:
-        return sets, texts, []
+        return sets, texts
     has_split = (Path(data.retrieval).expanduser() / "qrels" / f"{data.eval_split}.tsv").exists()
     split = data.retrieval_split or (data.eval_split if has_split else "test")
     retrieval = read_retrieval(data.retrieval, split)
@@ -164,7 +164,8 @@ def read_eval_sets(data: EmbedData, read_stats: list[ReadStats]) -> tuple[list[E
         {key: _index(texts, text, False) for key, text in retrieval.documents.items()},
         retrieval.judgments,
     )
-    return [*sets, ranked], texts, [*retrieval.notes]
+    notes += retrieval.notes
+    return [*sets, ranked], texts
 
 
 def _index(texts: EvalTexts, text: str, is_query: bool) -> int:

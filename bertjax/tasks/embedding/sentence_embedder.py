@@ -43,7 +43,7 @@ class Pooling:
 
     Attributes:
       config: content of the module's `config.json`.
-      modes: names of `POOLING_FIELDS`.
+      modes: pooling modes, keys of `POOLING_FIELDS`.
     """
 
     name: ClassVar[str] = "Pooling"
@@ -97,7 +97,7 @@ def _layer_norm(x: np.ndarray, config: Mapping[str, Any], arrays: Mapping[str, n
     return (x - x.mean(axis=-1, keepdims=True)) / deviation * arrays["norm.weight"] + arrays["norm.bias"]
 
 
-# Functions of x [n, in], the module's config and its arrays, by the names of the classes in sentence-transformers.
+# Layers by their class in sentence-transformers: functions of x [n, D], the layer's config and its arrays.
 LAYERS = {"Dense": _dense, "Normalize": _normalize, "LayerNorm": _layer_norm}
 
 
@@ -106,7 +106,7 @@ class Layer:
     """Module that replaces a feature.
 
     Attributes:
-      name: name of `LAYERS`.
+      name: class of the layer, a key of `LAYERS`.
       config: content of the module's `config.json`.
       arrays: float32 weights by name.
       feature: name of the feature.

@@ -38,9 +38,11 @@ _TRANSFORMER_CONFIGS = tuple(
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
 _OLD_POOLING = "1_Pooling/config.json"
 _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
-# Files of an exported checkpoint, files to download, and patterns of files that an upload removes or replaces.
+# Files that exports write.
 FILES = (MODULES, _PROMPTS, _TRANSFORMER_CONFIGS[0], "*_Pooling", "*_Dense", "*_Normalize", "*_LayerNorm")
+# Files to download.
 READ_FILES = (MODULES, _PROMPTS, *_TRANSFORMER_CONFIGS, _OLD_POOLING)
+# Files that an upload replaces or removes.
 STALE_FILES = (MODULES, _PROMPTS, *_TRANSFORMER_CONFIGS, "[0-9]*_*/*")
 _TYPES = "sentence_transformers."
 # Fields of the Transformer's config, with the only value that bertjax supports.
@@ -187,7 +189,7 @@ def _read_module(name: str, folder: AnyPath, widths: dict[str, int]) -> list[Poo
     names = ("module_input_name", "module_output_name")
     source, target = (config.get(field) or config.get(names[0]) or SENTENCE for field in names)
     if source not in widths or target != source:
-        raise UsageError(f"{file} maps {source} to {target}, which bertjax does not support at this place")
+        raise UsageError(f"{file} maps {source} to {target}, which bertjax does not support here")
     width, shapes = widths[source], {}
     # As in sentence-transformers, the fields of Normalize are ignored.
     if name == "LayerNorm":

@@ -12,13 +12,13 @@ import numpy as np
 
 from bertjax.data.finetuning.batches import NO_EXAMPLE, Batching, eval_batches, in_input_order
 from bertjax.data.finetuning.examples import make_examples
-from bertjax.data.finetuning.text_batches import MixedOrder, TextExamples, UniqueOrder, train_batch
+from bertjax.data.finetuning.text_batches import BatchOrder, MixedOrder, TextExamples, train_batch
 from bertjax.data.finetuning.text_columns import TextEncoder, read_examples
 from bertjax.data.shard import SINGLE_SHARD, DataShard
 from bertjax.errors import UsageError, listed
 from bertjax.metrics.metric import Metric
 from bertjax.metrics.nearest import unit_rows
-from bertjax.model.config import AUTO, ModelConfig
+from bertjax.model.config import ModelConfig
 from bertjax.model.heads import EmbeddingModel
 from bertjax.tasks.embedding.config import EmbedConfig
 from bertjax.tasks.embedding.evaluation import EvalSet, read_eval_sets
@@ -56,12 +56,6 @@ class EmbedTask(FinetuningTask):
     objective: Embedding
     _classes: Sequence[str] = ()
 
-    def __init__(self, config: EmbedConfig, train: bool = True) -> None:
-        self._more_notes: list[str] = []
-        super().__init__(config, train)
-        self.eval_first = bool(self.eval_sets)
-        self.notes += tuple(self._more_notes)
-
     def load(self, train: bool) -> None:
         data = self.config.data
         if train and not data.training_files:
@@ -71,7 +65,8 @@ class EmbedTask(FinetuningTask):
         self._encoder = TextEncoder(self.tokenizer, prompts["query"], prompts["document"], *data.lengths)
         if train:
             self._read_training_files()
-        self.eval_sets, texts, self._more_notes = read_eval_sets(data, self.read_stats)
+        self.eval_sets, texts = read_eval_sets(data, self.read_stats, self.data_notes)
+        self.eval_first = bool(self.eval_sets)
         self._eval_keys, self.eval_texts = [*texts], [text for text, _ in texts]
         if not (train or texts):
             raise UsageError(f"no file for the {data.eval_split} set; set --config.data.{data.eval_split}_file=FILE")
@@ -83,13 +78,13 @@ class EmbedTask(FinetuningTask):
         files: list[TextExamples] = []
         classes: list[list[str]] = []
         for file in data.training_files:
-            texts = file.columns or (data.scored_columns[:2] if loss.label in ("score", "class") else data.columns)
-            if loss.max_documents and len(texts) > 1 + loss.max_documents:
-                raise UsageError(f"loss={self.config.embed.loss} needs two texts per row, not {', '.join(texts)}")
+            columns = file.columns or (data.scored_columns[:2] if loss.label in ("score", "class") else data.columns)
+            if loss.max_documents and len(columns) > 1 + loss.max_documents:
+                raise UsageError(f"loss={self.config.embed.loss} needs two texts per row, not {', '.join(columns)}")
             label = data.scored_columns[2] if loss.label else ""
-            rows, stats = data.read_rows(file.file, [*texts, *([label] if label else [])])
+            rows, stats = data.read_rows(file.file, [*columns, *([label] if label else [])])
             self.read_stats.append(stats)
-            examples, names = read_examples(rows, texts, label, loss.label, self._encoder, stats)
+            examples, names = read_examples(rows, columns, label, loss.label, self._encoder, stats)
             if self.config.embed.loss == "cosine" and (score := np.abs(examples.rows["labels"]).max()) > 1:
                 raise UsageError(
                     f"{file.file} has the score {score:g}, but loss=cosine needs scores from -1 to 1; scale them, or "
@@ -106,11 +101,11 @@ class EmbedTask(FinetuningTask):
 
     def make_objective(self, model: ModelConfig) -> Embedding:
         embed = self.config.embed
-        pooling = embed.pooling.replace(AUTO, "mean")
-        module = EmbeddingModel(model, pooling, embed.dense, embed.dense_activation, embed.normalize != "false")
-        width = embed.dense or model.hidden_size
-        if wrong := [dim for dim in embed.dims if dim > width]:
-            raise UsageError(f"config.embed.dims contains {wrong[0]}; use 1 to {width}, the width of the vectors")
+        module = EmbeddingModel(model, embed.pooling_mode, embed.dense, embed.dense_activation, embed.is_normalized)
+        if wrong := [dim for dim in embed.dims if dim > module.width]:
+            raise UsageError(
+                f"config.embed.dims contains {wrong[0]}; use 1 to {module.width}, the width of the vectors"
+            )
         return Embedding(module, embed.loss, embed, embed.dims, embed.chunk, len(self._classes))
 
     def _set_schedule(self) -> None:
@@ -119,14 +114,14 @@ class EmbedTask(FinetuningTask):
             return
         config, data = self.config, self.config.data
         self._mixed_order = MixedOrder(self.files, data.batch_size, config.seed, config.loss.in_batch_negatives)
-        texts = {config.embed.chunk or data.batch_size * file.num_columns for file in self.files}
-        rows = [count // data.examples_per_row for count in texts]
+        text_counts = {config.embed.chunk or data.batch_size * file.num_columns for file in self.files}
+        rows = [count // data.examples_per_row for count in text_counts]
         self._set_training_schedule(self._mixed_order.steps_per_epoch, data.batch_size, *rows)
         for file, order in zip(self.files, self._mixed_order.orders, strict=True):
-            if order.left_out > _NOTED_SHARE:
-                self._more_notes.append(
-                    f"{file.name}: about {order.left_out:.1%} of the rows are left out of each epoch, because their "
-                    "texts occur in too many other rows; use a smaller batch, or fewer rows with the same text"
+            if (fraction := order.left_out_fraction) > _NOTED_SHARE:
+                self.data_notes.append(
+                    f"{file.name}: about {fraction:.1%} of the rows are left out of each epoch, because their texts "
+                    "occur in too many other rows; use a smaller batch, or fewer rows with the same text"
                 )
 
     def _select_metric(self) -> Metric | None:
@@ -153,13 +148,8 @@ class EmbedTask(FinetuningTask):
             digest.update(file.texts.fingerprint().encode())
             for name, values in sorted(file.rows.items()):
                 digest.update(f"{name} {values.shape}".encode() + values.tobytes())
-        digest.update(json.dumps([self._eval_keys, [each.answers for each in self.eval_sets]]).encode())
+        digest.update(json.dumps([self._eval_keys, [each.hash_content for each in self.eval_sets]]).encode())
         return digest.hexdigest()
-
-    @property
-    def vector_width(self) -> int:
-        """Number of components of a vector."""
-        return self.objective.model.dense or self.objective.model.config.hidden_size
 
     def add_guide(self, vectors: Sequence[np.ndarray]) -> None:
         """Adds the vectors of a guide model to the training batches: for each file, float32 [N, C, E]."""
@@ -223,7 +213,8 @@ class EmbedTask(FinetuningTask):
         """For each file, rows and row lengths of its first batches."""
         shapes: list[list[tuple[int, int]]] = []
         for file in self.files:
-            order = UniqueOrder(file.keys, self.config.data.batch_size, self.config.seed, unique=False)
+            # Row lengths hardly depend on which examples a batch exchanges with others.
+            order = BatchOrder(file.keys, self.config.data.batch_size, self.config.seed, unique=False)
             steps = range(min(_COST_BATCHES, order.steps_per_epoch))
             batches = (train_batch(file, order.batch(step), self._batching, SINGLE_SHARD) for step in steps)
             shapes.append([batch["input_ids"].shape for batch in batches])
@@ -238,7 +229,7 @@ class EmbedTask(FinetuningTask):
             "texts": columns,
             "documents": columns - 1,
             "example_texts": columns,
-            "guide_width": self.vector_width,
+            "guide_width": model.width,
             "labels": columns - 1,
             "pieces": model.config.vocab_size,
             "classes": 2,

@@ -73,6 +73,7 @@ class FinetuningTask(Task):
         """Reads the data. Raises a UsageError if `train` is True and the config sets no data."""
         super().__init__(config)
         self.read_stats: list[ReadStats] = []
+        self.data_notes: list[str] = []
         if not config.has_data:
             self._init_without_data(train)
             return
@@ -101,7 +102,7 @@ class FinetuningTask(Task):
         self.results = {"evaluated_on": evaluated_on, "files": [vars(stats) for stats in self.read_stats]}
         not_evaluated = f"evaluated on {_NOT_EVALUATED}" if self.eval_examples is None else ""
         notes = (self._describe_labels(), self._describe_class_weights(), not_evaluated)
-        self.notes = (*(stats.summary() for stats in self.read_stats), *filter(None, notes))
+        self.notes = (*(stats.summary() for stats in self.read_stats), *filter(None, notes), *self.data_notes)
 
     def _init_without_data(self, train: bool) -> None:
         config = self.config

@@ -122,6 +122,5 @@ class Embedding(Objective):
         params = super().init_params(key)
         if not self.num_classes:
             return params
-        width = self.model.dense or self.model.config.hidden_size
-        classifier = self._classifier.init(jax.random.fold_in(key, 1), jnp.zeros((1, 3 * width)))
+        classifier = self._classifier.init(jax.random.fold_in(key, 1), jnp.zeros((1, 3 * self.model.width)))
         return {**params, _CLASSIFIER: classifier["params"]}

@@ -1,7 +1,7 @@
 """Losses of text embedders: pure functions of the vectors of a batch.
 
-Each function returns the mean loss over the examples of a batch, a float32 scalar, and equals the class of the same
-purpose in sentence-transformers. Axis letters: B examples per batch, M documents per example (a positive, then hard
+Each function returns the loss of a batch, a float32 scalar, and equals the class of the same purpose in
+sentence-transformers. Axis letters: B examples per batch, M documents per example (a positive, then hard
 negatives), D width of a vector.
 """
 
@@ -45,11 +45,8 @@ class EmbeddedBatch(NamedTuple):
     guide: jax.Array | None = None
 
     def truncate(self, width: int) -> "EmbeddedBatch":
-        """Returns the batch with the first `width` components of each vector, and of guides of the same width."""
-        guide = self.guide
-        if guide is not None and guide.shape[-1] == self.queries.shape[-1]:
-            guide = guide[..., :width]
-        return self._replace(queries=self.queries[:, :width], documents=self.documents[..., :width], guide=guide)
+        """Returns the batch with the first `width` components of each vector, and with the same guide."""
+        return self._replace(queries=self.queries[:, :width], documents=self.documents[..., :width])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,20 +87,21 @@ def in_blocks(function: Callable[[Any, Any], Any], rows: Any, num_blocks: int) -
 def info_nce(batch: EmbeddedBatch, options: LossOptions) -> jax.Array:
     """Cross-entropy of the positive among all documents of the batch (InfoNCE, arXiv 1807.03748).
 
-    With `both_directions`, the mean with the cross-entropy of the anchor among all anchors. `hardness` adds its product
-    with the cosine to the logits of negatives, without a gradient (EmbeddingGemma, arXiv 2509.20354).
+    `both_directions` averages this with the cross-entropy of the anchor among all anchors, given the positive.
+    `hardness` adds `hardness` * cosine, without a gradient, to the logits of negatives (EmbeddingGemma, arXiv
+    2509.20354).
     """
     queries, positives = unit(batch.queries), unit(batch.documents[:, 0])
-    candidates = _columns(unit(batch.documents))
-    is_candidate = _columns(batch.document_weights * batch.weights[:, None])
+    candidates = _flatten(unit(batch.documents))
+    is_candidate = _flatten(batch.document_weights * batch.weights[:, None])
 
     def losses(rows: tuple[jax.Array, ...], block: Any) -> jax.Array:
         query, positive, row = rows
-        cosines = _products(query, candidates)
-        penalty = jnp.where(_is_column(row, candidates), 0, options.hardness * jax.lax.stop_gradient(cosines))
-        log_z = _log_z(cosines / options.temperature + penalty, is_candidate)
+        cosines = _inner_products(query, candidates)
+        bonus = jnp.where(_is_own(row, len(candidates)), 0, options.hardness * jax.lax.stop_gradient(cosines))
+        log_z = _log_sum_exp(cosines / options.temperature + bonus, is_candidate)
         if options.both_directions:
-            reverse = _log_z(_products(positive, queries) / options.temperature, batch.weights)
+            reverse = _log_sum_exp(_inner_products(positive, queries) / options.temperature, batch.weights)
             log_z = (log_z + reverse) / 2
         return log_z - jnp.sum(query * positive, axis=-1) / options.temperature
 
@@ -114,15 +112,15 @@ def info_nce(batch: EmbeddedBatch, options: LossOptions) -> jax.Array:
 def gist(batch: EmbeddedBatch, options: LossOptions) -> jax.Array:
     """InfoNCE without the candidates that a guide finds more similar than the positive (GISTEmbed, arXiv 2402.16829).
 
-    Candidates of an anchor are all documents of the batch and, as a guide compares them with the anchor or with its
-    positive, all other anchors and positives.
+    Candidates of an anchor are all documents and all other anchors, which the guide compares with the anchor, and all
+    other positives, which it compares with the positive.
     """
     assert batch.guide is not None
     documents = unit(batch.documents)
-    queries, positives, candidates = unit(batch.queries), documents[:, 0], _columns(documents)
+    queries, positives, candidates = unit(batch.queries), documents[:, 0], _flatten(documents)
     guide = unit(batch.guide)
-    guide_queries, guide_positives, guide_candidates = guide[:, 0], guide[:, 1], _columns(guide[:, 1:])
-    is_candidate = _columns(batch.document_weights * batch.weights[:, None])
+    guide_queries, guide_positives, guide_candidates = guide[:, 0], guide[:, 1], _flatten(guide[:, 1:])
+    is_candidate = _flatten(batch.document_weights * batch.weights[:, None])
 
     def losses(rows: tuple[jax.Array, ...], block: Any) -> jax.Array:
         query, positive, guide_query, guide_positive, row = rows
@@ -133,11 +131,10 @@ def gist(batch: EmbeddedBatch, options: LossOptions) -> jax.Array:
             (query, queries, guide_query, guide_queries, batch.weights),
             (positive, positives, guide_positive, guide_positives, batch.weights),
         ):
-            logits.append(_products(own, others) / options.temperature)
-            masks.append((_products(guide_own, guide_others) <= threshold) & (weights > 0))
-        is_own = _is_column(row, candidates)
-        masks = [masks[0] | is_own, *(mask & ~_is_column(row, queries) for mask in masks[1:])]
-        log_z = _log_z(jnp.concatenate(logits, axis=1), jnp.concatenate(masks, axis=1))
+            logits.append(_inner_products(own, others) / options.temperature)
+            masks.append((_inner_products(guide_own, guide_others) <= threshold) & (weights > 0))
+        masks = [masks[0] | _is_own(row, len(candidates)), *(mask & ~_is_own(row, len(queries)) for mask in masks[1:])]
+        log_z = _log_sum_exp(jnp.concatenate(logits, axis=1), jnp.concatenate(masks, axis=1))
         return log_z - jnp.sum(query * positive, axis=-1) / options.temperature
 
     rows = (queries, positives, guide_queries, guide_positives, jnp.arange(len(queries)))
@@ -146,9 +143,9 @@ def gist(batch: EmbeddedBatch, options: LossOptions) -> jax.Array:
 
 
 def cosent(batch: EmbeddedBatch, options: LossOptions) -> jax.Array:
-    """Logarithm of 1 + the sum of exp(cosine - higher cosine) over all pairs of examples whose scores say the opposite.
+    """log(1 + sum exp(c_i - c_j)) over all pairs of examples with score_i < score_j (CoSENT, kexue.fm/archives/8847).
 
-    The cosines of the two texts of an example are divided by the temperature (CoSENT, kexue.fm/archives/8847).
+    c_i is the cosine of the two texts of example i, divided by the temperature.
     """
     order = jnp.argsort(batch.labels[:, 0])
     scores, weights = batch.labels[order, 0], batch.weights[order]
@@ -175,8 +172,9 @@ def distill_vectors(batch: EmbeddedBatch, options: LossOptions) -> jax.Array:
     """Mean squared error between the vectors of all texts and a guide's vectors (arXiv 2004.09813)."""
     assert batch.guide is not None
     vectors = jnp.concatenate([batch.queries[:, None], batch.documents], axis=1)
+    guide = batch.guide[..., : vectors.shape[-1]]
     weights = jnp.concatenate([jnp.ones_like(batch.document_weights[:, :1]), batch.document_weights], axis=1)
-    errors = jnp.mean((vectors - batch.guide) ** 2, axis=-1)
+    errors = jnp.mean((vectors - guide) ** 2, axis=-1)
     return _mean(errors, weights * batch.weights[:, None])
 
 
@@ -223,21 +221,22 @@ LOSSES = {
 }
 
 
-def _columns(values: jax.Array) -> jax.Array:
+def _flatten(values: jax.Array) -> jax.Array:
     """Flattens values of documents [B, M, ...] to [M B, ...]: the positives of all examples, then the negatives."""
     return values.swapaxes(0, 1).reshape(-1, *values.shape[2:])
 
 
-def _is_column(rows: jax.Array, columns: jax.Array) -> jax.Array:
-    return rows[:, None] == jnp.arange(len(columns))
+def _is_own(rows: jax.Array, num_candidates: int) -> jax.Array:
+    """Returns whether a candidate is that of the row's own example, bool [rows, candidates]."""
+    return rows[:, None] == jnp.arange(num_candidates)
 
 
-def _products(rows: jax.Array, columns: jax.Array) -> jax.Array:
+def _inner_products(rows: jax.Array, columns: jax.Array) -> jax.Array:
     # On TPU, the default precision is that of bfloat16, too low for cosines that are divided by a temperature.
     return jnp.matmul(rows, columns.T, precision=jax.lax.Precision.HIGHEST)
 
 
-def _log_z(logits: jax.Array, weights: jax.Array) -> jax.Array:
+def _log_sum_exp(logits: jax.Array, weights: jax.Array) -> jax.Array:
     return jax.nn.logsumexp(jnp.where(weights > 0, logits, _EXCLUDED), axis=-1)
 
 

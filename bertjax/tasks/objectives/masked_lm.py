@@ -89,7 +89,7 @@ class MaskedLm(PretrainingObjective):
         return self.metric_sums(batch, *self.apply(params, batch, dropout_key)), {}
 
     def metric_sums(self, batch: Batch, masked_lm_logits: jax.Array, pair_logits: jax.Array) -> MetricSums:
-        """Returns the metric sums of logits [B, P, V] and [B, 2] or, with up to S pairs per row, [B, S, 2].
+        """Computes metric sums from masked-LM logits [B, P, V] and pair logits [B, 2], or [B, S, 2] of packed rows.
 
         Labels of -1 are ignored.
         """

@@ -46,7 +46,8 @@ class PretrainingObjective(Objective):
     def for_model(cls, model: ModelConfig, data: Any = None) -> Self:
         """Builds the objective for a model config.
 
-        Fields of the objective and its model get their values from equally named fields of `data`, the config section.
+        Copies values from fields of `data`, the config section, to fields of the objective and its model with the same
+        names.
         """
 
         def values(owner: Any) -> dict[str, Any]:
@@ -71,7 +72,7 @@ class PretrainingObjective(Objective):
         raise NotImplementedError
 
     def row_source(self, packed: bool) -> "RowSource":
-        """Returns the source of rows, packed or not, which turns spans of the corpus into rows. Imports TensorFlow."""
+        """Returns the source that builds rows, packed or not, from the corpus. Imports TensorFlow."""
         from bertjax.data.pretraining.row_sources import make_row_source
 
         return make_row_source(self.pairing, packed, self.has_masks)
