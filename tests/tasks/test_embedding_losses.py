@@ -1,5 +1,7 @@
 """Losses of embedders: equal to sentence-transformers, and independent of chunks, meshes and padding."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -67,7 +69,7 @@ def torch_loss(name: str, batch: EmbeddedBatch, options: LossOptions, dims=()):
         loss.model, loss.temperature, loss.must_retokenize = model, options.temperature, False
         loss.margin_strategy, loss.margin, loss.gather_across_devices = "absolute", 0.0, False
         loss.contrast_anchors = loss.contrast_positives = True
-        guides = iter(guide.unbind(1))
+        guides = itertools.cycle(guide.unbind(1))
         loss.guide = lambda features: {"sentence_embedding": next(guides)}
     elif name == "cosent":
         loss = losses.CoSENTLoss(model, scale=scale)
