@@ -50,6 +50,8 @@ def mine(args: argparse.Namespace) -> None:
         raise UsageError(f"--last_rank={last_rank} is too low; use at least {lowest}")
     output, columns, stats = Path(args.output), (args.anchor, args.positive), ReadStats(args.input)
     table_format(output)
+    if output.exists() and output.samefile(args.input):
+        raise UsageError(f"--output={args.output} is the input; choose another file")
     pairs = read_pairs(read_table(Path(args.input), columns, stats), columns, stats)
     logger.info(stats.summary())
     texts = [text for positives in pairs.values() for text in positives]

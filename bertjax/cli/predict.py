@@ -103,7 +103,6 @@ def _reject(args: argparse.Namespace, options: Iterable[str], scope: str) -> Non
 
 
 def _predict_texts(args: argparse.Namespace) -> None:
-    from bertjax.data.finetuning.tables import FORMATS
     from bertjax.inference.inputs import read_texts, split_line
     from bertjax.inference.load import load_model
     from bertjax.inference.predict import check_model, format_record, predict_texts
@@ -111,12 +110,6 @@ def _predict_texts(args: argparse.Namespace) -> None:
     _reject(args, ("config", "output", "split", "columns", "overrides"), "to the task's data only")
     if "" in args.texts:
         raise UsageError("a text is empty; pass nonempty texts or --text FILE")
-    form = Path(args.text or "").suffix.removeprefix(".").lower()
-    if form in FORMATS:
-        raise UsageError(
-            f"--text={args.text} is a {form} table, not one text per line; write its texts to a .txt file, or use "
-            "--output DIR --config.data.test_file=FILE"
-        )
     texts, lines = itertools.tee(read_texts(args.texts, args.text))
     context = "\n".join(read_texts((), args.context_file)) if args.context_file else args.context or ""
     model = load_model(args.checkpoint)

@@ -11,6 +11,7 @@ from typing import Any
 
 from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.data.finetuning.examples import Examples, encode_pair, make_examples
+from bertjax.data.finetuning.tables import FORMATS
 from bertjax.errors import UsageError, quoted
 from bertjax.inference.loaded_model import LoadedModel
 from bertjax.tasks.embedding.sentence_embedder import SentenceEmbedder
@@ -121,6 +122,11 @@ def read_texts(texts: Iterable[str], path: str | None) -> Iterator[str]:
     if not path:
         return iter(texts)
     name = "standard input" if path == STDIN else path
+    if (form := Path(path).suffix.removeprefix(".").lower()) in FORMATS:
+        raise UsageError(
+            f"{path} is a {form} table, not one text per line; write its texts to a .txt file, or use bertjax predict "
+            "with --output DIR and --config.data.test_file=FILE"
+        )
     try:
         file: Any = sys.stdin.buffer if path == STDIN else Path(path).expanduser().open("rb")
         first_block = file.read1(_READ_BYTES)

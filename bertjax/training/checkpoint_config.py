@@ -150,9 +150,10 @@ def choose_evaluation(config: RunConfig, split: str) -> RunConfig:
     """Returns the config for the evaluation of a split.
 
     For the test split, sets `data.dev_file` to the test file, because a task may ignore the labels of a test file.
+    Embedders do not, and may have a test set in `data.retrieval`.
     """
     config = choose_split(config, split)
-    if split == SPLITS[0] or not hasattr(config.data, "test_file"):
+    if split == SPLITS[0] or not hasattr(config.data, "test_file") or hasattr(config.data, "retrieval"):
         return config
     if not config.data.test_file:
         raise UsageError("no test file; set it with --config.data.test_file=FILE")

@@ -88,8 +88,8 @@ def check_batch_sizes(batch_sizes: Sequence[int], mesh: Mesh, grad_accum_steps: 
         if batch_size % (shards * grad_accum_steps):
             raise UsageError(
                 f"a batch of {batch_size} rows is not divisible by {shards} data shards x {grad_accum_steps} "
-                "micro-batches; change config.data.batch_size or eval_batch_size (examples_per_row and "
-                "config.phases change the rows of a batch)"
+                "micro-batches; change config.data.batch_size or eval_batch_size (examples_per_row, "
+                "config.phases and config.embed.chunk change the rows of a batch)"
             )
 
 

@@ -195,8 +195,10 @@ def _check_data(
         if key not in hashes:
             task = build_task(trial.config, train=True)
             if not task.best_metric:
-                message = "no dev set to select the best trial; set a dev file, or hold out training data with"
-                raise UsageError(f"{message} --config.data.dev_share=0.1")
+                raise UsageError(
+                    "no dev set to select the best trial; set a dev file or, in a task that holds out training data, "
+                    "--config.data.dev_share=0.1"
+                )
             if any(finished):
                 prepare(task)
             hashes[key] = task.data_hash

@@ -41,6 +41,14 @@ def test_an_example_may_contain_the_same_text_twice():
     assert sorted(batches.ravel()) == [*range(32)]
 
 
+def test_a_negative_that_the_batch_contains_is_missing():
+    file = examples(4, 4)
+    file.keys[:] = [[0, 1, 2, 3], [4, 5, 1, 6], [7, 7, 3, 6], [8, 9, 2, 10]]
+    batch = train_batch(file, np.arange(4), Batching(4, 4, 16, 4), SINGLE_SHARD, unique=True)
+    assert batch["document_weights"].tolist() == [[1, 1, 0], [1, 0, 1], [1, 1, 0], [1, 0, 1]]
+    assert np.count_nonzero(batch["texts"] != -1) == np.count_nonzero(batch["document_weights"]) + 4
+
+
 def test_batches_depend_only_on_seed_and_step():
     keys = duplicated_keys(3000)
     first, second = (BatchOrder(keys, 8, seed=3, unique=True) for _ in range(2))

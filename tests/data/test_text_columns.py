@@ -32,7 +32,8 @@ def read(folder, letters, rows, columns, kind, label="score", **fields):
     ],
 )
 def test_labels_are_scores_margins_or_classes(kind, value, expected, letters, tmp_path):
-    rows = [{"a": "x", "b": ["y", "z"], "score": value}, {"a": "x", "b": ["y", "z"], "score": "no"}]
+    documents = ["y", "z"] if kind == "scores" else "y"
+    rows = [{"a": "x", "b": documents, "score": value}, {"a": "x", "b": documents, "score": "no"}]
     rows = rows if kind == "class" else rows[:1]
     examples, names, _ = read(tmp_path, letters, rows, ("a", "b"), kind)
     assert examples.rows["labels"][0].tolist() == expected
@@ -49,14 +50,16 @@ def test_labels_are_scores_margins_or_classes(kind, value, expected, letters, tm
     ],
 )
 def test_wrong_labels_are_refused_with_their_line(kind, value, message, letters, tmp_path):
-    rows = [{"a": "x", "b": ["y", "z"], "score": value}]
+    rows = [{"a": "x", "b": ["y", "z"] if kind == "scores" else "y", "score": value}]
     with pytest.raises(UsageError, match=f"line 1: score.*{message}"):
         read(tmp_path, letters, rows, ("a", "b"), kind)
 
 
 def test_missing_texts_have_no_tokens_and_prompts_and_lengths_differ_by_column(letters, tmp_path):
-    rows = [{"a": "x y", "b": ["y", "x y z"]}, {"a": "x", "b": ["z"]}, {"a": "", "b": ["z"]}]
-    examples, _, stats = read(tmp_path, letters, rows, ("a", "b"), "", query_prompt="q", query_len=4, document_len=8)
+    rows = [{"a": "x y", "b": "y", "c": ["x y z"]}, {"a": "x", "b": "z", "c": []}, {"a": "", "b": "z", "c": ["z"]}]
+    examples, _, stats = read(
+        tmp_path, letters, rows, ("a", "b", "c"), "", query_prompt="q", query_len=4, document_len=8
+    )
     assert examples.num_columns == 3 and examples.texts.lengths.tolist() == [4, 3, 5, 4, 3, 0]
     assert examples.keys[1, 2] == -1 and np.all(examples.keys[0] != examples.keys[1])
-    assert stats.skipped["with an empty text"]["rows"] == 1 and "2 anchors have at least 4 tokens" in stats.columns
+    assert stats.skipped["with an empty text"]["rows"] == 1 and "2 anchors reach the limit of 4 tokens" in stats.columns

@@ -259,7 +259,7 @@ def test_wrong_usage_is_refused(folders, capfd, tmp_path):
         (folders[CLASSES], "--output=out --json", "--json applies only to texts"),
         (folders[CLASSES], "a --seq_len=41", "seq_len=41 is out of range; use 8 to 40"),
         (folders[CLASSES], "--text=nothing", "cannot read"),
-        (folders[CLASSES], "--text=rows.jsonl", "--text=rows.jsonl is a jsonl table"),
+        (folders[CLASSES], "--text=rows.jsonl", "rows.jsonl is a jsonl table"),
     ):
         assert message in refused(capfd, "predict", f"--checkpoint={folder}", *arguments.split())
     assert "a text is empty" in refused(capfd, "predict", f"--checkpoint={folders[CLASSES]}", "")

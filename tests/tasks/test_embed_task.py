@@ -35,7 +35,7 @@ def files(tmp_path_factory):
     folder, rng = tmp_path_factory.mktemp("embed"), random.Random(0)
     pairs = [(text(rng, topic), text(rng, topic)) for topic in TOPICS for _ in range(4)]
     write_tsv(folder / "pairs.tsv", ["anchor", "positive"], [[*pair] for pair in pairs])
-    lines = [{"q": a, "texts": [p, text(rng, rng.choice(TOPICS))][: 1 + i % 2]} for i, (a, p) in enumerate(pairs)]
+    lines = [{"q": a, "p": p, "n": [text(rng, rng.choice(TOPICS))][: i % 2]} for i, (a, p) in enumerate(pairs)]
     (folder / "lists.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     scored = [[text(rng, a), text(rng, a if i % 2 else TOPICS[0]), str(i % 2)] for i, a in enumerate(TOPICS * 4)]
     write_tsv(folder / "sts.tsv", ["sentence1", "sentence2", "score"], scored)
@@ -150,7 +150,7 @@ def test_a_published_embedder_is_evaluated_with_its_pooling_and_dense_layer(pret
 @pytest.mark.parametrize(
     ("arguments", "fields"),
     [
-        ("train={}/lists.jsonl,columns=q+texts", {}),
+        ("train={}/lists.jsonl,columns=q+p+n", {}),
         ("train={}/pairs.tsv+{}/pairs.tsv", {"embed.chunk": 8, "embed.dims": "(16, 4)"}),
         ("train={}/pairs.tsv,loss=gist", {"data.guide": "{}/run"}),
         ("train={}/pairs.tsv,loss=distill_vectors", {"data.guide": "{}/run", "embed.dense": 8}),
@@ -201,6 +201,11 @@ def test_a_stopped_run_continues_with_the_same_batches(files, letters):
         ("train={}/pairs.tsv", {"embed__chunk": 6}, "must divide"),
         ("train={}/pairs.tsv,loss=gist", {}, "config.data.guide"),
         ("train={}/pairs.tsv,columns=anchor", {}, "a positive"),
+        ("train={}/pairs.tsv,columns=anchor+anchor", {}, "only once"),
+        ("train={}/lists.jsonl,columns=q+n", {}, "third column"),
+        ("train={}/sts.tsv,loss=margin_mse,columns=sentence1+sentence2", {}, "a negative"),
+        ("train={}/pairs.tsv", {"data__guide": "{}/run"}, "gist or distill_vectors"),
+        ("train={}/pairs.tsv,loss=distill_vectors", {"data__guide": "{}/run", "embed__temperature": 0.1}, "no effect"),
         ("train={}/pairs.tsv,columns=query+answer", {}, "query"),
         ("train={}/nli.tsv,scored=premise+hypothesis+label,loss=cosent", {}, "not a number"),
         ("train={}/pairs.tsv", {"embed__dims": "(32,)"}, "1 to 16"),

@@ -45,15 +45,16 @@ class TextExamples:
 
 
 class BatchOrder:
-    """Random order of batches in which each epoch contains every example once, and no batch contains a text twice.
+    """Random order of batches in which each epoch contains every example once.
 
-    The examples of an epoch are shuffled. Within each window of 64 batches, an example moves to another batch if one of
-    its texts is already in its own. An example that fits into no batch of its window is left out of this epoch. Only
-    the windows of the requested steps are computed.
+    No batch contains an anchor or positive twice: the examples of an epoch are shuffled, and within each window of 64
+    batches, an example moves to another batch if its anchor or positive is already in its own. An example that fits
+    into no batch of its window is left out of this epoch. Only the windows of the requested steps are computed.
     """
 
     def __init__(self, keys: np.ndarray, batch_size: int, seed: int, unique: bool) -> None:
         """Prepares the order of N examples with `keys` [N, C]. With `unique=False`, texts may repeat in a batch."""
+        keys = keys[:, :2]
         self._keys, self._batch_size, self._seed, self._unique = keys, batch_size, seed, unique
         self.steps_per_epoch = -(-len(keys) // batch_size)
         self._permutation = lru_cache(maxsize=2)(
@@ -75,7 +76,7 @@ class BatchOrder:
         return self._exchange(batches) if self._unique else batches
 
     def _exchange(self, batches: np.ndarray) -> np.ndarray:
-        """Moves examples between batches, so that each text occurs at most once in a batch."""
+        """Moves examples between batches, so that each anchor and positive occurs at most once in a batch."""
         texts: list[set[int]] = [set() for _ in batches]
         moved: list[int] = []
         for batch, present in zip(batches, texts, strict=True):
@@ -135,9 +136,12 @@ class MixedOrder:
 
 
 def train_batch(
-    examples: TextExamples, indices: np.ndarray, batching: Batching, shard: DataShard
+    examples: TextExamples, indices: np.ndarray, batching: Batching, shard: DataShard, unique: bool = False
 ) -> dict[str, np.ndarray]:
     """Builds this process's rows of a training batch with the examples `indices`, int64 [B], `NO_EXAMPLE` if unused.
+
+    With `unique`, a negative that the batch contains already is missing: each text is compared with all anchors, so
+    once is enough.
 
     Returns:
       `input_ids`, `segment_ids`, `sequence_ids`, `position_ids`: int32 [R, L], rows of packed texts, see `make_batch`.
@@ -148,6 +152,8 @@ def train_batch(
     """
     used, columns = indices != NO_EXAMPLE, examples.num_columns
     keys = np.where(used[:, None], examples.keys[indices], -1)
+    if unique:
+        keys = _without_repeated_negatives(keys)
     texts = np.where(keys == -1, NO_EXAMPLE, indices[:, None] * columns + np.arange(columns)).ravel()
     lengths = np.where(texts == NO_EXAMPLE, 0, examples.texts.lengths[texts])
     places, length = pack_batch(lengths, dataclasses.replace(batching, batch_size=len(texts)))
@@ -164,3 +170,11 @@ def train_batch(
         "document_weights": (keys[own, 1:] != -1).astype(np.float32),
         **{name: values[own] for name, values in arrays.items()},
     }
+
+
+def _without_repeated_negatives(keys: np.ndarray) -> np.ndarray:
+    """Replaces keys [B, C] of negatives, from column 2, by -1 if they are in an earlier column or row."""
+    by_column = keys.T.ravel()
+    is_kept = np.arange(len(by_column)) < 2 * len(keys)  # anchors and positives
+    is_kept[np.unique(by_column, return_index=True)[1]] = True
+    return np.where(is_kept.reshape(-1, len(keys)).T, keys, -1)

@@ -38,14 +38,15 @@ def read_examples(
 ) -> tuple[TextExamples, list[str]]:
     """Tokenizes the rows of a file, and updates `stats`. Returns the examples, and the names of the classes.
 
-    `columns` are the columns of anchor, positive and negatives. A cell of the last column may be a list of texts. Rows
-    with an empty anchor or positive, or without a label, are skipped; empty negatives are missing texts. `label` is the
-    column with labels of the `kind` that `EmbeddingLoss` describes.
+    `columns` are the columns of anchor, positive and negatives. A cell of the last column may be a list of negatives
+    or, with a teacher's scores, of all documents. Rows with an empty anchor or positive, or without a label, are
+    skipped; empty negatives are missing texts. `label` is the column with labels of the `kind` that `EmbeddingLoss`
+    describes.
     """
     examples: list[list[str]] = []
     labels: list[Any] = []
     for row in rows:
-        texts = _read_texts(row, columns, stats)
+        texts = _read_texts(row, columns, kind, stats)
         if "" in texts[:2]:
             stats.skip("with an empty text", row.line)
             continue
@@ -78,7 +79,8 @@ def read_examples(
         ("documents", ~is_query, encoder.document_len),
     ):
         if count := np.count_nonzero(texts.lengths[mask] >= limit):
-            stats.columns += f"; {count:,} {name} reach the limit of {limit} tokens"
+            note = f"{count:,} {name} reach the limit of {limit} tokens"
+            stats.columns = "; ".join(filter(None, [stats.columns, note]))
     keys = np.array([*map(_text_key, strings)], np.int64).reshape(-1, width)
     return TextExamples(stats.file, texts, width, keys, arrays, strings=strings), names
 
@@ -100,9 +102,14 @@ def text_cell(row: Row, column: str, stats: ReadStats) -> str:
     raise UsageError(f"{stats.file} line {row.line}: {column} is a list; only the last column may be a list of texts")
 
 
-def _read_texts(row: Row, columns: Sequence[str], stats: ReadStats) -> list[str]:
+def _read_texts(row: Row, columns: Sequence[str], kind: str, stats: ReadStats) -> list[str]:
     """Returns the texts of a row, "" for blank ones. The last column may contain a list of texts."""
     texts, last = [text_cell(row, column, stats) for column in columns[:-1]], row.fields[columns[-1]]
+    if isinstance(last, list) and len(columns) < 3 and kind != "scores":
+        raise UsageError(
+            f"{stats.file} line {row.line}: {columns[-1]} is a list; write one positive per row, and name a third "
+            "column for negatives in config.data.columns"
+        )
     texts += last if isinstance(last, list) else [last]
     if not all(isinstance(text, str) for text in texts):
         raise UsageError(f"{stats.file} line {row.line}: {columns[-1]} is a list with items that are not text")

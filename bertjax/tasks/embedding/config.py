@@ -10,7 +10,7 @@ import numpy as np
 from bertjax.config.fields import from_config_dict
 from bertjax.config.optimizer import OptimizerConfig
 from bertjax.data.finetuning.tables import HUB_PREFIX, ReadStats, Row, column_names, hub_columns, read_hub, read_table
-from bertjax.errors import UsageError
+from bertjax.errors import UsageError, listed
 from bertjax.model.config import AUTO, LSTM
 from bertjax.tasks.embedding import sentence_transformers
 from bertjax.tasks.embedding.sentence_embedder import Layer, Pooling, SentenceEmbedder, activation_name
@@ -56,8 +56,8 @@ class EmbedData(FinetuningData):
         datasets of the Hugging Face Hub, `hf:ORG/NAME[/CONFIG]:SPLIT`.
       sources: several training files instead of `train_file`, such as `({'file': 'a.tsv'}, {'file': 'b.tsv'})`. All
         rows of a batch are from one file. See `EmbedSource`.
-      columns: columns of the anchor, its positive and, optionally, hard negatives. The last column may contain lists of
-        texts.
+      columns: columns of the anchor, its positive and, optionally, hard negatives. A third column may contain lists of
+        negatives and, with a teacher's scores, the second one lists of documents.
       scored_columns: columns of two texts and their score, or their class for the loss `softmax`. Losses with a score
         are trained on these columns. A dev or test file with these columns is scored by correlation; other files are
         scored by the rank of each anchor's positive.
@@ -95,8 +95,8 @@ class EmbedData(FinetuningData):
         super().__post_init__()
         if len(self.scored_columns) != 3:
             raise UsageError(f"config.data.scored_columns={self.scored_columns} must be three columns")
-        if not self.columns:
-            raise UsageError("config.data.columns is empty; name at least one column")
+        if not self.columns or len({*self.columns}) < len(self.columns):
+            raise UsageError(f"config.data.columns={self.columns}; name at least one column, and each only once")
         if self.train_file and self.sources:
             raise UsageError("config.data.train_file and config.data.sources both set training files; use only one")
         _ = self.training_files  # Checks `sources`.
@@ -154,13 +154,14 @@ class EmbedOptions(LossOptions):
       loss: `info_nce` (in-batch negatives), `gist` (in-batch negatives that a guide model does not find too similar),
         `cosent` or `cosine` (scored pairs), `softmax` (pairs with a class, such as NLI), `margin_mse` (scores of a
         teacher in the column `data.scored_columns[2]`) or `distill_vectors` (vectors of a guide model).
-      dims: numbers of leading components on which the loss is also computed, such as `(384, 128, 64)` (Matryoshka).
+      dims: numbers of leading components on which the loss is computed, such as `(384, 128, 64)` (Matryoshka; default:
+        (), only the whole vectors).
       chunk: texts to encode at once (default: 0, the whole batch). It limits the memory of large batches, and must
         divide `data.batch_size`.
       pooling: `mean`, `cls` or `last` token (default: that of the initial checkpoint, or mean).
       normalize: whether vectors have length 1: `true` or `false` (default: as in the initial checkpoint, or true).
-      dense: width of a dense layer after the pooling (default: 0, no dense layer).
-      dense_activation: function after the dense layer, `identity` or `tanh`.
+      dense: width of a new dense layer after the pooling (default: 0, that of the initial checkpoint, or none).
+      dense_activation: `identity` or `tanh` (default: that of the initial checkpoint, or identity).
     """
 
     loss: str = bounded("info_nce", choices=tuple(LOSSES))
@@ -169,7 +170,7 @@ class EmbedOptions(LossOptions):
     pooling: str = bounded(AUTO, choices=(AUTO, *POOLINGS.values()))
     normalize: str = bounded(AUTO, choices=(AUTO, "true", "false"))
     dense: int = bounded(0, at_least=0)
-    dense_activation: str = bounded("identity", choices=tuple(DENSE_ACTIVATIONS.values()))
+    dense_activation: str = bounded(AUTO, choices=(AUTO, *DENSE_ACTIVATIONS.values()))
 
     @property
     def pooling_mode(self) -> str:
@@ -179,6 +180,11 @@ class EmbedOptions(LossOptions):
     @property
     def is_normalized(self) -> bool:
         return self.normalize != "false"
+
+    @property
+    def activation(self) -> str:
+        """Function after the dense layer, by default `identity`."""
+        return self.dense_activation.replace(AUTO, "identity")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -225,6 +231,8 @@ class EmbedConfig(FinetuningConfig):
             )
         if self.loss.needs_guide and data.has_files and data.training_files and not data.guide:
             raise UsageError(f"loss={embed.loss} needs vectors of another model; set --config.data.guide=CKPT")
+        if data.guide and not self.loss.needs_guide:
+            raise UsageError(f"config.data.guide has no effect with loss={embed.loss}; use gist or distill_vectors")
         if self.has_model and self.model.encoder == LSTM:
             raise UsageError("an LSTM encoder cannot be trained as an embedder; use a Transformer")
 
@@ -241,8 +249,11 @@ class EmbedConfig(FinetuningConfig):
         else:
             embedder = sentence_transformers.read(workdir, self.model, is_workdir=True) or SentenceEmbedder()
             values = _fields(embedder, workdir, self.embed)
-        if self.embed.dense:  # A new dense layer does not inherit an activation.
-            values["dense_activation"] = self.embed.dense_activation
+        if self.embed.dense and values.get("dense", 0) not in (0, self.embed.dense):
+            raise UsageError(
+                f"config.embed.dense={self.embed.dense}, but {workdir} has a dense layer of width {values['dense']}; "
+                "leave config.embed.dense unset, or start from another checkpoint"
+            )
         sections: dict[str, Any] = {}
         for name, fields in (("embed", _EMBED_FIELDS), ("data", _DATA_FIELDS)):
             section = getattr(self, name)
@@ -261,7 +272,7 @@ class EmbedConfig(FinetuningConfig):
         field = sentence_transformers.POOLING_FIELDS[mode]
         modules: list[Pooling | Layer] = [Pooling({"word_embedding_dimension": width, field: True}, (mode,))]
         if embed.dense:
-            activation = next(name for name, value in DENSE_ACTIVATIONS.items() if value == embed.dense_activation)
+            activation = next(name for name, value in DENSE_ACTIVATIONS.items() if value == embed.activation)
             sizes = {"in_features": width, "out_features": embed.dense, "bias": True}
             arrays = {"linear.weight": dense["kernel"].T, "linear.bias": dense["bias"]}
             modules.append(Layer("Dense", {**sizes, "activation_function": f"torch.nn.{activation}"}, arrays))
@@ -286,10 +297,10 @@ def _fields(embedder: SentenceEmbedder, folder: AnyPath, embed: EmbedOptions) ->
             values["dense_activation"] = DENSE_ACTIVATIONS[activation_name(dense.config)]
         return {**values, "pooling": POOLINGS[modes[0]], "normalize": "true" if others else "false"}
     if AUTO in (embed.pooling, embed.normalize):
-        names = ", ".join(module.name for module in embedder.modules)
         raise UsageError(
-            f"{folder} has modules that cannot be trained ({embedder.refusal or names}); set config.embed.pooling and "
-            "config.embed.normalize to train without them"
+            f"{folder} has {embedder.refusal or listed(map(str, embedder.modules))}; a task supports one mean, cls or "
+            "lasttoken pooling, one Dense with Identity or Tanh, and Normalize. Use `bertjax encode`, or set "
+            "config.embed.pooling and config.embed.normalize to leave the modules out"
         )
     return values
 

@@ -50,6 +50,9 @@ class Pooling:
     config: Mapping[str, Any]
     modes: tuple[str, ...]
 
+    def __str__(self) -> str:
+        return f"Pooling ({', '.join(self.modes)})"
+
     def __call__(self, features: dict[str, np.ndarray], lengths: np.ndarray, prompt_len: int) -> None:
         """Sets `sentence_embedding`. `lengths` is int64 [n]; `prompt_len` counts [CLS] and the prompt, or is 0."""
         hidden = features[TOKENS]
@@ -116,6 +119,9 @@ class Layer:
     config: Mapping[str, Any]
     arrays: Mapping[str, np.ndarray]
     feature: str = SENTENCE
+
+    def __str__(self) -> str:
+        return f"Dense ({activation_name(self.config)})" if self.name == "Dense" else self.name
 
     def __call__(self, features: dict[str, np.ndarray], lengths: np.ndarray, prompt_len: int) -> None:
         """Replaces the feature. `lengths` and `prompt_len` have no effect."""

@@ -95,13 +95,16 @@ class EmbedTask(FinetuningTask):
             files.append(dataclasses.replace(examples, weight=file.weight or len(examples), strings=strings))
         if any(names != classes[0] for names in classes):
             raise UsageError("the training files have different classes; use the same classes in each")
-        if loss.in_batch_negatives and any(file.num_columns < 2 for file in files):
-            raise UsageError(f"loss={self.config.embed.loss} needs an anchor and a positive; set config.data.columns")
+        if any(file.num_columns < 1 + loss.min_documents for file in files):
+            needed = ("an anchor", "a positive", "a negative")[: 1 + loss.min_documents]
+            raise UsageError(f"loss={self.config.embed.loss} needs {' and '.join(needed)}; set config.data.columns")
+        if classes[0]:
+            self.data_notes.append(f"{len(classes[0]):,} classes: {listed(classes[0])}")
         self.files, self._classes = files, classes[0]
 
     def make_objective(self, model: ModelConfig) -> Embedding:
         embed = self.config.embed
-        module = EmbeddingModel(model, embed.pooling_mode, embed.dense, embed.dense_activation, embed.is_normalized)
+        module = EmbeddingModel(model, embed.pooling_mode, embed.dense, embed.activation, embed.is_normalized)
         if wrong := [dim for dim in embed.dims if dim > module.width]:
             raise UsageError(
                 f"config.embed.dims contains {wrong[0]}; use 1 to {module.width}, the width of the vectors"
@@ -166,7 +169,7 @@ class EmbedTask(FinetuningTask):
             raise UsageError(f"loss={self.config.embed.loss} needs vectors of the guide; use `bertjax train`")
         for step in range(start_step, self.total_steps):
             file, indices = self._mixed_order.batch(step)
-            yield train_batch(self.files[file], indices, self._batching, shard)
+            yield train_batch(self.files[file], indices, self._batching, shard, self.config.loss.in_batch_negatives)
 
     def eval_batches(self, shard: DataShard) -> Iterator[NumpyBatch]:
         if self.eval_examples is None:

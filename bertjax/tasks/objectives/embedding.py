@@ -35,8 +35,8 @@ class Embedding(Objective):
     Attributes:
       loss: name of the loss.
       options: options of the loss.
-      dims: numbers of leading components of the vectors on which the loss is also computed (Matryoshka, arXiv
-        2205.13147). The losses are added (default: (), only the whole vectors).
+      dims: numbers of leading components of the vectors on which the loss is computed (Matryoshka, arXiv 2205.13147).
+        The losses are added (default: (), only the whole vectors).
       chunk: texts to encode at once (default: 0, the whole batch). The backward pass encodes each chunk again, so that
         memory does not grow with the batch (GradCache, arXiv 2101.06983).
       num_classes: number of classes of the loss `softmax`.

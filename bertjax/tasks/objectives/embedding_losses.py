@@ -199,7 +199,7 @@ class EmbeddingLoss:
       label: kind of label: "" (none), `score` (a number), `class`, or `scores` (a number for each document).
       in_batch_negatives: whether documents of other examples are negatives, so that no text may be twice in a batch.
       needs_guide: whether the loss compares with vectors of another model.
-      max_documents: maximum number of documents per example (default: 0, no limit).
+      min_documents, max_documents: number of documents per example (defaults: 1, and 0, no limit).
     """
 
     function: Callable[[EmbeddedBatch, LossOptions], jax.Array]
@@ -207,6 +207,7 @@ class EmbeddingLoss:
     label: str = ""
     in_batch_negatives: bool = False
     needs_guide: bool = False
+    min_documents: int = 1
     max_documents: int = 0
 
 
@@ -216,8 +217,8 @@ LOSSES = {
     "cosent": EmbeddingLoss(cosent, ("temperature",), label="score", max_documents=1),
     "cosine": EmbeddingLoss(cosine, label="score", max_documents=1),
     "softmax": EmbeddingLoss(softmax, label="class", max_documents=1),
-    "distill_vectors": EmbeddingLoss(distill_vectors, needs_guide=True),
-    "margin_mse": EmbeddingLoss(margin_mse, label="scores"),
+    "distill_vectors": EmbeddingLoss(distill_vectors, needs_guide=True, min_documents=0),
+    "margin_mse": EmbeddingLoss(margin_mse, label="scores", min_documents=2),
 }
 
 
