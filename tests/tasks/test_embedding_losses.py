@@ -104,6 +104,7 @@ def value_and_grads(function, batch):
         ("gist", 1, LossOptions(temperature=0.1)),
         ("gist", 2, LossOptions(temperature=0.1)),
         ("cosent", 1, LossOptions()),
+        ("cosent", 1, LossOptions(temperature=1.0)),
         ("cosine", 1, LossOptions()),
         ("margin_mse", 2, LossOptions()),
         ("margin_mse", 3, LossOptions()),
