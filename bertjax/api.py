@@ -26,8 +26,8 @@ from bertjax.inference.inputs import Text, TruncationCount, as_tuples, tokenize
 from bertjax.inference.load import load_model, to_portable, with_params_and_output_layer
 from bertjax.inference.loaded_model import LoadedModel
 from bertjax.inference.predict import fill_mask, predict_texts
-from bertjax.inference.vectors import AUTO, VectorEncoder, resolve_prompt
-from bertjax.model.config import Architecture, ModelConfig
+from bertjax.inference.vectors import VectorEncoder, resolve_prompt
+from bertjax.model.config import AUTO, Architecture, ModelConfig
 from bertjax.tasks.finetuning.output_layer import TAGS, OutputLayer
 from bertjax.utils.devices import skip_missing_tpu
 

@@ -92,7 +92,8 @@ def encode(args: argparse.Namespace) -> None:
     """Writes one vector per text to a NumPy file."""
     from bertjax.inference.inputs import STDIN, read_texts
     from bertjax.inference.load import load_model
-    from bertjax.inference.vectors import AUTO, VectorEncoder, resolve_prompt
+    from bertjax.inference.vectors import VectorEncoder, resolve_prompt
+    from bertjax.model.config import AUTO
 
     texts = read_texts((), args.input)
     model, pooling = load_model(args.checkpoint, dtype=args.dtype), args.pooling or AUTO

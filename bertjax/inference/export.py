@@ -10,7 +10,7 @@ import json
 import logging
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,8 @@ def export(source: str, destination: str, overwrite: bool = False) -> None:
     modules = {ENCODER, MASKED_LM} if names == (_LOGITS,) else {ENCODER}
     kept = checkpoint.modules if checkpoint.output_kind else modules
     params = {path: array for path, array in checkpoint.params.items() if path.split("/")[0] in kept}
-    checkpoint, engine = dataclasses.replace(checkpoint, params=params), _make_tokenizer(checkpoint)
+    engine = _make_tokenizer(checkpoint)
+    checkpoint = dataclasses.replace(checkpoint, params=params)
     num_bytes = sum(array.nbytes for array in params.values())
     if num_bytes > _MAX_BYTES:
         raise UsageError(f"{source} has {num_bytes:,} bytes, but {target.suffix} files hold 2 GiB; use bertjax convert")
@@ -88,18 +89,15 @@ def export(source: str, destination: str, overwrite: bool = False) -> None:
     bar = progress_bar(f"export {target.name}", len(_TEXTS) + 2, " steps")
     # By default, GPUs and TPUs multiply float32 matrices in fewer bits.
     with bar, atomic_file(target) as file, jax.default_matmul_precision("highest"):
-        forward, kind, difference = jax.jit(_make_forward(checkpoint, names)), checkpoint.output_kind, 0.0
+        forward = jax.jit(_make_forward(checkpoint, names))
         expected = [jax.device_get(forward(**_make_inputs(checkpoint, engine, [text]))) for text in _TEXTS]
         run = _FORMATS[target.suffix](checkpoint, names, file)
         bar.update()
+        difference = 0.0
         for first, end in [*((index, index + 1) for index in range(len(_TEXTS))), (0, len(_TEXTS))]:
             outputs = run(_make_inputs(checkpoint, engine, _TEXTS[first:end]))
-            for index, alone in enumerate(expected[first:end]):
-                for name, array in alone.items():
-                    # Choices are on the second axis. Outputs of padding tokens do not matter.
-                    own = outputs[name][:, index : index + 1] if kind == CHOICES else outputs[name][index : index + 1]
-                    own = own[:, : array.shape[1]]
-                    difference = np.maximum(difference, np.abs(own - array).max() / max(1, np.abs(array).max()))
+            found = _max_difference(outputs, expected[first:end], checkpoint.output_kind)
+            difference = np.maximum(difference, found)
             bar.update()
         if not difference <= TOLERANCE:  # also for NaN
             raise BertjaxError(
@@ -108,6 +106,18 @@ def export(source: str, destination: str, overwrite: bool = False) -> None:
             )
         write_atomic(target.with_suffix(TOKENIZER_SUFFIX), engine.to_str())
     logger.info(f"{', '.join(names)}: differs from bertjax by at most {difference:.1e}")
+
+
+def _max_difference(outputs: Arrays, expected: Sequence[Arrays], kind: str) -> float:
+    """Returns the maximum difference of the outputs of a batch from those of its texts, relative as in `TOLERANCE`."""
+    differences = []
+    for index, alone in enumerate(expected):
+        for name, array in alone.items():
+            # Choices are on the second axis. Outputs of padding tokens do not matter.
+            own = outputs[name][:, index : index + 1] if kind == CHOICES else outputs[name][index : index + 1]
+            own = own[:, : array.shape[1]]
+            differences.append(np.abs(own - array).max() / max(1, np.abs(array).max()))
+    return np.max(differences)
 
 
 def _output_names(checkpoint: PortableCheckpoint) -> tuple[str, ...]:

@@ -15,13 +15,12 @@ from bertjax.inference.encode import MEAN, POOLINGS, encode_batches, pool
 from bertjax.inference.features import METADATA, num_texts, texts_sha256, write_shards
 from bertjax.inference.inputs import Text, TruncationCount, as_tuples, tokenize
 from bertjax.inference.loaded_model import LoadedModel
+from bertjax.model.config import AUTO
 from bertjax.tasks.embedding.sentence_embedder import SentenceEmbedder
 from bertjax.utils.io import atomic_file, check_free_space
 from bertjax.utils.json_files import read_object
 from bertjax.utils.terminal import progress_bar
 
-# Value of `pooling` for the modules of a sentence-transformers model.
-AUTO = "auto"
 # Texts that are packed and written together. The number limits memory, and the work that a resumed call repeats. Packed
 # rows contain 2 % padding, as with more texts.
 _BLOCK_TEXTS = 10_000

@@ -31,7 +31,7 @@ class EmbeddedBatch(NamedTuple):
       documents: vectors of the other texts, the positive first, float32 [B, M, D].
       weights: float32 [B], 0 in padding rows, otherwise 1.
       document_weights: float32 [B, M], 0 for missing documents, otherwise 1.
-      labels: float32 [B, K]: a score (K = 1), a class, or scores of documents by a teacher.
+      labels: float32 [B, K]: a score (K = 1), a class, or scores of documents by a teacher, if a loss needs them.
       class_logits: float32 [B, C], only for `softmax`.
       guide: vectors of another model for the anchor and the documents, float32 [B, 1 + M, E], if a loss needs them.
     """
@@ -40,7 +40,7 @@ class EmbeddedBatch(NamedTuple):
     documents: jax.Array
     weights: jax.Array
     document_weights: jax.Array
-    labels: jax.Array
+    labels: Any = None
     class_logits: jax.Array | None = None
     guide: jax.Array | None = None
 
