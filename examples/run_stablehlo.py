@@ -1,4 +1,4 @@
-"""Runs a file of `bertjax export FILE.stablehlo`. Needs JAX, tokenizers and NumPy, but not bertjax.
+"""Runs a file of `bertjax export FILE.stablehlo`. Needs jax, flatbuffers, tokenizers and NumPy, but not bertjax.
 
     python examples/run_stablehlo.py topic.stablehlo "a text" "another text"
 
