@@ -50,7 +50,7 @@ def test_reader_joins_titles_and_counts_what_it_does_not_use(folder):
     [
         ({"qrels": [*QRELS, "q1\td1\thigh"]}, "test.tsv line 6: score is 'high'; use an integer grade"),
         ({"qrels": [QRELS[0], "q9\td1\t1", "q1\tnosuch\t1"]}, "1 skipped of queries .* 1 of documents .*; use files"),
-        ({"qrels": ["q1 0 d1 1"]}, "test.tsv has no column 'query-id'"),
+        ({"qrels": ["q1 0 d1 1"]}, "test.tsv lacks the header"),
         ({"qrels": [QRELS[0]]}, "test.tsv: 0 rows read"),
         ({"queries": [{"_id": "q1", "text": ["a"]}]}, "queries.jsonl line 1 has a list"),
         ({"corpus": []}, "corpus.jsonl is empty"),

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bertjax.data.finetuning.tables import ReadStats, read_table
+from bertjax.data.finetuning.tables import ReadStats, column_names, read_table
 from bertjax.errors import UsageError, quoted
 
 # Grades of documents, by query id and document id.
@@ -35,9 +35,11 @@ def read_retrieval(folder: str | Path, split: str = "test") -> RetrievalData:
     documents, document_stats = read_texts_by_id(folder / "corpus.jsonl")
     queries, query_stats = read_texts_by_id(folder / "queries.jsonl", ("_id", "text"))
     path = folder / "qrels" / f"{split}.tsv"
-    stats = ReadStats(str(path))
+    stats, columns = ReadStats(str(path)), ("query-id", "corpus-id", "score")
+    if not {*columns} <= {*column_names(path)}:
+        raise UsageError(f"{path} lacks the header {', '.join(columns)}; write it as its first line")
     judgments: dict[str, dict[str, int]] = {}
-    for row in read_table(path, ("query-id", "corpus-id", "score"), stats):
+    for row in read_table(path, columns, stats):
         query, document, grade = row.fields.values()
         if not re.fullmatch(r"\s*[+-]?\d+\s*", grade):
             raise UsageError(f"{path} line {row.line}: score is {quoted(grade)}; use an integer grade")
