@@ -50,7 +50,7 @@ def mine(args: argparse.Namespace) -> None:
         raise UsageError(f"--last_rank={last_rank} is too low; use at least {lowest}")
     output, columns, stats = Path(args.output), (args.anchor, args.positive), ReadStats(args.input)
     table_format(output)
-    if output.exists() and output.samefile(args.input):
+    if output.resolve() == Path(args.input).resolve():
         raise UsageError(f"--output={args.output} is the input; choose another file")
     pairs = read_pairs(read_table(Path(args.input), columns, stats), columns, stats)
     logger.info(stats.summary())

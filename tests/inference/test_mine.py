@@ -193,6 +193,8 @@ def test_wrong_options_and_files_are_refused(embedder, tmp_path, capfd):
     assert "use a file with texts in the columns" in error(file=write_pairs(tmp_path / "empty.tsv", [(" ", "b")]))
     assert "corpus.jsonl" in error(f"--corpus={tmp_path / 'corpus.jsonl'}")
     assert "out of range" in error("--margin=nan")
+    assert "is the input" in error(output=source)
+    assert "cannot read" in error(file=tmp_path / "nosuch.tsv", output=source)
 
 
 def test_vectors_have_the_prompts_of_queries_and_documents(embedder, tmp_path, capfd, monkeypatch):

@@ -88,6 +88,7 @@ def test_evaluate_and_predict_use_the_vectors_of_the_run(run, files, tmp_path, c
     assert len(others) == 15  # `qrels/dev.tsv`, not `test.tsv`
     cosines = [each["cosine"] for each in query["nearest"]]
     assert len(cosines) == 5 and cosines == sorted(cosines, reverse=True)
+    assert evaluate(capfd, run, "--split=test").keys() >= {"ndcg_at_10"}  # a test set without a test file
     pairs = evaluate(capfd, run, f"--config.data.dev_file={files}/pairs.tsv", "--config.data.retrieval=")
     assert pairs.keys() == {"accuracy_at_1", "accuracy_at_10"} and pairs["accuracy_at_10"] > pairs["accuracy_at_1"]
 
@@ -139,7 +140,10 @@ def test_a_published_embedder_is_evaluated_with_its_pooling_and_dense_layer(pret
     ]
     (folder / "modules.json").write_text(json.dumps(entries))
     options = (f"--config=embed:dev={files}/sts.tsv", "--config.data.seq_len=32", "--config.model.dtype=float32")
-    path, _ = predict(capfd, folder, tmp_path / "out", "--split=dev", *options)
+    message = refused(capfd, "evaluate", f"--checkpoint={folder}", *options, "--config.embed.dense=4")
+    assert "a dense layer of width 8" in message
+    # The layer keeps its activation.
+    path, _ = predict(capfd, folder, tmp_path / "out", "--split=dev", *options, "--config.embed.dense=8")
     bert = bertjax.load(folder)
     for record in map(json.loads, path.read_text().splitlines()[:5]):
         first, second = bert.encode([record["text"], record["second_text"]]).pooled

@@ -140,8 +140,8 @@ def train_batch(
 ) -> dict[str, np.ndarray]:
     """Builds this process's rows of a training batch with the examples `indices`, int64 [B], `NO_EXAMPLE` if unused.
 
-    With `unique`, a negative that the batch contains already is missing: each text is compared with all anchors, so
-    once is enough.
+    With `unique`, a negative whose text the batch contains already is missing, so that no text is twice in a batch. All
+    documents are candidates of all anchors, so a document is needed only once.
 
     Returns:
       `input_ids`, `segment_ids`, `sequence_ids`, `position_ids`: int32 [R, L], rows of packed texts, see `make_batch`.
