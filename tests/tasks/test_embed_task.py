@@ -237,7 +237,11 @@ def test_empty_texts_are_skipped_and_examples_of_one_text_are_left_out_with_a_no
 
 @pytest.mark.parametrize(
     ("line", "message"),
-    [('{"sentence1": ["a"], "sentence2": "b", "score": 1}', "line 1: sentence1 is a list"), ("{", "dev.jsonl")],
+    [
+        ('{"sentence1": ["a"], "sentence2": "b", "score": 1}', "line 1: sentence1 is a list"),
+        ("{", "dev.jsonl"),
+        ('{"sentence1": "a", "sentence2": "b", "score": 1}', "two different scores"),
+    ],
 )
 def test_files_that_cannot_be_evaluated_are_named(line, message, tmp_path):
     (tmp_path / "dev.jsonl").write_text(f"{line}\n")
