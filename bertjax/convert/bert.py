@@ -13,7 +13,7 @@ from bertjax.convert.family import (
 from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, MULTILABEL, SPANS, TAGS
 
 OLD_NAMES = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
-# `ModelConfig` uses the names of BertConfig, which google-research/bert uses as well.
+# `ModelConfig` has the field names of BertConfig and of google-research/bert.
 BERT_FIELDS = {
     name: name
     for name in (
@@ -25,7 +25,7 @@ BERT_FIELDS = {
 
 
 def bert_encoder(prefix: str) -> tuple[tuple[str, ...], ...]:
-    """Returns an encoder's `Family.arrays`, with BERT's names after `prefix`."""
+    """Returns the entries of `Family.arrays` for an encoder with BERT's array names after `prefix`."""
     names = {
         "embeddings/token": "embeddings.word_embeddings.weight",
         "embeddings/position": "embeddings.position_embeddings.weight",

@@ -121,7 +121,7 @@ def read_vocabulary(path: str | os.PathLike, lower_case: bool | None = None) -> 
 
 
 def convert(source: str, destination: str, fmt: str, overwrite: bool, lower_case: bool | None = None) -> None:
-    """Converts a checkpoint, a path or an address on the hub, to the format `fmt`, and writes the folder atomically."""
+    """Converts the checkpoint at a path or hub address to the format `fmt`. Writes the destination atomically."""
     # os.path.realpath resolves links and `..`. Unlike Path.resolve, it accepts a link that points to itself.
     target, source_path = (Path(os.path.realpath(Path(path).expanduser())) for path in (destination, source))
     is_local = "://" not in source and not hub.is_hub(source)
@@ -144,7 +144,7 @@ def save(
 ) -> None:
     """Writes an in-memory checkpoint atomically. In bertjax's format, also writes `origin` to `origin.json`.
 
-    If the format is not bertjax's, removes the arrays from `checkpoint.params` to save memory.
+    Removes untrained heads from `checkpoint.params`. In other formats, removes all arrays, to save memory.
     """
     if fmt not in WRITERS:
         raise UsageError(f"unknown format {fmt!r}; use one of {', '.join(WRITERS)}")
@@ -228,7 +228,7 @@ def bertjax_checkpoint(path: str, cache_dir: Path | None = None) -> Iterator[str
 
 
 def _is_origin(origin: dict[str, Any], path: str) -> bool:
-    """Returns whether a cached conversion with this `origin` is from `path`, and `path` is unchanged or removed."""
+    """Returns True if a cached conversion with this `origin` came from `path`, whose files are unchanged or removed."""
     if hub.is_hub(path):
         return path in (origin.get("address"), origin.get("source"))
     current = _origin_of(path)

@@ -1,4 +1,4 @@
-"""Model families of transformers, described as data that is read in both directions.
+"""Model families of transformers as tables that imports and exports share.
 
 bertjax stacks the layers and has a separate axis for attention heads. The other formats store one array per layer, and
 kernels as matrices: [in, out] in TensorFlow, whose names end in `/kernel`, else [out, in].
@@ -51,7 +51,7 @@ class ModelClass:
       modules: modules besides the encoder.
       output_kinds: kinds of the output layer, the default first (default: ("",), no output layer).
       output_layer: name of the output layer.
-      pooler: name of the dense layer before it (default: "", as in `Family.arrays`).
+      pooler: name of the dense layer before the output layer (default: "", as in `Family.arrays`).
     """
 
     modules: tuple[str, ...]
@@ -66,15 +66,15 @@ class Family:
 
     Attributes:
       model_type: `model_type` of a config.
-      fields: names of config fields by their names in `ModelConfig`. Activations are translated.
+      fields: maps names of `ModelConfig` fields to names of the config's fields. Activations are translated.
       classes: model classes by name.
       base_class: class of an encoder without heads. Only its arrays lack `prefix`.
       prefix: prefix of the encoder's array names.
-      arrays: path and name of each dense layer, norm and table. `{layer}` in a name is the layer number. A third
-        element `index/count` or `heads index/count` means that the array in transformers contains `count` kernels, one
-        after the other, or one after the other within each head.
-      tokenizer_class: class of the tokenizer in folders that name none (default: run `tokenizer.json`).
-      values: `ModelConfig` values that all models of the family share.
+      arrays: path in bertjax and name in transformers of each dense layer, norm and table. `{layer}` in a name is the
+        layer number. A third element, `index/count`, means that the array in transformers concatenates `count` kernels.
+        With `heads index/count`, it concatenates the kernels of each head.
+      tokenizer_class: tokenizer class for folders without `tokenizer_class` (default: use `tokenizer.json` as it is).
+      values: `ModelConfig` values for fields that a config omits, and for fields that all models of the family share.
       required: fields of `ModelConfig` that a config must set.
       fixed: config fields with a single supported value.
       refused: config fields that must be unset or false.
@@ -82,9 +82,9 @@ class Family:
       write_fields: function from a `ModelConfig` to other config fields.
       has_own_code: whether transformers runs custom code from the folder, which the config's `auto_map` names.
       token_ids: config fields with ids of special tokens, and the names of the tokens.
-      tied: copies of arrays that checkpoints may store, and the original arrays.
+      tied: maps copies of arrays, which checkpoints may contain, to the original arrays.
       ignored: other arrays of checkpoints that are not parameters.
-      old_names: ends of array names in old checkpoints, and the current ends.
+      old_names: maps endings of array names in old checkpoints to the current endings.
     """
 
     model_type: str
@@ -136,7 +136,7 @@ class Family:
         for path, name, *part in arrays:
             is_table = path in shapes
             leaves = [path] if is_table else [f"{path}/{leaf}" for leaf in _LEAVES if f"{path}/{leaf}" in shapes]
-            # Heads of other classes may have the same arrays, or other arrays for the same parameters.
+            # The first entry wins: heads of other classes may use the same array, or another array for the same path.
             if path in paths or (name in names and not part):
                 continue
             paths.add(path)
@@ -174,7 +174,7 @@ def _parameter(
     if path.endswith("/kernel"):
         inputs = 2 if path.endswith("attention/output/kernel") else 1
     is_vocabulary = path in ("encoder/embeddings/token", "masked_lm/bias", "masked_lm/decoder")
-    has_no_first = "attention_norm" in path and not config.first_attention_norm
+    lacks_first_norm = "attention_norm" in path and not config.first_attention_norm
     kind, _, fraction = part.rpartition(" ")
     index, _, count = fraction.partition("/")
     return Parameter(
@@ -182,7 +182,7 @@ def _parameter(
         name,
         shape[1:] if is_stacked else shape,
         num_layers=config.num_hidden_layers if is_stacked else 0,
-        first_layer=int(has_no_first),
+        first_layer=int(lacks_first_norm),
         num_input_axes=inputs,
         unpadded_rows=(num_rows or config.vocab_size) if is_vocabulary else 0,
         part=(int(index), int(count), config.num_attention_heads if kind else 1) if part else (0, 1, 1),
@@ -198,12 +198,12 @@ class Parameter:
       name: name in transformers; contains `{layer}` if each layer has an array.
       shape: shape in bertjax, without the layer axis.
       num_layers: number of layers (default: 0, no layer axis).
-      first_layer: lowest layer that has the parameter in transformers. In bertjax, lower layers have an unused one.
+      first_layer: lowest layer that has the parameter in transformers. In bertjax, lower layers have an unused array.
       num_input_axes: number of leading axes of a kernel that are input axes (default: 0, not a kernel).
       unpadded_rows: number of rows in other formats, for parameters whose first axis is the padded vocabulary (default:
         0, not padded).
-      part: index of the parameter in an array of several kernels, number of kernels, and number of heads over which
-        they are interleaved (default: (0, 1, 1), a separate array).
+      part: (index, count, heads) of the parameter in an array of `count` kernels, interleaved over `heads` (default:
+        (0, 1, 1), a separate array).
     """
 
     path: str
@@ -235,7 +235,7 @@ class Parameter:
         return array[self.first_layer :] if self.num_layers else array[None]
 
     def stored(self, array: np.ndarray, name: str) -> np.ndarray:
-        """Returns a view of one layer's bertjax array, with the shape of its part in array `name` of another format."""
+        """Returns a view of one layer's bertjax array in the layout of array `name`, or its part, in another format."""
         if self.num_input_axes:
             matrix = array.reshape(math.prod(self.shape[: self.num_input_axes]), -1)
             return matrix if name.endswith("/kernel") else matrix.T
@@ -298,7 +298,7 @@ def import_params(
         fix = "use the matching config"
         if problems["not part of the model"]:
             fix = "bertjax reads only the model's own arrays, as the config defines them; rename or remove the others"
-        raise UsageError(f"the arrays of {source} are not those of a model with its config: {text}; {fix}")
+        raise UsageError(f"the arrays of {source} do not match its config: {text}; {fix}")
     params = {}
     for parameter in parameters:
         params[parameter.path] = np.zeros(parameter.stacked_shape, np.float32)

@@ -98,7 +98,7 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
         dtypes.add(array.dtype.name)
         return array
 
-    # Models with other heads may have kept the pooler.
+    # Checkpoints of a class without a pooler may still contain a pooler.
     poolers = [name for path, name, *_ in family.arrays if path.startswith(POOLER)]
     unused = {f"{name}.{leaf}" for name in poolers for leaf in ("weight", "bias")} - own_names
     ignored = {*tied, *family.ignored, *unused}
@@ -267,7 +267,7 @@ def _stored_names(shapes: Collection[str], family: Family) -> dict[str, str]:
 
 
 def has_weights(path: Path) -> bool:
-    """Returns whether a folder, or its subfolder of the module `Transformer`, contains safetensors weights."""
+    """Returns True if a folder, or the subfolder of its sentence-transformers encoder, contains safetensors weights."""
     path = sentence_transformers.transformer_folder(path)
     return (path / WEIGHTS).is_file() or (path / _INDEX).is_file()
 
@@ -326,8 +326,8 @@ def _weight_files(folder: Path) -> list[Path]:
 def missing_weights(model: str, files: Collection[str], folder: Path, destination: str) -> UsageError:
     """Returns the error for a model without safetensors; for a pickle, with a command that converts it.
 
-    `model` is a folder or a name on the hub, `files` are its files, `folder` contains its config, and `destination` is
-    the folder of the command's result.
+    `model` is a folder or a name on the hub, and `files` are its files. `folder` contains its config. The command
+    writes to `destination`.
     """
     pickles = [name for name in files if Path(name).name in _PICKLES]
     if not pickles:

@@ -58,7 +58,7 @@ _BYTE_LEVEL_CLASSES, _UNIGRAM_CLASSES = ("RobertaTokenizer",), ("XLMRobertaToken
 _GENERIC_CLASSES = ("PreTrainedTokenizer", "TokenizersBackend", "")
 # Model types whose class is ignored: `MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS`. mmBERT names GemmaTokenizer.
 _GENERIC_MODELS = ("modernbert",)
-# Limit of transformers' BERT tokenizers. Longer words become [UNK].
+# Maximum word length, in characters, of transformers' BERT tokenizers. Longer words become [UNK].
 _MAX_WORD_CHARS = 100
 # Names of the special tokens in `tokenizer_config.json`, in the order in which transformers adds them.
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -76,7 +76,7 @@ _STANDINS = {"cls_token": "bos_token", "sep_token": "eos_token", "unk_token": "p
 def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabulary | None, list[str]]:
     """Returns the vocabulary of a folder (None if the folder contains no vocabulary), and notes for the user.
 
-    The token ids equal those of `AutoTokenizer`. Raises a UsageError for a tokenizer that bertjax cannot follow.
+    The token ids equal those of `AutoTokenizer`. Raises a UsageError for an unsupported tokenizer.
     `lower_case`, if not None, replaces `do_lower_case` of the folder.
     """
     config, tokenizer = (read_object(folder / name, optional=True) for name in (_CONFIG, _TOKENIZER))
@@ -178,7 +178,8 @@ def _bert_tokenizer(
     vocab = model["vocab"] if tokenizer else {line.rstrip(): index for index, line in enumerate(lines)}
     do_lower_case, notes = config.get("do_lower_case") if lower_case is None else lower_case, []
     if do_lower_case is None:
-        # Without this option, transformers lower-cases text, even for a cased vocabulary. A bare vocab.txt decides.
+        # Without this option, transformers lower-cases text, even for a cased vocabulary. For a bare vocab.txt, its
+        # capitals decide.
         do_lower_case = bool(tokenizer or (folder / _CONFIG).is_file()) or not is_cased(vocab)
         if not tokenizer:
             guess = "true" if do_lower_case else "false, since tokens have capitals"
@@ -236,7 +237,7 @@ def _ignored_parts(engine: Tokenizer, tokenizer: dict[str, Any], special_ids: di
     for name in ("unk_token", "continuing_subword_prefix", "max_input_chars_per_word"):
         pairs.append((name, built["model"], tokenizer["model"]))
     names = [name for name, own, file in pairs if file.get(name, own[name]) != own[name]]
-    # The ids of the text do not matter, so a vocabulary of one token is enough.
+    # `_separators` does not depend on the ids of the text, so a vocabulary of one token is enough.
     model = {**built["model"], "vocab": {built["model"]["unk_token"]: 0}}
     probe = {**built, "model": model, "added_tokens": [], "post_processor": tokenizer.get("post_processor")}
     is_other_row = _separators(Tokenizer.from_str(json.dumps(probe)), special_ids) != (1, 1)

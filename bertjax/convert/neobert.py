@@ -1,4 +1,4 @@
-"""NeoBERT, from a folder with its own code, which bertjax does not run (arXiv 2502.19587)."""
+"""NeoBERT (arXiv 2502.19587). Folders of models contain code, which bertjax does not run."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Table of output layers: what each kind is in bertjax. `Family.classes` has its model class in transformers."""
+"""Kinds of output layers, with their tasks and Flax modules. `Family.classes` lists their classes in transformers."""
 
 import dataclasses
 import functools

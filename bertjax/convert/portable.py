@@ -1,4 +1,4 @@
-"""Checkpoints in memory, the config fields that all formats share, and bertjax workdirs with one checkpoint."""
+"""Checkpoints in memory, independent of their format, and functions that read and write them as workdirs."""
 
 import dataclasses
 import json
@@ -77,7 +77,7 @@ class PortableCheckpoint:
       output_kind: kind of the output layer (default: "", no output layer).
       labels: names of classes, labels or tags in the order of their ids (default: (), no labels).
       notes: messages about the import, for the user.
-      embedder: modules of a sentence-transformers model (default: None, another model).
+      embedder: modules of a sentence-transformers model (default: None, a different kind of model).
       untrained: `untrained_modules` of the run's objective, which exports leave out.
       source: folder of the original checkpoint in Hugging Face's format (default: `-`, unknown).
     """
@@ -240,7 +240,7 @@ def workdir_embedder(
 
 
 def without_embedding_layers(description: Mapping[str, Any], params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns the parameters without an embedder's dense layer, a module of `workdir_embedder`, and its classifier."""
+    """Removes the dense layer of an embedder, which `workdir_embedder` returns, and the classifier of its loss."""
     dropped = {"dense"} | ({CLASSIFIER} if description["kind"] == EmbeddingModel.KIND else set())
     return {name: array for name, array in params.items() if name.partition("/")[0] not in dropped}
 

@@ -18,7 +18,7 @@ ABSOLUTE, ROTARY, ROTARY_PAIRS = POSITIONS = ("absolute", "rotary", "rotary_pair
 DTYPES = (AUTO, "float32", "bfloat16")
 # Fields of rotary positions that training phases may change.
 ROPE_THETAS = ("global_rope_theta", "local_rope_theta")
-# `scan_layers` value that resolves as `auto` does in runs of at least LONG_RUN_STEPS steps.
+# `scan_layers` value that replaces `auto` in runs of at least LONG_RUN_STEPS steps. It unrolls on all platforms.
 AUTO_LONG_RUN = "auto_long_run"
 SCAN_LAYERS = (AUTO, AUTO_LONG_RUN, "true", "false")
 LONG_RUN_STEPS = 10_000
@@ -82,16 +82,16 @@ class Architecture(Section):
       gated_mlp: whether the activations are multiplied by a second projection, as in GeGLU.
       lm_head: layers of the masked-LM head: `transform` (dense layer, activation, norm and decoder) or `linear`
         (decoder only).
-      tie_word_embeddings: whether the decoder is the table of token embeddings.
+      tie_word_embeddings: whether the decoder uses the token embedding table instead of a matrix of its own.
       decoder_bias: whether the decoder has a bias.
       head_act: activation of the dense layer of the masked-LM head (default: empty, `hidden_act`).
       head_bias: whether the masked-LM head's dense layer and the pooler have biases.
       pooler_act: activation of the dense layer before an output layer for sequences (default: `tanh`; empty: no dense
         layer).
       pooler_norm: whether a norm follows the pooler's activation.
-      classifier_pooling: state of a sequence: its first token's state (`cls`), or the mean over its tokens, before the
+      classifier_pooling: state of a sequence: that of its first token (`cls`), or the mean over its tokens, before the
         pooler (`mean`) or after the pooler (`late`).
-      token_pooler: whether the layers of the pooler also precede an output layer for tokens, as in ModernBERT.
+      token_pooler: whether the pooler's layers also precede an output layer for tokens, as in ModernBERT.
     """
 
     field_prefix: ClassVar[str] = "config.model."
@@ -252,19 +252,19 @@ class Layout(Section):
         with units for bfloat16 (AMX, AVX-512 BF16), else float32. Parameters, softmax, LayerNorm statistics and losses
         are always float32.
       scan_layers: whether to scan over the layers. `true` compiles one layer, and `false` unrolls all layers. `auto`
-        unrolls on CPU and GPU, where that is faster. On TPU, it unrolls in runs of at least 10,000 steps, where fewer
-        bytes per step outweigh longer compilation, and else scans. `auto_long_run` resolves as `auto` does in such
-        runs. All values use the same parameters.
+        unrolls on CPU and GPU, where unrolled layers are faster. On TPU, it unrolls in runs of at least 10,000
+        steps, where less memory traffic outweighs longer compilation. In shorter runs, it scans. `auto_long_run`
+        unrolls on all platforms. All values use the same parameters.
       remat: recomputation in the backward pass, to save memory. `none` recomputes only cheap elementwise operations.
         `attention` also recomputes attention scores. `elementwise` recomputes everything except large matrix products.
         `projections` also recomputes the queries, keys and values. `full` recomputes whole layers.
       attention: attention implementation. `xla` uses JAX operations only. `fused` is a TPU kernel for rows of up to 512
         tokens, with dropout. `splash` is JAX's TPU kernel for row lengths that are multiples of 128, without dropout.
         `flash` is a GPU kernel for bfloat16 on Ampere or newer GPUs, with dropout. `cudnn` is for bfloat16 on Ampere or
-        newer GPUs, without dropout and packed rows. `package.module.function` is your own `AttentionFn`. `auto` selects
+        newer GPUs, without dropout or packed rows. `package.module.function` is your own `AttentionFn`. `auto` selects
         the first of `fused`, `splash`, `flash` (on A100, H100 and H200) and `xla` that supports the model and the
-        devices, an order by compiled bytes and memory, not tested on a TPU. All built-in implementations compute the
-        same values, and those with dropout use the same dropout masks.
+        devices. This order is by compiled bytes and memory, and was not tested on a TPU. All built-in implementations
+        compute the same values, and those with dropout use the same dropout masks.
     """
 
     dtype: str = bounded(AUTO, choices=DTYPES)

@@ -90,18 +90,18 @@ def _iota(shape: tuple[int, ...], axis: int) -> jax.Array:
 
 
 def block_key(key: jax.Array, block: jax.Array, num_blocks: int) -> jax.Array:
-    """Returns a key for one block of rows, with which `dropout` draws the same masks as for all rows together.
+    """Returns a key for a block of rows of a batch. With this key, `dropout` draws the masks of the complete batch.
 
     Row i of the block is row i * `num_blocks` + `block` of the batch. Rows are the leading axis of arrays with at least
     three axes.
     """
-    place = jnp.stack([jnp.uint32(block), jnp.uint32(num_blocks)])
-    data = jnp.concatenate([jax.random.key_data(key).reshape(-1)[:2], place])
+    block_data = jnp.stack([jnp.uint32(block), jnp.uint32(num_blocks)])
+    data = jnp.concatenate([jax.random.key_data(key).reshape(-1)[:2], block_data])
     return jax.random.wrap_key_data(data, impl=_BLOCK_KEY)
 
 
 def _on_key(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """Returns a function of the data of block keys that applies `function` to their keys, and keeps their block."""
+    """Adapts `function`, which maps Threefry keys to keys, to the data of block keys. It does not change the block."""
 
     def apply(data: jax.Array, argument: Any) -> jax.Array:
         words = jax.random.key_data(function(jax.random.wrap_key_data(data[:2], impl="threefry2x32"), argument))
@@ -111,10 +111,10 @@ def _on_key(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 
 
 def _unsupported(*arguments: Any) -> jax.Array:
-    raise NotImplementedError("a block key only derives other keys; its random bits are those of `dropout`")
+    raise NotImplementedError("block keys support only split, fold_in and `bertjax.model.dropout`")
 
 
-# Keys of two words from a Threefry key, then block and number of blocks. Flax derives the keys of modules from them.
+# Block keys: two words of a Threefry key, the block, and the number of blocks. Flax derives module keys from them.
 _BLOCK_KEY = jax.extend.random.define_prng_impl(
     key_shape=(4,),
     seed=_unsupported,

@@ -33,7 +33,7 @@ from bertjax.model.attention.dispatch import select_attention
 from bertjax.model.config import ABSOLUTE, LSTM, ModelConfig
 from bertjax.model.dropout import dropout
 from bertjax.model.layer_stack import run_layers
-from bertjax.model.layers import Dense, LayerInputs, TransformerLayer, kernel_init, make_norm, own_inputs, rotations
+from bertjax.model.layers import Dense, SharedInputs, TransformerLayer, kernel_init, layer_inputs, make_norm, rotations
 from bertjax.model.lstm import LEFT, LstmEncoder
 from bertjax.model.partitioning import resolve_layout, with_logical_constraint
 
@@ -165,10 +165,9 @@ class Encoder(nn.Module):
         if position_ids is None:
             position_ids = jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
         x = self.embeddings(input_ids, segment_ids, position_ids, deterministic)
-        # Run N layers (scanned or unrolled). `own_inputs` differ per layer; `inputs` are shared.
         fields = {"config": config, "attention": attention, "deterministic": deterministic}
-        inputs = LayerInputs(sequence_ids, rotations(config, position_ids))
-        x, layers = run_layers(self, TransformerLayer, fields, x, own_inputs(config), inputs, collect=collect_layers)
+        shared = SharedInputs(sequence_ids, rotations(config, position_ids))
+        x, layers = run_layers(self, TransformerLayer, fields, x, layer_inputs(config), shared, collect=collect_layers)
         if config.norm_first:
             x = make_norm(config, "final_norm")(x)
             layers = None if layers is None else jnp.concatenate([layers[:-1], x[None]])
@@ -185,10 +184,9 @@ class EncoderOutputs(NamedTuple):
 
     Attributes:
       tokens: [B, L, D], hidden states of the last layer.
-      sequences: [B, D], the state that represents each row; see `sequence_states`. [B, S, D] in packed rows.
-      directions: for LSTMs `left` and `right`, else one entry: `model.attention_direction`. Each of the n entries is
-        the part of `tokens` that has this context, [B, L, D / n], and the token embeddings for tied output layers,
-        float32 [V, E], or [V, D / 2] for LSTMs.
+      sequences: [B, D] or, in packed rows, [B, S, D], the state that `classifier_pooling` selects for each sequence.
+      directions: maps each of the n `context_sides` to the part of `tokens` with this context, [B, L, D / n], and the
+        token embedding table for tied output layers. Tables are float32 [V, E], or [V, D / 2] for LSTMs.
       layers: [N + 1, B, L, D], outputs of the embeddings and all layers. None if they were not collected.
     """
 

@@ -38,10 +38,10 @@ def flops_per_token(
 ) -> float:
     """Returns the matmul FLOPs of one training step, per token.
 
-    The count includes 6 FLOPs per parameter of the layers' matrices, 12 L D per layer for attention (row length L or,
-    in layers with local attention, at most the window; hidden size D), and the FLOPs of the output layer at predicted
-    positions. It excludes recomputation and vocabulary padding, and also the encoder if `feature_head` uses frozen
-    features. Unidirectional attention counts like bidirectional attention.
+    The count includes 6 FLOPs per parameter of the layers' matrices, 12 L D per layer for attention, and the output
+    layer at predicted positions. L is the row length or, in layers with local attention, at most the window. D is the
+    hidden size. The count excludes recomputation, vocabulary padding and, if `feature_head` uses frozen features, the
+    encoder. Unidirectional attention counts like bidirectional attention.
 
     `seq_len` is the row length in tokens, including padding. `num_predictions` is the number of predicted positions per
     row (default: 0, no masked-LM or language-model head).

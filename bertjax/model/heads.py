@@ -46,9 +46,7 @@ def unit(vectors: jax.Array) -> jax.Array:
 
 
 class LmHead(nn.Module):
-    """Dense transform and norm, then a decoder, by default the table of token embeddings (google-research/bert
-    `run_pretraining.py`).
-    """
+    """Dense transform, norm and decoder, which is tied to the token embeddings by default (google-research/bert)."""
 
     config: ModelConfig
 
@@ -113,7 +111,7 @@ class NextSentenceHead(nn.Module):
 
 
 class DiscriminatorHead(nn.Module):
-    """Dense layer and activation, then one float32 logit per token for a replaced token (arXiv 2003.10555)."""
+    """Dense layer, activation, and one float32 logit per token, positive for replaced tokens (arXiv 2003.10555)."""
 
     config: ModelConfig
 
@@ -169,7 +167,7 @@ class ReplacedTokenModel(nn.Module):
     KIND: ClassVar[str] = "replaced_tokens"
 
     config: ModelConfig
-    generator_size: float = 0.25  # See `PretrainingData`.
+    generator_size: float = 0.25  # width of the generator, as a fraction of the encoder's width
 
     @property
     def generator_config(self) -> ModelConfig:
@@ -241,8 +239,8 @@ class LanguageModel(nn.Module):
 class SequenceModel(nn.Module):
     """Encoder, optional feature head, and a dense layer on one state of each sequence (paper, Figure 4 a, b).
 
-    This is [CLS]'s state or, for left context, [SEP]'s. Without a feature head, a pooler precedes the dense layer.
-    Three input forms are supported:
+    `classifier_pooling` selects the state, and a pooler precedes the dense layer. With a feature head,
+    `sequence_states` selects the state, and there is no pooler. Three input forms are supported:
 
     - rows [B, L]: logits [B, num_outputs];
     - packed rows [B, L] with `labels` [B, S], for up to S sequences per row: logits [B, S, num_outputs];

@@ -28,8 +28,8 @@ def run_layers(
     layer: type[nn.Module],
     fields: Mapping[str, Any],
     x: jax.Array,
-    own: Any,
-    inputs: Any,
+    layer_inputs: Any,
+    shared: Any,
     *,
     collect: bool,
 ) -> tuple[jax.Array, jax.Array | None]:
@@ -37,12 +37,12 @@ def run_layers(
 
     Args:
       parent: the calling module, which owns the parameters and has a `config`.
-      layer: module class. A layer maps (x, own, inputs) to (output, output) if `collect`, else to (output, None).
+      layer: module class. It maps (x, layer_inputs, shared) to (output, output) if `collect`, else to (output, None).
       fields: constructor arguments of the layer, except `collect`.
       x: [B, L, ...] input of the lowest layer.
-      own: arrays with a leading axis N, of which each layer gets its own part.
-      inputs: arrays that are the same for every layer, such as `sequence_ids`.
-      collect: whether to return the outputs of all layers as well.
+      layer_inputs: arrays with a leading axis N. Each layer gets one element of each array.
+      shared: arrays that are the same for every layer, such as `sequence_ids`.
+      collect: whether to also return the outputs of all layers.
 
     Returns:
       Output of the last layer, [B, L, ...].
@@ -67,7 +67,7 @@ def run_layers(
                 unroll=1 if is_scanned else length,
                 metadata_params={nn.PARTITION_NAME: LAYERS},
             )
-            parts = jax.tree.map(lambda array, first=first, end=end: array[first:end], own)
-            x, states = stack(**fields, collect=collect, name=name)(x, parts, inputs)
+            parts = jax.tree.map(lambda array, first=first, end=end: array[first:end], layer_inputs)
+            x, states = stack(**fields, collect=collect, name=name)(x, parts, shared)
             outputs.append(states)
     return x, jnp.concatenate(outputs) if collect else None

@@ -106,7 +106,7 @@ def save_inputs_only(function: Callable[..., jax.Array], config: ModelConfig) ->
 
 
 def make_norm(config: ModelConfig, name: str | None = None, recompute: bool = True) -> nn.Module:
-    """Returns a module of the config's norm, with float32 statistics and with outputs in the config's dtype.
+    """Builds the norm that `model.norm` selects, with float32 statistics, and outputs in the config's dtype.
 
     With `recompute`, the forward pass saves only the input, and the backward pass recomputes intermediate values.
     """
@@ -144,7 +144,7 @@ class SelfAttention(nn.Module):
     attention: AttentionFn
 
     @nn.compact
-    def __call__(self, x: jax.Array, inputs: "LayerInputs", own: "OwnInputs", deterministic: bool) -> jax.Array:
+    def __call__(self, x: jax.Array, shared: "SharedInputs", layer: "LayerInputs", deterministic: bool) -> jax.Array:
         config = self.config
         dropout_key = None if deterministic else self.make_rng("dropout")
         num_shared = config.num_attention_heads // (config.num_key_value_heads or config.num_attention_heads)
@@ -160,25 +160,25 @@ class SelfAttention(nn.Module):
 
         # [B, L, H, K] each
         query, key, value = project("query"), project("key", num_shared), project("value", num_shared)
-        if inputs.rotations is not None:
-            query, key = (rotate(config, states, inputs.rotations, own.is_local) for states in (query, key))
+        if shared.rotations is not None:
+            query, key = (rotate(config, states, shared.rotations, layer.is_local) for states in (query, key))
 
         def attend(window: int, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
             return self.attention(
                 query,
                 key,
                 value,
-                AttentionMask(config.attention_direction, inputs.sequence_ids, window),
+                AttentionMask(config.attention_direction, shared.sequence_ids, window),
                 dropout_rate=config.attention_probs_dropout_prob,
                 dropout_key=dropout_key,
                 mesh=jax.sharding.get_abstract_mesh(),
             )
 
         def attend_by_layer(*states: jax.Array) -> jax.Array:
-            if own.is_local is None:
+            if layer.is_local is None:
                 return attend(0, *states)
             branches = (partial(attend, window) for window in (config.local_attention, 0))
-            return jax.lax.cond(own.is_local, *branches, *states)
+            return jax.lax.cond(layer.is_local, *branches, *states)
 
         if config.remat == "attention":
             attend_by_layer = save_inputs_only(attend_by_layer, config)
@@ -188,10 +188,11 @@ class SelfAttention(nn.Module):
 
 
 def rotations(config: ModelConfig, position_ids: jax.Array) -> jax.Array | None:
-    """Returns cosine and sine of the rotary angles of positions [B, L] (RoFormer, arXiv 2104.09864), or None.
+    """Computes cosines and sines of the rotary angles of positions [B, L] (RoFormer, arXiv 2104.09864).
 
     Returns:
-      float32 [2, 2, B, L, 1, K / 2]: for the thetas of global and of local layers, the cosines and the sines.
+      float32 [2, 2, B, L, 1, K / 2], cosines and sines for the thetas of global and of local layers. None for learned
+        position embeddings.
     """
     if config.position_embedding_type == ABSOLUTE:
         return None
@@ -202,7 +203,7 @@ def rotations(config: ModelConfig, position_ids: jax.Array) -> jax.Array | None:
 
 
 def rotate(config: ModelConfig, states: jax.Array, rotations: jax.Array, is_local: jax.Array | None) -> jax.Array:
-    """Rotates queries or keys [B, L, H, K] by the angles of their positions."""
+    """Rotates queries or keys [B, L, H, K] by the angles of their positions. `is_local` is a bool scalar or None."""
     cosine, sine = rotations[0 if is_local is None else is_local.astype(jnp.int32)]  # [B, L, 1, K / 2] each
     if config.position_embedding_type == ROTARY:
         first, second = jnp.split(states.astype(jnp.float32), 2, axis=-1)
@@ -227,7 +228,7 @@ def feed_forward(config: ModelConfig, x: jax.Array) -> jax.Array:
     return Dense(config, (config.hidden_size,), ("mlp", "embed"), use_bias=config.mlp_bias, name="mlp_out")(y)
 
 
-class LayerInputs(NamedTuple):
+class SharedInputs(NamedTuple):
     """Inputs that all layers share.
 
     Attributes:
@@ -239,22 +240,22 @@ class LayerInputs(NamedTuple):
     rotations: jax.Array | None = None
 
 
-class OwnInputs(NamedTuple):
-    """Layer-specific inputs: arrays with a leading axis N, or None if all layers are equal.
+class LayerInputs(NamedTuple):
+    """Inputs that differ between layers: arrays with a leading axis N, or None if all layers are equal.
 
     Attributes:
       is_local: bool [N], whether the layer has local attention.
-      has_attention_norm: bool [N], whether a norm precedes its attention.
+      has_attention_norm: bool [N], whether a norm precedes the attention.
     """
 
     is_local: Any = None
     has_attention_norm: Any = None
 
 
-def own_inputs(config: ModelConfig) -> OwnInputs:
-    """Returns each layer's `is_local` and norm flags."""
+def layer_inputs(config: ModelConfig) -> LayerInputs:
+    """Returns the layer-specific inputs of all layers. `run_layers` passes each layer its elements."""
     is_local = np.array(config.is_local_layer) if config.local_attention else None
-    return OwnInputs(is_local, None if config.first_attention_norm else np.arange(config.num_hidden_layers) > 0)
+    return LayerInputs(is_local, None if config.first_attention_norm else np.arange(config.num_hidden_layers) > 0)
 
 
 def residual(
@@ -286,14 +287,14 @@ class TransformerLayer(nn.Module):
     collect: bool
 
     @nn.compact
-    def __call__(self, x: jax.Array, own: OwnInputs, inputs: LayerInputs) -> tuple[jax.Array, jax.Array | None]:
+    def __call__(self, x: jax.Array, layer: LayerInputs, shared: SharedInputs) -> tuple[jax.Array, jax.Array | None]:
         def dropout_key() -> jax.Array | None:
             return None if self.deterministic else self.make_rng("dropout")
 
         def attend(x: jax.Array) -> jax.Array:
             attention = SelfAttention(self.config, self.attention, name="attention")
-            return attention(x, inputs, own, self.deterministic)
+            return attention(x, shared, layer, self.deterministic)
 
-        x = residual(self.config, x, attend, dropout_key(), "attention_norm", own.has_attention_norm)
+        x = residual(self.config, x, attend, dropout_key(), "attention_norm", layer.has_attention_norm)
         x = residual(self.config, x, partial(feed_forward, self.config), dropout_key(), "mlp_norm")
         return x, x if self.collect else None

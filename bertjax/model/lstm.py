@@ -102,7 +102,7 @@ class LstmLayer(nn.Module):
     collect: bool
 
     @nn.compact
-    def __call__(self, x: jax.Array, own: None, sequence_ids: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+    def __call__(self, x: jax.Array, layer_inputs: None, sequence_ids: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         key = None if self.deterministic else self.make_rng("dropout")
         y = Lstm(self.config, x.shape[-1], self.direction, name="lstm")(x, sequence_ids)
         # Do not use `layers.residual`: remat policies would save its named activation and so change the rounding of

@@ -41,7 +41,7 @@ def dot(x: jax.Array, kernel: jax.Array, num_inputs: int = 1, dtype: jnp.dtype |
 
 
 def cast_parameter(parameter: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
-    """Casts a float32 parameter for a product in `dtype`. On CPU, the product casts it, and its gradient is float32."""
+    """Casts a float32 parameter to `dtype`, except on CPU, where products cast it and its gradient is float32."""
     return parameter if platform() == "cpu" else parameter.astype(dtype)
 
 

@@ -1,9 +1,8 @@
 """Checkpoints, which are saved asynchronously and atomically, and checked for damage when restored.
 
 A checkpoint is the folder `WORKDIR/checkpoints/STEP` with three Orbax items: `params` (the parameters to evaluate),
-`training` (the rest of the train state) and `meta` (see `checkpoint_metadata.py`), with fingerprints of the arrays,
-which detect damage. Until its save is complete, a local checkpoint has a temporary name, and a `gs://` checkpoint lacks
-its commit file.
+`training` (the rest of the train state) and `meta` (see `checkpoint_metadata.py`). Fingerprints in `meta` detect
+damaged arrays. During a save, a local checkpoint has a temporary name, and a `gs://` checkpoint lacks its commit file.
 """
 
 import dataclasses
@@ -41,10 +40,10 @@ CHECKPOINTS = "checkpoints"
 # Orbax items with arrays: the parameters to evaluate, and all other fields of the train state.
 _ITEMS = ("params", "training")
 DAMAGED = "damaged_checkpoints"
-# Hosts with replicas of the same array each write a part of the array if each part has at least this many bytes.
+# Minimum bytes per part if hosts with replicas of the same array write parts of the array in parallel.
 _MIN_SHARED_BYTES = 1 << 20
 _SCORE = "score"
-# Characters refused in paths: Orbax reads them as a glob pattern and would not find the checkpoint.
+# Characters refused in paths, because Orbax reads them as a glob pattern and would not find the checkpoint.
 _GLOB_CHARACTERS = frozenset("[]*?\\")
 
 
@@ -76,8 +75,8 @@ class Checkpoints:
     def __init__(self, workdir: epath.Path, keep: int, model: Callable[[int], dict[str, Any]], every: int = 1) -> None:
         """Opens or creates `workdir/checkpoints`, and removes incomplete checkpoints of interrupted saves.
 
-        `keep` and `every` are the arguments of `KeepPeriodic`. The checkpoint with the best score is kept as well. A
-        step's metadata contains `model(step)`, a result of `model_metadata`. Raises a BertjaxError if listing fails.
+        `keep` and `every` are the fields of `KeepPeriodic`. The checkpoint with the best score is also kept. `model`
+        returns the `model_metadata` of a step. Raises a BertjaxError if the existing checkpoints cannot be listed.
         """
         self._workdir, self._folder, self._model = workdir, workdir / CHECKPOINTS, model
         score = operator.itemgetter(_SCORE)
@@ -142,7 +141,7 @@ class Checkpoints:
 
     def describe_last(self) -> str:
         """Returns a clause that names the newest complete checkpoint, for use in error messages."""
-        # Read the folder, because after a failed save, the manager's list lacks the checkpoints to be replaced.
+        # Read the folder, because the manager no longer lists the checkpoints that a failed save was to replace.
         try:
             steps = _complete_checkpoints(self._folder)
         except Exception:  # A storage failure may affect listing, too.
@@ -153,8 +152,8 @@ class Checkpoints:
     def restore_latest(self, abstract: TrainState, init: Callable[[], TrainState]) -> TrainState | None:
         """Restores the newest undamaged checkpoint. Moves newer, damaged ones to `workdir/damaged_checkpoints`.
 
-        `init` returns an initial state, the source of metric sums and state fields that the checkpoint lacks. Fields
-        that depend on the initial parameters get those of the checkpoint. Sums that the run does not need are dropped.
+        `init` returns an initial state, whose values replace missing fields and metric sums of the checkpoint. Missing
+        fields that depend on the initial parameters are derived from the saved ones. Unused metric sums are dropped.
 
         Returns None if the workdir never contained a checkpoint. Raises a BertjaxError if all checkpoints are damaged,
         or if the newest undamaged checkpoint differs from this run in the model or in the arrays of the train state.
@@ -179,7 +178,7 @@ class Checkpoints:
                 self._manager.reload()
                 continue
             if changes:
-                message = f"checkpoint {self.path(step)} does not fit this run ({'; '.join(changes)})"
+                message = f"checkpoint {self.path(step)} differs from this run ({'; '.join(changes)})"
                 raise BertjaxError(f"{message}; choose another --workdir, or use the bertjax version that saved it")
             return state
         damaged = self._workdir / DAMAGED
@@ -237,7 +236,7 @@ def restore_opt_state(checkpoint: epath.Path, abstract: TrainState, optimizer: s
 
 
 def _eval_field(abstract: TrainState, saved: Collection[str]) -> str:
-    """Returns the name of the field that is the item `params` of a checkpoint with the fields `saved`."""
+    """Returns the state field that a checkpoint stores as `params`. `saved` are the names of its state fields."""
     return abstract.eval_field if abstract.eval_field in saved else "params"
 
 
@@ -248,12 +247,12 @@ def _as_items(fields: dict[str, Any], eval_field: str) -> dict[str, Any]:
 
 
 def _saved_fields(abstract: TrainState, metadata: CheckpointMetadata) -> dict[str, Any]:
-    """Returns the fields of the state, and the metric sums, that a checkpoint contains."""
+    """Returns the abstract fields and metric sums of the state that a checkpoint contains."""
     sums = [name.removeprefix("sums/") for name in metadata.arrays if name.startswith("sums/")]
-    like = jax.ShapeDtypeStruct((2,), jnp.float32, sharding=abstract.step.sharding)
+    abstract_sum = jax.ShapeDtypeStruct((2,), jnp.float32, sharding=abstract.step.sharding)
     names = {name.split("/")[0] for name in metadata.arrays} or vars(abstract)
     fields = {name: value for name, value in vars(abstract).items() if name in names}
-    return {**fields, "sums": dict.fromkeys(sums, like)}
+    return {**fields, "sums": dict.fromkeys(sums, abstract_sum)}
 
 
 def resolve_path(path: str | os.PathLike) -> epath.Path:

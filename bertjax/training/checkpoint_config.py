@@ -35,12 +35,13 @@ def experiment_config(
 
 
 def complete(config: RunConfig, init_from: str | epath.Path | None = None, workdir: str | None = None) -> RunConfig:
-    """Returns a config with absolute paths and no unset fields, except `vocab_size`, which comes from the data.
+    """Fills unset fields of a config and makes its paths absolute. `vocab_size` may stay unset, for the data to set.
 
-    Unset architecture fields come from the checkpoint `init_from`, or are defaults if the config or its task has a
-    model size. An empty `data.vocabulary` becomes the checkpoint's. `optimizer.head_steps=-1` becomes a third of the
-    steps if the checkpoint lacks a language-model head, else 0. When resuming in `workdir`, unset head steps and,
-    without `init_from`, an unset architecture come from the workdir.
+    Unset architecture fields come from the checkpoint `init_from`. Without it, they get the defaults of `ModelConfig`
+    if the config sets a model size, else those of the task, which may be unset. A run that resumes in `workdir` takes
+    unset head steps and, without `init_from`, an unset architecture from it. In a new run, `head_steps=-1` becomes a
+    third of the steps if the checkpoint lacks a language-model head, else 0. An empty `data.vocabulary` becomes the
+    checkpoint's.
 
     Raises a UsageError if an architecture field differs from the checkpoint's.
     """
@@ -122,8 +123,8 @@ def checkpoint_model(checkpoint: epath.Path) -> ModelConfig:
 def with_labels_of(config: RunConfig, checkpoint: epath.Path) -> RunConfig:
     """Returns the config with `data.labels` set to the path of a checkpoint's `output_layer.json`, if it exists.
 
-    With generic labels such as LABEL_0, the task reads its labels from the training file if there is one, and
-    `check_output_layer` matches them by position.
+    Labels that are generic, such as LABEL_0, are not used if a training file exists. The task then reads its labels
+    from this file, and `check_output_layer` matches them by position.
     """
     return _with_data(config, labels=_labels(config.data, checkpoint)) if hasattr(config.data, "labels") else config
 
@@ -149,8 +150,8 @@ def choose_split(config: RunConfig, split: str) -> RunConfig:
 def choose_evaluation(config: RunConfig, split: str) -> RunConfig:
     """Returns the config for the evaluation of a split.
 
-    For the test split, sets `data.dev_file` to the test file, because a task may ignore the labels of a test file.
-    Embedders do not, and may have a test set in `data.retrieval`.
+    For the test split, sets `data.dev_file` to the test file, because tasks may ignore the labels of a test file.
+    Embedding tasks do not ignore them, so their config keeps its files. Their test set may be in `data.retrieval`.
     """
     config = choose_split(config, split)
     if split == SPLITS[0] or not hasattr(config.data, "test_file") or hasattr(config.data, "retrieval"):

@@ -27,9 +27,10 @@ logger = logging.getLogger(__name__)
 def evaluate(
     task: Task, mesh: Mesh, params: Any, heartbeat: Callable[[], None] = lambda: None, step: int | None = None
 ) -> tuple[dict[str, float], list[dict[str, np.ndarray]]]:
-    """Evaluates parameters, after `step` updates, on a task and its `other_tasks`. Calls `heartbeat` after each batch.
+    """Evaluates parameters on a task and on its `other_tasks`. Calls `heartbeat` after each batch.
 
-    Returns the metrics of all tasks, and the outputs of each evaluation batch of `task`.
+    `step` selects the objective of the checkpoint after `step` updates (default: None, `task.objective`). Returns the
+    metrics of all tasks, and the outputs of each evaluation batch of `task`.
     """
     means, outputs = predict(task, mesh, params, heartbeat, step)
     values = dict(task.evaluate(means, outputs))

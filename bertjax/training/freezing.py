@@ -30,7 +30,7 @@ class Freezing:
     names: tuple[str, ...] = ()
 
     def split(self, params: Any) -> tuple[Any, Any]:
-        """Returns the trainable and the frozen parameters. Their `merge` is an input of the model.
+        """Returns the trainable and the frozen parameters. The model takes their `merge` as its parameters.
 
         The frozen layers are separate arrays, with FROZEN_LAYERS instead of LAYERS in their path, so that the backward
         pass stops above them.

@@ -99,7 +99,7 @@ def has_output_layer_of(task: Task, checkpoint: epath.Path) -> bool:
     saved, expected = _output_layers(task, checkpoint)
     if not saved or not expected or read_metadata(checkpoint).model != model_description(task.objective.model):
         return False
-    # An output layer without labels, such as a regression layer, fits only the task that it was trained for.
+    # Only the task that trained an output layer without labels, such as a regression layer, can reuse this layer.
     fields = ("kind", "labels") if saved["labels"] else ("kind", "output")
     return all(saved[field] == expected[field] for field in fields)
 
@@ -150,7 +150,7 @@ def _output_order(saved: list[str], labels: list[str], source: str) -> list[int]
 
 
 def _source(checkpoint: epath.Path) -> str:
-    """Returns the source of a converted checkpoint, whose own folder may be removed, else ""."""
+    """Returns the address or path that a checkpoint was converted from, or "" if there is none or it was removed."""
     origin = read_origin(workdir_of(checkpoint))
     sources = [origin.get("address", ""), origin.get("source", "")]
     return next((name for name in sources if is_hub(name) or (name and Path(name).exists())), "")

@@ -30,9 +30,9 @@ _MUON_RMS = 0.2
 def make_schedule(
     config: OptimizerConfig, warmup_steps: int, total_steps: int, phase_peaks: Sequence[tuple[int, float]] = ()
 ) -> optax.Schedule:
-    """Builds the learning-rate schedule of a run. With `head_steps`, BERT's schedule for these steps comes first.
+    """Builds the learning-rate schedule of a run. The first `config.head_steps` steps have their own BERT schedule.
 
-    `phase_peaks` are the last step and the peak of each phase (default: `config.learning_rate` in all steps).
+    `phase_peaks` are the stop step and the peak rate of each phase (default: one phase, `config.learning_rate`).
     """
     head_steps = config.head_steps
     stops, peaks = zip(*(phase_peaks or [(total_steps, config.learning_rate)]), strict=True)
@@ -105,8 +105,8 @@ def _warmup_stable_decay(
 def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
     """Scales all gradients by min(1, max_norm / norm), as `tf.clip_by_global_norm` does.
 
-    XLA fuses this factor with the update of the moments, but not optax's own clip, which selects between the original
-    and the scaled gradients: on two CPU cores, the update of BERT-base takes 0.09 s instead of 0.13 s.
+    XLA fuses this factor with the update of the moments. It does not fuse `optax.clip_by_global_norm`, which selects
+    the original or the scaled gradients. On two CPU cores, an update of BERT-base takes 0.09 s instead of 0.13 s.
     """
 
     def scale(updates: optax.Updates, _params: optax.Params | None) -> optax.Updates:
@@ -171,8 +171,8 @@ def scale_by_muon(b1: float, b2: float, eps: float) -> optax.GradientTransformat
 def divide_by_gradient_rms(adamw: optax.GradientTransformation, b2: float, eps: float) -> optax.GradientTransformation:
     """Changes AdamW to StableAdamW (arXiv 2304.13013, Algorithm 2).
 
-    Updates are divided, per array and layer, by max(1, RMS), where RMS is the root of the mean of g^2 / max(v, eps^2),
-    for the gradients g and their second moment v without bias.
+    Divides the updates, per array and layer, by max(1, RMS). RMS is the root of the mean of g^2 / max(v, eps^2), where
+    g is the gradient and v is its bias-corrected second moment.
     """
 
     def update(updates: optax.Updates, state: Any, params: Any = None) -> tuple[optax.Updates, Any]:

@@ -93,7 +93,7 @@ def load_params_on_host(checkpoint: epath.Path) -> dict[str, np.ndarray]:
 
 
 def lacks_lm_head(checkpoint: epath.Path) -> bool:
-    """Returns whether a checkpoint contains no language-model head, such as `masked_lm`."""
+    """Returns True if a checkpoint lacks a language-model head, such as `masked_lm`."""
     with _open_params(checkpoint) as (_, names):
         return not any(name.split("/")[0].endswith("_lm") for name in names)
 

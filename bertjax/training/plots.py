@@ -11,7 +11,7 @@ from bertjax.metrics.report import ClassReport, truncate_name
 from bertjax.training.metrics import EVAL_PREFIX
 from bertjax.utils.io import AnyPath, atomic_file
 
-# Maximum numbers of classes for which the names and the counts of a confusion matrix are legible.
+# Maximum number of classes for which a confusion matrix has legible names, and for which it has legible counts.
 _MAX_NAMED_CLASSES, _MAX_COUNTED_CLASSES = 60, 25
 
 
@@ -25,7 +25,7 @@ def plot_pretraining(
     """Plots the metrics of pre-training in separate panels, losses above other metrics, against tokens seen.
 
     `lines` are objects of `metrics.jsonl`. Objects without `tokens` are skipped. `prefixes` are the metric prefixes of
-    other tasks, such as `general`. `ends` are the last steps of training phases, which vertical lines show.
+    other tasks, such as `general`. Vertical lines mark `ends`, the last steps of training phases.
     """
     rows = []
     for is_loss in (True, False):

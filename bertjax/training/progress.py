@@ -41,11 +41,10 @@ _SECONDS_BETWEEN_DRAWINGS = 30
 
 
 class Progress:
-    """Log of the steps and evaluations of a run. Only host 0 writes files.
+    """Reporter of a run: logs steps and evaluations, and writes metrics and curves. Only host 0 writes files.
 
     Attributes:
-      first_loss: training loss of the first logged step of the run, even if the run was resumed after that step
-        (infinity: no step was logged yet).
+      first_loss: training loss at the run's first logged step, which a resume does not change (infinity: none yet).
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class Progress:
         self._reset_clock(step)
         self._speed: dict[str, float] = {}
         self._seconds_per_flop = 0.0
-        # Number of tokens up to the step of the last line that counts them.
+        # Continue the token count from the last line that contains it.
         counted = [line for line in lines if TOKEN_FRACTION in line]
         self._counted_at, self._tokens = (counted[-1]["step"], counted[-1]["tokens"]) if counted else (0, 0)
 

@@ -112,7 +112,7 @@ def _num_slices(devices: list[jax.Device]) -> int:
 
 
 def with_shardings(abstract_boxed: Any, mesh: Mesh) -> Any:
-    """Returns shapes, dtypes and shardings of a tree of arrays.
+    """Adds shardings, which follow from `RULES`, to the shapes and dtypes of a tree of arrays.
 
     An axis that is not divisible by the size of its mesh axis is not sharded, so that any model runs on any mesh.
     `abstract_boxed` contains shapes with logical axis names, as `jax.eval_shape` of a module's `init` returns them.

@@ -120,8 +120,8 @@ def restore_or_init(
                 "--keep_optimizer has no moments of new vocabulary pieces; use the checkpoint's vocabulary"
             )
         state = state.replace(opt_state=restore_opt_state(checkpoint, state_shapes, task.config.optimizer.name))
-    kept = "parameters and optimizer state" if keep_optimizer else "parameters"
-    logger.info(f"starting at step 0 with the {kept} of {init_from}")
+    restored = "parameters and optimizer state" if keep_optimizer else "parameters"
+    logger.info(f"starting at step 0 with the {restored} of {init_from}")
     if (workdir_of(checkpoint) / "modules.json").exists() and not isinstance(task.objective.model, EmbeddingModel):
         logger.warning("the modules of sentence-transformers are not kept: training changes the states that they pool")
     if new_pieces:

@@ -54,7 +54,7 @@ def make_train_step(
     freezing = optimizer.freezing
 
     def train_step(state: TrainState, batch: Batch, key: jax.Array, schedule: optax.Schedule) -> TrainState:
-        # `merge` gives the model's input, with frozen layers as a separate stack. `join` restores the layout of
+        # `merge` builds the model's parameters, with frozen layers as a separate stack. `join` restores the layout of
         # `state.params`.
         trainable, frozen = freezing.split(state.params)
         denominators = objective.denominators(batch)
@@ -101,7 +101,7 @@ def make_train_step(
 
 
 def accumulate(grad_fn: Callable[..., Any], num_micro_batches: int) -> Callable[..., Any]:
-    """Returns `grad_fn(params, batch, key)` computed on one micro-batch after the other, with summed results."""
+    """Wraps `grad_fn(params, batch, key)` to process one micro-batch at a time, and to sum the results."""
 
     def accumulated(params: Any, batch: Batch, key: jax.Array) -> Any:
         # [B, ...] -> [B / n, n, ...] -> [n, B / n, ...], for n micro-batches. Row r is in micro-batch r % n. So axis

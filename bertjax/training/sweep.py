@@ -100,7 +100,7 @@ def sweep(
     if grid:
         settings = cross_product(grid_values(grid, fixed, load))
     else:
-        # Remove the fields that the command line sets, and then equal settings.
+        # Remove the fields that the command line sets, and then duplicate settings.
         names = overridden_fields(fixed)
         settings = [
             {field: value for field, value in setting.items() if field not in names}
@@ -216,7 +216,7 @@ def _run_trial(trial: Trial, init_from: str | None, prepare: Callable[[Task], No
             return None
         return broadcast_from_host0(lambda: read_results(trial.folder, _FIELDS))
     except Exception as error:  # One failed trial should not stop the sweep.
-        # If the error is not raised on all processes, re-raise it, because the other processes wait for this one.
+        # Re-raise an error that only this process may have raised, because the other processes wait for this one.
         if jax.process_count() > 1 and not getattr(error, "on_all_hosts", False):
             raise
         text = first_line(error) if isinstance(error, BertjaxError) else f"{type(error).__name__}: {first_line(error)}"

@@ -119,7 +119,7 @@ def test_more_embeddings_than_tokens_are_padding(source, num_rows, letters, tmp_
     assert json.loads((tmp_path / "back" / "config.json").read_text())["vocab_size"] == again.num_rows == num_rows
 
 
-def test_blank_lines_at_the_end_of_vocab_txt_are_no_tokens(google, tmp_path):
+def test_blank_lines_at_the_end_of_vocab_txt_are_not_tokens(google, tmp_path):
     shutil.copytree(google, tmp_path / "google")
     with open(tmp_path / "google" / "vocab.txt", "ab") as file:
         file.write(b"\n \n")
@@ -145,7 +145,7 @@ def test_untied_embeddings_without_a_decoder_are_accepted(letters, tmp_path):
     assert "masked_lm" in read_checkpoint(tmp_path / "complete").modules
 
 
-def test_case_options_of_convert(google, tmp_path, capfd):
+def test_case_options_set_lower_case_but_are_refused_for_a_workdir(google, tmp_path, capfd):
     for option, lower_case in (("--cased", False), ("--uncased", True)):
         cli.main(["convert", str(google), str(tmp_path / option[2:]), option])
         assert read_workdir(tmp_path / option[2:]).vocabulary.lower_case == lower_case

@@ -1,4 +1,4 @@
-"""Every family and head of transformers computes the same in bertjax, and is written back bit for bit."""
+"""Models of all families and heads compute the same as in transformers, and are exported bit for bit."""
 
 import dataclasses
 import json
@@ -170,7 +170,7 @@ def test_every_family_is_exported(name, suffix, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("pad_id", [PAD_ID, 7])
-def test_padding_tokens_in_a_text_have_no_position_of_their_own(pad_id, tmp_path):
+def test_padding_tokens_in_a_text_are_not_counted_in_positions(pad_id, tmp_path):
     config = transformers.RobertaConfig(**SIZES | {"pad_token_id": pad_id})
     torch.manual_seed(0)
     model = transformers.RobertaModel(config).eval()
@@ -217,14 +217,14 @@ def test_gradients_of_the_masked_lm_loss_equal_those_of_transformers(name, tmp_p
     flat = {path: np.asarray(value) for path, value in flatten_dict(gradients, sep="/").items()}
     huggingface.write(dataclasses.replace(checkpoint, params=flat), tmp_path / "ours")
     written = load_file(tmp_path / "ours" / "model.safetensors")
-    # Files contain one of the names of a tied parameter.
+    # Files contain a tied parameter under one of its names.
     names = {key: p for key, p in model.named_parameters(remove_duplicate=False) if key in written}
     assert {*map(id, names.values())} == {*map(id, model.parameters())}
     for key, parameter in names.items():
         np.testing.assert_allclose(written[key], parameter.grad, atol=TOLERANCE, err_msg=key)
 
 
-def test_local_layers_of_modernbert_without_a_theta_have_that_of_global_layers():
+def test_null_local_theta_of_modernbert_means_the_global_theta():
     sizes = {name: SIZES[name] for name in MODERNBERT.required}
     for local, expected in (({}, 10_000), ({"local_rope_theta": None}, 5e4), ({"local_rope_theta": 2e4}, 2e4)):
         config = {**sizes, "global_rope_theta": 5e4, **local}
@@ -232,7 +232,7 @@ def test_local_layers_of_modernbert_without_a_theta_have_that_of_global_layers()
 
 
 def neobert_states(arrays, ids, num_heads):
-    """Returns the last hidden states of NeoBERT for a row of ids, after the paper and its code's names of arrays."""
+    """Computes NeoBERT's last hidden states for a row of ids, from the paper. Array names are those of its code."""
 
     def norm(x, name):
         return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * arrays[f"model.{name}.weight"]
@@ -286,7 +286,7 @@ def test_neobert_equals_its_paper_and_is_written_back(tmp_path):
 
 
 @pytest.mark.parametrize("through_workdir", [False, True])
-def test_neobert_keeps_its_code(through_workdir, tmp_path):
+def test_export_of_neobert_copies_its_code(through_workdir, tmp_path):
     sizes = {"vocab_size": NUM_TOKENS, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
     auto_map = {"AutoConfig": "model.NeoBERTConfig", "AutoModel": "model.NeoBERT"}
     config = {"model_type": "neobert", "architectures": ["NeoBERT"], "intermediate_size": 12, **sizes}
@@ -334,7 +334,7 @@ def test_an_untied_decoder_keeps_its_bias(name, is_configured, tmp_path):
     model = transformers.AutoModelForMaskedLM.from_config(config).eval()
     with torch.no_grad():
         biases = [bias for key, bias in model.named_parameters() if key in ("cls.predictions.bias", "lm_head.bias")]
-        for bias in biases:  # transformers does not use this one.
+        for bias in biases:  # transformers ignores these biases.
             bias.copy_(-torch.arange(NUM_TOKENS))
         model.get_output_embeddings().bias.copy_(torch.arange(NUM_TOKENS))
     model.save_pretrained(tmp_path / "theirs")

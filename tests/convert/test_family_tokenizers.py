@@ -1,4 +1,4 @@
-"""Tokenizers of other families give the ids of transformers, and their models are trained and written back."""
+"""Tokenizers of other families return the token ids of transformers. Their models are trained and exported."""
 
 import dataclasses
 import json
@@ -75,7 +75,7 @@ def modernbert(lines, folder):
 
 
 def eurobert(lines, folder, single="<bos> $A <eos>", pair="<bos> $A <eos> $B:1 <eos>:1"):
-    """Saves a tokenizer that names neither [CLS], [SEP] nor [UNK]."""
+    """Saves a tokenizer that sets none of cls_token, sep_token and unk_token."""
     engine = tokenizers.Tokenizer(tokenizers.models.BPE())
     engine.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
@@ -147,7 +147,7 @@ def test_ids_of_texts_and_pairs_equal_those_of_transformers(kind, lines, tmp_pat
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_exported_tokenizer_of_tags_gives_the_ids_of_split_words(kind, lines, tmp_path):
+def test_exported_tokenizer_encodes_split_words_as_in_training(kind, lines, tmp_path):
     model_type = save_tokenizer(kind, lines, tmp_path)
     original = transformers.AutoTokenizer.from_pretrained(tmp_path)
     vocabulary, _ = read_tokenizer(tmp_path)
@@ -178,7 +178,7 @@ def test_exported_tokenizer_of_tags_gives_the_ids_of_split_words(kind, lines, tm
         ("<bos> $A <eos>", "<bos> $B <eos> $A <eos>", False),
     ],
 )
-def test_rows_are_those_of_the_template(single, pair, has_pairs, lines, tmp_path):
+def test_rows_follow_the_template_of_the_post_processor(single, pair, has_pairs, lines, tmp_path):
     eurobert(lines, tmp_path, single, pair)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "eurobert"}))
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
@@ -197,14 +197,14 @@ def test_rows_are_those_of_the_template(single, pair, has_pairs, lines, tmp_path
 
 
 @pytest.mark.parametrize(("segments", "separators"), [(1, 2), (2, 0)])
-def test_roberta_with_two_segments_has_no_pairs(segments, separators, lines, tmp_path):
-    """In transformers, both texts of its pairs are in the first segment."""
+def test_roberta_with_two_segments_does_not_support_pairs(segments, separators, lines, tmp_path):
+    """In transformers, both texts of a pair are in segment 0, so segment 1 is never used."""
     roberta(lines, tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "roberta", "type_vocab_size": segments}))
     assert read_tokenizer(tmp_path)[0].pair_separators == separators
 
 
-def test_spans_of_pieces_are_those_of_the_words_without_spaces(lines, tmp_path):
+def test_spans_of_pieces_exclude_spaces(lines, tmp_path):
     roberta(lines, tmp_path)
     tokenizer = Tokenizer(read_tokenizer(tmp_path)[0])
     text = "ba na  kero"
@@ -233,7 +233,7 @@ def folder(lines, tmp_path_factory):
     return folder
 
 
-def test_model_trained_for_tags_is_exported_with_the_ids_of_its_training(folder, tmp_path, capfd):
+def test_exported_tagging_model_has_the_token_ids_of_its_training(folder, tmp_path, capfd):
     sentences = [["ba", "na", "kero"], ["losu", "ba"]]
     rows = [json.dumps({"text": words, "label": ["O"] * len(words)}) for words in sentences]
     (tmp_path / "train.jsonl").write_text("".join(f"{row}\n" for row in rows))

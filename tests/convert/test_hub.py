@@ -216,7 +216,7 @@ def test_upload_replaces_the_pooling_of_an_older_model(server, pretrained, folde
         assert bertjax.load("hf:me/model").encode(["a"]).last_hidden_state is None
 
 
-def test_card_of_an_encoder_that_bertjax_did_not_train(pretrained):
+def test_model_card_of_a_converted_encoder_names_library_and_pipeline(pretrained):
     checkpoint = huggingface.read(pretrained)
     encoder = {name: array for name, array in checkpoint.params.items() if name.startswith("encoder/")}
     card = model_card("me/encoder", None, dataclasses.replace(checkpoint, params=encoder))

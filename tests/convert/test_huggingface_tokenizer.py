@@ -97,7 +97,7 @@ def added_by_config(folder, save_json, ids):
 
 
 @pytest.mark.parametrize("add", [added_by_json, added_by_file, added_by_decoder, added_by_config])
-def test_added_token_is_one_id_wherever_it_stands(add, plain, save_json, letters, tmp_path):
+def test_added_token_has_one_id_whichever_file_defines_it(add, plain, save_json, letters, tmp_path):
     size = load_vocabulary(letters).size
     add(plain, save_json, {"<ent>": size, "[E1]": size + 1})
     vocabulary = read_tokenizer(plain)[0]
@@ -141,7 +141,7 @@ def test_text_is_normalized_before_added_tokens_are_found_unless_they_are_specia
     assert ids[0] == [size] and (ids[1] == [size]) != is_special
 
 
-def test_tokens_of_byte_pairs_with_dropout_are_those_without_dropout(letters, plain, save_json):
+def test_dropout_of_a_byte_pair_tokenizer_is_ignored(letters, plain, save_json):
     vocab = {piece: index for index, piece in enumerate((*SPECIAL_PIECES, "a", "b", "ab"))}
 
     def change(tokenizer):
@@ -188,7 +188,7 @@ TOKENIZERS = {
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_tokenizer_json_of_a_generic_class_is_followed(name, save_json, plain):
+def test_tokenizer_json_of_a_generic_class_is_used_as_it_is(name, save_json, plain):
     tokenizer = save_json(TOKENIZERS[name])
     tokenizer.no_truncation()
     expected = [tokenizer.encode(text, add_special_tokens=False).ids for text in TEXTS]
@@ -257,7 +257,7 @@ def edit(name, **fields):
         ({**BERT_CLASS, "do_lower_case": "false"}, None, "cannot build the tokenizer"),
     ],
 )
-def test_tokenizer_that_cannot_be_followed_is_refused(config, change, message, save_json, plain):
+def test_unsupported_tokenizer_is_refused(config, change, message, save_json, plain):
     save_json(**GENERIC | config)
     if change:
         change(plain)
@@ -265,7 +265,7 @@ def test_tokenizer_that_cannot_be_followed_is_refused(config, change, message, s
         read_tokenizer(plain)
 
 
-def test_case_of_a_bare_vocab_txt(plain):
+def test_capitals_of_a_bare_vocab_txt_decide_the_case(plain):
     vocabulary, notes = read_tokenizer(plain)
     assert vocabulary.lower_case and "do_lower_case is not set in tokenizer_config.json; assuming true" in notes[0]
     with open(plain / "vocab.txt", "a") as file:

@@ -35,7 +35,7 @@ MODERNBERT = dataclasses.replace(
 )
 
 
-def test_packed_rows_and_a_window_equal_separate_rows():
+def test_packed_rows_with_local_attention_equal_separate_rows():
     config = dataclasses.replace(MODERNBERT, hidden_dropout_prob=0.0)
     encoder = Encoder(config)
     ids = np.random.default_rng(0).integers(5, NUM_TOKENS, (1, LENGTH), np.int32)
@@ -126,7 +126,7 @@ def test_local_attention_in_blocks_equals_attention_with_a_mask():
         ({"local_attention": 8, "attention": "cudnn", "dtype": "bfloat16"}, "local_attention"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(changes, word):
+def test_conflicting_options_are_refused(changes, word):
     fields = {"hidden_size": 32, "num_attention_heads": 4, "attention_probs_dropout_prob": 0.0}
     with pytest.raises(UsageError, match=word):
         check_attention(ModelConfig(**{**fields, **changes}), 128)

@@ -45,7 +45,7 @@ IDS, ONES = jnp.arange(1, 7)[None], jnp.ones((1, 6), jnp.int32)
     ],
 )
 @pytest.mark.parametrize("dtype", ["bfloat16", "auto"])
-def test_auto_selects_the_fastest_implementation(attention, dropout, platform, length, expected, dtype):
+def test_auto_selects_the_first_supported_implementation(attention, dropout, platform, length, expected, dtype):
     config = dataclasses.replace(MODEL, attention=attention, attention_probs_dropout_prob=dropout, dtype=dtype)
     with jax.sharding.use_abstract_mesh(one_device(*platform.split(" ", 1))):
         assert select_attention(config, length) is dispatch._IMPLEMENTATIONS[expected].function
@@ -133,7 +133,7 @@ def test_selected_implementation_supports_the_model_and_receives_the_mesh(monkey
 
     limited = Implementation(limited_attention, ("both",), dropout=False, packed_rows=False)
     monkeypatch.setattr(dispatch, "_IMPLEMENTATIONS", dispatch._IMPLEMENTATIONS | {"limited": limited})
-    monkeypatch.setattr(dispatch, "_BY_SPEED", ("limited", "xla"))
+    monkeypatch.setattr(dispatch, "_AUTO_ORDER", ("limited", "xla"))
     config = dataclasses.replace(MODEL, attention_probs_dropout_prob=0.0)
     for model, is_packed in [
         (config, False),

@@ -9,8 +9,8 @@ from bertjax.training import train as loop
 
 
 @pytest.fixture(scope="session")
-def whole(corpus, tmp_path_factory) -> Path:
+def trained(corpus, tmp_path_factory) -> Path:
     """Returns the workdir of an uninterrupted run; tests must not change it."""
-    path = tmp_path_factory.mktemp("whole") / "run"
+    path = tmp_path_factory.mktemp("trained") / "run"
     loop.train(make(corpus), str(path))
     return path

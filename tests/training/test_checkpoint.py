@@ -191,7 +191,7 @@ def test_run_does_not_start_over_if_all_checkpoints_are_damaged(workdir):
 def test_checkpoint_of_another_model_is_not_resumed(workdir):
     relu = MODEL.clone(config=dataclasses.replace(CONFIG, hidden_act="relu"))
     for model, change in ((relu, "hidden_act: gelu_tanh -> relu"), (EncoderModel(CONFIG), "kind: pretraining -> enc")):
-        with pytest.raises(BertjaxError, match=rf"checkpoints/3 does not fit this run .*{change}"):
+        with pytest.raises(BertjaxError, match=rf"checkpoints/3 differs from this run .*{change}"):
             restore(workdir, model=model)
     assert not (workdir / DAMAGED).exists()
 

@@ -61,7 +61,7 @@ def meshes_on(processes: int, devices: int, *meshes: dict[str, int], mark=pytest
         meshes_on(4, 1, {"data": 2, "tensor": 2}, {"data": 1, "fsdp": 2, "tensor": 2}),
     ],
 )
-def test_runs_on_meshes_across_processes_match_one_process(corpus, tmp_path, whole, processes, devices, meshes):
+def test_runs_on_meshes_across_processes_match_one_process(corpus, tmp_path, trained, processes, devices, meshes):
     commands = []
     for index, mesh in enumerate(meshes):
         experiment, *overrides = config_arguments(corpus, **{f"mesh__{axis}": size for axis, size in mesh.items()})
@@ -69,7 +69,7 @@ def test_runs_on_meshes_across_processes_match_one_process(corpus, tmp_path, who
     run_commands(commands, processes, devices)
     for index, mesh in enumerate(meshes):
         values = metrics(tmp_path / str(index))
-        np.testing.assert_allclose(values, metrics(whole), rtol=2e-6, atol=1e-7, err_msg=str(mesh))
+        np.testing.assert_allclose(values, metrics(trained), rtol=2e-6, atol=1e-7, err_msg=str(mesh))
 
 
 def command(name: str, config_flag: str, init_from: Path, workdir: Path, *options: str) -> list[str]:
@@ -79,14 +79,14 @@ def command(name: str, config_flag: str, init_from: Path, workdir: Path, *option
 
 
 @pytest.mark.slow
-def test_two_processes_start_from_checkpoints_and_continue_a_sweep_after_a_failed_trial(whole, config_flag, tmp_path):
-    convert(str(whole), str(tmp_path / "foreign"), "huggingface", False)
-    checkpoints = {"bertjax": whole, "huggingface": tmp_path / "foreign"}
-    cli.main(command("train", config_flag, whole, tmp_path / "single"))
+def test_two_processes_start_from_checkpoints_and_continue_a_sweep_after_a_failed_trial(trained, config_flag, tmp_path):
+    convert(str(trained), str(tmp_path / "foreign"), "huggingface", False)
+    checkpoints = {"bertjax": trained, "huggingface": tmp_path / "foreign"}
+    cli.main(command("train", config_flag, trained, tmp_path / "single"))
     commands = [command("train", config_flag, path, tmp_path / name) for name, path in checkpoints.items()]
     # With the first learning rate the loss is not finite.
     grid = ("--grid", "optimizer.learning_rate=1e30,1e-4")
-    commands.append(command("sweep", config_flag, whole, tmp_path / "sweep", *grid))
+    commands.append(command("sweep", config_flag, trained, tmp_path / "sweep", *grid))
     assert "trial failed: " in run_commands(commands, processes=2, devices=1)
     expected = metrics(tmp_path / "single")
     for name in checkpoints:
@@ -96,8 +96,8 @@ def test_two_processes_start_from_checkpoints_and_continue_a_sweep_after_a_faile
 
 
 @pytest.mark.slow
-def test_sweep_ends_if_trial_fails_on_one_process(whole, config_flag, tmp_path):
-    arguments = command("sweep", config_flag, whole, tmp_path / "sweep", "--distributed")
+def test_sweep_ends_if_trial_fails_on_one_process(trained, config_flag, tmp_path):
+    arguments = command("sweep", config_flag, trained, tmp_path / "sweep", "--distributed")
     processes = start_processes([sys.executable, "-c", FAILING_ON_ONE_HOST, *arguments], processes=2, devices=1)
     texts = [process.communicate(timeout=120)[1].decode() for process in processes]
     assert [process.returncode for process in processes] == [43, 1], texts

@@ -170,7 +170,7 @@ def test_muon_makes_the_kernel_of_each_layer_orthogonal_and_leaves_the_rest_to_a
         ("warmup_stable_decay", [0, 1, 2, 2, 2, 2 - 2 * 0.5**0.5, 0]),
     ],
 )
-def test_other_schedules_stay_or_fall_as_named_after_warm_up(schedule, rates):
+def test_cosine_and_stable_schedules_have_the_expected_rates(schedule, rates):
     decay_steps = 4 if schedule == "warmup_stable_decay" else -1
     config = OptimizerConfig(learning_rate=2.0, schedule=schedule, decay_steps=decay_steps)
     schedule = make_schedule(config, warmup_steps=4, total_steps=12)
@@ -189,7 +189,7 @@ def test_schedule_starts_at_zero_drops_after_warm_up_and_begins_with_the_head_st
             make_schedule(config, warmup_steps=4, total_steps=10)
 
 
-def test_phases_scale_the_schedule():
+def test_peak_of_each_phase_scales_the_schedule():
     config = OptimizerConfig(learning_rate=2.0, schedule="warmup_stable_decay", decay_steps=4)
     schedule = make_schedule(config, 2, 12, [(6, 2.0), (9, 4.0), (12, 1.0)])
     rates = [float(schedule(jnp.asarray(step))) for step in range(13)]
@@ -249,7 +249,7 @@ def test_lamb_has_a_trust_ratio_per_layer_and_matrix(mesh):
 
 @pytest.mark.devices
 @pytest.mark.parametrize("mesh", [(2, 2, 2), (1, 8, 1)], ids=str)
-def test_muon_of_a_sharded_stack_is_that_of_each_layer(mesh):
+def test_muon_of_a_sharded_stack_equals_muon_of_each_layer(mesh):
     weights, grads = ([_one_layer(first + layer, 1.0) for layer in range(2)] for first in (0, 5))
     tx = make_optimizer(OptimizerConfig(name="muon", clip_norm=0.0)).tx
     params, stacked_grads = ({"layers": _stacked(layers)} for layers in (weights, grads))
@@ -277,7 +277,7 @@ def test_muon_of_a_sharded_stack_is_that_of_each_layer(mesh):
     ],
 )
 def test_path_shows_whether_a_parameter_is_stacked_over_layers(make_model):
-    """Checks that a path shows whether a parameter is stacked, as the optimizer assumes."""
+    """The optimizer recognizes stacked parameters by their paths."""
     model = make_model(ModelConfig(**{**vars(ModelConfig()), **size_fields("L2_H16"), "vocab_size": 10}))
     batch = {name: jnp.zeros((1, 8), jnp.int32) for name in ("input_ids", "input_mask", "segment_ids")}
     batch |= {f"masked_lm_{name}": jnp.zeros((1, 1), jnp.int32) for name in ("positions", "ids", "weights")}

@@ -66,11 +66,11 @@ def test_pretraining_detects_a_damaged_corpus(corpus, tmp_path):
             verify()
 
 
-def test_packing_applies_to_training_rows_only(corpus, whole, tmp_path):
+def test_packing_applies_to_training_rows_only(corpus, trained, tmp_path):
     task = make(corpus, data__packing=True, steps=3, eval_every=3)
     assert task.phases[0].max_pairs_per_row > 1
     loop.train(task, str(tmp_path))
-    packed, unpacked = read_metrics(tmp_path), read_metrics(whole)
+    packed, unpacked = read_metrics(tmp_path), read_metrics(trained)
     num_tokens = sum((batch["sequence_ids"] > 0).sum() for batch in task.train_batches(0, SINGLE_SHARD))
     assert packed[-1]["tokens"] == num_tokens
     assert packed[0]["eval_mlm_loss"] == unpacked[0]["eval_mlm_loss"]
@@ -82,10 +82,10 @@ def test_packed_documents_resume_and_are_evaluated_in_packed_rows(corpus, tmp_pa
     assert max(ids.max() for ids in heldout) > 1
     rows = open_pair_index(open_corpus(corpus), "heldout", 16, 0, 1, 8, "").pass_ends[-1]
     assert sum((ids > 0).any(axis=1).sum() for ids in heldout) == rows
-    loop.train(task, str(tmp_path / "whole"))
+    loop.train(task, str(tmp_path / "single"))
     for run in (with_signal(task, 5), task):
         loop.train(run, str(tmp_path / "parts"))
-    jax.tree.map(np.testing.assert_array_equal, *(load_final_params(tmp_path / name) for name in ("whole", "parts")))
+    jax.tree.map(np.testing.assert_array_equal, *(load_final_params(tmp_path / name) for name in ("single", "parts")))
 
 
 def test_evaluation_uses_each_held_out_row_once(corpus):
@@ -156,7 +156,7 @@ def test_run_transfers_nothing_implicitly_uses_its_config_and_saves_nan_as_a_str
         pytest.param(((9, signal.SIGHUP),), marks=(pytest.mark.slow, pytest.mark.devices)),
     ],
 )
-def test_resumed_run_equals_an_uninterrupted_run(corpus, whole, tmp_path, stops, log_lines):
+def test_resumed_run_equals_an_uninterrupted_run(corpus, trained, tmp_path, stops, log_lines):
     task = make(corpus)
     for at, number in stops:
         loop.train(with_signal(task, at, number), str(tmp_path))
@@ -165,22 +165,22 @@ def test_resumed_run_equals_an_uninterrupted_run(corpus, whole, tmp_path, stops,
     loop.train(task, str(tmp_path))
     for at, _ in stops:
         assert f"resumed {tmp_path} at step {at + 1}" in log_lines
-    assert (tmp_path / "metrics.jsonl").read_text() == (whole / "metrics.jsonl").read_text()
-    jax.tree.map(np.testing.assert_array_equal, load_final_params(tmp_path), load_final_params(whole))
+    assert (tmp_path / "metrics.jsonl").read_text() == (trained / "metrics.jsonl").read_text()
+    jax.tree.map(np.testing.assert_array_equal, load_final_params(tmp_path), load_final_params(trained))
 
 
-def test_resume_ignores_init_from_and_replaces_metric_lines_after_the_checkpoint(corpus, whole, tmp_path, log_lines):
-    run = shutil.copytree(whole, tmp_path / "run")
+def test_resume_ignores_init_from_and_replaces_metric_lines_after_the_checkpoint(corpus, trained, tmp_path, log_lines):
+    run = shutil.copytree(trained, tmp_path / "run")
     for step in ("12", "14"):
         shutil.rmtree(run / "checkpoints" / step)
     # Write a line that is nested too deeply for the JSON parser, and a truncated line.
     with open(run / "metrics.jsonl", "a") as file:
         file.write("[" * 100_000 + '\n{"step": 14, "lo')
     (run / "notes.txt").write_text("mine")
-    loop.train(make(corpus), str(run), init_from=str(whole))
+    loop.train(make(corpus), str(run), init_from=str(trained))
     message = "at step 8; --init_from is ignored, and the run started from different parameters"
     assert any(message in line for line in log_lines)
-    assert (run / "metrics.jsonl").read_text() == (whole / "metrics.jsonl").read_text()
+    assert (run / "metrics.jsonl").read_text() == (trained / "metrics.jsonl").read_text()
     assert json.loads((run / "results.json").read_text())["step"] == 14
     assert (run / "notes.txt").read_text() == "mine"
 

@@ -31,12 +31,12 @@ def test_lock_removes_leftovers_of_a_killed_run_and_excludes_another_run(corpus,
             loop.train(make(corpus), str(tmp_path))
 
 
-def test_finished_workdir_holds_the_documented_files(corpus, whole):
-    names = {child.name for child in whole.iterdir()}
+def test_finished_workdir_contains_the_documented_files(corpus, trained):
+    names = {child.name for child in trained.iterdir()}
     assert {"config.json", "metrics.jsonl", "checkpoints", "curves.png", "vocab.txt", "results.json"} <= names
     assert any(name.startswith("events.out.tfevents") for name in names)
-    assert sorted(child.name for child in (whole / "checkpoints").iterdir()) == ["12", "14", "8"]
-    lines = read_metrics(whole)
+    assert sorted(child.name for child in (trained / "checkpoints").iterdir()) == ["12", "14", "8"]
+    lines = read_metrics(trained)
     assert [line["step"] for line in lines if "loss" in line] == [3, 6, 9, 12, 14]
     assert [line["step"] for line in lines if "eval_loss" in line] == [0, 7, 14]
     assert lines[-1]["eval_mlm_loss"] < lines[0]["eval_mlm_loss"]
@@ -48,20 +48,20 @@ def test_finished_workdir_holds_the_documented_files(corpus, whole):
     assert tokens[-1] < 14 * 8 * 16
     assert [line["tokens"] for line in lines] == [tokens[line["step"]] for line in lines]
     assert last["token_fraction"] == pytest.approx((tokens[14] - tokens[12]) / (2 * 8 * 16), rel=1e-6)
-    timing = [json.loads(line) for line in (whole / "timing.jsonl").read_text().splitlines()]
+    timing = [json.loads(line) for line in (trained / "timing.jsonl").read_text().splitlines()]
     assert timing[-1]["tokens_per_second"] == pytest.approx(
         last["token_fraction"] * timing[-1]["positions_per_second"], rel=1e-4
     )
-    assert json.loads((whole / "results.json").read_text())["step"] == 14
+    assert json.loads((trained / "results.json").read_text())["step"] == 14
 
 
-def test_resume_with_another_config_or_on_another_corpus_is_refused(corpus, whole, tmp_path):
+def test_resume_with_another_config_or_on_another_corpus_is_refused(corpus, trained, tmp_path):
     with pytest.raises(UsageError, match=r"optimizer\.learning_rate: 0\.01 -> 0\.005"):
-        loop.train(make(corpus, optimizer__learning_rate=5e-3), str(whole))
+        loop.train(make(corpus, optimizer__learning_rate=5e-3), str(trained))
     text, vocabulary = f"text:{corpus.parent}/text.txt", corpus / "vocab.txt"
     prepare([text], tmp_path / "corpus", vocabulary=vocabulary, heldout_fraction=0.2, workers=1)
     with pytest.raises(UsageError, match="belongs to a run on other data"):
-        loop.train(make(tmp_path / "corpus"), str(whole))
+        loop.train(make(tmp_path / "corpus"), str(trained))
 
 
 def test_data_json_without_a_hash_is_refused(tmp_path):
@@ -106,9 +106,9 @@ def test_folders_with_unrelated_files_are_refused(corpus, tmp_path):
 
 
 @pytest.fixture
-def interrupted(whole, tmp_path):
+def interrupted(trained, tmp_path):
     """Returns a copy of the run's workdir whose newest checkpoint is that of step 8."""
-    shutil.copytree(whole, tmp_path / "run")
+    shutil.copytree(trained, tmp_path / "run")
     for step in ("12", "14"):
         shutil.rmtree(tmp_path / "run" / "checkpoints" / step)
     return tmp_path / "run"
@@ -121,10 +121,10 @@ def test_resume_accepts_other_log_and_checkpoint_settings(corpus, interrupted):
 
 
 @pytest.mark.slow
-def test_resume_accepts_other_scan_and_remat_settings(corpus, whole, interrupted):
+def test_resume_accepts_other_scan_and_remat_settings(corpus, trained, interrupted):
     loop.train(make(corpus, model__scan_layers="false", model__remat="full"), str(interrupted))
     assert_close = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-6)
-    jax.tree.map(assert_close, load_final_params(interrupted), load_final_params(whole))
+    jax.tree.map(assert_close, load_final_params(interrupted), load_final_params(trained))
 
 
 def test_too_little_disk_space_raises_before_the_first_step(corpus, tmp_path, monkeypatch):

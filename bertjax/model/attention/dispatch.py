@@ -114,8 +114,8 @@ _IMPLEMENTATIONS = {
         runs_anywhere=False,
     ),
 }
-# `auto` selects the first of these that supports the model. It excludes cuDNN, which older GPUs do not support.
-_BY_SPEED = ("fused", "splash", "flash", "xla")
+# Order in which `auto` tries the implementations. cuDNN is missing, because older GPUs do not support it.
+_AUTO_ORDER = ("fused", "splash", "flash", "xla")
 
 
 def select_attention(config: ModelConfig, length: int, is_packed: bool = False) -> AttentionFn:
@@ -129,7 +129,7 @@ def select_attention(config: ModelConfig, length: int, is_packed: bool = False) 
             supported = " or ".join(implementation.platforms)
             raise _unsupported(config, f"platform {platform_name} (only {supported})")
         return implementation.function
-    candidates = (_IMPLEMENTATIONS[name] for name in _BY_SPEED)
+    candidates = (_IMPLEMENTATIONS[name] for name in _AUTO_ORDER)
     return next(
         implementation.function
         for implementation in candidates

@@ -67,13 +67,13 @@ def flash_attention(
         rate, seeds = 0.0, (jnp.zeros((rows, heads), jnp.uint32),) * 2
     else:
         rate, seeds = dropout_rate, dropout_seeds(dropout_key, (rows, heads))
-    longest = max(_MIN_BLOCK, pl.next_power_of_2(length))
-    tiles = tuple(tile._replace(queries=min(tile.queries, longest), keys=min(tile.keys, longest)) for tile in tiles)
+    max_block = max(_MIN_BLOCK, pl.next_power_of_2(length))
+    tiles = tuple(tile._replace(queries=min(tile.queries, max_block), keys=min(tile.keys, max_block)) for tile in tiles)
     # Kernels process whole blocks, and head sizes that are powers of 2.
-    end = -length % max(block for tile in tiles for block in tile[:2])
-    end_size = max(_MIN_BLOCK, pl.next_power_of_2(size)) - size
-    padded = [jnp.pad(array, ((0, 0), (0, end), (0, 0), (0, end_size))) for array in (query, key, value)]
-    ids = jnp.pad(mask.sequence_ids, ((0, 0), (0, end)))
+    row_padding = -length % max(block for tile in tiles for block in tile[:2])
+    size_padding = max(_MIN_BLOCK, pl.next_power_of_2(size)) - size
+    padded = [jnp.pad(array, ((0, 0), (0, row_padding), (0, 0), (0, size_padding))) for array in (query, key, value)]
+    ids = jnp.pad(mask.sequence_ids, ((0, 0), (0, row_padding)))
     keys = _intervals(ids, mask.direction, mask.window)
     queries = _intervals(ids, _OPPOSITE[mask.direction], mask.window)
     bounds = [_block_intervals(keys, tile.queries, tile.keys) for tile in tiles[:2]]
@@ -104,10 +104,10 @@ def _intervals(ids: jax.Array, direction: str, window: int) -> tuple[jax.Array, 
     return jnp.where(ids == 0, length, first), jnp.where(ids == 0, 0, last)
 
 
-def _block_intervals(interval: tuple[jax.Array, jax.Array], block: int, other: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the interval of blocks (`other` positions each) that each block attends to, as two arrays [B, N]."""
-    first, last = (array.reshape(len(array), -1, block) for array in interval)
-    return first.min(-1) // other, -(-last.max(-1) // other)
+def _block_intervals(interval: tuple[jax.Array, jax.Array], size: int, other_size: int) -> tuple[jax.Array, jax.Array]:
+    """Returns the interval of blocks of `other_size` that each block of `size` attends to, as two arrays [B, N]."""
+    first, last = (array.reshape(len(array), -1, size) for array in interval)
+    return first.min(-1) // other_size, -(-last.max(-1) // other_size)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -197,7 +197,7 @@ def _forward(options: _Options, start, stop, first, last, seeds, query, key, val
 
 
 def _backward(options: _Options, by_key: bool, start, stop, first, last, seeds, log_sum, mean, *refs) -> None:
-    """Computes the gradients of a block of queries or, if `by_key`, of keys and values, from transposed logits."""
+    """Computes the gradients of a block of queries or, with transposed logits, of keys and values (`by_key`)."""
     left, left_partner, right, right_partner, *gradients = refs
     tile, program = options.tiles[1 + by_key], pl.program_id(0)
     size, other_size = (tile.keys, tile.queries) if by_key else (tile.queries, tile.keys)

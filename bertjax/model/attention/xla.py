@@ -11,7 +11,7 @@ from bertjax.model.dropout import dropout
 from bertjax.model.matmul import einsum
 from bertjax.model.partitioning import shard_over_mesh
 
-# Logit of masked keys. It is finite, so that a row of padding gives a uniform distribution rather than NaN.
+# Logit of masked keys. It is finite, so that the softmax of a row of padding is uniform rather than NaN.
 MASKED_LOGIT = -1e9
 # Rows of at least this many tokens are processed in blocks of queries.
 _LONG_ROW, _QUERY_BLOCK = 2048, 512
@@ -67,7 +67,7 @@ def xla_attention(
     """Computes softmax(Q K^T / sqrt(head size)) V with the softmax in float32. Implements `AttentionFn`."""
     query = query * query.shape[-1] ** -0.5
     has_dropout = dropout_rate > 0 and dropout_key is not None
-    # The length is symbolic in exports, and then the blocks below have no size.
+    # In exports, the row length is symbolic, so rows cannot be divided into blocks.
     length = query.shape[1] if isinstance(query.shape[1], int) else 0
     if mask.window and length > 2 * mask.window and not has_dropout:
         return _attend_in_blocks(query, key, value, mask)
@@ -89,10 +89,10 @@ def _attend_by_queries(query: jax.Array, key: jax.Array, value: jax.Array, ids: 
     """
     rows, length, heads, size = query.shape
     num_blocks = -(-length // _QUERY_BLOCK)
-    end = num_blocks * _QUERY_BLOCK - length
+    padding = num_blocks * _QUERY_BLOCK - length
 
     def blocks(x: jax.Array) -> jax.Array:  # [B, L, ...] to [blocks, B, Q, ...]
-        padded = jnp.pad(x, [(0, 0), (0, end)] + [(0, 0)] * (x.ndim - 2))
+        padded = jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2))
         return padded.reshape(rows, num_blocks, _QUERY_BLOCK, *x.shape[2:]).swapaxes(0, 1)
 
     def attend(block: tuple[jax.Array, jax.Array]) -> jax.Array:
@@ -109,21 +109,21 @@ def _attend_by_queries(query: jax.Array, key: jax.Array, value: jax.Array, ids: 
 def _attend_in_blocks(query: jax.Array, key: jax.Array, value: jax.Array, mask: AttentionMask) -> jax.Array:
     """Computes local attention in time and memory proportional to L * window instead of L * L.
 
-    Each block of `window` queries attends to the keys of this block and to those in half a window on each side.
+    Each block of `window` queries attends to the keys of the block and of half a window on each side.
     """
     rows, length, heads, size = query.shape
     half = mask.window // 2
     num_blocks = -(-length // (2 * half))
-    end = 2 * half * num_blocks - length
+    padding = 2 * half * num_blocks - length
 
     def neighbors(x: jax.Array) -> jax.Array:  # [B, L, ...] to [B, blocks, 4 * half, ...]
-        padded = jnp.pad(x, [(0, 0), (half, half + end)] + [(0, 0)] * (x.ndim - 2))
+        padded = jnp.pad(x, [(0, 0), (half, half + padding)] + [(0, 0)] * (x.ndim - 2))
         chunks = padded.reshape(rows, -1, half, *x.shape[2:])
         parts = [chunks[:, first : first + 2 * num_blocks : 2] for first in range(4)]
         return jnp.concatenate(parts, axis=2)
 
     def blocks(x: jax.Array) -> jax.Array:  # [B, L, ...] to [B, blocks, 2 * half, ...]
-        padded = jnp.pad(x, [(0, 0), (0, end)] + [(0, 0)] * (x.ndim - 2))
+        padded = jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2))
         return padded.reshape(rows, num_blocks, 2 * half, *x.shape[2:])
 
     ids = mask.sequence_ids
@@ -150,8 +150,7 @@ def cudnn_attention(
 ) -> jax.Array:
     """Computes the same attention as `xla_attention`. Implements `AttentionFn`.
 
-    The mask is passed as row lengths, since JAX would convert a boolean mask to a bias and compute the bias gradient,
-    which is not needed.
+    The mask is passed as row lengths. JAX would convert a boolean mask to a bias and compute an unnecessary gradient.
 
     Args:
       implementation: implementation of `jax.nn.dot_product_attention`; `xla` computes the same values on any platform.
