@@ -3,8 +3,8 @@
     PYTHONPATH=examples bertjax train --config pretrain:size=tiny,corpus=runs/corpus \\
       --config.model.attention=own_attention.local_attention --workdir runs/local
 
-A function `package.module.function` needs no change of bertjax. It computes what the config says otherwise: dropout,
-packed rows and meshes are its own task. An option that checkpoints should store is a field of `Architecture`.
+`config.model.attention=MODULE.FUNCTION` selects your function without a change of bertjax. The function must apply
+dropout, packing masks and the mesh. For an option that checkpoints should store, add a field to `Architecture`.
 """
 
 import jax
@@ -26,7 +26,7 @@ def local_attention(
     dropout_key: jax.Array | None,
     mesh: jax.sharding.AbstractMesh,
 ) -> jax.Array:
-    """Computes attention of states [B, L, H, K] within a window."""
+    """Returns attention outputs [B, L, H, K] of query, key and value [B, L, H, K], within a window."""
     del mesh  # XLA shards these operations by itself.
     position = jnp.arange(query.shape[1])
     is_near = jnp.abs(position[:, None] - position) <= WINDOW

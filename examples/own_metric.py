@@ -2,7 +2,7 @@
 
     bertjax train --config examples/own_metric.py:corpus=runs/corpus --workdir runs/top5
 
-The metric appears in the log, in `metrics.jsonl` and in `curves.png`. A run that began without it can resume with it.
+The metric appears in the log, in `metrics.jsonl` and in `curves.png`. A run can resume with an added metric.
 """
 
 import dataclasses

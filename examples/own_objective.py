@@ -2,8 +2,8 @@
 
     bertjax train --config examples/own_objective.py:corpus=runs/corpus --workdir runs/z_loss
 
-The z-loss keeps the logarithm of the softmax's denominator near 0. Losses add up with coefficient 1, so the coefficient
-of this loss is a factor of its sum.
+The z-loss keeps the logarithm of the softmax's denominator near 0. The training loss is the sum of all losses, so
+`metric_sums` multiplies the z-loss by its coefficient.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""A fine-tuning task of your own: whether a sentence is the first of its paragraph, the last, or between them.
+"""A fine-tuning task of your own: predicts whether a sentence is the first or last of its paragraph, or in between.
 
     bertjax train --config examples/own_task.py:path=texts --init_from runs/base --workdir runs/place
 

@@ -2,8 +2,8 @@
 
     python examples/run_onnx.py topic.onnx "a text" "another text"
 
-Prints the outputs as JSON. The tokenizer, `topic.tokenizer.json`, truncates and pads. The text of a prompt, such as
-"query: ", belongs before each text. For multiple choice, the texts are the choices of one example.
+Prints the outputs as JSON. The tokenizer, `topic.tokenizer.json`, truncates and pads. If the model has a prompt, such
+as "query: ", write it before each text. For multiple choice, the texts are the choices of one example.
 """
 
 import json

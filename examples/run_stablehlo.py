@@ -2,9 +2,9 @@
 
     python examples/run_stablehlo.py topic.stablehlo "a text" "another text"
 
-Prints the outputs as JSON. The tokenizer, `topic.tokenizer.json`, truncates and pads. The text of a prompt, such as
-"query: ", belongs before each text. For multiple choice, the texts are the choices of one example. Each new shape of a
-batch compiles the function once, so pad to few lengths.
+Prints the outputs as JSON. The tokenizer, `topic.tokenizer.json`, truncates and pads. If the model has a prompt, such
+as "query: ", write it before each text. For multiple choice, the texts are the choices of one example. JAX compiles the
+function for each new batch shape, so pad to few lengths.
 """
 
 import json

@@ -3,7 +3,7 @@
     bertjax prepare --input prose:'texts/*.txt' --vocab runs/base --output runs/domain
     bertjax train --config experiments/adapt.py:corpus=runs/domain --init_from runs/base --workdir runs/adapted
 
-The architecture is that of the checkpoint. If the vocabulary of the corpus begins with the checkpoint's vocabulary, the
+The checkpoint sets the architecture. If the vocabulary of the corpus begins with the checkpoint's vocabulary, the
 embedding of each added piece starts as the mean embedding of the pieces into which the old vocabulary splits it.
 
 The objective is masked LM on running text, because most published encoders have no next-sentence head. The learning
@@ -11,7 +11,7 @@ rate warms up over a tenth of the steps to 1e-4, the peak of the original pre-tr
 checkpoint lacks a masked-LM head, the first third of the steps trains only this head, because the gradients of a random
 head may make the encoder worse (arXiv 2202.10054).
 
-`replay=DIR:SHARE` draws a share of the batches from a general corpus with the same vocabulary, so that the model
+`replay=DIR:SHARE` draws this fraction of the batches from a general corpus with the same vocabulary, so that the model
 forgets less of its previous training. The run then evaluates on held-out text of both corpora.
 
 Hardware and time: depends on the checkpoint; `bertjax bench step` with the same config and `size=` prints the tokens/s

@@ -50,13 +50,13 @@ def get_config(args: ConfigDict) -> ConfigDict:
     config.data.masking.rate = 0.25
     config.optimizer.update({"name": "adamw", "learning_rate": 1e-3, "schedule": "cosine"})
     config.optimizer.update({"b2": 0.98, "eps": 1e-12, "clip_norm": 0.5})
-    # Each batch size of the ramp has as many tokens.
+    # Each batch size of the ramp processes the same number of tokens.
     config.phases = (
         *(phase_of(0.6 / len(_RAMP), rows, 128) for rows in _RAMP),
         phase_of(0.4, 8192, 128),
     )
     config.steps = 12_000
-    # Half of the tokens: three batch sizes of the ramp, and a third of the last one.
+    # Half of the tokens: the first three batch sizes of the ramp, and a third of the fourth.
     steps = [phase["share"] for phase in config.phases]
     config.optimizer.warmup_steps = round(config.steps * (sum(steps[:3]) + steps[3] / 3) / sum(steps))
     if args.quick:

@@ -5,9 +5,9 @@
     bertjax train --config experiments/demo.py:corpus=runs/corpus --workdir runs/tiny
 
 Hardware and time: two to four minutes on two CPU cores.
-Expected: held-out masked-LM accuracy 0.181 (baseline: 0.061) and next-sentence accuracy 0.793 (baseline: 0.541). With
-other libraries installed, 0.186 (0.061) and 0.738 (0.563), because their docstrings are the training text. On the
-smaller corpus of `make demo`, 0.175 (0.059) and 0.736 (0.566).
+Expected: held-out masked-LM accuracy 0.181 (baseline: 0.061) and next-sentence accuracy 0.793 (baseline: 0.541).
+Results depend on the installed libraries, whose docstrings are the training text: with others, 0.186 (0.061) and 0.738
+(0.563). On the smaller corpus of `make demo`, 0.175 (0.059) and 0.736 (0.566).
 """
 
 from ml_collections import ConfigDict

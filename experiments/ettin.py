@@ -10,13 +10,13 @@ phases:
 
 1. 1.7 trillion tokens in rows of 1,024 tokens with theta 10,000; at first, batches grow to 4,608 rows
 2. 250 billion tokens in rows of 7,999 tokens, with theta 160,000
-3. 50 billion tokens with 15 % masks, in which half of the learning rate decays, by 1 - sqrt
+3. 50 billion tokens with 15 % masks; the learning rate starts at half of its peak and decays by 1 - sqrt
 
 Documents are packed into rows, without attention between them.
 
-Differences from the paper: the second phase has a constant learning rate instead of one that decays to a half. The
-matrices that write to the residual stream have the same initial standard deviation as others. There is no dropout of
-attention outputs.
+Differences from the paper: the learning rate of the second phase is constant and does not decay to half. The matrices
+that write to the residual stream have the same initial standard deviation as others. There is no dropout of attention
+outputs.
 
 Hardware and time: in the paper, 564 H100-hours for 17M.
 Expected: 16,913,600, 32,081,344, 68,457,664, 149,655,232, 395,881,664 and 1,031,314,112 parameters, and an average GLUE
@@ -37,7 +37,7 @@ _SHAPES = {
     "400m": (28, 1024, 2624),
     "1b": (28, 1792, 3840),
 }
-# Learning rate, weight decay, and tokens of the batch ramp and of warm-up. Other sizes have those of 150M.
+# Learning rate, weight decay, and tokens of the batch ramp and of warm-up. Other sizes use the values of 150M.
 _RECIPES = {
     "17m": (3e-3, 3e-4, 125e9, 4e9),
     "32m": (3e-3, 3e-4, 100e9, 4e9),
@@ -46,7 +46,7 @@ _RECIPES = {
     "400m": (5e-4, 1e-5, 10e9, 2e9),
     "1b": (5e-4, 5e-5, 3e9, 2e9),
 }
-# All batch sizes are multiples of the first, so that devices and `grad_accum_steps` that divide it suit every phase.
+# All batch sizes are multiples of the first, so the same number of devices and micro-batches can divide them all.
 _RAMP = (576, 1152, 2304)
 
 

@@ -10,7 +10,7 @@ The sizes are `base`, `large`, or a form such as `L4_H256`. The run has 2 trilli
 1. 50 billion tokens (BASE) in batches that grow from 576 to 2,304 rows of 1,024 tokens
 2. the rest of 1.72 trillion tokens in batches of 4,608 rows, with theta 10,000 in all layers
 3. 250 billion tokens in rows of 8,192 tokens, with theta 160,000 in the global layers and learning rate 3e-4
-4. 50 billion tokens in which this rate decays, by 1 - sqrt
+4. 50 billion tokens in rows of 8,192 tokens, in which the learning rate decays by 1 - sqrt
 
 `tokens` scales all phases, and `batch_size` (a multiple of 8) all batches; see docs/modernbert.md for a run on your own
 text. To continue a run on other data, as the authors do in the last two phases, use `--init_from` and
@@ -19,8 +19,8 @@ text. To continue a run on other data, as the authors do in the last two phases,
 Documents are packed into rows, without attention between them.
 
 Differences from the paper: batches grow in steps, from 576 instead of 768 rows. The matrices that write to the residual
-stream have the same initial standard deviation as others. LARGE starts from random parameters instead of those of BASE.
-There is no dropout of attention outputs. Held-out masks are those of training.
+stream have the same initial standard deviation as others. LARGE starts from random parameters instead of BASE's
+parameters. There is no dropout of attention outputs. Evaluation masks the same fraction of tokens as training.
 
 Hardware and time: in the paper, 8 H100 for about 8 days (BASE) and 18 days (LARGE).
 Expected: 149,655,232 parameters (BASE) and 395,881,664 (LARGE); average GLUE dev score of 88.4 and 90.4.
@@ -34,7 +34,7 @@ from bertjax.presets import arguments, make_quick, modernbert_config, phase_of
 
 # Number of layers, hidden size and feed-forward size.
 _SHAPES = {"base": (22, 768, 1152), "large": (28, 1024, 2624)}
-# Learning rate and tokens of the batch ramp. Other sizes have those of BASE.
+# Learning rate and tokens of the batch ramp. Other sizes use the values of BASE.
 _RECIPES = {"base": (8e-4, 50e9), "large": (5e-4, 10e9)}
 _TOKENS = 2019e9
 
@@ -51,7 +51,7 @@ def get_config(args: ConfigDict) -> ConfigDict:
     config.data.update({"corpus": args.corpus, "batch_size": args.batch_size})
     config.optimizer.update({"learning_rate": rate, "weight_decay": 1e-5})
     part = args.tokens / _TOKENS
-    # All batch sizes are multiples of the first, so devices and `grad_accum_steps` that divide it suit every phase.
+    # All batch sizes are multiples of the first, so the same number of devices and micro-batches can divide them all.
     first = args.batch_size // 8
     ramp = (first, 2 * first, 4 * first)
     long_rows = {"batch_size": first, "seq_len": 8192, "global_rope_theta": 160_000.0, "learning_rate": 3e-4}

@@ -8,8 +8,8 @@
 A million steps on rows of 1,024 tokens and 50,000 steps on rows of 4,096 tokens, with 2.1 million tokens per batch and
 one cosine schedule. All predicted tokens become [MASK]. `size` is a number of layers and a width, such as `L12_H768`.
 
-Differences from the paper: rows are running text, without a boundary to attention between documents, and the learning
-rate decays to 0 instead of a tenth of its peak.
+Differences from the paper: rows are running text, in which attention crosses document boundaries, and the learning rate
+decays to 0 instead of a tenth of its peak.
 
 Hardware and time: in the paper, 6,000 GPU-hours on 8 H100.
 Expected: 245,136,954 parameters (250M in the paper), and an average GLUE dev score of 89.0.
@@ -28,7 +28,7 @@ def get_config(args: ConfigDict) -> ConfigDict:
     """Returns the config for `size=L28_H768,corpus=DIR,quick=false`."""
     config = pretraining_config("L4_H128" if args.quick else args.size)
     config.model.update({**NEOBERT.values, "model_type": "neobert", "max_position_embeddings": 4096})
-    # Three matrices of two thirds of the width have as many parameters as the usual two.
+    # SwiGLU has three matrices. With two thirds of the width, they have as many parameters as the usual two.
     config.model.intermediate_size = -(-config.model.intermediate_size * 2 // 3 // 8) * 8
     config.data.corpus = args.corpus
     config.data.objective = "none"

@@ -8,8 +8,8 @@ The default is one phase with rows of `seq_len` tokens. `phases=2` is the paper'
 (1024 rows of 128, 256 rows of 512). Only `batch=tokens` yields the paper's 40 epochs in a million steps. With
 `batch=sequences`, a batch has 256 rows at both lengths.
 
-`objective=rtd` pre-trains as ELECTRA (arXiv 2003.10555) does: the generator sees [MASK] at all predicted positions, and
-with `size=` the discriminator is of the family that transformers can load as `ElectraForPreTraining`.
+`objective=rtd` pre-trains like ELECTRA (arXiv 2003.10555): all predicted tokens become [MASK] for the generator. With
+`size=`, the discriminator has ELECTRA's architecture, which transformers loads as `ElectraForPreTraining`.
 
 Hardware and time: in the paper, BASE takes four days on 16 TPU chips and LARGE four days on 64 TPU chips.
 Expected: final next-sentence accuracy of 97-98 % (paper, A.2 footnote); held-out perplexity 3.99 for BASE and 3.23 for
@@ -53,7 +53,7 @@ def get_config(args: ConfigDict) -> ConfigDict:
         config.data.batch_size = 8
         config.data.eval_rows = 64
     if args.phases == 2:
-        # The rows are 512 tokens long. By default, a batch has as many tokens as in the first phase.
+        # By default, a batch has as many tokens as in the first phase.
         rows = {} if args.batch == "tokens" else {"batch_size": config.data.batch_size}
         config.phases = ({"share": 0.9}, {"share": 0.1, "seq_len": 512, **rows})
     return config

@@ -5,7 +5,7 @@
 
 `path` is the folder with train.csv, val.csv and test.csv. It may also be `tfds:DIR:swag` for a TFDS dataset with the
 same columns, or `tfds:huggingface:swag/regular`, which TFDS downloads from Hugging Face. Training uses batch size 16,
-learning rate 2e-5 and 3 epochs. The model scores each of the four endings of a row.
+learning rate 2e-5 and 3 epochs. The model scores the four endings of each row.
 
 Hardware and time: not measured, because the data was not available.
 Expected: accuracy is 81.6 on dev with BERT BASE, and 86.6 on dev and 86.3 on test with LARGE (Table 4).

@@ -177,7 +177,7 @@ def test_encode_refuses_a_module_that_it_does_not_follow(module, message, pretra
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("tokenizer_config.json", {"padding_side": "left"}, "pads at the left"),
+        ("tokenizer_config.json", {"padding_side": "left"}, "pads on the left"),
         ("config_sentence_transformers.json", {"default_prompt_name": "title"}, "has the default_prompt_name"),
         ("config_sentence_transformers.json", {"prompts": {"query": 3}}, "has the prompt 3"),
         ("config_sentence_transformers.json", {"truncate_dim": 0}, "has truncate_dim=0"),

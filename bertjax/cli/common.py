@@ -77,8 +77,8 @@ def open_init_checkpoint(
 ) -> Iterator[str | None]:
     """Yields the path of `--init_from`, converted to bertjax's format if necessary, or None if the option is not set.
 
-    With `keep_converted`, which only runs of one process may set, a local workdir stores the converted checkpoint.
-    `marker` is the file or folder that identifies a workdir of the command (default: config.json).
+    `keep_converted` stores the converted checkpoint in a local workdir. Set it only in runs of one process. `marker` is
+    the file or folder that identifies a workdir of the command (default: config.json).
     """
     from bertjax.convert.convert import bertjax_checkpoint
     from bertjax.training.checkpoint import resolve_checkpoint_path
@@ -106,7 +106,7 @@ def open_init_checkpoint(
 
 
 def join_cluster(args: argparse.Namespace, config: Any) -> bool:
-    """Connects the processes and returns True if the run is distributed; otherwise, checks the devices."""
+    """Connects the processes of a distributed run. Otherwise, checks the devices. Returns whether it is distributed."""
     from bertjax.training.multihost import initialize_distributed, is_multihost_environment
     from bertjax.training.sharding import list_devices
 

@@ -17,7 +17,7 @@ from bertjax.utils.terminal import show
         metavar="DST",
     ),
     option("--format", "bertjax, huggingface or sentence_transformers (default: bertjax; for an upload, huggingface)"),
-    case_options("keep case and accents (default: as SRC says)", "convert text to lower case (default: as SRC says)"),
+    case_options("keep case and accents (default: as in SRC)", "convert text to lower case (default: as in SRC)"),
     flag("--overwrite", "replace an earlier conversion or upload"),
 )
 def convert(args: argparse.Namespace) -> None:

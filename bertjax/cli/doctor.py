@@ -24,9 +24,9 @@ _EXTRAS = {"tpu": "libtpu", "cuda": "jax-cuda13-plugin", "beam": "apache-beam"} 
     name: name for name in ("datasets", "wandb", "trackio")
 }
 _MISSING, _INSTALL = "not installed", "pip install -c constraints.txt -e"
-_COMPILED = "JAX_COMPILATION_CACHE_DIR"
+_COMPILE_CACHE = "JAX_COMPILATION_CACHE_DIR"
 _VARIABLES = (
-    *("JAX_PLATFORMS", "XLA_FLAGS", _COMPILED, "JAX_COORDINATOR_ADDRESS", "LIBTPU_INIT_ARGS"),
+    *("JAX_PLATFORMS", "XLA_FLAGS", _COMPILE_CACHE, "JAX_COORDINATOR_ADDRESS", "LIBTPU_INIT_ARGS"),
     *("HF_HOME", "HF_ENDPOINT", "HF_HUB_OFFLINE", "BERTJAX_STAGING", "TMPDIR"),
 )
 # Program that prints the seconds to allocate, write and free 128 MiB four times.
@@ -40,9 +40,8 @@ for _ in range(4):
     libc.free(block)
 print(time.perf_counter() - start)
 """
-# Free disk space below which the report contains a warning. A BASE checkpoint with optimizer state takes 1.3 GB, and a
-# run keeps several.
-_LITTLE_DISK_BYTES = 10 * 2**30
+# Minimum free disk space without a warning. A BASE checkpoint with optimizer state takes 1.3 GB; a run keeps several.
+_MIN_FREE_BYTES = 10 * 2**30
 
 
 @command("bertjax doctor", JSON)
@@ -137,7 +136,7 @@ def _cpu() -> str:
 
 
 def _huge_pages() -> str:
-    """Describes malloc's use of huge pages, and the speedup that they give."""
+    """Returns whether malloc uses huge pages, and a measurement of their speedup, as text."""
     if sys.platform != "linux":
         return "not supported"
     is_active = HUGE_PAGES in os.environ.get("GLIBC_TUNABLES", "")
@@ -149,7 +148,7 @@ def _huge_pages() -> str:
 
 
 def _caches() -> dict[str, Path | str]:
-    """Returns the cache folders by content, and an `error` if the folder of corpora and features is unusable."""
+    """Returns the cache folders by content, and an `error` message if the cache of corpora and features is unusable."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     from bertjax.errors import BertjaxError
@@ -160,9 +159,9 @@ def _caches() -> dict[str, Path | str]:
         caches["corpora and features"] = cache_dir()
     except BertjaxError as error:
         caches["error"] = str(error)
-    compiled = os.environ.get(_COMPILED, "")
-    if compiled and not is_remote(compiled):
-        caches["compiled steps"] = Path(compiled)
+    compile_cache = os.environ.get(_COMPILE_CACHE, "")
+    if compile_cache and not is_remote(compile_cache):
+        caches["compiled steps"] = Path(compile_cache)
     return caches
 
 
@@ -180,7 +179,7 @@ def _advice(report: dict[str, Any], free_bytes: int) -> list[str]:
     devices, caches, cpu = report["devices"], report["caches"], report["machine"]["cpu"]
     is_cpu = devices.get("platform") == "cpu"
     possible = "fine-tuning of small models is possible, pre-training of BASE is not"
-    little_disk = f"a disk listed above has less than {_gib(_LITTLE_DISK_BYTES)} free"
+    little_disk = f"a disk listed above has less than {_gib(_MIN_FREE_BYTES)} free"
     checks = (
         ("error" in devices, devices.get("error")),
         (is_cpu, f"no accelerator: {possible}; for a GPU, run {_INSTALL} '.[cuda]', for a TPU '.[tpu]'"),
@@ -189,8 +188,8 @@ def _advice(report: dict[str, Any], free_bytes: int) -> list[str]:
             "the processor has no AVX2: everything is several times slower than in RESULTS.md",
         ),
         (report["extras"]["tpu"] == _MISSING, f"`bertjax plan` needs the TPU compiler: {_INSTALL} '.[tpu]'"),
-        (_COMPILED not in os.environ, f"compiled steps are not cached between commands; set {_COMPILED} to a folder"),
+        (_COMPILE_CACHE not in os.environ, f"compiled steps are not cached on disk; set {_COMPILE_CACHE} to a folder"),
         ("error" in caches, caches.get("error")),
-        (free_bytes < _LITTLE_DISK_BYTES, f"{little_disk}; checkpoints of BASE take 1.3 GB each"),
+        (free_bytes < _MIN_FREE_BYTES, f"{little_disk}; checkpoints of BASE take 1.3 GB each"),
     )
     return [advice for applies, advice in checks if applies]

@@ -83,9 +83,9 @@ def features(args: argparse.Namespace) -> None:
     "bertjax encode --checkpoint runs/embedder --input texts.txt --output vectors.npy",
     CHECKPOINT,
     option("--input", "file with one text per line (-: standard input)", required=True, metavar="FILE"),
-    option("--output", ".npy file; the same command resumes an interrupted one", required=True, metavar="FILE"),
+    option("--output", ".npy file; to resume, run an interrupted command again", required=True, metavar="FILE"),
     option("--pooling", "pooling of the last layer (default: the model's modules)", choices=("cls", "mean")),
-    option("--prompt_name", "the model's prompt to put before each text, such as query (default: its default prompt)"),
+    option("--prompt_name", "name of the model's prompt to prepend to each text, such as query (default: its default)"),
     option("--dtype", "dtype of the computation (default: the checkpoint's)", choices=("float32", "bfloat16")),
 )
 def encode(args: argparse.Namespace) -> None:

@@ -97,7 +97,7 @@ def build_parser() -> argparse.ArgumentParser:
 def parse_args(argv: list[str]) -> argparse.Namespace:
     """Parses arguments. The attribute `overrides` of the result contains the overrides of config fields."""
     # Join `--config.FIELD VALUE` to `--config.FIELD=VALUE`, because other functions search for this form, and because
-    # argparse would take VALUE for a text of `predict`.
+    # argparse would parse VALUE as a text of `predict`.
     items: list[str] = []
     for item in argv:
         previous = items[-1] if items else ""

@@ -21,13 +21,13 @@ _POSITIVE = number(int, at_least=1)
     option("--output", ".tsv, .csv or .jsonl file, which is replaced if it exists", required=True, metavar="FILE"),
     option("--anchor", "name of the column with anchors, such as questions", default="anchor"),
     option("--positive", "name of the column with positives, such as answers", default="positive"),
-    option("--corpus", "more documents: a file with one text per line, or BEIR's corpus.jsonl", metavar="FILE"),
+    option("--corpus", "file with more documents: one text per line, or BEIR's corpus.jsonl", metavar="FILE"),
     option("--negatives", "number of negatives per row", type=_POSITIVE, default=1),
-    option("--first_rank", "first rank of a negative; positives of the anchor have no rank", type=_POSITIVE, default=1),
-    option("--last_rank", "last rank (default: as many ranks as --negatives; with --margin, 10 times)", type=_POSITIVE),
+    option("--first_rank", "first rank to use; rank 1 is the nearest non-positive document", type=_POSITIVE, default=1),
+    option("--last_rank", "last rank (default: --negatives ranks, or 10 times as many with --margin)", type=_POSITIVE),
     option(
         "--margin",
-        "minimum difference between the cosines of the anchor's least similar positive and of a negative",
+        "minimum difference: cosine of the anchor's least similar positive minus cosine of a negative",
         type=number(float, at_least=-2, at_most=2),
     ),
 )
@@ -69,8 +69,8 @@ def mine(args: argparse.Namespace) -> None:
         logger.warning(f"{args.checkpoint} is not a sentence embedder; its vectors are means over all tokens")
     vectors = encode_texts(model, [*pairs], is_query=True), encode_texts(model, documents, is_query=False)
     positions = {text: position for position, text in enumerate(documents)}
-    own = [[positions[text] for text in positives] for positives in pairs.values()]
-    mined = [*hard_negatives(*vectors, own, count, args.first_rank, last_rank, margin)]
+    positive_indices = [[positions[text] for text in positives] for positives in pairs.values()]
+    mined = [*hard_negatives(*vectors, positive_indices, count, args.first_rank, last_rank, margin)]
     rows = [
         [anchor, positive, *(documents[index] for index in indices)]
         for (anchor, positives), (indices, _, _) in zip(pairs.items(), mined, strict=True)

@@ -92,7 +92,7 @@ def flag(name: str, help: str) -> Option:
 
 
 def exclusive(*options: Option) -> Option:
-    """Declares options of which only one may be set."""
+    """Declares mutually exclusive options."""
 
     def add(parser: argparse.ArgumentParser) -> None:
         group = parser.add_mutually_exclusive_group()
@@ -124,7 +124,7 @@ def _path(text: str) -> str:
 
 
 def config_option(required: bool = False) -> Option:
-    """Declares `--config`, and lets the command accept overrides of config fields."""
+    """Declares `--config` and the overrides of config fields, `--config.FIELD=VALUE`."""
 
     def add(parser: Any) -> None:
         option("--config", _CONFIG_HELP, required=required, metavar="NAME[:ARGS]")(parser)

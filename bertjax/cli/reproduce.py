@@ -69,7 +69,7 @@ def _topology_line(plan: Any, args: argparse.Namespace) -> str:
 
 @command(
     "bertjax table 5 --results runs/tables",
-    option("number", "1 to 8, figure3, figure5, modern or the name of a custom table", nargs="+"),
+    option("number", "table to print: 1 to 8, figure3, figure5, modern or the name of a custom table", nargs="+"),
     option(
         "--results",
         "folder of `bertjax reproduce` or a file written by --keep; repeat the option for several folders, "

@@ -22,7 +22,7 @@ _SIZES = {
     *("pad_vocab_to_multiple_of", "local_attention", "global_attn_every_n_layers"),
     *("global_rope_theta", "local_rope_theta"),
 }
-# Values of the architecture in words; {} is the value.
+# Descriptions of architecture fields that differ from BERT's; {} is the field's value.
 _WORDS = {
     "model_type": "family {}",
     "embedding_size": "embeddings of width {}",
@@ -30,9 +30,9 @@ _WORDS = {
     "norm": "norm {}",
     "norm_bias": "norms without bias",
     "norm_first": "norms before the sub-layers",
-    "first_attention_norm": "no norm before the lowest attention",
+    "first_attention_norm": "no norm before the first attention",
     "position_embedding_type": "{} positions",
-    "num_key_value_heads": "{} heads of keys and values",
+    "num_key_value_heads": "{} key-value heads",
     "attention_bias": "attention without biases",
     "mlp_bias": "feed-forward without biases",
     "gated_mlp": "gated feed-forward",
@@ -87,7 +87,7 @@ def parameter_counts(params: Any, first_attention_norm: bool) -> dict[str, int]:
     counts: Counter[str] = Counter()
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
         names = [entry.key for entry in path]
-        # Without the first attention norm, the stack of norms has an unused one for the lowest layer.
+        # Without `first_attention_norm`, the stacked norms include an unused norm of the first layer.
         unused = math.prod(leaf.shape[1:]) if "attention_norm" in names and not first_attention_norm else 0
         counts["/".join(names[:2])] += math.prod(leaf.shape) - unused
     return counts
@@ -97,7 +97,7 @@ def _describe_model(model: ModelConfig) -> str:
     """Returns layers, dtype, and the architecture fields other than sizes that differ from BERT's defaults."""
     layers, width = model.num_hidden_layers, model.hidden_size
     shape = (
-        f"{layers} LSTMs per direction, {width} units in both directions together"
+        f"{layers} LSTMs per direction, hidden size {width} (sum of both directions)"
         if model.encoder == LSTM
         else f"{layers} layers, hidden size {width}, {model.num_attention_heads} heads of {model.head_size}, "
         f"feed-forward {model.intermediate_size}"
@@ -108,7 +108,7 @@ def _describe_model(model: ModelConfig) -> str:
     options = [_WORDS.get(name, f"{name} {{}}").format(value) for name, value in changed.items() if name not in _SIZES]
     if model.local_attention:
         num_local = sum(model.is_local_layer)
-        options.append(f"attention to {model.local_attention} tokens around in {num_local} of {layers} layers")
+        options.append(f"local attention in a window of {model.local_attention} in {num_local} of {layers} layers")
     if not model.local_attention and model.position_embedding_type != ABSOLUTE:
         options.append(f"theta {model.global_rope_theta:,.0f}")
     elif model.local_attention:
@@ -120,7 +120,7 @@ def _describe_schedule(task: Task) -> list[str]:
     """Returns the lines that describe steps, warm-up and total FLOPs, or [] if `task.has_schedule` is False."""
     if not task.has_schedule:
         return []
-    # Raises if training would raise.
+    # Raises the errors that training would raise.
     make_schedule(task.config.optimizer, task.warmup_steps, task.total_steps, task.phase_peaks)
     cost = task.run_cost_before(task.total_steps)
     start = f" from step {task.config.optimizer.head_steps:,}" if task.config.optimizer.head_steps else ""

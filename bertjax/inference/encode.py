@@ -1,4 +1,4 @@
-"""Hidden states and vectors of texts. Each row of a batch can hold several texts (packing)."""
+"""Hidden states and vectors of texts. Each row of a batch may contain several texts (packing)."""
 
 import dataclasses
 import functools
@@ -16,9 +16,9 @@ from bertjax.model.heads import Pooler
 from bertjax.model.lstm import LEFT
 
 CLS, MEAN = POOLINGS = ("cls", "mean")
-# Row lengths are `_ROW_LEN` times powers of two, up to the model's maximum. Short texts share rows. Longer rows slow
-# attention, but each row length compiles the encoder once, which takes as long as encoding some thousands of tokens.
-# So a row length is used only for at least `_MIN_TOKENS` tokens; texts of other lengths go to the next longer rows.
+# Row lengths are `_ROW_LEN` times powers of two, up to the model's maximum. Short texts share rows. Attention is slower
+# in longer rows, but each row length compiles the encoder, which takes as long as encoding thousands of tokens. So a
+# row length is used only for at least `_MIN_TOKENS` tokens. Other texts go to rows of the next larger length.
 _ROW_LEN, _MIN_ROW_LEN = 64, 32
 # Tokens per batch, small enough that activations fit into a CPU's cache. With 4,096 tokens per batch, a model of six
 # layers takes 1.7 times as long per token.
@@ -29,8 +29,8 @@ _MIN_TOKENS = 4 * _BATCH_TOKENS
 def encode_batches(model: LoadedModel, examples: Examples) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields the indices of n examples, int64 [n], and the concatenated states of their tokens, float32 [tokens, D].
 
-    The states come from the last layer. The order of the examples changes, and the encoder compiles once per row
-    length, because all batches of a row length have the same shape.
+    The states come from the last layer. Examples are not in input order. All batches of a row length have the same
+    shape, so the encoder compiles once per row length.
     """
     for indices, row_len in pack_batches(examples.lengths, model.config.max_row_tokens):
         batch = make_batch(examples, indices, row_len, SINGLE_SHARD)
@@ -80,7 +80,7 @@ def pack_batches(lengths: np.ndarray, max_len: int) -> Iterator[tuple[np.ndarray
     row_lens = _row_lens(lengths, max_len)
     packed = _pack(lengths, row_lens)
     for row_len in row_lens:
-        rows = [texts for each, texts in packed if each == row_len]
+        rows = [texts for length, texts in packed if length == row_len]
         num_rows = max(1, _BATCH_TOKENS // row_len)
         if len(rows) < num_rows:
             num_rows = 1 << (len(rows) - 1).bit_length()

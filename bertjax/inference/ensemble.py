@@ -31,8 +31,8 @@ def ensemble(
     """Averages the logits of several models, writes the predictions and `results.json`, and returns the metrics.
 
     Logits are averaged instead of probabilities, because SQuAD compares the scores of spans from different windows of a
-    passage. Models may differ in size. `read_config` returns the prediction config of a checkpoint. The entry `members`
-    of the result has the fingerprint and the metrics of each model. Without labels, there are no other metrics.
+    passage. Models may differ in size. `read_config` returns the prediction config of a checkpoint. In the result,
+    `members` contains the fingerprint and metrics of each model. Without labels, there are no metrics.
     """
     if len(checkpoints) < 2:
         raise UsageError(f"an ensemble needs several checkpoints, not {len(checkpoints)}; repeat --checkpoint")

@@ -1,8 +1,8 @@
 """Export of a checkpoint as one file that runs without bertjax: ONNX, or StableHLO serialized by `jax.export`.
 
-Inputs and outputs have their names in transformers. Inputs are `input_ids`, `attention_mask` and, if the model has
-several segments, `token_type_ids`: [B, L] for any B and L, or [B, C, L] for multiple choice; int64 in ONNX, int32 in
-StableHLO. Outputs are float32, see `_output_names`.
+Inputs and outputs are named as in transformers. Inputs are `input_ids`, `attention_mask` and, if the model has several
+segments, `token_type_ids`. Their shape is [B, L] for any B and L, or [B, C, L] for multiple choice. They are int64 in
+ONNX, int32 in StableHLO. Outputs are float32, see `_output_names`.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ Run = Callable[[Arrays], Arrays]
 TOKENIZER_SUFFIX = ".tokenizer.json"
 # Maximum difference from bertjax's outputs, relative to the larger of 1 and the largest output.
 TOLERANCE = 1e-4
-# Protocol Buffers (ONNX) and FlatBuffers (`jax.export`) hold 2 GiB, of which the graph needs some MiB.
+# Protocol Buffers (ONNX) and FlatBuffers (`jax.export`) are limited to 2 GiB, of which the graph needs some MiB.
 _MAX_BYTES = (1 << 31) - (1 << 26)
 _INPUTS, _LOGITS, _STATES = ("input_ids", "attention_mask", "token_type_ids"), "logits", "last_hidden_state"
 _SENTENCES = (
@@ -63,10 +63,10 @@ _POOLINGS: dict[str, Callable[..., jax.Array]] = {
 
 
 def export(source: str, destination: str, overwrite: bool = False) -> None:
-    """Writes a checkpoint, a path or an address on the hub, to FILE.onnx or FILE.stablehlo.
+    """Exports the checkpoint `source`, a path or Hub address, to FILE.onnx or FILE.stablehlo.
 
-    Writes its tokenizer to FILE.tokenizer.json. Raises a BertjaxError, and writes nothing, if the outputs of the
-    exported function differ from those of bertjax on a few texts.
+    Also writes its tokenizer to FILE.tokenizer.json. Compares outputs of the file and of bertjax on a few texts. If
+    they differ by more than `TOLERANCE`, raises a BertjaxError and writes no file.
     """
     target = Path(destination).expanduser()
     if target.suffix not in _FORMATS or is_remote(destination):
@@ -77,13 +77,13 @@ def export(source: str, destination: str, overwrite: bool = False) -> None:
     checkpoint = read_checkpoint(local_checkpoint(source))
     names = _output_names(checkpoint)
     modules = {ENCODER, MASKED_LM} if names == (_LOGITS,) else {ENCODER}
-    kept = checkpoint.modules if checkpoint.output_kind else modules
-    params = {path: array for path, array in checkpoint.params.items() if path.split("/")[0] in kept}
+    exported = checkpoint.modules if checkpoint.output_kind else modules
+    params = {path: array for path, array in checkpoint.params.items() if path.split("/")[0] in exported}
     engine = _make_tokenizer(checkpoint)
     checkpoint = dataclasses.replace(checkpoint, params=params)
     num_bytes = sum(array.nbytes for array in params.values())
     if num_bytes > _MAX_BYTES:
-        raise UsageError(f"{source} has {num_bytes:,} bytes, but {target.suffix} files hold 2 GiB; use bertjax convert")
+        raise UsageError(f"{source} has {num_bytes:,} bytes; {target.suffix} is limited to 2 GiB; use bertjax convert")
     target.parent.mkdir(parents=True, exist_ok=True)
     check_free_space(target.parent, num_bytes, str(target))
     bar = progress_bar(f"export {target.name}", len(_TEXTS) + 2, " steps")
@@ -96,8 +96,8 @@ def export(source: str, destination: str, overwrite: bool = False) -> None:
         difference = 0.0
         for first, end in [*((index, index + 1) for index in range(len(_TEXTS))), (0, len(_TEXTS))]:
             outputs = run(_make_inputs(checkpoint, engine, _TEXTS[first:end]))
-            found = _max_difference(outputs, expected[first:end], checkpoint.output_kind)
-            difference = np.maximum(difference, found)
+            new_difference = _max_difference(outputs, expected[first:end], checkpoint.output_kind)
+            difference = np.maximum(difference, new_difference)
             bar.update()
         if not difference <= TOLERANCE:  # also for NaN
             raise BertjaxError(
@@ -109,19 +109,19 @@ def export(source: str, destination: str, overwrite: bool = False) -> None:
 
 
 def _max_difference(outputs: Arrays, expected: Sequence[Arrays], kind: str) -> float:
-    """Returns the maximum difference of the outputs of a batch from those of its texts, relative as in `TOLERANCE`."""
+    """Returns the maximum relative difference (see `TOLERANCE`) of a batch's outputs from each text's own outputs."""
     differences = []
-    for index, alone in enumerate(expected):
-        for name, array in alone.items():
+    for index, text_outputs in enumerate(expected):
+        for name, array in text_outputs.items():
             # Choices are on the second axis. Outputs of padding tokens do not matter.
-            own = outputs[name][:, index : index + 1] if kind == CHOICES else outputs[name][index : index + 1]
-            own = own[:, : array.shape[1]]
-            differences.append(np.abs(own - array).max() / max(1, np.abs(array).max()))
+            actual = outputs[name][:, index : index + 1] if kind == CHOICES else outputs[name][index : index + 1]
+            actual = actual[:, : array.shape[1]]
+            differences.append(np.abs(actual - array).max() / max(1, np.abs(array).max()))
     return np.max(differences)
 
 
 def _output_names(checkpoint: PortableCheckpoint) -> tuple[str, ...]:
-    """Returns the outputs: those of the output layer, a sentence vector, masked-LM logits, or hidden states."""
+    """Returns the output names: logits of the output layer, a sentence vector, masked-LM logits, or hidden states."""
     embedder = checkpoint.embedder
     if checkpoint.output_kind:
         return ("start_logits", "end_logits") if checkpoint.output_kind == SPANS else (_LOGITS,)
@@ -132,12 +132,12 @@ def _output_names(checkpoint: PortableCheckpoint) -> tuple[str, ...]:
     for pooling in [module for module in embedder.modules if isinstance(module, Pooling)]:
         skips_prompt = not pooling.config.get("include_prompt", True) and any(embedder.prompts.values())
         if skips_prompt or not {*pooling.modes} <= _POOLINGS.keys():
-            raise UsageError(f"cannot export the pooling {dict(pooling.config)}; use the folder of bertjax convert")
+            raise UsageError(f"cannot export the pooling {dict(pooling.config)}; use bertjax convert instead")
     return (SENTENCE,)
 
 
 def _make_forward(checkpoint: PortableCheckpoint, names: tuple[str, ...]) -> Callable[..., dict[str, jax.Array]]:
-    """Returns the function to export from inputs to outputs, with the parameters inside."""
+    """Returns the function to export, from inputs to outputs. The parameters are constants of the function."""
     config = dataclasses.replace(checkpoint.config, dtype="float32", attention="xla", scan_layers="true")
     params, kind, embedder = unflatten_dict(checkpoint.params, sep="/"), checkpoint.output_kind, checkpoint.embedder
 
@@ -206,7 +206,7 @@ def _write_onnx(checkpoint: PortableCheckpoint, names: tuple[str, ...], file: Pa
             model = getattr(transformers, class_name).from_pretrained(folder, **options)
 
         class Module(torch.nn.Module):
-            """Model with inputs and outputs by position."""
+            """Model with positional inputs and outputs."""
 
             model: Any
 
@@ -217,7 +217,7 @@ def _write_onnx(checkpoint: PortableCheckpoint, names: tuple[str, ...], file: Pa
 
         module = Module()
         module.model = model.eval()
-        # The exporter takes sizes of 0 and 1 for constants, and inputs of the same tensor for one input.
+        # The exporter treats sizes of 0 and 1 as constants, and inputs that are the same tensor as one input.
         examples = tuple(torch.ones((2, 3, 11)[-len(axes) :], dtype=torch.long) for _ in inputs)
         torch.onnx.export(
             module,
@@ -267,7 +267,7 @@ def _make_tokenizer(checkpoint: PortableCheckpoint) -> Tokenizer:
 
 
 def _make_inputs(checkpoint: PortableCheckpoint, engine: Tokenizer, texts: Any) -> dict[str, np.ndarray]:
-    """Returns the inputs of texts. Each token is in another segment than the one before, to check the segments."""
+    """Returns the inputs for texts. Segment ids alternate between 0 and 1, so that the check covers segments."""
     rows = engine.encode_batch(list(texts))
     ids, mask = (np.array([getattr(row, name) for row in rows], np.int32) for name in ("ids", "attention_mask"))
     arrays = (ids, mask, mask * (np.arange(ids.shape[1], dtype=np.int32) % 2))

@@ -42,7 +42,7 @@ _NO_WORD = -1
 class FeatureExtractor:
     """Extractor of the hidden states of C layers, for texts truncated to `seq_len` tokens.
 
-    Layer 0 is the output of the embeddings, N the last of N layers, and negative indices count from the end.
+    Layer 0 is the output of the embeddings, and layer N the last of N layers. Negative indices count from the end.
     """
 
     model: LoadedModel
@@ -156,9 +156,9 @@ def format_features(text: str, shard: dict[str, Any], index: int, layers: Sequen
 def write_shards(folder: Path, extractor: Any, texts: Iterable[Text]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Writes shards to `00000.npz`, `00001.npz`, ..., and finally the numbers of texts and shards to `features.json`.
 
-    Resumes an interrupted command, unless the folder has other metadata or shards of other texts. Yields the number of
-    texts before each new shard, and the shard. `extractor` has the methods `metadata` and `shards` of
-    `FeatureExtractor`.
+    Resumes an interrupted command. Raises a UsageError if the folder contains other metadata, or shards of other texts.
+    Yields the number of texts before each new shard, and the shard. `extractor` has the methods `metadata` and `shards`
+    of `FeatureExtractor`.
     """
     metadata = extractor.metadata()
     with _locked(folder):

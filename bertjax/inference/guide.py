@@ -10,7 +10,7 @@ from bertjax.tasks.task import Task
 
 
 def add_guide_vectors(task: Task) -> None:
-    """Encodes the training texts of an embedder's task with `data.guide`, if its loss needs that, before training."""
+    """Adds the vectors of the model `data.guide` to an embedder's task, if its loss needs a guide, before training."""
     if not isinstance(task, EmbedTask) or not task.config.loss.needs_guide:
         return
     model, vectors = load_model(task.config.data.guide), []

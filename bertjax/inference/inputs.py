@@ -67,9 +67,9 @@ def tokenize(
     prompt: str = "",
     embedder: SentenceEmbedder | None = None,
 ) -> Examples:
-    """Tokenizes texts and pairs as rows with [CLS] and [SEP], as `embedder` does if it is set.
+    """Tokenizes texts and pairs as rows with [CLS] and [SEP]. With `embedder`, follows sentence-transformers.
 
-    Special tokens in a text are kept as single tokens. `prompt` is put before each text, or the first text of a pair.
+    Special tokens in a text remain single tokens. `prompt` is prepended to each text, or to the first text of a pair.
     """
     vocabulary = model.vocabulary
     inputs = [(prompt + first, *second) for first, *second in as_tuples(texts)]
@@ -100,9 +100,9 @@ def lower(text: str, vocabulary: Vocabulary) -> str:
 def first_len(first: int, second: int, room: int) -> int:
     """Returns how many of the `first` tokens of a pair's first text to keep before `encode_row` truncates the pair.
 
-    `room` is the number of tokens of both texts in a row. If both are truncated, the numbers of remaining tokens can
-    differ by 1. As in Hugging Face's tokenizers, the second text keeps more, unless the first one is longer. In
-    google-research/bert, the first text always keeps more.
+    `room` is the maximum number of tokens of both texts in a row. If both are truncated, their new lengths may differ
+    by 1. As in Hugging Face's tokenizers, the second text is then longer, unless the first text was longer before
+    truncation. In google-research/bert, the first text is always longer.
     """
     return first if first > second else min(first, max(room - second, room // 2))
 
@@ -115,7 +115,7 @@ def split_line(line: str, kind: str) -> str | Texts:
 
 
 def read_texts(texts: Iterable[str], path: str | None) -> Iterator[str]:
-    """Returns an iterator over texts and over the lines of a UTF-8 file, of which about a megabyte is in memory.
+    """Returns an iterator over `texts`, then over the lines of a UTF-8 file, which is read in blocks of 1 MiB.
 
     The path `-` means standard input. Raises a UsageError at once if the file cannot be read or is empty.
     """

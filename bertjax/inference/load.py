@@ -45,8 +45,8 @@ def load_model(
 ) -> LoadedModel:
     """Loads a checkpoint of bertjax, Hugging Face or google-research/bert onto a device mesh.
 
-    `bertjax.load` documents the arguments. A workdir stands for its best checkpoint, or for the newest one if no
-    checkpoint has a score.
+    `bertjax.load` documents the arguments. For a workdir, loads the best checkpoint, or the newest if no checkpoint has
+    a score.
     """
     if mesh is not None:
         mesh = _with_auto_axes(mesh)
@@ -112,7 +112,7 @@ def with_params_and_output_layer(
         raise UsageError(f"unknown output kind {output_kind!r}; use one of {', '.join(OUTPUT_KINDS)}")
     if output_kind and f"{CLASSIFIER}/bias" not in arrays:
         raise UsageError(f"params lacks {CLASSIFIER!r}, the output layer for output_kind={output_kind!r}; add it")
-    # Otherwise, the new model would use the last layer instead of the features that it was trained on.
+    # Reject feature heads, because the new output layer would use the last layer instead of the head's features.
     check_portable(model.model_description, model.path)
     names = tuple(map(str, labels))
     checkpoint = PortableCheckpoint(model.config, arrays, model.vocabulary, output_kind, names, embedder=model.embedder)
@@ -187,7 +187,7 @@ def _shardings(model: nn.Module, mesh: Mesh) -> dict[str, Sharding]:
 
 
 def _put(arrays: Mapping[str, np.ndarray], shardings: Mapping[str, Sharding], mesh: Mesh) -> dict[str, Any]:
-    """Puts parameters by path on a mesh as a nested dictionary, and replicates those without a sharding."""
+    """Puts parameters on a mesh, as a nested dictionary. Parameters without a sharding are replicated."""
     default = replicated(mesh)
     on_mesh = {name: jax.device_put(array, shardings.get(name, default)) for name, array in arrays.items()}
     return unflatten_dict(on_mesh, sep="/")

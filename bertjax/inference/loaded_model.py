@@ -64,8 +64,8 @@ class LoadedModel:
       defaults: inference settings of the fine-tuning run.
       mesh: device mesh.
       path: path of the checkpoint, for error messages.
-      embedder: modules of a sentence-transformers model (default: None, another model).
-      untrained: names of modules that the run did not train.
+      embedder: modules of a sentence-transformers model (default: None, the model has no such modules).
+      untrained: `untrained_modules` of the run's objective (default: ()).
     """
 
     config: ModelConfig

@@ -35,11 +35,11 @@ def hard_negatives(
         for start in range(0, len(anchors), _ANCHORS_PER_BLOCK):
             block = slice(start, start + _ANCHORS_PER_BLOCK)
             depth = last_rank + max(map(len, positives[block]))
-            # Round up, because each depth is compiled.
+            # Round up to a power of two, because each depth compiles the search once.
             found = nearest(anchors[block], documents, 1 << (depth - 1).bit_length(), progress=False)
-            for vector, own, cosines, indices in zip(anchors[block], positives[block], *found, strict=True):
-                own_cosines = documents[own] @ vector
-                ranked = np.flatnonzero(~np.isin(indices, own))[first_rank - 1 : last_rank]
-                chosen = ranked[cosines[ranked] + margin <= own_cosines.min()][:count]
-                yield indices[chosen], cosines[chosen], own_cosines
+            for vector, positive, cosines, indices in zip(anchors[block], positives[block], *found, strict=True):
+                positive_cosines = documents[positive] @ vector
+                ranked = np.flatnonzero(~np.isin(indices, positive))[first_rank - 1 : last_rank]
+                chosen = ranked[cosines[ranked] + margin <= positive_cosines.min()][:count]
+                yield indices[chosen], cosines[chosen], positive_cosines
                 bar.update()

@@ -32,7 +32,7 @@ _MASK = "[MASK]"
 
 
 def check_model(model: LoadedModel, context: str) -> OutputLayer:
-    """Returns a model's output layer. Raises a UsageError if it is missing, lacks a context or needs none."""
+    """Returns a model's output layer. Raises a UsageError if it has none, or if `context` is missing or not used."""
     layer, module = model.output_layer, model.model_description["kind"]
     if layer is None or module not in (SequenceModel.KIND, TokenModel.KIND):
         raise UsageError(
@@ -100,7 +100,7 @@ def format_probabilities(pairs: Iterable[tuple[object, float]]) -> str:
 
 
 def fill_mask(model: LoadedModel, text: str, top: int) -> list[list[tuple[str, float]]]:
-    """Predicts the most probable tokens at each mask token of a text. [MASK] stands for any mask token.
+    """Predicts the most probable tokens at each mask token of a text. [MASK] stands for the model's mask token.
 
     Returns:
       For each mask token, from left to right, `top` pairs of token and probability, best first. The token is a piece of
@@ -122,7 +122,7 @@ def fill_mask(model: LoadedModel, text: str, top: int) -> list[list[tuple[str, f
     row = {"input_ids": ids, "segment_ids": [0] * len(ids)}
     (batch,) = inference_batches(make_examples([row], {"masked_lm_positions": positions[None]}), max_len)
     (probs,) = model.masked_lm_probs(batch)
-    # Omit the padding of the vocabulary, since its probability of 0 may equal a token's.
+    # Omit the padding of the vocabulary, because its probability of 0 may tie with a token's.
     probs = probs[:, : vocabulary.size]
     decode = model.tokenizer.decode if vocabulary.kind == TOKENIZER_JSON else lambda ids: vocabulary.pieces[ids[0]]
     return [[(decode([index]), float(row[index])) for index in np.argsort(-row)[:top]] for row in probs]

@@ -21,8 +21,8 @@ from bertjax.utils.io import atomic_file, check_free_space
 from bertjax.utils.json_files import read_object
 from bertjax.utils.terminal import progress_bar
 
-# Texts that are packed and written together. The number limits memory, and the work that a resumed call repeats. Packed
-# rows contain 2 % padding, as with more texts.
+# Texts per shard, which are packed together. This limits memory, and the work that a resumed call repeats. More texts
+# would not reduce the padding, which is 2 % of the positions.
 _BLOCK_TEXTS = 10_000
 
 
@@ -31,9 +31,9 @@ class VectorEncoder:
     """Encoder of texts or pairs of texts into one vector each.
 
     Attributes:
-      model: model of any format.
+      model: model that computes the hidden states.
       pooling: `cls`, `mean`, or `auto` for the modules of the sentence-transformers model.
-      prompt: text to put before each text; see `resolve_prompt`.
+      prompt: prefix of each text; see `resolve_prompt`.
       num_texts: number of texts, for the progress bar (default: None, unknown).
     """
 
@@ -69,7 +69,7 @@ class VectorEncoder:
     def shards(self, texts: Iterable[Text], done: int = 0) -> Iterator[dict[str, Any]]:
         """Yields shards of T texts: `vectors`, float32 [T, D], and `offsets` and `texts_sha256` as in `features`.
 
-        Texts are sorted by length within a shard. `done` is the number of texts in earlier shards.
+        `done` is the number of texts in earlier shards, for the progress bar.
         """
         embedder, remaining = self._embedder, as_tuples(texts)
         truncation = TruncationCount(embedder.max_seq_len if embedder else self.model.config.max_row_tokens)
@@ -99,8 +99,8 @@ class VectorEncoder:
     def write(self, path: Path, texts: Iterable[Text]) -> np.ndarray:
         """Writes the vectors of N texts to an `.npy` file, and returns its memory map, float32 [N, D].
 
-        Until the file is complete, the vectors are in shards in the folder `PATH.part`. The same call resumes an
-        interrupted one after the last complete shard.
+        Until the file is complete, the vectors are in shards in the folder `PATH.part`. After an interruption, the same
+        call resumes after the last complete shard.
         """
         folder = path.with_name(f"{path.name}.part")
         if path.exists():
@@ -121,7 +121,7 @@ class VectorEncoder:
 
 
 def encode_texts(model: LoadedModel, texts: Sequence[str], is_query: bool) -> np.ndarray:
-    """Returns the vectors of N queries or documents, float32 [N, D], with the model's prompt for them, or its default.
+    """Returns the vectors of N texts, float32 [N, D], with the model's query or document prompt, else its default.
 
     Vectors of models that are not sentence embedders are means over all tokens.
     """

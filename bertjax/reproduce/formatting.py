@@ -16,7 +16,7 @@ _PAPER, _OURS = "paper", "ours"
 
 
 class CellValue(NamedTuple):
-    """Metric of each seed of a cell's finished runs. `progress` is such as ` (1 of 2)` if some runs are unfinished."""
+    """Metric values of a cell's finished runs, one per seed. `progress`, as ` (1 of 2)`, is set if runs are missing."""
 
     values: tuple[float, ...] = ()
     progress: str = ""
@@ -95,10 +95,10 @@ def cell_values(table: Table, results: Results) -> dict[tuple[str, str], CellVal
         if not cell.mean_of:
             values[cell.row, cell.column] = _cell_value(cell, results)
     for cell in table.cells:
-        of_columns = [values[cell.row, column] for column in cell.mean_of]
-        if of_columns and all(value.values for value in of_columns):
-            progress = next((value.progress for value in of_columns if value.progress), "")
-            mean = statistics.mean(value.mean for value in of_columns)
+        column_values = [values[cell.row, column] for column in cell.mean_of]
+        if column_values and all(value.values for value in column_values):
+            progress = next((value.progress for value in column_values if value.progress), "")
+            mean = statistics.mean(value.mean for value in column_values)
             values[cell.row, cell.column] = CellValue((mean,), progress)
     return values
 
@@ -112,8 +112,8 @@ def _cell_value(cell: Cell, results: Results) -> CellValue:
         if outcome is None or (cell.metric == "seconds" and run.name not in seconds):
             continue
         done += 1
-        of_run = {"flops": run.flops, "seconds": seconds.get(run.name, 0.0)}
-        for metrics in ({**of_seed, **of_run} for of_seed in outcome.metrics):
+        run_metrics = {"flops": run.flops, "seconds": seconds.get(run.name, 0.0)}
+        for metrics in ({**seed_metrics, **run_metrics} for seed_metrics in outcome.metrics):
             if cell.metric not in metrics:
                 known = ", ".join(sorted(metrics))
                 raise UsageError(f"the results of {run.name} lack the metric {cell.metric}; use one of {known}")

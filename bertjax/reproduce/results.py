@@ -21,7 +21,7 @@ from bertjax.utils.io import read_json_object, write_atomic
 
 # Name of a results folder's index file, which stores the requested tables and the durations of runs.
 INDEX = "reproduce.json"
-# Experiment arguments that are data paths. Comparisons of settings ignore them, since data may be moved.
+# Experiment arguments that are data paths. Comparisons of settings ignore them, because data may be moved.
 _PATH_ARGUMENTS = ("corpus", "path", "train", "dev", "test")
 
 
@@ -31,7 +31,7 @@ class Outcome:
 
     Attributes:
       settings: experiment name, config arguments and overrides of the run, without data paths.
-      metrics: metrics of each seed on dev or held-out data.
+      metrics: metrics of each seed on dev or held-out data. For a sweep, the seeds of the best setting.
       started_from: fingerprint of the initial parameters (default: empty, random parameters).
       fingerprint: fingerprint of the resulting parameters (default: empty, unknown or several seeds).
       members: fingerprints of the models in an ensemble.
@@ -52,7 +52,7 @@ class Source:
       path: path of the folder or file.
       tables: experiment (`FILE:ARGUMENTS`) of each requested table, by table name.
       seconds: duration in seconds of each run that was not interrupted, by run name.
-      outcomes: outcomes in a file, by run name (default: None, a folder with the workdirs of the runs).
+      outcomes: outcomes in a file, by run name (default: None, the source is a folder with workdirs of the runs).
     """
 
     path: str
@@ -89,7 +89,7 @@ class Results:
     def outcome(self, run: Run) -> Outcome | None:
         """Returns the outcome of a run, or None if it is unfinished.
 
-        Raises a UsageError if settings, seeds, initial parameters or ensemble members differ from `run`'s.
+        Raises a BertjaxError if settings, seeds, initial parameters or ensemble members differ from `run`'s.
         """
         source, outcome = self._lookup(run)
         if source is None or outcome is None:
@@ -111,7 +111,7 @@ class Results:
         raise _mismatch(f"{source.path}/{run.name}", difference)
 
     def _lookup(self, run: Run) -> tuple[Source | None, Outcome | None]:
-        """Returns the first source that contains the outcome of a run, and the outcome."""
+        """Returns the first source that contains the outcome of a run, and the outcome (None, None: unfinished)."""
         for source in self.sources:
             if source.outcomes is None:
                 outcome = read_outcome(epath.Path(source.path) / run.name, run)
@@ -162,7 +162,7 @@ def _load_source(path: str) -> Source:
 def update_index(path: str, tables: Mapping[str, str], seconds: Mapping[str, float]) -> None:
     """Adds the experiments of requested tables and the durations of runs to a results folder's index.
 
-    Reads the index again first, to keep entries that another process of `bertjax reproduce` has added.
+    Reads the index again first, so that entries of another `bertjax reproduce` process are not lost.
     """
     old, folder = _load_source(path), epath.Path(path)
     folder.mkdir(parents=True, exist_ok=True)
@@ -224,7 +224,7 @@ def read_outcome(folder: epath.Path, run: Run) -> Outcome | None:
 
 
 def _sweep_workdirs(folder: epath.Path) -> tuple[dict[epath.Path, dict[str, Any]], list[epath.Path]]:
-    """Returns the fields of each finished trial by workdir, and the workdirs of the best setting in order of seeds.
+    """Returns each finished trial's fields by workdir, and the workdirs of the best setting, sorted by seed.
 
     Both are empty if the sweep is unfinished.
     """

@@ -111,8 +111,8 @@ def reproduce(config: str, table: Table, results: Results, plan: Plan) -> dict[s
     `config`, the `FILE:ARGUMENTS` of the table, is recorded in the results folder for `bertjax table`.
 
     Returns:
-      A dictionary: `done` (finished runs), `failed` (reason by run), `missing_data` (by run that cannot start, absent
-      after a stop) and `stopped` (whether a signal stopped the execution).
+      A dictionary: `stopped` (whether a signal stopped the execution), `done` (names of finished runs), `failed`
+      (reason by run name) and, unless stopped, `missing_data` (see `Plan.missing_data`).
     """
     (source,) = results.sources
     done, failed, pending = set(plan.done), {}, plan.pending
@@ -122,8 +122,8 @@ def reproduce(config: str, table: Table, results: Results, plan: Plan) -> dict[s
     if is_host0:
         update_index(source.path, {table.name: _portable_config(config)}, {})
     for number, run in enumerate(pending, 1):
-        if broken := [each.name for each in run.dependencies if each.name in failed]:
-            failed[run.name] = f"{broken[0]} failed"
+        if failed_dependencies := [each.name for each in run.dependencies if each.name in failed]:
+            failed[run.name] = f"{failed_dependencies[0]} failed"
             continue
         if is_host0:
             seconds = sum(each.flops for each in pending[number - 1 :]) / _speed(plan.runs, results)[0]

@@ -27,7 +27,7 @@ from bertjax.utils.io import cache_dir
 # Names of the table arguments whose value is a released checkpoint.
 RELEASED = ("base", "large")
 _LM = "--config.data.objective=lm"
-# Overrides that pre-train a left-to-right Transformer or LSTMs in place of BERT.
+# Overrides that pre-train a left-to-right Transformer or LSTMs instead of BERT.
 LEFT_TO_RIGHT = (_LM, "--config.model.attention_direction=left")
 LSTMS = (_LM, f"--config.model.encoder={LSTM}")
 # Overrides that pre-train on sentence pairs, as BERT does, but without the next-sentence loss. With `objective=none`,
@@ -62,8 +62,8 @@ def load_released(checkpoint: str) -> Released:
     """Opens a checkpoint of any format, by path or Hugging Face Hub address. Caches the converted checkpoint."""
     key = hashlib.sha256(checkpoint.encode()).hexdigest()[:16]
     with bertjax_checkpoint(checkpoint, cache_dir() / "released" / key) as path:
-        found = find_checkpoint(path)
-        return Released(path, saved_fingerprint(found), saved_architecture(found))
+        converted = find_checkpoint(path)
+        return Released(path, saved_fingerprint(converted), saved_architecture(converted))
 
 
 def metric_cell(row: str, column: str, task: str, *runs: Run, metric: str = "") -> Cell:
@@ -89,9 +89,9 @@ def start(scale: Scale, args: Mapping[str, Any], model: str, seed: int = 1) -> R
     The run is the released checkpoint that the table's arguments `args` set for `model`, or else a pre-training run.
     """
     if checkpoint := args[model]:
-        found = load_released(checkpoint)
-        name, config = f"released/{model}-{found.fingerprint[:8]}", ModelConfig(**vars(found.architecture))
-        return Run(name, released=checkpoint, fingerprint=found.fingerprint, model=config)
+        released = load_released(checkpoint)
+        name, config = f"released/{model}-{released.fingerprint[:8]}", ModelConfig(**vars(released.architecture))
+        return Run(name, released=checkpoint, fingerprint=released.fingerprint, model=config)
     return pretraining(scale, args, size=getattr(scale, model), seed=seed)
 
 
@@ -108,9 +108,9 @@ def model_notes(scale: Scale, args: Mapping[str, Any]) -> list[str]:
     for model in RELEASED:
         text = getattr(scale, model)
         if checkpoint := args.get(model):
-            found = load_released(checkpoint)
-            size = f"{found.architecture.num_hidden_layers} layers, hidden size {found.architecture.hidden_size}"
-            text = f"{checkpoint}: {size}, fingerprint {found.fingerprint[:8]}"
+            released = load_released(checkpoint)
+            size = f"{released.architecture.num_hidden_layers} layers, hidden size {released.architecture.hidden_size}"
+            text = f"{checkpoint}: {size}, fingerprint {released.fingerprint[:8]}"
         notes.append(f"{model.upper()} is {text}")
     return notes
 
@@ -164,8 +164,8 @@ def fine_tuning(
 ) -> Run:
     """Returns a fine-tuning run of `scale.tasks[task]`, initialized from a checkpoint of the run `start`.
 
-    Without a `seed`, the run trains each setting of the task's grid (with frozen features: one setting) with
-    `scale.finetuning_seeds` seeds.
+    Without a `seed`, the run is a sweep over the task's grid (with frozen features: a single setting), with
+    `scale.finetuning_seeds` seeds per setting.
 
     Args:
       data: arguments of the table, such as paths of datasets.

@@ -129,8 +129,8 @@ _SCALES = {
         },
         tasks={
             **{
-                name: dataclasses.replace(_glue(name, *of_task, 3), grid="glue")
-                for name, of_task in _PAPER_GLUE.items()
+                name: dataclasses.replace(_glue(name, *rows_and_length, 3), grid="glue")
+                for name, rows_and_length in _PAPER_GLUE.items()
             },
             "squad": FineTuning("squad:version=1.1", "squad", "", 88_000 * 384, 3),
             "squad2": FineTuning("squad:version=2.0", "squad2", "", 132_000 * 384, 2),
@@ -201,8 +201,7 @@ _SCALES = {
         feature_epochs=3,
     ),
 }
-# Pre-training at this scale has 102 million tokens, so that the initial plateau of the masked-LM loss is only a small
-# part of the run.
+# 102 million pre-training tokens, so that the initial plateau of the masked-LM loss is only a small part of the run.
 _SCALES[MEDIUM] = dataclasses.replace(
     _SCALES[SMALL],
     name=MEDIUM,

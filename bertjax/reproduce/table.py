@@ -61,7 +61,7 @@ class Run:
         return shlex.join(["bertjax", *words, "--workdir", f"{results}/{self.name}"])
 
     def checkpoint(self, results: str, step: int = 0) -> str:
-        """Returns the path of the released checkpoint or, for own runs, of the workdir or its checkpoint at `step`."""
+        """Returns the path of the released checkpoint, else of the run's checkpoint at `step` (0: of its workdir)."""
         return self.released or f"{results}/{self.name}" + (f"/checkpoints/{step}" if step else "")
 
 

@@ -88,9 +88,9 @@ class AdaptationTask(PretrainingTask):
             if start_step < phase.stop_step:
                 first = max(start_step, phase.start_step)
                 domain = self.phase_batches(
-                    *_own_steps(phase, first, lambda step: step - self._num_replayed(step)), shard
+                    *_corpus_steps(phase, first, lambda step: step - self._num_replayed(step)), shard
                 )
-                general = self._general.phase_batches(*_own_steps(phase, first, self._num_replayed), shard)
+                general = self._general.phase_batches(*_corpus_steps(phase, first, self._num_replayed), shard)
                 for step in range(first, phase.stop_step):
                     yield next(general if self._num_replayed(step + 1) > self._num_replayed(step) else domain)
 
@@ -119,8 +119,8 @@ class AdaptationTask(PretrainingTask):
         return math.floor(step * self.config.data.replay_share + self._offset)
 
 
-def _own_steps(phase: Phase, step: int, count: Callable[[int], int]) -> tuple[Phase, int]:
-    """Returns `phase` and `step` with steps of the run converted to steps of one corpus.
+def _corpus_steps(phase: Phase, step: int, count: Callable[[int], int]) -> tuple[Phase, int]:
+    """Converts the steps of `phase`, and `step`, from steps of the run to steps of one corpus.
 
     `count` maps a step of the run to the number of earlier batches from this corpus.
     """

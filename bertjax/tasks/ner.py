@@ -17,7 +17,7 @@ class NerData(FinetuningData):
     """Data and batches of named entity recognition.
 
     Attributes:
-      context: content of a row: `document` (as many sentences of a document as fit) or `sentence` (one sentence).
+      context: content of a row: `document` (up to `seq_len` tokens of a document) or `sentence` (one sentence).
       train_file, dev_file, test_file: names of the files in `path`.
     """
 

@@ -31,15 +31,15 @@ _MAX_LOG_PERPLEXITY = 700.0
 class PretrainingTask(Task):
     """Pre-training on a corpus.
 
-    Without a corpus, the task can only be described or timed, with batches from `data/schema.py`.
+    Without a corpus, the task supports only `bertjax describe` and, with synthetic batches, `bench step` and `plan`.
 
     `config.data.objective` selects the objective class from `OBJECTIVES` in `objectives/config.py` (default:
     `MaskedLm`). The objective defines `pairing` (whether rows are sentence pairs or running text), `has_masks` (whether
     tokens are masked), `postprocess_batches` (for example, to set next-sentence labels to -1), the loss, the baseline
     and the cost of a step.
 
-    `phases` are ranges of steps with one batch shape (in the paper, length 128, then 512). Each has an objective,
-    because rotary positions may differ. `objective` is the objective of the last phase.
+    `phases` are ranges of steps with one batch shape (in the paper, length 128, then 512). Each phase has its own
+    objective, because the RoPE thetas of the model may differ. `objective` is the objective of the last phase.
     """
 
     eval_first = True

@@ -43,7 +43,7 @@ def class_record(labels: Sequence[str], logits: np.ndarray, include_logits: bool
 
 
 def multilabel_record(labels: Sequence[str], logits: np.ndarray, threshold: float, include_logits: bool) -> Record:
-    """Returns the prediction record of the labels with probability >= `threshold`. `logits` is float32 [labels]."""
+    """Returns a record that predicts all labels with probability >= `threshold`. `logits` is float32 [labels]."""
     predicted = list(itertools.compress(labels, reaches_threshold(logits, threshold)))
     probabilities = 1 / (1 + np.exp(-np.asarray(logits, np.float64)))
     record = {"prediction": predicted, "probabilities": _by_label(labels, probabilities)}
@@ -81,7 +81,7 @@ def tags_record(
 def entity_records(text: str, spans: Sequence[tuple[int, int]], tags: Sequence[str]) -> list[Record]:
     """Returns the entities of a text in order: label, character offsets of start and end (exclusive), and text.
 
-    `spans` contains the character offsets of each word, `tags` its tag in IOB, BIOES or BILOU.
+    `spans` contains the character offsets of each word, and `tags` the tag of each word in IOB, BIOES or BILOU.
     """
     return [
         {"label": label, "start": start, "end": end, "text": text[start:end]}

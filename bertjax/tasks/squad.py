@@ -233,7 +233,7 @@ def _null_odds(answers: dict[str, Answer]) -> dict[str, float]:
 
 
 def _round_up(threshold: float) -> float:
-    """Rounds to the seven digits of `results.json`, upward, so that odds that equal the threshold stay answerable."""
+    """Rounds up to the seven digits of `results.json`, so that null odds equal to the threshold stay answerable."""
     if not threshold:
         return threshold
     unit = 10.0 ** (math.floor(math.log10(abs(threshold))) - 6)

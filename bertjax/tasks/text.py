@@ -32,7 +32,7 @@ _METRICS = {
     "number": ("pearson", "spearman"),
     "multilabel": ("micro_f1", "macro_f1", "subset_accuracy"),
 }
-# Labels with one row cause a warning if they are half of at least `_MIN_ROWS` rows, or if they have many words.
+# Warn about labels of one row each if these are half of at least `_MIN_ROWS` rows, or have over `_MAX_WORDS` words.
 _MIN_ROWS, _MAX_WORDS = 4, 8
 
 
@@ -179,7 +179,7 @@ def _read_labels(data: TextData, separator: str) -> list[str]:
     target = Target(data.label, (), separator)
     rows, stats = data.read_rows(data.file_of("train"), [data.label], keep_short=False)
     spellings: dict[str, Counter[str]] = {}
-    # Keys of the labels in rows without surplus fields. Other labels may be a part of an unquoted text with a comma.
+    # Keys of labels that occur in rows without surplus fields. Other labels may be parts of unquoted texts with commas.
     in_short_rows: set[str] = set()
     multi_hot = ""
     for row in rows:

@@ -56,20 +56,20 @@ class EmbedData(FinetuningData):
         datasets of the Hugging Face Hub, `hf:ORG/NAME[/CONFIG]:SPLIT`.
       sources: several training files instead of `train_file`, such as `({'file': 'a.tsv'}, {'file': 'b.tsv'})`. All
         rows of a batch are from one file. See `EmbedSource`.
-      columns: columns of the anchor, its positive and, optionally, hard negatives. A third column may contain lists of
-        negatives and, with a teacher's scores, the second one lists of documents.
-      scored_columns: columns of two texts and their score, or their class for the loss `softmax`. Losses with a score
-        are trained on these columns. A dev or test file with these columns is scored by correlation; other files are
-        scored by the rank of each anchor's positive.
+      columns: columns of the anchor, its positive and, optionally, hard negatives. The last of three or more columns
+        may contain lists of negatives. For `margin_mse`, the second may contain lists of all documents.
+      scored_columns: columns of two texts and their score, or their class for the loss `softmax`. `cosent`, `cosine`
+        and `softmax` train on these columns. Dev and test files with these columns are evaluated by correlation, other
+        files by the rank of each anchor's positive.
       retrieval: folder in BEIR's format to evaluate: `corpus.jsonl`, `queries.jsonl` and `qrels/SPLIT.tsv`.
       retrieval_split: name of the file in `qrels` (default: `eval_split` if there is such a file, else `test`).
       guide: checkpoint of the model whose vectors guide the losses `gist` and `distill_vectors`.
       seq_len: maximum tokens of a text, including special tokens (default: 0, the limit of the initial checkpoint if it
         is an embedder, else 128).
       query_len: maximum tokens of an anchor or query (default: 0, `seq_len`).
-      query_prompt, document_prompt: text before each anchor or query, and before each other text (default: the prompts
-        of the initial checkpoint, or none).
-      batch_size: examples per global batch. Other examples of the batch are negatives.
+      query_prompt, document_prompt: prefix of each anchor or query, and of each other text (default: the prompts of the
+        initial checkpoint, or none).
+      batch_size: examples per global batch. `info_nce` and `gist` use the other examples of the batch as negatives.
       eval_batch_size: texts per evaluation batch.
       examples_per_row: maximum texts packed into a row. It must divide `batch_size`.
     """
@@ -159,7 +159,7 @@ class EmbedOptions(LossOptions):
       chunk: texts to encode at once (default: 0, the whole batch). It limits the memory of large batches, and must
         divide `data.batch_size`.
       pooling: `mean`, `cls` or `last` token (default: that of the initial checkpoint, or mean).
-      normalize: whether vectors have length 1: `true` or `false` (default: as in the initial checkpoint, or true).
+      normalize: whether to scale vectors to length 1, `true` or `false` (default: as the initial checkpoint, or true).
       dense: width of a new dense layer after the pooling (default: 0, that of the initial checkpoint, or none).
       dense_activation: `identity` or `tanh` (default: that of the initial checkpoint, or identity).
     """
@@ -221,8 +221,8 @@ class EmbedConfig(FinetuningConfig):
         self.reject("embedders use whole files", "data.train_share", "data.dev_share", "data.dev_seed")
         if self.grad_accum_steps > 1:
             raise UsageError(
-                f"config.grad_accum_steps={self.grad_accum_steps} would hide negatives from each other; use "
-                "config.embed.chunk, which saves memory and computes the same loss"
+                f"config.grad_accum_steps={self.grad_accum_steps} would remove in-batch negatives; use "
+                "config.embed.chunk, which saves memory and does not change the loss"
             )
         if embed.chunk and (data.batch_size % embed.chunk or embed.chunk % data.examples_per_row):
             raise UsageError(
@@ -242,7 +242,7 @@ class EmbedConfig(FinetuningConfig):
         return LOSSES[self.embed.loss]
 
     def with_checkpoint(self, workdir: AnyPath) -> "EmbedConfig":
-        """Returns the config with the pooling, normalization, dense layer and prompts of an initial checkpoint."""
+        """Returns the config with unset pooling, normalization, dense layer, lengths and prompts of a checkpoint."""
         saved = read_object(workdir / "config.json", optional=True)
         if saved.get("task") == self.task:
             values = {**saved["data"], **saved["embed"]}
@@ -265,7 +265,7 @@ class EmbedConfig(FinetuningConfig):
     def embedder(self, width: int, dense: dict[str, Any]) -> SentenceEmbedder:
         """Returns the modules after the encoder, for inference and export.
 
-        `width` is the hidden size. `dense` contains `kernel` and `bias` of the dense layer, if there is one.
+        `width` is the hidden size. `dense` contains `kernel` and `bias` of the dense layer, or is empty without one.
         """
         data, embed = self.data, self.embed
         mode = next(name for name, pooling in POOLINGS.items() if pooling == embed.pooling_mode)
@@ -288,10 +288,10 @@ def _fields(embedder: SentenceEmbedder, folder: AnyPath, embed: EmbedOptions) ->
     modes = pooling.modes if isinstance(pooling, Pooling) and pooling.config.get("include_prompt", True) else ()
     dense = _dense_layer(embedder)
     others = [layer.name for layer in layers if layer is not dense]
-    is_known = len(modes) == 1 and modes[0] in POOLINGS and others in ([], ["Normalize"])
+    is_supported = len(modes) == 1 and modes[0] in POOLINGS and others in ([], ["Normalize"])
     values: dict[str, Any] = {"seq_len": embedder.max_seq_len}
     values |= {"query_prompt": embedder.prompt(True) or "", "document_prompt": embedder.prompt(False) or ""}
-    if is_known and not (embedder.refusal or embedder.lower_case or embedder.truncate_dim):
+    if is_supported and not (embedder.refusal or embedder.lower_case or embedder.truncate_dim):
         if dense:
             values["dense"] = len(dense.arrays["linear.weight"])
             values["dense_activation"] = DENSE_ACTIVATIONS[activation_name(dense.config)]
@@ -300,13 +300,13 @@ def _fields(embedder: SentenceEmbedder, folder: AnyPath, embed: EmbedOptions) ->
         raise UsageError(
             f"{folder} has {embedder.refusal or listed(map(str, embedder.modules))}; a task supports one mean, cls or "
             "lasttoken pooling, one Dense with Identity or Tanh, and Normalize. Use `bertjax encode`, or set "
-            "config.embed.pooling and config.embed.normalize to leave the modules out"
+            "config.embed.pooling and config.embed.normalize to replace the modules"
         )
     return values
 
 
 def dense_params(embedder: SentenceEmbedder) -> dict[str, np.ndarray]:
-    """Returns the parameters of `EmbeddingModel` for the dense layer after the pooling, or {} if there is none."""
+    """Returns the dense layer after the pooling as parameters of `EmbeddingModel`, or {} without such a layer."""
     layer = _dense_layer(embedder)
     if layer is None:
         return {}
@@ -317,6 +317,6 @@ def dense_params(embedder: SentenceEmbedder) -> dict[str, np.ndarray]:
 def _dense_layer(embedder: SentenceEmbedder) -> Layer | None:
     match embedder.modules:
         case (Pooling(), Layer(name="Dense", feature="sentence_embedding") as layer, *_):
-            is_known = activation_name(layer.config) in DENSE_ACTIVATIONS and not layer.config.get("use_residual")
-            return layer if is_known else None
+            is_supported = activation_name(layer.config) in DENSE_ACTIVATIONS and not layer.config.get("use_residual")
+            return layer if is_supported else None
     return None

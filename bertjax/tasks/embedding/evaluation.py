@@ -1,8 +1,8 @@
 """Evaluation of text embedders: correlation with scores, ranks of positives, and retrieval.
 
-Each set of texts has the metrics of the vectors (`score`) and of a baseline without a model (`baseline`), prediction
-records (`records`), and a JSON value that changes with the data (`hash_content`). Sets contain indices of the
-evaluation texts of all sets, whose vectors, float32 [N, D], have length 1.
+An evaluation set computes metrics from vectors (`score`) or without a model (`baseline`), prediction records
+(`records`), and a JSON value that identifies its data (`hash_content`). All sets share a list of N texts, and contain
+indices into this list. `vectors`, float32 [N, D], are the vectors of these texts, scaled to length 1.
 """
 
 import dataclasses
@@ -31,13 +31,13 @@ RETRIEVAL_METRICS = ("ndcg_at_10", "mrr_at_10", "recall_at_10", "recall_at_100")
 # Ranked documents per query: for the metrics, and in the prediction records.
 _DEPTH, _NEIGHBORS = 100, 5
 
-# Index of each distinct text, by the text and whether it is an anchor or query.
+# Index of each distinct text. The key is the text, and whether it is an anchor or query.
 EvalTexts = dict[tuple[str, bool], int]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ScoredPairs:
-    """Pairs of texts with scores: their correlation with the cosines of the vectors.
+    """Pairs of texts with scores, evaluated by the correlation between scores and cosines.
 
     Attributes:
       name: file of the pairs.
@@ -77,14 +77,14 @@ class ScoredPairs:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RankedDocuments:
-    """Ranking of documents for each query, of pairs or of judged retrieval data.
+    """Queries and documents from pairs or a retrieval folder, evaluated by ranking the documents for each query.
 
     Attributes:
       name: file of the pairs, or folder of the retrieval data.
       metrics: names of metrics of `retrieval_scores`; the first one selects the best checkpoint.
       records_file: name of the file for `records`.
-      queries, documents: indices of the texts by id.
-      judgments: for each query, the grades of documents.
+      queries, documents: index of each text, by query or document id.
+      judgments: relevance grade of each judged document, by query id and document id.
     """
 
     name: str
@@ -95,7 +95,7 @@ class RankedDocuments:
     judgments: Judgments
 
     def _rank(self, vectors: np.ndarray, count: int) -> Rankings:
-        """Returns the cosines of the `count` nearest documents of each query."""
+        """Returns the cosines of the `count` nearest documents, by query id and document id."""
         ids, queries, documents = [*self.documents], [*self.queries.values()], [*self.documents.values()]
         rows = zip(self.queries, *nearest(vectors[queries], vectors[documents], count), strict=True)
         return {
@@ -140,9 +140,9 @@ EvalSet = ScoredPairs | RankedDocuments
 
 
 def read_eval_sets(data: EmbedData, read_stats: list[ReadStats], notes: list[str]) -> tuple[list[EvalSet], EvalTexts]:
-    """Reads the dev or test file and the retrieval folder. Returns the sets and their texts.
+    """Reads the dev or test file and the retrieval folder. Returns the evaluation sets and their texts.
 
-    Appends the row counts of the file to `read_stats`, and those of the retrieval folder to `notes`.
+    Appends the row counts of the file to `read_stats`, and the row counts of the retrieval folder to `notes`.
     """
     sets: list[EvalSet] = []
     texts: EvalTexts = {}
@@ -196,10 +196,10 @@ def _read_pairs(data: EmbedData, file: str, texts: EvalTexts, read_stats: list[R
     rows, stats = data.read_rows(file, data.columns[:2])
     read_stats.append(stats)
     positives = {
-        _index(texts, anchor, True): [_index(texts, text, False) for text in own]
-        for anchor, own in read_pairs(rows, data.columns[:2], stats).items()
+        _index(texts, anchor, True): [_index(texts, text, False) for text in positive_texts]
+        for anchor, positive_texts in read_pairs(rows, data.columns[:2], stats).items()
     }
     queries = {str(anchor): anchor for anchor in positives}
-    documents = {str(index): index for own in positives.values() for index in own}
-    judgments = {str(anchor): dict.fromkeys(map(str, own), 1) for anchor, own in positives.items()}
+    documents = {str(index): index for indices in positives.values() for index in indices}
+    judgments = {str(anchor): dict.fromkeys(map(str, indices), 1) for anchor, indices in positives.items()}
     return RankedDocuments(stats.file, PAIR_METRICS, "pairs.jsonl", queries, documents, judgments)

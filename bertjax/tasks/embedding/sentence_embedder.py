@@ -1,7 +1,7 @@
-"""Modules of sentence-transformers that turn the hidden states of a text into one vector, in NumPy.
+"""Modules of sentence-transformers that turn the hidden states of a text into one vector, for NumPy arrays.
 
-Each module reads and writes named features, as in sentence-transformers: `token_embeddings`, float32 [tokens, D], the
-concatenated hidden states of n texts, and `sentence_embedding`, float32 [n, D].
+Each module reads and writes named features, as in sentence-transformers. `token_embeddings`, float32 [tokens, D], are
+the concatenated hidden states of n texts. `sentence_embedding` is float32 [n, D]. `Layer` also accepts JAX arrays.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 TOKENS, SENTENCE = "token_embeddings", "sentence_embedding"
-# Pooling modes by their fields in the config of versions before 5.4, in the order in which these versions concatenate.
+# Config field of each pooling mode before version 5.4, in the order in which these versions concatenate the vectors.
 POOLING_FIELDS = {
     "cls": "pooling_mode_cls_token",
     "max": "pooling_mode_max_tokens",
@@ -21,7 +21,7 @@ POOLING_FIELDS = {
     "weightedmean": "pooling_mode_weightedmean_tokens",
     "lasttoken": "pooling_mode_lasttoken",
 }
-# Names of prompts in `encode_query` and `encode_document`. The first one that a model has is used.
+# Prompt names of `encode_query` and `encode_document`. They use the first name that the model's prompts contain.
 _QUERY_PROMPTS, _DOCUMENT_PROMPTS = ("query",), ("document", "passage", "corpus")
 # Activations of `Dense` by their class in `torch.nn`, with its default arguments.
 ACTIVATIONS: dict[str, Callable] = {
@@ -106,13 +106,13 @@ LAYERS = {"Dense": _dense, "Normalize": _normalize, "LayerNorm": _layer_norm}
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layer:
-    """Module that replaces a feature.
+    """Module that replaces a feature by a function of this feature, such as a dense layer.
 
     Attributes:
       name: class of the layer, a key of `LAYERS`.
       config: content of the module's `config.json`.
       arrays: float32 weights by name.
-      feature: name of the feature.
+      feature: name of the feature, `TOKENS` or `SENTENCE`.
     """
 
     name: str
@@ -142,7 +142,7 @@ class SentenceEmbedder:
       modules: modules after the encoder, in their order.
       width: vector length.
       max_seq_len: maximum tokens per text, including [CLS] and [SEP].
-      lower_case: whether texts are converted to lower case before the tokenizer.
+      lower_case: whether texts are converted to lower case before tokenization.
       prompts: text prefixes, by prompt name.
       default_prompt: name of the prompt that `encode` uses by default (default: "", no prompt).
       truncate_dim: number of components to which vectors are truncated (default: None, all).

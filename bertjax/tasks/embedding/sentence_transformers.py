@@ -1,7 +1,7 @@
 """Files that sentence-transformers adds to a Hugging Face folder. Converted workdirs contain the same files.
 
-`modules.json` lists the modules of a model, and their folders with a config and weights. A folder without it gets mean
-pooling from sentence-transformers. Formats of versions 2 to 6 are read, and written for versions 5 and 6.
+`modules.json` lists the modules of a model, and their folders with a config and weights. Without this file,
+sentence-transformers uses mean pooling. `read` supports the formats of versions 2 to 6, and `write` versions 5 and 6.
 """
 
 import dataclasses
@@ -54,7 +54,7 @@ _FIXED_FIELDS = {
 
 
 def transformer_folder(folder: Path) -> Path:
-    """Returns the folder of the module `Transformer`: `folder` itself, or a folder in it that `modules.json` names."""
+    """Returns the folder of the module `Transformer`: `folder` itself, or a subfolder that `modules.json` names."""
     path = next(iter(module_paths(folder, "Transformer").values()), "")
     return folder / path if path and (folder / path / _CONFIG).is_file() else folder
 
@@ -74,7 +74,7 @@ def module_paths(folder: AnyPath, class_name: str = "") -> dict[str, str]:
 
 
 def cross_encoder_activation(folder: AnyPath, config: Mapping[str, Any], num_labels: int) -> str:
-    """Returns the activation that `CrossEncoder` of sentence-transformers applies to logits, or "" if it applies none.
+    """Returns the activation that sentence-transformers' `CrossEncoder` applies to logits ("": no activation).
 
     `config` is the model's `config.json`.
     """
@@ -172,9 +172,9 @@ def _module_folders(folder: AnyPath) -> list[tuple[str, AnyPath]]:
 
 
 def _read_module(name: str, folder: AnyPath, widths: dict[str, int]) -> list[Pooling | Layer]:
-    """Reads a module after the Transformer: [] for a module that does nothing at inference.
+    """Reads a module after the Transformer. Returns [] for Dropout, which does nothing at inference.
 
-    `widths` contains the width of each feature, and is updated.
+    `widths` contains the width of each feature. The function updates the width of the module's output.
     """
     file = folder / _CONFIG
     config = read_object(file, optional=True)
@@ -211,7 +211,7 @@ def _read_module(name: str, folder: AnyPath, widths: dict[str, int]) -> list[Poo
 
 
 def _read_pooling(file: AnyPath) -> Pooling:
-    """Reads the config of a `Pooling` module, in the form of version 5.4 and later or in the older form."""
+    """Reads the config of a `Pooling` module, in the format of version 5.4 and later or of earlier versions."""
     config = read_object(file)
     sizes = ("embedding_dimension", "word_embedding_dimension")
     _check_fields(config, file, (*sizes, "pooling_mode", "include_prompt", *POOLING_FIELDS.values()))
@@ -245,12 +245,12 @@ def _read_arrays(folder: AnyPath, shapes: Mapping[str, tuple]) -> dict[str, np.n
 def _max_seq_len(limits: tuple[Any, ...], folder: AnyPath, max_positions: int) -> int:
     """Returns the maximum tokens per text: the first of `limits` that is set, else the limit of the tokenizer.
 
-    Raises a UsageError if the tokenizer pads at the left.
+    Raises a UsageError if the tokenizer pads on the left.
     """
     config, tokenizer = (read_object(folder / name, optional=True) for name in (_TOKENIZER, "tokenizer.json"))
     side = config.get("padding_side") or (tokenizer.get("padding") or {}).get("direction") or "right"
     if str(side).lower() != "right":
-        raise UsageError(f"the tokenizer of {folder} pads at the {side}, so a vector depends on the other texts")
+        raise UsageError(f"the tokenizer of {folder} pads on the {side}, so a vector depends on the other texts")
     default = config.get("model_max_length", max_positions)
     limit = next((limit for limit in limits if limit is not None), default)
     if limit < 3:
@@ -259,7 +259,7 @@ def _max_seq_len(limits: tuple[Any, ...], folder: AnyPath, max_positions: int) -
 
 
 def _check_fields(config: Mapping[str, Any], file: AnyPath, known: tuple[str, ...]) -> None:
-    """Raises a UsageError for fields that are neither known nor empty, because they may change the vectors."""
+    """Raises a UsageError for an unknown field with a value, because it may change the vectors."""
     for name, value in config.items():
         if value and name not in known and value != _FIXED_FIELDS.get(name):
             raise UsageError(f"{file} has {name}={value!r}, which bertjax does not support")
@@ -268,7 +268,7 @@ def _check_fields(config: Mapping[str, Any], file: AnyPath, known: tuple[str, ..
 def write(embedder: SentenceEmbedder, folder: Path) -> None:
     """Writes the files that `read` and sentence-transformers read.
 
-    A refused embedder becomes a `modules.json` with its `refusal`, which only bertjax understands.
+    For an unsupported embedder, writes a `modules.json` with its `refusal`, which only bertjax can read.
     """
     from safetensors.numpy import save
 

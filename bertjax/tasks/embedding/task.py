@@ -28,14 +28,14 @@ from bertjax.tasks.objectives.step_cost import StepCost
 from bertjax.tasks.records import PredictionRecords
 from bertjax.tasks.task import NumpyBatch
 
-# Rows are packed with several texts up to this length, or up to the length of a text if that is longer.
+# Maximum length of a row with several texts. If a single text may be longer, its maximum length applies instead.
 _ROW_LEN = 512
-# Number of first batches from which the cost of a step is estimated.
+# Number of batches that are built to estimate the cost of a step.
 _COST_BATCHES = 4
 # Maximum number of row lengths in evaluations.
 _EVAL_LENGTHS = 4
-# Share of rows without a place in a batch that is worth a note.
-_NOTED_SHARE = 0.01
+# Log a note if a larger fraction of the rows is left out of each epoch.
+_MAX_UNNOTED_FRACTION = 0.01
 
 
 class EmbedTask(FinetuningTask):
@@ -44,7 +44,7 @@ class EmbedTask(FinetuningTask):
     Attributes:
       files: training files (empty: the task is built for evaluation only).
       eval_sets: sets of texts to evaluate.
-      eval_texts: distinct texts of all evaluation sets, `eval_examples` without tokens.
+      eval_texts: distinct texts of all evaluation sets, in the order of `eval_examples`.
     """
 
     missing_data = "no training data; set --config.data.train_file=FILE with the columns anchor and positive"
@@ -121,7 +121,7 @@ class EmbedTask(FinetuningTask):
         rows = [count // data.examples_per_row for count in text_counts]
         self._set_training_schedule(self._mixed_order.steps_per_epoch, data.batch_size, *rows)
         for file, order in zip(self.files, self._mixed_order.orders, strict=True):
-            if (fraction := order.left_out_fraction) > _NOTED_SHARE:
+            if (fraction := order.left_out_fraction) > _MAX_UNNOTED_FRACTION:
                 self.data_notes.append(
                     f"{file.name}: about {fraction:.1%} of the rows are left out of each epoch, because their texts "
                     "occur in too many other rows; use a smaller batch, or fewer rows with the same text"
@@ -155,7 +155,7 @@ class EmbedTask(FinetuningTask):
         return digest.hexdigest()
 
     def add_guide(self, vectors: Sequence[np.ndarray]) -> None:
-        """Adds the vectors of a guide model to the training batches: for each file, float32 [N, C, E]."""
+        """Adds a guide model's vectors of each file, float32 [examples, columns, vector width], to training batches."""
         self.files = [
             dataclasses.replace(file, rows={**file.rows, "guide": array}, strings=())
             for file, array in zip(self.files, vectors, strict=True)
@@ -198,7 +198,7 @@ class EmbedTask(FinetuningTask):
         return eval_set.records(self.eval_vectors(outputs), self.eval_texts)
 
     def baseline(self) -> dict[str, float]:
-        """Returns the metrics of BM25, which ranks documents by the words that they share with the query."""
+        """Returns the metrics without a model: of BM25 for rankings, of the share of common words for scored pairs."""
         return {name: value for each in self.eval_sets for name, value in each.baseline(self.eval_texts).items()}
 
     def cost_before(self, step: int) -> StepCost:
@@ -213,10 +213,10 @@ class EmbedTask(FinetuningTask):
 
     @functools.cached_property
     def _first_shapes(self) -> list[list[tuple[int, int]]]:
-        """For each file, rows and row lengths of its first batches."""
+        """Shapes [rows, length] of the first batches of each file."""
         shapes: list[list[tuple[int, int]]] = []
         for file in self.files:
-            # Row lengths hardly depend on which examples a batch exchanges with others.
+            # Do not exchange examples to avoid repeated texts, because this hardly changes the row lengths.
             order = BatchOrder(file.keys, self.config.data.batch_size, self.config.seed, unique=False)
             steps = range(min(_COST_BATCHES, order.steps_per_epoch))
             batches = (train_batch(file, order.batch(step), self._batching, SINGLE_SHARD) for step in steps)

@@ -20,8 +20,8 @@ class GlueSpec:
       metrics: names in `bertjax.metrics.classification.METRICS`. The first one selects the best checkpoint.
       eval_sets: file suffix of each evaluation set, such as `_matched`, by the suffix of its metric names.
       submission: name of each evaluation set's file for the GLUE server, by metric suffix (default: `FOLDER.tsv`).
-      header: column names of train and dev files if they have no header line (default: (), they have one).
-      tfds_texts: TFDS features of the sentences (default: (), named like `texts`).
+      header: column names of train and dev files without a header line (default: (), the files have a header line).
+      tfds_texts: TFDS features of the sentences (default: (), the names in `texts`).
     """
 
     folder: str
@@ -38,7 +38,7 @@ class GlueSpec:
 _BINARY = ("0", "1")
 _ENTAILMENT = ("entailment", "not_entailment")
 _PAIR = ("sentence1", "sentence2")
-# Folder, file and split of the diagnostic set.
+# Name of the diagnostic set's folder, file and split.
 DIAGNOSTIC = "diagnostic"
 _NLI = ("contradiction", "entailment", "neutral")
 _TFDS_NLI = ("premise", "hypothesis")
@@ -69,7 +69,7 @@ SPECS = {
 }
 # Range of STS-B's scores. The GLUE server rejects other scores.
 SCORE_RANGE = (0.0, 5.0)
-# Column of the row id. Submissions are sorted by row id, because TFDS does not keep the order of rows.
+# Column of the row id. Submissions are sorted by row id, because TFDS does not preserve the order of rows.
 INDEX = "index"
 
 
@@ -81,7 +81,7 @@ def read_rows(
     Returns the rows, and counts that are updated as the rows are read.
     """
     if path.startswith(TFDS_PREFIX):
-        # If the name contains a data folder, the dataset starts with it: `DIR:glue/mnli`.
+        # A data folder may precede the name of the dataset, as in `DIR:glue/mnli`.
         folder, colon, dataset = path.removeprefix(TFDS_PREFIX).rpartition(":")
         if "/" not in dataset:
             dataset += f"/{next(name for name, value in SPECS.items() if value is spec)}"
@@ -103,7 +103,7 @@ def read_rows(
 
 
 def has_diagnostic(path: str) -> bool:
-    """Returns True if the diagnostic set can be read. TFDS has it."""
+    """Returns whether `path` contains the diagnostic set. GLUE in TFDS always does."""
     is_tfds = path.startswith(TFDS_PREFIX)
     return is_tfds or any(file.is_file() for file in _files(Path(path).expanduser(), SPECS["ax"], DIAGNOSTIC))
 
@@ -113,4 +113,4 @@ def _files(folder: Path, spec: GlueSpec, split: str) -> list[Path]:
     if spec.folder != DIAGNOSTIC:
         return [folder / spec.folder / f"{split}.tsv", folder / f"{split}.tsv"]
     # The folder of the diagnostic set is called AX in some archives, and diagnostic in others.
-    return [place / f"{DIAGNOSTIC}.tsv" for place in (folder / DIAGNOSTIC, folder / "AX", folder)]
+    return [parent / f"{DIAGNOSTIC}.tsv" for parent in (folder / DIAGNOSTIC, folder / "AX", folder)]

@@ -36,7 +36,7 @@ class OutputLayer:
 
     @property
     def has_generic_labels(self) -> bool:
-        """True if the labels are the names that converted checkpoints have by default: LABEL_0, LABEL_1 and so on."""
+        """True if the labels are the default names of converted checkpoints: LABEL_0, LABEL_1 and so on."""
         names = [f"LABEL_{index}" for index in range(len(self.labels))]
         return bool(names) and not self.output and [*self.labels] == names
 
@@ -52,7 +52,7 @@ def read_output_layer(workdir: epath.Path) -> OutputLayer | None:
 
 
 def saved_labels(path: str, *kinds: str) -> list[str] | None:
-    """Reads the labels in an `output_layer.json` of one of `kinds`. Returns None if `path` is ""."""
+    """Reads the labels of an `output_layer.json` whose kind is one of `kinds`. Returns None if `path` is ""."""
     if not path:
         return None
     layer = _read(path, 'use a file such as {"labels": ["neg", "pos"]}', kind=kinds[0])

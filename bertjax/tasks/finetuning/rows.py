@@ -57,7 +57,7 @@ class RowsTask(FinetuningTask):
         return logits.argmax(axis=-1)
 
     def record(self, logits: np.ndarray, include_logits: bool) -> Record:
-        """Returns the prediction record of an example (default: of its class or number)."""
+        """Returns the prediction record of an example (default: a `class_record` or `number_record`)."""
         if self.labels:
             return class_record(self.labels, logits, include_logits)
         return number_record(self.predictions(logits))

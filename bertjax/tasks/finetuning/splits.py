@@ -64,7 +64,7 @@ def divide(
 
 
 def _documents(rows: Source) -> np.ndarray:
-    """Returns the number of each row's document, from 0. If there is only one document, each row is a document."""
+    """Returns the document index of each row, int [N]. If there is only one document, each row counts as a document."""
     names, numbers = np.unique(np.array(rows.document_numbers()), return_inverse=True)
     return numbers if len(names) > 1 else np.arange(len(rows))
 

@@ -82,7 +82,7 @@ class TaggingTask(FinetuningTask):
         self.labels = saved_labels(self.config.data.labels, TAGS) or ()
         if prefix := self.tokenizer.missing_prefix:
             # Without a space, F1 on CoNLL-2003 is lower (AnswerDotAI/ModernBERT#149). Exports keep this tokenizer.
-            logger.info("each word follows a space, also in exports; the original tokenizer adds no space")
+            logger.info("tokenizing words with a leading space, also in exports; the original tokenizer adds no space")
             self.vocabulary = dataclasses.replace(self.vocabulary, prefix=prefix)
             self.tokenizer = Tokenizer(self.vocabulary)
         super().load(train or not self.labels)

@@ -38,7 +38,7 @@ from bertjax.tasks.task import NumpyBatch, Objective, Task
 CLASSIFIER = "classifier"
 _MAX_LOGGED_CLASSES = 20
 _NOT_EVALUATED = "no data; the last checkpoint is kept"
-# Larger labels get advice on scaling, because outputs start near 0 and change little at the paper's learning rates.
+# Suggest scaling if a label is larger, because outputs start near 0 and change little at the paper's learning rates.
 _MAX_NUMBER = 20.0
 
 
@@ -127,7 +127,7 @@ class FinetuningTask(Task):
         return objective
 
     def _set_schedule(self) -> None:
-        """Sets the attributes of `Task` about batches, steps and evaluations."""
+        """Sets batch sizes, number of steps, and intervals of evaluations and checkpoints."""
         config, data = self.config, self.config.data
         self.batch_sizes = (data.eval_batch_size,)
         self.total_steps, self.warmup_steps = max(1, config.steps), 0
@@ -170,7 +170,7 @@ class FinetuningTask(Task):
         return self.read_examples(split)
 
     def encode(self, source: Any, stats: ReadStats, training: bool) -> Examples:
-        """Encodes rows of `read_source` (default: they are examples). `training` is False for the evaluated rows."""
+        """Encodes rows of `read_source` (default: already encoded). `training` is False for evaluation rows."""
         return source
 
     def load(self, train: bool) -> None:

@@ -1,4 +1,4 @@
-"""Objective of text embedders: vectors of all texts of a batch, chunk by chunk, then one loss over the batch."""
+"""Objective of text embedders: encodes a batch in chunks, then computes one loss over all its vectors."""
 
 import dataclasses
 from typing import Any
@@ -15,7 +15,7 @@ from bertjax.model.partitioning import with_logical_constraint
 from bertjax.tasks.objectives.embedding_losses import LOSSES, EmbeddedBatch, LossOptions, in_blocks
 from bertjax.tasks.task import Batch, MetricSums, Objective, Outputs
 
-# Rows packed with texts. `texts` has the index of each text in the batch, in the order of examples and their columns.
+# Rows packed with texts. `texts` has each text's index in the batch, example * columns + column, or -1 if unused.
 _ROWS = (
     ArraySpec("input_ids", ("length",), num_values="pieces"),
     ArraySpec("segment_ids", ("length",)),
@@ -30,7 +30,7 @@ _CLASSIFIER = "classifier"
 
 @dataclasses.dataclass(frozen=True)
 class Embedding(Objective):
-    """Trains vectors with a loss of `embedding_losses.py`. Evaluation only computes the vectors.
+    """Objective that trains vectors with a loss of `embedding_losses.py`. Evaluation computes only the vectors.
 
     Attributes:
       loss: name of the loss.
@@ -102,10 +102,10 @@ class Embedding(Objective):
 
         vectors = in_blocks(encode_chunk, rows, num_chunks)
         num_texts = len(batch["weights"]) * (1 + batch["document_weights"].shape[1])
-        # Unused places of the rows are written after the last text, where they are dropped.
-        places = jnp.where(rows["texts"] < 0, num_texts, rows["texts"]).ravel()
+        # Unused slots get the index `num_texts`, which is out of bounds, so `at[].set` drops their vectors.
+        indices = jnp.where(rows["texts"] < 0, num_texts, rows["texts"]).ravel()
         vectors = vectors.reshape(-1, vectors.shape[-1])
-        ordered = jnp.zeros((num_texts, vectors.shape[-1])).at[places].set(vectors, mode="drop")
+        ordered = jnp.zeros((num_texts, vectors.shape[-1])).at[indices].set(vectors, mode="drop")
         return with_logical_constraint(ordered, (None, None))
 
     def _class_logits(self, params: Any, examples: jax.Array) -> jax.Array:

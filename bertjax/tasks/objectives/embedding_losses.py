@@ -1,6 +1,6 @@
 """Losses of text embedders: pure functions of the vectors of a batch.
 
-Each function returns the loss of a batch, a float32 scalar, and equals the class of the same purpose in
+Each function returns the loss of a batch, a float32 scalar, which equals the loss of the corresponding class in
 sentence-transformers. Axis letters: B examples per batch, M documents per example (a positive, then hard
 negatives), D width of a vector.
 """
@@ -19,21 +19,21 @@ from bertjax.utils.sections import Section, bounded
 
 # Logits of excluded candidates. Minus infinity would make gradients NaN.
 _EXCLUDED = -1e30
-# Maximum logits in memory, of all devices together (256 MiB).
+# Maximum number of logits in memory, summed over all devices (256 MiB).
 _MAX_LOGITS = 1 << 26
 
 
 class EmbeddedBatch(NamedTuple):
-    """Vectors of a batch and what they are compared with.
+    """Inputs of a loss: vectors of a batch, and the labels, class logits or guide vectors that the loss needs.
 
     Attributes:
       queries: vectors of the anchors, float32 [B, D].
       documents: vectors of the other texts, the positive first, float32 [B, M, D].
       weights: float32 [B], 0 in padding rows, otherwise 1.
       document_weights: float32 [B, M], 0 for missing documents, otherwise 1.
-      labels: float32 [B, K]: a score (K = 1), a class, or scores of documents by a teacher, if a loss needs them.
+      labels: float32 [B, K]: a score or class id (K = 1), or a teacher's scores of the documents (K = M).
       class_logits: float32 [B, C], only for `softmax`.
-      guide: vectors of another model for the anchor and the documents, float32 [B, 1 + M, E], if a loss needs them.
+      guide: a guide model's vectors of the anchor and the documents, float32 [B, 1 + M, E].
     """
 
     queries: jax.Array
@@ -45,7 +45,7 @@ class EmbeddedBatch(NamedTuple):
     guide: jax.Array | None = None
 
     def truncate(self, width: int) -> "EmbeddedBatch":
-        """Returns the batch with the first `width` components of each vector, and with the same guide."""
+        """Returns the batch with the first `width` components of its vectors. Does not truncate guide vectors."""
         return self._replace(queries=self.queries[:, :width], documents=self.documents[..., :width])
 
 
@@ -55,7 +55,8 @@ class LossOptions(Section):
 
     Attributes:
       temperature: divisor of the cosines in `info_nce`, `gist` and `cosent`.
-      both_directions: for `info_nce`, whether each positive also selects its anchor among all anchors.
+      both_directions: for `info_nce`, whether to also select each positive's anchor among all anchors. If so, the two
+        losses are averaged.
       hardness: for `info_nce`, strength with which similar negatives are emphasized (EmbeddingGemma uses 5).
     """
 
@@ -67,13 +68,13 @@ class LossOptions(Section):
 
 
 def in_blocks(function: Callable[[Any, Any], Any], rows: Any, num_blocks: int) -> Any:
-    """Applies `function(rows, block)` to one block of rows after the other, and concatenates the results.
+    """Applies `function(rows, block)` to blocks of rows sequentially. Returns the results in the order of the rows.
 
-    The backward pass computes each block again, so that memory is needed for the intermediate values of one block.
-    Row r is in block r % num_blocks: so a block has rows of every device, and no row moves to another device.
+    The backward pass computes each block again, so that only one block's intermediate values are in memory.
+    Row r is in block r % num_blocks. So each block has rows of every device, and no row moves to another device.
 
     Args:
-      function: function of arrays [R / num_blocks, ...] and the number of the block, to arrays of the same length.
+      function: function from arrays [R / num_blocks, ...] and the block index to arrays of the same length.
       rows: tree of arrays [R, ...].
       num_blocks: divisor of R.
     """
@@ -85,7 +86,7 @@ def in_blocks(function: Callable[[Any, Any], Any], rows: Any, num_blocks: int) -
 
 
 def info_nce(batch: EmbeddedBatch, options: LossOptions) -> jax.Array:
-    """Cross-entropy of the positive among all documents of the batch (InfoNCE, arXiv 1807.03748).
+    """Returns the cross-entropy of the positive among all documents of the batch (InfoNCE, arXiv 1807.03748).
 
     `both_directions` averages this with the cross-entropy of the anchor among all anchors, given the positive.
     `hardness` adds `hardness` * cosine, without a gradient, to the logits of negatives (EmbeddingGemma, arXiv
@@ -110,10 +111,10 @@ def info_nce(batch: EmbeddedBatch, options: LossOptions) -> jax.Array:
 
 
 def gist(batch: EmbeddedBatch, options: LossOptions) -> jax.Array:
-    """InfoNCE without the candidates that a guide finds more similar than the positive (GISTEmbed, arXiv 2402.16829).
+    """Returns InfoNCE without candidates that the guide scores above the positive (GISTEmbed, arXiv 2402.16829).
 
-    Candidates of an anchor are all documents and all other anchors, which the guide compares with the anchor, and all
-    other positives, which it compares with the positive.
+    Model and guide compare the anchor with all documents and with the other anchors, and the positive with the other
+    positives.
     """
     assert batch.guide is not None
     documents = unit(batch.documents)
@@ -126,13 +127,13 @@ def gist(batch: EmbeddedBatch, options: LossOptions) -> jax.Array:
         query, positive, guide_query, guide_positive, row = rows
         threshold = jnp.sum(guide_query * guide_positive, axis=-1, keepdims=True)
         logits, masks = [], []
-        for own, others, guide_own, guide_others, weights in (
+        for vectors, others, guide_vectors, guide_others, weights in (
             (query, candidates, guide_query, guide_candidates, is_candidate),
             (query, queries, guide_query, guide_queries, batch.weights),
             (positive, positives, guide_positive, guide_positives, batch.weights),
         ):
-            logits.append(_inner_products(own, others) / options.temperature)
-            masks.append((_inner_products(guide_own, guide_others) <= threshold) & (weights > 0))
+            logits.append(_inner_products(vectors, others) / options.temperature)
+            masks.append((_inner_products(guide_vectors, guide_others) <= threshold) & (weights > 0))
         masks = [masks[0] | _is_own(row, len(candidates)), *(mask & ~_is_own(row, len(queries)) for mask in masks[1:])]
         log_z = _log_sum_exp(jnp.concatenate(logits, axis=1), jnp.concatenate(masks, axis=1))
         return log_z - jnp.sum(query * positive, axis=-1) / options.temperature
@@ -143,9 +144,9 @@ def gist(batch: EmbeddedBatch, options: LossOptions) -> jax.Array:
 
 
 def cosent(batch: EmbeddedBatch, options: LossOptions) -> jax.Array:
-    """log(1 + sum exp(c_i - c_j)) over all pairs of examples with score_i < score_j (CoSENT, kexue.fm/archives/8847).
+    """Returns log(1 + sum exp(c_i - c_j)) over all pairs of examples with score_i < score_j.
 
-    c_i is the cosine of the two texts of example i, divided by the temperature.
+    c_i is the cosine of the two texts of example i, divided by the temperature (CoSENT, kexue.fm/archives/8847).
     """
     order = jnp.argsort(batch.labels[:, 0])
     scores, weights = batch.labels[order, 0], batch.weights[order]
@@ -158,18 +159,18 @@ def cosent(batch: EmbeddedBatch, options: LossOptions) -> jax.Array:
 
 
 def cosine(batch: EmbeddedBatch, options: LossOptions) -> jax.Array:
-    """Squared error of the cosine of two texts, compared with their score (arXiv 1908.10084, section 3)."""
+    """Returns the mean squared error between the cosine of two texts and their score (arXiv 1908.10084, section 3)."""
     return _mean((_cosines(batch) - batch.labels[:, 0]) ** 2, batch.weights)
 
 
 def softmax(batch: EmbeddedBatch, options: LossOptions) -> jax.Array:
-    """Cross-entropy of a linear classifier on (u, v, |u - v|) of two texts (arXiv 1908.10084, section 3)."""
+    """Returns the cross-entropy of a linear classifier on (u, v, |u - v|) for two texts (arXiv 1908.10084)."""
     assert batch.class_logits is not None
     return _mean(cross_entropy(batch.class_logits, batch.labels[:, 0].astype(jnp.int32)), batch.weights)
 
 
 def distill_vectors(batch: EmbeddedBatch, options: LossOptions) -> jax.Array:
-    """Mean squared error between the vectors of all texts and a guide's vectors (arXiv 2004.09813)."""
+    """Returns the mean squared error between the vectors of all texts and a guide's vectors (arXiv 2004.09813)."""
     assert batch.guide is not None
     vectors = jnp.concatenate([batch.queries[:, None], batch.documents], axis=1)
     guide = batch.guide[..., : vectors.shape[-1]]
@@ -179,9 +180,9 @@ def distill_vectors(batch: EmbeddedBatch, options: LossOptions) -> jax.Array:
 
 
 def margin_mse(batch: EmbeddedBatch, options: LossOptions) -> jax.Array:
-    """Squared error of the margins of scores, compared with a teacher's margins (arXiv 2010.02666).
+    """Returns the mean squared error between the margins of scores and a teacher's margins (arXiv 2010.02666).
 
-    A score is the inner product of anchor and document. The margin of a negative is the positive's score minus its own.
+    A score is the inner product of anchor and document. A margin is the positive's score minus a negative's score.
     `labels` contains the teacher's scores of all documents.
     """
     scores = jnp.einsum("BD,BMD->BM", batch.queries, batch.documents, precision=jax.lax.Precision.HIGHEST)
@@ -197,8 +198,8 @@ class EmbeddingLoss:
       function: function of the batch and the options.
       options: names of the `LossOptions` that have an effect.
       label: kind of label: "" (none), `score` (a number), `class`, or `scores` (a number for each document).
-      in_batch_negatives: whether documents of other examples are negatives, so that no text may be twice in a batch.
-      needs_guide: whether the loss compares with vectors of another model.
+      in_batch_negatives: whether documents of other examples are negatives. If so, no text may be twice in a batch.
+      needs_guide: whether the loss needs the vectors of a guide model.
       min_documents, max_documents: number of documents per example (defaults: 1, and 0, no limit).
     """
 
@@ -228,12 +229,12 @@ def _flatten(values: jax.Array) -> jax.Array:
 
 
 def _is_own(rows: jax.Array, num_candidates: int) -> jax.Array:
-    """Returns whether a candidate is that of the row's own example, bool [rows, candidates]."""
+    """Returns a mask that is True at the positive (or anchor) of each row's example, bool [rows, candidates]."""
     return rows[:, None] == jnp.arange(num_candidates)
 
 
 def _inner_products(rows: jax.Array, columns: jax.Array) -> jax.Array:
-    # On TPU, the default precision is that of bfloat16, too low for cosines that are divided by a temperature.
+    # On TPU, the default precision is bfloat16, which is too low for cosines that are divided by a temperature.
     return jnp.matmul(rows, columns.T, precision=jax.lax.Precision.HIGHEST)
 
 
@@ -250,8 +251,8 @@ def _mean(losses: jax.Array, weights: jax.Array) -> jax.Array:
 
 
 def _num_blocks(num_rows: int, num_columns: int) -> int:
-    """Returns the smallest number of blocks of rows whose logits fit into `_MAX_LOGITS`."""
+    """Returns the smallest number of equal row blocks that limits logits to `_MAX_LOGITS`, or a row per shard."""
     mesh = jax.sharding.get_abstract_mesh()
-    most = num_rows // (1 if mesh.empty else mesh.shape["data"] * mesh.shape["fsdp"])  # At least a row per shard.
-    needed = min(most, math.ceil(num_rows * num_columns / _MAX_LOGITS))
-    return next(count for count in range(max(1, needed), most + 1) if most % count == 0)
+    limit = num_rows // (1 if mesh.empty else mesh.shape["data"] * mesh.shape["fsdp"])  # At least a row per shard.
+    needed = min(limit, math.ceil(num_rows * num_columns / _MAX_LOGITS))
+    return next(count for count in range(max(1, needed), limit + 1) if limit % count == 0)

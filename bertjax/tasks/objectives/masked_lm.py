@@ -66,8 +66,8 @@ class MaskedLm(PretrainingObjective):
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         """Returns the divisor of each loss. As in google-research/bert, 1e-5 is added to the divisor of masked LM."""
         pairs = jnp.sum(batch["next_sentence_labels"] >= 0).astype(jnp.float32)
-        masked_lm, of_pairs, *_ = self.loss_weights
-        return {masked_lm: jnp.sum(batch["masked_lm_weights"]) + 1e-5, of_pairs: jnp.maximum(pairs, 1.0)}
+        mlm_loss, pair_loss, *_ = self.loss_weights
+        return {mlm_loss: jnp.sum(batch["masked_lm_weights"]) + 1e-5, pair_loss: jnp.maximum(pairs, 1.0)}
 
     def baseline(self, corpus: "Corpus", batches: Iterator[NumpyBatch]) -> dict[str, float]:
         """Returns the metrics of predicting token frequencies and the majority next-sentence label."""

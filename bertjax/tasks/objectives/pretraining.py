@@ -30,8 +30,8 @@ class PretrainingObjective(Objective):
       has_masks: whether tokens are masked (default: True).
       pairing: kind of sentence pairs, which need two segments (default: "", documents or running text).
       can_add_pieces: see `Task`.
-      untrained_modules: top-level modules of `model` that the objective does not train, or that serve only to train
-        others (default: ()). Exports leave them out.
+      untrained_modules: top-level modules of `model` that are not trained, or are used only in training (default: ()).
+        Exports omit these modules.
     """
 
     packing: bool = False
@@ -46,8 +46,7 @@ class PretrainingObjective(Objective):
     def for_model(cls, model: ModelConfig, data: Any = None) -> Self:
         """Builds the objective for a model config.
 
-        Copies values from fields of `data`, the config section, to fields of the objective and its model with the same
-        names.
+        Fields of the config section `data` set the fields with the same names in the objective and its Flax module.
         """
 
         def values(owner: Any) -> dict[str, Any]:
