@@ -83,7 +83,7 @@ class Pretrained:
 
     @property
     def model(self) -> nn.Module:
-        """Flax module of the checkpoint, or only encoder and pooler if bertjax does not know the kind of model.
+        """Flax module of the checkpoint, or of encoder and pooler only if the kind of model is unknown to bertjax.
 
         Examples:
           >>> bert = bertjax.load(CHECKPOINT)
@@ -190,12 +190,12 @@ class Pretrained:
         """Computes hidden states of the last layer, or one vector per text, without dropout.
 
         Args:
-          texts: B texts or pairs of texts. With one vector per text, only a block of texts is tokenized at a time, and
-            a generator may read them from a file; without `len`, the progress bar shows no remaining time.
-          pooling: `cls` (hidden state of [CLS]) or `mean` (mean over all tokens) to get one vector per text, which is
-            not normalized; None to get the hidden states of all tokens. The default is None. For a
-            sentence-transformers model, the default is the vector of its modules, with the model's token limit,
-            lower-casing and default prompt.
+          texts: B texts or pairs of texts. With one vector per text, texts are tokenized block by block, so a generator
+            may stream them from a file. The progress bar shows the remaining time only if `texts` has a length.
+          pooling: `cls` (hidden state of [CLS]) or `mean` (mean over all tokens) for one vector per text, not
+            normalized. None returns the hidden states of all tokens. The default is None, except for a
+            sentence-transformers model: its modules compute the vector, with the model's token limit, lower-casing
+            and default prompt.
           prompt: text to put before each text, or before the first text of a pair (default: the model's default prompt
             if `pooling` is the default, else none).
           prompt_name: name of one of the model's prompts, such as `query`, to use if `prompt` is not set.
@@ -243,7 +243,7 @@ class Pretrained:
     def fill_mask(self, text: str, top: int = 5) -> list[list[tuple[str, float]]]:
         """Predicts the `top` most probable tokens and their probabilities at each mask token of a text.
 
-        [MASK] stands for the mask token of any vocabulary.
+        Write the mask token as [MASK], even if the vocabulary has a different name for it.
 
         Examples:
           >>> (predictions,) = bertjax.load(CHECKPOINT).fill_mask("a [MASK] c", top=3)
@@ -290,12 +290,11 @@ def load(
       path: bertjax workdir, checkpoint in a workdir, Hugging Face folder, TensorFlow checkpoint or its folder, or
         `hf:ORG/NAME[@REVISION]` for a model of the Hugging Face Hub.
       mesh: device mesh with the axes `data`, `fsdp` and `tensor` (default: all devices, with replicated parameters).
-      lower_case: whether to lower-case text, if a checkpoint of another format does not say (default: the tokenizer's
-        setting).
+      lower_case: whether to lower-case text (default: None, the tokenizer's setting); must be None for a workdir.
       dtype: dtype of the computation, `float32` or `bfloat16` (default: `model.dtype` of a workdir, else float32).
 
     Raises:
-      UsageError: `path` contains no checkpoint or no vocabulary, or the model is not BERT.
+      UsageError: `path` contains no checkpoint or no vocabulary, or the architecture is unsupported.
       BertjaxError: the checkpoint is damaged.
 
     Examples:

@@ -23,7 +23,7 @@ from bertjax.errors import UsageError, shortened
 from bertjax.model.config import UNSET_ARCHITECTURE, size_fields
 from bertjax.tasks.build import config_class
 
-# Values of config fields in the trials of one setting (one trial per seed), by field path.
+# Values by config field path. A sweep trains one trial per seed with the values of each setting.
 Setting = dict[str, Any]
 # Attribute of a decorated `get_config` that stores its argument parser.
 _PARSER = "parsed_arguments"
@@ -53,9 +53,9 @@ def arguments(**defaults: Any) -> Callable[[Callable[[ConfigDict], ConfigDict]],
 
 
 def pretraining_config(size: str = "") -> ConfigDict:
-    """Returns the default pre-training config for a model size, see `size_fields` (default: BASE).
+    """Returns the default pre-training config for a model size, see `size_fields`.
 
-    Without a size, the architecture is unset, so that an initial checkpoint may determine it.
+    With `size=""`, the architecture is unset, so that an initial checkpoint may determine it.
     """
     return finetuning_config("pretraining", size)
 
@@ -74,12 +74,12 @@ def finetuning_config(task: str, size: str = "") -> ConfigDict:
 def modernbert_config(
     size: str, shapes: Mapping[str, tuple[int, int, int]], architecture: Mapping[str, Any], quick: bool
 ) -> ConfigDict:
-    """Returns a pre-training config with the architecture, rows, masks and optimizer of ModernBERT.
+    """Returns a pre-training config with ModernBERT's architecture, row format, masking rate and optimizer.
 
     Args:
       size: a key of `shapes`, or a form such as `L4_H256`.
       shapes: number of layers, hidden size and feed-forward size, by size. A head has 64 units.
-      architecture: other fields of the model, those of `bertjax.convert.modernbert`.
+      architecture: other model fields, from `bertjax.convert.modernbert`.
       quick: whether to use four layers of width 128 instead of a size of `shapes`.
     """
     if size not in shapes and not size.startswith("L"):
@@ -110,7 +110,7 @@ def make_quick(config: ConfigDict, seq_len: int) -> None:
 
 
 def phase_of(tokens: float, batch_size: int, seq_len: int, **fields: Any) -> dict[str, Any]:
-    """Returns a phase of `tokens` tokens. Its share is its number of steps."""
+    """Returns a phase that trains on `tokens` tokens. The field `share` is the phase's number of steps."""
     return {"share": tokens / (batch_size * seq_len), "batch_size": batch_size, "seq_len": seq_len, **fields}
 
 

@@ -79,7 +79,7 @@ def from_config_dict(default: _Config, values: ConfigDict | dict[str, Any], path
 
 @functools.cache
 def _field_types(config_class: type) -> dict[str, type]:
-    """Returns the type of each field, without item types."""
+    """Returns the type of each field, without item types: `tuple` for `tuple[str, ...]`."""
     hints = typing.get_type_hints(config_class)
     return {
         field.name: typing.get_origin(hints[field.name]) or hints[field.name]

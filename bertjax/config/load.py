@@ -102,7 +102,7 @@ def overridden_fields(overrides: Sequence[str]) -> set[str]:
 
 
 def apply_overrides(config_dict: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
-    """Changes a config by `--config.FIELD=VALUE` flags and returns it. Repeated flags of a list append to it."""
+    """Changes a config by `--config.FIELD=VALUE` flags and returns it. Repeated flags for a field extend its list."""
     lists: set[str] = set()
     for item in overrides:
         if not item.startswith("--config."):

@@ -23,10 +23,10 @@ class OptimizerConfig(Section):
       name: optimizer: `bert_adam`, `adamw`, `stable_adamw` (arXiv 2304.13013, Algorithm 2), `lamb` or `muon`: Muon for
         the kernels of the encoder's layers, with momentum 0.95 and updates as large as Adam's (arXiv 2502.16982), and
         AdamW for all other parameters.
-      learning_rate: rate at which linear warm-up ends.
+      learning_rate: peak learning rate, at which linear warm-up ends.
       schedule: learning rate after warm-up: `bert`, `learning_rate * (1 - s / steps)` at step s, as in
-        google-research/bert; `cosine`, a half cosine from `learning_rate` to 0; or `warmup_stable_decay`, constant, and
-        then `learning_rate * (1 - sqrt(f))` after the fraction f of the last `decay_steps` steps.
+        google-research/bert; `cosine`, a half cosine from `learning_rate` to 0; or `warmup_stable_decay`, constant,
+        then `learning_rate * (1 - sqrt(f))`, where f is the completed fraction of the last `decay_steps` steps.
       warmup_steps: number of linear warm-up steps (-1: a tenth of all steps).
       decay_steps: number of decay steps of `warmup_stable_decay` (-1: a tenth of all steps).
       weight_decay: decoupled weight decay, which does not apply to LayerNorm parameters and biases.
@@ -37,9 +37,9 @@ class OptimizerConfig(Section):
       layer_decay: factor that multiplies the learning rate once per layer below the output layer (1: no decay).
       freeze_layers: number of lowest encoder layers that are not trained (default: 0).
       freeze: paths of parameters or modules that are not trained, such as `encoder/embeddings`.
-      head_steps: number of first steps that train only the parameters outside the encoder (default: 0), so that the
-        gradients of a random head do not change a trained encoder (arXiv 2202.10054). The other steps have their own
-        warm-up. -1 means a third of the steps if `--init_from` lacks a language-model head, else 0.
+      head_steps: number of initial steps that train only the parameters outside the encoder (default: 0), so that the
+        gradients of a random head do not change a trained encoder (arXiv 2202.10054). The remaining steps have their
+        own warm-up. -1 means a third of the steps if `--init_from` lacks a language-model head, else 0.
       head_learning_rate: peak learning rate of the head steps: warm-up over their first tenth, then linear decay to 0.
     """
 

@@ -102,7 +102,7 @@ class RunConfig(Section):
         return model
 
     def with_checkpoint(self, workdir: AnyPath) -> "RunConfig":
-        """Returns the config with settings of the task that come from the workdir of an initial checkpoint."""
+        """Returns the config with the settings that the task reads from an initial checkpoint's workdir."""
         return self
 
     def check_rows(self, seq_len: int, is_packed: bool = False) -> None:

@@ -15,8 +15,8 @@ class ArraySpec:
       name: key in the batch.
       axes: names of the axes after the row axis.
       dtype: int32 or float32.
-      num_values: name of the size that sets the number n of distinct values in `synthetic_batch`: random integers from
-        0 to n - 1 (default: "", all values are 1).
+      num_values: key in `sizes` of `synthetic_batch`, which draws random integers from 0 to `sizes[num_values] - 1`
+        (default: "", all values are 1).
       ascending: whether `synthetic_batch` fills the last axis with 0, 1, 2, ...
       padding: value in padding rows.
     """

@@ -46,11 +46,11 @@ def has_entities(tags: Iterable[str], place_of: Callable[[str], str] = lambda ta
     """Returns the result of `follows_scheme`, but rejects mixed tags.
 
     Raises a UsageError if some tags mark entities with the prefix B- or I-, and other tags (except O) mark no entities.
-    `place_of` names the file and line of a tag for the message.
+    `place_of` returns the file and line of a tag for the message.
     """
     inside = sorted({*tags} - {"O"})
     others = [tag for tag in inside if not _ENTITY_TAG.fullmatch(tag)]
-    # Without a type, the tags B and I may be parts of speech, such as the interjections of another tag set.
+    # Ignore the tags B and I without a type, because they may be parts of speech, for example I for interjections.
     entity_tags = [tag for tag in inside if tag not in others and tag[:2] in ("B-", "I-")]
     if others and entity_tags:
         raise UsageError(

@@ -9,7 +9,7 @@ class Metric:
 
     Attributes:
       name: key in `metrics.jsonl` and in the results of an evaluation.
-      is_loss: whether the metric is a part of the training loss. `Objective.loss_weights` has its coefficient.
+      is_loss: whether the metric is a part of the training loss. `Objective.loss_weights` contains its weight.
       lower_is_better: whether lower values are better.
       panel: title of the metric's panel in the curves of pre-training (default: "", not plotted).
     """
@@ -31,5 +31,5 @@ def loss_metric(name: str, panel: str = "") -> Metric:
     return Metric(name, is_loss=True, lower_is_better=True, panel=panel)
 
 
-# Sum of all losses of a run.
+# Weighted sum of all losses.
 TOTAL_LOSS = Metric("loss", lower_is_better=True)

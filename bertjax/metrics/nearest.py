@@ -21,8 +21,8 @@ def nearest(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns inner products, float32 [Q, K], and indices, int32 [Q, K], of the nearest documents, nearest first.
 
-    `queries` [Q, D] and `documents` [N, D] are float32, and K is the lower of `count` and N. Equal inner products are
-    ordered by index. Besides arguments and results, the memory does not depend on Q and N.
+    `queries` [Q, D] and `documents` [N, D] are float32, and K is the smaller of `count` and N. Equal inner products
+    are ordered by index. Apart from arguments and results, memory use does not depend on Q and N.
     """
     scores = np.full((len(queries), min(count, len(documents))), -np.inf, np.float32)
     indices = np.zeros(scores.shape, np.int32)
@@ -43,7 +43,7 @@ def nearest(
 def _merge(
     scores: jax.Array, indices: jax.Array, queries: jax.Array, documents: jax.Array, first: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the best K of the best documents so far, [q, K], and of a block, [n, D], that starts at index `first`."""
+    """Merges the best K documents so far, [q, K], with a block of documents, [n, D], whose first index is `first`."""
     # By default, TPUs and GPUs round the float32 inputs of products.
     products = jnp.matmul(queries, documents.T, precision=jax.lax.Precision.HIGHEST)
     count = scores.shape[1]

@@ -1,4 +1,4 @@
-"""Retrieval metrics as in trec_eval, the BM25 baseline, and the accuracy of pairs."""
+"""Retrieval metrics as in trec_eval, and the BM25 baseline."""
 
 import logging
 import math
@@ -16,10 +16,10 @@ _DEPTH = 100
 
 
 def retrieval_scores(rankings: Rankings, judgments: Judgments) -> dict[str, float]:
-    """Returns means over the queries that have a ranking and judgments, as trec_eval computes them.
+    """Returns metrics as in trec_eval, averaged over the queries that have a ranking and judgments.
 
-    Documents of equal float32 score are ordered by id, descending. Documents of grade 1 or more are relevant. Recall
-    and the ideal ranking include relevant documents that the corpus lacks.
+    Documents with equal float32 scores are ordered by id, descending. Documents with grade 1 or more are relevant.
+    Recall and the ideal ranking count relevant documents that the corpus lacks.
     """
     rows = [_query_scores(rankings[query], grades) for query, grades in judgments.items() if query in rankings]
     return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
@@ -45,15 +45,16 @@ def _discounted(gains: Sequence[int]) -> float:
 
 
 def bm25(documents: Mapping[str, str], queries: Mapping[str, str], count: int) -> Rankings:
-    """Returns at most `count` documents per query that share a word with it, ranked by BM25. Texts are given by id.
+    """Ranks at most `count` documents per query by BM25. `documents` and `queries` map ids to texts.
 
-    BM25 has the defaults of bm25s: Lucene's formula with k1 = 1.5 and b = 0.75, English stop words, no stemming.
+    A ranking lists only documents that share a word with the query. BM25 uses the defaults of bm25s: Lucene's formula
+    with k1 = 1.5 and b = 0.75, English stop words, no stemming.
     """
     try:
         import bm25s
     except ImportError as error:
         raise UsageError("bm25s is not installed; pip install 'bertjax[retrieval]'") from error
-    logging.getLogger("bm25s").setLevel(logging.WARNING)  # It prints debug messages.
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # bm25s logs debug messages.
     ids, rankings = list(documents), {}
     words = bm25s.tokenize(list(documents.values()), return_ids=False, show_progress=False)
     if not any(words):

@@ -99,7 +99,7 @@ def _one_line_errors(address: str) -> Iterator[None]:
     except BertjaxError:
         raise
     except Exception as error:
-        # A LocalEntryNotFoundError is caused by the failure of the request.
+        # Report the failed request instead of the LocalEntryNotFoundError that it causes.
         cause = error.__cause__ if type(error).__name__ == "LocalEntryNotFoundError" and error.__cause__ else error
         status = getattr(getattr(cause, "response", None), "status_code", 0)
         if message := _MESSAGES.get(type(cause).__name__) or _MESSAGES.get(status):

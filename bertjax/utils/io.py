@@ -150,9 +150,9 @@ def atomic_folder(
     folder that was to be replaced, and removes the temporary folder. Object storage cannot rename folders, so
     files are moved one by one, and `last_file` is moved last.
 
-    `kind` names the kind of folder in messages, such as `corpus`. `replaceable` maps a file that identifies such a
-    folder, such as `manifest.json`, to patterns of the names that may be in it. With `overwrite`, a folder is
-    replaced if it contains such a file, and all its names match the patterns.
+    `kind` names the kind of folder in messages, such as `corpus`. `replaceable` maps the name of a file
+    that identifies this kind, such as `manifest.json`, to patterns of all names that the folder may contain. With
+    `overwrite`, a folder is replaced only if it contains such a file and all its names match the patterns.
     """
     try:
         check_bucket(path)
@@ -184,7 +184,7 @@ def recover_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def _folder_lock(path: Path) -> Iterator[None]:
-    """Excludes other writers of a folder, and removes what a killed writer left."""
+    """Locks a folder against other writers, and restores or removes the folders that a killed writer left."""
     lock = path.parent / f".{path.name[:100]}.write.lock"
     try:
         with FileLock(lock, blocking=False):
@@ -283,10 +283,10 @@ def reject_utf16(path: os.PathLike | str, data: bytes) -> None:
 
 def unix_newlines(blocks: Iterable[bytes]) -> Iterator[bytes]:
     """Yields the blocks of a UTF-8 text with LF instead of CR LF (Windows), CR CR LF (some tools) and CR (old Macs)."""
-    held = b""
+    pending_crs = b""
     for block in blocks:
         # An LF after the CRs at the end of this block may be in the next block.
-        complete = (held + block).rstrip(b"\r")
-        held = (held + block)[len(complete) :]
+        complete = (pending_crs + block).rstrip(b"\r")
+        pending_crs = (pending_crs + block)[len(complete) :]
         yield _CRS.sub(lambda crs: b"\n" if crs[0].endswith(b"\n") else b"\n" * len(crs[0]), complete)
-    yield b"\n" * len(held)
+    yield b"\n" * len(pending_crs)

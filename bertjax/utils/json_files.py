@@ -12,7 +12,7 @@ from bertjax.utils.io import AnyPath, read_json_object
 
 @contextlib.contextmanager
 def naming(file: AnyPath) -> Iterator[None]:
-    """Adds the file name to errors raised in the block, for example a missing key or a wrong type."""
+    """Converts errors in the block, such as a missing key or a wrong type, to a UsageError that names the file."""
     try:
         yield
     except (AttributeError, LookupError, OSError, TypeError, ValueError) as error:

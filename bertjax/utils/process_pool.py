@@ -47,14 +47,14 @@ def _initialize(initializer: Callable[..., object] | None, *initargs: Any) -> No
     # Ignore Ctrl-C, which a terminal sends to all processes, because the parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if parent := multiprocessing.parent_process():
-        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+        threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()
     # The workers use all cores, so the package `tokenizers` should not start more threads in every worker.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if initializer:
         initializer(*initargs)
 
 
-def _end_with(parent: BaseProcess) -> None:
+def _exit_with_parent(parent: BaseProcess) -> None:
     # Without this thread, a worker whose parent was killed would wait for work forever.
     parent.join()
     signal.raise_signal(signal.SIGKILL)

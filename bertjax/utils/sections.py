@@ -1,4 +1,4 @@
-"""Config sections: frozen dataclasses whose fields declare their bounds, which construction checks."""
+"""Config sections: frozen dataclasses that check the declared bounds of their fields on construction."""
 
 import dataclasses
 import math
@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from bertjax.errors import UsageError
 
 _BOUNDS = "bounds"
-_HOLDS = {"at_least": operator.ge, "above": operator.gt, "below": operator.lt, "at_most": operator.le}
+_COMPARISONS = {"at_least": operator.ge, "above": operator.gt, "below": operator.lt, "at_most": operator.le}
 # Default maximum of integer fields, because counters on devices are int32.
 _MAX_INTEGER = 2**31 - 1
 
@@ -25,12 +25,12 @@ class Bounds:
     choices: Collection[str] = ()
 
     def problem(self, value: Any) -> str:
-        """Returns what the value must be, or "" if it is allowed."""
+        """Returns advice for an error message if the value is not allowed, else ""."""
         if self.choices:
             return "" if value in self.choices else f"use one of {', '.join(filter(None, self.choices))}"
-        limits = {name: getattr(self, name) for name in _HOLDS}
+        limits = {name: getattr(self, name) for name in _COMPARISONS}
         # Every comparison with NaN is False, so NaN breaks every bound.
-        broken = [name for name, limit in limits.items() if limit is not None and not _HOLDS[name](value, limit)]
+        broken = [name for name, limit in limits.items() if limit is not None and not _COMPARISONS[name](value, limit)]
         return " and ".join(f"it must be {name.replace('_', ' ')} {limits[name]:,}" for name in broken)
 
 

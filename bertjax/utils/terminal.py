@@ -66,7 +66,7 @@ def progress_bar(
 ) -> tqdm:
     """Returns a progress bar on standard error of host 0.
 
-    `done` is the number of finished units. If `total` is None, the remaining time is not shown. `unit` is printed
+    `done` is the initial count. If `total` is None, the remaining time is not shown. `unit` is printed
     directly after each count, such as `B` or ` modules`. In a terminal, the bar appears after `after_seconds`.
     Elsewhere, the bar logs a line every 30 seconds.
     """

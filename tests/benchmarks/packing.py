@@ -14,7 +14,7 @@ import numpy as np
 from measuring import parser_of
 
 from bertjax.data.corpus.store import open_corpus
-from bertjax.data.pretraining.config import PAIR_SPECIAL_TOKENS, TILE_SPECIAL_TOKENS, max_spans_per_row
+from bertjax.data.pretraining.config import PAIR_SPECIAL_TOKENS, TEXT_SPECIAL_TOKENS, max_spans_per_row
 from bertjax.data.pretraining.pair_index import PairIndex, open_pair_index
 from bertjax.data.pretraining.pairs import NEXT_SENTENCE
 
@@ -22,7 +22,7 @@ from bertjax.data.pretraining.pairs import NEXT_SENTENCE
 def lengths_of(index: PairIndex, seq_len: int, paired: bool = True) -> np.ndarray:
     """Returns the number of tokens of each pair or piece of a document, int64 [pairs]."""
     lengths = index.records["a_length"].astype(np.int64) + index.records["b_length"]
-    lengths += PAIR_SPECIAL_TOKENS if paired else TILE_SPECIAL_TOKENS
+    lengths += PAIR_SPECIAL_TOKENS if paired else TEXT_SPECIAL_TOKENS
     return lengths.clip(max=seq_len)
 
 

@@ -16,7 +16,7 @@ SPECIAL_PIECES = {0: "[PAD]", 7: "[UNK]", 8: "[CLS]", 9: "[SEP]", 11: "[MASK]"}
 
 
 def write_pieces(path: Path, size: int) -> Path:
-    """Writes a WordPiece vocabulary with special pieces among the first ids; a quarter of the pieces are continuations.
+    """Writes a WordPiece vocabulary. Special pieces are among the first ids. A quarter of all pieces are continuations.
 
     Returns `path`.
     """
@@ -28,7 +28,7 @@ def write_pieces(path: Path, size: int) -> Path:
 def write_corpus(
     path: Path, splits: dict[str, tuple[np.ndarray, list[list[int]]]], vocabulary_size: int
 ) -> store.Corpus:
-    """Writes and opens a corpus; a split is its token ids and the sentence lengths of each document."""
+    """Writes and opens a corpus. `splits` maps names to token ids and the sentence lengths of each document."""
     path.mkdir(parents=True)
     write_pieces(path / "vocab.txt", vocabulary_size)
     dtype = store.token_dtype(vocabulary_size)

@@ -79,7 +79,7 @@ def test_offset_in_utf16_units_or_bytes_is_found(encoding, unit_bytes, tmp_path)
         ("ab\ud83d. Bob", "Bob", 5, 5),
     ],
 )
-def test_offset_of_the_answer_is_that_of_the_read_context(context, answer, start, found_at, tmp_path):
+def test_answer_start_is_an_offset_in_the_context_that_is_read(context, answer, start, found_at, tmp_path):
     (question,), _ = read(tmp_path, squad(qa("1", answer, start), context=context))
     assert question.answer_start == found_at and question.context.replace("\ufffd", "\ud83d") == context
 

@@ -32,7 +32,7 @@ def folder(tmp_path):
     return write
 
 
-def test_reader_joins_titles_and_counts_what_it_does_not_use(folder):
+def test_titles_are_joined_to_texts_and_unused_rows_are_counted(folder):
     data = read_retrieval(folder())
     assert data.documents == {"d1": "Cats They sit.", "2": "Dogs bark.", "d4": "", "d5": "No title."}
     assert data.queries == {"q1": "cats", "q2": "dogs"}

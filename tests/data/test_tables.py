@@ -87,7 +87,7 @@ def test_irregular_rows_are_read_and_counted(form, content, row, reason, tmp_pat
 
 
 @pytest.mark.parametrize("newline", [b"\r", b"\n", b"\r\n", b"\r\r\n"])
-def test_all_line_ends_are_read_also_mixed(newline, tmp_path):
+def test_files_with_mixed_line_ends_are_read(newline, tmp_path):
     for form, lines in (("tsv", b"text\tlabel|a\t1|b\t0"), ("csv", b"text,label|a,1|b,0")):
         content = lines.replace(b"|", newline, 1).replace(b"|", b"\r") + newline
         assert read_rows(tmp_path, content, form=form)[0] == [(2, "a", "1"), (3, "b", "0")]
@@ -109,7 +109,7 @@ def test_unused_columns_are_listed(tmp_path):
         ("tsv", "\ntext\n", "its columns are .none."),
         ("tsv", "text\ttext\tlabel\na\tb\t1\n", "several columns named 'text'"),
         ("tsv", "text\tlabel\na\t1\ntext\tlabel\nb\t0\n", "line 3 repeats the header"),
-        # R's write.table writes row names, but no name of their column.
+        # R's write.table writes a column of row names that has no name in the header.
         ("tsv", "text\tlabel\n1\ta film\tpos\n2\ta book\tneg\n", "all rows .* have more fields"),
         ("csv", 'text,label\na,1\n"b,0\nc,1\n', "line 3; check its quotes"),
         ("jsonl", "text\n", "line 1: "),

@@ -105,11 +105,11 @@ def test_used_columns_and_irregular_lines_are_counted(tmp_path, content, counted
         ("1 a B-PER B-PER\n2 b O O\n", ["B-PER", "O"], "in the columns 3, 4; those of column 3 are used"),
         ("a B-PER|B-LOC\nb O\n", ["B-PER|B-LOC", "O"], "with several types, such as 'PER|B-LOC', counts as one type"),
         ("a B-NP B-PER O\nb O O O\n", ["B-PER", "O"], ""),
-        # Chunks of a file without entities are not its tags.
+        # A column of chunks is not the tag column, even if the file has no entities.
         ("EU NNP B-NP O\nin IN B-PP O\n", ["O", "O"], ""),
     ],
 )
-def test_tags_that_are_not_learned_are_a_warning(content, tags, warning, tmp_path, caplog):
+def test_ignored_tag_columns_and_joined_types_log_a_warning(content, tags, warning, tmp_path, caplog):
     assert read(tmp_path, content).tags == [tags]
     assert [warning in message for message in caplog.messages] == [True] * bool(warning)
 

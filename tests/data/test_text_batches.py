@@ -41,7 +41,7 @@ def test_an_example_may_contain_the_same_text_twice():
     assert sorted(batches.ravel()) == [*range(32)]
 
 
-def test_a_negative_that_the_batch_contains_is_missing():
+def test_a_negative_that_repeats_a_text_of_the_batch_is_omitted():
     file = examples(4, 4)
     file.keys[:] = [[0, 1, 2, 3], [4, 5, 1, 6], [7, 7, 3, 6], [8, 9, 2, 10]]
     batch = train_batch(file, np.arange(4), Batching(4, 4, 16, 4), SINGLE_SHARD, unique=True)

@@ -32,10 +32,10 @@ _encoder_lock = threading.Lock()
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
-    """Consecutive documents that become one shard. Chunk names sort in the order of the text.
+    """Consecutive documents that become one shard. Sorting chunks by name restores the order of the text.
 
-    `is_large` marks a single large source, which `divide_chunk` divides. `problems` counts the problems that were found
-    before the chunk is encoded.
+    `is_large` marks a single large source, which `divide_chunk` divides. `problems` counts problems of the text that
+    were found before encoding.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Chunk:
 
 
 def group_sources(sources: Sequence[Source]) -> tuple[list[Chunk], int]:
-    """Returns a chunk for each group of small sources and each large source, and `chunk_chars` for `divide_chunk`."""
+    """Returns chunks of several small sources or one large source each, and `chunk_chars` for `divide_chunk`."""
     total_bytes = sum(source.size_bytes or 0 for source in sources)
     chunk_bytes = min(max(_MIN_CHUNK_BYTES, total_bytes // _CHUNKS), _MAX_CHUNK_BYTES)
     groups: list[tuple[bool, list[Source]]] = []

@@ -10,8 +10,8 @@ from typing import Any
 
 from bertjax.errors import BertjaxError, UsageError, first_line, listed
 
-# Name, split and column of a dataset, and an example, by kind. In TFDS, the name may end with a version, and the split
-# may include a slice such as train[:10%].
+# Regular expression for name, split and column of a dataset, and an example for error messages, by kind. In TFDS, the
+# name may end with a version, and the split may include a slice such as train[:10%].
 _SPECS = {
     "tfds": (
         r"([^:]+(?::(?:\d+|\*)\.(?:\d+|\*)\.(?:\d+|\*))?):(.+)()",
@@ -117,7 +117,7 @@ def hub_texts(name: str, split: str, column: str) -> Iterator[str]:
 
 
 def open_hub(name: str, split: str) -> Any:
-    """Opens a dataset `NAME`, `ORG/NAME` or `ORG/NAME/CONFIG` of the hub as a stream with known features."""
+    """Opens a dataset `NAME`, `ORG/NAME` or `ORG/NAME/CONFIG` of the hub as a stream, with its `features` resolved."""
     try:
         import datasets
     except ImportError as error:

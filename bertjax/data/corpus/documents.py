@@ -31,8 +31,8 @@ _DOC_CLOSE = "</doc>"
 _TITLE = re.compile(r'\btitle="(.*?)"(?:\s+\w+="|>\s*$)')
 # Longer paragraphs are divided: `sentencex` pairs quotes, so an unclosed quote would hide all later sentence ends.
 _MAX_PARAGRAPH_CHARS = 1 << 16
-# Characters to replace by spaces, because `sentencex` fails next to whitespace of several UTF-8 bytes. U+0085 is not
-# one of them: it is removed, as in BERT's tokenizer.
+# Characters to replace by spaces, because `sentencex` fails next to whitespace that has several UTF-8 bytes. U+0085 is
+# removed instead, as in BERT's tokenizer.
 _WIDE_SPACES = re.compile("[\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
 _SENTENCE_END = re.compile("[.!?:;\u2026\u3002][\"'\u2019\u201d)\\]*_]*$")
 # A line ends a paragraph if it ends a sentence and is shorter than this fraction of the longest line.
@@ -72,7 +72,7 @@ def blank_line_documents(blocks: Iterable[str], layout: str, problems: Counter[s
 
 
 def _documents(parts: Iterable[tuple[str, bool]], layout: str, problems: Counter[str]) -> Iterator[Text]:
-    """Joins parts of a text to documents; the second value of a part says whether the part ends a document."""
+    """Joins consecutive parts of a text into documents. A part is a pair (text, whether it ends a document)."""
     buffer = ""
     continues = False
     for part, is_end in parts:

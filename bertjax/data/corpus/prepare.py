@@ -94,7 +94,7 @@ def prepare(
     elif loaded.kind == WORDPIECE and lower_case == is_cased(loaded.pieces):
         option, has = ("--uncased", "has") if lower_case else ("--cased", "does not have")
         logger.warning(
-            f"{option} does not fit the vocabulary {loaded.path}, which {has} upper-case letters; omit {option} to "
+            f"{option} does not match the vocabulary {loaded.path}, which {has} upper-case letters; omit {option} to "
             "detect the case"
         )
     if add_pieces < 0:

@@ -43,7 +43,7 @@ class Shard:
     """A complete shard.
 
     Attributes:
-      path: start of the paths of its files.
+      path: path of its files without the suffixes `.tokens`, `.sentences` and `.documents`.
       token_dtype: dtype of the tokens, such as "<u2".
       problems: counts of problems in the text, by kind.
     """

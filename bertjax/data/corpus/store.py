@@ -48,7 +48,7 @@ _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Memory-mapped arrays of one split; the last element of an index is the number of tokens or sentences."""
+    """Memory-mapped arrays of one split. `sentences` and `documents` end with the number of tokens and of sentences."""
 
     tokens: np.ndarray  # uint16 or uint32 [tokens]: token ids
     sentences: np.ndarray  # uint64 [sentences + 1]: index of each sentence's first token
@@ -56,12 +56,12 @@ class Split:
 
 
 def has_single_sentences(documents: int, sentences: int) -> bool:
-    """Returns True if nearly every one of several documents has one sentence, so that few pairs are IsNext."""
+    """Returns True if several documents have fewer than 1.1 sentences on average, so that few pairs are IsNext."""
     return documents > 1 and sentences < 1.1 * documents
 
 
 class Checksums:
-    """Files and their expected SHA-256. A background thread verifies each file once, mostly without the GIL."""
+    """Verifier of files against their SHA-256. A background thread reads each file once, mostly without the GIL."""
 
     def __init__(self) -> None:
         self._paths: set[Path] = set()

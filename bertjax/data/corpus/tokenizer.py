@@ -111,7 +111,7 @@ class BasicTokenizer:
 
 
 def wordpiece_model(vocabulary: Vocabulary, max_word_chars: int) -> models.WordPiece:
-    """Returns the model that splits words into pieces of a WordPiece vocabulary. Longer words become [UNK]."""
+    """Returns a WordPiece model with the pieces of a vocabulary. Words longer than `max_word_chars` become [UNK]."""
     return models.WordPiece(
         {piece: index for index, piece in enumerate(vocabulary.pieces)},
         unk_token=vocabulary.pieces[vocabulary.unk_id],
@@ -159,8 +159,8 @@ class _ChunkIds(dict[str, tuple[int, ...]]):
 class Tokenizer:
     """Tokenizer with a WordPiece or SentencePiece vocabulary, or with a `tokenizer.json`.
 
-    `encode` treats special tokens in a text, such as [MASK], as ordinary text. The other methods recognize them. A
-    `tokenizer.json` always recognizes its special and added tokens.
+    `encode` and `encode_all` treat special tokens in a text, such as [MASK], as ordinary text. The other methods
+    recognize them. A `tokenizer.json` always recognizes its special and added tokens.
 
     Not thread-safe; each thread needs its own tokenizer.
     """
@@ -197,7 +197,7 @@ class Tokenizer:
         return [encoding.ids for encoding in self._engine.encode_batch_fast(texts, add_special_tokens=False)]
 
     def encode_with_special(self, text: str) -> list[int]:
-        """Encodes a text, and keeps special tokens in it, such as [MASK], as single tokens."""
+        """Encodes a text. Special tokens in it, such as [MASK], become single tokens."""
         return list(chain.from_iterable(ids for _, _, ids in self._parts(text)))
 
     def encode_all_with_special(self, texts: Sequence[str]) -> list[list[int]]:
@@ -207,12 +207,12 @@ class Tokenizer:
         return [self.encode_with_special(text) for text in texts]
 
     def encode_word(self, word: str) -> list[int]:
-        """Encodes a word of a sentence that is split already, as if it followed a space."""
+        """Encodes one word of a text that is already split into words, as if the word followed a space."""
         return self.encode_with_special(f" {word}" if self.missing_prefix else word)
 
     @functools.cached_property
     def missing_prefix(self) -> str:
-        """Value of `Vocabulary.prefix` that lets a text begin with a new word ("": no prefix is needed)."""
+        """`Vocabulary.prefix` that gives the first word of a text the same pieces as later words ("": none needed)."""
         marker, starts_word = self.vocabulary.word_marker
         is_missing = self.vocabulary.kind == TOKENIZER_JSON and starts_word and self.encode("a") != self.encode(" a")
         # ByteLevel replaces spaces after the prefix. Other tokenizers replace them before, in their normalizer.
@@ -288,9 +288,8 @@ class Tokenizer:
         if len(ids) == 1 and is_plain:
             return [(start, start + len(chunk))]
         words = basic.words(chunk)
-        # `origins[i]` is the chunk index of character i of the concatenated words. Each chunk character is normalized
-        # separately, and its index repeated per resulting character. Final sigmas and the order of combining marks may
-        # differ.
+        # `origins[i]` is the chunk index of character i of the concatenated words. The words of each
+        # single character determine it, so final sigmas and the order of combining marks may differ from `words`.
         if is_plain:
             origins = range(len(chunk))
         else:
@@ -353,7 +352,7 @@ def _without_surrogates(text: str) -> str:
 
 
 def _without_space(text: str, first: int, end: int) -> tuple[int, int]:
-    """Trims spaces from the ends of a span, since the first piece of a word or a token may include them."""
+    """Trims whitespace from both ends of a span, since a piece or an added token may include the space before it."""
     first += len(text[first:end]) - len(text[first:end].lstrip())
     return first, first + len(text[first:end].rstrip())
 

@@ -62,9 +62,9 @@ class Vocabulary:
       max_word_chars: length above which a word becomes [UNK], for WordPiece (default: 200, as in google-research/bert).
       num_rows: number of token embeddings in the vocabulary's checkpoint, if larger than the number of tokens (default:
         0, one embedding per token).
-      pair_separators: number of [SEP] between the texts of a pair (default: 1; 2 in RoBERTa; 0: pairs have other rows).
+      pair_separators: number of [SEP] between the texts of a pair (default: 1; 2 in RoBERTa; 0: pairs are unsupported).
       end_separators: number of [SEP] at the end of a row (default: 1; 0 in Llama's tokenizers).
-      prefix: character that a `tokenizer.json` puts before each text, for texts that are words (default: "", none).
+      prefix: character that a `tokenizer.json` puts before each text, see `Tokenizer.missing_prefix` (default: "").
     """
 
     path: AnyPath
@@ -94,18 +94,18 @@ class Vocabulary:
         return (self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id)
 
     def room(self, seq_len: int, num_texts: int = 1) -> int:
-        """Returns how many tokens of one text or a pair fit into a row with special tokens."""
+        """Returns the maximum number of tokens of one text or a pair in a row, besides the special tokens."""
         return seq_len - 1 - self.end_separators - (num_texts > 1) * self.pair_separators
 
     @functools.cached_property
-    def other_special_ids(self) -> tuple[int, ...]:
-        """Ids of the other special tokens of a `tokenizer.json`."""
+    def declared_special_ids(self) -> tuple[int, ...]:
+        """Ids of the tokens that a `tokenizer.json` declares as special. () for other kinds of vocabularies."""
         added = json.loads(self.content)["added_tokens"] if self.kind == TOKENIZER_JSON else []
         return tuple(token["id"] for token in added if token["special"])
 
     @functools.cached_property
     def word_marker(self) -> tuple[str, bool]:
-        """Prefix that marks pieces, and whether marked pieces start a word. Otherwise, they continue one."""
+        """Prefix of marked pieces, and whether a marked piece starts a word (True) or continues a word (False)."""
         if self.kind != TOKENIZER_JSON:
             return (CONTINUATION, False) if self.kind == WORDPIECE else (WORD_START, True)
         model = json.loads(self.content)["model"]
@@ -248,7 +248,7 @@ def load_tokenizer_json(path: os.PathLike, content: bytes, prefix: str = "") -> 
 
 
 def vocabulary_entry(vocabulary: Vocabulary) -> dict[str, Any]:
-    """Returns the settings that `load_entry` needs besides the file. Omits some with default values."""
+    """Returns the settings that `load_entry` needs besides the file. Omits `_OPTIONAL` fields that have the default."""
     entry: dict[str, Any] = {
         "file": VOCABULARY_FILES[vocabulary.kind],
         "lower_case": vocabulary.lower_case,

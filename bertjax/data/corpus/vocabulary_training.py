@@ -56,7 +56,7 @@ def check_size(size: int) -> None:
 def sample_training_data(
     sources: Sequence[readers.Source], kind: str, lower_case: bool, pool: Executor
 ) -> Iterator[Counter[str] | list[str]]:
-    """Yields `training_data` of batches of texts from the start of each source, computed by `pool`."""
+    """Samples the start of each source, and yields the result of `training_data`, run in `pool`, for each batch."""
     sample = batches(_sample(sources, _SAMPLE_CHARS[kind]))
     return ordered_map(pool, training_data, ((batch, kind, lower_case) for batch in sample), _BATCHES_AHEAD)
 
@@ -121,7 +121,7 @@ def _sample(sources: Sequence[readers.Source], max_chars: int) -> Iterator[Text]
     """Yields complete texts from the start of each source, in proportion to the source's size."""
     known_bytes = sum(source.size_bytes or 0 for source in sources)
     unknown = sum(source.size_bytes is None for source in sources)
-    # A source of unknown size gets as many characters as all sources of known size together.
+    # A source of unknown size gets the same number of characters as all sources of known size combined.
     per_source = max_chars / max(1, unknown + (known_bytes > 0))
     total = max_chars if unknown else min(max_chars, known_bytes)
     with progress_bar("vocabulary: sample", total, " characters") as bar:

@@ -15,10 +15,10 @@ _MISSING = (
     *("NaN", "nan", "-NaN", "-nan", "1.#QNAN", "-1.#QNAN", "1.#IND", "-1.#IND", "NULL", "null", "None"),
     *("NA", "<NA>", "#NA", "N/A", "n/a", "#N/A", "#N/A N/A", "Nan", "Null", "n.a."),
 )
-# Labels that are lists: also `array(['a'], dtype=object)`, and the first half of a list that a comma divides. Names of
-# labels may be in parentheses, such as `(other)`.
+# Label cells that look like lists, including `array(['a'], dtype=object)` and the start of a list that was split at a
+# comma. A label in parentheses, such as `(other)`, is not a list.
 _LABELS = re.compile(r"(\w+\(\s*)?(\[.*\]|\{.*\}|\(.*[,'\"].*\))(.*\))?|[\[({]\s*['\"].*|set\(\)", re.DOTALL)
-# Texts that are lists of words: a text may start with other brackets, such as `[1]`.
+# Texts that look like lists of words. Ordinary text may also start with a bracket, as in `[1]`.
 _WORDS = re.compile(r"(\w+\(\s*)?[\[({]\s*['\"].*[\])}]|\[\s*\]", re.DOTALL)
 
 

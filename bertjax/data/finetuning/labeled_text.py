@@ -16,7 +16,7 @@ from bertjax.data.finetuning.tables import ReadStats, Row
 from bertjax.errors import UsageError, listed, quoted
 
 _UNLABELED = "with an empty label"
-_IDS_OF_HOT = {"0": 0, "1": 1, "false": 0, "true": 1}
+_BINARY_VALUES = {"0": 0, "1": 1, "false": 0, "true": 1}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Target:
             if not text:
                 return [] if self.separator else None
             if is_missing(text) and text not in self.labels:
-                stats.count_irregular(f"with the label {text!r}, missing unless config.data.labels has it", row.line)
+                stats.count_irregular(f"with the label {text!r}, missing because config.data.labels lacks it", row.line)
                 return None
             parts = text.split(self.separator) if self.separator else [text]
             items = [part.strip() for part in parts if part.strip()]
@@ -89,13 +89,13 @@ class Target:
         if names is None:
             return None
         if self.separator:
-            if is_multi_hot(names) and not _IDS_OF_HOT.keys() & {*map(label_key, self.labels)}:
+            if is_multi_hot(names) and not _BINARY_VALUES.keys() & {*map(label_key, self.labels)}:
                 if len(names) != len(self.labels):
                     raise UsageError(
                         f"{place} has {len(names)} zeros and ones, but there are {len(self.labels)} "
                         f"labels: {listed(self.labels)}; write one zero or one per label"
                     )
-                return [_IDS_OF_HOT[label_key(name)] for name in names]
+                return [_BINARY_VALUES[label_key(name)] for name in names]
             ids = {self._class_id(name, place) for name in names}
             return [int(index in ids) for index in range(len(self.labels))]
         if self.labels:
@@ -122,7 +122,7 @@ class Target:
 
 def is_multi_hot(names: Sequence[str]) -> bool:
     """Returns True if the labels of a row are several zeros and ones, rather than names."""
-    return len(names) > 1 and all(label_key(name) in _IDS_OF_HOT for name in names)
+    return len(names) > 1 and all(label_key(name) in _BINARY_VALUES for name in names)
 
 
 def encode_rows(

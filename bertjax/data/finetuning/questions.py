@@ -62,9 +62,10 @@ class Questions(list[Question], Source):
 def read_questions(path: Path, stats: ReadStats, training: bool, all_answerable: bool = False) -> Questions:
     """Reads a SQuAD file (`.json`, `.jsonl` or `.json.xz`), and counts its questions in `stats`.
 
-    A wrong answer offset is corrected if the answer is near the offset, see `_find_first_answer`. In training, other
-    questions with answers are skipped. `all_answerable` says whether every question needs an answer, as in SQuAD 1.1.
-    If False, a question is unanswerable if `is_impossible` is true or its list of answers is empty.
+    A wrong answer offset is corrected if the answer is near the offset, see `_find_first_answer`. In training, a
+    question whose answer is missing or not found is skipped. `all_answerable` says whether every question needs an
+    answer, as in SQuAD 1.1. If False, a question is unanswerable if `is_impossible` is true, or if this field is
+    absent and the list of answers is empty.
     """
     questions = _read_json(path, "SQuAD", _parse_squad)
     stats.read += len(questions)

@@ -8,7 +8,7 @@ from pathlib import Path
 from bertjax.data.finetuning.tables import ReadStats, column_names, read_table
 from bertjax.errors import UsageError, quoted
 
-# Grades of documents, by query id and document id.
+# Relevance grades by query id and document id.
 Judgments = Mapping[str, Mapping[str, int]]
 
 
@@ -30,7 +30,7 @@ class RetrievalData:
 
 
 def read_retrieval(folder: str | Path, split: str = "test") -> RetrievalData:
-    """Reads a folder in BEIR's format. Raises a UsageError if no judgment is of a known query and document."""
+    """Reads a folder in BEIR's format. Raises a UsageError if no judgment names a known query and document."""
     folder = Path(folder).expanduser()
     documents, document_stats = read_texts_by_id(folder / "corpus.jsonl")
     queries, query_stats = read_texts_by_id(folder / "queries.jsonl", ("_id", "text"))
@@ -57,7 +57,7 @@ def read_retrieval(folder: str | Path, split: str = "test") -> RetrievalData:
 
 
 def read_texts_by_id(path: Path, columns: Sequence[str] = ("_id", "title", "text")) -> tuple[dict[str, str], ReadStats]:
-    """Reads `corpus.jsonl`, or a file with an id and other columns, which are joined by a space."""
+    """Reads `corpus.jsonl` or a similar file. The first of `columns` is the id; a space joins the others to a text."""
     texts: dict[str, str] = {}
     stats = ReadStats(str(path))
     for row in read_table(path, columns, stats, keep_short=True):

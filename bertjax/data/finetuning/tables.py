@@ -115,7 +115,7 @@ def read_table(
             stats.count_irregular(problem, line)
         cells = {name: "" if field in (None, _NULL) else _clean(field, stats, line) for name, field in fields.items()}
         yield Row(line, cells, bool(problem), is_long)
-    # A row name or index without a column name, as R writes it, or unquoted commas in all rows.
+    # Either R wrote row names without a column name, or all rows contain unquoted commas.
     if stats.read > 1 and num_long == stats.read and not header:
         raise UsageError(
             f"all rows of {path} have more fields than its header; name every column, and quote fields with commas"
@@ -148,7 +148,7 @@ def write_table(path: Path, columns: Sequence[str], rows: Sequence[Sequence[str]
             objects = (dict(zip(columns, row, strict=True)) for row in rows)
             file.writelines(json.dumps(fields, ensure_ascii=False) + "\n" for fields in objects)
         elif file_format == "csv":
-            # Quote all fields, because the reader drops spaces at the start of others.
+            # Quote all fields, because the reader drops leading spaces of unquoted fields.
             csv.writer(file, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows([columns, *rows])
         else:
             for row in [columns, *rows]:
@@ -264,8 +264,8 @@ def read_tfds(
     """Yields the rows of a split in stored order; downloads and prepares the dataset if necessary.
 
     `name` is dataset and config, such as `glue/mrpc`. An optional prefix selects a data folder (`DIR:glue/mrpc`) or a
-    TFDS namespace (`huggingface:swag/regular`). `columns` maps column names to features of the dataset. `named_labels`
-    selects names of classes rather than their numbers.
+    TFDS namespace (`huggingface:swag/regular`). `columns` maps column names to features of the dataset. With
+    `named_labels`, class names replace class ids.
     """
     folder, _, dataset = name.rpartition(":")
     if folder and not os.path.isabs(folder) and not os.path.isdir(folder) and "://" not in folder:
@@ -296,9 +296,9 @@ def hub_columns(address: str) -> list[str]:
 
 
 def read_hub(address: str, columns: Sequence[str], stats: ReadStats) -> Iterator[Row]:
-    """Yields columns of a dataset of the Hugging Face Hub, `hf:ORG/NAME[/CONFIG]:SPLIT`. Lines are row numbers.
+    """Yields columns of a dataset of the Hugging Face Hub, `hf:ORG/NAME[/CONFIG]:SPLIT`.
 
-    Classes become their names. Rows with null are skipped.
+    `Row.line` is the row number. Class names replace class ids. Rows with null are skipped.
     """
     name, split, _ = parse_dataset(address)
     dataset = open_hub(name, split)

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 OUTSIDE = "O"
 _DOCUMENT = "-DOCSTART-"
 _TAG = re.compile("O|[BIESLU](-.+)?")
-# First column whose last number may be the index of a word, such as 3, [3], T3, 3. and 2-3.
+# Cell of a first column whose last number may be a word index, such as 3, [3], T3, 3. and 2-3.
 _INDEX = re.compile(r"(?:.*\D)?(\d+)\W*")
 # In CoNLL-U, a word range (1-2) or an empty word (1.1). In WebAnno, sentence and word index of every line (1-2).
 _INDEX_PAIR = re.compile(r"\d+[-.]\d+")
@@ -144,8 +144,8 @@ def _sentences(lines: list[_Line]) -> tuple[list[list[list[str]]], list[int], li
 def _without_comments_and_index(lines: list[_Line], path: Path, stats: ReadStats) -> tuple[list[_Line], bool]:
     """Removes comment lines and a first column of word indices. Returns the lines, and whether it found indices.
 
-    The indices must count the words of each sentence, or of the file. Only in a file without indices may a line that
-    starts with `#` be a word: it then has a tag and as many columns as the other lines.
+    The indices must count the words of each sentence, or of the file. A line that starts with `#` is a
+    word only if the file has no indices, and the line has a tag and as many columns as other lines.
     """
     rows = [columns for _, columns in lines if columns and not columns[0].startswith((_DOCUMENT, "#"))]
     width = len(rows[0]) if rows else max((len(columns) for _, columns in lines), default=0)
@@ -162,7 +162,7 @@ def _without_comments_and_index(lines: list[_Line], path: Path, stats: ReadStats
             if is_indexed or not is_token:
                 stats.count_irregular("comments (#)", line)
                 continue
-        # These lines repeat or add to the words of CoNLL-U.
+        # Skip CoNLL-U's lines for word ranges, which repeat words, and for empty words, which the text lacks.
         if is_word and has_ranges and _INDEX_PAIR.fullmatch(columns[0]):
             continue
         match = _INDEX.fullmatch(columns[0]) if is_indexed and columns else None
@@ -182,9 +182,9 @@ def _without_comments_and_index(lines: list[_Line], path: Path, stats: ReadStats
 def _tag_column(rows: list[list[str]], is_indexed: bool, path: Path) -> int:
     """Returns the index of the tag column, counted from the end.
 
-    If several columns at the end contain only tags, this is the last one with entities other than chunks, else the last
-    column. An earlier column that shares entity types contains the outer tags of nested entities and is used instead,
-    as in GermEval, with the columns index, word, outer tag and inner tag.
+    If several columns at the end contain only tags, this is the last column with entities other than chunks, else the
+    last column. If entities are nested, the column of the outer tags is used instead: an earlier column that shares an
+    entity type, or in a file like GermEval's, with index, word, outer tag and inner tag, the first tag column.
     """
     types: dict[int, set[str]] = {}
     width = len(rows[0]) if len({*map(len, rows)}) == 1 else 0

@@ -1,4 +1,4 @@
-"""Order and batches of examples of several texts, such as an anchor, a positive and negatives, for embedders.
+"""Batches for embedders. An example has several texts, such as an anchor, a positive and negatives.
 
 Each training batch is a pure function of (examples, seed, step).
 """
@@ -13,7 +13,7 @@ from bertjax.data.finetuning.batches import NO_EXAMPLE, Batching, make_batch, pa
 from bertjax.data.finetuning.examples import Examples
 from bertjax.data.shard import DataShard
 
-# Batches whose examples are exchanged so that no batch contains a text twice.
+# Number of consecutive batches that exchange examples, so that no batch contains a text twice.
 _WINDOW = 64
 _TOKEN_ARRAYS = ("input_ids", "segment_ids", "sequence_ids", "position_ids")
 
@@ -48,8 +48,8 @@ class BatchOrder:
     """Random order of batches in which each epoch contains every example once.
 
     No batch contains an anchor or positive twice: the examples of an epoch are shuffled, and within each window of 64
-    batches, an example moves to another batch if its anchor or positive is already in its own. An example that fits
-    into no batch of its window is left out of this epoch. Only the windows of the requested steps are computed.
+    batches, an example moves to another batch if its own batch already contains its anchor or positive. If every batch
+    of the window is full or contains them, the epoch omits the example. Only windows of requested steps are computed.
     """
 
     def __init__(self, keys: np.ndarray, batch_size: int, seed: int, unique: bool) -> None:
@@ -99,7 +99,7 @@ class BatchOrder:
 
     @cached_property
     def left_out_fraction(self) -> float:
-        """Fraction of the examples of the first window that fit into no batch."""
+        """Fraction of the examples in the first window that the first epoch omits."""
         batches = self._window(0, 0)
         return 1 - np.count_nonzero(batches != NO_EXAMPLE) / min(len(self._keys), batches.size)
 
@@ -109,7 +109,7 @@ class MixedOrder:
 
     Attributes:
       orders: order of the examples of each file.
-      steps_per_epoch: number of steps in which each file, with equal weights, is read once.
+      steps_per_epoch: sum of the steps per epoch of all files.
     """
 
     def __init__(self, files: Sequence[TextExamples], batch_size: int, seed: int, unique: bool) -> None:
@@ -129,7 +129,7 @@ class MixedOrder:
         return self._files[:steps]
 
     def batch(self, step: int) -> tuple[int, np.ndarray]:
-        """Returns the file of a step, and its example indices."""
+        """Returns the file index of a step, and the indices of the step's examples in this file."""
         files = self.files(step + 1)
         file = int(files[step])
         return file, self.orders[file].batch(int(np.count_nonzero(files[:step] == file)))
@@ -140,8 +140,8 @@ def train_batch(
 ) -> dict[str, np.ndarray]:
     """Builds this process's rows of a training batch with the examples `indices`, int64 [B], `NO_EXAMPLE` if unused.
 
-    With `unique`, a negative whose text the batch contains already is missing, so that no text is twice in a batch. All
-    documents are candidates of all anchors, so a document is needed only once.
+    With `unique`, a negative is omitted if the batch already contains its text. Every document of the batch is a
+    candidate for all anchors, so a text is needed only once.
 
     Returns:
       `input_ids`, `segment_ids`, `sequence_ids`, `position_ids`: int32 [R, L], rows of packed texts, see `make_batch`.

@@ -18,7 +18,7 @@ from bertjax.errors import UsageError
 
 @dataclasses.dataclass(frozen=True)
 class TextEncoder:
-    """Tokenizer of anchors and documents, with a prompt and a maximum number of tokens for each of the two."""
+    """Tokenizer with separate prompts and token limits for queries (anchors) and for documents."""
 
     tokenizer: Tokenizer
     query_prompt: str = ""
@@ -141,9 +141,9 @@ def _read_label(row: Row, column: str, kind: str, num_documents: int, stats: Rea
 
 
 def read_pairs(rows: Iterable[Row], columns: Sequence[str], stats: ReadStats) -> dict[str, dict[str, None]]:
-    """Returns the distinct positives of each distinct anchor, as ordered keys, and updates `stats`.
+    """Returns a dict from each anchor to its positives, without duplicates and in order, and updates `stats`.
 
-    `columns` are the columns of anchor and positive.
+    The positives are the keys of the inner dicts. `columns` are the columns of anchor and positive.
     """
     anchor, positive = columns
     pairs: dict[str, dict[str, None]] = {}

@@ -11,7 +11,7 @@ _BLOCK_TOKENS = 1 << 24
 
 
 def token_frequency_baseline(corpus: Corpus, predicted: Iterable[np.ndarray]) -> dict[str, float]:
-    """Computes the metrics of a predictor that knows only the frequencies of training tokens.
+    """Computes the metrics of a predictor that uses only the frequencies of training tokens.
 
     Args:
       corpus: corpus of the run.

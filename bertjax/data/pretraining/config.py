@@ -13,7 +13,7 @@ MIN_ROW_TOKENS = 8
 # Minimum tokens of a pair: [CLS] A [SEP] B [SEP] with one token in each segment.
 MIN_PAIR_TOKENS = 5
 # Number of special tokens in [CLS] A [SEP] B [SEP] and in [CLS] A [SEP].
-PAIR_SPECIAL_TOKENS, TILE_SPECIAL_TOKENS = 3, 2
+PAIR_SPECIAL_TOKENS, TEXT_SPECIAL_TOKENS = 3, 2
 # Maximum sentence pairs per packed row. On Wikipedia at length 512, a limit of 4 leaves 0.7 % padding, and a limit of 8
 # leaves 0.1 %. At length 128, a limit above 2 has no effect, since most pairs are longer than half a row.
 MAX_PAIRS_PER_ROW = 8
@@ -55,8 +55,8 @@ class Masking(Section):
       random_prob: probability that a predicted token is replaced by a random token that is not special. The three
         probabilities add up to 1.
       whole_word: whether to mask entire words, that is, either all pieces of a word or none.
-      max_span: maximum words of a masked span (default: 1, no spans). Longer spans are whole words whose number is
-        geometric with parameter 0.2, as in SpanBERT (arXiv 1907.10529), which uses a maximum of 10.
+      max_span: maximum words of a masked span (default: 1, no spans). Spans are whole words, and the number of words
+        per span is geometric with parameter 0.2, as in SpanBERT (arXiv 1907.10529), which uses a maximum of 10.
     """
 
     field_prefix: ClassVar[str] = "config.data.masking."
@@ -114,7 +114,7 @@ class Phase:
       stop_step: end step (exclusive).
       max_pairs_per_row: maximum sentence pairs or documents of a row (default: 1, rows are not packed).
       row_predictions: maximum predictions of a row (default: `max_predictions`, for rows that are not packed).
-      masking: see `Masking`.
+      masking: settings of token masking.
       config: learning rate and model fields of the phase.
     """
 
@@ -157,7 +157,7 @@ def packed_row_predictions(rate: float, seq_len: int, max_predictions: int, pair
     """
     numbers = num_predictions(rate, seq_len, max_predictions)
     spans = max_spans_per_row(seq_len, paired=paired)
-    shortest = MIN_PAIR_TOKENS if paired else TILE_SPECIAL_TOKENS + 1
+    shortest = MIN_PAIR_TOKENS if paired else TEXT_SPECIAL_TOKENS + 1
     # Because of rounding and the minimum of 1, the number of predictions of a pair can exceed `rate` times its
     # number of tokens by up to `excess`.
     excess = max(number - rate * length for length, number in enumerate(numbers) if length >= shortest)

@@ -111,18 +111,18 @@ def replace_tokens(
 def _is_ordinary(vocabulary: Vocabulary) -> np.ndarray:
     """Returns a mask of the pieces that are not special, bool [V]."""
     is_ordinary = np.ones(vocabulary.size, bool)
-    is_ordinary[[*vocabulary.special_ids, *vocabulary.other_special_ids]] = False
+    is_ordinary[[*vocabulary.special_ids, *vocabulary.declared_special_ids]] = False
     return is_ordinary
 
 
 def _random_order(
     is_group: tf.Tensor, starts: tf.Tensor, uniforms: tf.Tensor, ranks: int
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Orders the groups of each span at random. A group is a token or several.
+    """Orders the groups of each span at random. A group is one token or several tokens.
 
-    `is_group` is bool [B, L]. Returns whether there is a group of each rank, and its index in the row. In rows of one
-    span, these are bool and int32 [B, `ranks`]. In packed rows, they are [B, L], and the ranks of a span begin at its
-    first position.
+    `is_group` is bool [B, L]. Returns, for each rank, whether a group has this rank, and the group's index in the row.
+    In rows of one span, these are bool and int32 [B, `ranks`]. In packed rows, they are [B, L], and the ranks of a span
+    begin at its first position.
     """
     is_packed = starts.shape[1] != 1
     # Keys of later spans are smaller, so that spans stay in place. Keys are exact in float64.

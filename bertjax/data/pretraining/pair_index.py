@@ -1,9 +1,9 @@
 """Pair index: a file that lists the sentence pairs of every row, optionally with several pairs packed into a row.
 
 One pass divides a split of the corpus into sentence pairs or into pieces of documents, which are pairs with an empty
-segment B. The index contains `dupe_factor` passes, and is a pure
-function of (corpus, split, seq_len, seed, dupe_factor, pairs_per_row). It is built once and memory-mapped, so that any
-row of any epoch is found in constant time. It is written block by block, so corpus and index may be larger than memory.
+segment B. The index contains `dupe_factor` passes. It is a pure function of (corpus, split, seq_len, seed, dupe_factor,
+pairs_per_row, pairing). It is built once and memory-mapped, so the lookup of any row of any epoch takes constant time.
+It is written block by block, so corpus and index may be larger than memory.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from bertjax.data.corpus.store import Corpus, Split, map_array
-from bertjax.data.pretraining.config import PAIR_SPECIAL_TOKENS, TILE_SPECIAL_TOKENS
+from bertjax.data.pretraining.config import PAIR_SPECIAL_TOKENS, TEXT_SPECIAL_TOKENS
 from bertjax.data.pretraining.pairs import NEXT_SENTENCE, RECORD, document_pairs, document_pieces, target_lengths
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.utils.io import (
@@ -57,7 +57,7 @@ class PairIndex:
 def pack_pairs(
     lengths: np.ndarray, seq_len: int, max_pairs: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Packs pairs into rows by best-fit decreasing: longest pair first, each into the fullest row with room for it.
+    """Packs pairs into rows by best-fit decreasing: longest pair first, each into the fullest row with enough free tokens.
 
     `lengths`, int64 [pairs], are tokens with special tokens, at most `seq_len`. `rng` orders pairs of equal length.
 
@@ -238,7 +238,7 @@ def _pack(records: np.ndarray, settings: dict[str, Any], rng: np.random.Generato
     seq_len, pairs_per_row = settings["seq_len"], settings["pairs_per_row"]
     if pairs_per_row == 1:
         return records, np.array([0, records.size])
-    special_tokens = PAIR_SPECIAL_TOKENS if settings.get("pairing", NEXT_SENTENCE) else TILE_SPECIAL_TOKENS
+    special_tokens = PAIR_SPECIAL_TOKENS if settings.get("pairing", NEXT_SENTENCE) else TEXT_SPECIAL_TOKENS
     lengths = records["a_length"].astype(np.int64) + records["b_length"] + special_tokens
     order, numbers = pack_pairs(np.minimum(lengths, seq_len), seq_len, pairs_per_row, rng)
     return records[order], numbers
@@ -263,7 +263,7 @@ def _blocks(split: Split, settings: dict[str, Any], pass_index: int) -> Iterator
             targets = target_lengths(lengths, seq_len - PAIR_SPECIAL_TOKENS, pass_index, _generator(seed, first))
             pairs = document_pairs(sentences, documents, first, targets, rng, pairing)
         else:
-            pairs = document_pieces(sentences, documents[first : last + 1], seq_len - TILE_SPECIAL_TOKENS, rng)
+            pairs = document_pieces(sentences, documents[first : last + 1], seq_len - TEXT_SPECIAL_TOKENS, rng)
         yield pairs, int(lengths.sum())
         first = last
 

@@ -1,4 +1,4 @@
-"""Sentence pairs of documents, made like those of google-research/bert `create_pretraining_data.py`, and their pieces.
+"""Sentence pairs, as in google-research/bert `create_pretraining_data.py`, and pieces of documents.
 
 The script processes one document at a time. This module processes many documents at once with array operations. Each
 iteration makes one pair from each unfinished document. The distribution of pairs is the same, since the script's
@@ -51,8 +51,8 @@ def document_pairs(
 
     Every sentence is in exactly one segment A or IsNext segment B. Pairs are not truncated.
 
-    With SENTENCE_ORDER, the pairs that would be NotNext although sentences remain consist of the same sentences as an
-    IsNext pair, in reverse order of the segments, as in ALBERT (arXiv 1909.11942). Their label is 1, too.
+    With SENTENCE_ORDER, a pair with remaining sentences is never NotNext. Its segments are swapped with probability
+    1/2, and the label is then 1, as in ALBERT (arXiv 1909.11942).
 
     `sentences` and `documents` are the offsets of `store.Split` as int64, for at least two documents. `targets` are
     from `target_lengths`. Yields arrays of RECORD, each in the order of the corpus.
@@ -70,9 +70,9 @@ def document_pairs(
         stop = np.minimum(stop, end[active])
         a_uniform, next_uniform = rng.random((2, active.size))
         a_stop = begin + 1 + _below(stop - begin - 1, a_uniform)
-        is_last, has_label = a_stop == stop, next_uniform < 0.5
-        not_next = is_last if pairing == SENTENCE_ORDER else is_last | has_label
-        chunks.append((first + active, target, begin, a_stop, stop, not_next, has_label & ~not_next))
+        is_last, draws_label_one = a_stop == stop, next_uniform < 0.5
+        not_next = is_last if pairing == SENTENCE_ORDER else is_last | draws_label_one
+        chunks.append((first + active, target, begin, a_stop, stop, not_next, draws_label_one & ~not_next))
         pairs += active.size
         cursor[active] = np.where(not_next, a_stop, stop)
         active = active[cursor[active] < end[active]]
@@ -89,8 +89,8 @@ def document_pieces(
     """Divides the documents into pieces of at most `max_tokens` tokens.
 
     A document of at most `max_tokens` tokens is one piece. In longer documents, the first piece has a random maximum
-    length, so that the pieces of every pass differ. A piece ends with a sentence, unless it would then be more than
-    `_MAX_GAP` shorter than `max_tokens`, which would leave too much padding. The first piece may be shorter.
+    length, so that the pieces of every pass differ. A piece ends with a sentence, unless it would then be shorter than
+    `(1 - _MAX_GAP) * max_tokens` and leave too much padding. The first piece may be shorter.
 
     `sentences` and `documents` are the offsets of `store.Split` as int64; `documents` may be a part of the array.
     Yields arrays of RECORD, each in the order of the corpus. The pieces are segments A, with an empty B and label -1.

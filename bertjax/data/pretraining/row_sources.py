@@ -30,7 +30,7 @@ from bertjax.data.pretraining.config import (
     LANGUAGE_MODEL_BATCH,
     MASKED_LM_BATCH,
     PACKED_BATCH,
-    TILE_SPECIAL_TOKENS,
+    TEXT_SPECIAL_TOKENS,
     Masking,
     Phase,
     max_spans_per_row,
@@ -95,11 +95,11 @@ def make_row_source(pairing: str = "", packed: bool = False, masked: bool = True
 
 
 def make_batch(
-    source: RowSource, rows: TokenRows, uniforms: tf.Tensor, vocabulary: Vocabulary, masking: Masking, most: int
+    source: RowSource, rows: TokenRows, uniforms: tf.Tensor, vocabulary: Vocabulary, masking: Masking, limit: int
 ) -> Batch:
     """Returns a batch with the arrays of `source.schema`.
 
-    `uniforms` are float32 [B, L + 2 P], where P is the maximum number of predictions of a row, and `most` is that of a
+    `uniforms` are float32 [B, L + 2 P]. P is the maximum number of predictions per row, and `limit` the maximum per
     span.
     """
     arrays = {
@@ -114,7 +114,7 @@ def make_batch(
         seq_len: Any = rows.ids.shape[1]
         choice, others = tf.split(uniforms, [seq_len, -1], axis=1)
         row_predictions = (uniforms.shape[1] - seq_len) // 2
-        positions = choose_positions(rows, choice, vocabulary, masking, most, row_predictions)
+        positions = choose_positions(rows, choice, vocabulary, masking, limit, row_predictions)
         arrays |= replace_tokens(rows.ids, positions, others, vocabulary, masking)
     return {spec.name: arrays[spec.name] for spec in source.schema}
 
@@ -145,11 +145,11 @@ def _heldout_spans(pairing: str, packed: bool, corpus: Corpus, seq_len: int) -> 
 
 def _train_tiles(corpus: Corpus, phase: Phase, seed: int, dupe_factor: int) -> Lookup:
     order_key, offset_key = (stream_key(seed, phase.start_step, purpose) for purpose in (ORDER, OFFSET))
-    count, tile = tile_lookup(len(corpus.train.tokens), phase.seq_len - TILE_SPECIAL_TOKENS, offset_key)
+    count, tile = tile_lookup(len(corpus.train.tokens), phase.seq_len - TEXT_SPECIAL_TOKENS, offset_key)
     order = epoch_order(np.array([count]), order_key)
     return lambda positions: tile(*order(positions))
 
 
 def _heldout_tiles(corpus: Corpus, seq_len: int) -> tuple[int, Lookup]:
-    count, tile = tile_lookup(len(corpus.heldout.tokens), seq_len - TILE_SPECIAL_TOKENS, None)
+    count, tile = tile_lookup(len(corpus.heldout.tokens), seq_len - TEXT_SPECIAL_TOKENS, None)
     return count, lambda rows: tile(rows, tf.zeros_like(rows))

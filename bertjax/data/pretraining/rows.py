@@ -219,8 +219,8 @@ def assemble_rows(
 ) -> TokenRows:
     """Assembles rows of spans `[CLS] A [SEP] B [SEP]`, or `[CLS] A [SEP]` if not `paired`, and pads them with [PAD].
 
-    The `spans` of `tokens`, the tokens of a split, fit into `seq_len` with the special tokens. If not `paired`, a span
-    may wrap around the end of `tokens`. `spans_per_row` is K.
+    `tokens` are all tokens of a split. The spans of a row have at most `seq_len` tokens, with special tokens. If not
+    `paired`, a span may wrap around the end of `tokens`. `spans_per_row` is K.
     """
     lengths = tf.cast(spans.a_length + spans.b_length, tf.int32) + (3 if paired else 2)
     slots = tf.range(tf.shape(lengths, tf.int64)[0]) if spans.slots is None else spans.slots

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
-from bertjax.data.pretraining.config import LANGUAGE_MODEL_BATCH, TILE_SPECIAL_TOKENS
+from bertjax.data.pretraining.config import LANGUAGE_MODEL_BATCH, TEXT_SPECIAL_TOKENS
 from bertjax.errors import UsageError
 from bertjax.metrics.metric import Metric, loss_metric
 from bertjax.model.config import LSTM, ModelConfig
@@ -51,7 +51,7 @@ class LanguageModeling(PretrainingObjective):
 
     @classmethod
     def max_predictions(cls, seq_len: int, configured: int, rate: float) -> int:
-        return max(seq_len - TILE_SPECIAL_TOKENS, 1)
+        return max(seq_len - TEXT_SPECIAL_TOKENS, 1)
 
     @property
     def _directions(self) -> tuple[str, ...]:

@@ -153,8 +153,8 @@ def test_every_problem_has_a_message():
 @pytest.mark.parametrize(
     ("is_cased", "lower_case", "warning"),
     [
-        (True, True, "--uncased does not fit"),
-        (False, False, "--cased does not fit"),
+        (True, True, "--uncased does not match"),
+        (False, False, "--cased does not match"),
         (True, False, ""),
         (False, True, ""),
         (True, None, ""),
@@ -168,5 +168,5 @@ def test_case_option_that_differs_from_the_vocabulary_logs_a_warning(
     (tmp_path / "vocab.txt").write_bytes(vocabulary.read_bytes() + capitals.encode())
     manifest = run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=tmp_path / "vocab.txt", lower_case=lower_case)
     assert manifest["vocabulary"]["lower_case"] == (not is_cased if lower_case is None else lower_case)
-    warnings = [line for line in log_lines if "does not fit" in line]
+    warnings = [line for line in log_lines if "does not match" in line]
     assert len(warnings) == bool(warning) and all(warning in line for line in warnings)

@@ -47,7 +47,7 @@ def test_blank_lines_separate_text_documents(tmp_path, block_size):
 
 
 @pytest.mark.parametrize("newline", ["\r", "\r\n", "\r\r\n"])
-def test_all_line_ends_are_those_of_unix(newline, tmp_path, block_size):
+def test_line_ends_are_converted_to_lf(newline, tmp_path, block_size):
     texts = {"text": "One \u00e9.\nTwo.\n\nThree.\n", "prose": "A b.\nC d.\n\nE.\n", "wiki": WIKI}
     for kind, text in texts.items():
         for name, content in (("unix", text), ("other", text.replace("\n", newline))):
