@@ -57,7 +57,7 @@ class PairIndex:
 def pack_pairs(
     lengths: np.ndarray, seq_len: int, max_pairs: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Packs pairs into rows by best-fit decreasing: longest pair first, each into the fullest row with enough free tokens.
+    """Packs pairs into rows by best-fit decreasing: longest pair first, each into the fullest row with enough space.
 
     `lengths`, int64 [pairs], are tokens with special tokens, at most `seq_len`. `rng` orders pairs of equal length.
 
