@@ -98,6 +98,8 @@ def tpu_devices(topology: str, slices: int) -> list[jax.Device]:
     options: dict[str, Any] = {"chip_config_name": "megacore"} if chip_of(topology).name == "v4" else {}
     if slices > 1:
         options["num_slices"] = slices
+    if chips_in(topology) == 1:  # By default, libtpu expects hosts with four chips.
+        options["chips_per_host_bounds"] = [1, 1, 1]
     try:
         return list(topologies.get_topology_desc(platform="tpu", topology_name=topology, **options).devices)
     except jax.errors.JaxRuntimeError as error:

@@ -1,4 +1,4 @@
-"""Attention kernels compiled for TPUs, and the peak memory of compiled programs."""
+"""Topologies of TPUs, attention kernels compiled for them, and the peak memory of compiled programs."""
 
 import pytest
 from hlo_cost import instruction_costs
@@ -41,6 +41,10 @@ def compiled_attention(topology: str, rows: int, length: int, heads: int, implem
     return jitted.lower(states, states, states, ids, states, key).compile().as_text()
 
 
+def num_devices(topology: str) -> int:
+    return len(tpu_devices(topology, 1))
+
+
 @pytest.fixture(scope="module")
 def process():
     with process_pool(1, AssertionError("the TPU compiler crashed"), use_tpu_compiler) as process:
@@ -50,6 +54,11 @@ def process():
 @pytest.fixture(scope="module")
 def compile_attention(process):
     return lambda *arguments: read_program(process.submit(compiled_attention, *arguments).result())
+
+
+@pytest.mark.parametrize(("topology", "expected"), [("v3:1x1", 2), ("v4:1x1x1", 1), ("v5e:1x1", 1), ("v6e:2x2", 4)])
+def test_one_chip_and_hosts_of_four_chips_are_topologies(process, topology, expected):
+    assert process.submit(num_devices, topology).result() == expected
 
 
 @pytest.mark.slow
