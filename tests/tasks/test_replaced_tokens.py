@@ -122,6 +122,7 @@ def test_loss_and_parameters_equal_those_of_two_models_of_transformers(params, b
     assert means["discriminator_accuracy"] == pytest.approx(np.mean((detected == (ids != original))[is_token]))
     assert means["discriminator_precision"] == pytest.approx(hits.sum() / (detected & is_token).sum())
     assert means["discriminator_recall"] == pytest.approx(hits.sum() / ((ids != original) & is_token).sum())
+    assert means["replaced_fraction"] == pytest.approx(np.mean((ids != original)[is_token]))
     assert OBJECTIVE.loss_weights == {"generator_loss": 1.0, "discriminator_loss": 20.0}
     # The embeddings and their norm are shared, but not the projections.
     shared = sum(array.size for name, array in arrays.items() if "embeddings" in name and "projection" not in name)

@@ -31,6 +31,7 @@ class ReplacedTokens(MaskedLmOnText):
         Metric("discriminator_accuracy", panel="discriminator: accuracy"),
         Metric("discriminator_precision", panel="discriminator: precision"),
         Metric("discriminator_recall", panel="discriminator: recall"),
+        Metric("replaced_fraction", panel="replaced tokens", lower_is_better=True),
     )
     model_class = ReplacedTokenModel
     untrained_modules = ("generator", "generator_lm")
@@ -55,6 +56,7 @@ class ReplacedTokens(MaskedLmOnText):
             "discriminator_accuracy": weighted_sum(detected == replaced, tokens),
             "discriminator_precision": weighted_sum(replaced, tokens * detected),
             "discriminator_recall": weighted_sum(detected, tokens * replaced),
+            "replaced_fraction": weighted_sum(replaced, tokens),
         }, {}
 
     def flops_per_token(self, phase: Phase) -> float:
