@@ -324,7 +324,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def missing_weights(model: str, files: Collection[str], folder: Path, destination: str) -> UsageError:
-    """Returns the error for a model without safetensors; for a pickle, with a command that converts it.
+    """Returns the error for a model without safetensors. It shows how to convert pickled weights.
 
     `model` is a folder or a name on the hub, and `files` are its files. `folder` contains its config. The command
     writes to `destination`.

@@ -23,7 +23,7 @@ _ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu"}
 _ACTIVATION, _LABELS, _WORD_LIMIT = "bertjax_activation", "bertjax_labels", "bertjax_max_word_chars"
 _TOKEN_EMBEDDINGS = "bert/embeddings/word_embeddings"
 _LATEST_CHECKPOINT = re.compile('^model_checkpoint_path: "(.*)"$', re.MULTILINE)
-# Variable names of layers without `kernel` and `bias`, by the last part of the layer's name.
+# Weight and bias names other than `kernel` and `bias`, by the last part of the layer's name.
 _LEAVES = {"LayerNorm": ("gamma", "beta")} | dict.fromkeys(
     ("predictions", "seq_relationship", "classifier", "qa_outputs"), ("output_weights", "output_bias")
 )

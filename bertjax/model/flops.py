@@ -72,7 +72,7 @@ def _encoder_flops(config: ModelConfig, seq_len: int) -> float:
     width = config.hidden_size
     if config.encoder == LSTM:
         return 2 * config.num_hidden_layers * _lstm_flops(width // 2, width // 2)
-    # Queries and outputs, keys and values, and two or three layers of the feed-forward network.
+    # Query, output, key and value projections, then two or three feed-forward matrices.
     key_value_width = config.head_size * (config.num_key_value_heads or config.num_attention_heads)
     matrices = 2 * width + 2 * key_value_width + (3 if config.gated_mlp else 2) * config.intermediate_size
     projection = config.embedding_width if config.embedding_width != width else 0

@@ -130,7 +130,7 @@ def _bfloat16_add_bias_fwd(x: jax.Array, bias: jax.Array) -> tuple[jax.Array, No
 
 def _bfloat16_add_bias_bwd(_: None, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
     rows = gradient.reshape(-1, gradient.shape[-1])
-    # XLA does not use the units for a product with a vector, so multiply by several rows of ones, and use one of them.
+    # XLA does not use the bfloat16 units for vectors. So multiply by a matrix of ones, and use one row of the result.
     total = _bfloat16_einsum("MN,NO->MO", jnp.ones((8, len(rows)), rows.dtype), rows)
     return gradient, total[0].astype(gradient.dtype)
 

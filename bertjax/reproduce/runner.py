@@ -70,7 +70,7 @@ class Plan:
 
 
 def plan_table(table: Table, results: Results) -> Plan:
-    """Returns the plan of a table's runs. All processes get the same plan."""
+    """Returns a table's `Plan`. Process 0 determines which runs are done."""
     runs = tuple(table.runs())
     done = broadcast_from_host0(lambda: sorted(results.finished(runs)))
     return Plan(runs, set(done), *_speed(runs, results))
@@ -87,7 +87,7 @@ def _speed(runs: Sequence[Run], results: Results) -> tuple[float, str]:
 
 
 def describe_plan(plan: Plan, results: str) -> str:
-    """Formats the runs of a table: state or estimated time, and commands of unfinished runs in the folder `results`."""
+    """Formats each run: state or estimated time and, if unfinished, the command that writes it to `results`."""
     lines = []
     skipped, pending = plan.missing_data, plan.pending
     states = {name: f"skipped: needs {data}" for name, data in skipped.items()} | dict.fromkeys(plan.done, "done")

@@ -61,7 +61,7 @@ class Run:
         return shlex.join(["bertjax", *words, "--workdir", f"{results}/{self.name}"])
 
     def checkpoint(self, results: str, step: int = 0) -> str:
-        """Returns the path of the released checkpoint, else of the run's checkpoint at `step` (0: of its workdir)."""
+        """Returns the released checkpoint's path, else the run's at `step` (default: 0, the run's workdir)."""
         return self.released or f"{results}/{self.name}" + (f"/checkpoints/{step}" if step else "")
 
 

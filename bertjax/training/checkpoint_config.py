@@ -37,10 +37,10 @@ def experiment_config(
 def complete(config: RunConfig, init_from: str | epath.Path | None = None, workdir: str | None = None) -> RunConfig:
     """Fills unset fields of a config and makes its paths absolute. `vocab_size` may stay unset, for the data to set.
 
-    Unset architecture fields come from the checkpoint `init_from`. Without it, they get the defaults of `ModelConfig`
-    if the config sets a model size, else those of the task, which may be unset. A run that resumes in `workdir` takes
-    unset head steps and, without `init_from`, an unset architecture from it. In a new run, `head_steps=-1` becomes a
-    third of the steps if the checkpoint lacks a language-model head, else 0. An empty `data.vocabulary` becomes the
+    Unset architecture fields come from the checkpoint `init_from`. Without it, a run that resumes in `workdir` keeps
+    its architecture. Other runs get the defaults of `ModelConfig` if the config sets a model size, else those of the
+    task, which may be unset. A resumed run also keeps its head steps. In a new run, `head_steps=-1` becomes a third of
+    the steps if the checkpoint lacks a language-model head, else 0. An empty `data.vocabulary` becomes the
     checkpoint's.
 
     Raises a UsageError if an architecture field differs from the checkpoint's.

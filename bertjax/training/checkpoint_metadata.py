@@ -148,7 +148,7 @@ def fingerprint(tree: Any) -> str:
 # Jit per array instead of per tree, so that arrays of the same shape share one compilation.
 @jax.jit
 def _device_sum(x: jax.Array, seeds: jax.Array, first: jax.Array) -> jax.Array:
-    """Returns the sums of the mixed bits of `x`, uint32 [`_NUM_SUMS`]. `first` is the flat index of its first row."""
+    """Returns the hash sums of `x`, uint32 [`_NUM_SUMS`]. `first` is the flat index of `x[0]` in the entire array."""
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
     index = jnp.full_like(bits, first)
     stride = 1

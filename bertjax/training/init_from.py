@@ -150,7 +150,7 @@ def _output_order(saved: list[str], labels: list[str], source: str) -> list[int]
 
 
 def _source(checkpoint: epath.Path) -> str:
-    """Returns the address or path that a checkpoint was converted from, or "" if there is none or it was removed."""
+    """Returns the hub address or existing path that a checkpoint was converted from, or ""."""
     origin = read_origin(workdir_of(checkpoint))
     sources = [origin.get("address", ""), origin.get("source", "")]
     return next((name for name in sources if is_hub(name) or (name and Path(name).exists())), "")

@@ -112,7 +112,7 @@ def accumulate(grad_fn: Callable[..., Any], num_micro_batches: int) -> Callable[
             micro_batch, index = xs
             return jax.tree.map(jnp.add, total, grad_fn(params, micro_batch, jax.random.fold_in(key, index))), None
 
-        # Start with zeros in the shapes of the results. XLA shards them like the results.
+        # Initialize the sums to zeros. XLA shards them like the outputs of `grad_fn`.
         shapes = jax.eval_shape(grad_fn, params, jax.tree.map(lambda x: x[0], micro_batches), key)
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         return jax.lax.scan(add, zeros, (micro_batches, jnp.arange(num_micro_batches)))[0]

@@ -216,7 +216,7 @@ def _run_trial(trial: Trial, init_from: str | None, prepare: Callable[[Task], No
             return None
         return broadcast_from_host0(lambda: read_results(trial.folder, _FIELDS))
     except Exception as error:  # One failed trial should not stop the sweep.
-        # Re-raise an error that only this process may have raised, because the other processes wait for this one.
+        # Re-raise an error of this process alone, because the other processes would wait for it.
         if jax.process_count() > 1 and not getattr(error, "on_all_hosts", False):
             raise
         text = first_line(error) if isinstance(error, BertjaxError) else f"{type(error).__name__}: {first_line(error)}"

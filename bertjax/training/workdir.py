@@ -169,7 +169,7 @@ def has_checkpoints(workdir: epath.Path) -> bool:
 def result_differences(old: dict[str, Any], new: dict[str, Any], of_best: bool = False) -> str:
     """Lists, in one line, the fields that affect results and differ between two configs ("": none differ).
 
-    With `of_best`, also compares `eval_every`, because the choice of the best evaluation depends on `eval_every`.
+    `of_best` also compares `eval_every`, which determines the evaluations that the best is chosen from.
     """
     # Convert tuples to lists, because one of the configs may come from JSON.
     old, new = (json.loads(json.dumps(with_defaults(config_class(config["task"]), config))) for config in (old, new))

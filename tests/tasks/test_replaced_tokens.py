@@ -89,7 +89,7 @@ def test_samples_follow_the_softmax():
         assert np.mean(first == second) == pytest.approx(np.sum(np.exp(2 * logits)), abs=0.015)
 
 
-def test_loss_and_parameters_equal_those_of_two_models_of_transformers(params, batch, tmp_path):
+def test_losses_and_metrics_equal_those_of_electra_in_transformers(params, batch, tmp_path):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     arrays = {name: np.asarray(array) for name, array in flatten_dict(params, sep="/").items()}
     discriminator = {name: array for name, array in arrays.items() if not name.startswith("generator")}

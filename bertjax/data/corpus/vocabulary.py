@@ -204,7 +204,7 @@ def capital_pieces(pieces: Iterable[str]) -> list[str]:
 
 def vocab_txt_lines(path: os.PathLike, content: bytes) -> tuple[list[str], bytes]:
     """Returns the lines of a `vocab.txt` with their whitespace, and its content as google-research/bert can read it."""
-    # Editors on Windows write a byte-order mark, which would become part of the first piece. Old Macs end lines by CR.
+    # Windows editors write a byte-order mark, which would become part of the first piece. Old Macs end lines with CR.
     content = content.removeprefix(BOM_UTF8)
     if b"\n" not in content:
         content = content.replace(b"\r", b"\n")

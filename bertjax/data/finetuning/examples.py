@@ -20,7 +20,7 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def texts(self) -> list[bytes]:
-        """Returns the text of each row. Rows or documents with equal texts are held out together."""
+        """Returns the text of each row. Rows or documents with equal texts go to the same split."""
 
     @abc.abstractmethod
     def subset(self, indices: np.ndarray) -> Self:

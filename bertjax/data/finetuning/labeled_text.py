@@ -138,8 +138,8 @@ def encode_rows(
 ) -> Examples:
     """Tokenizes the rows of one file, truncates them to `seq_len` tokens, and updates `stats`.
 
-    `sequences` lists, for each sequence of an example, the column of its first text and, for a pair, the columns that
-    are joined by spaces to its second text. The array `labels` of the examples is described in `Target.to_array`.
+    Each item of `sequences` lists the columns of one sequence: its first text, then the columns to join with spaces as
+    its second text. The array `labels` of the examples is described in `Target.to_array`.
     `labeled` says whether the file has labels. Rows without a label are skipped in training. Otherwise, they are
     predicted but not scored, so that predictions stay aligned with the rows of the file.
     """

@@ -75,11 +75,11 @@ def choose_positions(
 def replace_tokens(
     ids: tf.Tensor, positions: tf.Tensor, uniforms: tf.Tensor, vocabulary: Vocabulary, masking: Masking
 ) -> dict[str, tf.Tensor]:
-    """Replaces each token at `positions` of `choose_positions` by [MASK] or a random token, or keeps it.
+    """Replaces the tokens at `positions` by [MASK] or random tokens, or keeps them.
 
     `ids` are int32 [B, L], and `uniforms` float32 [B, 2 P] in [0, 1). Special tokens are never drawn as random
     replacements. google-research/bert draws from the entire vocabulary. Returns the arrays `input_ids`, int32 [B, L],
-    and `masked_lm_*`, [B, P], of `train_dataset`. The latter are 0 for unused predictions.
+    and `masked_lm_*`, [B, P], of `train_dataset`. `masked_lm_*` are 0 for unused predictions.
     """
     seq_len = ids.shape[1]
     ordinary_ids = np.flatnonzero(_is_ordinary(vocabulary)).astype(np.int32)

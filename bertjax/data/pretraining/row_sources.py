@@ -1,4 +1,4 @@
-"""Sources of batch rows: sentence pairs and documents, alone or packed, and tiles of running text.
+"""Sources of batch rows: sentence pairs or documents, single or packed, or consecutive spans of text (tiles).
 
 A span is the location of a sentence pair or a text in the token array of a corpus split.
 

@@ -197,7 +197,7 @@ def _forward(options: _Options, start, stop, first, last, seeds, query, key, val
 
 
 def _backward(options: _Options, by_key: bool, start, stop, first, last, seeds, log_sum, mean, *refs) -> None:
-    """Computes the gradients of a block of queries or, with transposed logits, of keys and values (`by_key`)."""
+    """Computes gradients for a block of queries, or for a block of keys and values if `by_key` (transposed logits)."""
     left, left_partner, right, right_partner, *gradients = refs
     tile, program = options.tiles[1 + by_key], pl.program_id(0)
     size, other_size = (tile.keys, tile.queries) if by_key else (tile.queries, tile.keys)

@@ -53,7 +53,7 @@ class RowsTask(FinetuningTask):
         return not split.startswith("test")
 
     def predictions(self, logits: np.ndarray) -> np.ndarray:
-        """Converts logits to classes or choices, int64 [N] (default), to 0/1 arrays [N, K], or to numbers [N]."""
+        """Converts logits to predictions: ids, int64 [N] (default), 0/1 labels [N, K], or numbers [N]."""
         return logits.argmax(axis=-1)
 
     def record(self, logits: np.ndarray, include_logits: bool) -> Record:

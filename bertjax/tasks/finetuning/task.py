@@ -305,7 +305,7 @@ class FinetuningTask(Task):
         return known.get(name, Metric(name))
 
     def _describe_labels(self) -> str:
-        """Returns a log line with the rows of each class, or mean and deviation of numeric labels, or ""."""
+        """Returns a log line: rows per class, or mean and standard deviation of numeric labels, or ""."""
         examples = self.train_examples
         if examples is None or "labels" not in examples.rows or examples.sequences_per_example > 1:
             return ""

@@ -113,7 +113,7 @@ def test_single_document_stays_in_the_train_split(tmp_path, vocabulary, fraction
 
 
 @pytest.mark.parametrize("sentences, is_noted", [(1, True), (2, False)])
-def test_documents_with_one_sentence_each_are_noted(sentences, is_noted, tmp_path, vocabulary):
+def test_summary_reports_documents_with_one_sentence(sentences, is_noted, tmp_path, vocabulary):
     write_text(tmp_path / "a.txt", [[f"river {number} .", "stone ."][:sentences] for number in range(20)])
     manifest = run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary)
     summary = prepare.summary("corpus", manifest)

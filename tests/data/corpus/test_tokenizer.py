@@ -163,7 +163,7 @@ def test_random_texts_match_the_reference_implementation(vocabulary_file, lower_
             assert [plain_words(word, lower_case) for word in words] == [[w] for w in plain_words(text, lower_case)]
 
 
-def test_special_tokens_in_a_text_are_single_tokens_only_for_a_model(vocabulary_file):
+def test_encode_splits_special_tokens_but_model_inputs_keep_them(vocabulary_file):
     tokenizer = Tokenizer(load_vocabulary(vocabulary_file))
     assert tokenizer.pieces(tokenizer.encode("[MASK]")) == ["[", "mask", "]"]
     text = "the [MASK]the[SEP] [mask]"
