@@ -124,7 +124,7 @@ def restore_or_init(
     logger.info(f"starting at step 0 with the {restored} of {init_from}")
     if (workdir_of(checkpoint) / "modules.json").exists() and not isinstance(task.objective.model, EmbeddingModel):
         logger.warning(
-            "dropped the sentence-transformers modules, because training changes the hidden states they pool"
+            "dropped the sentence-transformers modules, because training changes the states they pool"
         )
     if new_pieces:
         count = len(new_pieces.parts)
