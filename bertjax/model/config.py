@@ -259,12 +259,13 @@ class Layout(Section):
         `attention` also recomputes attention scores. `elementwise` recomputes everything except large matrix products.
         `projections` also recomputes the queries, keys and values. `full` recomputes whole layers.
       attention: attention implementation. `xla` uses JAX operations only. `fused` is a TPU kernel for rows of up to 512
-        tokens, with dropout. `splash` is JAX's TPU kernel for row lengths that are multiples of 128, without dropout.
-        `flash` is a GPU kernel for bfloat16 on Ampere or newer GPUs, with dropout. `cudnn` is for bfloat16 on Ampere or
-        newer GPUs, without dropout or packed rows. `package.module.function` is your own `AttentionFn`. `auto` selects
-        the first of `fused`, `splash`, `flash` (on A100, H100 and H200) and `xla` that supports the model and the
-        devices. This order is by compiled bytes and memory, and was not tested on a TPU. All built-in implementations
-        compute the same values, and those with dropout use the same dropout masks.
+        tokens, with dropout. `splash` is JAX's TPU kernel, without dropout. It pads rows to a multiple of 512 tokens,
+        unless their length is a multiple of 128. `flash` is a GPU kernel for bfloat16 on Ampere or newer GPUs, with
+        dropout. `cudnn` is for bfloat16 on Ampere or newer GPUs, without dropout or packed rows.
+        `package.module.function` is your own `AttentionFn`. `auto` selects the first of `fused`, `splash`, `flash` (on
+        A100, H100 and H200) and `xla` that supports the model and the devices. This order is by compiled bytes and
+        memory, and was not tested on a TPU. All built-in implementations compute the same values, and those with
+        dropout use the same dropout masks.
     """
 
     dtype: str = bounded(AUTO, choices=DTYPES)

@@ -134,10 +134,11 @@ def assert_equal_except_padding(
 @pytest.mark.parametrize(
     ("attention", "length", "direction"),
     [
-        # Splash attention uses blocks of 128 tokens for length 384 and of 256 tokens for length 256.
+        # Splash attention uses blocks of 128 tokens for length 384 and of 256 for length 256. It pads 300 to 512.
         (splash_attention, 384, "both"),
         (splash_attention, 384, "left"),
         (splash_attention, 256, "right"),
+        (splash_attention, 300, "both"),
         (xla_by_length, 40, "both"),
         (xla_by_length, 40, "left"),
     ],

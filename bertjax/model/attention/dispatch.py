@@ -53,7 +53,6 @@ class Implementation:
       packed_rows: whether the function supports packed rows.
       local: whether the function supports a window of `AttentionMask` (default: True).
       max_length: maximum row length in tokens (default: 0, no limit).
-      length_multiple: number of tokens that must divide the row length (default: 1).
       dtypes: supported compute dtypes (default: (), all).
       platforms: platforms on which `auto` selects the function (default: (), all).
       chips: chips on which `auto` selects the function, as parts of JAX's device kind (default: (), all).
@@ -66,7 +65,6 @@ class Implementation:
     packed_rows: bool
     local: bool = True
     max_length: int = 0
-    length_multiple: int = 1
     dtypes: tuple[str, ...] = ()
     platforms: tuple[str, ...] = ()
     chips: tuple[str, ...] = ()
@@ -89,7 +87,6 @@ _IMPLEMENTATIONS = {
         DIRECTIONS,
         dropout=False,
         packed_rows=True,
-        length_multiple=128,
         platforms=("tpu",),
     ),
     "flash": Implementation(
@@ -197,8 +194,6 @@ def _unsupported_case(implementation: Implementation, config: ModelConfig, lengt
         return "packed rows"
     if implementation.max_length and length > implementation.max_length:
         return f"rows of {length} tokens (maximum: {implementation.max_length})"
-    if length % implementation.length_multiple:
-        return f"rows of {length} tokens (only multiples of {implementation.length_multiple})"
     # Only kernels for GPUs restrict dtypes. They support dtype `auto`, which is bfloat16 on GPU.
     if implementation.dtypes and config.dtype not in (AUTO, *implementation.dtypes):
         return f"dtype={config.dtype} (only {', '.join(implementation.dtypes)})"

@@ -4,13 +4,15 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
 from bertjax.model.attention.xla import AttentionMask
 from bertjax.model.partitioning import platform_kernel, shard_over_mesh
 
-# Rows are divided into blocks of 128 to 512 tokens; the largest size that divides the row length is used.
+# Rows are divided into blocks of 128 to 512 tokens; the largest size that divides the row length is used. If none
+# divides it, rows are padded to a multiple of the largest.
 _MIN_BLOCK, _MAX_BLOCK = 128, 512
 _BLOCKS = (
     *("block_q", "block_kv", "block_kv_compute"),
@@ -33,15 +35,17 @@ def splash_attention(
     """Computes the same attention as `xla_attention`. For TPUs; slow on CPU and GPU. Implements `AttentionFn`."""
     if dropout_rate and dropout_key is not None:
         raise ValueError("splash attention does not support dropout")
-    rows, _, heads, size = query.shape
+    rows, length, heads, size = query.shape
+    padding = ((0, 0), (0, -length % _MAX_BLOCK if length % _MIN_BLOCK else 0))
     states = ("batch", "heads", None, None)
     sides = (mask.window // 2,) * 2 if mask.window else _WINDOWS.get(mask.direction)
     attend = platform_kernel("tpu", functools.partial(_attend_on_device, sides))
     sizes = {"batch": rows, "heads": heads}
     on_mesh = shard_over_mesh(attend, mesh, sizes, (states, states, states, ("batch", None)), states)
     # Scale the queries, because the kernel does not scale the logits.
-    by_head = [array.transpose(0, 2, 1, 3) for array in (query * size**-0.5, key, value)]
-    return on_mesh(*by_head, mask.sequence_ids).transpose(0, 2, 1, 3)
+    padded = [jnp.pad(array, (*padding, (0, 0), (0, 0))) for array in (query * size**-0.5, key, value)]
+    by_head = [array.transpose(0, 2, 1, 3) for array in padded]
+    return on_mesh(*by_head, jnp.pad(mask.sequence_ids, padding)).transpose(0, 2, 1, 3)[:, :length]
 
 
 def _attend_on_device(
