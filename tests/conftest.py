@@ -8,7 +8,6 @@ import gc
 import importlib.metadata
 import os
 import signal
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -30,10 +29,8 @@ os.environ["XLA_FLAGS"] = " ".join(
         "--xla_cpu_parallel_codegen_split_count=1",
     ]
 )
-# All tests and workers share one compilation cache.
-if "PYTEST_XDIST_WORKER" not in os.environ:
-    _compiled = tempfile.TemporaryDirectory(prefix="bertjax-compiled-")
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = _compiled.name
+# All tests, workers and later runs share one compilation cache, which `pytest --cache-clear` removes.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache/d/jax"))
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
