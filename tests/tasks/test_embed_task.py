@@ -270,7 +270,7 @@ def test_a_retrieval_folder_is_evaluation_data_and_a_training_file_is_not():
 
 def test_a_batch_may_be_larger_than_the_data(letters, tmp_path):
     write_tsv(tmp_path / "pairs.tsv", ["anchor", "positive"], [["ba", "ke"]])
-    results = train(f"embed.py:train={tmp_path}/pairs.tsv", tmp_path / "run", letters, steps=2, data__batch_size=8)
+    results = train(f"embed.py:train={tmp_path}/pairs.tsv", tmp_path / "run", letters, steps=2, data__batch_size=16)
     assert results["step"] == 2
 
 
