@@ -155,7 +155,7 @@ def test_a_published_embedder_is_evaluated_with_its_pooling_and_dense_layer(pret
     ("arguments", "fields"),
     [
         ("train={}/lists.jsonl,columns=q+p+n", {}),
-        ("train={}/pairs.tsv+{}/pairs.tsv", {"embed.chunk": 8, "embed.dims": "(16, 4)"}),
+        ("train={}/pairs.tsv+{}/pairs.tsv", {"embed.chunk": 32, "embed.dims": "(16, 4)"}),
         ("train={}/pairs.tsv,loss=gist", {"data.guide": "{}/run"}),
         ("train={}/pairs.tsv,loss=distill_vectors", {"data.guide": "{}/run", "embed.dense": 8}),
         ("train={}/sts.tsv,loss=cosent", {}),
@@ -172,7 +172,7 @@ def test_each_loss_trains_on_its_files(arguments, fields, files, run, letters, t
         tmp_path / "run",
         letters,
         steps=2,
-        data__batch_size=8,
+        data__batch_size=32,
         **{name: str(value).replace("{}", str(files)) for name, value in fields.items()},
     )
     assert results["step"] == 2
@@ -181,7 +181,7 @@ def test_each_loss_trains_on_its_files(arguments, fields, files, run, letters, t
 @pytest.mark.slow
 def test_a_sweep_trains_with_a_guide_and_is_resumed(files, run, letters, tmp_path, capfd):
     config = f"embed.py:train={files}/pairs.tsv,dev={files}/sts.tsv,loss=gist"
-    fields = {"steps": 1, "data__batch_size": 8, "data__guide": run}
+    fields = {"steps": 1, "data__batch_size": 16, "data__guide": run}
     command = ["sweep", *train_command(config, tmp_path / "sweep", letters, **fields)[1:]]
     for seeds in 1, 2:
         cli.main([*command, "--grid=epochs=1", f"--seeds={seeds}"])
