@@ -13,7 +13,7 @@ from tiny_config import tiny_config
 
 import bertjax
 from bertjax.config.mesh import MeshConfig
-from bertjax.convert.convert import convert
+from bertjax.convert.convert import convert, read_checkpoint
 from bertjax.data.finetuning.examples import make_examples
 from bertjax.errors import UsageError
 from bertjax.inference.encode import encode_batches, pack_batches
@@ -149,6 +149,22 @@ def test_encode_follows_the_modules_of_a_sentence_transformers_folder(pretrained
         convert(str(workdir), str(converted), "huggingface", overwrite=False)
         for path in (workdir, converted):
             np.testing.assert_array_equal(bertjax.load(path).encode(TEXTS).pooled, vectors)
+
+
+@pytest.mark.parametrize(
+    ("limits", "config", "expected"),
+    [
+        ({"max_seq_length": 9}, {"model_max_length": 8}, 9),
+        ({"max_seq_length": None}, {"model_max_length": 8}, 8),
+        ({}, {"max_len": 8}, 8),
+        ({}, {"model_max_length": None}, 40),
+        ({}, {}, 40),
+    ],
+)
+def test_length_of_texts_is_that_of_the_module_or_the_tokenizer(limits, config, expected, pretrained, tmp_path):
+    folder = sentence_transformer(pretrained, tmp_path / "model", MEAN, **limits)
+    write_json(folder / "tokenizer_config.json", {"tokenizer_class": "BertTokenizer", **config})
+    assert read_checkpoint(folder).embedder.max_seq_len == expected
 
 
 @pytest.mark.parametrize(
