@@ -1,5 +1,6 @@
 """The Python API: text embeddings, and saving of models with changed parameters."""
 
+import dataclasses
 import json
 import shutil
 
@@ -20,6 +21,7 @@ from bertjax.inference.encode import encode_batches, pack_batches
 from bertjax.inference.loaded_model import InferenceDefaults, LoadedModel
 from bertjax.model.config import LSTM
 from bertjax.model.encoder import make_encoder
+from bertjax.tasks.embedding import sentence_transformers
 from bertjax.tasks.finetuning.output_layer import CLASSES
 from bertjax.training.sharding import make_mesh
 
@@ -164,7 +166,11 @@ def test_encode_follows_the_modules_of_a_sentence_transformers_folder(pretrained
 def test_length_of_texts_is_that_of_the_module_or_the_tokenizer(limits, config, expected, pretrained, tmp_path):
     folder = sentence_transformer(pretrained, tmp_path / "model", MEAN, **limits)
     write_json(folder / "tokenizer_config.json", {"tokenizer_class": "BertTokenizer", **config})
-    assert read_checkpoint(folder).embedder.max_seq_len == expected
+    checkpoint = read_checkpoint(folder)
+    assert checkpoint.embedder.max_seq_len == expected
+    # RoBERTa has no positions for the first two rows of its table.
+    roberta = dataclasses.replace(checkpoint.config, position_offset=2)
+    assert sentence_transformers.read(folder, roberta).max_seq_len == min(expected, 38)
 
 
 @pytest.mark.parametrize(

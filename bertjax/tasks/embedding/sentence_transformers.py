@@ -102,7 +102,7 @@ def read(folder: AnyPath, config: ModelConfig, is_workdir: bool = False) -> Sent
     if not any((folder / name).exists() for name in READ_FILES):
         return None
     try:
-        return _read(folder, config.hidden_size, config.max_position_embeddings, is_workdir)
+        return _read(folder, config.hidden_size, config.max_row_tokens, is_workdir)
     except UsageError as error:
         return SentenceEmbedder(refusal=str(error))
     except (AttributeError, LookupError, OSError, SafetensorError, TypeError, ValueError) as error:
