@@ -1,5 +1,6 @@
 """The Python API: text embeddings, and saving of models with changed parameters."""
 
+import dataclasses
 import json
 import shutil
 
@@ -13,13 +14,14 @@ from tiny_config import tiny_config
 
 import bertjax
 from bertjax.config.mesh import MeshConfig
-from bertjax.convert.convert import convert
+from bertjax.convert.convert import convert, read_checkpoint
 from bertjax.data.finetuning.examples import make_examples
 from bertjax.errors import UsageError
 from bertjax.inference.encode import encode_batches, pack_batches
 from bertjax.inference.loaded_model import InferenceDefaults, LoadedModel
 from bertjax.model.config import LSTM
 from bertjax.model.encoder import make_encoder
+from bertjax.tasks.embedding import sentence_transformers
 from bertjax.tasks.finetuning.output_layer import CLASSES
 from bertjax.training.sharding import make_mesh
 
@@ -149,6 +151,26 @@ def test_encode_follows_the_modules_of_a_sentence_transformers_folder(pretrained
         convert(str(workdir), str(converted), "huggingface", overwrite=False)
         for path in (workdir, converted):
             np.testing.assert_array_equal(bertjax.load(path).encode(TEXTS).pooled, vectors)
+
+
+@pytest.mark.parametrize(
+    ("limits", "config", "expected"),
+    [
+        ({"max_seq_length": 9}, {"model_max_length": 8}, 9),
+        ({"max_seq_length": None}, {"model_max_length": 8}, 8),
+        ({}, {"max_len": 8}, 8),
+        ({}, {"model_max_length": None}, 40),
+        ({}, {}, 40),
+    ],
+)
+def test_length_of_texts_is_that_of_the_module_or_the_tokenizer(limits, config, expected, pretrained, tmp_path):
+    folder = sentence_transformer(pretrained, tmp_path / "model", MEAN, **limits)
+    write_json(folder / "tokenizer_config.json", {"tokenizer_class": "BertTokenizer", **config})
+    checkpoint = read_checkpoint(folder)
+    assert checkpoint.embedder.max_seq_len == expected
+    # RoBERTa has no positions for the first two rows of its table.
+    roberta = dataclasses.replace(checkpoint.config, position_offset=2)
+    assert sentence_transformers.read(folder, roberta).max_seq_len == min(expected, 38)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ _POOLING = {"bos": "cls", "mean": "mean", "late": "late"}
 
 
 def _read_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    rope, pooling = config.get("rope_parameters") or {}, config.get("classifier_pooling", "late")
+    rope, pooling = config.get("rope_parameters") or {}, config.get("classifier_pooling")
+    pooling = pooling or config.get("clf_pooling") or "late"  # The second name is that of EuroBERT's own code.
     if rope.get("rope_type", "default") != "default":
         raise UsageError(f"rope_parameters are {rope}; bertjax reads only rope_type=default")
     if pooling not in _POOLING:

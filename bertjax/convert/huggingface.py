@@ -34,11 +34,12 @@ from bertjax.utils.json_files import naming, read_object, write_json
 
 CONFIG = "config.json"
 WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_ADAPTER = "adapter_config.json"
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 # Files of an exported checkpoint. A folder that contains other files is never overwritten.
 FILES = (CONFIG, WEIGHTS, *sentence_transformers.FILES, *TOKENIZER_FILES)
 # Files to download for a model on the hub, besides those of sentence-transformers.
-READ_FILES = (CONFIG, WEIGHTS, _INDEX, "model-*-of-*.safetensors", *TOKENIZER_FILES)
+READ_FILES = (CONFIG, WEIGHTS, _INDEX, _ADAPTER, "model-*-of-*.safetensors", *TOKENIZER_FILES)
 # Values of `problem_type`.
 _MULTILABEL, _CLASSES, _REGRESSION = "multi_label_classification", "single_label_classification", "regression"
 
@@ -47,7 +48,7 @@ def is_checkpoint_folder(path: Path) -> bool:
     """Returns whether a folder has a Hugging Face config. A damaged `config.json` counts, because `read` reports it."""
     path = sentence_transformers.transformer_folder(path)
     if not (path / CONFIG).is_file():
-        return False
+        return (path / _ADAPTER).is_file()
     try:
         config = read_json(path / CONFIG)
     except (OSError, ValueError):
@@ -58,6 +59,11 @@ def is_checkpoint_folder(path: Path) -> bool:
 def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
     """Reads config, weights, vocabulary and modules of sentence-transformers from a folder in Hugging Face's format."""
     root, folder = folder, sentence_transformers.transformer_folder(folder)
+    if (folder / _ADAPTER).is_file():
+        raise UsageError(
+            f"{folder} has an adapter of peft ({_ADAPTER}), which bertjax does not apply; merge it with peft: "
+            "AutoPeftModel.from_pretrained(DIR).merge_and_unload().save_pretrained(NEW_DIR)"
+        )
     file = folder / CONFIG
     hf_config = read_object(file)
     with naming(file):
@@ -89,7 +95,7 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
     # An untied decoder is a parameter.
     tied = {copy: original for copy, original in family.tied.items() if copy not in own_names}
     limit = read_object(folder / "tokenizer_config.json", optional=True).get("model_max_length") or np.inf
-    if limit < config.max_row_tokens and not embedder:
+    if limit < config.max_row_tokens and (output_kind or not embedder):
         notes.append(f"ignored model_max_length={limit}: texts are truncated to {config.max_row_tokens} tokens")
     dtypes: set[str] = set()
 
@@ -111,8 +117,8 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
     if dtypes - {"float32"}:
         notes.append(f"converted weights from {', '.join(sorted(dtypes))} to float32")
     if output_kind == CLASSES:
-        if activation := sentence_transformers.cross_encoder_activation(root, hf_config, len(labels)):
-            notes.append(f"predict does not apply {activation} to logits, unlike CrossEncoder")
+        if functions := sentence_transformers.cross_encoder_functions(root, hf_config, len(labels)):
+            notes.append(f"predict does not apply {' and '.join(functions)}, unlike CrossEncoder")
         if len(labels) == 1:
             # As in transformers, a single output means regression.
             labels = ()
@@ -125,9 +131,9 @@ def _read_config(hf_config: dict[str, Any], file: Path) -> tuple[Family, ModelCo
     if model_type not in FAMILIES:
         raise UsageError(f"{file} has model_type={model_type!r}; bertjax reads {', '.join(FAMILIES)}")
     family = FAMILIES[model_type]
-    supported = {**{name: (value,) for name, value in family.fixed.items()}, **dict.fromkeys(family.refused, ())}
+    supported = dict.fromkeys(family.refused, (None, False)) | {name: (each,) for name, each in family.fixed.items()}
     for name, values in supported.items():
-        if hf_config.get(name) and hf_config[name] not in values:
+        if name in hf_config and hf_config[name] not in values:
             raise UsageError(f"{file} has {name}={hf_config[name]!r}, which bertjax does not support")
     architecture = (hf_config.get("architectures") or [family.base_class])[0]
     if architecture not in family.classes:

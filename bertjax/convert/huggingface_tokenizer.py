@@ -98,7 +98,7 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
             config = {**_DEFAULTS, **config}
             engine, notes = _bert_tokenizer(folder, config, tokenizer, lower_case)
         elif tokenizer_class in (*_BYTE_LEVEL_CLASSES, *_UNIGRAM_CLASSES):
-            config = {**_ROBERTA_DEFAULTS, **config}
+            config = {**_ROBERTA_DEFAULTS, **config, "tokenizer_class": tokenizer_class}
             build = _byte_level_tokenizer if tokenizer_class in _BYTE_LEVEL_CLASSES else _unigram_tokenizer
             engine, notes = build(config, tokenizer), []
         else:
@@ -106,6 +106,8 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
             if dropout := tokenizer["model"].get("dropout"):
                 notes.append(f"ignored dropout={dropout} of {_TOKENIZER}, so that a text always has the same tokens")
         tokens = _add_tokens(engine, folder, config, tokenizer)
+        if tokenizer_class in _UNIGRAM_CLASSES:
+            tokens |= {"cls_token": tokens["bos_token"], "sep_token": tokens["eos_token"]}
         special_ids = _find_special_ids(engine, folder, tokens)
         cls, sep = ((str(engine.id_to_token(special_ids[name])), special_ids[name]) for name in ("cls", "sep"))
         if tokenizer_class in _BERT_CLASSES:
@@ -210,8 +212,10 @@ def _byte_level_tokenizer(config: dict[str, Any], tokenizer: dict[str, Any]) -> 
 def _unigram_tokenizer(config: dict[str, Any], tokenizer: dict[str, Any]) -> Tokenizer:
     """Builds the tokenizer of XLM-R and CamemBERT, without added tokens."""
     vocab = [(piece, score) for piece, score in tokenizer["model"]["vocab"]]
-    pieces = [piece for piece, _ in vocab]
-    engine = Tokenizer(models.Unigram(vocab, pieces.index(str(_as_token(config["unk_token"]))), byte_fallback=False))
+    unk_id = [piece for piece, _ in vocab].index(str(_as_token(config["unk_token"])))
+    if config["tokenizer_class"] == "XLMRobertaTokenizer":
+        unk_id = 3  # As in transformers, wherever `unk_token` is.
+    engine = Tokenizer(models.Unigram(vocab, unk_id, byte_fallback=False))
     normalizer = tokenizer.get("normalizer") or {}
     for part in normalizer.get("normalizers", [normalizer]):
         if part.get("precompiled_charsmap"):

@@ -23,6 +23,8 @@ def _read_fields(config: Mapping[str, Any]) -> dict[str, Any]:
         if [*types] != _layer_types(num_layers, every):
             raise UsageError(f"layer_types={types} has no period; bertjax reads only {_GLOBAL} in every n-th layer")
     fields: dict[str, Any] = {"global_attn_every_n_layers": every}
+    if window := config.get("sliding_window"):  # In transformers, a property that sets `local_attention`.
+        fields["local_attention"] = 2 * window
     for kind, name in _THETAS.items():
         parameters = {"rope_type": "default"} | ((config.get("rope_parameters") or {}).get(kind) or {})
         if parameters["rope_type"] != "default":

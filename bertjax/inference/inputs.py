@@ -16,7 +16,7 @@ from bertjax.errors import UsageError, quoted
 from bertjax.inference.loaded_model import LoadedModel
 from bertjax.tasks.embedding.sentence_embedder import SentenceEmbedder
 from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, MULTILABEL, TAGS
-from bertjax.utils.io import reject_utf16, unix_newlines
+from bertjax.utils.io import reject_binary, unix_newlines
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ def read_texts(texts: Iterable[str], path: str | None) -> Iterator[str]:
     if not path:
         return iter(texts)
     name = "standard input" if path == STDIN else path
-    if (form := Path(path).suffix.removeprefix(".").lower()) in FORMATS:
+    if (form := Path(path).suffix.removeprefix(".").lower()) in (*FORMATS, "json"):
         raise UsageError(
             f"{path} is a {form} table, not one text per line; write its texts to a .txt file, or use bertjax predict "
             "with --output DIR and --config.data.test_file=FILE"
@@ -132,7 +132,7 @@ def read_texts(texts: Iterable[str], path: str | None) -> Iterator[str]:
         first_block = file.read1(_READ_BYTES)
     except OSError as error:
         raise UsageError(f"cannot read {name}: {error.strerror or error}; check the path") from error
-    reject_utf16(name, first_block)
+    reject_binary(name, first_block)
     if not first_block:
         raise UsageError(f"{name} is empty; write one text per line")
     return itertools.chain(texts, _decode_lines(file, first_block.removeprefix(_UTF8_BOM), name))

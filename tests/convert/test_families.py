@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 
 from bertjax.convert import huggingface
 from bertjax.convert.convert import convert
+from bertjax.convert.eurobert import EUROBERT
 from bertjax.convert.families import FAMILIES
 from bertjax.convert.family import export_params
 from bertjax.convert.modernbert import MODERNBERT
@@ -229,6 +230,20 @@ def test_null_local_theta_of_modernbert_means_the_global_theta():
     for local, expected in (({}, 10_000), ({"local_rope_theta": None}, 5e4), ({"local_rope_theta": 2e4}, 2e4)):
         config = {**sizes, "global_rope_theta": 5e4, **local}
         assert huggingface.model_config(MODERNBERT, config, huggingface.Path()).local_rope_theta == expected
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "name", "expected"),
+    [
+        (MODERNBERT, {"sliding_window": 5, "local_attention": 128}, "local_attention", 10),
+        (EUROBERT, {"clf_pooling": "bos"}, "classifier_pooling", "cls"),
+        (EUROBERT, {"clf_pooling": "bos", "classifier_pooling": "mean"}, "classifier_pooling", "mean"),
+        (EUROBERT, {}, "classifier_pooling", "late"),
+    ],
+)
+def test_other_names_of_config_fields_are_read(family, fields, name, expected):
+    sizes = {name: SIZES[name] for name in family.required}
+    assert getattr(huggingface.model_config(family, sizes | fields, huggingface.Path()), name) == expected
 
 
 def neobert_states(arrays, ids, num_heads):

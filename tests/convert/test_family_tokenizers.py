@@ -204,6 +204,32 @@ def test_roberta_with_two_segments_does_not_support_pairs(segments, separators, 
     assert read_tokenizer(tmp_path)[0].pair_separators == separators
 
 
+@pytest.mark.parametrize("class_name", ["XLMRobertaTokenizer", "CamembertTokenizer"])
+def test_sentencepiece_tokenizers_follow_bos_eos_and_the_id_of_unknown_pieces(class_name, lines, tmp_path):
+    unigram(class_name)(lines, tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "xlm-roberta", "type_vocab_size": 1}))
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    # The unknown token is the first piece, and pieces of the vocabulary start and end the rows.
+    vocab = content["model"]["vocab"]
+    index = [piece for piece, _ in vocab].index("<unk>")
+    vocab[0], vocab[index] = vocab[index], vocab[0]
+    content["model"]["unk_id"] = 0
+    ids = {piece: index for index, (piece, _) in enumerate(vocab)}
+    content["added_tokens"] = [
+        token | {"id": ids.get(token["content"], token["id"])} for token in content["added_tokens"]
+    ]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    config.pop("added_tokens_decoder", None)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"bos_token": "<pad>", "eos_token": "<mask>"}))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    vocabulary, _ = read_tokenizer(tmp_path)
+    for text in ("ba na", "\u2603 ba \u2603"):
+        expected = theirs(text)["input_ids"]
+        assert encode_pair(Tokenizer(vocabulary).encode(text), None, 10_000, vocabulary)["input_ids"] == expected
+    assert expected[0] == theirs.pad_token_id != theirs.cls_token_id
+
+
 def test_spans_of_pieces_exclude_spaces(lines, tmp_path):
     roberta(lines, tmp_path)
     tokenizer = Tokenizer(read_tokenizer(tmp_path)[0])

@@ -16,6 +16,7 @@ from bertjax.errors import BertjaxError, UsageError
 BIAS = "bert.pooler.dense.bias"
 NORM, DECODER = "bert.embeddings.LayerNorm.weight", "cls.predictions.decoder.weight"
 EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
+ELECTRA = {"model_type": "electra", "architectures": ["ElectraForMultipleChoice"]}
 SEQUENCE, TOKEN = ["BertForSequenceClassification"], ["BertForTokenClassification"]
 
 
@@ -69,6 +70,16 @@ def use_index(weight_map):
     return damage
 
 
+def add_adapter(folder):
+    (folder / "adapter_config.json").write_text("{}")
+
+
+def only_adapter(folder):
+    add_adapter(folder)
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).unlink()
+
+
 def add_columns(folder):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()
@@ -80,6 +91,8 @@ def add_columns(folder):
     ("damage", "message"),
     [
         (config({"position_embedding_type": "relative_key"}), "position_embedding_type='relative_key'"),
+        (config({"position_embedding_type": None}), "position_embedding_type=None"),
+        (config({**ELECTRA, "summary_use_proj": False}), "summary_use_proj=False, which bertjax does not support"),
         (config({"is_decoder": True}), "is_decoder"),
         (config({"is_causal": True}), "is_causal"),
         (config({"model_type": "gpt2"}), "model_type='gpt2'"),
@@ -105,6 +118,8 @@ def add_columns(folder):
         (weights(BIAS, lambda bias: np.full(WIDTH, 1e300)), f"{BIAS} contains values that are not finite"),
         (weights(BIAS, lambda bias: bias * np.float32("nan")), f"{BIAS} contains values that are not finite"),
         (weights(NORM, lambda scale: scale, "bert.embeddings.LayerNorm.gamma"), "under an old and a new name"),
+        (add_adapter, "has an adapter of peft .adapter_config.json., which bertjax does not apply; merge it"),
+        (only_adapter, "has an adapter of peft .adapter_config.json., which bertjax does not apply; merge it"),
         (lambda folder: (folder / "config.json").write_text("{"), "cannot read .*config.json"),
         (lambda folder: (folder / "config.json").write_text("[" * 100_000), "cannot read .*config.json"),
         (lambda folder: (folder / "config.json").unlink(), "cannot read .*config.json"),

@@ -75,6 +75,7 @@ def test_blank_line_is_a_row_of_a_table_with_one_column(form, tmp_path):
     "form, content, row, reason",
     [
         ("tsv", b"text\tlabel\ncaf\xe9\t1\n", (2, "caf\ufffd", "1"), "with bytes that are not UTF-8"),
+        ("tsv", 'text\tlabel\n"a ""b"""\t1\n', (2, '"a ""b"""', "1"), "with quoted fields"),
         ("jsonl", '{"text": "a\\ud83d", "label": "x"}', (1, "a\ufffd", "x"), "with unpaired surrogates"),
         ("csv", "id,text,label\n1,well,film,pos\n2,a,neg\n", (2, "well", "film"), "with more fields than columns"),
     ],

@@ -239,8 +239,13 @@ def test_log_names_the_activation_of_a_cross_encoder(folders, tmp_path):
         (folder / "config.json").write_text(json.dumps(config))
         notes = [note for note in huggingface.read(folder).notes if "CrossEncoder" in note]
         assert [note.split()[4] for note in notes] == [expected][: bool(expected)]
-    (folder / "config_sentence_transformers.json").write_text('{"activation_fn": "torch.nn.ReLU"}')
-    assert "predict does not apply torch.nn.ReLU to logits" in huggingface.read(folder).notes[-1]
+    settings = {"activation_fn": "torch.nn.ReLU", "prompts": {"q": "query: "}, "default_prompt_name": "q"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    expected = "predict does not apply torch.nn.ReLU to logits and the prompt 'query: ' to texts, unlike CrossEncoder"
+    (folder / "tokenizer_config.json").write_text('{"model_max_length": 9}')
+    assert {expected, "ignored model_max_length=9: texts are truncated to 40 tokens"} <= {
+        *huggingface.read(folder).notes
+    }
 
 
 def test_wrong_usage_is_refused(folders, capfd, tmp_path):
@@ -260,6 +265,7 @@ def test_wrong_usage_is_refused(folders, capfd, tmp_path):
         (folders[CLASSES], "a --seq_len=41", "seq_len=41 is out of range; use 8 to 40"),
         (folders[CLASSES], "--text=nothing", "cannot read"),
         (folders[CLASSES], "--text=rows.jsonl", "rows.jsonl is a jsonl table"),
+        (folders[CLASSES], "--text=rows.json", "rows.json is a json table"),
     ):
         assert message in refused(capfd, "predict", f"--checkpoint={folder}", *arguments.split())
     assert "a text is empty" in refused(capfd, "predict", f"--checkpoint={folders[CLASSES]}", "")

@@ -1,9 +1,13 @@
 """Atomic files, JSON, text encodings, free space and the cache folder."""
 
+import bz2
 import codecs
 import errno
+import gzip
+import lzma
 import os
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +20,7 @@ from bertjax.data.finetuning.tagged import read_conll
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.utils import io
 
+TABLE = "sentence\tlabel\na naïve one\tO\n"
 BYTE_ORDER_MARKS = {
     "utf-16-le": codecs.BOM_UTF16_LE,
     "utf-16-be": codecs.BOM_UTF16_BE,
@@ -105,18 +110,25 @@ def table(path):
     return list(read_table(path, ["sentence", "label"], ReadStats(str(path))))
 
 
-@pytest.mark.parametrize("encoding", BYTE_ORDER_MARKS)
-def test_utf16_is_rejected_in_tables_tagged_words_vocabularies_and_corpora(tmp_path, letters, encoding):
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(mark + TABLE.encode(encoding) for encoding, mark in BYTE_ORDER_MARKS.items()),
+        *(TABLE.encode(encoding) for encoding in BYTE_ORDER_MARKS),
+        *(compress(Path(__file__).read_bytes()) for compress in (bz2.compress, gzip.compress, lzma.compress)),
+    ],
+)
+def test_other_encodings_are_rejected_in_tables_tagged_words_vocabularies_and_corpora(tmp_path, letters, content):
     path, tsv = tmp_path / "file.txt", tmp_path / "file.tsv"
     for file in (path, tsv):
-        file.write_bytes(BYTE_ORDER_MARKS[encoding] + "sentence\tlabel\na naïve one\tO\n".encode(encoding))
+        file.write_bytes(content)
     for read in (
         lambda: table(tsv),
         lambda: read_conll(path, ReadStats(str(path))),
         lambda: load_vocabulary(path),
         lambda: prepare([f"text:{path}"], tmp_path / "out", vocabulary=letters, workers=1),
     ):
-        with pytest.raises(UsageError, match=r"file\.t\w+ is encoded in UTF-16 or UTF-32; convert it to UTF-8"):
+        with pytest.raises(UsageError, match=r"file\.t\w+ is (encoded in UTF-16 or UTF-32|not text in UTF-8)"):
             read()
     assert not (tmp_path / "out").exists()
 

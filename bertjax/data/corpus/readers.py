@@ -27,7 +27,7 @@ from typing import IO, Any, BinaryIO
 from bertjax.data.corpus import datasets, documents
 from bertjax.data.corpus.documents import LINES, PARAGRAPHS, Text
 from bertjax.errors import BertjaxError, UsageError, first_line
-from bertjax.utils.io import as_path, is_remote, reject_utf16, unix_newlines
+from bertjax.utils.io import as_path, is_remote, reject_binary, unix_newlines
 
 KINDS = ("text", "prose", "wiki", "tfds", "hf")
 _READ_BYTES = 1 << 20
@@ -210,7 +210,7 @@ def _text_blocks(source: Source, problems: Counter[str], advance: Callable[[int]
             advance(raw.tell() - position)
             position = raw.tell()
             if total_bytes == 0:
-                reject_utf16(source.name, block)
+                reject_binary(source.name, block)
                 block = block.removeprefix(codecs.BOM_UTF8)
                 if source.kind in ("text", "prose") and _EXTRACTED.match(block):
                     raise UsageError(f"{source.name} is from WikiExtractor; use wiki: instead of {source.kind}:")

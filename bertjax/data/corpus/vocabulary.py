@@ -16,7 +16,7 @@ from etils import epath
 from tokenizers import pre_tokenizers
 
 from bertjax.errors import UsageError, first_line, listed, quoted
-from bertjax.utils.io import AnyPath, as_path, read_json, reject_utf16
+from bertjax.utils.io import AnyPath, as_path, read_json, reject_binary
 
 logger = logging.getLogger(__name__)
 
@@ -208,7 +208,7 @@ def vocab_txt_lines(path: os.PathLike, content: bytes) -> tuple[list[str], bytes
     content = content.removeprefix(BOM_UTF8)
     if b"\n" not in content:
         content = content.replace(b"\r", b"\n")
-    reject_utf16(path, content)
+    reject_binary(path, content)
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:

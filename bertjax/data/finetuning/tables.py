@@ -13,13 +13,15 @@ from typing import Any
 
 from bertjax.data.corpus.datasets import open_builder, open_hub, parse_dataset, read_errors, stored_rows
 from bertjax.errors import UsageError, listed
-from bertjax.utils.io import atomic_file, reject_utf16, unix_newlines
+from bertjax.utils.io import atomic_file, reject_binary, unix_newlines
 from bertjax.utils.json_files import naming
 
 FORMATS = ("tsv", "csv", "jsonl")
 TFDS_PREFIX, HUB_PREFIX = "tfds:", "hf:"
 _NULL = object()
 _ESCAPES = {"\\": r"\\", "\t": r"\t", "\r": r"\r", "\n": r"\n"}
+# Field of a TSV file that a writer of CSV, such as pandas, has quoted because it contains quotes.
+_QUOTED = re.compile(r'".*"".*"', re.DOTALL)
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
@@ -113,6 +115,8 @@ def read_table(
             continue
         if problem:
             stats.count_irregular(problem, line)
+        if file_format == "tsv" and any(field and _QUOTED.fullmatch(field) for field in fields.values()):
+            stats.count_irregular("with quoted fields, whose quotes are a part of the text in .tsv", line)
         cells = {name: "" if field in (None, _NULL) else _clean(field, stats, line) for name, field in fields.items()}
         yield Row(line, cells, bool(problem), is_long)
     # Either R wrote row names without a column name, or all rows contain unquoted commas.
@@ -161,7 +165,7 @@ def read_utf8(path: Path) -> bytes:
         data = path.read_bytes()
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}; check the path") from error
-    reject_utf16(path, data)
+    reject_binary(path, data)
     return b"".join(unix_newlines([data.removeprefix(b"\xef\xbb\xbf")]))
 
 

@@ -73,16 +73,18 @@ def module_paths(folder: AnyPath, class_name: str = "") -> dict[str, str]:
     return paths if is_inside else {}
 
 
-def cross_encoder_activation(folder: AnyPath, config: Mapping[str, Any], num_labels: int) -> str:
-    """Returns the activation that sentence-transformers' `CrossEncoder` applies to logits ("": no activation).
+def cross_encoder_functions(folder: AnyPath, config: Mapping[str, Any], num_labels: int) -> list[str]:
+    """Describes the activation and the prompt that `CrossEncoder` of sentence-transformers applies, if there are any.
 
     `config` is the model's `config.json`.
     """
-    nested = config.get("sentence_transformers")
-    sources = (read_object(folder / _PROMPTS, optional=True), nested if isinstance(nested, dict) else {})
+    nested, own = config.get("sentence_transformers"), read_object(folder / _PROMPTS, optional=True)
+    sources = (own, nested if isinstance(nested, dict) else {})
     values = [source.get("activation_fn") for source in sources] + [config.get("sbert_ce_default_activation_function")]
     activation = next((str(value) for value in values if value), "torch.nn.Sigmoid" if num_labels == 1 else "")
-    return "" if activation.endswith(".Identity") else activation
+    prompt = (own.get("prompts") or {}).get(own.get("default_prompt_name"))
+    functions = [] if not activation or activation.endswith(".Identity") else [f"{activation} to logits"]
+    return functions + [f"the prompt {prompt!r} to texts"] * bool(prompt)
 
 
 def read(folder: AnyPath, config: ModelConfig, is_workdir: bool = False) -> SentenceEmbedder | None:
@@ -100,7 +102,7 @@ def read(folder: AnyPath, config: ModelConfig, is_workdir: bool = False) -> Sent
     if not any((folder / name).exists() for name in READ_FILES):
         return None
     try:
-        return _read(folder, config.hidden_size, config.max_position_embeddings, is_workdir)
+        return _read(folder, config.hidden_size, config.max_row_tokens, is_workdir)
     except UsageError as error:
         return SentenceEmbedder(refusal=str(error))
     except (AttributeError, LookupError, OSError, SafetensorError, TypeError, ValueError) as error:
@@ -251,7 +253,7 @@ def _max_seq_len(limits: tuple[Any, ...], folder: AnyPath, max_positions: int) -
     side = config.get("padding_side") or (tokenizer.get("padding") or {}).get("direction") or "right"
     if str(side).lower() != "right":
         raise UsageError(f"the tokenizer of {folder} pads on the {side}, so a vector depends on the other texts")
-    default = config.get("model_max_length", max_positions)
+    default = config.get("model_max_length", config.get("max_len")) or max_positions
     limit = next((limit for limit in limits if limit is not None), default)
     if limit < 3:
         raise UsageError(f"{folder} limits texts to {limit} tokens; the limit must be at least 3")
