@@ -83,7 +83,7 @@ def test_incompatible_ensemble_members_are_an_error(cola, glue, letters, tmp_pat
     shutil.copytree(cola, tmp_path / "copy")
     assert "with the same parameters" in refused(capfd, *command, f"--checkpoint={tmp_path}/copy")
     to_workdir = ("ensemble", f"--output={tmp_path}/copy", f"--checkpoint={cola}", f"--checkpoint={tmp_path}/copy")
-    assert f"{tmp_path}/copy is the workdir of a run" in refused(capfd, *to_workdir)
+    assert f"{tmp_path}/copy is a workdir" in refused(capfd, *to_workdir)
     train(f"glue.py:task=rte,path={glue}", tmp_path / "rte", letters, steps=1)
     message = refused(capfd, *command, f"--checkpoint={tmp_path}/rte")
     assert "rte/checkpoints/1 differs from the first member in labels, data; use members with the same task" in message

@@ -201,5 +201,4 @@ def test_predict_accepts_short_texts_for_a_model_with_splash_attention(glue, let
     train(f"glue.py:task=cola,path={glue}", tmp_path / "run", letters, **fields, model__max_position_embeddings=128)
     assert json.loads((tmp_path / "run" / "config.json").read_text())["model"]["attention"] == "splash"
     assert "ba ke" in printed(capfd, "predict", f"--checkpoint={tmp_path / 'run'}", "ba ke")
-    refused(capfd, "evaluate", f"--checkpoint={tmp_path / 'run'}", "--config.data.bucket=32")
     evaluate(capfd, tmp_path / "run", "--config.data.bucket=32", "--config.model.attention=auto")
