@@ -93,6 +93,13 @@ def test_evaluate_and_predict_use_the_vectors_of_the_run(run, files, tmp_path, c
     assert pairs.keys() == {"accuracy_at_1", "accuracy_at_10"} and pairs["accuracy_at_10"] > pairs["accuracy_at_1"]
 
 
+def test_equal_scores_are_predicted_but_not_evaluated(run, files, tmp_path, capfd):
+    options = (f"--config.data.dev_file={files}/five.tsv", "--config.data.retrieval=")
+    assert "no two different scores" in refused(capfd, "evaluate", f"--checkpoint={run}", *options)
+    path, _ = predict(capfd, run, tmp_path / "out", "--split=dev", *options)
+    assert {json.loads(line)["score"] for line in path.read_text().splitlines()} == {5.0}
+
+
 def test_exported_vectors_equal_those_of_sentence_transformers(run, tmp_path, capfd):
     sentence_transformers = pytest.importorskip("sentence_transformers")
     texts = ["bpa ba ke", "x", "dzu"]
@@ -240,7 +247,7 @@ def test_empty_texts_are_skipped_and_examples_of_one_text_are_left_out_with_a_no
     [
         ('{"sentence1": ["a"], "sentence2": "b", "score": 1}', "line 1: sentence1 is a list"),
         ("{", "dev.jsonl"),
-        ('{"sentence1": "a", "sentence2": "b", "score": 1}', "two different scores"),
+        ('{"sentence1": "a", "sentence2": "b", "score": ""}', "no rows with a score"),
     ],
 )
 def test_files_that_cannot_be_evaluated_are_named(line, message, tmp_path):

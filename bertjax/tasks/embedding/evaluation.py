@@ -187,8 +187,8 @@ def _read_scored(data: EmbedData, file: str, texts: EvalTexts, read_stats: list[
         pairs.append((_index(texts, pair[0], True), _index(texts, pair[1], False)))
         labels.append(score)
     stats.used = len(pairs)
-    if len({*labels}) < 2:
-        raise UsageError(f"{stats.file} needs at least two different scores in {label!r} for a correlation")
+    if not pairs:
+        raise UsageError(f"{stats.file} has no rows with a score; use a file with numbers in {label!r}")
     return ScoredPairs(stats.file, np.array(pairs), np.array(labels, np.float32))
 
 

@@ -21,7 +21,7 @@ from bertjax.metrics.nearest import unit_rows
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import EmbeddingModel
 from bertjax.tasks.embedding.config import EmbedConfig
-from bertjax.tasks.embedding.evaluation import EvalSet, read_eval_sets
+from bertjax.tasks.embedding.evaluation import EvalSet, ScoredPairs, read_eval_sets
 from bertjax.tasks.finetuning.task import FinetuningTask
 from bertjax.tasks.objectives.embedding import Embedding
 from bertjax.tasks.objectives.step_cost import StepCost
@@ -72,6 +72,9 @@ class EmbedTask(FinetuningTask):
             raise UsageError(f"no file for the {data.eval_split} set; set --config.data.{data.eval_split}_file=FILE")
         if texts:
             self.eval_examples = make_examples([self._encoder.encode(*text) for text in texts], {})
+        for each in self.eval_sets:
+            if isinstance(each, ScoredPairs) and len({*each.labels}) < 2:
+                self.evaluation_problem = f"{each.name} has no two different scores to correlate; use `bertjax predict`"
 
     def _read_training_files(self) -> None:
         data, loss = self.config.data, self.config.loss
