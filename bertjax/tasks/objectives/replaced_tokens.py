@@ -31,7 +31,7 @@ class ReplacedTokens(MaskedLmOnText):
         Metric("discriminator_accuracy", panel="discriminator: accuracy"),
         Metric("discriminator_precision", panel="discriminator: precision"),
         Metric("discriminator_recall", panel="discriminator: recall"),
-        Metric("replaced_fraction", panel="replaced tokens", lower_is_better=True),
+        Metric("replaced_fraction", panel="replaced tokens"),
     )
     model_class = ReplacedTokenModel
     untrained_modules = ("generator", "generator_lm")
