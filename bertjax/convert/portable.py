@@ -99,7 +99,7 @@ class PortableCheckpoint:
 
     @property
     def num_outputs(self) -> int:
-        """Width of the output layer; 0 if the model has no output layer."""
+        """Width of the output layer (0: no output layer)."""
         return self.params[f"{CLASSIFIER}/bias"].shape[0] if self.output_kind else 0
 
     @property

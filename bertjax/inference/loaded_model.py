@@ -58,7 +58,7 @@ class LoadedModel:
     Attributes:
       config: architecture and layout.
       params: all parameters of the checkpoint on the mesh, float32, including heads that `model` does not use.
-      vocabulary: WordPiece or SentencePiece vocabulary.
+      vocabulary: vocabulary of the checkpoint: WordPiece, SentencePiece or a `tokenizer.json`.
       output_layer: kind and labels of the output layer, or None for a pre-trained model.
       model_description: description of the Flax module, see `bertjax.model.heads.model_description`.
       defaults: inference settings of the fine-tuning run.

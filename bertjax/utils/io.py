@@ -26,7 +26,7 @@ _Path = TypeVar("_Path", bound=AnyPath)
 CACHE_DIR_VARIABLE = "BERTJAX_STAGING"
 # Free bytes that `check_free_space` leaves for other processes that write to the same disk.
 _RESERVE_BYTES = 16 << 20
-# Control characters that are rare in texts. At least 2 % of the first bytes of compressed files and PDFs are.
+# Control characters that texts rarely contain. They are about 2 % or more of the start of compressed files and PDFs.
 _CONTROLS, _START_BYTES = bytes({*range(32)} - {*b"\t\n\v\f\r\x1b"}), 8192
 _CRS = re.compile(rb"\r+\n?")
 

@@ -78,8 +78,8 @@ def replace_tokens(
     """Replaces the tokens at `positions` by [MASK] or random tokens, or keeps them.
 
     `ids` are int32 [B, L], and `uniforms` float32 [B, 2 P] in [0, 1). Special tokens are never drawn as random
-    replacements. google-research/bert draws from the entire vocabulary. Returns the arrays `input_ids`, int32 [B, L],
-    and `masked_lm_*`, [B, P], of `train_dataset`. `masked_lm_*` are 0 for unused predictions.
+    replacements. google-research/bert draws from the entire vocabulary. Returns `input_ids`, int32 [B, L], and the
+    arrays `masked_lm_*`, [B, P], as in `train_dataset`. Unused predictions are 0.
     """
     seq_len = ids.shape[1]
     ordinary_ids = np.flatnonzero(_is_ordinary(vocabulary)).astype(np.int32)
