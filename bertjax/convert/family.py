@@ -5,6 +5,7 @@ kernels as matrices: [in, out] in TensorFlow, whose names end in `/kernel`, else
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -147,11 +148,13 @@ class Family:
         return table
 
 
-def parameter_shapes(config: ModelConfig, output_kind: str, num_outputs: int) -> dict[str, tuple[int, ...]]:
+@functools.cache
+def parameter_shapes(config: ModelConfig, output_kind: str, num_outputs: int) -> Mapping[str, tuple[int, ...]]:
     """Returns the shapes of all parameters that a model with this output layer may have, by path."""
     batch = {name: jnp.zeros((1, 8), jnp.int32) for name in ("input_ids", "input_mask", "segment_ids")}
     batch["masked_lm_positions"] = jnp.zeros((1, 1), jnp.int32)
-    config = dataclasses.replace(config, attention="xla")
+    # Scan the layers, so that a single layer is traced.
+    config = dataclasses.replace(config, attention="xla", scan_layers="true")
     models: list[nn.Module] = [PretrainingModel(config), EncoderModel(config)]
     if output_kind:
         models.append(OUTPUT_KINDS[output_kind].build_model(config, num_outputs))

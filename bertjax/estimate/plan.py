@@ -16,9 +16,8 @@ from bertjax.estimate.topology import Chip, chip_of, chips_in, tpu_devices
 from bertjax.model.config import ModelConfig
 from bertjax.model.layer_stack import LAYERS
 from bertjax.tasks.task import Task
-from bertjax.training.optimizer import make_optimizer
 from bertjax.training.sharding import make_mesh
-from bertjax.training.state import abstract_state
+from bertjax.training.state import abstract_params
 from bertjax.utils.terminal import duration, format_table
 
 logger = logging.getLogger(__name__)
@@ -92,7 +91,7 @@ def plan_run(task: Task, topology: str, slices: int, mfu: float, price_per_chip_
     """
     chip, chips, devices = chip_of(topology), chips_in(topology) * slices, tpu_devices(topology, slices)
     mesh, model = make_mesh(task.config.mesh, devices), task.objective.model.config.resolve("tpu")
-    params = abstract_state(task.objective, make_optimizer(task.config.optimizer), mesh).params
+    params = abstract_params(task.objective, mesh)
     steps = [stop - start for start, stop in itertools.pairwise([0, *(stop for stop, _ in task.phase_peaks)])]
     phases, start = [], 0
     for index, count in enumerate(steps):

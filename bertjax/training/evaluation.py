@@ -17,7 +17,8 @@ from bertjax.tasks.task import Objective, Task
 from bertjax.training.checkpoint_metadata import read_metadata
 from bertjax.training.init_from import check_output_layer, check_vocabulary
 from bertjax.training.parameters import load_params
-from bertjax.training.sharding import check_batch_sizes, data_shard, make_mesh, put_batch, replicated, with_shardings
+from bertjax.training.sharding import check_batch_sizes, data_shard, make_mesh, put_batch, replicated
+from bertjax.training.state import abstract_params
 from bertjax.training.step import compute_metrics, make_eval_step
 from bertjax.utils.terminal import progress_bar
 
@@ -90,8 +91,7 @@ def mesh_and_params(task: Task, checkpoint: epath.Path) -> tuple[Mesh, Any]:
         )
     for note in task.notes:
         logger.info(note)
-    shapes = with_shardings(jax.eval_shape(task.objective.init_params, jax.random.key(0)), mesh)
-    params = load_params(checkpoint, shapes)
+    params = load_params(checkpoint, abstract_params(task.objective, mesh))
     if order:
         logger.info(f"reordered the outputs of {checkpoint} to match the labels of the task: {order}")
         for name in task.reinit_params:

@@ -55,6 +55,12 @@ class TrainState(flax.struct.PyTreeNode):
 
 
 @functools.cache
+def abstract_params(objective: Objective, mesh: Mesh) -> Any:
+    """Returns shapes, dtypes and shardings of the parameters without computing anything."""
+    return with_shardings(jax.eval_shape(objective.init_params, jax.random.key(0)), mesh)
+
+
+@functools.cache
 def abstract_state(objective: Objective, optimizer: Optimizer, mesh: Mesh) -> TrainState:
     """Returns shapes, dtypes and shardings of the state without computing anything.
 
