@@ -16,16 +16,16 @@ demo: $(VENV)/.installed
 PYTEST = $(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder
 
 # Most tests run on one device, because programs for one device compile faster than those for eight.
-# To run only some of them: make test TESTS="tests/metrics tests/tasks/test_glue_task.py"
+# To run only some files, with their tests marked `ci`: make test TESTS="tests/metrics tests/tasks/test_glue_task.py"
 TESTS ?=
 UNUSED = not slow and not beam and not notebooks
 test: lint
-	BERTJAX_TEST_DEVICES=1 $(PYTEST) -m "not devices and not ci and $(UNUSED)" $(TESTS)
+	BERTJAX_TEST_DEVICES=1 $(PYTEST) -m "not devices $(if $(TESTS),,and not ci) and $(UNUSED)" $(TESTS)
 
-# What a pull request must pass: `make test`, the tests on eight devices, and tests of whole commands in several processes.
+# What a pull request must pass: `make test`, the tests on eight devices, and tests that take over three seconds.
 ci: test
 	$(PYTEST) -m "devices and $(UNUSED)" $$(grep -rl --include='*.py' mark.devices tests)
-	BERTJAX_TEST_DEVICES=1 $(PYTEST) -m "ci and $(UNUSED)" $$(grep -rl --include='*.py' mark.ci tests)
+	BERTJAX_TEST_DEVICES=1 $(PYTEST) -m "ci and not devices and $(UNUSED)" $$(grep -rl --include='*.py' mark.ci tests)
 
 test-all: lint $(VENV)/.installed-parity
 	$(PYTEST)

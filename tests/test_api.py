@@ -38,6 +38,7 @@ def folders(letters, tmp_path_factory):
     return folders
 
 
+@pytest.mark.ci
 def test_docstring_examples_run(folders):
     names = {"CHECKPOINT": folders["huggingface"], "CLASSIFIER": folders["classifier"], "bertjax": bertjax}
     result = doctest.testmod(api, extraglobs=names)
@@ -153,6 +154,7 @@ def test_second_call_of_a_method_does_not_compile(folders, jax_events):
         jax_events.clear()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", [pytest.param("own_head", marks=pytest.mark.slow), "from_flax_bert"])
 def test_example_is_short_and_runs(name, folders, capsys):
     file = ROOT / "examples" / f"{name}.py"

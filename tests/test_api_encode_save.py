@@ -111,6 +111,7 @@ def dense_layer(out_features=8, **config):
     return "Dense", {**sizes, "activation_function": "torch.nn.modules.activation.Tanh", **config}, arrays
 
 
+@pytest.mark.ci
 def test_encode_follows_the_modules_of_a_sentence_transformers_folder(pretrained, tmp_path):
     modes = ("Pooling", {"embedding_dimension": 16, "pooling_mode": ["mean", "max"], "include_prompt": False}, {})
     prompts = {"prompts": {"query": "He "}, "default_prompt_name": "query"}

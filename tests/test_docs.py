@@ -147,6 +147,7 @@ def test_describe_commands_that_need_no_checkpoint_succeed(monkeypatch, capsys):
         assert capsys.readouterr().out.strip()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["README.md", "docs/python.md"])
 def test_python_code_runs(name, letters, pretrained, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -9,6 +9,8 @@ from command_runs import read_metrics
 
 from bertjax.cli import main as cli
 
+pytestmark = pytest.mark.ci
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 FIELDS = {
     "data.seq_len": 16,

@@ -197,6 +197,7 @@ def test_error_for_a_truncated_corpus_file_names_the_file(capfd, corpus, tmp_pat
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.ci
 def test_flipped_bit_of_corpus_is_an_error(capfd, corpus, tmp_path):
     damaged = shutil.copytree(corpus, tmp_path / "corpus") / "train.tokens.bin"
     data = bytearray(damaged.read_bytes())
@@ -248,6 +249,7 @@ def nan_attention(query, *_, **__):
     return query * jnp.nan
 
 
+@pytest.mark.ci
 def test_bench_step_measures_only_the_first_phase_and_reports_non_finite_losses(capfd):
     overrides = (
         "--config.data.seq_len=16",

@@ -35,6 +35,7 @@ def workdir(corpus, tmp_path_factory) -> Path:
     return path
 
 
+@pytest.mark.ci
 def test_damaged_parameters_are_reported_in_one_line(capfd, workdir, tmp_path):
     path = shutil.copytree(workdir, tmp_path / "run")
     files = [*(path / "checkpoints" / "4" / "params").rglob("d/*")]
@@ -51,6 +52,7 @@ def test_damaged_parameters_are_reported_in_one_line(capfd, workdir, tmp_path):
     assert "checkpoints/4 is damaged" in refused(capfd, "evaluate", "--checkpoint", path, code=1, logs=True)
 
 
+@pytest.mark.ci
 def test_describe_inspect_and_bench_read_the_config_of_a_run(capfd, workdir):
     text = printed(capfd, "describe", "--checkpoint", workdir)
     assert "hidden size 16" in text and "schedule: 4 steps, 0 of them warm-up" in text
@@ -105,6 +107,7 @@ def test_bench_step_needs_no_tensorflow_and_inspect_no_keras(corpus):
     assert imported_by("inspect", f"--config={TINY},corpus={corpus},seq_len=16", "--rows=1")[0] == {"tensorflow"}
 
 
+@pytest.mark.ci
 def test_train_profiles_steps_and_sends_metrics_to_an_installed_tracker(capfd, corpus, tmp_path, monkeypatch):
     logged, traced = {}, []
     tracker = types.SimpleNamespace(

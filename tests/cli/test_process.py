@@ -51,6 +51,7 @@ DESCRIBE = "main.main(['describe', '--config=pretrain:size=tiny'])"
 CRASH = "Fatal Python error: Segmentation fault(?s:.*)in command(?s:.*)"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("body", "platforms", "code", "pattern"),
     [

@@ -89,6 +89,7 @@ def test_fine_tuned_google_checkpoint_has_an_output_layer(variables, kind, num_o
     np.testing.assert_array_equal(read.params["classifier/bias"], bias)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("source", [HUGGINGFACE, TENSORFLOW])
 @pytest.mark.parametrize("num_rows", [144, 150, 1000])
 def test_more_embeddings_than_tokens_are_padding(source, num_rows, letters, tmp_path):
@@ -328,6 +329,7 @@ def test_commands_accept_checkpoints_of_other_formats(google, tmp_path, capfd):
     assert shard["segment_ids"].tolist() == [0, 0, 0, 0, 1, 1]
 
 
+@pytest.mark.ci
 def test_fine_tuned_google_checkpoint_has_equal_metrics_after_export(google, tmp_path, capfd):
     (tmp_path / "train.tsv").write_text("text\tlabel\na\tx\nb\ty\n")
     data = f"--config=experiments/text.py:train={tmp_path}/train.tsv,dev={tmp_path}/train.tsv,quick=true"

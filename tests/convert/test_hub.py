@@ -76,6 +76,7 @@ def test_commands_accept_a_hub_address(server, pretrained, tmp_path, capsys):
     assert manifest["vocabulary"]["lower_case"] is True
 
 
+@pytest.mark.ci
 def test_run_from_a_hub_address_is_uploaded_and_resumed_with_its_original_commit(
     server, pretrained, letters, tmp_path, capsys
 ):

@@ -262,6 +262,7 @@ def test_spans_of_packed_rows_are_masked_like_unpacked_rows(short_corpus, choice
     assert middle.mean() == pytest.approx(0.5, abs=0.04 if "max_span" in choice else 0.02)
 
 
+@pytest.mark.ci
 def test_max_predictions_above_the_needed_number_does_not_change_batches(short_corpus):
     (some,), (more,) = (train(short_corpus, 1, predictions=count) for count in (10, SEQ_LEN))
     np.testing.assert_equal(some, more)

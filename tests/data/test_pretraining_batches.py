@@ -91,6 +91,7 @@ def test_shards_together_hold_the_rows_of_the_global_batch(traced, objective, pa
     assert DataShard((0, 1, 3), 4).row_ranges(BATCH) == [(0, 4), (6, 8)]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("objective", SOURCES)
 def test_dataset_from_a_later_step_continues_the_same_batches(traced, objective):
     stream = train(traced, 40, objective=objective)
@@ -180,6 +181,7 @@ def test_epoch_without_sentence_pairs_holds_every_token_once(traced):
     assert not joined(batches)["segment_ids"].any()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("objective", SOURCES)
 def test_evaluation_contains_every_row_once_with_fixed_masks(traced, objective):
     batches = evaluate(traced, objective)

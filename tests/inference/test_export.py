@@ -77,6 +77,7 @@ def embedder(letters, tmp_path_factory):
     return folder
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("suffix", ["stablehlo", pytest.param("onnx", marks=needs_torch)])
 def test_vectors_of_an_exported_file_equal_those_of_encode(suffix, embedder, tmp_path, capfd):
     file = tmp_path / "out" / f"model.{suffix}"
@@ -90,6 +91,7 @@ def test_vectors_of_an_exported_file_equal_those_of_encode(suffix, embedder, tmp
         export(str(embedder), str(file))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("kind", "suffix"),
     [

@@ -37,6 +37,7 @@ def write_features(checkpoint, folder) -> None:
     cli.main(["features", f"--checkpoint={checkpoint}", *files, "--layers=-1"])
 
 
+@pytest.mark.ci
 def test_features_in_a_batch_equal_features_of_single_texts(pretrained):
     model = load_model(pretrained)
     (shard,) = features.FeatureExtractor(model, (0, -1), 40).shards(TEXTS)

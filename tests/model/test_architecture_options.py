@@ -35,6 +35,7 @@ MODERNBERT = dataclasses.replace(
 )
 
 
+@pytest.mark.ci
 def test_packed_rows_with_local_attention_equal_separate_rows():
     config = dataclasses.replace(MODERNBERT, hidden_dropout_prob=0.0)
     encoder = Encoder(config)
@@ -52,6 +53,7 @@ def test_packed_rows_with_local_attention_equal_separate_rows():
         start += length
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("changes", [{"scan_layers": "true"}, {"remat": "full"}, {"remat": "attention"}])
 def test_layout_does_not_change_states_and_gradients(changes):
     ids = np.random.default_rng(0).integers(5, NUM_TOKENS, (2, LENGTH), np.int32)
@@ -72,6 +74,7 @@ def test_layout_does_not_change_states_and_gradients(changes):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), gradients, other_gradients)
 
 
+@pytest.mark.ci
 def test_frozen_layers_stay_local_or_global():
     model = SequenceModel(MODERNBERT, 2)
     ids = np.random.default_rng(0).integers(5, NUM_TOKENS, (2, LENGTH), np.int32)
@@ -132,6 +135,7 @@ def test_conflicting_options_are_refused(changes, word):
         check_attention(ModelConfig(**{**fields, **changes}), 128)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("pooling", ["cls", "mean", "late"])
 def test_pooled_states_are_the_inputs_of_the_output_layer(pooling):
     config = dataclasses.replace(MODERNBERT, classifier_pooling=pooling)

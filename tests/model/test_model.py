@@ -108,6 +108,7 @@ def test_vocabulary_padding_does_not_change_probabilities(params, batch):
     np.testing.assert_allclose(padded[..., :50], jax.nn.softmax(run(unpadded, cut, batch)[0]), rtol=1e-5)
 
 
+@pytest.mark.ci
 def test_unrolled_and_scanned_layers_agree(loss_and_gradient):
     scanned = loss_and_gradient(dataclasses.replace(CONFIG, scan_layers="true"))
     assert_trees_close(scanned, loss_and_gradient(UNROLLED))
@@ -133,6 +134,7 @@ def lowered_gradient(remat: str, params: dict, batch: dict) -> jax.stages.Lowere
     return jax.jit(jax.grad(loss)).lower(params)
 
 
+@pytest.mark.ci
 def test_remat_policies_are_ordered_by_number_of_recomputed_matrix_products(params, batch):
     gradients = [lowered_gradient(remat, params, batch) for remat in REMAT_POLICIES]
     none, attention, elementwise, projections, full = (each.compile().as_text().count(" dot(") for each in gradients)

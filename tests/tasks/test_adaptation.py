@@ -23,6 +23,8 @@ from bertjax.data.shard import SINGLE_SHARD
 from bertjax.errors import UsageError
 from bertjax.training.parameters import load_params_on_host
 
+pytestmark = pytest.mark.ci
+
 
 @pytest.fixture(scope="module")
 def general(corpus, tmp_path_factory) -> Path:

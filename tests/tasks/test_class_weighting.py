@@ -76,6 +76,7 @@ def params_and_logits(is_tagger):
     return params, np.asarray(objective.model.apply({"params": params}, make_batch()))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "weighting", [UNWEIGHTED, ClassWeighting((0.25, 2.0, 0.1)), ClassWeighting((), 0.1), ClassWeighting((1, 5, 3), 0.3)]
 )

@@ -145,6 +145,7 @@ def unit(vectors):
     return vectors / jnp.linalg.norm(vectors, axis=-1, keepdims=True)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", [name for name in LOSSES if name != "softmax"])
 def test_padding_rows_and_missing_documents_change_nothing(name):
     documents = 1 if LOSSES[name].max_documents else 2

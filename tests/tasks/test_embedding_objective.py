@@ -53,12 +53,14 @@ def assert_equal(actual, expected):
         np.testing.assert_allclose(value / scale, reference / scale, rtol=0, atol=2e-6)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("chunk", [4, 16, 48])
 def test_chunks_change_neither_loss_nor_gradient_with_dropout(chunk):
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
     assert_equal(loss_and_grads(chunk, mesh), loss_and_grads(0, mesh))
 
 
+@pytest.mark.ci
 def test_dropout_is_on():
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
     assert loss_and_grads(0, mesh)[0] != loss_and_grads(0, mesh, dropout=0.0)[0]

@@ -11,6 +11,7 @@ from finetuning_data import conll_files
 PACKED = {"data__examples_per_row": 4, "data__bucket": 8}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "task", [*(pytest.param(task, marks=pytest.mark.slow) for task in ("cola", "stsb", "multilabel")), "ner"]
 )

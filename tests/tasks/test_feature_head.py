@@ -77,6 +77,7 @@ def test_training_on_cached_features_equals_training_with_a_frozen_encoder(ner, 
     assert "started from different parameters than --init_from, so cached features would differ" in error
 
 
+@pytest.mark.ci
 def test_model_with_feature_head_is_neither_saved_nor_replaced(ner, tmp_path):
     files, start = ner
     flags = [f"--init_from={start}", "--config.optimizer.freeze=encoder", "--config.feature_head.features=embeddings"]
@@ -117,6 +118,7 @@ def test_cached_features_use_the_dtype_of_the_run(ner, tmp_path, cache_dir):
         np.testing.assert_array_equal(states, states.astype(jnp.bfloat16).astype(np.float32))
 
 
+@pytest.mark.ci
 def test_incomplete_files_of_cached_features_are_recomputed(ner, tmp_path, cache_dir, capfd):
     files, start = ner
     arguments = [None, f"--init_from={start}", *FROZEN, "--config.feature_head.features=sum_last_four"]

@@ -75,6 +75,7 @@ def test_checkpoint_of_another_task_is_an_error(cola, glue, letters, tmp_path, c
     assert "needs a pre-training config" in error
 
 
+@pytest.mark.ci
 def test_resumed_run_equals_an_uninterrupted_run(glue, letters, tmp_path, monkeypatch):
     fields = {"steps": 6, "log_every": 2, "checkpoint_every": 4, "eval_every": 3, "model__hidden_dropout_prob": 0.1}
     task = load_task(f"glue.py:task=cola,path={glue}", letters, **fields)

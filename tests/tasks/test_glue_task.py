@@ -191,6 +191,7 @@ def test_tfds_rows_equal_rows_of_files(experiment, dataset, version, file, names
     assert sources[0] == sources[1] and len(sources[0]) == len(batch["input_ids"])
 
 
+@pytest.mark.ci
 def test_stsb_is_a_regression_task(glue, letters, tmp_path, capfd):
     results = train(f"glue.py:task=stsb,path={glue}", tmp_path / "run", letters)
     assert not any(file["noted"] for file in results["files"])
@@ -207,6 +208,7 @@ def test_stsb_is_a_regression_task(glue, letters, tmp_path, capfd):
     assert "2 with a score outside 0 to 5 (first: line 3)" in capfd.readouterr().err
 
 
+@pytest.mark.ci
 def test_mnli_has_two_dev_sets_and_predicts_ax(glue, letters, tmp_path, capfd):
     results = train(f"glue.py:task=mnli,path={glue}", tmp_path / "run", letters)
     assert {"accuracy", "accuracy_mismatched"} <= results.keys()
@@ -229,6 +231,7 @@ def test_mnli_has_two_dev_sets_and_predicts_ax(glue, letters, tmp_path, capfd):
         assert len(predictions) == rows
 
 
+@pytest.mark.ci
 def test_classes_of_a_converted_checkpoint_are_matched_by_name(glue, letters, tmp_path, capfd):
     train(f"glue.py:task=rte,path={glue}", tmp_path / "run", letters, steps=3)
     cli.main(["convert", f"{tmp_path / 'run'}", f"{tmp_path / 'converted'}", "--format=huggingface"])

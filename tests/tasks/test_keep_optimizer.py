@@ -14,6 +14,8 @@ from bertjax.training.parameters import load_params_on_host
 from bertjax.training.sharding import make_mesh
 from bertjax.training.state import abstract_state
 
+pytestmark = pytest.mark.ci
+
 STABLE = {"optimizer__schedule": "warmup_stable_decay", "optimizer__warmup_steps": 0, "optimizer__decay_steps": 0}
 FIELDS = {**STABLE, "steps": 3, "data__seq_len": 16, "log_every": 1, "data__eval_rows": 8}
 DECAY = {**FIELDS, "optimizer__decay_steps": 3, "checkpoint_every": 1, "keep_checkpoints": 5}

@@ -41,6 +41,7 @@ def test_ner_trains_evaluates_and_predicts(context, letters, tmp_path, capfd):
     assert predict(capfd, workdir, tmp_path / "out")[0] == path
 
 
+@pytest.mark.ci
 def test_tags_without_a_type_are_trained_scored_and_predicted_as_entities(letters, tmp_path, capfd):
     for name in ("eng.train", "eng.testa", "eng.testb"):
         (tmp_path / name).write_text("za B\nba I\nke O\n\nke O\nza B\n" * 4)
@@ -62,6 +63,7 @@ def test_tags_that_only_the_dev_file_has_may_be_listed_in_a_labels_file(letters,
     assert load_task(f"ner.py:path={files}", letters, data__labels=tmp_path / "labels.json").labels == tags
 
 
+@pytest.mark.ci
 def test_training_continues_a_tagger_of_hugging_face_and_predict_accepts_words_without_tags(letters, tmp_path, capfd):
     def classifier(run):
         return load_params_on_host(find_checkpoint(run))["classifier/kernel"]

@@ -15,6 +15,8 @@ from bertjax.data.shard import SINGLE_SHARD
 from bertjax.training.checkpoint import find_checkpoint
 from bertjax.training.checkpoint_metadata import saved_architecture
 
+pytestmark = pytest.mark.ci
+
 KINDS = {"left": "--config.model.attention_direction=left", "lstm": "--config.model.encoder=lstm"}
 
 

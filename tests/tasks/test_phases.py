@@ -16,6 +16,8 @@ from bertjax.estimate.describe import describe_task
 from bertjax.training.checkpoint_config import experiment_config
 from bertjax.training.checkpoint_metadata import read_metadata
 
+pytestmark = pytest.mark.ci
+
 ROTARY = {"model__position_embedding_type": "rotary", "model__hidden_size": 16, "model__num_attention_heads": 1}
 PHASES = (
     {"share": 2, "batch_size": 4, "global_rope_theta": 100.0, "mask_rate": 0.4, "learning_rate": 2e-3},

@@ -27,6 +27,8 @@ from bertjax.model.dropout import gumbel_noise
 from bertjax.tasks.objectives.config import PretrainingData
 from bertjax.tasks.objectives.replaced_tokens import ReplacedTokens
 
+pytestmark = pytest.mark.ci
+
 ELECTRA = {"model_type": "electra", "hidden_act": "gelu_erf", "head_act": "gelu_erf", "pooler_act": "gelu_erf"}
 CONFIG = tiny_config(60, num_attention_heads=4, initializer_range=0.5, embedding_size=12, **ELECTRA)
 DATA = PretrainingData(objective="rtd", generator_size=0.5, discriminator_weight=20.0)

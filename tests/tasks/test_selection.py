@@ -68,6 +68,7 @@ def make_task(glue, letters, **fields):
     return load_task(f"glue.py:task=cola,path={glue}", letters, **fields)
 
 
+@pytest.mark.ci
 def test_resumed_run_stops_early_at_the_same_step(glue, letters, tmp_path, log_lines):
     task = make_task(glue, letters)
     result = loop.train(task, str(tmp_path / "whole"))

@@ -11,6 +11,7 @@ from finetuning_data import learnable_squad_files
 from bertjax.inference.load import load_model
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("version", [pytest.param("1.1", marks=pytest.mark.slow), "2.0"])
 def test_squad_trains_evaluates_and_predicts(version, letters, tmp_path, capfd):
     files = learnable_squad_files(tmp_path / "squad", version)

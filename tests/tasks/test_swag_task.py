@@ -3,10 +3,12 @@
 import csv
 
 import numpy as np
+import pytest
 from command_runs import predict, records, train
 from finetuning_data import swag_files
 
 
+@pytest.mark.ci
 def test_swag_trains_evaluates_and_predicts(letters, tmp_path, capfd):
     files = swag_files(tmp_path / "swag")
     results = train(f"swag.py:path={files}", tmp_path / "run", letters, data__eval_batch_size=8, steps=40)

@@ -41,6 +41,7 @@ def test_damaged_results_file_is_an_error(tmp_path, content):
         read_results(epath.Path(tmp_path), ("selected_by",) if b"selected_by" in content else ())
 
 
+@pytest.mark.ci
 def test_sweep_compiles_once_and_runs_only_failed_trials_again(cola, glue, letters, tmp_path, capfd, monkeypatch):
     config, field = f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},quick=true", "optimizer.learning_rate"
     command = ["sweep", config, f"--workdir={tmp_path}", f"--init_from={cola}"]

@@ -161,6 +161,7 @@ def test_every_row_has_a_line_in_the_prediction_file(letters, tmp_path, capfd):
     assert [record["line"] for record in records(jsonl_path)] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.ci
 def test_untagged_sentences_are_predicted_and_not_scored(letters, tmp_path, capfd):
     (tmp_path / "train.tsv").write_text("text\tlabel\n" + "zu ba pa\tS-A O O\nke zu\tO S-A\n" * 16)
     (tmp_path / "dev.tsv").write_text("text\tlabel\nzu zu\tS-A S-A\n\nzu ba\n\t\nzu pa\tS-A O\n")
@@ -177,6 +178,7 @@ def test_untagged_sentences_are_predicted_and_not_scored(letters, tmp_path, capf
 LABELS_BY_TEXT = {"zu": ["bright"], "pa": ["calm", "dark"], "zu pa": ["bright", "calm", "dark"], "ke": []}
 
 
+@pytest.mark.ci
 def test_multilabel_trains_evaluates_predicts_and_converts(letters, tmp_path, capfd):
     for name, times in (("train", 16), ("dev", 2)):
         rows = ({"text": text, "label": labels} for text, labels in LABELS_BY_TEXT.items() for _ in range(times))

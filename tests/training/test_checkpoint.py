@@ -88,6 +88,7 @@ def test_state_restores_bit_for_bit_on_another_mesh(tmp_path, log_lines):
         assert_equal(state, restored)
 
 
+@pytest.mark.ci
 def test_checkpoint_saved_at_a_stop_does_not_displace_a_periodic_one(tmp_path):
     save_states(tmp_path, steps=(4, 8, 10, 12), keep=3, every=4)
     assert sorted(int(child.name) for child in (tmp_path / "checkpoints").iterdir()) == [4, 8, 12]

@@ -16,6 +16,8 @@ from bertjax.training.checkpoint import find_checkpoint
 from bertjax.training.checkpoint_metadata import saved_architecture
 from bertjax.training.parameters import load_params_on_host
 
+pytestmark = pytest.mark.ci
+
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory):

@@ -50,6 +50,7 @@ def is_frozen(path: tuple[str, ...]) -> bool:
     return path[:2] == ("encoder", "embeddings") or path[:3] == ("encoder", "layers", "mlp_norm")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["bert_adam", pytest.param("lamb", marks=pytest.mark.slow)])
 def test_frozen_parameters_do_not_change_and_have_no_optimizer_state(name):
     before, state = train(name=name, weight_decay=0.1, **FREEZE)
@@ -79,6 +80,7 @@ def test_trainable_parameters_get_the_same_updates_as_without_freezing():
         np.testing.assert_allclose(after, expected, atol=2e-6, err_msg=str(path))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "fields",
     [

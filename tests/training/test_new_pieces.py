@@ -17,6 +17,8 @@ from bertjax.training.checkpoint import find_checkpoint
 from bertjax.training.init_from import NewPieces, find_new_pieces
 from bertjax.training.parameters import load_params_on_host
 
+pytestmark = pytest.mark.ci
+
 # Two words, a continuation piece, and a character that no old piece contains.
 ADDED = ("losuna", "kerona", "##rovi", "ж")
 

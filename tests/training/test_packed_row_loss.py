@@ -64,6 +64,7 @@ def init_params(config):
     return nn.unbox(jax.jit(masked_lm.MaskedLm.for_model(config, PACKED).init_params)(jax.random.key(0)))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("direction", ["both", pytest.param("left", marks=pytest.mark.slow)])
 def test_packed_rows_have_the_losses_and_gradients_of_unpacked_rows(direction):
     config = dataclasses.replace(CONFIG, attention_direction=direction)

@@ -26,6 +26,7 @@ with watchdog(2) as heartbeat:
 """
 
 
+@pytest.mark.ci
 def test_process_without_heartbeat_prints_stacks_and_exits_with_43(tmp_path):
     (tmp_path / "stuck.py").write_text(STUCK)
     process = subprocess.run([sys.executable, tmp_path / "stuck.py"], capture_output=True, text=True, timeout=60)

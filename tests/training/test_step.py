@@ -138,6 +138,7 @@ def test_accumulated_gradient_equals_the_gradient_of_the_batch(grad_accum_steps)
     assert_states_close(single_device_state(config), run((2, 1, 1), grad_accum_steps, config))
 
 
+@pytest.mark.ci
 def test_runs_with_different_schedules_share_one_compilation():
     optimizers = [make_optimizer(OptimizerConfig(learning_rate=rate, warmup_steps=3)) for rate in (1e-3, 1e-4)]
     step, other_step = (make_train_step(OBJECTIVE, optimizer, ONE_DEVICE, 1) for optimizer in optimizers)

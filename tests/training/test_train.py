@@ -35,6 +35,8 @@ from bertjax.training.evaluation import predict
 from bertjax.training.optimizer import bert_schedule
 from bertjax.training.sharding import make_mesh
 
+pytestmark = pytest.mark.ci
+
 
 @pytest.mark.parametrize(
     # The run logs at steps 3, 6, 9, 12 and 14.

@@ -71,6 +71,7 @@ def test_data_json_without_a_hash_is_refused(tmp_path):
         workdir.check_config(epath.Path(tmp_path), {}, "0" * 64)
 
 
+@pytest.mark.ci
 def test_workdir_without_checkpoints_accepts_another_config_and_may_be_relative(corpus, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "run"
@@ -114,6 +115,7 @@ def interrupted(trained, tmp_path):
     return tmp_path / "run"
 
 
+@pytest.mark.ci
 def test_resume_accepts_other_log_and_checkpoint_settings(corpus, interrupted):
     loop.train(make(corpus, log_every=5, keep_checkpoints=1), str(interrupted))
     assert [line["step"] for line in read_metrics(interrupted) if "loss" in line] == [3, 6, 10, 14]

@@ -79,6 +79,7 @@ def _hold(lock, held, done):
         done.wait(30)
 
 
+@pytest.mark.ci
 def test_process_waits_while_another_process_copies_the_corpus(bucket, tmp_path):
     copy = open_anywhere(str(bucket)).path
     shutil.rmtree(copy)

@@ -93,6 +93,7 @@ def test_error_or_interrupt_removes_files_and_stops_workers(
     assert leftovers(tmp_path) == [] and not multiprocessing.active_children()
 
 
+@pytest.mark.ci
 def test_killed_worker_is_an_error(tmp_path, vocabulary):
     write_text(tmp_path / "a.txt", make_text(200_000))
     before = set(multiprocessing.active_children())
@@ -119,6 +120,7 @@ def is_running(pid):
         return False
 
 
+@pytest.mark.ci
 def test_killed_run_leaves_no_corpus_and_no_process(tmp_path, vocabulary):
     write_text(tmp_path / "a.txt", make_text(200_000))
     spec = f"text:{tmp_path}/a.txt"

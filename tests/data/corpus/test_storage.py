@@ -61,6 +61,7 @@ def test_corpus_in_a_bucket_equals_local_corpus(bucket, tmp_path, vocabulary):
     assert file_names(bucket / "out") == ["corpus"]
 
 
+@pytest.mark.ci
 def test_corpus_in_a_bucket_is_replaced_with_overwrite(bucket, vocabulary, monkeypatch):
     prepare_corpus("gs://bucket/corpus", vocabulary, "text:gs://bucket/text/a.txt")
     before = bytes_of(bucket / "corpus")

@@ -133,6 +133,7 @@ def test_difficult_texts_match_the_reference_implementation(vocabulary_file, low
         assert tokenizer.pieces(tokenizer.encode(text)) == plain_tokens(text, lower_case, set(PIECES)), repr(text)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("lower_case", [True, False])
 def test_unicode_code_points_match_the_reference_implementation(lower_case):
     basic = BasicTokenizer(lower_case)
