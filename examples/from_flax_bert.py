@@ -1,4 +1,4 @@
-"""Migration from `FlaxBertModel`, which current versions of transformers lack.
+"""Migration from `FlaxBertModel`, which transformers removed in version 5.
 
 The comments show the old code above each replacement.
 

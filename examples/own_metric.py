@@ -1,4 +1,4 @@
-"""A metric of your own in pre-training: how often a masked token is among the five most probable ones.
+"""Custom pre-training metric: fraction of masked tokens that are among the five most probable predictions.
 
     bertjax train --config examples/own_metric.py:corpus=runs/corpus --workdir runs/top5
 

@@ -1,4 +1,4 @@
-"""A pre-training objective of your own: masked LM on running text, with a z-loss (arXiv 2204.02311, section 5).
+"""Custom pre-training objective: masked LM on running text, with a z-loss (arXiv 2204.02311, section 5).
 
     bertjax train --config examples/own_objective.py:corpus=runs/corpus --workdir runs/z_loss
 

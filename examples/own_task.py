@@ -1,4 +1,4 @@
-"""A fine-tuning task of your own: predicts whether a sentence is the first or last of its paragraph, or in between.
+"""Custom fine-tuning task: predicts whether a sentence is the first or last of its paragraph, or in between.
 
     bertjax train --config examples/own_task.py:path=texts --init_from runs/base --workdir runs/place
 
@@ -32,7 +32,7 @@ class PlaceConfig(FinetuningConfig):
 
 
 class PlaceTask(FinetuningTask):
-    """Classification of the place of a sentence in its paragraph."""
+    """Classification of the position of a sentence in its paragraph."""
 
     missing_data = "no data; set path=DIR to a folder with train.txt and dev.txt"
     default_metric = "accuracy"

@@ -1,9 +1,9 @@
-"""Runs a file of `bertjax export FILE.onnx`. Needs onnxruntime, tokenizers and NumPy, but neither bertjax nor JAX.
+"""Runs an ONNX file that `bertjax export` wrote. Needs onnxruntime, tokenizers and NumPy, but neither bertjax nor JAX.
 
     python examples/run_onnx.py topic.onnx "a text" "another text"
 
-Prints the outputs as JSON. The tokenizer, `topic.tokenizer.json`, truncates and pads. If the model has a prompt, such
-as "query: ", write it before each text. For multiple choice, the texts are the choices of one example.
+Prints the outputs as JSON. The tokenizer file, `topic.tokenizer.json`, sets truncation and padding. If the model has a
+prompt, such as "query: ", write it before each text. For multiple choice, the texts are the choices of one example.
 """
 
 import json

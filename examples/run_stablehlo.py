@@ -1,10 +1,10 @@
-"""Runs a file of `bertjax export FILE.stablehlo`. Needs jax, flatbuffers, tokenizers and NumPy, but not bertjax.
+"""Runs a StableHLO file that `bertjax export` wrote. Needs jax, flatbuffers, tokenizers and NumPy, but not bertjax.
 
     python examples/run_stablehlo.py topic.stablehlo "a text" "another text"
 
-Prints the outputs as JSON. The tokenizer, `topic.tokenizer.json`, truncates and pads. If the model has a prompt, such
-as "query: ", write it before each text. For multiple choice, the texts are the choices of one example. JAX compiles the
-function for each new batch shape, so pad to few lengths.
+Prints the outputs as JSON. The tokenizer file, `topic.tokenizer.json`, sets truncation and padding. If the model has a
+prompt, such as "query: ", write it before each text. For multiple choice, the texts are the choices of one example. JAX
+compiles the function for each new batch shape, so pad texts to few different lengths.
 """
 
 import json

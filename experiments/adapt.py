@@ -3,21 +3,21 @@
     bertjax prepare --input prose:'texts/*.txt' --vocab runs/base --output runs/domain
     bertjax train --config experiments/adapt.py:corpus=runs/domain --init_from runs/base --workdir runs/adapted
 
-The checkpoint sets the architecture. If the vocabulary of the corpus begins with the checkpoint's vocabulary, the
-embedding of each added piece starts as the mean embedding of the pieces into which the old vocabulary splits it.
+The checkpoint sets the architecture. The vocabulary of the corpus may extend the checkpoint's vocabulary. The embedding
+of an added piece then starts as the mean embedding of the pieces into which the old vocabulary splits it.
 
 The objective is masked LM on running text, because most published encoders have no next-sentence head. The learning
 rate warms up over a tenth of the steps to 1e-4, the peak of the original pre-training, and decays linearly to 0. If the
 checkpoint lacks a masked-LM head, the first third of the steps trains only this head, because the gradients of a random
 head may make the encoder worse (arXiv 2202.10054).
 
-`replay=DIR:SHARE` draws this fraction of the batches from a general corpus with the same vocabulary, so that the model
-forgets less of its previous training. The run then evaluates on held-out text of both corpora.
+`replay=DIR:SHARE` draws the fraction SHARE of the batches from a general corpus with the same vocabulary, so that the
+model forgets less of its previous training. The run then evaluates on held-out text of both corpora.
 
 Hardware and time: depends on the checkpoint; `bertjax bench step` with the same config and `size=` prints the tokens/s
 of this machine. The 10,000 steps are 41 million tokens.
 Expected: depends on the text; the final table shows perplexity and bits per byte on held-out text before and after.
-Fine-tune from both checkpoints and compare, because adaptation can also lower accuracy (docs/results/published.md).
+Fine-tune with and without adaptation, because adaptation can also lower accuracy (docs/results/published.md).
 """
 
 from ml_collections import ConfigDict

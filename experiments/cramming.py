@@ -5,12 +5,12 @@
     bertjax plan --config experiments/cramming.py --config.grad_accum_steps=128 --topology v5e:1x1
     bertjax train --config experiments/cramming.py:corpus=corpus --workdir runs/crammed
 
-16 layers with norms before the sub-layers, GeGLU and no biases; masked LM on rows of 128 tokens, with 25 % masks and
-without dropout. In the first 60 % of the tokens, batches grow to 8,192 rows. The learning rate rises for half of the
-tokens, and falls for the other half.
+The model has 16 pre-norm layers with GeGLU, and no biases. It trains with masked LM on rows of 128 tokens, with 25 %
+masks and without dropout. In the first 60 % of the tokens, batches grow to 8,192 rows. The learning rate rises for half
+of the tokens, then falls.
 
 Differences from the paper: positions are learned instead of scaled sinusoids, and the data is not sorted or filtered.
-The budget is a number of steps instead of a day: set `--config.steps` so that `bertjax bench step` predicts a day.
+The budget is a number of steps instead of a day: time a step with `bertjax bench step`, and set `--config.steps`.
 
 Hardware and time: in the paper, one day on an RTX A6000.
 Expected: 119,688,192 parameters (120 million in the paper), and an average GLUE dev score of 78.6.

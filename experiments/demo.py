@@ -6,8 +6,8 @@
 
 Hardware and time: two to four minutes on two CPU cores.
 Expected: held-out masked-LM accuracy 0.181 (baseline: 0.061) and next-sentence accuracy 0.793 (baseline: 0.541).
-Results depend on the installed libraries, whose docstrings are the training text: with others, 0.186 (0.061) and 0.738
-(0.563). On the smaller corpus of `make demo`, 0.175 (0.059) and 0.736 (0.566).
+Results depend on the installed libraries, whose docstrings are the training text. With other libraries, they were 0.186
+(0.061) and 0.738 (0.563). On the smaller corpus of `make demo`, they were 0.175 (0.059) and 0.736 (0.566).
 """
 
 from ml_collections import ConfigDict

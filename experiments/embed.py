@@ -10,8 +10,8 @@ Files are .tsv (quotes are not special), .csv or .jsonl, or `hf:ORG/NAME:SPLIT`;
 Losses: `info_nce` (default), `gist`, `cosent`, `cosine`, `softmax`, `margin_mse`, `distill_vectors`.
 
 Hardware and time: depends on the data; `bertjax bench step` with the same config prints the tokens/s of this machine.
-Expected: depends on the data; the final table shows the metrics before and after training, and of a baseline without
-a model: BM25, or the words that two texts share.
+Expected: depends on the data; the final table shows the metrics before and after training, and those of a baseline
+without a model: BM25, or the fraction of words that two texts share.
 """
 
 from ml_collections import ConfigDict

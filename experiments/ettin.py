@@ -5,12 +5,12 @@
     bertjax plan --config experiments/ettin.py:size=17m --config.grad_accum_steps=9 --topology v5e:4x4
     bertjax train --config experiments/ettin.py:size=17m,corpus=corpus --workdir runs/ettin
 
-The sizes are `17m`, `32m`, `68m`, `150m`, `400m`, `1b`, or a form such as `L4_H256`. The run has 2 trillion tokens, in
+The sizes are `17m`, `32m`, `68m`, `150m`, `400m`, `1b`, or a name such as `L4_H256`. The run has 2 trillion tokens, in
 phases:
 
 1. 1.7 trillion tokens in rows of 1,024 tokens with theta 10,000; at first, batches grow to 4,608 rows
 2. 250 billion tokens in rows of 7,999 tokens, with theta 160,000
-3. 50 billion tokens with 15 % masks; the learning rate starts at half of its peak and decays by 1 - sqrt
+3. 50 billion tokens with 15 % masks; the learning rate starts at half of its peak and decays to 0 as 1 - sqrt
 
 Documents are packed into rows, without attention between them.
 

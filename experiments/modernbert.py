@@ -5,7 +5,7 @@
     bertjax plan --config experiments/modernbert.py:size=base --config.grad_accum_steps=9 --topology v5e:8x8
     bertjax train --config experiments/modernbert.py:size=base,corpus=corpus --workdir runs/modernbert
 
-The sizes are `base`, `large`, or a form such as `L4_H256`. The run has 2 trillion tokens, in phases:
+The sizes are `base`, `large`, or a name such as `L4_H256`. The run has 2 trillion tokens, in phases:
 
 1. 50 billion tokens (BASE) in batches that grow from 576 to 2,304 rows of 1,024 tokens
 2. the rest of 1.72 trillion tokens in batches of 4,608 rows, with theta 10,000 in all layers

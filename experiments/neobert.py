@@ -5,8 +5,9 @@
     bertjax plan --config experiments/neobert.py --config.grad_accum_steps=16 --topology v5e:4x4
     bertjax train --config experiments/neobert.py:corpus=corpus --workdir runs/neobert
 
-A million steps on rows of 1,024 tokens and 50,000 steps on rows of 4,096 tokens, with 2.1 million tokens per batch and
-one cosine schedule. All predicted tokens become [MASK]. `size` is a number of layers and a width, such as `L12_H768`.
+The run has a million steps on rows of 1,024 tokens, then 50,000 steps on rows of 4,096 tokens, with 2.1 million tokens
+per batch and one cosine schedule. All predicted tokens become [MASK]. `size` is a number of layers and a hidden size,
+such as `L12_H768`.
 
 Differences from the paper: rows are running text, in which attention crosses document boundaries, and the learning rate
 decays to 0 instead of a tenth of its peak.

@@ -15,7 +15,7 @@ tokens of the same corpus was:
 - 6.73 with 4,096 tokens per batch and learning rate 1e-3
 - 6.67 with 4,096 tokens per batch, learning rate 1e-3 and `b2` 0.98
 - 6.59 with 1,024 tokens per batch, learning rate 4e-4 and `b2` 0.98
-- 7.07 with 1,024 tokens per batch and learning rate 1e-3, where the model learned only token frequencies
+- 7.07 with 1,024 tokens per batch and learning rate 1e-3; the model learned only token frequencies
 
 These runs used `experiments/pretrain.py:size=L2_H256,seq_len=32` in float32 without dropout, with
 `--config.data.batch_size=128` or 32, `--config.optimizer.warmup_steps=100` and `--config.steps=4000`. They were stopped

@@ -4,8 +4,8 @@
       --results runs/tables --plan
     bertjax table figure3 --results runs/tables
 
-All models are pre-trained on the same text. A left-to-right model predicts every token, which costs more FLOPs than
-predicting 15 % of them. It is therefore trained at BERT's width (equal data) and at a smaller width (equal FLOPs). The
+All models are pre-trained on the same text. A left-to-right model predicts every token, which takes more FLOPs than
+predicting 15 % of them. So it is trained at BERT's width (equal data) and at a smaller width (equal FLOPs). The
 LSTMs also have equal FLOPs. Each model is evaluated in two ways: with fine-tuning, and with a weighted sum of all
 layers as features, as in ELMo.
 

@@ -1,12 +1,12 @@
-"""Which change pays? From BERT to a modern encoder, one change per row, with equal training FLOPs.
+"""From BERT to a modern encoder: the effect of one change per row, at equal training FLOPs.
 
     bertjax reproduce --config experiments/tables/modern.py:corpus=CASED,glue=GLUE,ner=CONLL \\
       --results runs/tables --plan
     bertjax table modern --results runs/tables
 
-Each row is BERT with one change, so the effect of a change is the difference between its row and BERT. Rows at length
-512 train the second phase with rows of 512 tokens, so local attention is compared with BERT at 512. The number of steps
-of each row is chosen so that all rows have as many training FLOPs as BERT (`bertjax describe` prints them).
+Each row is BERT with one change, so the effect of a change is the difference between its row and BERT. Local
+attention and "BERT at 512" train half of their steps on rows of 512 tokens. The number of steps of each row is chosen
+so that all rows have as many training FLOPs as BERT (`bertjax describe` prints them).
 
 All rows are evaluated on the same held-out rows of 128 tokens with the same masks, 15 % of the tokens. Each fine-tuning
 run has the seed of its pre-training run. All rows with the first seed run first.

@@ -4,7 +4,7 @@
     bertjax table 5 --results runs/tables
 
 Arguments:
-- scale: `small` (default) or `medium`, which take hours or a day on two CPU cores, or `paper`, which needs a TPU pod.
+- scale: `small` (default; hours on two CPU cores), `medium` (a day on two CPU cores) or `paper` (needs a TPU pod).
 - corpus: output of `bertjax prepare`.
 - glue, squad, ner: folders of GLUE, SQuAD 1.1 and CoNLL-2003; columns without a folder are skipped.
 

@@ -3,9 +3,9 @@
     bertjax reproduce --config experiments/tables/table7.py:corpus=CASED,ner=CONLL --results runs/tables --plan
     bertjax table 7 --results runs/tables
 
-The checkpoints or the corpus must be cased. In the feature-based rows, a two-layer BiLSTM is trained on hidden states
-of the frozen encoder, which are computed once. Our scores are measured on dev; `bertjax evaluate
---config.data.eval_split=test` evaluates on test.
+The checkpoints or the corpus must be cased. The feature-based rows compute hidden states of the frozen encoder once,
+and train a two-layer BiLSTM on them. Our scores are measured on dev; `bertjax evaluate --config.data.eval_split=test`
+evaluates on test.
 
 `base` and `large`: see table1.py. Other arguments: see table5.py. Hardware and time: printed by `--plan`. Expected:
 fine-tuning is best. The best features are the concatenation of the last four layers.
