@@ -20,12 +20,22 @@ from bertjax.presets import arguments, finetuning_config, make_quick
 
 
 @arguments(
-    train="", dev="", retrieval="", columns="", scored="", loss="info_nce", chunk=0, size="", grid="a3", quick=False
+    train="",
+    dev="",
+    test="",
+    retrieval="",
+    columns="",
+    scored="",
+    loss="info_nce",
+    chunk=0,
+    size="",
+    grid="a3",
+    quick=False,
 )
 def get_config(args: ConfigDict) -> ConfigDict:
-    """Returns the config for `train=FILE+FILE,dev=FILE,retrieval=DIR,columns=A+B,scored=A+B+C,loss=info_nce,chunk=0`.
+    """Returns the config for `train=FILE+FILE,dev=FILE,test=FILE,retrieval=DIR,columns=A+B,scored=A+B+C,loss=info_nce`.
 
-    `size=SIZE,grid=a3,quick=false` are the same arguments as in other experiments.
+    `chunk=0,size=SIZE,grid=a3,quick=false` are the same arguments as in other experiments.
     """
     config = finetuning_config("embed", args.size)
     files = [file for file in args.train.split("+") if file]
@@ -34,6 +44,7 @@ def get_config(args: ConfigDict) -> ConfigDict:
     else:
         config.data.train_file = args.train
     config.data.dev_file = args.dev
+    config.data.test_file = args.test
     config.data.retrieval = args.retrieval
     for field, names in (("columns", args.columns), ("scored_columns", args.scored)):
         if names:

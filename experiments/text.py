@@ -26,15 +26,18 @@ from bertjax.errors import UsageError
 from bertjax.presets import arguments, finetuning_config, make_quick
 
 
-@arguments(train="", dev="", text="text", second="", label="label", kind="classes", size="", grid="a3", quick=False)
+@arguments(
+    train="", dev="", test="", text="text", second="", label="label", kind="classes", size="", grid="a3", quick=False
+)
 def get_config(args: ConfigDict) -> ConfigDict:
-    """Returns the config for `train=FILE,dev=FILE,text=text,second=COLUMN,label=label,kind=classes`.
+    """Returns the config for `train=FILE,dev=FILE,test=FILE,text=text,second=COLUMN,label=label,kind=classes`.
 
     `size=SIZE,grid=a3,quick=false` are the same arguments as in other experiments.
     """
     config = finetuning_config("text_tags" if args.kind == "tags" else "text", args.size)
     config.data.train_file = args.train
     config.data.dev_file = args.dev
+    config.data.test_file = args.test
     config.data.text = args.text
     config.data.label = args.label
     if args.kind != "tags":

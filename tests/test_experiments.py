@@ -63,6 +63,12 @@ def test_arguments_are_documented_and_unknown_arguments_are_rejected(file):
     assert re.findall(r"(\w+)=", get_config.__doc__) == known
 
 
+@pytest.mark.parametrize("name", ["text", "embed"])
+def test_files_of_your_own_data_are_arguments(name):
+    data = load_config(f"{name}:train=a.csv,dev=b.csv,test=c.csv", []).data
+    assert (data.train_file, data.dev_file, data.test_file) == ("a.csv", "b.csv", "c.csv")
+
+
 # Learning rates in 1e-5, batch sizes and epochs: section 4.1 and A.3 of the paper, README.md of google-research/bert.
 @pytest.mark.parametrize(
     "name, rates, batches, epochs",

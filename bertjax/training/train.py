@@ -29,6 +29,9 @@ from bertjax.training.step import compute_metrics, make_train_step
 
 logger = logging.getLogger(__name__)
 
+# Losses are compared with this value if the first loss is smaller. Without in-batch negatives, it is a rounding error.
+_MIN_FIRST_LOSS = 1e-3
+
 
 def train(
     task: Task,
@@ -160,7 +163,7 @@ def _log_step(task: Task, state: TrainState, step: int, progress: Progress) -> T
     progress.log_step(step, values)
     # There is no loss if all weights since the last logged step are 0.
     loss, first_loss = values.get("loss", 0.0), progress.first_loss
-    if loss > task.config.divergence_factor * first_loss:
+    if loss > task.config.divergence_factor * max(first_loss, _MIN_FIRST_LOSS):
         raise DivergenceError(f"the loss diverged at step {step:,}: {loss:.4g} (first logged loss: {first_loss:.4g})")
     return reset_sums(state)
 

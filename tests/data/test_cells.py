@@ -17,6 +17,7 @@ from bertjax.errors import UsageError
         ("{'a'}", ["a"]),
         ("[]", []),
         ("set()", []),
+        ("()", []),
         ("[1, 0, 1]", [1, 0, 1]),
         # As pandas writes a list to TSV.
         ('"[""a"", ""b""]"', ["a", "b"]),

@@ -54,6 +54,8 @@ def test_titles_are_joined_to_texts_and_unused_rows_are_counted(folder):
         ({"qrels": [QRELS[0]]}, "test.tsv: 0 rows read"),
         ({"queries": [{"_id": "q1", "text": ["a"]}]}, "queries.jsonl line 1 has a list"),
         ({"corpus": []}, "corpus.jsonl is empty"),
+        ({"corpus": [{"id": "d1", "text": "a"}]}, "corpus.jsonl has no column '_id'"),
+        ({"queries": [{"_id": "q1", "query": "a"}]}, "queries.jsonl has no column 'text'"),
     ],
 )
 def test_unusable_files_are_refused(changes, message, folder):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bertjax.data.finetuning.tables import ReadStats, read_table
+from bertjax.data.finetuning.tables import ReadStats, column_names, read_table
 from bertjax.errors import UsageError
 
 SHORT = "with too few fields"
@@ -110,6 +110,10 @@ def test_unused_columns_are_listed(tmp_path):
         ("tsv", "\ntext\n", "its columns are .none."),
         ("tsv", "text\ttext\tlabel\na\tb\t1\n", "several columns named 'text'"),
         ("tsv", "text\tlabel\na\t1\ntext\tlabel\nb\t0\n", "line 3 repeats the header"),
+        ("csv", 'text,label\na,1\n\ufeff"text","label"\nb,0\n', "line 3 repeats the header"),
+        # Quoted fields of pandas and Excel that contain a tab or a line break.
+        ("tsv", 'text\tlabel\n"a\tb"\t1\nc\t0\n', "quoted fields with tabs or line breaks"),
+        ("tsv", 'label\ttext\n1\t"a\nb"\n0\tc\n', "quoted fields with tabs or line breaks"),
         # R's write.table writes a column of row names that has no name in the header.
         ("tsv", "text\tlabel\n1\ta film\tpos\n2\ta book\tneg\n", "all rows .* have more fields"),
         ("csv", 'text,label\na,1\n"b,0\nc,1\n', "line 3; check its quotes"),
@@ -118,11 +122,21 @@ def test_unused_columns_are_listed(tmp_path):
         ("jsonl", '[{"text": "a", "label": "x"}]', "line 1: not a JSON object"),
         ("jsonl", '{"text": {"a": 1}, "label": "x"}', "line 1: a value is an object"),
         ("jsonl", "5", "line 1: not a JSON object"),
+        ("jsonl", '{"a": 1, "label": "x"}\n{"label": "y"}', "no column 'text'; its columns are 'a', 'label'"),
     ],
 )
 def test_error_for_a_malformed_file_names_the_place(form, content, message, tmp_path):
     with pytest.raises(UsageError, match=message):
         read_rows(tmp_path, content, form=form)
+
+
+def test_column_names_of_json_lines_are_the_keys_of_all_objects(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('\n{"a": 1}\n{"b": 2, "a": 3}\n')
+    assert column_names(path) == ["a", "b"]
+    path.write_text('[{"a": 1}]\n')
+    with pytest.raises(UsageError, match="line 1: not a JSON object"):
+        column_names(path)
 
 
 def test_missing_file_is_an_error(tmp_path):

@@ -38,6 +38,7 @@ def test_conll_file_is_read_into_words_tags_and_documents(tmp_path):
     # A byte-order mark and the line endings of Windows do not matter.
     variant = b"\xef\xbb\xbf" + FILE.rstrip().replace("\n", "\r\n").encode()
     assert read(tmp_path, variant) == read(tmp_path)
+    assert read(tmp_path, FILE.replace("-DOCSTART-", "-DOCSTART-(7)")) == read(tmp_path)
 
 
 @pytest.mark.parametrize("tags", [["S-PER", "B-LOC", "E-LOC", "U-ORG", "B-ORG", "L-ORG"], ["B", "I", "O"]])
@@ -142,6 +143,14 @@ def test_words_may_be_numbers_and_lack_tags(tmp_path):
 def test_error_for_a_malformed_conll_line_names_the_line(tmp_path, content, message):
     with pytest.raises(UsageError, match=message):
         read(tmp_path, content)
+
+
+def test_rows_of_one_word_each_are_no_sentences():
+    rows = [Row(line, {"w": "a", "t": "O"}) for line in range(20)]
+    with pytest.raises(UsageError, match="file has one word per row; write one sentence per row"):
+        read_tagged_rows(rows, "w", "t", ReadStats("file"))
+    assert len(read_tagged_rows(rows[1:], "w", "t", ReadStats("file"))) == 19
+    assert len(read_tagged_rows(rows, "w", None, ReadStats("file"))) == 20
 
 
 def test_table_rows_are_read_into_words_and_tags():

@@ -55,6 +55,21 @@ def test_wrong_labels_are_refused_with_their_line(kind, value, message, letters,
         read(tmp_path, letters, rows, ("a", "b"), kind)
 
 
+def test_spellings_of_a_class_are_one_class(letters, tmp_path):
+    rows = [{"a": "x", "b": "y", "score": value} for value in ("2.0", True, "true", 2)]
+    examples, names, _ = read(tmp_path, letters, rows, ("a", "b"), "class")
+    assert names == ["2", "true"] and examples.rows["labels"].ravel().tolist() == [0, 1, 1, 0]
+
+
+@pytest.mark.parametrize("negatives", [["x", "z"], "['x', 'z']", '["x", "z"]'])
+def test_negatives_may_be_a_list_in_json_or_python(negatives, letters, tmp_path):
+    rows = [{"a": "x", "b": "y", "c": negatives}, {"a": "z", "b": "y", "c": "[]"}, {"a": "y", "b": "z", "c": "[x] y"}]
+    examples, _, _ = read(tmp_path, letters, rows, ("a", "b", "c"), "")
+    assert examples.strings == ["x", "y", "x", "z", "z", "y", "", "", "y", "z", "[x] y", ""]
+    with pytest.raises(UsageError, match="line 1: c is .* not a list in JSON or Python"):
+        read(tmp_path, letters, [{"a": "x", "b": "y", "c": "['x' 'z']"}], ("a", "b", "c"), "")
+
+
 def test_missing_texts_have_no_tokens_and_prompts_and_lengths_differ_by_column(letters, tmp_path):
     rows = [{"a": "x y", "b": "y", "c": ["x y z"]}, {"a": "x", "b": "z", "c": []}, {"a": "", "b": "z", "c": ["z"]}]
     examples, _, stats = read(

@@ -225,6 +225,7 @@ def test_tagged_text_is_divided_by_document(documents, by_document, sizes):
     assert sorted([*train.lines, *dev.lines]) == [1, 4, 6, 7]
     for part in (train, dev):
         assert part == tagged(documents).subset([[1, 4, 6, 7].index(line) for line in part.lines])
+    assert TaggedText([["a"], ["b"]], [["O"], ["B"]], range(2)).subset([1]) == TaggedText([["b"]], [["B"]], [1])
 
 
 @pytest.mark.parametrize("by_document, lines", [(True, [1, 4, 6]), (False, [1, 6])])

@@ -17,7 +17,7 @@ _MISSING = (
 )
 # Label cells that look like lists, including `array(['a'], dtype=object)` and the start of a list that was split at a
 # comma. A label in parentheses, such as `(other)`, is not a list.
-_LABELS = re.compile(r"(\w+\(\s*)?(\[.*\]|\{.*\}|\(.*[,'\"].*\))(.*\))?|[\[({]\s*['\"].*|set\(\)", re.DOTALL)
+_LABELS = re.compile(r"(\w+\(\s*)?(\[.*\]|\{.*\}|\(.*[,'\"].*\))(.*\))?|[\[({]\s*['\"].*|(set)?\(\)", re.DOTALL)
 # Texts that look like lists of words. Ordinary text may also start with a bracket, as in `[1]`.
 _WORDS = re.compile(r"(\w+\(\s*)?[\[({]\s*['\"].*[\])}]|\[\s*\]", re.DOTALL)
 

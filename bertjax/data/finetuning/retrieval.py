@@ -60,7 +60,7 @@ def read_texts_by_id(path: Path, columns: Sequence[str] = ("_id", "title", "text
     """Reads `corpus.jsonl` or a similar file. The first of `columns` is the id; a space joins the others to a text."""
     texts: dict[str, str] = {}
     stats = ReadStats(str(path))
-    for row in read_table(path, columns, stats, keep_short=True):
+    for row in read_table(path, columns, stats, keep_short=True, optional=("title",)):
         key, *parts = row.fields.values()
         if not all(isinstance(part, str) for part in (key, *parts)):
             raise UsageError(f"{path} line {row.line} has a list; {', '.join(columns)} must be strings")

@@ -14,7 +14,6 @@ from typing import Any
 from bertjax.data.corpus.datasets import open_builder, open_hub, parse_dataset, read_errors, stored_rows
 from bertjax.errors import UsageError, listed
 from bertjax.utils.io import atomic_file, reject_binary, unix_newlines
-from bertjax.utils.json_files import naming
 
 FORMATS = ("tsv", "csv", "jsonl")
 TFDS_PREFIX, HUB_PREFIX = "tfds:", "hf:"
@@ -84,25 +83,32 @@ class Row:
 
 
 def read_table(
-    path: Path, columns: Sequence[str], stats: ReadStats, header: Sequence[str] = (), keep_short: bool = False
+    path: Path,
+    columns: Sequence[str],
+    stats: ReadStats,
+    header: Sequence[str] = (),
+    keep_short: bool = False,
+    optional: Sequence[str] = (),
+    reject_quoted: bool = True,
 ) -> Iterator[Row]:
     """Yields the rows of a UTF-8 file, and counts them in `stats`; the caller sets `ReadStats.used`.
 
     In TSV, quotation marks are ordinary characters, as in GLUE's files. In CSV, they enclose fields. `header` contains
     the column names of a file without a header line. `keep_short` keeps rows with missing fields, so that predictions
-    stay aligned with the file's rows.
+    stay aligned with the file's rows. `optional` are columns that a JSON Lines file may lack in all rows.
+    `reject_quoted` rejects a TSV file with irregular rows if all rows are regular once quotes enclose fields.
     """
     file_format = table_format(path)
     text = read_utf8(path).decode("utf-8", "surrogateescape")
     if not text.strip():
         raise UsageError(f"{path} is empty; use a file with rows")
     if file_format == "jsonl":
-        rows = _json_rows(path, text, columns)
+        rows = _json_rows(path, text, columns, optional)
     else:
         tsv_rows = ((line, row.split("\t")) for line, row in enumerate(_lines(text), 1))
         split_rows = tsv_rows if file_format == "tsv" else _csv_rows(path, text)
         rows = _select_columns(path, split_rows, columns, header, stats)
-    num_long = 0
+    num_long = num_short = 0
     for line, fields, is_long in rows:
         stats.read += 1
         num_long += is_long
@@ -110,6 +116,7 @@ def read_table(
         problem = f"with null or NaN as {null[0]!r}" if null else ""
         if None in fields.values():
             problem = "with too few fields"
+            num_short += 1
         if problem and not keep_short:
             stats.skip(problem, line)
             continue
@@ -119,6 +126,8 @@ def read_table(
             stats.count_irregular("with quoted fields, whose quotes are a part of the text in .tsv", line)
         cells = {name: "" if field in (None, _NULL) else _clean(field, stats, line) for name, field in fields.items()}
         yield Row(line, cells, bool(problem), is_long)
+    if file_format == "tsv" and reject_quoted and (num_long or num_short) and _is_quoted(text):
+        raise UsageError(f"{path} has quoted fields with tabs or line breaks; in .tsv, quotes are text, so use .csv")
     # Either R wrote row names without a column name, or all rows contain unquoted commas.
     if stats.read > 1 and num_long == stats.read and not header:
         raise UsageError(
@@ -127,12 +136,11 @@ def read_table(
 
 
 def column_names(path: Path) -> list[str]:
-    """Returns the names in the header line, or the keys of the first object of a JSON Lines file."""
-    first = read_utf8(path).decode("utf-8", "replace").strip("\n").partition("\n")[0]
-    file_format = table_format(path)
+    """Returns the names in the header line, or the keys of all objects of a JSON Lines file."""
+    file_format, text = table_format(path), read_utf8(path).decode("utf-8", "replace").strip("\n")
     if file_format == "jsonl":
-        with naming(path):
-            return [*json.loads(first)]
+        return [*dict.fromkeys(key for _, fields in _json_objects(path, text) for key in fields)]
+    first = text.partition("\n")[0]
     return next(csv.reader([first], skipinitialspace=True), []) if file_format == "csv" else first.split("\t")
 
 
@@ -173,6 +181,21 @@ def _select_columns(
     path: Path, rows: Iterator[tuple[int, list[str]]], columns: Sequence[str], header: Sequence[str], stats: ReadStats
 ) -> Iterator[tuple[int, dict[str, str | None], bool]]:
     names = list(header) or next(rows)[1]
+    _check_columns(path, names, columns)
+    ignored = [name or "a column without a name" for name in names if name not in columns]
+    stats.columns = f"columns {', '.join(columns)}" + (f" (ignored: {listed(ignored)})" if ignored else "")
+    indices = {name: names.index(name) for name in columns}
+    for line, fields in rows:
+        # In joined files, a byte-order mark may precede the header.
+        if [fields[0].strip('\ufeff"'), *fields[1:]] == names and len(names) > 1:
+            raise UsageError(f"{path} line {line} repeats the header, as in joined files; remove the line")
+        is_long = any(fields[len(names) :])
+        if is_long:
+            stats.count_irregular("with more fields than columns", line)
+        yield line, {name: fields[index] if index < len(fields) else None for name, index in indices.items()}, is_long
+
+
+def _check_columns(path: Path, names: Sequence[str], columns: Sequence[str]) -> None:
     for column in columns:
         if names.count(column) != 1:
             problem = f"no column {column!r}" if column not in names else f"several columns named {column!r}"
@@ -182,16 +205,15 @@ def _select_columns(
                 "data, set the options with the names of columns, such as config.data.text and config.data.label, or "
                 "config.data.columns of embedders)"
             )
-    ignored = [name or "a column without a name" for name in names if name not in columns]
-    stats.columns = f"columns {', '.join(columns)}" + (f" (ignored: {listed(ignored)})" if ignored else "")
-    indices = {name: names.index(name) for name in columns}
-    for line, fields in rows:
-        if fields == names and len(names) > 1:
-            raise UsageError(f"{path} line {line} repeats the header, as in joined files; remove the line")
-        is_long = any(fields[len(names) :])
-        if is_long:
-            stats.count_irregular("with more fields than columns", line)
-        yield line, {name: fields[index] if index < len(fields) else None for name, index in indices.items()}, is_long
+
+
+def _is_quoted(text: str) -> bool:
+    """Returns whether all rows of a TSV file have the same number of fields if quotes enclose fields, as in CSV."""
+    try:
+        rows = csv.reader(io.StringIO(text.rstrip("\n"), newline=""), delimiter="\t", strict=True)
+        return len({len(row) for row in rows}) == 1
+    except csv.Error:
+        return False
 
 
 def _lines(text: str) -> list[str]:
@@ -212,17 +234,35 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
         raise UsageError(f"{path}: {error} in the row that starts at line {line}; check its quotes") from error
 
 
-def _json_rows(path: Path, text: str, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any], bool]]:
+def _json_rows(
+    path: Path, text: str, columns: Sequence[str], optional: Sequence[str]
+) -> Iterator[tuple[int, dict[str, Any], bool]]:
+    names: dict[str, None] = {}
+    for line, fields in _json_objects(path, text):
+        names |= dict.fromkeys(fields)
+        try:
+            # A column that the object lacks is None, which counts as a missing field.
+            cells = {column: _as_text(fields[column]) if column in fields else None for column in columns}
+        except ValueError as error:
+            raise _json_error(path, line, error) from error
+        yield line, cells, False
+    _check_columns(path, [*names], [column for column in columns if column not in optional])
+
+
+def _json_objects(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields line number and object of each line. A blank line is an empty object."""
     for line, row in enumerate(_lines(text), 1):
         try:
             fields = json.loads(row) if row.strip() else {}
             if not isinstance(fields, dict):
                 raise ValueError("not a JSON object")
-            # A column that the object lacks is None, which counts as a missing field.
-            cells = {column: _as_text(fields[column]) if column in fields else None for column in columns}
         except (ValueError, RecursionError) as error:
-            raise UsageError(f"{path} line {line}: {error}; write one JSON object of texts per line") from error
-        yield line, cells, False
+            raise _json_error(path, line, error) from error
+        yield line, fields
+
+
+def _json_error(path: Path, line: int, error: Exception) -> UsageError:
+    return UsageError(f"{path} line {line}: {error}; write one JSON object of texts per line")
 
 
 def _as_text(value: Any) -> Any:
@@ -302,7 +342,7 @@ def hub_columns(address: str) -> list[str]:
 def read_hub(address: str, columns: Sequence[str], stats: ReadStats) -> Iterator[Row]:
     """Yields columns of a dataset of the Hugging Face Hub, `hf:ORG/NAME[/CONFIG]:SPLIT`.
 
-    `Row.line` is the row number. Class names replace class ids. Rows with null are skipped.
+    `Row.line` is the row number. Class names replace class ids. Rows with a missing value are skipped.
     """
     name, split, _ = parse_dataset(address)
     dataset = open_hub(name, split)
@@ -312,13 +352,15 @@ def read_hub(address: str, columns: Sequence[str], stats: ReadStats) -> Iterator
     with read_errors(f"dataset {name!r}", split):
         for line, row in enumerate(dataset.select_columns([*columns]), 1):
             stats.read += 1
-            values = {column: row[column] for column in columns}
-            if None in values.values():
-                stats.skip("with null", line)
+            fields = {column: _hub_cell(features[column], row[column]) for column in columns}
+            if _NULL in fields.values():
+                stats.skip("with null, NaN or the class id -1", line)
                 continue
-            fields = {column: _hub_cell(features[column], value) for column, value in values.items()}
             yield Row(line, fields)
 
 
 def _hub_cell(feature: Any, value: Any) -> Any:
-    return feature.int2str(value) if hasattr(feature, "int2str") else _as_text(value)
+    if not hasattr(feature, "int2str"):
+        return _as_text(value)
+    # -1 is the class id of examples without a label, as in SNLI.
+    return _NULL if value in (None, -1) else feature.int2str(value)

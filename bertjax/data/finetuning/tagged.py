@@ -29,6 +29,8 @@ _INDEX_PAIR = re.compile(r"\d+[-.]\d+")
 _LANGUAGE = re.compile(r"[a-z][a-z-]+:")
 # Types of the chunks that CoNLL files have in the column before the entities.
 _CHUNKS = {"NP", "VP", "PP", "ADJP", "ADVP", "SBAR", "PRT", "CONJP", "INTJ", "LST", "UCP", "NC", "PC", "VC"}
+# Minimum number of table rows of one word each that are words rather than sentences.
+_MIN_SENTENCES = 20
 # Line number and columns of a line.
 _Line: TypeAlias = tuple[int, list[str]]
 # Example and token position of each word, by sentence.
@@ -69,7 +71,7 @@ class TaggedText(Source):
             [self.sentences[index] for index in indices],
             [self.tags[index] for index in indices],
             [self.documents[index] for index in indices],
-            [self.lines[index] for index in indices],
+            [self.lines[index] for index in indices] if self.lines else (),
         )
 
 
@@ -85,7 +87,7 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
         columns = [column.strip() for column in text.rstrip().split("\t")] if "\t" in text.strip() else text.split()
         lines.append((line, columns))
     lines, is_indexed = _without_comments_and_index(lines, path, stats)
-    rows = [(line, columns) for line, columns in lines if columns and columns[0] != _DOCUMENT]
+    rows = [(line, columns) for line, columns in lines if _is_word(columns)]
     if not rows:
         raise UsageError(f"{path} has no words; use a file with one word per line")
     width = len(rows[0][1])
@@ -124,19 +126,24 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
     return TaggedText(words, tags, documents, first_lines)
 
 
+def _is_word(columns: list[str]) -> bool:
+    """Returns whether a line has a word: it is neither blank nor `-DOCSTART-`, also with a number (`-DOCSTART-(7)`)."""
+    return bool(columns) and not columns[0].startswith(_DOCUMENT)
+
+
 def _sentences(lines: list[_Line]) -> tuple[list[list[list[str]]], list[int], list[int]]:
     """Returns, for each sentence, the columns of its words, its document number, and the line of its first word."""
     sentences, documents, first_lines = [], [], []
     document, in_sentence = 0, False
     for line, columns in lines:
-        is_word = bool(columns) and columns[0] != _DOCUMENT
+        is_word = _is_word(columns)
         if is_word and not in_sentence:
             sentences.append([])
             documents.append(document)
             first_lines.append(line)
         if is_word:
             sentences[-1].append(columns)
-        document += columns[:1] == [_DOCUMENT]
+        document += bool(columns) and not is_word
         in_sentence = is_word
     return sentences, documents, first_lines
 
@@ -156,7 +163,7 @@ def _without_comments_and_index(lines: list[_Line], path: Path, stats: ReadStats
     kept = []
     previous, in_sentence = 0, False
     for line, columns in lines:
-        is_word = bool(columns) and columns[0] != _DOCUMENT
+        is_word = _is_word(columns)
         if is_word and columns[0].startswith("#"):
             is_token = len(columns) == width and (width == 1 or _TAG.fullmatch(columns[-1]))
             if is_indexed or not is_token:
@@ -237,6 +244,8 @@ def read_tagged_rows(
         lines.append(row.line)
     if not any(sentences):
         raise UsageError(f"{stats.file} has no words; use rows with words and tags")
+    if label and len(sentences) >= _MIN_SENTENCES and all(len(words) < 2 for words in sentences):
+        raise UsageError(f"{stats.file} has one word per row; write one sentence per row, or use ner with a CoNLL file")
     stats.used = len(sentences)
     return TaggedText(sentences, tags, range(len(sentences)), lines)
 

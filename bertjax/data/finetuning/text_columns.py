@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from bertjax.data.corpus.tokenizer import Tokenizer
-from bertjax.data.finetuning.cells import read_list, sort_labels
+from bertjax.data.finetuning.cells import label_key, read_list, sort_labels
 from bertjax.data.finetuning.examples import encode_pair, make_examples
 from bertjax.data.finetuning.labeled_text import Target
 from bertjax.data.finetuning.tables import ReadStats, Row
 from bertjax.data.finetuning.text_batches import TextExamples
-from bertjax.errors import UsageError
+from bertjax.errors import UsageError, quoted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,6 +110,14 @@ def _read_texts(row: Row, columns: Sequence[str], kind: str, stats: ReadStats) -
             f"{stats.file} line {row.line}: {columns[-1]} is a list; write one positive per row, and name a third "
             "column for negatives in config.data.columns"
         )
+    if (len(columns) > 2 or kind == "scores") and isinstance(last, str) and last.lstrip().startswith("["):
+        # Files other than JSON Lines contain lists as text.
+        try:
+            items = read_list(last, in_text=True)
+        except ValueError as error:
+            place = f"{stats.file} line {row.line}: {columns[-1]}"
+            raise UsageError(f'{place} is {quoted(last)}, {error}; write a list such as ["a", "b"]') from error
+        last = last if items is None else items
     texts += last if isinstance(last, list) else [last]
     if not all(isinstance(text, str) for text in texts):
         raise UsageError(f"{stats.file} line {row.line}: {columns[-1]} is a list with items that are not text")
@@ -120,7 +128,8 @@ def _read_label(row: Row, column: str, kind: str, num_documents: int, stats: Rea
     """Returns a class name, or a list of numbers, or None if the label is missing."""
     target = Target(column, ())
     if kind == "class":
-        return next(iter(target.names(row, stats) or []), None)
+        names = target.names(row, stats)
+        return label_key(names[0]) if names else None
     try:
         items = read_list(row.fields[column]) if kind == "scores" else None
     except ValueError as error:

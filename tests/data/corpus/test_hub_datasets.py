@@ -10,6 +10,7 @@ import pytest
 from preparing import run
 
 from bertjax.data.corpus import readers
+from bertjax.data.finetuning import tables
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.tasks.build import build_task
 from bertjax.tasks.embedding.config import EmbedData
@@ -75,13 +76,25 @@ def test_missing_datasets_library_is_an_error(monkeypatch):
         readers.find_sources(["hf:org/stories:train"])
 
 
+def test_rows_without_a_class_are_skipped(monkeypatch):
+    class Dataset(list):
+        features = datasets.Features(text=datasets.Value("string"), label=datasets.ClassLabel(names=["no", "yes"]))
+
+        def select_columns(self, columns):
+            return self
+
+    rows = Dataset({"text": "a", "label": label} for label in (-1, None, 1))
+    monkeypatch.setattr(tables, "open_hub", lambda name, split: rows)
+    assert [row.fields["label"] for row in tables.read_hub("hf:a/b:train", ("label",), tables.ReadStats(""))] == ["yes"]
+
+
 def test_columns_of_a_dataset_are_rows_of_an_embedder_and_rows_with_null_are_skipped(hub, letters):
     rows = ({"q": "a", "a": "b", "x": 1}, {"q": "c", "a": None, "x": 2}, {"q": "d", "a": "e", "x": 3})
     hub.push("datasets/org/pairs", {"train.jsonl": lines(*rows)})
     data = EmbedData(train_file="hf:org/pairs:train")
     read, stats = data.read_rows(data.train_file, ("q", "a"))
     assert [(row.line, row.fields) for row in read] == [(1, {"q": "a", "a": "b"}), (3, {"q": "d", "a": "e"})]
-    assert stats.read == 3 and stats.skipped["with null"]["rows"] == 1
+    assert stats.read == 3 and stats.skipped["with null, NaN or the class id -1"]["rows"] == 1
     assert data.has_columns("hf:org/pairs:train", ("q", "x")) and not data.has_columns("hf:org/pairs:train", ("z",))
     with pytest.raises(UsageError, match="no column 'z'; its columns are q, a, x"):
         next(data.read_rows(data.train_file, ("z",))[0])

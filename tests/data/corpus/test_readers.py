@@ -221,6 +221,9 @@ def test_files_are_sorted_and_duplicates_counted(tmp_path):
         ("text", "a.jsonl", "One.\n", "a.jsonl is a table or JSON"),
         ("prose", "a.json.gz", "One.\n", "a.json.gz is a table or JSON"),
         ("wiki", "a.CSV", "One.\n", "a.CSV is a table or JSON"),
+        # WikiExtractor with --json.
+        ("wiki", "wiki_00", '{"id": "1", "text": "One."}\n', "wiki_00 contains JSON"),
+        ("prose", "a", '[\n {"text": "One."}\n]\n', "a contains JSON"),
         ("text", "wiki_00", "\ufeff" + WIKI, "use wiki: instead of text:"),
         ("prose", "wiki_00", "\ufeff" + WIKI, "use wiki: instead of prose:"),
     ],
