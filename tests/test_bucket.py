@@ -19,7 +19,7 @@ from tiny_table import write_table
 
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.model.config import ModelConfig
-from bertjax.model.heads import EncoderModel
+from bertjax.model.models import EncoderModel
 from bertjax.training import workdir
 from bertjax.training.checkpoint import Checkpoints, is_complete, resolve_checkpoint_path
 from bertjax.training.checkpoint_metadata import model_metadata

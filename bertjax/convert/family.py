@@ -19,7 +19,8 @@ from flax.traverse_util import flatten_dict
 from bertjax.convert.output_kinds import OUTPUT_KINDS
 from bertjax.errors import UsageError, listed
 from bertjax.model.config import ModelConfig
-from bertjax.model.heads import DiscriminatorHead, EncoderModel, PretrainingModel
+from bertjax.model.heads import DiscriminatorHead
+from bertjax.model.models import EncoderModel, PretrainingModel
 
 FLOAT_DTYPES = ("float32", "bfloat16", "float16", "float64")
 # Modules of a model. A checkpoint contains the complete encoder. Each other module is either complete or missing.

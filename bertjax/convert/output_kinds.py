@@ -7,7 +7,7 @@ from collections.abc import Callable
 import flax.linen as nn
 
 from bertjax.model.config import ModelConfig
-from bertjax.model.heads import SequenceModel, TokenModel
+from bertjax.model.models import SequenceModel, TokenModel
 from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, MULTILABEL, SPANS, TAGS
 
 

@@ -28,7 +28,7 @@ from bertjax.data.corpus.vocabulary import (
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
 from bertjax.model.feature_head import FeatureHead
-from bertjax.model.heads import (
+from bertjax.model.models import (
     MODELS,
     EmbeddingModel,
     EncoderModel,

@@ -18,7 +18,8 @@ from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
 from bertjax.model.encoder import make_encoder
-from bertjax.model.heads import EncoderModel, LmHead, build_model
+from bertjax.model.heads import LmHead
+from bertjax.model.models import EncoderModel, build_model
 from bertjax.model.partitioning import resolve_layout
 from bertjax.tasks.embedding.sentence_embedder import SentenceEmbedder
 from bertjax.tasks.finetuning.output_layer import OutputLayer

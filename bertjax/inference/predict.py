@@ -15,7 +15,7 @@ from bertjax.errors import UsageError
 from bertjax.inference.inputs import Texts, TruncationCount
 from bertjax.inference.loaded_model import LoadedModel
 from bertjax.inference.predictors import PREDICTORS, TextPredictor
-from bertjax.model.heads import SequenceModel, TokenModel
+from bertjax.model.models import SequenceModel, TokenModel
 from bertjax.tasks.build import build_task
 from bertjax.tasks.embedding.evaluation import ScoredPairs
 from bertjax.tasks.embedding.task import EmbedTask

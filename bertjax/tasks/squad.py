@@ -20,7 +20,7 @@ from bertjax.errors import UsageError
 from bertjax.metrics import squad as squad_metrics
 from bertjax.metrics.metric import loss_metric
 from bertjax.model.config import ModelConfig
-from bertjax.model.heads import TokenModel
+from bertjax.model.models import TokenModel
 from bertjax.tasks.finetuning.config import FinetuningConfig, FinetuningData
 from bertjax.tasks.finetuning.output_layer import SPANS, OutputLayer
 from bertjax.tasks.finetuning.spans import Answer, answer_record, best_answers, nbest_with_probabilities

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
+from bertjax.data.finetuning.dataset_rows import TFDS_PREFIX, read_tfds
 from bertjax.data.finetuning.labeled_text import Target
-from bertjax.data.finetuning.tables import TFDS_PREFIX, ReadStats, Row, read_table, read_tfds
+from bertjax.data.finetuning.tables import ReadStats, Row, read_table
 from bertjax.data.schema import MULTI_SEQUENCE
 from bertjax.model.config import ModelConfig
-from bertjax.model.heads import SequenceModel
+from bertjax.model.models import SequenceModel
 from bertjax.tasks.finetuning.config import FinetuningConfig
 from bertjax.tasks.finetuning.output_layer import CHOICES, OutputLayer
 from bertjax.tasks.finetuning.rows import RowsTask

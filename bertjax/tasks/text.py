@@ -14,7 +14,7 @@ from bertjax.data.finetuning.labeled_text import Target, is_multi_hot
 from bertjax.data.finetuning.tables import ReadStats, Row, escape_line, read_table
 from bertjax.errors import UsageError, listed, quoted
 from bertjax.model.config import ModelConfig
-from bertjax.model.heads import SequenceModel
+from bertjax.model.models import SequenceModel
 from bertjax.tasks.finetuning.config import FinetuningConfig, FinetuningData
 from bertjax.tasks.finetuning.output_layer import CLASSES, MULTILABEL, OutputLayer, saved_labels
 from bertjax.tasks.finetuning.rows import RowsTask

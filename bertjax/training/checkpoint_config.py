@@ -13,7 +13,7 @@ from bertjax.config.fields import from_config_dict
 from bertjax.config.load import apply_overrides, load_config, load_saved_config
 from bertjax.config.run import DATA_FILES, DATA_PATHS, RunConfig
 from bertjax.data.corpus.vocabulary import ENTRY
-from bertjax.data.finetuning.tables import TFDS_PREFIX
+from bertjax.data.finetuning.dataset_rows import TFDS_PREFIX
 from bertjax.errors import UsageError
 from bertjax.model.config import AUTO, ROPE_THETAS, Architecture, ModelConfig, size_fields
 from bertjax.tasks.build import parse_config

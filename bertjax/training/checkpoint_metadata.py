@@ -14,7 +14,7 @@ from etils import epath
 
 from bertjax.errors import BertjaxError, first_line
 from bertjax.model.config import Architecture
-from bertjax.model.heads import model_description
+from bertjax.model.models import model_description
 from bertjax.training.multihost import is_collective_error
 from bertjax.utils.io import read_json_object
 

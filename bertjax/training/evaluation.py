@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from bertjax.errors import UsageError
 from bertjax.metrics.report import log_reports
-from bertjax.model.heads import model_description
+from bertjax.model.models import model_description
 from bertjax.tasks.task import Objective, Task
 from bertjax.training.checkpoint_metadata import read_metadata
 from bertjax.training.init_from import check_output_layer, check_vocabulary

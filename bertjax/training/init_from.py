@@ -12,7 +12,7 @@ from etils import epath
 from bertjax.data.corpus.tokenizer import wordpiece_model
 from bertjax.data.corpus.vocabulary import ENTRY, WORDPIECE, Vocabulary, load_entry, workdir_vocabulary
 from bertjax.errors import UsageError, listed, quoted
-from bertjax.model.heads import model_description
+from bertjax.model.models import model_description
 from bertjax.tasks.finetuning.output_layer import MULTILABEL, OUTPUT_LAYER, read_output_layer
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import workdir_of

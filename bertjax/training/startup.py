@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from bertjax.data.corpus.vocabulary import ENTRY
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.model.heads import EmbeddingModel
+from bertjax.model.models import EmbeddingModel
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
 from bertjax.tasks.task import Task
 from bertjax.training import workdir as workdirs

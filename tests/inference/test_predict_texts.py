@@ -26,7 +26,7 @@ from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.errors import UsageError
 from bertjax.inference import predict, predictors
 from bertjax.inference.load import load_model
-from bertjax.model.heads import EncoderModel, build_model
+from bertjax.model.models import EncoderModel, build_model
 from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, SPANS, TAGS
 from bertjax.tasks.records import softmax
 from bertjax.training.parameters import save_params

@@ -19,7 +19,7 @@ from bertjax.model.attention.dispatch import check_attention
 from bertjax.model.attention.xla import AttentionMask, attention_mask, xla_attention
 from bertjax.model.config import ModelConfig
 from bertjax.model.encoder import Encoder
-from bertjax.model.heads import SequenceModel
+from bertjax.model.models import SequenceModel
 from bertjax.training.freezing import Freezing, merge
 
 TOLERANCE = 1e-5

@@ -7,7 +7,7 @@ import pytest
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
 from bertjax.model.feature_head import FeatureHead
-from bertjax.model.heads import (
+from bertjax.model.models import (
     EncoderModel,
     LanguageModel,
     PretrainingModel,

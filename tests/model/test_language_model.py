@@ -12,8 +12,8 @@ from bertjax.data.pretraining.config import Phase
 from bertjax.data.schema import synthetic_batch
 from bertjax.model import lstm
 from bertjax.model.encoder import make_encoder
-from bertjax.model.heads import LanguageModel, SequenceModel, TokenModel
 from bertjax.model.lstm import SIDES
+from bertjax.model.models import LanguageModel, SequenceModel, TokenModel
 from bertjax.tasks.objectives import language_model
 
 BOTH_WAYS = tiny_config(

@@ -18,7 +18,7 @@ from bertjax.data.schema import synthetic_batch
 from bertjax.model import config as model_config
 from bertjax.model.config import REMAT_POLICIES, ModelConfig
 from bertjax.model.encoder import Encoder
-from bertjax.model.heads import PretrainingModel
+from bertjax.model.models import PretrainingModel
 from bertjax.model.partitioning import resolve_layout
 from bertjax.tasks.objectives.masked_lm import MaskedLm
 from bertjax.utils.devices import has_bfloat16_units

@@ -12,7 +12,7 @@ from bertjax.config.mesh import MeshConfig
 from bertjax.config.optimizer import OptimizerConfig
 from bertjax.errors import UsageError
 from bertjax.metrics.metric import Metric
-from bertjax.model.heads import TokenModel
+from bertjax.model.models import TokenModel
 from bertjax.tasks.finetuning.config import FinetuningData
 from bertjax.tasks.finetuning.tagging import TagObjective
 from bertjax.tasks.objectives.classification import (

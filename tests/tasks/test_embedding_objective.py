@@ -11,7 +11,7 @@ from bertjax.data.finetuning.batches import Batching
 from bertjax.data.finetuning.examples import make_examples
 from bertjax.data.finetuning.text_batches import TextExamples, train_batch
 from bertjax.data.shard import SINGLE_SHARD
-from bertjax.model.heads import EmbeddingModel
+from bertjax.model.models import EmbeddingModel
 from bertjax.tasks.objectives.embedding import Embedding
 from bertjax.training.sharding import make_mesh, put_batch
 from bertjax.training.step import traced_with_mesh

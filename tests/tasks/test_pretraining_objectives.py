@@ -8,7 +8,7 @@ from bertjax.data.corpus.prepare import prepare
 from bertjax.data.schema import synthetic_batch
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.model.flops import flops_per_token
-from bertjax.model.heads import build_model, model_description
+from bertjax.model.models import build_model, model_description
 from bertjax.tasks.objectives.config import OBJECTIVES
 
 # Flags that select the model, for objectives that the default model does not support.

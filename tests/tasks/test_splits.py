@@ -14,7 +14,7 @@ from bertjax.data.finetuning.examples import make_examples
 from bertjax.data.finetuning.tables import ReadStats
 from bertjax.data.finetuning.tagged import TaggedText
 from bertjax.data.shard import SINGLE_SHARD
-from bertjax.model.heads import TokenModel
+from bertjax.model.models import TokenModel
 from bertjax.tasks.finetuning import tagging
 from bertjax.tasks.finetuning.config import FinetuningData
 from bertjax.tasks.finetuning.splits import divide, sample_fraction, select_dev_rows

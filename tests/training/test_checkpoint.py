@@ -18,7 +18,7 @@ from test_step import CONFIG, OPTIMIZER
 
 from bertjax.config.mesh import MeshConfig
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.model.heads import EncoderModel
+from bertjax.model.models import EncoderModel
 from bertjax.tasks.objectives.masked_lm import MaskedLm
 from bertjax.training import checkpoint_metadata
 from bertjax.training.checkpoint import DAMAGED, Checkpoints, KeepPeriodic, find_checkpoint, resolve_checkpoint_path

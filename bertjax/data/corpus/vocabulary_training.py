@@ -10,8 +10,9 @@ from concurrent.futures import Executor
 from typing import Any, TypeVar
 
 from bertjax.data.corpus import readers
+from bertjax.data.corpus.basic_tokenizer import BasicTokenizer
 from bertjax.data.corpus.documents import MAX_SENTENCE_CHARS, Text, batches, split_sentences
-from bertjax.data.corpus.tokenizer import BasicTokenizer, Tokenizer
+from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import (
     BPE,
     CONTINUATION,

@@ -1,23 +1,21 @@
-"""Readers of TSV, CSV and JSON Lines files and of TensorFlow Datasets, which count irregular rows, and a writer."""
+"""Readers of TSV, CSV and JSON Lines files, which count irregular rows, and a writer."""
 
 import csv
 import dataclasses
 import io
 import json
-import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bertjax.data.corpus.datasets import open_builder, open_hub, parse_dataset, read_errors, stored_rows
 from bertjax.errors import UsageError, listed
 from bertjax.utils.io import atomic_file, reject_binary, unix_newlines
 
 FORMATS = ("tsv", "csv", "jsonl")
-TFDS_PREFIX, HUB_PREFIX = "tfds:", "hf:"
-_NULL = object()
+# Field of a row that is null or NaN.
+NULL = object()
 _ESCAPES = {"\\": r"\\", "\t": r"\t", "\r": r"\r", "\n": r"\n"}
 # Field of a TSV file that a writer of CSV, such as pandas, has quoted because it contains quotes.
 _QUOTED = re.compile(r'".*"".*"', re.DOTALL)
@@ -112,7 +110,7 @@ def read_table(
     for line, fields, is_long in rows:
         stats.read += 1
         num_long += is_long
-        null = [name for name, field in fields.items() if field is _NULL]
+        null = [name for name, field in fields.items() if field is NULL]
         problem = f"with null or NaN as {null[0]!r}" if null else ""
         if None in fields.values():
             problem = "with too few fields"
@@ -124,7 +122,7 @@ def read_table(
             stats.count_irregular(problem, line)
         if file_format == "tsv" and any(field and _QUOTED.fullmatch(field) for field in fields.values()):
             stats.count_irregular("with quoted fields, whose quotes are a part of the text in .tsv", line)
-        cells = {name: "" if field in (None, _NULL) else _clean(field, stats, line) for name, field in fields.items()}
+        cells = {name: "" if field in (None, NULL) else _clean(field, stats, line) for name, field in fields.items()}
         yield Row(line, cells, bool(problem), is_long)
     if file_format == "tsv" and reject_quoted and (num_long or num_short) and _is_quoted(text):
         raise UsageError(f"{path} has quoted fields with tabs or line breaks; in .tsv, quotes are text, so use .csv")
@@ -242,7 +240,7 @@ def _json_rows(
         names |= dict.fromkeys(fields)
         try:
             # A column that the object lacks is None, which counts as a missing field.
-            cells = {column: _as_text(fields[column]) if column in fields else None for column in columns}
+            cells = {column: as_text(fields[column]) if column in fields else None for column in columns}
         except ValueError as error:
             raise _json_error(path, line, error) from error
         yield line, cells, False
@@ -265,11 +263,12 @@ def _json_error(path: Path, line: int, error: Exception) -> UsageError:
     return UsageError(f"{path} line {line}: {error}; write one JSON object of texts per line")
 
 
-def _as_text(value: Any) -> Any:
+def as_text(value: Any) -> Any:
+    """Returns a JSON value as text, `NULL` for null and NaN, and strings and lists unchanged."""
     if isinstance(value, dict):
         raise ValueError("a value is an object")
     if value is None or value != value:  # NaN is not equal to itself.
-        return _NULL
+        return NULL
     return value if isinstance(value, (str, list)) else json.dumps(value)
 
 
@@ -300,67 +299,3 @@ def decode_utf8(text: bytes, stats: ReadStats, line: int) -> str:
     except UnicodeDecodeError:
         stats.count_irregular("with bytes that are not UTF-8", line)
         return text.decode("utf-8", "replace")
-
-
-def read_tfds(
-    name: str, split: str, columns: Mapping[str, str], stats: ReadStats, *, named_labels: bool = True
-) -> Iterator[Row]:
-    """Yields the rows of a split in stored order; downloads and prepares the dataset if necessary.
-
-    `name` is dataset and config, such as `glue/mrpc`. An optional prefix selects a data folder (`DIR:glue/mrpc`) or a
-    TFDS namespace (`huggingface:swag/regular`). `columns` maps column names to features of the dataset. With
-    `named_labels`, class names replace class ids.
-    """
-    folder, _, dataset = name.rpartition(":")
-    if folder and not os.path.isabs(folder) and not os.path.isdir(folder) and "://" not in folder:
-        folder, dataset = "", name
-    builder = open_builder(dataset, folder or None)
-    features = builder.info.features
-    if missing := [feature for feature in columns.values() if feature not in features]:
-        raise UsageError(f"tfds dataset {dataset!r} has no feature {missing[0]!r}; its features are {listed(features)}")
-    with read_errors(f"tfds dataset {dataset!r}", split):
-        for line, example in enumerate(stored_rows(builder, split).as_numpy_iterator(), 1):
-            stats.read += 1
-            fields = {}
-            for column, feature in columns.items():
-                value = example[feature]
-                if isinstance(value, bytes):
-                    fields[column] = value.decode("utf-8", "replace")
-                elif named_labels and hasattr(features[feature], "int2str") and value >= 0:
-                    fields[column] = features[feature].int2str(int(value))
-                else:
-                    fields[column] = str(value)
-            yield Row(line, fields)
-
-
-def hub_columns(address: str) -> list[str]:
-    """Returns the columns of a dataset of the Hugging Face Hub."""
-    name, split, _ = parse_dataset(address)
-    return [*(open_hub(name, split).features or {})]
-
-
-def read_hub(address: str, columns: Sequence[str], stats: ReadStats) -> Iterator[Row]:
-    """Yields columns of a dataset of the Hugging Face Hub, `hf:ORG/NAME[/CONFIG]:SPLIT`.
-
-    `Row.line` is the row number. Class names replace class ids. Rows with a missing value are skipped.
-    """
-    name, split, _ = parse_dataset(address)
-    dataset = open_hub(name, split)
-    features = dataset.features or {}
-    if missing := [column for column in columns if column not in features]:
-        raise UsageError(f"dataset {name!r} has no column {missing[0]!r}; its columns are {listed(features)}")
-    with read_errors(f"dataset {name!r}", split):
-        for line, row in enumerate(dataset.select_columns([*columns]), 1):
-            stats.read += 1
-            fields = {column: _hub_cell(features[column], row[column]) for column in columns}
-            if _NULL in fields.values():
-                stats.skip("with null, NaN or the class id -1", line)
-                continue
-            yield Row(line, fields)
-
-
-def _hub_cell(feature: Any, value: Any) -> Any:
-    if not hasattr(feature, "int2str"):
-        return _as_text(value)
-    # -1 is the class id of examples without a label, as in SNLI.
-    return _NULL if value in (None, -1) else feature.int2str(value)

@@ -9,7 +9,8 @@ import numpy as np
 
 from bertjax.config.fields import from_config_dict
 from bertjax.config.optimizer import OptimizerConfig
-from bertjax.data.finetuning.tables import HUB_PREFIX, ReadStats, Row, column_names, hub_columns, read_hub, read_table
+from bertjax.data.finetuning.dataset_rows import HUB_PREFIX, hub_columns, read_hub
+from bertjax.data.finetuning.tables import ReadStats, Row, column_names, read_table
 from bertjax.errors import UsageError, listed
 from bertjax.model.config import AUTO, LSTM
 from bertjax.tasks.embedding import sentence_transformers

@@ -19,7 +19,7 @@ from bertjax.errors import UsageError, listed
 from bertjax.metrics.metric import Metric
 from bertjax.metrics.nearest import unit_rows
 from bertjax.model.config import ModelConfig
-from bertjax.model.heads import EmbeddingModel
+from bertjax.model.models import EmbeddingModel
 from bertjax.tasks.embedding.config import EmbedConfig
 from bertjax.tasks.embedding.evaluation import EvalSet, ScoredPairs, read_eval_sets
 from bertjax.tasks.finetuning.task import FinetuningTask

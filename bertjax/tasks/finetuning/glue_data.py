@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bertjax.data.finetuning.tables import TFDS_PREFIX, ReadStats, Row, read_table, read_tfds
+from bertjax.data.finetuning.dataset_rows import TFDS_PREFIX, read_tfds
+from bertjax.data.finetuning.tables import ReadStats, Row, read_table
 from bertjax.errors import UsageError
 
 

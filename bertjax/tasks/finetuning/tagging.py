@@ -23,7 +23,7 @@ from bertjax.metrics.entities import entity_report, entity_scores, has_entities
 from bertjax.metrics.metric import Metric, loss_metric
 from bertjax.metrics.report import ClassReport, class_report
 from bertjax.model.config import ModelConfig
-from bertjax.model.heads import TokenModel
+from bertjax.model.models import TokenModel
 from bertjax.tasks.finetuning.output_layer import TAGS, OutputLayer, saved_labels
 from bertjax.tasks.finetuning.task import FinetuningTask
 from bertjax.tasks.objectives.classification import Classification

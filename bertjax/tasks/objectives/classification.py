@@ -12,7 +12,7 @@ from bertjax.data.schema import EXAMPLE, SEQUENCE, ArraySpec, Schema
 from bertjax.errors import UsageError, listed
 from bertjax.metrics.metric import Metric, loss_metric
 from bertjax.model.config import ModelConfig
-from bertjax.model.heads import SequenceModel
+from bertjax.model.models import SequenceModel
 from bertjax.tasks.objectives.losses import cross_entropy, weighted_sum
 from bertjax.tasks.task import Batch, MetricSums, Objective, Outputs
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from bertjax.data.schema import ArraySpec, Schema
 from bertjax.metrics.metric import Metric, loss_metric
 from bertjax.model.dropout import block_key
-from bertjax.model.heads import EmbeddingModel
 from bertjax.model.layers import Dense
+from bertjax.model.models import EmbeddingModel
 from bertjax.model.partitioning import with_logical_constraint
 from bertjax.tasks.objectives.embedding_losses import LOSSES, EmbeddedBatch, LossOptions, in_blocks
 from bertjax.tasks.task import Batch, MetricSums, Objective, Outputs

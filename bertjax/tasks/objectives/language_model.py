@@ -11,7 +11,7 @@ from bertjax.data.pretraining.config import LANGUAGE_MODEL_BATCH, TEXT_SPECIAL_T
 from bertjax.errors import UsageError
 from bertjax.metrics.metric import Metric, loss_metric
 from bertjax.model.config import LSTM, ModelConfig
-from bertjax.model.heads import LanguageModel
+from bertjax.model.models import LanguageModel
 from bertjax.tasks.objectives.losses import loss_and_accuracy
 from bertjax.tasks.objectives.pretraining import PretrainingObjective
 from bertjax.tasks.task import Batch, MetricSums, NumpyBatch, Outputs

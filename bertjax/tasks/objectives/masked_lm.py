@@ -15,7 +15,7 @@ from bertjax.data.schema import Schema
 from bertjax.errors import UsageError
 from bertjax.metrics.metric import Metric, loss_metric
 from bertjax.model.config import LSTM, ModelConfig
-from bertjax.model.heads import PretrainingModel
+from bertjax.model.models import PretrainingModel
 from bertjax.tasks.objectives.losses import loss_and_accuracy
 from bertjax.tasks.objectives.pretraining import PretrainingObjective
 from bertjax.tasks.task import Batch, MetricSums, NumpyBatch, Outputs

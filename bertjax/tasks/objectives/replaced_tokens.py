@@ -9,7 +9,7 @@ from bertjax.data.pretraining.config import Phase
 from bertjax.data.schema import is_token
 from bertjax.metrics.metric import Metric, loss_metric
 from bertjax.model.flops import TRAINING_FACTOR, flops_per_token
-from bertjax.model.heads import ReplacedTokenModel
+from bertjax.model.models import ReplacedTokenModel
 from bertjax.tasks.objectives.losses import loss_and_accuracy, weighted_sum
 from bertjax.tasks.objectives.masked_lm import MaskedLmOnText
 from bertjax.tasks.task import Batch, MetricSums, Outputs

@@ -7,7 +7,8 @@ from commanding import printed
 from preparing import check_refused, make_text, run, write_text
 
 from bertjax.data.corpus import prepare, store
-from bertjax.data.corpus.tokenizer import BasicTokenizer, Tokenizer
+from bertjax.data.corpus.basic_tokenizer import BasicTokenizer
+from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import load_vocabulary
 from bertjax.data.corpus.vocabulary_training import added_pieces, learn_vocabulary, sentencepiece_model
 

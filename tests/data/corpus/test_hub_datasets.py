@@ -10,7 +10,8 @@ import pytest
 from preparing import run
 
 from bertjax.data.corpus import readers
-from bertjax.data.finetuning import tables
+from bertjax.data.finetuning import dataset_rows
+from bertjax.data.finetuning.tables import ReadStats
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.tasks.build import build_task
 from bertjax.tasks.embedding.config import EmbedData
@@ -84,8 +85,8 @@ def test_rows_without_a_class_are_skipped(monkeypatch):
             return self
 
     rows = Dataset({"text": "a", "label": label} for label in (-1, None, 1))
-    monkeypatch.setattr(tables, "open_hub", lambda name, split: rows)
-    assert [row.fields["label"] for row in tables.read_hub("hf:a/b:train", ("label",), tables.ReadStats(""))] == ["yes"]
+    monkeypatch.setattr(dataset_rows, "open_hub", lambda name, split: rows)
+    assert [row.fields["label"] for row in dataset_rows.read_hub("hf:a/b:train", ("label",), ReadStats(""))] == ["yes"]
 
 
 def test_columns_of_a_dataset_are_rows_of_an_embedder_and_rows_with_null_are_skipped(hub, letters):

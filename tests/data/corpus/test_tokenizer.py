@@ -10,7 +10,8 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from bertjax.data.corpus.tokenizer import BasicTokenizer, Tokenizer
+from bertjax.data.corpus.basic_tokenizer import BasicTokenizer
+from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import SPECIAL_PIECES, _special_ids, load_vocabulary
 from bertjax.errors import UsageError
 

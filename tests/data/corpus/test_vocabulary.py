@@ -8,7 +8,8 @@ from collections import Counter
 
 import pytest
 
-from bertjax.data.corpus.tokenizer import BasicTokenizer, Tokenizer
+from bertjax.data.corpus.basic_tokenizer import BasicTokenizer
+from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import SPECIAL_PIECES, load_vocabulary
 from bertjax.data.corpus.vocabulary_training import sentencepiece_model, wordpieces
 

@@ -1,0 +1,89 @@
+"""Splitting of text into words and punctuation, as `BasicTokenizer` of google-research/bert does.
+
+Words can differ from those of google-research/bert only if the two programs run on Python versions with different
+Unicode data (`unicodedata.unidata_version`), and only for characters whose category or lower case differs. No released
+vocabulary contains such a character.
+"""
+
+import re
+import string
+import unicodedata
+from collections.abc import Callable
+
+_CJK = re.compile(
+    "[\u4e00-\u9fff\u3400-\u4dbf\U00020000-\U0002a6df\U0002a700-\U0002b73f\U0002b740-\U0002b81f"
+    "\U0002b820-\U0002ceaf\uf900-\ufaff\U0002f800-\U0002fa1f]"
+)
+_ASCII_WORDS = re.compile("[A-Za-z0-9]+|[^A-Za-z0-9 ]")
+
+
+def _clean(char: str) -> str:
+    """Drops control characters, maps whitespace to a space, and puts spaces around CJK characters."""
+    category = unicodedata.category(char)
+    if char in "\t\n\r" or category == "Zs":
+        return " "
+    if char == "\ufffd" or category in ("Cc", "Cf"):
+        return ""
+    return f" {char} " if _CJK.match(char) else char
+
+
+def _is_punctuation(char: str) -> bool:
+    return char in string.punctuation or unicodedata.category(char).startswith("P")
+
+
+def _space_punctuation(char: str) -> str:
+    return f" {char} " if _is_punctuation(char) else char
+
+
+def _strip_accents(char: str) -> str:
+    return "" if unicodedata.category(char) == "Mn" else _space_punctuation(char)
+
+
+class _Table(dict[int, str]):
+    """Lazy table for `str.translate` from characters to their replacements."""
+
+    def __init__(self, replace: Callable[[str], str]) -> None:
+        super().__init__()
+        self._replace = replace
+
+    def __missing__(self, code: int) -> str:
+        self[code] = self._replace(chr(code))
+        return self[code]
+
+
+class BasicTokenizer:
+    """Splitter of text into words and punctuation, equivalent to `BasicTokenizer` of google-research/bert."""
+
+    def __init__(self, lower_case: bool) -> None:
+        self._lower_case = lower_case
+        self._cleaning = _Table(_clean)
+        self._punctuation = _Table(_strip_accents if lower_case else _space_punctuation)
+
+    def words(self, text: str) -> list[str]:
+        """Returns the words and punctuation characters of a text, in order."""
+        if text.isascii() and text.isprintable():
+            return _ASCII_WORDS.findall(text.lower() if self._lower_case else text)
+        words = text.translate(self._cleaning).split()
+        if self._lower_case:
+            # Lower-case word by word, since the lower case of a sigma depends on its neighbors.
+            words = [unicodedata.normalize("NFD", word.lower()) for word in words]
+        return " ".join(words).translate(self._punctuation).split()
+
+    def word_spans(self, text: str) -> list[tuple[int, int]]:
+        """Returns the start and end (exclusive) character offset of each word and punctuation character, in order.
+
+        See `words` for the words. The offsets refer to `text` before lower-casing and stripping of accents.
+        """
+        spans: list[tuple[int, int]] = []
+        is_open = False
+        for index, char in enumerate(text):
+            spaced = char.translate(self._cleaning)
+            if not spaced:
+                continue  # Cleaning removes `char`, so its neighbors belong to the same word.
+            is_word = spaced == char and not char.isspace() and not _is_punctuation(char)
+            if is_word and is_open:
+                spans[-1] = (spans[-1][0], index + 1)
+            elif not spaced.isspace():
+                spans.append((index, index + 1))
+            is_open = is_word
+        return spans

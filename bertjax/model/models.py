@@ -1,0 +1,290 @@
+"""Complete models, and descriptions of models as JSON. Axis letters: see `encoder.py`.
+
+Every model with an output layer maps a batch to float32 logits. A batch is a dictionary of int32 arrays:
+
+    input_ids, input_mask, segment_ids    [B, L]; the mask is 1 for tokens, 0 for padding at the end
+    sequence_ids, position_ids            [B, L], only for packed rows of several sequences; see `encoder.py`
+    masked_lm_positions                   [B, P]
+    masked_lm_ids, masked_lm_weights      [B, P], only for `ReplacedTokenModel`; the weights are float32
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from bertjax.errors import UsageError
+from bertjax.model.config import TRANSFORMER, ModelConfig
+from bertjax.model.dropout import dropout, gumbel_noise
+from bertjax.model.encoder import ENCODER, Encoder, encode, mean_states, sequence_states
+from bertjax.model.feature_head import CACHED_FEATURES, FeatureHead, encode_with_head
+from bertjax.model.heads import DiscriminatorHead, LmHead, NextSentenceHead, Pooler, first_maximum, unit
+from bertjax.model.layers import Dense
+from bertjax.model.lstm import LEFT, RIGHT
+
+_INPUTS = ("input_ids", "input_mask", "segment_ids", "sequence_ids", "position_ids", CACHED_FEATURES)
+
+
+class EncoderModel(nn.Module):
+    """Encoder and pooler without an output layer."""
+
+    KIND: ClassVar[str] = "encoder"
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> tuple[jax.Array, jax.Array]:
+        """Returns hidden states [B, L, D] and each row's pooled state [B, D], in the config's dtype."""
+        outputs = encode(self.config, batch, deterministic)
+        return outputs.tokens, Pooler(self.config, name="pooler")(outputs.sequences)
+
+
+class PretrainingModel(nn.Module):
+    """Encoder, pooler, masked-LM head and next-sentence head. Without two segments, only encoder and masked-LM head."""
+
+    KIND: ClassVar[str] = "pretraining"
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> tuple[jax.Array, jax.Array]:
+        """Returns masked-LM logits [B, P, V] and next-sentence logits [B, 2].
+
+        For packed rows, next-sentence logits are [B, S, 2], where S is the width of `next_sentence_labels`.
+        """
+        num_sequences = batch["next_sentence_labels"].shape[-1] if "sequence_ids" in batch else 1
+        outputs = encode(self.config, batch, deterministic, num_sequences)
+        ((states, token_table),) = outputs.directions.values()
+        # Gather masked positions first, so that the vocabulary projection runs on only 15 % of the positions.
+        masked = jnp.take_along_axis(states, batch["masked_lm_positions"][..., None], axis=1)  # [B, P, D]
+        masked_lm_logits = LmHead(self.config, name="masked_lm")(masked, token_table)
+        if self.config.type_vocab_size < 2:
+            return masked_lm_logits, jnp.zeros((*outputs.sequences.shape[:-1], 2))
+        pooled = Pooler(self.config, name="pooler")(outputs.sequences)
+        return masked_lm_logits, NextSentenceHead(self.config, name="next_sentence")(pooled)
+
+
+class ReplacedTokenModel(nn.Module):
+    """Encoder and head that detect the tokens that a small generator replaced: ELECTRA (arXiv 2003.10555)."""
+
+    KIND: ClassVar[str] = "replaced_tokens"
+
+    config: ModelConfig
+    generator_size: float = 0.25  # width of the generator, as a fraction of the encoder's width
+
+    @property
+    def generator_config(self) -> ModelConfig:
+        """Config of the generator, whose embeddings and decoder are the encoder's embeddings."""
+        config = self.config
+        heads = max(1, round(self.generator_size * config.num_attention_heads))
+        return dataclasses.replace(
+            config,
+            hidden_size=heads * config.head_size,
+            num_attention_heads=heads,
+            num_key_value_heads=config.num_key_value_heads and math.gcd(heads, config.num_key_value_heads),
+            intermediate_size=config.intermediate_size * heads // config.num_attention_heads,
+            embedding_size=config.embedding_width,
+            lm_head="transform",
+            tie_word_embeddings=True,
+        )
+
+    @nn.compact
+    def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> tuple[jax.Array, ...]:
+        """Returns logits of the generator [B, P, V] and the discriminator [B, L], and replaced tokens, bool [B, L].
+
+        If `deterministic`, the generator's samples use the same random numbers in each call.
+        """
+        ids, sequences = batch["input_ids"], "sequence_ids" if "sequence_ids" in batch else "input_mask"
+        rest = batch["segment_ids"], batch[sequences], batch.get("position_ids")
+        encoder = Encoder(self.config, name=ENCODER)
+        generator = Encoder(self.generator_config, encoder.embeddings, name="generator")
+        states, _ = generator(ids, *rest, deterministic=deterministic)
+        masked = jnp.take_along_axis(states, batch["masked_lm_positions"][..., None], axis=1)
+        generator_logits = LmHead(self.generator_config, name="generator_lm")(masked, *generator.token_tables)
+        # The Gumbel-max trick samples from the softmax. Token ids have no gradient.
+        key = jax.random.key(0) if deterministic else self.make_rng("dropout")
+        samples = first_maximum(generator_logits + gumbel_noise(key, generator_logits.shape))
+        # Unused predictions are written after the end of the row, where they are dropped.
+        positions = jnp.where(batch["masked_lm_weights"] > 0, batch["masked_lm_positions"], ids.shape[1])
+        write = jax.vmap(lambda row, positions, values: row.at[positions].set(values, mode="drop"))
+        original, corrupted = (write(ids, positions, values) for values in (batch["masked_lm_ids"], samples))
+        states, _ = encoder(corrupted, *rest, deterministic=deterministic)
+        logits = DiscriminatorHead(self.config, name="discriminator")(states)
+        return generator_logits, logits, corrupted != original
+
+
+class LanguageModel(nn.Module):
+    """Encoder with one language-model head per context direction.
+
+    With Transformer layers that attend to the left, the model is LTR & No NSP in Table 5 of the paper. With LSTMs, the
+    model is like ELMo (Figure 3).
+    """
+
+    KIND: ClassVar[str] = "language_model"
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> dict[str, jax.Array]:
+        """Returns a dictionary from context direction to float32 logits [B, L, V].
+
+        Logits of `left` predict the next token from the left context. Logits of `right` predict the previous token.
+        """
+        logits = {}
+        # Each direction has its own head, whose input is the part of the hidden state with that context.
+        for direction, (states, token_table) in encode(self.config, batch, deterministic).directions.items():
+            width = states.shape[-1]
+            config = dataclasses.replace(self.config, encoder=TRANSFORMER, hidden_size=width, num_attention_heads=1)
+            logits[direction] = LmHead(config, name=f"{direction}_lm")(states, token_table)
+        return logits
+
+
+class SequenceModel(nn.Module):
+    """Encoder, optional feature head, and a dense layer on one state of each sequence (paper, Figure 4 a, b).
+
+    `classifier_pooling` selects the state, and a pooler precedes the dense layer. With a feature head,
+    `sequence_states` selects the state, and there is no pooler. Three input forms are supported:
+
+    - rows [B, L]: logits [B, num_outputs];
+    - packed rows [B, L] with `labels` [B, S], for up to S sequences per row: logits [B, S, num_outputs];
+    - choices [B, C, L] with `num_outputs=1`: one score per choice, [B, C] (section 4.4).
+    """
+
+    KIND: ClassVar[str] = "sequence"
+
+    config: ModelConfig
+    num_outputs: int
+    feature_head: FeatureHead = FeatureHead()
+
+    @nn.compact
+    def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> jax.Array:
+        """Returns float32 logits. The class docstring lists their shapes."""
+        config, head, make_rng = self.config, self.feature_head, partial(self.make_rng, "dropout")
+        *leading, _ = batch["input_ids"].shape
+        rows = {name: batch[name].reshape(-1, *batch[name].shape[len(leading) :]) for name in _INPUTS if name in batch}
+        num_sequences = batch["labels"].shape[1] if "sequence_ids" in batch else 1
+        tokens, state = encode_with_head(config, head, rows, deterministic, make_rng, num_sequences)
+        if not head.is_used:
+            pooler = Pooler(config, name="pooler")
+            is_late = config.classifier_pooling == "late"
+            state = mean_states(pooler(tokens), rows, num_sequences) if is_late else pooler(state)
+        state = dropout(state, config.hidden_dropout_prob, None if deterministic else make_rng())
+        logits = Dense(config, (self.num_outputs,), ("embed", None), name="classifier")(state).astype(jnp.float32)
+        return logits.reshape(leading) if len(leading) > 1 else logits
+
+
+class TokenModel(nn.Module):
+    """Encoder, optional feature head, and a dense layer on each token's state (paper, Figure 4 c and d).
+
+    Attributes:
+      head_dropout: whether to apply dropout before the dense layer. Tagging applies it. Span prediction does not, as in
+        google-research/bert `run_squad.py`.
+    """
+
+    KIND: ClassVar[str] = "tokens"
+
+    config: ModelConfig
+    num_outputs: int
+    head_dropout: bool
+    feature_head: FeatureHead = FeatureHead()
+
+    @nn.compact
+    def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> jax.Array:
+        """Returns float32 logits [B, L, num_outputs]."""
+        config, feature_head = self.config, self.feature_head
+        hidden, _ = encode_with_head(config, feature_head, batch, deterministic, partial(self.make_rng, "dropout"))
+        if config.token_pooler and not feature_head.is_used:
+            hidden = Pooler(config, name="pooler")(hidden)
+        if self.head_dropout and not deterministic:
+            hidden = dropout(hidden, config.hidden_dropout_prob, self.make_rng("dropout"))
+        return Dense(config, (self.num_outputs,), ("embed", None), name="classifier")(hidden).astype(jnp.float32)
+
+
+class EmbeddingModel(nn.Module):
+    """Encoder, pooling, optional dense layer and normalization: a vector for each text.
+
+    Attributes:
+      pooling: `mean` (of all tokens), `cls` (first token) or `last` (last token).
+      dense: width of the dense layer (default: 0, no dense layer).
+      dense_activation: function after the dense layer, `identity` or `tanh`.
+      normalize: whether to scale vectors to length 1.
+    """
+
+    KIND: ClassVar[str] = "embedding"
+
+    config: ModelConfig
+    pooling: str = "mean"
+    dense: int = 0
+    dense_activation: str = "identity"
+    normalize: bool = True
+
+    @property
+    def width(self) -> int:
+        """Number of components of a vector, D."""
+        return self.dense or self.config.hidden_size
+
+    @nn.compact
+    def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> jax.Array:
+        """Returns float32 vectors [B, D] or, for packed rows with `texts` [B, S], [B, S, D]."""
+        num_sequences = batch["texts"].shape[1] if "sequence_ids" in batch else 1
+        tokens = encode(self.config, batch, deterministic, num_sequences).tokens
+        if self.pooling == "mean":
+            states = mean_states(tokens, batch, num_sequences)
+        else:
+            side = LEFT if self.pooling == "last" else RIGHT
+            states = sequence_states((side,), tokens, batch, num_sequences)
+        if self.dense:
+            states = Dense(self.config, (self.dense,), ("embed", None), name="dense")(states)
+            states = jnp.tanh(states) if self.dense_activation == "tanh" else states
+        vectors = states.astype(jnp.float32)
+        return unit(vectors) if self.normalize else vectors
+
+
+MODELS: dict[str, type[nn.Module]] = {
+    model.KIND: model
+    for model in (
+        EncoderModel,
+        PretrainingModel,
+        ReplacedTokenModel,
+        LanguageModel,
+        SequenceModel,
+        TokenModel,
+        EmbeddingModel,
+    )
+}
+
+
+def model_description(model: nn.Module) -> dict[str, Any]:
+    """Returns a JSON description of a model. `build_model` accepts descriptions of the models in this file.
+
+    Returns:
+      `kind`: `KIND` of the module's class, or the class name if the class has no `KIND`.
+      `num_outputs`: width of the output layer, or None.
+      `feature_head`: fields of the `FeatureHead`, or None.
+      Other fields of the module except its config, such as `head_dropout`.
+    """
+    options = {field.name: getattr(model, field.name) for field in dataclasses.fields(model)}
+    options = {name: value for name, value in options.items() if name not in ("config", "parent", "name")}
+    if head := options.get("feature_head"):
+        options["feature_head"] = dataclasses.asdict(head)
+    kind = getattr(model, "KIND", type(model).__name__)
+    return {"kind": kind, "num_outputs": None, "feature_head": None} | options
+
+
+def build_model(description: Mapping[str, Any], config: ModelConfig) -> nn.Module:
+    """Builds the Flax module that `model_description` describes.
+
+    Raises:
+      UsageError: the kind is unknown, for example in a checkpoint that a newer version of bertjax wrote.
+    """
+    if description["kind"] not in MODELS:
+        raise UsageError(f"unknown kind of model: {description['kind']!r}; use one of {', '.join(MODELS)}")
+    options = {name: value for name, value in description.items() if name != "kind" and value is not None}
+    if "feature_head" in options:
+        options["feature_head"] = FeatureHead(**options["feature_head"])
+    return MODELS[description["kind"]](config, **options)
