@@ -30,9 +30,8 @@ REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_hea
 # Activations of transformers, and their names in `ModelConfig`. `gelu` is the exact erf form, unlike in
 # google-research/bert. Exports use the first name of an activation.
 ACTIVATIONS = {
-    "gelu": "gelu_erf",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
+    **dict.fromkeys(("gelu", "gelu_python"), "gelu_erf"),
+    **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_accurate"), "gelu_tanh"),
     "relu": "relu",
     "silu": "silu",
     "swish": "silu",

@@ -1,74 +1,54 @@
 """Tokenizer of a Hugging Face folder, built from its files as `AutoTokenizer` of transformers does."""
 
-import base64
 import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
-from tokenizers import (
-    AddedToken,
-    BertWordPieceTokenizer,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-)
+from tokenizers import AddedToken, BertWordPieceTokenizer, Tokenizer, processors
 
 from bertjax.convert.families import FAMILIES
 from bertjax.convert.portable import read_vocabulary_file
+from bertjax.convert.tokenizer_classes import (
+    BERT_CLASSES,
+    BERT_DEFAULTS,
+    BYTE_LEVEL_CLASSES,
+    CONFIG,
+    MAX_WORD_CHARS,
+    ROBERTA_DEFAULTS,
+    TOKENIZER,
+    UNIGRAM_CLASSES,
+    VOCABULARY,
+    as_token,
+    bert_tokenizer,
+    byte_level_tokenizer,
+    unigram_tokenizer,
+)
 from bertjax.data.corpus.vocabulary import (
     CONTINUATION,
     SPECIAL_PIECES,
     TOKENIZER_JSON,
     VOCABULARY_FILES,
-    WORD_START,
     WORDPIECE,
     Vocabulary,
-    capital_pieces,
-    is_cased,
     load_tokenizer_json,
     load_vocabulary,
     named_special_ids,
-    vocab_txt_lines,
 )
-from bertjax.errors import UsageError, first_line, listed
+from bertjax.errors import UsageError, first_line
 from bertjax.model.config import ModelConfig
 from bertjax.utils.json_files import read_object, write_json
 
-VOCABULARY = "vocab.txt"
-_CONFIG, _TOKENIZER, _SPECIAL_TOKENS = "tokenizer_config.json", "tokenizer.json", "special_tokens_map.json"
-_ADDED_TOKENS = "added_tokens.json"
-FILES = (VOCABULARY, _CONFIG, _TOKENIZER, _SPECIAL_TOKENS, _ADDED_TOKENS, "*.model")
-# transformers builds BERT's standard tokenizer for these classes, from their vocabulary and a few options. It ignores
-# the rest of `tokenizer.json`.
-_BERT_CLASSES = (
-    "BertTokenizer",
-    "DistilBertTokenizer",
-    "ElectraTokenizer",
-    "LayoutLMTokenizer",
-    "MobileBertTokenizer",
-    "SqueezeBertTokenizer",
-)
-# For these classes, transformers builds a byte-level or a unigram tokenizer from vocabulary and options.
-_BYTE_LEVEL_CLASSES, _UNIGRAM_CLASSES = ("RobertaTokenizer",), ("XLMRobertaTokenizer", "CamembertTokenizer")
+_SPECIAL_TOKENS, _ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
+FILES = (VOCABULARY, CONFIG, TOKENIZER, _SPECIAL_TOKENS, _ADDED_TOKENS, "*.model")
 # transformers runs `tokenizer.json` as it is for these classes.
 _GENERIC_CLASSES = ("PreTrainedTokenizer", "TokenizersBackend", "")
 # Model types whose class is ignored: `MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS`. mmBERT names GemmaTokenizer.
 _GENERIC_MODELS = ("modernbert",)
-# Maximum word length, in characters, of transformers' BERT tokenizers. Longer words become [UNK].
-_MAX_WORD_CHARS = 100
 # Names of the special tokens in `tokenizer_config.json`, in the order in which transformers adds them.
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 _EXTRA, _OLD_EXTRA = "extra_special_tokens", "additional_special_tokens"
-_DEFAULTS = {f"{piece[1:-1].lower()}_token": piece for piece in SPECIAL_PIECES}
-_ROBERTA_DEFAULTS = {
-    **{"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_token": "</s>", "pad_token": "<pad>"},
-    **{"cls_token": "<s>", "mask_token": "<mask>"},
-}
 # Tokens that replace special tokens which a tokenizer lacks.
 _STANDINS = {"cls_token": "bos_token", "sep_token": "eos_token", "unk_token": "pad_token"}
 
@@ -79,7 +59,7 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
     The token ids equal those of `AutoTokenizer`. Raises a UsageError for an unsupported tokenizer.
     `lower_case`, if not None, replaces `do_lower_case` of the folder.
     """
-    config, tokenizer = (read_object(folder / name, optional=True) for name in (_CONFIG, _TOKENIZER))
+    config, tokenizer = (read_object(folder / name, optional=True) for name in (CONFIG, TOKENIZER))
     model = read_object(folder / "config.json", optional=True)
     class_name = config.get("tokenizer_class")
     if class_name is None:
@@ -89,39 +69,39 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
     if model.get("model_type") in _GENERIC_MODELS:
         tokenizer_class = _GENERIC_CLASSES[0]
     has_files = tokenizer or (folder / VOCABULARY).is_file()
-    if not has_files and (tokenizer_class in _BERT_CLASSES or not (folder / _CONFIG).is_file()):
+    if not has_files and (tokenizer_class in BERT_CLASSES or not (folder / CONFIG).is_file()):
         return read_vocabulary_file(folder, lower_case), []
     _check_supported(folder, config, tokenizer_class, tokenizer)
     separators = (1, 1)
     try:
-        if tokenizer_class in _BERT_CLASSES:
-            config = {**_DEFAULTS, **config}
-            engine, notes = _bert_tokenizer(folder, config, tokenizer, lower_case)
-        elif tokenizer_class in (*_BYTE_LEVEL_CLASSES, *_UNIGRAM_CLASSES):
-            config = {**_ROBERTA_DEFAULTS, **config, "tokenizer_class": tokenizer_class}
-            build = _byte_level_tokenizer if tokenizer_class in _BYTE_LEVEL_CLASSES else _unigram_tokenizer
+        if tokenizer_class in BERT_CLASSES:
+            config = {**BERT_DEFAULTS, **config}
+            engine, notes = bert_tokenizer(folder, config, tokenizer, lower_case)
+        elif tokenizer_class in (*BYTE_LEVEL_CLASSES, *UNIGRAM_CLASSES):
+            config = {**ROBERTA_DEFAULTS, **config, "tokenizer_class": tokenizer_class}
+            build = byte_level_tokenizer if tokenizer_class in BYTE_LEVEL_CLASSES else unigram_tokenizer
             engine, notes = build(config, tokenizer), []
         else:
-            engine, notes = load_tokenizer_json(folder / _TOKENIZER, (folder / _TOKENIZER).read_bytes()), []
+            engine, notes = load_tokenizer_json(folder / TOKENIZER, (folder / TOKENIZER).read_bytes()), []
             if dropout := tokenizer["model"].get("dropout"):
-                notes.append(f"ignored dropout={dropout} of {_TOKENIZER}, so that a text always has the same tokens")
+                notes.append(f"ignored dropout={dropout} of {TOKENIZER}, so that a text always has the same tokens")
         tokens = _add_tokens(engine, folder, config, tokenizer)
-        if tokenizer_class in _UNIGRAM_CLASSES:
+        if tokenizer_class in UNIGRAM_CLASSES:
             tokens |= {"cls_token": tokens["bos_token"], "sep_token": tokens["eos_token"]}
         special_ids = _find_special_ids(engine, folder, tokens)
         cls, sep = ((str(engine.id_to_token(special_ids[name])), special_ids[name]) for name in ("cls", "sep"))
-        if tokenizer_class in _BERT_CLASSES:
+        if tokenizer_class in BERT_CLASSES:
             engine.post_processor = processors.BertProcessing(sep, cls)
             if tokenizer and (names := _ignored_parts(engine, tokenizer, special_ids)):
                 parts = ", ".join(names)
-                notes.append(f"ignored {parts} of {_TOKENIZER}, as transformers does for tokenizer_class BertTokenizer")
+                notes.append(f"ignored {parts} of {TOKENIZER}, as transformers does for tokenizer_class BertTokenizer")
         else:
             if tokenizer_class not in _GENERIC_CLASSES:
                 engine.post_processor = processors.RobertaProcessing(sep, cls)
             separators = _separators(engine, special_ids, _has_segments(model))
             if separators[1] < 0:
                 raise UsageError(
-                    f"{folder / _TOKENIZER} does not build rows as [CLS] A [SEP]: the text a is "
+                    f"{folder / TOKENIZER} does not build rows as [CLS] A [SEP]: the text a is "
                     f"{' '.join(engine.encode('a').tokens)}; use a tokenizer with BERT's post_processor"
                 )
             if not separators[0]:
@@ -130,101 +110,39 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
             elif _has_segments(model) and "token_type_ids" not in (config.get("model_input_names") or ()):
                 notes.append(
                     "the second text of a pair is segment 1; in transformers it is 0, since model_input_names of "
-                    f"{_CONFIG} lacks token_type_ids"
+                    f"{CONFIG} lacks token_type_ids"
                 )
     except UsageError:
         raise
     except Exception as error:  # The package `tokenizers` raises `Exception` for all errors.
         raise UsageError(
-            f"cannot build the tokenizer of {folder}: {first_line(error)}; correct its {_TOKENIZER} and {_CONFIG}"
+            f"cannot build the tokenizer of {folder}: {first_line(error)}; correct its {TOKENIZER} and {CONFIG}"
         ) from error
     vocabulary = _standard_vocabulary(engine, folder)
     if vocabulary is None:
         content = engine.to_str().encode()
-        vocabulary = load_vocabulary(folder / _TOKENIZER, None, content, special_ids=special_ids)
+        vocabulary = load_vocabulary(folder / TOKENIZER, None, content, special_ids=special_ids)
         vocabulary = dataclasses.replace(vocabulary, pair_separators=separators[0], end_separators=separators[1])
     if lower_case not in (None, vocabulary.lower_case):
         option = "--uncased" if lower_case else "--cased"
-        raise UsageError(f"{option} cannot change {folder / _TOKENIZER}, which defines the case itself; omit {option}")
+        raise UsageError(f"{option} cannot change {folder / TOKENIZER}, which defines the case itself; omit {option}")
     return vocabulary, notes
 
 
 def _check_supported(folder: Path, config: dict[str, Any], tokenizer_class: str, tokenizer: dict[str, Any]) -> None:
     """Raises a UsageError for unsupported tokenizers, such as those with custom code."""
     side = str(config.get("truncation_side") or (tokenizer.get("truncation") or {}).get("direction") or "right")
-    runs_file = tokenizer_class in (*_GENERIC_CLASSES, *_BYTE_LEVEL_CLASSES, *_UNIGRAM_CLASSES)
+    runs_file = tokenizer_class in (*_GENERIC_CLASSES, *BYTE_LEVEL_CLASSES, *UNIGRAM_CLASSES)
     class_name = f"has tokenizer_class {tokenizer_class!r}"
     problems = {
         f"truncates texts at the {side}": side.lower() != "right",
         "needs custom code (auto_map)": "AutoTokenizer" in (config.get("auto_map") or ()),
-        f"{class_name}, which bertjax does not support": not runs_file and tokenizer_class not in _BERT_CLASSES,
-        f"{class_name}, but the folder lacks {_TOKENIZER}": runs_file and not tokenizer,
+        f"{class_name}, which bertjax does not support": not runs_file and tokenizer_class not in BERT_CLASSES,
+        f"{class_name}, but the folder lacks {TOKENIZER}": runs_file and not tokenizer,
         "has split_special_tokens=true, which bertjax does not support": config.get("split_special_tokens"),
     }
     if problem := next((problem for problem, is_found in problems.items() if is_found), ""):
-        raise UsageError(f"the tokenizer of {folder} {problem}; use a model with BertTokenizer or a {_TOKENIZER}")
-
-
-def _bert_tokenizer(
-    folder: Path, config: dict[str, Any], tokenizer: dict[str, Any], lower_case: bool | None
-) -> tuple[Tokenizer, list[str]]:
-    """Builds the tokenizer of the class `BertTokenizer`, without added tokens."""
-    model = tokenizer.get("model") or {}
-    if tokenizer and model.get("type", "WordPiece") != "WordPiece":
-        raise UsageError(
-            f"{folder / _TOKENIZER} contains a tokenizer of type {model['type']!r}; BertTokenizer needs WordPiece"
-        )
-    file = folder / VOCABULARY
-    # Unlike in google-research/bert, tokens may start with spaces.
-    lines = [] if tokenizer else vocab_txt_lines(file, file.read_bytes())[0]
-    vocab = model["vocab"] if tokenizer else {line.rstrip(): index for index, line in enumerate(lines)}
-    do_lower_case, notes = config.get("do_lower_case") if lower_case is None else lower_case, []
-    if do_lower_case is None:
-        # Without this option, transformers lower-cases text, even for a cased vocabulary. For a bare vocab.txt, its
-        # capitals decide.
-        do_lower_case = bool(tokenizer or (folder / _CONFIG).is_file()) or not is_cased(vocab)
-        if not tokenizer:
-            guess = "true" if do_lower_case else "false, since tokens have capitals"
-            notes.append(f"do_lower_case is not set in {_CONFIG}; assuming {guess}; use --cased or --uncased to set it")
-    if do_lower_case and (capitals := capital_pieces(vocab)):
-        notes.append(f"text is lower-cased, so tokens with capitals never occur: {listed(capitals)}")
-    unk = str(_as_token(config["unk_token"]))
-    wordpiece = models.WordPiece(
-        vocab, unk_token=unk, max_input_chars_per_word=_MAX_WORD_CHARS, continuing_subword_prefix=CONTINUATION
-    )
-    engine = Tokenizer(wordpiece)
-    chinese, accents = config.get("tokenize_chinese_chars"), config.get("strip_accents")
-    engine.normalizer = normalizers.BertNormalizer(True, True if chinese is None else chinese, accents, do_lower_case)
-    engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    return engine, notes
-
-
-def _byte_level_tokenizer(config: dict[str, Any], tokenizer: dict[str, Any]) -> Tokenizer:
-    """Builds the tokenizer of RoBERTa, without added tokens."""
-    model = tokenizer["model"]
-    pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
-    engine = Tokenizer(models.BPE(model["vocab"], [(left, right) for left, right in pairs], fuse_unk=False))
-    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(config.get("add_prefix_space")))
-    engine.decoder = decoders.ByteLevel()
-    return engine
-
-
-def _unigram_tokenizer(config: dict[str, Any], tokenizer: dict[str, Any]) -> Tokenizer:
-    """Builds the tokenizer of XLM-R and CamemBERT, without added tokens."""
-    vocab = [(piece, score) for piece, score in tokenizer["model"]["vocab"]]
-    unk_id = [piece for piece, _ in vocab].index(str(_as_token(config["unk_token"])))
-    if config["tokenizer_class"] == "XLMRobertaTokenizer":
-        unk_id = 3  # As in transformers, wherever `unk_token` is.
-    engine = Tokenizer(models.Unigram(vocab, unk_id, byte_fallback=False))
-    normalizer = tokenizer.get("normalizer") or {}
-    for part in normalizer.get("normalizers", [normalizer]):
-        if part.get("precompiled_charsmap"):
-            engine.normalizer = normalizers.Precompiled(base64.b64decode(part["precompiled_charsmap"]))
-    scheme = "always" if config.get("add_prefix_space", True) else "never"
-    metaspace = pre_tokenizers.Metaspace(replacement=WORD_START, prepend_scheme=scheme)
-    engine.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), metaspace])
-    engine.decoder = decoders.Metaspace(replacement=WORD_START, prepend_scheme=scheme)
-    return engine
+        raise UsageError(f"the tokenizer of {folder} {problem}; use a model with BertTokenizer or a {TOKENIZER}")
 
 
 def _has_segments(model: dict[str, Any]) -> bool:
@@ -254,10 +172,10 @@ def _add_tokens(engine: Tokenizer, folder: Path, config: dict[str, Any], tokeniz
     if not settings.get(_EXTRA) and _OLD_EXTRA in settings:
         settings[_EXTRA] = settings.pop(_OLD_EXTRA)
     if "added_tokens_decoder" in config:
-        added = {int(index): _as_token(token) for index, token in config["added_tokens_decoder"].items()}
+        added = {int(index): as_token(token) for index, token in config["added_tokens_decoder"].items()}
     else:
         for name, value in read_object(folder / _SPECIAL_TOKENS, optional=True).items():
-            settings[name] = _as_token(value, special=True) if isinstance(value, dict) else value
+            settings[name] = as_token(value, special=True) if isinstance(value, dict) else value
         # As in transformers 5, `additional_special_tokens` read here do not make tokens of added_tokens.json special.
         named = [settings.get(name) for name in _SPECIAL_NAMES]
         special = {str(token) for token in [*named, *_values(settings.get(_EXTRA))] if token}
@@ -265,20 +183,20 @@ def _add_tokens(engine: Tokenizer, folder: Path, config: dict[str, Any], tokeniz
             index: AddedToken(token, normalized=token not in special, special=token in special)
             for token, index in read_object(folder / _ADDED_TOKENS, optional=True).items()
         }
-        added |= {token["id"]: _as_token(token) for token in tokenizer.get("added_tokens") or []}
+        added |= {token["id"]: as_token(token) for token in tokenizer.get("added_tokens") or []}
     known = engine.get_added_tokens_decoder().values()
     new = [token for _, token in sorted(added.items(), key=lambda item: item[0]) if repr(token) not in map(repr, known)]
     by_content = {token.content: token for token in added.values()}
     named = {
-        name: _as_token(settings[name])
+        name: as_token(settings[name])
         for name in dict.fromkeys((*_SPECIAL_NAMES, *settings))
         if name.endswith("_token") and isinstance(settings.get(name), str | dict | AddedToken)
     }
-    for token in [*named.values(), *map(_as_token, _values(settings.get(_EXTRA, settings.get(_OLD_EXTRA))))]:
+    for token in [*named.values(), *map(as_token, _values(settings.get(_EXTRA, settings.get(_OLD_EXTRA))))]:
         if token.content not in {other.content for other in [*known, *new]}:
             new.append(by_content.get(token.content, token))
     special = {token.content for token in named.values()}
-    for name in _DEFAULTS.keys() & named.keys():
+    for name in BERT_DEFAULTS.keys() & named.keys():
         if engine.token_to_id(named[name].content) is None and named[name].content not in by_content:
             raise UsageError(
                 f"the vocabulary of {folder} lacks {named[name].content}, the {name} of its tokenizer; add it"
@@ -299,24 +217,15 @@ def _values(tokens: Any) -> list[Any]:
     return list(tokens.values() if isinstance(tokens, dict) else tokens or ())
 
 
-def _as_token(token: Any, **fields: bool) -> AddedToken:
-    if isinstance(token, AddedToken):
-        return token
-    if isinstance(token, str):
-        return AddedToken(token, special=True)
-    fields = {name: value for name, value in token.items() if name not in ("__type", "id", "content")} | fields
-    return AddedToken(token["content"], **fields)
-
-
 def _find_special_ids(engine: Tokenizer, folder: Path, tokens: dict[str, str]) -> dict[str, int]:
     """Returns the ids of the special tokens by their names `pad`, `unk`, `cls`, `sep` and `mask`."""
     ids = {token.content: index for index, token in engine.get_added_tokens_decoder().items()}
-    special = {name: tokens.get(name, default) for name, default in _DEFAULTS.items()}
+    special = {name: tokens.get(name, default) for name, default in BERT_DEFAULTS.items()}
     for name, standin in _STANDINS.items():
         if special[name] not in ids and tokens.get(standin) in ids:
             special[name] = tokens[standin]
     if missing := [name for name, token in special.items() if token not in ids]:
-        raise UsageError(f"the tokenizer of {folder} has no {', '.join(missing)}; set it in {_CONFIG}")
+        raise UsageError(f"the tokenizer of {folder} has no {', '.join(missing)}; set it in {CONFIG}")
     return {name.removesuffix("_token"): ids[token] for name, token in special.items()}
 
 
@@ -378,12 +287,12 @@ def write_tokenizer(vocabulary: Vocabulary | None, config: ModelConfig, folder: 
     ids, family = named_special_ids(vocabulary), FAMILIES.get(config.model_type)
     fields = {f"{name}_token_id": name for name in ids} | dict(family.token_ids if family else {})
     special_tokens = {field.removesuffix("_id"): vocabulary.pieces[ids[name]] for field, name in fields.items()}
-    is_bert = vocabulary.kind == WORDPIECE and vocabulary.max_word_chars == _MAX_WORD_CHARS
+    is_bert = vocabulary.kind == WORDPIECE and vocabulary.max_word_chars == MAX_WORD_CHARS
     if vocabulary.kind == WORDPIECE:
         pieces = {piece: index for index, piece in enumerate(vocabulary.pieces)}
         tokenizer = BertWordPieceTokenizer(pieces, lowercase=vocabulary.lower_case)
         tokenizer._tokenizer.model.max_input_chars_per_word = vocabulary.max_word_chars
-        tokenizer.save(str(folder / _TOKENIZER))
+        tokenizer.save(str(folder / TOKENIZER))
     tokenizer_config = {
         # BertTokenizer has its own word limit, and ignores most of `tokenizer.json`.
         "tokenizer_class": "BertTokenizer" if is_bert else "PreTrainedTokenizerFast",
@@ -396,6 +305,6 @@ def write_tokenizer(vocabulary: Vocabulary | None, config: ModelConfig, folder: 
         ],
         **special_tokens,
     }
-    write_json(folder / _CONFIG, tokenizer_config)
+    write_json(folder / CONFIG, tokenizer_config)
     write_json(folder / _SPECIAL_TOKENS, special_tokens)
     return []

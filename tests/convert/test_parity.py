@@ -92,7 +92,7 @@ def assert_close(inputs, expected, outputs):
 
 @pytest.mark.parametrize(
     ("size", "hidden_act"),
-    [("12 layers", "gelu"), *(("tiny", name) for name in ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu"))],
+    [("12 layers", "gelu"), *(("tiny", name) for name in ("gelu", "gelu_python", "gelu_new", "gelu_fast", "relu"))],
 )
 def test_outputs_are_equal_after_conversion_in_both_directions(size, hidden_act, letters, tmp_path):
     save_random_model(letters, tmp_path / "foreign", size, hidden_act=hidden_act, layer_norm_eps=1e-7)
