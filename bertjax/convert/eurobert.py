@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bertjax.convert.family import CLASSIFIER, MASKED_LM, POOLER, TOKEN_IDS, Family, ModelClass
+from bertjax.convert.family import CLASSIFIER, MASKED_LM, POOLER, TOKEN_IDS, Family, ModelClass, default_rope
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
 from bertjax.tasks.finetuning.output_layer import CLASSES, MULTILABEL, TAGS
@@ -13,10 +13,8 @@ _POOLING = {"bos": "cls", "mean": "mean", "late": "late"}
 
 
 def _read_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    rope, pooling = config.get("rope_parameters") or {}, config.get("classifier_pooling")
+    rope, pooling = default_rope(config.get("rope_parameters")), config.get("classifier_pooling")
     pooling = pooling or config.get("clf_pooling") or "late"  # The second name is that of EuroBERT's own code.
-    if rope.get("rope_type", "default") != "default":
-        raise UsageError(f"rope_parameters are {rope}; bertjax reads only rope_type=default")
     if pooling not in _POOLING:
         raise UsageError(f"classifier_pooling={pooling!r} is not supported; use one of {', '.join(_POOLING)}")
     head_size = config.get("head_dim") or 0

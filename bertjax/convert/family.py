@@ -323,6 +323,15 @@ def _to_float32(array: np.ndarray, name: str, source: str) -> np.ndarray:
     return converted
 
 
+def default_rope(parameters: Mapping[str, Any] | None, name: str = "rope_parameters") -> Mapping[str, Any]:
+    """Returns a config's rotary parameters, {} if unset. Raises a UsageError if positions are scaled."""
+    parameters = parameters or {}
+    # As in transformers, `type` is the old name of `rope_type`.
+    if parameters.get("rope_type", parameters.get("type", "default")) != "default":
+        raise UsageError(f"{name} are {parameters}; bertjax reads only rope_type=default")
+    return parameters
+
+
 def export_params(table: Sequence[Parameter], params: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
     """Yields names and arrays as in transformers. Removes each parameter from `params` to save memory."""
     if unknown := sorted(params.keys() - {parameter.path for parameter in table}):

@@ -65,6 +65,11 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
             "AutoPeftModel.from_pretrained(DIR).merge_and_unload().save_pretrained(NEW_DIR)"
         )
     file = folder / CONFIG
+    if sentence_transformers.module_paths(root) and not file.is_file():
+        raise UsageError(
+            f"{root / sentence_transformers.MODULES} lists no Transformer with a {CONFIG}; bertjax reads only models "
+            "with an encoder, not StaticEmbedding"
+        )
     hf_config = read_object(file)
     with naming(file):
         family, config, output_kind, labels = _read_config(hf_config, file)
@@ -147,8 +152,9 @@ def _read_config(hf_config: dict[str, Any], file: Path) -> tuple[Family, ModelCo
         ids = [str(index) for index in range(len(id2label))]
         if id2label.keys() == {*ids}:
             labels = tuple(id2label[index] for index in ids)
-        if not all(isinstance(label, str) for label in labels) or len({*labels}) < len(ids):
+        if not all(isinstance(label, str | int) for label in labels) or len({*map(str, labels)}) < len(ids):
             raise UsageError(f"{file}: id2label is {id2label!r}; it must have a unique name for each id from 0")
+        labels = tuple(map(str, labels))
     if problem == _REGRESSION and len(labels) > 1:
         raise UsageError(f"{file} defines a regression with several outputs, which bertjax does not support")
     return family, model_config(family, hf_config, file), output_kind, labels

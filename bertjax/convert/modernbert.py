@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bertjax.convert.family import CLASSIFIER, MASKED_LM, POOLER, TOKEN_IDS, Family, ModelClass
+from bertjax.convert.family import CLASSIFIER, MASKED_LM, POOLER, TOKEN_IDS, Family, ModelClass, default_rope
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
 from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, MULTILABEL, SPANS, TAGS
@@ -26,9 +26,7 @@ def _read_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     if window := config.get("sliding_window"):  # In transformers, a property that sets `local_attention`.
         fields["local_attention"] = 2 * window
     for kind, name in _THETAS.items():
-        parameters = {"rope_type": "default"} | ((config.get("rope_parameters") or {}).get(kind) or {})
-        if parameters["rope_type"] != "default":
-            raise UsageError(f"rope_parameters of {kind} are {parameters}; bertjax reads only rope_type=default")
+        parameters = default_rope((config.get("rope_parameters") or {}).get(kind), f"rope_parameters of {kind}")
         # In transformers 4, a null theta of local layers means the theta of global layers.
         theta = parameters.get("rope_theta") or config.get(name, _DEFAULT_THETAS[kind]) or fields.get(_THETAS[_GLOBAL])
         fields[name] = float(theta or _DEFAULT_THETAS[kind])

@@ -20,6 +20,7 @@ from bertjax.convert.family import export_params
 from bertjax.convert.modernbert import MODERNBERT
 from bertjax.convert.output_kinds import OUTPUT_KINDS
 from bertjax.data.corpus.vocabulary import SPECIAL_PIECES, load_vocabulary
+from bertjax.errors import UsageError
 from bertjax.inference import export
 from bertjax.model.encoder import Encoder
 from bertjax.model.heads import DiscriminatorHead, LmHead
@@ -244,6 +245,15 @@ def test_null_local_theta_of_modernbert_means_the_global_theta():
 def test_other_names_of_config_fields_are_read(family, fields, name, expected):
     sizes = {name: SIZES[name] for name in family.required}
     assert getattr(huggingface.model_config(family, sizes | fields, huggingface.Path()), name) == expected
+
+
+@pytest.mark.parametrize("name", ["type", "rope_type"])
+@pytest.mark.parametrize("family", [MODERNBERT, EUROBERT])
+def test_scaled_rotary_positions_are_refused(family, name):
+    rope = {name: "linear", "factor": 2.0, "rope_theta": 1e4}
+    fields = {"rope_parameters": {"full_attention": rope} if family is MODERNBERT else rope}
+    with pytest.raises(UsageError, match="rope_parameters .*; bertjax reads only rope_type=default"):
+        huggingface.model_config(family, {name: SIZES[name] for name in family.required} | fields, huggingface.Path())
 
 
 def neobert_states(arrays, ids, num_heads):

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from checkpoints import assert_equal
+from checkpoints import assert_equal, edit_json
 from flax.traverse_util import unflatten_dict
 
 from bertjax.convert.convert import BERTJAX, HUGGINGFACE, convert, read_checkpoint
@@ -124,10 +124,12 @@ def test_outputs_are_equal_after_conversion_in_both_directions(size, hidden_act,
     ],
 )
 def test_every_transformers_class_survives_a_round_trip(class_name, modules, letters, tmp_path):
-    labels = {0: "no", 1: "perhaps", 2: "yes"}
+    labels = {0: "no", 1: "7", 2: "yes"}
     has_labels = class_name in ("BertForSequenceClassification", "BertForTokenClassification")
     fields = {"id2label": labels, "label2id": {name: index for index, name in labels.items()}} if has_labels else {}
     model = save_random_model(letters, tmp_path / "foreign", class_name=class_name, **fields)
+    if has_labels:
+        edit_json(tmp_path / "foreign/config.json", id2label={"0": "no", "1": 7, "2": "yes"})
     convert(str(tmp_path / "foreign"), str(tmp_path / "own"), BERTJAX, False)
     assert read_checkpoint(tmp_path / "own").modules == modules
     convert(str(tmp_path / "own"), str(tmp_path / "back"), HUGGINGFACE, False)

@@ -80,6 +80,11 @@ def only_adapter(folder):
         (folder / name).unlink()
 
 
+def static_embedding(folder):
+    (folder / "config.json").unlink()
+    (folder / "modules.json").write_text('[{"name": "0", "path": "", "type": "sentence_transformers.StaticEmbedding"}]')
+
+
 def add_columns(folder):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()
@@ -105,6 +110,7 @@ def add_columns(folder):
         (config({"architectures": SEQUENCE, "problem_type": "regression"}), "several outputs"),
         (config({"architectures": TOKEN, "id2label": {"1": "O"}}), "config.json: id2label .* unique"),
         (config({"architectures": TOKEN, "id2label": {"0": "O", "1": "O"}}), "a unique name"),
+        (config({"architectures": TOKEN, "id2label": {"0": 1, "1": None}}), "a unique name"),
         (config({"architectures": ["BertForQuestionAnswering"]}), "missing: qa_outputs.weight, qa_outputs.bias"),
         (config({"vocab_size": 7}), "vocab_size is 7; use the vocabulary that the model was trained with"),
         (config({"vocab_size": 5000}), r"word_embeddings.weight \(\d+, 16\) instead of \(5000, 16\)"),
@@ -127,6 +133,7 @@ def add_columns(folder):
         (lambda folder: os.truncate(folder / "model.safetensors", 9999), "copy it again"),
         (lambda folder: (folder / "tokenizer_config.json").write_text("[]"), "cannot read .*tokenizer_config.json"),
         (lambda folder: (folder / "vocab.txt").write_text("[PAD]\n"), "lacks "),
+        (static_embedding, "modules.json lists no Transformer with a config.json; bertjax reads only models with an"),
         (add_columns, r"several columns, such as '\[PAD\]\\t0'"),
         (use_float8, "cannot read .*model.safetensors: .*float8_e4m3fn.*; weights must be float32"),
         (use_index({"a": "../weights.safetensors"}), "lists files outside its folder"),

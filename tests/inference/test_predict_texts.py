@@ -241,7 +241,12 @@ def test_log_names_the_activation_of_a_cross_encoder(folders, tmp_path):
         assert [note.split()[4] for note in notes] == [expected][: bool(expected)]
     settings = {"activation_fn": "torch.nn.ReLU", "prompts": {"q": "query: "}, "default_prompt_name": "q"}
     (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
-    expected = "predict does not apply torch.nn.ReLU to logits and the prompt 'query: ' to texts, unlike CrossEncoder"
+    module = {"name": "0", "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"}
+    (folder / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
+    expected = "predict does not apply torch.nn.ReLU to logits and the prompt 'query: ' to texts"
+    assert f"{expected}, unlike CrossEncoder" in huggingface.read(folder).notes
+    (folder / "modules.json").write_text(json.dumps([module]))
+    expected += " and lower-casing to texts, unlike CrossEncoder"
     (folder / "tokenizer_config.json").write_text('{"model_max_length": 9}')
     assert {expected, "ignored model_max_length=9: texts are truncated to 40 tokens"} <= {
         *huggingface.read(folder).notes

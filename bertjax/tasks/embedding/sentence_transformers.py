@@ -73,8 +73,8 @@ def module_paths(folder: AnyPath, class_name: str = "") -> dict[str, str]:
     return paths if is_inside else {}
 
 
-def cross_encoder_functions(folder: AnyPath, config: Mapping[str, Any], num_labels: int) -> list[str]:
-    """Describes the activation and the prompt that `CrossEncoder` of sentence-transformers applies, if there are any.
+def cross_encoder_functions(folder: Path, config: Mapping[str, Any], num_labels: int) -> list[str]:
+    """Describes activation, prompt and lower-casing that `CrossEncoder` of sentence-transformers applies, if any.
 
     `config` is the model's `config.json`.
     """
@@ -84,7 +84,10 @@ def cross_encoder_functions(folder: AnyPath, config: Mapping[str, Any], num_labe
     activation = next((str(value) for value in values if value), "torch.nn.Sigmoid" if num_labels == 1 else "")
     prompt = (own.get("prompts") or {}).get(own.get("default_prompt_name"))
     functions = [] if not activation or activation.endswith(".Identity") else [f"{activation} to logits"]
-    return functions + [f"the prompt {prompt!r} to texts"] * bool(prompt)
+    functions += [f"the prompt {prompt!r} to texts"] * bool(prompt)
+    # Without modules.json, CrossEncoder does not read the config of the module.
+    _, transformer = _transformer_config(transformer_folder(folder)) if (folder / MODULES).exists() else (folder, {})
+    return functions + ["lower-casing to texts"] * bool(transformer.get("do_lower_case"))
 
 
 def read(folder: AnyPath, config: ModelConfig, is_workdir: bool = False) -> SentenceEmbedder | None:
@@ -126,9 +129,7 @@ def _read(folder: AnyPath, hidden_size: int, max_positions: int, is_workdir: boo
     (first, transformer), *others = _module_folders(folder)
     if first != "Transformer":
         raise UsageError(f"{folder / MODULES} starts with the module {first}; bertjax supports only Transformer")
-    configs = {transformer / name: read_object(transformer / name, optional=True) for name in _TRANSFORMER_CONFIGS}
-    # As in sentence-transformers, the first config that is not empty counts.
-    file, config = next(((file, config) for file, config in configs.items() if config), (transformer, {}))
+    file, config = _transformer_config(transformer)
     arguments = dict(config.pop("processor_kwargs", None) or config.pop("tokenizer_args", None) or {})
     limits = (arguments.pop("model_max_length", None), config.get("max_seq_length"))
     _check_fields({**config, "processor_kwargs": arguments}, file, ("max_seq_length", "do_lower_case", "unpad_inputs"))
@@ -156,6 +157,12 @@ def _read(folder: AnyPath, hidden_size: int, max_positions: int, is_workdir: boo
         truncate_dim,
         prompts.get("similarity_fn_name") or "",
     )
+
+
+def _transformer_config(folder: AnyPath) -> tuple[AnyPath, dict[str, Any]]:
+    """Returns file and content of the config of the module `Transformer`: as there, the first that is not empty."""
+    configs = {folder / name: read_object(folder / name, optional=True) for name in _TRANSFORMER_CONFIGS}
+    return next(((file, config) for file, config in configs.items() if config), (folder, {}))
 
 
 def _module_folders(folder: AnyPath) -> list[tuple[str, AnyPath]]:
