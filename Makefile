@@ -22,10 +22,10 @@ UNUSED = not slow and not beam and not notebooks
 test: lint
 	BERTJAX_TEST_DEVICES=1 $(PYTEST) -m "not devices $(if $(TESTS),,and not ci) and $(UNUSED)" $(TESTS)
 
-# What a pull request must pass: `make test`, the tests on eight devices, and tests that take over three seconds.
-ci: test
+# What a pull request must pass: also the tests that take over three seconds, and those that need eight devices.
+ci: lint
+	BERTJAX_TEST_DEVICES=1 $(PYTEST) -m "not devices and $(UNUSED)"
 	$(PYTEST) -m "devices and $(UNUSED)" $$(grep -rl --include='*.py' mark.devices tests)
-	BERTJAX_TEST_DEVICES=1 $(PYTEST) -m "ci and not devices and $(UNUSED)" $$(grep -rl --include='*.py' mark.ci tests)
 
 test-all: lint $(VENV)/.installed-parity
 	$(PYTEST)
