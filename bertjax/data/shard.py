@@ -18,24 +18,13 @@ class DataShard:
     parts: tuple[int, ...]
     count: int
 
-    def row_ranges(self, batch_size: int) -> list[tuple[int, int]]:
-        """Returns the contiguous row ranges of this process as (start, stop), ascending."""
+    def rows(self, batch_size: int) -> np.ndarray:
+        """Returns the row indices of this process, int64, ascending."""
         if batch_size % self.count:
             raise UsageError(
                 f"batch_size={batch_size} is not divisible by {self.count} data shards; use a multiple of {self.count}"
             )
-        rows = batch_size // self.count
-        ranges: list[tuple[int, int]] = []
-        for part in self.parts:
-            start, stop = part * rows, (part + 1) * rows
-            if ranges and ranges[-1][1] == start:
-                start, _ = ranges.pop()
-            ranges.append((start, stop))
-        return ranges
-
-    def rows(self, batch_size: int) -> np.ndarray:
-        """Returns the row indices of this process, int64, ascending."""
-        return np.concatenate([np.arange(start, stop) for start, stop in self.row_ranges(batch_size)])
+        return np.arange(batch_size).reshape(self.count, -1)[list(self.parts)].ravel()
 
 
 SINGLE_SHARD = DataShard((0,), 1)

@@ -121,7 +121,6 @@ class PretrainingTask(Task):
             self._require_corpus(),
             phase,
             source=self.objective.row_source(self.config.data.packing),
-            masking=phase.masking,
             seed=self.config.seed,
             dupe_factor=self.config.data.dupe_factor,
             start_step=start_step,
@@ -186,7 +185,6 @@ class PretrainingTask(Task):
             self._require_corpus(),
             phase,
             source=self.objective.row_source(data.packing and not self.objective.pairing),
-            masking=phase.masking,
             max_rows=data.eval_rows or None,
             shard=shard,
         )

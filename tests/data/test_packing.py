@@ -7,11 +7,12 @@ import pytest
 from small_corpora import pretraining_batches
 from unpacking import joined, unmasked_ids, unpacked
 
+from bertjax.data.corpus.store import map_array
+from bertjax.data.pretraining.batches import RowSource
 from bertjax.data.pretraining.config import Masking, Phase, num_predictions, packed_row_predictions
-from bertjax.data.pretraining.pair_index import open_pair_index, pack_pairs
+from bertjax.data.pretraining.pair_index import PairIndex, open_pair_index, pack_pairs
 from bertjax.data.pretraining.pairs import RECORD, document_pieces
-from bertjax.data.pretraining.row_sources import make_row_source
-from bertjax.data.pretraining.rows import packed_pair_lookup
+from bertjax.data.pretraining.rows import pair_lookup
 
 SEQ_LEN, BATCH, PREDICTIONS, MAX_PAIRS = 64, 8, 7, 8
 
@@ -107,15 +108,18 @@ def test_packed_index_has_the_same_pairs_in_fewer_rows(make_corpus, monkeypatch,
     assert np.add.reduceat(lengths, starts).max() <= SEQ_LEN
 
 
-def test_packed_rows_can_be_looked_up_in_any_order():
+def test_packed_rows_can_be_looked_up_in_any_order(tmp_path):
     runs = np.array([[3, 1], [2, 2], [1, 3], [2, 1], [2, 3]])
     sizes = np.repeat(runs[:, 1], runs[:, 0])
     expected = np.split(np.arange(sizes.sum()), np.cumsum(sizes)[:-1])
-    lookup = packed_pair_lookup(runs, 3)
+    records = np.zeros(sizes.sum(), RECORD)
+    records["b_start"] = np.arange(records.size) + (1 << 40)
+    records.tofile(tmp_path / "pairs")
+    index = PairIndex(map_array(tmp_path / "pairs", RECORD), np.array([len(sizes)]), runs, tmp_path / "pairs")
     rows = np.array([9, 0, 4, 5, 5, 8, 2])
-    pairs, place = (tensor.numpy() for tensor in lookup(rows))
-    np.testing.assert_array_equal(pairs, np.concatenate([expected[row] for row in rows]))
-    assert place.tolist() == [3 * row + nth for row, index in enumerate(rows) for nth in range(sizes[index])]
+    spans = pair_lookup(index, 3)(rows, np.zeros_like(rows))
+    np.testing.assert_array_equal(spans.b_start - (1 << 40), np.concatenate([expected[row] for row in rows]))
+    assert spans.slots.numpy().tolist() == [3 * row + nth for row, n in enumerate(sizes[rows]) for nth in range(n)]
 
 
 @pytest.mark.parametrize("paired", [True, False])
@@ -138,9 +142,7 @@ def test_predictions_of_a_packed_row_stay_within_the_maximum(rate, predictions, 
 
 def train(corpus, steps, masking=None, predictions=PREDICTIONS, packed=True, pairing="next_sentence", dupe_factor=1):
     phase = Phase(SEQ_LEN, BATCH, predictions, 0, 1 << 40)
-    dataset = pretraining_batches(
-        corpus, phase, make_row_source(pairing, packed), masking=masking or Masking(), dupe_factor=dupe_factor
-    )
+    dataset = pretraining_batches(corpus, phase, RowSource(pairing, packed), masking, dupe_factor=dupe_factor)
     return list(itertools.islice(dataset.as_numpy_iterator(), steps))
 
 

@@ -8,15 +8,39 @@ Axes: B rows of this process, L tokens per row, P predictions per row.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from bertjax.data.corpus.store import Corpus, Split
-from bertjax.data.pretraining.config import PAIR_SPECIAL_TOKENS, Masking, Phase, max_spans_per_row
-from bertjax.data.pretraining.row_sources import EVAL_SEED, MASKS, TRUNCATION, Batch, RowSource, make_batch
-from bertjax.data.pretraining.rows import Spans, assemble_rows, stream_key, truncate_pairs, without_copy
+from bertjax.data.corpus.store import Corpus
+from bertjax.data.corpus.vocabulary import Vocabulary
+from bertjax.data.inspection import format_masked_row, format_unmasked_row
+from bertjax.data.pretraining.config import (
+    LANGUAGE_MODEL_BATCH,
+    MASKED_LM_BATCH,
+    PACKED_BATCH,
+    PAIR_SPECIAL_TOKENS,
+    TEXT_SPECIAL_TOKENS,
+    Phase,
+    max_spans_per_row,
+)
+from bertjax.data.pretraining.masking import choose_positions, replace_tokens
+from bertjax.data.pretraining.pair_index import open_pair_index
+from bertjax.data.pretraining.pairs import LABELS
+from bertjax.data.pretraining.rows import (
+    Lookup,
+    Spans,
+    assemble_rows,
+    epoch_order,
+    pair_lookup,
+    stream_key,
+    tile_lookup,
+    truncate_pairs,
+    without_copy,
+)
 from bertjax.data.schema import Schema, padding_values
 from bertjax.data.shard import DataShard
 from bertjax.errors import BertjaxError
@@ -26,18 +50,70 @@ with contextlib.suppress(RuntimeError):
     tf.config.set_visible_devices([], "GPU")
 
 _PHILOX = 1
+# Seed of the held-out rows, which are the same for all runs.
+_EVAL_SEED = 0
+# Purposes of random streams, used as the last argument of `stream_key`.
+_ORDER, _OFFSET, _MASKS, _TRUNCATION = range(4)
+_Batch = dict[str, tf.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class RowSource:
+    """Kind of rows of a pre-training objective: sentence pairs, documents, or consecutive spans of text (tiles).
+
+    Sentence pairs: an epoch is one pass of `pairs.document_pairs` over the training documents. Training cycles through
+    several independent passes. Pairs are truncated to L - 3 tokens. In packed rows, each pair is truncated and masked
+    independently.
+
+    Documents: an epoch is one pass of `pairs.document_pieces` over the training documents, packed like pairs.
+
+    Tiles: the rows of an epoch are consecutive spans of L - 2 tokens, so that each token of the split is in exactly one
+    row. The first span starts at a random offset that changes every epoch. Rows may cross the boundaries of sentences
+    and documents. In each epoch, one row may be shorter, and one row may wrap around the end of the split.
+
+    Attributes:
+      pairing: kind of sentence pairs, see `document_pairs`, or "" for documents in `packed` rows, else tiles.
+      packed: whether a row contains several pairs or documents.
+      masked: whether tokens are masked, which pairs and packed rows need.
+    """
+
+    pairing: str = ""
+    packed: bool = False
+    masked: bool = True
+
+    @property
+    def schema(self) -> Schema:
+        """Schema of a batch."""
+        if not self.masked:
+            return LANGUAGE_MODEL_BATCH
+        return PACKED_BATCH if self.packed else MASKED_LM_BATCH
+
+    def spans_per_row(self, seq_len: int) -> int:
+        """Returns the maximum number of pairs, documents or tiles in a row of `seq_len` tokens."""
+        return max_spans_per_row(seq_len, self.packed, bool(self.pairing))
+
+    def format_row(self, batch: Mapping[str, np.ndarray], row: int, vocabulary: Vocabulary) -> str:
+        """Formats a row of a batch as text."""
+        if not self.masked:
+            return format_unmasked_row(batch, row, vocabulary)
+        return format_masked_row(LABELS[self.pairing], batch, row, vocabulary)
+
+    def open(
+        self, corpus: Corpus, split: str, seq_len: int, seed: int, dupe_factor: int, tile_key: np.uint64 | None
+    ) -> tuple[np.ndarray, Lookup]:
+        """Returns the end row of each pass over a split, int64 [passes], and a lookup of the spans of rows.
+
+        `seed` and `dupe_factor` have an effect on pairs and documents, and `tile_key`, see `tile_lookup`, on tiles.
+        """
+        if not self.pairing and not self.packed:
+            return tile_lookup(len(getattr(corpus, split).tokens), seq_len - TEXT_SPECIAL_TOKENS, tile_key)
+        spans_per_row = self.spans_per_row(seq_len)
+        index = open_pair_index(corpus, split, seq_len, seed, dupe_factor, spans_per_row, self.pairing)
+        return index.pass_ends, pair_lookup(index, spans_per_row)
 
 
 def train_dataset(
-    corpus: Corpus,
-    phase: Phase,
-    *,
-    source: RowSource,
-    masking: Masking,
-    seed: int,
-    dupe_factor: int,
-    start_step: int,
-    shard: DataShard,
+    corpus: Corpus, phase: Phase, *, source: RowSource, seed: int, dupe_factor: int, start_step: int, shard: DataShard
 ) -> tf.data.Dataset:
     """Returns this process's rows of the training batches of steps `start_step` to `phase.stop_step - 1`.
 
@@ -53,25 +129,21 @@ def train_dataset(
       number, from 1) and `position_ids`, int32 [B, L], replace `input_mask`, and `next_sentence_labels` is [B, K] for
       up to K pairs per row. In batches of documents, they are -1.
     """
-    lookup = source.train(corpus, phase, seed, dupe_factor)
-    assemble = _make_assembler(corpus, corpus.train, phase, source, masking, shard, seed, phase.start_step)
+    order_key, tile_key = (stream_key(seed, phase.start_step, purpose) for purpose in (_ORDER, _OFFSET))
+    pass_ends, lookup = source.open(corpus, "train", phase.seq_len, seed, dupe_factor, tile_key)
+    order = epoch_order(pass_ends, order_key)
+    assemble = _make_assembler(corpus, corpus.train.tokens, phase, source, shard, seed, phase.start_step)
     rows = shard.rows(phase.batch_size)
 
-    def batch_of_step(step: tf.Tensor) -> Batch:
+    def batch_of_step(step: tf.Tensor) -> _Batch:
         first = (step - phase.start_step) * phase.batch_size
-        return assemble(lookup(first + rows), first)
+        return assemble(lookup(*order(first + rows)), first)
 
     return _map_dataset(tf.data.Dataset.range(start_step, phase.stop_step), batch_of_step)
 
 
 def eval_dataset(
-    corpus: Corpus,
-    phase: Phase,
-    *,
-    source: RowSource,
-    masking: Masking,
-    shard: DataShard,
-    max_rows: int | None = None,
+    corpus: Corpus, phase: Phase, *, source: RowSource, shard: DataShard, max_rows: int | None = None
 ) -> tf.data.Dataset:
     """Returns the evaluation batches, which contain each held-out row once, as dictionaries like `train_dataset`'s.
 
@@ -79,16 +151,21 @@ def eval_dataset(
     batches contain at most this number of rows, spread evenly over the split. The last batch is filled with padding
     rows, which have weights 0 and label -1.
     """
-    available, lookup = source.heldout(corpus, phase.seq_len)
+    pass_ends, lookup = source.open(corpus, "heldout", phase.seq_len, _EVAL_SEED, 1, None)
+    available = int(pass_ends[-1])
     count = min(available, max_rows or available)
-    assemble = _make_assembler(corpus, corpus.heldout, phase, source, masking, shard, EVAL_SEED)
-    rows = shard.rows(phase.batch_size)
+    assemble = _make_assembler(corpus, corpus.heldout.tokens, phase, source, shard, _EVAL_SEED)
+    rows, padding = shard.rows(phase.batch_size), padding_values(source.schema)
 
-    def batch_of_index(index: tf.Tensor) -> Batch:
+    def batch_of_index(index: tf.Tensor) -> _Batch:
         first = index * phase.batch_size
         positions = first + rows
-        spans = lookup(tf.minimum(positions, count - 1) * available // count)
-        return _pad_rows(assemble(spans, first), positions < count, source.schema)
+        indices = tf.minimum(positions, count - 1) * available // count
+        is_real = (positions < count)[:, None]
+        return {
+            name: tf.where(is_real if value.shape.rank > 1 else is_real[:, 0], value, padding[name])
+            for name, value in assemble(lookup(indices, tf.zeros_like(indices)), first).items()
+        }
 
     return _map_dataset(tf.data.Dataset.range(-(-count // phase.batch_size)), batch_of_index)
 
@@ -104,7 +181,7 @@ def verified_batches(dataset: tf.data.Dataset, corpus: Corpus) -> Iterator[dict[
         raise BertjaxError(f"cannot create a batch from the corpus {corpus.path}: {reason}") from error
 
 
-def _map_dataset(indices: tf.data.Dataset, make_batch: Callable[[tf.Tensor], Batch]) -> tf.data.Dataset:
+def _map_dataset(indices: tf.data.Dataset, make_batch: Callable[[tf.Tensor], _Batch]) -> tf.data.Dataset:
     # Disable Autograph: it is not needed, takes a second per dataset, and leaves temporary files behind.
     make_batch = tf.autograph.experimental.do_not_convert(make_batch)
     dataset = indices.map(make_batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
@@ -117,63 +194,61 @@ def _map_dataset(indices: tf.data.Dataset, make_batch: Callable[[tf.Tensor], Bat
 
 
 def _make_assembler(
-    corpus: Corpus, split: Split, phase: Phase, source: RowSource, masking: Masking, shard: DataShard, *seeds: int
-) -> Callable[[Spans, tf.Tensor], Batch]:
+    corpus: Corpus, tokens: np.ndarray, phase: Phase, source: RowSource, shard: DataShard, *seeds: int
+) -> Callable[[Spans, tf.Tensor], _Batch]:
     """Returns a function `(spans, first) -> batch`.
 
-    `spans` are the token spans of this shard's rows. `first` is the number of rows in all earlier global batches of the
-    phase or evaluation. The random numbers for masking and truncation depend on `first`.
+    `spans` are the spans in `tokens` of this shard's rows. `first` is the number of rows in all earlier global batches
+    of the phase or evaluation. The random numbers for masking and truncation depend on `first`.
     """
-    vocabulary, row_ranges = corpus.vocabulary(), shard.row_ranges(phase.batch_size)
-    tokens = without_copy(split.tokens)
-    mask_key, truncation_key = stream_key(*seeds, MASKS), stream_key(*seeds, TRUNCATION)
-    seq_len = phase.seq_len
-    spans_per_row = max_spans_per_row(seq_len, source.packed, source.has_pairs)
+    vocabulary, paired, seq_len = corpus.vocabulary(), bool(source.pairing), phase.seq_len
+    corpus_tokens = without_copy(tokens)
+    rows_of_shard = shard.rows(phase.batch_size)
+    row_ranges = np.split(rows_of_shard, np.flatnonzero(np.diff(rows_of_shard) > 1) + 1)
+    mask_key, truncation_key = stream_key(*seeds, _MASKS), stream_key(*seeds, _TRUNCATION)
+    spans_per_row = source.spans_per_row(seq_len)
     predictions = phase.row_predictions if source.packed else phase.max_predictions
     num_uniforms = seq_len + 2 * predictions
     # Philox yields 4 numbers per counter value. Each row starts at a new counter value, so that rows are independent.
     counters_per_row = -(-num_uniforms // 4)
 
     def draw(
-        operation: Callable[..., tf.Tensor],
-        key: np.uint64,
-        first: tf.Tensor,
-        counters: int,
-        numbers: int,
-        **dtype: tf.DType,
+        operation: Callable[..., tf.Tensor], key: np.uint64, first: tf.Tensor, counters: int, numbers: int, **dtype: Any
     ) -> tf.Tensor:
         """Draws random numbers [B, numbers], which take `counters` values of Philox's counter per row."""
         ranges = [
             operation(
-                shape=[stop - start, numbers],
+                shape=[rows.size, numbers],
                 key=[key],
-                counter=tf.cast(tf.stack([(first + start) * counters, 0]), tf.uint64),
+                counter=tf.cast(tf.stack([(first + rows[0]) * counters, 0]), tf.uint64),
                 alg=_PHILOX,
                 **dtype,
             )
-            for start, stop in row_ranges
+            for rows in row_ranges
         ]
         return tf.concat(ranges, axis=0)
 
-    def assemble(spans: Spans, first: tf.Tensor) -> Batch:
-        uniforms = draw(tf.raw_ops.StatelessRandomUniformV2, mask_key, first, counters_per_row, 4 * counters_per_row)
-        uniforms = uniforms[:, :num_uniforms]
-        if source.has_pairs:
+    def assemble(spans: Spans, first: tf.Tensor) -> _Batch:
+        if paired:
             draw_bits, size = tf.raw_ops.StatelessRandomUniformFullIntV2, spans_per_row
             bits = tf.reshape(draw(draw_bits, truncation_key, first, size, 2 * size, dtype=tf.uint64), [-1, 2])
             spans = truncate_pairs(spans, seq_len - PAIR_SPECIAL_TOKENS, tf.gather(bits, spans.slots))
-        rows = assemble_rows(tokens, spans, seq_len, vocabulary, source.has_pairs, spans_per_row)
-        return make_batch(source, rows, uniforms, vocabulary, masking, phase.max_predictions)
+        rows = assemble_rows(corpus_tokens, spans, seq_len, vocabulary, paired, spans_per_row)
+        arrays = {
+            "input_ids": rows.ids,
+            "input_mask": rows.sequence_ids,
+            "segment_ids": rows.segment_ids,
+            "sequence_ids": rows.sequence_ids,
+            "position_ids": rows.position_ids,
+            "next_sentence_labels": rows.labels if source.packed else rows.labels[:, 0],
+        }
+        if source.masked:
+            numbers = 4 * counters_per_row
+            uniforms = draw(tf.raw_ops.StatelessRandomUniformV2, mask_key, first, counters_per_row, numbers)
+            choice, others = tf.split(uniforms[:, :num_uniforms], [seq_len, -1], axis=1)
+            masking = phase.masking
+            positions = choose_positions(rows, choice, vocabulary, masking, phase.max_predictions, predictions)
+            arrays |= replace_tokens(rows.ids, positions, others, vocabulary, masking)
+        return {spec.name: arrays[spec.name] for spec in source.schema}
 
     return assemble
-
-
-def _pad_rows(batch: Batch, is_real: tf.Tensor, schema: Schema) -> Batch:
-    """Replaces the rows where `is_real` is False with padding."""
-    padding = padding_values(schema)
-    return {
-        name: tf.where(
-            is_real if value.shape.rank == 1 else is_real[:, None], value, tf.constant(padding[name], value.dtype)
-        )
-        for name, value in batch.items()
-    }

@@ -43,8 +43,12 @@ class Spans(NamedTuple):
     slots: Any = None
 
 
+# Maps row numbers and epochs, int64 [B], to the spans of these rows.
+Lookup = Callable[[tf.Tensor, tf.Tensor], Spans]
+
+
 def stream_key(*parts: int) -> np.uint64:
-    """Derives the 64-bit key of a random stream from seeds and, last, its purpose, such as `row_sources.MASKS`."""
+    """Derives the 64-bit key of a random stream from seeds and, last, its purpose, such as masking."""
     return np.random.SeedSequence(parts).generate_state(1, np.uint64)[0]
 
 
@@ -75,28 +79,13 @@ def epoch_order(pass_ends: np.ndarray, key: np.uint64) -> Callable[[tf.Tensor], 
     return order
 
 
-def pair_lookup(index: PairIndex) -> Callable[[tf.Tensor], Spans]:
-    """Returns a function from pair indices [N] in `index.records` to the pairs' spans."""
+def pair_lookup(index: PairIndex, max_pairs: int) -> Lookup:
+    """Returns a lookup of the pairs of rows. `index` has at most `max_pairs` pairs per row. Epochs have no effect."""
     words = without_copy(index.records.view(np.int32).reshape(-1, RECORD.itemsize // 4))
-
-    def lookup(pairs: tf.Tensor) -> Spans:
-        fields = tf.gather(words, pairs)  # int32 [N, 7]
-        starts = tf.bitcast(tf.reshape(fields[:, :4], [-1, 2, 2]), tf.int64)  # [N, 2]
-        a_length, b_length, label = tf.unstack(tf.cast(fields[:, 4:], tf.int64), axis=1)
-        return Spans(starts[:, 0], a_length, starts[:, 1], b_length, label)
-
-    return lookup
-
-
-def packed_pair_lookup(runs: np.ndarray, max_pairs: int) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
-    """Returns a function from row numbers to the pair indices [N] and slots [N] (see `Spans`) of these rows' pairs.
-
-    `runs` comes from a `PairIndex` with at most `max_pairs` pairs per row.
-    """
-    run_rows, run_pairs = runs.T
+    run_rows, run_pairs = index.runs.T
     row_ends, pair_ends = np.cumsum(run_rows), np.cumsum(run_rows * run_pairs)
 
-    def lookup(rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def lookup(rows: tf.Tensor, epochs: tf.Tensor) -> Spans:
         run = tf.searchsorted(row_ends, rows, side="right")
         number = tf.gather(run_pairs, run)
         # First pair of the row: the end of the run, minus `number` pairs for this row and for each later row of the
@@ -104,20 +93,23 @@ def packed_pair_lookup(runs: np.ndarray, max_pairs: int) -> Callable[[tf.Tensor]
         first = tf.gather(pair_ends, run) - (tf.gather(row_ends, run) - rows) * number
         nth = tf.range(max_pairs, dtype=tf.int64)
         exists = nth < number[:, None]  # [B, max_pairs]
+        fields = tf.gather(words, tf.boolean_mask(first[:, None] + nth, exists))  # int32 [N, 7]
+        starts = tf.bitcast(tf.reshape(fields[:, :4], [-1, 2, 2]), tf.int64)  # [N, 2]
+        a_length, b_length, label = tf.unstack(tf.cast(fields[:, 4:], tf.int64), axis=1)
         slots = tf.where(tf.reshape(exists, [-1]))[:, 0]
-        return tf.boolean_mask(first[:, None] + nth, exists), slots
+        return Spans(starts[:, 0], a_length, starts[:, 1], b_length, label, slots)
 
     return lookup
 
 
-def tile_lookup(tokens: int, width: int, key: np.uint64 | None) -> tuple[int, Callable[[tf.Tensor, tf.Tensor], Spans]]:
+def tile_lookup(tokens: int, width: int, key: np.uint64 | None) -> tuple[np.ndarray, Lookup]:
     """Divides a split of `tokens` tokens into tiles, rows of `width` consecutive tokens; the last one may be shorter.
 
     Tiles start at a random offset that changes every epoch, and wrap around the end of the split. If `key` is None, the
     offset is 0.
 
     Returns:
-      The number of tiles per epoch, and a function from (row number, epoch) to `Spans` with text in segment A only.
+      The number of tiles per epoch, int64 [1], and a lookup of tiles, which are segment A.
     """
 
     def lookup(rows: tf.Tensor, epochs: tf.Tensor) -> Spans:
@@ -130,7 +122,7 @@ def tile_lookup(tokens: int, width: int, key: np.uint64 | None) -> tuple[int, Ca
         start = rows * width
         return Spans(tf.math.floormod(offset + start, tokens), tf.minimum(tokens - start, width), zero, zero, zero - 1)
 
-    return -(-tokens // width), lookup
+    return np.array([-(-tokens // width)]), lookup
 
 
 def without_copy(array: np.ndarray) -> tf.Tensor:
@@ -151,13 +143,10 @@ def _hash(key: np.uint64, numbers: tf.Tensor) -> tf.Tensor:
 
 
 def _mix(x: tf.Tensor) -> tf.Tensor:
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        x = _xor_shift(x, shift) * tf.constant(factor, tf.uint64)
-    return _xor_shift(x, 31)
-
-
-def _xor_shift(x: tf.Tensor, shift: int) -> tf.Tensor:
-    return tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, tf.constant(shift, tf.uint64)))
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+        x = tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, tf.constant(shift, tf.uint64)))
+        x *= tf.constant(factor, tf.uint64)
+    return x
 
 
 class TokenRows(NamedTuple):

@@ -14,7 +14,7 @@ from bertjax.tasks.task import NumpyBatch, Objective
 
 if TYPE_CHECKING:
     from bertjax.data.corpus.store import Corpus
-    from bertjax.data.pretraining.row_sources import RowSource
+    from bertjax.data.pretraining.batches import RowSource
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,9 +72,9 @@ class PretrainingObjective(Objective):
 
     def row_source(self, packed: bool) -> "RowSource":
         """Returns the source that builds rows, packed or not, from the corpus. Imports TensorFlow."""
-        from bertjax.data.pretraining.row_sources import make_row_source
+        from bertjax.data.pretraining.batches import RowSource
 
-        return make_row_source(self.pairing, packed, self.has_masks)
+        return RowSource(self.pairing, packed, self.has_masks)
 
     def postprocess_batches(self, batches: Iterator[NumpyBatch]) -> Iterator[NumpyBatch]:
         """Changes batches for the objective, for example sets next-sentence labels to -1 (default: no change)."""
