@@ -6,6 +6,7 @@ pairs_per_row, pairing). It is built once and memory-mapped, so the lookup of an
 It is written block by block, so corpus and index may be larger than memory.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -145,9 +146,8 @@ def open_pair_index(
         **({} if pairing == NEXT_SENTENCE else {"pairing": pairing}),
     }
     for path in _index_paths(corpus, settings):
-        header = _read_header(path, settings)
-        if header is not None:
-            return _map_index(path, header, corpus)
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            return _open(path, settings, corpus)
     # Verify the corpus first, because an index built from damaged offsets would remain after a repair of the corpus.
     corpus.checksums.wait()
     # Estimate one pair per `seq_len` tokens.
@@ -160,7 +160,8 @@ def open_pair_index(
             check_free_space(
                 folder, needed_bytes, f"the pair index of {dupe_factor:,} passes", "lower config.data.dupe_factor"
             )
-            return _map_index(path, _write(path, settings, data), corpus)
+            _write(path, settings, data)
+            return _open(path, settings, corpus)
         except (OSError, BertjaxError) as error:
             problems.append(f"{folder}: {getattr(error, 'strerror', None) or error}")
     raise BertjaxError(
@@ -176,38 +177,34 @@ def _index_paths(corpus: Corpus, settings: dict[str, Any]) -> Iterator[Path]:
     yield cache_dir() / "pair_index" / name
 
 
-def _read_header(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
-    """Reads the header of a stored index. Returns None if the index is missing, damaged, or has different settings."""
-    try:
-        header = read_json_object(path.with_suffix(".json"))
-        if header.pop("sha256") != _json_sha256(header) or header["settings"] != settings:
-            return None
-        num_bytes = sum(rows * pairs for rows, pairs in header["runs"]) * RECORD.itemsize
-        return header if path.with_suffix(".bin").stat().st_size == num_bytes else None
-    except (OSError, ValueError, KeyError):
-        return None
+def _open(path: Path, settings: dict[str, Any], corpus: Corpus) -> PairIndex:
+    """Memory-maps a stored index, and adds its checksum to the checksums of the corpus.
 
-
-def _map_index(path: Path, header: dict[str, Any], corpus: Corpus) -> PairIndex:
-    """Memory-maps a stored index, and adds its checksum to the checksums of the corpus."""
-    records = path.with_suffix(".bin")
-    corpus.checksums.add(records, header["records_sha256"], "delete it, and the next run builds it again")
+    Raises an OSError, ValueError or KeyError if the index is missing, damaged, or has different settings.
+    """
+    header, records = read_json_object(path.with_suffix(".json")), path.with_suffix(".bin")
+    if header.pop("sha256") != _json_sha256(header) or header["settings"] != settings:
+        raise ValueError("damaged header")
     pass_ends, runs = (np.array(header[name], np.int64) for name in ("pass_ends", "runs"))
+    if records.stat().st_size != runs.prod(axis=1).sum() * RECORD.itemsize:
+        raise ValueError("damaged records")
+    corpus.checksums.add(records, header["records_sha256"], "delete it, and the next run builds it again")
     return PairIndex(map_array(records, RECORD), pass_ends, runs, records)
 
 
-def _write(path: Path, settings: dict[str, Any], split: Split) -> dict[str, Any]:
-    """Builds and writes an index, and returns its header without the field `sha256`."""
+def _write(path: Path, settings: dict[str, Any], split: Split) -> None:
+    """Builds and writes an index."""
     # A running process writes to its temporary file continuously, so older files are from processes that have died.
     remove_temporaries(path.parent, min_age_seconds=3600)
     ends: list[int] = []
     runs: list[list[int]] = []
-    rows = 0
+    rows, seq_len, pairs_per_row = 0, settings["seq_len"], settings["pairs_per_row"]
+    special_tokens = PAIR_SPECIAL_TOKENS if settings.get("pairing", NEXT_SENTENCE) else TEXT_SPECIAL_TOKENS
     with atomic_file(path.with_suffix(".bin")) as unfinished:
         with (
             open(unfinished, "wb") as file,
             progress_bar(
-                f"sentence pairs at length {settings['seq_len']}",
+                f"sentence pairs at length {seq_len}",
                 settings["passes"] * int(split.sentences[-1]),
                 " tokens",
                 after_seconds=_PROGRESS_AFTER_SECONDS,
@@ -216,8 +213,12 @@ def _write(path: Path, settings: dict[str, Any], split: Split) -> dict[str, Any]
             for pass_index in range(settings["passes"]):
                 for block, tokens in _blocks(split, settings, pass_index):
                     for records in block:
-                        rng = _generator(settings["seed"], pass_index, rows, 0)
-                        records, numbers = _pack(records, settings, rng)
+                        numbers = np.array([0, records.size])
+                        if pairs_per_row > 1:
+                            lengths = records["a_length"].astype(np.int64) + records["b_length"] + special_tokens
+                            rng = _generator(settings["seed"], pass_index, rows, 0)
+                            order, numbers = pack_pairs(np.minimum(lengths, seq_len), seq_len, pairs_per_row, rng)
+                            records = records[order]
                         file.write(records.tobytes())
                         for pairs in np.flatnonzero(numbers):
                             if not runs or runs[-1][1] != pairs:
@@ -230,18 +231,6 @@ def _write(path: Path, settings: dict[str, Any], split: Split) -> dict[str, Any]
     header = {"settings": settings, "pass_ends": ends, "runs": runs, "records_sha256": sha256}
     content = json.dumps({**header, "sha256": _json_sha256(header)}, sort_keys=True)
     write_atomic(path.with_suffix(".json"), content + "\n")
-    return header
-
-
-def _pack(records: np.ndarray, settings: dict[str, Any], rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the pairs in the order of rows, and the number of rows with 0, 1, 2, ... pairs."""
-    seq_len, pairs_per_row = settings["seq_len"], settings["pairs_per_row"]
-    if pairs_per_row == 1:
-        return records, np.array([0, records.size])
-    special_tokens = PAIR_SPECIAL_TOKENS if settings.get("pairing", NEXT_SENTENCE) else TEXT_SPECIAL_TOKENS
-    lengths = records["a_length"].astype(np.int64) + records["b_length"] + special_tokens
-    order, numbers = pack_pairs(np.minimum(lengths, seq_len), seq_len, pairs_per_row, rng)
-    return records[order], numbers
 
 
 def _json_sha256(value: dict[str, Any]) -> str:
