@@ -1,4 +1,4 @@
-"""Steps that create the shards of a corpus, for the runners `run_local.py` and `run_beam.py`.
+"""Steps that create the shards of a corpus, for the runners in `prepare.py` and `run_beam.py`.
 
 The steps divide the inputs into chunks of whole documents, and encode each chunk to a shard. A step writes files whose
 names depend only on its input. Last, it writes a small JSON file. A repeated step that finds this file is skipped.

@@ -1,14 +1,19 @@
 """`bertjax prepare`: deterministic conversion of text to a tokenized corpus on disk, on all cores."""
 
 import gc
+import itertools
 import logging
 import os
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bertjax.data.corpus import readers, run_local, store
+from bertjax.data.corpus import readers, store
+from bertjax.data.corpus.chunks import Chunk, divide_chunk, encode_chunk, group_sources
+from bertjax.data.corpus.merge import plan_splits, write_array
 from bertjax.data.corpus.vocabulary import (
     BPE,
     KINDS,
@@ -20,13 +25,16 @@ from bertjax.data.corpus.vocabulary import (
     named_special_ids,
     vocabulary_entry,
 )
-from bertjax.data.corpus.vocabulary_training import check_size, learn_vocabulary, sample_training_data
+from bertjax.data.corpus.vocabulary_training import check_size, learn_vocabulary, ordered_map, sample_training_data
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.utils.io import AnyPath, as_path, atomic_folder, check_free_space, is_remote
 from bertjax.utils.process_pool import available_cores, process_pool
+from bertjax.utils.terminal import progress_bar
 
 logger = logging.getLogger(__name__)
 _MAX_WORKERS = 1024
+# Chunks in flight per worker, enough to keep workers busy and few enough to bound the disk space for their texts.
+_CHUNKS_PER_WORKER = 2
 # Minimum disk space for a corpus and its shards, in bytes per byte of text. 200 MB of English text needed 0.9 bytes
 # per byte.
 _DISK_BYTES_PER_TEXT_BYTE = 0.8
@@ -166,7 +174,7 @@ def _runner(runner: str, options: Sequence[str], output: AnyPath, workers: int) 
     if runner == "local":
         if options:
             raise UsageError("--runner_options has no effect without --runner beam; add --runner beam")
-        return partial(run_local.run, workers=workers)
+        return partial(run_local, workers=workers)
     if runner != "beam":
         raise UsageError(f"unknown runner {runner!r}; use local or beam")
     # On import, Beam logs warnings about missing optional packages.
@@ -180,6 +188,42 @@ def _runner(runner: str, options: Sequence[str], output: AnyPath, workers: int) 
     finally:
         logging.disable(logging.NOTSET)
     return partial(run_beam.run, options=run_beam.pipeline_options(options, output, workers))
+
+
+def run_local(
+    sources: Sequence[readers.Source],
+    vocabulary: Vocabulary,
+    heldout_fraction: float,
+    folder: AnyPath,
+    pool: Executor,
+    workers: int,
+) -> dict[str, Any]:
+    """Writes the arrays of a corpus. Their content does not depend on the number of workers.
+
+    Worker processes encode chunks of text, which the main process cuts from large sources. Returns the manifest's
+    entries `splits`, `problems` and `files`.
+    """
+    groups, chunk_chars = group_sources(sources)
+    sizes = [source.size_bytes for source in sources]
+    shards = []
+    with tempfile.TemporaryDirectory(dir=None if is_remote(folder) else folder) as temporary:
+        work = Path(temporary)
+        with progress_bar("prepare", None if None in sizes else sum(filter(None, sizes)), "B") as bar:
+
+            def chunks() -> Iterator[Chunk]:
+                for group in groups:
+                    yield from divide_chunk(group, work, chunk_chars, bar.update)
+                    if not group.is_large:
+                        bar.update(sum(source.size_bytes or 0 for source in group.sources))
+
+            calls = ((chunk, vocabulary, work, workers) for chunk in chunks())
+            for shard in ordered_map(pool, encode_chunk, calls, _CHUNKS_PER_WORKER * workers):
+                shards.append(shard)
+                Path(f"{shard.path}.texts").unlink(missing_ok=True)
+        heldout_below, entries = plan_splits(shards, heldout_fraction)
+        arrays = itertools.product(store.SPLITS, store.ARRAYS)
+        files = dict(write_array(folder, split, array, shards, heldout_below) for split, array in arrays)
+    return {**entries, "files": files}
 
 
 def summary(output: str | Path, manifest: dict[str, Any]) -> str:

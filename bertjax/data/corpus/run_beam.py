@@ -81,7 +81,7 @@ def run(
     _pool: Executor,
     options: PipelineOptions,
 ) -> dict[str, Any]:
-    """Writes the arrays of a corpus, byte-identical to those of `run_local.run`, and returns the same entries.
+    """Writes the arrays of a corpus, byte-identical to those of `prepare.run_local`, and returns the same entries.
 
     All machines of the pipeline must access `folder` and the sources at the same paths.
     """
@@ -89,11 +89,29 @@ def run(
     logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
     work = folder / "work"
     work.mkdir()
+    absolute = [
+        source
+        if source.split or is_remote(source.name)
+        else dataclasses.replace(source, name=os.path.abspath(source.name))
+        for source in sources
+    ]
+    chunks, chunk_chars = group_sources(absolute)
     runner = options.view_as(StandardOptions).runner
     logger.info(f"beam: processing {len(sources):,} inputs with {runner}")
     for attempt in range(1, _ATTEMPTS + 1):
         pipeline = beam.Pipeline(options=options)
-        _build(pipeline, sources, vocabulary, heldout_fraction, folder)
+        _ = (
+            pipeline
+            | "inputs" >> beam.Create(chunks)
+            | "spread inputs" >> beam.Reshuffle()
+            | _stage("read", divide_chunk, work=work, chunk_chars=chunk_chars)
+            | "spread chunks" >> beam.Reshuffle()
+            | _stage("encode", _encode, vocabulary=vocabulary, work=work)
+            | "gather shards" >> beam.combiners.ToList()
+            | _stage("merge", _merge, heldout_fraction=heldout_fraction, folder=folder)
+            | "spread arrays" >> beam.Reshuffle()
+            | _stage("write", _write, folder=folder)
+        )
         try:
             state = pipeline.run().wait_until_finish()
         except Exception as error:  # Runners raise different exception types.
@@ -134,38 +152,8 @@ class _Stage(beam.DoFn):
             raise RuntimeError(f"bertjax stage error {json.dumps(fields)} end") from error
 
 
-def _build(
-    pipeline: beam.Pipeline,
-    sources: Sequence[Source],
-    vocabulary: Vocabulary,
-    heldout_fraction: float,
-    folder: AnyPath,
-) -> None:
-    """Adds the stages to the pipeline."""
-    work = folder / "work"
-    chunks, chunk_chars = group_sources([_absolute(source) for source in sources])
-
-    def stage(name: str, function: Callable[..., Iterable[Any]], **arguments: Any) -> beam.PTransform:
-        return name >> beam.ParDo(_Stage(name, partial(function, **arguments)))
-
-    _ = (
-        pipeline
-        | "inputs" >> beam.Create(chunks)
-        | "spread inputs" >> beam.Reshuffle()
-        | stage("read", divide_chunk, work=work, chunk_chars=chunk_chars)
-        | "spread chunks" >> beam.Reshuffle()
-        | stage("encode", _encode, vocabulary=vocabulary, work=work)
-        | "gather shards" >> beam.combiners.ToList()
-        | stage("merge", _merge, heldout_fraction=heldout_fraction, folder=folder)
-        | "spread arrays" >> beam.Reshuffle()
-        | stage("write", _write, folder=folder)
-    )
-
-
-def _absolute(source: Source) -> Source:
-    if source.split or is_remote(source.name):
-        return source
-    return dataclasses.replace(source, name=os.path.abspath(source.name))
+def _stage(name: str, function: Callable[..., Iterable[Any]], **arguments: Any) -> beam.PTransform:
+    return name >> beam.ParDo(_Stage(name, partial(function, **arguments)))
 
 
 def _encode(chunk: Chunk, vocabulary: Vocabulary, work: AnyPath) -> Iterator[tuple[str, Shard]]:

@@ -56,8 +56,12 @@ class _ChunkIds(dict[str, tuple[int, ...]]):
             # Look the word up first, because most words are pieces of the vocabulary and thus their own longest match.
             if (index := self._ids.get(word)) is not None:
                 ids.append(index)
-            else:
-                ids += self._split(word)
+                continue
+            try:
+                ids += [token.id for token in self._wordpiece.tokenize(word)]
+            except UnicodeEncodeError:
+                # The word has an unpaired surrogate, which no vocabulary contains.
+                ids.append(self._unk_id)
         # Use a tuple, because the garbage collector does not track tuples of integers, unlike lists.
         entry = tuple(ids)
         if len(chunk) <= _MAX_CACHED_CHARS:
@@ -65,13 +69,6 @@ class _ChunkIds(dict[str, tuple[int, ...]]):
                 self.clear()
             self[chunk] = entry
         return entry
-
-    def _split(self, word: str) -> list[int]:
-        try:
-            return [token.id for token in self._wordpiece.tokenize(word)]
-        except UnicodeEncodeError:
-            # The word has an unpaired surrogate, which no vocabulary contains.
-            return [self._unk_id]
 
 
 class Tokenizer:

@@ -180,14 +180,10 @@ def wordpieces(counts: Counter[str], size: int) -> list[str]:
         show_progress=False,
     )
     repeated = itertools.chain.from_iterable(itertools.repeat(word, counts[word]) for word in words)
-    tokenizer.train_from_iterator(_lines(repeated), trainer)
+    lines = iter(lambda: " ".join(itertools.islice(repeated, _WORDS_PER_LINE)), "")
+    tokenizer.train_from_iterator(lines, trainer)
     ids = tokenizer.get_vocab()
     return sorted(ids, key=ids.__getitem__)
-
-
-def _lines(words: Iterator[str]) -> Iterator[str]:
-    while line := " ".join(itertools.islice(words, _WORDS_PER_LINE)):
-        yield line
 
 
 def sentencepiece_model(sentences: Iterable[str], size: int, lower_case: bool) -> bytes:
@@ -249,7 +245,8 @@ def byte_level_bpe(sentences: Sequence[str], size: int, lower_case: bool) -> byt
     trainer = trainers.BpeTrainer(
         vocab_size=size, special_tokens=special, initial_alphabet=alphabet, show_progress=False, min_frequency=2
     )
-    tokenizer.train_from_iterator(_without_surrogates(sentences), trainer)
+    without_surrogates = (sentence.encode("utf-8", "replace").decode() for sentence in sentences)
+    tokenizer.train_from_iterator(without_surrogates, trainer)
     ids = {piece: index for index, piece in enumerate(SPECIAL_PIECES)}
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
@@ -257,10 +254,6 @@ def byte_level_bpe(sentences: Sequence[str], size: int, lower_case: bool) -> byt
         special_tokens=[(piece, ids[piece]) for piece in ("[CLS]", "[SEP]")],
     )
     return tokenizer.to_str().encode()
-
-
-def _without_surrogates(sentences: Iterable[str]) -> Iterator[str]:
-    return (sentence.encode("utf-8", "replace").decode() for sentence in sentences)
 
 
 def added_pieces(vocabulary: Vocabulary, number: int, counts: Counter[str]) -> list[str]:
@@ -275,7 +268,12 @@ def added_pieces(vocabulary: Vocabulary, number: int, counts: Counter[str]) -> l
         return []
     # Train enough pieces that at least `number` are new, even if training finds all old pieces again.
     trained = wordpieces(Counter({word: counts[word] for word in lengths}), vocabulary.size + number)
-    words = _words_of_pieces(lengths, {*trained} - pieces)
+    candidates = {*trained} - pieces
+    words: dict[str, list[str]] = {}
+    for word in lengths:
+        spans = itertools.combinations(range(len(word) + 1), 2)
+        for piece in {(CONTINUATION if start else "") + word[start:end] for start, end in spans} & candidates:
+            words.setdefault(piece, []).append(word)
 
     def saving(piece: str) -> int:
         return sum(counts[word] * (lengths[word] - _count_pieces(word, pieces, piece)) for word in words[piece])
@@ -317,16 +315,6 @@ def _count_pieces(word: str, pieces: set[str], candidate: str = "") -> int:
             length += 2
         start = end
     return length
-
-
-def _words_of_pieces(words: Iterable[str], pieces: set[str]) -> dict[str, list[str]]:
-    """Returns a dict from pieces to the words that contain the piece. Omits pieces that occur in no word."""
-    words_of: dict[str, list[str]] = {}
-    for word in words:
-        spans = itertools.combinations(range(len(word) + 1), 2)
-        for piece in {(CONTINUATION if start else "") + word[start:end] for start, end in spans} & pieces:
-            words_of.setdefault(piece, []).append(word)
-    return words_of
 
 
 def _rates(vocabulary: Vocabulary, counts: Counter[str]) -> tuple[float, float]:

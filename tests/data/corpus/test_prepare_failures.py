@@ -12,7 +12,7 @@ import pytest
 from preparing import bytes_of, check_refused, children, leftovers, make_text, prepare_process, run, write_text
 
 import bertjax.data.corpus
-from bertjax.data.corpus import run_local, store
+from bertjax.data.corpus import prepare, store
 from bertjax.errors import BertjaxError, UsageError
 
 
@@ -87,7 +87,7 @@ def test_error_or_interrupt_removes_files_and_stops_workers(
         assert multiprocessing.active_children()
         raise error
 
-    monkeypatch.setattr(run_local, "write_array", fail)
+    monkeypatch.setattr(prepare, "write_array", fail)
     with pytest.raises(expected, match=message):
         run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary)
     assert leftovers(tmp_path) == [] and not multiprocessing.active_children()

@@ -7,7 +7,7 @@ import storage
 from etils import epath
 from preparing import bytes_of, make_text
 
-from bertjax.data.corpus import chunks, prepare, readers, run_local, store
+from bertjax.data.corpus import chunks, prepare, readers, store
 from bertjax.errors import BertjaxError, UsageError
 
 
@@ -76,7 +76,7 @@ def test_corpus_in_a_bucket_is_replaced_with_overwrite(bucket, vocabulary, monke
         raise OSError("the network is down")
 
     with monkeypatch.context() as patched:
-        patched.setattr(run_local, "write_array", fail)
+        patched.setattr(prepare, "write_array", fail)
         with pytest.raises(BertjaxError, match="cannot write the corpus gs://bucket/corpus: the network is down"):
             prepare_corpus("gs://bucket/corpus", vocabulary, "text:gs://bucket/text/**", overwrite=True)
     assert bytes_of(bucket / "corpus") == before
