@@ -65,13 +65,3 @@ def pretraining_batches(
     phase = dataclasses.replace(phase, masking=masking, row_predictions=predictions)
     defaults = {"seed": 0, "dupe_factor": 2, "start_step": 0, "shard": SINGLE_SHARD}
     return train_dataset(corpus, phase, source=source, **{**defaults, **arguments})
-
-
-def assert_each_sentence_once(records: np.ndarray, sentences: np.ndarray) -> None:
-    """Checks that each sentence is in one segment A, or in one segment B that follows its A."""
-    spans = [(record["a_start"], record["a_length"]) for record in records]
-    spans += [(record["b_start"], record["b_length"]) for record in records if record["label"] == 0]
-    starts, lengths = np.array(sorted(spans)).T
-    np.testing.assert_array_equal(starts, np.cumsum([0, *lengths[:-1]]))
-    assert starts[-1] + lengths[-1] == sentences[-1]
-    assert np.isin(starts, sentences).all()

@@ -36,7 +36,7 @@ def train(corpus, steps, phase=PHASE, objective="nsp", **arguments):
 
 
 def evaluate(corpus, objective="nsp", batch_size=BATCH, shard=SINGLE_SHARD, **arguments):
-    source = SOURCES["nsp" if objective == "packed" else objective]
+    source = SOURCES[objective]
     row_predictions = packed_row_predictions(Masking().rate, SEQ_LEN, PREDICTIONS, paired=False)
     dataset = eval_dataset(
         corpus,
@@ -179,7 +179,7 @@ def test_epoch_without_sentence_pairs_holds_every_token_once(traced):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("objective", SOURCES)
+@pytest.mark.parametrize("objective", ["nsp", "none", "documents"])
 def test_evaluation_contains_every_row_once_with_fixed_masks(traced, objective):
     batches = evaluate(traced, objective)
     whole = joined(batches)

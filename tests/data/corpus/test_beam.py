@@ -8,8 +8,6 @@ import subprocess
 import time
 
 import pytest
-import storage
-from etils import epath
 from preparing import bytes_of, children, leftovers, make_text, prepare_process, run, write_text
 
 from bertjax.cli import main as cli
@@ -83,9 +81,8 @@ def command_of(pid):
     return ""
 
 
-def test_beam_corpus_in_a_bucket_equals_the_local_corpus(tmp_path, vocabulary, monkeypatch):
-    storage.install_bucket(monkeypatch)
-    bucket, spec = epath.Path("gs://bucket"), write_files(tmp_path / "text", 200)
+def test_beam_corpus_in_a_bucket_equals_the_local_corpus(bucket, tmp_path, vocabulary):
+    spec = write_files(tmp_path / "text", 200)
     (bucket / "text").mkdir(parents=True)
     for file in (tmp_path / "text").iterdir():
         (bucket / "text" / file.name).write_bytes(file.read_bytes())

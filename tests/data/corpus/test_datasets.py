@@ -25,18 +25,12 @@ def data_dir(tmp_path_factory):
     return str(folder)
 
 
-def test_examples_are_read_in_order(data_dir):
-    sources, _ = readers.find_sources(["tfds:stories/plain:train"], data_dir)
-    read_bytes = []
-    texts = list(readers.read(sources[0], Counter(), read_bytes.append))
-    assert [text.text for text in texts] == TEXTS
-    assert sum(read_bytes) == len("".join(TEXTS).encode())
-
-
-def test_dataset_size_is_estimated_before_the_text_is_read(data_dir):
+def test_examples_are_read_in_order_after_an_estimate_of_their_size(data_dir):
     (source,), _ = readers.find_sources(["tfds:stories/plain:train"], data_dir)
-    text = sum(len(text.text) for text in readers.read(source, Counter()))
-    assert text <= source.size_bytes < 3 * text + 1000
+    read_bytes = []
+    assert [text.text for text in readers.read(source, Counter(), read_bytes.append)] == TEXTS
+    assert sum(read_bytes) == len("".join(TEXTS).encode())
+    assert len("".join(TEXTS)) <= source.size_bytes < 3 * len("".join(TEXTS)) + 1000
     with pytest.raises(UsageError, match="has no split 'dev'"):
         readers.find_sources(["tfds:stories/plain:dev"], data_dir)
 

@@ -7,9 +7,7 @@ import threading
 
 import numpy as np
 import pytest
-import storage
 from command_runs import load_task
-from etils import epath
 from filelock import FileLock
 
 from bertjax.data.corpus.local_copy import open_anywhere
@@ -20,11 +18,10 @@ from bertjax.utils.io import CACHE_DIR_VARIABLE
 
 
 @pytest.fixture
-def bucket(monkeypatch, corpus, tmp_path):
+def copied(bucket, monkeypatch, corpus, tmp_path):
     """Copies the corpus to an in-memory bucket, sets an empty cache folder, and returns the path of the copy."""
-    storage.install_bucket(monkeypatch)
     monkeypatch.setenv(CACHE_DIR_VARIABLE, str(tmp_path / "staging"))
-    place = epath.Path("gs://bucket/corpus")
+    place = bucket / "corpus"
     place.mkdir(parents=True)
     for file in corpus.iterdir():
         if file.is_file():
@@ -32,45 +29,45 @@ def bucket(monkeypatch, corpus, tmp_path):
     return place
 
 
-def test_batches_from_a_copied_corpus_equal_those_of_the_original(bucket, corpus, tmp_path):
+def test_batches_from_a_copied_corpus_equal_those_of_the_original(copied, corpus, tmp_path):
     def batches(path):
         task = load_task(f"pretrain.py:corpus={path},seq_len=16", None)
         made = task.train_batches(0, SINGLE_SHARD)
         return task.data_hash, [next(made) for _ in range(3)]
 
-    np.testing.assert_equal(batches(bucket), batches(corpus))
+    np.testing.assert_equal(batches(copied), batches(corpus))
     (copy,) = [path for path in (tmp_path / "staging").iterdir() if path.is_dir()]
     assert {path.name: path.read_bytes() for path in copy.iterdir() if path.is_file()} == {
         path.name: path.read_bytes() for path in corpus.iterdir() if path.is_file()
     }
 
 
-def test_copy_is_made_once_per_corpus(bucket, monkeypatch):
-    first = open_anywhere(str(bucket))
-    (bucket / "train.tokens.bin").unlink()
-    assert open_anywhere(str(bucket)).path == first.path
-    manifest = json.loads((bucket / MANIFEST).read_text())
-    (bucket / MANIFEST).write_text(json.dumps(manifest | {"settings": {"another": True}}))
+def test_copy_is_made_once_per_corpus(copied, monkeypatch):
+    first = open_anywhere(str(copied))
+    (copied / "train.tokens.bin").unlink()
+    assert open_anywhere(str(copied)).path == first.path
+    manifest = json.loads((copied / MANIFEST).read_text())
+    (copied / MANIFEST).write_text(json.dumps(manifest | {"settings": {"another": True}}))
     with pytest.raises(BertjaxError, match="train.tokens.bin is missing"):
-        open_anywhere(str(bucket))
+        open_anywhere(str(copied))
     assert open_corpus(first.path).fingerprint == first.fingerprint
 
 
-def test_damaged_file_is_not_copied(bucket, tmp_path):
-    content = bytearray((bucket / "train.tokens.bin").read_bytes())
+def test_damaged_file_is_not_copied(copied, tmp_path):
+    content = bytearray((copied / "train.tokens.bin").read_bytes())
     content[len(content) // 2] ^= 1
-    (bucket / "train.tokens.bin").write_bytes(bytes(content))
+    (copied / "train.tokens.bin").write_bytes(bytes(content))
     with pytest.raises(BertjaxError, match="train.tokens.bin does not match its checksum"):
-        open_anywhere(str(bucket))
+        open_anywhere(str(copied))
     assert [path for path in (tmp_path / "staging").iterdir() if path.is_dir()] == []
 
 
-def test_missing_corpus_and_insufficient_disk_space_are_errors(bucket, monkeypatch):
+def test_missing_corpus_and_insufficient_disk_space_are_errors(copied, monkeypatch):
     with pytest.raises(UsageError, match="no corpus at gs://bucket/none"):
         open_anywhere("gs://bucket/none")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: (1 << 40, 1 << 40, 1000))
     with pytest.raises(BertjaxError, match="not enough disk space for a copy of gs://bucket/corpus"):
-        open_anywhere(str(bucket))
+        open_anywhere(str(copied))
 
 
 def _hold(lock, held, done):
@@ -80,8 +77,8 @@ def _hold(lock, held, done):
 
 
 @pytest.mark.ci
-def test_process_waits_while_another_process_copies_the_corpus(bucket, tmp_path):
-    copy = open_anywhere(str(bucket)).path
+def test_process_waits_while_another_process_copies_the_corpus(copied, tmp_path):
+    copy = open_anywhere(str(copied)).path
     shutil.rmtree(copy)
     context = multiprocessing.get_context("spawn")
     held, done = context.Event(), context.Event()
@@ -91,5 +88,5 @@ def test_process_waits_while_another_process_copies_the_corpus(bucket, tmp_path)
     timer = threading.Timer(0.5, done.set)
     timer.start()
     # `open_anywhere` waits until the other process releases the lock.
-    assert open_anywhere(str(bucket)).path == copy and done.is_set()
+    assert open_anywhere(str(copied)).path == copy and done.is_set()
     other.join()

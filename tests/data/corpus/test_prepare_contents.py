@@ -83,15 +83,17 @@ def test_document_read_in_many_pieces_stays_one_document(tmp_path, vocabulary, s
     assert sizes == sorted(map(len, documents))
 
 
-@pytest.mark.parametrize("documents", [2, 5])
+@pytest.mark.parametrize("count", [1, 2, 5])
 @pytest.mark.parametrize("fraction", [1e-9, 0.999999])
-def test_small_corpus_has_documents_in_both_splits(tmp_path, vocabulary, documents, fraction):
-    text = make_text(documents)
+def test_small_corpus_has_documents_in_both_splits_and_one_document_is_for_training(
+    tmp_path, vocabulary, count, fraction
+):
+    text = make_text(count)
     write_text(tmp_path / "a.txt", [*text, text[0]])
     manifest = run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary, heldout_fraction=fraction)
     corpus = store.open_corpus(tmp_path / "corpus")
     train, held = documents_of(corpus.train), documents_of(corpus.heldout)
-    assert min(len(train), len(held)) >= merge.min_documents(documents)
+    assert train and len(held) >= merge.min_documents(count)
     tokenizer = Tokenizer(load_vocabulary(vocabulary))
     expected = [[tuple(tokenizer.encode(sentence)) for sentence in sentences] for sentences in [*text, text[0]]]
     assert sorted(train + held) == sorted(expected)
@@ -100,16 +102,8 @@ def test_small_corpus_has_documents_in_both_splits(tmp_path, vocabulary, documen
     for split, documents in ("train", train), ("heldout", held):
         assert abs(manifest["splits"][split]["text_bytes"] - sum(sizes[repr(d)] for d in documents)) <= 1
         assert manifest["splits"][split]["tokens"] == sum(len(s) for d in documents for s in d)
-    assert "no_heldout_document" not in manifest["problems"]
-
-
-@pytest.mark.parametrize("fraction", [0.01, 0.999999])
-def test_single_document_stays_in_the_train_split(tmp_path, vocabulary, fraction):
-    write_text(tmp_path / "a.txt", make_text(1))
-    manifest = run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary, heldout_fraction=fraction)
-    assert manifest["problems"] == {"no_heldout_document": 1}
-    assert manifest["splits"]["train"]["documents"] == 1 and manifest["splits"]["heldout"]["documents"] == 0
-    assert "no document could be held out" in prepare.summary("corpus", manifest)
+    assert manifest["problems"] == ({"no_heldout_document": 1} if count == 1 else {})
+    assert ("no document could be held out" in prepare.summary("corpus", manifest)) == (count == 1)
 
 
 @pytest.mark.parametrize("sentences, is_noted", [(1, True), (2, False)])

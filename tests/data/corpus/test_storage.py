@@ -1,10 +1,9 @@
 """`prepare` with inputs and output on object storage."""
 
 import json
+from unittest.mock import Mock
 
 import pytest
-import storage
-from etils import epath
 from preparing import bytes_of, make_text
 
 from bertjax.data.corpus import chunks, prepare, readers, store
@@ -12,12 +11,10 @@ from bertjax.errors import BertjaxError, UsageError
 
 
 @pytest.fixture
-def bucket(monkeypatch):
+def bucket(bucket, monkeypatch):
     """Returns the path of an in-memory bucket with two text files."""
-    storage.install_bucket(monkeypatch)
     # The main process reads large files. Workers cannot, because the bucket is in the memory of this process.
     monkeypatch.setattr(chunks, "_MIN_CHUNK_BYTES", 0)
-    bucket = epath.Path("gs://bucket")
     for name, seed in (("text/a.txt", 0), ("text/more/b.txt", 1)):
         (bucket / name).parent.mkdir(parents=True, exist_ok=True)
         (bucket / name).write_text("\n\n".join("\n".join(document) for document in make_text(40, seed)))
@@ -26,10 +23,6 @@ def bucket(monkeypatch):
 
 def prepare_corpus(output, vocabulary, *inputs, **settings):
     return prepare.prepare(list(inputs), output, vocabulary=vocabulary, heldout_fraction=0.2, workers=1, **settings)
-
-
-def file_names(folder):
-    return sorted(file.name for file in folder.iterdir())
 
 
 def test_pattern_matches_files_in_a_bucket(bucket):
@@ -58,7 +51,7 @@ def test_corpus_in_a_bucket_equals_local_corpus(bucket, tmp_path, vocabulary):
     )
     assert bytes_of(bucket / "out/corpus") == bytes_of(tmp_path / "corpus")
     # No temporary file is left.
-    assert file_names(bucket / "out") == ["corpus"]
+    assert [file.name for file in (bucket / "out").iterdir()] == ["corpus"]
 
 
 @pytest.mark.ci
@@ -72,15 +65,12 @@ def test_corpus_in_a_bucket_is_replaced_with_overwrite(bucket, vocabulary, monke
     with pytest.raises(UsageError, match="--output is a whole bucket"):
         prepare_corpus("gs://bucket", vocabulary, "text:gs://bucket/text/**", overwrite=True)
 
-    def fail(*_):
-        raise OSError("the network is down")
-
     with monkeypatch.context() as patched:
-        patched.setattr(prepare, "write_array", fail)
+        patched.setattr(prepare, "write_array", Mock(side_effect=OSError("the network is down")))
         with pytest.raises(BertjaxError, match="cannot write the corpus gs://bucket/corpus: the network is down"):
             prepare_corpus("gs://bucket/corpus", vocabulary, "text:gs://bucket/text/**", overwrite=True)
     assert bytes_of(bucket / "corpus") == before
-    assert file_names(bucket) == ["corpus", "text"]
+    assert sorted(file.name for file in bucket.iterdir()) == ["corpus", "text"]
     moved = []
     replace = type(bucket).replace
     monkeypatch.setattr(type(bucket), "replace", lambda self, to: moved.append(to.name) or replace(self, to))
