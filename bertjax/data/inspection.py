@@ -101,7 +101,15 @@ def format_masked_row(labels: Sequence[str], batch: Mapping[str, np.ndarray], ro
     of pair labels; it is empty for texts and documents.
     """
     names = {-1: "no label", **dict(enumerate(labels))}
-    tokens, is_predicted = _format_tokens(batch, row, vocabulary)
+    ids, used = batch["input_ids"][row], batch["masked_lm_weights"][row] > 0
+    predicted, originals = (batch[f"masked_lm_{name}"][row][used] for name in ("positions", "ids"))
+    tokens = [vocabulary.pieces[id_] for id_ in ids]
+    for position, original in zip(predicted, originals, strict=True):
+        if ids[position] == original:
+            tokens[position] += " (kept)"
+        else:
+            suffix = "" if ids[position] == vocabulary.mask_id else " (random)"
+            tokens[position] += f"←{vocabulary.pieces[original]}{suffix}"
     is_packed = "sequence_ids" in batch
     sequence_ids = batch["sequence_ids" if is_packed else "input_mask"][row]
     padding = f" + {(sequence_ids == 0).sum()} padding"
@@ -111,7 +119,7 @@ def format_masked_row(labels: Sequence[str], batch: Mapping[str, np.ndarray], ro
     for number, label in enumerate(np.atleast_1d(batch["next_sentence_labels"][row])[:pairs], 1):
         positions = np.flatnonzero(sequence_ids == number)
         size = f"{positions.size} tokens{'' if is_packed else padding}"
-        lines.append(f"{names[int(label)]}, {size}, {is_predicted[positions].sum()} predictions")
+        lines.append(f"{names[int(label)]}, {size}, {np.isin(predicted, positions).sum()} predictions")
         for segment, name in enumerate("AB"):
             text = " ".join(tokens[i] for i in positions if batch["segment_ids"][row, i] == segment)
             lines += paragraph(f"{name}: ", text)
@@ -123,24 +131,6 @@ def format_unmasked_row(batch: Mapping[str, np.ndarray], row: int, vocabulary: V
     ids, length = batch["input_ids"][row], int(batch["input_mask"][row].sum())
     head = f"{length} tokens + {len(ids) - length} padding, each predicted from its left or right context"
     return "\n".join([head, *paragraph("", " ".join(vocabulary.pieces[id_] for id_ in ids[:length]))])
-
-
-def _format_tokens(batch: Mapping[str, np.ndarray], row: int, vocabulary: Vocabulary) -> tuple[list[str], np.ndarray]:
-    """Formats the tokens of a row. Returns the texts, and a mask of the predicted positions, bool [L]."""
-    ids = batch["input_ids"][row]
-    used = batch["masked_lm_weights"][row] > 0
-    tokens = [vocabulary.pieces[id_] for id_ in ids]
-    is_predicted = np.zeros(len(ids), bool)
-    for position, original in zip(
-        batch["masked_lm_positions"][row][used], batch["masked_lm_ids"][row][used], strict=True
-    ):
-        is_predicted[position] = True
-        if ids[position] == original:
-            tokens[position] += " (kept)"
-        else:
-            suffix = "" if ids[position] == vocabulary.mask_id else " (random)"
-            tokens[position] += f"←{vocabulary.pieces[original]}{suffix}"
-    return tokens, is_predicted
 
 
 def _format_label(label: np.ndarray, names: Sequence[str]) -> str:

@@ -4,7 +4,6 @@ import hashlib
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from etils import epath
 from filelock import FileLock
@@ -22,16 +21,14 @@ _BLOCK_BYTES = 16 << 20
 
 
 def open_anywhere(path: str) -> Corpus:
-    """Opens a corpus. A corpus at an address such as `gs://bucket/corpus` is first copied to the local disk."""
-    return open_corpus(_local_copy(path) if is_remote(path) else path)
+    """Opens a corpus. A corpus at an address such as `gs://bucket/corpus` is first copied to the local disk.
 
-
-def _local_copy(address: str) -> Path:
-    """Returns the path of the local copy of a corpus. One process of the machine copies it, and other processes wait.
-
-    The copy's name includes the hash of the manifest, so a different corpus at the same address gets its own copy.
+    One process of the machine copies it, and other processes wait. The copy's name includes the hash of the manifest,
+    so a different corpus at the same address gets its own copy.
     """
-    source = epath.Path(address)
+    if not is_remote(path):
+        return open_corpus(path)
+    source = epath.Path(path)
     files = read_manifest(source)["files"]
     content = (source / MANIFEST).read_bytes()
     folder = cache_dir()
@@ -39,8 +36,8 @@ def _local_copy(address: str) -> Path:
     with FileLock(folder / f".{copy.name}.lock"):
         if not copy.exists():
             total_bytes = sum(entry["bytes"] for entry in files.values())
-            check_free_space(folder, total_bytes, f"a copy of {address}", f"set {CACHE_DIR_VARIABLE} to another folder")
-            logger.info(f"copying {address}, {total_bytes / 1e9:,.2f} GB, to {copy}")
+            check_free_space(folder, total_bytes, f"a copy of {path}", f"set {CACHE_DIR_VARIABLE} to another folder")
+            logger.info(f"copying {path}, {total_bytes / 1e9:,.2f} GB, to {copy}")
             with (
                 atomic_folder(copy, False, "copy", {}) as temporary,
                 progress_bar("copy", total_bytes, "B") as bar,
@@ -53,7 +50,7 @@ def _local_copy(address: str) -> Path:
                 ]
                 for each in copies:
                     each.result()
-    return copy
+    return open_corpus(copy)
 
 
 def _copy_file(source: epath.Path, target: AnyPath, sha256: str, advance: Callable[[int], object]) -> None:

@@ -122,7 +122,10 @@ def _remote_files(spec: str, pattern: str) -> list[tuple[str, int]]:
         # Object storage has a high latency per request, but serves many requests at a time.
         with ThreadPoolExecutor(_STORAGE_REQUESTS) as pool:
             if "**" in pattern:
-                expression = re.compile(_glob_expression(pattern))
+                # `**` is any number of folders, and `*` a part of a name.
+                parts = re.split(r"(\*\*/|\*\*|\*)", pattern)
+                wildcards = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*"}
+                expression = re.compile("".join(wildcards.get(part, re.escape(part)) for part in parts))
                 files = [file for file in _walk(epath.Path(stem)) if expression.fullmatch(os.fspath(file))]
             elif "*" in pattern:
                 matching = list(epath.Path(stem).glob(pattern[len(stem) + 1 :]))
@@ -149,12 +152,6 @@ def _walk(folder: Any) -> list[Any]:
         address = os.fspath(root) if "://" in os.fspath(root) else f"{scheme}://{os.fspath(root).lstrip('/')}"
         files += [type(folder)(address) / name for name in names]
     return files
-
-
-def _glob_expression(pattern: str) -> str:
-    """Returns a regular expression for a pattern with `**` (any number of folders) and `*` (part of a name)."""
-    parts = re.split(r"(\*\*/|\*\*|\*)", pattern)
-    return "".join({"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*"}.get(part, re.escape(part)) for part in parts)
 
 
 def read(

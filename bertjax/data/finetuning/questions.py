@@ -94,24 +94,21 @@ def read_questions(path: Path, stats: ReadStats, training: bool, all_answerable:
 
 
 def _read_json(path: Path, dataset: str, parse: Callable[[Any], list[_T]]) -> list[_T]:
-    """Reads a `.json` or `.json.xz` file, applies `parse` to the JSON content, and returns the result."""
+    """Returns `parse` of the value in a `.json` or `.json.xz` file, or of the list of values in JSON Lines."""
     try:
         with lzma.open(path) if path.suffix == ".xz" else open(path, "rb") as file:
-            return parse(_parse_json(file.read().removeprefix(b"\xef\xbb\xbf")))
+            data = file.read().removeprefix(b"\xef\xbb\xbf")
+        try:
+            content = json.loads(data)
+        except json.JSONDecodeError as error:
+            if error.msg != "Extra data":
+                raise
+            content = [json.loads(line) for line in b"".join(unix_newlines([data])).split(b"\n") if line.strip()]
+        return parse(content)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}; check the path") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, lzma.LZMAError, EOFError) as error:
         raise UsageError(f"{path} is not in {dataset}'s format: {error}; use the JSON files of the dataset") from error
-
-
-def _parse_json(data: bytes) -> Any:
-    """Returns the value in a JSON file, or the list of values in a JSON Lines file."""
-    try:
-        return json.loads(data)
-    except json.JSONDecodeError as error:
-        if error.msg != "Extra data":
-            raise
-    return [json.loads(line) for line in b"".join(unix_newlines([data])).split(b"\n") if line.strip()]
 
 
 def _check_questions(path: Path, ids: Sequence[str], usable: list[Question], stats: ReadStats) -> None:

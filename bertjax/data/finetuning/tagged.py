@@ -107,9 +107,17 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
                 f"{path} line {line}: the tag of {quoted(columns[0])} is {quoted(tag)}; write O, B-TYPE or I-TYPE "
                 "(IOB, BIOES or BILOU) in the last column"
             )
-    sentences, documents, first_lines = _sentences(lines)
-    words = [[columns[0] for columns in sentence] for sentence in sentences]
-    tags = [[columns[tag_column] if width > 1 else "" for columns in sentence] for sentence in sentences]
+    words, tags, documents, first_lines = [], [], [], []
+    document = 0
+    for is_word, group in itertools.groupby(lines, key=lambda row: _is_word(row[1])):
+        group_lines, group_columns = zip(*group, strict=True)
+        if is_word:
+            words.append([columns[0] for columns in group_columns])
+            tags.append([columns[tag_column] if width > 1 else "" for columns in group_columns])
+            documents.append(document)
+            first_lines.append(group_lines[0])
+        else:
+            document += sum(map(bool, group_columns))
     first_word = words[0][0]
     is_constant = len(rows) > len(words) + 1 and all(len({*sentence}) == 1 for sentence in words)
     if width > 2 and (is_constant or all(_INDEX.fullmatch(columns[0]) for _, columns in rows)):
@@ -129,23 +137,6 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
 def _is_word(columns: list[str]) -> bool:
     """Returns whether a line has a word: it is neither blank nor `-DOCSTART-`, also with a number (`-DOCSTART-(7)`)."""
     return bool(columns) and not columns[0].startswith(_DOCUMENT)
-
-
-def _sentences(lines: list[_Line]) -> tuple[list[list[list[str]]], list[int], list[int]]:
-    """Returns, for each sentence, the columns of its words, its document number, and the line of its first word."""
-    sentences, documents, first_lines = [], [], []
-    document, in_sentence = 0, False
-    for line, columns in lines:
-        is_word = _is_word(columns)
-        if is_word and not in_sentence:
-            sentences.append([])
-            documents.append(document)
-            first_lines.append(line)
-        if is_word:
-            sentences[-1].append(columns)
-        document += bool(columns) and not is_word
-        in_sentence = is_word
-    return sentences, documents, first_lines
 
 
 def _without_comments_and_index(lines: list[_Line], path: Path, stats: ReadStats) -> tuple[list[_Line], bool]:

@@ -55,7 +55,7 @@ class BatchOrder:
     def __init__(self, keys: np.ndarray, batch_size: int, seed: int, unique: bool) -> None:
         """Prepares the order of N examples with `keys` [N, C]. With `unique=False`, texts may repeat in a batch."""
         keys = keys[:, :2]
-        self._keys, self._batch_size, self._seed, self._unique = keys, batch_size, seed, unique
+        self._keys, self._batch_size, self._unique = keys, batch_size, unique
         self.steps_per_epoch = -(-len(keys) // batch_size)
         self._permutation = lru_cache(maxsize=2)(
             lambda epoch: np.random.default_rng([seed, epoch]).permutation(len(keys))
@@ -73,10 +73,9 @@ class BatchOrder:
         start = window * _WINDOW * size
         examples = self._permutation(epoch)[start : start + _WINDOW * size]
         batches = np.pad(examples, (0, -len(examples) % size), constant_values=NO_EXAMPLE).reshape(-1, size)
-        return self._exchange(batches) if self._unique else batches
-
-    def _exchange(self, batches: np.ndarray) -> np.ndarray:
-        """Moves examples between batches, so that each anchor and positive occurs at most once in a batch."""
+        if not self._unique:
+            return batches
+        # Move examples between batches, so that each anchor and positive occurs at most once in a batch.
         texts: list[set[int]] = [set() for _ in batches]
         moved: list[int] = []
         for batch, present in zip(batches, texts, strict=True):

@@ -64,7 +64,10 @@ def make_windows(
             ids, spans = passages[question.context]
             answer = _answer_tokens(question, spans)
             head = len(query) + 1 + vocabulary.pair_separators  # tokens of [CLS] question [SEP]
-            ranges = _stride_windows(len(ids), vocabulary.room(seq_len, num_texts=2) - len(query), doc_stride)
+            room = vocabulary.room(seq_len, num_texts=2) - len(query)
+            stride = min(room, doc_stride)
+            begins = range(0, max(1, len(ids) - room + stride), stride)
+            ranges = [(begin, min(len(ids), begin + room)) for begin in begins]
             best_window = max_context_window(ranges, len(ids), _LENGTH_BONUS)
             for number, (begin, end) in enumerate(ranges):
                 sequences.append(encode_pair(query, ids[begin:end], seq_len, vocabulary))
@@ -84,14 +87,3 @@ def _answer_tokens(question: Question, spans: np.ndarray) -> tuple[int, int] | N
     start, end = question.answer_start, question.answer_start + len(question.answers[0])
     overlapping = np.flatnonzero((spans[:, 1] > start) & (spans[:, 0] < end))
     return (int(overlapping[0]), int(overlapping[-1])) if overlapping.size else None
-
-
-def _stride_windows(tokens: int, max_tokens: int, stride: int) -> list[tuple[int, int]]:
-    windows = []
-    begin = 0
-    while True:
-        end = min(tokens, begin + max_tokens)
-        windows.append((begin, end))
-        if end == tokens:
-            return windows
-        begin += min(end - begin, stride)

@@ -67,10 +67,13 @@ def epoch_order(pass_ends: np.ndarray, key: np.uint64) -> Callable[[tf.Tensor], 
         cycle, within = positions // total, tf.math.floormod(positions, total)
         pass_index = tf.searchsorted(pass_ends, within, side="right", out_type=tf.int64)
         epoch = cycle * passes + pass_index
+        # Hash epochs to seeds, uint32 [B, 3], since TensorFlow's shuffle mixes similar seeds poorly.
+        first = _hash(key, epoch)
+        words = tf.bitcast(tf.stack([first, _mix(first)], axis=1), tf.uint32)  # [B, 2, 2]
         start = tf.gather(starts, pass_index)
         index = tf.raw_ops.RandomIndexShuffle(
             index=within - start,
-            seed=_epoch_seeds(key, epoch),
+            seed=tf.reshape(words, [-1, 4])[:, :3],
             max_index=tf.gather(counts, pass_index) - 1,
             rounds=_SHUFFLE_ROUNDS,
         )
@@ -128,13 +131,6 @@ def tile_lookup(tokens: int, width: int, key: np.uint64 | None) -> tuple[np.ndar
 def without_copy(array: np.ndarray) -> tf.Tensor:
     """Returns a tensor that shares the memory of a memory-mapped array, so that a corpus may be larger than RAM."""
     return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
-
-
-def _epoch_seeds(key: np.uint64, epochs: tf.Tensor) -> tf.Tensor:
-    """Hashes epochs to seeds, uint32 [B, 3], since TensorFlow's shuffle mixes similar seeds poorly."""
-    first = _hash(key, epochs)
-    words = tf.bitcast(tf.stack([first, _mix(first)], axis=1), tf.uint32)  # [B, 2, 2]
-    return tf.reshape(words, [-1, 4])[:, :3]
 
 
 def _hash(key: np.uint64, numbers: tf.Tensor) -> tf.Tensor:
