@@ -7,8 +7,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from bertjax.data.corpus.local_copy import open_anywhere
-from bertjax.data.corpus.store import Corpus, has_single_sentences
+from bertjax.data.corpus.store import Corpus, has_single_sentences, open_corpus
 from bertjax.data.corpus.vocabulary import Vocabulary, vocabulary_files
 from bertjax.data.pretraining.baseline import mean_piece_bytes
 from bertjax.data.pretraining.config import Masking, Phase
@@ -49,7 +48,7 @@ class PretrainingTask(Task):
     def __init__(self, config: PretrainingConfig, train: bool = True) -> None:
         """Opens the corpus, which is required if `train` is True."""
         super().__init__(config)
-        self._corpus = open_anywhere(config.data.corpus) if config.data.corpus else None
+        self._corpus = open_corpus(config.data.corpus) if config.data.corpus else None
         if train and self._corpus is None:
             # Raise before the config is stored in the workdir, which would then reject the corrected config.
             raise _no_corpus()

@@ -8,10 +8,11 @@ import resource
 import numpy as np
 import pytest
 from commanding import refused
-from small_corpora import pretraining_batches
+from small_corpora import pretraining_batches, write_corpus
 from unpacking import joined, unmasked_ids
 
 from bertjax.data.corpus.store import map_array
+from bertjax.data.pretraining.baseline import token_frequency_baseline
 from bertjax.data.pretraining.batches import RowSource, eval_dataset
 from bertjax.data.pretraining.config import Masking, Phase, packed_row_predictions
 from bertjax.data.pretraining.pair_index import open_pair_index
@@ -258,3 +259,13 @@ def test_missing_heldout_documents_are_refused_before_a_workdir_is_created(
         config = f"adapt:size=L1_H16,quick=true,corpus={full},replay={path}:0.5"
         assert message in refused(capfd, "train", "--config", config, "--workdir", tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_baseline_predicts_by_the_frequencies_of_training_tokens(tmp_path):
+    splits = {"train": ([1, 1, 1, 2], [[4]]), "heldout": ([1, 2, 2, 2], [[4]])}
+    corpus = write_corpus(tmp_path / "corpus", splits, vocabulary_size=12)
+    values = token_frequency_baseline(corpus, [np.array([1, 2]), np.array([1])])
+    assert values["accuracy"] == pytest.approx(2 / 3)
+    # With add-one smoothing over 12 pieces, piece 1 has frequency (3 + 1) / (4 + 12), and piece 2 has 2 / 16.
+    assert values["loss"] == pytest.approx(-(2 * np.log(4 / 16) + np.log(2 / 16)) / 3)
+    assert values["heldout_entropy"] == pytest.approx(-(np.log(1 / 4) + 3 * np.log(3 / 4)) / 4)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bertjax.data.corpus import store
-from bertjax.data.corpus.shards import Shard
+from bertjax.data.corpus.chunks import Shard
 from bertjax.errors import BertjaxError
 from bertjax.utils.io import AnyPath, atomic_file
 

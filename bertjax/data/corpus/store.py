@@ -23,14 +23,28 @@ import os
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from etils import epath
+from filelock import FileLock
 
 from bertjax.data.corpus.vocabulary import Vocabulary, load_entry
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.utils.io import AnyPath, file_sha256, read_json_object
+from bertjax.utils.io import (
+    CACHE_DIR_VARIABLE,
+    AnyPath,
+    atomic_folder,
+    cache_dir,
+    check_free_space,
+    file_sha256,
+    is_remote,
+    read_json_object,
+)
+from bertjax.utils.terminal import progress_bar
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +56,9 @@ OFFSET_DTYPE = np.dtype("<u8")
 
 _PREPARE_AGAIN = "run `bertjax prepare` again"
 _SECONDS_BEFORE_LOG = 3
+# Number of parallel downloads. A single stream does not use the full bandwidth.
+_STREAMS = 8
+_BLOCK_BYTES = 16 << 20
 # Before Python 3.13, the module `mmap` does not define this constant.
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 
@@ -172,8 +189,11 @@ def read_manifest(path: AnyPath) -> dict[str, Any]:
 
 
 def open_corpus(path: str | Path) -> Corpus:
-    """Opens a local corpus. Checks file sizes and the vocabulary's checksum; `Corpus.checksums` verifies the arrays."""
-    path = Path(path)
+    """Opens a corpus. A corpus at an address such as `gs://bucket/corpus` is first copied to the local disk.
+
+    Checks file sizes and the vocabulary's checksum; `Corpus.checksums` verifies the arrays.
+    """
+    path = _local_copy(str(path)) if is_remote(path) else Path(path)
     manifest = read_manifest(path)
     for name, entry in manifest["files"].items():
         file = path / name
@@ -195,6 +215,50 @@ def open_corpus(path: str | Path) -> Corpus:
             checksums.add(path / file, manifest["files"][file]["sha256"], _PREPARE_AGAIN)
         splits[split] = Split(**{array: map_array(path / file, dtypes[array]) for array, file in files.items()})
     return Corpus(path, manifest, **splits, checksums=checksums)
+
+
+def _local_copy(address: str) -> Path:
+    """Returns the path of the local copy of a corpus. One process of the machine copies it, and other processes wait.
+
+    The copy's name includes the hash of the manifest, so a different corpus at the same address gets its own copy.
+    """
+    source = epath.Path(address)
+    files = read_manifest(source)["files"]
+    content = (source / MANIFEST).read_bytes()
+    folder = cache_dir()
+    copy = folder / f"corpus-{hashlib.sha256(content).hexdigest()[:32]}"
+    with FileLock(folder / f".{copy.name}.lock"):
+        if not copy.exists():
+            total_bytes = sum(entry["bytes"] for entry in files.values())
+            check_free_space(folder, total_bytes, f"a copy of {address}", f"set {CACHE_DIR_VARIABLE} to another folder")
+            logger.info(f"copying {address}, {total_bytes / 1e9:,.2f} GB, to {copy}")
+            with (
+                atomic_folder(copy, False, "copy", {}) as temporary,
+                progress_bar("copy", total_bytes, "B") as bar,
+                ThreadPoolExecutor(_STREAMS) as pool,
+            ):
+                (temporary / MANIFEST).write_bytes(content)
+                copies = [
+                    pool.submit(_copy_file, source / name, temporary / name, entry["sha256"], bar.update)
+                    for name, entry in files.items()
+                ]
+                for each in copies:
+                    each.result()
+    return copy
+
+
+def _copy_file(source: epath.Path, target: AnyPath, sha256: str, advance: Callable[[int], object]) -> None:
+    digest = hashlib.sha256()
+    try:
+        with source.open("rb") as remote_file, open(target, "wb") as local_file:
+            while block := remote_file.read(_BLOCK_BYTES):
+                digest.update(block)
+                local_file.write(block)
+                advance(len(block))
+    except FileNotFoundError as error:
+        raise BertjaxError(f"{source} is missing; {_PREPARE_AGAIN}") from error
+    if digest.hexdigest() != sha256:
+        raise BertjaxError(f"{source} does not match its checksum; {_PREPARE_AGAIN}")
 
 
 def map_array(path: Path, dtype: np.dtype) -> np.ndarray:

@@ -6,7 +6,7 @@ import random
 import pytest
 from preparing import bytes_of, make_text, run, write_text
 
-from bertjax.data.corpus import chunks, documents, merge, readers, shards, store
+from bertjax.data.corpus import chunks, documents, merge, readers, store
 from bertjax.data.corpus.vocabulary import load_vocabulary
 
 
@@ -16,7 +16,7 @@ def small_sizes(monkeypatch):
     monkeypatch.setattr(readers, "_READ_BYTES", 300)
     monkeypatch.setattr(chunks, "_MIN_CHUNK_BYTES", 2000)
     monkeypatch.setattr(chunks, "_MAX_CHUNK_BYTES", 2000)
-    monkeypatch.setattr(shards, "_BLOCK_ENTRIES", 100)
+    monkeypatch.setattr(chunks, "_BLOCK_ENTRIES", 100)
 
 
 def test_chunks_encoded_twice_in_any_order_merge_into_the_corpus_of_the_local_runner(tmp_path, vocabulary):

@@ -10,7 +10,6 @@ import pytest
 from command_runs import load_task
 from filelock import FileLock
 
-from bertjax.data.corpus.local_copy import open_anywhere
 from bertjax.data.corpus.store import MANIFEST, open_corpus
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.errors import BertjaxError, UsageError
@@ -43,13 +42,13 @@ def test_batches_from_a_copied_corpus_equal_those_of_the_original(copied, corpus
 
 
 def test_copy_is_made_once_per_corpus(copied, monkeypatch):
-    first = open_anywhere(str(copied))
+    first = open_corpus(str(copied))
     (copied / "train.tokens.bin").unlink()
-    assert open_anywhere(str(copied)).path == first.path
+    assert open_corpus(str(copied)).path == first.path
     manifest = json.loads((copied / MANIFEST).read_text())
     (copied / MANIFEST).write_text(json.dumps(manifest | {"settings": {"another": True}}))
     with pytest.raises(BertjaxError, match="train.tokens.bin is missing"):
-        open_anywhere(str(copied))
+        open_corpus(str(copied))
     assert open_corpus(first.path).fingerprint == first.fingerprint
 
 
@@ -58,16 +57,16 @@ def test_damaged_file_is_not_copied(copied, tmp_path):
     content[len(content) // 2] ^= 1
     (copied / "train.tokens.bin").write_bytes(bytes(content))
     with pytest.raises(BertjaxError, match="train.tokens.bin does not match its checksum"):
-        open_anywhere(str(copied))
+        open_corpus(str(copied))
     assert [path for path in (tmp_path / "staging").iterdir() if path.is_dir()] == []
 
 
 def test_missing_corpus_and_insufficient_disk_space_are_errors(copied, monkeypatch):
     with pytest.raises(UsageError, match="no corpus at gs://bucket/none"):
-        open_anywhere("gs://bucket/none")
+        open_corpus("gs://bucket/none")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: (1 << 40, 1 << 40, 1000))
     with pytest.raises(BertjaxError, match="not enough disk space for a copy of gs://bucket/corpus"):
-        open_anywhere(str(copied))
+        open_corpus(str(copied))
 
 
 def _hold(lock, held, done):
@@ -78,7 +77,7 @@ def _hold(lock, held, done):
 
 @pytest.mark.ci
 def test_process_waits_while_another_process_copies_the_corpus(copied, tmp_path):
-    copy = open_anywhere(str(copied)).path
+    copy = open_corpus(str(copied)).path
     shutil.rmtree(copy)
     context = multiprocessing.get_context("spawn")
     held, done = context.Event(), context.Event()
@@ -87,6 +86,6 @@ def test_process_waits_while_another_process_copies_the_corpus(copied, tmp_path)
     assert held.wait(30)
     timer = threading.Timer(0.5, done.set)
     timer.start()
-    # `open_anywhere` waits until the other process releases the lock.
-    assert open_anywhere(str(copied)).path == copy and done.is_set()
+    # `open_corpus` waits until the other process releases the lock.
+    assert open_corpus(str(copied)).path == copy and done.is_set()
     other.join()

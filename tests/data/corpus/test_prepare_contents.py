@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from preparing import bytes_of, documents_of, make_text, run, write_text
 
-from bertjax.data.corpus import chunks, merge, prepare, readers, shards, store
+from bertjax.data.corpus import chunks, merge, prepare, readers, store
 from bertjax.data.corpus import documents as documents_module
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import load_vocabulary
@@ -139,7 +139,7 @@ def test_problems_of_the_input_are_counted(tmp_path, vocabulary, chunk_bytes, mo
 
 
 def test_every_problem_has_a_message():
-    modules = readers, documents_module, shards, merge
+    modules = readers, documents_module, chunks, merge
     source = "".join(Path(module.__file__).read_text(encoding="utf-8") for module in modules)
     counted = {*re.findall(r'problems\["(\w+)"\]', source), "files_named_again"}
     assert counted == set(prepare._PROBLEMS)
