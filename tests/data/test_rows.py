@@ -1,13 +1,17 @@
-"""Truncation of pairs and assembly of rows."""
+"""Truncation of pairs, assembly of rows, and masking of their tokens."""
 
 from collections import Counter
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from small_corpora import write_pieces
 
 from bertjax.data.corpus.vocabulary import load_vocabulary
-from bertjax.data.pretraining.rows import Spans, assemble_rows, truncate_pairs
+from bertjax.data.pretraining.config import Masking
+from bertjax.data.pretraining.masking import choose_positions, replace_tokens
+from bertjax.data.pretraining.rows import Spans, TokenRows, assemble_rows, truncate_pairs
+from bertjax.errors import UsageError
 
 
 def spans(a_start, a_length, b_start, b_length, label=0) -> Spans:
@@ -54,8 +58,7 @@ def test_number_of_tokens_dropped_from_the_front_is_binomial():
     assert abs(np.corrcoef(cut.a_start, cut.b_start)[0, 1]) < 0.03
 
 
-def test_rows_have_special_tokens_segments_and_padding(tmp_path):
-    vocabulary = load_vocabulary(write_pieces(tmp_path / "vocab.txt", 200))
+def test_rows_have_special_tokens_segments_and_padding(vocabulary):
     tokens = tf.range(100, 130)
     pad, cls, sep = vocabulary.pad_id, vocabulary.cls_id, vocabulary.sep_id
     rows = spans([2, 0], [3, 4], [20, 10], [2, 3])
@@ -76,8 +79,7 @@ def test_rows_have_special_tokens_segments_and_padding(tmp_path):
     assert made.lengths.numpy().tolist() == [[10], [4]]
 
 
-def test_packed_rows_have_one_span_after_the_other(tmp_path):
-    vocabulary = load_vocabulary(write_pieces(tmp_path / "vocab.txt", 200))
+def test_packed_rows_have_one_span_after_the_other(vocabulary):
     pad, cls, sep = vocabulary.pad_id, vocabulary.cls_id, vocabulary.sep_id
     packed = spans([2, 20, 7], [3, 1, 2], 0, 0, [-1, 1, 0])._replace(slots=tf.constant([0, 1, 3], tf.int64))
     made = assemble_rows(tf.range(100, 130), packed, 9, vocabulary, paired=False, spans_per_row=3)
@@ -90,3 +92,169 @@ def test_packed_rows_have_one_span_after_the_other(tmp_path):
         "lengths": [[5, 5, 5, 5, 5, 3, 3, 3, 3], [4] * 9],
         "labels": [[-1, 1, -1], [0, -1, -1]],
     }
+
+
+VOCABULARY_SIZE = 64
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory):
+    return load_vocabulary(write_pieces(tmp_path_factory.mktemp("vocabulary") / "vocab.txt", VOCABULARY_SIZE))
+
+
+def example_rows(vocabulary, rows: int, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns token ids with special tokens inside the text, and random row lengths."""
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, VOCABULARY_SIZE, (rows, seq_len), np.int32)
+    ids[:, 0] = vocabulary.cls_id
+    lengths = rng.integers(4, seq_len + 1, rows, np.int32)
+    ids[np.arange(seq_len) >= lengths[:, None]] = vocabulary.pad_id
+    ids[np.arange(rows), lengths - 1] = vocabulary.sep_id
+    return ids, lengths
+
+
+def token_rows(ids, lengths) -> TokenRows:
+    """Returns rows of one span each."""
+    lengths = tf.constant(lengths)[:, None]
+    return TokenRows(tf.constant(ids), *[None] * 3, starts=tf.zeros_like(lengths), lengths=lengths, labels=None)
+
+
+def masked(vocabulary, masking, max_predictions, rows=2000):
+    seq_len = 40
+    ids, lengths = example_rows(vocabulary, rows, seq_len)
+    uniforms = np.random.default_rng(1).random((rows, seq_len + 2 * max_predictions), np.float32)
+    choice, others = uniforms[:, :seq_len], uniforms[:, seq_len:]
+
+    @tf.function
+    def mask():
+        most = max_predictions
+        positions = choose_positions(token_rows(ids, lengths), tf.constant(choice), vocabulary, masking, most, most)
+        return replace_tokens(tf.constant(ids), positions, tf.constant(others), vocabulary, masking)
+
+    result = mask()
+    names = ("input_ids", "masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
+    return ids, lengths, *(result[name].numpy() for name in names)
+
+
+def expected_number(lengths, rate, max_predictions):
+    return np.array([min(max_predictions, max(1, round(int(n) * rate))) for n in lengths])
+
+
+@pytest.mark.parametrize("choice", [{}, {"whole_word": True}, {"max_span": 4}])
+@pytest.mark.parametrize("rate, max_predictions", [(0.15, 20), (0.25, 12), (0.15, 3), (1.0, 40)])
+def test_as_many_ordinary_tokens_are_masked_as_the_rate_says(vocabulary, choice, rate, max_predictions):
+    masking = Masking(rate=rate, **choice)
+    ids, lengths, inputs, positions, originals, weights = masked(vocabulary, masking, max_predictions)
+    used = weights == 1
+    assert set(np.unique(weights)) <= {0.0, 1.0}
+    chosen = np.zeros_like(ids, bool)
+    chosen[np.nonzero(used)[0], positions[used]] = True
+    assert chosen.sum() == used.sum()
+    assert not np.isin(ids[chosen], vocabulary.special_ids).any()
+    np.testing.assert_array_equal(inputs[~chosen], ids[~chosen])
+    np.testing.assert_array_equal(originals[used], np.take_along_axis(ids, positions, 1)[used])
+    # Positions are ascending. Unused predictions are zero and come last.
+    assert (np.diff(np.where(used, positions, 1000), axis=1)[used[:, 1:]] > 0).all()
+    assert (np.diff(weights, axis=1) <= 0).all()
+    assert not positions[~used].any() and not originals[~used].any()
+    if not choice:
+        candidates = (~np.isin(ids, vocabulary.special_ids)).sum(axis=1)
+        expected = np.minimum(expected_number(lengths, rate, max_predictions), candidates)
+        np.testing.assert_array_equal(weights.sum(axis=1), expected)
+
+
+def test_ordinary_tokens_are_masked_with_equal_probability(vocabulary):
+    ids, lengths, _, positions, _, weights = masked(vocabulary, Masking(rate=0.2), 8, rows=20_000)
+    candidates = ~np.isin(ids, vocabulary.special_ids)
+    chosen = np.zeros_like(ids)
+    rows, columns = np.nonzero(weights)
+    chosen[rows, positions[rows, columns]] = 1
+    expected = (candidates * (weights.sum(axis=1) / np.maximum(1, candidates.sum(axis=1)))[:, None]).sum(axis=0)
+    assert chosen[:, 1:-1].sum(axis=0) == pytest.approx(expected[1:-1], rel=0.12)
+
+
+@pytest.mark.parametrize("probs", [(0.8, 0.1, 0.1), (1, 0, 0), (0.8, 0, 0.2), (0, 0.2, 0.8), (0, 0, 1)])
+def test_replacements_follow_the_mask_keep_and_random_probabilities(vocabulary, probs):
+    masking = Masking(0.25, *probs)
+    _, _, inputs, positions, originals, weights = masked(vocabulary, masking, 10, rows=8000)
+    used = weights == 1
+    seen = np.take_along_axis(inputs, positions, 1)[used]
+    originals = originals[used]
+    ordinary = VOCABULARY_SIZE - 5
+    mask, same = seen == vocabulary.mask_id, seen == originals
+    assert mask.mean() == pytest.approx(probs[0], abs=0.01)
+    # A random replacement may equal the original token.
+    assert same.mean() == pytest.approx(probs[1] + probs[2] / ordinary, abs=0.01)
+    replaced = seen[~mask & ~same]
+    assert not np.isin(replaced, vocabulary.special_ids).any()
+    if probs[2]:
+        assert len(np.unique(replaced)) == ordinary
+
+
+def test_whole_words_are_masked_completely_and_within_the_limit(vocabulary):
+    max_predictions = 8
+    masking = Masking(rate=0.2, whole_word=True)
+    ids, lengths, _, positions, _, weights = masked(vocabulary, masking, max_predictions)
+    numbers = expected_number(lengths, 0.2, max_predictions)
+    assert (weights.sum(axis=1) <= numbers).all()
+    partly = both = 0
+    candidates = ~np.isin(ids, vocabulary.special_ids)
+    continues = vocabulary.is_continuation[ids]
+    for row in range(len(ids)):
+        chosen = set(positions[row, weights[row] == 1].tolist())
+        for position in range(1, ids.shape[1]):
+            if continues[row, position] and candidates[row, position - 1]:
+                partly += (position in chosen) != (position - 1 in chosen)
+                both += position in chosen
+    assert partly == 0
+    assert both > 1000
+    # bertjax skips at most two words that do not fit. The loop below skips all such words, like google-research/bert.
+    # Both make nearly the same number of predictions.
+    rng = np.random.default_rng(2)
+    greedy = 0
+    for row, number in enumerate(numbers):
+        starts = candidates[row] & ~(continues[row] & np.roll(candidates[row], 1))
+        sizes = np.bincount(np.cumsum(starts)[candidates[row]])
+        left = number
+        for size in rng.permutation(sizes[sizes > 0]):
+            left -= size if size <= left else 0
+        greedy += number - left
+    assert weights.sum() == pytest.approx(greedy, rel=0.01)
+
+
+def run_lengths(vocabulary, masking):
+    """Returns the lengths of the runs of masked positions in long rows whose words are single pieces."""
+    rows, seq_len, max_predictions = 400, 256, 39
+    words = np.setdiff1d(np.flatnonzero(~vocabulary.is_continuation), vocabulary.special_ids)
+    ids = np.random.default_rng(0).choice(words, (rows, seq_len)).astype(np.int32)
+    uniforms = np.random.default_rng(1).random((rows, seq_len), np.float32)
+    lengths = np.full(rows, seq_len, np.int32)
+    made = token_rows(ids, lengths)
+    positions = choose_positions(made, tf.constant(uniforms), vocabulary, masking, max_predictions, max_predictions)
+    chosen = np.zeros((rows, seq_len + 2), int)
+    np.put_along_axis(chosen[:, 1:], positions.numpy(), 1, axis=1)
+    chosen[:, -1] = 0
+    starts, ends = (np.nonzero(np.diff(chosen) == change)[1] for change in (1, -1))
+    return ends - starts
+
+
+def test_spans_of_words_have_geometric_lengths(vocabulary):
+    lengths = run_lengths(vocabulary, Masking(max_span=10))
+    # SpanBERT's mean is 3.8 words. Here, long spans are split, and adjacent spans count as one.
+    assert 3.5 < lengths.mean() < 5 and 0.15 < (lengths == 1).mean() < 0.25
+    assert run_lengths(vocabulary, Masking(max_span=3)).mean() == pytest.approx(2.8, abs=0.5)
+    assert run_lengths(vocabulary, Masking()).mean() < 1.3
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"rate": 0.0}, "rate is 0.0; it must be above 0"),
+        ({"rate": 1.5}, "rate is 1.5; it must be at most 1"),
+        ({"mask_prob": 0.7}, "add up to 0.9"),
+        ({"mask_prob": 1.1, "keep_prob": -0.2}, "mask_prob is 1.1; it must be at most 1"),
+    ],
+)
+def test_invalid_settings_are_refused(arguments, message):
+    with pytest.raises(UsageError, match=message):
+        Masking(**arguments)

@@ -1,15 +1,25 @@
-"""Tests of reading text from TFDS datasets."""
+"""Tests of reading TFDS datasets, and Hugging Face datasets from a stand-in for the hub's HTTP API."""
 
+import json
+import sys
 from collections import Counter
 
+import datasets.config
+import hub_server
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 from finetuning_data import write_tfds
 from preparing import run
 
-from bertjax.data.corpus import chunks, datasets, readers, store
-from bertjax.errors import UsageError
+from bertjax.data.corpus import chunks, readers, store
+from bertjax.data.corpus.datasets import parse_dataset, tfds_texts
+from bertjax.data.finetuning import dataset_rows
+from bertjax.data.finetuning.tables import ReadStats
+from bertjax.errors import BertjaxError, UsageError
+from bertjax.tasks.build import build_task
+from bertjax.tasks.embedding.config import EmbedData
+from bertjax.training.checkpoint_config import experiment_config
 
 TEXTS = [f"First sentence of {i}. Second caf\u00e9.\nA new paragraph." for i in range(150)]
 
@@ -37,10 +47,10 @@ def test_examples_are_read_in_order_after_an_estimate_of_their_size(data_dir):
 
 def test_dataset_name_may_have_a_slice_and_a_version(data_dir):
     for spec in "tfds:stories/plain:train[:10]", "tfds:stories/plain:1.0.0:train[:10]":
-        name, split, _ = datasets.parse_dataset(spec)
-        assert list(datasets.tfds_texts(name, split, data_dir)) == TEXTS[:10]
+        name, split, _ = parse_dataset(spec)
+        assert list(tfds_texts(name, split, data_dir)) == TEXTS[:10]
     # The only text feature is read, whatever its name.
-    assert list(datasets.tfds_texts("single/plain", "train", data_dir)) == ["B."]
+    assert list(tfds_texts("single/plain", "train", data_dir)) == ["B."]
 
 
 @pytest.mark.parametrize(
@@ -53,7 +63,7 @@ def test_dataset_name_may_have_a_slice_and_a_version(data_dir):
 )
 def test_missing_dataset_split_or_feature_is_an_error(data_dir, name, split, message):
     with pytest.raises(UsageError) as caught:
-        list(datasets.tfds_texts(name, split, data_dir))
+        list(tfds_texts(name, split, data_dir))
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -65,3 +75,90 @@ def test_prepare_writes_the_corpus_of_a_dataset(data_dir, tmp_path, monkeypatch)
     assert sum(split["sentences"] for split in manifest["splits"].values()) == 3 * len(TEXTS)
     assert manifest["settings"]["inputs"]["tfds"]["names"] == ["stories/plain:train"]
     assert store.open_corpus(tmp_path / "corpus").manifest == manifest
+
+
+STORIES = ["The cat sat. It slept.", "", "A dog\0 ran.\n\nIt stopped.", "Birds sing."]
+
+
+def lines(*rows):
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    with hub_server.serve(monkeypatch, tmp_path / "cache") as hub:
+        monkeypatch.setattr(datasets.config, "HF_ENDPOINT", datasets.config.os.environ["HF_ENDPOINT"])
+        monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+        hub.push("datasets/org/stories", {"train.jsonl": lines(*({"id": "x", "text": text} for text in STORIES))})
+        yield hub
+
+
+def test_rows_are_documents_in_order(hub, letters, tmp_path):
+    (source,), _ = readers.find_sources(["hf:org/stories:train"])
+    read_bytes = []
+    assert [document.text for document in readers.read(source, Counter(), read_bytes.append)] == STORIES
+    assert sum(read_bytes) == len("".join(STORIES).encode())
+    manifest = run(tmp_path, "hf:org/stories:train", vocabulary=letters, heldout_fraction=0.0, workers=2)
+    assert manifest["splits"]["train"]["documents"] == 3 and manifest["splits"]["train"]["sentences"] == 5
+    assert manifest["problems"]["nul_characters"] == 1
+
+
+def test_column_and_config_of_a_dataset_can_be_chosen(hub):
+    card = "---\nconfigs:\n- config_name: en\n  data_files: en.jsonl\n- config_name: de\n  data_files: de.jsonl\n---\n"
+    files = {"README.md": card.encode(), "en.jsonl": lines({"title": "a", "body": "b"}), "de.jsonl": lines({"t": "c"})}
+    hub.push("datasets/org/news", files)
+    for spec, text in (("hf:org/news/en:train#body", "b"), ("hf:org/news/de:train", "c")):
+        (source,), _ = readers.find_sources([spec])
+        assert [document.text for document in readers.read(source, Counter())] == [text]
+    for spec, message in (
+        ("hf:org/news/en:train", "has 2 text columns; append #COLUMN to choose one of title, body"),
+        ("hf:org/news/en:train#none", "has no text column 'none'; use one of title, body"),
+        ("hf:org/news/en:dev", "cannot read split 'dev' of dataset 'org/news/en': "),
+        ("hf:org/news/fr:train", "dataset 'org/news/fr'.*Available: .'en', 'de'."),
+        ("hf:org/none:train", "no dataset 'org/none' on the hub; check the name, or set HF_TOKEN"),
+        ("hf:org/news", "has no split; write hf:ORG"),
+    ):
+        with pytest.raises(UsageError, match=message) as raised:
+            readers.find_sources([spec])
+        assert "\n" not in str(raised.value)
+
+
+def test_unreachable_hub_is_a_one_line_error(hub, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    hub.status = 500
+    with pytest.raises(BertjaxError) as raised:
+        readers.find_sources(["hf:org/stories:train"])
+    assert "\n" not in str(raised.value) and "org/stories" in str(raised.value)
+
+
+def test_missing_datasets_library_is_an_error(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UsageError, match="cannot import datasets"):
+        readers.find_sources(["hf:org/stories:train"])
+
+
+def test_rows_without_a_class_are_skipped(monkeypatch):
+    class Dataset(list):
+        features = datasets.Features(text=datasets.Value("string"), label=datasets.ClassLabel(names=["no", "yes"]))
+
+        def select_columns(self, columns):
+            return self
+
+    rows = Dataset({"text": "a", "label": label} for label in (-1, None, 1))
+    monkeypatch.setattr(dataset_rows, "open_hub", lambda name, split: rows)
+    assert [row.fields["label"] for row in dataset_rows.read_hub("hf:a/b:train", ("label",), ReadStats(""))] == ["yes"]
+
+
+def test_columns_of_a_dataset_are_rows_of_an_embedder_and_rows_with_null_are_skipped(hub, letters):
+    rows = ({"q": "a", "a": "b", "x": 1}, {"q": "c", "a": None, "x": 2}, {"q": "d", "a": "e", "x": 3})
+    hub.push("datasets/org/pairs", {"train.jsonl": lines(*rows)})
+    data = EmbedData(train_file="hf:org/pairs:train")
+    read, stats = data.read_rows(data.train_file, ("q", "a"))
+    assert [(row.line, row.fields) for row in read] == [(1, {"q": "a", "a": "b"}), (3, {"q": "d", "a": "e"})]
+    assert stats.read == 3 and stats.skipped["with null, NaN or the class id -1"]["rows"] == 1
+    assert data.has_columns("hf:org/pairs:train", ("q", "x")) and not data.has_columns("hf:org/pairs:train", ("z",))
+    with pytest.raises(UsageError, match="no column 'z'; its columns are q, a, x"):
+        next(data.read_rows(data.train_file, ("z",))[0])
+    config = "embed:train=hf:org/pairs:train,columns=q+a,size=L1_H16"
+    task = build_task(experiment_config(config, [f"--config.data.vocabulary={letters}"]), train=True)
+    assert [len(file) for file in task.files] == [2]

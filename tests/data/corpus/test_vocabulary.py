@@ -1,4 +1,4 @@
-"""Tests that trained vocabularies are deterministic and work with the tokenizer."""
+"""Trained vocabularies are deterministic; `--add_pieces` appends the pieces that save the most tokens."""
 
 import os
 import random
@@ -7,11 +7,14 @@ import sys
 from collections import Counter
 
 import pytest
+from commanding import printed
+from preparing import check_refused, make_text, run, write_text
 
+from bertjax.data.corpus import prepare, store
 from bertjax.data.corpus.basic_tokenizer import BasicTokenizer
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import SPECIAL_PIECES, load_vocabulary
-from bertjax.data.corpus.vocabulary_training import sentencepiece_model, wordpieces
+from bertjax.data.corpus.vocabulary_training import added_pieces, learn_vocabulary, sentencepiece_model, wordpieces
 
 SYLLABLES = ["ba", "ko", "mi", "ter", "lon", "shi", "gra", "pel", "un", "ing", "\u4e2d", "\u00e9l", "ness"]
 
@@ -53,7 +56,7 @@ def test_vocabulary_does_not_depend_on_the_hash_seed(kind):
     code = f"import hashlib; from test_vocabulary import *; print(hashlib.sha256(repr({kind}).encode()).hexdigest())"
     hashes = set()
     for seed in "0", "1":
-        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.path.dirname(__file__)}
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}
         hashes.add(subprocess.check_output([sys.executable, "-c", code], env=environment, text=True))
     assert len(hashes) == 1
 
@@ -69,3 +72,96 @@ def test_trained_sentencepiece_vocabulary_encodes_and_decodes_a_sentence(tmp_pat
     assert not {2, 3, 4} & set(tokenizer.encode("[MASK] [CLS] [SEP]"))
     inside = vocabulary.is_continuation[tokenizer.encode(sentence)]
     assert int((~inside).sum()) == len(sentence.split()) and not vocabulary.is_continuation[:5].any()
+
+
+DOMAIN = ["insulin", "glucose", "kinase", "protease", "lipase", "λ"]
+
+
+def rates(text, vocabulary):
+    """Returns the pieces per word and the fraction of unknown words."""
+    basic, tokenizer = BasicTokenizer(vocabulary.lower_case), Tokenizer(vocabulary)
+    words = [word for sentences in text for sentence in sentences for word in basic.words(sentence)]
+    ids = [tokenizer.encode(word) for word in words]
+    return sum(map(len, ids)) / len(words), sum(vocabulary.unk_id in word for word in ids) / len(words)
+
+
+def test_old_pieces_keep_their_ids_and_the_manifest_has_piece_statistics(tmp_path, vocabulary, capfd):
+    text = make_text(60)
+    text = [[f"{s} {DOMAIN[(d + i) % 6]} ." for i, s in enumerate(sentences)] for d, sentences in enumerate(text)]
+    write_text(tmp_path / "a.txt", text)
+    flags = ["--input", f"text:{tmp_path}/a.txt", f"--vocab={vocabulary}", "--add_pieces=8", "--workers=1"]
+    summary = printed(capfd, "prepare", *flags, f"--output={tmp_path}/corpus")
+    manifest = store.read_manifest(tmp_path / "corpus")
+    file = tmp_path / "corpus" / "vocab.txt"
+    assert file.read_bytes().startswith(vocabulary.read_bytes())
+    old, new = load_vocabulary(vocabulary), load_vocabulary(file)
+    assert new.size == old.size + 8 == manifest["vocabulary"]["size"]
+    assert {*DOMAIN} - {*new.pieces[old.size :]} == set()
+    entry = manifest["added_pieces"]
+    for name, measured in ("before", old), ("after", new):
+        expected = entry[f"pieces_per_word_{name}"], entry[f"unknown_words_{name}"]
+        assert rates(text, measured) == pytest.approx(expected, abs=1e-4)
+    assert entry["unknown_words_before"] > 0 == entry["unknown_words_after"]
+    assert entry["pieces_per_word_after"] < 0.8 * entry["pieces_per_word_before"]
+    assert "8 pieces were added to --vocab: 1." in summary
+    plain = " ".join(sentence for sentences in make_text(9, seed=4) for sentence in sentences if "0" not in sentence)
+    known = " ".join(word for word in plain.split() if not word[0].isdigit())
+    assert Tokenizer(new).encode(known) == Tokenizer(old).encode(known)
+
+
+def test_pieces_that_save_the_most_tokens_are_first(vocabulary):
+    old = load_vocabulary(vocabulary)
+    assert added_pieces(old, 2, Counter(glucose=10, insulin=20, river=1000)) == ["insulin", "glucose"]
+    # A long word can save more tokens than a frequent short one.
+    assert added_pieces(old, 1, Counter(ab=10, phosphorylation=3)) == ["phosphorylation"]
+    stems = [f"{a}{b}" for a in "bcdf" for b in "ghjk"]
+    words = Counter({f"{stem}otomy": 2 for stem in stems} | {"phosphorylation": 3})
+    assert added_pieces(old, 2, words) == ["##otomy", "phosphorylation"]
+    # Once "##otomy" is added, "##gotomy" saves fewer tokens than "abc".
+    assert added_pieces(old, 3, words | {"abc": 5})[2] == "abc"
+    # A word of the vocabulary (river) and words that occur once (qx, λ) need no new piece.
+    assert added_pieces(old, 5, Counter({"river": 9, "qx": 1, "λ": 1})) == []
+
+
+def test_unknown_characters_get_pieces(vocabulary):
+    counts = Counter({"λ": 4, "river": 30} | {f"{letter}λ": 2 for letter in "abcdefgh"})
+    base = load_vocabulary(vocabulary)
+    new, entry = learn_vocabulary([counts], kind="wordpiece", size=0, lower_case=True, base=base, add_pieces=9)
+    assert {"λ", "##λ"} <= {*new.pieces} and entry["unknown_words_before"] == 0.4
+    assert entry["unknown_words_after"] == 0
+    # A piece for λ or μ counts as a saving, although the word stays unknown until both characters have pieces.
+    words = Counter({f"{first}λ{second}μ": 2 for first in "abcd" for second in "efgh"})
+    assert added_pieces(load_vocabulary(vocabulary), 2, words) == ["##λ", "##μ"]
+
+
+def test_text_with_few_useful_pieces_yields_fewer_than_requested(tmp_path, vocabulary):
+    write_text(tmp_path / "a.txt", [["river stone", "green glucose"], ["glucose lamp"]] * 5)
+    manifest = run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary, add_pieces=50)
+    assert manifest["added_pieces"]["count"] == 1
+    assert "the text yields 1 useful pieces, not the 50" in prepare.summary("corpus", manifest)
+
+
+def test_casing_and_unused_lines_of_the_vocabulary_are_kept(tmp_path, vocabulary):
+    write_text(tmp_path / "a.txt", [["river Glucose", "Glucose lamp"]] * 5)
+    content = b"[unused0]\n" + vocabulary.read_bytes() + "\n".join("ABCDEFGHIJKLMNOPQRSTUVWXYZ").encode()
+    (tmp_path / "cased.txt").write_bytes(content)
+    manifest = run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=tmp_path / "cased.txt", add_pieces=1)
+    assert (tmp_path / "corpus" / "vocab.txt").read_bytes() == content + b"\nGlucose\n"
+    assert manifest["vocabulary"]["lower_case"] is False and manifest["splits"]["train"]["tokens"] == 20
+
+
+@pytest.mark.parametrize(
+    ("pieces", "kind", "message"),
+    [
+        (-1, "vocab.txt", "--add_pieces is -1; it must be at least 0"),
+        (5, None, "--add_pieces extends only a vocab.txt"),
+        (5, "spiece.model", "--add_pieces extends only a vocab.txt"),
+        (10**6, "vocab.txt", "the vocabulary size is 1,000,0.. pieces"),
+    ],
+)
+def test_invalid_add_pieces_is_refused(tmp_path, vocabulary, pieces, kind, message):
+    path = vocabulary
+    if kind == "spiece.model":
+        path = tmp_path / kind
+        path.write_bytes(sentencepiece_model((s for d in make_text(40) for s in d), 60, True))
+    check_refused(tmp_path, message, vocabulary=kind and path, add_pieces=pieces)
