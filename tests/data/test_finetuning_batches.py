@@ -15,7 +15,6 @@ from bertjax.data.finetuning.batches import (
     train_batches,
 )
 from bertjax.data.finetuning.examples import (
-    Examples,
     concatenate,
     constant_prediction,
     encode_pair,
@@ -28,9 +27,12 @@ CLS, SEP = 1, 2
 VOCABULARY = Vocabulary("vocab.txt", b"", "wordpiece", (), True, 0, 1, CLS, SEP, 4, "")
 
 
-def make_constant_examples(lengths, sequences_per_example=1):
-    """Returns examples of the given lengths; all token ids of sequence i are i + 10."""
-    sequences = [{"input_ids": [i + 10] * n, "segment_ids": [0] * n} for i, n in enumerate(lengths)]
+def examples_of(lengths, sequences_per_example=1):
+    """Returns examples of the given lengths. Token t of sequence i is 100 i + t + 1; the label of example i is i."""
+    sequences = [
+        {"input_ids": [100 * i + t + 1 for t in range(n)], "segment_ids": [t % 2 for t in range(n)]}
+        for i, n in enumerate(lengths)
+    ]
     labels = np.arange(len(lengths) // sequences_per_example, dtype=np.int32)
     return make_examples(sequences, {"labels": labels}, sequences_per_example)
 
@@ -41,12 +43,12 @@ def num_positions(order):
     return sum(rows * length * steps for (rows, length), steps in counts.items())
 
 
-def random_lengths(count):
-    return np.random.default_rng(0).integers(3, 100, count)
+def random_lengths(count, longest=99):
+    return np.random.default_rng(0).integers(3, longest + 1, count)
 
 
 def test_epochs_contain_every_example_once_in_an_order_that_does_not_depend_on_padding():
-    examples = make_constant_examples(random_lengths(70))
+    examples = examples_of(random_lengths(70))
     orders = [EpochOrder(examples, Batching(8, bucket, 128), seed=3) for bucket in (0, 32)]
     assert orders[0].steps_per_epoch == 9
     epochs = [np.concatenate([orders[0].batch(9 * epoch + step)[0] for step in range(9)]) for epoch in range(2)]
@@ -60,7 +62,7 @@ def test_epochs_contain_every_example_once_in_an_order_that_does_not_depend_on_p
 
 
 def test_batches_group_examples_of_similar_length():
-    examples = make_constant_examples(random_lengths(320))
+    examples = examples_of(random_lengths(320))
     order = EpochOrder(examples, Batching(8, 32, 128), seed=0)
     # A row has about half a bucket of padding. In batches of random examples, a row would be padded to the longest of
     # eight examples.
@@ -70,7 +72,7 @@ def test_batches_group_examples_of_similar_length():
 @pytest.mark.parametrize("examples_per_row", [1, 4])
 @pytest.mark.parametrize("bucket", [0, 8, 16, 32, 48, 64])
 def test_shape_counts_match_the_batches_before_a_step(bucket, examples_per_row):
-    examples = make_constant_examples(random_lengths(70))
+    examples = examples_of(random_lengths(70))
     order = EpochOrder(examples, Batching(8, bucket, 128, examples_per_row), seed=3)
     shapes = [batch["input_ids"].shape for batch in train_batches(examples, order, 45, 0, SINGLE_SHARD)]
     for step in (0, 1, 8, 9, 10, 20, 45):
@@ -82,7 +84,7 @@ def test_shape_counts_match_the_batches_before_a_step(bucket, examples_per_row):
 @pytest.mark.parametrize("examples_per_row", [1, 4])
 def test_typical_step_has_a_full_batch_of_the_most_common_shape(seed, examples_per_row):
     # Twenty batches of short examples, one of long ones, and one with a single long example.
-    examples = make_constant_examples([*[20] * 160, *[100] * 9])
+    examples = examples_of([*[20] * 160, *[100] * 9])
     order = EpochOrder(examples, Batching(8, 32, 128, examples_per_row), seed)
     indices, length = order.batch(order.typical_step())
     counts = order.shape_counts(order.steps_per_epoch)
@@ -93,7 +95,7 @@ def test_typical_step_has_a_full_batch_of_the_most_common_shape(seed, examples_p
 @pytest.mark.parametrize("parts", [2, 4])
 @pytest.mark.parametrize("examples_per_row", [1, 2])
 def test_batches_of_shards_and_of_later_steps_match_the_full_run(parts, examples_per_row):
-    examples, batching = make_constant_examples(random_lengths(30)), Batching(8, 32, 128, examples_per_row)
+    examples, batching = examples_of(random_lengths(30)), Batching(8, 32, 128, examples_per_row)
 
     def batches(shard, start_step=0):
         return list(train_batches(examples, EpochOrder(examples, batching, 1), 10, start_step, shard))
@@ -109,7 +111,7 @@ def test_batches_of_shards_and_of_later_steps_match_the_full_run(parts, examples
 
 @pytest.mark.parametrize("sequences_per_example", [1, 4])
 def test_evaluation_covers_each_example_once_and_restores_input_order(sequences_per_example):
-    examples = make_constant_examples(random_lengths(21 * sequences_per_example), sequences_per_example)
+    examples = examples_of(random_lengths(21 * sequences_per_example), sequences_per_example)
     outputs, rows = [], 0
     for batch in eval_batches(examples, Batching(8, 32, 128), SINGLE_SHARD):
         assert batch["input_ids"].shape[:-1] == ((8, sequences_per_example) if sequences_per_example > 1 else (8,))
@@ -120,7 +122,7 @@ def test_evaluation_covers_each_example_once_and_restores_input_order(sequences_
         padding = batch["weights"] == 0
         assert not batch["input_ids"][padding].any() and (batch["example"][padding] == -1).all()
     assert rows == 21
-    assert in_input_order(outputs, 21)["first"] == [10 + index * sequences_per_example for index in range(21)]
+    assert in_input_order(outputs, 21)["first"] == [1 + 100 * index * sequences_per_example for index in range(21)]
     with pytest.raises(AssertionError, match="exactly once"):
         in_input_order(outputs[:-1], 21)
 
@@ -128,18 +130,8 @@ def test_evaluation_covers_each_example_once_and_restores_input_order(sequences_
 UNPACKED, PACKED = Batching(16, 32, 64), Batching(16, 32, 64, examples_per_row=4)
 
 
-def random_examples(count: int, max_length: int = 64) -> Examples:
-    """Returns examples of random length; token t of example i is 100 i + t, and the label is i."""
-    lengths = np.random.default_rng(5).integers(3, max_length + 1, count)
-    sequences = [
-        {"input_ids": [100 * i + t for t in range(n)], "segment_ids": [t % 2 for t in range(n)]}
-        for i, n in enumerate(lengths)
-    ]
-    return make_examples(sequences, {"labels": np.arange(count, dtype=np.int32)})
-
-
 def test_packed_steps_have_the_same_complete_examples_as_unpacked_steps():
-    examples = random_examples(70)
+    examples = examples_of(random_lengths(70, 64))
     orders = (EpochOrder(examples, batching, 3) for batching in (UNPACKED, PACKED))
     batches = (train_batches(examples, order, 12, 0, SINGLE_SHARD) for order in orders)
     for unpacked, packed in zip(*batches, strict=True):
@@ -152,7 +144,7 @@ def test_packed_steps_have_the_same_complete_examples_as_unpacked_steps():
             (columns,) = np.nonzero(packed["sequence_ids"][row] == slot + 1)
             length = examples.lengths[example]
             assert columns.size == length and (np.diff(columns) == 1).all()
-            np.testing.assert_array_equal(packed["input_ids"][row, columns], 100 * example + np.arange(length))
+            np.testing.assert_array_equal(packed["input_ids"][row, columns], 100 * example + 1 + np.arange(length))
             np.testing.assert_array_equal(packed["segment_ids"][row, columns], np.arange(length) % 2)
             np.testing.assert_array_equal(packed["position_ids"][row, columns], np.arange(length))
         padding = packed["sequence_ids"] == 0
@@ -162,7 +154,7 @@ def test_packed_steps_have_the_same_complete_examples_as_unpacked_steps():
 
 def test_packing_saves_positions_for_short_examples_and_never_adds_any():
     for max_length, ratio in ((15, 0.6), (64, 1)):
-        examples = random_examples(400, max_length)
+        examples = examples_of(random_lengths(400, max_length))
         unpacked, packed = (EpochOrder(examples, batching, 3) for batching in (UNPACKED, PACKED))
         assert num_positions(packed) <= ratio * num_positions(unpacked)
         assert max(tokens for _, tokens in packed.shape_counts(packed.steps_per_epoch)) <= 64
@@ -178,16 +170,16 @@ def test_pack_batch_balances_the_lengths_of_rows():
 
 
 def test_example_longer_than_the_row_is_truncated():
-    examples = make_constant_examples([9, 3])
+    examples = examples_of([9, 3])
     (batch,) = eval_batches(examples, Batching(2, 0, 5), SINGLE_SHARD)
-    assert batch["input_ids"].tolist() == [[11, 11, 11, 0, 0], [10] * 5]
+    assert batch["input_ids"].tolist() == [[101, 102, 103, 0, 0], [1, 2, 3, 4, 5]]
 
 
 def test_concatenate_keeps_the_order():
-    a, b = make_constant_examples([3, 5]), make_constant_examples([4])
+    a, b = examples_of([3, 5]), examples_of([4])
     both = concatenate([a, b])
     assert both.lengths.tolist() == [3, 5, 4]
-    assert both.tokens["input_ids"][both.offsets[2] :].tolist() == [10] * 4
+    assert both.tokens["input_ids"][both.offsets[2] :].tolist() == [1, 2, 3, 4]
     assert a.fingerprint() != both.fingerprint() != concatenate([b, a]).fingerprint()
 
 

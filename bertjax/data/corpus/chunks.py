@@ -50,7 +50,7 @@ _MIN_CACHE_ENTRIES = 1 << 15
 
 # Building a tokenizer is slow, and all chunks of a process share its cache.
 _cached_tokenizer = functools.lru_cache(maxsize=1)(Tokenizer)
-# Beam may run several threads in a process, but `write_shard` is not thread-safe.
+# Beam may run several threads in a process, but the tokenizer is not thread-safe.
 _encoder_lock = threading.Lock()
 
 
@@ -166,28 +166,20 @@ def _numbered(texts: Iterable[Text], chunk_chars: int) -> Iterator[tuple[int, Te
 
 
 def encode_chunk(chunk: Chunk, vocabulary: Vocabulary, work: AnyPath, workers: int) -> Shard:
-    """Encodes a chunk to a shard. `workers` is the number of encoding processes on this machine."""
+    """Splits the texts of a chunk into sentences, tokenizes them, and writes them as one shard.
+
+    `workers` is the number of encoding processes on this machine, which share the memory for caches.
+    """
     done = work / f"{chunk.name}.json"
     if not done.exists():
-        problems = Counter(chunk.problems)
         with _encoder_lock:
-            shard = write_shard(work / chunk.name, _read(chunk, problems), vocabulary, problems, workers)
+            shard = _write_shard(chunk, vocabulary, work, workers)
         write_atomic(done, json.dumps(dataclasses.asdict(shard)))
     return Shard(**read_json(done))
 
 
-def _read(chunk: Chunk, problems: Counter[str], *advance: Callable[[int], object]) -> Iterator[Text]:
-    return itertools.chain.from_iterable(readers.read(source, problems, *advance) for source in chunk.sources)
-
-
-def write_shard(
-    path: AnyPath, texts: Iterable[Text], vocabulary: Vocabulary, problems: Counter[str], workers: int
-) -> Shard:
-    """Splits texts into sentences, tokenizes them, and writes them as one shard. Not thread-safe.
-
-    `problems` is the counter that reading `texts` updates. `workers` is the number of encoding processes on this
-    machine, which share the memory for caches.
-    """
+def _write_shard(chunk: Chunk, vocabulary: Vocabulary, work: AnyPath, workers: int) -> Shard:
+    problems = Counter(chunk.problems)
     tokenizer = _cached_tokenizer(vocabulary, max(_MIN_CACHE_ENTRIES, _CACHE_ENTRIES // workers))
     dtype = token_dtype(vocabulary.size)
     # The last document, which the next text may continue: `DOCUMENT_DTYPE` [1], or empty before the first document.
@@ -195,9 +187,9 @@ def write_shard(
     with contextlib.ExitStack() as stack:
         files = {}
         for array in ARRAYS:
-            file = stack.enter_context(atomic_file(path.parent / f"{path.name}.{array}"))
+            file = stack.enter_context(atomic_file(work / f"{chunk.name}.{array}"))
             files[array] = stack.enter_context(open(file, "wb", _BUFFER_BYTES))
-        for text in texts:
+        for text in _read(chunk, problems):
             sentences = split_sentences(text.text, text.layout, problems)
             ids = [sentence_ids for sentence_ids in tokenizer.encode_all(sentences) if sentence_ids]
             problems["sentences_without_tokens"] += len(sentences) - len(ids)
@@ -213,4 +205,8 @@ def write_shard(
             for name, size in sizes.items():
                 last[name] += size
         files["documents"].write(last.tobytes())
-    return Shard(str(path), dtype.str, dict(problems))
+    return Shard(str(work / chunk.name), dtype.str, dict(problems))
+
+
+def _read(chunk: Chunk, problems: Counter[str], *advance: Callable[[int], object]) -> Iterator[Text]:
+    return itertools.chain.from_iterable(readers.read(source, problems, *advance) for source in chunk.sources)

@@ -264,10 +264,7 @@ def summary(output: str | Path, manifest: dict[str, Any]) -> str:
 
 
 def _describe_inputs(sources: list[readers.Source]) -> dict[str, Any]:
-    """Returns number and bytes of the sources by kind, and the names of datasets.
-
-    Files are not named, because the corpus does not depend on their paths.
-    """
+    # Files are not named, because the corpus does not depend on their paths.
     inputs: dict[str, Any] = {}
     for source in sources:
         entry = inputs.setdefault(source.kind, {"sources": 0, "bytes": 0})

@@ -94,7 +94,6 @@ def find_sources(specs: list[str], data_dir: str | None = None) -> tuple[list[So
 
 
 def _local_files(spec: str, pattern: str) -> list[tuple[str, int]]:
-    """Returns path and size in bytes of each file that matches a pattern, sorted by path."""
     pattern = os.path.expanduser(pattern)
     if os.path.isdir(pattern):
         names = glob.glob(os.path.join(glob.escape(pattern), "**", "*"), recursive=True)
@@ -144,7 +143,6 @@ def _remote_files(spec: str, pattern: str) -> list[tuple[str, int]]:
 
 
 def _walk(folder: Any) -> list[Any]:
-    """Returns all files in a folder, at any depth."""
     scheme = os.fspath(folder).partition("://")[0]
     files = []
     for root, _, names in folder.walk():

@@ -193,7 +193,6 @@ def _open(path: Path, settings: dict[str, Any], corpus: Corpus) -> PairIndex:
 
 
 def _write(path: Path, settings: dict[str, Any], split: Split) -> None:
-    """Builds and writes an index."""
     # A running process writes to its temporary file continuously, so older files are from processes that have died.
     remove_temporaries(path.parent, min_age_seconds=3600)
     ends: list[int] = []

@@ -65,6 +65,7 @@ def prepare_process(spec, output, vocabulary, *options, **arguments):
     return subprocess.Popen([*command, f"--vocab={vocabulary}", "--workers=2", *options], **arguments)
 
 
-def children(pid):
-    listing = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True).stdout
-    return [int(child) for child in listing.split()]
+def children(pid, command=""):
+    """Returns the ids of the child processes whose command contains `command`."""
+    listing = subprocess.run(["ps", "-ww", "-o", "pid=,args=", "--ppid", str(pid)], capture_output=True, text=True)
+    return [int(line.split()[0]) for line in listing.stdout.splitlines() if command in line]

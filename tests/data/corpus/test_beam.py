@@ -62,8 +62,7 @@ def test_killed_worker_does_not_change_the_corpus(tmp_path, vocabulary):
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.02)
     # Beam starts each worker in a shell.
-    shells = [child for child in children(process.pid) if "sdk_worker" in command_of(child)]
-    workers = [worker for shell in shells for worker in children(shell)]
+    workers = [worker for shell in children(process.pid, "sdk_worker") for worker in children(shell)]
     assert len(workers) == 2
     os.kill(workers[0], signal.SIGKILL)
     stderr = process.communicate()[1]
@@ -73,12 +72,6 @@ def test_killed_worker_does_not_change_the_corpus(tmp_path, vocabulary):
     assert first == "beam: processing 5 inputs with FnApiRunner" and second.startswith("beam: a process died")
     assert bytes_of(tmp_path / "beam") == bytes_of(tmp_path / "corpus")
     assert leftovers(tmp_path) == ["beam", "corpus", "text"]
-
-
-def command_of(pid):
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline") as file:
-        return file.read()
-    return ""
 
 
 def test_beam_corpus_in_a_bucket_equals_the_local_corpus(bucket, tmp_path, vocabulary):
