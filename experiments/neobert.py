@@ -18,7 +18,7 @@ Expected: 245,136,954 parameters (250M in the paper), and an average GLUE dev sc
 
 from ml_collections import ConfigDict
 
-from bertjax.convert.neobert import NEOBERT
+from bertjax.convert.llama import NEOBERT
 from bertjax.presets import arguments, make_quick, phase_of, pretraining_config
 
 _TOKENS_PER_BATCH = 2**21

@@ -7,7 +7,7 @@ kernels as matrices: [in, out] in TensorFlow, whose names end in `/kernel`, else
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -41,7 +41,8 @@ TOKEN_IDS = {
     **{"pad_token_id": "pad", "bos_token_id": "cls", "cls_token_id": "cls", "eos_token_id": "sep"},
     **{"sep_token_id": "sep", "mask_token_id": "mask"},
 }
-_LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias"}
+# Endings of paths in bertjax and of names in transformers. Paths of tables have none.
+_LEAVES = {"": "", "/kernel": ".weight", "/scale": ".weight", "/bias": ".bias"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,50 +70,52 @@ class Family:
       model_type: `model_type` of a config.
       fields: maps names of `ModelConfig` fields to names of the config's fields. Activations are translated.
       classes: model classes by name.
-      base_class: class of an encoder without heads. Only its arrays lack `prefix`.
-      prefix: prefix of the encoder's array names.
+      prefix: prefix of the encoder's array names. Only arrays of an encoder without heads lack it.
       arrays: path in bertjax and name in transformers of each dense layer, norm and table. `{layer}` in a name is the
         layer number. A third element, `index/count`, means that the array in transformers concatenates `count` kernels.
         With `heads index/count`, it concatenates the kernels of each head.
       tokenizer_class: tokenizer class for folders without `tokenizer_class` (default: use `tokenizer.json` as it is).
       values: `ModelConfig` values for fields that a config omits, and for fields that all models of the family share.
-      required: fields of `ModelConfig` that a config must set.
       fixed: config fields with a single supported value.
       refused: config fields that must be unset or false.
       read_fields: function from a config to other fields of `ModelConfig`.
       write_fields: function from a `ModelConfig` to other config fields.
       has_own_code: whether transformers runs custom code from the folder, which the config's `auto_map` names.
       token_ids: config fields with ids of special tokens, and the names of the tokens.
-      tied: maps copies of arrays, which checkpoints may contain, to the original arrays.
-      ignored: other arrays of checkpoints that are not parameters.
-      old_names: maps endings of array names in old checkpoints to the current endings.
     """
 
     model_type: str
     fields: Mapping[str, str]
     classes: Mapping[str, ModelClass]
-    base_class: str
     prefix: str
     arrays: tuple[tuple[str, ...], ...]
     tokenizer_class: str = "PreTrainedTokenizer"
     values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    required: tuple[str, ...] = REQUIRED
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     refused: tuple[str, ...] = ("is_decoder", "is_causal", "add_cross_attention", "quantization_config")
     read_fields: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda _: {}
     write_fields: Callable[[ModelConfig], dict[str, Any]] = lambda _: {}
     has_own_code: bool = False
     token_ids: Mapping[str, str] = dataclasses.field(default_factory=lambda: {"pad_token_id": "pad"})
-    tied: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    ignored: tuple[str, ...] = ()
-    old_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def base_class(self) -> str:
+        """Model class of an encoder without heads."""
+        return self.class_name("", set())
+
+    @property
+    def tied(self) -> dict[str, str]:
+        """Maps copies of arrays, which checkpoints may contain, to the original arrays: weight and bias of the decoder."""
+        names = {path: name for path, name, *_ in self.arrays}
+        decoder, bias = names["masked_lm/decoder"], names["masked_lm/bias"]
+        copies = {decoder: names["encoder/embeddings/token"], f"{decoder.removesuffix('weight')}bias": bias}
+        return {copy: original for copy, original in copies.items() if copy != original}
 
     def class_name(self, output_kind: str, modules: set[str]) -> str:
         """Returns the model class for an output layer ("": none) or, without one, for the heads among `modules`."""
-        classes = {name: each for name, each in self.classes.items() if output_kind in each.output_kinds}
         heads = modules - {ENCODER, POOLER}
-        for name, each in classes.items():
-            if output_kind or {*each.modules} - {POOLER} == heads:
+        for name, each in self.classes.items():
+            if output_kind in each.output_kinds and (output_kind or {*each.modules} - {POOLER} == heads):
                 return name
         kind = f"output layer for {output_kind}" if output_kind else f"heads {listed(sorted(heads))}"
         raise UsageError(f"{self.model_type} models of transformers have no class with this {kind}")
@@ -134,62 +137,51 @@ class Family:
             arrays = [*pooler, (CLASSIFIER, model_class.output_layer), *arrays]
         table: list[Parameter] = []
         paths, names = set(), set()
-        for path, name, *part in arrays:
-            is_table = path in shapes
-            leaves = [path] if is_table else [f"{path}/{leaf}" for leaf in _LEAVES if f"{path}/{leaf}" in shapes]
+        for path, name, *parts in arrays:
             # The first entry wins: heads of other classes may use the same array, or another array for the same path.
-            if path in paths or (name in names and not part):
+            if path in paths or (name in names and not parts):
                 continue
             paths.add(path)
             names.add(name)
-            for leaf in leaves:
-                end = "" if is_table else f".{_LEAVES[leaf.rpartition('/')[2]]}"
-                table.append(_parameter(config, leaf, f"{name}{end}", shapes[leaf], "".join(part), num_rows))
+            *heads, part = (parts or ["0/1"])[0].split()
+            index, count = map(int, part.split("/"))
+            is_stacked = "{layer}" in name
+            is_vocabulary = path in ("encoder/embeddings/token", "masked_lm/bias", "masked_lm/decoder")
+            for leaf in [leaf for leaf in _LEAVES if path + leaf in shapes]:
+                parameter = Parameter(
+                    path + leaf,
+                    name + _LEAVES[leaf],
+                    shapes[path + leaf][is_stacked:],
+                    num_layers=config.num_hidden_layers if is_stacked else 0,
+                    first_layer=int("attention_norm" in path and not config.first_attention_norm),
+                    num_input_axes=(1 + path.endswith("attention/output")) if leaf == "/kernel" else 0,
+                    unpadded_rows=(num_rows or config.vocab_size) if is_vocabulary else 0,
+                    part=(index, count, config.num_attention_heads if heads else 1),
+                )
+                table.append(parameter)
         return table
 
 
 @functools.cache
 def parameter_shapes(config: ModelConfig, output_kind: str, num_outputs: int) -> Mapping[str, tuple[int, ...]]:
     """Returns the shapes of all parameters that a model with this output layer may have, by path."""
-    batch = {name: jnp.zeros((1, 8), jnp.int32) for name in ("input_ids", "input_mask", "segment_ids")}
-    batch["masked_lm_positions"] = jnp.zeros((1, 1), jnp.int32)
+    names = ("input_ids", "input_mask", "segment_ids", "masked_lm_positions")
+    batch = dict.fromkeys(names, jnp.zeros((1, 8), jnp.int32))
     # Scan the layers, so that a single layer is traced.
     config = dataclasses.replace(config, attention="xla", scan_layers="true")
-    models: list[nn.Module] = [PretrainingModel(config), EncoderModel(config)]
+    models: list[tuple[str, nn.Module, Any]] = [
+        ("", PretrainingModel(config), batch),
+        ("", EncoderModel(config), batch),
+        (f"{DISCRIMINATOR}/", DiscriminatorHead(config), jnp.zeros((1, config.hidden_size))),
+    ]
     if output_kind:
-        models.append(OUTPUT_KINDS[output_kind].build_model(config, num_outputs))
-    key = jax.random.key(0)
-    trees = [nn.unbox(jax.eval_shape(model.init, key, batch))["params"] for model in models]
-    states = jnp.zeros((1, config.hidden_size))
-    head = nn.unbox(jax.eval_shape(DiscriminatorHead(config).init, key, states))["params"]
+        models.append(("", OUTPUT_KINDS[output_kind].build_model(config, num_outputs), batch))
     shapes: dict[str, tuple[int, ...]] = {}
-    for params in (*trees, {DISCRIMINATOR: head}):
+    for prefix, model, inputs in models:
+        params = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), inputs))["params"]
         leaves: dict[str, Any] = flatten_dict(params, sep="/")
-        shapes |= {path: leaf.shape for path, leaf in leaves.items()}
+        shapes |= {prefix + path: leaf.shape for path, leaf in leaves.items()}
     return shapes
-
-
-def _parameter(
-    config: ModelConfig, path: str, name: str, shape: tuple[int, ...], part: str, num_rows: int
-) -> "Parameter":
-    is_stacked = "{layer}" in name
-    inputs = 0
-    if path.endswith("/kernel"):
-        inputs = 2 if path.endswith("attention/output/kernel") else 1
-    is_vocabulary = path in ("encoder/embeddings/token", "masked_lm/bias", "masked_lm/decoder")
-    lacks_first_norm = "attention_norm" in path and not config.first_attention_norm
-    kind, _, fraction = part.rpartition(" ")
-    index, _, count = fraction.partition("/")
-    return Parameter(
-        path,
-        name,
-        shape[1:] if is_stacked else shape,
-        num_layers=config.num_hidden_layers if is_stacked else 0,
-        first_layer=int(lacks_first_norm),
-        num_input_axes=inputs,
-        unpadded_rows=(num_rows or config.vocab_size) if is_vocabulary else 0,
-        part=(int(index), int(count), config.num_attention_heads if kind else 1) if part else (0, 1, 1),
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,17 +239,9 @@ class Parameter:
         return array.reshape(-1) if self.num_layers else array
 
     def part_of(self, array: np.ndarray) -> np.ndarray:
-        """Returns this parameter's part of a transformers array: a view, except for interleaved heads."""
+        """Returns a view of this parameter's part of a transformers array, with an axis for interleaved heads."""
         index, count, heads = self.part
-        if count == 1:
-            return array
-        return array.reshape(heads, count, -1, *array.shape[1:])[:, index].reshape(-1, *array.shape[1:])
-
-    def write_part(self, array: np.ndarray, value: np.ndarray) -> None:
-        """Writes this parameter's `value` into an array of transformers."""
-        index, count, heads = self.part
-        view = array.reshape(heads, count, -1, *array.shape[1:])[:, index]
-        view[...] = value.reshape(view.shape)
+        return array.reshape(heads, count, -1, *array.shape[1:])[:, index]
 
     def stored_shape(self, name: str) -> tuple[int, ...]:
         """Returns the shape of the array `name` in another format, without allocating memory."""
@@ -308,8 +292,8 @@ def import_params(
         if parameter.first_layer:
             params[parameter.path][: parameter.first_layer] = 1.0  # the scale of a norm that is not used
         for row, name in zip(parameter.rows(params[parameter.path]), names[parameter.path], strict=True):
-            part = parameter.part_of(read_array(name))
-            parameter.stored(row, name)[...] = _to_float32(part, name, source)
+            target = parameter.stored(row, name)
+            target[...] = _to_float32(parameter.part_of(read_array(name)), name, source).reshape(target.shape)
     return params
 
 
@@ -332,20 +316,16 @@ def default_rope(parameters: Mapping[str, Any] | None, name: str = "rope_paramet
     return parameters
 
 
-def export_params(table: Sequence[Parameter], params: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields names and arrays as in transformers. Removes each parameter from `params` to save memory."""
+def export_params(table: Sequence[Parameter], params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns arrays by their names in transformers. Removes each parameter from `params` to save memory."""
     if unknown := sorted(params.keys() - {parameter.path for parameter in table}):
         raise UsageError(
             f"Hugging Face's format cannot store the parameters {listed(unknown)}; use the bertjax checkpoint itself"
         )
-    unfinished: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     for parameter in [parameter for parameter in table if parameter.path in params]:
-        array, (index, count, _) = params.pop(parameter.path), parameter.part
-        for row, name in zip(parameter.rows(array), parameter.names, strict=True):
-            if count == 1:
-                yield name, np.ascontiguousarray(parameter.stored(row, name))
-                continue
-            whole = unfinished.setdefault(name, np.zeros(parameter.stored_shape(name), np.float32))
-            parameter.write_part(whole, parameter.stored(row, name))
-            if index == count - 1:
-                yield name, unfinished.pop(name)
+        for row, name in zip(parameter.rows(params.pop(parameter.path)), parameter.names, strict=True):
+            array = arrays.setdefault(name, np.zeros(parameter.stored_shape(name), np.float32))
+            part = parameter.part_of(array)
+            part[...] = parameter.stored(row, name).reshape(part.shape)
+    return arrays

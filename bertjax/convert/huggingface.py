@@ -40,6 +40,10 @@ _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 FILES = (CONFIG, WEIGHTS, *sentence_transformers.FILES, *TOKENIZER_FILES)
 # Files to download for a model on the hub, besides those of sentence-transformers.
 READ_FILES = (CONFIG, WEIGHTS, _INDEX, _ADAPTER, "model-*-of-*.safetensors", *TOKENIZER_FILES)
+# Endings of array names in old checkpoints, and the current endings.
+_OLD_NAMES = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
+# Arrays of an encoder that are not parameters.
+_BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids", "embeddings.task_type_ids")
 # Values of `problem_type`.
 _MULTILABEL, _CLASSES, _REGRESSION = "multi_label_classification", "single_label_classification", "regression"
 
@@ -112,7 +116,7 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
     # Checkpoints of a class without a pooler may still contain a pooler.
     poolers = [name for path, name, *_ in family.arrays if path.startswith(POOLER)]
     unused = {f"{name}.{leaf}" for name in poolers for leaf in ("weight", "bias")} - own_names
-    ignored = {*tied, *family.ignored, *unused}
+    ignored = {*tied, *(family.prefix + name for name in _BUFFERS), *unused}
     params = import_params(
         parameters,
         {name: shapes[stored] for name, stored in stored_names.items() if name not in ignored},
@@ -173,13 +177,14 @@ def _make_config(checkpoint: PortableCheckpoint, class_name: str) -> dict[str, A
     """Returns the content of `config.json`. Raises a UsageError for an architecture that the format cannot express."""
     family, config = checkpoint.family, checkpoint.config
     names = {own: name for name, own in reversed(ACTIVATIONS.items())}
+    ids = named_special_ids(checkpoint.vocabulary) if checkpoint.vocabulary else {"pad": 0}
     values = {name: getattr(config, name) for name in family.fields}
     values |= {name: names.get(value, value) for name, value in values.items() if name.endswith("_act")}
     hf_config = {
         "architectures": [class_name],
         "model_type": family.model_type,
         **{family.fields[name]: value for name, value in values.items()},
-        **_token_ids(checkpoint),
+        **{field: ids[name] for field, name in family.token_ids.items() if name in ids},
         **family.fixed,
         **family.write_fields(config),
         "dtype": "float32",
@@ -202,11 +207,6 @@ def _make_config(checkpoint: PortableCheckpoint, class_name: str) -> dict[str, A
     return hf_config
 
 
-def _token_ids(checkpoint: PortableCheckpoint) -> dict[str, int]:
-    ids = named_special_ids(checkpoint.vocabulary) if checkpoint.vocabulary else {"pad": 0}
-    return {field: ids[name] for field, name in checkpoint.family.token_ids.items() if name in ids}
-
-
 def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
     """Writes a Hugging Face folder and returns notes for the user.
 
@@ -221,7 +221,7 @@ def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
     unused, missing = sorted(modules - used), sorted(used - modules)
     notes = [f"{class_name} ignores {', '.join(unused)}, which the folder contains"] if unused else []
     notes += [f"{class_name} will initialize {', '.join(missing)} randomly"] if missing else []
-    arrays = dict(export_params(checkpoint.parameters, checkpoint.params))
+    arrays = export_params(checkpoint.parameters, checkpoint.params)
     if MASKED_LM in modules and not checkpoint.config.tie_word_embeddings:
         # transformers ties neither the decoder nor its bias.
         arrays |= {copy: arrays[own].copy() for copy, own in family.tied.items() if copy not in arrays}
@@ -266,12 +266,12 @@ def _stored_names(shapes: Collection[str], family: Family) -> dict[str, str]:
     """Returns a dict from current array names to the names in the file, which may be old or lack the prefix."""
     prefix = family.prefix
     has_prefix = any(name.startswith(prefix) for name in shapes)
-    own = [*(name for _, name, *_ in family.arrays), *family.ignored]
+    own = [*(name for _, name, *_ in family.arrays), *(prefix + name for name in _BUFFERS)]
     parts = {name.removeprefix(prefix).split(".")[0] for name in own if name.startswith(prefix)}
     stored_names = {}
     for stored in shapes:
         name = stored
-        for old, new in family.old_names.items():
+        for old, new in _OLD_NAMES.items():
             name = name.replace(old, new)
         lacks_prefix = not has_prefix and name.split(".")[0] in parts
         stored_names[f"{prefix}{name}" if lacks_prefix else name] = stored

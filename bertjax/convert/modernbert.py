@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bertjax.convert.family import CLASSIFIER, MASKED_LM, POOLER, TOKEN_IDS, Family, ModelClass, default_rope
+from bertjax.convert.family import CLASSIFIER, MASKED_LM, POOLER, REQUIRED, TOKEN_IDS, Family, ModelClass, default_rope
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
 from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, MULTILABEL, SPANS, TAGS
@@ -51,14 +51,12 @@ def _layer_types(num_layers: int, every: int) -> list[str]:
     return [_LOCAL if layer % every else _GLOBAL for layer in range(num_layers)]
 
 
-_SAME = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 MODERNBERT = Family(
     model_type="modernbert",
     fields={
-        **{name: name for name in _SAME},
-        **{name: name for name in ("max_position_embeddings", "initializer_range", "norm_bias", "attention_bias")},
-        **{name: name for name in ("mlp_bias", "decoder_bias", "local_attention", "classifier_pooling")},
-        "tie_word_embeddings": "tie_word_embeddings",
+        **{name: name for name in (*REQUIRED, "max_position_embeddings", "initializer_range", "tie_word_embeddings")},
+        **{name: name for name in ("norm_bias", "attention_bias", "mlp_bias", "decoder_bias")},
+        **{name: name for name in ("local_attention", "classifier_pooling")},
         "hidden_act": "hidden_activation",
         "head_act": "classifier_activation",
         "pooler_act": "classifier_activation",
@@ -101,7 +99,6 @@ MODERNBERT = Family(
         "ModernBertForMultipleChoice": ModelClass((POOLER, CLASSIFIER), (CHOICES,)),
         "ModernBertForSequenceClassification": ModelClass((POOLER, CLASSIFIER), (CLASSES, MULTILABEL)),
     },
-    base_class="ModernBertModel",
     prefix="model.",
     arrays=(
         ("encoder/embeddings/token", "model.embeddings.tok_embeddings.weight"),
@@ -123,5 +120,4 @@ MODERNBERT = Family(
         ("pooler/dense", "head.dense"),
         ("pooler/norm", "head.norm"),
     ),
-    tied={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
 )

@@ -13,7 +13,16 @@ from ml_collections import ConfigDict
 from bertjax.config.fields import from_config_dict
 from bertjax.config.load import load_saved_config
 from bertjax.convert.families import FAMILIES
-from bertjax.convert.family import ACTIVATIONS, CLASSIFIER, MASKED_LM, NEXT_SENTENCE, POOLER, Family, Parameter
+from bertjax.convert.family import (
+    ACTIVATIONS,
+    CLASSIFIER,
+    MASKED_LM,
+    NEXT_SENTENCE,
+    POOLER,
+    REQUIRED,
+    Family,
+    Parameter,
+)
 from bertjax.convert.output_kinds import OUTPUT_KINDS
 from bertjax.data.corpus.vocabulary import (
     ENTRY,
@@ -148,7 +157,8 @@ def model_config(family: Family, config: Mapping[str, Any], file: Path, **fields
 
     `fields` are fields of `ModelConfig` that override the config.
     """
-    if missing := [family.fields[name] for name in family.required if config.get(family.fields[name]) is None]:
+    required = [family.fields[name] for name in REQUIRED if name in family.fields]
+    if missing := [name for name in required if config.get(name) is None]:
         raise UsageError(f"{file} lacks {', '.join(missing)}; add the values that the checkpoint was trained with")
     values = {name: config[field] for name, field in family.fields.items() if config.get(field) is not None}
     for name in [name for name in values if name.endswith("_act") and name not in fields]:

@@ -14,9 +14,9 @@ from safetensors.numpy import save_file
 
 from bertjax.convert import huggingface
 from bertjax.convert.convert import convert
-from bertjax.convert.eurobert import EUROBERT
 from bertjax.convert.families import FAMILIES
-from bertjax.convert.family import export_params
+from bertjax.convert.family import REQUIRED, export_params
+from bertjax.convert.llama import EUROBERT
 from bertjax.convert.modernbert import MODERNBERT
 from bertjax.convert.output_kinds import OUTPUT_KINDS
 from bertjax.data.corpus.vocabulary import SPECIAL_PIECES, load_vocabulary
@@ -227,7 +227,7 @@ def test_gradients_of_the_masked_lm_loss_equal_those_of_transformers(name, tmp_p
 
 
 def test_null_local_theta_of_modernbert_means_the_global_theta():
-    sizes = {name: SIZES[name] for name in MODERNBERT.required}
+    sizes = {name: SIZES[name] for name in REQUIRED}
     for local, expected in (({}, 10_000), ({"local_rope_theta": None}, 5e4), ({"local_rope_theta": 2e4}, 2e4)):
         config = {**sizes, "global_rope_theta": 5e4, **local}
         assert huggingface.model_config(MODERNBERT, config, huggingface.Path()).local_rope_theta == expected
@@ -243,7 +243,7 @@ def test_null_local_theta_of_modernbert_means_the_global_theta():
     ],
 )
 def test_other_names_of_config_fields_are_read(family, fields, name, expected):
-    sizes = {name: SIZES[name] for name in family.required}
+    sizes = {name: SIZES[name] for name in REQUIRED}
     assert getattr(huggingface.model_config(family, sizes | fields, huggingface.Path()), name) == expected
 
 
@@ -253,7 +253,7 @@ def test_scaled_rotary_positions_are_refused(family, name):
     rope = {name: "linear", "factor": 2.0, "rope_theta": 1e4}
     fields = {"rope_parameters": {"full_attention": rope} if family is MODERNBERT else rope}
     with pytest.raises(UsageError, match="rope_parameters .*; bertjax reads only rope_type=default"):
-        huggingface.model_config(family, {name: SIZES[name] for name in family.required} | fields, huggingface.Path())
+        huggingface.model_config(family, {name: SIZES[name] for name in REQUIRED} | fields, huggingface.Path())
 
 
 def neobert_states(arrays, ids, num_heads):
@@ -321,7 +321,7 @@ def test_export_of_neobert_copies_its_code(through_workdir, tmp_path):
     arrays = {path: array for path, array in arrays.items() if path.startswith("encoder/")}
     source = tmp_path / "source"
     source.mkdir()
-    save_file(dict(export_params(parameters, arrays)), source / "model.safetensors")
+    save_file(export_params(parameters, arrays), source / "model.safetensors")
     (source / "vocab.txt").write_text("\n".join([*SPECIAL_PIECES, *map(str, range(NUM_TOKENS - 5))]))
     (source / "config.json").write_text(json.dumps({**config, "auto_map": auto_map}))
 

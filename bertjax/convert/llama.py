@@ -1,0 +1,159 @@
+"""EuroBERT and NeoBERT (arXiv 2502.19587): layers like those of Llama, without a causal mask.
+
+Folders of NeoBERT contain code, which bertjax does not run.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from bertjax.convert.family import CLASSIFIER, MASKED_LM, POOLER, REQUIRED, TOKEN_IDS, Family, ModelClass, default_rope
+from bertjax.errors import UsageError
+from bertjax.model.config import ModelConfig
+from bertjax.tasks.finetuning.output_layer import CLASSES, MULTILABEL, TAGS
+
+_POOLING = {"bos": "cls", "mean": "mean", "late": "late"}
+# The width of NeoBERT's feed-forward layers is two thirds of `intermediate_size`, rounded up to a multiple of 8.
+_MULTIPLE = 8
+_VALUES = {
+    "type_vocab_size": 0,
+    "embedding_norm": False,
+    "norm": "rms_norm",
+    "norm_bias": False,
+    "norm_first": True,
+    "gated_mlp": True,
+    "lm_head": "linear",
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "hidden_act": "silu",
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+
+
+def _read_eurobert(config: Mapping[str, Any]) -> dict[str, Any]:
+    rope, pooling = default_rope(config.get("rope_parameters")), config.get("classifier_pooling")
+    pooling = pooling or config.get("clf_pooling") or "late"  # The second name is that of EuroBERT's own code.
+    if pooling not in _POOLING:
+        raise UsageError(f"classifier_pooling={pooling!r} is not supported; use one of {', '.join(_POOLING)}")
+    head_size = config.get("head_dim") or 0
+    if head_size and head_size * config["num_attention_heads"] != config["hidden_size"]:
+        raise UsageError(
+            f"head_dim={head_size} is not hidden_size / num_attention_heads, which bertjax does not support"
+        )
+    theta = rope.get("rope_theta") or config.get("rope_theta") or 10_000.0
+    # The decoder has a bias if the feed-forward layers have biases.
+    return {
+        "global_rope_theta": float(theta),
+        "classifier_pooling": _POOLING[pooling],
+        "decoder_bias": bool(config.get("mlp_bias")),
+    }
+
+
+def _write_eurobert(config: ModelConfig) -> dict[str, Any]:
+    theta = config.global_rope_theta
+    return {
+        "classifier_pooling": next(name for name, own in _POOLING.items() if own == config.classifier_pooling),
+        "rope_theta": theta,
+        "rope_parameters": {"rope_type": "default", "rope_theta": theta},
+        "num_key_value_heads": config.num_key_value_heads or config.num_attention_heads,
+    }
+
+
+def _read_neobert(config: Mapping[str, Any]) -> dict[str, Any]:
+    width = int(2 * config["intermediate_size"] / 3)
+    return {"intermediate_size": -(-width // _MULTIPLE) * _MULTIPLE}
+
+
+def _write_neobert(config: ModelConfig) -> dict[str, Any]:
+    return {"intermediate_size": config.intermediate_size * 3 // 2, "hidden_act": "swiglu"}
+
+
+EUROBERT = Family(
+    model_type="eurobert",
+    fields={
+        **{name: name for name in (*REQUIRED, "hidden_act", "max_position_embeddings", "initializer_range")},
+        **{name: name for name in ("attention_bias", "mlp_bias", "num_key_value_heads", "tie_word_embeddings")},
+        "layer_norm_eps": "rms_norm_eps",
+        "attention_probs_dropout_prob": "attention_dropout",
+    },
+    values={
+        **_VALUES,
+        "position_embedding_type": "rotary",
+        "pooler_act": "gelu_erf",
+        "layer_norm_eps": 1e-5,
+        "max_position_embeddings": 8192,
+    },
+    refused=(*Family.refused, "rope_scaling"),
+    read_fields=_read_eurobert,
+    write_fields=_write_eurobert,
+    token_ids=TOKEN_IDS,
+    classes={
+        "EuroBertForMaskedLM": ModelClass((MASKED_LM,)),
+        "EuroBertModel": ModelClass(()),
+        "EuroBertForTokenClassification": ModelClass((CLASSIFIER,), (TAGS,)),
+        "EuroBertForSequenceClassification": ModelClass((POOLER, CLASSIFIER), (CLASSES, MULTILABEL)),
+    },
+    prefix="model.",
+    arrays=(
+        ("encoder/embeddings/token", "model.embed_tokens.weight"),
+        ("encoder/layers/attention_norm", "model.layers.{layer}.input_layernorm"),
+        ("encoder/layers/attention/query", "model.layers.{layer}.self_attn.q_proj"),
+        ("encoder/layers/attention/key", "model.layers.{layer}.self_attn.k_proj"),
+        ("encoder/layers/attention/value", "model.layers.{layer}.self_attn.v_proj"),
+        ("encoder/layers/attention/output", "model.layers.{layer}.self_attn.o_proj"),
+        ("encoder/layers/mlp_norm", "model.layers.{layer}.post_attention_layernorm"),
+        ("encoder/layers/mlp_in", "model.layers.{layer}.mlp.gate_proj"),
+        ("encoder/layers/mlp_gate", "model.layers.{layer}.mlp.up_proj"),
+        ("encoder/layers/mlp_out", "model.layers.{layer}.mlp.down_proj"),
+        ("encoder/final_norm", "model.norm"),
+        ("masked_lm/decoder", "lm_head.weight"),
+        ("masked_lm/bias", "lm_head.bias"),
+        ("pooler/dense", "dense"),
+    ),
+)
+
+NEOBERT = Family(
+    model_type="neobert",
+    tokenizer_class="BertTokenizer",
+    fields={
+        **{name: name for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")},
+        "max_position_embeddings": "max_length",
+        "layer_norm_eps": "norm_eps",
+        "initializer_range": "decoder_init_range",
+    },
+    values={
+        **_VALUES,
+        "position_embedding_type": "rotary_pairs",
+        "global_rope_theta": 10_000.0,
+        "pooler_act": "tanh",
+        "layer_norm_eps": 1e-6,
+        "max_position_embeddings": 1024,
+    },
+    fixed={"hidden_act": "swiglu"},
+    read_fields=_read_neobert,
+    write_fields=_write_neobert,
+    has_own_code=True,
+    classes={
+        "NeoBERTLMHead": ModelClass((MASKED_LM,)),
+        "NeoBERT": ModelClass(()),
+        "NeoBERTForSequenceClassification": ModelClass((POOLER, CLASSIFIER), (CLASSES, MULTILABEL)),
+    },
+    prefix="model.",
+    arrays=(
+        ("encoder/embeddings/token", "model.encoder.weight"),
+        ("encoder/layers/attention_norm", "model.transformer_encoder.{layer}.attention_norm"),
+        ("encoder/layers/attention/query", "model.transformer_encoder.{layer}.qkv", "heads 0/3"),
+        ("encoder/layers/attention/key", "model.transformer_encoder.{layer}.qkv", "heads 1/3"),
+        ("encoder/layers/attention/value", "model.transformer_encoder.{layer}.qkv", "heads 2/3"),
+        ("encoder/layers/attention/output", "model.transformer_encoder.{layer}.wo"),
+        ("encoder/layers/mlp_norm", "model.transformer_encoder.{layer}.ffn_norm"),
+        ("encoder/layers/mlp_in", "model.transformer_encoder.{layer}.ffn.w12", "0/2"),
+        ("encoder/layers/mlp_gate", "model.transformer_encoder.{layer}.ffn.w12", "1/2"),
+        ("encoder/layers/mlp_out", "model.transformer_encoder.{layer}.ffn.w3"),
+        ("encoder/final_norm", "model.layer_norm"),
+        ("masked_lm/decoder", "decoder.weight"),
+        ("masked_lm/bias", "decoder.bias"),
+        ("pooler/dense", "dense"),
+    ),
+)
