@@ -105,7 +105,7 @@ class Family:
 
     @property
     def tied(self) -> dict[str, str]:
-        """Maps copies of arrays, which checkpoints may contain, to the original arrays: weight and bias of the decoder."""
+        """Copies of arrays, which checkpoints may contain, and the original arrays: weight and bias of the decoder."""
         names = {path: name for path, name, *_ in self.arrays}
         decoder, bias = names["masked_lm/decoder"], names["masked_lm/bias"]
         copies = {decoder: names["encoder/embeddings/token"], f"{decoder.removesuffix('weight')}bias": bias}

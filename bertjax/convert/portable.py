@@ -89,6 +89,7 @@ class PortableCheckpoint:
       embedder: modules of a sentence-transformers model (default: None, a different kind of model).
       untrained: `untrained_modules` of the run's objective, which exports leave out.
       source: folder of the original checkpoint in Hugging Face's format (default: `-`, unknown).
+      description: description of the Flax module (default: None, follows from the parameters and the output layer).
     """
 
     config: ModelConfig
@@ -100,6 +101,7 @@ class PortableCheckpoint:
     embedder: SentenceEmbedder | None = None
     untrained: tuple[str, ...] = ()
     source: str = "-"
+    description: dict[str, Any] | None = None
 
     @property
     def output_layer(self) -> OutputLayer | None:
@@ -119,7 +121,9 @@ class PortableCheckpoint:
 
     @property
     def model_description(self) -> dict[str, Any]:
-        """JSON description of the Flax module, as `bertjax.model.heads.model_description` returns it."""
+        """JSON description of the Flax module, as `bertjax.model.models.model_description` returns it."""
+        if self.description is not None:
+            return self.description
         if self.output_kind:
             return model_description(OUTPUT_KINDS[self.output_kind].build_model(self.config, self.num_outputs))
         heads = {POOLER, MASKED_LM, NEXT_SENTENCE} if self.config.type_vocab_size > 1 else {MASKED_LM}
@@ -216,26 +220,32 @@ def read_vocabulary_file(
     return load_vocabulary(files[0], lower_case, max_word_chars=max_word_chars) if files else None
 
 
-def read_workdir(path: AnyPath) -> PortableCheckpoint:
-    """Reads a checkpoint or, for a workdir, its best checkpoint (the newest if no checkpoint has a score)."""
+def read_workdir(path: AnyPath, any_kind: bool = False) -> PortableCheckpoint:
+    """Reads a checkpoint or, for a workdir, its best checkpoint (the newest if no checkpoint has a score).
+
+    With `any_kind`, the result has a `description` and all parameters of the model. Otherwise, raises a UsageError if
+    other formats cannot express the model.
+    """
     checkpoint = find_checkpoint(path)
-    workdir = workdir_of(checkpoint)
-    config, params = checkpoint_model(checkpoint), load_params_on_host(checkpoint)
-    check_portable(read_metadata(checkpoint).model, checkpoint)
-    layer = read_output_layer(workdir)
+    workdir, description = workdir_of(checkpoint), read_metadata(checkpoint).model
+    if not any_kind:
+        check_portable(description, checkpoint)
+    config, params, layer = checkpoint_model(checkpoint), load_params_on_host(checkpoint), read_output_layer(workdir)
+    objective = OBJECTIVES.get(read_object(workdir / CONFIG).get("data", {}).get("objective"))
     return PortableCheckpoint(
         config,
-        without_embedding_layers(read_metadata(checkpoint).model, params),
+        params if any_kind else without_embedding_layers(description, params),
         workdir_vocabulary(workdir),
         layer.kind if layer else "",
         layer.labels if layer else (),
-        embedder=workdir_embedder(workdir, config, params),
-        untrained=untrained_modules(workdir),
+        embedder=_workdir_embedder(workdir, config, params),
+        untrained=objective.untrained_modules if objective else (),
         source=(read_origin(workdir) or read_origin(workdir / "init_from")).get("source", "-"),
+        description=description if any_kind else None,
     )
 
 
-def workdir_embedder(
+def _workdir_embedder(
     workdir: AnyPath, config: ModelConfig, params: Mapping[str, np.ndarray]
 ) -> SentenceEmbedder | None:
     """Returns the modules of a trained embedder or of a converted sentence-transformers model; None for other models.
@@ -250,7 +260,7 @@ def workdir_embedder(
 
 
 def without_embedding_layers(description: Mapping[str, Any], params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Removes the dense layer of an embedder, which `workdir_embedder` returns, and the classifier of its loss."""
+    """Removes the dense layer of an embedder, which `_workdir_embedder` returns, and the classifier of its loss."""
     dropped = {"dense"} | ({CLASSIFIER} if description["kind"] == EmbeddingModel.KIND else set())
     return {name: array for name, array in params.items() if name.partition("/")[0] not in dropped}
 
@@ -266,12 +276,6 @@ def check_portable(description: Mapping[str, Any], path: str | AnyPath) -> None:
         problem = f"feature_head.features={head.features or '(none)'} and feature_head.lstm_layers={head.lstm_layers}"
     if problem:
         raise UsageError(f"{path} has {problem}, which other formats cannot express; use the bertjax checkpoint itself")
-
-
-def untrained_modules(workdir: AnyPath) -> tuple[str, ...]:
-    """Returns the `untrained_modules` of a pre-training run's objective."""
-    objective = OBJECTIVES.get(read_object(workdir / CONFIG).get("data", {}).get("objective"))
-    return objective.untrained_modules if objective else ()
 
 
 def write_workdir(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:

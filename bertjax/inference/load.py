@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +18,11 @@ from bertjax.config.mesh import MeshConfig
 from bertjax.convert.convert import BERTJAX, detect_format, local_checkpoint, read_checkpoint
 from bertjax.convert.family import CLASSIFIER, ENCODER
 from bertjax.convert.output_kinds import OUTPUT_KINDS
-from bertjax.convert.portable import (
-    PortableCheckpoint,
-    check_portable,
-    untrained_modules,
-    without_embedding_layers,
-    workdir_embedder,
-)
-from bertjax.data.corpus.vocabulary import workdir_vocabulary
+from bertjax.convert.portable import PortableCheckpoint, check_portable, read_workdir, without_embedding_layers
 from bertjax.errors import UsageError, listed, quoted
 from bertjax.inference.loaded_model import InferenceDefaults, LoadedModel, build_known_model
-from bertjax.tasks.finetuning.output_layer import OutputLayer, read_output_layer
+from bertjax.tasks.finetuning.output_layer import read_output_layer
 from bertjax.training.checkpoint import find_checkpoint, workdir_of
-from bertjax.training.checkpoint_config import checkpoint_model
-from bertjax.training.checkpoint_metadata import read_metadata
-from bertjax.training.parameters import load_params_on_host
 from bertjax.training.results import read_results
 from bertjax.training.sharding import MESH_AXES, make_mesh, replicated, with_shardings
 from bertjax.training.workdir import CONFIG, RESULTS, is_converted
@@ -48,49 +38,22 @@ def load_model(
     `bertjax.load` documents the arguments. For a workdir, loads the best checkpoint, or the newest if no checkpoint has
     a score.
     """
-    if mesh is not None:
-        mesh = _with_auto_axes(mesh)
+    mesh = make_mesh(MeshConfig()) if mesh is None else _with_auto_axes(mesh)
     local = local_checkpoint(path)
     if detect_format(local) == BERTJAX and lower_case is None:
-        model = _load_workdir(local, mesh)
+        folder = find_checkpoint(local)
+        checkpoint, defaults = read_workdir(folder, any_kind=True), _read_inference_defaults(workdir_of(folder))
     else:
-        checkpoint = read_checkpoint(local, lower_case)
+        checkpoint, defaults = read_checkpoint(local, lower_case), InferenceDefaults()
         for note in checkpoint.notes:
             logger.info(note)
-        model = _from_portable(checkpoint, str(path), mesh)
+    model = _from_portable(checkpoint, str(path), mesh, defaults)
     return model if dtype is None else dataclasses.replace(model, config=dataclasses.replace(model.config, dtype=dtype))
 
 
-def _load_workdir(path: str, mesh: Mesh | None) -> LoadedModel:
-    checkpoint = find_checkpoint(path)
-    workdir = workdir_of(checkpoint)
-    mesh = mesh or make_mesh(MeshConfig())
-    config = checkpoint_model(checkpoint)
+def _read_inference_defaults(workdir: epath.Path) -> InferenceDefaults:
+    """Reads the inference settings from `config.json` and `results.json` in a workdir."""
     output_layer = read_output_layer(workdir)
-    model_description = read_metadata(checkpoint).model
-    shardings = _shardings(build_known_model(model_description, config), mesh)
-    params = load_params_on_host(checkpoint)
-    modules = {name.partition("/")[0] for name in shardings}
-    for name in params.keys() - shardings.keys():
-        if name.partition("/")[0] in modules:
-            raise UsageError(f"unknown parameter {name}; use a checkpoint written by this version")
-    return LoadedModel(
-        config,
-        _put(params, shardings, mesh),
-        workdir_vocabulary(workdir),
-        output_layer,
-        model_description,
-        _read_inference_defaults(checkpoint, output_layer),
-        mesh,
-        path,
-        workdir_embedder(workdir, config, params),
-        untrained_modules(workdir),
-    )
-
-
-def _read_inference_defaults(checkpoint: epath.Path, output_layer: OutputLayer | None) -> InferenceDefaults:
-    """Reads the inference settings from `config.json` and `results.json` in the checkpoint's workdir."""
-    workdir = workdir_of(checkpoint)
     if output_layer is None or is_converted(workdir):
         return InferenceDefaults()
     data = load_saved_config(workdir / CONFIG).data
@@ -129,7 +92,7 @@ def with_params_and_output_layer(
     for name, array in arrays.items():
         if array.shape != expected[name]:
             raise UsageError(f"params: {name} has shape {array.shape}, but the model needs {expected[name]}")
-    return _from_portable(checkpoint, model.path, model.mesh)
+    return _from_portable(checkpoint, model.path, model.mesh, InferenceDefaults())
 
 
 def to_portable(model: LoadedModel) -> PortableCheckpoint:
@@ -150,27 +113,33 @@ def _with_auto_axes(mesh: Mesh) -> Mesh:
     return Mesh(mesh.devices, MESH_AXES)
 
 
-def _from_portable(checkpoint: PortableCheckpoint, path: str, mesh: Mesh | None) -> LoadedModel:
+def _from_portable(checkpoint: PortableCheckpoint, path: str, mesh: Mesh, defaults: InferenceDefaults) -> LoadedModel:
     if checkpoint.vocabulary is None:
         raise UsageError(
             f"{path} lacks vocab.txt or tokenizer.json beside its config; write it with transformers: "
             "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
         )
-    mesh = mesh or make_mesh(MeshConfig())
-    model_description = checkpoint.model_description
-    # A single device needs no shardings, so skip tracing the model, which takes 0.3 s.
-    is_single = mesh.size == 1
-    shardings = {} if is_single else _shardings(build_known_model(model_description, checkpoint.config), mesh)
+    description, shardings = checkpoint.model_description, {}
+    # A single device needs no shardings, and other formats have no unknown parameters. Tracing the model takes 0.3 s.
+    if mesh.size > 1 or checkpoint.description is not None:
+        shardings = _shardings(build_known_model(description, checkpoint.config), mesh)
+        modules = {name.partition("/")[0] for name in shardings}
+        for name in checkpoint.params.keys() - shardings.keys():
+            if name.partition("/")[0] in modules:
+                raise UsageError(f"unknown parameter {name}; use a checkpoint written by this version")
+    default = replicated(mesh)
+    arrays = {name: jax.device_put(array, shardings.get(name, default)) for name, array in checkpoint.params.items()}
     return LoadedModel(
         checkpoint.config,
-        _put(checkpoint.params, shardings, mesh),
+        unflatten_dict(arrays, sep="/"),
         checkpoint.vocabulary,
         checkpoint.output_layer,
-        model_description,
-        InferenceDefaults(),
+        description,
+        defaults,
         mesh,
         path,
         checkpoint.embedder,
+        checkpoint.untrained,
     )
 
 
@@ -184,10 +153,3 @@ def _shardings(model: nn.Module, mesh: Mesh) -> dict[str, Sharding]:
     boxed = jax.eval_shape(model.init, jax.random.key(0), batch)["params"]
     shapes: dict[str, Any] = flatten_dict(with_shardings(boxed, mesh), sep="/")
     return {path: shape.sharding for path, shape in shapes.items()}
-
-
-def _put(arrays: Mapping[str, np.ndarray], shardings: Mapping[str, Sharding], mesh: Mesh) -> dict[str, Any]:
-    """Puts parameters on a mesh, as a nested dictionary. Parameters without a sharding are replicated."""
-    default = replicated(mesh)
-    on_mesh = {name: jax.device_put(array, shardings.get(name, default)) for name, array in arrays.items()}
-    return unflatten_dict(on_mesh, sep="/")
