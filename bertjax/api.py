@@ -21,12 +21,10 @@ from bertjax.convert.convert import BERTJAX, read_vocabulary, save
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.finetuning.examples import Examples
 from bertjax.errors import UsageError, quoted
-from bertjax.inference.encode import POOLINGS, encode_batches, pooler_states
+from bertjax.inference.encode import POOLINGS, VectorEncoder, encode_batches, pooler_states, resolve_prompt
 from bertjax.inference.inputs import Text, TruncationCount, as_tuples, tokenize
-from bertjax.inference.load import load_model, to_portable, with_params_and_output_layer
-from bertjax.inference.loaded_model import LoadedModel
+from bertjax.inference.load import LoadedModel, load_model, to_portable, with_params_and_output_layer
 from bertjax.inference.predict import fill_mask, predict_texts
-from bertjax.inference.vectors import VectorEncoder, resolve_prompt
 from bertjax.model.config import AUTO, Architecture, ModelConfig
 from bertjax.tasks.finetuning.output_layer import TAGS, OutputLayer
 from bertjax.utils.devices import skip_missing_tpu

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tiny_config import SIZES, tiny_config
 
 from bertjax.convert.bert import BERT
-from bertjax.convert.output_kinds import OUTPUT_KINDS
+from bertjax.convert.family import OUTPUT_KINDS
 from bertjax.convert.portable import PortableCheckpoint
 from bertjax.data.corpus.vocabulary import load_vocabulary
 

@@ -18,7 +18,7 @@ from bertjax.convert.convert import convert, read_checkpoint
 from bertjax.data.finetuning.examples import make_examples
 from bertjax.errors import UsageError
 from bertjax.inference.encode import encode_batches, pack_batches
-from bertjax.inference.loaded_model import InferenceDefaults, LoadedModel
+from bertjax.inference.load import InferenceDefaults, LoadedModel
 from bertjax.model.config import LSTM
 from bertjax.model.encoder import make_encoder
 from bertjax.tasks.embedding import sentence_transformers

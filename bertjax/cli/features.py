@@ -90,9 +90,9 @@ def features(args: argparse.Namespace) -> None:
 )
 def encode(args: argparse.Namespace) -> None:
     """Writes one vector per text to a NumPy file."""
+    from bertjax.inference.encode import VectorEncoder, resolve_prompt
     from bertjax.inference.inputs import STDIN, read_texts
     from bertjax.inference.load import load_model
-    from bertjax.inference.vectors import VectorEncoder, resolve_prompt
     from bertjax.model.config import AUTO
 
     texts = read_texts((), args.input)

@@ -38,10 +38,10 @@ def mine(args: argparse.Namespace) -> None:
     from bertjax.data.finetuning.retrieval import read_texts_by_id
     from bertjax.data.finetuning.tables import ReadStats, read_table, table_format, write_table
     from bertjax.data.finetuning.text_columns import read_pairs
+    from bertjax.inference.encode import encode_texts
     from bertjax.inference.inputs import read_texts
     from bertjax.inference.load import load_model
     from bertjax.inference.mine import hard_negatives
-    from bertjax.inference.vectors import encode_texts
 
     count, margin = args.negatives, -math.inf if args.margin is None else args.margin
     lowest = args.first_rank - 1 + count

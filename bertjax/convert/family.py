@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from bertjax.convert.output_kinds import OUTPUT_KINDS
 from bertjax.errors import UsageError, listed
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import DiscriminatorHead
-from bertjax.model.models import EncoderModel, PretrainingModel
+from bertjax.model.models import EncoderModel, PretrainingModel, SequenceModel, TokenModel
+from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, MULTILABEL, SPANS, TAGS
 
 FLOAT_DTYPES = ("float32", "bfloat16", "float16", "float64")
 # Modules of a model. A checkpoint contains the complete encoder. Each other module is either complete or missing.
@@ -43,6 +43,32 @@ TOKEN_IDS = {
 }
 # Endings of paths in bertjax and of names in transformers. Paths of tables have none.
 _LEAVES = {"": "", "/kernel": ".weight", "/scale": ".weight", "/bias": ".bias"}
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputKind:
+    """Kind of output layer.
+
+    Attributes:
+      task: task that fine-tunes models of this kind.
+      build_model: function that builds the Flax module from a config and a number of outputs.
+      pipeline: pipeline tag of model cards on the Hugging Face Hub.
+      num_outputs: number of outputs (default: 0, one output per label).
+    """
+
+    task: str
+    build_model: Callable[[ModelConfig, int], nn.Module]
+    pipeline: str
+    num_outputs: int = 0
+
+
+OUTPUT_KINDS = {
+    CLASSES: OutputKind("text", SequenceModel, "text-classification"),
+    MULTILABEL: OutputKind("text", SequenceModel, "text-classification"),
+    CHOICES: OutputKind("swag", SequenceModel, "multiple-choice", num_outputs=1),
+    TAGS: OutputKind("ner", functools.partial(TokenModel, head_dropout=True), "token-classification"),
+    SPANS: OutputKind("squad", functools.partial(TokenModel, head_dropout=False), "question-answering", num_outputs=2),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -305,15 +331,6 @@ def _to_float32(array: np.ndarray, name: str, source: str) -> np.ndarray:
     if not np.isfinite(converted).all():
         raise UsageError(f"{source}: {name} contains values that are not finite in float32; use a different checkpoint")
     return converted
-
-
-def default_rope(parameters: Mapping[str, Any] | None, name: str = "rope_parameters") -> Mapping[str, Any]:
-    """Returns a config's rotary parameters, {} if unset. Raises a UsageError if positions are scaled."""
-    parameters = parameters or {}
-    # As in transformers, `type` is the old name of `rope_type`.
-    if parameters.get("rope_type", parameters.get("type", "default")) != "default":
-        raise UsageError(f"{name} are {parameters}; bertjax reads only rope_type=default")
-    return parameters
 
 
 def export_params(table: Sequence[Parameter], params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -15,6 +15,7 @@ from bertjax.convert.family import (
     ENCODER,
     FLOAT_DTYPES,
     MASKED_LM,
+    OUTPUT_KINDS,
     POOLER,
     Family,
     export_params,
@@ -22,7 +23,6 @@ from bertjax.convert.family import (
 )
 from bertjax.convert.huggingface_tokenizer import FILES as TOKENIZER_FILES
 from bertjax.convert.huggingface_tokenizer import VOCABULARY, read_tokenizer, write_tokenizer
-from bertjax.convert.output_kinds import OUTPUT_KINDS
 from bertjax.convert.portable import PortableCheckpoint, fit_vocabulary, model_config
 from bertjax.data.corpus.vocabulary import named_special_ids
 from bertjax.errors import BertjaxError, UsageError, listed

@@ -6,7 +6,8 @@ Folders of NeoBERT contain code, which bertjax does not run.
 from collections.abc import Mapping
 from typing import Any
 
-from bertjax.convert.family import CLASSIFIER, MASKED_LM, POOLER, REQUIRED, TOKEN_IDS, Family, ModelClass, default_rope
+from bertjax.convert.family import CLASSIFIER, MASKED_LM, POOLER, REQUIRED, TOKEN_IDS, Family, ModelClass
+from bertjax.convert.modernbert import default_rope
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
 from bertjax.tasks.finetuning.output_layer import CLASSES, MULTILABEL, TAGS

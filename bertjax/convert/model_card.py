@@ -4,8 +4,7 @@ from typing import Any
 
 from etils import epath
 
-from bertjax.convert.family import MASKED_LM
-from bertjax.convert.output_kinds import OUTPUT_KINDS
+from bertjax.convert.family import MASKED_LM, OUTPUT_KINDS
 from bertjax.convert.portable import PortableCheckpoint
 from bertjax.training.workdir import CONFIG, DATA, RESULTS
 from bertjax.utils import hub

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bertjax.convert.family import CLASSIFIER, MASKED_LM, POOLER, REQUIRED, TOKEN_IDS, Family, ModelClass, default_rope
+from bertjax.convert.family import CLASSIFIER, MASKED_LM, POOLER, REQUIRED, TOKEN_IDS, Family, ModelClass
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
 from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, MULTILABEL, SPANS, TAGS
@@ -12,6 +12,15 @@ _LAYER = "model.layers.{layer}"
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 _THETAS = {_GLOBAL: "global_rope_theta", _LOCAL: "local_rope_theta"}
 _DEFAULT_THETAS = {_GLOBAL: 160_000.0, _LOCAL: 10_000.0}
+
+
+def default_rope(parameters: Mapping[str, Any] | None, name: str = "rope_parameters") -> Mapping[str, Any]:
+    """Returns a config's rotary parameters, {} if unset. Raises a UsageError if positions are scaled."""
+    parameters = parameters or {}
+    # As in transformers, `type` is the old name of `rope_type`.
+    if parameters.get("rope_type", parameters.get("type", "default")) != "default":
+        raise UsageError(f"{name} are {parameters}; bertjax reads only rope_type=default")
+    return parameters
 
 
 def _read_fields(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,12 +18,12 @@ from bertjax.convert.family import (
     CLASSIFIER,
     MASKED_LM,
     NEXT_SENTENCE,
+    OUTPUT_KINDS,
     POOLER,
     REQUIRED,
     Family,
     Parameter,
 )
-from bertjax.convert.output_kinds import OUTPUT_KINDS
 from bertjax.data.corpus.vocabulary import (
     ENTRY,
     MAX_WORD_CHARS,

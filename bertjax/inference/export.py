@@ -23,9 +23,8 @@ from tokenizers import Tokenizer, normalizers
 
 from bertjax.convert import huggingface
 from bertjax.convert.convert import local_checkpoint, read_checkpoint
-from bertjax.convert.family import ENCODER, MASKED_LM
+from bertjax.convert.family import ENCODER, MASKED_LM, OUTPUT_KINDS
 from bertjax.convert.huggingface_tokenizer import write_tokenizer
-from bertjax.convert.output_kinds import OUTPUT_KINDS
 from bertjax.convert.portable import PortableCheckpoint
 from bertjax.data.corpus.vocabulary import TOKENIZER_JSON, VOCABULARY_FILES
 from bertjax.errors import BertjaxError, UsageError

@@ -21,7 +21,7 @@ import numpy as np
 from bertjax.data.finetuning.examples import make_examples
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.inference.inputs import PAIR_SEPARATOR, Text, TruncationCount, encode_row
-from bertjax.inference.loaded_model import LoadedModel
+from bertjax.inference.load import LoadedModel
 from bertjax.training.cached_features import make_hidden_states_fn
 from bertjax.utils.io import remove_temporaries, write_atomic, write_npz
 from bertjax.utils.json_files import read_object

@@ -13,7 +13,7 @@ from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.data.finetuning.examples import Examples, encode_pair, make_examples
 from bertjax.data.finetuning.tables import FORMATS
 from bertjax.errors import UsageError, quoted
-from bertjax.inference.loaded_model import LoadedModel
+from bertjax.inference.load import LoadedModel
 from bertjax.tasks.embedding.sentence_embedder import SentenceEmbedder
 from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, MULTILABEL, TAGS
 from bertjax.utils.io import reject_binary, unix_newlines

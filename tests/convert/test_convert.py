@@ -35,10 +35,10 @@ from bertjax.convert.convert import (
     detect_format,
     read_checkpoint,
 )
-from bertjax.convert.output_kinds import OUTPUT_KINDS
+from bertjax.convert.family import OUTPUT_KINDS
 from bertjax.convert.portable import read_workdir, write_workdir
 from bertjax.errors import UsageError
-from bertjax.inference.predictors import PREDICTORS
+from bertjax.inference.predict import PREDICTORS
 from bertjax.model.config import ARCHITECTURE_FIELDS, Architecture
 from bertjax.tasks.finetuning.output_layer import CLASSES, KINDS, MULTILABEL, SPANS, TAGS
 from bertjax.utils.io import temporary_name

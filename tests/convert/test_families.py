@@ -15,10 +15,9 @@ from safetensors.numpy import save_file
 from bertjax.convert import huggingface
 from bertjax.convert.convert import convert
 from bertjax.convert.families import FAMILIES
-from bertjax.convert.family import REQUIRED, export_params
+from bertjax.convert.family import OUTPUT_KINDS, REQUIRED, export_params
 from bertjax.convert.llama import EUROBERT
 from bertjax.convert.modernbert import MODERNBERT
-from bertjax.convert.output_kinds import OUTPUT_KINDS
 from bertjax.data.corpus.vocabulary import SPECIAL_PIECES, load_vocabulary
 from bertjax.errors import UsageError
 from bertjax.inference import export

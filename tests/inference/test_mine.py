@@ -14,7 +14,7 @@ import bertjax
 from bertjax.convert.convert import convert
 from bertjax.data.finetuning.tables import FORMATS, ReadStats, read_table
 from bertjax.inference import mine as mining
-from bertjax.inference.vectors import VectorEncoder
+from bertjax.inference.encode import VectorEncoder
 
 WORDS = [f"w{letter}{number}" for letter in "abcdefgh" for number in range(9)]
 

@@ -24,7 +24,7 @@ from bertjax.convert import huggingface
 from bertjax.convert.portable import write_workdir
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.errors import UsageError
-from bertjax.inference import predict, predictors
+from bertjax.inference import predict
 from bertjax.inference.load import load_model
 from bertjax.model.models import EncoderModel, build_model
 from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, SPANS, TAGS
@@ -175,7 +175,7 @@ def test_tagger_keeps_the_words_of_a_tuple_and_splits_text_at_punctuation(folder
 
     tags = iter(["B-X", "O", "O", "O", "B-X", "I-X", "I-X", "O", "O", "B-X"])
     logits_of_tag = {tag: 9.0 * (np.arange(3) == index) for index, tag in enumerate(LABELS[TAGS])}
-    monkeypatch.setattr(predictors, "gather_words", lambda *_: [[logits_of_tag[tag] for tag in tags]])
+    monkeypatch.setattr(predict, "gather_words", lambda *_: [[logits_of_tag[tag] for tag in tags]])
     (record,) = predict_json(capfd, folders[TAGS], text)
     assert record["entities"] == [
         {"label": "X", "start": 0, "end": 2, "text": "Al"},

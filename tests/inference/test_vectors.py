@@ -10,14 +10,14 @@ import pytest
 from commanding import printed, refused
 
 import bertjax
-from bertjax.inference import vectors
+from bertjax.inference import encode
 
 TEXTS = ["a film", ("who is it", "it is a man"), "", *("ab " * index for index in range(20))]
 
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(vectors, "_BLOCK_TEXTS", 5)
+    monkeypatch.setattr(encode, "_BLOCK_TEXTS", 5)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def bert(pretrained):
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_vectors_do_not_depend_on_the_block(bert, pooling, monkeypatch):
     expected = bert.encode(TEXTS, pooling=pooling).pooled
-    monkeypatch.setattr(vectors, "_BLOCK_TEXTS", 5)
+    monkeypatch.setattr(encode, "_BLOCK_TEXTS", 5)
     np.testing.assert_allclose(bert.encode(iter(TEXTS), pooling=pooling).pooled, expected, rtol=1e-6, atol=1e-6)
     assert bert.encode([], pooling=pooling).pooled.shape == (0, 16)
     with pytest.raises(bertjax.UsageError, match="texts must be a list"):
@@ -38,7 +38,7 @@ def test_vectors_do_not_depend_on_the_block(bert, pooling, monkeypatch):
 def test_only_texts_of_one_block_are_in_memory(bert, small_blocks):
     num_read = []
     endless = (num_read.append(index) or "a b" for index in itertools.count())
-    shards = vectors.VectorEncoder(bert._loaded, "mean").shards(endless)
+    shards = encode.VectorEncoder(bert._loaded, "mean").shards(endless)
     for count in (5, 10, 15):
         assert len(next(shards)["vectors"]) == 5 and len(num_read) == count
 
@@ -56,9 +56,9 @@ def test_interrupted_call_resumes_after_the_last_complete_block(bert, tmp_path, 
     with pytest.raises(KeyboardInterrupt):
         bert.encode(interrupted(), pooling="mean", output=output)
     assert sorted(os.listdir(f"{output}.part")) == ["00000.npz", "00001.npz", "features.json"] and not output.exists()
-    num_encoded, tokenize = [], vectors.tokenize
+    num_encoded, tokenize = [], encode.tokenize
     monkeypatch.setattr(
-        vectors, "tokenize", lambda _, texts, *args: num_encoded.append(len(texts)) or tokenize(_, texts, *args)
+        encode, "tokenize", lambda _, texts, *args: num_encoded.append(len(texts)) or tokenize(_, texts, *args)
     )
     bert.encode(iter(TEXTS), pooling="mean", output=output)
     assert num_encoded == [5, 5, 3]
