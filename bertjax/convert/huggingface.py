@@ -81,7 +81,6 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
     embedder = sentence_transformers.read(root, config)
     if embedder and embedder.refusal:
         notes.append(f"no default pooling: {embedder.refusal}")
-    num_rows = config.vocab_size
     vocabulary, config, padding_notes = fit_vocabulary(vocabulary, config, folder)
     notes += padding_notes
     shapes, read_array = _open_weights(folder)
@@ -99,10 +98,8 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
             else:
                 config = dataclasses.replace(config, tie_word_embeddings=False)
     num_outputs = (OUTPUT_KINDS[output_kind].num_outputs or len(labels)) if output_kind else 0
-    parameters = family.parameters(config, output_kind, num_outputs, num_rows)
+    parameters = family.parameters(config, output_kind, num_outputs, vocabulary.num_rows if vocabulary else 0)
     own_names = {name for parameter in parameters for name in parameter.names}
-    # An untied decoder is a parameter.
-    tied = {copy: original for copy, original in family.tied.items() if copy not in own_names}
     limit = read_object(folder / "tokenizer_config.json", optional=True).get("model_max_length") or np.inf
     if limit < config.max_row_tokens and (output_kind or not embedder):
         notes.append(f"ignored model_max_length={limit}: texts are truncated to {config.max_row_tokens} tokens")
@@ -113,10 +110,10 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
         dtypes.add(array.dtype.name)
         return array
 
-    # Checkpoints of a class without a pooler may still contain a pooler.
+    # Checkpoints of a class without a pooler may still contain a pooler. An untied decoder is a parameter.
     poolers = [name for path, name, *_ in family.arrays if path.startswith(POOLER)]
-    unused = {f"{name}.{leaf}" for name in poolers for leaf in ("weight", "bias")} - own_names
-    ignored = {*tied, *(family.prefix + name for name in _BUFFERS), *unused}
+    unused = {f"{name}.{leaf}" for name in poolers for leaf in ("weight", "bias")}
+    ignored = {*family.tied, *(family.prefix + name for name in _BUFFERS), *unused} - own_names
     params = import_params(
         parameters,
         {name: shapes[stored] for name, stored in stored_names.items() if name not in ignored},
@@ -266,8 +263,8 @@ def _stored_names(shapes: Collection[str], family: Family) -> dict[str, str]:
     """Returns a dict from current array names to the names in the file, which may be old or lack the prefix."""
     prefix = family.prefix
     has_prefix = any(name.startswith(prefix) for name in shapes)
-    own = [*(name for _, name, *_ in family.arrays), *(prefix + name for name in _BUFFERS)]
-    parts = {name.removeprefix(prefix).split(".")[0] for name in own if name.startswith(prefix)}
+    names = [name.removeprefix(prefix) for _, name, *_ in family.arrays if name.startswith(prefix)]
+    parts = {name.split(".")[0] for name in names}
     stored_names = {}
     for stored in shapes:
         name = stored
@@ -285,11 +282,7 @@ def has_weights(path: Path) -> bool:
 
 
 def _open_weights(folder: Path) -> tuple[dict[str, tuple[int, ...]], Callable[[str], np.ndarray]]:
-    """Opens the safetensors weights of a folder.
-
-    Returns:
-      The shape of each array, and a function that reads one array by name.
-    """
+    """Returns the shape of each array in the weights of a folder, and a function that reads one array by name."""
     from safetensors import safe_open
 
     shapes, files = {}, {}

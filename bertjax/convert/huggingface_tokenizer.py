@@ -130,7 +130,6 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
 
 
 def _check_supported(folder: Path, config: dict[str, Any], tokenizer_class: str, tokenizer: dict[str, Any]) -> None:
-    """Raises a UsageError for unsupported tokenizers, such as those with custom code."""
     side = str(config.get("truncation_side") or (tokenizer.get("truncation") or {}).get("direction") or "right")
     runs_file = tokenizer_class in (*_GENERIC_CLASSES, *BYTE_LEVEL_CLASSES, *UNIGRAM_CLASSES)
     class_name = f"has tokenizer_class {tokenizer_class!r}"
@@ -146,7 +145,6 @@ def _check_supported(folder: Path, config: dict[str, Any], tokenizer_class: str,
 
 
 def _has_segments(model: dict[str, Any]) -> bool:
-    """Returns whether a model with this `config.json` has embeddings for two segments."""
     family = FAMILIES.get(model.get("model_type") or "bert")
     values = family.values if family else {}
     return {"type_vocab_size": 2, **model, **values}["type_vocab_size"] > 1

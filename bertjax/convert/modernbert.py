@@ -43,7 +43,6 @@ def _read_fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write_fields(config: ModelConfig) -> dict[str, Any]:
-    """Returns the layer pattern and the thetas in both formats."""
     every = config.global_attn_every_n_layers
     thetas = {kind: getattr(config, name) for kind, name in _THETAS.items()}
     return {

@@ -22,7 +22,6 @@ _ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu"}
 # Config fields of earlier exports by bertjax, which google-research/bert lacks.
 _ACTIVATION, _LABELS, _WORD_LIMIT = "bertjax_activation", "bertjax_labels", "bertjax_max_word_chars"
 _TOKEN_EMBEDDINGS = "bert/embeddings/word_embeddings"
-_LATEST_CHECKPOINT = re.compile('^model_checkpoint_path: "(.*)"$', re.MULTILINE)
 # Weight and bias names other than `kernel` and `bias`, by the last part of the layer's name.
 _LEAVES = {"LayerNorm": ("gamma", "beta")} | dict.fromkeys(
     ("predictions", "seq_relationship", "classifier", "qa_outputs"), ("output_weights", "output_bias")
@@ -47,24 +46,20 @@ def find_prefix(path: Path) -> Path | None:
     """
     if path.is_dir():
         prefixes = {file.name.removesuffix(".index") for file in path.glob("*.index")}
-        candidates = [_latest_prefix(path), "bert_model.ckpt", *(prefixes if len(prefixes) == 1 else ())]
-        matches = [name for name in candidates if name in prefixes]
-        if prefixes and not matches:
-            raise UsageError(
-                f"{path} contains {len(prefixes)} checkpoints: {listed(sorted(prefixes))}; use the path of one of them"
-            )
-        return path / matches[0] if matches else None
+        if not prefixes:
+            return None
+        import tensorflow as tf
+
+        state = tf.train.get_checkpoint_state(str(path))
+        latest = os.path.basename(state.model_checkpoint_path) if state else ""
+        candidates = [latest, "bert_model.ckpt", *(prefixes if len(prefixes) == 1 else ())]
+        if match := next((name for name in candidates if name in prefixes), None):
+            return path / match
+        raise UsageError(
+            f"{path} contains {len(prefixes)} checkpoints: {listed(sorted(prefixes))}; use the path of one of them"
+        )
     prefix = path.with_suffix("") if path.suffix == ".index" else path
     return prefix if Path(f"{prefix}.index").is_file() else None
-
-
-def _latest_prefix(folder: Path) -> str:
-    """Returns the latest checkpoint's name in TensorFlow's file `checkpoint`, or "" if this file does not exist."""
-    try:
-        match = _LATEST_CHECKPOINT.search((folder / "checkpoint").read_text("utf-8"))
-    except (OSError, UnicodeDecodeError):
-        return ""
-    return os.path.basename(match[1]) if match else ""
 
 
 def read_vocabulary(folder: Path, lower_case: bool | None = None) -> Vocabulary | None:
@@ -104,7 +99,7 @@ def read(path: Path, lower_case: bool | None = None) -> PortableCheckpoint:
         )
     values = {"type_vocab_size": 16, **tf_config}
     config = model_config(BERT, values, config_file, hidden_act=tf_config.get(_ACTIVATION, _ACTIVATIONS[activation]))
-    vocabulary, num_rows = read_vocabulary(prefix.parent, lower_case), config.vocab_size
+    vocabulary = read_vocabulary(prefix.parent, lower_case)
     vocabulary, config, padding_notes = fit_vocabulary(vocabulary, config, prefix.parent)
     try:
         reader = tf.train.load_checkpoint(str(prefix))
@@ -114,7 +109,7 @@ def read(path: Path, lower_case: bool | None = None) -> PortableCheckpoint:
         kernels = {CLASSES: variable_name("classifier.weight"), SPANS: variable_name("qa_outputs.weight")}
         output_kind = next((kind for kind, kernel in kernels.items() if len(shapes.get(kernel, ())) == 2), "")
         num_outputs = shapes[kernels[output_kind]][0] if output_kind else 0
-        table = BERT.parameters(config, output_kind, num_outputs, num_rows)
+        table = BERT.parameters(config, output_kind, num_outputs, vocabulary.num_rows if vocabulary else 0)
         params = import_params(table, shapes, reader.get_tensor, str(prefix), variable_name)
     except BertjaxError:
         raise

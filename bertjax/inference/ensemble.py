@@ -75,13 +75,15 @@ def _compared(task: Task) -> dict[str, Any]:
 
 def _update_mean(mean: _Outputs, outputs: _Outputs, count: int) -> _Outputs:
     """Updates the mean output of `count - 1` models with the outputs of the next model."""
-
-    # A sum could overflow, because SQuAD's logits at padding are the lowest float32 value.
-    def update(name: str, old: np.ndarray, new: np.ndarray) -> np.ndarray:
-        # `example` is the index of each row's example, not a logit.
-        return old if name == "example" else old + (new - old) / np.float32(count)
-
-    return [{name: update(name, old[name], new[name]) for name in old} for old, new in zip(mean, outputs, strict=True)]
+    # A sum could overflow, because SQuAD's logits at padding are the lowest float32 value. `example` is the index of
+    # each row's example, not a logit.
+    return [
+        {
+            name: array if name == "example" else array + (new[name] - array) / np.float32(count)
+            for name, array in old.items()
+        }
+        for old, new in zip(mean, outputs, strict=True)
+    ]
 
 
 def _metrics(task: Task, outputs: _Outputs) -> dict[str, float]:

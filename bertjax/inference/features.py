@@ -99,7 +99,6 @@ class FeatureExtractor:
     def _next_rows(
         self, texts: Iterator[str], max_tokens: int, truncation: TruncationCount
     ) -> Iterator[tuple[str, dict[str, list[int]]]]:
-        """Yields the texts of one shard and their encoded rows."""
         num_tokens = 0
         while num_tokens < max_tokens and (text := next(texts, None)) is not None:
             row = self._encode(text, truncation)
@@ -107,7 +106,6 @@ class FeatureExtractor:
             yield text, row
 
     def _encode(self, text: str, truncation: TruncationCount) -> dict[str, list[int]]:
-        """Encodes a text or pair as lists with one value per token."""
         parts = text.split(PAIR_SEPARATOR, 1)
         encoded = [self.model.tokenizer.encode_with_offsets(part) for part in parts]
         row = encode_row([ids for ids, _ in encoded], self.model.vocabulary, truncation)
@@ -179,12 +177,13 @@ def write_shards(folder: Path, extractor: Any, texts: Iterable[Text]) -> Iterato
             logger.info(f"resuming {folder} after {num_done:,} texts in {num_shards:,} shards")
         for shard in extractor.shards(remaining, num_done):
             if not num_shards:
-                _write_metadata(folder, metadata)
+                write_atomic(folder / METADATA, json.dumps(metadata, indent=1) + "\n")
             write_npz(folder / f"{num_shards:05}.npz", shard)
             yield num_done, shard
             num_done += num_texts(shard)
             num_shards += 1
-        _write_metadata(folder, {**metadata, "texts": num_done, "shards": num_shards})
+        metadata |= {"texts": num_done, "shards": num_shards}
+        write_atomic(folder / METADATA, json.dumps(metadata, indent=1) + "\n")
 
 
 def _skip_texts_of(file: Path, texts: Iterator[Text]) -> int:
@@ -214,7 +213,3 @@ def _locked(folder: Path) -> Iterator[None]:
         if not existed and not any(folder.iterdir()):
             folder.rmdir()
         os.close(lock)
-
-
-def _write_metadata(folder: Path, metadata: dict[str, Any]) -> None:
-    write_atomic(folder / METADATA, json.dumps(metadata, indent=1) + "\n")

@@ -176,7 +176,10 @@ def load_model(
     `bertjax.load` documents the arguments. For a workdir, loads the best checkpoint, or the newest if no checkpoint has
     a score.
     """
-    mesh = make_mesh(MeshConfig()) if mesh is None else _with_auto_axes(mesh)
+    if mesh is not None and mesh.axis_names != MESH_AXES:
+        raise UsageError(f"wrong mesh axes: {mesh.axis_names}; use a mesh with the axes {MESH_AXES}")
+    # `Mesh` creates the `Auto` axes that the models require, unlike `jax.make_mesh`.
+    mesh = make_mesh(MeshConfig()) if mesh is None else Mesh(mesh.devices, MESH_AXES)
     local = local_checkpoint(path)
     if detect_format(local) == BERTJAX and lower_case is None:
         folder = find_checkpoint(local)
@@ -244,13 +247,6 @@ def to_portable(model: LoadedModel) -> PortableCheckpoint:
     )
 
 
-def _with_auto_axes(mesh: Mesh) -> Mesh:
-    """Returns the mesh with `Auto` axes, which the models require. `jax.make_mesh` creates `Explicit` axes."""
-    if mesh.axis_names != MESH_AXES:
-        raise UsageError(f"wrong mesh axes: {mesh.axis_names}; use a mesh with the axes {MESH_AXES}")
-    return Mesh(mesh.devices, MESH_AXES)
-
-
 def _from_portable(checkpoint: PortableCheckpoint, path: str, mesh: Mesh, defaults: InferenceDefaults) -> LoadedModel:
     if checkpoint.vocabulary is None:
         raise UsageError(
@@ -282,7 +278,6 @@ def _from_portable(checkpoint: PortableCheckpoint, path: str, mesh: Mesh, defaul
 
 
 def _shardings(model: nn.Module, mesh: Mesh) -> dict[str, Sharding]:
-    """Returns the shardings of a model's parameters by path."""
     # Scan the layers, so that a single layer is traced. The shardings do not depend on `scan_layers`.
     model = model.clone(config=dataclasses.replace(model.config, scan_layers="true"))
     ids = jax.ShapeDtypeStruct((1, 8), np.int32)

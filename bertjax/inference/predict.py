@@ -46,7 +46,6 @@ class TextPredictor:
     Attributes:
       model: fine-tuned model.
       labels: names of the outputs.
-      seq_len: maximum tokens per row.
       context: passage that contains the answers, for spans.
       with_logits: whether records include logits.
       truncation: counts of encoded and of truncated texts, updated in place.
@@ -54,14 +53,13 @@ class TextPredictor:
 
     model: LoadedModel
     labels: tuple[str, ...]
-    seq_len: int
     context: str
     with_logits: bool
     truncation: TruncationCount
 
     def logits(self, examples: Examples) -> list[np.ndarray]:
         """Returns each example's logits: float32 [outputs], or [length, outputs] if the model classifies tokens."""
-        batches = inference_batches(examples, self.seq_len)
+        batches = inference_batches(examples, self.truncation.seq_len)
         outputs = [{"example": batch["example"], "logits": self.model.apply(batch)} for batch in batches]
         rows = in_input_order(outputs, len(examples)).get("logits", [])
         return [row[:length] if row.ndim > 1 else row for row, length in zip(rows, examples.lengths, strict=True)]
@@ -119,7 +117,7 @@ def predict_tags(predictor: TextPredictor, inputs: Sequence[str | Texts]) -> lis
     sentences = [[text[start:end] for start, end in text_spans] for text, text_spans in zip(texts, spans, strict=True)]
     tagged = TaggedText(sentences, [[""] * len(words) for words in sentences], range(len(sentences)))
     labels, tokenizer = list(predictor.labels), predictor.model.tokenizer
-    examples, places = encode_tagged(tagged, labels, tokenizer, predictor.seq_len, False, "the text")
+    examples, places = encode_tagged(tagged, labels, tokenizer, predictor.truncation.seq_len, False, "the text")
     tokens = {name: examples.tokens[name] for name in ("input_ids", "segment_ids")}
     logits = gather_words(places, predictor.logits(dataclasses.replace(examples, tokens=tokens)))
     tag_records = []
@@ -140,7 +138,7 @@ def _joined_spans(words: Texts) -> list[tuple[int, int]]:
 
 def predict_spans(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[Record]:
     """Predicts the answer to each question, a span of the context."""
-    defaults, seq_len = predictor.model.defaults, predictor.seq_len
+    defaults, seq_len = predictor.model.defaults, predictor.truncation.seq_len
     questions = [Question(str(index), text, predictor.context, (), -1) for index, (text,) in enumerate(inputs)]
     examples, windows = make_windows(
         questions,
@@ -210,7 +208,7 @@ def predict_texts(
     if seq_len is None:
         row_len = min(model.defaults.seq_len or row_len, row_len)
     truncation = TruncationCount(row_len)
-    predictor = TextPredictor(model, layer.labels, row_len, context, logits, truncation)
+    predictor = TextPredictor(model, layer.labels, context, logits, truncation)
     remaining = iter(inputs)
     while chunk := list(itertools.islice(remaining, _CHUNK_TEXTS)):
         yield from PREDICTORS[layer.kind](predictor, chunk)
