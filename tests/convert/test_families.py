@@ -2,31 +2,31 @@
 
 import dataclasses
 import json
-import math
 
 import jax
 import numpy as np
 import optax
 import pytest
-from checkpoints import edit_json
+from checkpoints import assert_equal, edit_json
 from flax.traverse_util import flatten_dict, unflatten_dict
-from safetensors.numpy import save_file
 
 from bertjax.convert import huggingface
 from bertjax.convert.convert import convert
-from bertjax.convert.families import FAMILIES
-from bertjax.convert.family import OUTPUT_KINDS, REQUIRED, export_params
+from bertjax.convert.family import ACTIVATIONS, OUTPUT_KINDS, REQUIRED
 from bertjax.convert.llama import EUROBERT
 from bertjax.convert.modernbert import MODERNBERT
 from bertjax.data.corpus.vocabulary import SPECIAL_PIECES, load_vocabulary
 from bertjax.errors import UsageError
 from bertjax.inference import export
+from bertjax.model.config import ModelConfig
 from bertjax.model.encoder import Encoder
-from bertjax.model.heads import DiscriminatorHead, LmHead
+from bertjax.model.heads import DiscriminatorHead, LmHead, NextSentenceHead, Pooler
+from bertjax.model.layers import activation
 
 REASON = "needs PyTorch and transformers: pip install -e '.[parity]', which `make test-all` does"
 torch = pytest.importorskip("torch", reason=REASON)
 transformers = pytest.importorskip("transformers", reason=REASON)
+from safetensors.torch import load_file, save_file  # noqa: E402 - needs PyTorch
 
 TOLERANCE = 1e-5
 LENGTH, NUM_TOKENS, PAD_ID = 40, 60, 1
@@ -39,6 +39,7 @@ MODERN = {**SIZES, "cls_token_id": 2, "sep_token_id": 3, "local_attention": 8, "
 # Class and fields of a config in transformers, by name. The rows are longer than two windows of local attention.
 CONFIGS = {
     "bert": ("BertConfig", SIZES),
+    "bert with other options": ("BertConfig", {**SIZES, "hidden_act": "relu", "layer_norm_eps": 1e-7}),
     "roberta": ("RobertaConfig", {**SIZES, "type_vocab_size": 1}),
     "xlm-roberta": ("XLMRobertaConfig", {**SIZES, "type_vocab_size": 1}),
     "camembert": ("CamembertConfig", {**SIZES, "type_vocab_size": 1}),
@@ -66,6 +67,7 @@ CONFIGS = {
 HEADS = ("", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 HEADS = (*HEADS, "ForMultipleChoice")
 CASES = [(name, head) for name in CONFIGS for head in HEADS] + [("electra", "ForPreTraining")]
+CASES += [("bert", "ForPreTraining"), ("bert", "ForNextSentencePrediction")]
 
 
 def random_model(name, head):
@@ -82,41 +84,49 @@ def random_model(name, head):
     return model
 
 
-def rows():
-    """Returns ids and mask of a full and of a padded row."""
+def rows(config):
+    """Returns ids, segments and mask of a full and of a padded row. `config` is of transformers or of bertjax."""
     mask = np.array([[1] * LENGTH, [1] * 23 + [0] * (LENGTH - 23)], np.int32)
     ids = np.random.default_rng(0).integers(5, NUM_TOKENS, mask.shape, np.int32)
-    return np.where(mask, ids, PAD_ID), mask
+    has_segments = getattr(config, "type_vocab_size", 0) > 1
+    return np.where(mask, ids, PAD_ID), mask * (np.arange(LENGTH, dtype=np.int32) > 9) * has_segments, mask
 
 
 def torch_outputs(model, head):
     """Returns hidden states of all layers [N + 1, 2, L, D], and logits or None."""
-    ids, mask = (torch.tensor(array, dtype=torch.long) for array in rows())
+    names = ("input_ids", "token_type_ids", "attention_mask")
+    inputs = {
+        name: torch.tensor(array, dtype=torch.long) for name, array in zip(names, rows(model.config), strict=True)
+    }
+    if not inputs["token_type_ids"].any():
+        del inputs["token_type_ids"]
     if head == "ForMultipleChoice":
-        ids, mask = ids[None], mask[None]
+        inputs = {name: array[None] for name, array in inputs.items()}
     with torch.no_grad():
-        outputs = model(input_ids=ids, attention_mask=mask, output_hidden_states=True)
+        outputs = model(**inputs, output_hidden_states=True)
     states = np.stack([state.reshape(2, LENGTH, -1).numpy() for state in outputs.hidden_states])
     if head == "ForQuestionAnswering":
         return states, np.stack([outputs.start_logits.numpy(), outputs.end_logits.numpy()], axis=-1)
-    return states, outputs.logits.numpy() if head else None
+    return states, outputs.logits.numpy() if "logits" in outputs else None
 
 
 def jax_outputs(checkpoint, head):
     """Returns the outputs of `torch_outputs`, computed in bertjax."""
     config, params = checkpoint.config, unflatten_dict(checkpoint.params, sep="/")
-    ids, mask = rows()
-    batch = {"input_ids": ids, "segment_ids": np.zeros_like(ids), "input_mask": mask}
-    inputs = [*batch.values()]
+    inputs = rows(config)
+    batch = dict(zip(("input_ids", "segment_ids", "input_mask"), inputs, strict=True))
     encode = jax.jit(lambda params: Encoder(config).apply({"params": params}, *inputs, collect_layers=True))
     hidden, states = encode(params["encoder"])
     logits = None
     if head == "ForMaskedLM":
         table = params["encoder"]["embeddings"]["token"]
         logits = LmHead(config).apply({"params": params.get("masked_lm", {})}, hidden, table)[..., :NUM_TOKENS]
-    elif head == "ForPreTraining":
+    elif "discriminator" in params:
         logits = DiscriminatorHead(config).apply({"params": params["discriminator"]}, hidden)
-    elif head:
+    elif head == "ForNextSentencePrediction":
+        pooled = Pooler(config).apply({"params": params["pooler"]}, hidden[:, 0])
+        logits = NextSentenceHead(config).apply({"params": params["next_sentence"]}, pooled)
+    elif checkpoint.output_kind:
         model = OUTPUT_KINDS[checkpoint.output_kind].build_model(config, checkpoint.num_outputs)
         if head == "ForMultipleChoice":
             batch = {name: array[None] for name, array in batch.items()}
@@ -131,11 +141,11 @@ def test_hidden_states_and_logits_equal_those_of_transformers(name, head, tmp_pa
     model = random_model(name, head)
     model.save_pretrained(tmp_path / "theirs")
     checkpoint = huggingface.read(tmp_path / "theirs")
-    is_token = rows()[1] > 0
+    is_token = rows(model.config)[2] > 0
     states, logits = torch_outputs(model, head)
     own_states, own_logits = jax_outputs(checkpoint, head)
     np.testing.assert_allclose(np.asarray(own_states)[:, is_token], states[:, is_token], atol=TOLERANCE)
-    if head:
+    if logits is not None:
         per_token = head in ("ForMaskedLM", "ForTokenClassification", "ForQuestionAnswering", "ForPreTraining")
         own_logits = np.asarray(own_logits)
         shown = (own_logits[is_token], logits[is_token]) if per_token else (own_logits, logits)
@@ -194,19 +204,18 @@ def test_padding_tokens_in_a_text_are_not_counted_in_positions(pad_id, tmp_path)
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_gradients_of_the_masked_lm_loss_equal_those_of_transformers(name, tmp_path):
-    from safetensors.numpy import load_file
-
     model = random_model(name, "ForMaskedLM")
     model.save_pretrained(tmp_path / "theirs")
-    ids, mask = rows()
+    ids, segments, mask = rows(model.config)
     targets = np.random.default_rng(1).integers(5, NUM_TOKENS, ids.shape)
-    tensors = [torch.tensor(array, dtype=torch.long) for array in (ids, mask, np.where(mask, targets, -100))]
-    model(input_ids=tensors[0], attention_mask=tensors[1], labels=tensors[2]).loss.backward()
+    inputs = {"input_ids": ids, "attention_mask": mask, "labels": np.where(mask, targets, -100)}
+    inputs |= {"token_type_ids": segments} if segments.any() else {}
+    model(**{name: torch.tensor(array, dtype=torch.long) for name, array in inputs.items()}).loss.backward()
     checkpoint = huggingface.read(tmp_path / "theirs")
     config = checkpoint.config
 
     def loss(params):
-        hidden = Encoder(config).apply({"params": params["encoder"]}, ids, np.zeros_like(ids), mask)[0]
+        hidden = Encoder(config).apply({"params": params["encoder"]}, ids, segments, mask)[0]
         table = params["encoder"]["embeddings"]["token"]
         logits = LmHead(config).apply({"params": params.get("masked_lm", {})}, hidden, table)[..., :NUM_TOKENS]
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
@@ -225,16 +234,12 @@ def test_gradients_of_the_masked_lm_loss_equal_those_of_transformers(name, tmp_p
         np.testing.assert_allclose(written[key], parameter.grad, atol=TOLERANCE, err_msg=key)
 
 
-def test_null_local_theta_of_modernbert_means_the_global_theta():
-    sizes = {name: SIZES[name] for name in REQUIRED}
-    for local, expected in (({}, 10_000), ({"local_rope_theta": None}, 5e4), ({"local_rope_theta": 2e4}, 2e4)):
-        config = {**sizes, "global_rope_theta": 5e4, **local}
-        assert huggingface.model_config(MODERNBERT, config, huggingface.Path()).local_rope_theta == expected
-
-
 @pytest.mark.parametrize(
     ("family", "fields", "name", "expected"),
     [
+        (MODERNBERT, {"global_rope_theta": 5e4}, "local_rope_theta", 10_000),
+        (MODERNBERT, {"global_rope_theta": 5e4, "local_rope_theta": None}, "local_rope_theta", 5e4),
+        (MODERNBERT, {"global_rope_theta": 5e4, "local_rope_theta": 2e4}, "local_rope_theta", 2e4),
         (MODERNBERT, {"sliding_window": 5, "local_attention": 128}, "local_attention", 10),
         (EUROBERT, {"clf_pooling": "bos"}, "classifier_pooling", "cls"),
         (EUROBERT, {"clf_pooling": "bos", "classifier_pooling": "mean"}, "classifier_pooling", "mean"),
@@ -281,11 +286,10 @@ def neobert_states(arrays, ids, num_heads):
     return norm(x, "layer_norm")
 
 
-def test_neobert_equals_its_paper_and_is_written_back(tmp_path):
-    from safetensors.torch import load_file, save_file
-
+def save_neobert(folder, **fields):
+    """Saves a random NeoBERT with a masked-LM head. Returns its arrays."""
     torch.manual_seed(0)
-    width, heads, num_mlp = 32, 4, 40
+    width, num_mlp = 32, 40
     arrays = {"model.encoder.weight": torch.randn(NUM_TOKENS, width), "model.layer_norm.weight": torch.rand(width)}
     arrays |= {"decoder.weight": torch.randn(NUM_TOKENS, width), "decoder.bias": torch.randn(NUM_TOKENS)}
     shapes = {"qkv": (3 * width, width), "wo": (width, width), "ffn.w12": (2 * num_mlp, width)}
@@ -294,14 +298,20 @@ def test_neobert_equals_its_paper_and_is_written_back(tmp_path):
         for part, shape in shapes.items():
             arrays[f"model.transformer_encoder.{layer}.{part}.weight"] = 0.3 * torch.randn(shape)
     config = {"model_type": "neobert", "architectures": ["NeoBERTLMHead"], "vocab_size": NUM_TOKENS}
-    config |= {"hidden_size": width, "num_hidden_layers": 2, "num_attention_heads": heads, "intermediate_size": 60}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    save_file(arrays, tmp_path / "model.safetensors")
-    checkpoint = huggingface.read(tmp_path)
+    config |= {"hidden_size": width, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 60}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config | fields))
+    save_file(arrays, folder / "model.safetensors")
+    return arrays
+
+
+def test_neobert_equals_its_paper_and_is_written_back(tmp_path):
+    arrays = save_neobert(tmp_path / "theirs")
+    checkpoint = huggingface.read(tmp_path / "theirs")
     ids = np.random.default_rng(0).integers(5, NUM_TOKENS, (1, 12), np.int32)
     params = {"params": unflatten_dict(checkpoint.params, sep="/")["encoder"]}
     states = Encoder(checkpoint.config).apply(params, ids, 0 * ids, np.ones_like(ids))[0]
-    np.testing.assert_allclose(states[0], neobert_states(arrays, ids[0], heads), atol=TOLERANCE, rtol=1e-4)
+    np.testing.assert_allclose(states[0], neobert_states(arrays, ids[0], 4), atol=TOLERANCE, rtol=1e-4)
     (tmp_path / "ours").mkdir()
     huggingface.write(dataclasses.replace(checkpoint, params=dict(checkpoint.params)), tmp_path / "ours")
     restored = load_file(tmp_path / "ours" / "model.safetensors")
@@ -311,18 +321,9 @@ def test_neobert_equals_its_paper_and_is_written_back(tmp_path):
 
 @pytest.mark.parametrize("through_workdir", [False, True])
 def test_export_of_neobert_copies_its_code(through_workdir, tmp_path):
-    sizes = {"vocab_size": NUM_TOKENS, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
-    auto_map = {"AutoConfig": "model.NeoBERTConfig", "AutoModel": "model.NeoBERT"}
-    config = {"model_type": "neobert", "architectures": ["NeoBERT"], "intermediate_size": 12, **sizes}
-    parameters = FAMILIES["neobert"].parameters(huggingface.model_config(FAMILIES["neobert"], config, tmp_path))
-    rng = np.random.default_rng(0)
-    arrays = {each.path: rng.normal(size=each.stacked_shape).astype(np.float32) for each in parameters}
-    arrays = {path: array for path, array in arrays.items() if path.startswith("encoder/")}
-    source = tmp_path / "source"
-    source.mkdir()
-    save_file(export_params(parameters, arrays), source / "model.safetensors")
+    source, auto_map = tmp_path / "source", {"AutoConfig": "model.NeoBERTConfig", "AutoModel": "model.NeoBERT"}
+    save_neobert(source, auto_map=auto_map)
     (source / "vocab.txt").write_text("\n".join([*SPECIAL_PIECES, *map(str, range(NUM_TOKENS - 5))]))
-    (source / "config.json").write_text(json.dumps({**config, "auto_map": auto_map}))
 
     def exported(name):
         start = str(source)
@@ -371,7 +372,8 @@ def test_an_untied_decoder_keeps_its_bias(name, is_configured, tmp_path):
     restored = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "ours").eval()
     expected, logits = (torch_outputs(each, "ForMaskedLM")[1] for each in (model, restored))
     np.testing.assert_array_equal(logits, expected)
-    np.testing.assert_allclose(own_logits[rows()[1] > 0], expected[rows()[1] > 0], atol=TOLERANCE, rtol=1e-5)
+    is_token = rows(checkpoint.config)[2] > 0
+    np.testing.assert_allclose(own_logits[is_token], expected[is_token], atol=TOLERANCE, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["roberta", "distilbert", "electra", "modernbert", "eurobert"])
@@ -384,31 +386,21 @@ def test_arrays_without_the_prefix_of_the_family_are_read(name, tmp_path):
     assert all(np.array_equal(heads.params[path], value) for path, value in base.params.items() if path in heads.params)
 
 
-@pytest.mark.parametrize(
-    ("class_name", "fields"),
-    [
-        ("RobertaConfig", {"vocab_size": 50265, "type_vocab_size": 1, "max_position_embeddings": 514}),
-        ("DistilBertConfig", {}),
-        ("ElectraConfig", {}),
-        ("ModernBertConfig", {}),
-        (
-            "ModernBertConfig",
-            {"hidden_size": 256, "num_hidden_layers": 7, "num_attention_heads": 4} | {"intermediate_size": 384},
-        ),
-        ("EuroBertConfig", {}),
-    ],
-)
-def test_numbers_of_parameters_equal_those_of_transformers(class_name, fields):
-    theirs = getattr(transformers, class_name)(**fields)
-    with torch.device("meta"):
-        model = transformers.AutoModelForMaskedLM.from_config(theirs)
-    family = FAMILIES[theirs.model_type]
-    config = huggingface.model_config(family, theirs.to_dict(), huggingface.Path("config.json"))
-    ours = {
-        name: shape for each in family.parameters(config) for name in each.names for shape in [each.stored_shape(name)]
-    }
-    heads = {name.split(".")[0] for name, _ in model.named_parameters()}
-    count = sum(
-        math.prod(shape) for name, shape in ours.items() if name.split(".")[0] in heads and "pooler" not in name
-    )
-    assert count == sum(parameter.numel() for parameter in model.parameters())
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_equal_those_of_transformers(name):
+    x = np.linspace(-6, 6, 101, dtype=np.float32)
+    expected = transformers.activations.ACT2FN[name](torch.tensor(x))
+    np.testing.assert_allclose(activation(ModelConfig(), ACTIVATIONS[name])(x), expected, atol=1e-6)
+
+
+def test_shards_and_bfloat16_weights_are_read(tmp_path):
+    model = random_model("bert", "ForPreTraining")
+    model.save_pretrained(tmp_path / "single")
+    model.save_pretrained(tmp_path / "shards", max_shard_size="20KB")
+    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
+    assert_equal(huggingface.read(tmp_path / "single").params, huggingface.read(tmp_path / "shards").params)
+    model.to(torch.bfloat16).save_pretrained(tmp_path / "bfloat16")
+    checkpoint = huggingface.read(tmp_path / "bfloat16")
+    assert "converted weights from bfloat16 to float32" in checkpoint.notes
+    expected = model.bert.embeddings.position_embeddings.weight.detach().float().numpy()
+    np.testing.assert_array_equal(checkpoint.params["encoder/embeddings/position"], expected)

@@ -40,15 +40,19 @@ def lines(tmp_path_factory) -> list[str]:
     return [line for line in file.read_text().splitlines() if line] + ODD_TEXTS
 
 
-def roberta(lines, folder):
+def byte_level(lines, special=()):
     engine = tokenizers.Tokenizer(tokenizers.models.BPE())
     engine.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=400, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+        vocab_size=400, special_tokens=list(special), initial_alphabet=alphabet, show_progress=False
     )
     engine.train_from_iterator(lines, trainer)
+    return engine
+
+
+def roberta(lines, folder):
+    engine = byte_level(lines, ("<s>", "<pad>", "</s>", "<unk>", "<mask>"))
     merges = [tuple(merge) for merge in json.loads(engine.to_str())["model"]["merges"]]
     transformers.RobertaTokenizer(vocab=engine.get_vocab(), merges=merges).save_pretrained(folder)
 
@@ -76,11 +80,7 @@ def modernbert(lines, folder):
 
 def eurobert(lines, folder, single="<bos> $A <eos>", pair="<bos> $A <eos> $B:1 <eos>:1"):
     """Saves a tokenizer that sets none of cls_token, sep_token and unk_token."""
-    engine = tokenizers.Tokenizer(tokenizers.models.BPE())
-    engine.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
-    engine.train_from_iterator(lines, trainer)
+    engine = byte_level(lines)
     engine.add_special_tokens(["<bos>", "<eos>", "<|mask|>", "<|pad|>"])
     special = [(token, engine.token_to_id(token)) for token in ("<bos>", "<eos>")]
     engine.post_processor = tokenizers.processors.TemplateProcessing(single=single, pair=pair, special_tokens=special)
@@ -284,7 +284,7 @@ def test_exported_tagging_model_has_the_token_ids_of_its_training(folder, tmp_pa
         assert original(text)["input_ids"] == back(text)["input_ids"]
 
 
-def test_modernbert_is_adapted_fine_tuned_and_written_back(folder, tmp_path, capfd):
+def test_modernbert_is_adapted_and_written_back(folder, tmp_path, capfd):
     write_text(tmp_path / "text.txt")
     prepare = ["prepare", f"--input=text:{tmp_path}/text.txt", f"--vocab={folder}", f"--output={tmp_path}/corpus"]
     cli.main([*prepare, "--heldout=0.1", "--workers=1"])
@@ -305,20 +305,3 @@ def test_modernbert_is_adapted_fine_tuned_and_written_back(folder, tmp_path, cap
     assert best in filled
     pieces = bertjax.load(adapted).fill_mask("ba [MASK] ke", top=60)[0]
     assert " ba" in dict(pieces) and "Ġba" not in dict(pieces)
-    (tmp_path / "train.tsv").write_text("text\tsecond\tlabel\n" + "ba na\tke ro\ta\nlo su\tmi vi\tb\n" * 4)
-    table = f"text:train={tmp_path}/train.tsv,dev={tmp_path}/train.tsv"
-    fields = {"steps": 2, "data__second_text": "second", "data__seq_len": 16, "data__batch_size": 8}
-    # The architecture is that of the checkpoint.
-    cli.main(
-        [
-            *("train", f"--config={table}", f"--init_from={adapted}", f"--workdir={tmp_path}/topic"),
-            *(f"--config.{name.replace('__', '.')}={value}" for name, value in fields.items()),
-        ]
-    )
-    cli.main(["convert", f"{tmp_path}/topic", f"{tmp_path}/classifier", "--format=huggingface"])
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "classifier").eval()
-    pair = transformers.AutoTokenizer.from_pretrained(tmp_path / "classifier")("ba", "ke", return_tensors="pt")
-    with torch.no_grad():
-        expected = torch.softmax(model(**pair).logits[0], -1).numpy()
-    (record,) = json.loads(f"[{printed(capfd, 'predict', f'--checkpoint={tmp_path}/topic', '--json', 'ba ||| ke')}]")
-    np.testing.assert_allclose([record["probabilities"][name] for name in "ab"], expected, atol=1e-5)

@@ -63,19 +63,6 @@ def test_checkpoint_and_tokenizer_load_from_a_hub_address(server, pretrained, tm
     assert not any("/org/other/" in request and "safetensors" in request for request in server.requests)
 
 
-def test_commands_accept_a_hub_address(server, pretrained, tmp_path, capsys):
-    server.push("org/bert", files_of(pretrained))
-    cli.main(["fill_mask", f"--checkpoint={ADDRESS}", "a [MASK] c"])
-    cli.main(["features", f"--checkpoint={ADDRESS}", "a b", f"--output={tmp_path / 'features'}"])
-    cli.main(["convert", f"{ADDRESS}@main", str(tmp_path / "converted")])
-    (tmp_path / "text.txt").write_text("a b c.\nd e f.\n\ng h.\ni j.\n")
-    corpus = ["prepare", f"--input=text:{tmp_path / 'text.txt'}", f"--vocab={ADDRESS}", "--heldout=0"]
-    cli.main([*corpus, f"--output={tmp_path / 'corpus'}"])
-    assert (tmp_path / "corpus" / "vocab.txt").read_bytes() == (pretrained / "vocab.txt").read_bytes()
-    manifest = json.loads((tmp_path / "corpus" / "manifest.json").read_text())
-    assert manifest["vocabulary"]["lower_case"] is True
-
-
 @pytest.mark.ci
 def test_run_from_a_hub_address_is_uploaded_and_resumed_with_its_original_commit(
     server, pretrained, letters, tmp_path, capsys

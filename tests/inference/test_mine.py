@@ -1,6 +1,7 @@
 """`bertjax mine`: hard negatives of pairs."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import random
@@ -8,13 +9,13 @@ import random
 import numpy as np
 import pytest
 from commanding import printed, refused
-from safetensors.numpy import save_file
 
 import bertjax
-from bertjax.convert.convert import convert
+from bertjax.convert import huggingface
 from bertjax.data.finetuning.tables import FORMATS, ReadStats, read_table
 from bertjax.inference import mine as mining
 from bertjax.inference.encode import VectorEncoder
+from bertjax.tasks.embedding.sentence_embedder import Layer, Pooling, SentenceEmbedder
 
 WORDS = [f"w{letter}{number}" for letter in "abcdefgh" for number in range(9)]
 
@@ -31,31 +32,17 @@ def made_up_pairs(num_anchors=30):
 @pytest.fixture(scope="module")
 def embedder(pretrained, tmp_path_factory):
     """Returns a sentence-transformers folder with prompts for queries and documents."""
-    folder = tmp_path_factory.mktemp("embedder") / "model"
-    convert(str(pretrained), str(folder), "huggingface", overwrite=False)
+    folder = tmp_path_factory.mktemp("embedder")
     # The vectors of a random model are nearly equal. Subtract their mean, so that their cosines differ.
-    mean = (
-        bertjax.load(pretrained).encode([text for pair in made_up_pairs() for text in pair], "mean").pooled.mean(axis=0)
+    texts = [text for pair in made_up_pairs() for text in pair]
+    mean = bertjax.load(pretrained).encode(texts, "mean").pooled.mean(axis=0)
+    dense = {"in_features": 16, "out_features": 16, "activation_function": "torch.nn.modules.linear.Identity"}
+    modules = (
+        Pooling({"embedding_dimension": 16, "pooling_mode": "mean"}, ("mean",)),
+        Layer("Dense", {**dense, "bias": True}, {"linear.weight": np.eye(16, dtype=np.float32), "linear.bias": -mean}),
     )
-    (folder / "2_Dense").mkdir()
-    save_file(
-        {"linear.weight": np.eye(16, dtype=np.float32), "linear.bias": -mean}, folder / "2_Dense/model.safetensors"
-    )
-    dense = {"in_features": 16, "out_features": 16, "bias": True}
-    modules = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Dense", "Dense")]
-    entries = [
-        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{name}"}
-        for index, (path, name) in enumerate(modules)
-    ]
-    for path, content in {
-        "modules.json": entries,
-        "sentence_bert_config.json": {"max_seq_length": 32, "do_lower_case": False},
-        "1_Pooling/config.json": {"word_embedding_dimension": 16, "pooling_mode_mean_tokens": True},
-        "2_Dense/config.json": dense | {"activation_function": "torch.nn.modules.linear.Identity"},
-        "config_sentence_transformers.json": {"prompts": {"query": "a b ", "document": "d "}},
-    }.items():
-        (folder / path).parent.mkdir(exist_ok=True)
-        (folder / path).write_text(json.dumps(content))
+    embedder = SentenceEmbedder(modules, 16, max_seq_len=32, prompts={"query": "a b ", "document": "d "})
+    huggingface.write(dataclasses.replace(huggingface.read(pretrained), embedder=embedder), folder)
     return folder
 
 
