@@ -1,7 +1,5 @@
 """Model card of an upload to the Hugging Face Hub, built from the run's `config.json` and `results.json`."""
 
-from typing import Any
-
 from etils import epath
 
 from bertjax.convert.family import MASKED_LM, OUTPUT_KINDS
@@ -40,10 +38,15 @@ def model_card(repository: str, workdir: epath.Path | None, checkpoint: Portable
     name = repository.split("/")[-1]
     sections = [f"# {name}", f"BERT, {checkpoint.size}, {'trained with' if workdir else 'converted by'} bertjax."]
     if config:
-        sections += ["## Task and data", _data_list(config, results)]
+        values = {"task": config["task"], **{f"data.{name}": config["data"].get(name) for name in _DATA_FIELDS}}
+        values |= {"SHA-256 of the data": results.get("data_sha256"), "steps": results.get("last_step")}
+        sections += ["## Task and data", "\n".join(f"- {name}: `{value}`" for name, value in values.items() if value)]
     metrics = {name: value for name, value in results.items() if isinstance(value, float)}
     if metrics:
-        sections += ["## Results", "Metrics on the run's evaluation data:", _table(metrics, results["baseline"])]
+        baseline = {name: f"{value:.4f}" for name, value in results["baseline"].items()}
+        table = ["| metric | value | baseline |", "|---|---|---|"]
+        table += [f"| {name} | {value:.4f} | {baseline.get(name, '')} |" for name, value in metrics.items()]
+        sections += ["## Results", "Metrics on the run's evaluation data:", "\n".join(table)]
     use = f"bertjax predict --checkpoint {hub.PREFIX}{repository} ..."
     if not output_kind:
         use = f'bert = bertjax.load("{hub.PREFIX}{repository}")'
@@ -56,18 +59,3 @@ def model_card(repository: str, workdir: epath.Path | None, checkpoint: Portable
             f"`{CONFIG_FILE}` in this repository is the config of the run.",
         ]
     return f"---\n{header.to_yaml()}\n---\n\n" + "\n\n".join(sections) + "\n"
-
-
-def _data_list(config: dict[str, Any], results: dict[str, Any]) -> str:
-    values = {"task": config["task"], **{f"data.{name}": config["data"].get(name) for name in _DATA_FIELDS}}
-    values["SHA-256 of the data"] = results.get("data_sha256")
-    values["steps"] = results.get("last_step")
-    return "\n".join(f"- {name}: `{value}`" for name, value in values.items() if value)
-
-
-def _table(metrics: dict[str, float], baseline: dict[str, float]) -> str:
-    rows = ["| metric | value | baseline |", "|---|---|---|"]
-    for name, value in metrics.items():
-        other = f"{baseline[name]:.4f}" if name in baseline else ""
-        rows.append(f"| {name} | {value:.4f} | {other} |")
-    return "\n".join(rows)

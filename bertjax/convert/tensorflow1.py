@@ -93,12 +93,8 @@ def read(path: Path, lower_case: bool | None = None) -> PortableCheckpoint:
     config_file = prefix.parent / CONFIG
     tf_config = read_object(config_file)
     activation = str(tf_config.get("hidden_act", "gelu"))
-    if activation not in _ACTIVATIONS:
-        raise UsageError(
-            f"{config_file} has unsupported hidden_act {activation!r}; use one of {', '.join(_ACTIVATIONS)}"
-        )
-    values = {"type_vocab_size": 16, **tf_config}
-    config = model_config(BERT, values, config_file, hidden_act=tf_config.get(_ACTIVATION, _ACTIVATIONS[activation]))
+    activation = tf_config.get(_ACTIVATION, _ACTIVATIONS.get(activation, activation))
+    config = model_config(BERT, {"type_vocab_size": 16, **tf_config}, config_file, hidden_act=activation)
     vocabulary = read_vocabulary(prefix.parent, lower_case)
     vocabulary, config, padding_notes = fit_vocabulary(vocabulary, config, prefix.parent)
     try:
