@@ -1,9 +1,13 @@
 """Families of models in transformers by `model_type`."""
 
-from bertjax.convert.bert import BERT, CAMEMBERT, DISTILBERT, ELECTRA, ERNIE, ROBERTA, XLM_ROBERTA
+from bertjax.convert.bert import BERT, ERNIE
+from bertjax.convert.distilbert import DISTILBERT
+from bertjax.convert.electra import ELECTRA
+from bertjax.convert.eurobert import EUROBERT
 from bertjax.convert.family import Family
-from bertjax.convert.llama import EUROBERT, NEOBERT
 from bertjax.convert.modernbert import MODERNBERT
+from bertjax.convert.neobert import NEOBERT
+from bertjax.convert.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 
 FAMILIES: dict[str, Family] = {
     family.model_type: family

@@ -1,7 +1,4 @@
-"""EuroBERT and NeoBERT (arXiv 2502.19587): layers like those of Llama, without a causal mask.
-
-Folders of NeoBERT contain code, which bertjax does not run.
-"""
+"""EuroBERT as in transformers: layers like those of Llama, without a causal mask."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,9 +10,7 @@ from bertjax.model.config import ModelConfig
 from bertjax.tasks.finetuning.output_layer import CLASSES, MULTILABEL, TAGS
 
 _POOLING = {"bos": "cls", "mean": "mean", "late": "late"}
-# The width of NeoBERT's feed-forward layers is two thirds of `intermediate_size`, rounded up to a multiple of 8.
-_MULTIPLE = 8
-_VALUES = {
+LLAMA_VALUES = {
     "type_vocab_size": 0,
     "embedding_norm": False,
     "norm": "rms_norm",
@@ -32,7 +27,7 @@ _VALUES = {
 }
 
 
-def _read_eurobert(config: Mapping[str, Any]) -> dict[str, Any]:
+def _read_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     rope, pooling = default_rope(config.get("rope_parameters")), config.get("classifier_pooling")
     pooling = pooling or config.get("clf_pooling") or "late"  # The second name is that of EuroBERT's own code.
     if pooling not in _POOLING:
@@ -51,7 +46,7 @@ def _read_eurobert(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _write_eurobert(config: ModelConfig) -> dict[str, Any]:
+def _write_fields(config: ModelConfig) -> dict[str, Any]:
     theta = config.global_rope_theta
     return {
         "classifier_pooling": next(name for name, own in _POOLING.items() if own == config.classifier_pooling),
@@ -59,15 +54,6 @@ def _write_eurobert(config: ModelConfig) -> dict[str, Any]:
         "rope_parameters": {"rope_type": "default", "rope_theta": theta},
         "num_key_value_heads": config.num_key_value_heads or config.num_attention_heads,
     }
-
-
-def _read_neobert(config: Mapping[str, Any]) -> dict[str, Any]:
-    width = int(2 * config["intermediate_size"] / 3)
-    return {"intermediate_size": -(-width // _MULTIPLE) * _MULTIPLE}
-
-
-def _write_neobert(config: ModelConfig) -> dict[str, Any]:
-    return {"intermediate_size": config.intermediate_size * 3 // 2, "hidden_act": "swiglu"}
 
 
 EUROBERT = Family(
@@ -79,15 +65,15 @@ EUROBERT = Family(
         "attention_probs_dropout_prob": "attention_dropout",
     },
     values={
-        **_VALUES,
+        **LLAMA_VALUES,
         "position_embedding_type": "rotary",
         "pooler_act": "gelu_erf",
         "layer_norm_eps": 1e-5,
         "max_position_embeddings": 8192,
     },
     refused=(*Family.refused, "rope_scaling"),
-    read_fields=_read_eurobert,
-    write_fields=_write_eurobert,
+    read_fields=_read_fields,
+    write_fields=_write_fields,
     token_ids=TOKEN_IDS,
     classes={
         "EuroBertForMaskedLM": ModelClass((MASKED_LM,)),
@@ -110,51 +96,6 @@ EUROBERT = Family(
         ("encoder/final_norm", "model.norm"),
         ("masked_lm/decoder", "lm_head.weight"),
         ("masked_lm/bias", "lm_head.bias"),
-        ("pooler/dense", "dense"),
-    ),
-)
-
-NEOBERT = Family(
-    model_type="neobert",
-    tokenizer_class="BertTokenizer",
-    fields={
-        **{name: name for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")},
-        "max_position_embeddings": "max_length",
-        "layer_norm_eps": "norm_eps",
-        "initializer_range": "decoder_init_range",
-    },
-    values={
-        **_VALUES,
-        "position_embedding_type": "rotary_pairs",
-        "global_rope_theta": 10_000.0,
-        "pooler_act": "tanh",
-        "layer_norm_eps": 1e-6,
-        "max_position_embeddings": 1024,
-    },
-    fixed={"hidden_act": "swiglu"},
-    read_fields=_read_neobert,
-    write_fields=_write_neobert,
-    has_own_code=True,
-    classes={
-        "NeoBERTLMHead": ModelClass((MASKED_LM,)),
-        "NeoBERT": ModelClass(()),
-        "NeoBERTForSequenceClassification": ModelClass((POOLER, CLASSIFIER), (CLASSES, MULTILABEL)),
-    },
-    prefix="model.",
-    arrays=(
-        ("encoder/embeddings/token", "model.encoder.weight"),
-        ("encoder/layers/attention_norm", "model.transformer_encoder.{layer}.attention_norm"),
-        ("encoder/layers/attention/query", "model.transformer_encoder.{layer}.qkv", "heads 0/3"),
-        ("encoder/layers/attention/key", "model.transformer_encoder.{layer}.qkv", "heads 1/3"),
-        ("encoder/layers/attention/value", "model.transformer_encoder.{layer}.qkv", "heads 2/3"),
-        ("encoder/layers/attention/output", "model.transformer_encoder.{layer}.wo"),
-        ("encoder/layers/mlp_norm", "model.transformer_encoder.{layer}.ffn_norm"),
-        ("encoder/layers/mlp_in", "model.transformer_encoder.{layer}.ffn.w12", "0/2"),
-        ("encoder/layers/mlp_gate", "model.transformer_encoder.{layer}.ffn.w12", "1/2"),
-        ("encoder/layers/mlp_out", "model.transformer_encoder.{layer}.ffn.w3"),
-        ("encoder/final_norm", "model.layer_norm"),
-        ("masked_lm/decoder", "decoder.weight"),
-        ("masked_lm/bias", "decoder.bias"),
         ("pooler/dense", "dense"),
     ),
 )
