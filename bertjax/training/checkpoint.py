@@ -10,7 +10,7 @@ import logging
 import math
 import operator
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -190,15 +190,8 @@ class Checkpoints:
         self, step: int, metadata: CheckpointMetadata, abstract: TrainState, init: Callable[[], TrainState]
     ) -> TrainState:
         """Restores a step and checks its fingerprints."""
-        saved = _saved_fields(abstract, metadata)
-        eval_field = _eval_field(abstract, saved)
-        args = {
-            name: ocp.args.PyTreeRestore(tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree))
-            for name, tree in _as_items(saved, eval_field).items()
-        }
-        restored = self._manager.restore(step, args=ocp.args.Composite(**args))
-        for name in _ITEMS:
-            check_fingerprint(name, restored[name], metadata)
+        eval_field, items = _abstract_items(abstract, metadata)
+        restored = {name: _restore_item(self.path(step), name, tree, metadata) for name, tree in items.items()}
         fields = {eval_field: restored["params"], **restored["training"]}
         needed = {name for name, value in vars(abstract).items() if jax.tree.leaves(value)}
         if fields.keys() == needed and fields["sums"].keys() == abstract.sums.keys():
@@ -222,22 +215,28 @@ def restore_opt_state(checkpoint: epath.Path, abstract: TrainState, optimizer: s
             f"{checkpoint} has no optimizer state for this run ({changes[-1]}); use its optimizer, "
             "model and vocabulary, or omit --keep_optimizer"
         )
-    fields = _saved_fields(abstract, metadata)
-    training = _as_items(fields, _eval_field(abstract, fields))["training"]
-    args = ocp.args.PyTreeRestore(training, restore_args=ocp.checkpoint_utils.construct_restore_args(training))
+    training = _abstract_items(abstract, metadata)[1]["training"]
     try:
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-            restored = checkpointer.restore(checkpoint / "training", args=args)
-        check_fingerprint("training", restored, metadata)
+        return _restore_item(checkpoint, "training", training, metadata)["opt_state"]
     except Exception as error:  # Orbax raises many exception types on damaged files.
         raise_unless_damage(error, checkpoint)
         raise BertjaxError(f"checkpoint {checkpoint} is damaged ({first_line(error)}); use an older one") from error
-    return restored["opt_state"]
 
 
-def _eval_field(abstract: TrainState, saved: Collection[str]) -> str:
-    """Returns the state field that a checkpoint stores as `params`. `saved` are the names of its state fields."""
-    return abstract.eval_field if abstract.eval_field in saved else "params"
+def _restore_item(checkpoint: epath.Path, name: str, tree: Any, metadata: CheckpointMetadata) -> Any:
+    """Restores an item of a checkpoint and checks its fingerprint."""
+    args = ocp.args.PyTreeRestore(tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree))
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        restored = checkpointer.restore(checkpoint / name, args=args)
+    check_fingerprint(name, restored, metadata)
+    return restored
+
+
+def _abstract_items(abstract: TrainState, metadata: CheckpointMetadata) -> tuple[str, dict[str, Any]]:
+    """Returns the name of the state field that a checkpoint stores as `params`, and the abstract items to restore."""
+    fields = _saved_fields(abstract, metadata)
+    eval_field = abstract.eval_field if abstract.eval_field in fields else "params"
+    return eval_field, _as_items(fields, eval_field)
 
 
 def _as_items(fields: dict[str, Any], eval_field: str) -> dict[str, Any]:

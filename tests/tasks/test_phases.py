@@ -74,7 +74,9 @@ def test_invalid_phases_are_rejected(capfd, phases, message):
 
 
 def test_learning_rate_is_scaled_in_its_phase_only(run):
-    rates = [line["learning_rate"] for line in read_metrics(run) if "learning_rate" in line]
+    lines = read_metrics(run)
+    assert lines[-1]["positions"] == 2 * 4 * 16 + 4 * 8 * 16 + 2 * 4 * 32
+    rates = [line["learning_rate"] for line in lines if "learning_rate" in line]
     relative = [0, *(1 - step / 8 for step in range(1, 8))]
     peaks = [2e-3] * 2 + [3e-3] * 6
     np.testing.assert_allclose(rates, np.multiply(peaks, relative), rtol=1e-6)

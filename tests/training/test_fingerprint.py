@@ -8,6 +8,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from bertjax.training import checkpoint_metadata as module
 from bertjax.training.checkpoint_metadata import fingerprint
 
+# Checkpoints store fingerprints, so they must not change.
+EXPECTED = "75a9942a47f5266f"
+
 
 def make_tree() -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
@@ -18,14 +21,6 @@ def make_tree() -> dict[str, np.ndarray]:
 def each_implementation(request, monkeypatch):
     """Runs a test twice: with fingerprints computed on devices, and in NumPy."""
     monkeypatch.setattr(module, "_SMALL_BYTES", request.param)
-
-
-def test_fingerprints_of_device_and_numpy_arrays_are_equal(monkeypatch):
-    fingerprints = set()
-    for small_bytes in (0, 1 << 20):
-        monkeypatch.setattr(module, "_SMALL_BYTES", small_bytes)
-        fingerprints |= {fingerprint(jax.device_put(make_tree())), fingerprint(make_tree())}
-    assert len(fingerprints) == 1
 
 
 @pytest.mark.parametrize(
@@ -45,7 +40,7 @@ def test_changes_that_could_cancel_out_change_the_fingerprint(change):
     tree = make_tree()
     changed = {**tree, "matrix": np.ascontiguousarray(change(tree["matrix"]))}
     for put in (jax.device_put, lambda tree: tree):
-        assert fingerprint(put(changed)) != fingerprint(put(tree))
+        assert fingerprint(put(tree)) == EXPECTED != fingerprint(put(changed))
 
 
 @pytest.mark.usefixtures("each_implementation")

@@ -42,25 +42,23 @@ def labels(figure: Figure) -> list[tuple[str, list[str]]]:
 BOTH = ["training", "held out"]
 
 
-def test_each_pretraining_objective_has_its_own_axes(tmp_path, figures):
+def test_each_pretraining_objective_and_other_corpus_has_its_own_axes(tmp_path, figures):
     damaged = {"step": 1, "tokenr": 10, "mlm_loss": 0.5}
-    plot_pretraining([*PRETRAINING, damaged], epath.Path(tmp_path / "curves.png"), MaskedLm.metrics)
+    other = {"step": 1, "tokens": 10, "eval_general_mlm_loss": 2.0}
+    path = epath.Path(tmp_path / "curves.png")
+    plot_pretraining([*PRETRAINING, damaged, other], path, MaskedLm.metrics, ["general"])
     assert labels(figures[0]) == [
         ("masked LM: loss", BOTH),
         ("next sentence: loss", ["training"]),
+        ("masked LM: loss, general", ["held out"]),
+        ("next sentence: loss, general", []),
         ("masked LM: accuracy", BOTH),
         ("next sentence: accuracy", ["training"]),
+        ("masked LM: accuracy, general", []),
+        ("next sentence: accuracy, general", []),
     ]
     assert all(len(line.get_xdata()) == 1 for axes in figures[0].axes for line in axes.lines)
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_metrics_of_another_corpus_have_their_own_axes(tmp_path, figures):
-    lines = [{"tokens": 1, "eval_mlm_loss": 1.0, "eval_general_mlm_loss": 2.0}]
-    plot_pretraining(lines, epath.Path(tmp_path / "curves.png"), MaskedLm.metrics[:2], ["general"])
-    held_out = ["held out"]
-    losses = [("masked LM: loss", held_out), ("masked LM: loss, general", held_out)]
-    assert labels(figures[0]) == [*losses, ("masked LM: accuracy", []), ("masked LM: accuracy, general", [])]
+    assert path.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(

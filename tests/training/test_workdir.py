@@ -64,13 +64,6 @@ def test_resume_with_another_config_or_on_another_corpus_is_refused(corpus, trai
         loop.train(make(tmp_path / "corpus"), str(trained))
 
 
-def test_data_json_without_a_hash_is_refused(tmp_path):
-    (tmp_path / "checkpoints" / "1").mkdir(parents=True)
-    (tmp_path / "data.json").write_text('{"train": 3}')
-    with pytest.raises(UsageError, match="belongs to a run on other data"):
-        workdir.check_config(epath.Path(tmp_path), {}, "0" * 64)
-
-
 @pytest.mark.ci
 def test_workdir_without_checkpoints_accepts_another_config_and_may_be_relative(corpus, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
