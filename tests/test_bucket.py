@@ -24,7 +24,7 @@ from bertjax.training import workdir
 from bertjax.training.checkpoint import Checkpoints, is_complete, resolve_checkpoint_path
 from bertjax.training.checkpoint_metadata import model_metadata
 from bertjax.training.metrics import JsonlWriter, read_lines
-from bertjax.training.state import TrainState
+from bertjax.training.step import TrainState
 
 ROOT = Path(__file__).parents[1]
 RUN = "gs://bucket/runs/a"

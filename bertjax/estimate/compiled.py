@@ -15,8 +15,7 @@ from bertjax.estimate.topology import tpu_devices, use_tpu_compiler
 from bertjax.tasks.build import build_task
 from bertjax.training.optimizer import make_optimizer, make_schedule
 from bertjax.training.sharding import batch_sharding, check_batch_sizes, make_mesh, replicated
-from bertjax.training.state import abstract_state
-from bertjax.training.step import make_train_step
+from bertjax.training.step import abstract_state, make_train_step
 from bertjax.utils.process_pool import process_pool
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}

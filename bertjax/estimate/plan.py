@@ -17,7 +17,7 @@ from bertjax.model.config import ModelConfig
 from bertjax.model.layer_stack import LAYERS
 from bertjax.tasks.task import Task
 from bertjax.training.sharding import make_mesh
-from bertjax.training.state import abstract_params
+from bertjax.training.step import abstract_params
 from bertjax.utils.terminal import duration, format_table
 
 logger = logging.getLogger(__name__)

@@ -34,7 +34,7 @@ from bertjax.tasks.finetuning.output_layer import OutputLayer, read_output_layer
 from bertjax.tasks.squad import SquadData
 from bertjax.tasks.text import TextData
 from bertjax.training.checkpoint import find_checkpoint, workdir_of
-from bertjax.training.results import read_results
+from bertjax.training.evaluation import read_results
 from bertjax.training.sharding import MESH_AXES, make_mesh, replicated, with_shardings
 from bertjax.training.step import jit_on_mesh
 from bertjax.training.workdir import CONFIG, RESULTS, is_converted

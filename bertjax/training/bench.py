@@ -29,8 +29,7 @@ from bertjax.tasks.task import NumpyBatch, Task
 from bertjax.training.optimizer import make_optimizer, make_schedule
 from bertjax.training.profiling import StepProfiler
 from bertjax.training.sharding import check_batch_sizes, make_mesh, put_batch, replicated
-from bertjax.training.state import TrainState, init_state
-from bertjax.training.step import compute_metrics, make_train_step
+from bertjax.training.step import TrainState, compute_metrics, init_state, make_train_step
 
 logger = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ from bertjax.training.checkpoint_metadata import (
     read_metadata,
 )
 from bertjax.training.multihost import is_collective_error
-from bertjax.training.state import TrainState
+from bertjax.training.step import TrainState
 from bertjax.utils.io import is_remote
 
 logger = logging.getLogger(__name__)

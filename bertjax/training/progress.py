@@ -29,8 +29,7 @@ from bertjax.training.metrics import (
     read_lines,
 )
 from bertjax.training.plots import plot_finetuning, plot_pretraining
-from bertjax.training.state import TrainState
-from bertjax.training.step import compute_metrics
+from bertjax.training.step import TrainState, compute_metrics
 from bertjax.training.workdir import CURVES
 from bertjax.utils.terminal import duration, progress_bar
 

@@ -28,8 +28,8 @@ from bertjax.training import workdir as workdirs
 from bertjax.training.cached_features import build_training_task
 from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, resolve_checkpoint_path, saved_fingerprint
 from bertjax.training.checkpoint_config import complete
+from bertjax.training.evaluation import read_results
 from bertjax.training.multihost import broadcast_from_host0
-from bertjax.training.results import read_results
 from bertjax.utils.io import write_atomic
 from bertjax.utils.terminal import duration, progress_bar
 

@@ -72,7 +72,7 @@ def test_fsdp_sends_half_the_gradient_bytes_of_data_parallelism():
     from bertjax.tasks.objectives import masked_lm
     from bertjax.training.optimizer import make_optimizer
     from bertjax.training.sharding import make_mesh
-    from bertjax.training.state import abstract_state
+    from bertjax.training.step import abstract_state
 
     model = ModelConfig(vocab_size=128, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, dtype="bfloat16")
     objective, optimizer = masked_lm.MaskedLm.for_model(model), make_optimizer(OptimizerConfig())

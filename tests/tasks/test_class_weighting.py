@@ -24,7 +24,7 @@ from bertjax.tasks.objectives.classification import (
 )
 from bertjax.training.optimizer import make_optimizer
 from bertjax.training.sharding import make_mesh
-from bertjax.training.state import init_state
+from bertjax.training.step import init_state
 
 MODEL = tiny_config(
     num_hidden_layers=1, intermediate_size=16, max_position_embeddings=8, pad_vocab_to_multiple_of=1, dropout=0.0

@@ -12,7 +12,7 @@ from bertjax.training.checkpoint import restore_opt_state
 from bertjax.training.optimizer import make_optimizer
 from bertjax.training.parameters import load_params_on_host
 from bertjax.training.sharding import make_mesh
-from bertjax.training.state import abstract_state
+from bertjax.training.step import abstract_state
 
 pytestmark = pytest.mark.ci
 

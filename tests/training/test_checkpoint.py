@@ -25,7 +25,7 @@ from bertjax.training.checkpoint import DAMAGED, Checkpoints, KeepPeriodic, find
 from bertjax.training.checkpoint_metadata import model_metadata, raise_unless_damage
 from bertjax.training.parameters import load_params, load_params_on_host
 from bertjax.training.sharding import make_mesh
-from bertjax.training.state import TrainState, abstract_state, init_state
+from bertjax.training.step import TrainState, abstract_state, init_state
 
 ONE_DEVICE = (1, 1, 1)
 OBJECTIVE = MaskedLm.for_model(CONFIG)

@@ -19,8 +19,7 @@ from bertjax.model.layer_stack import is_stacked
 from bertjax.tasks.objectives import masked_lm
 from bertjax.training.optimizer import bert_schedule, make_optimizer
 from bertjax.training.sharding import make_mesh, put_batch
-from bertjax.training.state import abstract_state, init_state
-from bertjax.training.step import make_train_step
+from bertjax.training.step import abstract_state, init_state, make_train_step
 
 LAYERS = 3
 MODEL = tiny_config(

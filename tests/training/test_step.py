@@ -21,8 +21,7 @@ from bertjax.model.config import ModelConfig
 from bertjax.tasks.objectives import language_model, masked_lm, replaced_tokens
 from bertjax.training.optimizer import bert_schedule, make_optimizer
 from bertjax.training.sharding import make_mesh, put_batch, replicated
-from bertjax.training.state import abstract_state, init_state
-from bertjax.training.step import compute_metrics, make_eval_step, make_train_step
+from bertjax.training.step import abstract_state, compute_metrics, init_state, make_eval_step, make_train_step
 
 CONFIG = tiny_config(
     vocab_size=117, num_attention_heads=4, intermediate_size=40, max_position_embeddings=16, pad_vocab_to_multiple_of=8
