@@ -76,7 +76,8 @@ def with_total_loss(values: dict[str, float], objective: Objective) -> dict[str,
 
 def evaluate_checkpoint(task: Task, checkpoint: epath.Path) -> dict[str, float]:
     """Returns the evaluation metrics of a checkpoint, and logs the metrics of each class."""
-    check_evaluation_data(task)
+    if task.evaluation_problem:
+        raise UsageError(task.evaluation_problem)
     mesh, params = mesh_and_params(task, checkpoint)
     values, outputs = evaluate(task, mesh, params)
     if task.labels:
@@ -105,12 +106,6 @@ def mesh_and_params(task: Task, checkpoint: epath.Path) -> tuple[Mesh, Any]:
         for name in task.reinit_params:
             params[name] = jax.tree.map(lambda x: x[..., jnp.array(order)], params[name])
     return mesh, params
-
-
-def check_evaluation_data(task: Task) -> None:
-    """Raises a UsageError if the evaluation data has no labels or no text."""
-    if task.evaluation_problem:
-        raise UsageError(task.evaluation_problem)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,7 +186,10 @@ def finish_run(
     """Writes and logs the results of the best checkpoint, and returns its metrics. `state` is the last state."""
     values = history.at(int(best.name))
     metric = task.best_metric
-    reports = _class_reports(task, mesh, best, state)
+    reports: dict[str, ClassReport] = {}
+    if task.labels and task.eval_every:
+        params = state.eval_params if int(best.name) == int(state.step) else load_params(best, state.eval_params)
+        reports = task.class_reports(predict(task, mesh, params)[1])
     if jax.process_index() != 0:
         return values
     baseline = task.baseline() if task.eval_every else {}
@@ -236,11 +234,3 @@ def log_results(values: dict[str, Any], before: dict[str, Any], baseline: dict[s
         sources = (before, values, baseline)
         columns = [f"{float(source[name]):.4f}" if name in source else "" for source in sources]
         logger.info(f"{name:<{width}}" + "".join(f"{column:>12}" for column in columns))
-
-
-def _class_reports(task: Task, mesh: Mesh, best: epath.Path, state: TrainState) -> dict[str, ClassReport]:
-    """Returns the class reports of the best checkpoint."""
-    if not task.labels or not task.eval_every:
-        return {}
-    params = state.eval_params if int(best.name) == int(state.step) else load_params(best, state.eval_params)
-    return task.class_reports(predict(task, mesh, params)[1])

@@ -34,19 +34,21 @@ def make_schedule(
 
     `phase_peaks` are the stop step and the peak rate of each phase (default: one phase, `config.learning_rate`).
     """
-    head_steps = config.head_steps
-    stops, peaks = zip(*(phase_peaks or [(total_steps, config.learning_rate)]), strict=True)
-    relative = _relative_schedule(config, warmup_steps, total_steps - head_steps)
-    all_parameters = jax.tree_util.Partial(
-        _with_peaks, np.array(stops[:-1], np.int32) - head_steps, np.array(peaks, np.float32), relative
-    )
-    if not head_steps:
-        return all_parameters
-    if head_steps >= total_steps:
+    head_steps, steps = config.head_steps, total_steps - config.head_steps
+    if head_steps and steps <= 0:
         message = f"config.optimizer.head_steps={head_steps} must be below the number of steps, {total_steps}"
         raise UsageError(f"{message}; to train only the head, set config.optimizer.freeze=encoder")
+    decay_steps = steps // 10 if config.decay_steps < 0 else config.decay_steps
+    relative = {
+        "bert": bert_schedule(1.0, warmup_steps, steps),
+        "cosine": jax.tree_util.Partial(_warmup_then_cosine, warmup_steps, steps),
+        "warmup_stable_decay": jax.tree_util.Partial(_warmup_stable_decay, warmup_steps, decay_steps, steps),
+    }[config.schedule]
+    stops, peaks = zip(*(phase_peaks or [(total_steps, config.learning_rate)]), strict=True)
+    starts = np.array(stops[:-1], np.int32) - head_steps
+    schedule = jax.tree_util.Partial(_with_peaks, starts, np.array(peaks, np.float32), relative)
     head = bert_schedule(config.head_learning_rate, head_steps // 10, head_steps)
-    return jax.tree_util.Partial(_head_first, head_steps, head, all_parameters)
+    return jax.tree_util.Partial(_head_first, head_steps, head, schedule) if head_steps else schedule
 
 
 def _with_peaks(starts: jax.Array, peaks: jax.Array, relative: Any, step: jax.Array) -> jax.Array:
@@ -62,15 +64,6 @@ def describe_head_steps(config: OptimizerConfig) -> list[str]:
     rate = f"{config.head_learning_rate:g}"
     line = f"steps 0 to {config.head_steps:,} train only the parameters outside the encoder, at learning rate {rate}"
     return [line] if config.head_steps else []
-
-
-def _relative_schedule(config: OptimizerConfig, warmup_steps: int, total_steps: int) -> optax.Schedule:
-    if config.schedule == "cosine":
-        return jax.tree_util.Partial(_warmup_then_cosine, warmup_steps, total_steps)
-    if config.schedule == "warmup_stable_decay":
-        decay_steps = total_steps // 10 if config.decay_steps < 0 else config.decay_steps
-        return jax.tree_util.Partial(_warmup_stable_decay, warmup_steps, decay_steps, total_steps)
-    return bert_schedule(1.0, warmup_steps, total_steps)
 
 
 def bert_schedule(peak: float, warmup_steps: int, total_steps: int) -> optax.Schedule:

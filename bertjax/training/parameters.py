@@ -80,34 +80,26 @@ def find_new_pieces(old: Vocabulary, new: Vocabulary) -> NewPieces | None:
     return NewPieces(old.size, tuple(ids or (old.unk_id,) for ids in parts))
 
 
-def check_initial_vocabulary(task: Task, checkpoint: epath.Path) -> NewPieces | None:
-    """Returns the pieces that the task's vocabulary adds to the checkpoint's, or None if it adds no pieces.
+def check_vocabulary(task: Task, checkpoint: epath.Path, can_add_pieces: bool = False) -> NewPieces | None:
+    """Returns the pieces that the task's vocabulary adds to the checkpoint's, or None if the vocabularies are equal.
 
-    Raises a UsageError if the vocabularies differ in another way, or if the task cannot start with new pieces.
+    Raises a UsageError if the vocabularies differ in another way, or if they differ and not `can_add_pieces`.
     """
     workdir = workdir_of(checkpoint)
-    if task.can_add_pieces and (workdir / ENTRY).exists() and ENTRY in task.workdir_files:
-        entry = json.loads(task.workdir_files[ENTRY])
-        vocabulary = load_entry(Path(), entry, task.workdir_files[entry["file"]])
-        if new_pieces := find_new_pieces(workdir_vocabulary(workdir), vocabulary):
+    if ENTRY not in task.workdir_files or not (workdir / ENTRY).exists():
+        return None
+    entry, saved = json.loads(task.workdir_files[ENTRY]), workdir_vocabulary(workdir)
+    if can_add_pieces:
+        new_pieces = find_new_pieces(saved, load_entry(Path(), entry, task.workdir_files[entry["file"]]))
+        if new_pieces:
             return new_pieces
-    check_vocabulary(task, checkpoint)
-    return None
-
-
-def check_vocabulary(task: Task, checkpoint: epath.Path) -> None:
-    """Raises a UsageError if the vocabularies of a checkpoint and of the task's data differ."""
-    file = workdir_of(checkpoint) / ENTRY
-    if ENTRY not in task.workdir_files or not file.exists():
-        return
-    expected = json.loads(task.workdir_files[ENTRY])["sha256"]
-    saved = workdir_vocabulary(workdir_of(checkpoint)).sha256
-    if saved != expected:
+    if saved.sha256 != entry["sha256"]:
         source = _source(checkpoint)
-        vocabulary = source or file.parent / read_json(file)["file"]
+        vocabulary = source or workdir / read_json(workdir / ENTRY)["file"]
         has_field = hasattr(task.config.data, "vocabulary")
         fix = "omit config.data.vocabulary" if has_field else f"prepare the data with --vocab {vocabulary}"
         raise UsageError(f"the vocabulary of {source or checkpoint} differs from the data's vocabulary; {fix}")
+    return None
 
 
 def has_output_layer_of(task: Task, checkpoint: epath.Path) -> bool:

@@ -1,5 +1,6 @@
 """Profiles of train steps for TensorBoard and xprof."""
 
+import contextlib
 import logging
 import os
 import re
@@ -26,36 +27,31 @@ def parse_steps(text: str) -> range:
     return steps
 
 
-class StepProfiler:
+class StepProfiler(contextlib.ExitStack):
     """Context manager that writes a profile of a range of steps to a log folder. On exit, ends an open trace."""
 
     def __init__(self, log_dir: epath.Path, steps: range) -> None:
-        self._log_dir, self._steps = log_dir, steps
-        self._is_tracing = self._has_traced = False
+        super().__init__()
+        self._log_dir, self._steps, self._has_traced = log_dir, steps, False
+        if steps:
+            self.callback(self._log_result)
 
     def step(self, step: int) -> jax.profiler.StepTraceAnnotation:
         """Returns the annotation of a step, counted from 0, and starts the trace before the first traced step."""
         if self._steps and step == self._steps.start:
             jax.profiler.start_trace(os.fspath(self._log_dir))
-            self._is_tracing = self._has_traced = True
+            self.callback(jax.profiler.stop_trace)
+            self._has_traced = True
         return jax.profiler.StepTraceAnnotation("train", step_num=step)
 
     def step_done(self, step: int, state: object) -> None:
         """After the last traced step, waits until the devices have finished it, and ends the trace."""
-        if self._is_tracing and step == self._steps.stop:
+        if self._steps and step == self._steps.stop:
             jax.block_until_ready(state)
-            self._stop()
+            self.close()
 
-    def __enter__(self) -> "StepProfiler":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._is_tracing:
-            self._stop()
-        elif self._steps and not self._has_traced:
+    def _log_result(self) -> None:
+        if self._has_traced:
+            logger.info(f"saved {self._log_dir / _PROFILES}; open it with: tensorboard --logdir {self._log_dir}")
+        else:
             logger.warning(f"saved no profile: the run did not execute step {self._steps.start}")
-
-    def _stop(self) -> None:
-        self._is_tracing = False
-        jax.profiler.stop_trace()
-        logger.info(f"saved {self._log_dir / _PROFILES}; open it with: tensorboard --logdir {self._log_dir}")

@@ -21,7 +21,7 @@ from bertjax.training.checkpoint import Checkpoints, find_checkpoint, restore_op
 from bertjax.training.checkpoint_metadata import model_metadata
 from bertjax.training.multihost import assert_same_run, assert_shared_workdir
 from bertjax.training.optimizer import Optimizer
-from bertjax.training.parameters import check_initial_vocabulary, has_output_layer_of, load_params
+from bertjax.training.parameters import check_vocabulary, has_output_layer_of, load_params
 from bertjax.training.step import TrainState, init_state
 from bertjax.utils.io import check_free_space, write_atomic
 
@@ -50,7 +50,7 @@ def open_workdir(
     config, init_fingerprint, origin = dataclasses.asdict(task.config), "", {}
     if init_from:
         checkpoint = find_checkpoint(init_from)
-        check_initial_vocabulary(task, checkpoint)
+        check_vocabulary(task, checkpoint, task.can_add_pieces)
         init_fingerprint = saved_fingerprint(checkpoint)
         origin = workdirs.read_origin(workdir_of(checkpoint))
     # The vocabulary and the labels may have different paths on different hosts, but must have the same content.
@@ -111,7 +111,7 @@ def restore_or_init(
         return init()
     state = init()
     reinit_params = () if has_output_layer_of(task, checkpoint) else task.reinit_params
-    new_pieces = check_initial_vocabulary(task, checkpoint)
+    new_pieces = check_vocabulary(task, checkpoint, task.can_add_pieces)
     state = state.with_initial_params(load_params(checkpoint, state.params, reinit_params, new_pieces))
     if keep_optimizer:
         if new_pieces:

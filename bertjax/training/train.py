@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import find_checkpoint
-from bertjax.training.evaluation import check_evaluation_data, evaluate, evaluation_history, finish_run, with_total_loss
+from bertjax.training.evaluation import evaluate, evaluation_history, finish_run, with_total_loss
 from bertjax.training.metrics import METRICS, import_tracker, read_lines
 from bertjax.training.multihost import raise_on_all_hosts
 from bertjax.training.optimizer import describe_head_steps, make_optimizer, make_schedule
@@ -62,7 +62,8 @@ def train(
       BertjaxError: the workdir is unusable, all checkpoints are damaged, or the loss diverges or is not finite.
     """
     config = task.config
-    check_evaluation_data(task)
+    if task.evaluation_problem:
+        raise UsageError(task.evaluation_problem)
     for name in trackers:
         import_tracker(name)  # If a package is missing, fail before the workdir is created.
     mesh = make_mesh(config.mesh)
