@@ -189,7 +189,6 @@ class Checkpoints:
     def _restore(
         self, step: int, metadata: CheckpointMetadata, abstract: TrainState, init: Callable[[], TrainState]
     ) -> TrainState:
-        """Restores a step and checks its fingerprints."""
         eval_field, items = _abstract_items(abstract, metadata)
         restored = {name: _restore_item(self.path(step), name, tree, metadata) for name, tree in items.items()}
         fields = {eval_field: restored["params"], **restored["training"]}
@@ -224,7 +223,6 @@ def restore_opt_state(checkpoint: epath.Path, abstract: TrainState, optimizer: s
 
 
 def _restore_item(checkpoint: epath.Path, name: str, tree: Any, metadata: CheckpointMetadata) -> Any:
-    """Restores an item of a checkpoint and checks its fingerprint."""
     args = ocp.args.PyTreeRestore(tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree))
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         restored = checkpointer.restore(checkpoint / name, args=args)

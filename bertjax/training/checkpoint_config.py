@@ -73,7 +73,6 @@ def complete(config: RunConfig, init_from: str | epath.Path | None = None, workd
 
 
 def _with_architecture(model: ModelConfig, saved: Architecture, checkpoint: epath.Path, has_data: bool) -> ModelConfig:
-    """Returns a model config with the architecture of a checkpoint."""
     changes = vars(saved).copy()
     if has_data and model.vocab_size is None:
         # The run takes the size from its vocabulary, which `check_vocabulary` compares with the checkpoint's.

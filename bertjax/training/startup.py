@@ -106,10 +106,10 @@ def restore_or_init(
             ignored += ", and the run started from different parameters"
         logger.info(f"resumed {workdir} at step {int(state.step):,}{ignored}")
         return state
+    state = init()
     if checkpoint is None:
         logger.info("starting at step 0 with random parameters, because --init_from is not set")
-        return init()
-    state = init()
+        return state
     reinit_params = () if has_output_layer_of(task, checkpoint) else task.reinit_params
     new_pieces = check_vocabulary(task, checkpoint, task.can_add_pieces)
     state = state.with_initial_params(load_params(checkpoint, state.params, reinit_params, new_pieces))

@@ -16,9 +16,8 @@ from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import find_checkpoint
 from bertjax.training.evaluation import evaluate, evaluation_history, finish_run, with_total_loss
 from bertjax.training.metrics import METRICS, import_tracker, read_lines
-from bertjax.training.multihost import raise_on_all_hosts
+from bertjax.training.multihost import raise_on_all_hosts, stop_requests, watchdog
 from bertjax.training.optimizer import describe_head_steps, make_optimizer, make_schedule
-from bertjax.training.preemption import stop_requests, watchdog
 from bertjax.training.profiling import StepProfiler
 from bertjax.training.progress import Progress
 from bertjax.training.sharding import check_batch_sizes, data_shard, make_mesh, put_batch, replicated
@@ -170,7 +169,6 @@ def _log_step(task: Task, state: TrainState, step: int, progress: Progress) -> T
 def _evaluate(
     task: Task, mesh: Mesh, state: TrainState, progress: Progress, heartbeat: Callable[[], None]
 ) -> dict[str, float]:
-    """Evaluates the state. Logs and returns the metrics."""
     # Reading `state.step` waits for the dispatched steps, so that evaluation time does not include training time.
     step = int(state.step)
     with progress.paused():
