@@ -85,50 +85,40 @@ def test_update_equals_the_reference(config, values):
         np.testing.assert_allclose(value, expected[path], rtol=2e-5, atol=1e-6, err_msg=str(path))
 
 
-def newton_schulz(matrix: np.ndarray) -> np.ndarray:
-    x = matrix / (np.linalg.norm(matrix) + 1e-8)
-    x = x.T if matrix.shape[0] > matrix.shape[1] else x
-    for _ in range(5):
-        gram = x @ x.T
-        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
-    return x.T if matrix.shape[0] > matrix.shape[1] else x
-
-
-def test_muon_makes_the_kernel_of_each_layer_orthogonal_and_leaves_the_rest_to_adamw():
+def test_muon_updates_the_kernel_of_each_layer_as_a_matrix_and_leaves_the_rest_to_adamw():
+    """Compares kernels with optax's Muon of one matrix per layer, scaled to a root mean square of 0.2."""
     kernels = {
         ("layers", "attention", "query", "kernel"): (2, 4, 2, 3),
         ("layers", "attention", "output", "kernel"): (2, 2, 3, 4),
         ("layers", "mlp_in", "kernel"): (2, 4, 9),
     }
-    shapes = {path: (np.prod(shape[1:3]) if "output" in path else shape[1], -1) for path, shape in kernels.items()}
+    num_inputs = {path: np.prod(shape[1:3]) if "output" in path else shape[1] for path, shape in kernels.items()}
     rng = np.random.default_rng(3)
     params = {path: rng.standard_normal(shape) for path, shape in kernels.items()}
-    others = flatten_dict(PARAMS)
-    params |= {("rest", *path[1:]): value for path, value in others.items()}
+    params |= {("rest", *(path[1:] or path)): value for path, value in flatten_dict(PARAMS).items()}
     params |= {("layers", "norm", "scale"): np.ones((2, 3))}
-    decay, rate, beta = 0.1, 0.05, 0.95
-    settings = {"weight_decay": decay, "clip_norm": 0.0, "b2": 0.98}
+
+    def matrices(flat: dict) -> list:
+        layers = [(flat[path][layer], size) for path, size in num_inputs.items() for layer in (0, 1)]
+        return [as_float32(kernel.reshape(size, -1)) for kernel, size in layers]
+
+    settings = {"weight_decay": 0.1, "clip_norm": 0.0, "b2": 0.98}
     muon, adamw = (make_optimizer(OptimizerConfig(name=name, **settings)).tx for name in ("muon", "adamw"))
     tree = as_float32(unflatten_dict(params))
-    states = [muon.init(tree), adamw.init(tree)]
-    momentum = {path: np.zeros(shape) for path, shape in kernels.items()}
-    for step in range(1, 4):
+    reference = optax.contrib.scale_by_muon(weight_dimension_numbers=[optax.contrib.MuonDimensionNumbers()] * 6)
+    states = [muon.init(tree), adamw.init(tree), reference.init(matrices(params))]
+    for _ in range(3):
         grads = {path: rng.standard_normal(value.shape) for path, value in params.items()}
-        (updates, states[0]), (adam_updates, states[1]) = (
-            tx.update(as_float32(unflatten_dict(grads)), state, tree, learning_rate=rate)
-            for tx, state in zip((muon, adamw), states, strict=True)
-        )
-        for path, update in flatten_dict(updates).items():
-            if path not in kernels:
-                np.testing.assert_array_equal(update, flatten_dict(adam_updates)[path])
-                continue
-            momentum[path] = beta * momentum[path] + (1 - beta) * grads[path]
-            nesterov = beta * momentum[path] / (1 - beta ** (step + 1)) + (1 - beta) * grads[path] / (1 - beta**step)
-            for layer in range(2):
-                orthogonal = newton_schulz(nesterov[layer].reshape(shapes[path]))
-                scale = 0.2 * np.sqrt(max(orthogonal.shape))
-                expected = -rate * (scale * orthogonal.reshape(kernels[path][1:]) + decay * params[path][layer])
-                np.testing.assert_allclose(update[layer], expected, rtol=2e-3, atol=2e-5)
+        grad_tree = as_float32(unflatten_dict(grads))
+        updates, states[0] = muon.update(grad_tree, states[0], tree, learning_rate=0.05)
+        adam_updates, states[1] = adamw.update(grad_tree, states[1], tree, learning_rate=0.05)
+        expected, states[2] = reference.update(matrices(grads), states[2], matrices(params))
+        updates, adam_updates = flatten_dict(updates), flatten_dict(adam_updates)
+        for actual, update, weights in zip(matrices(updates), expected, matrices(params), strict=True):
+            change = 0.2 * np.sqrt(max(update.shape)) * update + 0.1 * weights
+            np.testing.assert_allclose(actual, -0.05 * change, rtol=2e-3, atol=2e-5)
+        for path in params.keys() - kernels.keys():
+            np.testing.assert_array_equal(updates[path], adam_updates[path])
 
 
 WSD = {"schedule": "warmup_stable_decay", "decay_steps": 4}

@@ -109,15 +109,11 @@ def interrupted(trained, tmp_path):
 
 
 @pytest.mark.ci
-def test_resume_accepts_other_log_and_checkpoint_settings(corpus, interrupted):
-    loop.train(make(corpus, log_every=5, keep_checkpoints=1), str(interrupted))
+def test_resume_accepts_other_logs_checkpoints_and_ways_to_compile(corpus, trained, interrupted):
+    changes = {"log_every": 5, "keep_checkpoints": 1, "model__scan_layers": "false", "model__remat": "full"}
+    loop.train(make(corpus, **changes), str(interrupted))
     assert [line["step"] for line in read_metrics(interrupted) if "loss" in line] == [3, 6, 10, 14]
     assert [path.name for path in (interrupted / "checkpoints").iterdir()] == ["14"]
-
-
-@pytest.mark.slow
-def test_resume_accepts_other_scan_and_remat_settings(corpus, trained, interrupted):
-    loop.train(make(corpus, model__scan_layers="false", model__remat="full"), str(interrupted))
     assert_close = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-6)
     jax.tree.map(assert_close, load_final_params(interrupted), load_final_params(trained))
 
