@@ -1,4 +1,4 @@
-"""Profiles of train steps."""
+"""Profiles of train steps, and the benchmark of the pre-training input pipeline."""
 
 import jax
 import pytest
@@ -7,7 +7,8 @@ from small_run import make
 
 from bertjax.errors import UsageError
 from bertjax.training import train as loop
-from bertjax.training.profiling import StepProfiler, parse_steps
+from bertjax.training.bench import bench_input, input_table
+from bertjax.training.progress import StepProfiler, parse_steps
 
 
 @pytest.mark.parametrize("text", ["20:10", "5:5", "5", "a:b", "-1:3", "1:2:3", "1:"])
@@ -47,3 +48,13 @@ def test_profiler_traces_the_named_steps_or_warns(traces, tmp_path, log_lines, s
 def test_train_writes_a_profile_to_the_workdir(corpus, tmp_path):
     loop.train(make(corpus, steps=3, eval_every=3), str(tmp_path / "run"), profile_steps=range(1, 2))
     assert [*(tmp_path / "run" / "plugins" / "profile").glob("*/*.xplane.pb")]
+
+
+@pytest.mark.parametrize("packing", [pytest.param("false", marks=pytest.mark.slow), "true"])
+def test_bench_input_reports_consistent_rates(corpus, packing):
+    result = bench_input(make(corpus, data__packing=packing, data__seq_len=32, data__batch_size=4), seconds=0.2)
+    positions_per_second = result["positions_per_second"]
+    assert positions_per_second == pytest.approx(result["batches"] * 4 * 32 / result["seconds"])
+    assert result["real_tokens_per_second"] == pytest.approx(result["token_fraction"] * positions_per_second)
+    assert 0.3 < result["token_fraction"] <= 1
+    assert ("batch", "4 x 32", "rows x tokens") in input_table(result)
