@@ -9,7 +9,6 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -29,7 +28,7 @@ from bertjax.tasks.task import NumpyBatch, Task
 from bertjax.training.optimizer import make_optimizer, make_schedule
 from bertjax.training.progress import StepProfiler
 from bertjax.training.sharding import check_batch_sizes, make_mesh, put_batch, replicated
-from bertjax.training.step import TrainState, compute_metrics, init_state, make_train_step
+from bertjax.training.step import compute_metrics, init_state, make_train_step
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +58,15 @@ def bench_step(task: Task, steps: int, profile_steps: range = range(0)) -> dict[
     process. `losses` contains the mean of each metric over all steps, or None if it is not finite.
     """
     started = time.perf_counter()
-    train_step, state, inputs = make_bench_step(task)
+    config, mesh = task.config, make_mesh(task.config.mesh)
+    check_batch_sizes(task.batch_sizes, mesh, config.grad_accum_steps)
+    optimizer = make_optimizer(config.optimizer)
+    train_step = make_train_step(task.objective, optimizer, mesh, config.grad_accum_steps)
+    state = init_state(task.objective, optimizer, mesh, jax.random.key(config.seed))
+    key = jax.device_put(jax.random.key(config.seed + 1), replicated(mesh))
+    schedule = make_schedule(config.optimizer, task.warmup_steps, task.total_steps, task.phase_peaks)
+    batch, batch_step = benchmark_batch(task)
+    inputs = put_batch(batch, mesh), key, schedule
     state = jax.block_until_ready(train_step(state, *inputs))
     first = time.perf_counter() - started
     logger.info(f"first step after {first:.1f} s, including compilation")
@@ -77,8 +84,7 @@ def bench_step(task: Task, steps: int, profile_steps: range = range(0)) -> dict[
     # Measure peak FLOP/s directly after the steps, because a CPU's speed depends on its temperature.
     peak, source = peak_flops_per_second(jax.devices())
     metrics = compute_metrics(state.sums)
-    _, step = benchmark_batch(task)
-    cost = task.cost_before(step + 1) - task.cost_before(step)
+    cost = task.cost_before(batch_step + 1) - task.cost_before(batch_step)
     token_fraction, attention_fraction = metrics.pop(TOKEN_FRACTION), metrics.pop(ATTENTION_FRACTION)
     if not_finite := [name for name, value in metrics.items() if not math.isfinite(value)]:
         logger.info(f"metrics that are not finite: {', '.join(not_finite)}")
@@ -97,7 +103,7 @@ def bench_step(task: Task, steps: int, profile_steps: range = range(0)) -> dict[
         "peak_source": source,
         "device": jax.devices()[0].device_kind,
         "devices": jax.device_count(),
-        "batch_size": task.config.data.batch_size,
+        "batch_size": config.data.batch_size,
         "rows": cost.rows,
         "seq_len": inputs[0]["input_ids"].shape[-1],
         "dtype": resolve_layout(task.objective.model.config).dtype,
@@ -125,19 +131,6 @@ def step_table(result: dict[str, Any]) -> list[tuple[str, str, str]]:
         ("positions", f"{result['positions_per_second']:,.0f}", "positions/s"),
         ("speed", f"{result['tokens_per_second']:,.0f}", "tokens/s"),
     ]
-
-
-def make_bench_step(task: Task) -> tuple[Callable[..., TrainState], TrainState, tuple[Any, ...]]:
-    """Returns the train step, an initial state, and the step's other arguments (batch, dropout key and schedule)."""
-    config = task.config
-    mesh = make_mesh(config.mesh)
-    check_batch_sizes(task.batch_sizes, mesh, config.grad_accum_steps)
-    optimizer = make_optimizer(config.optimizer)
-    state = init_state(task.objective, optimizer, mesh, jax.random.key(config.seed))
-    key = jax.device_put(jax.random.key(config.seed + 1), replicated(mesh))
-    schedule = make_schedule(config.optimizer, task.warmup_steps, task.total_steps, task.phase_peaks)
-    inputs = (put_batch(benchmark_batch(task)[0], mesh), key, schedule)
-    return make_train_step(task.objective, optimizer, mesh, config.grad_accum_steps), state, inputs
 
 
 def _peak_memory_bytes() -> int:

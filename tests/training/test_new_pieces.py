@@ -14,7 +14,7 @@ from bertjax.data.corpus.store import open_corpus
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import load_vocabulary
 from bertjax.training.checkpoint import find_checkpoint
-from bertjax.training.parameters import NewPieces, find_new_pieces, load_params_on_host
+from bertjax.training.parameters import find_new_pieces, load_params_on_host
 
 pytestmark = pytest.mark.ci
 
@@ -90,13 +90,6 @@ def test_only_pieces_appended_to_the_old_vocabulary_are_new(vocabularies, tmp_pa
     assert find_new_pieces(old, old) is None
     assert find_new_pieces(new, old) is None
     assert find_new_pieces(old, load_vocabulary(vocabularies[1], lower_case=not old.lower_case)) is None
-
-
-def test_extend_writes_new_rows_over_padding_and_pads_with_zeros():
-    rows = np.array([[1, 2], [3, 4], [5, 8], [-1, -1]], np.float32)
-    extended = NewPieces(3, ((0, 2), (1,))).extend(rows, 8)
-    np.testing.assert_array_equal(extended, [[1, 2], [3, 4], [5, 8], [3, 5], [3, 4], [0, 0], [0, 0], [0, 0]])
-    assert extended.dtype == np.float32
 
 
 def assert_new_rows_are_means(vocabularies, before, after):
