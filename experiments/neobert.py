@@ -16,9 +16,9 @@ Hardware and time: in the paper, 6,000 GPU-hours on 8 H100.
 Expected: 245,136,954 parameters (250M in the paper), and an average GLUE dev score of 89.0.
 """
 
-from bertjax.convert.neobert import NEOBERT
 from ml_collections import ConfigDict
 
+from bertjax.convert.neobert import NEOBERT
 from bertjax.presets import arguments, make_quick, phase_of, pretraining_config
 
 _TOKENS_PER_BATCH = 2**21

@@ -32,7 +32,7 @@ def bench_step(args: argparse.Namespace) -> None:
     from bertjax.tasks.build import build_task
     from bertjax.training.bench import bench_step as run
     from bertjax.training.bench import step_table
-    from bertjax.training.progress import parse_steps
+    from bertjax.training.profiling import parse_steps
 
     with open_config(args) as config:
         task = build_task(config, train=None)

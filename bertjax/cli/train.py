@@ -32,7 +32,7 @@ def train(args: argparse.Namespace) -> None:
     from bertjax.training.cached_features import build_training_task
     from bertjax.training.checkpoint_config import complete
     from bertjax.training.multihost import exit_on_host_error
-    from bertjax.training.progress import parse_steps
+    from bertjax.training.profiling import parse_steps
     from bertjax.training.train import train as run
 
     config = parse_run_config(args)

@@ -26,7 +26,7 @@ from bertjax.tasks.objectives.step_cost import ATTENTION_FRACTION, TOKEN_FRACTIO
 from bertjax.tasks.pretraining import PretrainingTask
 from bertjax.tasks.task import NumpyBatch, Task
 from bertjax.training.optimizer import make_optimizer, make_schedule
-from bertjax.training.progress import StepProfiler
+from bertjax.training.profiling import StepProfiler
 from bertjax.training.sharding import check_batch_sizes, make_mesh, put_batch, replicated
 from bertjax.training.step import compute_metrics, init_state, make_train_step
 

@@ -1,18 +1,14 @@
-"""Processes of a run: connection, values and errors on all hosts, signals that stop a run, a watchdog for hangs."""
+"""Multi-process runs: connects processes, broadcasts values of host 0, and raises errors on all hosts."""
 
 import atexit
 import contextlib
-import faulthandler
 import json
 import os
 import re
 import secrets
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any, TypeVar
 
 import jax
@@ -23,7 +19,7 @@ from jax.experimental import multihost_utils
 from bertjax.config.fields import differences
 from bertjax.config.mesh import ClusterConfig
 from bertjax.config.run import PATH_FIELDS
-from bertjax.errors import INTERRUPTED, LOST, BertjaxError, LostError, UsageError, first_line, shortened
+from bertjax.errors import INTERRUPTED, BertjaxError, LostError, UsageError, first_line, shortened
 from bertjax.utils.io import write_atomic
 
 T = TypeVar("T")
@@ -36,8 +32,6 @@ _COLLECTIVE_ERROR = re.compile(r"\bgloo\b|\bnccl|coordination ?service|\bheartbe
 _LOCAL_FIELDS = ("config.cluster.", "config.hang_seconds:", *(f"config.{field}:" for field in PATH_FIELDS))
 # On network file systems, a new file may be visible to other hosts only after their caches time out.
 _VISIBLE_SECONDS, _POLL_SECONDS = 90.0, 0.5
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_CHECKS_PER_INTERVAL = 20  # checks of the watchdog per `hang_seconds`
 
 
 def is_multihost_environment() -> bool:
@@ -194,73 +188,3 @@ def _exit(code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-@contextlib.contextmanager
-def stop_requests() -> Iterator[Callable[[int], bool]]:
-    """Handles SIGTERM, SIGINT and SIGHUP while the context is open. After a first signal, SIGINT interrupts at once.
-
-    With several processes, JAX's preemption service handles SIGTERM and makes all processes stop at the same step.
-
-    Yields a function that takes the last finished step, and returns whether training should save and stop.
-    """
-    received: list[int] = []
-    is_alone = jax.process_count() == 1
-
-    def handler(number: int, _frame: FrameType | None) -> None:
-        if received and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        if not received:
-            # Use os.write, because this handler may interrupt a print(), which is not reentrant.
-            with contextlib.suppress(OSError):
-                os.write(2, b"stop requested: saving after the next step\n")
-        received.append(number)
-        if not is_alone:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    # Leave ignored signals alone, such as SIGHUP under `nohup`.
-    signals = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
-    if not is_alone:
-        signals.remove(signal.SIGTERM)
-    previous = {number: signal.signal(number, handler) for number in signals}
-    try:
-        yield (lambda _step: bool(received)) if is_alone else multihost_utils.reached_preemption_sync_point
-    finally:
-        for number, old_handler in previous.items():
-            signal.signal(number, old_handler)
-
-
-@contextlib.contextmanager
-def watchdog(hang_seconds: float) -> Iterator[Callable[[], None]]:
-    """Exits with code 43 if `hang_seconds` pass without a heartbeat, after printing the stack of every thread.
-
-    Without a watchdog, a process would wait forever for a stuck host (jax#38503). If `hang_seconds` is 0, the watchdog
-    is off. Yields the heartbeat, a function to call after every step, evaluation batch and save.
-    """
-    last_heartbeat = time.monotonic()
-    is_closed = threading.Event()
-
-    def heartbeat() -> None:
-        nonlocal last_heartbeat
-        last_heartbeat = time.monotonic()
-
-    def watch() -> None:
-        while not is_closed.wait(hang_seconds / _CHECKS_PER_INTERVAL):
-            seconds = time.monotonic() - last_heartbeat
-            if seconds > hang_seconds:
-                faulthandler.dump_traceback(sys.stderr, all_threads=True)
-                message = (
-                    f"bertjax: process {jax.process_index()} made no progress for {seconds:,.0f} s, more than "
-                    "config.hang_seconds; the stacks of its threads are above. Run the same command again on every "
-                    "host to resume from the last checkpoint"
-                )
-                print(message, file=sys.stderr, flush=True)
-                # Exit directly, because an exception would not reach a thread that waits in C++.
-                os._exit(LOST)
-
-    if hang_seconds:
-        threading.Thread(target=watch, daemon=True).start()
-    try:
-        yield heartbeat
-    finally:
-        is_closed.set()

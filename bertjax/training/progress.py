@@ -1,12 +1,10 @@
-"""Progress of a run: speed and time left on the terminal, metrics, curves and profiles in the workdir."""
+"""Progress of a run: speed and time left on the terminal, metrics and curves in the workdir."""
 
 import contextlib
 import dataclasses
 import functools
 import logging
 import math
-import os
-import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -16,7 +14,6 @@ import jax
 import optax
 from etils import epath
 
-from bertjax.errors import UsageError
 from bertjax.model.flops import peak_flops_per_second
 from bertjax.model.partitioning import resolve_layout
 from bertjax.tasks.objectives.step_cost import ATTENTION_FRACTION, TOKEN_FRACTION, StepCost
@@ -40,8 +37,6 @@ logger = logging.getLogger(__name__)
 
 # Minimum seconds between updates of `curves.png`. Plotting takes as long as evaluating a small model.
 _SECONDS_BETWEEN_DRAWINGS = 30
-# TensorBoard's profile plugin reads this subfolder of a log folder.
-_PROFILES = "plugins/profile"
 
 
 class Progress:
@@ -228,44 +223,3 @@ class Progress:
                 "mfu": cost.token_flops(token_fraction, attention_fraction) / seconds / peak if peak else math.nan,
             }
         self._reset_clock(step)
-
-
-def parse_steps(text: str) -> range:
-    """Parses `START:STOP` as the steps START to STOP - 1, counted from 0. An empty string means no steps."""
-    if not text:
-        return range(0)
-    match = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text)
-    steps = range(int(match[1]), int(match[2])) if match else range(0)
-    if not steps:
-        raise UsageError(f"--profile {text!r} is not a range of steps; use START:STOP, such as 10:20")
-    return steps
-
-
-class StepProfiler(contextlib.ExitStack):
-    """Context manager that writes a profile of a range of steps to a log folder. On exit, ends an open trace."""
-
-    def __init__(self, log_dir: epath.Path, steps: range) -> None:
-        super().__init__()
-        self._log_dir, self._steps, self._has_traced = log_dir, steps, False
-        if steps:
-            self.callback(self._log_result)
-
-    def step(self, step: int) -> jax.profiler.StepTraceAnnotation:
-        """Returns the annotation of a step, counted from 0, and starts the trace before the first traced step."""
-        if self._steps and step == self._steps.start:
-            jax.profiler.start_trace(os.fspath(self._log_dir))
-            self.callback(jax.profiler.stop_trace)
-            self._has_traced = True
-        return jax.profiler.StepTraceAnnotation("train", step_num=step)
-
-    def step_done(self, step: int, state: object) -> None:
-        """After the last traced step, waits until the devices have finished it, and ends the trace."""
-        if self._steps and step == self._steps.stop:
-            jax.block_until_ready(state)
-            self.close()
-
-    def _log_result(self) -> None:
-        if self._has_traced:
-            logger.info(f"saved {self._log_dir / _PROFILES}; open it with: tensorboard --logdir {self._log_dir}")
-        else:
-            logger.warning(f"saved no profile: the run did not execute step {self._steps.start}")

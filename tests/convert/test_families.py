@@ -7,12 +7,12 @@ import jax
 import numpy as np
 import optax
 import pytest
-from bertjax.convert.eurobert import EUROBERT
 from checkpoints import assert_equal, edit_json
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from bertjax.convert import huggingface
 from bertjax.convert.convert import convert
+from bertjax.convert.eurobert import EUROBERT
 from bertjax.convert.family import ACTIVATIONS, OUTPUT_KINDS, REQUIRED
 from bertjax.convert.modernbert import MODERNBERT
 from bertjax.data.corpus.vocabulary import SPECIAL_PIECES, load_vocabulary

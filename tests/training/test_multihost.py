@@ -21,7 +21,7 @@ from bertjax.config.mesh import ClusterConfig
 from bertjax.convert.convert import convert
 from bertjax.errors import LOST, BertjaxError
 from bertjax.training import multihost
-from bertjax.training.multihost import stop_requests, watchdog
+from bertjax.training.preemption import stop_requests, watchdog
 from bertjax.training.sweep import SWEEP
 
 # Both processes run this script.
@@ -64,7 +64,7 @@ assert is_collective_error(RuntimeError("Gloo AllGather failed")) and not is_col
 
 STUCK = """
 import time
-from bertjax.training.multihost import watchdog
+from bertjax.training.preemption import watchdog
 
 def wait_for_host():
     time.sleep(60)

@@ -8,7 +8,7 @@ from small_run import make
 from bertjax.errors import UsageError
 from bertjax.training import train as loop
 from bertjax.training.bench import bench_input, input_table
-from bertjax.training.progress import StepProfiler, parse_steps
+from bertjax.training.profiling import StepProfiler, parse_steps
 
 
 @pytest.mark.parametrize("text", ["20:10", "5:5", "5", "a:b", "-1:3", "1:2:3", "1:"])
