@@ -15,6 +15,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
 from bertjax.config.fields import to_config_dict
@@ -177,18 +178,13 @@ def grid_values(
         elif field in overridden_fields(overrides):
             problem = f"--config.{field} sets the same field; omit one of them"
         else:
-            grid[field] = [_value(load([f"--config.{field}={value}"]), field) for value in texts]
+            configs = [load([f"--config.{field}={value}"]).to_dict() for value in texts]
+            grid[field] = [flatten_dict(config, sep=".")[field] for config in configs]
             if len({*grid[field]}) < len(texts):
                 problem = "it lists a value twice; list it once"
         if problem:
             raise UsageError(f"invalid --grid {shortened(item)}: {problem}")
     return grid
-
-
-def _value(config_dict: ConfigDict, field: str) -> Any:
-    for name in field.split("."):
-        config_dict = config_dict[name]
-    return config_dict
 
 
 def cross_product(values: Mapping[str, Sequence[Any]]) -> list[Setting]:
