@@ -1,14 +1,13 @@
 """Writes the pages of `docs/` that list all commands and all config fields: `make references`."""
 
 import argparse
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from commanding import commands
 
 from bertjax.cli.main import build_parser
-from bertjax.config.fields import Field, iter_fields
+from bertjax.config.fields import iter_fields
 from bertjax.config.run import RunConfig
 from bertjax.data.pretraining.config import PhaseConfig
 from bertjax.tasks.build import TASKS, config_class
@@ -71,7 +70,7 @@ def configs_page() -> str:
     sections = [
         ("Every run", run, {}),
         ("Pre-training", pretraining, run),
-        ("Items of `phases`", {field.path: field for field in iter_fields(PhaseConfig(), "phases[].")}, {}),
+        ("Items of `phases`", _fields(PhaseConfig(), "phases[]."), {}),
         ("Continued pre-training", _fields(config_class("adaptation")()), pretraining),
         ("Fine-tuning", finetuning, run),
     ]
@@ -79,19 +78,19 @@ def configs_page() -> str:
     sections += [(f"Task `{task}`", _fields(config_class(task)()), finetuning) for task in tasks]
     texts = [_FIELDS_HEAD]
     for title, fields, documented in sections:
-        new = [field for path, field in fields.items() if path != "task" and field != documented.get(path)]
+        new = {path: field for path, field in fields.items() if path != "task" and field != documented.get(path)}
         if new:
             texts.append(f"## {title}\n\n{_table(new)}\n")
     return "\n".join(texts)
 
 
-def _fields(config: RunConfig) -> dict[str, Field]:
-    return {field.path: field for field in iter_fields(config)}
+def _fields(config: Any, prefix: str = "") -> dict[str, tuple[Any, str]]:
+    return {path: (value, meaning) for path, value, meaning in iter_fields(config, prefix)}
 
 
-def _table(fields: Iterable[Field]) -> str:
+def _table(fields: dict[str, tuple[Any, str]]) -> str:
     lines = ["| field | default | meaning |", "|---|---|---|"]
-    lines += [f"| `{field.path}` | {_formatted(field.value)} | {field.meaning} |" for field in fields]
+    lines += [f"| `{path}` | {_formatted(value)} | {meaning} |" for path, (value, meaning) in fields.items()]
     return "\n".join(lines)
 
 

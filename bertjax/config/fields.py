@@ -12,7 +12,7 @@ import re
 import textwrap
 import typing
 from collections.abc import Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from ml_collections import ConfigDict, config_dict
 from ml_collections.config_flags.tuple_parser import TupleParser
@@ -31,20 +31,6 @@ _TYPES: dict[type, tuple[tuple[type, ...], str]] = {
     str: ((str,), "a string"),
     tuple: ((tuple, list), "a list"),
 }
-
-
-class Field(NamedTuple):
-    """Config field with its value and documentation.
-
-    Attributes:
-      path: path of the field, such as `data.seq_len`.
-      value: current value.
-      meaning: documentation from the docstring of the config class.
-    """
-
-    path: str
-    value: Any
-    meaning: str
 
 
 def to_config_dict(config: Section) -> ConfigDict:
@@ -107,15 +93,15 @@ def parse_value(field_type: type, item: str) -> Any:
         raise UsageError(f"{shortened(item)} is invalid; it must be {_TYPES[field_type][1]}") from None
 
 
-def iter_fields(config: Any, prefix: str = "") -> Iterator[Field]:
-    """Yields all fields of a config and its sections, with their documentation. Each path starts with `prefix`."""
+def iter_fields(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
+    """Yields path, value and documentation of all fields of a config. Each path starts with `prefix`."""
     meanings = field_meanings(type(config))
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if isinstance(value, Section):
             yield from iter_fields(value, f"{prefix}{field.name}.")
         else:
-            yield Field(f"{prefix}{field.name}", value, meanings[field.name])
+            yield f"{prefix}{field.name}", value, meanings[field.name]
 
 
 def field_meanings(config_class: type) -> dict[str, str]:
@@ -134,9 +120,9 @@ def field_meanings(config_class: type) -> dict[str, str]:
 def describe_fields(config: Any) -> str:
     """Formats every field of a config with its value and documentation as lines for a terminal."""
     lines = []
-    for field in iter_fields(config):
-        lines.append(f"{field.path} = {field.value!r}")
-        lines += textwrap.wrap(field.meaning, _WIDTH, initial_indent="    ", subsequent_indent="    ")
+    for path, value, meaning in iter_fields(config):
+        lines.append(f"{path} = {value!r}")
+        lines += textwrap.wrap(meaning, _WIDTH, initial_indent="    ", subsequent_indent="    ")
     return "\n".join(lines)
 
 
