@@ -95,8 +95,8 @@ def table(args: argparse.Namespace) -> None:
     results = load_results(args.results)
     experiments = {name: results.tables.get(name) or table_experiment(name) for name in args.number}
     tables = {name: load_table(config) for name, config in experiments.items()}
-    for path, source in zip(args.results, results.sources, strict=True):
-        if not epath.Path(source.path).exists():
+    for path, (source, _) in zip(args.results, results.sources, strict=True):
+        if not epath.Path(source).exists():
             logger.info(f"no results in {path} yet")
     for name, loaded in tables.items():
         show((as_markdown if args.markdown else as_text)(format_table(loaded, results)) + "\n")

@@ -45,42 +45,23 @@ class Outcome:
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
-    """Results folder or results file.
+class Results:
+    """Results of one or more folders and files. If several sources contain the same entry, the first source is used.
 
     Attributes:
-      path: path of the folder or file.
+      sources: path of each folder or file, and the outcomes in a file by run name (None: a folder with workdirs).
       tables: experiment (`FILE:ARGUMENTS`) of each requested table, by table name.
       seconds: duration in seconds of each run that was not interrupted, by run name.
-      outcomes: outcomes in a file, by run name (default: None, the source is a folder with workdirs of the runs).
     """
 
-    path: str
+    sources: tuple[tuple[str, Mapping[str, Outcome] | None], ...]
     tables: dict[str, str] = dataclasses.field(default_factory=dict)
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
-    outcomes: dict[str, Outcome] | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Results:
-    """Results of one or more sources. If several sources contain the same entry, the first source is used."""
-
-    sources: tuple[Source, ...]
-
-    @property
-    def tables(self) -> dict[str, str]:
-        """Experiment of each requested table."""
-        return dict(ChainMap(*(source.tables for source in self.sources)))
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """Duration of each run that was not interrupted."""
-        return dict(ChainMap(*(source.seconds for source in self.sources)))
 
     @property
     def folder(self) -> str:
         """Path of the first source that is a folder, for printed commands; `RESULTS` if all sources are files."""
-        return next((source.path for source in self.sources if source.outcomes is None), "RESULTS")
+        return next((path for path, outcomes in self.sources if outcomes is None), "RESULTS")
 
     def finished(self, runs: Iterable[Run]) -> set[str]:
         """Returns the names of the runs that are finished."""
@@ -91,12 +72,12 @@ class Results:
 
         Raises a BertjaxError if settings, seeds, initial parameters or ensemble members differ from `run`'s.
         """
-        source, outcome = self._lookup(run)
-        if source is None or outcome is None:
+        path, outcome = self._lookup(run)
+        if outcome is None:
             return None
         if outcome.settings != _settings(run):
             raise UsageError(
-                f"{source.path} contains {run.name} with settings that differ from the table's: "
+                f"{path} contains {run.name} with settings that differ from the table's: "
                 f"{' '.join(outcome.settings)}; remove it from --results"
             )
         members = {result.fingerprint for member in run.members if (result := self.outcome(member))}
@@ -108,18 +89,16 @@ class Results:
             difference = "has other ensemble members than the table"
         else:
             return outcome
-        raise _mismatch(f"{source.path}/{run.name}", difference)
+        raise _mismatch(f"{path}/{run.name}", difference)
 
-    def _lookup(self, run: Run) -> tuple[Source | None, Outcome | None]:
-        """Returns the first source that contains the outcome of a run, and the outcome (None, None: unfinished)."""
-        for source in self.sources:
-            if source.outcomes is None:
-                outcome = read_outcome(epath.Path(source.path) / run.name, run)
-            else:
-                outcome = source.outcomes.get(run.name)
+    def _lookup(self, run: Run) -> tuple[str, Outcome | None]:
+        """Returns the path of the first source with the outcome of a run, and the outcome (None: unfinished)."""
+        for path, outcomes in self.sources:
+            kept = outcomes is not None
+            outcome = outcomes.get(run.name) if kept else read_outcome(epath.Path(path) / run.name, run)
             if outcome:
-                return source, outcome
-        return None, None
+                return path, outcome
+        return "", None
 
     def _init_fingerprint(self, run: Run, step: int) -> str:
         """Returns the fingerprint of a run's parameters at `step` (0: its result), or "" if it is unknown."""
@@ -128,8 +107,8 @@ class Results:
         if not step:
             outcome = self.outcome(run)
             return outcome.fingerprint if outcome else ""
-        source = self._lookup(run)[0]
-        checkpoint = epath.Path(run.checkpoint(source.path, step)) if source else None
+        path = self._lookup(run)[0]
+        checkpoint = epath.Path(run.checkpoint(path, step)) if path else None
         return saved_fingerprint(checkpoint) if checkpoint and checkpoint.exists() else ""
 
 
@@ -139,19 +118,21 @@ def _mismatch(path: str | epath.Path, difference: str) -> BertjaxError:
 
 def load_results(paths: Sequence[str]) -> Results:
     """Reads results folders and files. A folder may be empty or missing; a file, recognized by `.json`, may not."""
-    return Results(tuple(map(_load_source, paths)))
+    sources, tables, seconds = zip(*map(_load_source, paths), strict=True)
+    return Results(sources, dict(ChainMap(*tables)), dict(ChainMap(*seconds)))
 
 
-def _load_source(path: str) -> Source:
+def _load_source(path: str) -> tuple[tuple[str, dict[str, Outcome] | None], dict[str, str], dict[str, float]]:
+    """Returns the fields of `Results` for a single folder or file."""
     folder = resolve_checkpoint_path(path)
     is_file = folder.suffix == ".json" or (folder.exists() and not folder.is_dir())
     file = folder if is_file else folder / INDEX
     if not is_file and not file.exists():
-        return Source(os.fspath(folder))
+        return (os.fspath(folder), None), {}, {}
     try:
         content = read_json_object(file)
         outcomes = {name: Outcome(**run) for name, run in content["runs"].items()} if is_file else None
-        return Source(os.fspath(folder), content["tables"], content["seconds"], outcomes)
+        return (os.fspath(folder), outcomes), content["tables"], content["seconds"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
             f"{file} is not a results file ({type(error).__name__}: {first_line(error)}); use a file of `bertjax "
@@ -164,7 +145,7 @@ def update_index(path: str, tables: Mapping[str, str], seconds: Mapping[str, flo
 
     Reads the index again first, so that entries of another `bertjax reproduce` process are not lost.
     """
-    old, folder = _load_source(path), epath.Path(path)
+    old, folder = load_results([path]), epath.Path(path)
     folder.mkdir(parents=True, exist_ok=True)
     _write_json(folder / INDEX, {"tables": {**old.tables, **tables}, "seconds": {**old.seconds, **seconds}})
 
@@ -179,7 +160,8 @@ def save_results(results: Results, runs: Iterable[Run], tables: dict[str, str], 
         for run in sorted(runs, key=lambda run: run.name)
         if (outcome := results.outcome(run))
     }
-    lost = sorted({*(_load_source(str(file)).outcomes or ())} - outcomes.keys()) if file.exists() else []
+    kept = load_results([str(file)]).sources[0][1] if file.exists() else None
+    lost = sorted({*(kept or ())} - outcomes.keys())
     if lost:
         raise UsageError(
             f"--keep {file} contains {len(lost)} runs that would be lost, such as {lost[0]}; use a different file, "

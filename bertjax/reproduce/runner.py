@@ -11,7 +11,6 @@ import jax
 from etils import epath
 
 from bertjax.config.load import experiment_file, experiments_folder, run_experiment
-from bertjax.config.run import RunConfig
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.estimate import DEFAULT_MFU
 from bertjax.inference.ensemble import ensemble
@@ -114,13 +113,13 @@ def reproduce(config: str, table: Table, results: Results, plan: Plan) -> dict[s
       A dictionary: `stopped` (whether a signal stopped the execution), `done` (names of finished runs), `failed`
       (reason by run name) and, unless stopped, `missing_data` (see `Plan.missing_data`).
     """
-    (source,) = results.sources
+    ((folder, _),) = results.sources
     done, failed, pending = set(plan.done), {}, plan.pending
     if not done and not pending:
         raise UsageError(f"no run of {config} can start; the first run needs {plan.missing_data[plan.runs[0].name]}")
     is_host0 = jax.process_index() == 0
     if is_host0:
-        update_index(source.path, {table.name: _portable_config(config)}, {})
+        update_index(folder, {table.name: _portable_config(config)}, {})
     for number, run in enumerate(pending, 1):
         if failed_dependencies := [each.name for each in run.dependencies if each.name in failed]:
             failed[run.name] = f"{failed_dependencies[0]} failed"
@@ -128,12 +127,12 @@ def reproduce(config: str, table: Table, results: Results, plan: Plan) -> dict[s
         if is_host0:
             seconds = sum(each.flops for each in pending[number - 1 :]) / _speed(plan.runs, results)[0]
             logger.info(f"run {number} of {len(pending)}: {run.name}, about {duration(seconds)} left")
-            logger.info(run.command(source.path))
+            logger.info(run.command(folder))
         # Do not record the duration of a resumed run, because this process trains only some of its steps.
-        resumed = broadcast_from_host0(lambda run=run: (epath.Path(source.path) / run.name).exists())
+        resumed = broadcast_from_host0(lambda run=run: (epath.Path(folder) / run.name).exists())
         start = time.monotonic()
         try:
-            if _execute(run, source.path)["stopped"]:
+            if _execute(run, folder)["stopped"]:
                 return {"stopped": True, "done": sorted(done), "failed": failed}
             broadcast_from_host0(lambda run=run: _check_outcome(run, results))
         except BertjaxError as error:
@@ -146,8 +145,8 @@ def reproduce(config: str, table: Table, results: Results, plan: Plan) -> dict[s
             jax.clear_caches()
         done.add(run.name)
         if is_host0 and not resumed:
-            source.seconds[run.name] = time.monotonic() - start
-            update_index(source.path, {}, {run.name: source.seconds[run.name]})
+            results.seconds[run.name] = time.monotonic() - start
+            update_index(folder, {}, {run.name: results.seconds[run.name]})
     return {"stopped": False, "done": sorted(done), "failed": failed, "missing_data": plan.missing_data}
 
 
@@ -181,13 +180,10 @@ def _execute(run: Run, results: str) -> dict[str, Any]:
     folder = f"{results}/{run.name}"
     if run.members:
         checkpoints = [find_checkpoint(member.checkpoint(results)) for member in run.members]
-        return {"stopped": False, **ensemble(checkpoints, _dev_config, folder)}
+        metrics = ensemble(checkpoints, lambda path: choose_split(checkpoint_config(path, []), SPLITS[0]), folder)
+        return {"stopped": False, **metrics}
     init_from = _initial_checkpoint(run, results)
     if run.seeds:
         return sweep(run.config, run.overrides, (), run.seeds, folder, init_from)
     settings = experiment_config(run.config, run.overrides, init_from)
     return loop.train(build_training_task(settings, init_from), folder, init_from)
-
-
-def _dev_config(checkpoint: epath.Path) -> RunConfig:
-    return choose_split(checkpoint_config(checkpoint, []), SPLITS[0])

@@ -1,15 +1,19 @@
-"""Tests of the order, resumption and failures of `bertjax reproduce`; the runs themselves are stubs."""
+"""Order, resumption and failures of `bertjax reproduce`, and results that do not match a table; runs are stubs."""
 
+import dataclasses
 import json
 
 import pytest
+from command_runs import EXPERIMENTS
 from commanding import refused
 
 from bertjax.cli import main as cli
-from bertjax.reproduce import runner
-from bertjax.reproduce.formatting import format_table
-from bertjax.reproduce.results import BertjaxError, Outcome, Results, UsageError, load_results
+from bertjax.errors import BertjaxError, UsageError
+from bertjax.reproduce import results, runner
+from bertjax.reproduce.formatting import cell_values, format_table
+from bertjax.reproduce.results import Outcome, Results, load_results
 from bertjax.reproduce.table import Cell, Run, Table, missing_data
+from bertjax.training.checkpoint_config import experiment_config
 
 NAMES = ["cola/both", "cola/first", "cola/first-1", "cola/seed0", "cola/seed1", "pretrain/first"]
 
@@ -32,7 +36,7 @@ def executed(monkeypatch):
     def outcome(results, run):
         if run.name in ends["other_settings"] and run.name in calls:
             raise UsageError(f"{run.name} has results of other settings")
-        return done.get((results.sources[0].path, run.name))
+        return done.get((results.sources[0][0], run.name))
 
     monkeypatch.setattr(runner, "_execute", execute)
     monkeypatch.setattr(Results, "outcome", outcome)
@@ -119,16 +123,79 @@ def test_finished_runs_do_not_need_their_data(executed, tmp_path):
     start = Run("pretrain/first", missing_data="a corpus")
     tuned, other = Run("cola/first", init_from=start), Run("sst2/first", init_from=start, missing_data="SST-2")
     table = Table("mine", "", "tiny", (Cell("row", "CoLA", (tuned, other), "accuracy"),))
-    results = load_results([str(tmp_path)])
+    none = load_results([str(tmp_path)])
 
     def note():
-        return format_table(table, results).notes[-1]
+        return format_table(table, none).notes[-1]
 
-    plan = runner.plan_table(table, results)
+    plan = runner.plan_table(table, none)
     assert plan.pending == [] and missing_data([other]) == plan.missing_data[other.name] == "a corpus; SST-2"
     assert note() == "no data for CoLA: needs a corpus; SST-2"
-    runner._execute(start, results.sources[0].path)
-    plan = runner.plan_table(table, results)
+    runner._execute(start, str(tmp_path))
+    plan = runner.plan_table(table, none)
     assert plan.pending == [tuned] and plan.missing_data == {other.name: "SST-2"}
     assert note() == "no data for CoLA: needs SST-2"
-    assert len(format_table(table, results).commands) == 2
+    assert len(format_table(table, none).commands) == 2
+
+
+@pytest.mark.parametrize(("members", "accepted"), [("ab", True), ("ac", False), ("abc", False), ("a", False)])
+def test_ensemble_with_other_members_is_rejected(members, accepted):
+    first, second = Run("first", "glue"), Run("second", "glue")
+    both = Run("both", members=(first, second))
+    saved = {
+        "first": Outcome(["glue"], [{}], fingerprint="a"),
+        "second": Outcome(["glue"], [{}], fingerprint="b"),
+        "both": Outcome([""], [{}], members=tuple(members)),
+    }
+    own = Results((("path", saved),))
+    if accepted:
+        assert own.outcome(both) == saved["both"]
+        return
+    with pytest.raises(BertjaxError, match="path/both has other ensemble members"):
+        own.outcome(both)
+
+
+def test_override_of_zero_is_compared_with_saved_results():
+    config = f"{EXPERIMENTS}/glue.py:task=cola,path=glue,quick=true"
+    saved = dataclasses.asdict(experiment_config(config, ["--config.model.hidden_dropout_prob=0.1"]))
+    run = Run("cola", config, ("--config.model.hidden_dropout_prob=0",), init_from=Run("first", "pretrain"))
+    with pytest.raises(UsageError, match="model.hidden_dropout_prob: 0.0 -> 0.1"):
+        results._check_config(run, "cola", saved, {})
+
+
+@pytest.mark.parametrize(("started_from", "accepted"), [("a", True), ("b", False), ("", False)])
+def test_fine_tuning_must_start_from_the_intermediate_checkpoint(tmp_path, monkeypatch, started_from, accepted):
+    first = Run("first", "pretrain")
+    second = Run("second", "glue", init_from=first, init_step=7)
+    outcomes = {
+        "first": Outcome(["pretrain"], [{}], fingerprint="end"),
+        "second": Outcome(["glue"], [{}], started_from),
+    }
+    monkeypatch.setattr(results, "read_outcome", lambda folder, run: outcomes[run.name])
+    monkeypatch.setattr(results, "saved_fingerprint", {tmp_path / "first/checkpoints/7": "a"}.__getitem__)
+    own = Results(((str(tmp_path), None),))
+    # A deleted checkpoint has no fingerprint to compare, so the result is accepted, but no run can start from it.
+    assert own.outcome(second) == outcomes["second"]
+    with pytest.raises(BertjaxError, match="first lacks step 7"):
+        runner._execute(second, str(tmp_path))
+    (tmp_path / "first/checkpoints/7").mkdir(parents=True)
+    if accepted:
+        assert own.outcome(second) == outcomes["second"]
+        return
+    with pytest.raises(BertjaxError, match="second did not start from the parameters of first"):
+        own.outcome(second)
+
+
+def test_cells_show_flops_and_known_durations_with_their_digits():
+    runs = tuple(Run(f"run{seed}", "glue", flops=3e12) for seed in range(3))
+    outcomes = {run.name: Outcome(["glue"], [{"loss": 2.0}]) for run in runs[:2]}
+    own = Results((("path", outcomes),), seconds={"run0": 61.5, "run2": 5.0})
+    cells = (
+        Cell("row", "TFLOPs", runs[:1], "flops", 1e-12),
+        Cell("row", "seconds", runs, "seconds", 1.0, digits=0),
+        Cell("row", "loss", runs, "loss", 1.0, digits=3),
+    )
+    texts = {column: value.text for (_, column), value in cell_values(Table("own", "", "", cells), own).items()}
+    assert texts == {"TFLOPs": "3.0", "seconds": "62 (1 of 3)", "loss": "2.000 ±0.000 (2 of 3)"}
+    with pytest.raises(UsageError, match="run0 lack the metric f1; use one of flops, loss, seconds"):
+        cell_values(Table("own", "", "", (Cell("row", "F1", runs, "f1"),)), own)
