@@ -11,7 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from command_runs import read_metrics
+from command_runs import read_metrics, train
 from commanding import failure, printed, refused
 from processes import environment_of
 
@@ -27,11 +27,8 @@ TINY = "pretrain:size=L1_H16,quick=true"
 @pytest.fixture(scope="module")
 def workdir(corpus, tmp_path_factory) -> Path:
     """Returns the workdir of a run with checkpoints of steps 0, 2 and 4; tests must not change it."""
-    path = tmp_path_factory.mktemp("cli") / "run"
-    fields = {"steps": 4, "eval_every": 2, "checkpoint_every": 2, "model.dtype": "float32"}
-    fields |= {"optimizer.warmup_steps": 0, "optimizer.learning_rate": 1e-2}
-    overrides = [f"--config.{name}={value}" for name, value in fields.items()]
-    cli.main(["train", f"--config={TINY},corpus={corpus},seq_len=16", f"--workdir={path}", *overrides])
+    path, fields = tmp_path_factory.mktemp("cli") / "run", {"steps": 4, "eval_every": 2, "checkpoint_every": 2}
+    train(f"pretrain.py:corpus={corpus},seq_len=16", path, None, **fields, optimizer__warmup_steps=0)
     return path
 
 
@@ -134,12 +131,13 @@ def test_train_profiles_steps_and_sends_metrics_to_an_installed_tracker(capfd, c
     assert {step: logged[step]["train/loss"] for step in losses} == pytest.approx(losses)
 
 
-def test_inspect_prints_rows_and_writes_batches(capfd, corpus, tmp_path):
-    config = f"{TINY},corpus={corpus},seq_len=16"
-    text = printed(capfd, "inspect", "--config", config, "--steps", 3, "--rows", 2, "--npz", tmp_path / "batches.npz")
-    rows = re.findall(r"^step (\d), row (\d)$", text, re.MULTILINE)
-    assert rows == [(str(step), str(row)) for step in range(3) for row in range(2)]
-    assert text.count("A: [CLS]") == 6
+def test_inspect_prints_rows_of_both_phases_and_writes_batches(capfd, corpus, tmp_path):
+    config, fields = f"{TINY},corpus={corpus},seq_len=16", ["--config.steps=4", "--config.phases=({}, {'seq_len': 64})"]
+    text = printed(capfd, "inspect", "--config", config, *fields, "--steps=4", "--rows=8")
+    rows = [(str(step), str(row)) for step in range(4) for row in range(8 if step < 2 else 2)]
+    assert re.findall(r"^step (\d), row (\d)$", text, re.MULTILINE) == rows
+    assert text.count("A: [CLS]") == len(rows)
+    printed(capfd, "inspect", "--config", config, "--steps=3", "--npz", tmp_path / "batches.npz")
     written = np.load(tmp_path / "batches.npz")
     assert written["input_ids"].shape == (3, 8, 16)
     task = PretrainingTask(experiment_config(config, []))
@@ -204,12 +202,6 @@ def test_checkpoint_whose_vocabulary_differs_from_the_data_is_rejected(capfd, co
     assert "differs from the data's vocabulary" in refused(capfd, "evaluate", "--checkpoint", workdir, *config)
     code, error = failure(capfd, "train", *config, "--workdir", tmp_path / "run", "--init_from", workdir)
     assert code == 2 and "differs from the data's vocabulary" in error
-
-
-def test_train_exits_with_42_after_a_stop(capfd, corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr("bertjax.training.train.train", lambda *_, **__: {"step": 5, "stopped": True})
-    code, _ = failure(capfd, "train", f"--config={TINY},corpus={corpus},seq_len=16", "--workdir", tmp_path / "run")
-    assert code == 42
 
 
 def test_sweep_refuses_the_workdir_of_a_run(capfd, workdir, tmp_path):
