@@ -21,7 +21,9 @@ _CALLED = re.compile(
     r"\b(?:calls|to_apply|body|condition|branch_computations|called_computations)=(\{[^}]*\}|%?[\w.\-]+)"
 )
 _OPERAND = re.compile(r"%([\w.\-]+)")
-_MEMORY = re.compile(r"S\((\d+)\)")
+# Text in parentheses, which contains layouts such as `{1,0:T(8,128)S(1)}`, also inside of the parentheses of a tuple.
+_GROUP = r"\([^()]*(?:\([^()]*(?:\([^()]*\)[^()]*)*\)[^()]*)*\)"
+_INSTRUCTION = re.compile(rf"({_GROUP}|\S+) ([\w\-]+)\(((?:[^()]|{_GROUP})*)\)(.*)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Instruction:
       arrays: arrays of the result; several for a tuple.
       operands: names of the operands.
       called: names of the called computations.
+      inside: text of the operands; the value of a constant, or the index of a parameter.
       attributes: rest of the line.
     """
 
@@ -62,12 +65,8 @@ class Instruction:
     arrays: tuple[Array, ...]
     operands: tuple[str, ...]
     called: tuple[str, ...]
+    inside: str
     attributes: str
-
-    @property
-    def number(self) -> int:
-        """Index of a parameter."""
-        return int(self.attributes.partition(")")[0])
 
     def attribute(self, name: str, pattern: str = r"[\w.\-]+") -> str | None:
         """Returns the value of an attribute, or None."""
@@ -101,7 +100,7 @@ class Computation:
     @functools.cached_property
     def parameters(self) -> dict[int, Instruction]:
         """Parameters by index."""
-        return {one.number: one for one in self.instructions.values() if one.opcode == "parameter"}
+        return {int(one.inside): one for one in self.instructions.values() if one.opcode == "parameter"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,8 +147,7 @@ class Program:
         condition = self.computations[loop.attribute("condition", r"%?[\w.\-]+").lstrip("%")]
         compared = condition.instructions[condition.root]
         operands = [condition.instructions[name] for name in compared.operands]
-        constants = [re.match(r"(-?\d+)\)", each.attributes) for each in operands if each.opcode == "constant"]
-        limits = [int(match[1]) for match in constants if match]
+        limits = [int(each.inside) for each in operands if each.opcode == "constant" and each.inside.isdigit()]
         # The comparison may be inside a fusion.
         inner = [self.computations[name] for name in compared.called]
         roots = [compared, *(each.instructions[each.root] for each in inner)]
@@ -163,7 +161,7 @@ class Program:
 
 
 def read_program(text: str) -> Program:
-    """Parses HLO text (`jax.stages.Compiled.as_text`); raises a ValueError if it has no entry computation."""
+    """Parses HLO text (`jax.stages.Compiled.as_text`)."""
     computations: dict[str, Computation] = {}
     entry = name = root = ""
     instructions: dict[str, Instruction] = {}
@@ -180,37 +178,16 @@ def read_program(text: str) -> Program:
         if named:
             instructions[named[1]] = _instruction(named[1], line[named.end() :])
             root = named[1] if line.lstrip().startswith("ROOT ") else root
-    if not entry:
-        raise ValueError("the text has no entry computation")
     return Program(computations, entry)
 
 
 def _instruction(name: str, text: str) -> Instruction:
-    end = _closing(text, 0) + 1 if text.startswith("(") else text.index(" ")
-    arrays = tuple(_array(match) for match in _ARRAY.finditer(text[:end]))
-    opcode, _, rest = text[end:].lstrip().partition("(")
-    close = _closing("(" + rest, 0) - 1
-    inside, attributes = rest[:close], rest[close + 1 :]
-    called = tuple(
-        part.strip().lstrip("%") for match in _CALLED.finditer(attributes) for part in match[1].strip("{}").split(",")
+    result, opcode, inside, attributes = _INSTRUCTION.fullmatch(text).groups()
+    arrays = tuple(
+        Array(dtype, tuple(map(int, re.findall(r"\d+", sizes))), not re.search(r"S\([1-9]", layout))
+        for dtype, sizes, layout in _ARRAY.findall(result)
     )
-    # The parentheses contain a constant's value or a parameter's index.
-    leaf = opcode in ("constant", "parameter")
-    operands = () if leaf else tuple(_OPERAND.findall(inside))
-    return Instruction(name, opcode, arrays, operands, called, inside + ")" + attributes if leaf else attributes)
-
-
-def _array(match: re.Match[str]) -> Array:
-    shape = tuple(int(size.lstrip("<=")) for size in match[2].split(",") if size)
-    memory = _MEMORY.search(match[3] or "")
-    return Array(match[1], shape, memory is None or memory[1] == "0")
-
-
-def _closing(text: str, start: int) -> int:
-    """Returns the index of the parenthesis that closes the one at `start`."""
-    depth = 0
-    for i in range(start, len(text)):
-        depth += (text[i] == "(") - (text[i] == ")")
-        if not depth:
-            return i
-    raise ValueError(f"unbalanced parenthesis in {text[:80]!r}")
+    called = tuple(
+        part.strip().lstrip("%") for match in _CALLED.findall(attributes) for part in match.strip("{}").split(",")
+    )
+    return Instruction(name, opcode, arrays, tuple(_OPERAND.findall(inside)), called, inside, attributes)

@@ -65,11 +65,6 @@ def test_only_slices_and_arrays_in_main_memory_cause_traffic():
     assert [cost.hbm_bytes for cost in costs if not cost.flops and cost.times == 1] == [0, 0]
 
 
-def test_text_without_entry_computation_is_refused():
-    with pytest.raises(ValueError, match="no entry computation"):
-        read_program("HloModule nothing\n")
-
-
 def convolved(left: str, right: str, output: str, attributes: str) -> float:
     """Returns the FLOPs of a program with one convolution."""
     text = f"""HloModule m
