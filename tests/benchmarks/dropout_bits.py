@@ -1,12 +1,10 @@
 """Compares the cost of dropout with different random generators and numbers of bits per element.
 
-    python tests/benchmarks/dropout_bits.py --shape 8 12 512 512 --topology v5e:2x2
     python tests/benchmarks/dropout_bits.py --shape 2 12 128 128 --rounds 20
 
 Each step applies dropout to an array and then computes the gradient, as for attention probabilities in plain JAX. The
-compiler either stores the mask for the backward pass or draws it again. With --topology, prints the HBM traffic of the
-program that the TPU compiler produces, in `GB`. Otherwise, prints the time on this machine in `ms`, the best of several
-interleaved rounds.
+compiler either stores the mask for the backward pass or draws it again. Prints the time on this machine in `ms`, the
+best of several interleaved rounds.
 """
 
 import functools
@@ -19,8 +17,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hlo_cost import instruction_costs
-from hlo_program import read_program
 from measuring import parser_of
 
 RATE = 0.1
@@ -56,15 +52,6 @@ def forward_and_backward(
     return out, vjp(out * y)[0]
 
 
-def tpu_gigabytes(step: Callable, arrays: tuple[jax.Array, ...], topology: str) -> float:
-    from bertjax.estimate.topology import tpu_devices
-
-    sharding = jax.sharding.SingleDeviceSharding(tpu_devices(topology, 1)[0])
-    abstract = [jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding) for array in arrays]
-    program = read_program(jax.jit(step).lower(*abstract).compile().as_text())
-    return sum(cost.hbm_bytes for cost in instruction_costs(program)) / 1e9
-
-
 def time_steps(steps: dict[str, Callable], arrays: tuple[Any, ...], rounds: int) -> dict[str, float]:
     """Returns the best time of each step in seconds. Compilation only slows the first of several rounds."""
     seconds = dict.fromkeys(steps, math.inf)
@@ -80,21 +67,11 @@ def time_steps(steps: dict[str, Callable], arrays: tuple[Any, ...], rounds: int)
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--shape", type=int, nargs="+", required=True, help="shape of the array")
-    parser.add_argument("--topology", default="", help="compiles for this TPU topology instead of timing")
     parser.add_argument("--rounds", type=int, default=10, help="timed rounds (default: 10)")
     args = parser.parse_args()
-    if args.topology:
-        from bertjax.estimate.topology import use_tpu_compiler
-
-        use_tpu_compiler()
-    x, y = (jnp.ones(args.shape, jnp.bfloat16 if args.topology else jnp.float32) for _ in range(2))
+    x, y = (jnp.ones(args.shape) for _ in range(2))
     arrays = x, y, jnp.arange(4, dtype=jnp.uint32)
     steps = {label: functools.partial(forward_and_backward, make_dropout(*source)) for label, source in SOURCES.items()}
-    if args.topology:
-        for label, step in steps.items():
-            gigabytes = tpu_gigabytes(step, arrays, args.topology)
-            print(json.dumps({"source": label, "GB": round(gigabytes, 3)}), flush=True)
-        return
     for label, seconds in time_steps(steps, arrays, args.rounds).items():
         print(json.dumps({"source": label, "ms": round(1000 * seconds, 2)}))
 
