@@ -1,8 +1,10 @@
-"""launch/slurm.sh requeues runs that can resume; launch/queued_resource.sh requests VMs that run the command."""
+"""Launchers: slurm.sh requeues runs that can resume; queued_resource.sh requests VMs that run the command."""
 
 import os
+import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -86,6 +88,14 @@ def test_slurm_waits_for_the_save_after_sigterm(programs):
     os.killpg(process.pid, signal.SIGTERM)
     output, _ = process.communicate(timeout=20)
     assert process.returncode == 42 and output.startswith("saved\n") and programs.arguments("scontrol")
+
+
+@pytest.mark.parametrize("script", sorted(LAUNCH.glob("*.sh")), ids=lambda file: file.name)
+def test_shellcheck_passes(script):
+    checker = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    assert checker, "shellcheck is not installed; pip install -e '.[dev]'"
+    process = subprocess.run([checker, script], capture_output=True, text=True, cwd=LAUNCH.parent)
+    assert process.returncode == 0, process.stdout
 
 
 def test_slurm_options_exist():
