@@ -7,6 +7,7 @@ import statistics
 from pathlib import Path
 
 import pytest
+from checkpoints import edit_json
 from command_runs import EXPERIMENTS, refused
 from commanding import printed
 from processes import run_commands
@@ -154,10 +155,6 @@ def test_printed_commands_fill_the_table(table, all_results, tmp_path, capfd):
     assert "cola/both differ from the table's: data.seq_len" in error
 
 
-def edit(file: Path, **changes) -> None:
-    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
-
-
 def test_results_that_do_not_match_the_table_are_refused(table, results, tmp_path, capfd):
     command = ["table", "5", f"--results={tmp_path}/r"]
     # Pre-training is finished, and the data of fine-tuning are missing, so this command starts no run.
@@ -165,13 +162,13 @@ def test_results_that_do_not_match_the_table_are_refused(table, results, tmp_pat
     cli.main(["reproduce", f"--config={table}:glue=", f"--results={tmp_path}/r"])
     shutil.copytree(results / "cola/first", tmp_path / "r/cola/first")
     trials = sorted((tmp_path / "r/cola/first/trials").iterdir())
-    edit(trials[0] / "results.json", started_from="0" * 16)
+    edit_json(trials[0] / "results.json", started_from="0" * 16)
     assert "cola/first has trials that started from different" in refused(capfd, *command, code=1)
-    edit(trials[1] / "results.json", started_from="0" * 16)
+    edit_json(trials[1] / "results.json", started_from="0" * 16)
     assert "cola/first did not start from the parameters of pretrain/first" in refused(capfd, *command, code=1)
-    edit(tmp_path / "r/cola/first/sweep.json", left=1)
+    edit_json(tmp_path / "r/cola/first/sweep.json", left=1)
     assert "missing runs" in printed(capfd, *command)
-    edit(tmp_path / "r/cola/first/sweep.json", left=0)
+    edit_json(tmp_path / "r/cola/first/sweep.json", left=0)
     shutil.rmtree(trials[0])
     assert "missing runs" in printed(capfd, *command)
     assert "kept.json is not a results file" in refused(capfd, "table", "5", f"--results={tmp_path}/r/kept.json")

@@ -1,8 +1,9 @@
-"""Tests that the runs of all table experiments are valid and in order of their dependencies at every scale."""
+"""Tests of the paper's numbers, and of the runs of all table experiments at every scale."""
 
 import dataclasses
 import re
 import shlex
+import statistics
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -58,6 +59,23 @@ def load(name: str, scale: str):
 
 def test_experiments_cover_all_tables_of_the_paper():
     assert {name.removeprefix("table") for name in NAMES} == {*PAPER_TABLES, "figure3", "modern"}
+
+
+@pytest.mark.parametrize("table", PAPER_TABLES.values(), ids=PAPER_TABLES)
+def test_rows_of_the_paper_have_one_number_per_column(table):
+    assert table.title and re.fullmatch(r"[45]\.\d|C\.\d", table.section)
+    for row, values in table.rows.items():
+        assert len(values) == len(table.columns), row
+        assert any(value is not None for value in values), row
+        assert all(value is None or 0 < value < 100 for value in values), row
+
+
+def test_glue_average_is_the_mean_of_nine_columns():
+    table = PAPER_TABLES["1"]
+    assert table.columns[-1] == "Average" and len(table.columns) == 10
+    for row, (*values, average) in table.rows.items():
+        # In the ELMo row, the paper's average differs by 0.06 from the mean of the columns.
+        assert statistics.mean(values) == pytest.approx(average, abs=0.07 if "ELMo" in row else 0.051), row
 
 
 def test_figure_5_is_drawn(tmp_path, capfd):
