@@ -6,12 +6,12 @@ run the tests without the mark `devices` on one device; `make test-all` runs all
 
 import gc
 import importlib.metadata
+import logging
 import os
 import signal
 from pathlib import Path
 
 import pytest
-from log_recording import recorded_log
 from made_up_text import make_corpus, write_letters
 
 _JAX_VERSION = tuple(int(part) for part in importlib.metadata.version("jax").split(".")[:2])
@@ -75,8 +75,15 @@ def pretrained(letters, tmp_path_factory) -> Path:
 @pytest.fixture
 def log_lines():
     """Yields the list of messages that the package logs during the test."""
-    with recorded_log() as lines:
-        yield lines
+    lines: list[str] = []
+    logger, handler = logging.getLogger("bertjax"), logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield lines
+    logger.removeHandler(handler)
+    logger.setLevel(level)
 
 
 @pytest.fixture

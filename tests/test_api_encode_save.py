@@ -4,26 +4,18 @@ import dataclasses
 import json
 import shutil
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from tiny_config import tiny_config
 
 import bertjax
-from bertjax.config.mesh import MeshConfig
 from bertjax.convert.convert import convert, read_checkpoint
-from bertjax.data.finetuning.examples import make_examples
 from bertjax.errors import UsageError
-from bertjax.inference.encode import encode_batches, pack_batches
-from bertjax.inference.load import InferenceDefaults, LoadedModel
-from bertjax.model.config import LSTM
-from bertjax.model.encoder import make_encoder
+from bertjax.inference.encode import pack_batches
 from bertjax.tasks.embedding import sentence_transformers
 from bertjax.tasks.finetuning.output_layer import CLASSES
-from bertjax.training.sharding import make_mesh
 
 TEXTS = ["a film", ("who is it", "it is a man"), "", "a b c d e f g h", *("ab " * index for index in range(12))]
 
@@ -48,27 +40,6 @@ def test_packed_rows_contain_each_text_once():
     # A text longer than the model's maximum length fills one row. One short text needs only one row.
     assert [(indices.tolist(), length) for indices, length in pack_batches(np.array([900]), 512)] == [([[0]], 512)]
     assert [indices.shape[0] for indices, _ in pack_batches(np.array([5]), 512)] == [1]
-
-
-def test_lstm_states_of_packed_texts_equal_those_of_single_texts():
-    config = tiny_config(encoder=LSTM, max_position_embeddings=64)
-    encoder, rng = make_encoder(config), np.random.default_rng(0)
-    texts = [rng.integers(5, 20, length) for length in rng.integers(2, 60, 12)]
-    # One row per text. Padding has sequence id 0.
-    sequence_ids = (np.arange(60) < np.array([[len(text)] for text in texts])).astype(np.int32)
-    input_ids = np.zeros_like(sequence_ids)
-    for row, text in zip(input_ids, texts, strict=True):
-        row[: len(text)] = text
-    rows = (input_ids, np.zeros_like(input_ids), sequence_ids)
-    params = nn.unbox(jax.jit(encoder.init)(jax.random.key(0), *rows))["params"]
-    expected, _ = jax.jit(encoder.apply)({"params": params}, *rows)
-    mesh = make_mesh(MeshConfig())
-    model = LoadedModel(config, {"encoder": params}, None, None, {"kind": "encoder"}, InferenceDefaults(), mesh, "")
-    examples = make_examples([{"input_ids": [*text], "segment_ids": [0] * len(text)} for text in texts], {})
-    ((indices, hidden),) = encode_batches(model, examples)
-    assert sorted(indices) == [*range(12)]
-    for index, states in zip(indices, np.split(hidden, np.cumsum(examples.lengths[indices])[:-1]), strict=True):
-        np.testing.assert_allclose(states, expected[index, : len(texts[index])], atol=1e-5)
 
 
 def test_encode_returns_the_cls_state_or_the_mean_of_the_states(bert):
