@@ -17,7 +17,7 @@ from bertjax.model.flops import flops_per_token
 from bertjax.presets import named_grid
 from bertjax.reproduce.scales import PAPER, SMALL, FineTuning, Scale, get_scale
 from bertjax.reproduce.table import Cell, Run
-from bertjax.tasks.finetuning.glue_data import SPECS
+from bertjax.tasks.glue import SPECS
 from bertjax.training.checkpoint import find_checkpoint, saved_fingerprint
 from bertjax.training.checkpoint_config import experiment_config
 from bertjax.training.checkpoint_metadata import saved_architecture

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from bertjax.errors import UsageError
-from bertjax.tasks.finetuning.glue_data import SPECS
+from bertjax.tasks.glue import SPECS
 
 PAPER, SMALL, MEDIUM = "paper", "small", "medium"
 _FLOAT32 = "--config.model.dtype=float32"

@@ -17,8 +17,7 @@ from bertjax.tasks.pretraining import PretrainingTask
 from bertjax.tasks.squad import SquadConfig, SquadTask
 from bertjax.tasks.swag import SwagConfig, SwagTask
 from bertjax.tasks.task import Task
-from bertjax.tasks.text import TextConfig, TextTask
-from bertjax.tasks.text_tags import TextTagsConfig, TextTagsTask
+from bertjax.tasks.text import TextConfig, TextTagsConfig, TextTagsTask, TextTask
 
 # Classes of each task, by the value of `config.task`.
 TASKS: dict[str, tuple[type[RunConfig], Callable[..., Task]]] = {

@@ -1,4 +1,4 @@
-"""Classification and regression of your own sentences or sentence pairs, from TSV, CSV or JSON Lines files."""
+"""Classification, regression and token tagging of your own texts, from TSV, CSV or JSON Lines files."""
 
 import dataclasses
 import itertools
@@ -12,12 +12,15 @@ import numpy as np
 from bertjax.data.finetuning.cells import label_key, sort_labels
 from bertjax.data.finetuning.labeled_text import Target, is_multi_hot
 from bertjax.data.finetuning.tables import ReadStats, Row, escape_line, read_table
+from bertjax.data.finetuning.tagged import TaggedText, read_tagged_rows
 from bertjax.errors import UsageError, listed, quoted
 from bertjax.model.config import ModelConfig
 from bertjax.model.models import SequenceModel
+from bertjax.tasks.finetuning import splits
 from bertjax.tasks.finetuning.config import FinetuningConfig, FinetuningData
 from bertjax.tasks.finetuning.output_layer import CLASSES, MULTILABEL, OutputLayer, saved_labels
 from bertjax.tasks.finetuning.rows import RowsTask
+from bertjax.tasks.finetuning.tagging import TaggingTask
 from bertjax.tasks.objectives.classification import MultiLabel, sequence_objective
 from bertjax.tasks.records import Record, multilabel_record, reaches_threshold
 from bertjax.tasks.task import Objective
@@ -32,6 +35,7 @@ _METRICS = {
     "number": ("pearson", "spearman"),
     "multilabel": ("micro_f1", "macro_f1", "subset_accuracy"),
 }
+_MISSING_DATA = "no data; set --config.data.train_file=FILE and --config.data.dev_file=FILE"
 # Warn about labels of one row each if these are half of at least `_MIN_ROWS` rows, or have over `_MAX_WORDS` words.
 _MIN_ROWS, _MAX_WORDS = 4, 8
 
@@ -118,10 +122,18 @@ class TextConfig(FinetuningConfig):
             self.reject(f"kind={self.data.kind} has no classes", "label_smoothing", "data.class_weights")
 
 
+@dataclasses.dataclass(frozen=True)
+class TextTagsConfig(FinetuningConfig):
+    """Config of token tagging on your own data."""
+
+    task: str = "text_tags"
+    data: TableData = TableData()
+
+
 class TextTask(RowsTask):
     """Classification, multi-label classification or regression of one or two texts per row."""
 
-    missing_data = "no data; set --config.data.train_file=FILE and --config.data.dev_file=FILE"
+    missing_data = _MISSING_DATA
     config: TextConfig
 
     def __init__(self, config: TextConfig, train: bool = True) -> None:
@@ -172,6 +184,28 @@ class TextTask(RowsTask):
             texts = [self.labels[value] if self.labels else f"{value:.6g}" for value in predictions]
         lines = "".join(f"{escape_line(text)}\n" for text in texts)
         return [write_atomic(folder / "predictions.tsv", "prediction\n" + lines)]
+
+
+class TextTagsTask(TaggingTask):
+    """Token tagging of files with one sentence per row. Two columns contain the words and the tags."""
+
+    missing_data = _MISSING_DATA
+    labels = ("O", "B-X")
+    output_name = "text/tags"
+    config: TextTagsConfig
+
+    def read_words(self, split: str) -> TaggedText:
+        data = self.config.data
+        label = data.label if split != "test" else None
+        columns = [data.text, *([label] if label else [])]
+        rows, stats = data.read_rows(data.file_of(split), columns, keep_short=split != "train")
+        self.read_stats.append(stats)
+        return read_tagged_rows(rows, data.text, label, stats, keep_untagged=split != "train")
+
+    def read_columns(self, columns: Sequence[str]) -> Iterator[Row]:
+        data = self.config.data
+        file = data.file_of("train" if self.split == splits.HELD_OUT else self.split)
+        return data.read_rows(file, columns, keep_short=True)[0]
 
 
 def _read_labels(data: TextData, separator: str) -> list[str]:

@@ -25,7 +25,7 @@ from bertjax.reproduce.formatting import as_markdown, format_table
 from bertjax.reproduce.results import load_results
 from bertjax.reproduce.runner import load_table
 from bertjax.reproduce.table import PAPER_TABLES, missing_data
-from bertjax.tasks.finetuning.glue_data import SPECS
+from bertjax.tasks.glue import SPECS
 from bertjax.training.checkpoint import KeepPeriodic
 from bertjax.training.checkpoint_config import experiment_config
 

@@ -19,7 +19,7 @@ from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import load_vocabulary
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.inference.glue_submission import NUM_TEST_EXAMPLES
-from bertjax.tasks.finetuning.glue_data import SPECS
+from bertjax.tasks.glue import SPECS
 
 
 def test_training_learns_cola_and_evaluates_once_per_epoch(cola):
