@@ -65,6 +65,7 @@ class AdaptationTask(PretrainingTask):
     """
 
     config: AdaptationConfig
+    _general: PretrainingTask | None = None
 
     def __init__(self, config: AdaptationConfig, train: bool = True) -> None:
         """Opens the corpora. Training requires a corpus."""
@@ -74,45 +75,40 @@ class AdaptationTask(PretrainingTask):
                 "such as --config NAME:size=mini"
             )
         super().__init__(config, train)
-        self._general: PretrainingTask | None = None
         # With this offset, runs with different seeds replay at different steps.
         self._offset = random.Random(config.seed).random()
-        if self._corpus and config.data.replay_corpus:
-            self._add_general()
-
-    def train_batches(self, start_step: int, shard: DataShard) -> Iterator[NumpyBatch]:
-        if not self._general:
-            yield from super().train_batches(start_step, shard)
+        data = config.data
+        if not (self._corpus and data.replay_corpus):
             return
-        for phase in self.phases:
-            if start_step < phase.stop_step:
-                first = max(start_step, phase.start_step)
-                domain = self.phase_batches(
-                    *_corpus_steps(phase, first, lambda step: step - self._num_replayed(step)), shard
-                )
-                general = self._general.phase_batches(*_corpus_steps(phase, first, self._num_replayed), shard)
-                for step in range(first, phase.stop_step):
-                    yield next(general if self._num_replayed(step + 1) > self._num_replayed(step) else domain)
+        general = PretrainingTask(
+            dataclasses.replace(config, data=dataclasses.replace(data, corpus=data.replay_corpus))
+        )
+        if general.workdir_files != self.workdir_files:
+            raise UsageError(
+                f"the corpora {data.replay_corpus} and {data.corpus} have different vocabularies; prepare "
+                f"{data.replay_corpus} with --vocab {self._corpus.vocabulary_path}"
+            )
+        self._general = general
+        self.other_tasks[_GENERAL] = general
+        self.evaluation_problem = self.evaluation_problem or general.evaluation_problem
+        self.data_hash = hashlib.sha256(f"{self.data_hash} {general.data_hash}".encode()).hexdigest()
+        self.notes += (f"{data.replay_share:.0%} of the batches come from {data.replay_corpus}",)
+
+    def phase_batches(self, phase: Phase, start_step: int, shard: DataShard) -> Iterator[NumpyBatch]:
+        if not self._general:
+            yield from super().phase_batches(phase, start_step, shard)
+            return
+        domain = super().phase_batches(
+            *_corpus_steps(phase, start_step, lambda step: step - self._num_replayed(step)), shard
+        )
+        general = self._general.phase_batches(*_corpus_steps(phase, start_step, self._num_replayed), shard)
+        for step in range(start_step, phase.stop_step):
+            yield next(general if self._num_replayed(step + 1) > self._num_replayed(step) else domain)
 
     def check_data_files(self, wait: bool) -> None:
         super().check_data_files(wait)
         if self._general:
             self._general.check_data_files(wait)
-
-    def _add_general(self) -> None:
-        data = self.config.data
-        self._general = PretrainingTask(
-            dataclasses.replace(self.config, data=dataclasses.replace(data, corpus=data.replay_corpus))
-        )
-        if self._general.workdir_files != self.workdir_files:
-            raise UsageError(
-                f"the corpora {data.replay_corpus} and {data.corpus} have different vocabularies; prepare "
-                f"{data.replay_corpus} with --vocab {self._require_corpus().vocabulary_path}"
-            )
-        self.other_tasks[_GENERAL] = self._general
-        self.evaluation_problem = self.evaluation_problem or self._general.evaluation_problem
-        self.data_hash = hashlib.sha256(f"{self.data_hash} {self._general.data_hash}".encode()).hexdigest()
-        self.notes += (f"{data.replay_share:.0%} of the batches come from {data.replay_corpus}",)
 
     def _num_replayed(self, step: int) -> int:
         """Returns the number of replayed batches before `step`."""

@@ -49,9 +49,9 @@ class PretrainingTask(Task):
         """Opens the corpus, which is required if `train` is True."""
         super().__init__(config)
         self._corpus = open_corpus(config.data.corpus) if config.data.corpus else None
-        if train and self._corpus is None:
+        if train:
             # Raise before the config is stored in the workdir, which would then reject the corrected config.
-            raise _no_corpus()
+            self._require_corpus()
         vocab_size = self._vocabulary.size if self._corpus else config.vocab_size
         model_config = config.model_config(vocab_size)
         self.phases = config.resolved_phases
@@ -190,14 +190,11 @@ class PretrainingTask(Task):
 
     def _require_corpus(self) -> Corpus:
         if self._corpus is None:
-            raise _no_corpus()
+            raise UsageError(
+                "no corpus; create one with `bertjax prepare --input text:FILE --output DIR`, and set --config "
+                "NAME:corpus=DIR"
+            )
         return self._corpus
-
-
-def _no_corpus() -> UsageError:
-    return UsageError(
-        "no corpus; create one with `bertjax prepare --input text:FILE --output DIR`, and set --config NAME:corpus=DIR"
-    )
 
 
 def _describe_phase(phase: Phase, objective: PretrainingObjective) -> str:
