@@ -99,16 +99,7 @@ def entity_scores(labels: Iterable[Sequence[str]], predictions: Iterable[Sequenc
     if a labeled entity has the same start, end and type.
     """
     report = entity_report(labels, predictions)
-    counts = [array.tolist() for array in (report.correct, report.predicted, report.support)]
-    precision, recall, f1 = _precision_recall_f1(*map(sum, counts))
-    f1_by_type = {
-        f"f1_{type_}": _precision_recall_f1(*type_counts)[2]
-        for type_, *type_counts in zip(report.classes, *counts, strict=True)
-    }
-    return {"f1": f1, "precision": precision, "recall": recall, **f1_by_type}
-
-
-def _precision_recall_f1(correct: int, predicted: int, labeled: int) -> tuple[float, float, float]:
-    precision = 100.0 * correct / predicted if predicted else 0.0
-    recall = 100.0 * correct / labeled if labeled else 0.0
-    return precision, recall, 2 * precision * recall / (precision + recall) if correct else 0.0
+    totals = [counts.sum(keepdims=True) for counts in (report.correct, report.predicted, report.support)]
+    total = ClassReport(("",), *totals, scale=report.scale).scores()[""]
+    f1_by_type = {f"f1_{type_}": scores["f1"] for type_, scores in report.scores().items()}
+    return {**{name: total[name] for name in ("f1", "precision", "recall")}, **f1_by_type}
