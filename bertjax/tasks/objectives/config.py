@@ -1,12 +1,14 @@
 """Config of pre-training, and pre-training objectives by name."""
 
 import dataclasses
+import math
 from typing import Any, ClassVar
 
 from bertjax.config.fields import from_config_dict
 from bertjax.config.run import RunConfig
 from bertjax.data.pretraining.config import (
     MIN_ROW_TOKENS,
+    TEXT_SPECIAL_TOKENS,
     Masking,
     Phase,
     PhaseConfig,
@@ -104,12 +106,10 @@ class PretrainingConfig(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.has_model:  # Otherwise, the architecture comes from `--init_from` and is unknown here.
-            self._check_model()
         for phase in self.resolved_phases:
             self.check_batch(phase.batch_size, phase.seq_len)
-
-    def _check_model(self) -> None:
+        if not self.has_model:  # The architecture comes from `--init_from` and is unknown here.
+            return
         if self.objective_class.pairing and self.model.type_vocab_size < 2:
             raise UsageError(
                 f"config.model.type_vocab_size={self.model.type_vocab_size} is too small for sentence pairs; use "
@@ -154,8 +154,12 @@ class PretrainingConfig(RunConfig):
     def _phase(self, config: PhaseConfig, start: int, stop: int) -> Phase:
         data, seq_len = self.data, config.seq_len
         rows = config.batch_size or max(1, data.batch_size * data.seq_len // seq_len)
-        configured = data.max_predictions if seq_len == data.seq_len else 0
-        predictions = self.objective_class.max_predictions(seq_len, configured, config.mask_rate)
+        predictions = data.max_predictions if seq_len == data.seq_len else 0
+        if not self.objective_class.has_masks:
+            predictions = seq_len - TEXT_SPECIAL_TOKENS
+        elif not predictions:
+            # Round first, because 0.07 * 100 is 7.000000000000001 in floating point.
+            predictions = math.ceil(round(config.mask_rate * seq_len, 6))
         masking, spans, row_predictions = dataclasses.replace(data.masking, rate=config.mask_rate), 1, predictions
         if data.packing:
             paired = bool(self.objective_class.pairing)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
-from bertjax.data.pretraining.config import LANGUAGE_MODEL_BATCH, TEXT_SPECIAL_TOKENS
+from bertjax.data.pretraining.config import LANGUAGE_MODEL_BATCH
 from bertjax.errors import UsageError
 from bertjax.metrics.metric import Metric, loss_metric
 from bertjax.model.config import LSTM, ModelConfig
@@ -19,17 +19,11 @@ from bertjax.tasks.task import Batch, MetricSums, NumpyBatch, Outputs
 if TYPE_CHECKING:
     from bertjax.data.corpus.store import Corpus
 
-# By context side: metric prefix, and offset of the predicted token from the current position.
-_PREFIXES, _OFFSETS = {"left": "ltr", "right": "rtl"}, {"left": 1, "right": -1}
+# By context side: offset of the predicted token from the current position, and metrics.
+_OFFSETS = {"left": 1, "right": -1}
 _METRICS = {
-    "left": (
-        loss_metric("ltr_loss", "left to right: loss"),
-        Metric("ltr_accuracy", panel="left to right: accuracy"),
-    ),
-    "right": (
-        loss_metric("rtl_loss", "right to left: loss"),
-        Metric("rtl_accuracy", panel="right to left: accuracy"),
-    ),
+    side: (loss_metric(f"{prefix}_loss", f"{title}: loss"), Metric(f"{prefix}_accuracy", panel=f"{title}: accuracy"))
+    for side, prefix, title in (("left", "ltr", "left to right"), ("right", "rtl", "right to left"))
 }
 
 
@@ -49,17 +43,9 @@ class LanguageModeling(PretrainingObjective):
                 "model.attention_direction=left or right, or model.encoder=lstm"
             )
 
-    @classmethod
-    def max_predictions(cls, seq_len: int, configured: int, rate: float) -> int:
-        return max(seq_len - TEXT_SPECIAL_TOKENS, 1)
-
-    @property
-    def _directions(self) -> tuple[str, ...]:
-        return self.model.config.context_sides
-
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        return tuple(metric for direction in self._directions for metric in _METRICS[direction])
+        return tuple(metric for direction in self.model.config.context_sides for metric in _METRICS[direction])
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         """Returns the number of predicted tokens, which is equal for all directions."""
@@ -73,8 +59,7 @@ class LanguageModeling(PretrainingObjective):
         # Exclude the first and the last token of each row, [CLS] and [SEP].
         predicted = (batch["input_ids"][:, 1:-1][batch["input_mask"][:, 2:] > 0] for batch in batches)
         values = token_frequency_baseline(corpus, predicted)
-        prefixes = [_PREFIXES[direction] for direction in self._directions]
-        metrics = {f"{prefix}_{name}": values[name] for prefix in prefixes for name in ("loss", "accuracy")}
+        metrics = {metric.name: values["loss" if metric.is_loss else "accuracy"] for metric in self.metrics}
         return {**metrics, "heldout_entropy": values["heldout_entropy"]}
 
     def compute(self, params: dict, batch: Batch, dropout_key: jax.Array | None) -> tuple[MetricSums, Outputs]:
@@ -86,8 +71,8 @@ class LanguageModeling(PretrainingObjective):
                 jnp.roll(values, -_OFFSETS[direction], axis=1)
                 for values in (batch["input_ids"], text_weights(batch["input_mask"]))
             )
-            loss, accuracy = loss_and_accuracy(logits, labels, weights)
-            sums |= {f"{_PREFIXES[direction]}_loss": loss, f"{_PREFIXES[direction]}_accuracy": accuracy}
+            names = (metric.name for metric in _METRICS[direction])
+            sums |= dict(zip(names, loss_and_accuracy(logits, labels, weights), strict=True))
         return sums, {}
 
 

@@ -1,7 +1,6 @@
 """Masked LM, with or without next-sentence prediction (section 3.1 of the paper)."""
 
 import dataclasses
-import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -52,12 +51,6 @@ class MaskedLm(PretrainingObjective):
                 f"masked LM needs context from both sides, which model.encoder={LSTM} does not provide; set "
                 "config.data.objective=lm"
             )
-
-    @classmethod
-    def max_predictions(cls, seq_len: int, configured: int, rate: float) -> int:
-        """Returns `configured` or, if it is 0, `rate` times `seq_len`, rounded up."""
-        # Round first, because 0.07 * 100 is 7.000000000000001 in floating point.
-        return configured or math.ceil(round(rate * seq_len, 6))
 
     @property
     def schema(self) -> Schema:

@@ -59,17 +59,6 @@ class PretrainingObjective(Objective):
     def check_model(cls, model: ModelConfig) -> None:
         """Raises a UsageError if a model cannot be trained with this objective. `model.vocab_size` may be unset."""
 
-    @classmethod
-    def max_predictions(cls, seq_len: int, configured: int, rate: float) -> int:
-        """Returns the maximum number of predictions per row of a phase, or per sentence pair in packed rows.
-
-        Args:
-          seq_len: tokens per row.
-          configured: value of the field `max_predictions` (0: derived from the rate).
-          rate: value of the field `masking.rate`.
-        """
-        raise NotImplementedError
-
     def row_source(self, packed: bool) -> "RowSource":
         """Returns the source that builds rows, packed or not, from the corpus. Imports TensorFlow."""
         from bertjax.data.pretraining.batches import RowSource
