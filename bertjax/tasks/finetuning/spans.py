@@ -30,13 +30,16 @@ class Answer:
 
     Attributes:
       nbest: spans with the highest scores, best first. May be empty.
-      null_odds: null score minus the score of the best span.
       null_score: lowest score of the null answer (start and end at [CLS]) among the windows.
     """
 
     nbest: tuple[Candidate, ...]
-    null_odds: float
     null_score: float
+
+    @property
+    def null_odds(self) -> float:
+        """Null score minus the score of the best span."""
+        return self.null_score - self.nbest[0].score if self.nbest else _ODDS_WITHOUT_SPAN
 
     @property
     def text(self) -> str:
@@ -66,9 +69,7 @@ def best_answers(
             best_of_text.setdefault(text, Candidate(text, score, first, last))
             if len(best_of_text) == n_best:
                 break
-        nbest = tuple(best_of_text.values())
-        odds = float(null_score - nbest[0].score) if nbest else _ODDS_WITHOUT_SPAN
-        answers[question.id] = Answer(nbest, odds, float(null_score))
+        answers[question.id] = Answer(tuple(best_of_text.values()), float(null_score))
     return answers
 
 

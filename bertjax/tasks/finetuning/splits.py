@@ -93,8 +93,6 @@ def select_dev_rows(contents: Sequence[bytes], fraction: float, seed: int) -> np
 
 def sample_fraction(count: int, fraction: float) -> np.ndarray:
     """Samples a fraction of the indices 0..count-1 with a fixed seed. Returns at least one index, ascending, int64."""
-    if fraction == 1:
-        return np.arange(count)
     order = np.random.default_rng(0).permutation(count)
     # Round, because 0.29 * 100 is below 29 in floating point.
     return np.sort(order[: max(1, int(round(fraction * count, 6)))])
