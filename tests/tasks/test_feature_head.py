@@ -132,16 +132,3 @@ def test_incomplete_files_of_cached_features_are_recomputed(ner, tmp_path, cache
     train(f"ner.py:path={files}", tmp_path / "second", *arguments, steps=1, eval_every=1)
     assert interrupted.read_bytes() == content and complete.stat().st_mtime_ns == modified_at
     assert not abandoned.exists()
-
-
-@pytest.mark.parametrize(
-    ("flag", "message"),
-    [
-        ("features=last", "needs a frozen encoder; add --config.optimizer.freeze=encoder"),
-        ("features=first", "feature_head.features is 'first'; use one of embeddings, second_to_last"),
-        ("lstm_layers=-1", "feature_head.lstm_layers is -1"),
-    ],
-)
-def test_invalid_feature_settings_are_an_error(flag, message, capfd):
-    config = f"--config={EXPERIMENTS}/ner.py:size=L1_H16,quick=true"
-    assert message in refused(capfd, "describe", config, f"--config.feature_head.{flag}")

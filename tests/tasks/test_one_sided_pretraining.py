@@ -99,27 +99,6 @@ def test_pooled_states_of_one_sided_encoders_depend_on_the_whole_text(pretrained
     np.testing.assert_allclose(model.encode(texts, pooling="cls").pooled, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("objective", "flags", "message"),
-    [
-        ("lm", [], "config.data.objective=lm would let the model see the tokens that it predicts; set"),
-        ("nsp", [KINDS["lstm"]], "context from both sides, which model.encoder=lstm does not provide"),
-        ("lm", [KINDS["left"], "--config.data.max_predictions=3"], "predicts every token without masks; leave"),
-        ("lm", [KINDS["left"], "--config.data.masking.rate=0.3"], "predicts every token without masks; leave"),
-        ("lm", [*KINDS.values()], "model.attention_direction is left; model.encoder=lstm has no attention"),
-        (
-            "lm",
-            [KINDS["lstm"], "--config.model.hidden_size=15", "--config.model.num_attention_heads=1"],
-            "model.hidden_size is 15; model.encoder=lstm needs an even number",
-        ),
-        ("lm", ["--config.model.encoder=rnn"], "model.encoder is 'rnn'; use one of transformer, lstm"),
-    ],
-)
-def test_incompatible_settings_are_an_error(corpus, objective, flags, message, capfd):
-    config = f"--config={EXPERIMENTS}/{experiment_of(corpus, objective)},size=L1_H16,quick=true"
-    assert message in refused(capfd, "describe", config, *flags)
-
-
 def test_language_model_rows_equal_unmasked_mlm_rows(corpus):
     def read_batches(objective, *flags):
         batches = load_task(experiment_of(corpus, objective), None, *flags).train_batches(0, SINGLE_SHARD)

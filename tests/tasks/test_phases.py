@@ -56,23 +56,6 @@ def test_unset_fields_of_a_phase_are_those_of_the_run(corpus):
     assert len(re.findall(r"^steps \d+ to \d+: ", text, re.MULTILINE)) == 3 and "40% masked" in text
 
 
-@pytest.mark.parametrize(
-    ("phases", "message"),
-    [
-        ("(3,)", r"config.phases\[0\] is 3; it must be a dictionary of fields"),
-        ("{'steps': 3}", r"config.phases\[0\] is 'steps'; it must be a dictionary"),
-        ("({},{'steps':3})", r"config.phases\[1\] contains unknown fields: steps; use one of .*share"),
-        ("({'share':0},)", r"config.phases\[\].share is 0.0; it must be above 0"),
-        ("({'seq_len':'long'},)", r"config.phases\[0\].seq_len is 'long'; it must be an integer"),
-        ("({'seq_len':1024},)", "rows of 1024 tokens exceed config.model.max_position_embeddings=512"),
-        ("({},{'batch_size':7})", "batch_size=7 is not divisible by config.grad_accum_steps=2"),
-    ],
-)
-def test_invalid_phases_are_rejected(capfd, phases, message):
-    config = ["--config=pretrain:size=tiny", f"--config.phases={phases}", "--config.grad_accum_steps=2"]
-    assert re.search(message, refused(capfd, "describe", *config))
-
-
 def test_learning_rate_is_scaled_in_its_phase_only(run):
     lines = read_metrics(run)
     assert lines[-1]["positions"] == 2 * 4 * 16 + 4 * 8 * 16 + 2 * 4 * 32

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from command_runs import load_task, refused, train_command
+from command_runs import load_task
 
 from bertjax.data.corpus.prepare import prepare
 from bertjax.data.schema import synthetic_batch
@@ -59,17 +59,6 @@ def test_flops_include_all_predictions_of_a_packed_row(corpus):
 def test_eval_rows_limits_the_rows_of_an_evaluation(corpus):
     task = load_task(experiment_of(corpus, "nsp"), None, data__eval_rows=3)
     assert sum(batch["input_mask"].any(axis=1).sum() for batch in task.eval_batches(SINGLE_SHARD)) == 3
-
-
-def test_rows_of_language_models_cannot_be_packed(corpus, tmp_path, capfd):
-    command = train_command(experiment_of(corpus, "lm"), tmp_path, None, *MODELS["lm"], data__packing=True)
-    assert "packing=true is not supported by objective=lm" in refused(capfd, *command)
-
-
-def test_pairs_objective_needs_two_segment_types(corpus, tmp_path, capfd):
-    command = train_command(experiment_of(corpus, "pairs"), tmp_path, None, model__type_vocab_size=1)
-    error = "config.model.type_vocab_size=1 is too small for sentence pairs; use --config.data.objective=none"
-    assert error in refused(capfd, *command)
 
 
 def test_objectives_with_the_same_kind_of_model_have_the_same_metrics(corpus):

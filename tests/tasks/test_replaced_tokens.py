@@ -256,24 +256,6 @@ def test_other_families_are_exported_without_a_discriminator(corpus, tmp_path):
     assert huggingface.read(tmp_path / "hf").modules == {"encoder"}
 
 
-@pytest.mark.parametrize(
-    ("objective", "flag", "message"),
-    [
-        (
-            "none",
-            "data.generator_size=0.5",
-            "config.data.generator_size needs objective=rtd; objective=none has no gen",
-        ),
-        ("nsp", "data.discriminator_weight=1", "config.data.discriminator_weight needs objective=rtd"),
-        ("rtd", "data.generator_size=1.5", "config.data.generator_size"),
-        ("rtd", "model.encoder=lstm", "needs context from both sides, which model.encoder=lstm does not provide"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(objective, flag, message, corpus, tmp_path, capfd):
-    command = train_command(experiment_of(corpus, objective), tmp_path / "run", None, f"--config.{flag}")
-    assert message in refused(capfd, *command)
-
-
 def test_other_commands_accept_the_objective(corpus, capfd):
     config = f"--config={EXPERIMENTS}/{experiment_of(corpus)},size=L1_H16,quick=true"
     assert "generator_lm/transform" in printed(capfd, "describe", config)

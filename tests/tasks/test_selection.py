@@ -15,7 +15,6 @@ from bertjax.training.evaluation import EvaluationHistory, with_total_loss
 from bertjax.training.sweep import summarize
 
 F1 = Metric("f1")
-LONG = "data.seq_len=600 model.max_position_embeddings=600"
 
 
 def test_scores_of_losses_are_negated():
@@ -131,41 +130,6 @@ def test_invalid_selection_settings_are_an_error_before_training(glue, letters, 
     assert "exact_match, f1, " in error(f"squad.py:path={squad}", "--config.select_by=accuracy")
     assert "accuracy_mismatched" in error(f"glue.py:task=mnli,path={glue}", "--config.select_by=f1")
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    "experiment, fields, message",
-    [
-        ("squad.py:", "label_smoothing=0.1", "squad predicts positions, not classes"),
-        ("squad.py:", "data.class_weights=balanced", "squad predicts positions, not classes"),
-        ("squad.py:", "data.examples_per_row=4", "rows of squad are already full"),
-        ("swag.py:", "data.class_weights=balanced", "swag has choices, not classes"),
-        ("swag.py:", "data.examples_per_row=4", "examples of swag have four sequences each"),
-        ("glue.py:task=stsb,", "label_smoothing=0.1", "the labels of stsb are numbers, not classes"),
-        ("glue.py:", "data.task=snli", "data.task is 'snli'; use one of cola"),
-        ("glue.py:", "data.examples_per_row=3 data.batch_size=32", "it must divide config.data.batch_size=32"),
-        ("glue.py:", "data.examples_per_row=4 feature_head.lstm_layers=1", "not supported with LSTMs or a feature"),
-        ("glue.py:", "data.examples_per_row=32 data.batch_size=32 grad_accum_steps=2", "batch_size=1 is not divisible"),
-        ("glue.py:", "epochs=0 steps=0", "config.epochs=0 is out of range"),
-        ("glue.py:", "data.batch_size=0", "data.batch_size is 0"),
-        ("glue.py:", "data.seq_len=600", "exceed config.model.max_position_embeddings=512"),
-        ("glue.py:", f"{LONG} model.attention=fused", "attention=fused does not support rows of 600 tokens"),
-        ("text.py:kind=number,", "data.class_weights=balanced", "kind=number has no classes"),
-        ("text.py:kind=multilabel,", "label_smoothing=0.1", "kind=multilabel has no classes"),
-        ("text.py:kind=multilabel,", "data.threshold=1.0", "threshold is 1.0; it must be below 1"),
-        ("text.py:kind=multilabel,", "data.label_separator=", "label_separator='' is not valid"),
-        ("text.py:dev=a.csv,", "data.dev_share=0.1", "dev_file both define a dev set"),
-        ("ner.py:", "data.train_share=0.0", "data.train_share is 0.0; it must be above 0"),
-        ("ner.py:", "data.dev_share=1.0", "data.dev_share is 1.0; it must be below 1"),
-        ("ner.py:", "data.dev_share=0.1 data.eval_split=none", "dev_share=0.1 has no effect"),
-        ("ner.py:", "data.eval_split=devel", "eval_split is 'devel'; use one of dev, test, none"),
-        ("ner.py:", "label_smoothing=1.0", "label_smoothing is 1.0; it must be below 1"),
-    ],
-)
-def test_error_names_the_invalid_setting(experiment, fields, message, capfd):
-    flags = [f"--config.{field}" for field in fields.split(" ")]
-    config = f"--config={EXPERIMENTS}/{experiment}size=L1_H16,quick=true"
-    assert message in refused(capfd, "describe", config, *flags)
 
 
 def test_class_reports_are_saved_and_printed(cola, capfd):
