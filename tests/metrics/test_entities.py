@@ -12,14 +12,6 @@ from bertjax.metrics.entities import entity_scores, extract_entities, has_entiti
 @pytest.mark.parametrize(
     "tags, entities",
     [
-        ("I-PER I-PER O", {(0, 2, "PER")}),
-        ("B-PER I-PER O", {(0, 2, "PER")}),
-        ("I-PER B-PER I-PER", {(0, 1, "PER"), (1, 3, "PER")}),
-        ("I-PER I-LOC", {(0, 1, "PER"), (1, 2, "LOC")}),
-        ("O I-LOC", {(1, 2, "LOC")}),
-        ("B-LOC I-PER I-PER", {(0, 1, "LOC"), (1, 3, "PER")}),
-        ("B-LOC B-LOC", {(0, 1, "LOC"), (1, 2, "LOC")}),
-        ("O O", set()),
         # These sequences of BIOES and BILOU tags are invalid. The entities are those of seqeval.
         ("E-A E-A", {(0, 1, "A"), (1, 2, "A")}),
         ("S-A I-A E-A O", {(0, 1, "A"), (1, 3, "A")}),

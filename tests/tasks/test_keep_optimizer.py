@@ -52,10 +52,8 @@ def test_moments_and_bias_correction_continue_and_the_schedule_starts_again(stab
     # A run that was killed after a step resumes with its own state.
     for step in (2, 3):
         epath.Path(tmp_path / "kept" / "checkpoints" / str(step)).rmtree()
-    again = tmp_path / "kept"
-    expected = load_params_on_host(epath.Path(tmp_path / "new" / "checkpoints" / "1"))
-    train(experiment, again, None, f"--init_from={workdir}", "--keep_optimizer", **fields)
-    assert all(opt_state(corpus, again, 3, name)[path] == 6 for path in counts) and expected
+    train(experiment, tmp_path / "kept", None, f"--init_from={workdir}", "--keep_optimizer", **fields)
+    assert all(opt_state(corpus, tmp_path / "kept", 3, name)[path] == 6 for path in counts)
 
 
 @pytest.mark.parametrize(
