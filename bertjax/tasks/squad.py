@@ -178,7 +178,7 @@ class SquadTask(FinetuningTask):
         threshold = self._null_threshold(answers) if self._is_v2 else math.inf
         files: dict[str, Any] = {"predictions.json": _texts(answers, threshold)}
         if self._is_v2:
-            files["null_odds.json"] = _null_odds(answers)
+            files["null_odds.json"] = {id_: answer.null_odds for id_, answer in answers.items()}
         files["nbest_predictions.json"] = {
             id_: nbest_with_probabilities(answer, self._is_v2) for id_, answer in answers.items()
         }
@@ -218,18 +218,14 @@ class SquadTask(FinetuningTask):
                 "the evaluation file has no gold answers to choose a null threshold; set config.data.null_threshold to "
                 "the value in the workdir's results.json, and config.data.choose_null_threshold=false"
             )
-        predictions = _texts(answers)
+        predictions, null_odds = _texts(answers), {id_: answer.null_odds for id_, answer in answers.items()}
         f1_scores = squad_metrics.question_scores_v2(gold, predictions)[1]
-        return _round_up(squad_metrics.best_threshold(gold, f1_scores, predictions, _null_odds(answers))[0])
+        return _round_up(squad_metrics.best_threshold(gold, f1_scores, predictions, null_odds)[0])
 
 
 def _texts(answers: dict[str, Answer], threshold: float = math.inf) -> dict[str, str]:
     """Returns the predicted text by question id, or "" if the null odds exceed the threshold."""
     return {id_: "" if answer.null_odds > threshold else answer.text for id_, answer in answers.items()}
-
-
-def _null_odds(answers: dict[str, Answer]) -> dict[str, float]:
-    return {id_: answer.null_odds for id_, answer in answers.items()}
 
 
 def _round_up(threshold: float) -> float:

@@ -11,13 +11,11 @@ from tiny_config import tiny_config
 from bertjax.config.mesh import MeshConfig
 from bertjax.config.optimizer import OptimizerConfig
 from bertjax.errors import UsageError
-from bertjax.metrics.metric import Metric
 from bertjax.model.models import TokenModel
 from bertjax.tasks.finetuning.config import FinetuningData
 from bertjax.tasks.finetuning.tagging import TagObjective
 from bertjax.tasks.objectives.classification import (
     UNWEIGHTED,
-    Classification,
     ClassWeighting,
     make_class_weighting,
     sequence_objective,
@@ -109,15 +107,6 @@ def test_sums_of_micro_batches_add_up_to_the_sums_of_the_batch():
     )
     for name, sums in whole.items():
         np.testing.assert_allclose(sum(part[name] for part in parts), sums, atol=2e-6, rtol=1e-5)
-
-
-def test_subclass_may_append_a_metric():
-    class WithPenalty(Classification):
-        metrics = (*Classification.metrics, Metric("penalty"))
-
-    objective = WithPenalty(make_objective(is_tagger=False).model)
-    sums, _ = objective.compute(params_and_logits(is_tagger=False)[0], make_batch(), None)
-    assert set(sums) == {"cross_entropy", "accuracy"}
 
 
 def test_balanced_weights_match_scikit_learn():

@@ -65,11 +65,8 @@ def test_fine_tuning_keeps_the_encoder_and_attention_direction_of_the_checkpoint
     assert printed(capfd, "predict", f"--checkpoint={tmp_path / 'cola'}", "za be")
 
 
-def test_unsupported_use_of_a_language_model_is_an_error(pretrained, tmp_path, capfd):
-    _, workdir = pretrained
-    command = ["fill_mask", f"--checkpoint={workdir}", "a [MASK]"]
-    assert "lacks the parameters masked_lm" in refused(capfd, *command)
-    error = refused(capfd, "convert", str(workdir), str(tmp_path / "out"), "--format=huggingface")
+def test_export_of_a_language_model_is_refused(pretrained, tmp_path, capfd):
+    error = refused(capfd, "convert", pretrained[1], tmp_path / "out", "--format=huggingface")
     assert "has a model of kind 'language_model'" in error
 
 

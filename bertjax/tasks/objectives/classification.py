@@ -106,8 +106,7 @@ class Classification(Objective):
         labels = jnp.maximum(batch[self.label_spec.name], 0)
         losses = weighted_sum(weighting.losses(logits, labels), weighting.label_weights(labels, mask))
         accuracy = weighted_sum(jnp.argmax(logits, axis=-1) == labels, mask)
-        # Name only two: a subclass may append metrics.
-        sums = dict(zip(("cross_entropy", self.metrics[1].name), (losses, accuracy), strict=True))
+        sums = {"cross_entropy": losses, self.metrics[1].name: accuracy}
         return sums, {"example": batch["example"], "logits": logits}
 
 
