@@ -3,7 +3,6 @@
 import contextlib
 import glob
 import hashlib
-import io
 import json
 import os
 import re
@@ -120,10 +119,12 @@ def write_atomic(path: _Path, content: str | bytes) -> _Path:
 def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Writes an `.npz` file atomically. Raises a BertjaxError if this fails."""
     check_free_space(path.parent, sum(array.nbytes for array in arrays.values()), str(path))
-    content = io.BytesIO()
-    # pyrefly reports that `**arrays` may contain `allow_pickle`, which is a bool in NumPy's stub.
-    np.savez(content, **arrays)  # pyrefly: ignore[bad-argument-type]
-    write_atomic(path, content.getvalue())
+    try:
+        with atomic_file(path) as temporary, open(temporary, "wb") as file:
+            # pyrefly reports that `**arrays` may contain `allow_pickle`, which is a bool in NumPy's stub.
+            np.savez(file, **arrays)  # pyrefly: ignore[bad-argument-type]
+    except OSError as error:
+        raise BertjaxError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def file_sha256(path: Path) -> str:
