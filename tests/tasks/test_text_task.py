@@ -11,6 +11,8 @@ from commanding import printed
 
 from bertjax.cli import main as cli
 from bertjax.data.shard import SINGLE_SHARD
+from bertjax.errors import UsageError
+from bertjax.tasks.finetuning.output_layer import CLASSES, MULTILABEL, TAGS, OutputLayer, saved_labels
 from bertjax.training.bench import benchmark_batch
 from bertjax.training.checkpoint_config import experiment_config
 
@@ -294,6 +296,24 @@ def test_labels_from_a_file_keep_their_order(kind, letters, tmp_path):
     arguments = ",".join([f"train={tmp_path}/train.jsonl,dev={tmp_path}/train.jsonl,kind={kind}", *fields])
     task = load_task(f"text.py:{arguments}", letters, data__labels=tmp_path / "labels.json")
     assert json.loads(task.workdir_files["output_layer.json"])["labels"] == ["z", "y", "x"]
+
+
+def test_saved_labels_of_another_output_kind_are_refused(tmp_path):
+    file = tmp_path / "output_layer.json"
+    file.write_bytes(OutputLayer(TAGS, ("O", "B-PER"), "ner").as_json())
+    assert saved_labels(str(file), TAGS) == ["O", "B-PER"]
+    with pytest.raises(UsageError, match="is for tags, but the task is for classes"):
+        saved_labels(str(file), CLASSES, MULTILABEL)
+    file.write_text('{"labels": ["neg", "pos"]}')
+    assert saved_labels(str(file), CLASSES, MULTILABEL) == ["neg", "pos"]
+    for content, message in (
+        ('{"labels": ["neg", "pos", "neg"]}', "a label more than once"),
+        ('{"labels": "neg"}', "cannot read the output layer"),
+        ("{}", "no labels"),
+    ):
+        file.write_text(content)
+        with pytest.raises(UsageError, match=message):
+            saved_labels(str(file), CLASSES)
 
 
 def test_bench_step_reports_the_shape_of_the_timed_batch(letters, tmp_path, capfd):
