@@ -3,6 +3,7 @@
 Variable names are those of `modeling.py`, `run_pretraining.py`, `run_classifier.py` and `run_squad.py`.
 """
 
+import contextlib
 import itertools
 import os
 import re
@@ -50,8 +51,9 @@ def find_prefix(path: Path) -> Path | None:
             return None
         import tensorflow as tf
 
-        state = tf.train.get_checkpoint_state(str(path))
-        latest = os.path.basename(state.model_checkpoint_path) if state else ""
+        latest = ""
+        with contextlib.suppress(AttributeError, UnicodeDecodeError):  # The file `checkpoint` is missing or damaged.
+            latest = os.path.basename(tf.train.get_checkpoint_state(str(path)).model_checkpoint_path)
         candidates = [latest, "bert_model.ckpt", *(prefixes if len(prefixes) == 1 else ())]
         if match := next((name for name in candidates if name in prefixes), None):
             return path / match

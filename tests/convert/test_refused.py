@@ -181,7 +181,9 @@ def test_latest_of_several_tensorflow_checkpoints_is_read(google, tmp_path):
     state = folder / "checkpoint"
     state.write_text('model_checkpoint_path: "/gone/model.ckpt-1000"\nall_model_checkpoint_paths: "model.ckpt-999"\n')
     assert read_checkpoint(folder).notes == ("read model.ckpt-1000",)
-    state.unlink()
-    with pytest.raises(UsageError, match="contains 2 checkpoints: model.ckpt-1000, model.ckpt-999; use"):
-        read_checkpoint(folder)
+    state.write_bytes(b"\xac\xff")
+    for _ in ("damaged", "missing"):
+        with pytest.raises(UsageError, match="contains 2 checkpoints: model.ckpt-1000, model.ckpt-999; use"):
+            read_checkpoint(folder)
+        state.unlink(missing_ok=True)
     assert read_checkpoint(folder / "model.ckpt-999").notes == ("read model.ckpt-999",)
