@@ -9,15 +9,11 @@ import pytest
 from meshes import one_device
 from tiny_config import tiny_config
 
-from bertjax.config.mesh import MeshConfig
 from bertjax.errors import UsageError
-from bertjax.model.attention import dispatch
-from bertjax.model.attention.dispatch import Implementation, select_attention
-from bertjax.model.attention.xla import attention_mask, xla_attention
+from bertjax.model.attention.dispatch import select_attention
+from bertjax.model.attention.xla import attention_mask
 from bertjax.model.config import DIRECTIONS
 from bertjax.model.encoder import Encoder
-from bertjax.training.sharding import make_mesh
-from bertjax.training.step import traced_with_mesh
 
 # Two sequences and one padding position.
 SEQUENCES = jnp.array([[1, 1, 1, 2, 2, 0]])
@@ -49,34 +45,40 @@ IDS, ONES = jnp.arange(1, 7)[None], jnp.ones((1, 6), jnp.int32)
 def test_auto_selects_the_first_supported_implementation(attention, dropout, platform, length, expected, dtype):
     config = dataclasses.replace(MODEL, attention=attention, attention_probs_dropout_prob=dropout, dtype=dtype)
     with jax.sharding.use_abstract_mesh(one_device(*platform.split(" ", 1))):
-        assert select_attention(config, length) is dispatch._IMPLEMENTATIONS[expected].function
+        assert select_attention(config, length).__name__ == f"{expected}_attention"
 
 
 @pytest.mark.parametrize(
-    ("attention", "dropout", "dtype", "platform", "message"),
+    ("attention", "platform", "changes", "message"),
     [
-        ("cudnn", 0.1, "float32", "gpu", "attention_probs_dropout_prob=0.1"),
-        ("cudnn", 0.0, "float32", "gpu", r"dtype=float32 \(only bfloat16\)"),
-        ("cudnn", 0.0, "bfloat16", "cpu", r"platform cpu \(only gpu\)"),
-        ("splash", 0.1, "float32", "tpu", "attention_probs_dropout_prob=0.1"),
-        ("fused", 0.1, "float32", "cpu", r"fused does not support rows of 513 tokens \(maximum: 512\)"),
-        ("flash", 0.1, "float32", "gpu", r"dtype=float32 \(only bfloat16\)"),
-        ("nosuch", 0.1, "float32", "tpu", "'nosuch'; use one of auto, xla, .* or package"),
-        ("nosuch.module.function", 0.1, "float32", "tpu", "No module named 'nosuch'; use one of"),
-        ("math.nosuch", 0.1, "float32", "tpu", "no attribute 'nosuch'; use one of"),
-        ("math.pi", 0.1, "float32", "tpu", "is not a function: float; use one of"),
+        ("cudnn", "gpu", {"attention_probs_dropout_prob": 0.1}, "attention_probs_dropout_prob=0.1"),
+        ("cudnn", "gpu", {"dtype": "float32"}, r"dtype=float32 \(only bfloat16\)"),
+        ("cudnn", "cpu", {}, r"platform cpu \(only gpu\)"),
+        ("cudnn", "gpu", {"attention_direction": "right"}, "attention_direction=right"),
+        ("cudnn", "gpu", {"local_attention": 8}, "local_attention=8"),
+        ("cudnn", "gpu", {"is_packed": True}, "packed rows"),
+        ("splash", "tpu", {"attention_probs_dropout_prob": 0.1}, "attention_probs_dropout_prob=0.1"),
+        ("fused", "cpu", {}, r"fused does not support rows of 513 tokens \(maximum: 512\)"),
+        ("flash", "gpu", {"dtype": "float32"}, r"dtype=float32 \(only bfloat16\)"),
+        ("nosuch", "tpu", {}, "'nosuch'; use one of auto, xla, .* or package"),
+        ("nosuch.module.function", "tpu", {}, "No module named 'nosuch'; use one of"),
+        ("math.nosuch", "tpu", {}, "no attribute 'nosuch'; use one of"),
+        ("math.pi", "tpu", {}, "is not a function: float; use one of"),
     ],
 )
-def test_unknown_or_unsupported_attention_is_refused(attention, dropout, dtype, platform, message):
-    config = dataclasses.replace(MODEL, attention=attention, attention_probs_dropout_prob=dropout, dtype=dtype)
+def test_unknown_or_unsupported_attention_is_refused(attention, platform, changes, message):
+    fields = {"attention_probs_dropout_prob": 0.0, "dtype": "bfloat16", **changes}
+    is_packed = fields.pop("is_packed", False)
+    config = dataclasses.replace(MODEL, attention=attention, **fields)
     with (
         jax.sharding.use_abstract_mesh(one_device(platform)),
         pytest.raises(UsageError, match=f"model.attention.*{message}"),
     ):
-        select_attention(config, 513)
+        select_attention(config, 513, is_packed)
 
 
-def attend_to_nothing(query, key, value, mask, **options):
+def attend_to_nothing(query, key, value, mask, *, mesh, **options):
+    assert mesh == jax.sharding.get_abstract_mesh() != jax.sharding.AbstractMesh((), ())
     return 0 * value
 
 
@@ -92,10 +94,11 @@ def return_none(query, key, value, mask, **options):
     pass
 
 
-def test_user_function_is_imported_by_path():
+def test_user_function_is_imported_by_path_and_receives_the_mesh():
     encoder = Encoder(dataclasses.replace(MODEL, attention=f"{__name__}.attend_to_nothing"))
-    params, apply = jax.jit(encoder.init)(jax.random.key(0), IDS, 0 * IDS, ONES), jax.jit(encoder.apply)
-    before, after = (apply(params, ids, 0 * IDS, ONES)[0][0] for ids in (IDS, IDS.at[0, 3].set(15)))
+    with jax.set_mesh(jax.make_mesh((1,), ("data",))):
+        params, apply = jax.jit(encoder.init)(jax.random.key(0), IDS, 0 * IDS, ONES), jax.jit(encoder.apply)
+        before, after = (apply(params, ids, 0 * IDS, ONES)[0][0] for ids in (IDS, IDS.at[0, 3].set(15)))
     assert np.flatnonzero(np.any(before != after, axis=-1)).tolist() == [3]
 
 
@@ -122,34 +125,3 @@ def test_mask_allows_keys_of_the_same_sequence_in_the_attention_direction(direct
     mask = np.asarray(attention_mask(direction, SEQUENCES[:, :, None], SEQUENCES[:, None]))[0]
     np.testing.assert_array_equal(mask[:5], expected)
     assert not mask[:, 5].any()
-
-
-@pytest.mark.devices
-def test_selected_implementation_supports_the_model_and_receives_the_mesh(monkeypatch):
-    calls = []
-
-    def limited_attention(*args, mesh, **options):
-        calls.append(mesh)
-        return xla_attention(*args, mesh=mesh, **options)
-
-    limited = Implementation(limited_attention, ("both",), dropout=False, packed_rows=False)
-    monkeypatch.setattr(dispatch, "_IMPLEMENTATIONS", dispatch._IMPLEMENTATIONS | {"limited": limited})
-    monkeypatch.setattr(dispatch, "_AUTO_ORDER", ("limited", "xla"))
-    config = dataclasses.replace(MODEL, attention_probs_dropout_prob=0.0)
-    for model, is_packed in [
-        (config, False),
-        (MODEL, False),
-        (dataclasses.replace(config, attention_direction="left"), False),
-        (config, True),
-    ]:
-        expected = limited_attention if model is config and not is_packed else xla_attention
-        assert select_attention(model, 6, is_packed) is expected
-        if expected is xla_attention:
-            explicit = dataclasses.replace(model, attention="limited")
-            with pytest.raises(UsageError, match="model.attention=limited does not support (attention_|packed rows)"):
-                select_attention(explicit, 6, is_packed)
-
-    mesh = make_mesh(MeshConfig(data=8))
-    ids = jnp.ones((1, 6), jnp.int32)
-    jax.eval_shape(traced_with_mesh(Encoder(config).init, mesh), jax.random.key(0), ids, ids, ids)
-    assert calls and all(call_mesh == mesh.abstract_mesh for call_mesh in calls)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import jax
 
 from bertjax.errors import UsageError, first_line
-from bertjax.model.attention.xla import AttentionMask, cudnn_attention, xla_attention
+from bertjax.model.attention.xla import AttentionMask
 from bertjax.model.config import AUTO, DIRECTIONS, ModelConfig
 from bertjax.model.partitioning import current_device, platform
 
@@ -32,82 +32,53 @@ class AttentionFn(Protocol):
     ) -> jax.Array: ...
 
 
-def _call_by_path(path: str, *arrays: jax.Array, **options: Any) -> jax.Array:
-    # Import on first use, because importing Pallas takes a quarter of a second.
-    return _import_function(path)(*arrays, **options)
-
-
-def _import_function(path: str) -> Any:
-    module, _, name = path.rpartition(".")
-    return getattr(importlib.import_module(module), name)
-
-
 @dataclasses.dataclass(frozen=True)
 class Implementation:
     """Attention function and the cases that it supports.
 
     Attributes:
-      function: the attention function.
+      path: `package.module.function`, which is imported on first use: importing Pallas takes a quarter of a second.
       directions: supported mask directions.
       dropout: whether the function supports dropout of the attention probabilities.
       packed_rows: whether the function supports packed rows.
-      local: whether the function supports a window of `AttentionMask` (default: True).
+      local: whether the function supports a window of `AttentionMask`.
       max_length: maximum row length in tokens (default: 0, no limit).
-      dtypes: supported compute dtypes (default: (), all).
-      platforms: platforms on which `auto` selects the function (default: (), all).
+      dtype: the only supported compute dtype (default: "", all).
+      platform: platform on which `auto` selects the function (default: "", all).
       chips: chips on which `auto` selects the function, as parts of JAX's device kind (default: (), all).
-      runs_anywhere: whether the function also runs, slowly, on other platforms (default: True).
+      runs_anywhere: whether the function also runs, slowly, on other platforms.
     """
 
-    function: AttentionFn
-    directions: tuple[str, ...]
-    dropout: bool
-    packed_rows: bool
+    path: str
+    directions: tuple[str, ...] = DIRECTIONS
+    dropout: bool = True
+    packed_rows: bool = True
     local: bool = True
     max_length: int = 0
-    dtypes: tuple[str, ...] = ()
-    platforms: tuple[str, ...] = ()
+    dtype: str = ""
+    platform: str = ""
     chips: tuple[str, ...] = ()
     runs_anywhere: bool = True
 
 
+_PACKAGE = "bertjax.model.attention"
 _IMPLEMENTATIONS = {
-    "xla": Implementation(xla_attention, DIRECTIONS, dropout=True, packed_rows=True),
-    "fused": Implementation(
-        functools.partial(_call_by_path, "bertjax.model.attention.fused.fused_attention"),
-        DIRECTIONS,
-        dropout=True,
-        packed_rows=True,
-        # On some chips, the attention scores of longer rows do not fit into VMEM.
-        max_length=512,
-        platforms=("tpu",),
-    ),
-    "splash": Implementation(
-        functools.partial(_call_by_path, "bertjax.model.attention.splash.splash_attention"),
-        DIRECTIONS,
-        dropout=False,
-        packed_rows=True,
-        platforms=("tpu",),
-    ),
+    "xla": Implementation(f"{_PACKAGE}.xla.xla_attention"),
+    # On some chips, the attention scores of longer rows do not fit into VMEM.
+    "fused": Implementation(f"{_PACKAGE}.fused.fused_attention", max_length=512, platform="tpu"),
+    "splash": Implementation(f"{_PACKAGE}.splash.splash_attention", dropout=False, platform="tpu"),
+    # Float32 products do not run on tensor cores. Pallas rejects unknown GPUs, and Triton rejects GPUs before Ampere.
     "flash": Implementation(
-        functools.partial(_call_by_path, "bertjax.model.attention.flash.flash_attention"),
-        DIRECTIONS,
-        dropout=True,
-        packed_rows=True,
-        # Its float32 products do not run on tensor cores.
-        dtypes=("bfloat16",),
-        platforms=("gpu",),
-        # Pallas rejects unknown GPUs, and Triton rejects GPUs before Ampere.
-        chips=("A100", "H100", "H200"),
+        f"{_PACKAGE}.flash.flash_attention", dtype="bfloat16", platform="gpu", chips=("A100", "H100", "H200")
     ),
     "cudnn": Implementation(
-        cudnn_attention,
-        ("both", "left"),
+        f"{_PACKAGE}.xla.cudnn_attention",
+        directions=("both", "left"),
         dropout=False,
         packed_rows=False,
         local=False,
-        dtypes=("bfloat16",),
-        platforms=("gpu",),
+        dtype="bfloat16",
+        platform="gpu",
         runs_anywhere=False,
     ),
 }
@@ -120,33 +91,34 @@ def select_attention(config: ModelConfig, length: int, is_packed: bool = False) 
 
     With `is_packed`, rows contain several sequences.
     """
-    platform_name = platform()
-    if implementation := check_attention(config, length, is_packed):
-        if not implementation.runs_anywhere and platform_name not in implementation.platforms:
-            supported = " or ".join(implementation.platforms)
-            raise _unsupported(config, f"platform {platform_name} (only {supported})")
-        return implementation.function
-    candidates = (_IMPLEMENTATIONS[name] for name in _AUTO_ORDER)
-    return next(
-        implementation.function
-        for implementation in candidates
-        if not _unsupported_case(implementation, config, length, is_packed)
-        and (not implementation.platforms or platform_name in implementation.platforms)
-        and (not implementation.chips or any(chip in current_device().device_kind for chip in implementation.chips))
-    )
+    check_attention(config, length, is_packed)
+    if config.attention == AUTO:
+        implementation = next(
+            each
+            for each in (_IMPLEMENTATIONS[name] for name in _AUTO_ORDER)
+            if not _unsupported_case(each, config, length, is_packed)
+            and each.platform in ("", platform())
+            and (not each.chips or any(chip in current_device().device_kind for chip in each.chips))
+        )
+    elif config.attention in _IMPLEMENTATIONS:
+        implementation = _IMPLEMENTATIONS[config.attention]
+        if not implementation.runs_anywhere and platform() != implementation.platform:
+            raise _unsupported(config, f"platform {platform()} (only {implementation.platform})")
+    else:
+        return functools.partial(_call_user_function, config.attention)
+    return _import_function(implementation.path)
 
 
-def check_attention(config: ModelConfig, length: int, is_packed: bool = False) -> Implementation | None:
-    """Checks and returns the configured implementation. Returns None for `auto`.
+def check_attention(config: ModelConfig, length: int, is_packed: bool = False) -> None:
+    """Raises a UsageError if the configured implementation is unknown or does not support the model or rows.
 
     This function does not access devices, because configs are checked before `jax.distributed.initialize`.
     """
-    if config.attention == AUTO:
-        return None
-    implementation = _IMPLEMENTATIONS.get(config.attention) or _user_implementation(config.attention)
-    if case := _unsupported_case(implementation, config, length, is_packed):
-        raise _unsupported(config, case)
-    return implementation
+    if config.attention in _IMPLEMENTATIONS:
+        if case := _unsupported_case(_IMPLEMENTATIONS[config.attention], config, length, is_packed):
+            raise _unsupported(config, case)
+    elif config.attention != AUTO:
+        _import_user_function(config.attention)
 
 
 def _unsupported(config: ModelConfig, case: str) -> UsageError:
@@ -155,8 +127,12 @@ def _unsupported(config: ModelConfig, case: str) -> UsageError:
     )
 
 
-def _user_implementation(path: str) -> Implementation:
-    """Imports a user's `package.module.function`."""
+def _import_function(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def _import_user_function(path: str) -> Any:
     known = f"use one of {', '.join((AUTO, *_IMPLEMENTATIONS))}, or package.module.function"
     if "." not in path.strip("."):
         raise UsageError(f"config.model.attention is {path!r}; {known}")
@@ -167,14 +143,12 @@ def _user_implementation(path: str) -> Implementation:
         raise UsageError(f"config.model.attention={path} cannot be imported: {reason}; {known}") from error
     if not callable(function):
         raise UsageError(f"config.model.attention={path} is not a function: {type(function).__name__}; {known}")
-    return Implementation(
-        functools.partial(_call_user_function, path, function), DIRECTIONS, dropout=True, packed_rows=True
-    )
+    return function
 
 
-def _call_user_function(path: str, function: AttentionFn, query: jax.Array, *arrays: Any, **options: Any) -> jax.Array:
+def _call_user_function(path: str, query: jax.Array, *arrays: Any, **options: Any) -> jax.Array:
     """Calls a user's function and checks the shape and dtype of its result."""
-    context = function(query, *arrays, **options)
+    context = _import_user_function(path)(query, *arrays, **options)
     is_array = isinstance(context, jax.Array)
     if not is_array or (context.shape, context.dtype) != (query.shape, query.dtype):
         returned, expected = jax.typeof(context) if is_array else type(context).__name__, jax.typeof(query)
@@ -194,7 +168,7 @@ def _unsupported_case(implementation: Implementation, config: ModelConfig, lengt
         return "packed rows"
     if implementation.max_length and length > implementation.max_length:
         return f"rows of {length} tokens (maximum: {implementation.max_length})"
-    # Only kernels for GPUs restrict dtypes. They support dtype `auto`, which is bfloat16 on GPU.
-    if implementation.dtypes and config.dtype not in (AUTO, *implementation.dtypes):
-        return f"dtype={config.dtype} (only {', '.join(implementation.dtypes)})"
+    # Only kernels for GPUs restrict the dtype. They support dtype `auto`, which is bfloat16 on GPU.
+    if implementation.dtype and config.dtype not in (AUTO, implementation.dtype):
+        return f"dtype={config.dtype} (only {implementation.dtype})"
     return ""
