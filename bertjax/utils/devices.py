@@ -54,13 +54,13 @@ def _is_installed(package: str) -> bool:
 
 
 @functools.cache
-def has_bfloat16_units() -> bool:
+def has_bfloat16_units(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     """Returns whether this machine's processor multiplies bfloat16 matrices faster than float32 matrices.
 
     Such processors have AMX (Intel, from Sapphire Rapids) or AVX-512 BF16 (AMD, from Zen 4).
     """
     try:
-        processor = Path("/proc/cpuinfo").read_text()
+        processor = cpuinfo.read_text()
     except OSError:
         return False
     return not {"amx_bf16", "avx512_bf16"}.isdisjoint(processor.split())
