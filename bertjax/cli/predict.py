@@ -29,7 +29,8 @@ def evaluate(args: argparse.Namespace) -> None:
     from bertjax.tasks.embedding.task import EmbedTask
     from bertjax.training.checkpoint import resolve_path
     from bertjax.training.checkpoint_config import choose_evaluation
-    from bertjax.training.evaluation import evaluate_checkpoint, log_results
+    from bertjax.training.evaluation import evaluate_checkpoint
+    from bertjax.training.results import log_results
 
     with open_checkpoint(args) as checkpoint:
         config = config_for_checkpoint(args, checkpoint)

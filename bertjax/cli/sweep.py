@@ -24,7 +24,7 @@ from bertjax.cli.parser import DISTRIBUTED, INIT_FROM, REQUIRED_CONFIG, command,
 )
 def sweep(args: argparse.Namespace) -> None:
     """Trains all settings of a grid, with one or more seeds each, and selects the best trial on the dev set."""
-    from bertjax.inference.encode import add_guide_vectors
+    from bertjax.inference.guide import add_guide_vectors
     from bertjax.training.multihost import exit_on_host_error
     from bertjax.training.sweep import TRIALS
     from bertjax.training.sweep import sweep as run

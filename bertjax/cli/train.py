@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 def train(args: argparse.Namespace) -> None:
     """Trains a model, or resumes training from the last checkpoint of the workdir."""
     from bertjax.convert.huggingface import export_problem
-    from bertjax.inference.encode import add_guide_vectors
+    from bertjax.inference.guide import add_guide_vectors
     from bertjax.training.cached_features import build_training_task
     from bertjax.training.checkpoint_config import complete
     from bertjax.training.multihost import exit_on_host_error

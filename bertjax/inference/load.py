@@ -34,7 +34,7 @@ from bertjax.tasks.finetuning.output_layer import OutputLayer, read_output_layer
 from bertjax.tasks.squad import SquadData
 from bertjax.tasks.text import TextData
 from bertjax.training.checkpoint import find_checkpoint, workdir_of
-from bertjax.training.evaluation import read_results
+from bertjax.training.results import read_results
 from bertjax.training.sharding import MESH_AXES, make_mesh, replicated, with_shardings
 from bertjax.training.step import jit_on_mesh
 from bertjax.training.workdir import CONFIG, RESULTS, is_converted
@@ -75,7 +75,7 @@ class LoadedModel:
       params: all parameters of the checkpoint on the mesh, float32, including heads that `model` does not use.
       vocabulary: vocabulary of the checkpoint: WordPiece, SentencePiece or a `tokenizer.json`.
       output_layer: kind and labels of the output layer, or None for a pre-trained model.
-      model_description: description of the Flax module, see `bertjax.model.heads.model_description`.
+      model_description: description of the Flax module, see `bertjax.model.models.model_description`.
       defaults: inference settings of the fine-tuning run.
       mesh: device mesh.
       path: path of the checkpoint, for error messages.

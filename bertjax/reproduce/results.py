@@ -14,7 +14,7 @@ from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.reproduce.table import Run
 from bertjax.training.checkpoint import resolve_checkpoint_path, saved_fingerprint
 from bertjax.training.checkpoint_config import experiment_config
-from bertjax.training.evaluation import read_results
+from bertjax.training.results import read_results
 from bertjax.training.sweep import SEED, SWEEP, TRIALS, setting_of, trial_name
 from bertjax.training.workdir import RESULTS, result_differences
 from bertjax.utils.io import read_json_object, write_atomic

@@ -39,7 +39,7 @@ class CheckpointMetadata:
 
     Attributes:
       step: training step (0: converted checkpoint).
-      model: description of the model, as `bertjax.model.heads.model_description` returns it.
+      model: description of the model, as `bertjax.model.models.model_description` returns it.
       architecture: fields of `Architecture`.
       fingerprints: `fingerprint` of the items `params` and `training`.
       arrays: dtype and shape of each array of the train state, by name (default: {}, for converted checkpoints).

@@ -1,13 +1,11 @@
-"""Parameters of a checkpoint: whether they fit a task, new vocabulary pieces, loading and saving."""
+"""Functions that load and save the parameters of a checkpoint, without the rest of the train state."""
 
 import contextlib
 import dataclasses
-import json
 import logging
 import os
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,14 +14,9 @@ import orbax.checkpoint as ocp
 from etils import epath
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from bertjax.data.corpus.tokenizer import wordpiece_model
-from bertjax.data.corpus.vocabulary import ENTRY, WORDPIECE, Vocabulary, load_entry, workdir_vocabulary
-from bertjax.errors import BertjaxError, UsageError, first_line, listed, quoted
+from bertjax.errors import BertjaxError, UsageError, first_line, listed
 from bertjax.model.config import Architecture
-from bertjax.model.models import model_description
-from bertjax.tasks.finetuning.output_layer import MULTILABEL, OUTPUT_LAYER, read_output_layer
-from bertjax.tasks.task import Task
-from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, workdir_of
+from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint
 from bertjax.training.checkpoint_metadata import (
     CheckpointMetadata,
     check_fingerprint,
@@ -31,141 +24,12 @@ from bertjax.training.checkpoint_metadata import (
     raise_unless_damage,
     read_metadata,
 )
-from bertjax.training.workdir import read_origin
-from bertjax.utils.hub import is_hub
-from bertjax.utils.io import read_json
+from bertjax.training.init_from import VOCABULARY_PARAMS, NewPieces
 
 logger = logging.getLogger(__name__)
 
-# Masked-LM parameters with one row per vocabulary entry.
-VOCABULARY_PARAMS = ("encoder/embeddings/token", "masked_lm/bias", "masked_lm/decoder", "generator_lm/bias")
 # Target size of files. It is small, because Orbax buffers an entire file in memory before writing it.
 _FILE_BYTES = 4 << 20
-
-
-@dataclasses.dataclass(frozen=True)
-class NewPieces:
-    """Pieces that a vocabulary appends to the vocabulary of a checkpoint.
-
-    Attributes:
-      first_id: id of the first new piece. It is the size of the checkpoint's vocabulary.
-      parts: for each new piece, the ids of the old pieces that it consists of.
-    """
-
-    first_id: int
-    parts: tuple[tuple[int, ...], ...]
-
-    def extend(self, rows: np.ndarray, num_rows: int) -> np.ndarray:
-        """Returns a parameter with `num_rows` rows: old pieces, new pieces, and zeros for the padding.
-
-        `rows` is the checkpoint's parameter, [padded old vocabulary, ...]. The row of a new piece is the mean of the
-        rows of its parts.
-        """
-        extended = np.zeros((num_rows, *rows.shape[1:]), rows.dtype)
-        extended[: self.first_id] = rows[: self.first_id]
-        for row, part in enumerate(self.parts, self.first_id):
-            extended[row] = rows[list(part)].mean(axis=0)
-        return extended
-
-
-def find_new_pieces(old: Vocabulary, new: Vocabulary) -> NewPieces | None:
-    """Returns the pieces that `new` adds to `old`. Returns None if `new` does not begin with all pieces of `old`."""
-    is_extended = new.kind == old.kind == WORDPIECE and new.lower_case == old.lower_case and new.size > old.size
-    if not is_extended or new.pieces[: old.size] != old.pieces:
-        return None
-    # Call the WordPiece model directly, because `Tokenizer` would treat the prefix `##` as punctuation in a text.
-    wordpiece = wordpiece_model(old, max(map(len, new.pieces)))
-    parts = [tuple(token.id for token in wordpiece.tokenize(piece)) for piece in new.pieces[old.size :]]
-    # An empty line of a vocabulary file is a piece without parts, so use [UNK] as its only part.
-    return NewPieces(old.size, tuple(ids or (old.unk_id,) for ids in parts))
-
-
-def check_vocabulary(task: Task, checkpoint: epath.Path, can_add_pieces: bool = False) -> NewPieces | None:
-    """Returns the pieces that the task's vocabulary adds to the checkpoint's, or None if the vocabularies are equal.
-
-    Raises a UsageError if the vocabularies differ in another way, or if they differ and not `can_add_pieces`.
-    """
-    workdir = workdir_of(checkpoint)
-    if ENTRY not in task.workdir_files or not (workdir / ENTRY).exists():
-        return None
-    entry, saved = json.loads(task.workdir_files[ENTRY]), workdir_vocabulary(workdir)
-    if can_add_pieces:
-        new_pieces = find_new_pieces(saved, load_entry(Path(), entry, task.workdir_files[entry["file"]]))
-        if new_pieces:
-            return new_pieces
-    if saved.sha256 != entry["sha256"]:
-        source = _source(checkpoint)
-        vocabulary = source or workdir / read_json(workdir / ENTRY)["file"]
-        has_field = hasattr(task.config.data, "vocabulary")
-        fix = "omit config.data.vocabulary" if has_field else f"prepare the data with --vocab {vocabulary}"
-        raise UsageError(f"the vocabulary of {source or checkpoint} differs from the data's vocabulary; {fix}")
-    return None
-
-
-def has_output_layer_of(task: Task, checkpoint: epath.Path) -> bool:
-    """Returns True if the output layer of a checkpoint has the labels of a task, so that training can reuse it."""
-    saved, expected = _output_layers(task, checkpoint)
-    if not saved or not expected or read_metadata(checkpoint).model != model_description(task.objective.model):
-        return False
-    # Only the task that trained an output layer without labels, such as a regression layer, can reuse this layer.
-    fields = ("kind", "labels") if saved["labels"] else ("kind", "output")
-    return all(saved[field] == expected[field] for field in fields)
-
-
-def check_output_layer(task: Task, checkpoint: epath.Path) -> list[int]:
-    """Returns the index of the output for each label of a task, or [] if outputs and labels have the same order.
-
-    Raises a UsageError if the checkpoint's output layer was trained for a different task, even if the shapes match.
-    """
-    saved, expected = _output_layers(task, checkpoint)
-    if not saved or not expected:
-        return []
-    order: list[int] | None = []
-    source = _source(checkpoint) or str(checkpoint)
-    # The output layer of a converted checkpoint does not name its task, so check only whether it is multi-label.
-    if saved["output"]:
-        different = [field for field in ("output", "labels") if saved[field] != expected[field]]
-    elif (saved["kind"] == MULTILABEL) != (expected["kind"] == MULTILABEL):
-        different = ["kind"]
-    else:
-        order = _output_order(saved["labels"], expected["labels"], source)
-        different = ["labels"] if order is None else []
-    if different:
-        was, needed = (f"{different[0]} {_quoted(layer[different[0]])}" for layer in (saved, expected))
-        message = f"the output layer of {source} was trained with {was}"
-        raise UsageError(f"{message}, but the config uses {needed}; use a checkpoint fine-tuned for this task")
-    return order or []
-
-
-def _output_layers(task: Task, checkpoint: epath.Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the fields of the output layers of a checkpoint and of a task ({}: no output layer)."""
-    layer = read_output_layer(workdir_of(checkpoint))
-    return json.loads(layer.as_json()) if layer else {}, json.loads(task.workdir_files.get(OUTPUT_LAYER, b"{}"))
-
-
-def _output_order(saved: list[str], labels: list[str], source: str) -> list[int] | None:
-    """Returns the checkpoint's output index of each label, matched by name, or [] if output i is label i.
-
-    If no name matches, output i is label i. Returns None if only some names match.
-    """
-    saved_names, names = [label.lower() for label in saved], [label.lower() for label in labels]
-    if sorted(saved_names) == sorted(names):
-        return [] if saved_names == names else [saved_names.index(name) for name in names]
-    if len(saved) != len(labels) or {*saved_names} & {*names}:
-        return None
-    logger.info(f"matched the outputs {_quoted(saved)} of {source} to the labels {_quoted(labels)} by position")
-    return []
-
-
-def _source(checkpoint: epath.Path) -> str:
-    """Returns the hub address or existing path that a checkpoint was converted from, or ""."""
-    origin = read_origin(workdir_of(checkpoint))
-    sources = [origin.get("address", ""), origin.get("source", "")]
-    return next((name for name in sources if is_hub(name) or (name and Path(name).exists())), "")
-
-
-def _quoted(value: str | list[str]) -> str:
-    return quoted(value) if isinstance(value, str) else listed(value) or "(none)"
 
 
 def load_params(
@@ -239,7 +103,7 @@ def save_params(
 ) -> None:
     """Saves parameters, a dictionary of arrays by path, as the checkpoint of step 0 of a workdir.
 
-    `model` is a description of the model, as `bertjax.model.heads.model_description` returns it.
+    `model` is a description of the model, as `bertjax.model.models.model_description` returns it.
     """
     tree = unflatten_dict(params, sep="/")
     metadata = CheckpointMetadata(0, model, dataclasses.asdict(architecture), {"params": fingerprint(tree)})

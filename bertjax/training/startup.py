@@ -19,9 +19,10 @@ from bertjax.tasks.task import Task
 from bertjax.training import workdir as workdirs
 from bertjax.training.checkpoint import Checkpoints, find_checkpoint, restore_opt_state, saved_fingerprint, workdir_of
 from bertjax.training.checkpoint_metadata import model_metadata
+from bertjax.training.init_from import check_vocabulary, has_output_layer_of
 from bertjax.training.multihost import assert_same_run, assert_shared_workdir
 from bertjax.training.optimizer import Optimizer
-from bertjax.training.parameters import check_vocabulary, has_output_layer_of, load_params
+from bertjax.training.parameters import load_params
 from bertjax.training.step import TrainState, init_state
 from bertjax.utils.io import check_free_space, write_atomic
 

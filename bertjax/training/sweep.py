@@ -28,8 +28,8 @@ from bertjax.training import workdir as workdirs
 from bertjax.training.cached_features import build_training_task
 from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, resolve_checkpoint_path, saved_fingerprint
 from bertjax.training.checkpoint_config import complete
-from bertjax.training.evaluation import read_results
 from bertjax.training.multihost import broadcast_from_host0
+from bertjax.training.results import read_results
 from bertjax.utils.io import write_atomic
 from bertjax.utils.terminal import duration, progress_bar
 
@@ -216,7 +216,7 @@ def _run_trial(trial: Trial, init_from: str | None, prepare: Callable[[Task], No
             return None
         return broadcast_from_host0(lambda: read_results(trial.folder, _FIELDS))
     except Exception as error:  # One failed trial should not stop the sweep.
-        # Re-raise an error of this process alone, because the other processes would wait for it.
+        # If only this process failed, end it, because the other processes would wait for it.
         if jax.process_count() > 1 and not getattr(error, "on_all_hosts", False):
             raise
         text = first_line(error) if isinstance(error, BertjaxError) else f"{type(error).__name__}: {first_line(error)}"

@@ -14,13 +14,14 @@ from jax.sharding import Mesh
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import find_checkpoint
-from bertjax.training.evaluation import evaluate, evaluation_history, finish_run, with_total_loss
+from bertjax.training.evaluation import evaluate, with_total_loss
 from bertjax.training.metrics import METRICS, import_tracker, read_lines
 from bertjax.training.multihost import raise_on_all_hosts
 from bertjax.training.optimizer import describe_head_steps, make_optimizer, make_schedule
 from bertjax.training.preemption import stop_requests, watchdog
 from bertjax.training.profiling import StepProfiler
 from bertjax.training.progress import Progress
+from bertjax.training.results import evaluation_history, finish_run
 from bertjax.training.sharding import check_batch_sizes, data_shard, make_mesh, put_batch, replicated
 from bertjax.training.startup import DivergenceError, open_workdir, random_key, restore_or_init
 from bertjax.training.step import TrainState, abstract_state, compute_metrics, make_train_step, reset_sums

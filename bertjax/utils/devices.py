@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-# Setting of GLIBC_TUNABLES with which malloc uses transparent huge pages.
+# Value of the environment variable GLIBC_TUNABLES with which malloc uses transparent huge pages.
 HUGE_PAGES = "glibc.malloc.hugetlb=1"
 
 

@@ -12,7 +12,7 @@ from etils import epath
 from bertjax.cli import main as cli
 from bertjax.errors import BertjaxError
 from bertjax.training import train as loop
-from bertjax.training.evaluation import read_results
+from bertjax.training.results import read_results
 from bertjax.training.step import make_train_step
 from bertjax.training.sweep import trial_name
 from bertjax.training.workdir import acquire_lock

@@ -14,7 +14,8 @@ from bertjax.data.corpus.store import open_corpus
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import load_vocabulary
 from bertjax.training.checkpoint import find_checkpoint
-from bertjax.training.parameters import find_new_pieces, load_params_on_host
+from bertjax.training.init_from import find_new_pieces
+from bertjax.training.parameters import load_params_on_host
 
 pytestmark = pytest.mark.ci
 

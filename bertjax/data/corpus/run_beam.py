@@ -22,7 +22,8 @@ from apache_beam.runners.runner import PipelineState, create_runner
 from etils import epath
 
 from bertjax.data.corpus import store
-from bertjax.data.corpus.chunks import Chunk, Shard, divide_chunk, encode_chunk, group_sources, plan_splits, write_array
+from bertjax.data.corpus.chunks import Chunk, Shard, divide_chunk, encode_chunk, group_sources
+from bertjax.data.corpus.merge import plan_splits, write_array
 from bertjax.data.corpus.readers import Source
 from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.errors import BertjaxError, UsageError, first_line, listed, shortened

@@ -1,0 +1,156 @@
+"""Evaluations of a run, which select its best checkpoint, and the results of a finished run in `results.json`."""
+
+import dataclasses
+import json
+import logging
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from etils import epath
+from jax.sharding import Mesh
+
+from bertjax.errors import BertjaxError, first_line
+from bertjax.metrics.metric import Metric
+from bertjax.metrics.report import ClassReport, log_reports
+from bertjax.tasks.task import Task
+from bertjax.training.checkpoint import CHECKPOINTS, saved_fingerprint
+from bertjax.training.evaluation import predict
+from bertjax.training.metrics import evaluation_metrics, json_number
+from bertjax.training.parameters import load_params
+from bertjax.training.plots import plot_confusion
+from bertjax.training.step import TrainState
+from bertjax.training.workdir import CONFUSION, RESULTS, saved_init_fingerprint
+from bertjax.utils.io import read_json_object, write_atomic
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationHistory:
+    """Evaluations of a run in order. They determine the best checkpoint and early stopping.
+
+    Attributes:
+      metric: metric that selects the best checkpoint (default: None, no selection).
+      patience: number of evaluations without improvement after which a run stops (default: 0, no limit).
+      evaluations: step and metrics of each evaluation, as in `metrics.jsonl`: NaN and infinity are strings.
+    """
+
+    metric: Metric | None = None
+    patience: int = 0
+    evaluations: tuple[tuple[int, dict[str, Any]], ...] = ()
+
+    def add(self, step: int, metrics: dict[str, float]) -> "EvaluationHistory":
+        """Returns the history with an evaluation appended."""
+        values = {name: json_number(value) for name, value in metrics.items()}
+        return dataclasses.replace(self, evaluations=(*self.evaluations, (step, values)))
+
+    def at(self, step: int) -> dict[str, Any]:
+        """Returns the metrics of the last evaluation at `step`, or {} if `step` was not evaluated."""
+        return next((metrics for evaluated, metrics in reversed(self.evaluations) if evaluated == step), {})
+
+    def score_at(self, step: int) -> float | None:
+        """Returns the score of the last evaluation at `step` (higher is better), or None without a score."""
+        return self._score(self.at(step))
+
+    def is_best_at(self, step: int) -> bool:
+        """Returns True if the last evaluation is at `step` and better than all earlier evaluations."""
+        if not self.evaluations or self.evaluations[-1][0] != step:
+            return False
+        *earlier, last = self._scores()
+        return last > max(earlier, default=-math.inf)
+
+    def is_out_of_patience(self) -> bool:
+        """Returns True if the last `patience` evaluations did not improve on the best earlier score."""
+        scores, patience = self._scores(), self.patience
+        return 0 < patience < len(scores) and max(scores[-patience:]) <= max(scores[:-patience])
+
+    def _scores(self) -> list[float]:
+        """Returns the score of each evaluation, or minus infinity if it has no score."""
+        scores = (self._score(metrics) for _, metrics in self.evaluations)
+        return [-math.inf if score is None else score for score in scores]
+
+    def _score(self, metrics: dict[str, Any]) -> float | None:
+        return self.metric.score(metrics.get(self.metric.name)) if self.metric else None
+
+
+def evaluation_history(task: Task, lines: Sequence[dict[str, Any]]) -> EvaluationHistory:
+    """Returns the history of the evaluations in `lines`, which are objects of `metrics.jsonl`."""
+    evaluations = tuple((line["step"], metrics) for line in lines if (metrics := evaluation_metrics(line)))
+    return EvaluationHistory(task.best_metric, task.config.patience, evaluations)
+
+
+def read_results(workdir: epath.Path, fields: Sequence[str] = ()) -> dict[str, Any]:
+    """Reads the `results.json` of a finished run. Raises a BertjaxError if it is damaged or lacks a field."""
+    file = workdir / RESULTS
+    try:
+        results = read_json_object(file)
+        for name in ("data_sha256", *fields):
+            results[name]
+        if "selected_by" in fields:
+            results[results["selected_by"]]
+        if not {"task", "data", "model"} <= results["config"].keys():
+            raise KeyError("config")
+        return results
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise BertjaxError(
+            f"cannot read {file}: {first_line(error)}; remove it and train again with the same command"
+        ) from error
+
+
+def finish_run(
+    task: Task, mesh: Mesh, state: TrainState, workdir: epath.Path, best: epath.Path, history: EvaluationHistory
+) -> dict[str, Any]:
+    """Writes and logs the results of the best checkpoint, and returns its metrics. `state` is the last state."""
+    values = history.at(int(best.name))
+    metric = task.best_metric
+    reports: dict[str, ClassReport] = {}
+    if task.labels and task.eval_every:
+        params = state.eval_params if int(best.name) == int(state.step) else load_params(best, state.eval_params)
+        reports = task.class_reports(predict(task, mesh, params)[1])
+    if jax.process_index() != 0:
+        return values
+    baseline = task.baseline() if task.eval_every else {}
+    results = {
+        "step": int(best.name),
+        "seed": task.config.seed,
+        "selected_by": metric.name if metric else "",
+        "lower_is_better": metric is not None and metric.lower_is_better,
+        **values,
+        "baseline": baseline,
+        "last_step": int(state.step),
+        "checkpoint": f"{CHECKPOINTS}/{best.name}",
+        "parameters_fingerprint": saved_fingerprint(best),
+        "started_from": saved_init_fingerprint(workdir),
+        "data_sha256": task.data_hash,
+        # The keys of `reports` are the metric-name suffixes of the evaluation sets, such as `_mismatched`.
+        **{f"{name}{suffix}": part for suffix, report in reports.items() for name, part in report.as_json().items()},
+        **task.results,
+        "config": dataclasses.asdict(task.config),
+    }
+    if any(report.confusion is not None for report in reports.values()):
+        score = f", {metric.name} {float(values[metric.name]):.4g}" if metric and metric.name in values else ""
+        files = re.sub(r"[^\s,]*/", "", task.results["evaluated_on"])
+        plot_confusion(reports, workdir / CONFUSION, f"{task.config.task}, {files}{score}")
+    # Write this file last, because it marks the run as finished. A run that is killed before this line writes all
+    # files again when it resumes.
+    write_atomic(workdir / RESULTS, json.dumps(results, indent=1) + "\n")
+    log_results(values, history.at(0), baseline)
+    log_reports(reports)
+    return values
+
+
+def log_results(values: dict[str, Any], before: dict[str, Any], baseline: dict[str, float]) -> None:
+    """Logs a table of the metrics before training (if evaluated), of the best checkpoint, and of the baseline."""
+    if not values:
+        return
+    width = 2 + max(map(len, [*values, "held out"]))
+    logger.info(
+        f"{'held out':<{width}}{'before' if before else '':>12}{'after' if before else 'value':>12}{'baseline':>12}"
+    )
+    for name in values:
+        sources = (before, values, baseline)
+        columns = [f"{float(source[name]):.4f}" if name in source else "" for source in sources]
+        logger.info(f"{name:<{width}}" + "".join(f"{column:>12}" for column in columns))
