@@ -26,6 +26,10 @@ class Source(abc.ABC):
     def subset(self, indices: np.ndarray) -> Self:
         """Returns the rows with the given indices, in that order."""
 
+    def document_numbers(self) -> Sequence[int]:
+        """Returns the document index of each row, ascending (default: one document per row)."""
+        return range(len(self))
+
 
 @dataclasses.dataclass(frozen=True)
 class Examples(Source):

@@ -63,6 +63,9 @@ class TaggedText(Source):
     def texts(self) -> list[bytes]:
         return ["\n".join(words).encode() for words in self.sentences]
 
+    def document_numbers(self) -> Sequence[int]:
+        return self.documents
+
     def subset(self, indices: np.ndarray) -> "TaggedText":
         return TaggedText(
             [self.sentences[index] for index in indices],

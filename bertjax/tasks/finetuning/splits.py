@@ -8,7 +8,6 @@ import numpy as np
 
 from bertjax.data.finetuning.examples import Source
 from bertjax.data.finetuning.tables import ReadStats
-from bertjax.data.finetuning.tagged import TaggedText
 from bertjax.errors import UsageError
 from bertjax.tasks.finetuning.config import NO_SPLIT, FinetuningData
 
@@ -66,8 +65,7 @@ def divide(
 
 def _documents(rows: Source) -> np.ndarray:
     """Returns the document index of each row, int [N]. If there is only one document, each row counts as a document."""
-    documents = rows.documents if isinstance(rows, TaggedText) else range(len(rows))
-    names, numbers = np.unique(np.array(documents), return_inverse=True)
+    names, numbers = np.unique(np.array(rows.document_numbers()), return_inverse=True)
     return numbers if len(names) > 1 else np.arange(len(rows))
 
 
