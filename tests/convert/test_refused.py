@@ -156,6 +156,11 @@ def test_older_and_float16_arrays_are_accepted(folder):
     copies = {"decoder.weight": EMBEDDINGS, "decoder.bias": "cls.predictions.bias"}
     copies = {f"cls.predictions.{name}": arrays[original] for name, original in copies.items()}
     edit_weights(folder, **copies, **{BIAS: half, "bert.embeddings.position_ids": np.arange(40)[None]})
+    names = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    arrays = load_file(folder / "model.safetensors")
+    for old, new in names.items():
+        arrays = {name.replace(old, new): array for name, array in arrays.items()}
+    save_file(arrays, folder / "model.safetensors")
     checkpoint = read_checkpoint(folder)
     assert_equal(checkpoint.params, expected | {"pooler/dense/bias": half.astype(np.float32)})
     assert checkpoint.notes == ("converted weights from float16, float32 to float32",)

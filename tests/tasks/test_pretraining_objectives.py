@@ -10,6 +10,7 @@ from bertjax.data.shard import SINGLE_SHARD
 from bertjax.model.flops import flops_per_token
 from bertjax.model.models import build_model, model_description
 from bertjax.tasks.objectives.config import OBJECTIVES
+from bertjax.training.checkpoint_config import experiment_config
 
 # Flags that select the model, for objectives that the default model does not support.
 MODELS = dict.fromkeys(OBJECTIVES, ()) | {"lm": ("--config.model.attention_direction=left",)}
@@ -46,6 +47,11 @@ def test_pairs_that_are_all_not_next_are_a_warning(letters, corpus, tmp_path, lo
     assert "with blank lines only between documents, or set --config.data.objective=none" in warning
     labels = next(task.train_batches(0, SINGLE_SHARD))["next_sentence_labels"]
     assert (labels == 1).all()
+
+
+def test_predictions_per_row_are_rounded_up_without_rounding_errors():
+    configs = [experiment_config("pretrain:seq_len=100", [f"--config.data.masking.rate={r}"]) for r in (0.07, 0.071)]
+    assert [config.resolved_phases[0].max_predictions for config in configs] == [7, 8]
 
 
 def test_flops_include_all_predictions_of_a_packed_row(corpus):

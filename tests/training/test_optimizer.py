@@ -137,6 +137,11 @@ def test_cosine_and_stable_schedules_have_the_expected_rates(fields, peaks, rate
     np.testing.assert_allclose([schedule(jnp.asarray(step)) for step in range(0, 13, 2)], rates, atol=1e-6)
 
 
+def test_decay_takes_a_tenth_of_the_steps_by_default():
+    schedule = make_schedule(OptimizerConfig(schedule="warmup_stable_decay", learning_rate=1.0), 4, 45)
+    np.testing.assert_allclose([schedule(jnp.asarray(step)) for step in (41, 42, 45)], [1, 0.5, 0], atol=1e-6)
+
+
 @pytest.mark.parametrize("head_rates", [[], [0, 0.45, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05]])
 def test_schedule_starts_at_zero_drops_after_warm_up_and_begins_with_the_head_steps(head_rates):
     count = len(head_rates)

@@ -139,7 +139,7 @@ def test_problems_of_the_input_are_counted(tmp_path, vocabulary, chunk_bytes, mo
 
 
 def test_every_problem_has_a_message():
-    modules = readers, documents_module, chunks
+    modules = readers, documents_module, chunks, merge
     source = "".join(Path(module.__file__).read_text(encoding="utf-8") for module in modules)
     counted = {*re.findall(r'problems\["(\w+)"\]', source), "files_named_again"}
     assert counted == set(prepare._PROBLEMS)
