@@ -3,6 +3,7 @@
 Axis letters: see `encoder.py`. G is the axis of the four gates: input, forget, cell, output.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -143,9 +144,8 @@ class Lstm(nn.Module):
         return states.swapaxes(0, 1)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _recurrence(gates: jax.Array, recurrent: jax.Array, continues: jax.Array, reverse: bool) -> jax.Array:
-    """Computes the states [L, B, D].
+    """Computes the states [L, B, D]. The gradient of the recurrent weights is one matmul, not a sum over steps.
 
     Args:
       gates: contribution of the inputs to the gates, [L, B, G, D].
@@ -153,7 +153,21 @@ def _recurrence(gates: jax.Array, recurrent: jax.Array, continues: jax.Array, re
       continues: bool [L, B, 1], False where the state is reset.
       reverse: whether to process positions from last to first.
     """
-    return _scan(recurrent, continues, reverse, gates)
+
+    @jax.custom_gradient
+    def run(gates: jax.Array, recurrent: jax.Array) -> tuple[jax.Array, Callable]:
+        states, scan_vjp = jax.vjp(partial(_scan, recurrent, continues, reverse), gates)
+
+        def gradients(gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+            (gates_gradient,) = scan_vjp(gradient)
+            zero = jnp.zeros_like(states[:1])
+            previous = jnp.concatenate([states[1:], zero] if reverse else [zero, states[:-1]])
+            recurrent_gradient = jnp.einsum("LBD,LBGE->DGE", jnp.where(continues, previous, 0), gates_gradient)
+            return gates_gradient, recurrent_gradient.astype(recurrent.dtype)
+
+        return states, gradients
+
+    return run(gates, recurrent)
 
 
 def _scan(recurrent: jax.Array, continues: jax.Array, reverse: bool, gates: jax.Array) -> jax.Array:
@@ -170,21 +184,3 @@ def _scan(recurrent: jax.Array, continues: jax.Array, reverse: bool, gates: jax.
     shape = gates.shape[1], gates.shape[3]
     initial = jnp.zeros(shape, gates.dtype), jnp.zeros(shape, jnp.float32)
     return jax.lax.scan(step, initial, (gates, continues), reverse=reverse)[1]
-
-
-def _recurrence_fwd(gates: jax.Array, recurrent: jax.Array, continues: jax.Array, reverse: bool) -> tuple:
-    states, scan_vjp = jax.vjp(partial(_scan, recurrent, continues, reverse), gates)
-    return states, (scan_vjp, states, recurrent, continues)
-
-
-def _recurrence_bwd(reverse: bool, residuals: tuple, gradient: jax.Array) -> tuple:
-    """Computes the gradient of the recurrent weights as one matmul over all positions instead of a sum over steps."""
-    scan_vjp, states, recurrent, continues = residuals
-    (gates_gradient,) = scan_vjp(gradient)
-    zero = jnp.zeros_like(states[:1])
-    previous = jnp.concatenate([states[1:], zero] if reverse else [zero, states[:-1]])
-    recurrent_gradient = jnp.einsum("LBD,LBGE->DGE", jnp.where(continues, previous, 0), gates_gradient)
-    return gates_gradient, recurrent_gradient.astype(recurrent.dtype), None
-
-
-_recurrence.defvjp(_recurrence_fwd, _recurrence_bwd)

@@ -5,9 +5,9 @@ product. XLA uses the units only for some forms of a product, so `_bfloat16_eins
 gradients in these forms. `tests/model/test_products.py` runs each form.
 """
 
-import functools
 import math
 import string
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -66,18 +66,29 @@ def add_bias(x: jax.Array, bias: jax.Array) -> jax.Array:
     return x + bias
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _bfloat16_einsum(subscripts: str, x: jax.Array, y: jax.Array) -> jax.Array:
     """Multiplies two arrays, rounded to bfloat16, with a float32 result. Also rounds the cotangent to bfloat16.
 
     The gradient of a float32 array is float32.
     """
-    x, y = x.astype(jnp.bfloat16), y.astype(jnp.bfloat16)
     inputs, out = subscripts.split("->")
     first, second = inputs.split(",")
-    if batch_axes := [axis for axis in out if axis in first and axis in second]:
-        x, first = _with_contracted_axis_last(x, first, "".join(batch_axes), second)
-    return jnp.einsum(f"{first},{second}->{out}", x, y, preferred_element_type=jnp.float32)
+
+    @jax.custom_gradient
+    def multiply(x: jax.Array, y: jax.Array) -> tuple[jax.Array, Callable]:
+        def gradients(gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+            gradient = gradient.astype(jnp.bfloat16)
+            x_gradient = _bfloat16_einsum(f"{out},{second}->{first}", gradient, y)
+            y_gradient = _bfloat16_einsum(f"{first},{out}->{second}", x, gradient)
+            return x_gradient.astype(x.dtype), y_gradient.astype(y.dtype)
+
+        left, axes = x.astype(jnp.bfloat16), first
+        if batch_axes := [axis for axis in out if axis in first and axis in second]:
+            left, axes = _with_contracted_axis_last(left, first, "".join(batch_axes), second)
+        right = y.astype(jnp.bfloat16)
+        return jnp.einsum(f"{axes},{second}->{out}", left, right, preferred_element_type=jnp.float32), gradients
+
+    return multiply(x, y)
 
 
 def _with_contracted_axis_last(x: jax.Array, axes: str, batch_axes: str, other_axes: str) -> tuple[jax.Array, str]:
@@ -99,68 +110,34 @@ def _with_contracted_axis_last(x: jax.Array, axes: str, batch_axes: str, other_a
     ), target
 
 
-def _bfloat16_einsum_fwd(subscripts: str, x: jax.Array, y: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return _bfloat16_einsum(subscripts, x, y), (x, y)
-
-
-def _bfloat16_einsum_bwd(
-    subscripts: str, residuals: tuple[jax.Array, jax.Array], gradient: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    x, y = residuals
-    gradient = gradient.astype(jnp.bfloat16)
-    inputs, out = subscripts.split("->")
-    first, second = inputs.split(",")
-    x_gradient = _bfloat16_einsum(f"{out},{second}->{first}", gradient, y)
-    y_gradient = _bfloat16_einsum(f"{first},{out}->{second}", x, gradient)
-    return x_gradient.astype(x.dtype), y_gradient.astype(y.dtype)
-
-
-_bfloat16_einsum.defvjp(_bfloat16_einsum_fwd, _bfloat16_einsum_bwd)
-
-
-@jax.custom_vjp
-def _bfloat16_add_bias(x: jax.Array, bias: jax.Array) -> jax.Array:
+@jax.custom_gradient
+def _bfloat16_add_bias(x: jax.Array, bias: jax.Array) -> tuple[jax.Array, Callable]:
     """Adds a bias [O] to `x` [..., O]. The gradient of the bias is a product with ones instead of a slow sum."""
-    return x + bias
+
+    def gradients(gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+        rows = gradient.reshape(-1, gradient.shape[-1])
+        # XLA does not use the bfloat16 units for vectors. So multiply by a matrix of ones, and use one row.
+        total = _bfloat16_einsum("MN,NO->MO", jnp.ones((8, len(rows)), rows.dtype), rows)
+        return gradient, total[0].astype(gradient.dtype)
+
+    return x + bias, gradients
 
 
-def _bfloat16_add_bias_fwd(x: jax.Array, bias: jax.Array) -> tuple[jax.Array, None]:
-    return x + bias, None
-
-
-def _bfloat16_add_bias_bwd(_: None, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
-    rows = gradient.reshape(-1, gradient.shape[-1])
-    # XLA does not use the bfloat16 units for vectors. So multiply by a matrix of ones, and use one row of the result.
-    total = _bfloat16_einsum("MN,NO->MO", jnp.ones((8, len(rows)), rows.dtype), rows)
-    return gradient, total[0].astype(gradient.dtype)
-
-
-_bfloat16_add_bias.defvjp(_bfloat16_add_bias_fwd, _bfloat16_add_bias_bwd)
-
-
-@jax.custom_vjp
-def _matmul(rows: jax.Array, kernel: jax.Array) -> jax.Array:
+@jax.custom_gradient
+def _matmul(rows: jax.Array, kernel: jax.Array) -> tuple[jax.Array, Callable]:
     """Multiplies `rows` [N, I] by `kernel` [I, O]. The kernel gradient is computed in a way that is fast on CPU.
 
-    JAX's own gradient contracts the first axes of two matrices, which is slow on CPU. `_matmul_bwd` transposes one of
+    JAX's own gradient contracts the first axes of two matrices, which is slow on CPU. This gradient transposes one of
     the two matrices first.
     """
-    return rows @ kernel
 
+    def gradients(gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+        # Without the barriers, XLA would undo the optimization by fusing the transposes into the matmuls.
+        barrier = jax.lax.optimization_barrier
+        if kernel.shape[0] <= kernel.shape[1]:
+            kernel_gradient = barrier(barrier(rows.T) @ gradient)
+        else:
+            kernel_gradient = barrier(barrier(gradient.T) @ rows).T
+        return gradient @ kernel.T, kernel_gradient
 
-def _matmul_fwd(rows: jax.Array, kernel: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return rows @ kernel, (rows, kernel)
-
-
-def _matmul_bwd(residuals: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
-    rows, kernel = residuals
-    # Without the barriers, XLA would undo the optimization by fusing the transposes into the matmuls.
-    barrier = jax.lax.optimization_barrier
-    if kernel.shape[0] <= kernel.shape[1]:
-        kernel_gradient = barrier(barrier(rows.T) @ gradient)
-    else:
-        kernel_gradient = barrier(barrier(gradient.T) @ rows).T
-    return gradient @ kernel.T, kernel_gradient
-
-
-_matmul.defvjp(_matmul_fwd, _matmul_bwd)
+    return rows @ kernel, gradients
