@@ -53,27 +53,59 @@ def results(attention, direction, rate, query, key, value, gradient, ids, seed=7
     return context, *back(gradient)
 
 
+# The same computation as `cudnn_attention`, compiled by XLA on any platform.
+xla_by_length = functools.partial(cudnn_attention, implementation="xla")
+
+
+def masked_inputs(attention, *shape: int) -> tuple[jax.Array, ...]:
+    """Returns `inputs` that a kernel supports. The output at padding may be arbitrary, so its gradient is 0."""
+    *states, gradient, ids = inputs(*shape)
+    if attention is fused_attention:  # Its output at padding equals that of `xla_attention`.
+        return *states, gradient, ids
+    ids = jnp.minimum(ids, 1) if attention is xla_by_length else ids
+    return *states, jnp.where((ids != 0)[..., None, None], gradient, 0), ids
+
+
+def assert_equal_to_xla_attention(attention, actual, arrays, direction, rate=0.0, window=0):
+    context, *gradients = actual
+    expected, *expected_gradients = results(xla_attention, direction, rate, *arrays, window=window)
+    assert np.isfinite(context).all()
+    is_token = np.asarray(arrays[-1] != 0) | (attention is fused_attention)
+    pairs = [(np.asarray(context)[is_token], np.asarray(expected)[is_token])]
+    for value, exact in [*pairs, *zip(gradients, expected_gradients, strict=True)]:
+        assert np.abs(exact).max() > 0.1
+        np.testing.assert_allclose(value, exact, atol=3e-6)
+
+
 @pytest.mark.parametrize(
-    ("rows", "length", "heads", "size", "direction", "rate"),
+    ("attention", "shape", "direction", "rate", "window"),
     [
-        (3, 24, 4, 16, "both", 0.0),
-        (3, 24, 4, 16, "both", 0.1),
+        (fused_attention, (3, 24, 4, 16), "both", 0.0, 0),
+        (fused_attention, (3, 24, 4, 16), "both", 0.1, 0),
         # Row length and head size are not multiples of the size of a TPU's vector register.
-        (3, 17, 3, 8, "left", 0.3),
+        (fused_attention, (3, 17, 3, 8), "left", 0.3, 0),
         # Each program of the kernel processes two heads and several rows.
-        (4, 64, 4, 64, "both", 0.1),
-        (2, 130, 3, 64, "right", 0.1),
+        (fused_attention, (4, 64, 4, 64), "both", 0.1, 0),
+        (fused_attention, (2, 130, 3, 64), "right", 0.1, 0),
+        # Splash attention uses blocks of 128 tokens for length 384 and of 256 for length 256. It pads 300 to 512.
+        (splash_attention, (3, 384, 2, 16), "both", 0.0, 0),
+        (splash_attention, (3, 384, 2, 16), "left", 0.0, 0),
+        (splash_attention, (3, 256, 2, 16), "right", 0.0, 0),
+        (splash_attention, (3, 300, 2, 16), "both", 0.0, 0),
+        (xla_by_length, (3, 40, 2, 16), "both", 0.0, 0),
+        (xla_by_length, (3, 40, 2, 16), "left", 0.0, 0),
+        (flash_attention, (4, 24, 2, 8), "both", 0.1, 0),
+        # Several blocks, of which windows and directions skip some. Row lengths and head sizes are not powers of 2.
+        (flash_attention, (4, 301, 2, 24), "both", 0.3, 0),
+        (flash_attention, (4, 300, 2, 16), "left", 0.1, 0),
+        (flash_attention, (4, 300, 2, 16), "right", 0.0, 0),
+        (flash_attention, (4, 300, 2, 16), "both", 0.1, 40),
     ],
 )
-def test_fused_attention_equals_xla_attention(rows, length, heads, size, direction, rate):
-    arrays = inputs(rows, length, heads, size)
-    for actual, expected in zip(
-        results(fused_attention, direction, rate, *arrays),
-        results(xla_attention, direction, rate, *arrays),
-        strict=True,
-    ):
-        assert np.abs(expected).max() > 0.1
-        np.testing.assert_allclose(actual, expected, atol=3e-6)
+def test_kernels_equal_xla_attention(attention, shape, direction, rate, window):
+    arrays = masked_inputs(attention, *shape)
+    actual = results(attention, direction, rate, *arrays, window=window)
+    assert_equal_to_xla_attention(attention, actual, arrays, direction, rate, window)
 
 
 @pytest.mark.parametrize("attention", [fused_attention, flash_attention])
@@ -101,74 +133,20 @@ def test_dropout_masks_differ_between_rows_heads_and_queries(attention):
 
 
 @pytest.mark.devices
-@pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2), (1, 2, 4)])
-# XLA compiles the interpreted loop of `flash_attention` differently for each shape.
-@pytest.mark.parametrize(("attention", "atol"), [(fused_attention, 0), (flash_attention, 2e-6)])
-def test_kernels_on_a_mesh_equal_those_on_one_device(sizes, attention, atol):
-    arrays = inputs(8, 16, 4, 8)
-    single_device = results(attention, "both", 0.1, *arrays)
-    mesh = make_mesh(MeshConfig(*sizes))
-    on_mesh = jax.jit(traced_with_mesh(functools.partial(results.__wrapped__, attention, "both", 0.1), mesh))
-    for actual, expected in zip(on_mesh(*jax.device_put(arrays, replicated(mesh))), single_device, strict=True):
-        np.testing.assert_allclose(actual, expected, rtol=0, atol=atol)
-
-
-# The same computation as `cudnn_attention`, compiled by XLA on any platform.
-xla_by_length = functools.partial(cudnn_attention, implementation="xla")
-
-
-def assert_equal_except_padding(
-    actual: tuple[jax.Array, ...], arrays: tuple[jax.Array, ...], direction: str, rate: float = 0.0, window: int = 0
-):
-    *_, ids = arrays
-    context, *gradients = actual
-    expected, *expected_gradients = results(xla_attention, direction, rate, *arrays, window=window)
-    assert np.isfinite(context).all()
-    is_token = np.asarray(ids != 0)
-    np.testing.assert_allclose(np.asarray(context)[is_token], np.asarray(expected)[is_token], atol=3e-6)
-    for gradient, expected_gradient in zip(gradients, expected_gradients, strict=True):
-        assert np.abs(expected_gradient).max() > 0.1
-        np.testing.assert_allclose(gradient, expected_gradient, atol=3e-6)
-
-
 @pytest.mark.parametrize(
-    ("attention", "length", "direction"),
+    ("attention", "shape", "direction", "rate", "sizes"),
     [
-        # Splash attention uses blocks of 128 tokens for length 384 and of 256 for length 256. It pads 300 to 512.
-        (splash_attention, 384, "both"),
-        (splash_attention, 384, "left"),
-        (splash_attention, 256, "right"),
-        (splash_attention, 300, "both"),
-        (xla_by_length, 40, "both"),
-        (xla_by_length, 40, "left"),
+        *((fused_attention, (8, 16, 4, 8), "both", 0.1, sizes) for sizes in [(8, 1, 1), (2, 2, 2), (1, 2, 4)]),
+        *((flash_attention, (8, 16, 4, 8), "both", 0.1, sizes) for sizes in [(8, 1, 1), (2, 2, 2), (1, 2, 4)]),
+        (splash_attention, (4, 128, 2, 16), "left", 0.0, (2, 2, 2)),
+        (xla_by_length, (4, 128, 2, 16), "left", 0.0, (2, 2, 2)),
     ],
 )
-def test_kernels_without_dropout_equal_xla_attention(attention, length, direction):
-    query, key, value, gradient, ids = inputs(3, length, 2, 16)
-    if attention is xla_by_length:
-        ids = jnp.minimum(ids, 1)
-    # The output at padding positions is arbitrary, so its gradient is set to 0.
-    gradient = jnp.where((ids != 0)[..., None, None], gradient, 0)
-    arrays = query, key, value, gradient, ids
-    assert_equal_except_padding(results(attention, direction, 0.0, *arrays), arrays, direction)
-
-
-@pytest.mark.parametrize(
-    ("length", "size", "direction", "window", "rate"),
-    [
-        (24, 8, "both", 0, 0.1),
-        # Several blocks, of which windows and directions skip some. Row lengths and head sizes are not powers of 2.
-        (301, 24, "both", 0, 0.3),
-        (300, 16, "left", 0, 0.1),
-        (300, 16, "right", 0, 0.0),
-        (300, 16, "both", 40, 0.1),
-    ],
-)
-def test_flash_attention_equals_xla_attention(length, size, direction, window, rate):
-    *states, gradient, ids = inputs(4, length, 2, size)
-    arrays = *states, jnp.where((ids != 0)[..., None, None], gradient, 0), ids
-    actual = results(flash_attention, direction, rate, *arrays, window=window)
-    assert_equal_except_padding(actual, arrays, direction, rate, window)
+def test_kernels_on_a_mesh_equal_xla_attention(attention, shape, direction, rate, sizes):
+    arrays, mesh = masked_inputs(attention, *shape), make_mesh(MeshConfig(*sizes))
+    on_mesh = jax.jit(traced_with_mesh(functools.partial(results.__wrapped__, attention, direction, rate), mesh))
+    actual = on_mesh(*jax.device_put(arrays, replicated(mesh)))
+    assert_equal_to_xla_attention(attention, actual, arrays, direction, rate)
 
 
 @pytest.mark.parametrize(("length", "size"), [(512, 64), (500, 80)])
@@ -179,20 +157,3 @@ def test_flash_attention_is_lowered_to_triton(length, size):
     with jax.sharding.use_abstract_mesh(one_device("gpu", "NVIDIA H100")):
         traced = results.trace(flash_attention, "both", 0.1, states, states, states, states, ids)
         assert traced.lower(lowering_platforms=("cuda",)).as_text().count("@__gpu$xla.gpu.triton") == 3
-
-
-@pytest.mark.devices
-@pytest.mark.parametrize("attention", [splash_attention, xla_by_length])
-def test_kernels_without_dropout_run_on_a_mesh(attention):
-    query, key, value, gradient, ids = inputs(4, 128, 2, 16)
-    ids = jnp.minimum(ids, 1)
-    arrays = query, key, value, jnp.where((ids != 0)[..., None, None], gradient, 0), ids
-    mesh = make_mesh(MeshConfig(2, 2, 2))
-    on_mesh = jax.jit(traced_with_mesh(functools.partial(results.__wrapped__, attention, "left", 0.0), mesh))
-    assert_equal_except_padding(on_mesh(*jax.device_put(arrays, replicated(mesh))), arrays, "left")
-
-
-@pytest.mark.parametrize("attention", [splash_attention, cudnn_attention])
-def test_kernels_without_dropout_refuse_a_dropout_rate(attention):
-    with pytest.raises(ValueError, match="does not support dropout"):
-        results(attention, "both", 0.1, *inputs(2, 128, 2, 16))

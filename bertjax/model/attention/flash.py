@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from bertjax.model.attention.xla import MASKED_LOGIT, AttentionMask
-from bertjax.model.dropout import BITS, dropout_scale, dropout_seeds, dropout_threshold, hash_positions
+from bertjax.model.dropout import dropout_scale, dropout_seeds, is_kept
 from bertjax.model.partitioning import platform_kernel, shard_over_mesh
 
 _LOG2_E = math.log2(math.e)
@@ -29,16 +28,14 @@ _OPPOSITE = {"both": "both", "left": "right", "right": "left"}
 
 
 class Tile(NamedTuple):
-    """Numbers of queries and keys that a kernel processes at a time (powers of 2), and options of the compiler."""
+    """Numbers of queries and keys that a kernel processes at a time (powers of 2)."""
 
     queries: int
     keys: int
-    num_warps: int = 4
-    num_stages: int = 2
 
 
 # Tiles of the forward pass, of the query gradients, and of the key and value gradients.
-TILES = (Tile(128, 64), Tile(64, 64), Tile(64, 64))
+_TILES = (Tile(128, 64), Tile(64, 64), Tile(64, 64))
 
 
 class _Options(NamedTuple):
@@ -59,7 +56,6 @@ def flash_attention(
     dropout_rate: float,
     dropout_key: jax.Array | None,
     mesh: jax.sharding.AbstractMesh,
-    tiles: tuple[Tile, ...] = TILES,
 ) -> jax.Array:
     """Computes the same attention as `xla_attention`. For GPUs; slow on CPU and TPU. Implements `AttentionFn`."""
     rows, length, heads, size = query.shape
@@ -68,9 +64,9 @@ def flash_attention(
     else:
         rate, seeds = dropout_rate, dropout_seeds(dropout_key, (rows, heads))
     max_block = max(_MIN_BLOCK, pl.next_power_of_2(length))
-    tiles = tuple(tile._replace(queries=min(tile.queries, max_block), keys=min(tile.keys, max_block)) for tile in tiles)
+    tiles = tuple(Tile(*(min(size, max_block) for size in tile)) for tile in _TILES)
     # Kernels process whole blocks, and head sizes that are powers of 2.
-    row_padding = -length % max(block for tile in tiles for block in tile[:2])
+    row_padding = -length % max(block for tile in tiles for block in tile)
     size_padding = max(_MIN_BLOCK, pl.next_power_of_2(size)) - size
     padded = [jnp.pad(array, ((0, 0), (0, row_padding), (0, 0), (0, size_padding))) for array in (query, key, value)]
     ids = jnp.pad(mask.sequence_ids, ((0, 0), (0, row_padding)))
@@ -110,37 +106,33 @@ def _block_intervals(interval: tuple[jax.Array, jax.Array], size: int, other_siz
     return first.min(-1) // other_size, -(-last.max(-1) // other_size)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(options: _Options, *inputs) -> jax.Array:
-    return _attention_fwd(options, *inputs)[0]
+    @jax.custom_gradient
+    def attend(query, key, value, seeds, interval, bounds) -> tuple[jax.Array, Callable]:
+        forward_tile, query_tile, key_tile = options.tiles
+        rows, length, heads, _ = query.shape
+        outputs = query, jax.ShapeDtypeStruct((rows, heads, length), jnp.float32)
+        arrays = *bounds[0], *interval, seeds, query, key, value
+        context, log_sum = _call_kernel(functools.partial(_forward, options), forward_tile.queries, arrays, outputs)
+
+        def gradients(gradient: jax.Array) -> tuple:
+            # Softmax's gradient subtracts the mean gradient of the probabilities.
+            mean = jnp.einsum("BLHK,BLHK->BHL", gradient, context, preferred_element_type=jnp.float32)
+            shared = *interval, seeds, log_sum, mean / dropout_scale(options.rate)
+            kernel = functools.partial(_backward, options, False)
+            arrays = *bounds[1], *shared, query, gradient, key, value
+            (d_query,) = _call_kernel(kernel, query_tile.queries, arrays, (query,))
+            kernel = functools.partial(_backward, options, True)
+            arrays = *bounds[2], *shared, key, value, query, gradient
+            d_key, d_value = _call_kernel(kernel, key_tile.keys, arrays, (key, value))
+            return d_query, d_key, d_value, None, None, None
+
+        return context, gradients
+
+    return attend(*inputs)
 
 
-def _attention_fwd(options: _Options, query, key, value, seeds, interval, bounds) -> tuple[jax.Array, tuple]:
-    rows, length, heads, _ = query.shape
-    outputs = query, jax.ShapeDtypeStruct((rows, heads, length), jnp.float32)
-    inputs = *bounds[0], *interval, seeds, query, key, value
-    tile = options.tiles[0]
-    context, log_sum = _call_kernel(functools.partial(_forward, options), tile, tile.queries, inputs, outputs)
-    return context, (query, key, value, seeds, interval, bounds, context, log_sum)
-
-
-def _attention_bwd(options: _Options, residuals: tuple, gradient: jax.Array) -> tuple:
-    query, key, value, seeds, interval, bounds, context, log_sum = residuals
-    # Softmax's gradient subtracts the mean gradient of the probabilities.
-    mean = jnp.einsum("BLHK,BLHK->BHL", gradient, context, preferred_element_type=jnp.float32)
-    shared = *interval, seeds, log_sum, mean / dropout_scale(options.rate)
-    _, tile, key_tile = options.tiles
-    kernel, inputs = functools.partial(_backward, options, False), (*bounds[1], *shared, query, gradient, key, value)
-    (d_query,) = _call_kernel(kernel, tile, tile.queries, inputs, (query,))
-    kernel, inputs = functools.partial(_backward, options, True), (*bounds[2], *shared, key, value, query, gradient)
-    d_key, d_value = _call_kernel(kernel, key_tile, key_tile.keys, inputs, (key, value))
-    return d_query, d_key, d_value, None, None, None
-
-
-_attention.defvjp(_attention_fwd, _attention_bwd)
-
-
-def _call_kernel(kernel: Any, tile: Tile, block: int, inputs: tuple, outputs: tuple) -> list[jax.Array]:
+def _call_kernel(kernel: Any, block: int, inputs: tuple, outputs: tuple) -> list[jax.Array]:
     """Runs a kernel over a grid of blocks, heads and rows.
 
     Arrays are [B, N], [B, L], [B, H, L] or [B, L, H, K]. A program reads whole rows and heads, and writes its block.
@@ -164,7 +156,7 @@ def _call_kernel(kernel: Any, tile: Tile, block: int, inputs: tuple, outputs: tu
         in_specs=[spec(array) for array in inputs],
         out_specs=[spec(array, block) for array in outputs],
         out_shape=[jax.ShapeDtypeStruct(array.shape, array.dtype) for array in outputs],
-        compiler_params=plgpu.CompilerParams(num_warps=tile.num_warps, num_stages=tile.num_stages),
+        compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=2),
     )
     return platform_kernel("cuda", lambda *arrays, interpret: call(interpret=interpret)(*arrays))(*inputs)
 
@@ -241,13 +233,7 @@ def _drop(options: _Options, seed: tuple, row: jax.Array, column: jax.Array) -> 
     """Returns a function that zeroes the elements that `dropout` drops, without scaling the others."""
     if not options.rate:
         return lambda values: values
-    half = -(-options.length // 2)
-    is_second = column >= half
-    position = row * half + jnp.where(is_second, column - half, column)
-    words = hash_positions(position.astype(jnp.uint32), *seed)
-    # The second half of a row uses the upper 16 bits, and the first half the lower 16 bits, shifted up.
-    bits = words << jnp.where(is_second, 0, BITS).astype(jnp.uint32)
-    keep = bits >= np.uint32(int(dropout_threshold(options.rate)) << BITS)
+    keep = is_kept(options.rate, row.astype(jnp.uint32), column.astype(jnp.uint32), options.length, *seed)
     return lambda values: jnp.where(keep, values, 0.0)
 
 

@@ -33,22 +33,17 @@ class _Options(NamedTuple):
     """Static options of the kernel.
 
     Attributes:
-      heads: number of heads on the device.
-      program_heads, program_rows: number of heads and rows per program.
+      size: head size, K.
       direction, window: fields of `AttentionMask`.
       rate: dropout rate (0: no dropout).
       float32_products: whether matmuls are in float32.
-      interpret: whether to run in interpret mode, for platforms other than TPU.
     """
 
-    heads: int
-    program_heads: int
-    program_rows: int
+    size: int
     direction: str
     window: int
     rate: float
     float32_products: bool
-    interpret: bool
 
 
 def fused_attention(
@@ -68,59 +63,18 @@ def fused_attention(
     else:
         rate, seeds = dropout_rate, dropout_seeds(dropout_key, (rows, heads))
     float32_products = current_device().device_kind in _FLOAT32_ONLY
-    attend = platform_kernel(
-        "tpu", functools.partial(_attend_on_device, mask.direction, mask.window, rate, float32_products)
-    )
-    states, per_head = ("batch", None, "heads"), ("batch", "heads")
-    axes = (states, states, states, ("batch", None), per_head, per_head)
+    options = _Options(size, mask.direction, mask.window, rate, float32_products)
+
+    @jax.custom_gradient
+    def attend(*inputs: jax.Array) -> tuple[jax.Array, Callable]:
+        (context,) = _call_kernel(_forward, options, 1, *inputs)
+        return context, lambda gradient: (None, None, *_call_kernel(_backward, options, 3, *inputs, gradient))
+
+    states = ("batch", None, "heads")
+    axes = (("batch", None), ("batch", "heads", None), states, states, states)
     on_mesh = shard_over_mesh(attend, mesh, {"batch": rows, "heads": heads}, axes, states)
     flat = [array.reshape(rows, length, heads * size) for array in (query, key, value)]
-    return on_mesh(*flat, mask.sequence_ids, *seeds).reshape(query.shape)
-
-
-def _attend_on_device(
-    direction: str,
-    window: int,
-    rate: float,
-    float32_products: bool,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    sequence_ids: jax.Array,
-    first_seeds: jax.Array,
-    second_seeds: jax.Array,
-    *,
-    interpret: bool,
-) -> jax.Array:
-    rows, length, width = query.shape
-    heads = first_seeds.shape[1]
-    size = width // heads
-    program_heads = math.lcm(size, _REGISTER_WIDTH) // size
-    program_heads = program_heads if heads % program_heads == 0 else heads
-    program_rows = math.gcd(rows, max(1, _MIN_TOKENS // length))
-    options = _Options(heads, program_heads, program_rows, direction, window, rate, float32_products, interpret)
-    seeds = jnp.stack([first_seeds, second_seeds], axis=-1).reshape(rows, 1, 2 * heads)
-    return _attention(options, query, key, value, sequence_ids, seeds)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(
-    options: _Options, query: jax.Array, key: jax.Array, value: jax.Array, sequence_ids: jax.Array, seeds: jax.Array
-) -> jax.Array:
-    (context,) = _call_kernel(_forward, options, 1, sequence_ids, seeds, query, key, value)
-    return context
-
-
-def _attention_fwd(options: _Options, *inputs: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    return _attention(options, *inputs), inputs
-
-
-def _attention_bwd(options: _Options, inputs: tuple[jax.Array, ...], gradient: jax.Array) -> tuple:
-    query, key, value, sequence_ids, seeds = inputs
-    return *_call_kernel(_backward, options, 3, sequence_ids, seeds, query, key, value, gradient), None, None
-
-
-_attention.defvjp(_attention_fwd, _attention_bwd)
+    return on_mesh(mask.sequence_ids, jnp.stack(seeds, axis=-1), *flat).reshape(query.shape)
 
 
 def _call_kernel(
@@ -131,19 +85,22 @@ def _call_kernel(
     seeds: jax.Array,
     *states: jax.Array,
 ) -> list[jax.Array]:
-    """Runs a kernel over a grid of rows and heads; states and outputs are [B, L, H * K]."""
-    rows, length, width = states[0].shape
-    size = width // options.heads
-    program_rows = options.program_rows
-    block = pl.BlockSpec((program_rows, length, options.program_heads * size), lambda row, head: (row, 0, head))
+    """Runs a kernel over a grid of rows and heads; states and outputs are [B, L, H * K], and seeds are [B, H, 2]."""
+    rows, length, _ = states[0].shape
+    heads = seeds.shape[1]
+    program_heads = math.lcm(options.size, _REGISTER_WIDTH) // options.size
+    program_heads = program_heads if heads % program_heads == 0 else heads
+    program_rows = math.gcd(rows, max(1, _MIN_TOKENS // length))
+    block = pl.BlockSpec((program_rows, length, program_heads * options.size), lambda row, head: (row, 0, head))
     # Number of matmuls with L * L * K multiplications per head: two in the forward pass, five in the backward pass.
     num_products = 2 if num_outputs == 1 else 5
-    num_scores = rows * options.heads * length * length
-    return pl.pallas_call(
+    num_scores = rows * heads * length * length
+    call = functools.partial(
+        pl.pallas_call,
         functools.partial(kernel, options),
-        grid=(rows // program_rows, options.heads // options.program_heads),
+        grid=(rows // program_rows, heads // program_heads),
         in_specs=[
-            pl.BlockSpec((program_rows, 1, seeds.shape[-1]), lambda row, head: (row, 0, 0), memory_space=pltpu.SMEM),
+            pl.BlockSpec((program_rows, 1, 2 * heads), lambda row, head: (row, 0, 0), memory_space=pltpu.SMEM),
             # The sequence ids of queries form a column, and the sequence ids of keys form a row.
             pl.BlockSpec((program_rows, length, 1), lambda row, head: (row, 0, 0)),
             pl.BlockSpec((program_rows, 1, length), lambda row, head: (row, 0, 0)),
@@ -153,13 +110,14 @@ def _call_kernel(
         out_shape=[jax.ShapeDtypeStruct(states[0].shape, states[0].dtype)] * num_outputs,
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
         cost_estimate=pl.CostEstimate(
-            flops=2 * num_products * num_scores * size,
+            flops=2 * num_products * num_scores * options.size,
             transcendentals=num_scores,
             bytes_accessed=(len(states) + num_outputs) * states[0].nbytes,
         ),
-        interpret=options.interpret,
         name=f"attention_{kernel.__name__.strip('_')}",
-    )(seeds, sequence_ids[:, :, None], sequence_ids[:, None, :], *states)
+    )
+    run = platform_kernel("tpu", lambda *arrays, interpret: call(interpret=interpret)(*arrays))
+    return run(seeds.reshape(rows, 1, -1), sequence_ids[:, :, None], sequence_ids[:, None, :], *states)
 
 
 def _forward(options: _Options, seeds, query_ids, key_ids, query, key, value, context) -> None:
@@ -183,7 +141,7 @@ def _backward(
         mean = jnp.sum(d_probabilities * probabilities, axis=-1, keepdims=True)
         # Masked keys have probability 0, except in fully masked rows, whose gradient must be set to 0.
         d_logits = jnp.where(mask, probabilities * (d_probabilities - mean), 0.0).astype(dtype)
-        scale = d_context.shape[-1] ** -0.5
+        scale = options.size**-0.5
         d_query[row, :, columns] = (_dot(options, d_logits, key[row, :, columns]) * scale).astype(dtype)
         scaled = query[row, :, columns] * jnp.asarray(scale, dtype)
         d_key[row, :, columns] = _dot(options, d_logits, scaled, 0, 0).astype(dtype)
@@ -193,13 +151,13 @@ def _backward(
 
 def _for_each_head(options: _Options, seeds, query_ids, key_ids, query, key, write_head) -> None:
     """Calls `write_head` for each row and head with the head's columns, masks and probabilities."""
-    length, width = query.shape[1:]
-    size = width // options.program_heads
-    first_head = pl.program_id(1) * options.program_heads
+    program_rows, length, width = query.shape
+    size, num_heads = options.size, width // options.size
+    first_head = pl.program_id(1) * num_heads
 
     def process_row(row: jax.Array | int, _: None) -> None:
         mask = attention_mask(options.direction, query_ids[row], key_ids[row], options.window)
-        for head in range(options.program_heads):
+        for head in range(num_heads):
             columns = slice(head * size, (head + 1) * size)
             scaled = query[row, :, columns] * jnp.asarray(size**-0.5, query.dtype)
             logits = jnp.where(mask, _dot(options, scaled, key[row, :, columns], 1, 1), MASKED_LOGIT)
@@ -211,10 +169,10 @@ def _for_each_head(options: _Options, seeds, query_ids, key_ids, query, key, wri
                 keep = _dropout_mask(length, seeds[row, 0, seed], seeds[row, 0, seed + 1], options.rate)
             write_head(row, columns, mask, probabilities, keep)
 
-    if options.program_rows == 1:
+    if program_rows == 1:
         process_row(0, None)
     else:
-        jax.lax.fori_loop(0, options.program_rows, process_row, None)
+        jax.lax.fori_loop(0, program_rows, process_row, None)
 
 
 def _dropout_mask(length: int, first_seed: jax.Array, second_seed: jax.Array, rate: float) -> jax.Array:

@@ -1,6 +1,5 @@
 """Splash attention, JAX's TPU kernel that processes long rows in blocks. It does not support dropout."""
 
-import functools
 from typing import Any
 
 import jax
@@ -33,41 +32,30 @@ def splash_attention(
     mesh: jax.sharding.AbstractMesh,
 ) -> jax.Array:
     """Computes the same attention as `xla_attention`. For TPUs; slow on CPU and GPU. Implements `AttentionFn`."""
-    if dropout_rate and dropout_key is not None:
-        raise ValueError("splash attention does not support dropout")
     rows, length, heads, size = query.shape
     padding = ((0, 0), (0, -length % _MAX_BLOCK if length % _MIN_BLOCK else 0))
-    states = ("batch", "heads", None, None)
     sides = (mask.window // 2,) * 2 if mask.window else _WINDOWS.get(mask.direction)
-    attend = platform_kernel("tpu", functools.partial(_attend_on_device, sides))
+
+    def attend(query: jax.Array, *inputs: jax.Array, interpret: bool) -> jax.Array:
+        """Runs the kernel on states [B, H, L, K] and ids [B, L]. Padding attends to padding, so outputs are finite."""
+        heads, length = query.shape[1:3]
+        block = _MIN_BLOCK * int(np.gcd(length // _MIN_BLOCK, _MAX_BLOCK // _MIN_BLOCK))
+        head_mask = splash.LocalMask((length, length), sides, 0) if sides else splash.FullMask((length, length))
+        blocks: dict[str, Any] = dict.fromkeys(_BLOCKS, block)
+        kernel: Any = splash.make_splash_mha(
+            splash.MultiHeadMask([head_mask] * heads),
+            block_sizes=splash.BlockSizes(**blocks),
+            head_shards=1,
+            q_seq_shards=1,
+            interpret=interpret,
+        )
+        return jax.vmap(lambda q, k, v, ids: kernel(q, k, v, splash.SegmentIds(ids, ids)))(query, *inputs)
+
+    states = ("batch", "heads", None, None)
     sizes = {"batch": rows, "heads": heads}
-    on_mesh = shard_over_mesh(attend, mesh, sizes, (states, states, states, ("batch", None)), states)
+    run = platform_kernel("tpu", attend)
+    on_mesh = shard_over_mesh(run, mesh, sizes, (states, states, states, ("batch", None)), states)
     # Scale the queries, because the kernel does not scale the logits.
     padded = [jnp.pad(array, (*padding, (0, 0), (0, 0))) for array in (query * size**-0.5, key, value)]
     by_head = [array.transpose(0, 2, 1, 3) for array in padded]
     return on_mesh(*by_head, jnp.pad(mask.sequence_ids, padding)).transpose(0, 2, 1, 3)[:, :length]
-
-
-def _attend_on_device(
-    sides: tuple[int | None, int | None] | None,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    sequence_ids: jax.Array,
-    *,
-    interpret: bool,
-) -> jax.Array:
-    """Runs the kernel on states [B, H, L, K] and ids [B, L]. Padding attends to padding, so outputs are finite."""
-    heads, length = query.shape[1:3]
-    block = _MIN_BLOCK * int(np.gcd(length // _MIN_BLOCK, _MAX_BLOCK // _MIN_BLOCK))
-    shape = length, length
-    head_mask = splash.LocalMask(shape, sides, 0) if sides else splash.FullMask(shape)
-    blocks: dict[str, Any] = dict.fromkeys(_BLOCKS, block)
-    kernel: Any = splash.make_splash_mha(
-        splash.MultiHeadMask([head_mask] * heads),
-        block_sizes=splash.BlockSizes(**blocks),
-        head_shards=1,
-        q_seq_shards=1,
-        interpret=interpret,
-    )
-    return jax.vmap(lambda q, k, v, ids: kernel(q, k, v, splash.SegmentIds(ids, ids)))(query, key, value, sequence_ids)

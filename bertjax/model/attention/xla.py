@@ -1,6 +1,7 @@
 """Attention masks, self-attention in plain JAX, and NVIDIA's cuDNN kernel. Axis letters: see `encoder.py`."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Literal
 
 import jax
@@ -73,13 +74,25 @@ def xla_attention(
         return _attend_in_blocks(query, key, value, mask)
     if length >= _LONG_ROW and mask.direction == "both" and not (mask.window or has_dropout):
         return _attend_by_queries(query, key, value, mask.sequence_ids)
-    logits = einsum("BLHK,BMHK->BHLM", query, key).astype(jnp.float32)
     ids = mask.sequence_ids
-    allowed = attention_mask(mask.direction, ids[:, None, :, None], ids[:, None, None, :], mask.window)
-    logits = jnp.where(allowed, logits, MASKED_LOGIT)
-    probabilities = jax.nn.softmax(logits, axis=-1).astype(query.dtype)  # [B, H, L, L]
-    probabilities = dropout(probabilities, dropout_rate, dropout_key)
-    return einsum("BHLM,BMHK->BLHK", probabilities, value)
+    allowed = attention_mask(mask.direction, ids[:, :, None], ids[:, None], mask.window)
+    return _attend((query, key, value), allowed, dropout_rate, dropout_key)
+
+
+def _attend(
+    states: Sequence[jax.Array], allowed: jax.Array, rate: float = 0.0, dropout_key: jax.Array | None = None
+) -> jax.Array:
+    """Computes attention of scaled queries [B, L, H, K] to keys and values [B, M, H, K] with a mask [B, L, M]."""
+    query, key, value = states
+    logits = einsum("BLHK,BMHK->BHLM", query, key).astype(jnp.float32)
+    probabilities = jax.nn.softmax(jnp.where(allowed[:, None], logits, MASKED_LOGIT), axis=-1).astype(query.dtype)
+    return einsum("BHLM,BMHK->BLHK", dropout(probabilities, rate, dropout_key), value)
+
+
+def _blocks(x: jax.Array, size: int, margin: int = 0) -> jax.Array:
+    """Divides [B, L, ...], after padding both ends with `margin` positions, into blocks [B, N, size, ...]."""
+    padding = [(0, 0), (margin, margin + -x.shape[1] % size)] + [(0, 0)] * (x.ndim - 2)
+    return jnp.pad(x, padding).reshape(x.shape[0], -1, size, *x.shape[2:])
 
 
 def _attend_by_queries(query: jax.Array, key: jax.Array, value: jax.Array, ids: jax.Array) -> jax.Array:
@@ -87,23 +100,14 @@ def _attend_by_queries(query: jax.Array, key: jax.Array, value: jax.Array, ids: 
 
     The backward pass recomputes a block's probabilities.
     """
-    rows, length, heads, size = query.shape
-    num_blocks = -(-length // _QUERY_BLOCK)
-    padding = num_blocks * _QUERY_BLOCK - length
-
-    def blocks(x: jax.Array) -> jax.Array:  # [B, L, ...] to [blocks, B, Q, ...]
-        padded = jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2))
-        return padded.reshape(rows, num_blocks, _QUERY_BLOCK, *x.shape[2:]).swapaxes(0, 1)
 
     def attend(block: tuple[jax.Array, jax.Array]) -> jax.Array:
         queries, query_ids = block
-        allowed = attention_mask("both", query_ids[:, None, :, None], ids[:, None, None, :])
-        logits = einsum("BQHK,BMHK->BHQM", queries, key).astype(jnp.float32)
-        probabilities = jax.nn.softmax(jnp.where(allowed, logits, MASKED_LOGIT), axis=-1).astype(query.dtype)
-        return einsum("BHQM,BMHK->BQHK", probabilities, value)
+        return _attend((queries, key, value), attention_mask("both", query_ids[:, :, None], ids[:, None]))
 
-    context = jax.lax.map(jax.checkpoint(attend), (blocks(query), blocks(ids)))
-    return context.swapaxes(0, 1).reshape(rows, -1, heads, size)[:, :length]
+    blocks = [_blocks(x, _QUERY_BLOCK).swapaxes(0, 1) for x in (query, ids)]  # [N, B, Q, ...]
+    context = jax.lax.map(jax.checkpoint(attend), tuple(blocks))
+    return context.swapaxes(0, 1).reshape(query.shape[0], -1, *query.shape[2:])[:, : query.shape[1]]
 
 
 def _attend_in_blocks(query: jax.Array, key: jax.Array, value: jax.Array, mask: AttentionMask) -> jax.Array:
@@ -111,30 +115,22 @@ def _attend_in_blocks(query: jax.Array, key: jax.Array, value: jax.Array, mask: 
 
     Each block of `window` queries attends to the keys of the block and of half a window on each side.
     """
-    rows, length, heads, size = query.shape
     half = mask.window // 2
-    num_blocks = -(-length // (2 * half))
-    padding = 2 * half * num_blocks - length
+    size = 2 * half
 
-    def neighbors(x: jax.Array) -> jax.Array:  # [B, L, ...] to [B, blocks, 4 * half, ...]
-        padded = jnp.pad(x, [(0, 0), (half, half + padding)] + [(0, 0)] * (x.ndim - 2))
-        chunks = padded.reshape(rows, -1, half, *x.shape[2:])
-        parts = [chunks[:, first : first + 2 * num_blocks : 2] for first in range(4)]
-        return jnp.concatenate(parts, axis=2)
+    def blocks(x: jax.Array) -> jax.Array:  # [B, L, ...] to [B * N, size, ...]
+        return _blocks(x, size).reshape(-1, size, *x.shape[2:])
 
-    def blocks(x: jax.Array) -> jax.Array:  # [B, L, ...] to [B, blocks, 2 * half, ...]
-        padded = jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2))
-        return padded.reshape(rows, num_blocks, 2 * half, *x.shape[2:])
+    def neighbors(x: jax.Array) -> jax.Array:  # [B, L, ...] to [B * N, 2 * size, ...]
+        shifted = _blocks(x, size, half)
+        pairs = jnp.concatenate([shifted[:, :-1], shifted[:, 1:]], axis=2)
+        return pairs.reshape(-1, 2 * size, *x.shape[2:])
 
     ids = mask.sequence_ids
-    allowed = attention_mask("both", blocks(ids)[..., None], neighbors(ids)[:, :, None])  # [B, blocks, Q, M]
-    distance = np.arange(2 * half)[:, None] - (np.arange(4 * half) - half)
-    allowed = (allowed & (np.abs(distance) <= half))[:, :, None]
-    logits = einsum("BNQHK,BNMHK->BNHQM", blocks(query), neighbors(key)).astype(jnp.float32)
-    logits = jnp.where(allowed, logits, MASKED_LOGIT)
-    probabilities = jax.nn.softmax(logits, axis=-1).astype(query.dtype)
-    context = einsum("BNHQM,BNMHK->BNQHK", probabilities, neighbors(value))
-    return context.reshape(rows, -1, heads, size)[:, :length]
+    distance = np.arange(size)[:, None] - (np.arange(2 * size) - half)
+    allowed = attention_mask("both", blocks(ids)[..., None], neighbors(ids)[:, None]) & (np.abs(distance) <= half)
+    context = _attend((blocks(query), neighbors(key), neighbors(value)), allowed)
+    return context.reshape(query.shape[0], -1, *query.shape[2:])[:, : query.shape[1]]
 
 
 def cudnn_attention(
@@ -155,8 +151,6 @@ def cudnn_attention(
     Args:
       implementation: implementation of `jax.nn.dot_product_attention`; `xla` computes the same values on any platform.
     """
-    if dropout_rate and dropout_key is not None:
-        raise ValueError("cudnn attention does not support dropout")
 
     def attend(query: jax.Array, key: jax.Array, value: jax.Array, sequence_ids: jax.Array) -> jax.Array:
         lengths = jnp.sum(sequence_ids != 0, axis=-1, dtype=jnp.int32)
