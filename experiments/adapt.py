@@ -30,22 +30,14 @@ from bertjax.presets import arguments, finetuning_config
 def get_config(args: ConfigDict) -> ConfigDict:
     """Returns the config for `corpus=DIR,replay=DIR:SHARE,steps=10000,seq_len=128,size=SIZE,quick=false`."""
     config = finetuning_config("adaptation", args.size)
-    config.data.corpus = args.corpus
+    config.data.update({"corpus": args.corpus, "seq_len": args.seq_len, "batch_size": 32, "eval_rows": 1024})
     if args.replay:
         config.data.replay_corpus, config.data.replay_share = _replay(args.replay)
-    config.data.seq_len = args.seq_len
-    config.data.batch_size = 32
-    config.data.eval_rows = 1024
-    config.steps = 10 if args.quick else args.steps
-    config.log_every = 5 if args.quick else 100
-    config.eval_every = 5 if args.quick else 1000
-    config.checkpoint_every = 5 if args.quick else 1000
-    config.optimizer.learning_rate = 1e-4
-    config.optimizer.warmup_steps = -1
-    config.optimizer.head_steps = -1
+    config.update({"steps": args.steps, "log_every": 100, "eval_every": 1000, "checkpoint_every": 1000})
+    config.optimizer.update({"learning_rate": 1e-4, "warmup_steps": -1, "head_steps": -1})
     if args.quick:
-        config.data.batch_size = 8
-        config.data.eval_rows = 32
+        config.update({"steps": 10, "log_every": 5, "eval_every": 5, "checkpoint_every": 5})
+        config.data.update({"batch_size": 8, "eval_rows": 32})
     return config
 
 

@@ -43,18 +43,12 @@ def get_config(args: ConfigDict) -> ConfigDict:
             "attention_probs_dropout_prob": 0.0,
         }
     )
-    config.data.corpus = args.corpus
-    config.data.objective = "none"
-    config.data.seq_len = 128
-    config.data.batch_size = 8192
+    config.data.update({"corpus": args.corpus, "objective": "none", "seq_len": 128, "batch_size": 8192})
     config.data.masking.rate = 0.25
     config.optimizer.update({"name": "adamw", "learning_rate": 1e-3, "schedule": "cosine"})
     config.optimizer.update({"b2": 0.98, "eps": 1e-12, "clip_norm": 0.5})
     # Each batch size of the ramp processes the same number of tokens.
-    config.phases = (
-        *(phase_of(0.6 / len(_RAMP), rows, 128) for rows in _RAMP),
-        phase_of(0.4, 8192, 128),
-    )
+    config.phases = (*(phase_of(0.6 / len(_RAMP), rows, 128) for rows in _RAMP), phase_of(0.4, 8192, 128))
     config.steps = 12_000
     # Half of the tokens: the first three batch sizes of the ramp, and a third of the fourth.
     steps = [phase["share"] for phase in config.phases]

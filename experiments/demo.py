@@ -19,18 +19,11 @@ from bertjax.presets import arguments, pretraining_config
 def get_config(args: ConfigDict) -> ConfigDict:
     """Returns the config for `size=tiny,corpus=DIR,steps=2250,quick=false`."""
     config = pretraining_config(args.size)
-    config.steps = 10 if args.quick else args.steps
-    config.data.corpus = args.corpus
-    config.data.seq_len = 64
-    config.data.batch_size = 32
-    config.data.dupe_factor = 2
-    config.data.packing = True
-    config.data.eval_rows = 512
-    config.log_every = 5 if args.quick else 100
-    config.eval_every = 5 if args.quick else 500
-    config.checkpoint_every = 5 if args.quick else 500
-    config.optimizer.learning_rate = 7e-4
-    config.optimizer.warmup_steps = -1
-    config.model.hidden_dropout_prob = 0.0
-    config.model.attention_probs_dropout_prob = 0.0
+    config.data.update({"corpus": args.corpus, "seq_len": 64, "batch_size": 32, "eval_rows": 512})
+    config.data.update({"dupe_factor": 2, "packing": True})
+    config.update({"steps": args.steps, "log_every": 100, "eval_every": 500, "checkpoint_every": 500})
+    config.optimizer.update({"learning_rate": 7e-4, "warmup_steps": -1})
+    config.model.update({"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0})
+    if args.quick:
+        config.update({"steps": 10, "log_every": 5, "eval_every": 5, "checkpoint_every": 5})
     return config

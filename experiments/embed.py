@@ -43,14 +43,11 @@ def get_config(args: ConfigDict) -> ConfigDict:
         config.data.sources = tuple({"file": file} for file in files)
     else:
         config.data.train_file = args.train
-    config.data.dev_file = args.dev
-    config.data.test_file = args.test
-    config.data.retrieval = args.retrieval
+    config.data.update({"dev_file": args.dev, "test_file": args.test, "retrieval": args.retrieval})
     for field, names in (("columns", args.columns), ("scored_columns", args.scored)):
         if names:
             config.data[field] = tuple(names.split("+"))
-    config.embed.loss = args.loss
-    config.embed.chunk = args.chunk
+    config.embed.update({"loss": args.loss, "chunk": args.chunk})
     if args.quick:
         make_quick(config, seq_len=32)
     return config

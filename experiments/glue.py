@@ -27,8 +27,7 @@ from bertjax.presets import arguments, finetuning_config, make_quick
 def get_config(args: ConfigDict) -> ConfigDict:
     """Returns the config for `task=mrpc,path=DIR,size=SIZE,grid=glue,quick=false`."""
     config = finetuning_config("glue", args.size)
-    config.data.task = args.task
-    config.data.path = args.path
+    config.data.update({"task": args.task, "path": args.path})
     if args.quick:
         make_quick(config, seq_len=32)
     return config

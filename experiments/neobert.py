@@ -31,9 +31,7 @@ def get_config(args: ConfigDict) -> ConfigDict:
     config.model.update({**NEOBERT.values, "model_type": "neobert", "max_position_embeddings": 4096})
     # SwiGLU has three matrices. With two thirds of the width, they have as many parameters as the usual two.
     config.model.intermediate_size = -(-config.model.intermediate_size * 2 // 3 // 8) * 8
-    config.data.corpus = args.corpus
-    config.data.objective = "none"
-    config.data.seq_len = 1024
+    config.data.update({"corpus": args.corpus, "objective": "none", "seq_len": 1024})
     config.data.batch_size = _TOKENS_PER_BATCH // 1024
     config.data.masking.update({"rate": 0.2, "mask_prob": 1.0, "keep_prob": 0.0, "random_prob": 0.0})
     config.optimizer.update(

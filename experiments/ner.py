@@ -21,8 +21,7 @@ from bertjax.presets import arguments, finetuning_config, make_quick
 def get_config(args: ConfigDict) -> ConfigDict:
     """Returns the config for `path=DIR,context=document,size=SIZE,grid=a3,quick=false`."""
     config = finetuning_config("ner", args.size)
-    config.data.path = args.path
-    config.data.context = args.context
+    config.data.update({"path": args.path, "context": args.context})
     config.data.seq_len = 512 if args.context == "document" else 128
     config.data.batch_size = 16
     if args.quick:

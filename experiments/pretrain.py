@@ -36,22 +36,16 @@ def get_config(args: ConfigDict) -> ConfigDict:
     if args.batch not in ("tokens", "sequences"):
         raise UsageError(f"unknown batch={args.batch}; use tokens or sequences")
     config = pretraining_config(args.size)
-    config.data.corpus = args.corpus
-    config.data.seq_len = args.seq_len
-    config.data.objective = args.objective
+    config.data.update({"corpus": args.corpus, "seq_len": args.seq_len, "objective": args.objective})
     config.data.batch_size = _TOKENS_PER_BATCH // args.seq_len if args.batch == "tokens" else _ROWS_PER_BATCH
     if args.objective == "rtd":
-        config.data.masking.mask_prob, config.data.masking.keep_prob, config.data.masking.random_prob = 1.0, 0.0, 0.0
+        config.data.masking.update({"mask_prob": 1.0, "keep_prob": 0.0, "random_prob": 0.0})
         if args.size:
-            config.model.model_type, config.model.head_act, config.model.pooler_act = "electra", "gelu_erf", "gelu_erf"
+            config.model.update({"model_type": "electra", "head_act": "gelu_erf", "pooler_act": "gelu_erf"})
     if args.quick:
-        config.steps = 20
-        config.log_every = 5
-        config.eval_every = 10
-        config.checkpoint_every = 10
+        config.update({"steps": 20, "log_every": 5, "eval_every": 10, "checkpoint_every": 10})
         config.optimizer.warmup_steps = 5
-        config.data.batch_size = 8
-        config.data.eval_rows = 64
+        config.data.update({"batch_size": 8, "eval_rows": 64})
     if args.phases == 2:
         # By default, a batch has as many tokens as in the first phase.
         rows = {} if args.batch == "tokens" else {"batch_size": config.data.batch_size}

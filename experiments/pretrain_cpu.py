@@ -31,21 +31,12 @@ from bertjax.presets import arguments, pretraining_config
 def get_config(args: ConfigDict) -> ConfigDict:
     """Returns the config for `size=L2_H256,corpus=DIR,steps=24000,quick=false`."""
     config = pretraining_config(args.size)
-    config.data.corpus = args.corpus
-    config.data.seq_len = 64
-    config.data.batch_size = 16
-    config.data.eval_rows = 1024
+    config.data.update({"corpus": args.corpus, "seq_len": 64, "batch_size": 16, "eval_rows": 1024})
     config.phases = ({"share": 0.9}, {"share": 0.1, "seq_len": 256})
-    config.steps = 10 if args.quick else args.steps
-    config.log_every = 5 if args.quick else 200
-    config.eval_every = 5 if args.quick else 4000
-    config.checkpoint_every = 5 if args.quick else 2000
-    config.optimizer.learning_rate = 4e-4
-    config.optimizer.b2 = 0.98
-    config.optimizer.warmup_steps = max(1, config.steps // 24)
-    config.model.hidden_dropout_prob = 0.0
-    config.model.attention_probs_dropout_prob = 0.0
+    config.update({"steps": args.steps, "log_every": 200, "eval_every": 4000, "checkpoint_every": 2000})
+    config.model.update({"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0})
     if args.quick:
-        config.data.batch_size = 8
-        config.data.eval_rows = 32
+        config.update({"steps": 10, "log_every": 5, "eval_every": 5, "checkpoint_every": 5})
+        config.data.update({"batch_size": 8, "eval_rows": 32})
+    config.optimizer.update({"learning_rate": 4e-4, "b2": 0.98, "warmup_steps": max(1, config.steps // 24)})
     return config

@@ -30,11 +30,9 @@ def get_config(args: ConfigDict) -> ConfigDict:
     config = finetuning_config("squad", args.size)
     is_v2 = args.version == "2.0"
     config.epochs = 2 if is_v2 else 3
-    config.data.path = args.path
-    config.data.version = args.version
+    config.data.update({"path": args.path, "version": args.version})
     config.data.batch_size = 48 if is_v2 else 32
     if args.quick:
         make_quick(config, seq_len=64)
-        config.data.max_query_len = 16
-        config.data.doc_stride = 32
+        config.data.update({"max_query_len": 16, "doc_stride": 32})
     return config

@@ -20,9 +20,7 @@ from bertjax.presets import arguments, finetuning_config, make_quick
 def get_config(args: ConfigDict) -> ConfigDict:
     """Returns the config for `path=DIR,size=SIZE,grid=a3,quick=false`."""
     config = finetuning_config("swag", args.size)
-    config.data.path = args.path
-    config.data.batch_size = 16
-    config.data.eval_batch_size = 16
+    config.data.update({"path": args.path, "batch_size": 16, "eval_batch_size": 16})
     config.optimizer.learning_rate = 2e-5
     if args.quick:
         make_quick(config, seq_len=32)

@@ -35,14 +35,10 @@ def get_config(args: ConfigDict) -> ConfigDict:
     `size=SIZE,grid=a3,quick=false` are the same arguments as in other experiments.
     """
     config = finetuning_config("text_tags" if args.kind == "tags" else "text", args.size)
-    config.data.train_file = args.train
-    config.data.dev_file = args.dev
-    config.data.test_file = args.test
-    config.data.text = args.text
-    config.data.label = args.label
+    config.data.update({"train_file": args.train, "dev_file": args.dev, "test_file": args.test})
+    config.data.update({"text": args.text, "label": args.label})
     if args.kind != "tags":
-        config.data.second_text = args.second
-        config.data.kind = args.kind
+        config.data.update({"second_text": args.second, "kind": args.kind})
     elif args.second:
         raise UsageError(f"kind=tags takes one text per row; leave second={args.second} unset")
     if args.quick:
