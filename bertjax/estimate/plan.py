@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from bertjax.estimate.compiled import compile_step
 from bertjax.estimate.topology import Chip, chip_of, chips_in, tpu_devices
 from bertjax.model.config import ModelConfig
-from bertjax.model.layer_stack import LAYERS
+from bertjax.model.layers import LAYERS
 from bertjax.tasks.task import Task
 from bertjax.training.sharding import make_mesh
 from bertjax.training.step import abstract_params

@@ -27,12 +27,12 @@ REMAT_POLICIES = ("none", "attention", "elementwise", "projections", "full")
 _MAX_DROPOUT = 0.9999
 _HEAD_SIZE = 64
 _NAMED_SIZES = {
-    "tiny": (2, 128),
-    "mini": (4, 256),
-    "small": (4, 512),
-    "medium": (8, 512),
-    "base": (12, 768),
-    "large": (24, 1024),
+    "tiny": "L2_H128",
+    "mini": "L4_H256",
+    "small": "L4_H512",
+    "medium": "L8_H512",
+    "base": "L12_H768",
+    "large": "L24_H1024",
 }
 
 
@@ -142,56 +142,34 @@ class Architecture(Section):
         super().__post_init__()
         if self.embedding_size and self.embedding_size == self.hidden_size:
             object.__setattr__(self, "embedding_size", 0)  # Equal networks have equal fields.
-        if self.hidden_size and self.num_attention_heads and self.hidden_size % self.num_attention_heads:
-            raise UsageError(
-                f"model.hidden_size={self.hidden_size} is not divisible by model.num_attention_heads="
-                f"{self.num_attention_heads}; use a multiple of {self.num_attention_heads}"
-            )
-        if self.encoder == LSTM and self.hidden_size and self.hidden_size % 2:
-            raise UsageError(f"model.hidden_size is {self.hidden_size}; model.encoder={LSTM} needs an even number")
-        if self.encoder == LSTM and self.attention_direction in ("left", "right"):
-            raise UsageError(
-                f"model.attention_direction is {self.attention_direction}; model.encoder={LSTM} has no attention, so "
-                "leave it unset"
-            )
         for conflict, reason in self._conflicts():
             if conflict:
                 raise UsageError(f"config.model: {reason}")
 
     def _conflicts(self) -> list[tuple[Any, str]]:
         """Returns unsupported combinations of fields, as conditions with error messages. Fields may be unset (None)."""
-        heads, key_value_heads = self.num_attention_heads, self.num_key_value_heads
-        is_rotary = self.position_embedding_type in (ROTARY, ROTARY_PAIRS)
-        changed = [
-            name for name in _TRANSFORMER_FIELDS if getattr(self, name) not in (None, getattr(Architecture, name))
-        ]
+        width, heads, kv_heads = self.hidden_size, self.num_attention_heads, self.num_key_value_heads
+        is_lstm, is_rotary = self.encoder == LSTM, self.position_embedding_type in (ROTARY, ROTARY_PAIRS)
+        values = {name: getattr(self, name) for name in _TRANSFORMER_FIELDS}
+        changed = [name for name, value in values.items() if value not in (None, getattr(Architecture, name))]
+        is_linear = self.lm_head == "linear" and self.tie_word_embeddings
+        is_one_sided = self.attention_direction in ("left", "right")
+        has_first_norm = self.norm_first or self.first_attention_norm is not False
         return [
-            (self.encoder == LSTM and changed, f"{changed[:1]} does not apply to encoder={LSTM}; leave it unset"),
             (
-                heads and key_value_heads and heads % key_value_heads,
-                "num_key_value_heads must divide num_attention_heads",
+                width and heads and width % heads,
+                f"hidden_size={width} is not divisible by num_attention_heads={heads}; use a multiple of {heads}",
             ),
+            (is_lstm and width and width % 2, f"hidden_size is {width}; encoder={LSTM} needs an even number"),
+            (is_lstm and changed, f"{', '.join(changed)} does not apply to encoder={LSTM}; leave it unset"),
+            (heads and kv_heads and heads % kv_heads, "num_key_value_heads must divide num_attention_heads"),
             (self.norm == RMS_NORM and self.norm_bias, f"norm={RMS_NORM} has no bias; set norm_bias=false"),
-            (
-                self.first_attention_norm is False and not self.norm_first,
-                "first_attention_norm=false needs norm_first=true",
-            ),
+            (not has_first_norm, "first_attention_norm=false needs norm_first=true"),
             (is_rotary and self.position_offset, "rotary positions have no position_offset; set it to 0"),
-            (
-                is_rotary and self.hidden_size and heads and self.hidden_size // heads % 2,
-                "rotary positions need an even head size",
-            ),
+            (is_rotary and width and heads and width // heads % 2, "rotary positions need an even head size"),
             (self.local_attention == 1, "local_attention must be at least 2, a token on each side"),
-            (
-                self.local_attention and self.attention_direction in ("left", "right"),
-                "local_attention needs attention_direction=both",
-            ),
-            (
-                self.lm_head == "linear"
-                and self.tie_word_embeddings
-                and self.embedding_size not in (None, 0, self.hidden_size),
-                "lm_head=linear with tied embeddings needs embedding_size=0",
-            ),
+            (self.local_attention and is_one_sided, "local_attention needs attention_direction=both"),
+            (is_linear and self.embedding_size, "lm_head=linear with tied embeddings needs embedding_size=0"),
         ]
 
     @property
@@ -236,9 +214,9 @@ class Architecture(Section):
 
 # Fields that an LSTM encoder does not have.
 _TRANSFORMER_FIELDS = (
-    *("embedding_size", "embedding_norm", "norm", "norm_bias", "norm_first", "first_attention_norm"),
-    *("position_embedding_type", "position_offset", "local_attention", "num_key_value_heads", "attention_bias"),
-    *("mlp_bias", "gated_mlp", "lm_head", "tie_word_embeddings", "classifier_pooling", "token_pooler"),
+    *("attention_direction", "embedding_size", "embedding_norm", "norm", "norm_bias", "norm_first", "gated_mlp"),
+    *("first_attention_norm", "position_embedding_type", "position_offset", "local_attention", "attention_bias"),
+    *("num_key_value_heads", "mlp_bias", "lm_head", "tie_word_embeddings", "classifier_pooling", "token_pooler"),
 )
 ARCHITECTURE_FIELDS = tuple(field.name for field in dataclasses.fields(Architecture))
 
@@ -299,14 +277,11 @@ class ModelConfig(Architecture, Layout):
 
     def resolve(self, platform: str) -> "ModelConfig":
         """Replaces `auto` in `dtype` and `scan_layers` with the value for a platform: `cpu`, `gpu` or `tpu`."""
-        on_cpu = platform == "cpu"
-        dtype = self.dtype
+        dtype, scan_layers = self.dtype, self.scan_layers
         if dtype == AUTO:
-            dtype = "float32" if on_cpu and not has_bfloat16_units() else "bfloat16"
-        scan_layers = self.scan_layers
+            dtype = "float32" if platform == "cpu" and not has_bfloat16_units() else "bfloat16"
         if scan_layers in (AUTO, AUTO_LONG_RUN):
-            scans = platform == "tpu" and scan_layers == AUTO
-            scan_layers = "true" if scans else "false"
+            scan_layers = "true" if platform == "tpu" and scan_layers == AUTO else "false"
         return dataclasses.replace(self, dtype=dtype, scan_layers=scan_layers)
 
 
@@ -322,21 +297,16 @@ def size_fields(size: str) -> dict[str, Any]:
       size: `tiny`, `mini`, `small`, `medium`, `base` or `large`, or a form such as `L6_H768_A3` (6 layers, hidden size
         768, 3 heads). Without `_A3`, a head has 64 units, as in the small models of google-research/bert.
     """
-    if size in _NAMED_SIZES:
-        num_layers, hidden_size = _NAMED_SIZES[size]
-        num_heads = hidden_size // _HEAD_SIZE
-    else:
-        match = re.fullmatch(r"L(\d+)_H(\d+)(?:_A(\d+))?", size)
-        if not match:
-            raise UsageError(
-                f"unknown size {size!r}; use one of {', '.join(_NAMED_SIZES)}, or a form such as L4_H512 (4 layers, "
-                "hidden size 512) or L6_H768_A3 (3 attention heads)"
-            )
-        num_layers, hidden_size = int(match[1]), int(match[2])
-        num_heads = int(match[3]) if match[3] else max(1, hidden_size // _HEAD_SIZE)
+    match = re.fullmatch(r"L(\d+)_H(\d+)(?:_A(\d+))?", _NAMED_SIZES.get(size, size))
+    if not match:
+        raise UsageError(
+            f"unknown size {size!r}; use one of {', '.join(_NAMED_SIZES)}, or a form such as L4_H512 (4 layers, "
+            "hidden size 512) or L6_H768_A3 (3 attention heads)"
+        )
+    hidden_size = int(match[2])
     return {
-        "num_hidden_layers": num_layers,
+        "num_hidden_layers": int(match[1]),
         "hidden_size": hidden_size,
-        "num_attention_heads": num_heads,
+        "num_attention_heads": int(match[3]) if match[3] else max(1, hidden_size // _HEAD_SIZE),
         "intermediate_size": 4 * hidden_size,
     }

@@ -32,8 +32,7 @@ import jax.numpy as jnp
 from bertjax.model.attention.dispatch import select_attention
 from bertjax.model.config import ABSOLUTE, LSTM, ModelConfig
 from bertjax.model.dropout import dropout
-from bertjax.model.layer_stack import run_layers
-from bertjax.model.layers import Dense, SharedInputs, TransformerLayer, kernel_init, layer_inputs, make_norm, rotations
+from bertjax.model.layers import Dense, TransformerLayer, kernel_init, layer_inputs, make_norm, run_layers
 from bertjax.model.lstm import LEFT, LstmEncoder
 from bertjax.model.partitioning import resolve_layout, with_logical_constraint
 
@@ -53,7 +52,7 @@ class Embeddings(nn.Module):
 
     def setup(self) -> None:
         config = self.config
-        if config.embedding_width != config.hidden_size:
+        if config.embedding_size:
             self.projection = Dense(config, (config.hidden_size,), (None, "embed"))
         if self.shared is not None:
             for name in ("token_table", "segment_table", "position_table", "norm"):
@@ -109,7 +108,7 @@ class Embeddings(nn.Module):
         # `nn.Dropout` would save its mask for the backward pass. `dropout` recomputes it.
         key = None if deterministic else self.make_rng("dropout")
         x = dropout(x, config.hidden_dropout_prob, key)
-        return self.projection(x) if config.embedding_width != config.hidden_size else x
+        return self.projection(x) if config.embedding_size else x
 
 
 class Encoder(nn.Module):
@@ -166,8 +165,8 @@ class Encoder(nn.Module):
             position_ids = jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
         x = self.embeddings(input_ids, segment_ids, position_ids, deterministic)
         fields = {"config": config, "attention": attention, "deterministic": deterministic}
-        shared = SharedInputs(sequence_ids, rotations(config, position_ids))
-        x, layers = run_layers(self, TransformerLayer, fields, x, layer_inputs(config), shared, collect=collect_layers)
+        inputs = layer_inputs(config, sequence_ids, position_ids)
+        x, layers = run_layers(self, TransformerLayer, fields, x, *inputs, collect=collect_layers)
         if config.norm_first:
             x = make_norm(config, "final_norm")(x)
             layers = None if layers is None else jnp.concatenate([layers[:-1], x[None]])

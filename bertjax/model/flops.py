@@ -75,8 +75,7 @@ def _encoder_flops(config: ModelConfig, seq_len: int) -> float:
     # Query, output, key and value projections, then two or three feed-forward matrices.
     key_value_width = config.head_size * (config.num_key_value_heads or config.num_attention_heads)
     matrices = 2 * width + 2 * key_value_width + (3 if config.gated_mlp else 2) * config.intermediate_size
-    projection = config.embedding_width if config.embedding_width != width else 0
-    return 2 * width * (config.num_hidden_layers * matrices + projection) + _attention_flops(config, seq_len)
+    return 2 * width * (config.num_hidden_layers * matrices + config.embedding_size) + _attention_flops(config, seq_len)
 
 
 def _output_flops(config: ModelConfig) -> int:

@@ -50,11 +50,9 @@ class LmHead(nn.Module):
         table = cast_parameter(token_table, resolve_layout(config).dtype)
         table = with_logical_constraint(table, ("vocab", "embed_over_fsdp"))
         table = with_logical_constraint(table, ("vocab_part", "embed"))
-        bias = None
+        logits = dot_transposed(x, table, jnp.float32)
         if config.decoder_bias:
             bias = self.param("bias", constant_init(0.0, ("vocab_part",)), (config.padded_vocab_size,))
-        logits = dot_transposed(x, table, jnp.float32)
-        if bias is not None:
             # Add the bias as an outer product, so that its gradient is a matmul. XLA's CPU backend computes a matmul 30
             # times faster than a sum over all positions.
             logits = logits + dot(jnp.ones((*logits.shape[:-1], 1)), bias[None])

@@ -1,6 +1,9 @@
-"""Transformer layer and its parts: dense layers, norms, activations. Axis letters: see `encoder.py`."""
+"""Transformer layer and its parts: dense layers, norms, activations. Stacks of layers, scanned or unrolled.
 
-from collections.abc import Callable
+Axis letters: see `encoder.py`. Parameters of all layers of a stack have a leading axis N, the lowest layer first.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,13 +18,7 @@ from bertjax.model.attention.xla import AttentionMask
 from bertjax.model.config import ABSOLUTE, LAYER_NORM, ROTARY, ModelConfig
 from bertjax.model.dropout import dropout
 from bertjax.model.matmul import add_bias, cast_parameter, dot
-from bertjax.model.partitioning import (
-    ACTIVATION_AXES,
-    platform,
-    resolve_layout,
-    scans_layers,
-    with_logical_constraint,
-)
+from bertjax.model.partitioning import ACTIVATION_AXES, platform, resolve_layout, scans_layers, with_logical_constraint
 
 # `checkpoint_name`s of a Transformer layer's activations: [B, L, D] each, except MLP_IN, [B, L, F].
 QKV, CONTEXT, RESIDUAL, MLP_IN = "qkv", "context", "residual", "mlp_in"
@@ -32,11 +29,9 @@ REMAT_SAVED_NAMES = {
     "projections": (CONTEXT, RESIDUAL, MLP_IN),
     "full": (),
 }
-
-
-def recomputes_layers(config: ModelConfig) -> bool:
-    """Returns whether `model.remat` wraps each layer in `nn.remat`."""
-    return config.remat in REMAT_SAVED_NAMES
+# LAYERS is the module name of the stacked layers, and the logical name of their leading axis. If the lowest layers are
+# frozen, the train step passes them as a second stack, FROZEN_LAYERS.
+LAYERS, FROZEN_LAYERS = "layers", "frozen_layers"
 
 
 def kernel_init(config: ModelConfig, axes: tuple[str | None, ...]) -> nn.initializers.Initializer:
@@ -164,15 +159,9 @@ class SelfAttention(nn.Module):
             query, key = (rotate(config, states, shared.rotations, layer.is_local) for states in (query, key))
 
         def attend(window: int, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-            return self.attention(
-                query,
-                key,
-                value,
-                AttentionMask(config.attention_direction, shared.sequence_ids, window),
-                dropout_rate=config.attention_probs_dropout_prob,
-                dropout_key=dropout_key,
-                mesh=jax.sharding.get_abstract_mesh(),
-            )
+            mask = AttentionMask(config.attention_direction, shared.sequence_ids, window)
+            rate, mesh = config.attention_probs_dropout_prob, jax.sharding.get_abstract_mesh()
+            return self.attention(query, key, value, mask, dropout_rate=rate, dropout_key=dropout_key, mesh=mesh)
 
         def attend_by_layer(*states: jax.Array) -> jax.Array:
             if layer.is_local is None:
@@ -222,7 +211,7 @@ def feed_forward(config: ModelConfig, x: jax.Array) -> jax.Array:
         dense = Dense(config, (config.intermediate_size,), ("embed", "mlp"), use_bias=config.mlp_bias, name=name)
         return checkpoint_name(dense(x), MLP_IN)
 
-    y = activation(config, recompute=not recomputes_layers(config))(project("mlp_in"))
+    y = activation(config, recompute=config.remat not in REMAT_SAVED_NAMES)(project("mlp_in"))
     if config.gated_mlp:
         y = y * project("mlp_gate")
     return Dense(config, (config.hidden_size,), ("mlp", "embed"), use_bias=config.mlp_bias, name="mlp_out")(y)
@@ -252,10 +241,13 @@ class LayerInputs(NamedTuple):
     has_attention_norm: Any = None
 
 
-def layer_inputs(config: ModelConfig) -> LayerInputs:
-    """Returns the layer-specific inputs of all layers. `run_layers` passes each layer its elements."""
+def layer_inputs(
+    config: ModelConfig, sequence_ids: jax.Array, position_ids: jax.Array
+) -> tuple[LayerInputs, SharedInputs]:
+    """Returns the inputs of all layers. `run_layers` passes each layer its elements of `LayerInputs`."""
     is_local = np.array(config.is_local_layer) if config.local_attention else None
-    return LayerInputs(is_local, None if config.first_attention_norm else np.arange(config.num_hidden_layers) > 0)
+    has_norm = None if config.first_attention_norm else np.arange(config.num_hidden_layers) > 0
+    return LayerInputs(is_local, has_norm), SharedInputs(sequence_ids, rotations(config, position_ids))
 
 
 def residual(
@@ -270,7 +262,7 @@ def residual(
 
     Dropout is off if `key` is None. The norm `name` is skipped where `has_norm`, a bool scalar, is False.
     """
-    norm = make_norm(config, name, recompute=not recomputes_layers(config))
+    norm = make_norm(config, name, recompute=config.remat not in REMAT_SAVED_NAMES)
     normed = x
     if config.norm_first:
         normed = norm(x) if has_norm is None else jnp.where(has_norm, norm(x), x)
@@ -298,3 +290,57 @@ class TransformerLayer(nn.Module):
         x = residual(self.config, x, attend, dropout_key(), "attention_norm", layer.has_attention_norm)
         x = residual(self.config, x, partial(feed_forward, self.config), dropout_key(), "mlp_norm")
         return x, x if self.collect else None
+
+
+def is_stacked(path: Sequence[str]) -> bool:
+    """Returns True if a path leads to a parameter that contains all layers on its leading axis."""
+    return LAYERS in path
+
+
+def run_layers(
+    parent: nn.Module,
+    layer: type[nn.Module],
+    fields: Mapping[str, Any],
+    x: jax.Array,
+    layer_inputs: Any,
+    shared: Any,
+    *,
+    collect: bool,
+) -> tuple[jax.Array, jax.Array | None]:
+    """Applies a stack of layers inside the calling module.
+
+    Args:
+      parent: the calling module, which owns the parameters and has a `config`.
+      layer: module class. It maps (x, layer_inputs, shared) to (output, output) if `collect`, else to (output, None).
+      fields: constructor arguments of the layer, except `collect`.
+      x: [B, L, ...] input of the lowest layer.
+      layer_inputs: arrays with a leading axis N. Each layer gets one element of each array.
+      shared: arrays that are the same for every layer, such as `sequence_ids`.
+      collect: whether to also return the outputs of all layers.
+
+    Returns:
+      Output of the last layer, [B, L, ...].
+      Input `x` and the outputs of all layers in one array, [N + 1, B, L, ...], if `collect`, else None.
+    """
+    config, is_scanned = parent.config, scans_layers(parent.config)
+    outputs = [x[None]]
+    frozen = jax.tree.leaves(parent.get_variable("params", FROZEN_LAYERS))
+    num_frozen = len(frozen[0]) if frozen else 0
+    if config.remat in REMAT_SAVED_NAMES:
+        policy = jax.checkpoint_policies.save_only_these_names(*REMAT_SAVED_NAMES[config.remat])
+        layer = nn.remat(layer, policy=policy, prevent_cse=not is_scanned)
+    for name, first, end in ((FROZEN_LAYERS, 0, num_frozen), (LAYERS, num_frozen, config.num_hidden_layers)):
+        if length := end - first:
+            stack = nn.scan(
+                layer,
+                variable_axes={"params": 0},
+                split_rngs={"params": True, "dropout": True},
+                in_axes=(0, nn.broadcast),
+                length=length,
+                unroll=1 if is_scanned else length,
+                metadata_params={nn.PARTITION_NAME: LAYERS},
+            )
+            parts = jax.tree.map(lambda array, first=first, end=end: array[first:end], layer_inputs)
+            x, states = stack(**fields, collect=collect, name=name)(x, parts, shared)
+            outputs.append(states)
+    return x, jnp.concatenate(outputs) if collect else None

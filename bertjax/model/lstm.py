@@ -13,8 +13,7 @@ import jax.numpy as jnp
 
 from bertjax.model.config import ModelConfig
 from bertjax.model.dropout import dropout
-from bertjax.model.layer_stack import run_layers
-from bertjax.model.layers import Dense, kernel_init, make_norm, recomputes_layers
+from bertjax.model.layers import REMAT_SAVED_NAMES, Dense, kernel_init, make_norm, run_layers
 from bertjax.model.partitioning import ACTIVATION_AXES, with_logical_constraint
 
 LEFT, RIGHT = SIDES = ("left", "right")
@@ -108,7 +107,7 @@ class LstmLayer(nn.Module):
         y = Lstm(self.config, x.shape[-1], self.direction, name="lstm")(x, sequence_ids)
         # Do not use `layers.residual`: remat policies would save its named activation and so change the rounding of
         # gradients.
-        norm = make_norm(self.config, "norm", recompute=not recomputes_layers(self.config))
+        norm = make_norm(self.config, "norm", recompute=self.config.remat not in REMAT_SAVED_NAMES)
         x = norm(x + dropout(y, self.config.hidden_dropout_prob, key))
         x = with_logical_constraint(x, ACTIVATION_AXES)
         return x, x if self.collect else None

@@ -245,18 +245,8 @@ class EmbeddingModel(nn.Module):
         return unit(vectors) if self.normalize else vectors
 
 
-MODELS: dict[str, type[nn.Module]] = {
-    model.KIND: model
-    for model in (
-        EncoderModel,
-        PretrainingModel,
-        ReplacedTokenModel,
-        LanguageModel,
-        SequenceModel,
-        TokenModel,
-        EmbeddingModel,
-    )
-}
+_MODELS = EncoderModel, PretrainingModel, ReplacedTokenModel, LanguageModel, SequenceModel, TokenModel, EmbeddingModel
+MODELS: dict[str, type[nn.Module]] = {model.KIND: model for model in _MODELS}
 
 
 def model_description(model: nn.Module) -> dict[str, Any]:

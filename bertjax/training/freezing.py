@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from bertjax.errors import UsageError, listed
-from bertjax.model.layer_stack import FROZEN_LAYERS, LAYERS, is_stacked
+from bertjax.model.layers import FROZEN_LAYERS, LAYERS, is_stacked
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,7 @@ import optax
 
 from bertjax.config.optimizer import OptimizerConfig
 from bertjax.errors import UsageError
-from bertjax.model.layer_stack import is_stacked
+from bertjax.model.layers import is_stacked
 from bertjax.training.freezing import Freezing
 
 # Root mean square of Muon's updates.

@@ -1,4 +1,4 @@
-"""Options of the architecture besides those of BERT: local attention, rotary positions, norms, heads."""
+"""Published sizes, and options besides those of BERT: local attention, rotary positions, norms, heads."""
 
 import dataclasses
 from pathlib import Path
@@ -16,9 +16,10 @@ from bertjax.errors import UsageError
 from bertjax.inference.encode import pooler_states
 from bertjax.model.attention import xla
 from bertjax.model.attention.xla import AttentionMask, attention_mask, xla_attention
-from bertjax.model.config import ModelConfig
+from bertjax.model.config import ModelConfig, size_fields
 from bertjax.model.encoder import Encoder
 from bertjax.model.models import SequenceModel
+from bertjax.tasks.objectives.masked_lm import MaskedLm
 from bertjax.training.freezing import Freezing, merge
 
 TOLERANCE = 1e-5
@@ -32,24 +33,6 @@ MODERNBERT = dataclasses.replace(
     ),
     initializer_range=0.2,
 )
-
-
-@pytest.mark.ci
-def test_packed_rows_with_local_attention_equal_separate_rows():
-    config = dataclasses.replace(MODERNBERT, hidden_dropout_prob=0.0)
-    encoder = Encoder(config)
-    ids = np.random.default_rng(0).integers(5, NUM_TOKENS, (1, LENGTH), np.int32)
-    lengths = (22, 15)
-    sequence_ids = np.repeat([1, 2, 0], [*lengths, LENGTH - sum(lengths)])[None].astype(np.int32)
-    positions = np.concatenate([np.arange(length) for length in (*lengths, LENGTH - sum(lengths))])[None]
-    params = jax.jit(encoder.init)(jax.random.key(0), ids, 0 * ids, sequence_ids)
-    packed = jax.jit(encoder.apply)(params, ids, 0 * ids, sequence_ids, positions.astype(np.int32))[0][0]
-    start = 0
-    for length in lengths:
-        row = ids[:, start : start + length]
-        states = encoder.apply(params, row, 0 * row, np.ones_like(row))[0][0]
-        np.testing.assert_allclose(packed[start : start + length], states, atol=TOLERANCE)
-        start += length
 
 
 @pytest.mark.ci
@@ -85,35 +68,29 @@ def test_frozen_layers_stay_local_or_global():
         np.testing.assert_allclose(model.apply({"params": params_in_parts}, batch), logits, atol=1e-6)
 
 
-def test_attention_by_blocks_of_queries_equals_attention_with_a_mask(monkeypatch):
+@pytest.mark.parametrize("window", [0, 6])
+def test_attention_in_blocks_equals_attention_with_a_mask(monkeypatch, window):
+    monkeypatch.setattr(xla, "_LONG_ROW", 16)
+    monkeypatch.setattr(xla, "_QUERY_BLOCK", 8)
     rng = np.random.default_rng(0)
     arrays = [jnp.asarray(rng.normal(size=(2, 37, 2, 4)), jnp.float32) for _ in range(3)]
     ids = np.array([[1] * 20 + [2] * 17, [1] * 30 + [0] * 7], np.int32)
-    options = {"dropout_rate": 0.0, "dropout_key": None, "mesh": jax.sharding.get_abstract_mesh()}
 
-    def loss(arrays):
-        context = xla_attention(*arrays, AttentionMask("both", ids), **options)
+    def in_blocks(*arrays):
+        options = {"dropout_rate": 0.0, "dropout_key": None, "mesh": jax.sharding.get_abstract_mesh()}
+        return xla_attention(*arrays, AttentionMask("both", ids, window), **options)
+
+    def with_mask(query, key, value):
+        logits = jnp.einsum("BLHK,BMHK->BHLM", query, key) / 2
+        allowed = attention_mask("both", ids[:, None, :, None], ids[:, None, None], window)
+        return jnp.einsum("BHLM,BMHK->BLHK", jax.nn.softmax(jnp.where(allowed, logits, -1e9)), value)
+
+    def loss(arrays, attend):
+        context = attend(*arrays) * (ids > 0)[..., None, None]
         return jnp.sum(jnp.sin(context)), context
 
-    expected, plain = jax.grad(loss, has_aux=True)(arrays)
-    monkeypatch.setattr(xla, "_LONG_ROW", 16)
-    monkeypatch.setattr(xla, "_QUERY_BLOCK", 8)
-    gradients, blocks = jax.grad(loss, has_aux=True)(arrays)
-    np.testing.assert_allclose(blocks, plain, atol=1e-6)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), gradients, expected)
-
-
-def test_local_attention_in_blocks_equals_attention_with_a_mask():
-    rng = np.random.default_rng(0)
-    query, key, value = (jnp.asarray(rng.normal(size=(2, 37, 2, 4)), jnp.float32) for _ in range(3))
-    ids = np.array([[1] * 20 + [2] * 17, [1] * 30 + [0] * 7], np.int32)
-    options = {"dropout_rate": 0.0, "dropout_key": None, "mesh": jax.sharding.get_abstract_mesh()}
-    blocks = xla_attention(query, key, value, AttentionMask("both", ids, window=6), **options)
-    logits = jnp.einsum("BLHK,BMHK->BHLM", query, key) / 2
-    allowed = attention_mask("both", ids[:, None, :, None], ids[:, None, None, :], 6)
-    probabilities = jax.nn.softmax(jnp.where(allowed, logits, -1e9), axis=-1)
-    expected = jnp.einsum("BHLM,BMHK->BLHK", probabilities, value)
-    np.testing.assert_allclose(blocks[ids > 0], expected[ids > 0], atol=1e-6)
+    results, expected = (jax.grad(loss, has_aux=True)(arrays, attend) for attend in (in_blocks, with_mask))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), results, expected)
 
 
 @pytest.mark.parametrize(
@@ -147,3 +124,51 @@ def test_pooled_states_are_the_inputs_of_the_output_layer(pooling):
     pooled = pooler_states(loaded, np.asarray(hidden)[mask > 0], lengths)
     logits = pooled @ params["classifier"]["kernel"] + params["classifier"]["bias"]
     np.testing.assert_allclose(logits, model.apply({"params": params}, batch), atol=TOLERANCE)
+
+
+# Published models: size, vocabulary size, parameter counts of encoder with pooler and of the pre-training model.
+PUBLISHED = [
+    ("tiny", 30_522, 4_385_920, 4_433_468),
+    ("mini", 30_522, 11_170_560, 11_267_900),
+    ("small", 30_522, 28_763_648, 29_058_876),
+    ("medium", 30_522, 41_373_184, 41_668_412),
+    ("base", 30_522, 109_482_240, 110_106_428),
+    ("large", 30_522, 335_141_888, 336_226_108),
+    ("L2_H768", 30_522, 38_603_520, 39_227_708),
+    ("L12_H128", 30_522, 6_368_640, 6_416_188),
+    # Other vocabularies: cased, multilingual and Chinese.
+    ("base", 28_996, 108_310_272, 108_932_934),
+    ("large", 28_996, 333_579_264, 334_661_958),
+    ("base", 119_547, 177_853_440, 178_566_653),
+    ("base", 21_128, 102_267_648, 102_882_442),
+    # Table 6 of the paper: layers, hidden size and attention heads. The parameters do not depend on the heads.
+    ("L3_H768_A12", 30_522, 45_691_392, None),
+    ("L6_H768_A3", 30_522, 66_955_008, None),
+    ("L12_H1024_A16", 30_522, 183_987_200, None),
+]
+
+
+def parameter_counts(size: str, vocab_size: int) -> tuple[int, int]:
+    masked_lm = MaskedLm.for_model(ModelConfig(**size_fields(size), vocab_size=vocab_size, pad_vocab_to_multiple_of=1))
+    params = nn.unbox(jax.eval_shape(masked_lm.init_params, jax.random.key(0)))
+
+    def count(tree: dict) -> int:
+        return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+    return count(params["encoder"]) + count(params["pooler"]), count(params)
+
+
+@pytest.mark.parametrize(("size", "vocab_size", "encoder", "complete"), PUBLISHED)
+def test_published_sizes_have_the_published_parameter_counts(size, vocab_size, encoder, complete):
+    counts = parameter_counts(size, vocab_size)
+    assert counts[0] == encoder and complete in (None, counts[1])
+
+
+def test_size_may_contain_the_number_of_heads():
+    assert [size_fields(size)["num_attention_heads"] for size in ("L6_H768", "L6_H768_A3", "base")] == [12, 3, 12]
+
+
+@pytest.mark.parametrize("size", ["huge", "L4", "L4_H256_B2", "L12_H768_A7", "L0_H64"])
+def test_invalid_sizes_are_refused(size):
+    with pytest.raises(UsageError):
+        ModelConfig(**size_fields(size))

@@ -60,11 +60,6 @@ def test_dropped_fraction_equals_the_rate(rate):
     assert abs(deviations(mask[..., 1:], mask[..., :-1])) < 4
 
 
-def test_dropout_without_a_key_returns_its_input():
-    x = jnp.ones((2, 3))
-    assert dropout(x, 0.1, None) is x
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_scale_of_kept_elements_is_unbiased(dtype):
     # Dropout multiplies by 1.11112. Rounded to bfloat16, this factor is 1.109, which would bias the mean.

@@ -1,7 +1,9 @@
-"""Tests of the pre-training model against a NumPy forward pass, and of other layouts against the default one."""
+"""Pre-training model against a NumPy forward pass, other layouts against the default one, JSON descriptions."""
 
 import dataclasses
 import functools
+import json
+import math
 from collections.abc import Callable
 
 import flax.linen as nn
@@ -10,15 +12,25 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from meshes import one_device
-from reference_bert import hidden_states, pretraining_logits
 from tiny_config import tiny_config
 
 from bertjax.data.pretraining.config import Phase
 from bertjax.data.schema import synthetic_batch
+from bertjax.errors import UsageError
 from bertjax.model import config as model_config
 from bertjax.model.config import REMAT_POLICIES, ModelConfig
 from bertjax.model.encoder import Encoder
-from bertjax.model.models import PretrainingModel
+from bertjax.model.feature_head import FeatureHead
+from bertjax.model.models import (
+    EncoderModel,
+    LanguageModel,
+    PretrainingModel,
+    ReplacedTokenModel,
+    SequenceModel,
+    TokenModel,
+    build_model,
+    model_description,
+)
 from bertjax.model.partitioning import resolve_layout
 from bertjax.tasks.objectives.masked_lm import MaskedLm
 from bertjax.utils.devices import has_bfloat16_units
@@ -26,6 +38,8 @@ from bertjax.utils.devices import has_bfloat16_units
 CONFIG = tiny_config(vocab_size=50, max_position_embeddings=24, pad_vocab_to_multiple_of=16, initializer_range=0.3)
 # Unrolled layers, which the default `scan_layers="auto"` selects on CPUs.
 UNROLLED = dataclasses.replace(CONFIG, scan_layers="false")
+SMALL = ModelConfig(hidden_size=8, num_attention_heads=2)
+BILSTM = FeatureHead(features="last", lstm_layers=2, lstm_size=4)
 PHASE = Phase(seq_len=24, batch_size=4, max_predictions=4, start_step=0, stop_step=1)
 
 
@@ -80,6 +94,56 @@ def assert_trees_close(a: dict, b: dict) -> None:
         np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-6 * scale, err_msg=str(path))
 
 
+# Reference forward pass in float64 NumPy, written from the paper.
+def layer_norm(x: np.ndarray, p: dict) -> np.ndarray:
+    mean, variance = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+    return (x - mean) / np.sqrt(variance + 1e-12) * p["scale"] + p["bias"]
+
+
+def gelu(x: np.ndarray) -> np.ndarray:
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def dense(x: np.ndarray, p: dict) -> np.ndarray:
+    return x @ p["kernel"] + p["bias"]
+
+
+def hidden_states(params: dict, batch: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """Returns the hidden states [B, L, D]: output of the embeddings and of each layer."""
+    tables, layers = params["encoder"]["embeddings"], params["encoder"]["layers"]
+    ids, segments, mask = (batch[name] for name in ("input_ids", "segment_ids", "input_mask"))
+    x = tables["token"][ids] + tables["segment"][segments] + tables["position"][: ids.shape[1]]
+    states = [layer_norm(x, tables["norm"])]
+    for n in range(len(layers["mlp_in"]["kernel"])):
+        layer = jax.tree.map(lambda stack, n=n: stack[n], layers)
+        x, attention = states[-1], layer["attention"]
+        context = attention["output"]["bias"]
+        for head in range(attention["query"]["kernel"].shape[1]):
+            projections = (attention[name] for name in ("query", "key", "value"))
+            q, k, v = (x @ p["kernel"][:, head] + p["bias"][head] for p in projections)
+            scores = q @ k.swapaxes(1, 2) / math.sqrt(q.shape[-1])
+            attended = softmax(np.where(mask[:, None] == 0, -1e30, scores)) @ v
+            context = context + attended @ attention["output"]["kernel"][head]
+        x = layer_norm(x + context, layer["attention_norm"])
+        states.append(layer_norm(x + dense(gelu(dense(x, layer["mlp_in"])), layer["mlp_out"]), layer["mlp_norm"]))
+    return states
+
+
+def pretraining_logits(params: dict, batch: dict[str, np.ndarray], vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns masked-LM logits [B, P, vocabulary] and next-sentence logits [B, 2]."""
+    hidden, head = hidden_states(params, batch)[-1], params["masked_lm"]
+    masked = np.take_along_axis(hidden, batch["masked_lm_positions"][..., None], axis=1)
+    x = layer_norm(gelu(dense(masked, head["transform"])), head["norm"])
+    masked_lm = x @ params["encoder"]["embeddings"]["token"][:vocab_size].T + head["bias"][:vocab_size]
+    pooled = np.tanh(dense(hidden[:, 0], params["pooler"]["dense"]))
+    return masked_lm, dense(pooled, params["next_sentence"]["dense"])
+
+
 def test_logits_and_hidden_states_equal_the_numpy_reference_including_padding(params, batch):
     double = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
     logits, exact = run(CONFIG, params, batch), pretraining_logits(double, batch, CONFIG.vocab_size)
@@ -108,35 +172,28 @@ def test_vocabulary_padding_does_not_change_probabilities(params, batch):
     np.testing.assert_allclose(padded[..., :50], jax.nn.softmax(run(unpadded, cut, batch)[0]), rtol=1e-5)
 
 
-@pytest.mark.ci
-def test_unrolled_and_scanned_layers_agree(loss_and_gradient):
-    scanned = loss_and_gradient(dataclasses.replace(CONFIG, scan_layers="true"))
-    assert_trees_close(scanned, loss_and_gradient(UNROLLED))
-
-
 @pytest.mark.parametrize(
-    "remat",
-    [*(pytest.param(policy, marks=pytest.mark.slow) for policy in ("attention", "elementwise", "projections")), "full"],
+    ("remat", "scan_layers"),
+    [
+        pytest.param("none", "true", marks=pytest.mark.ci),
+        pytest.param("attention", "true", marks=pytest.mark.slow),
+        pytest.param("elementwise", "true", marks=pytest.mark.slow),
+        pytest.param("projections", "false", marks=pytest.mark.slow),
+        ("full", "true"),
+    ],
 )
-def test_remat_does_not_change_loss_and_gradient(loss_and_gradient, remat):
-    scan_layers = "false" if remat == "projections" else "true"
+def test_scan_and_remat_do_not_change_loss_and_gradient(loss_and_gradient, remat, scan_layers):
     changed = dataclasses.replace(CONFIG, remat=remat, scan_layers=scan_layers)
     assert_trees_close(loss_and_gradient(UNROLLED), loss_and_gradient(changed))
 
 
-def lowered_gradient(remat: str, params: dict, batch: dict) -> jax.stages.Lowered:
-    """Returns the gradient of the masked-LM loss with a remat policy, lowered but not compiled."""
-    config = dataclasses.replace(CONFIG, remat=remat, scan_layers="true")
-
-    def loss(params: dict) -> jax.Array:
-        return MaskedLm.for_model(config).compute(params, batch, None)[0]["mlm_loss"][0]
-
-    return jax.jit(jax.grad(loss)).lower(params)
-
-
 @pytest.mark.ci
 def test_remat_policies_are_ordered_by_number_of_recomputed_matrix_products(params, batch):
-    gradients = [lowered_gradient(remat, params, batch) for remat in REMAT_POLICIES]
+    def lowered_gradient(remat: str) -> jax.stages.Lowered:
+        objective = MaskedLm.for_model(dataclasses.replace(CONFIG, remat=remat, scan_layers="true"))
+        return jax.jit(jax.grad(lambda params: objective.compute(params, batch, None)[0]["mlm_loss"][0])).lower(params)
+
+    gradients = [lowered_gradient(remat) for remat in REMAT_POLICIES]
     none, attention, elementwise, projections, full = (each.compile().as_text().count(" dot(") for each in gradients)
     # `attention` and `elementwise` recompute the attention scores, `projections` also queries, keys and values, and
     # `full` also the first feed-forward product.
@@ -145,18 +202,30 @@ def test_remat_policies_are_ordered_by_number_of_recomputed_matrix_products(para
     assert len({each.as_text().count("stablehlo.tanh") for each in gradients}) == 1
 
 
-def test_hidden_states_of_packed_sequences_equal_those_of_separate_rows(params):
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        pytest.param(
+            {"position_embedding_type": "rotary", "local_attention": 4, "norm_first": True, "num_hidden_layers": 4},
+            marks=pytest.mark.ci,
+        ),
+    ],
+)
+def test_hidden_states_of_packed_sequences_equal_those_of_separate_rows(fields):
+    encoder = Encoder(dataclasses.replace(CONFIG, **fields))
     rng = np.random.default_rng(3)
     lengths = [9, 6, 5]
     ids, segments = ([rng.integers(0, high, n) for n in lengths] for high in (50, 2))
     sequence_ids = [np.full(n, i + 1) for i, n in enumerate(lengths)]
     position_ids = [np.arange(n) for n in lengths]
-    apply = jax.jit(Encoder(CONFIG).apply)
+    params = jax.jit(encoder.init)(jax.random.key(0), *np.zeros((4, 1, 24), np.int32))
+    apply = jax.jit(encoder.apply)
 
     def encode(*parts: list[np.ndarray]) -> np.ndarray:
         joined = map(np.concatenate, parts)
         rows = [np.pad(row, (0, 24 - len(row)))[None].astype(np.int32) for row in joined]
-        return np.asarray(apply({"params": params["encoder"]}, *rows)[0][0])
+        return np.asarray(apply(params, *rows)[0][0])
 
     packed = np.split(encode(ids, segments, sequence_ids, position_ids), np.cumsum(lengths))
     for i, n in enumerate(lengths):
@@ -215,3 +284,28 @@ def test_auto_dtype_is_bfloat16_on_processors_with_units_for_it(tmp_path, monkey
     has_units = has_bfloat16_units.__wrapped__(tmp_path / "cpuinfo")
     monkeypatch.setattr(model_config, "has_bfloat16_units", lambda: has_units)
     assert dataclasses.replace(CONFIG, dtype="auto").resolve("cpu").dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "num_outputs"),
+    [
+        (EncoderModel(SMALL), "encoder", None),
+        (PretrainingModel(SMALL), "pretraining", None),
+        (ReplacedTokenModel(SMALL, 0.5), "replaced_tokens", None),
+        (LanguageModel(SMALL), "language_model", None),
+        (SequenceModel(SMALL, 3), "sequence", 3),
+        (SequenceModel(SMALL, 1, BILSTM), "sequence", 1),
+        (TokenModel(SMALL, 2, head_dropout=False), "tokens", 2),
+        (TokenModel(SMALL, 9, head_dropout=True, feature_head=BILSTM), "tokens", 9),
+    ],
+)
+def test_build_model_inverts_model_description(model, kind, num_outputs):
+    description = json.loads(json.dumps(model_description(model)))
+    assert description["kind"] == kind
+    assert description["num_outputs"] == num_outputs
+    assert build_model(description, SMALL) == model
+
+
+def test_unknown_kind_of_model_is_refused():
+    with pytest.raises(UsageError, match="unknown kind of model: 'pairs'; use one of encoder, pretraining"):
+        build_model({"kind": "pairs"}, SMALL)

@@ -54,25 +54,28 @@ def products_of(function, *arguments):
     ]
 
 
-@pytest.mark.parametrize("shape", [(16, 8), (8, 16)], ids=["narrowing", "widening"])
-def test_kernel_gradient_contracts_the_last_axis_of_the_narrower_operand_on_cpu(shape):
-    x = jnp.ones((5, 3, shape[0]))  # 15 rows
-    module = Dense(CONFIG, shape[1:], ("mlp", "embed"))
-    params = module.init(jax.random.key(0), x)
-    products = products_of(jax.grad(lambda params, x: jnp.sum(module.apply(params, x) ** 2)), params, x)
-    assert ("f32[8,15]{1,0}", 1, "f32[15,16]{1,0}", 0) in products
+VOCAB_SIZE = CONFIG.padded_vocab_size
+HIDDEN = jnp.ones((5, 3, 16))  # 15 rows
 
 
-def test_embedding_gradient_of_the_output_layer_transposes_states_on_cpu():
-    hidden, table = jnp.ones((5, 3, 16)), jnp.ones((CONFIG.padded_vocab_size, 16))
-    head = LmHead(CONFIG)
-    params = head.init(jax.random.key(0), hidden, table)
-
-    def loss(params, hidden, table):
-        return jnp.sum(head.apply(params, hidden, table) ** 2)
-
-    products = products_of(jax.grad(loss, argnums=2), params, hidden, table)
-    assert ("f32[16,15]{1,0}", 1, f"f32[15,{CONFIG.padded_vocab_size}]{{1,0}}", 0) in products
+@pytest.mark.parametrize(
+    ("module", "arguments", "argument", "expected"),
+    [
+        (Dense(CONFIG, (8,), ("mlp", "embed")), (HIDDEN,), 0, ("f32[8,15]{1,0}", 1, "f32[15,16]{1,0}", 0)),
+        (Dense(CONFIG, (16,), ("mlp", "embed")), (HIDDEN[..., :8],), 0, ("f32[8,15]{1,0}", 1, "f32[15,16]{1,0}", 0)),
+        (
+            LmHead(CONFIG),
+            (HIDDEN, jnp.ones((VOCAB_SIZE, 16))),
+            2,
+            ("f32[16,15]{1,0}", 1, f"f32[15,{VOCAB_SIZE}]{{1,0}}", 0),
+        ),
+    ],
+    ids=["narrowing", "widening", "embeddings"],
+)
+def test_kernel_gradient_contracts_the_last_axis_of_the_narrower_operand_on_cpu(module, arguments, argument, expected):
+    params = module.init(jax.random.key(0), *arguments)
+    gradient = jax.grad(lambda params, *arguments: jnp.sum(module.apply(params, *arguments) ** 2), argnums=argument)
+    assert expected in products_of(gradient, params, *arguments)
 
 
 def test_forward_pass_transposes_no_kernel():

@@ -15,7 +15,7 @@ from bertjax.config.optimizer import OptimizerConfig
 from bertjax.data.pretraining.config import Phase
 from bertjax.data.schema import synthetic_batch
 from bertjax.errors import UsageError
-from bertjax.model.layer_stack import is_stacked
+from bertjax.model.layers import is_stacked
 from bertjax.tasks.objectives import masked_lm
 from bertjax.training.optimizer import bert_schedule, make_optimizer
 from bertjax.training.sharding import make_mesh, put_batch

@@ -14,7 +14,7 @@ from bertjax.config.mesh import MeshConfig
 from bertjax.config.optimizer import OptimizerConfig
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig, size_fields
-from bertjax.model.layer_stack import is_stacked
+from bertjax.model.layers import is_stacked
 from bertjax.model.models import PretrainingModel, ReplacedTokenModel, SequenceModel, TokenModel
 from bertjax.training.optimizer import bert_schedule, decay_mask, make_optimizer, make_schedule
 from bertjax.training.sharding import make_mesh
