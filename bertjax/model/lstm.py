@@ -154,19 +154,19 @@ def _recurrence(gates: jax.Array, recurrent: jax.Array, continues: jax.Array, re
     """
 
     @jax.custom_gradient
-    def run(gates: jax.Array, recurrent: jax.Array) -> tuple[jax.Array, Callable]:
+    def run(gates: jax.Array, recurrent: jax.Array, continues: jax.Array) -> tuple[jax.Array, Callable]:
         states, scan_vjp = jax.vjp(partial(_scan, recurrent, continues, reverse), gates)
 
-        def gradients(gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def gradients(gradient: jax.Array) -> tuple[jax.Array, jax.Array, None]:
             (gates_gradient,) = scan_vjp(gradient)
             zero = jnp.zeros_like(states[:1])
             previous = jnp.concatenate([states[1:], zero] if reverse else [zero, states[:-1]])
             recurrent_gradient = jnp.einsum("LBD,LBGE->DGE", jnp.where(continues, previous, 0), gates_gradient)
-            return gates_gradient, recurrent_gradient.astype(recurrent.dtype)
+            return gates_gradient, recurrent_gradient.astype(recurrent.dtype), None
 
         return states, gradients
 
-    return run(gates, recurrent)
+    return run(gates, recurrent, continues)
 
 
 def _scan(recurrent: jax.Array, continues: jax.Array, reverse: bool, gates: jax.Array) -> jax.Array:
