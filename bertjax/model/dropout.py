@@ -31,28 +31,21 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
         return x
 
     def drop(x: jax.Array, seeds: tuple[jax.Array, jax.Array]) -> jax.Array:
-        row, column = (_iota(x.shape[-2:], axis) for axis in (0, 1))
-        keep = is_kept(rate, row, column, x.shape[-1], *(seed[..., None, None] for seed in seeds))
+        rows, columns = x.shape[-2:]
+        # Each 32-bit hash provides the bits of two elements, one in each half of a row. The hash is computed twice,
+        # once for each element, because computing it once and concatenating the two halves would need memory.
+        half = np.uint32(-(-columns // 2))
+        column = _iota((rows, columns), 1)
+        in_second_half = column >= half
+        position = _iota((rows, columns), 0) * half + jnp.where(in_second_half, column - half, column)
+        words = hash_positions(position, *(seed[..., None, None] for seed in seeds))
+        bits = jnp.where(in_second_half, words >> BITS, words & 0xFFFF)
         # Scale in float32, because a bfloat16 scale would bias kept elements by -0.16 % at a rate of 0.1.
-        return jnp.where(keep, x.astype(jnp.float32) * dropout_scale(rate), 0).astype(x.dtype)
+        scaled = x.astype(jnp.float32) * dropout_scale(rate)
+        return jnp.where(bits >= dropout_threshold(rate), scaled, 0).astype(x.dtype)
 
     # With `jax.checkpoint`, the backward pass computes the hash again instead of storing a mask.
     return jax.checkpoint(drop)(x, dropout_seeds(key, x.shape[:-2]))
-
-
-def is_kept(
-    rate: float, row: jax.Array, column: jax.Array, num_columns: int, first_seed: jax.Array, second_seed: jax.Array
-) -> jax.Array:
-    """Returns a bool mask, True for the elements that `dropout` keeps in matrices with `num_columns` columns.
-
-    `row` and `column` are uint32 indices of the elements; `dropout_seeds` returns the seeds of the matrices.
-    """
-    # Each 32-bit hash provides the bits of two elements, one in each half of a row. The hash is computed twice, once
-    # for each element, because computing it once and concatenating the two halves would need memory.
-    half = np.uint32(-(-num_columns // 2))
-    in_second_half = column >= half
-    words = hash_positions(row * half + jnp.where(in_second_half, column - half, column), first_seed, second_seed)
-    return jnp.where(in_second_half, words >> BITS, words & 0xFFFF) >= dropout_threshold(rate)
 
 
 def dropout_threshold(rate: float) -> np.uint32:

@@ -45,12 +45,12 @@ LSTM, ODD = "model.encoder=lstm", "model.hidden_size=15 model.num_attention_head
         ("pretrain.py:", LSTM, "context from both sides, which model.encoder=lstm does not provide"),
         ("pretrain.py:", f"{LEFT} data.max_predictions=3", "predicts every token without masks; leave"),
         ("pretrain.py:", f"{LEFT} data.masking.rate=0.3", "predicts every token without masks; leave"),
-        ("pretrain.py:", f"{LEFT} {LSTM}", "model.attention_direction is left; model.encoder=lstm has no attention"),
+        ("pretrain.py:", f"{LEFT} {LSTM}", "attention_direction does not apply to encoder=lstm; leave it unset"),
         ("pretrain.py:", f"{LEFT} data.packing=true", "packing=true is not supported by objective=lm"),
         (
             "pretrain.py:",
             f"data.objective=lm {LSTM} {ODD}",
-            "hidden_size is 15; model.encoder=lstm needs an even number",
+            "hidden_size is 15; encoder=lstm needs an even number",
         ),
         ("pretrain.py:", "model.encoder=rnn", "model.encoder is 'rnn'; use one of transformer, lstm"),
         (

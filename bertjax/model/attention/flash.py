@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from bertjax.model.attention.xla import MASKED_LOGIT, AttentionMask
-from bertjax.model.dropout import dropout_scale, dropout_seeds, is_kept
+from bertjax.model.dropout import BITS, dropout_scale, dropout_seeds, dropout_threshold, hash_positions
 from bertjax.model.partitioning import platform_kernel, shard_over_mesh
 
 _LOG2_E = math.log2(math.e)
@@ -233,7 +234,13 @@ def _drop(options: _Options, seed: tuple, row: jax.Array, column: jax.Array) -> 
     """Returns a function that zeroes the elements that `dropout` drops, without scaling the others."""
     if not options.rate:
         return lambda values: values
-    keep = is_kept(options.rate, row.astype(jnp.uint32), column.astype(jnp.uint32), options.length, *seed)
+    half = -(-options.length // 2)
+    is_second = column >= half
+    position = row * half + jnp.where(is_second, column - half, column)
+    words = hash_positions(position.astype(jnp.uint32), *seed)
+    # The second half of a row uses the upper 16 bits, and the first half the lower 16 bits, shifted up.
+    bits = words << jnp.where(is_second, 0, BITS).astype(jnp.uint32)
+    keep = bits >= np.uint32(int(dropout_threshold(options.rate)) << BITS)
     return lambda values: jnp.where(keep, values, 0.0)
 
 
