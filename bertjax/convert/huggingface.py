@@ -25,11 +25,11 @@ from bertjax.convert.huggingface_tokenizer import FILES as TOKENIZER_FILES
 from bertjax.convert.huggingface_tokenizer import VOCABULARY, read_tokenizer, write_tokenizer
 from bertjax.convert.portable import PortableCheckpoint, fit_vocabulary, model_config
 from bertjax.data.corpus.vocabulary import named_special_ids
-from bertjax.errors import BertjaxError, UsageError, listed
+from bertjax.errors import UsageError, listed
 from bertjax.model.config import ARCHITECTURE_FIELDS, ModelConfig
 from bertjax.tasks.embedding import sentence_transformers
 from bertjax.tasks.finetuning.output_layer import CLASSES, MULTILABEL
-from bertjax.utils.io import read_json
+from bertjax.utils.io import read_json, unreadable
 from bertjax.utils.json_files import naming, read_object, write_json
 
 CONFIG = "config.json"
@@ -308,7 +308,7 @@ def _naming_file(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        raise BertjaxError(f"cannot read {path}: {error}; copy it again") from error
+        raise unreadable(path, str(error)) from error
     except AttributeError as error:  # NumPy lacks the dtype of an array, such as float8.
         raise UsageError(f"cannot read {path}: {error}; weights must be {', '.join(FLOAT_DTYPES)}") from error
 

@@ -277,8 +277,22 @@ def check_free_space(folder: os.PathLike | str, needed_bytes: float, what: str, 
         )
 
 
+def unreadable(path: os.PathLike | str, reason: str) -> UsageError:
+    """Returns the error for a damaged file of a model."""
+    with contextlib.suppress(OSError), as_path(path).open("rb") as file:
+        reject_lfs_pointer(path, file.read(_START_BYTES))
+    return UsageError(f"cannot read {path}: {reason}; copy it again")
+
+
+def reject_lfs_pointer(path: os.PathLike | str, data: bytes) -> None:
+    """Raises a UsageError if the data is the short text that `git clone` without Git LFS writes in place of a file."""
+    if data.startswith(b"version https://git-lfs.github.com/spec/"):
+        raise UsageError(f"{path} is only a pointer of Git LFS; run `git lfs pull` in its folder")
+
+
 def reject_binary(path: os.PathLike | str, data: bytes) -> None:
-    """Raises a UsageError if the data of a text file is in UTF-16 or UTF-32, or not text, such as a compressed file."""
+    """Raises a UsageError if a text file is in UTF-16 or UTF-32, not text (such as a compressed file), or a pointer."""
+    reject_lfs_pointer(path, data)
     if data.startswith((b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")):
         raise UsageError(f"{path} is encoded in UTF-16 or UTF-32; convert it to UTF-8, for example with iconv")
     start = data[:_START_BYTES]

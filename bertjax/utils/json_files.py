@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bertjax.errors import UsageError, first_line
-from bertjax.utils.io import AnyPath, read_json_object
+from bertjax.errors import first_line
+from bertjax.utils.io import AnyPath, read_json_object, unreadable
 
 
 @contextlib.contextmanager
@@ -16,7 +16,7 @@ def naming(file: AnyPath) -> Iterator[None]:
     try:
         yield
     except (AttributeError, LookupError, OSError, TypeError, ValueError) as error:
-        raise UsageError(f"cannot read {file}: {type(error).__name__}: {first_line(error)}; copy it again") from error
+        raise unreadable(file, f"{type(error).__name__}: {first_line(error)}") from error
 
 
 def read_object(file: AnyPath, optional: bool = False) -> dict[str, Any]:

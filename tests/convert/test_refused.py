@@ -62,6 +62,9 @@ def use_float8(folder):
     (folder / "model.safetensors").write_bytes(content)
 
 
+LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+
+
 def use_index(weight_map):
     def damage(folder):
         (folder / "model.safetensors").rename(folder.parent / "weights.safetensors")
@@ -116,7 +119,7 @@ def add_columns(folder):
         (config({"vocab_size": 5000}), r"word_embeddings.weight \(\d+, 16\) instead of \(5000, 16\)"),
         (config({"hidden_size": "wide"}), "config.json: model.hidden_size is 'wide'; it must be an integer"),
         (config({"hidden_size": 16.0}), "hidden_size is 16.0"),
-        (config({"num_attention_heads": 3}), "config.json: model.hidden_size=16 is not divisible"),
+        (config({"num_attention_heads": 3}), "config.json: .*hidden_size=16 is not divisible"),
         (config({"num_hidden_layers": 4000}), "missing: bert.encoder.layer.2"),
         (config({"num_hidden_layers": 10**9}), "model.num_hidden_layers is 1,000,000,000; it must be at most 4,096"),
         (config({"num_hidden_layers": None}), "lacks num_hidden_layers"),
@@ -131,6 +134,8 @@ def add_columns(folder):
         (lambda folder: (folder / "config.json").unlink(), "cannot read .*config.json"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"no such thing"), "copy it again"),
         (lambda folder: os.truncate(folder / "model.safetensors", 9999), "copy it again"),
+        (lambda folder: (folder / "model.safetensors").write_text(LFS_POINTER), "is only a pointer of Git LFS; run"),
+        (lambda folder: (folder / "tokenizer.json").write_text(LFS_POINTER), "is only a pointer of Git LFS; run"),
         (lambda folder: (folder / "tokenizer_config.json").write_text("[]"), "cannot read .*tokenizer_config.json"),
         (lambda folder: (folder / "vocab.txt").write_text("[PAD]\n"), "lacks "),
         (static_embedding, "modules.json lists no Transformer with a config.json; bertjax reads only models with an"),

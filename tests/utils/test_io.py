@@ -21,6 +21,7 @@ from bertjax.errors import BertjaxError, UsageError
 from bertjax.utils import io
 
 TABLE = "sentence\tlabel\na naïve one\tO\n"
+LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 BYTE_ORDER_MARKS = {
     "utf-16-le": codecs.BOM_UTF16_LE,
     "utf-16-be": codecs.BOM_UTF16_BE,
@@ -116,6 +117,7 @@ def table(path):
         *(mark + TABLE.encode(encoding) for encoding, mark in BYTE_ORDER_MARKS.items()),
         *(TABLE.encode(encoding) for encoding in BYTE_ORDER_MARKS),
         *(compress(Path(__file__).read_bytes()) for compress in (bz2.compress, gzip.compress, lzma.compress)),
+        LFS_POINTER,
     ],
 )
 def test_other_encodings_are_rejected_in_tables_tagged_words_vocabularies_and_corpora(tmp_path, letters, content):
@@ -128,7 +130,7 @@ def test_other_encodings_are_rejected_in_tables_tagged_words_vocabularies_and_co
         lambda: load_vocabulary(path),
         lambda: prepare([f"text:{path}"], tmp_path / "out", vocabulary=letters, workers=1),
     ):
-        with pytest.raises(UsageError, match=r"file\.t\w+ is (encoded in UTF-16 or UTF-32|not text in UTF-8)"):
+        with pytest.raises(UsageError, match=r"file\.t\w+ is (encoded in UTF-16|not text in UTF-8|only a pointer)"):
             read()
     assert not (tmp_path / "out").exists()
 

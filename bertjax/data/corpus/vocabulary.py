@@ -16,7 +16,7 @@ from etils import epath
 from tokenizers import pre_tokenizers
 
 from bertjax.errors import UsageError, first_line, listed, quoted
-from bertjax.utils.io import AnyPath, as_path, read_json, reject_binary
+from bertjax.utils.io import AnyPath, as_path, read_json, reject_binary, unreadable
 
 logger = logging.getLogger(__name__)
 
@@ -228,7 +228,7 @@ def load_sentencepiece(path: os.PathLike, content: bytes) -> Any:
         # SentencePiece would load an empty file without an error.
         return sentencepiece.SentencePieceProcessor(model_proto=content or b"empty")
     except (RuntimeError, OSError) as error:
-        raise UsageError(f"the vocabulary {path} is not a SentencePiece model; copy the file again") from error
+        raise unreadable(path, "not a SentencePiece model") from error
 
 
 def load_tokenizer_json(path: os.PathLike, content: bytes, prefix: str = "") -> tokenizers.Tokenizer:
@@ -236,7 +236,7 @@ def load_tokenizer_json(path: os.PathLike, content: bytes, prefix: str = "") -> 
     try:
         engine = tokenizers.Tokenizer.from_str(content.decode())
     except Exception as error:  # The package raises `Exception` for all errors.
-        raise UsageError(f"{path} is not a tokenizer.json: {first_line(error)}; copy the file again") from error
+        raise unreadable(path, f"not a tokenizer.json: {first_line(error)}") from error
     engine.no_truncation()
     engine.no_padding()
     if isinstance(engine.model, tokenizers.models.BPE):
@@ -295,7 +295,7 @@ def open_vocabulary(path: str | os.PathLike) -> Vocabulary:
         entry = read_json(path)
         vocabulary = load_entry(path.parent, entry)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"cannot read {path}: {error}; copy it again") from error
+        raise unreadable(path, str(error)) from error
     if vocabulary.sha256 != entry["sha256"]:
         raise UsageError(f"{vocabulary.path} is not the vocabulary of the training run; restore the original file")
     return vocabulary

@@ -229,7 +229,7 @@ def test_case_and_special_ids_come_from_the_vocabulary(tmp_path):
         ("", None, "the vocab.txt or .model file in a folder"),
         ("bad.txt", b"[PAD]\n\xff\xfe\n", "not UTF-8"),
         ("vocab.txt", "\n".join(SPECIAL[:-1]).encode(), r"lacks \[MASK\]"),
-        ("tokenizer.json", b"{}", "is not a tokenizer.json"),
+        ("tokenizer.json", b"{}", "not a tokenizer.json"),
         ("bad.model", b"no model", "not a SentencePiece model"),
         ("empty.model", b"", "not a SentencePiece model"),
     ],
