@@ -40,7 +40,7 @@ def _strip_accents(char: str) -> str:
 
 
 class _Table(dict[int, str]):
-    """Lazy table for `str.translate` from characters to their replacements."""
+    """Table for `str.translate` that computes the replacement of a character at its first use."""
 
     def __init__(self, replace: Callable[[str], str]) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class BasicTokenizer:
     def word_spans(self, text: str) -> list[tuple[int, int]]:
         """Returns the start and end (exclusive) character offset of each word and punctuation character, in order.
 
-        See `words` for the words. The offsets refer to `text` before lower-casing and stripping of accents.
+        The offsets refer to `text` before lower-casing and removal of accents.
         """
         spans: list[tuple[int, int]] = []
         is_open = False

@@ -1,8 +1,8 @@
 """Steps that create the shards of a corpus, for the runners in `prepare.py` and `run_beam.py`.
 
-The steps divide the inputs into chunks of whole documents, and encode each chunk to a shard. A step writes files whose
-names depend only on its input. Last, it writes a small JSON file. A repeated step that finds this file is skipped.
-Copies of a step that run concurrently write equal files. A shard PATH has three files:
+The steps divide the inputs into chunks of whole documents, and encode each chunk to a shard. The names of a step's
+files depend only on its input. It writes a small JSON file last, and is skipped if this file exists. Copies of a step
+that run concurrently write equal files. A shard PATH has three files:
 
     PATH.tokens      uint16 or uint32 [tokens]: token ids
     PATH.sentences   uint32 [sentences]: number of tokens of each sentence
@@ -46,9 +46,9 @@ _BUFFER_BYTES = 1 << 20
 _CACHE_ENTRIES = 1 << 20
 _MIN_CACHE_ENTRIES = 1 << 15
 
-# Building a tokenizer is slow, and all chunks of a process share its cache.
+# Keep one tokenizer per process, because building one is slow and its cache serves all chunks.
 _cached_tokenizer = functools.lru_cache(maxsize=1)(Tokenizer)
-# Beam may run several threads in a process, but the tokenizer is not thread-safe.
+# Lock the tokenizer, because it is not thread-safe and Beam may run several threads in a process.
 _encoder_lock = threading.Lock()
 
 
@@ -68,7 +68,7 @@ class Chunk:
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """A complete shard.
+    """Encoded chunk on disk.
 
     Attributes:
       path: path of its files without the suffixes `.tokens`, `.sentences` and `.documents`.
@@ -87,9 +87,9 @@ class Shard:
                 yield np.frombuffer(block, DOCUMENT_DTYPE)
 
     def select(self, array: str, heldout_below: int, heldout: bool) -> Iterator[np.ndarray]:
-        """Yields the array `tokens` or `sentences` in blocks, for documents of one split only.
+        """Yields the elements of `tokens` or `sentences` that belong to one split, in blocks, which may be empty.
 
-        `heldout` selects the held-out split: documents with a hash below `heldout_below`. Blocks may be empty.
+        With `heldout`, this is the held-out split, which has the documents with a hash below `heldout_below`.
         """
         dtype = np.dtype(self.token_dtype if array == "tokens" else np.uint32)
         with as_path(f"{self.path}.{array}").open("rb") as file:
@@ -105,7 +105,7 @@ class Shard:
 
 
 def group_sources(sources: Sequence[Source]) -> tuple[list[Chunk], int]:
-    """Returns chunks of several small sources or one large source each, and `chunk_chars` for `divide_chunk`."""
+    """Groups small sources into chunks; large ones get their own. Also returns `chunk_chars` for `divide_chunk`."""
     total_bytes = sum(source.size_bytes or 0 for source in sources)
     chunk_bytes = min(max(_MIN_CHUNK_BYTES, total_bytes // _CHUNKS), _MAX_CHUNK_BYTES)
     groups: list[tuple[bool, list[Source]]] = []
@@ -124,9 +124,10 @@ def group_sources(sources: Sequence[Source]) -> tuple[list[Chunk], int]:
 def divide_chunk(
     chunk: Chunk, work: AnyPath, chunk_chars: int, advance: Callable[[int], object] = lambda num_bytes: None
 ) -> Iterator[Chunk]:
-    """Divides a large source into chunks of whole documents, in files of about `chunk_chars` characters each.
+    """Divides a large chunk into chunks of whole documents, each in a file of about `chunk_chars` characters.
 
-    A chunk is yielded as soon as its file is complete. For `advance`, see `readers.read`.
+    Yields each new chunk as soon as its file is complete; yields a small `chunk` unchanged. For `advance`, see
+    `readers.read`.
     """
     if not chunk.is_large:
         yield chunk

@@ -1,6 +1,6 @@
-"""Text of TensorFlow Datasets (TFDS) and of datasets on the Hugging Face Hub.
+"""Readers of text from TensorFlow Datasets (TFDS) and from Hugging Face Hub datasets.
 
-TFDS and the library `datasets`, which streams datasets of the hub, are imported only when a dataset is read.
+TFDS and the library `datasets`, which streams Hub datasets, are imported only when a dataset is read.
 """
 
 import contextlib
@@ -10,8 +10,8 @@ from typing import Any
 
 from bertjax.errors import BertjaxError, UsageError, first_line, listed
 
-# Regular expression for name, split and column of a dataset, and an example for error messages, by kind. In TFDS, the
-# name may end with a version, and the split may include a slice such as train[:10%].
+# For each kind of dataset, the regular expression for name, split and column, and an example for error messages. In
+# TFDS, the name may end with a version, and the split may include a slice such as train[:10%].
 _SPECS = {
     "tfds": (
         r"([^:]+(?::(?:\d+|\*)\.(?:\d+|\*)\.(?:\d+|\*))?):(.+)()",
@@ -26,7 +26,7 @@ _READ_EXAMPLES = 64
 
 
 def parse_dataset(spec: str) -> tuple[str, str, str]:
-    """Returns the dataset, split and column ("" if not given) of an input spec, `tfds:...` or `hf:...`."""
+    """Splits an input spec, `tfds:...` or `hf:...`, into dataset name, split and column ("" if not given)."""
     kind, _, rest = spec.partition(":")
     pattern, example = _SPECS[kind]
     match = re.fullmatch(pattern, rest)
@@ -74,7 +74,7 @@ def read_errors(dataset: str, split: str) -> Iterator[None]:
     except BertjaxError:
         raise
     except Exception as error:
-        # The message of a ValueError lists the known configs or splits.
+        # A ValueError means an unknown split or config, and its message lists the known ones.
         error_class, advice = BertjaxError, "check the disk and network, then repeat the command"
         if isinstance(error, ValueError):
             error_class, advice = UsageError, "use another split or config"
@@ -103,12 +103,12 @@ def open_builder(name: str, data_dir: str | None) -> Any:
 
     try:
         return tfds.builder(name, data_dir=data_dir)
-    except Exception as error:  # TFDS raises many exception types that have no common base class.
+    except Exception as error:  # Catch everything, because TFDS's exceptions have no common base class.
         raise UsageError(f"tfds has no dataset {name!r}: {first_line(error)}; check the name") from error
 
 
 def hub_texts(name: str, split: str, column: str) -> Iterator[str]:
-    """Streams the text of each row of a dataset, in order, without saving the dataset to disk."""
+    """Streams the text of each row in a Hub dataset, in order, without saving the dataset to disk."""
     dataset = open_hub(name, split)
     column = hub_text_column(dataset, name, column)
     with read_errors(f"dataset {name!r}", split):
@@ -117,7 +117,7 @@ def hub_texts(name: str, split: str, column: str) -> Iterator[str]:
 
 
 def open_hub(name: str, split: str) -> Any:
-    """Opens a dataset `NAME`, `ORG/NAME` or `ORG/NAME/CONFIG` of the hub as a stream, with its `features` resolved."""
+    """Opens the Hub dataset `NAME`, `ORG/NAME` or `ORG/NAME/CONFIG` as a stream, with its `features` resolved."""
     try:
         import datasets
     except ImportError as error:
@@ -128,12 +128,12 @@ def open_hub(name: str, split: str) -> Any:
         try:
             dataset = datasets.load_dataset("/".join(parts[:2]), *parts[2:], split=split, streaming=True)
         except datasets.exceptions.DatasetNotFoundError as error:
-            raise UsageError(f"no dataset {name!r} on the hub; check the name, or set HF_TOKEN") from error
+            raise UsageError(f"no dataset {name!r} on the Hub; check the name, or set HF_TOKEN") from error
         return dataset if dataset.features else dataset._resolve_features()
 
 
 def hub_text_column(dataset: Any, name: str, column: str) -> str:
-    """Returns `column` or, if it is "", the column `text` or the only column of strings."""
+    """Returns the name of the text column: `column` if it is not "", else `text`, else the only string column."""
     features: Any = dataset.features
     columns = [key for key, feature in features.items() if getattr(feature, "dtype", "") in ("string", "large_string")]
     if column and column not in columns:

@@ -19,7 +19,7 @@ WRAPPED = "wrapped"
 
 # Maximum characters in a piece of a document.
 MAX_PIECE_CHARS = 1 << 20
-# Longer sentences are divided. They are usually base64 data or text without punctuation.
+# Maximum characters in a sentence. Longer ones, usually base64 data or text without punctuation, are divided.
 MAX_SENTENCE_CHARS = 8192
 # Approximate number of characters and maximum number of texts in a batch.
 BATCH_CHARS = 1 << 20
@@ -29,7 +29,7 @@ _BLANK_LINE = re.compile(r"\n\s*\n")
 _DOC_OPEN = re.compile(r"<doc\b.*>\s*")
 _DOC_CLOSE = "</doc>"
 _TITLE = re.compile(r'\btitle="(.*?)"(?:\s+\w+="|>\s*$)')
-# Longer paragraphs are divided: `sentencex` pairs quotes, so an unclosed quote would hide all later sentence ends.
+# Divide longer paragraphs, because `sentencex` pairs quotes, so an unclosed quote would hide all later sentence ends.
 _MAX_PARAGRAPH_CHARS = 1 << 16
 # Characters to replace by spaces, because `sentencex` fails next to whitespace that has several UTF-8 bytes. U+0085 is
 # removed instead, as in BERT's tokenizer.
@@ -55,14 +55,14 @@ class Text:
 
 
 def blank_line_documents(blocks: Iterable[str], layout: str, problems: Counter[str]) -> Iterator[Text]:
-    """Yields the documents of a text in which blank lines separate documents."""
+    """Divides streamed text into documents at blank lines."""
 
     def parts() -> Iterator[tuple[str, bool]]:
         spaces = ""
         for block in blocks:
             *complete, rest = _BLANK_LINE.split(spaces + block)
             yield from ((document, True) for document in complete)
-            # Spaces at the end may begin a blank line.
+            # Move spaces at the end to the next block, because they may begin a blank line.
             text = rest.rstrip()
             spaces = rest[len(text) :]
             yield text, False
@@ -141,7 +141,7 @@ def wiki(blocks: Iterable[str], problems: Counter[str]) -> Iterator[Text]:
 
 
 def _lines(blocks: Iterable[str]) -> Iterator[str]:
-    """Yields lines with their line ends, and lines of more than `MAX_PIECE_CHARS` characters in parts."""
+    """Yields lines with their line ends. Lines of more than `MAX_PIECE_CHARS` characters are yielded in parts."""
     rest = ""
     for block in blocks:
         *lines, rest = (rest + block).split("\n")
@@ -211,7 +211,7 @@ def _segment(paragraph: str, problems: Counter[str]) -> list[str]:
     try:
         return head + sentencex.segment("en", paragraph)
     except BaseException as error:
-        # A Rust panic in `sentencex` is a BaseException of a class that cannot be imported.
+        # Compare names, because a Rust panic in `sentencex` raises a BaseException of a class that cannot be imported.
         if type(error).__name__ != "PanicException":
             raise
         problems["paragraphs_not_split"] += 1

@@ -53,7 +53,7 @@ def _count(shards: Sequence[Shard], heldout_below: int) -> tuple[dict[str, dict[
                 row += np.array([written, *sizes, documents.size - written])
         return total
 
-    # Threads hide the latency of remote storage.
+    # Use threads to hide the latency of remote storage.
     with ThreadPoolExecutor(_READERS) as pool:
         total = sum(pool.map(count, shards), np.zeros((2, 5), np.int64))
     names = ("documents", "sentences", "tokens", "text_bytes")
@@ -75,8 +75,8 @@ def balanced_threshold(hashes: np.ndarray, heldout_below: int) -> int:
 
     If a split lacks n documents, the threshold moves past the n nearest distinct hashes of the other split. If the
     other split would then have too few documents, the threshold remains `heldout_below`, except that an empty training
-    split always gets a document. Equal documents have equal hashes, so they are in the same split. `hashes` has the
-    hash of each document with sentences, uint64 [documents].
+    split always gets a document. Equal documents have equal hashes, so they are in the same split. `hashes`, uint64
+    [documents], are those of all documents with sentences.
     """
     is_heldout = hashes < heldout_below
     train, heldout = hashes[~is_heldout], hashes[is_heldout]
@@ -95,7 +95,7 @@ def balanced_threshold(hashes: np.ndarray, heldout_below: int) -> int:
 def write_array(
     folder: AnyPath, split: str, array: str, shards: Sequence[Shard], heldout_below: int
 ) -> tuple[str, dict[str, Any]]:
-    """Writes one array of a corpus split. Returns name and manifest entry of the array's file."""
+    """Writes one array of a corpus split. Returns the name of the array's file and its manifest entry."""
     name = array_file(split, array)
     digest = hashlib.sha256()
     with atomic_file(folder / name) as path:

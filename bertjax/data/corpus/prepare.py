@@ -33,7 +33,7 @@ from bertjax.utils.terminal import progress_bar
 
 logger = logging.getLogger(__name__)
 _MAX_WORKERS = 1024
-# Chunks in flight per worker, enough to keep workers busy and few enough to bound the disk space for their texts.
+# Maximum pending chunks per worker: enough to keep workers busy, few enough to bound the disk space for their texts.
 _CHUNKS_PER_WORKER = 2
 # Minimum disk space for a corpus and its shards, in bytes per byte of text. 200 MB of English text needed 0.9 bytes
 # per byte.
@@ -117,14 +117,14 @@ def prepare(
 
     with (
         atomic_folder(path, overwrite, "corpus", _FILES, last_file=store.MANIFEST) as folder,
-        # Garbage collection is useless and slow in workers, which create millions of small lists but no cycles.
+        # Disable garbage collection in workers, because they create millions of small lists but no cycles.
         process_pool(workers, BertjaxError(_WORKER_DIED), gc.disable) as pool,
     ):
         if loaded and not add_pieces:
             used, added_pieces = loaded, None
         else:
             kind = loaded.kind if loaded else vocabulary_kind
-            if lower_case is None:  # Byte-level BPE is usual for cased text.
+            if lower_case is None:  # Byte-level BPE vocabularies are usually cased.
                 lower_case = kind != BPE
             lower_case = loaded.lower_case if loaded else lower_case
             samples = sample_training_data(sources, kind, lower_case, pool)
@@ -165,19 +165,19 @@ def _resolve_output(output: str | os.PathLike) -> AnyPath:
         return as_path(str(output))
     path = Path(os.path.realpath(os.path.expanduser(output)))
     if not str(output) or not path.name:
-        raise UsageError(f"--output is {str(output)!r}; use a folder that does not exist yet")
+        raise UsageError(f"--output={str(output)!r} is not a new folder; use a folder that does not exist yet")
     return path
 
 
 def _runner(runner: str, options: Sequence[str], output: AnyPath, workers: int) -> Callable[..., dict[str, Any]]:
-    """Returns a function `(sources, vocabulary, heldout_fraction, folder, pool)` that writes the arrays."""
+    """Returns a function `(sources, vocabulary, heldout_fraction, folder, pool)` that writes the corpus arrays."""
     if runner == "local":
         if options:
             raise UsageError("--runner_options has no effect without --runner beam; add --runner beam")
         return partial(run_local, workers=workers)
     if runner != "beam":
         raise UsageError(f"unknown runner {runner!r}; use local or beam")
-    # On import, Beam logs warnings about missing optional packages.
+    # Suppress Beam's warnings about missing optional packages, which it logs on import.
     logging.disable(logging.WARNING)
     try:
         from bertjax.data.corpus import run_beam
@@ -251,13 +251,13 @@ def summary(output: str | Path, manifest: dict[str, Any]) -> str:
     documents, sentences = (sum(split[name] for split in splits.values()) for name in ("documents", "sentences"))
     if store.has_single_sentences(documents, sentences):
         lines.append(
-            "  nearly every document has one sentence, so next-sentence prediction cannot be trained: with text:, "
-            "write a blank line between documents, not after each sentence"
+            "  nearly every document has one sentence, so next-sentence prediction cannot be trained: in text: "
+            "inputs, write a blank line between documents, not after each sentence"
         )
     if splits["heldout"]["documents"] < 2:
         lines.append(
-            "  training needs two held-out documents to evaluate on: prepare more documents (with prose:, usually "
-            "one per file), or raise --heldout"
+            "  training needs two held-out documents to evaluate on: prepare more documents (a file of "
+            "a prose: input is usually one document), or raise --heldout"
         )
     lines += [f"  {_PROBLEMS[name].format(f'{count:,}')}" for name, count in manifest["problems"].items()]
     return "\n".join(lines)

@@ -3,10 +3,10 @@
     text:GLOB               one sentence per line, a blank line between documents (google-research/bert's input)
     prose:GLOB              running text; `documents.prose` finds the documents
     wiki:GLOB               WikiExtractor output, <doc id= url= title=> ... </doc>
-    tfds:NAME/CONFIG:SPLIT  text of a TensorFlow Datasets dataset, one document per example
-    hf:ORG/NAME/CONFIG:SPLIT#COLUMN  text of a dataset of the Hugging Face Hub, one document per row
+    tfds:NAME/CONFIG:SPLIT  text of TensorFlow Datasets, one document per example
+    hf:ORG/NAME/CONFIG:SPLIT#COLUMN  text of a Hugging Face Hub dataset, one document per row
 
-GLOB may be a folder (all files in it) or a gs:// address, may contain `**`, and may match .gz and .xz files.
+GLOB may be a folder (all files in it) or a `gs://` path, may contain `**`, and may match .gz and .xz files.
 """
 
 import codecs
@@ -49,7 +49,7 @@ class Source:
       name: path of a file or name of a dataset.
       size_bytes: size of the file or dataset in bytes, without decompression; None if unknown.
       split: split of a dataset, "" for a file.
-      column: text column of a dataset on the hub (default: "", the column `text` or the only text column).
+      column: text column of a Hub dataset (default: "", the column `text` or the only text column).
       data_dir: folder of TFDS datasets (default: None, TFDS's default).
     """
 
@@ -118,10 +118,10 @@ def _remote_files(spec: str, pattern: str) -> list[tuple[str, int]]:
 
     stem = pattern.split("*")[0].rpartition("/")[0]
     try:
-        # Object storage has a high latency per request, but serves many requests at a time.
+        # Send requests in parallel, because object storage has a high latency per request.
         with ThreadPoolExecutor(_STORAGE_REQUESTS) as pool:
             if "**" in pattern:
-                # `**` is any number of folders, and `*` a part of a name.
+                # `**` matches any number of folders, and `*` a part of a name.
                 parts = re.split(r"(\*\*/|\*\*|\*)", pattern)
                 wildcards = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*"}
                 expression = re.compile("".join(wildcards.get(part, re.escape(part)) for part in parts))
@@ -135,10 +135,10 @@ def _remote_files(spec: str, pattern: str) -> list[tuple[str, int]]:
                 files = _walk(path) if path.is_dir() else [path]
             files = sorted(files)
             sizes = list(pool.map(lambda file: file.stat().length, files))
-    except Exception as error:  # Storage backends raise different exception types.
-        raise UsageError(f"input {spec!r} cannot be listed: {first_line(error)}; check the address") from error
+    except Exception as error:  # Catch everything, because storage backends raise different types.
+        raise UsageError(f"input {spec!r} cannot be listed: {first_line(error)}; check the path") from error
     if not files:
-        raise UsageError(f"input {spec!r} matches no file; check the address")
+        raise UsageError(f"input {spec!r} matches no file; check the path")
     return [(os.fspath(file), size) for file, size in zip(files, sizes, strict=True)]
 
 
@@ -146,7 +146,7 @@ def _walk(folder: Any) -> list[Any]:
     scheme = os.fspath(folder).partition("://")[0]
     files = []
     for root, _, names in folder.walk():
-        # With fsspec, `epath.Path.walk` yields folders without their scheme.
+        # Restore the scheme, which `epath.Path.walk` omits with fsspec.
         address = os.fspath(root) if "://" in os.fspath(root) else f"{scheme}://{os.fspath(root).lstrip('/')}"
         files += [type(folder)(address) / name for name in names]
     return files
@@ -183,7 +183,7 @@ def _read_dataset(source: Source, problems: Counter[str], advance: Callable[[int
 def write_texts(texts: Iterable[Text], file: BinaryIO) -> None:
     """Writes texts to a file that can be read as a source of kind `texts`."""
     for text in texts:
-        # Datasets may contain unpaired surrogates, which UTF-8 cannot encode.
+        # Pass surrogates through, because datasets may contain unpaired ones, which UTF-8 cannot encode.
         file.write(json.dumps(dataclasses.astuple(text), ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n")
 
 

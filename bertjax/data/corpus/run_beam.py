@@ -38,14 +38,14 @@ _OPEN_RUNNERS = ("PortableRunner", "FlinkRunner", "SparkRunner")
 # Maximum attempts with `FnApiRunner`, which fails if one of its processes dies. Other runners retry by themselves.
 _ATTEMPTS = 4
 _STAGE_ERROR = re.compile(r"bertjax stage error (\{.*?\}) end")
-# File with the result of `plan_splits`. Each array has a file NAME.json with its entry in the manifest.
+# File with the result of `plan_splits`. The manifest entry of an array is in its file NAME.json.
 _PLAN = "plan.json"
 
 
 def pipeline_options(options: Sequence[str], output: AnyPath, workers: int) -> PipelineOptions:
     """Parses `NAME=VALUE` and `NAME` items as Beam options.
 
-    The default runner uses `workers` processes of this machine.
+    The default runner uses `workers` processes on this machine.
     """
     values = {name: value for name, _, value in (item.removeprefix("--").partition("=") for item in options)}
     runner = values.pop("runner", _LOCAL_RUNNER)
@@ -113,7 +113,7 @@ def run(
         )
         try:
             state = pipeline.run().wait_until_finish()
-        except Exception as error:  # Runners raise different exception types.
+        except Exception as error:  # Catch everything, because runners raise different types.
             if match := _STAGE_ERROR.search(str(error)):
                 fields = json.loads(match[1])
                 error_class = UsageError if fields["usage"] else BertjaxError

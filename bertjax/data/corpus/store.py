@@ -56,7 +56,7 @@ OFFSET_DTYPE = np.dtype("<u8")
 
 _PREPARE_AGAIN = "run `bertjax prepare` again"
 _SECONDS_BEFORE_LOG = 3
-# Number of parallel downloads. A single stream does not use the full bandwidth.
+# Number of parallel downloads, because a single stream does not use the full bandwidth.
 _STREAMS = 8
 _BLOCK_BYTES = 16 << 20
 # Before Python 3.13, the module `mmap` does not define this constant.
@@ -65,7 +65,7 @@ _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Memory-mapped arrays of one split. `sentences` and `documents` end with the number of tokens and of sentences."""
+    """Memory-mapped arrays of one split, as described in the docstring of this module."""
 
     tokens: np.ndarray  # uint16 or uint32 [tokens]: token ids
     sentences: np.ndarray  # uint64 [sentences + 1]: index of each sentence's first token
@@ -73,12 +73,12 @@ class Split:
 
 
 def has_single_sentences(documents: int, sentences: int) -> bool:
-    """Returns True if several documents have fewer than 1.1 sentences on average, so that few pairs are IsNext."""
+    """Returns whether several documents have under 1.1 sentences on average, too few for IsNext pairs."""
     return documents > 1 and sentences < 1.1 * documents
 
 
 class Checksums:
-    """Verifier of files against their SHA-256. A background thread reads each file once, mostly without the GIL."""
+    """Verifier of SHA-256 checksums in a background thread, which reads each file once and rarely holds the GIL."""
 
     def __init__(self) -> None:
         self._paths: set[Path] = set()
@@ -168,7 +168,7 @@ def write_manifest(folder: AnyPath, manifest: dict[str, Any]) -> None:
 
 
 def read_manifest(path: AnyPath) -> dict[str, Any]:
-    """Reads the manifest of a corpus."""
+    """Reads and checks the manifest of a corpus."""
     file = path / MANIFEST
     if not file.is_file():
         raise UsageError(f"no corpus at {path}: {MANIFEST} is missing; make one with `bertjax prepare --output {path}`")
@@ -176,7 +176,7 @@ def read_manifest(path: AnyPath) -> dict[str, Any]:
         manifest = read_json_object(file)
         version, vocabulary, files = manifest["format"], manifest["vocabulary"], manifest["files"]
         names = {vocabulary["file"], *(array_file(split, array) for split in SPLITS for array in ARRAYS)}
-        # A name with slashes would be outside of the corpus.
+        # Reject slashes, because the vocabulary file must be in the corpus folder.
         is_valid = {*files} == names and "/" not in vocabulary["file"]
         is_valid &= manifest["token_dtype"] == token_dtype(vocabulary["size"]).str
     except (ValueError, KeyError, TypeError) as error:
@@ -189,7 +189,7 @@ def read_manifest(path: AnyPath) -> dict[str, Any]:
 
 
 def open_corpus(path: str | Path) -> Corpus:
-    """Opens a corpus. A corpus at an address such as `gs://bucket/corpus` is first copied to the local disk.
+    """Opens a corpus. A corpus at a `gs://` path is first copied to the local disk.
 
     Checks file sizes and the vocabulary's checksum; `Corpus.checksums` verifies the arrays.
     """
@@ -218,9 +218,10 @@ def open_corpus(path: str | Path) -> Corpus:
 
 
 def _local_copy(address: str) -> Path:
-    """Returns the path of the local copy of a corpus. One process of the machine copies it, and other processes wait.
+    """Copies a corpus to the cache folder if necessary, and returns the path of the copy.
 
-    The copy's name includes the hash of the manifest, so a different corpus at the same address gets its own copy.
+    One process per machine copies, and others wait. The copy is named by the manifest's hash, so that a different
+    corpus at the same path gets its own copy.
     """
     source = epath.Path(address)
     files = read_manifest(source)["files"]

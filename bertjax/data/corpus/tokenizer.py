@@ -24,7 +24,7 @@ from bertjax.errors import UsageError, quoted
 
 CACHE_ENTRIES = 1 << 19
 
-# Longer chunks are not cached, because they rarely occur twice and would fill the memory.
+# Do not cache longer chunks, because they rarely occur twice and would fill the memory.
 _MAX_CACHED_CHARS = 32
 
 
@@ -105,18 +105,18 @@ class Tokenizer:
         return self._sentencepiece.encode(self._sentencepiece_text(text))
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns the token ids of several texts, which is faster for a `tokenizer.json` than one text at a time."""
+        """Returns the token ids of each text. With a `tokenizer.json`, this is faster than `encode` for each text."""
         if self.vocabulary.kind != TOKENIZER_JSON:
             return [self.encode(text) for text in texts]
         texts = [_without_surrogates(text) for text in texts]
         return [encoding.ids for encoding in self._engine.encode_batch_fast(texts, add_special_tokens=False)]
 
     def encode_with_special(self, text: str) -> list[int]:
-        """Encodes a text. Special tokens in it, such as [MASK], become single tokens."""
+        """Returns the token ids of a text. Special tokens in the text, such as [MASK], become single tokens."""
         return list(chain.from_iterable(ids for _, _, ids in self._parts(text)))
 
     def encode_all_with_special(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns `encode_with_special` of several texts. A `tokenizer.json` encodes them in parallel."""
+        """Returns `encode_with_special(text)` for each text. A `tokenizer.json` encodes texts in parallel."""
         if self.vocabulary.kind == TOKENIZER_JSON:
             return self.encode_all(texts)
         return [self.encode_with_special(text) for text in texts]
@@ -127,10 +127,10 @@ class Tokenizer:
 
     @functools.cached_property
     def missing_prefix(self) -> str:
-        """`Vocabulary.prefix` that gives the first word of a text the same pieces as later words ("": none needed)."""
+        """Prefix that gives the first word of a text the same pieces as later words ("": none needed)."""
         marker, starts_word = self.vocabulary.word_marker
         is_missing = self.vocabulary.kind == TOKENIZER_JSON and starts_word and self.encode("a") != self.encode(" a")
-        # ByteLevel replaces spaces after the prefix. Other tokenizers replace them before, in their normalizer.
+        # Use a space for ByteLevel, which replaces spaces after the prefix is added. Others have replaced them before.
         return (" " if marker == BYTE_LEVEL_START else marker) if is_missing else ""
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
@@ -203,8 +203,8 @@ class Tokenizer:
         if len(ids) == 1 and is_plain:
             return [(start, start + len(chunk))]
         words = basic.words(chunk)
-        # `origins[i]` is the chunk index of character i of the concatenated words. The words of each
-        # single character determine it, so final sigmas and the order of combining marks may differ from `words`.
+        # `origins[i]` is the index in the chunk of character i of the joined words. It is computed for each character
+        # alone, so final sigmas and the order of combining marks may differ from `words`.
         if is_plain:
             origins = range(len(chunk))
         else:
@@ -250,7 +250,7 @@ class Tokenizer:
         return [self.vocabulary.pieces[index] for index in ids]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Returns readable text: words separated by one space, continuation pieces joined to their word."""
+        """Converts token ids to text: words separated by one space, continuation pieces joined to their word."""
         pieces = self.pieces(ids)
         if self.vocabulary.kind == WORDPIECE:
             return " ".join(pieces).replace(" " + CONTINUATION, "")

@@ -34,7 +34,7 @@ SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 CONTINUATION = "##"  # WordPiece: prefix of a piece inside a word
 WORD_START = "\u2581"  # SentencePiece: prefix of the first piece of a word
 BYTE_LEVEL_START = "\u0120"  # Byte-level BPE: prefix of the first piece of a word
-# Limit of google-research/bert. Longer words become [UNK].
+# Maximum characters of a word, as in google-research/bert. Longer words become [UNK].
 MAX_WORD_CHARS = 200
 # Minimum fraction of words with capitals in a cased vocabulary. Released cased vocabularies have 0.3 and more.
 _MIN_CAPITALS = 0.1
@@ -55,7 +55,7 @@ class Vocabulary:
       path: `vocab.txt` (one piece per line), SentencePiece `.model` or `tokenizer.json`.
       content: bytes of the file.
       kind: `wordpiece`, `sentencepiece` or `tokenizer_json`.
-      pieces: all pieces; the index is the token id. An id of a `tokenizer.json` without a piece has "".
+      pieces: all pieces; the index is the token id. Unused ids of a `tokenizer.json` have the piece "".
       lower_case: whether the tokenizer lower-cases text and, for WordPiece, strips accents.
       pad_id, unk_id, cls_id, sep_id, mask_id: ids of [PAD], [UNK], [CLS], [SEP] and [MASK].
       sha256: checksum of the content.
@@ -94,7 +94,7 @@ class Vocabulary:
         return (self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id)
 
     def room(self, seq_len: int, num_texts: int = 1) -> int:
-        """Returns the maximum number of tokens of one text or a pair in a row, besides the special tokens."""
+        """Returns how many tokens of one text, or of a pair, fit into a row besides the special tokens."""
         return seq_len - 1 - self.end_separators - (num_texts > 1) * self.pair_separators
 
     @functools.cached_property
@@ -135,19 +135,19 @@ def load_vocabulary(
     """Loads a `vocab.txt` in the format of the released BERT models, a SentencePiece `.model`, or a `tokenizer.json`.
 
     Args:
-      path: local path or `gs://` address; the suffix `.model` selects SentencePiece, and `.json` a `tokenizer.json`.
+      path: local or `gs://` path; the suffix `.model` selects SentencePiece, and `.json` a `tokenizer.json`.
       lower_case: whether to lower-case text (default: None, True for a WordPiece vocabulary unless `is_cased`,
         otherwise False). A SentencePiece model or `tokenizer.json` defines by itself how to normalize text.
       content: bytes of the file (default: None, read from `path`).
       max_word_chars: length above which a word becomes [UNK], for `vocab.txt`.
-      special_ids: ids of the special tokens by their names `pad`, `unk`, `cls`, `sep` and `mask`, for `tokenizer.json`
+      special_ids: ids of the special tokens, keyed by `pad`, `unk`, `cls`, `sep` and `mask`, for `tokenizer.json`
         (default: None, the tokens [PAD], [UNK], [CLS], [SEP] and [MASK]).
     """
     path = as_path(path)
     if content is None:
         try:
             content = path.read_bytes()
-        except Exception as error:  # Storage backends raise different exception types.
+        except Exception as error:  # Catch everything, because storage backends raise different types.
             fix = "use hf:ORG/NAME with --vocab or --init_from, or the vocab.txt or .model file in a folder"
             raise UsageError(f"cannot read the vocabulary {path}: {first_line(error)}; {fix}") from error
     if path.suffix == ".model":
@@ -203,8 +203,8 @@ def capital_pieces(pieces: Iterable[str]) -> list[str]:
 
 
 def vocab_txt_lines(path: os.PathLike, content: bytes) -> tuple[list[str], bytes]:
-    """Returns the lines of a `vocab.txt` with their whitespace, and its content as google-research/bert can read it."""
-    # Windows editors write a byte-order mark, which would become part of the first piece. Old Macs end lines with CR.
+    """Returns the lines of a `vocab.txt` with their whitespace, and its content in google-research/bert's format."""
+    # Remove a byte-order mark, which would become part of the first piece, and replace CR line ends of old Macs.
     content = content.removeprefix(BOM_UTF8)
     if b"\n" not in content:
         content = content.replace(b"\r", b"\n")
@@ -225,17 +225,17 @@ def load_sentencepiece(path: os.PathLike, content: bytes) -> Any:
     import sentencepiece
 
     try:
-        # SentencePiece would load an empty file without an error.
+        # Pass invalid bytes for an empty file, because SentencePiece would load it without an error.
         return sentencepiece.SentencePieceProcessor(model_proto=content or b"empty")
     except (RuntimeError, OSError) as error:
         raise unreadable(path, "not a SentencePiece model") from error
 
 
 def load_tokenizer_json(path: os.PathLike, content: bytes, prefix: str = "") -> tokenizers.Tokenizer:
-    """Returns the tokenizer of a `tokenizer.json` that puts `prefix` before texts, without truncation and dropout."""
+    """Loads a `tokenizer.json` without truncation, padding and BPE dropout. `prefix` is put before each text."""
     try:
         engine = tokenizers.Tokenizer.from_str(content.decode())
-    except Exception as error:  # The package raises `Exception` for all errors.
+    except Exception as error:  # Catch everything, because the package raises only `Exception`.
         raise unreadable(path, f"not a tokenizer.json: {first_line(error)}") from error
     engine.no_truncation()
     engine.no_padding()
@@ -262,19 +262,19 @@ def vocabulary_entry(vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 def named_special_ids(vocabulary: Vocabulary) -> dict[str, int]:
-    """Returns the ids of the special tokens by their names `pad`, `unk`, `cls`, `sep` and `mask`."""
+    """Returns the ids of the special tokens, keyed by `pad`, `unk`, `cls`, `sep` and `mask`."""
     return {piece[1:-1].lower(): index for piece, index in zip(SPECIAL_PIECES, vocabulary.special_ids, strict=True)}
 
 
 def load_entry(folder: AnyPath, entry: Mapping[str, Any], content: bytes | None = None) -> Vocabulary:
-    """Loads the vocabulary of an `entry` (see `vocabulary_entry`) from `content`, else from `folder`."""
+    """Loads the vocabulary that `entry` (see `vocabulary_entry`) describes, from `content` or, if None, `folder`."""
     special_ids = entry.get("special_ids")
     vocabulary = load_vocabulary(folder / entry["file"], entry["lower_case"], content, special_ids=special_ids)
     return dataclasses.replace(vocabulary, **{name: entry[name] for name in _OPTIONAL if name in entry})
 
 
 def vocabulary_files(vocabulary: Vocabulary) -> dict[str, bytes]:
-    """Returns the files of a vocabulary in a workdir, as a dict from name to content."""
+    """Returns the files that store a vocabulary in a workdir, as a dict from name to content."""
     entry = vocabulary_entry(vocabulary)
     return {entry["file"]: vocabulary.content, ENTRY: (json.dumps(entry, indent=1, sort_keys=True) + "\n").encode()}
 

@@ -57,7 +57,7 @@ def check_size(size: int) -> None:
 def sample_training_data(
     sources: Sequence[readers.Source], kind: str, lower_case: bool, pool: Executor
 ) -> Iterator[Counter[str] | list[str]]:
-    """Samples the start of each source, and yields the result of `training_data`, run in `pool`, for each batch."""
+    """Samples the start of each source. Yields `training_data` of each batch of texts, computed in `pool`."""
     sample = batches(_sample(sources, _SAMPLE_CHARS[kind]))
     return ordered_map(pool, training_data, ((batch, kind, lower_case) for batch in sample), _BATCHES_AHEAD)
 
@@ -208,7 +208,7 @@ def sentencepiece_model(sentences: Iterable[str], size: int, lower_case: bool) -
             eos_id=-1,
             control_symbols=control,
             max_sentence_length=4 * MAX_SENTENCE_CHARS,
-            # Several threads would sum in a different order and select different pieces.
+            # Use one thread, because several would sum in a different order and select different pieces.
             num_threads=1,
             minloglevel=2,
         )
@@ -240,7 +240,7 @@ def byte_level_bpe(sentences: Sequence[str], size: int, lower_case: bool) -> byt
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     *others, mask = SPECIAL_PIECES
-    # [MASK] stands for a word and the space before it.
+    # Strip the space before [MASK] (`lstrip`), because [MASK] stands for a word and the space before it.
     special = [*(AddedToken(piece, special=True) for piece in others), AddedToken(mask, lstrip=True, special=True)]
     trainer = trainers.BpeTrainer(
         vocab_size=size, special_tokens=special, initial_alphabet=alphabet, show_progress=False, min_frequency=2

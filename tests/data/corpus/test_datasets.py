@@ -115,7 +115,7 @@ def test_column_and_config_of_a_dataset_can_be_chosen(hub):
         ("hf:org/news/en:train#none", "has no text column 'none'; use one of title, body"),
         ("hf:org/news/en:dev", "cannot read split 'dev' of dataset 'org/news/en': "),
         ("hf:org/news/fr:train", "dataset 'org/news/fr'.*Available: .'en', 'de'."),
-        ("hf:org/none:train", "no dataset 'org/none' on the hub; check the name, or set HF_TOKEN"),
+        ("hf:org/none:train", "no dataset 'org/none' on the Hub; check the name, or set HF_TOKEN"),
         ("hf:org/news", "has no split; write hf:ORG"),
     ):
         with pytest.raises(UsageError, match=message) as raised:
