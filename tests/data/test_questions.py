@@ -129,7 +129,7 @@ _MISSING = "whose field answers is missing"
             for all_answerable in (True, False)
         ),
         # SQuAD 1.1 has no unanswerable questions.
-        ({"answers": []}, True, "without an answer (version=2.0 trains on them)"),
+        ({"answers": []}, True, "without an answer (only version=2.0 trains on them)"),
     ],
 )
 def test_question_without_answers_is_unanswerable_only_if_the_file_says_so(fields, all_answerable, reason, tmp_path):

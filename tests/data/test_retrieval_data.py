@@ -38,10 +38,10 @@ def test_titles_are_joined_to_texts_and_unused_rows_are_counted(folder):
     assert data.queries == {"q1": "cats", "q2": "dogs"}
     assert data.judgments == {"q1": {"d1": 1, "nosuch": 2}, "q2": {"2": 0}}
     corpus, queries, qrels = data.notes
-    assert "5 rows read, 4 used" in corpus and "1 skipped with an empty _id or that of an earlier row" in corpus
+    assert "5 rows read, 4 used" in corpus and "1 skipped with an empty or repeated _id" in corpus
     assert "1 with an empty text (first: line 4)" in corpus and "3 rows read, 3 used" in queries
-    assert "4 rows read, 3 used" in qrels and "1 skipped of queries that queries.jsonl lacks (first: line 5)" in qrels
-    assert "1 of documents that corpus.jsonl lacks, not retrieved (first: line 3)" in qrels
+    assert "4 rows read, 3 used" in qrels and "1 skipped whose query is not in queries.jsonl (first: line 5)" in qrels
+    assert "1 whose document is not in corpus.jsonl, not retrieved (first: line 3)" in qrels
     assert read_texts_by_id(folder() / "corpus.jsonl")[0] == data.documents
 
 
@@ -49,7 +49,7 @@ def test_titles_are_joined_to_texts_and_unused_rows_are_counted(folder):
     ("changes", "message"),
     [
         ({"qrels": [*QRELS, "q1\td1\thigh"]}, "test.tsv line 6: score is 'high'; use an integer grade"),
-        ({"qrels": [QRELS[0], "q9\td1\t1", "q1\tnosuch\t1"]}, "1 skipped of queries .* 1 of documents .*; use files"),
+        ({"qrels": [QRELS[0], "q9\td1\t1", "q1\tnosuch\t1"]}, "1 skipped whose query .* 1 whose document .*; use file"),
         ({"qrels": ["q1 0 d1 1"]}, "test.tsv lacks the header"),
         ({"qrels": [QRELS[0]]}, "test.tsv: 0 rows read"),
         ({"queries": [{"_id": "q1", "text": ["a"]}]}, "queries.jsonl line 1 has a list"),

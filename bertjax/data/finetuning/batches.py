@@ -66,9 +66,8 @@ def _pad_rows(indices: np.ndarray, batch_size: int) -> np.ndarray:
 def make_batch(examples: Examples, indices: np.ndarray, length: int, shard: DataShard) -> dict[str, np.ndarray]:
     """Builds this process's B rows of a global batch, with sequences truncated or padded to `length` tokens, L.
 
-    `indices` are the example indices of the global batch, `NO_EXAMPLE` if unused: int64 [rows] for unpacked rows,
-    which contain one example of C sequences, or [rows, K] for packed rows, which contain up to K examples of one
-    sequence.
+    `indices`, int64, are the example indices of the global batch, `NO_EXAMPLE` if unused. [rows] selects unpacked
+    rows, with one example of C sequences each. [rows, K] selects packed rows, with up to K examples of one sequence.
 
     Returns for unpacked rows (for C = 1, without the axis C):
       `input_mask`: int32 [B, C, L].
@@ -89,7 +88,7 @@ def make_batch(examples: Examples, indices: np.ndarray, length: int, shard: Data
     indices = indices[shard.rows(len(indices))]
     is_packed, group = indices.ndim > 1, examples.sequences_per_example
     used = indices != NO_EXAMPLE
-    # Sequences of each row of tokens, [B * C, K]. Only unpacked rows have C > 1, and only packed rows have K > 1.
+    # Sequence indices of each token row, [B * C, K]. Only unpacked rows have C > 1, and only packed rows have K > 1.
     sequences = indices if is_packed else (indices[:, None] * group + np.arange(group)).reshape(-1, 1)
     is_sequence = used if is_packed else np.repeat(used, group)[:, None]
     starts = np.where(is_sequence, examples.offsets[sequences], 0)
@@ -140,7 +139,7 @@ def in_input_order(outputs: list[dict[str, np.ndarray]], count: int) -> dict[str
 
 
 def pack_batch(lengths: np.ndarray, batching: Batching) -> tuple[np.ndarray, int]:
-    """Packs the examples of a batch, with `lengths` int64 [n], into rows with little padding.
+    """Packs the examples of a batch into rows with little padding. `lengths`, int64 [n], are tokens per example.
 
     Each row has places for K examples. Examples are assigned to the rows place by place, in order of decreasing length.
     The order of the rows is reversed for every second place, so that long and short examples share rows. K is the
@@ -172,7 +171,7 @@ class EpochOrder:
 
     def __init__(self, examples: Examples, batching: Batching, seed: int) -> None:
         self._lengths, self._batching, self._seed = examples.lengths, batching, seed
-        # The unit does not depend on `bucket` and `examples_per_row`, so these settings do not change the order.
+        # Use a fixed unit, so that `bucket` and `examples_per_row` do not change the order.
         self._length_buckets = -(-self._lengths // _LENGTH_UNIT)
         self.steps_per_epoch = -(-len(examples) // batching.batch_size)
         self._epoch = lru_cache(maxsize=2)(self._draw_epoch)
@@ -205,7 +204,7 @@ class EpochOrder:
         return batches[index], shapes[index][1]
 
     def typical_step(self) -> int:
-        """Returns the step of the first epoch with the most common batch shape and, among these, the most examples."""
+        """Returns a step for benchmarks: in the first epoch, with the most common batch shape and the most examples."""
         batches, shapes = self._epoch(0)
         most_common, _ = self._epoch_shapes(0).most_common(1)[0]
         steps = [step for step, shape in enumerate(shapes) if shape == most_common]

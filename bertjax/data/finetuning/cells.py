@@ -23,16 +23,16 @@ _WORDS = re.compile(r"(\w+\(\s*)?[\[({]\s*['\"].*[\])}]|\[\s*\]", re.DOTALL)
 
 
 def read_list(cell: Any, in_text: bool = False) -> list[Any] | None:
-    """Returns the items of a cell that contains a list, tuple or set in JSON or Python, or None for other cells.
+    """Returns the items of a cell that contains a JSON or Python list, tuple or set, or None for other cells.
 
     With `in_text`, the cell may be a text in brackets, such as `[1]`, that is not a list. Raises a ValueError if the
-    cell looks like a list, but is not valid. NumPy, for example, prints lists without commas.
+    cell looks like a list, but is not valid, such as a NumPy array printed without commas.
     """
     if not isinstance(cell, str):
         return cell if isinstance(cell, list) else None
     text = cell.strip()
     if text.startswith('"') and text.endswith('"'):
-        # In TSV, pandas quotes a field that contains quotes.
+        # Remove quotes, because pandas quotes TSV fields that contain quotes.
         text = text[1:-1].replace('""', '"')
     if not (_WORDS if in_text else _LABELS).fullmatch(text):
         return None
@@ -55,13 +55,13 @@ def _parse(text: str) -> Any:
         tokens = [token.type for token in tokenize.generate_tokens(io.StringIO(text).readline)]
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return None
-    # Python joins adjacent strings: `['a' 'b']`, a NumPy array with two items, would become `['ab']`.
+    # Reject adjacent strings, because Python would join them: the NumPy array `['a' 'b']` would become `['ab']`.
     joins = itertools.pairwise(token for token in tokens if token != tokenize.NL)
     return None if (tokenize.STRING, tokenize.STRING) in joins else value
 
 
 def label_name(value: Any) -> str:
-    """Converts a cell or an item of a list to the name of a label, without surrounding whitespace."""
+    """Converts a cell or list item to a label name, without surrounding whitespace."""
     return value.strip() if isinstance(value, str) else json.dumps(value)
 
 
@@ -78,7 +78,7 @@ def label_key(name: str) -> str:
 
 
 def sort_labels(names: Iterable[str]) -> list[str]:
-    """Sorts names of labels, by value if all are numbers: 2 is before 10, and -2 before -1."""
+    """Sorts label names, by value if all are numbers: 2 is before 10, and -2 before -1."""
     names = sorted(names)
     with contextlib.suppress(ValueError):
         return sorted(names, key=float)

@@ -1,4 +1,4 @@
-"""Readers of TensorFlow Datasets and of datasets of the Hugging Face Hub."""
+"""Readers of table rows from TensorFlow Datasets and Hugging Face Hub datasets."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,13 +43,13 @@ def read_tfds(
 
 
 def hub_columns(address: str) -> list[str]:
-    """Returns the columns of a dataset of the Hugging Face Hub."""
+    """Returns the column names of a Hugging Face Hub dataset."""
     name, split, _ = parse_dataset(address)
     return [*(open_hub(name, split).features or {})]
 
 
 def read_hub(address: str, columns: Sequence[str], stats: ReadStats) -> Iterator[Row]:
-    """Yields columns of a dataset of the Hugging Face Hub, `hf:ORG/NAME[/CONFIG]:SPLIT`.
+    """Yields the rows of a Hugging Face Hub dataset, `hf:ORG/NAME[/CONFIG]:SPLIT`, with the given columns.
 
     `Row.line` is the row number. Class names replace class ids. Rows with a missing value are skipped.
     """

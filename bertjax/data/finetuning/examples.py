@@ -93,7 +93,7 @@ def make_examples(
     sequences_per_example: int = 1,
     lines: Sequence[int] = (),
 ) -> Examples:
-    """Builds `Examples`. Each of `sequences` has lists of equal length: `input_ids`, `segment_ids` and others."""
+    """Builds `Examples`. Each sequence is a dict of equally long lists: `input_ids`, `segment_ids` and others."""
     flat: dict[str, list[int]] = {"input_ids": [], "segment_ids": []}
     offsets = [0]
     for sequence in sequences:
@@ -129,14 +129,14 @@ def encode_pair(
         ids = [vocabulary.cls_id, *first[: vocabulary.room(seq_len)], *end]
         return {"input_ids": ids, "segment_ids": [0] * len(ids)}
     if not middle:
-        raise UsageError(f"{vocabulary.path} has rows of pairs that bertjax does not support; use single texts")
+        raise UsageError(f"bertjax does not support text pairs with the tokenizer {vocabulary.path}; use single texts")
     a, b = truncated_lengths(len(first), len(second), vocabulary.room(seq_len, num_texts=2))
     ids = [vocabulary.cls_id, *first[:a], *middle, *second[:b], *end]
     return {"input_ids": ids, "segment_ids": [0] * (a + 1 + len(middle)) + [1] * (b + len(end))}
 
 
 def truncated_lengths(a: int, b: int, total: int) -> tuple[int, int]:
-    """Returns the lengths of two texts after removing tokens from the longer (or second) one until `total` are left."""
+    """Truncates the longer (in a tie, second) text until both have `total` tokens together. Returns both lengths."""
     excess = max(0, a + b - total)
     leveling = min(excess, abs(a - b))
     a, b = (a - leveling, b) if a > b else (a, b - leveling)
@@ -167,7 +167,7 @@ def known_labels(labels: np.ndarray) -> np.ndarray:
 
 
 def constant_prediction(labels: np.ndarray) -> np.ndarray:
-    """Predicts the most frequent class, the mean number, or the labels that most rows have, for all rows."""
+    """Returns the same prediction for all rows: the most frequent class, the mean, or the labels of most rows."""
     known = labels[known_labels(labels)]
     if labels.ndim > 1:
         return np.tile((known.mean(axis=0) > 0.5).astype(np.int64), (len(labels), 1))

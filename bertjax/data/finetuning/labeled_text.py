@@ -34,9 +34,10 @@ class Target:
     separator: str = ""
 
     def to_array(self, values: Sequence[Any]) -> np.ndarray:
-        """Converts the labels of N rows, as returned by `read`, to an array. Missing labels are -1, or NaN.
+        """Converts the labels of N rows, as returned by `read`, to an array.
 
-        The array has class ids, int32 [N], zeros and ones of multi-label data, int32 [N, K], or numbers, float32 [N].
+        Returns class ids, int32 [N], or for multi-label data zeros and ones, int32 [N, K], with -1 for missing labels.
+        For regression, returns numbers, float32 [N], with NaN for missing labels.
         """
         missing = [-1] * len(self.labels) if self.separator else -1 if self.labels else np.nan
         values = [missing if value is None else value for value in values]
@@ -60,7 +61,7 @@ class Target:
             if not text:
                 return [] if self.separator else None
             if is_missing(text) and text not in self.labels:
-                stats.count_irregular(f"with the label {text!r}, missing because config.data.labels lacks it", row.line)
+                stats.count_irregular(f"with the label {text!r}, missing unless config.data.labels lists it", row.line)
                 return None
             parts = text.split(self.separator) if self.separator else [text]
             items = [part.strip() for part in parts if part.strip()]
@@ -74,8 +75,8 @@ class Target:
             name = label_name(item) if is_name else ""
             if (is_missing(name) and name not in self.labels) or (self.separator and self.separator in name):
                 raise UsageError(
-                    f"{place}: {quoted(item)} is not a label; use nonempty text, not a missing value such as NaN, "
-                    f"without config.data.label_separator={self.separator!r}"
+                    f"{place}: {quoted(item)} is not a label; use nonempty text other than NaN and the like, "
+                    f"and without config.data.label_separator={self.separator!r}"
                 )
         return [label_name(item) for item in items]
 
@@ -139,9 +140,9 @@ def encode_rows(
     """Tokenizes the rows of one file, truncates them to `seq_len` tokens, and updates `stats`.
 
     Each item of `sequences` lists the columns of one sequence: its first text, then the columns to join with spaces as
-    its second text. The array `labels` of the examples is described in `Target.to_array`.
-    `labeled` says whether the file has labels. Rows without a label are skipped in training. Otherwise, they are
-    predicted but not scored, so that predictions stay aligned with the rows of the file.
+    its second text. `Target.to_array` describes the array `labels` of the examples. In a `labeled` file, training
+    skips rows without a label. Evaluation predicts them but does not score them, so that predictions stay aligned with
+    the rows of the file.
     """
     columns = dict.fromkeys(itertools.chain(*sequences))
     texts = dict.fromkeys(part for first, *second in sequences for part in ((first,), tuple(second)) if part)

@@ -17,8 +17,8 @@ from bertjax.data.finetuning.tables import ReadStats, replace_surrogates
 from bertjax.errors import UsageError, quoted
 from bertjax.utils.io import unix_newlines
 
-# Number of words of a TriviaQA document that are searched for an answer. A footnote of section 4.2 of the paper says
-# 400 tokens without defining a token.
+# Number of words at the start of a TriviaQA document that are searched for an answer. The paper (section 4.2, footnote)
+# says 400 tokens without defining a token.
 _TRIVIAQA_WORDS = 400
 _EVIDENCE = Path("evidence", "wikipedia")
 _NOT_IN_CONTEXT = "whose answer is not in its context"
@@ -60,12 +60,12 @@ class Questions(list[Question], Source):
 
 
 def read_questions(path: Path, stats: ReadStats, training: bool, all_answerable: bool = False) -> Questions:
-    """Reads a SQuAD file (`.json`, `.jsonl` or `.json.xz`), and counts its questions in `stats`.
+    """Reads the questions of a SQuAD file (`.json`, `.jsonl` or `.json.xz`), and counts them in `stats`.
 
-    A wrong answer offset is corrected if the answer is near the offset, see `_find_first_answer`. In training, a
-    question whose answer is missing or not found is skipped. `all_answerable` says whether every question needs an
-    answer, as in SQuAD 1.1. If False, a question is unanswerable if `is_impossible` is true, or if this field is
-    absent and the list of answers is empty.
+    A wrong answer offset is corrected if the answer occurs near it, see `_find_first_answer`. In training, questions
+    whose answer is missing or not found are skipped. With `all_answerable`, as in SQuAD 1.1, every question needs an
+    answer. Otherwise, a question is unanswerable if `is_impossible` is true, or if this field is absent and the list
+    of answers is empty.
     """
     questions = _read_json(path, "SQuAD", _parse_squad)
     stats.read += len(questions)
@@ -74,14 +74,14 @@ def read_questions(path: Path, stats: ReadStats, training: bool, all_answerable:
         place = f"question {question.id}"
         problem, effect = question.lacks_answer, "wrong" if all_answerable else "unanswerable"
         if all_answerable and not question.answers and not problem:
-            problem = "without an answer (version=2.0 trains on them)"
+            problem = "without an answer (only version=2.0 trains on them)"
         span = _find_first_answer(question) if question.answers else None
         reason = problem or (_why_not_found(question) if question.answers and span is None else "")
         if reason and training:
             stats.skip(reason, place)
             continue
         if problem:
-            stats.count_irregular(f"{problem}, {effect} if scored", place)
+            stats.count_irregular(f"{problem}, scored as {effect}", place)
         if span and span != (question.answer_start, question.answer_start + len(question.answers[0])):
             stats.count_irregular("whose answer_start was corrected", place)
             answers = (question.context[slice(*span)], *question.answers[1:])
@@ -94,7 +94,7 @@ def read_questions(path: Path, stats: ReadStats, training: bool, all_answerable:
 
 
 def _read_json(path: Path, dataset: str, parse: Callable[[Any], list[_T]]) -> list[_T]:
-    """Returns `parse` of the value in a `.json` or `.json.xz` file, or of the list of values in JSON Lines."""
+    """Applies `parse` to the value in a `.json` or `.json.xz` file, or to the list of values in a JSON Lines file."""
     try:
         with lzma.open(path) if path.suffix == ".xz" else open(path, "rb") as file:
             data = file.read().removeprefix(b"\xef\xbb\xbf")
@@ -112,7 +112,7 @@ def _read_json(path: Path, dataset: str, parse: Callable[[Any], list[_T]]) -> li
 
 
 def _check_questions(path: Path, ids: Sequence[str], usable: list[Question], stats: ReadStats) -> None:
-    """Adds the number of usable questions to `stats`. Raises a UsageError if it is 0, or if ids are not unique."""
+    """Adds the number of usable questions to `stats`. Raises a UsageError if there are none or ids are not unique."""
     for id_, count in Counter(ids).most_common(1):
         if count > 1:
             raise UsageError(f"{path} has {count} questions with the id {quoted(id_)}; make ids unique")
@@ -152,7 +152,7 @@ def _parse_question(entry: dict[str, Any], context: str) -> Question:
     is_impossible = _FLAGS[flag]
     answers = [] if is_impossible else entry.get("answers") or []
     if isinstance(answers, dict):
-        # The form of Hugging Face `datasets`: lists of texts and offsets.
+        # Hugging Face `datasets` stores a list of texts and a list of offsets.
         pairs = zip(answers["text"], answers["answer_start"], strict=True)
         answers = [{"text": text, "answer_start": offset} for text, offset in pairs]
     lacks_answer = ""
@@ -176,11 +176,11 @@ def _parse_question(entry: dict[str, Any], context: str) -> Question:
 
 
 def _find_first_answer(question: Question) -> tuple[int, int] | None:
-    """Returns the character span of the first answer near its offset, or None if there is no such span.
+    """Searches for the first answer near its offset, and returns its character span (None: not found).
 
-    If the text at the offset differs, the offset may count UTF-16 units or bytes. Otherwise, as in google-research/bert
-    `run_squad.py`, searches the words that overlap `len(answer)` characters from the offset. Any whitespace may
-    separate the answer's words.
+    If the text at the offset differs, tries the offset as a count of UTF-16 units and of UTF-8 bytes. Then, as in
+    google-research/bert `run_squad.py`, searches the words that overlap the `len(answer)` characters from the offset.
+    Any whitespace may separate the answer's words.
     """
     context, answer, start = question.context, question.answers[0], question.answer_start
     if not answer.strip() or not context.strip() or start < 0:

@@ -17,8 +17,8 @@ class RetrievalData:
     """Corpus, judged queries and judgments.
 
     Attributes:
-      documents: texts by id: title, space, text.
-      queries: texts of the judged queries by id.
+      documents: texts (title, space, text), keyed by id.
+      queries: texts of the judged queries, keyed by id.
       judgments: judgments of these queries. They may name documents that the corpus lacks.
       notes: row counts of each file.
     """
@@ -44,10 +44,10 @@ def read_retrieval(folder: str | Path, split: str = "test") -> RetrievalData:
         if not re.fullmatch(r"\s*[+-]?\d+\s*", grade):
             raise UsageError(f"{path} line {row.line}: score is {quoted(grade)}; use an integer grade")
         if query not in queries:
-            stats.skip("of queries that queries.jsonl lacks", row.line)
+            stats.skip("whose query is not in queries.jsonl", row.line)
             continue
         if document not in documents:
-            stats.count_irregular("of documents that corpus.jsonl lacks, not retrieved", row.line)
+            stats.count_irregular("whose document is not in corpus.jsonl, not retrieved", row.line)
         judgments.setdefault(query, {})[document] = int(grade)
         stats.used += 1
     if not any(grades.keys() & documents.keys() for grades in judgments.values()):
@@ -57,7 +57,7 @@ def read_retrieval(folder: str | Path, split: str = "test") -> RetrievalData:
 
 
 def read_texts_by_id(path: Path, columns: Sequence[str] = ("_id", "title", "text")) -> tuple[dict[str, str], ReadStats]:
-    """Reads `corpus.jsonl` or a similar file. The first of `columns` is the id; a space joins the others to a text."""
+    """Reads `corpus.jsonl` or a similar file. The first column is the id; the others are joined to a text."""
     texts: dict[str, str] = {}
     stats = ReadStats(str(path))
     for row in read_table(path, columns, stats, keep_short=True, optional=("title",)):
@@ -66,7 +66,7 @@ def read_texts_by_id(path: Path, columns: Sequence[str] = ("_id", "title", "text
             raise UsageError(f"{path} line {row.line} has a list; {', '.join(columns)} must be strings")
         text = " ".join(parts).strip()
         if not key or key in texts:
-            stats.skip("with an empty _id or that of an earlier row", row.line)
+            stats.skip("with an empty or repeated _id", row.line)
             continue
         if not text:
             stats.count_irregular("with an empty text", row.line)

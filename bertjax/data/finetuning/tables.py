@@ -14,10 +14,10 @@ from bertjax.errors import UsageError, listed
 from bertjax.utils.io import atomic_file, reject_binary, unix_newlines
 
 FORMATS = ("tsv", "csv", "jsonl")
-# Field of a row that is null or NaN.
+# Value of a field that is null or NaN.
 NULL = object()
 _ESCAPES = {"\\": r"\\", "\t": r"\t", "\r": r"\r", "\n": r"\n"}
-# Field of a TSV file that a writer of CSV, such as pandas, has quoted because it contains quotes.
+# TSV field that a CSV writer, such as pandas, has quoted because it contains quotes.
 _QUOTED = re.compile(r'".*"".*"', re.DOTALL)
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
@@ -94,7 +94,7 @@ def read_table(
     In TSV, quotation marks are ordinary characters, as in GLUE's files. In CSV, they enclose fields. `header` contains
     the column names of a file without a header line. `keep_short` keeps rows with missing fields, so that predictions
     stay aligned with the file's rows. `optional` are columns that a JSON Lines file may lack in all rows.
-    `reject_quoted` rejects a TSV file with irregular rows if all rows are regular once quotes enclose fields.
+    `reject_quoted` rejects a TSV file with irregular rows if all rows would be regular with quotes as in CSV.
     """
     file_format = table_format(path)
     text = read_utf8(path).decode("utf-8", "surrogateescape")
@@ -126,7 +126,7 @@ def read_table(
         yield Row(line, cells, bool(problem), is_long)
     if file_format == "tsv" and reject_quoted and (num_long or num_short) and _is_quoted(text):
         raise UsageError(f"{path} has quoted fields with tabs or line breaks; in .tsv, quotes are text, so use .csv")
-    # Either R wrote row names without a column name, or all rows contain unquoted commas.
+    # Reject files in which R wrote row names without a column name, or in which all rows contain unquoted commas.
     if stats.read > 1 and num_long == stats.read and not header:
         raise UsageError(
             f"all rows of {path} have more fields than its header; name every column, and quote fields with commas"
@@ -151,7 +151,7 @@ def table_format(path: Path) -> str:
 
 
 def write_table(path: Path, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Writes a table for `read_table`. In TSV, a space replaces tabs and line breaks."""
+    """Writes a table that `read_table` can read. In TSV, a space replaces tabs and line breaks."""
     file_format = table_format(path)
     with atomic_file(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
         if file_format == "jsonl":
@@ -199,9 +199,8 @@ def _check_columns(path: Path, names: Sequence[str], columns: Sequence[str]) -> 
             problem = f"no column {column!r}" if column not in names else f"several columns named {column!r}"
             existing = listed(repr(name) for name in names if name) or "(none)"
             raise UsageError(
-                f"{path} has {problem}; its columns are {existing}; use one of them with a unique name (for your own "
-                "data, set the options with the names of columns, such as config.data.text and config.data.label, or "
-                "config.data.columns of embedders)"
+                f"{path} has {problem}; its columns are {existing}; use one of them with a unique name (column names "
+                "are set in fields such as config.data.text, config.data.label or, for embedders, config.data.columns)"
             )
 
 
@@ -220,8 +219,8 @@ def _lines(text: str) -> list[str]:
 
 
 def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
-    csv.field_size_limit(sys.maxsize)  # The default, 131,072 characters, rejects long documents.
-    # Without `skipinitialspace`, the quotes in `"a", "b"` would be a part of the second field.
+    csv.field_size_limit(sys.maxsize)  # The default limit, 131,072 characters, rejects long fields.
+    # Skip initial spaces, because otherwise the quotes around b in `"a", "b"` would be a part of the field.
     reader = csv.reader(io.StringIO(text.rstrip("\n"), newline=""), strict=True, skipinitialspace=True)
     line = 1
     try:
@@ -264,7 +263,7 @@ def _json_error(path: Path, line: int, error: Exception) -> UsageError:
 
 
 def as_text(value: Any) -> Any:
-    """Returns a JSON value as text, `NULL` for null and NaN, and strings and lists unchanged."""
+    """Converts a JSON value to text. Returns null and NaN as `NULL`, and strings and lists unchanged."""
     if isinstance(value, dict):
         raise ValueError("a value is an object")
     if value is None or value != value:  # NaN is not equal to itself.

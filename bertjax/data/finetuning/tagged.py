@@ -21,15 +21,15 @@ logger = logging.getLogger(__name__)
 OUTSIDE = "O"
 _DOCUMENT = "-DOCSTART-"
 _TAG = re.compile("O|[BIESLU](-.+)?")
-# Cell of a first column whose last number may be a word index, such as 3, [3], T3, 3. and 2-3.
+# Cell of the first column that may end with a word index, such as 3, [3], T3, 3. and 2-3.
 _INDEX = re.compile(r"(?:.*\D)?(\d+)\W*")
-# In CoNLL-U, a word range (1-2) or an empty word (1.1). In WebAnno, sentence and word index of every line (1-2).
+# Two numbers: in CoNLL-U a word range (1-2) or an empty word (1.1), in WebAnno sentence and word index (1-2).
 _INDEX_PAIR = re.compile(r"\d+[-.]\d+")
 # Prefix of words in WikiANN, such as en:Paris.
 _LANGUAGE = re.compile(r"[a-z][a-z-]+:")
-# Types of the chunks that CoNLL files have in the column before the entities.
+# Chunk types, which CoNLL files have in the column before the entity tags.
 _CHUNKS = {"NP", "VP", "PP", "ADJP", "ADVP", "SBAR", "PRT", "CONJP", "INTJ", "LST", "UCP", "NC", "PC", "VC"}
-# Minimum number of table rows of one word each that are words rather than sentences.
+# If a table has at least this many rows, all with one word, its rows are words rather than sentences.
 _MIN_SENTENCES = 20
 # Line number and columns of a line.
 _Line: TypeAlias = tuple[int, list[str]]
@@ -135,15 +135,15 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
 
 
 def _is_word(columns: list[str]) -> bool:
-    """Returns whether a line has a word: it is neither blank nor `-DOCSTART-`, also with a number (`-DOCSTART-(7)`)."""
+    """Returns whether a line has a word. Blank lines and document separators, such as `-DOCSTART-(7)`, have none."""
     return bool(columns) and not columns[0].startswith(_DOCUMENT)
 
 
 def _without_comments_and_index(lines: list[_Line], path: Path, stats: ReadStats) -> tuple[list[_Line], bool]:
     """Removes comment lines and a first column of word indices. Returns the lines, and whether it found indices.
 
-    The indices must count the words of each sentence, or of the file. A line that starts with `#` is a
-    word only if the file has no indices, and the line has a tag and as many columns as other lines.
+    The indices must count the words of each sentence, or of the file. A line that starts with `#` is not a comment if
+    the file has no indices, and the line has a tag and as many columns as other lines.
     """
     rows = [columns for _, columns in lines if columns and not columns[0].startswith((_DOCUMENT, "#"))]
     width = len(rows[0]) if rows else max((len(columns) for _, columns in lines), default=0)
@@ -180,9 +180,9 @@ def _without_comments_and_index(lines: list[_Line], path: Path, stats: ReadStats
 def _tag_column(rows: list[list[str]], is_indexed: bool, path: Path) -> int:
     """Returns the index of the tag column, counted from the end.
 
-    If several columns at the end contain only tags, this is the last column with entities other than chunks, else the
-    last column. If entities are nested, the column of the outer tags is used instead: an earlier column that shares an
-    entity type, or in a file like GermEval's, with index, word, outer tag and inner tag, the first tag column.
+    Of several tag columns, this is the last one with entities other than chunks, else the last one. For nested
+    entities, it is the column of the outer tags: an earlier column that shares an entity type or, in files with index,
+    word and two tags (GermEval), the first tag column.
     """
     types: dict[int, set[str]] = {}
     width = len(rows[0]) if len({*map(len, rows)}) == 1 else 0
@@ -222,7 +222,7 @@ def read_tagged_rows(
         if not words:
             stats.count_irregular("with an empty text", row.line)
         row_tags = _items(row.fields[label], place, in_text=False) if label else [""] * len(words)
-        # A comma is the tag of commas in the Penn Treebank.
+        # In the Penn Treebank, `,` is itself a tag.
         if joined := [tag for tag in row_tags if "," in tag and tag != ","]:
             raise UsageError(f"{place}: the tag {quoted(joined[0])} contains a comma; separate tags by spaces")
         if keep_untagged and not row_tags and words:
@@ -265,7 +265,7 @@ def encode_tagged(
     An example is one sentence, or one document if `by_document` is True. Texts longer than `seq_len` are split into
     examples that overlap by half. A word in two examples is labeled only in the example with more context.
 
-    Returns the examples and the places of their labels. The array `token_labels` is the tag's index in `labels` at the
+    Returns the examples and the place of each word. The array `token_labels` is the tag's index in `labels` at the
     first piece of a word, -1 at all other pieces and at words without a tag.
     """
     label_ids = {label: index for index, label in enumerate(labels)} | {"": -1}

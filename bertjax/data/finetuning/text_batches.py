@@ -47,7 +47,7 @@ class TextExamples:
 class BatchOrder:
     """Random order of batches in which each epoch contains every example once.
 
-    No batch contains an anchor or positive twice: the examples of an epoch are shuffled, and within each window of 64
+    No batch contains an anchor or positive twice. The examples of an epoch are shuffled. Then, within each window of 64
     batches, an example moves to another batch if its own batch already contains its anchor or positive. If every batch
     of the window is full or contains them, the epoch omits the example. Only windows of requested steps are computed.
     """
@@ -107,8 +107,8 @@ class MixedOrder:
     """Order of the batches of several files. All examples of a batch are from one file.
 
     Attributes:
-      orders: order of the examples of each file.
-      steps_per_epoch: sum of the steps per epoch of all files.
+      orders: order of each file's examples.
+      steps_per_epoch: sum of `steps_per_epoch` over all files.
     """
 
     def __init__(self, files: Sequence[TextExamples], batch_size: int, seed: int, unique: bool) -> None:
@@ -120,9 +120,9 @@ class MixedOrder:
         self._files = np.zeros(0, np.int64)
 
     def files(self, steps: int) -> np.ndarray:
-        """Returns the index of the file of each of the first `steps` steps, int64 [steps]."""
+        """Returns the file index of each step before `steps`, int64 [steps]."""
         if len(self._files) < steps:
-            # Draw in powers of two. A longer run continues the draws of a shorter one.
+            # Draw powers of two. A longer draw starts with a shorter one, so `steps` does not change earlier steps.
             draws = np.random.default_rng([self._seed, len(self.orders)]).random(1 << max(10, steps.bit_length()))
             self._files = np.minimum(np.searchsorted(self._shares, draws, side="right"), len(self.orders) - 1)
         return self._files[:steps]
@@ -144,7 +144,7 @@ def train_batch(
 
     Returns:
       `input_ids`, `segment_ids`, `sequence_ids`, `position_ids`: int32 [R, L], rows of packed texts, see `make_batch`.
-      `texts`: int32 [R, K], C * example + column of each sequence of a row, or -1.
+      `texts`: int32 [R, K], `C * b + column` of each sequence (b: index of its example in `indices`), or -1.
       `weights`: float32 [B], 0 if unused, otherwise 1.
       `document_weights`: float32 [B, C - 1], 0 for missing texts, otherwise 1.
       Arrays of `examples.rows`: [B, ...], 0 if unused.
@@ -172,7 +172,7 @@ def train_batch(
 
 
 def _without_repeated_negatives(keys: np.ndarray) -> np.ndarray:
-    """Replaces keys [B, C] of negatives, from column 2, by -1 if they are in an earlier column or row."""
+    """Replaces the keys of negatives, in [B, C] from column 2, by -1 if an earlier column or row has the same key."""
     by_column = keys.T.ravel()
     is_kept = np.arange(len(by_column)) < 2 * len(keys)  # anchors and positives
     is_kept[np.unique(by_column, return_index=True)[1]] = True

@@ -40,8 +40,7 @@ def read_examples(
 
     `columns` are the columns of anchor, positive and negatives. A cell of the last column may be a list of negatives
     or, with a teacher's scores, of all documents. Rows with an empty anchor or positive, or without a label, are
-    skipped; empty negatives are missing texts. `label` is the column with labels of the `kind` that `EmbeddingLoss`
-    describes.
+    skipped; empty negatives are missing texts. `label` is the label column. `kind` is a value of `EmbeddingLoss.label`.
     """
     examples: list[list[str]] = []
     labels: list[Any] = []
@@ -90,7 +89,7 @@ def _pad(rows: Sequence[list[Any]], width: int, padding: Any) -> list[list[Any]]
 
 
 def _text_key(text: str) -> int:
-    """Returns a hash of a text, an integer of 63 bits, or -1 for an empty text."""
+    """Returns a 63-bit hash of a text, or -1 for an empty text."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1 if text else -1
 
 
@@ -111,7 +110,7 @@ def _read_texts(row: Row, columns: Sequence[str], kind: str, stats: ReadStats) -
             "column for negatives in config.data.columns"
         )
     if (len(columns) > 2 or kind == "scores") and isinstance(last, str) and last.lstrip().startswith("["):
-        # Files other than JSON Lines contain lists as text.
+        # Parse the text, because only JSON Lines files contain lists.
         try:
             items = read_list(last, in_text=True)
         except ValueError as error:
@@ -139,7 +138,7 @@ def _read_label(row: Row, column: str, kind: str, num_documents: int, stats: Rea
     if None in numbers:
         return None
     if kind == "scores" and len(numbers) == num_documents - 1:
-        # Margins between the positive and each negative, as in sentence-transformers.
+        # The scores are margins between the positive and each negative, as in sentence-transformers.
         numbers = [0.0, *(-number for number in numbers)]
     if len(numbers) != (num_documents if kind == "scores" else 1):
         raise UsageError(

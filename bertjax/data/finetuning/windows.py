@@ -23,7 +23,7 @@ class Window:
 
     Attributes:
       question: index of the question.
-      passage_start: position of the first passage token.
+      passage_start: position of the first passage token in the window.
       char_spans: start and end (exclusive) character offset of each passage token, int64 [tokens, 2].
       is_max_context: mask of the passage tokens that have the most context in this window, bool [tokens].
     """
@@ -43,9 +43,9 @@ def make_windows(
     doc_stride: int,
     max_query_len: int,
 ) -> tuple[Examples, list[Window]]:
-    """Splits questions and passages into windows of at most `seq_len` tokens. Truncates long questions.
+    """Splits passages into windows of at most `seq_len` tokens, each with its question. Truncates long questions.
 
-    Returns the windows, and one example per window. `start_positions` and `end_positions` of the examples, int32
+    Returns one example per window, and the windows. `start_positions` and `end_positions` of the examples, int32
     [windows], are the first and last token of the answer, or 0 ([CLS]) if the window does not contain the answer.
     """
     vocabulary = tokenizer.vocabulary
