@@ -53,8 +53,8 @@ def write_batches(batches: Iterable[Mapping[str, np.ndarray]], path: str | Path)
 def format_row(batch: Mapping[str, np.ndarray], row: int, tokenizer: Tokenizer, labels: Sequence[str] = ()) -> str:
     """Formats a row of a fine-tuning batch as text: each example's word pieces by segment, and its label or answer.
 
-    A tagged piece is followed by the tag of its word, as in `jo/B-PER`. `labels` contains the names of classes or tags
-    by id; it is empty for regression and multiple choice.
+    A tagged piece is followed by the tag of its word, as in `jo/B-PER`. `labels` lists the class or tag names in the
+    order of their ids; it is empty for regression and multiple choice.
     """
     pieces = tokenizer.pieces(batch["input_ids"][row].reshape(-1))
     if "token_labels" in batch:
@@ -94,11 +94,11 @@ def format_row(batch: Mapping[str, np.ndarray], row: int, tokenizer: Tokenizer, 
 
 
 def format_masked_row(labels: Sequence[str], batch: Mapping[str, np.ndarray], row: int, vocabulary: Vocabulary) -> str:
-    """Formats a row of a `MASKED_LM_BATCH` (a sentence pair or a text) or of a `PACKED_BATCH` (several).
+    """Formats a row of a `MASKED_LM_BATCH` (one pair or text) or of a `PACKED_BATCH` (several pairs or documents).
 
     Each segment is a paragraph. A predicted position shows the token that the model sees and the original token:
-    `[MASK]←paris`, `tree←paris (random)`, `paris (kept)`. Padding is counted but not shown. `labels` contains the names
-    of pair labels; it is empty for texts and documents.
+    `[MASK]←paris`, `tree←paris (random)`, `paris (kept)`. Padding is counted but not shown. `labels` lists the names of
+    pair labels in the order of their ids; it is empty for texts and documents.
     """
     names = {-1: "no label", **dict(enumerate(labels))}
     ids, used = batch["input_ids"][row], batch["masked_lm_weights"][row] > 0

@@ -15,7 +15,7 @@ class ArraySpec:
       name: key in the batch.
       axes: names of the axes after the row axis.
       dtype: int32 or float32.
-      num_values: key in `sizes` of `synthetic_batch`, which draws random integers from 0 to `sizes[num_values] - 1`
+      num_values: name of a size n in `sizes` of `synthetic_batch`, which fills the array with random integers below n
         (default: "", all values are 1).
       ascending: whether `synthetic_batch` fills the last axis with 0, 1, 2, ...
       padding: value in padding rows.
@@ -33,7 +33,7 @@ Schema = tuple[ArraySpec, ...]
 
 
 def synthetic_batch(schema: Schema, sizes: Mapping[str, int], seed: int = 0) -> dict[str, np.ndarray]:
-    """Returns a batch of random values without padding. `sizes` contains `rows` and the sizes that the schema names."""
+    """Returns a random batch without padding, for benchmarks. `sizes` has `rows` and the sizes in the schema."""
     rng = np.random.default_rng(seed)
     batch = {}
     for spec in schema:
@@ -52,7 +52,7 @@ def is_token(batch: Mapping[str, Any]) -> Any:
 
 
 def padding_values(schema: Schema) -> dict[str, int]:
-    """Returns the fill value of each array for padding rows."""
+    """Returns the value of each array in padding rows, keyed by array name."""
     return {spec.name: spec.padding for spec in schema}
 
 

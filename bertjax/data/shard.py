@@ -19,7 +19,7 @@ class DataShard:
     count: int
 
     def rows(self, batch_size: int) -> np.ndarray:
-        """Returns the row indices of this process, int64, ascending."""
+        """Returns the indices of this process's rows in a global batch, int64, ascending."""
         if batch_size % self.count:
             raise UsageError(
                 f"batch_size={batch_size} is not divisible by {self.count} data shards; use a multiple of {self.count}"

@@ -46,7 +46,7 @@ def _blocks(tokens: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def mean_piece_bytes(vocabulary: Vocabulary, tokens: np.ndarray) -> float:
-    """Returns the mean number of UTF-8 bytes of text per token of `tokens`, int [N], N > 0.
+    """Returns the mean number of UTF-8 bytes per token. `tokens` is int [N], N > 0.
 
     The bytes of a piece are the UTF-8 bytes of its text, without `##` or word-start mark. The first piece of a word has
     one more byte, for the space before the word, so that the bytes of a word do not depend on its split. A special
@@ -55,7 +55,7 @@ def mean_piece_bytes(vocabulary: Vocabulary, tokens: np.ndarray) -> float:
     is_special = np.isin(np.arange(vocabulary.size), vocabulary.special_ids)
     marker, _ = vocabulary.word_marker
     texts = (piece.removeprefix(marker) for piece in vocabulary.pieces)
-    # A character of byte-level BPE is a byte.
+    # In byte-level BPE, each character of a piece stands for a byte.
     lengths = np.array([len(text) if marker == BYTE_LEVEL_START else len(text.encode()) for text in texts])
     piece_bytes = np.where(is_special, 0, lengths) + ~vocabulary.is_continuation
     # Clip the invalid ids of a damaged file instead of failing, because checksum verification reports the damage.

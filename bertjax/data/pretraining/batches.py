@@ -59,7 +59,7 @@ _Batch = dict[str, tf.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class RowSource:
-    """Kind of rows of a pre-training objective: sentence pairs, documents, or consecutive spans of text (tiles).
+    """Row format of a pre-training objective: sentence pairs, documents, or running text.
 
     Sentence pairs: an epoch is one pass of `pairs.document_pairs` over the training documents. Training cycles through
     several independent passes. Pairs are truncated to L - 3 tokens. In packed rows, each pair is truncated and masked
@@ -67,14 +67,14 @@ class RowSource:
 
     Documents: an epoch is one pass of `pairs.document_pieces` over the training documents, packed like pairs.
 
-    Tiles: the rows of an epoch are consecutive spans of L - 2 tokens, so that each token of the split is in exactly one
-    row. The first span starts at a random offset that changes every epoch. Rows may cross the boundaries of sentences
-    and documents. In each epoch, one row may be shorter, and one row may wrap around the end of the split.
+    Running text: the rows of an epoch are consecutive spans of L - 2 tokens, so that each token of the split is in
+    exactly one row. The first span starts at a random offset that changes every epoch. Rows may cross the boundaries of
+    sentences and documents. In each epoch, one row may be shorter, and one may wrap around the end of the split.
 
     Attributes:
-      pairing: kind of sentence pairs, see `document_pairs`, or "" for documents in `packed` rows, else tiles.
+      pairing: kind of sentence pairs, see `document_pairs` (default: "", documents if `packed`, else running text).
       packed: whether a row contains several pairs or documents.
-      masked: whether tokens are masked, which pairs and packed rows need.
+      masked: whether tokens are masked; required for pairs and packed rows.
     """
 
     pairing: str = ""
@@ -89,7 +89,7 @@ class RowSource:
         return PACKED_BATCH if self.packed else MASKED_LM_BATCH
 
     def spans_per_row(self, seq_len: int) -> int:
-        """Returns the maximum number of pairs, documents or tiles in a row of `seq_len` tokens."""
+        """Returns the maximum number of pairs or documents in a row of `seq_len` tokens (1 for running text)."""
         return max_spans_per_row(seq_len, self.packed, bool(self.pairing))
 
     def format_row(self, batch: Mapping[str, np.ndarray], row: int, vocabulary: Vocabulary) -> str:
@@ -101,9 +101,9 @@ class RowSource:
     def open(
         self, corpus: Corpus, split: str, seq_len: int, seed: int, dupe_factor: int, tile_key: np.uint64 | None
     ) -> tuple[np.ndarray, Lookup]:
-        """Returns the end row of each pass over a split, int64 [passes], and a lookup of the spans of rows.
+        """Returns the end row of each pass over a split, int64 [passes], and the `Lookup` of the split.
 
-        `seed` and `dupe_factor` have an effect on pairs and documents, and `tile_key`, see `tile_lookup`, on tiles.
+        Pairs and documents depend on `seed` and `dupe_factor`, running text on `tile_key` (see `tile_lookup`).
         """
         if not self.pairing and not self.packed:
             return tile_lookup(len(getattr(corpus, split).tokens), seq_len - TEXT_SPECIAL_TOKENS, tile_key)
@@ -115,7 +115,7 @@ class RowSource:
 def train_dataset(
     corpus: Corpus, phase: Phase, *, source: RowSource, seed: int, dupe_factor: int, start_step: int, shard: DataShard
 ) -> tf.data.Dataset:
-    """Returns this process's rows of the training batches of steps `start_step` to `phase.stop_step - 1`.
+    """Returns a dataset with this process's part of the batches of steps `start_step` to `phase.stop_step - 1`.
 
     Training on sentence pairs cycles through `dupe_factor` passes. Each pass divides the corpus into pairs differently.
     Order, truncation and masks of the rows differ in every epoch, even if a pass is repeated.
@@ -145,7 +145,7 @@ def train_dataset(
 def eval_dataset(
     corpus: Corpus, phase: Phase, *, source: RowSource, shard: DataShard, max_rows: int | None = None
 ) -> tf.data.Dataset:
-    """Returns the evaluation batches, which contain each held-out row once, as dictionaries like `train_dataset`'s.
+    """Returns a dataset of evaluation batches in the format of `train_dataset`. Each held-out row occurs once.
 
     Rows and masks do not depend on the phase's batch size and steps. With `max_rows` (default: None, all rows), the
     batches contain at most this number of rows, spread evenly over the split. The last batch is filled with padding
@@ -186,9 +186,9 @@ def _map_dataset(indices: tf.data.Dataset, make_batch: Callable[[tf.Tensor], _Ba
     make_batch = tf.autograph.experimental.do_not_convert(make_batch)
     dataset = indices.map(make_batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     options = tf.data.Options()
-    # Batches are already produced in parallel, so intra-op parallelism would only add contention.
+    # Disable intra-op parallelism, because batches are already produced in parallel.
     options.threading.max_intra_op_parallelism = 1
-    # A single map gains nothing from optimization, which takes half of the time until the first batch.
+    # Disable optimization, because it does not speed up a single map and takes half of the time until the first batch.
     options.experimental_optimization.apply_default_optimizations = False
     return dataset.with_options(options).prefetch(tf.data.AUTOTUNE)
 
@@ -196,10 +196,10 @@ def _map_dataset(indices: tf.data.Dataset, make_batch: Callable[[tf.Tensor], _Ba
 def _make_assembler(
     corpus: Corpus, tokens: np.ndarray, phase: Phase, source: RowSource, shard: DataShard, *seeds: int
 ) -> Callable[[Spans, tf.Tensor], _Batch]:
-    """Returns a function `(spans, first) -> batch`.
+    """Returns a function `(spans, first) -> batch` that builds this process's rows of a batch.
 
-    `spans` are the spans in `tokens` of this shard's rows. `first` is the number of rows in all earlier global batches
-    of the phase or evaluation. The random numbers for masking and truncation depend on `first`.
+    `spans` are the rows' token ranges in `tokens`. `first` is the number of rows in all earlier global batches of the
+    phase or evaluation. The random numbers for masking and truncation depend on `first`.
     """
     vocabulary, paired, seq_len = corpus.vocabulary(), bool(source.pairing), phase.seq_len
     corpus_tokens = without_copy(tokens)
@@ -215,7 +215,7 @@ def _make_assembler(
     def draw(
         operation: Callable[..., tf.Tensor], key: np.uint64, first: tf.Tensor, counters: int, numbers: int, **dtype: Any
     ) -> tf.Tensor:
-        """Draws random numbers [B, numbers], which take `counters` values of Philox's counter per row."""
+        """Draws random numbers [B, numbers]. Each row uses `counters` values of Philox's counter."""
         ranges = [
             operation(
                 shape=[rows.size, numbers],

@@ -120,12 +120,12 @@ def _random_order(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Orders the groups of each span at random. A group is one token or several tokens.
 
-    `is_group` is bool [B, L]. Returns, for each rank, whether a group has this rank, and the group's index in the row.
-    In rows of one span, these are bool and int32 [B, `ranks`]. In packed rows, they are [B, L], and the ranks of a span
-    begin at its first position.
+    `is_group` is bool [B, L]. Returns, for each rank, whether a group has this rank (bool), and the group's index in
+    the row (int32). The shape is [B, `ranks`] for rows of one span. In packed rows, it is [B, L], and the ranks of a
+    span begin at its first position.
     """
     is_packed = starts.shape[1] != 1
-    # Keys of later spans are smaller, so that spans stay in place. Keys are exact in float64.
+    # Shift the keys of later spans down, so that spans stay in order. In float64, the shifted keys are exact.
     keys = tf.cast(tf.where(is_group, uniforms, -1.0), tf.float64 if is_packed else tf.float32)
     shift = 2 * tf.cast(starts, keys.dtype)
     values, order = tf.math.top_k(keys - shift, is_group.shape[1] if is_packed else ranks)
@@ -133,7 +133,7 @@ def _random_order(
 
 
 def _cumsum_in_span(values: tf.Tensor, starts: tf.Tensor) -> tf.Tensor:
-    """Returns cumulative sums of int32 [B, L] that begin anew in each span of a row."""
+    """Returns the cumulative sums of `values`, int32 [B, L], along each row, restarting at each span."""
     total = tf.cumsum(values, axis=1)
     first_index = tf.shape(values)[1] * tf.range(tf.shape(values)[0])[:, None]
     return total - tf.gather(tf.reshape(total - values, [-1]), starts + first_index)
@@ -142,15 +142,15 @@ def _cumsum_in_span(values: tf.Tensor, starts: tf.Tensor) -> tf.Tensor:
 def _word_groups(
     rows: TokenRows, candidates: tf.Tensor, uniforms: tf.Tensor, vocabulary: Vocabulary, max_span: int
 ) -> tf.Tensor:
-    """Returns the group of each candidate, a word or several words, as an index in the row, int32 [B, L].
+    """Returns the group index of each candidate, int32 [B, L].
 
-    The groups of a span are numbered from the index of its first token. Longer groups have a geometric number of words,
-    at most `max_span`.
+    A group is one word or, if `max_span` > 1, a geometric number of words, at most `max_span`. The groups of a span are
+    numbered from the index of its first token.
     """
     after_candidate = tf.pad(candidates[:, :-1], [[0, 0], [1, 0]])
     begins = candidates & ~(tf.gather(vocabulary.is_continuation, rows.ids) & after_candidate)
     if max_span > 1:
-        # Groups are ordered by the high bits of `uniforms`, so the low bits are independent of the order.
+        # Draw span ends from the low bits of `uniforms`, because `_random_order` ranks the groups by the high bits.
         low_bits = tf.math.floormod(uniforms * 1024.0, 1.0)
         # A special token ends a group.
         ends_before = begins & ((low_bits < _SPAN_END_PROBABILITY) | ~after_candidate)

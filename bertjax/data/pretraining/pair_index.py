@@ -40,12 +40,12 @@ _PROGRESS_AFTER_SECONDS = 3
 
 @dataclasses.dataclass(frozen=True)
 class PairIndex:
-    """Opened pair index: the sentence pairs of all passes over a split, one pass after the other.
+    """Opened pair index: the sentence pairs of all passes over a split, pass by pass.
 
     Attributes:
-      records: memory-mapped pairs, row after row, `pairs.RECORD` [pairs].
-      pass_ends: end row of each pass, int64 [passes].
-      runs: runs of consecutive rows with the same number of pairs, as (rows, pairs per row), int64 [runs, 2].
+      records: memory-mapped pairs in the order of their rows, `pairs.RECORD` [pairs].
+      pass_ends: exclusive end row of each pass, int64 [passes].
+      runs: (number of rows, pairs per row) of each run of rows with the same number of pairs, int64 [runs, 2].
       path: file of the records.
     """
 
@@ -60,10 +60,10 @@ def pack_pairs(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Packs pairs into rows by best-fit decreasing: longest pair first, each into the fullest row with enough space.
 
-    `lengths`, int64 [pairs], are tokens with special tokens, at most `seq_len`. `rng` orders pairs of equal length.
+    `lengths`, int64 [pairs], include special tokens and are at most `seq_len`. `rng` orders pairs of equal length.
 
     Returns:
-      The pair indices, row after row, int64 [pairs], and the number of rows with 0, 1, 2, ... pairs,
+      The pair indices in the order of their rows, int64 [pairs], and the number of rows with 0, 1, 2, ... pairs,
       int64 [max_pairs + 1]. Rows are sorted by number of pairs, then by smallest pair index.
     """
     shuffled = rng.permutation(lengths.size)
@@ -122,13 +122,13 @@ def open_pair_index(
     """Opens the pair index of a split, `train` or `heldout`; builds and stores it if it is missing or damaged.
 
     The index has `dupe_factor` independent passes over the split, and rows of at most `pairs_per_row` pairs. `pairing`
-    is a kind of sentence pairs, see `document_pairs`, or "" for pieces of documents, see `document_pieces`. It is
-    stored in the folder `pair_index` of the corpus or, if this fails, in the cache folder of the machine.
+    is a kind of sentence pairs, see `document_pairs`, or "" for pieces of documents, see `document_pieces`. The index
+    is stored in the folder `pair_index` of the corpus or, if this fails, in the cache folder of the machine.
     `Corpus.checksums` verifies it in the background. Several processes may build the same index at once.
     """
     data: Split = getattr(corpus, split)
     count = max(0, data.documents.size - 1)
-    # Segment B of a NotNext pair comes from another document.
+    # Pairs need two documents, because segment B of a NotNext pair comes from another document.
     if count < (needed := 2 if pairing else 1):
         raise UsageError(
             f"the {split} split of the corpus {corpus.path} has {count} documents, but needs at least {needed}; "
@@ -193,7 +193,7 @@ def _open(path: Path, settings: dict[str, Any], corpus: Corpus) -> PairIndex:
 
 
 def _write(path: Path, settings: dict[str, Any], split: Split) -> None:
-    # A running process writes to its temporary file continuously, so older files are from processes that have died.
+    # Remove old temporary files of killed processes; those of running processes are recent, because they write often.
     remove_temporaries(path.parent, min_age_seconds=3600)
     ends: list[int] = []
     runs: list[list[int]] = []

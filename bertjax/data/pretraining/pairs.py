@@ -20,8 +20,8 @@ _GOLDEN_RATIO = 0.6180339887498949
 # Fields of a pair before truncation: token offsets and lengths of A and B; label (0 IsNext, 1 NotNext).
 RECORD = np.dtype([("a_start", "<i8"), ("b_start", "<i8"), ("a_length", "<i4"), ("b_length", "<i4"), ("label", "<i4")])
 
-# Maximum fraction of a row that remains free because a piece of a document ends with a sentence. On Wikipedia at length
-# 512, packed rows have 2 % padding, and 3 to 5 % without this limit.
+# Maximum fraction of a row that may stay free, so that a piece of a document ends with a sentence. On Wikipedia at
+# length 512, packed rows have 2 % padding, and 3 to 5 % without this limit.
 _MAX_GAP = 1 / 16
 
 # Maximum pairs and rounds per array that `document_pairs` yields, to bound memory. A round makes one pair from each

@@ -1,4 +1,4 @@
-"""Lookup of the spans (token ranges of the corpus) of a batch's rows, and assembly of token rows from spans.
+"""Lookup of the spans (token ranges of the corpus) that form a row, and assembly of token rows from spans.
 
 The position of a row in training determines its spans. A lookup takes constant time.
 
@@ -83,7 +83,7 @@ def epoch_order(pass_ends: np.ndarray, key: np.uint64) -> Callable[[tf.Tensor], 
 
 
 def pair_lookup(index: PairIndex, max_pairs: int) -> Lookup:
-    """Returns a lookup of the pairs of rows. `index` has at most `max_pairs` pairs per row. Epochs have no effect."""
+    """Returns a `Lookup` for a pair index with at most `max_pairs` pairs per row. The lookup ignores the epoch."""
     words = without_copy(index.records.view(np.int32).reshape(-1, RECORD.itemsize // 4))
     run_rows, run_pairs = index.runs.T
     row_ends, pair_ends = np.cumsum(run_rows), np.cumsum(run_rows * run_pairs)
@@ -106,13 +106,13 @@ def pair_lookup(index: PairIndex, max_pairs: int) -> Lookup:
 
 
 def tile_lookup(tokens: int, width: int, key: np.uint64 | None) -> tuple[np.ndarray, Lookup]:
-    """Divides a split of `tokens` tokens into tiles, rows of `width` consecutive tokens; the last one may be shorter.
+    """Divides a split of `tokens` tokens into rows of `width` consecutive tokens; the last row may be shorter.
 
-    Tiles start at a random offset that changes every epoch, and wrap around the end of the split. If `key` is None, the
-    offset is 0.
+    The first row starts at a random offset that changes every epoch (0 if `key` is None). Rows wrap around the end of
+    the split.
 
     Returns:
-      The number of tiles per epoch, int64 [1], and a lookup of tiles, which are segment A.
+      The number of rows per epoch, int64 [1], and a `Lookup`, whose spans are segment A.
     """
 
     def lookup(rows: tf.Tensor, epochs: tf.Tensor) -> Spans:
@@ -153,8 +153,8 @@ class TokenRows(NamedTuple):
       segment_ids: 1 for segment B and the [SEP] after it, else 0, [B, L].
       sequence_ids: index of each token's span in its row, starting at 1, or 0 for padding, [B, L].
       position_ids: index of each token in its span, or 0 for padding, [B, L].
-      starts: index in the row of the first token of each position's span, [B, L]; [B, 1] if rows have one span.
-      lengths: number of tokens of each position's span, like `starts`. Padding belongs to the last span of its row.
+      starts: for each position, the start of its span in the row, [B, L]; [B, 1] if rows have one span.
+      lengths: tokens in the span of each position, shaped like `starts`. Padding belongs to the last span of its row.
       labels: label of each span, [B, K], or -1 if there are fewer spans.
     """
 
@@ -214,7 +214,7 @@ def assemble_rows(
     if spans_per_row > 1:
         before = tf.cumsum(lengths, exclusive=True)
         starts = before - tf.gather(tf.boolean_mask(before, nth == 0), row)
-        # The first token of a span increments the index of the span.
+        # Number the spans: the number increases at the first token of each span.
         is_first = tf.scatter_nd(tf.stack([row, starts], 1), tf.ones_like(row), [row[-1] + 1, seq_len])
         span = tf.reshape(tf.cumsum(tf.reshape(is_first, [-1])) - 1, [-1, seq_len])
     at_position = functools.partial(tf.gather, indices=span)  # [N] to [B, L], or to [B, 1] for one span per row
