@@ -86,6 +86,6 @@ METRICS: Mapping[str, Callable[[np.ndarray, np.ndarray], float]] = {
 
 
 def scores(names: Sequence[str], predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Returns the named `METRICS` of the rows with a known label, or {} if there are no such rows."""
+    """Computes the named `METRICS` on the rows with a known label. Returns {} if there are no such rows."""
     known = known_labels(labels)
     return {name: METRICS[name](predictions[known], labels[known]) for name in names} if known.any() else {}

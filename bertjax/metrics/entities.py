@@ -43,7 +43,7 @@ def extract_entities(tags: Sequence[str]) -> set[Entity]:
 
 
 def has_entities(tags: Iterable[str], place_of: Callable[[str], str] = lambda tag: "the data") -> bool:
-    """Returns the result of `follows_scheme`, but rejects mixed tags.
+    """Returns whether the tags mark entities, see `follows_scheme`. Rejects a mixture with other tags.
 
     Raises a UsageError if some tags mark entities with the prefix B- or I-, and other tags (except O) mark no entities.
     `place_of` returns the file and line of a tag for the message.

@@ -20,7 +20,7 @@ class Metric:
     panel: str = ""
 
     def score(self, value: object) -> float | None:
-        """Returns a value of the metric, negated if lower is better. Returns None if the value is not a number."""
+        """Returns a metric value, negated if lower is better, for comparisons. Returns None if it is not a number."""
         if not isinstance(value, (int, float)) or value != value:
             return None
         return -float(value) if self.lower_is_better else float(value)

@@ -9,7 +9,7 @@ import numpy as np
 
 logger = logging.getLogger(__name__)
 
-# Name of the confusion matrix's row for spurious entities and of its column for missed entities.
+# In the confusion matrix, row of spurious entities and column of missed entities.
 NO_ENTITY = "(none)"
 # Maximum numbers of classes and of confusions to print, so that tables fit into a terminal.
 _MAX_CLASSES, _MAX_CONFUSIONS = 20, 12

@@ -16,7 +16,7 @@ _PAPER, _OURS = "paper", "ours"
 
 
 class CellValue(NamedTuple):
-    """Metric values of a cell's finished runs, one per seed. `progress`, as ` (1 of 2)`, is set if runs are missing."""
+    """Metric values of a cell's finished runs, one per seed. `progress` is set if runs are missing: ` (1 of 2)`."""
 
     values: tuple[float, ...] = ()
     progress: str = ""
@@ -89,7 +89,7 @@ def format_table(table: Table, results: Results) -> FormattedTable:
 
 
 def cell_values(table: Table, results: Results) -> dict[tuple[str, str], CellValue]:
-    """Returns the values of a table's cells by row and column."""
+    """Returns the values of a table's cells, keyed by (row, column)."""
     values: dict[tuple[str, str], CellValue] = {}
     for cell in table.cells:
         if not cell.mean_of:
@@ -108,7 +108,7 @@ def _cell_value(cell: Cell, results: Results) -> CellValue:
     values, done = [], 0
     for run in cell.runs:
         outcome = results.outcome(run)
-        # The duration of a resumed run is unknown.
+        # Skip the duration of a resumed run, because it is unknown.
         if outcome is None or (cell.metric == "seconds" and run.name not in seconds):
             continue
         done += 1

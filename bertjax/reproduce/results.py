@@ -49,7 +49,7 @@ class Results:
     """Results of one or more folders and files. If several sources contain the same entry, the first source is used.
 
     Attributes:
-      sources: path of each folder or file, and the outcomes in a file by run name (None: a folder with workdirs).
+      sources: path of each folder or file, and a file's outcomes, keyed by run name (None: a folder with workdirs).
       tables: experiment (`FILE:ARGUMENTS`) of each requested table, by table name.
       seconds: duration in seconds of each run that was not interrupted, by run name.
     """
@@ -60,7 +60,7 @@ class Results:
 
     @property
     def folder(self) -> str:
-        """Path of the first source that is a folder, for printed commands; `RESULTS` if all sources are files."""
+        """Path of the first results folder, for printed commands (`RESULTS` if all sources are files)."""
         return next((path for path, outcomes in self.sources if outcomes is None), "RESULTS")
 
     def finished(self, runs: Iterable[Run]) -> set[str]:
@@ -92,7 +92,7 @@ class Results:
         raise _mismatch(f"{path}/{run.name}", difference)
 
     def _lookup(self, run: Run) -> tuple[str, Outcome | None]:
-        """Returns the path of the first source with the outcome of a run, and the outcome (None: unfinished)."""
+        """Finds the first source that has the run's outcome. Returns path and outcome, ("", None) if unfinished."""
         for path, outcomes in self.sources:
             kept = outcomes is not None
             outcome = outcomes.get(run.name) if kept else read_outcome(epath.Path(path) / run.name, run)
@@ -117,7 +117,7 @@ def _mismatch(path: str | epath.Path, difference: str) -> BertjaxError:
 
 
 def load_results(paths: Sequence[str]) -> Results:
-    """Reads results folders and files. A folder may be empty or missing; a file, recognized by `.json`, may not."""
+    """Reads results folders and files. Folders may be empty or missing, but files (`.json`) must exist."""
     sources, tables, seconds = zip(*map(_load_source, paths), strict=True)
     return Results(sources, dict(ChainMap(*tables)), dict(ChainMap(*seconds)))
 
@@ -206,7 +206,7 @@ def read_outcome(folder: epath.Path, run: Run) -> Outcome | None:
 
 
 def _sweep_workdirs(folder: epath.Path) -> tuple[dict[epath.Path, dict[str, Any]], list[epath.Path]]:
-    """Returns each finished trial's fields by workdir, and the workdirs of the best setting, sorted by seed.
+    """Returns the fields of finished trials, keyed by workdir, and the best setting's workdirs, sorted by seed.
 
     Both are empty if the sweep is unfinished.
     """
@@ -226,7 +226,7 @@ def _sweep_workdirs(folder: epath.Path) -> tuple[dict[epath.Path, dict[str, Any]
 
 
 def _check_config(run: Run, folder: epath.Path, config: dict[str, Any], fields: Mapping[str, Any]) -> None:
-    """Raises a UsageError if `config`, from saved results, differs from the config of `run`, such as in the scale."""
+    """Raises a UsageError if the saved `config` differs from the config of `run`, for example in the scale."""
     overrides = [*run.overrides, *(f"--config.{field}={value}" for field, value in fields.items())]
     expected: dict[str, Any] = dataclasses.asdict(experiment_config(run.config, overrides))
     # Unset model fields come from the initial checkpoint, and labels from the data, so they cannot be compared here.

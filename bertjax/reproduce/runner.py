@@ -57,7 +57,7 @@ class Plan:
 
     @property
     def missing_data(self) -> dict[str, str]:
-        """Missing data, as text, of each unfinished run that cannot start, by run name."""
+        """Description of missing data, keyed by the name of the unfinished run that cannot start without it."""
         unfinished = (run for run in self.runs if run.name not in self.done)
         return {run.name: data for run in unfinished if (data := missing_data([run], self.done))}
 
@@ -86,7 +86,7 @@ def _speed(runs: Sequence[Run], results: Results) -> tuple[float, str]:
 
 
 def describe_plan(plan: Plan, results: str) -> str:
-    """Formats each run: state or estimated time and, if unfinished, the command that writes it to `results`."""
+    """Formats each run as text: state or estimated time and, if unfinished, its command for the folder `results`."""
     lines = []
     skipped, pending = plan.missing_data, plan.pending
     states = {name: f"skipped: needs {data}" for name, data in skipped.items()} | dict.fromkeys(plan.done, "done")

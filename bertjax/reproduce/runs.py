@@ -59,7 +59,7 @@ class Released(NamedTuple):
 
 @functools.cache
 def load_released(checkpoint: str) -> Released:
-    """Opens a checkpoint of any format, by path or Hugging Face Hub address. Caches the converted checkpoint."""
+    """Opens a checkpoint of any format, by path or Hub address. Caches the converted checkpoint."""
     key = hashlib.sha256(checkpoint.encode()).hexdigest()[:16]
     with bertjax_checkpoint(checkpoint, cache_dir() / "released" / key) as path:
         converted = find_checkpoint(path)
@@ -78,7 +78,7 @@ def perplexity_cell(row: str, *runs: Run) -> Cell:
 
 
 def scale_of(args: Mapping[str, Any]) -> Scale:
-    """Returns the scale of a table: the argument `scale`, or else `paper` for released checkpoints, or else `small`."""
+    """Returns a table's scale: the argument `scale` or, if empty, `paper` for released checkpoints, else `small`."""
     is_released = any(args.get(name) for name in RELEASED)
     return get_scale(args["scale"] or (PAPER if is_released else SMALL))
 
@@ -128,7 +128,7 @@ def pretraining(
     if corpus:
         missing_data = _missing_file(f"{corpus}/{MANIFEST}")
     else:
-        # Some tables accept a released checkpoint in place of a corpus.
+        # Some tables accept a released checkpoint instead of a corpus.
         released = [model for model in RELEASED if model in data and size == getattr(scale, model)]
         instead = f", or a checkpoint, set with {released[0]}=" if released else ""
         missing_data = f"a corpus from `bertjax prepare`, set with corpus={instead}"
@@ -223,7 +223,7 @@ def _missing_file(path: str) -> str:
 
 
 def with_commits(config: str) -> str:
-    """Adds the current commit to each Hugging Face Hub address in `FILE:ARGUMENTS`, so that all runs use one commit."""
+    """Adds the current commit to each Hub address in `FILE:ARGUMENTS`, so that all runs use the same commit."""
     return re.sub(rf"(?<==){hub.PREFIX}[^,]*", _with_commit, config)
 
 

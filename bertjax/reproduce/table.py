@@ -61,7 +61,7 @@ class Run:
         return shlex.join(["bertjax", *words, "--workdir", f"{results}/{self.name}"])
 
     def checkpoint(self, results: str, step: int = 0) -> str:
-        """Returns the released checkpoint's path, else the run's at `step` (default: 0, the run's workdir)."""
+        """Returns the path of the released checkpoint or else of the run's step `step` (default: 0, its workdir)."""
         return self.released or f"{results}/{self.name}" + (f"/checkpoints/{step}" if step else "")
 
 
