@@ -23,7 +23,7 @@ AUTO_LONG_RUN = "auto_long_run"
 SCAN_LAYERS = (AUTO, AUTO_LONG_RUN, "true", "false")
 LONG_RUN_STEPS = 10_000
 REMAT_POLICIES = ("none", "attention", "elementwise", "projections", "full")
-# Maximum dropout rate. `dropout` rounds rates to multiples of 2^-16, which could round a larger rate to 1.
+# Maximum dropout rate. `dropout` rounds rates to multiples of 2^-16, and would round rates close to 1 to 1.
 _MAX_DROPOUT = 0.9999
 _HEAD_SIZE = 64
 _NAMED_SIZES = {
@@ -58,8 +58,7 @@ class Architecture(Section):
         also attends to itself.
       pad_vocab_to_multiple_of: the vocabulary size is padded to a multiple of this number, for faster matmuls. The
         added tokens get probability 0.
-      model_type: family of models in transformers to which checkpoints are exported, such as `modernbert`. It does not
-        change the network.
+      model_type: transformers model family for exported checkpoints, such as `modernbert`. It has no other effect.
       embedding_size: width of the embeddings (default: 0, `hidden_size`). Another width is projected to `hidden_size`.
       embedding_norm: whether a norm follows the embeddings.
       norm: kind of all norms: `layer_norm` or `rms_norm`.
@@ -76,7 +75,7 @@ class Architecture(Section):
         layers attend to the whole sequence).
       global_attn_every_n_layers: with local attention, every n-th layer, starting with the lowest, attends to the whole
         sequence.
-      num_key_value_heads: number of heads of keys and values (default: 0, `num_attention_heads`).
+      num_key_value_heads: number of key and value heads (default: 0, `num_attention_heads`).
       attention_bias: whether the projections of attention have biases.
       mlp_bias: whether the feed-forward layers have biases.
       gated_mlp: whether the activations are multiplied by a second projection, as in GeGLU.
@@ -89,16 +88,16 @@ class Architecture(Section):
       pooler_act: activation of the dense layer before an output layer for sequences (default: `tanh`; empty: no dense
         layer).
       pooler_norm: whether a norm follows the pooler's activation.
-      classifier_pooling: state of a sequence: that of its first token (`cls`), or the mean over its tokens, before the
-        pooler (`mean`) or after the pooler (`late`).
+      classifier_pooling: how a sequence's states become one: `cls` (state of the first token), `mean` (mean over the
+        tokens, then the pooler) or `late` (the pooler, then the mean).
       token_pooler: whether the pooler's layers also precede an output layer for tokens, as in ModernBERT.
     """
 
     field_prefix: ClassVar[str] = "config.model."
     may_be_unset: ClassVar[bool] = True
 
-    # The maximum sizes are larger than those of any trained model. Without them, a mistyped size would fail only
-    # minutes later, inside a library.
+    # The maximum sizes, larger than those of any trained model, exist so that a mistyped size fails at once, and not
+    # minutes later inside a library.
     encoder: str = bounded(TRANSFORMER, choices=ENCODERS)
     vocab_size: int = bounded(30522, at_least=1, at_most=1 << 24)
     hidden_size: int = bounded(768, at_least=1, at_most=1 << 17)
@@ -141,7 +140,7 @@ class Architecture(Section):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.embedding_size and self.embedding_size == self.hidden_size:
-            object.__setattr__(self, "embedding_size", 0)  # Equal networks have equal fields.
+            object.__setattr__(self, "embedding_size", 0)  # So that equal networks have equal fields.
         for conflict, reason in self._conflicts():
             if conflict:
                 raise UsageError(f"config.model: {reason}")
@@ -226,9 +225,9 @@ class Layout(Section):
     """Fields that determine how the model is computed. Any checkpoint can be loaded with any values of these fields.
 
     Attributes:
-      dtype: dtype of the computation: `float32`, `bfloat16`, or `auto`: bfloat16 on TPU, GPU and, in training, on CPUs
-        with units for bfloat16 (AMX, AVX-512 BF16), else float32. Parameters, softmax, LayerNorm statistics and losses
-        are always float32.
+      dtype: dtype of the computation: `float32`, `bfloat16` or `auto`. `auto` is bfloat16 on TPU and GPU. On CPU, it is
+        bfloat16 in training if the CPU has bfloat16 units (AMX, AVX-512 BF16), otherwise float32. Parameters, softmax,
+        LayerNorm statistics and losses are always float32.
       scan_layers: whether to scan over the layers. `true` compiles one layer, and `false` unrolls all layers. `auto`
         unrolls on CPU and GPU, where unrolled layers are faster. On TPU, it unrolls in runs of at least 10,000
         steps, where less memory traffic outweighs longer compilation. In shorter runs, it scans. `auto_long_run`
@@ -241,9 +240,9 @@ class Layout(Section):
         unless their length is a multiple of 128. `flash` is a GPU kernel for bfloat16 on Ampere or newer GPUs, with
         dropout. `cudnn` is for bfloat16 on Ampere or newer GPUs, without dropout or packed rows.
         `package.module.function` is your own `AttentionFn`. `auto` selects the first of `fused`, `splash`, `flash` (on
-        A100, H100 and H200) and `xla` that supports the model and the devices. This order is by compiled bytes and
-        memory, and was not tested on a TPU. All built-in implementations compute the same values, and those with
-        dropout use the same dropout masks.
+        A100, H100 and H200) and `xla` that supports the model and the devices. The order follows the memory and
+        memory traffic of compiled steps, and was not timed on a TPU. All built-in implementations compute the same
+        values, and those with dropout use the same dropout masks.
     """
 
     dtype: str = bounded(AUTO, choices=DTYPES)
@@ -268,7 +267,7 @@ class ModelConfig(Architecture, Layout):
 
     @property
     def unset(self) -> tuple[str, ...]:
-        """Names of the fields without a value. A model can be built only if there are none."""
+        """Names of the fields without a value. A model can be built only if this is empty."""
         return tuple(name for name, value in vars(self).items() if value is None)
 
     @property

@@ -101,7 +101,7 @@ def block_key(key: jax.Array, block: jax.Array, num_blocks: int) -> jax.Array:
 
 
 def _on_key(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """Adapts `function`, which maps Threefry keys to keys, to the data of block keys. It does not change the block."""
+    """Adapts a function from Threefry keys to keys, such as `fold_in`, to block keys, whose block stays the same."""
 
     def apply(data: jax.Array, argument: Any) -> jax.Array:
         words = jax.random.key_data(function(jax.random.wrap_key_data(data[:2], impl="threefry2x32"), argument))

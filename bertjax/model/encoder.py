@@ -86,7 +86,7 @@ class Embeddings(nn.Module):
         # (2)
         table = with_logical_constraint(self.token_table, ("vocab", "embed_over_fsdp"))  # [V, E]
         x = jnp.take(table, input_ids, axis=0)  # float32 [B, L, E]
-        # For two segments, a matmul with one-hot rows is faster than a gather, in the forward and the backward pass.
+        # Multiply by one-hot rows, because for two segments, this is faster than a gather, forward and backward.
         config = self.config
         if config.type_vocab_size == 1:  # Both texts of a pair have this segment, as in RoBERTa.
             x += self.segment_table
@@ -105,14 +105,14 @@ class Embeddings(nn.Module):
         # (3)
         x = with_logical_constraint(x, ("batch", "length", "embed"))
         x = self.norm(x) if config.embedding_norm else x.astype(resolve_layout(config).dtype)
-        # `nn.Dropout` would save its mask for the backward pass. `dropout` recomputes it.
+        # Do not use `nn.Dropout`, because it would save its mask for the backward pass. `dropout` recomputes it.
         key = None if deterministic else self.make_rng("dropout")
         x = dropout(x, config.hidden_dropout_prob, key)
         return self.projection(x) if config.embedding_size else x
 
 
 class Encoder(nn.Module):
-    """Embeddings and a stack of Transformer layers. Part of the models in `heads.py`, such as `PretrainingModel`.
+    """Embeddings and a stack of Transformer layers. Part of the models in `models.py`, such as `PretrainingModel`.
 
     Parameters of all layers are stacked on a leading axis N, whether the layers are scanned or unrolled. With
     `optimizer.freeze_layers`, the train step passes the lowest layers as a second stack, `frozen_layers`, which
@@ -206,7 +206,7 @@ def encode(
 
     Args:
       config: model config.
-      batch: arrays that `heads.py` describes.
+      batch: arrays that `models.py` describes.
       deterministic: whether to disable dropout.
       num_sequences: maximum number S of sequences per row in packed rows.
       collect_layers: whether to return the outputs of all layers.
@@ -241,7 +241,7 @@ def sequence_states(
       context_sides: context direction of each part of the hidden state, see `Architecture.context_sides`. All parts
         have the same width.
       tokens: [B, L, D].
-      batch: arrays that `heads.py` describes.
+      batch: arrays that `models.py` describes.
       num_sequences: maximum number S of sequences per row in packed rows. Missing sequences get an arbitrary finite
         state.
 
@@ -265,7 +265,7 @@ def sequence_states(
 
 
 def mean_states(tokens: jax.Array, batch: Mapping[str, jax.Array], num_sequences: int = 1) -> jax.Array:
-    """Returns the mean of the states [B, L, D] of each sequence's tokens: [B, D], or [B, S, D] for packed rows.
+    """Averages the states [B, L, D] of each sequence's tokens to [B, D], or to [B, S, D] for packed rows.
 
     See `sequence_states` for the arguments.
     """

@@ -20,9 +20,9 @@ NONE, EMBEDDINGS, SECOND_TO_LAST, LAST, SUM_LAST_FOUR, CONCAT_LAST_FOUR, SUM_ALL
     *("", "embeddings", "second_to_last", "last", "sum_last_four", "concat_last_four", "sum_all"),
 )
 _SUMS = (SUM_LAST_FOUR, SUM_ALL)
-# Name of a Flax module.
+# Name of the Flax module `_Mix`.
 _MIX = "mix"
-# Batch key of precomputed states of a frozen encoder, see `encode_with_head`.
+# Batch key of a frozen encoder's precomputed states, see `encode_with_head`.
 CACHED_FEATURES = "features"
 
 
@@ -83,7 +83,7 @@ def encode_with_head(
 ) -> tuple[jax.Array, jax.Array]:
     """Applies the encoder and the feature head inside the calling module.
 
-    `heads.py` describes the arrays of `batch`. If `batch` contains `CACHED_FEATURES`, float32 [B, L, C, D], these
+    `models.py` describes the arrays of `batch`. If `batch` contains `CACHED_FEATURES`, float32 [B, L, C, D], these
     precomputed states of `feature_head.layers` replace the encoder's output. Feature heads do not support packed rows.
     Each call of `dropout_key` returns a new random key.
 

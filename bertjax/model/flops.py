@@ -103,7 +103,7 @@ def _lstm_flops(input_size: int, size: int) -> int:
 def matmul_flops_per_second() -> tuple[float, str]:
     """Measures the FLOP/s of a matrix product on this machine's CPUs, the best of 6 runs, and names the product.
 
-    The product is bfloat16 in XLA if the processor has units for it, else float32 in NumPy.
+    The product is bfloat16 in XLA if the CPU has bfloat16 units, else float32 in NumPy.
     """
     size = 2048
     a = np.random.default_rng(0).standard_normal((size, size), np.float32)
@@ -113,7 +113,7 @@ def matmul_flops_per_second() -> tuple[float, str]:
         product = jax.jit(lambda x: jax.lax.dot(x, x, preferred_element_type=jnp.float32))
         multiply, name = (lambda: product(half).block_until_ready()), "measured bfloat16 matrix product"
     seconds = []
-    for _ in range(6):  # The first run may include compilation.
+    for _ in range(6):  # Repeat, because the first run may include compilation.
         start = time.perf_counter()
         multiply()
         seconds.append(time.perf_counter() - start)

@@ -14,7 +14,7 @@ _MIN_SQUARED_NORM = 1e-24
 
 def first_maximum(logits: jax.Array) -> jax.Array:
     """Returns the index of the maximum of logits [..., V], int32 [...]."""
-    # Avoid `argmax`: if the vocabulary is sharded, XLA would all-gather an index array as large as the logits.
+    # Avoid `argmax`, because for a sharded vocabulary, XLA would all-gather an index array as large as the logits.
     classes = jnp.arange(logits.shape[-1])
     maximum = jnp.max(logits, axis=-1, keepdims=True)
     return jnp.min(jnp.where(logits == maximum, classes, classes.size), axis=-1)
@@ -26,7 +26,7 @@ def unit(vectors: jax.Array) -> jax.Array:
 
 
 class LmHead(nn.Module):
-    """Dense transform, norm and decoder, which is tied to the token embeddings by default (google-research/bert)."""
+    """Language-model head: dense transform, norm, and a decoder that is tied to the token embeddings by default."""
 
     config: ModelConfig
 

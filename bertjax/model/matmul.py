@@ -1,6 +1,6 @@
 """Matrix products with parameters and in attention, in the form that each platform computes fastest.
 
-CPUs with units for bfloat16 (AMX, AVX-512 BF16) compute a bfloat16 product with a float32 result faster than a float32
+CPUs with bfloat16 units (AMX, AVX-512 BF16) compute a bfloat16 product with a float32 result faster than a float32
 product. XLA uses the units only for some forms of a product, so `_bfloat16_einsum` computes all products and their
 gradients in these forms. `tests/model/test_products.py` runs each form.
 """
@@ -16,11 +16,10 @@ from bertjax.model.partitioning import platform
 
 
 def dot(x: jax.Array, kernel: jax.Array, num_inputs: int = 1, dtype: jnp.dtype | None = None) -> jax.Array:
-    """Multiplies `x` [..., I...] by a kernel [I..., O...] to [..., O...].
+    """Contracts the last `num_inputs` axes of `x` with the first axes of a kernel.
 
-    `num_inputs` is the number of axes I. `dtype` is the dtype of the accumulation and the output (default: the result
-    type of `x` and the kernel). On CPU, the axes of the kernel are merged into two. On TPU, merging would move 7 % more
-    bytes per step (BASE at 512 tokens).
+    `dtype` is the dtype of the accumulation and the output (default: the result type of `x` and the kernel). On CPU,
+    the axes of the kernel are merged into two. On TPU, merging would move 7 % more bytes per step (BASE at 512 tokens).
 
     On CPU, a float32 kernel of a bfloat16 `x` is rounded to bfloat16, but its gradient is not.
     """
@@ -41,26 +40,26 @@ def dot(x: jax.Array, kernel: jax.Array, num_inputs: int = 1, dtype: jnp.dtype |
 
 
 def cast_parameter(parameter: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
-    """Casts a float32 parameter to `dtype`, except on CPU, where products cast it and its gradient is float32."""
+    """Casts a float32 parameter to `dtype`, except on CPU, where products cast it, so that its gradient is float32."""
     return parameter if platform() == "cpu" else parameter.astype(dtype)
 
 
 def einsum(subscripts: str, x: jax.Array, y: jax.Array) -> jax.Array:
-    """Multiplies two arrays like `jnp.einsum`. Each letter must occur in two or in all of the three arrays."""
+    """Multiplies two arrays like `jnp.einsum`. Each letter must occur in at least two of `x`, `y` and the result."""
     if platform() == "cpu" and jnp.result_type(x, y) == jnp.bfloat16:
         return _bfloat16_einsum(subscripts, x, y).astype(jnp.bfloat16)
     return jnp.einsum(subscripts, x, y)
 
 
 def dot_transposed(x: jax.Array, table: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Multiplies `x` [B, P, D] by the transpose of a table [V, D] to [B, P, V] of `dtype`."""
+    """Returns `x` [B, P, D] times the transpose of a table [V, D], as [B, P, V] in `dtype`."""
     if platform() == "cpu" and x.dtype == jnp.bfloat16:
         return _bfloat16_einsum("BPD,VD->BPV", x, table).astype(dtype)
     return dot(x, table.T, dtype=dtype)
 
 
 def add_bias(x: jax.Array, bias: jax.Array) -> jax.Array:
-    """Adds a bias [O...] to `x` [..., O...]."""
+    """Adds a bias to the trailing axes of `x`."""
     if platform() == "cpu" and x.dtype == jnp.bfloat16:
         return _bfloat16_add_bias(x.reshape(*x.shape[: x.ndim - bias.ndim], -1), bias.reshape(-1)).reshape(x.shape)
     return x + bias
@@ -116,7 +115,7 @@ def _bfloat16_add_bias(x: jax.Array, bias: jax.Array) -> tuple[jax.Array, Callab
 
     def gradients(gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
         rows = gradient.reshape(-1, gradient.shape[-1])
-        # XLA does not use the bfloat16 units for vectors. So multiply by a matrix of ones, and use one row.
+        # Multiply by a matrix of ones and use one row, because XLA does not use the bfloat16 units for vectors.
         total = _bfloat16_einsum("MN,NO->MO", jnp.ones((8, len(rows)), rows.dtype), rows)
         return gradient, total[0].astype(gradient.dtype)
 
@@ -132,7 +131,7 @@ def _matmul(rows: jax.Array, kernel: jax.Array) -> tuple[jax.Array, Callable]:
     """
 
     def gradients(gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
-        # Without the barriers, XLA would undo the optimization by fusing the transposes into the matmuls.
+        # Use barriers, because XLA would otherwise fuse the transposes into the matmuls.
         barrier = jax.lax.optimization_barrier
         if kernel.shape[0] <= kernel.shape[1]:
             kernel_gradient = barrier(barrier(rows.T) @ gradient)

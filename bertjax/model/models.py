@@ -1,4 +1,4 @@
-"""Complete models, and descriptions of models as JSON. Axis letters: see `encoder.py`.
+"""Complete models, and their JSON descriptions. Axis letters: see `encoder.py`.
 
 Every model with an output layer maps a batch to float32 logits. A batch is a dictionary of int32 arrays:
 
@@ -70,7 +70,7 @@ class PretrainingModel(nn.Module):
 
 
 class ReplacedTokenModel(nn.Module):
-    """Encoder and head that detect the tokens that a small generator replaced: ELECTRA (arXiv 2003.10555)."""
+    """ELECTRA (arXiv 2003.10555): encoder and head that detect which tokens a small generator replaced."""
 
     KIND: ClassVar[str] = "replaced_tokens"
 
@@ -109,7 +109,7 @@ class ReplacedTokenModel(nn.Module):
         # The Gumbel-max trick samples from the softmax. Token ids have no gradient.
         key = jax.random.key(0) if deterministic else self.make_rng("dropout")
         samples = first_maximum(generator_logits + gumbel_noise(key, generator_logits.shape))
-        # Unused predictions are written after the end of the row, where they are dropped.
+        # Set the positions of unused predictions to the row length, so that `at[].set` drops their values.
         positions = jnp.where(batch["masked_lm_weights"] > 0, batch["masked_lm_positions"], ids.shape[1])
         write = jax.vmap(lambda row, positions, values: row.at[positions].set(values, mode="drop"))
         original, corrupted = (write(ids, positions, values) for values in (batch["masked_lm_ids"], samples))

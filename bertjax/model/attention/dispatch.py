@@ -14,7 +14,7 @@ from bertjax.model.partitioning import current_device, platform
 
 
 class AttentionFn(Protocol):
-    """Function from `query`, `key` and `value` [B, L, H, K] to the context [B, L, H, K] of self-attention.
+    """Self-attention function: maps `query`, `key` and `value` [B, L, H, K] to the context [B, L, H, K].
 
     `mesh` is the current mesh, from `jax.sharding.get_abstract_mesh`.
     """
@@ -37,7 +37,7 @@ class Implementation:
     """Attention function and the cases that it supports.
 
     Attributes:
-      path: `package.module.function`, which is imported on first use: importing Pallas takes a quarter of a second.
+      path: `package.module.function`. It is imported on first use, because importing Pallas takes 0.25 s.
       directions: supported mask directions.
       dropout: whether the function supports dropout of the attention probabilities.
       packed_rows: whether the function supports packed rows.
@@ -45,7 +45,7 @@ class Implementation:
       max_length: maximum row length in tokens (default: 0, no limit).
       dtype: the only supported compute dtype (default: "", all).
       platform: platform on which `auto` selects the function (default: "", all).
-      chips: chips on which `auto` selects the function, as parts of JAX's device kind (default: (), all).
+      chips: substrings of JAX's `device_kind` for which `auto` selects the function (default: (), all chips).
       runs_anywhere: whether the function also runs, slowly, on other platforms.
     """
 
@@ -64,10 +64,11 @@ class Implementation:
 _PACKAGE = "bertjax.model.attention"
 _IMPLEMENTATIONS = {
     "xla": Implementation(f"{_PACKAGE}.xla.xla_attention"),
-    # On some chips, the attention scores of longer rows do not fit into VMEM.
+    # `max_length` is set, because on some chips, the attention scores of longer rows do not fit into VMEM.
     "fused": Implementation(f"{_PACKAGE}.fused.fused_attention", max_length=512, platform="tpu"),
     "splash": Implementation(f"{_PACKAGE}.splash.splash_attention", dropout=False, platform="tpu"),
-    # Float32 products do not run on tensor cores. Pallas rejects unknown GPUs, and Triton rejects GPUs before Ampere.
+    # `dtype` is set, because float32 products do not run on tensor cores. `chips` is set, because Pallas rejects
+    # unknown GPUs, and Triton rejects GPUs before Ampere.
     "flash": Implementation(
         f"{_PACKAGE}.flash.flash_attention", dtype="bfloat16", platform="gpu", chips=("A100", "H100", "H200")
     ),
@@ -82,7 +83,7 @@ _IMPLEMENTATIONS = {
         runs_anywhere=False,
     ),
 }
-# Order in which `auto` tries the implementations. cuDNN is missing, because older GPUs do not support it.
+# Order in which `auto` tries the implementations. It never selects `cudnn`, which older GPUs do not support.
 _AUTO_ORDER = ("fused", "splash", "flash", "xla")
 
 
@@ -135,7 +136,7 @@ def _import_function(path: str) -> Any:
 def _import_user_function(path: str) -> Any:
     known = f"use one of {', '.join((AUTO, *_IMPLEMENTATIONS))}, or package.module.function"
     if "." not in path.strip("."):
-        raise UsageError(f"config.model.attention is {path!r}; {known}")
+        raise UsageError(f"unknown attention: config.model.attention={path!r}; {known}")
     try:
         function = _import_function(path)
     except Exception as error:  # A user's module may raise any exception.
@@ -157,7 +158,7 @@ def _call_user_function(path: str, query: jax.Array, *arrays: Any, **options: An
 
 
 def _unsupported_case(implementation: Implementation, config: ModelConfig, length: int, is_packed: bool) -> str:
-    """Returns a description of the first unsupported property of the model or rows, or "" if all are supported."""
+    """Describes the first property of the model or rows that is unsupported. Returns "" if all are supported."""
     if config.attention_direction not in implementation.directions:
         return f"attention_direction={config.attention_direction}"
     if config.attention_probs_dropout_prob and not implementation.dropout:
@@ -168,7 +169,7 @@ def _unsupported_case(implementation: Implementation, config: ModelConfig, lengt
         return "packed rows"
     if implementation.max_length and length > implementation.max_length:
         return f"rows of {length} tokens (maximum: {implementation.max_length})"
-    # Only kernels for GPUs restrict the dtype. They support dtype `auto`, which is bfloat16 on GPU.
+    # Accept `auto`, because only GPU kernels restrict the dtype, and `auto` is bfloat16 on GPU.
     if implementation.dtype and config.dtype not in (AUTO, implementation.dtype):
         return f"dtype={config.dtype} (only {implementation.dtype})"
     return ""

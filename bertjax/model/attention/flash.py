@@ -3,8 +3,8 @@
 The kernels compute the same values and gradients as `xla_attention`, with the same dropout masks
 (`model/dropout.py`). Each program processes one block of queries (or keys) of one head, and loops over blocks of keys
 (or queries). Sequences are contiguous, so each query attends to an interval of keys, which depends on packing, padding,
-direction and window. Programs skip blocks outside of all intervals. The output of padding is 0. Axis letters: see
-`encoder.py`; N: number of blocks.
+direction and window. Programs skip blocks outside of all intervals. The output at padding positions is 0. Axis letters:
+see `encoder.py`; N: number of blocks.
 """
 
 import functools
@@ -23,29 +23,29 @@ from bertjax.model.dropout import BITS, dropout_scale, dropout_seeds, dropout_th
 from bertjax.model.partitioning import platform_kernel, shard_over_mesh
 
 _LOG2_E = math.log2(math.e)
-# Minimum number of rows and columns of a matrix product.
+# Minimum size of each axis of a matrix product in Triton.
 _MIN_BLOCK = 16
 _OPPOSITE = {"both": "both", "left": "right", "right": "left"}
 
 
-class Tile(NamedTuple):
-    """Numbers of queries and keys that a kernel processes at a time (powers of 2)."""
+class _BlockSizes(NamedTuple):
+    """Block sizes of a kernel along queries and keys (powers of 2)."""
 
     queries: int
     keys: int
 
 
-# Tiles of the forward pass, of the query gradients, and of the key and value gradients.
-_TILES = (Tile(128, 64), Tile(64, 64), Tile(64, 64))
+# Block sizes of the forward pass, the query gradients, and the key and value gradients.
+_BLOCK_SIZES = (_BlockSizes(128, 64), _BlockSizes(64, 64), _BlockSizes(64, 64))
 
 
 class _Options(NamedTuple):
-    """Static options: row length before padding, scale of the logits, dropout rate (0: no dropout), and tiles."""
+    """Static options: row length before padding, scale of the logits, dropout rate (0: no dropout), block sizes."""
 
     length: int
     scale: float
     rate: float
-    tiles: tuple[Tile, ...]
+    block_sizes: tuple[_BlockSizes, ...]
 
 
 def flash_attention(
@@ -65,17 +65,17 @@ def flash_attention(
     else:
         rate, seeds = dropout_rate, dropout_seeds(dropout_key, (rows, heads))
     max_block = max(_MIN_BLOCK, pl.next_power_of_2(length))
-    tiles = tuple(Tile(*(min(size, max_block) for size in tile)) for tile in _TILES)
-    # Kernels process whole blocks, and head sizes that are powers of 2.
-    row_padding = -length % max(block for tile in tiles for block in tile)
+    block_sizes = tuple(_BlockSizes(*(min(size, max_block) for size in sizes)) for sizes in _BLOCK_SIZES)
+    # Pad, because kernels process whole blocks, and head sizes that are powers of 2.
+    row_padding = -length % max(block for sizes in block_sizes for block in sizes)
     size_padding = max(_MIN_BLOCK, pl.next_power_of_2(size)) - size
     padded = [jnp.pad(array, ((0, 0), (0, row_padding), (0, 0), (0, size_padding))) for array in (query, key, value)]
     ids = jnp.pad(mask.sequence_ids, ((0, 0), (0, row_padding)))
     keys = _intervals(ids, mask.direction, mask.window)
     queries = _intervals(ids, _OPPOSITE[mask.direction], mask.window)
-    bounds = [_block_intervals(keys, tile.queries, tile.keys) for tile in tiles[:2]]
-    bounds.append(_block_intervals(queries, tiles[2].keys, tiles[2].queries))
-    attend = functools.partial(_attention, _Options(length, size**-0.5, rate, tiles))
+    bounds = [_block_intervals(keys, sizes.queries, sizes.keys) for sizes in block_sizes[:2]]
+    bounds.append(_block_intervals(queries, block_sizes[2].keys, block_sizes[2].queries))
+    attend = functools.partial(_attention, _Options(length, size**-0.5, rate, block_sizes))
     states, per_row = ("batch", None, "heads", None), ("batch", None)
     axes = (states, states, states, ("batch", "heads", None), per_row, per_row)
     on_mesh = shard_over_mesh(attend, mesh, {"batch": rows, "heads": heads}, axes, states)
@@ -85,7 +85,7 @@ def flash_attention(
 def _intervals(ids: jax.Array, direction: str, window: int) -> tuple[jax.Array, jax.Array]:
     """Returns the interval [first, last) of the positions that each position attends to, as two arrays [B, L].
 
-    The interval of padding is [L, 0), which is empty and does not extend the interval of a block.
+    Padding positions have the empty interval [L, 0), so that they do not extend the interval of their block.
     """
     length = ids.shape[1]
     position = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), ids.shape)
@@ -102,7 +102,7 @@ def _intervals(ids: jax.Array, direction: str, window: int) -> tuple[jax.Array, 
 
 
 def _block_intervals(interval: tuple[jax.Array, jax.Array], size: int, other_size: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the interval of blocks of `other_size` that each block of `size` attends to, as two arrays [B, N]."""
+    """Returns for each block of `size` the interval of blocks of `other_size` that it attends to, two arrays [B, N]."""
     first, last = (array.reshape(len(array), -1, size) for array in interval)
     return first.min(-1) // other_size, -(-last.max(-1) // other_size)
 
@@ -110,22 +110,22 @@ def _block_intervals(interval: tuple[jax.Array, jax.Array], size: int, other_siz
 def _attention(options: _Options, *inputs) -> jax.Array:
     @jax.custom_gradient
     def attend(query, key, value, seeds, interval, bounds) -> tuple[jax.Array, Callable]:
-        forward_tile, query_tile, key_tile = options.tiles
+        forward_sizes, query_sizes, key_sizes = options.block_sizes
         rows, length, heads, _ = query.shape
         outputs = query, jax.ShapeDtypeStruct((rows, heads, length), jnp.float32)
         arrays = *bounds[0], *interval, seeds, query, key, value
-        context, log_sum = _call_kernel(functools.partial(_forward, options), forward_tile.queries, arrays, outputs)
+        context, log_sum = _call_kernel(functools.partial(_forward, options), forward_sizes.queries, arrays, outputs)
 
         def gradients(gradient: jax.Array) -> tuple:
-            # Softmax's gradient subtracts the mean gradient of the probabilities.
+            # Mean gradient of the probabilities, which the gradient of the softmax subtracts.
             mean = jnp.einsum("BLHK,BLHK->BHL", gradient, context, preferred_element_type=jnp.float32)
             shared = *interval, seeds, log_sum, mean / dropout_scale(options.rate)
             kernel = functools.partial(_backward, options, False)
             arrays = *bounds[1], *shared, query, gradient, key, value
-            (d_query,) = _call_kernel(kernel, query_tile.queries, arrays, (query,))
+            (d_query,) = _call_kernel(kernel, query_sizes.queries, arrays, (query,))
             kernel = functools.partial(_backward, options, True)
             arrays = *bounds[2], *shared, key, value, query, gradient
-            d_key, d_value = _call_kernel(kernel, key_tile.keys, arrays, (key, value))
+            d_key, d_value = _call_kernel(kernel, key_sizes.keys, arrays, (key, value))
             return d_query, d_key, d_value, None, None, None
 
         return context, gradients
@@ -163,15 +163,15 @@ def _call_kernel(kernel: Any, block: int, inputs: tuple, outputs: tuple) -> list
 
 
 def _forward(options: _Options, start, stop, first, last, seeds, query, key, value, context, log_sum) -> None:
-    tile, program = options.tiles[0], pl.program_id(0)
-    rows = pl.ds(program * tile.queries, tile.queries)
+    sizes, program = options.block_sizes[0], pl.program_id(0)
+    rows = pl.ds(program * sizes.queries, sizes.queries)
     states, seed = query[rows, :], (seeds[0], seeds[1])
     limits = first[rows][:, None], last[rows][:, None]
 
     def attend(block: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         weighted, maximum, total = carry
-        columns = pl.ds(block * tile.keys, tile.keys)
-        row, column = _positions(program, tile.queries)[:, None], _positions(block, tile.keys)[None]
+        columns = pl.ds(block * sizes.keys, sizes.keys)
+        row, column = _positions(program, sizes.queries)[:, None], _positions(block, sizes.keys)[None]
         logits = _logits(options, _dot(states, key[columns, :], 1), column, *limits)
         new_maximum = jnp.maximum(maximum, jnp.max(logits, axis=1))
         exponentials = jnp.exp2(logits - new_maximum[:, None])
@@ -181,8 +181,8 @@ def _forward(options: _Options, start, stop, first, last, seeds, query, key, val
         return weighted, new_maximum, total * decay + jnp.sum(exponentials, axis=1)
 
     # The maximum starts above the logits of masked keys, so that their exponentials are 0.
-    maximum = jnp.full(tile.queries, MASKED_LOGIT / 2, jnp.float32)
-    carry = jnp.zeros((tile.queries, query.shape[1]), jnp.float32), maximum, jnp.zeros(tile.queries, jnp.float32)
+    maximum = jnp.full(sizes.queries, MASKED_LOGIT / 2, jnp.float32)
+    carry = jnp.zeros((sizes.queries, query.shape[1]), jnp.float32), maximum, jnp.zeros(sizes.queries, jnp.float32)
     weighted, maximum, total = jax.lax.fori_loop(start[program], stop[program], attend, carry)
     total = jnp.maximum(total, jnp.finfo(jnp.float32).tiny)
     context[...] = (weighted * (dropout_scale(options.rate) / total)[:, None]).astype(context.dtype)
@@ -190,16 +190,16 @@ def _forward(options: _Options, start, stop, first, last, seeds, query, key, val
 
 
 def _backward(options: _Options, by_key: bool, start, stop, first, last, seeds, log_sum, mean, *refs) -> None:
-    """Computes gradients for a block of queries, or for a block of keys and values if `by_key` (transposed logits)."""
+    """Computes the gradients of a block of queries or, with `by_key`, of keys and values from transposed logits."""
     left, left_partner, right, right_partner, *gradients = refs
-    tile, program = options.tiles[1 + by_key], pl.program_id(0)
-    size, other_size = (tile.keys, tile.queries) if by_key else (tile.queries, tile.keys)
+    sizes, program = options.block_sizes[1 + by_key], pl.program_id(0)
+    size, other_size = (sizes.keys, sizes.queries) if by_key else (sizes.queries, sizes.keys)
     own = pl.ds(program * size, size)
     states, partners, seed = left[own, :], left_partner[own, :], (seeds[0], seeds[1])
 
     def load_queries(block: jax.Array) -> list[jax.Array]:
-        rows = pl.ds(block * tile.queries, tile.queries)
-        vectors = _positions(block, tile.queries), log_sum[rows], mean[rows], first[rows], last[rows]
+        rows = pl.ds(block * sizes.queries, sizes.queries)
+        vectors = _positions(block, sizes.queries), log_sum[rows], mean[rows], first[rows], last[rows]
         return [jnp.expand_dims(vector, 0 if by_key else 1) for vector in vectors]
 
     own_queries = None if by_key else load_queries(program)
@@ -208,7 +208,7 @@ def _backward(options: _Options, by_key: bool, start, stop, first, last, seeds, 
         other = pl.ds(block * other_size, other_size)
         others, other_partners = right[other, :], right_partner[other, :]
         row, log_sums, means, *limits = own_queries or load_queries(block)
-        column = jnp.expand_dims(_positions(program if by_key else block, tile.keys), 1 if by_key else 0)
+        column = jnp.expand_dims(_positions(program if by_key else block, sizes.keys), 1 if by_key else 0)
         drop = _drop(options, seed, row, column)
         probabilities = jnp.exp2(_logits(options, _dot(states, others, 1), column, *limits) - log_sums)
         d_logits = probabilities * (drop(_dot(partners, other_partners, 1)) - means)

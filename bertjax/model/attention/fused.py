@@ -139,7 +139,7 @@ def _backward(
         d_dropped = _dot(options, d_context, value[row, :, columns], 1, 1)
         d_probabilities = _apply_dropout(d_dropped, keep, options.rate)
         mean = jnp.sum(d_probabilities * probabilities, axis=-1, keepdims=True)
-        # Masked keys have probability 0, except in fully masked rows, whose gradient must be set to 0.
+        # Apply the mask again, because in fully masked rows, the probabilities of masked keys are not 0.
         d_logits = jnp.where(mask, probabilities * (d_probabilities - mean), 0.0).astype(dtype)
         scale = options.size**-0.5
         d_query[row, :, columns] = (_dot(options, d_logits, key[row, :, columns]) * scale).astype(dtype)

@@ -10,8 +10,8 @@ from jax.experimental.pallas.ops.tpu import splash_attention as splash
 from bertjax.model.attention.xla import AttentionMask
 from bertjax.model.partitioning import platform_kernel, shard_over_mesh
 
-# Rows are divided into blocks of 128 to 512 tokens; the largest size that divides the row length is used. If none
-# divides it, rows are padded to a multiple of the largest.
+# Block sizes are 128, 256 or 512 tokens, whichever is the largest that divides the row length. If none does, rows are
+# padded to a multiple of 512 tokens.
 _MIN_BLOCK, _MAX_BLOCK = 128, 512
 _BLOCKS = (
     *("block_q", "block_kv", "block_kv_compute"),

@@ -26,7 +26,7 @@ class AttentionMask:
       direction: side to attend to: `both`, `left` or `right`. Tokens always attend to themselves.
       sequence_ids: [B, L] int32, index of each position's sequence, starting at 1, or 0 for padding. Sequences are
         contiguous, and no token attends to padding. The output at padding positions may be any finite value.
-      window: number of tokens that a token attends to beside itself, half of them on each side (default: 0, all).
+      window: number of tokens that a token attends to besides itself, half of them on each side (default: 0, all).
     """
 
     direction: str
@@ -68,7 +68,7 @@ def xla_attention(
     """Computes softmax(Q K^T / sqrt(head size)) V with the softmax in float32. Implements `AttentionFn`."""
     query = query * query.shape[-1] ** -0.5
     has_dropout = dropout_rate > 0 and dropout_key is not None
-    # In exports, the row length is symbolic, so rows cannot be divided into blocks.
+    # Do not divide rows into blocks in exports, because their row length is symbolic.
     length = query.shape[1] if isinstance(query.shape[1], int) else 0
     if mask.window and length > 2 * mask.window and not has_dropout:
         return _attend_in_blocks(query, key, value, mask)
@@ -96,7 +96,7 @@ def _blocks(x: jax.Array, size: int, margin: int = 0) -> jax.Array:
 
 
 def _attend_by_queries(query: jax.Array, key: jax.Array, value: jax.Array, ids: jax.Array) -> jax.Array:
-    """Computes attention for one block of queries after the other, in memory proportional to L.
+    """Computes attention for one block of queries at a time, in memory proportional to L.
 
     The backward pass recomputes a block's probabilities.
     """
@@ -146,7 +146,7 @@ def cudnn_attention(
 ) -> jax.Array:
     """Computes the same attention as `xla_attention`. Implements `AttentionFn`.
 
-    The mask is passed as row lengths. JAX would convert a boolean mask to a bias and compute an unnecessary gradient.
+    The mask is passed as row lengths, because JAX would convert a bool mask to a bias and compute its gradient.
 
     Args:
       implementation: implementation of `jax.nn.dot_product_attention`; `xla` computes the same values on any platform.
