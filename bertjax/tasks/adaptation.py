@@ -75,7 +75,7 @@ class AdaptationTask(PretrainingTask):
                 "such as --config NAME:size=mini"
             )
         super().__init__(config, train)
-        # With this offset, runs with different seeds replay at different steps.
+        # Draw an offset, so that runs with different seeds replay at different steps.
         self._offset = random.Random(config.seed).random()
         data = config.data
         if not (self._corpus and data.replay_corpus):

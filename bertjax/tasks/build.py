@@ -19,7 +19,7 @@ from bertjax.tasks.swag import SwagConfig, SwagTask
 from bertjax.tasks.task import Task
 from bertjax.tasks.text import TextConfig, TextTagsConfig, TextTagsTask, TextTask
 
-# Classes of each task, by the value of `config.task`.
+# Config class and task class, keyed by `config.task`.
 TASKS: dict[str, tuple[type[RunConfig], Callable[..., Task]]] = {
     "adaptation": (AdaptationConfig, AdaptationTask),
     "embed": (EmbedConfig, EmbedTask),

@@ -39,8 +39,8 @@ class GlueSpec:
       label: column of the label.
       labels: names of the classes by id. Empty for regression.
       metrics: names in `bertjax.metrics.classification.METRICS`. The first one selects the best checkpoint.
-      eval_sets: file suffix of each evaluation set, such as `_matched`, by the suffix of its metric names.
-      submission: name of each evaluation set's file for the GLUE server, by metric suffix (default: `FOLDER.tsv`).
+      eval_sets: file suffix of each evaluation set, such as `_matched`, keyed by the suffix of its metric names.
+      submission: file name of each evaluation set for the GLUE server, keyed by metric suffix (default: `FOLDER.tsv`).
       header: column names of train and dev files without a header line (default: (), the files have a header line).
       tfds_texts: TFDS features of the sentences (default: (), the names in `texts`).
     """
@@ -147,7 +147,7 @@ class GlueTask(RowsTask):
         if self.config.data.task == "ax":
             return {"": DIAGNOSTIC}
         names = {suffix: f"{self.split}{name}" for suffix, name in self._spec.eval_sets.items()}
-        # GLUE in TFDS always has the diagnostic set.
+        # TFDS always has the diagnostic set.
         has_diagnostic = self._is_tfds or any(file.is_file() for file in self._files(DIAGNOSTIC))
         if self.config.data.task == "mnli" and self.split == "test" and has_diagnostic:
             names[_AX_SUFFIX] = DIAGNOSTIC
@@ -177,7 +177,7 @@ class GlueTask(RowsTask):
             raise UsageError(f"no file {files[0]} or {files[-1]}; set config.data.path to the folder of the GLUE data")
         stats = ReadStats(str(file))
         header = () if split.startswith("test") else spec.header
-        # Official files have rows with too few fields, so their quotes are always text.
+        # Do not reject quoted fields, because official files have irregular rows, and their quotes are text.
         return read_table(file, columns, stats, header=header, keep_short=keep_short, reject_quoted=False), stats
 
     @property

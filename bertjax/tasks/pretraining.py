@@ -23,7 +23,7 @@ from bertjax.tasks.task import NumpyBatch, Task
 logger = logging.getLogger(__name__)
 
 _PERPLEXITY_LOSSES = ("mlm_loss", "ltr_loss", "rtl_loss")
-# `math.exp` overflows at larger arguments.
+# Maximum argument of `math.exp`, which overflows at larger ones.
 _MAX_LOG_PERPLEXITY = 700.0
 
 
@@ -50,7 +50,7 @@ class PretrainingTask(Task):
         super().__init__(config)
         self._corpus = open_corpus(config.data.corpus) if config.data.corpus else None
         if train:
-            # Raise before the config is stored in the workdir, which would then reject the corrected config.
+            # Raise before the config is stored, because the workdir would then reject the corrected config.
             self._require_corpus()
         vocab_size = self._vocabulary.size if self._corpus else config.vocab_size
         model_config = config.model_config(vocab_size)
@@ -113,7 +113,7 @@ class PretrainingTask(Task):
 
     def phase_batches(self, phase: Phase, start_step: int, shard: DataShard) -> Iterator[NumpyBatch]:
         """Yields the training batches of a phase from step `start_step` of the run, with only the rows of `shard`."""
-        # This imports TensorFlow, which is slow and not needed to describe or time models.
+        # Import here, because TensorFlow is slow to import and not needed to describe or time models.
         from bertjax.data.pretraining.batches import train_dataset, verified_batches
 
         dataset = train_dataset(

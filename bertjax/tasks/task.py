@@ -36,9 +36,9 @@ class Objective:
     Attributes:
       model: Flax module that maps a batch to logits.
       metrics: metrics that `compute` returns. The train step divides the weighted sum of each loss by the result of
-        `denominators`. This is usually the sum of the weights over the whole batch, but never 0. Logged values are
-        divided by the sum of the weights of all steps since the last log line. Log lines show the total loss and each
-        metric that is not a loss.
+        `denominators`. This is usually the sum of the weights over the whole batch, but never 0. A logged value is the
+        weighted sum divided by the sum of the weights, both over all steps since the last log line. Log lines show the
+        total loss and each metric that is not a loss.
       schema: specifications of the arrays in a batch.
       splits_into_micro_batches: whether gradient accumulation may split a batch into micro-batches, which are processed
         one after the other (default: True). Set it to False if the loss of a row depends on other rows, as with
@@ -60,7 +60,7 @@ class Objective:
 
     @property
     def loss_weights(self) -> dict[str, float]:
-        """Coefficients of the metrics that add up to the training loss, by name (default: 1 each)."""
+        """Coefficient of each loss in the training loss, keyed by metric name (default: 1 each)."""
         return {metric.name: 1.0 for metric in self.metrics if metric.is_loss}
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
@@ -95,7 +95,7 @@ class Objective:
 class Task:
     """Objective, data, schedule and evaluation of a run.
 
-    By default, evaluation metrics are computed from the metric sums only. The attributes are grouped by topic.
+    By default, evaluation metrics are computed from the metric sums only.
 
     Objective and schedule:
       config: configuration of the run.

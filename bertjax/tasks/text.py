@@ -29,14 +29,14 @@ from bertjax.utils.sections import bounded
 
 logger = logging.getLogger(__name__)
 
-# Names in `bertjax.metrics.classification.METRICS`, by kind of label. The first one selects the best checkpoint.
+# Names in `bertjax.metrics.classification.METRICS`, keyed by kind of label. The first one selects the best checkpoint.
 _METRICS = {
     "classes": ("accuracy", "macro_f1", "matthews"),
     "number": ("pearson", "spearman"),
     "multilabel": ("micro_f1", "macro_f1", "subset_accuracy"),
 }
 _MISSING_DATA = "no data; set --config.data.train_file=FILE and --config.data.dev_file=FILE"
-# Warn about labels of one row each if these are half of at least `_MIN_ROWS` rows, or have over `_MAX_WORDS` words.
+# Warn about labels that occur once if they fill half of the rows (`_MIN_ROWS` or more) or exceed `_MAX_WORDS` words.
 _MIN_ROWS, _MAX_WORDS = 4, 8
 
 
@@ -75,7 +75,7 @@ class TableData(FinetuningData):
         raise UsageError(f"no file for the {split} set; set --config.data.{split}_file=FILE")
 
     def read_rows(self, file: str, columns: Sequence[str], keep_short: bool) -> tuple[Iterator[Row], ReadStats]:
-        """Reads columns of a file, see `read_table`. Returns the rows, and counts that are updated during reading."""
+        """Reads columns of a file, see `read_table`. Returns the rows, and counts that grow as rows are read."""
         path = Path(self.path).expanduser() / file
         stats = ReadStats(str(path))
         return read_table(path, columns, stats, keep_short=keep_short), stats

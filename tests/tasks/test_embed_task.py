@@ -96,7 +96,7 @@ def test_evaluate_and_predict_use_the_vectors_of_the_run(run, files, tmp_path, c
 
 def test_equal_scores_are_predicted_but_not_evaluated(run, files, tmp_path, capfd):
     options = (f"--config.data.dev_file={files}/five.tsv", "--config.data.retrieval=")
-    assert "no two different scores" in refused(capfd, "evaluate", f"--checkpoint={run}", *options)
+    assert "five.tsv are equal" in refused(capfd, "evaluate", f"--checkpoint={run}", *options)
     path, _ = predict(capfd, run, tmp_path / "out", "--split=dev", *options)
     assert {json.loads(line)["score"] for line in path.read_text().splitlines()} == {5.0}
 

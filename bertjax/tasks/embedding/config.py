@@ -21,10 +21,10 @@ from bertjax.utils.io import AnyPath
 from bertjax.utils.json_files import read_object
 from bertjax.utils.sections import Section, bounded
 
-# Poolings and activations by their names in sentence-transformers.
+# bertjax poolings and activations, keyed by sentence-transformers name.
 POOLINGS = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
 DENSE_ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh"}
-# Fields that an initial checkpoint sets if they have their default.
+# Fields that take the initial checkpoint's value if they have their default.
 _EMBED_FIELDS = ("pooling", "normalize", "dense", "dense_activation")
 _DATA_FIELDS = ("seq_len", "query_len", "query_prompt", "document_prompt")
 # Default of `data.seq_len` for models that are not embedders.
@@ -68,7 +68,7 @@ class EmbedData(FinetuningData):
       seq_len: maximum tokens of a text, including special tokens (default: 0, the limit of the initial checkpoint if it
         is an embedder, else 128).
       query_len: maximum tokens of an anchor or query (default: 0, `seq_len`).
-      query_prompt, document_prompt: prefix of each anchor or query, and of each other text (default: the prompts of the
+      query_prompt, document_prompt: prefix of anchors and queries, and of all other texts (default: the prompts of the
         initial checkpoint, or none).
       batch_size: examples per global batch. `info_nce` and `gist` use the other examples of the batch as negatives.
       eval_batch_size: texts per evaluation batch.
@@ -95,7 +95,7 @@ class EmbedData(FinetuningData):
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.scored_columns) != 3:
-            raise UsageError(f"config.data.scored_columns={self.scored_columns} must be three columns")
+            raise UsageError(f"config.data.scored_columns={self.scored_columns} must name three columns")
         if not self.columns or len({*self.columns}) < len(self.columns):
             raise UsageError(f"config.data.columns={self.columns}; name at least one column, and each only once")
         if self.train_file and self.sources:
@@ -118,13 +118,13 @@ class EmbedData(FinetuningData):
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """Maximum tokens of an anchor, and of another text."""
+        """Maximum tokens of an anchor or query, and of any other text."""
         length = self.seq_len or _SEQ_LEN
         return self.query_len or length, length
 
     @property
     def prompts(self) -> dict[str, str]:
-        """Prompts of queries and documents by their names in sentence-transformers."""
+        """Query and document prompts, keyed by prompt name."""
         prompts = {"query": self.query_prompt, "document": self.document_prompt}
         return {name: "" if prompt == AUTO else prompt for name, prompt in prompts.items()}
 
@@ -134,7 +134,7 @@ class EmbedData(FinetuningData):
         return bool(self.train_file or self.sources or self.dev_file or self.test_file or self.retrieval)
 
     def read_rows(self, file: str, columns: Sequence[str]) -> tuple[Iterator[Row], ReadStats]:
-        """Reads columns of a file. Returns the rows, and counts that are updated during reading."""
+        """Reads columns of a file. Returns the rows, and counts that grow as rows are read."""
         path = file if file.startswith(HUB_PREFIX) else str(Path(self.path).expanduser() / file)
         stats = ReadStats(path)
         if file.startswith(HUB_PREFIX):
@@ -152,15 +152,15 @@ class EmbedOptions(LossOptions):
     """Vectors and loss of an embedder.
 
     Attributes:
-      loss: `info_nce` (in-batch negatives), `gist` (in-batch negatives that a guide model does not find too similar),
-        `cosent` or `cosine` (scored pairs), `softmax` (pairs with a class, such as NLI), `margin_mse` (scores of a
-        teacher in the column `data.scored_columns[2]`) or `distill_vectors` (vectors of a guide model).
+      loss: `info_nce` (in-batch negatives), `gist` (in-batch negatives, except those that a guide model scores above
+        the positive), `cosent` or `cosine` (scored pairs), `softmax` (pairs with a class, such as NLI), `margin_mse`
+        (scores of a teacher in the column `data.scored_columns[2]`) or `distill_vectors` (vectors of a guide model).
       dims: numbers of leading components on which the loss is computed, such as `(384, 128, 64)` (Matryoshka; default:
         (), only the whole vectors).
       chunk: texts to encode at once (default: 0, the whole batch). It limits the memory of large batches, and must
         divide `data.batch_size`.
       pooling: `mean`, `cls` or `last` token (default: that of the initial checkpoint, or mean).
-      normalize: whether to scale vectors to length 1, `true` or `false` (default: as the initial checkpoint, or true).
+      normalize: `true` or `false`, whether vectors have length 1 (default: that of the initial checkpoint, or true).
       dense: width of a new dense layer after the pooling (default: 0, that of the initial checkpoint, or none).
       dense_activation: `identity` or `tanh` (default: that of the initial checkpoint, or identity).
     """
@@ -210,7 +210,7 @@ class EmbedConfig(FinetuningConfig):
 
     task: str = "embed"
     epochs: int = 1
-    # The bias correction matters in short runs.
+    # AdamW, because its bias correction matters in short runs.
     optimizer: OptimizerConfig = OptimizerConfig(name="adamw", learning_rate=2e-5, warmup_steps=-1)
     embed: EmbedOptions = EmbedOptions()
     data: EmbedData = EmbedData()
@@ -239,11 +239,10 @@ class EmbedConfig(FinetuningConfig):
 
     @property
     def loss(self) -> EmbeddingLoss:
-        """The configured loss."""
         return LOSSES[self.embed.loss]
 
     def with_checkpoint(self, workdir: AnyPath) -> "EmbedConfig":
-        """Returns the config with unset pooling, normalization, dense layer, lengths and prompts of a checkpoint."""
+        """Returns the config; unset pooling, normalization, dense layer, lengths and prompts come from a checkpoint."""
         saved = read_object(workdir / "config.json", optional=True)
         if saved.get("task") == self.task:
             values = {**saved["data"], **saved["embed"]}

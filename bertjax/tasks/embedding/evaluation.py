@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 PAIR_METRICS = ("accuracy_at_1", "accuracy_at_10")
 RETRIEVAL_METRICS = ("ndcg_at_10", "mrr_at_10", "recall_at_10", "recall_at_100")
-# Ranked documents per query: for the metrics, and in the prediction records.
+# Number of ranked documents per query for the metrics, and for the prediction records.
 _DEPTH, _NEIGHBORS = 100, 5
 
 # Index of each distinct text. The key is the text, and whether it is an anchor or query.
@@ -81,7 +81,7 @@ class RankedDocuments:
 
     Attributes:
       name: file of the pairs, or folder of the retrieval data.
-      metrics: names of metrics of `retrieval_scores`; the first one selects the best checkpoint.
+      metrics: metrics of `retrieval_scores` to report; the first one selects the best checkpoint.
       records_file: name of the file for `records`.
       queries, documents: index of each text, by query or document id.
       judgments: relevance grade of each judged document, by query id and document id.

@@ -1,4 +1,4 @@
-"""Modules of sentence-transformers that turn the hidden states of a text into one vector, for NumPy arrays.
+"""NumPy versions of the sentence-transformers modules that turn the hidden states of a text into one vector.
 
 Each module reads and writes named features, as in sentence-transformers. `token_embeddings`, float32 [tokens, D], are
 the concatenated hidden states of n texts. `sentence_embedding` is float32 [n, D]. `Layer` also accepts JAX arrays.
@@ -23,7 +23,7 @@ POOLING_FIELDS = {
 }
 # Prompt names of `encode_query` and `encode_document`. They use the first name that the model's prompts contain.
 _QUERY_PROMPTS, _DOCUMENT_PROMPTS = ("query",), ("document", "passage", "corpus")
-# Activations of `Dense` by their class in `torch.nn`, with its default arguments.
+# Activations of `Dense`, keyed by `torch.nn` class, with the default arguments of this class.
 ACTIVATIONS: dict[str, Callable] = {
     "Identity": lambda x: x,
     "Tanh": lambda x: x.__array_namespace__().tanh(x),
@@ -54,7 +54,7 @@ class Pooling:
         return f"Pooling ({', '.join(self.modes)})"
 
     def __call__(self, features: dict[str, np.ndarray], lengths: np.ndarray, prompt_len: int) -> None:
-        """Sets `sentence_embedding`. `lengths` is int64 [n]; `prompt_len` counts [CLS] and the prompt, or is 0."""
+        """Pools `token_embeddings` into `sentence_embedding`. See `SentenceEmbedder.__call__` for the arguments."""
         hidden = features[TOKENS]
         # Do not pool [CLS] and the prompt if `include_prompt` is false.
         skipped = 0 if self.config.get("include_prompt", True) else prompt_len
@@ -100,13 +100,13 @@ def _layer_norm(x: np.ndarray, config: Mapping[str, Any], arrays: Mapping[str, n
     return (x - x.mean(axis=-1, keepdims=True)) / deviation * arrays["norm.weight"] + arrays["norm.bias"]
 
 
-# Layers by their class in sentence-transformers: functions of x [n, D], the layer's config and its arrays.
+# Layer functions, keyed by sentence-transformers class. Arguments: x [n, D], the layer's config and its arrays.
 LAYERS = {"Dense": _dense, "Normalize": _normalize, "LayerNorm": _layer_norm}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layer:
-    """Module that replaces a feature by a function of this feature, such as a dense layer.
+    """sentence-transformers module that transforms one feature in place: `Dense`, `Normalize` or `LayerNorm`.
 
     Attributes:
       name: class of the layer, a key of `LAYERS`.

@@ -34,7 +34,7 @@ _TRANSFORMER_CONFIGS = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-# Dtypes by their safetensors names. The NumPy reader of safetensors does not support all of them.
+# Dtypes, keyed by safetensors name. The NumPy reader of safetensors does not support all of them.
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
 _OLD_POOLING = "1_Pooling/config.json"
 _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
@@ -60,7 +60,7 @@ def transformer_folder(folder: Path) -> Path:
 
 
 def module_paths(folder: AnyPath, class_name: str = "") -> dict[str, str]:
-    """Returns the folder of each module by name, relative to `folder`. Returns {} if `modules.json` is damaged.
+    """Returns each module's folder relative to `folder`, keyed by module name; {} if `modules.json` is damaged.
 
     `class_name` selects the modules of a class (default: "", all modules).
     """
@@ -74,7 +74,7 @@ def module_paths(folder: AnyPath, class_name: str = "") -> dict[str, str]:
 
 
 def cross_encoder_functions(folder: Path, config: Mapping[str, Any], num_labels: int) -> list[str]:
-    """Describes activation, prompt and lower-casing that `CrossEncoder` of sentence-transformers applies, if any.
+    """Describes the activation, prompt and lower-casing that sentence-transformers' `CrossEncoder` applies, if any.
 
     `config` is the model's `config.json`.
     """
@@ -85,7 +85,7 @@ def cross_encoder_functions(folder: Path, config: Mapping[str, Any], num_labels:
     prompt = (own.get("prompts") or {}).get(own.get("default_prompt_name"))
     functions = [] if not activation or activation.endswith(".Identity") else [f"{activation} to logits"]
     functions += [f"the prompt {prompt!r} to texts"] * bool(prompt)
-    # Without modules.json, CrossEncoder does not read the config of the module.
+    # Read the module's config only if modules.json exists, as CrossEncoder does.
     _, transformer = _transformer_config(transformer_folder(folder)) if (folder / MODULES).exists() else (folder, {})
     return functions + ["lower-casing to texts"] * bool(transformer.get("do_lower_case"))
 
@@ -109,7 +109,7 @@ def read(folder: AnyPath, config: ModelConfig, is_workdir: bool = False) -> Sent
     except UsageError as error:
         return SentenceEmbedder(refusal=str(error))
     except (AttributeError, LookupError, OSError, SafetensorError, TypeError, ValueError) as error:
-        # A damaged file, or a value that sentence-transformers does not write.
+        # Caused by a damaged file, or by a value that sentence-transformers does not write.
         return SentenceEmbedder(refusal=f"cannot use the modules of {folder}: {type(error).__name__}: {error}")
 
 
@@ -160,13 +160,13 @@ def _read(folder: AnyPath, hidden_size: int, max_positions: int, is_workdir: boo
 
 
 def _transformer_config(folder: AnyPath) -> tuple[AnyPath, dict[str, Any]]:
-    """Returns file and content of the config of the module `Transformer`: as there, the first that is not empty."""
+    """Returns path and content of the module `Transformer`'s config, the first file that is not empty."""
     configs = {folder / name: read_object(folder / name, optional=True) for name in _TRANSFORMER_CONFIGS}
     return next(((file, config) for file, config in configs.items() if config), (folder, {}))
 
 
 def _module_folders(folder: AnyPath) -> list[tuple[str, AnyPath]]:
-    """Returns class and folder of each module in `modules.json`."""
+    """Returns (class, folder) of each module in `modules.json`."""
     file = folder / MODULES
     content = read_json(file)
     if isinstance(content, dict):
@@ -200,7 +200,7 @@ def _read_module(name: str, folder: AnyPath, widths: dict[str, int]) -> list[Poo
     if source not in widths or target != source:
         raise UsageError(f"{file} maps {source} to {target}, which bertjax does not support here")
     width, shapes = widths[source], {}
-    # As in sentence-transformers, the fields of Normalize are ignored.
+    # Ignore the fields of Normalize, as sentence-transformers does.
     if name == "LayerNorm":
         _check_fields(config, file, ("dimension",))
         shapes = {"norm.weight": (width,), "norm.bias": (width,)}

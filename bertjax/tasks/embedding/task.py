@@ -1,4 +1,4 @@
-"""Task of text embedders: training on examples of several texts, and evaluation of the vectors."""
+"""Task that trains text embedders on examples of several texts, and evaluates their vectors."""
 
 import dataclasses
 import functools
@@ -32,7 +32,7 @@ from bertjax.tasks.task import NumpyBatch
 _ROW_LEN = 512
 # Number of batches that are built to estimate the cost of a step.
 _COST_BATCHES = 4
-# Maximum number of row lengths in evaluations.
+# Maximum number of different row lengths in an evaluation.
 _EVAL_LENGTHS = 4
 # Log a note if a larger fraction of the rows is left out of each epoch.
 _MAX_UNNOTED_FRACTION = 0.01
@@ -74,7 +74,7 @@ class EmbedTask(FinetuningTask):
             self.eval_examples = make_examples([self._encoder.encode(*text) for text in texts], {})
         for each in self.eval_sets:
             if isinstance(each, ScoredPairs) and len({*each.labels}) < 2:
-                self.evaluation_problem = f"{each.name} has no two different scores to correlate; use `bertjax predict`"
+                self.evaluation_problem = f"all scores of {each.name} are equal; use other data, or `bertjax predict`"
 
     def _read_training_files(self) -> None:
         data, loss = self.config.data, self.config.loss
@@ -158,7 +158,7 @@ class EmbedTask(FinetuningTask):
         return digest.hexdigest()
 
     def add_guide(self, vectors: Sequence[np.ndarray]) -> None:
-        """Adds a guide model's vectors of each file, float32 [examples, columns, vector width], to training batches."""
+        """Adds a guide model's vectors, float32 [examples, columns, vector width] per file, to the training batches."""
         self.files = [
             dataclasses.replace(file, rows={**file.rows, "guide": array}, strings=())
             for file, array in zip(self.files, vectors, strict=True)
@@ -177,7 +177,7 @@ class EmbedTask(FinetuningTask):
     def eval_batches(self, shard: DataShard) -> Iterator[NumpyBatch]:
         if self.eval_examples is None:
             return super().eval_batches(shard)
-        # Compile the encoder for few row lengths.
+        # Use a coarse bucket, so that the encoder is compiled for few row lengths.
         data, bucket, longest = self.config.data, max(1, self.config.data.bucket), max(self.config.data.lengths)
         bucket *= math.ceil(longest / bucket / _EVAL_LENGTHS)
         batching = Batching(data.eval_batch_size, bucket if data.bucket else 0, longest)
@@ -201,7 +201,7 @@ class EmbedTask(FinetuningTask):
         return eval_set.records(self.eval_vectors(outputs), self.eval_texts)
 
     def baseline(self) -> dict[str, float]:
-        """Returns the metrics without a model: of BM25 for rankings, of the share of common words for scored pairs."""
+        """Returns metrics without a model: BM25 for rankings, the fraction of common words for scored pairs."""
         return {name: value for each in self.eval_sets for name, value in each.baseline(self.eval_texts).items()}
 
     def cost_before(self, step: int) -> StepCost:
@@ -242,7 +242,7 @@ class EmbedTask(FinetuningTask):
         }
 
     def format_row(self, batch: NumpyBatch, row: int) -> str:
-        """Formats the texts of a row, each with the index of its example in the batch, its column, and the labels."""
+        """Formats each text of a row, with its example's index in the batch, its column, and the example's labels."""
         ids, sequences = batch["input_ids"][row], batch["sequence_ids"][row]
         columns = 1 + batch["document_weights"].shape[1]
         lines = []

@@ -32,8 +32,7 @@ class FinetuningData(Section):
         file).
       dev_seed: random seed that selects the held-out rows. It is separate from `seed`, so that runs with different
         seeds share a dev set.
-      class_weights: class weights of the training loss: `balanced`, or JSON such as '{"rare": 5}' (default: 1 for each
-        class).
+      class_weights: class weights of the training loss, `balanced` or JSON such as '{"rare": 5}' (default: 1 each).
       vocabulary: vocabulary file (default: the vocabulary of the checkpoint).
       labels: path of an `output_layer.json` with the labels (default: the labels of the training file).
       seq_len: maximum tokens per row, including special tokens.
@@ -73,7 +72,7 @@ class FinetuningData(Section):
 
     @property
     def class_weight_map(self) -> dict[str, float] | Literal["balanced"]:
-        """Class weights by class name, or "balanced". Empty if `class_weights` is unset."""
+        """Class weights, keyed by class name, or "balanced". Empty if `class_weights` is unset."""
         if self.class_weights == BALANCED:
             return BALANCED
         with contextlib.suppress(ValueError, RecursionError, AttributeError):
@@ -119,7 +118,7 @@ class FinetuningConfig(RunConfig):
     label_smoothing: float = bounded(0.0, at_least=0, below=1)
     feature_head: FeatureHead = FeatureHead()
     model: ModelConfig = UNSET_ARCHITECTURE
-    # As in google-research/bert, warm-up takes a tenth of the steps.
+    # `warmup_steps=-1` is a tenth of the steps, as in google-research/bert.
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=5e-5, warmup_steps=-1)
     data: FinetuningData = FinetuningData()
 

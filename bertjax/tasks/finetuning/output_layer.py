@@ -21,9 +21,9 @@ class OutputLayer:
     """Description of the output layer of a fine-tuned model.
 
     Attributes:
-      kind: one of KINDS.
-      labels: names of classes, labels or tags by id (default: (), for regression, choices and spans).
-      output: task that the layer was trained on, such as `glue/mnli` (default: "", unknown, as in converted models).
+      kind: kind of output layer, one of KINDS.
+      labels: names of classes, labels or tags by id (default: (); regression, CHOICES and SPANS have none).
+      output: name of the fine-tuning task, such as `glue/mnli` (default: "", unknown, as for converted models).
       texts: number of texts per row, 1 or 2 (default: 0, either).
       feature_head: layers between encoder and output layer.
     """
@@ -52,7 +52,7 @@ def read_output_layer(workdir: epath.Path) -> OutputLayer | None:
 
 
 def saved_labels(path: str, *kinds: str) -> list[str] | None:
-    """Reads the labels of an `output_layer.json` whose kind is one of `kinds`. Returns None if `path` is ""."""
+    """Reads the labels of an `output_layer.json`, whose kind must be one of `kinds`. Returns None if `path` is ""."""
     if not path:
         return None
     layer = _read(path, 'use a file such as {"labels": ["neg", "pos"]}', kind=kinds[0])

@@ -17,7 +17,7 @@ from bertjax.tasks.records import RECORDS_FILE, PredictionRecords, Record, class
 
 
 class RowsTask(FinetuningTask):
-    """Base class of tasks whose rows have one class, number or choice each, or several labels.
+    """Base class of tasks in which a table row has one class, number or choice, or several labels.
 
     Subclasses define `read_rows` and `write_predictions`, and set the attributes before they call `__init__`.
 
@@ -26,7 +26,7 @@ class RowsTask(FinetuningTask):
       baseline_metrics: metrics of the baseline (default: `metrics`).
       sequences: text columns of each sequence of an example, see `encode_rows`.
       target: label column.
-      sets: examples of each evaluation set, by the suffix of its metric names. Usually, the only suffix is "".
+      sets: examples of each evaluation set, keyed by the suffix of its metric names (usually only "").
     """
 
     metrics: Sequence[str]
@@ -41,15 +41,15 @@ class RowsTask(FinetuningTask):
         super().__init__(config, train)
 
     def read_rows(self, split: str, columns: Sequence[str], keep_short: bool) -> tuple[Iterator[Row], ReadStats]:
-        """Reads columns of a split, see `read_table`. Returns the rows, and counts that are updated during reading."""
+        """Reads columns of a split, see `read_table`. Returns the rows, and counts that grow as rows are read."""
         raise NotImplementedError
 
     def eval_splits(self) -> dict[str, str]:
-        """Returns the splits with the rows to evaluate, by the suffix of their metric names."""
+        """Returns the splits to evaluate, keyed by the suffix of their metric names."""
         return {"": "train" if self.split == splits.HELD_OUT else self.split}
 
     def has_labels(self, split: str) -> bool:
-        """Returns whether the file of a split has a label column (default: all files but test files)."""
+        """Returns whether the file of a split has a label column (default: True except for test files)."""
         return not split.startswith("test")
 
     def predictions(self, logits: np.ndarray) -> np.ndarray:
@@ -63,7 +63,7 @@ class RowsTask(FinetuningTask):
         return number_record(self.predictions(logits))
 
     def records_file(self, suffix: str) -> str:
-        """Returns the name of the file for the prediction records of an evaluation set."""
+        """Returns the file name for an evaluation set's prediction records."""
         return RECORDS_FILE
 
     def encode(self, source: Examples, stats: ReadStats, training: bool) -> Examples:
@@ -78,7 +78,7 @@ class RowsTask(FinetuningTask):
         return concatenate([*self.sets.values()])
 
     def read_set(self, split: str) -> Examples:
-        """Reads and encodes "train" or one of `eval_splits`. Appends row counts to `read_stats`."""
+        """Reads and encodes "train" or a split of `eval_splits`. Appends row counts to `read_stats`."""
         training, labeled = split == "train", self.has_labels(split)
         columns = [*dict.fromkeys(itertools.chain(*self.sequences)), *([self.target.column] if labeled else [])]
         rows, stats = self.read_rows(split, columns, keep_short=not training)

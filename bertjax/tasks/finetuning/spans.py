@@ -10,7 +10,7 @@ from bertjax.data.finetuning.questions import Question
 from bertjax.data.finetuning.windows import Window
 from bertjax.tasks.records import Record, round_digits, softmax
 
-# `null_odds` if a question has no candidate span: larger than every difference of scores and, unlike inf, valid JSON.
+# `null_odds` of a question without candidate spans: above any difference of scores and, unlike inf, valid JSON.
 _ODDS_WITHOUT_SPAN = 1e9
 
 
@@ -54,7 +54,7 @@ def best_answers(
     n_best: int,
     max_answer_len: int,
 ) -> dict[str, Answer]:
-    """Returns the answer to each question by its id, from the `start` and `end` logits of each evaluation batch."""
+    """Computes answers, keyed by question id, from the `start` and `end` logits of all evaluation batches."""
     logits = in_input_order(outputs, len(windows))
     spans: list[list[tuple[float, int, int]]] = [[] for _ in questions]
     null_scores = np.full(len(questions), np.inf)

@@ -35,8 +35,8 @@ def divide(
 ) -> tuple[Source, Source | None]:
     """Divides the rows of the training file into training and dev rows (None if `dev_share` is 0).
 
-    `train_share` is a fraction of the rows, or of the documents if `by_document` is True, that remain after holding out
-    `dev_share`. Sets the number of used rows in the last item of `read_stats`, and appends an item for the dev rows.
+    Holds out `dev_share` first. `train_share` is a fraction of the remaining rows or, with `by_document`, documents.
+    Sets the number of used rows in the last item of `read_stats`, and appends an item for the dev rows.
     """
     training, dev = read_stats[-1], None
     if data.dev_share:

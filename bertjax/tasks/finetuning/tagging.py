@@ -69,7 +69,7 @@ class TaggingTask(FinetuningTask):
         raise NotImplementedError
 
     def make_objective(self, model: ModelConfig) -> TagObjective:
-        # Only `predict` needs the logits of all tags. Collecting them in evaluations of a run would take much memory.
+        # Output the logits of all tags only for `predict`, because collecting them in evaluations takes much memory.
         predicts = self.config.has_data and self.train_examples is None
         module = TokenModel(model, len(self.labels), head_dropout=True)
         return TagObjective(module, self.class_weighting(), outputs_logits=predicts)
@@ -81,8 +81,8 @@ class TaggingTask(FinetuningTask):
         self._train_words: TaggedText | None = None
         self.labels = saved_labels(self.config.data.labels, TAGS) or ()
         if prefix := self.tokenizer.missing_prefix:
-            # Without a space, F1 on CoNLL-2003 is lower (AnswerDotAI/ModernBERT#149). Exports keep this tokenizer.
-            logger.info("tokenizing words with a leading space, also in exports; the original tokenizer adds no space")
+            # Add a space before words, because F1 on CoNLL-2003 is lower without it (AnswerDotAI/ModernBERT#149).
+            logger.info("tokenizing words with a leading space, in exports too; the original tokenizer adds no space")
             self.vocabulary = dataclasses.replace(self.vocabulary, prefix=prefix)
             self.tokenizer = Tokenizer(self.vocabulary)
         super().load(train or not self.labels)
@@ -145,7 +145,7 @@ class TaggingTask(FinetuningTask):
         return [PredictionRecords(RECORDS_FILE, make, self._words.lines, self.read_columns)]
 
     def _gather(self, outputs: list[dict[str, np.ndarray]], name: str) -> list[list[np.ndarray]]:
-        """Returns the output `name` at each word, by sentence."""
+        """Returns the output `name` of each word, sentence by sentence."""
         return gather_words(self._places, in_input_order(outputs, len(self.evaluated_examples))[name])
 
     def _predicted_tags(self, outputs: list[dict[str, np.ndarray]]) -> list[list[str]]:

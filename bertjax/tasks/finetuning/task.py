@@ -52,8 +52,8 @@ class FinetuningTask(Task):
       missing_data: error message for training without data.
       default_metric: evaluation metric that selects the best checkpoint unless `config.select_by` is set.
       sequences_per_example: number of encoded sequences per example, such as the choices of SWAG (default: 1).
-      by_document: whether `train_share` selects documents of the training file (default: False, rows).
-      vocabulary, tokenizer: vocabulary of the checkpoint or the config, and its tokenizer.
+      by_document: whether `train_share` selects documents instead of rows of the training file (default: False).
+      vocabulary, tokenizer: vocabulary of the config or the checkpoint, and its tokenizer.
       split: split to evaluate: "dev", "test", `splits.HELD_OUT` or `NO_SPLIT`.
       read_stats: row counts of each input file.
       train_examples: training examples (None: the task is built for evaluation only).

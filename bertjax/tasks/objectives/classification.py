@@ -54,7 +54,7 @@ UNWEIGHTED = ClassWeighting()
 def make_class_weighting(
     class_weights: dict[str, float] | Literal["balanced"], smoothing: float, names: Sequence[str], labels: np.ndarray
 ) -> ClassWeighting:
-    """Builds the class weighting of a run, from weights by class name or "balanced".
+    """Builds the class weighting of a run from "balanced", or from weights keyed by class name.
 
     For N rows of C classes, a class with n rows has the balanced weight N / (C * n), as in scikit-learn's
     `compute_class_weight`. Classes without rows have weight 1 and are not counted in C. `labels` contains the class id

@@ -132,7 +132,6 @@ class PretrainingConfig(RunConfig):
 
     @property
     def objective_class(self) -> type[PretrainingObjective]:
-        """Class of the configured objective."""
         return OBJECTIVES[self.data.objective]
 
     @property

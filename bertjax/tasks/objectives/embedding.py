@@ -102,7 +102,7 @@ class Embedding(Objective):
 
         vectors = in_blocks(encode_chunk, rows, num_chunks)
         num_texts = len(batch["weights"]) * (1 + batch["document_weights"].shape[1])
-        # Unused slots get the index `num_texts`, which is out of bounds, so `at[].set` drops their vectors.
+        # Give missing texts the index `num_texts`, which is out of bounds, so that `at[].set` drops their vectors.
         indices = jnp.where(rows["texts"] < 0, num_texts, rows["texts"]).ravel()
         vectors = vectors.reshape(-1, vectors.shape[-1])
         ordered = jnp.zeros((num_texts, vectors.shape[-1])).at[indices].set(vectors, mode="drop")

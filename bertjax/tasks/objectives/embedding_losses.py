@@ -17,7 +17,7 @@ from bertjax.model.heads import unit
 from bertjax.tasks.objectives.losses import cross_entropy
 from bertjax.utils.sections import Section, bounded
 
-# Logits of excluded candidates. Minus infinity would make gradients NaN.
+# Logits of excluded candidates. They are finite, because minus infinity would make gradients NaN.
 _EXCLUDED = -1e30
 # Maximum number of logits in memory, summed over all devices (256 MiB).
 _MAX_LOGITS = 1 << 26
@@ -151,7 +151,7 @@ def cosent(batch: EmbeddedBatch, options: LossOptions) -> jax.Array:
     order = jnp.argsort(batch.labels[:, 0])
     scores, weights = batch.labels[order, 0], batch.weights[order]
     cosines = _cosines(batch)[order] / options.temperature
-    # Sums over all examples with a lower score, without a matrix of all pairs.
+    # Compute cumulative sums over the sorted examples, so that no matrix of all pairs is needed.
     sums = jax.lax.associative_scan(jnp.logaddexp, jnp.where(weights > 0, cosines, _EXCLUDED))
     num_lower = jnp.searchsorted(scores, scores)
     differences = sums[num_lower - 1] - cosines
@@ -251,7 +251,7 @@ def _mean(losses: jax.Array, weights: jax.Array) -> jax.Array:
 
 
 def _num_blocks(num_rows: int, num_columns: int) -> int:
-    """Returns the smallest number of equal row blocks that limits logits to `_MAX_LOGITS`, or a row per shard."""
+    """Returns the smallest number of equal row blocks with at most `_MAX_LOGITS` logits or one row per shard."""
     mesh = jax.sharding.get_abstract_mesh()
     limit = num_rows // (1 if mesh.empty else mesh.shape["data"] * mesh.shape["fsdp"])  # At least a row per shard.
     needed = min(limit, math.ceil(num_rows * num_columns / _MAX_LOGITS))

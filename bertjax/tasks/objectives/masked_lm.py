@@ -82,7 +82,7 @@ class MaskedLm(PretrainingObjective):
         return self.metric_sums(batch, *self.apply(params, batch, dropout_key)), {}
 
     def metric_sums(self, batch: Batch, masked_lm_logits: jax.Array, pair_logits: jax.Array) -> MetricSums:
-        """Computes metric sums from masked-LM logits [B, P, V] and pair logits [B, 2], or [B, S, 2] of packed rows.
+        """Computes metric sums from masked-LM logits [B, P, V] and pair logits [B, 2] (packed rows: [B, S, 2]).
 
         Labels of -1 are ignored.
         """

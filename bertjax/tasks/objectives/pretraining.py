@@ -46,7 +46,7 @@ class PretrainingObjective(Objective):
     def for_model(cls, model: ModelConfig, data: Any = None) -> Self:
         """Builds the objective for a model config.
 
-        Fields of the config section `data` set the fields with the same names in the objective and its Flax module.
+        Fields of the objective and its Flax module take the values of the fields of `data` with the same names.
         """
 
         def values(owner: Any) -> dict[str, Any]:
