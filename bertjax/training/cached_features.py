@@ -90,7 +90,7 @@ def _cached_features(config: FinetuningConfig, init_from: str, examples: Example
 def make_hidden_states_fn(
     config: ModelConfig, params: Any, mesh: Mesh, layers: Sequence[int], seq_len: int
 ) -> Callable[[Examples], Iterator[tuple[int, np.ndarray]]]:
-    """Returns a function from examples to an iterator over (sequence index, hidden states), in any order.
+    """Returns a function that maps examples to an iterator over (sequence index, hidden states), in any order.
 
     The hidden states of a sequence are float32 [tokens, C, D].
 
@@ -98,7 +98,7 @@ def make_hidden_states_fn(
       config: model config.
       params: parameters of the encoder, on the mesh.
       mesh: device mesh.
-      layers: C indices: 0 for the embeddings, 1 to N for the layers, -1 for the last layer.
+      layers: indices of the C layers: 0 for the embeddings, 1 to N for the layers, -1 for the last layer.
       seq_len: maximum tokens per sequence.
     """
     layer_indices = np.array(layers)

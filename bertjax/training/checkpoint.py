@@ -1,4 +1,4 @@
-"""Checkpoints, which are saved asynchronously and atomically, and checked for damage when restored.
+"""Checkpoints that are saved asynchronously and atomically, and checked for damage when restored.
 
 A checkpoint is the folder `WORKDIR/checkpoints/STEP` with three Orbax items: `params` (the parameters to evaluate),
 `training` (the rest of the train state) and `meta` (see `checkpoint_metadata.py`). Fingerprints in `meta` detect
@@ -144,7 +144,7 @@ class Checkpoints:
         # Read the folder, because the manager no longer lists the checkpoints that a failed save was to replace.
         try:
             steps = _complete_checkpoints(self._folder)
-        except Exception:  # A storage failure may affect listing, too.
+        except Exception:  # A storage failure may make listing fail, too.
             return "the last good checkpoint is unknown, because the folder cannot be listed"
         last = max(steps, key=lambda step: int(step.name), default=None)
         return f"the last good checkpoint is {last}" if last else "no checkpoint was saved yet"
@@ -231,7 +231,7 @@ def _restore_item(checkpoint: epath.Path, name: str, tree: Any, metadata: Checkp
 
 
 def _abstract_items(abstract: TrainState, metadata: CheckpointMetadata) -> tuple[str, dict[str, Any]]:
-    """Returns the name of the state field that a checkpoint stores as `params`, and the abstract items to restore."""
+    """Returns the name of the field that a checkpoint stores as `params`, and the abstract items to restore."""
     fields = _saved_fields(abstract, metadata)
     eval_field = abstract.eval_field if abstract.eval_field in fields else "params"
     return eval_field, _as_items(fields, eval_field)
@@ -244,7 +244,7 @@ def _as_items(fields: dict[str, Any], eval_field: str) -> dict[str, Any]:
 
 
 def _saved_fields(abstract: TrainState, metadata: CheckpointMetadata) -> dict[str, Any]:
-    """Returns the abstract fields and metric sums of the state that a checkpoint contains."""
+    """Returns those fields of the abstract state that a checkpoint contains, and its metric sums."""
     sums = [name.removeprefix("sums/") for name in metadata.arrays if name.startswith("sums/")]
     abstract_sum = jax.ShapeDtypeStruct((2,), jnp.float32, sharding=abstract.step.sharding)
     names = {name.split("/")[0] for name in metadata.arrays} or vars(abstract)

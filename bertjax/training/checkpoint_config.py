@@ -87,7 +87,7 @@ def _with_architecture(model: ModelConfig, saved: Architecture, checkpoint: epat
 
 
 def checkpoint_config(checkpoint: epath.Path, overrides: Sequence[str]) -> RunConfig:
-    """Returns the config that a checkpoint was trained with, after `--config.FIELD=VALUE` overrides.
+    """Returns the config of a checkpoint's run with `--config.FIELD=VALUE` overrides.
 
     The vocabulary and the labels are those in the workdir, unless an override sets them.
     """
@@ -98,7 +98,7 @@ def checkpoint_config(checkpoint: epath.Path, overrides: Sequence[str]) -> RunCo
         saved.data.vocabulary = str(workdir / ENTRY)
     if "labels" in saved.data:
         saved.data.labels = _labels(saved.data, checkpoint)
-    if "phases" in saved:  # The rotary positions depend on the checkpoint's phase.
+    if "phases" in saved:  # Use the RoPE thetas of the checkpoint's phase.
         items = [{name: value for name, value in item.items() if name not in ROPE_THETAS} for item in saved.phases]
         saved.phases = tuple(items)
         saved.model.update({name: getattr(saved_architecture(checkpoint), name) for name in ROPE_THETAS})
@@ -114,7 +114,7 @@ def checkpoint_model(checkpoint: epath.Path) -> ModelConfig:
     saved = load_saved_config(workdir_of(checkpoint) / CONFIG)
     model = from_config_dict(ModelConfig(), ConfigDict({**saved.model, "vocab_size": 1}), "config.model")
     architecture: dict[str, Any] = vars(saved_architecture(checkpoint))
-    # On CPU, only the train step and the evaluation of a run compute in bfloat16.
+    # On CPU, inference uses float32, and only training with its evaluations uses bfloat16.
     dtype = "float32" if model.dtype == AUTO and jax.default_backend() == "cpu" else model.dtype
     return dataclasses.replace(model, **architecture, attention=AUTO, dtype=dtype)
 
@@ -122,8 +122,8 @@ def checkpoint_model(checkpoint: epath.Path) -> ModelConfig:
 def with_labels_of(config: RunConfig, checkpoint: epath.Path) -> RunConfig:
     """Returns the config with `data.labels` set to the path of a checkpoint's `output_layer.json`, if it exists.
 
-    Labels that are generic, such as LABEL_0, are not used if a training file exists. The task then reads its labels
-    from this file, and `check_output_layer` matches them by position.
+    If a training file exists, generic labels such as LABEL_0 are not used. The task then reads its labels from this
+    file, and `check_output_layer` matches them by position.
     """
     return _with_data(config, labels=_labels(config.data, checkpoint)) if hasattr(config.data, "labels") else config
 
@@ -150,7 +150,7 @@ def choose_evaluation(config: RunConfig, split: str) -> RunConfig:
     """Returns the config for the evaluation of a split.
 
     For the test split, sets `data.dev_file` to the test file, because tasks may ignore the labels of a test file.
-    Embedding tasks do not ignore them, so their config keeps its files. Their test set may be in `data.retrieval`.
+    Embedding tasks use these labels, so their config keeps its files. Their test set may be in `data.retrieval`.
     """
     config = choose_split(config, split)
     if split == SPLITS[0] or not hasattr(config.data, "test_file") or hasattr(config.data, "retrieval"):

@@ -18,7 +18,7 @@ from bertjax.model.models import model_description
 from bertjax.training.multihost import is_collective_error
 from bertjax.utils.io import read_json_object
 
-# Errors of memory, storage or network. They do not mean that the files of a checkpoint are damaged.
+# Errors of memory, storage or network, which do not mean that the files of a checkpoint are damaged.
 _UNAVAILABLE = re.compile(
     "RESOURCE_EXHAUSTED|Out of memory|UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED"
 )
@@ -41,7 +41,7 @@ class CheckpointMetadata:
       step: training step (0: converted checkpoint).
       model: description of the model, as `bertjax.model.models.model_description` returns it.
       architecture: fields of `Architecture`.
-      fingerprints: `fingerprint` of the items `params` and `training`.
+      fingerprints: fingerprint of each Orbax item, `params` and `training`, keyed by item name.
       arrays: dtype and shape of each array of the train state, by name (default: {}, for converted checkpoints).
       score: evaluation score, higher is better (default: None, no score).
     """
@@ -140,7 +140,7 @@ def fingerprint(tree: Any) -> str:
                 first = np.uint32(row * (leaf.size // len(leaf)) % 2**32)
                 total += jax.device_get(_device_sum(leaf[row : row + rows], seeds, first))
         else:
-            # Fetch each sum before the next one starts: concurrent all-reduces over devices of one CPU can deadlock.
+            # Fetch each sum before the next one starts, because concurrent all-reduces on one CPU can deadlock.
             total += jax.device_get(_device_sum(leaf, seeds, np.uint32(0)))
     return "".join(f"{int(value):08x}" for value in total)
 

@@ -52,7 +52,7 @@ def predict(
         for batch in task.eval_batches(data_shard(mesh)):
             sums, output = eval_step(params, put_batch(batch, mesh), sums)
             outputs.append(output)
-            # Fetch the previous batch's outputs during this batch. All outputs together may exceed device memory.
+            # Fetch the previous outputs during this batch, because all outputs together may exceed device memory.
             outputs[-2:-1] = jax.device_get(outputs[-2:-1])
             bar.update()
             heartbeat()

@@ -30,7 +30,7 @@ class Freezing:
     names: tuple[str, ...] = ()
 
     def split(self, params: Any) -> tuple[Any, Any]:
-        """Returns the trainable and the frozen parameters. The model takes their `merge` as its parameters.
+        """Returns the trainable and the frozen parameters. Pass their `merge` to the model.
 
         The frozen layers are separate arrays, with FROZEN_LAYERS instead of LAYERS in their path, so that the backward
         pass stops above them.
@@ -47,7 +47,7 @@ class Freezing:
         return unflatten_dict(trainable), unflatten_dict(frozen)
 
     def join(self, trainable: Any, frozen: Any) -> Any:
-        """Returns the parameters whose `split` is `(trainable, frozen)`."""
+        """Joins the two results of `split` to the original parameters."""
         params: dict[Any, Any] = flatten_dict(merge(trainable, frozen))
         for path in [path for path in params if FROZEN_LAYERS in path]:
             lower, stack = params.pop(path), _renamed(path, FROZEN_LAYERS, LAYERS)

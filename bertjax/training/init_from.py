@@ -97,7 +97,7 @@ def has_output_layer_of(task: Task, checkpoint: epath.Path) -> bool:
 
 
 def check_output_layer(task: Task, checkpoint: epath.Path) -> list[int]:
-    """Returns the index of the output for each label of a task, or [] if outputs and labels have the same order.
+    """Returns for each label of a task the index of the checkpoint's output, or [] if the order is the same.
 
     Raises a UsageError if the checkpoint's output layer was trained for a different task, even if the shapes match.
     """
@@ -122,13 +122,13 @@ def check_output_layer(task: Task, checkpoint: epath.Path) -> list[int]:
 
 
 def _output_layers(task: Task, checkpoint: epath.Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the fields of the output layers of a checkpoint and of a task ({}: no output layer)."""
+    """Returns the output layers of a checkpoint and a task as dictionaries ({}: no output layer)."""
     layer = read_output_layer(workdir_of(checkpoint))
     return json.loads(layer.as_json()) if layer else {}, json.loads(task.workdir_files.get(OUTPUT_LAYER, b"{}"))
 
 
 def _output_order(saved: list[str], labels: list[str], source: str) -> list[int] | None:
-    """Returns the checkpoint's output index of each label, matched by name, or [] if output i is label i.
+    """Returns for each label the index of the checkpoint's output with this name, or [] if output i is label i.
 
     If no name matches, output i is label i. Returns None if only some names match.
     """
@@ -142,7 +142,7 @@ def _output_order(saved: list[str], labels: list[str], source: str) -> list[int]
 
 
 def _source(checkpoint: epath.Path) -> str:
-    """Returns the hub address or existing path that a checkpoint was converted from, or ""."""
+    """Returns the Hub address or existing path that a checkpoint was converted from, or ""."""
     origin = read_origin(workdir_of(checkpoint))
     sources = [origin.get("address", ""), origin.get("source", "")]
     return next((name for name in sources if is_hub(name) or (name and Path(name).exists())), "")

@@ -50,7 +50,7 @@ def evaluation_metrics(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def group_metrics(values: Mapping[str, float]) -> dict[str, float]:
-    """Returns the metrics of a logged line by their tags in TensorBoard and trackers, `train/NAME` or `eval/NAME`.
+    """Returns a logged line's metrics, keyed by tag in TensorBoard and trackers (`train/NAME` or `eval/NAME`).
 
     If the line contains evaluation metrics, omits all other values of the line.
     """
@@ -102,11 +102,10 @@ class TensorBoardWriter:
 
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         self._is_remote = is_remote(workdir)
-        # TensorBoard reads files in the order of their names. The nanoseconds order files of the same second.
+        # Add nanoseconds, because TensorBoard reads files in the order of their names.
         seconds, nanoseconds = divmod(time.time_ns(), 10**9)
         name = f"events.out.tfevents.{seconds:010d}.{nanoseconds:09d}.{socket.gethostname()}.{os.getpid()}"
-        # Do not use TensorBoard's `EventFileWriter`, which imports TensorFlow even for local files. The import takes
-        # seconds.
+        # Do not use TensorBoard's `EventFileWriter`, because it imports TensorFlow, which takes seconds.
         self._open_file = contextlib.ExitStack()
         self._records = RecordWriter(self._open_file.enter_context((workdir / name).open("wb")))
         self._add(file_version="brain.Event:2")

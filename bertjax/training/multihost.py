@@ -30,7 +30,7 @@ _DEFAULT_PORT = 8476
 _COLLECTIVE_ERROR = re.compile(r"\bgloo\b|\bnccl|coordination ?service|\bheartbeat", re.IGNORECASE)
 # Config fields that may differ between processes: paths, timeouts and ports.
 _LOCAL_FIELDS = ("config.cluster.", "config.hang_seconds:", *(f"config.{field}:" for field in PATH_FIELDS))
-# On network file systems, a new file may be visible to other hosts only after their caches time out.
+# Maximum wait for a new file, which hosts of a network file system may see only after their caches time out.
 _VISIBLE_SECONDS, _POLL_SECONDS = 90.0, 0.5
 
 
@@ -67,7 +67,7 @@ def initialize_distributed(config: ClusterConfig) -> None:
             options |= {"coordinator_address": address, "num_processes": int(count), "process_id": int(index)}
             # Disable cluster detection, which queries the cloud's metadata server if libtpu is installed.
             options["cluster_detection_method"] = "deactivate"
-            # JAX would wait for `initialization_timeout` with such values.
+            # Reject invalid values here, because JAX would first wait for `initialization_timeout`.
             if ":" not in address or not 0 <= int(index) < int(count):
                 raise ValueError("invalid values")
         jax.distributed.initialize(**options)

@@ -32,7 +32,7 @@ def make_schedule(
 ) -> optax.Schedule:
     """Builds the learning-rate schedule of a run. The first `config.head_steps` steps have their own BERT schedule.
 
-    `phase_peaks` are the stop step and the peak rate of each phase (default: one phase, `config.learning_rate`).
+    `phase_peaks` contains (stop step, peak rate) of each phase (default: one phase, `config.learning_rate`).
     """
     head_steps, steps = config.head_steps, total_steps - config.head_steps
     if head_steps and steps <= 0:

@@ -11,7 +11,7 @@ from bertjax.metrics.report import ClassReport, truncate_name
 from bertjax.training.metrics import EVAL_PREFIX
 from bertjax.utils.io import AnyPath, atomic_file
 
-# Maximum number of classes for which a confusion matrix has legible names, and for which it has legible counts.
+# A confusion matrix shows class names up to the first number of classes, and counts up to the second.
 _MAX_NAMED_CLASSES, _MAX_COUNTED_CLASSES = 60, 25
 
 
@@ -22,10 +22,10 @@ def plot_pretraining(
     prefixes: Sequence[str] = (),
     ends: Sequence[int] = (),
 ) -> None:
-    """Plots the metrics of pre-training in separate panels, losses above other metrics, against tokens seen.
+    """Plots pre-training metrics against tokens seen: one panel per metric, with losses in the upper row.
 
     `lines` are objects of `metrics.jsonl`. Objects without `tokens` are skipped. `prefixes` are the metric prefixes of
-    other tasks, such as `general`. Vertical lines mark `ends`, the last steps of training phases.
+    additional evaluation tasks, such as `general`. Vertical lines mark `ends`, the last steps of training phases.
     """
     rows = []
     for is_loss in (True, False):

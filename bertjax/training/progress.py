@@ -77,7 +77,7 @@ class Progress:
         logger.info(f"compiling the train step for {resolve_layout(task.objective.model.config).dtype}")
         self._compile_seconds = 0.0
         jax.monitoring.register_event_duration_secs_listener(self._record_compilation)
-        # Without a terminal, the log lines show the progress.
+        # Show the bar only on a terminal, because elsewhere, the log lines show the progress.
         self._bar = progress_bar("training", task.total_steps, " steps", shown=sys.stderr.isatty(), done=step)
         self._first_step = step + 1
         self._started = self._drawn_at = time.monotonic()

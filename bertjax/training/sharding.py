@@ -29,10 +29,9 @@ RULES = (
     ("vocab", "tensor"),
     ("vocab_part", ("tensor", "fsdp")),
 )
-# Pairs of an activation's logical axis and the mesh axes that shard it. A mesh axis can shard only one axis of an
-# array. `fsdp` shards the batch axis, so the hidden size is not sharded. A layer's weights are all-gathered over `fsdp`
-# for its forward pass, and again for its backward pass. The token embedding table is not all-gathered. Instead, the
-# token ids, which are smaller, are all-gathered over `fsdp` (`batch_over_data`).
+# Pairs of an activation's logical axis and the mesh axes that shard it. `fsdp` shards the batch axis, so it cannot also
+# shard the hidden size. Each pass through a layer all-gathers the layer's weights over `fsdp`. For the token embedding
+# table, the token ids are all-gathered instead, because they are smaller (`batch_over_data`).
 ACTIVATION_RULES = (
     ("batch", ("data", "fsdp")),
     *(rule for rule in RULES if rule[0] != "embed"),
@@ -97,7 +96,7 @@ def list_devices() -> list[jax.Device]:
     """Returns the devices of all processes. Raises a UsageError if no device matches JAX_PLATFORMS."""
     try:
         return jax.devices()
-    # Without a GPU, JAX raises an AssertionError, not a RuntimeError, if JAX_PLATFORMS is `cuda` or `rocm`.
+    # JAX raises an AssertionError if JAX_PLATFORMS is `cuda` or `rocm` on a machine without a GPU.
     except (RuntimeError, AssertionError) as error:
         platforms = quoted(jax.config.jax_platforms or "")  # pyrefly: ignore[missing-attribute]  # Defined at run time.
         reason = f" ({first_line(error)})" if str(error) else ""
@@ -154,7 +153,7 @@ def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
     sharding, shard = batch_sharding(mesh), data_shard(mesh)
 
     def put(rows: np.ndarray) -> jax.Array:
-        # JAX cannot infer the global shape from local rows if several processes store the same shard.
+        # Pass the global shape, because JAX cannot infer it if several processes store the same shard.
         global_shape = (len(rows) // len(shard.parts) * shard.count, *rows.shape[1:])
         return jax.make_array_from_process_local_data(sharding, rows, global_shape)
 

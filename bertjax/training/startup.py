@@ -54,7 +54,7 @@ def open_workdir(
         check_vocabulary(task, checkpoint, task.can_add_pieces)
         init_fingerprint = saved_fingerprint(checkpoint)
         origin = workdirs.read_origin(workdir_of(checkpoint))
-    # The vocabulary and the labels may have different paths on different hosts, but must have the same content.
+    # Compare the contents of vocabulary and labels, because their paths may differ between hosts.
     files = {name: json.loads(task.workdir_files[name]) for name in (ENTRY, OUTPUT_LAYER) if name in task.workdir_files}
     assert_same_run({"config": config, "data": task.data_hash, "started_from": init_fingerprint, "files": files})
     workdir = workdirs.create(path)
@@ -117,7 +117,8 @@ def restore_or_init(
     if keep_optimizer:
         if new_pieces:
             raise UsageError(
-                "--keep_optimizer has no moments of new vocabulary pieces; use the checkpoint's vocabulary"
+                f"--keep_optimizer cannot be used with {len(new_pieces.parts):,} new vocabulary pieces, which have no "
+                "optimizer moments; use the checkpoint's vocabulary, or omit --keep_optimizer"
             )
         state = state.replace(opt_state=restore_opt_state(checkpoint, state_shapes, task.config.optimizer.name))
     restored = "parameters and optimizer state" if keep_optimizer else "parameters"

@@ -157,7 +157,7 @@ def make_train_step(
 
         updates, opt_state = optimizer.tx.update(grads, state.opt_state, trainable, learning_rate=schedule(state.step))
         new_trainable: Any = optax.apply_updates(trainable, updates)
-        if head_only:  # Without this, weight decay would change the encoder.
+        if head_only:  # Restore the encoder, because weight decay changes it.
             new_trainable = {**new_trainable, ENCODER: trainable[ENCODER]}
 
         grad_norm = optax.tree.norm(grads)  # before clipping

@@ -100,7 +100,7 @@ def sweep(
     if grid:
         settings = cross_product(grid_values(grid, fixed, load))
     else:
-        # Remove the fields that the command line sets, and then duplicate settings.
+        # Remove the fields that the command line sets, then remove duplicate settings.
         names = overridden_fields(fixed)
         settings = [
             {field: value for field, value in setting.items() if field not in names}

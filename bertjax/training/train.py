@@ -28,7 +28,7 @@ from bertjax.training.step import TrainState, abstract_state, compute_metrics, m
 
 logger = logging.getLogger(__name__)
 
-# Losses are compared with this value if the first loss is smaller. Without in-batch negatives, it is a rounding error.
+# Minimum first loss for the divergence check, because the loss of `info_nce` without negatives is a rounding error.
 _MIN_FIRST_LOSS = 1e-3
 
 
@@ -76,7 +76,7 @@ def train(
         head_only = step < config.optimizer.head_steps
         return make_train_step(task.objective_at(step + 1), optimizer, mesh, config.grad_accum_steps, head_only)
 
-    step_function(0)  # Raises before the workdir is created.
+    step_function(0)  # If the step cannot be built, fail before the workdir is created.
     state_shapes = abstract_state(task.objective, optimizer, mesh)
     if keep_optimizer and (init_from is None or task.reinit_params):
         raise UsageError("--keep_optimizer continues pre-training; use it with --init_from and a pre-training config")
@@ -84,8 +84,8 @@ def train(
         logger.info(note)
 
     with contextlib.ExitStack() as stack:
-        # Local workdirs are locked. Workdirs at `gs://` addresses cannot be locked; for these, `check_still_owner`
-        # raises if another run has taken the workdir over.
+        # Local workdirs are locked. `gs://` workdirs cannot be locked; for these, `check_still_owner` raises if
+        # another run has taken the workdir over.
         workdir, checkpoints, check_still_owner = stack.enter_context(open_workdir(task, path, init_from, state_shapes))
         stop_requested = stack.enter_context(stop_requests())
         heartbeat = stack.enter_context(watchdog(config.hang_seconds))

@@ -95,7 +95,7 @@ def acquire_lock(workdir: epath.Path) -> Iterator[None]:
 
 
 def take_ownership(workdir: epath.Path) -> Callable[[], None]:
-    """Makes this run the owner of a workdir at a `gs://` address, where files cannot be locked.
+    """Makes this run the owner of a workdir at a `gs://` path, where files cannot be locked.
 
     The newest run owns the workdir. An older run, for example on a preempted machine, must stop before its next save,
     so that two runs never write the same checkpoint. Returns a function that raises if another run is the owner.
@@ -126,7 +126,7 @@ def check_config(workdir: epath.Path, config: dict[str, Any], data_hash: str) ->
         return
     saved, data, increased = _read_json(workdir / CONFIG) or {}, _read_json(workdir / DATA), {}
     if (workdir / RESULTS).exists():
-        # 0 steps mean that the number of epochs determines the steps.
+        # Ignore a saved value of 0 steps, which means that `epochs` determines the number of steps.
         increased = {name: config[name] for name in ("epochs", "steps") if 0 < saved.get(name, 0) < config.get(name, 0)}
     problem = ""
     if data is not None and data.get("sha256") != data_hash:
@@ -169,7 +169,7 @@ def has_checkpoints(workdir: epath.Path) -> bool:
 def result_differences(old: dict[str, Any], new: dict[str, Any], of_best: bool = False) -> str:
     """Lists, in one line, the fields that affect results and differ between two configs ("": none differ).
 
-    `of_best` also compares `eval_every`, which determines the evaluations that the best is chosen from.
+    `of_best` also compares `eval_every`, because it determines from which evaluations the best one is selected.
     """
     # Convert tuples to lists, because one of the configs may come from JSON.
     old, new = (json.loads(json.dumps(with_defaults(config_class(config["task"]), config))) for config in (old, new))
@@ -188,7 +188,7 @@ def read_origin(workdir: AnyPath) -> dict[str, Any]:
 
 
 def pinned_address(address: str, path: str) -> str:
-    """Pins an address `hf:ORG/NAME[@REVISION]` to the commit that the run in the workdir `path` started from.
+    """Pins a Hub address `hf:ORG/NAME[@REVISION]` to the commit that the run in the workdir `path` started from.
 
     Returns other addresses and local paths unchanged.
     """
