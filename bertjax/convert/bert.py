@@ -1,4 +1,4 @@
-"""BERT and ERNIE as in transformers, and what other families share with them."""
+"""Families BERT and ERNIE of transformers, and definitions that other families share."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from bertjax.convert.family import (
 )
 from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, MULTILABEL, SPANS, TAGS
 
-# `ModelConfig` has the field names of BertConfig and of google-research/bert.
+# `ModelConfig` uses the field names of BertConfig and of google-research/bert.
 BERT_FIELDS = {
     name: name
     for name in (
@@ -51,7 +51,7 @@ def bert_encoder(prefix: str) -> tuple[tuple[str, str], ...]:
 def bert_classes(
     name: str, base: tuple[str, ...], output_layer: str = "classifier", pooler: str = ""
 ) -> dict[str, Any]:
-    """Returns the classes that all families have. `output_layer` and `pooler` are those of sequence classification."""
+    """Returns the model classes of BERT-like families. `output_layer` and `pooler` apply to sequence classification."""
     return {
         f"{name}ForMaskedLM": ModelClass((MASKED_LM,)),
         f"{name}Model": ModelClass(base),
@@ -92,5 +92,5 @@ def _bert(model_type: str, name: str, **options: Any) -> Family:
 
 
 BERT = _bert("bert", "Bert")
-# Without embeddings of task types, the network is that of BERT (arXiv 1904.09223).
+# Without task-type embeddings, ERNIE's architecture equals BERT's (arXiv 1904.09223).
 ERNIE = _bert("ernie", "Ernie", refused=(*Family.refused, "use_task_id"))

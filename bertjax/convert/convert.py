@@ -1,4 +1,4 @@
-"""Reading of checkpoints in any format, and their conversion to the formats of `WRITERS`."""
+"""Functions that read checkpoints in any format, and convert them to the formats of `WRITERS`."""
 
 import contextlib
 import json
@@ -33,14 +33,14 @@ BERTJAX, HUGGINGFACE, TENSORFLOW = "bertjax", "huggingface", "tensorflow"
 EMBEDDER = "sentence_transformers"
 WRITERS = {BERTJAX: write_workdir, HUGGINGFACE: huggingface.write, EMBEDDER: huggingface.write_embedder}
 _HEADS = {POOLER: "pooler", MASKED_LM: "masked-LM head", NEXT_SENTENCE: "next-sentence head"}
-# Files that a conversion may overwrite, by the file that identifies their format.
+# Files that a conversion may overwrite, keyed by the file that identifies their format.
 _REPLACEABLE = {ORIGIN: WORKDIR_FILES, huggingface.CONFIG: huggingface.FILES}
 _SAVED_FROM_PYTHON = {"source": "bertjax.Pretrained.save"}
 _READ_FILES = (*huggingface.READ_FILES, *sentence_transformers.READ_FILES)
 
 
 def local_checkpoint(path: str | os.PathLike) -> str:
-    """Returns the local path of a checkpoint. Downloads it if `path` is a hub address, `hf:ORG/NAME[@REVISION]`."""
+    """Returns the local path of a checkpoint. Downloads it if `path` is a Hub address, `hf:ORG/NAME[@REVISION]`."""
     if not hub.is_hub(path):
         return str(path)
     repository, folder = hub.parse(str(path))[0], hub.download(str(path), _READ_FILES)
@@ -94,7 +94,7 @@ def _reject_case(path: str | os.PathLike, lower_case: bool | None) -> None:
 
 
 def read_vocabulary(path: str | os.PathLike, lower_case: bool | None = None) -> Vocabulary:
-    """Reads a vocabulary from a file, from a checkpoint of any format, or from the hub."""
+    """Reads a vocabulary from a file, from a checkpoint of any format, or from the Hub."""
     if hub.is_hub(path):
         folder = hub.download(str(path), (huggingface.CONFIG, *TOKENIZER_FILES))
     else:
@@ -121,7 +121,7 @@ def read_vocabulary(path: str | os.PathLike, lower_case: bool | None = None) -> 
 
 
 def convert(source: str, destination: str, fmt: str, overwrite: bool, lower_case: bool | None = None) -> None:
-    """Converts the checkpoint at a path or hub address to the format `fmt`. Writes the destination atomically."""
+    """Converts the checkpoint at a path or Hub address to the format `fmt`. Writes the destination atomically."""
     # os.path.realpath resolves links and `..`. Unlike Path.resolve, it accepts a link that points to itself.
     target, source_path = (Path(os.path.realpath(Path(path).expanduser())) for path in (destination, source))
     is_local = "://" not in source and not hub.is_hub(source)
@@ -163,7 +163,7 @@ def save(
             notes = [*checkpoint.notes, *WRITERS[fmt](checkpoint, Path(folder))]
         except (BertjaxError, OSError):
             raise
-        except Exception as error:  # Orbax and safetensors raise different exception types on a full disk.
+        except Exception as error:  # Catch all, because Orbax and safetensors raise different types on a full disk.
             raise BertjaxError(f"cannot write the checkpoint {target}: {first_line(error)}; check the disk") from error
         for note in notes:
             logger.info(note)
@@ -172,7 +172,7 @@ def save(
 
 
 def upload(source: str, address: str, overwrite: bool) -> str:
-    """Uploads a checkpoint to the hub in Hugging Face's format, with a model card, and returns the URL.
+    """Uploads a checkpoint to the Hub in Hugging Face's format, with a model card, and returns the URL.
 
     `address` is `hf:ORG/NAME[@BRANCH]`. With `overwrite`, adds a commit to a repository that already contains a model.
     """
@@ -188,16 +188,16 @@ def upload(source: str, address: str, overwrite: bool) -> str:
         if run is not None:
             (folder / model_card.CONFIG_FILE).write_bytes((run / CONFIG).read_bytes())
         message = f"Upload {source.rstrip('/').split('/')[-1]} with bertjax"
-        # The modules of an older model in the repository must not apply to this one.
+        # Remove the sentence-transformers modules of a replaced model, because they must not apply to this one.
         return hub.upload(folder, address, overwrite, message, replaced=sentence_transformers.STALE_FILES)
 
 
 @contextlib.contextmanager
 def bertjax_checkpoint(path: str, cache_dir: Path | None = None) -> Iterator[str]:
-    """Yields the path of a checkpoint in bertjax's format. Converts `path` if it has another format or is on the hub.
+    """Yields the path of a checkpoint in bertjax's format. Converts `path` if it has another format or is on the Hub.
 
     With `cache_dir`, the converted checkpoint is saved in the folder `cache_dir`. Later calls with the same `path`
-    reuse this checkpoint, unless the files of a local `path` have changed. New commits on the hub are ignored, because
+    reuse this checkpoint, unless the files of a local `path` have changed. New commits on the Hub are ignored, because
     a resumed run must use the same commit. Without `cache_dir`, the conversion is in a temporary folder.
     """
     cached: dict[str, Any] = {}
@@ -228,7 +228,7 @@ def bertjax_checkpoint(path: str, cache_dir: Path | None = None) -> Iterator[str
 
 
 def _is_origin(origin: dict[str, Any], path: str) -> bool:
-    """Returns True if a cached conversion with this `origin` came from `path`, whose files are unchanged or removed."""
+    """Returns True if a cached conversion with this `origin` is from `path` and its files are unchanged or removed."""
     if hub.is_hub(path):
         return path in (origin.get("address"), origin.get("source"))
     current = _origin_of(path)
@@ -250,8 +250,8 @@ def _use_cpu() -> None:
 def _origin_of(path: str, folder: str = "") -> dict[str, Any]:
     """Returns the content of `origin.json`, which identifies the source of a conversion.
 
-    For a local checkpoint: path, and names, sizes and modification times of the files. For the hub: the address with
-    the commit, which is the name of the download folder `folder`, and the address as the user wrote it.
+    For a local checkpoint, this is its path, and the name, size and modification time of each file. For the Hub, it is
+    the address with the commit (the name of the download folder `folder`), and the address as the user wrote it.
     """
     if hub.is_hub(path):
         return {"source": f"{hub.PREFIX}{hub.parse(path)[0]}@{Path(folder).name}", "address": path}

@@ -1,4 +1,4 @@
-"""DistilBERT as in transformers: without segments, and with a ReLU before output layers for sequences."""
+"""Family DistilBERT of transformers: no segment embeddings, and a ReLU before sequence-level output layers."""
 
 from bertjax.convert.bert import bert_classes
 from bertjax.convert.family import Family

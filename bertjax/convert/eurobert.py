@@ -1,4 +1,4 @@
-"""EuroBERT as in transformers: layers like those of Llama, without a causal mask."""
+"""Family EuroBERT of transformers: Llama's layers without a causal mask."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -29,13 +29,13 @@ LLAMA_VALUES = {
 
 def _read_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     rope, pooling = default_rope(config.get("rope_parameters")), config.get("classifier_pooling")
-    pooling = pooling or config.get("clf_pooling") or "late"  # The second name is that of EuroBERT's own code.
+    pooling = pooling or config.get("clf_pooling") or "late"  # EuroBERT's own code uses the second name.
     if pooling not in _POOLING:
         raise UsageError(f"classifier_pooling={pooling!r} is not supported; use one of {', '.join(_POOLING)}")
     head_size = config.get("head_dim") or 0
     if head_size and head_size * config["num_attention_heads"] != config["hidden_size"]:
         raise UsageError(
-            f"head_dim={head_size} is not hidden_size / num_attention_heads, which bertjax does not support"
+            f"head_dim={head_size} differs from hidden_size / num_attention_heads, which bertjax does not support"
         )
     theta = rope.get("rope_theta") or config.get("rope_theta") or 10_000.0
     # The decoder has a bias if the feed-forward layers have biases.

@@ -1,4 +1,4 @@
-"""Families of models in transformers by `model_type`."""
+"""Supported model families of transformers, keyed by `model_type`."""
 
 from bertjax.convert.bert import BERT, ERNIE
 from bertjax.convert.distilbert import DISTILBERT

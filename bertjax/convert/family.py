@@ -1,7 +1,7 @@
-"""Model families of transformers as tables that imports and exports share.
+"""Tables of transformers model families, used by imports and exports.
 
 bertjax stacks the layers and has a separate axis for attention heads. The other formats store one array per layer, and
-kernels as matrices: [in, out] in TensorFlow, whose names end in `/kernel`, else [out, in].
+store kernels as matrices: [in, out] in TensorFlow, where names end in `/kernel`, otherwise [out, in].
 """
 
 import dataclasses
@@ -27,8 +27,8 @@ FLOAT_DTYPES = ("float32", "bfloat16", "float16", "float64")
 ENCODER, POOLER, MASKED_LM, NEXT_SENTENCE, CLASSIFIER = "encoder", "pooler", "masked_lm", "next_sentence", "classifier"
 DISCRIMINATOR = "discriminator"
 REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-# Activations of transformers, and their names in `ModelConfig`. `gelu` is the exact erf form, unlike in
-# google-research/bert. Exports use the first name of an activation.
+# Activations of `ModelConfig`, keyed by transformers name. `gelu` is the exact erf form, unlike in
+# google-research/bert. Exports use the first name that maps to an activation.
 ACTIVATIONS = {
     **dict.fromkeys(("gelu", "gelu_python"), "gelu_erf"),
     **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_accurate"), "gelu_tanh"),
@@ -41,7 +41,7 @@ TOKEN_IDS = {
     **{"pad_token_id": "pad", "bos_token_id": "cls", "cls_token_id": "cls", "eos_token_id": "sep"},
     **{"sep_token_id": "sep", "mask_token_id": "mask"},
 }
-# Endings of paths in bertjax and of names in transformers. Paths of tables have none.
+# Suffixes of bertjax paths and of transformers names. Tables have no suffix.
 _LEAVES = {"": "", "/kernel": ".weight", "/scale": ".weight", "/bias": ".bias"}
 
 
@@ -78,8 +78,8 @@ class ModelClass:
     Attributes:
       modules: modules besides the encoder.
       output_kinds: kinds of the output layer, the default first (default: ("",), no output layer).
-      output_layer: name of the output layer.
-      pooler: name of the dense layer before the output layer (default: "", as in `Family.arrays`).
+      output_layer: transformers name of the output layer.
+      pooler: transformers name of the dense layer before the output layer (default: "", as in `Family.arrays`).
     """
 
     modules: tuple[str, ...]
@@ -90,16 +90,16 @@ class ModelClass:
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """Config fields, model classes and arrays of a model family in transformers, and their counterparts in bertjax.
+    """Config fields, model classes and arrays of a transformers model family, with their bertjax counterparts.
 
     Attributes:
       model_type: `model_type` of a config.
-      fields: maps names of `ModelConfig` fields to names of the config's fields. Activations are translated.
-      classes: model classes by name.
+      fields: maps field names of `ModelConfig` to field names of the transformers config. Activations are translated.
+      classes: model classes, keyed by name.
       prefix: prefix of the encoder's array names. Only arrays of an encoder without heads lack it.
-      arrays: path in bertjax and name in transformers of each dense layer, norm and table. `{layer}` in a name is the
-        layer number. A third element, `index/count`, means that the array in transformers concatenates `count` kernels.
-        With `heads index/count`, it concatenates the kernels of each head.
+      arrays: (bertjax path, transformers name) of each dense layer, norm and table. `{layer}` is the layer number. A
+        third element, `index/count`, is the position of the kernel in a fused transformers array of `count` kernels. In
+        `heads index/count`, this array contains the `count` kernels of the first head, then those of the next head.
       tokenizer_class: tokenizer class for folders without `tokenizer_class` (default: use `tokenizer.json` as it is).
       values: `ModelConfig` values for fields that a config omits, and for fields that all models of the family share.
       fixed: config fields with a single supported value.
@@ -107,7 +107,7 @@ class Family:
       read_fields: function from a config to other fields of `ModelConfig`.
       write_fields: function from a `ModelConfig` to other config fields.
       has_own_code: whether transformers runs custom code from the folder, which the config's `auto_map` names.
-      token_ids: config fields with ids of special tokens, and the names of the tokens.
+      token_ids: names of special tokens, keyed by the config field that contains the token's id.
     """
 
     model_type: str
@@ -131,7 +131,7 @@ class Family:
 
     @property
     def tied(self) -> dict[str, str]:
-        """Copies of arrays, which checkpoints may contain, and the original arrays: weight and bias of the decoder."""
+        """Original array of each tied copy that a checkpoint may contain: the decoder's weight and bias."""
         names = {path: name for path, name, *_ in self.arrays}
         decoder, bias = names["masked_lm/decoder"], names["masked_lm/bias"]
         copies = {decoder: names["encoder/embeddings/token"], f"{decoder.removesuffix('weight')}bias": bias}
@@ -190,7 +190,7 @@ class Family:
 
 @functools.cache
 def parameter_shapes(config: ModelConfig, output_kind: str, num_outputs: int) -> Mapping[str, tuple[int, ...]]:
-    """Returns the shapes of all parameters that a model with this output layer may have, by path."""
+    """Returns the shapes of all parameters that a model with this output layer may have, keyed by path."""
     names = ("input_ids", "input_mask", "segment_ids", "masked_lm_positions")
     batch = dict.fromkeys(names, jnp.zeros((1, 8), jnp.int32))
     # Scan the layers, so that a single layer is traced.
@@ -212,19 +212,19 @@ def parameter_shapes(config: ModelConfig, output_kind: str, num_outputs: int) ->
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """Parameter of bertjax and its counterpart in transformers.
+    """bertjax parameter and its transformers counterpart.
 
     Attributes:
       path: path in bertjax.
-      name: name in transformers; contains `{layer}` if each layer has an array.
+      name: transformers name; contains `{layer}` if each layer has an array.
       shape: shape in bertjax, without the layer axis.
       num_layers: number of layers (default: 0, no layer axis).
       first_layer: lowest layer that has the parameter in transformers. In bertjax, lower layers have an unused array.
       num_input_axes: number of leading axes of a kernel that are input axes (default: 0, not a kernel).
       unpadded_rows: number of rows in other formats, for parameters whose first axis is the padded vocabulary (default:
         0, not padded).
-      part: (index, count, heads) of the parameter in an array of `count` kernels, interleaved over `heads` (default:
-        (0, 1, 1), a separate array).
+      part: (index, count, heads), the position of the kernel in a fused array of `count` kernels, interleaved over
+        `heads` (default: (0, 1, 1), not fused).
     """
 
     path: str
@@ -247,7 +247,7 @@ class Parameter:
 
     @property
     def names(self) -> list[str]:
-        """Names in transformers; layer parameters have one per layer."""
+        """Names in transformers, one per layer for layer parameters."""
         layers = range(self.first_layer, self.num_layers)
         return [self.name.format(layer=layer) for layer in layers] if self.num_layers else [self.name]
 
@@ -256,7 +256,7 @@ class Parameter:
         return array[self.first_layer :] if self.num_layers else array[None]
 
     def stored(self, array: np.ndarray, name: str) -> np.ndarray:
-        """Returns a view of one layer's bertjax array in the layout of array `name`, or its part, in another format."""
+        """Returns one layer's bertjax array, as a view in the other format's layout of `name` (or of its slice)."""
         if self.num_input_axes:
             matrix = array.reshape(math.prod(self.shape[: self.num_input_axes]), -1)
             return matrix if name.endswith("/kernel") else matrix.T
@@ -265,7 +265,7 @@ class Parameter:
         return array.reshape(-1) if self.num_layers else array
 
     def part_of(self, array: np.ndarray) -> np.ndarray:
-        """Returns a view of this parameter's part of a transformers array, with an axis for interleaved heads."""
+        """Returns this parameter's slice of a transformers array (fused or not), as a view [heads or 1, rows, ...]."""
         index, count, heads = self.part
         return array.reshape(heads, count, -1, *array.shape[1:])[:, index]
 
@@ -285,11 +285,11 @@ def import_params(
     """Converts the arrays of a checkpoint from another format, one at a time to save memory.
 
     `shapes` contains the shape of each array of the checkpoint, and `read_array` reads an array by name. `source` is
-    the path of the checkpoint, for error messages. `format_name` converts a name in transformers to the format's name
-    (default: unchanged).
+    the path of the checkpoint, for error messages. `format_name` converts a transformers name to the other format's
+    name (default: unchanged).
 
     Returns:
-      float32 arrays by bertjax's parameter path. The padding of the vocabulary is 0.
+      float32 arrays, keyed by bertjax path. Padding rows of the vocabulary are 0.
     """
     names = {parameter.path: [format_name(name) for name in parameter.names] for parameter in table}
     # The encoder is required, and so is the output layer of a fine-tuned checkpoint.
@@ -334,7 +334,7 @@ def _to_float32(array: np.ndarray, name: str, source: str) -> np.ndarray:
 
 
 def export_params(table: Sequence[Parameter], params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns arrays by their names in transformers. Removes each parameter from `params` to save memory."""
+    """Returns the arrays, keyed by transformers name. Removes each parameter from `params` to save memory."""
     if unknown := sorted(params.keys() - {parameter.path for parameter in table}):
         raise UsageError(
             f"Hugging Face's format cannot store the parameters {listed(unknown)}; use the bertjax checkpoint itself"

@@ -38,9 +38,9 @@ _ADAPTER = "adapter_config.json"
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 # Files of an exported checkpoint. A folder that contains other files is never overwritten.
 FILES = (CONFIG, WEIGHTS, *sentence_transformers.FILES, *TOKENIZER_FILES)
-# Files to download for a model on the hub, besides those of sentence-transformers.
+# Files to download for a model on the Hub, besides those of sentence-transformers.
 READ_FILES = (CONFIG, WEIGHTS, _INDEX, _ADAPTER, "model-*-of-*.safetensors", *TOKENIZER_FILES)
-# Endings of array names in old checkpoints, and the current endings.
+# Suffixes of array names in old checkpoints, mapped to the current suffixes.
 _OLD_NAMES = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
 # Arrays of an encoder that are not parameters.
 _BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids", "embeddings.task_type_ids")
@@ -65,7 +65,7 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
     root, folder = folder, sentence_transformers.transformer_folder(folder)
     if (folder / _ADAPTER).is_file():
         raise UsageError(
-            f"{folder} has an adapter of peft ({_ADAPTER}), which bertjax does not apply; merge it with peft: "
+            f"{folder} has a peft adapter ({_ADAPTER}), which bertjax does not apply; merge it with peft: "
             "AutoPeftModel.from_pretrained(DIR).merge_and_unload().save_pretrained(NEW_DIR)"
         )
     file = folder / CONFIG
@@ -110,7 +110,7 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
         dtypes.add(array.dtype.name)
         return array
 
-    # Checkpoints of a class without a pooler may still contain a pooler. An untied decoder is a parameter.
+    # Ignore tied copies, buffers and poolers, except parameters of this model, such as an untied decoder.
     poolers = [name for path, name, *_ in family.arrays if path.startswith(POOLER)]
     unused = {f"{name}.{leaf}" for name in poolers for leaf in ("weight", "bias")}
     ignored = {*family.tied, *(family.prefix + name for name in _BUFFERS), *unused} - own_names
@@ -220,7 +220,7 @@ def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
     notes += [f"{class_name} will initialize {', '.join(missing)} randomly"] if missing else []
     arrays = export_params(checkpoint.parameters, checkpoint.params)
     if MASKED_LM in modules and not checkpoint.config.tie_word_embeddings:
-        # transformers ties neither the decoder nor its bias.
+        # Add the decoder's bias under its own name, because transformers then does not tie it.
         arrays |= {copy: arrays[own].copy() for copy, own in family.tied.items() if copy not in arrays}
     if class_name == family.base_class:
         arrays = {name.removeprefix(family.prefix): array for name, array in arrays.items()}
@@ -236,7 +236,7 @@ def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
 
 
 def write_embedder(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
-    """Writes a Hugging Face folder with modules of sentence-transformers, by default mean pooling; see `write`."""
+    """Writes a Hugging Face folder with modules of sentence-transformers (default: mean pooling); see `write`."""
     if checkpoint.output_kind or (checkpoint.embedder and checkpoint.embedder.refusal):
         reason = checkpoint.embedder.refusal if checkpoint.embedder else "the checkpoint has an output layer"
         raise UsageError(f"{reason}; use the format huggingface")
@@ -254,7 +254,7 @@ def _copy_code(source: Path, hf_config: dict[str, Any], folder: Path) -> list[st
     if not auto_map or not all((source / name).is_file() for name in modules):
         return ["AutoModel needs the original model's code: copy its *.py files and `auto_map` of its config.json"]
     hf_config["auto_map"] = auto_map
-    for file in source.glob("*.py"):  # The modules may import others.
+    for file in source.glob("*.py"):  # Copy all, because the modules may import others.
         (folder / file.name).write_bytes(file.read_bytes())
     return []
 
@@ -282,7 +282,7 @@ def has_weights(path: Path) -> bool:
 
 
 def _open_weights(folder: Path) -> tuple[dict[str, tuple[int, ...]], Callable[[str], np.ndarray]]:
-    """Returns the shape of each array in the weights of a folder, and a function that reads one array by name."""
+    """Returns the shapes of a folder's arrays, keyed by name, and a function that reads one array by name."""
     from safetensors import safe_open
 
     shapes, files = {}, {}
@@ -331,14 +331,14 @@ def _weight_files(folder: Path) -> list[Path]:
 def missing_weights(model: str, files: Collection[str], folder: Path, destination: str) -> UsageError:
     """Returns the error for a model without safetensors. It shows how to convert pickled weights.
 
-    `model` is a folder or a name on the hub, and `files` are its files. `folder` contains its config. The command
+    `model` is a folder or a name on the Hub, and `files` are its files. `folder` contains its config. The command
     writes to `destination`.
     """
     pickles = [name for name in files if Path(name).name in _PICKLES]
     if not pickles:
         return UsageError(f"{model} contains no {WEIGHTS}; use a model with safetensors weights")
     architectures = read_object(folder / CONFIG, optional=True).get("architectures") or ()
-    # Use only known names of classes in the command, whatever the config contains.
+    # Use only known class names in the command, because the config may contain shell code.
     classes = [name for family in FAMILIES.values() for name in family.classes]
     class_name = next((name for name in classes if name in architectures), "BertForPreTraining")
     return UsageError(

@@ -41,15 +41,16 @@ from bertjax.utils.json_files import read_object, write_json
 
 _SPECIAL_TOKENS, _ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
 FILES = (VOCABULARY, CONFIG, TOKENIZER, _SPECIAL_TOKENS, _ADDED_TOKENS, "*.model")
-# transformers runs `tokenizer.json` as it is for these classes.
+# For these classes, transformers uses `tokenizer.json` as it is.
 _GENERIC_CLASSES = ("PreTrainedTokenizer", "TokenizersBackend", "")
-# Model types whose class is ignored: `MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS`. mmBERT names GemmaTokenizer.
+# Model types whose `tokenizer_class` transformers ignores (`MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS`), because it
+# is wrong in some models, such as mmBERT.
 _GENERIC_MODELS = ("modernbert",)
 # Names of the special tokens in `tokenizer_config.json`, in the order in which transformers adds them.
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 _EXTRA, _OLD_EXTRA = "extra_special_tokens", "additional_special_tokens"
-# Tokens that replace special tokens which a tokenizer lacks.
+# Substitutes for special tokens that a tokenizer lacks.
 _STANDINS = {"cls_token": "bos_token", "sep_token": "eos_token", "unk_token": "pad_token"}
 
 
@@ -101,8 +102,8 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
             separators = _separators(engine, special_ids, _has_segments(model))
             if separators[1] < 0:
                 raise UsageError(
-                    f"{folder / TOKENIZER} does not build rows as [CLS] A [SEP]: the text a is "
-                    f"{' '.join(engine.encode('a').tokens)}; use a tokenizer with BERT's post_processor"
+                    f"{folder / TOKENIZER} encodes the text a as {' '.join(engine.encode('a').tokens)}, not as "
+                    "[CLS] a [SEP]; use a tokenizer with BERT's post_processor"
                 )
             if not separators[0]:
                 pair = " ".join(engine.encode("a", "b").tokens)
@@ -165,7 +166,7 @@ def _ignored_parts(engine: Tokenizer, tokenizer: dict[str, Any], special_ids: di
 
 
 def _add_tokens(engine: Tokenizer, folder: Path, config: dict[str, Any], tokenizer: dict[str, Any]) -> dict[str, str]:
-    """Adds the tokens that the folder's files define, as transformers does. Returns the special tokens by name."""
+    """Adds the tokens that the folder's files define, as transformers does. Returns special tokens, keyed by name."""
     settings = dict(config)
     if not settings.get(_EXTRA) and _OLD_EXTRA in settings:
         settings[_EXTRA] = settings.pop(_OLD_EXTRA)
@@ -174,7 +175,7 @@ def _add_tokens(engine: Tokenizer, folder: Path, config: dict[str, Any], tokeniz
     else:
         for name, value in read_object(folder / _SPECIAL_TOKENS, optional=True).items():
             settings[name] = as_token(value, special=True) if isinstance(value, dict) else value
-        # As in transformers 5, `additional_special_tokens` read here do not make tokens of added_tokens.json special.
+        # As in transformers 5, this file's `additional_special_tokens` do not make tokens of added_tokens.json special.
         named = [settings.get(name) for name in _SPECIAL_NAMES]
         special = {str(token) for token in [*named, *_values(settings.get(_EXTRA))] if token}
         added = {
@@ -216,7 +217,7 @@ def _values(tokens: Any) -> list[Any]:
 
 
 def _find_special_ids(engine: Tokenizer, folder: Path, tokens: dict[str, str]) -> dict[str, int]:
-    """Returns the ids of the special tokens by their names `pad`, `unk`, `cls`, `sep` and `mask`."""
+    """Returns the ids of the special tokens, keyed by `pad`, `unk`, `cls`, `sep` and `mask`."""
     ids = {token.content: index for index, token in engine.get_added_tokens_decoder().items()}
     special = {name: tokens.get(name, default) for name, default in BERT_DEFAULTS.items()}
     for name, standin in _STANDINS.items():
@@ -228,10 +229,10 @@ def _find_special_ids(engine: Tokenizer, folder: Path, tokens: dict[str, str]) -
 
 
 def _separators(engine: Tokenizer, special_ids: dict[str, int], has_segments: bool = True) -> tuple[int, int]:
-    """Returns the numbers of [SEP] between the texts of a pair and at the end of a row.
+    """Returns the number of [SEP] tokens between the texts of a pair, and at the end of a row.
 
-    The first is 0 if rows of pairs have another form or, with `has_segments`, segments other than 0 and 1. The second
-    is -1 if rows of single texts are neither [CLS] A [SEP] nor [CLS] A.
+    The first number is 0 if pairs have a different form or, with `has_segments`, segments other than 0 and 1.
+    The second is -1 if a single text is encoded neither as [CLS] A [SEP] nor as [CLS] A.
     """
     cls, sep = special_ids["cls"], special_ids["sep"]
     texts = [engine.encode(text, add_special_tokens=False).ids for text in "ab"]
@@ -245,7 +246,7 @@ def _separators(engine: Tokenizer, special_ids: dict[str, int], has_segments: bo
 
 
 def _standard_vocabulary(engine: Tokenizer, folder: Path) -> Vocabulary | None:
-    """Returns the WordPiece vocabulary of the equivalent standard BERT tokenizer, or None if there is none."""
+    """Returns the WordPiece vocabulary of the equivalent standard BERT tokenizer, or None if none is equivalent."""
     parts = json.loads(engine.to_str())
     normalizer, model = parts["normalizer"] or {}, parts["model"]
     lower_case = normalizer.get("lowercase")
@@ -292,7 +293,7 @@ def write_tokenizer(vocabulary: Vocabulary | None, config: ModelConfig, folder: 
         tokenizer._tokenizer.model.max_input_chars_per_word = vocabulary.max_word_chars
         tokenizer.save(str(folder / TOKENIZER))
     tokenizer_config = {
-        # BertTokenizer has its own word limit, and ignores most of `tokenizer.json`.
+        # Use BertTokenizer only with its own word limit, because it ignores most of `tokenizer.json`.
         "tokenizer_class": "BertTokenizer" if is_bert else "PreTrainedTokenizerFast",
         "do_lower_case": vocabulary.lower_case,
         "model_max_length": config.max_row_tokens,

@@ -8,7 +8,7 @@ from bertjax.training.workdir import CONFIG, DATA, RESULTS
 from bertjax.utils import hub
 from bertjax.utils.json_files import read_object
 
-# File name of the run's config in the repository on the hub.
+# File name of the run's config in the Hub repository.
 CONFIG_FILE = "bertjax_config.json"
 # Fields of `config.data` that identify the data of a run.
 _DATA_FIELDS = ("task", "path", "train_file", "dev_file", "eval_file", "corpus", "eval_split")

@@ -1,4 +1,4 @@
-"""ModernBERT as in transformers, and its variants, such as Ettin, mmBERT and granite-embedding."""
+"""Family ModernBERT of transformers, which includes Ettin, mmBERT and granite-embedding."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -30,9 +30,9 @@ def _read_fields(config: Mapping[str, Any]) -> dict[str, Any]:
         steps = [layer for layer, kind in enumerate(types) if kind == _GLOBAL and layer]
         every = steps[0] if steps else num_layers
         if [*types] != _layer_types(num_layers, every):
-            raise UsageError(f"layer_types={types} has no period; bertjax reads only {_GLOBAL} in every n-th layer")
+            raise UsageError(f"layer_types={types} is not periodic; bertjax reads only {_GLOBAL} in every n-th layer")
     fields: dict[str, Any] = {"global_attn_every_n_layers": every}
-    if window := config.get("sliding_window"):  # In transformers, a property that sets `local_attention`.
+    if window := config.get("sliding_window"):  # transformers sets `local_attention` to twice this value.
         fields["local_attention"] = 2 * window
     for kind, name in _THETAS.items():
         parameters = default_rope((config.get("rope_parameters") or {}).get(kind), f"rope_parameters of {kind}")

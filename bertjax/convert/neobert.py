@@ -1,4 +1,4 @@
-"""NeoBERT (arXiv 2502.19587). Its folders contain code, which bertjax does not run."""
+"""Family NeoBERT (arXiv 2502.19587). Its checkpoints contain custom code, which bertjax does not run."""
 
 from collections.abc import Mapping
 from typing import Any

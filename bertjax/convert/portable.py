@@ -80,13 +80,13 @@ class PortableCheckpoint:
 
     Attributes:
       config: model config.
-      params: float32 arrays by parameter path, stacked over layers, as in the models of `bertjax.model.heads`. Exports
-        to other formats remove the arrays one by one to save memory.
+      params: float32 arrays, keyed by parameter path, with stacked layers. Exports to other formats remove the arrays
+        one by one to save memory.
       vocabulary: vocabulary, or None if the source has no vocabulary.
       output_kind: kind of the output layer (default: "", no output layer).
       labels: names of classes, labels or tags in the order of their ids (default: (), no labels).
       notes: messages about the import, for the user.
-      embedder: modules of a sentence-transformers model (default: None, a different kind of model).
+      embedder: modules of a sentence-transformers model (default: None, no such modules).
       untrained: `untrained_modules` of the run's objective, which exports leave out.
       source: folder of the original checkpoint in Hugging Face's format (default: `-`, unknown).
       description: description of the Flax module (default: None, follows from the parameters and the output layer).
@@ -142,7 +142,7 @@ class PortableCheckpoint:
 
     @property
     def family(self) -> Family:
-        """Family of models in transformers."""
+        """Model family in transformers."""
         if self.config.model_type not in FAMILIES:
             raise UsageError(
                 f"Hugging Face's format cannot express model.model_type={self.config.model_type}; use one of "
@@ -157,7 +157,7 @@ class PortableCheckpoint:
 
 
 def model_config(family: Family, config: Mapping[str, Any], file: Path, **fields: Any) -> ModelConfig:
-    """Builds a `ModelConfig` from a family's config in transformers. `file` is the config's path, for messages.
+    """Builds a `ModelConfig` from a transformers config. `file` is the config's path, for messages.
 
     `fields` are fields of `ModelConfig` that override the config.
     """
@@ -193,7 +193,7 @@ def fit_vocabulary(
     num_rows = config.vocab_size
     is_longer = vocabulary and vocabulary.kind == WORDPIECE and vocabulary.size > num_rows
     if vocabulary and is_longer and not any(vocabulary.pieces[num_rows:]):
-        # Blank lines at the end of the file are not tokens.
+        # Drop blank lines at the end of the file, because they are not tokens.
         lines = b"\n".join(vocabulary.content.split(b"\n")[:num_rows]) + b"\n"
         vocabulary = load_vocabulary(vocabulary.path, vocabulary.lower_case, lines, vocabulary.max_word_chars)
     if vocabulary is None or vocabulary.size == num_rows:
@@ -250,7 +250,7 @@ def _workdir_embedder(
 ) -> SentenceEmbedder | None:
     """Returns the modules of a trained embedder or of a converted sentence-transformers model; None for other models.
 
-    `params` are the checkpoint's parameters by path.
+    `params` are the checkpoint's parameters, keyed by path.
     """
     if read_object(workdir / CONFIG).get("task") != EmbedConfig.task:
         return sentence_transformers.read(workdir, config, is_workdir=True)
@@ -260,7 +260,7 @@ def _workdir_embedder(
 
 
 def without_embedding_layers(description: Mapping[str, Any], params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Removes the dense layer of an embedder, which `_workdir_embedder` returns, and the classifier of its loss."""
+    """Returns `params` without an embedder's dense layer (see `_workdir_embedder`) and the classifier of its loss."""
     dropped = {"dense"} | ({CLASSIFIER} if description["kind"] == EmbeddingModel.KIND else set())
     return {name: array for name, array in params.items() if name.partition("/")[0] not in dropped}
 
@@ -287,7 +287,7 @@ def write_workdir(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
     for name, value in vars(checkpoint.config).items():
         run_config.model[name] = value
     if NEXT_SENTENCE in checkpoint.untrained:
-        run_config.data.objective = "none"  # Later conversions leave the next-sentence head out, too.
+        run_config.data.objective = "none"  # so that later conversions leave out the next-sentence head
     (folder / CONFIG).write_text(json.dumps(run_config.to_dict(), indent=1) + "\n")
     files = vocabulary_files(checkpoint.vocabulary) | ({OUTPUT_LAYER: layer.as_json()} if layer else {})
     for name, content in files.items():
@@ -295,6 +295,6 @@ def write_workdir(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
     params = checkpoint.params
     if checkpoint.embedder:
         sentence_transformers.write(checkpoint.embedder, folder)
-        params = {**params, **dense_params(checkpoint.embedder)}  # For further training.
+        params = {**params, **dense_params(checkpoint.embedder)}  # for further training
     save_params(epath.Path(folder), params, checkpoint.model_description, checkpoint.config.architecture)
     return []

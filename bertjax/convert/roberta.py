@@ -1,4 +1,4 @@
-"""RoBERTa, XLM-R and CamemBERT as in transformers."""
+"""Families RoBERTa, XLM-R and CamemBERT of transformers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -41,7 +41,7 @@ def _roberta(model_type: str, name: str) -> Family:
     )
 
 
-# They differ in their vocabularies, not in their networks.
+# These families have different tokenizers but the same architecture.
 ROBERTA = _roberta("roberta", "Roberta")
 XLM_ROBERTA = _roberta("xlm-roberta", "XLMRoberta")
 CAMEMBERT = _roberta("camembert", "Camembert")

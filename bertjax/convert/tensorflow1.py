@@ -20,10 +20,10 @@ from bertjax.utils.json_files import read_object
 
 CONFIG = "bert_config.json"
 _ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu"}
-# Config fields of earlier exports by bertjax, which google-research/bert lacks.
+# Config fields that earlier versions of bertjax wrote. google-research/bert does not have them.
 _ACTIVATION, _LABELS, _WORD_LIMIT = "bertjax_activation", "bertjax_labels", "bertjax_max_word_chars"
 _TOKEN_EMBEDDINGS = "bert/embeddings/word_embeddings"
-# Weight and bias names other than `kernel` and `bias`, by the last part of the layer's name.
+# Weight and bias names other than `kernel` and `bias`, keyed by the last part of the layer's name.
 _LEAVES = {"LayerNorm": ("gamma", "beta")} | dict.fromkeys(
     ("predictions", "seq_relationship", "classifier", "qa_outputs"), ("output_weights", "output_bias")
 )
@@ -74,7 +74,7 @@ def read_vocabulary(folder: Path, lower_case: bool | None = None) -> Vocabulary 
 def training_kind(name: str, shapes: Mapping[str, Sequence[int]]) -> str:
     """Returns the kind of a training variable, such as `adam_m`, or "" for a model variable.
 
-    BERT has no scalar parameters, so scalars are counters, such as `global_step` or a loss scale. Optimizers and moving
+    BERT has no scalar parameters, so scalars are training variables, such as `global_step`. Optimizers and moving
     averages name their variables after the parameter, as `PARAMETER/SLOT` or `SCOPE/PARAMETER/SLOT`, or have a scope
     with a copy of each parameter, `SCOPE/PARAMETER`.
     """
@@ -111,7 +111,7 @@ def read(path: Path, lower_case: bool | None = None) -> PortableCheckpoint:
         params = import_params(table, shapes, reader.get_tensor, str(prefix), variable_name)
     except BertjaxError:
         raise
-    except Exception as error:  # TensorFlow raises different exception types for different kinds of damage.
+    except Exception as error:  # Catch all, because TensorFlow's exception types depend on the damage.
         raise BertjaxError(f"cannot read {prefix}: {first_line(error)}; copy it again") from error
     notes = [f"read {prefix.name}", *padding_notes]
     if kinds := sorted({*training_kinds.values()} - {""}):

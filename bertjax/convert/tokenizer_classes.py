@@ -1,4 +1,4 @@
-"""Tokenizers that transformers builds from a vocabulary and options, by their class."""
+"""Functions that build tokenizers from a vocabulary and options, as the tokenizer classes of transformers do."""
 
 import base64
 from pathlib import Path
@@ -32,7 +32,7 @@ BERT_CLASSES = (
 BYTE_LEVEL_CLASSES, UNIGRAM_CLASSES = ("RobertaTokenizer",), ("XLMRobertaTokenizer", "CamembertTokenizer")
 # Maximum word length, in characters, of transformers' BERT tokenizers. Longer words become [UNK].
 MAX_WORD_CHARS = 100
-# Special tokens by their names in `tokenizer_config.json`, which may replace them.
+# Default special tokens, keyed by name in `tokenizer_config.json`.
 BERT_DEFAULTS = {f"{piece[1:-1].lower()}_token": piece for piece in SPECIAL_PIECES}
 ROBERTA_DEFAULTS = {
     **{"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_token": "</s>", "pad_token": "<pad>"},
@@ -50,13 +50,13 @@ def bert_tokenizer(
             f"{folder / TOKENIZER} contains a tokenizer of type {model['type']!r}; BertTokenizer needs WordPiece"
         )
     file = folder / VOCABULARY
-    # Unlike in google-research/bert, tokens may start with spaces.
+    # Strip only trailing spaces, because tokens may start with spaces, unlike in google-research/bert.
     lines = [] if tokenizer else vocab_txt_lines(file, file.read_bytes())[0]
     vocab = model["vocab"] if tokenizer else {line.rstrip(): index for index, line in enumerate(lines)}
     do_lower_case, notes = config.get("do_lower_case") if lower_case is None else lower_case, []
     if do_lower_case is None:
-        # Without this option, transformers lower-cases text, even for a cased vocabulary. For a bare vocab.txt, its
-        # capitals decide.
+        # Without this option, transformers lower-cases text, even for a cased vocabulary. If the folder has only a
+        # vocab.txt, lower-case unless its tokens contain capitals.
         do_lower_case = bool(tokenizer or (folder / CONFIG).is_file()) or not is_cased(vocab)
         if not tokenizer:
             guess = "true" if do_lower_case else "false, since tokens have capitals"
@@ -89,7 +89,7 @@ def unigram_tokenizer(config: dict[str, Any], tokenizer: dict[str, Any]) -> Toke
     vocab = [(piece, score) for piece, score in tokenizer["model"]["vocab"]]
     unk_id = [piece for piece, _ in vocab].index(str(as_token(config["unk_token"])))
     if config["tokenizer_class"] == "XLMRobertaTokenizer":
-        unk_id = 3  # As in transformers, wherever `unk_token` is.
+        unk_id = 3  # As in transformers, even if `unk_token` has a different id.
     engine = Tokenizer(models.Unigram(vocab, unk_id, byte_fallback=False))
     normalizer = tokenizer.get("normalizer") or {}
     for part in normalizer.get("normalizers", [normalizer]):
@@ -103,7 +103,7 @@ def unigram_tokenizer(config: dict[str, Any], tokenizer: dict[str, Any]) -> Toke
 
 
 def as_token(token: Any, **fields: bool) -> AddedToken:
-    """Converts a string, or an object in a tokenizer's files, to an `AddedToken`. `fields` replace flags of objects."""
+    """Converts a string, or an object of a tokenizer's files, to `AddedToken`. `fields` override flags of objects."""
     if isinstance(token, AddedToken):
         return token
     if isinstance(token, str):

@@ -248,7 +248,7 @@ def edit(name, **fields):
         ({"truncation_side": "left"}, None, "truncates texts at the left"),
         ({}, edit("tokenizer.json", truncation=TRUNCATION), "truncates texts at the Left"),
         ({"mask_token": "<mask>"}, None, "lacks <mask>, the mask_token"),
-        ({}, edit("tokenizer.json", post_processor=None), "does not build rows as .CLS. A .SEP.: the text a is a;"),
+        ({}, edit("tokenizer.json", post_processor=None), "encodes the text a as a, not as .CLS. a .SEP.;"),
         ({}, edit("added_tokens.json", **{"<ent>": 1000}), "the added token '<ent>' has id 1000, but it is token"),
         ({}, lambda folder: (folder / "tokenizer.json").unlink(), "the folder lacks tokenizer.json"),
         ({"tokenizer_class": ""}, lambda folder: (folder / "tokenizer.json").unlink(), "the folder lacks tokenizer"),
