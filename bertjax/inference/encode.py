@@ -30,24 +30,24 @@ from bertjax.utils.json_files import read_object
 from bertjax.utils.terminal import progress_bar
 
 CLS, MEAN = POOLINGS = ("cls", "mean")
-# Row lengths are `_ROW_LEN` times powers of two, up to the model's maximum. Short texts share rows. Attention is slower
-# in longer rows, but each row length compiles the encoder, which takes as long as encoding thousands of tokens. So a
-# row length is used only for at least `_MIN_TOKENS` tokens. Other texts go to rows of the next larger length.
+# Row lengths are `_ROW_LEN` times powers of two, up to the model's maximum. A row length is used only for at least
+# `_MIN_TOKENS` tokens, because the encoder is compiled for each row length, which takes as long as encoding thousands
+# of tokens. Other texts go to rows of the next larger length.
 _ROW_LEN, _MIN_ROW_LEN = 64, 32
 # Tokens per batch, small enough that activations fit into a CPU's cache. With 4,096 tokens per batch, a model of six
 # layers takes 1.7 times as long per token.
 _BATCH_TOKENS = 2048
 _MIN_TOKENS = 4 * _BATCH_TOKENS
-# Texts per shard, which are packed together. This limits memory, and the work that a resumed call repeats. More texts
-# would not reduce the padding, which is 2 % of the positions.
+# Texts per shard, which are packed together. The number limits memory, and the work that a resumed call repeats. Larger
+# shards would not reduce the padding, which is 2 % of the positions.
 _BLOCK_TEXTS = 10_000
 
 
 def encode_batches(model: LoadedModel, examples: Examples) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields the indices of n examples, int64 [n], and the concatenated states of their tokens, float32 [tokens, D].
+    """Yields, per batch, the indices of n examples, int64 [n], and the hidden states of their tokens.
 
-    The states come from the last layer. Examples are not in input order. All batches of a row length have the same
-    shape, so the encoder compiles once per row length.
+    The hidden states are those of the last layer, concatenated, float32 [tokens, D]. Examples are not in input order.
+    All batches of a row length have the same shape, so the encoder compiles once per row length.
     """
     for indices, row_len in pack_batches(examples.lengths, model.config.max_row_tokens):
         batch = make_batch(examples, indices, row_len, SINGLE_SHARD)
@@ -57,11 +57,11 @@ def encode_batches(model: LoadedModel, examples: Examples) -> Iterator[tuple[np.
 
 
 def pool(model: LoadedModel, hidden: np.ndarray, lengths: np.ndarray, pooling: str) -> np.ndarray:
-    """Returns one vector per text, float32 [n, D]: the state of [CLS], or the mean over all tokens.
+    """Returns one vector per text, float32 [n, D]: the hidden state of [CLS], or the mean over all tokens.
 
-    `hidden` is float32 [tokens, D], the concatenated states of the n texts, and `lengths` is int64 [n]. `pooling` is
-    `cls` or `mean`. For states that use left context only, `cls` selects the state of the last token, [SEP], because
-    the state of [CLS] does not depend on the text.
+    `hidden` is float32 [tokens, D], the hidden states of all texts, and `lengths` is int64 [n]. `pooling` is
+    `cls` or `mean`. For hidden states that use left context only, `cls` selects the last token, [SEP], because the
+    hidden state of [CLS] does not depend on the text.
     """
     starts = np.cumsum(lengths) - lengths
     if pooling == MEAN:
@@ -72,7 +72,7 @@ def pool(model: LoadedModel, hidden: np.ndarray, lengths: np.ndarray, pooling: s
 
 
 def pooler_states(model: LoadedModel, hidden: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Returns pooled states, float32 [n, D], for a sequence-level output layer. Arguments are as in `pool`."""
+    """Returns the pooler's outputs, float32 [n, D], for a sequence-level output layer. Arguments are as in `pool`."""
     config = dataclasses.replace(model.config, dtype="float32")
     pooling = CLS if config.classifier_pooling == "cls" else MEAN
     is_late = config.classifier_pooling == "late"
@@ -178,11 +178,11 @@ class VectorEncoder:
 
     @property
     def width(self) -> int:
-        """Vector length, D."""
+        """Vector size, D."""
         return self._embedder.width if self._embedder else self.model.config.hidden_size
 
     def metadata(self) -> dict[str, Any]:
-        """Returns a JSON object of all settings that determine the vectors, except the texts."""
+        """Returns all settings that determine the vectors, except the texts, as a JSON object."""
         settings = {"pooling": self.pooling, "prompt": self.prompt, "embedder": repr(self._embedder)}
         return settings | self.model.metadata()
 
@@ -241,9 +241,9 @@ class VectorEncoder:
 
 
 def encode_texts(model: LoadedModel, texts: Sequence[str], is_query: bool) -> np.ndarray:
-    """Returns the vectors of N texts, float32 [N, D], with the model's query or document prompt, else its default.
+    """Encodes N texts to float32 [N, D], with the model's query or document prompt, else its default prompt.
 
-    Vectors of models that are not sentence embedders are means over all tokens.
+    If the model is not a sentence embedder, the vectors are means over all tokens.
     """
     pooling, prompt = (AUTO, model.embedder.prompt(is_query)) if model.embedder else (MEAN, None)
     return VectorEncoder(model, pooling, resolve_prompt(model, pooling, prompt, None), len(texts)).encode(texts)

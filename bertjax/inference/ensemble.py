@@ -30,7 +30,7 @@ def ensemble(
 ) -> dict[str, Any]:
     """Averages the logits of several models, writes the predictions and `results.json`, and returns the metrics.
 
-    Logits are averaged instead of probabilities, because SQuAD compares the scores of spans from different windows of a
+    Logits are averaged instead of probabilities, because SQuAD compares span scores from different windows of a
     passage. Models may differ in size. `read_config` returns the prediction config of a checkpoint. In the result,
     `members` contains the fingerprint and metrics of each model. Without labels, there are no metrics.
     """
@@ -75,8 +75,8 @@ def _compared(task: Task) -> dict[str, Any]:
 
 def _update_mean(mean: _Outputs, outputs: _Outputs, count: int) -> _Outputs:
     """Updates the mean output of `count - 1` models with the outputs of the next model."""
-    # A sum could overflow, because SQuAD's logits at padding are the lowest float32 value. `example` is the index of
-    # each row's example, not a logit.
+    # Do not sum, because SQuAD's logits at padding are the lowest float32 value, so a sum could overflow. `example` is
+    # the index of each row's example, not a logit.
     return [
         {
             name: array if name == "example" else array + (new[name] - array) / np.float32(count)

@@ -53,7 +53,7 @@ _SENTENCES = (
 )
 # Texts of the check. The last one is longer than ModernBERT's window of local attention.
 _TEXTS = (*_SENTENCES, " ".join(_SENTENCES * 7))
-# Pooling functions by mode: from states [B, L, D] and a batch to [B, D].
+# Pooling functions from hidden states [B, L, D] and a batch to [B, D], keyed by mode.
 _POOLINGS: dict[str, Callable[..., jax.Array]] = {
     "mean": mean_states,
     "cls": lambda states, batch: states[:, 0],
@@ -86,7 +86,7 @@ def export(source: str, destination: str, overwrite: bool = False) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     check_free_space(target.parent, num_bytes, str(target))
     bar = progress_bar(f"export {target.name}", len(_TEXTS) + 2, " steps")
-    # By default, GPUs and TPUs multiply float32 matrices in fewer bits.
+    # Set the precision, because GPUs and TPUs multiply float32 matrices with fewer bits by default.
     with bar, atomic_file(target) as file, jax.default_matmul_precision("highest"):
         forward = jax.jit(_make_forward(checkpoint, names))
         expected = [jax.device_get(forward(**_make_inputs(checkpoint, engine, [text]))) for text in _TEXTS]
@@ -98,7 +98,7 @@ def export(source: str, destination: str, overwrite: bool = False) -> None:
             new_difference = _max_difference(outputs, expected[first:end], checkpoint.output_kind)
             difference = np.maximum(difference, new_difference)
             bar.update()
-        if not difference <= TOLERANCE:  # also for NaN
+        if not difference <= TOLERANCE:  # `not <=` is true for NaN
             raise BertjaxError(
                 f"{target.name} would differ from bertjax by {difference:.1e}, more than {TOLERANCE:.0e}; it is not "
                 "written; use the other format or bertjax convert"
@@ -108,7 +108,7 @@ def export(source: str, destination: str, overwrite: bool = False) -> None:
 
 
 def _max_difference(outputs: Arrays, expected: Sequence[Arrays], kind: str) -> float:
-    """Returns the maximum relative difference (see `TOLERANCE`) of a batch's outputs from each text's own outputs."""
+    """Returns the maximum difference (see `TOLERANCE`) between the outputs of a batch and those of its single texts."""
     differences = []
     for index, text_outputs in enumerate(expected):
         for name, array in text_outputs.items():
@@ -216,7 +216,7 @@ def _write_onnx(checkpoint: PortableCheckpoint, names: tuple[str, ...], file: Pa
 
         module = Module()
         module.model = model.eval()
-        # The exporter treats sizes of 0 and 1 as constants, and inputs that are the same tensor as one input.
+        # Use sizes above 1 and separate tensors, because the exporter fixes sizes 0 and 1 and merges shared tensors.
         examples = tuple(torch.ones((2, 3, 11)[-len(axes) :], dtype=torch.long) for _ in inputs)
         torch.onnx.export(
             module,

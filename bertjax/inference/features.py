@@ -55,11 +55,11 @@ class FeatureExtractor:
             raise UsageError(f"unknown layers: {wrong}; use 0 (embeddings) to {num_layers}, or negative indices")
 
     def metadata(self) -> dict[str, Any]:
-        """Returns a JSON object of all settings that determine the features, except the texts."""
+        """Returns all settings that determine the features, except the texts, as a JSON object."""
         return {"layers": list(self.layers), "seq_len": self.seq_len, **self.model.metadata()}
 
     def shards(self, texts: Iterable[str], done: int = 0) -> Iterator[dict[str, Any]]:
-        """Yields shards of the hidden states of `texts`. Equal texts give equal shards; `done` has no effect.
+        """Yields shards of the hidden states of `texts`. Equal texts give equal shards. `done` is unused.
 
         A text can be a pair, written as `FIRST ||| SECOND`. A shard with K tokens of T texts has the arrays:
           `offsets`: int64 [T + 1]; the tokens of text i are in rows offsets[i]:offsets[i + 1] of the other arrays.
@@ -191,7 +191,7 @@ def _skip_texts_of(file: Path, texts: Iterator[Text]) -> int:
     try:
         with np.load(file) as shard:
             count, expected_hash = num_texts(shard), str(shard["texts_sha256"])
-    except Exception as error:  # zlib, zipfile and NumPy each raise different exception types.
+    except Exception as error:  # Catch all exceptions, because zlib, zipfile and NumPy each raise different types.
         raise BertjaxError(f"{file} is damaged; remove it and run the same command again") from error
     if texts_sha256(itertools.islice(texts, count)) != expected_hash:
         raise UsageError(f"{file} was created from different texts; remove its folder, or choose another output")

@@ -1,4 +1,4 @@
-"""Vectors of a guide model for the training of an embedder."""
+"""Vectors of a guide model, for training an embedder."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from bertjax.tasks.task import Task
 
 
 def add_guide_vectors(task: Task) -> None:
-    """Adds the vectors of the model `data.guide` to an embedder's task, if its loss needs a guide, before training."""
+    """Adds vectors of the model `data.guide` to an embedder's task if its loss needs a guide. Call before training."""
     if not isinstance(task, EmbedTask) or not task.config.loss.needs_guide:
         return
     model, vectors = load_model(task.config.data.guide), []

@@ -108,7 +108,7 @@ def first_len(first: int, second: int, room: int) -> int:
 
 
 def split_line(line: str, kind: str) -> str | Texts:
-    """Splits a line at ` ||| ` into texts for an output layer of `kind`. Lines for tags and spans are not split."""
+    """Splits a line at ` ||| ` into texts for an output layer of `kind`. Does not split lines for tags or spans."""
     if kind == TAGS:
         return line
     return tuple(line.split(PAIR_SEPARATOR, {CLASSES: 1, MULTILABEL: 1, CHOICES: -1}.get(kind, 0)))

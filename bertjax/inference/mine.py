@@ -1,4 +1,4 @@
-"""Mining of hard negatives: the nearest documents of an anchor that are not its positives."""
+"""Mining of hard negatives: documents near an anchor that are not its positives."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ def hard_negatives(
     last_rank: int,
     margin: float = -math.inf,
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yields the indices and cosines of the negatives of each anchor, nearest first, and the cosines of its positives.
+    """Yields, for each anchor, indices and cosines of its negatives, nearest first, and the cosines of its positives.
 
     Args:
       anchors: float32 [A, D].
@@ -28,7 +28,7 @@ def hard_negatives(
       positives: for each anchor, the indices of its positives in `documents`.
       count: maximum number of negatives.
       first_rank, last_rank: ranks of negatives. Rank 1 is the nearest document that is not a positive of the anchor.
-      margin: minimum difference between the cosines of the anchor's least similar positive and of a negative.
+      margin: minimum difference: cosine of the anchor's least similar positive minus cosine of a negative.
     """
     anchors, documents = unit_rows(anchors), unit_rows(documents)
     with progress_bar("mine", len(anchors), " anchors") as bar:

@@ -46,7 +46,7 @@ class TextPredictor:
     Attributes:
       model: fine-tuned model.
       labels: names of the outputs.
-      context: passage that contains the answers, for spans.
+      context: passage that contains the answers (only for question answering).
       with_logits: whether records include logits.
       truncation: counts of encoded and of truncated texts, updated in place.
     """
@@ -137,7 +137,7 @@ def _joined_spans(words: Texts) -> list[tuple[int, int]]:
 
 
 def predict_spans(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[Record]:
-    """Predicts the answer to each question, a span of the context."""
+    """Predicts the answer to each question as a span of the context."""
     defaults, seq_len = predictor.model.defaults, predictor.truncation.seq_len
     questions = [Question(str(index), text, predictor.context, (), -1) for index, (text,) in enumerate(inputs)]
     examples, windows = make_windows(
@@ -159,7 +159,7 @@ def predict_spans(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[Rec
     return [squad_spans.answer_record(answer, threshold, predictor.with_logits) for answer in answers.values()]
 
 
-# Functions that predict one record per input, by the kind of output layer.
+# Functions that predict one record per input, keyed by kind of output layer.
 PREDICTORS: dict[str, Callable[[TextPredictor, Sequence[Any]], list[Record]]] = {
     CLASSES: predict_classes,
     MULTILABEL: predict_labels,
@@ -193,13 +193,13 @@ def predict_texts(
 ) -> Iterator[Record]:
     """Yields one prediction record per input, in order. At most a few hundred inputs are in memory.
 
-    Logs the number of truncated texts. Models for tags and spans divide longer texts into several rows instead.
+    Logs the number of truncated texts. Tagging and question answering divide longer texts into several rows instead.
 
     Args:
       model: fine-tuned model.
-      inputs: tuple of texts for each example: a context and its endings for choices, a question for spans, one text or
-        a pair for classes and labels. For tags, a string, which is split into words, or a tuple of words.
-      context: passage that contains the answers, for spans.
+      inputs: texts of each example: (context, ending, ...) for multiple choice, (question,) for question answering, and
+        (text,) or (first, second) for classification. For tagging, a string to split into words, or a tuple of words.
+      context: passage that contains the answers (only for question answering; default: empty).
       seq_len: maximum tokens per row (default: None, `InferenceDefaults.seq_len`).
       logits: whether to add logits to the records.
     """
@@ -318,7 +318,7 @@ def write_outputs(
 def _add_columns(
     file_records: PredictionRecords, records: Iterable[Record], columns: Sequence[str]
 ) -> Iterator[Record]:
-    """Yields records with line number and the line's `columns`, if the data has line numbers."""
+    """Adds the line number and the line's `columns` to each record, if the data has line numbers."""
     if not file_records.lines:
         yield from records
         return
