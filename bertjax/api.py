@@ -81,7 +81,7 @@ class Pretrained:
 
     @property
     def model(self) -> nn.Module:
-        """Flax module of the checkpoint, or of encoder and pooler only if the kind of model is unknown to bertjax.
+        """Flax module of the checkpoint, or only encoder and pooler if bertjax does not know the kind of model.
 
         Examples:
           >>> bert = bertjax.load(CHECKPOINT)
@@ -105,7 +105,7 @@ class Pretrained:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of the classes, labels or tags of a fine-tuned checkpoint, in the order of its outputs."""
+        """Class, label or tag names of a fine-tuned checkpoint, in the order of its outputs."""
         return self._loaded.output_layer.labels if self._loaded.output_layer else ()
 
     def replace(self, params: Any, output_kind: str | None = None, labels: Sequence[str] | None = None) -> "Pretrained":
@@ -299,7 +299,7 @@ def load(
       >>> bertjax.load(CHECKPOINT).encode(["a"]).last_hidden_state.dtype
       dtype('float32')
     """
-    if not str(path):  # An unset shell variable would load the current folder.
+    if not str(path):  # An empty path, as from an unset shell variable, would mean the current folder.
         raise UsageError("path is empty; pass the path of a checkpoint")
     skip_missing_tpu()
     return Pretrained(load_model(path, mesh, lower_case, dtype))
@@ -309,7 +309,7 @@ def load_tokenizer(path: str | Path, lower_case: bool | None = None) -> Tokenize
     """Loads a tokenizer from a checkpoint (any `path` of `load`) or a `vocab.txt`, `.model` or `tokenizer.json` file.
 
     Args:
-      path: path or address of the checkpoint or file.
+      path: path of the file, or path or Hub address of the checkpoint.
       lower_case: whether to lower-case text (default: as the checkpoint does; detected for a `vocab.txt`).
 
     Examples:

@@ -24,7 +24,7 @@ from bertjax.errors import UsageError, shortened
 from bertjax.model.config import UNSET_ARCHITECTURE, size_fields
 from bertjax.tasks.build import config_class
 
-# Overrides: value by config field path. A sweep trains each setting once per seed.
+# Config overrides, keyed by field path. A sweep trains each setting once per seed.
 Setting = dict[str, Any]
 # Attribute of a decorated `get_config` that stores its argument parser.
 _PARSER = "parsed_arguments"
@@ -81,7 +81,7 @@ def modernbert_config(
       size: a key of `shapes`, or a form such as `L4_H256`.
       shapes: number of layers, hidden size and feed-forward size, by size. A head has 64 units.
       architecture: other model fields, from `bertjax.convert.modernbert`.
-      quick: whether to use four layers of width 128 instead of a size of `shapes`.
+      quick: whether to use four layers of width 128 instead of a named size.
     """
     if size not in shapes and not size.startswith("L"):
         raise UsageError(f"unknown size={size}; use one of {', '.join(shapes)}, or a form such as L4_H256")
@@ -116,7 +116,7 @@ def phase_of(tokens: float, batch_size: int, seq_len: int, **fields: Any) -> dic
 
 
 def named_grid(name: str) -> list[Setting]:
-    """Returns the settings of a named grid, each as a dict from config field to value.
+    """Returns the settings of a named grid.
 
     Args:
       name: `one` (a single setting without changes), `glue` (section 4.1), `a3` (section A.3) or `small` (the small

@@ -37,7 +37,7 @@ def open_config(args: argparse.Namespace) -> Iterator[Any]:
     if checkpoint:
         # Raise before any conversion, because a checkpoint in another format has no run config.
         if is_hub(checkpoint) or detect_format(checkpoint) != BERTJAX:
-            raise UsageError(f"{checkpoint} has no config of a run; use --config, such as glue, and --init_from")
+            raise UsageError(f"{checkpoint} has no run config; use --config, such as glue, and --init_from")
         yield config_for_checkpoint(args, find_checkpoint(checkpoint))
         return
     if not args.config:

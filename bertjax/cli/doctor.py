@@ -59,7 +59,7 @@ def doctor(args: argparse.Namespace) -> None:
 
 
 def examine() -> dict[str, Any]:
-    """Returns the report as JSON values, by section."""
+    """Returns the report as JSON values, keyed by section."""
     caches = _caches()
     free_bytes = {path: _free_bytes(path) for path in (Path(), *caches.values()) if isinstance(path, Path)}
     report: dict[str, Any] = {
@@ -148,7 +148,7 @@ def _huge_pages() -> str:
 
 
 def _caches() -> dict[str, Path | str]:
-    """Returns the cache folders by content, and an `error` message if the cache of corpora and features is unusable."""
+    """Returns cache folders, keyed by content, and an `error` message if that of corpora and features is unusable."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     from bertjax.errors import BertjaxError

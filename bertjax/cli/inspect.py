@@ -30,7 +30,7 @@ def inspect(args: argparse.Namespace) -> None:
     with open_config(args) as config:
         task = build_task(config, train=True)
     if args.steps > task.total_steps:
-        raise UsageError(f"--steps is {args.steps}; it must be at most {task.total_steps}, the steps of the run")
+        raise UsageError(f"--steps={args.steps} exceeds the {task.total_steps} steps of the run; reduce it")
     for note in task.notes:
         logger.info(note)
     batches = []

@@ -10,7 +10,7 @@ from bertjax.estimate import DEFAULT_MFU
 from bertjax.utils.sections import Bounds
 from bertjax.utils.terminal import LOG_LEVELS
 
-# Adds options to a parser or to a group of options.
+# Function that adds options to a parser or to an option group.
 Option = Callable[[Any], object]
 # Metavars of options whose values are paths. Such options reject empty values.
 PATH_METAVARS = ("DIR", "FILE", "NAME", "CKPT", "SRC", "DST")
@@ -51,7 +51,7 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescript
 
 
 class Command(NamedTuple):
-    """Command of `bertjax`, made by the decorator `command`: a function of parsed arguments, and its help."""
+    """Command of `bertjax`, created by the decorator `command`: a function of parsed arguments, and its help."""
 
     run: Callable[[argparse.Namespace], None]
     description: str
@@ -103,7 +103,7 @@ def exclusive(*options: Option) -> Option:
 
 
 def number(kind: type[int] | type[float], **bounds: Any) -> Callable[[str], float]:
-    """Returns the type of an option whose value is a number. `bounds` are arguments of `Bounds`."""
+    """Returns an argparse type that parses and checks a number. `bounds` are arguments of `Bounds`."""
     allowed = Bounds(**(_INTEGERS if kind is int else {}) | bounds)
 
     def parse(text: str) -> float:

@@ -37,7 +37,7 @@ def train(args: argparse.Namespace) -> None:
 
     config = parse_run_config(args)
     # Connect the processes before reading a checkpoint, because `jax.distributed.initialize` must run before other uses
-    # of JAX. Only a run of one process keeps the converted checkpoint, because more would write to the same folder.
+    # of JAX. Keep the converted checkpoint only in a single process, because several would write to the same folder.
     distributed = join_cluster(args, config.cluster)
     with exit_on_host_error(), open_init_checkpoint(args, keep_converted=not distributed) as init_from:
         config = complete(config, init_from, args.workdir)

@@ -23,7 +23,7 @@ from bertjax.utils.sections import Section
 _Config = TypeVar("_Config", bound=Section)
 _WIDTH = 100
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
-# Allowed value types and their description in messages, by field type.
+# Allowed value types and their description in messages, keyed by field type.
 _TYPES: dict[type, tuple[tuple[type, ...], str]] = {
     bool: ((bool,), "true or false"),
     int: ((int,), "an integer"),
@@ -45,7 +45,7 @@ def to_config_dict(config: Section) -> ConfigDict:
 
 
 def from_config_dict(default: _Config, values: ConfigDict | dict[str, Any], path: str = "config") -> _Config:
-    """Returns `default` with the values of a dictionary. Error messages start with `path`."""
+    """Returns `default` with the values of a dictionary. `path` precedes field names in error messages."""
     types = _field_types(type(default))
     if not isinstance(values, (ConfigDict, dict)):
         raise UsageError(f"{path} is {shortened(repr(values))}; it must be a dictionary of fields")

@@ -60,7 +60,7 @@ def load_config(config: str, overrides: Sequence[str]) -> ConfigDict:
 
 
 def experiments_folder() -> Path:
-    """Returns the folder of the packaged experiments: in a clone next to the package, otherwise inside of it."""
+    """Returns the folder of the packaged experiments, which is next to the package in a clone, otherwise inside it."""
     package = Path(__file__).parents[1]
     folder = package / "experiments"
     return folder if folder.is_dir() else package.parent / "experiments"
@@ -102,7 +102,7 @@ def overridden_fields(overrides: Sequence[str]) -> set[str]:
 
 
 def apply_overrides(config_dict: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
-    """Changes a config by `--config.FIELD=VALUE` flags and returns it. Repeated flags for a field extend its list."""
+    """Applies `--config.FIELD=VALUE` flags to a config in place. Repeated flags for a list field extend the list."""
     lists: set[str] = set()
     for item in overrides:
         if not item.startswith("--config."):
@@ -118,7 +118,7 @@ def apply_overrides(config_dict: ConfigDict, overrides: Sequence[str]) -> Config
 
 
 def _find_field(config_dict: ConfigDict, path: str) -> tuple[ConfigDict, str]:
-    """Returns the section and the name of a field. Raises a UsageError if there is no such field."""
+    """Returns the section and the name of a field. Raises a UsageError if the field does not exist."""
     *sections, name = path.split(".")
     node: Any = config_dict
     for section in sections:

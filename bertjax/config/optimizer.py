@@ -20,12 +20,12 @@ class OptimizerConfig(Section):
     """Optimizer and its hyperparameters.
 
     Attributes:
-      name: optimizer: `bert_adam`, `adamw`, `stable_adamw` (arXiv 2304.13013, Algorithm 2), `lamb` or `muon`: Muon for
-        the kernels of the encoder's layers, with momentum 0.95 and updates as large as Adam's (arXiv 2502.16982), and
-        AdamW for all other parameters.
+      name: optimizer, one of `bert_adam`, `adamw`, `stable_adamw` (arXiv 2304.13013, Algorithm 2), `lamb` and `muon`.
+        `muon` applies Muon with momentum 0.95 and updates as large as Adam's (arXiv 2502.16982) to the kernels of
+        encoder layers, and AdamW to all other parameters.
       learning_rate: peak learning rate, at which linear warm-up ends.
-      schedule: learning rate after warm-up: `bert`, `learning_rate * (1 - s / steps)` at step s, as in
-        google-research/bert; `cosine`, a half cosine from `learning_rate` to 0; or `warmup_stable_decay`, constant,
+      schedule: learning-rate schedule after warm-up. `bert` is `learning_rate * (1 - s / steps)` at step s, as in
+        google-research/bert. `cosine` is a half cosine from `learning_rate` to 0. `warmup_stable_decay` is constant,
         then `learning_rate * (1 - sqrt(f))`, where f is the completed fraction of the last `decay_steps` steps.
       warmup_steps: number of linear warm-up steps (-1: a tenth of all steps).
       decay_steps: number of decay steps of `warmup_stable_decay` (-1: a tenth of all steps).
@@ -40,7 +40,7 @@ class OptimizerConfig(Section):
       head_steps: number of initial steps that train only the parameters outside the encoder (default: 0), so that the
         gradients of a random head do not change a trained encoder (arXiv 2202.10054). The remaining steps have their
         own warm-up. -1 means a third of the steps if `--init_from` lacks a language-model head, else 0.
-      head_learning_rate: peak learning rate of the head steps: warm-up over their first tenth, then linear decay to 0.
+      head_learning_rate: peak learning rate of the head steps; warm-up over their first tenth, then linear decay to 0.
     """
 
     field_prefix: ClassVar[str] = "config.optimizer."
@@ -70,8 +70,8 @@ class OptimizerConfig(Section):
             )
         if "" in self.freeze or "encoder/layers" in self.freeze:
             raise UsageError(
-                f"config.optimizer.freeze is {self.freeze}; use paths such as encoder or encoder/embeddings, and "
-                "config.optimizer.freeze_layers for layers"
+                f"config.optimizer.freeze contains an empty path or encoder/layers: {self.freeze}; use paths such as "
+                "encoder or encoder/embeddings, and config.optimizer.freeze_layers for layers"
             )
         if "encoder" in self.freeze and (self.head_steps or self.freeze_layers):
             raise UsageError(

@@ -1,4 +1,4 @@
-"""Config fields that all tasks have in common."""
+"""Config fields shared by all tasks."""
 
 import dataclasses
 from typing import Any
@@ -74,7 +74,7 @@ class RunConfig(Section):
 
     @property
     def vocab_size(self) -> int:
-        """Configured vocabulary size (default: the size of the released uncased vocabulary)."""
+        """Configured vocabulary size (default: the size of BERT's uncased vocabulary)."""
         return self.model.vocab_size or ModelConfig.vocab_size
 
     @property

@@ -20,7 +20,7 @@ from bertjax.utils.process_pool import process_pool
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 _SIZE = r"([\d.]+)([KMG]?)"
-# Two compiler messages for a program that exceeds the memory. Both contain the total size, including arguments.
+# The compiler's two out-of-memory messages. Both contain the total size, including arguments.
 _NEEDED = re.compile(rf"[Uu]sed {_SIZE} of|HLO temporaries \({_SIZE}\) exceeds")
 
 
@@ -28,8 +28,8 @@ def compile_step(settings: RunConfig, phase: int, topology: str, slices: int) ->
     """Compiles the train step of a phase in a subprocess, because libtpu 0.0.42.1 crashes on some programs.
 
     Returns:
-      `memory`: bytes on one device at the peak of the step, for `parameters`, `optimizer` state, input `batch`, and
-        `temporaries`, which are activations, gradients, communication buffers and the program.
+      `memory`: bytes on one device at the step's peak, for `parameters`, `optimizer` state, input `batch` and
+        `temporaries` (activations, gradients, communication buffers and the program).
       `fits`: whether the step fits into the device's memory.
       `compile_seconds`: time of the compilation.
     """

@@ -16,7 +16,7 @@ from bertjax.training.freezing import Freezing, check_freezing, count_trainable
 from bertjax.training.optimizer import describe_head_steps, make_optimizer, make_schedule
 from bertjax.training.sharding import list_devices
 
-# Architecture fields that `_describe_model` does not list as options, because other text contains them.
+# Architecture fields that `_describe_model` does not list as options, because the description prints them elsewhere.
 _SIZES = {
     *("encoder", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
     *("pad_vocab_to_multiple_of", "local_attention", "global_attn_every_n_layers"),
@@ -42,7 +42,7 @@ _WORDS = {
     "head_bias": "head without bias",
     "pooler_act": "pooler with {}",
     "pooler_norm": "norm after the pooler",
-    "token_pooler": "pooler also for tokens",
+    "token_pooler": "pooler before token-level outputs",
     "classifier_pooling": "pooling {}",
 }
 
@@ -94,7 +94,7 @@ def parameter_counts(params: Any, first_attention_norm: bool) -> dict[str, int]:
 
 
 def _describe_model(model: ModelConfig) -> str:
-    """Returns layers, dtype, and the architecture fields other than sizes that differ from BERT's defaults."""
+    """Describes a model: layers, dtype, and architecture fields (except sizes) that differ from BERT's defaults."""
     layers, width = model.num_hidden_layers, model.hidden_size
     shape = (
         f"{layers} LSTMs per direction, hidden size {width} (sum of both directions)"
@@ -120,7 +120,7 @@ def _describe_schedule(task: Task) -> list[str]:
     """Returns the lines that describe steps, warm-up and total FLOPs, or [] if `task.has_schedule` is False."""
     if not task.has_schedule:
         return []
-    # Raises the errors that training would raise.
+    # Call this for its errors, which training would raise too.
     make_schedule(task.config.optimizer, task.warmup_steps, task.total_steps, task.phase_peaks)
     cost = task.run_cost_before(task.total_steps)
     start = f" from step {task.config.optimizer.head_steps:,}" if task.config.optimizer.head_steps else ""

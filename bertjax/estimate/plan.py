@@ -83,9 +83,9 @@ def plan_run(task: Task, topology: str, slices: int, mfu: float, price_per_chip_
     """Compiles the train step of each phase for a TPU and estimates the run, as a dictionary for JSON.
 
     The step time is the longest of three times: model FLOPs at the given MFU, and communication within and between
-    slices at the published bandwidths. For v2, v3 and v4, this bandwidth between slices is unpublished, so the estimate
-    excludes that communication. It also excludes evaluation, checkpoints and restarts. Time and cost are None if a
-    phase does not fit into memory. If `task.has_schedule` is False, time, cost and `steps` are None.
+    slices at the published bandwidths. For v2, v3 and v4, the bandwidth between slices is unpublished, so the estimate
+    excludes communication between slices. It also excludes evaluation, checkpoints and restarts. Time and cost are None
+    if a phase does not fit into memory. If `task.has_schedule` is False, time, cost and `steps` are None.
 
     `topology` is the topology of one slice, such as `v5e:16x16`. `price_per_chip_hour` may be in any currency.
     """

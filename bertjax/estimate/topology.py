@@ -28,7 +28,7 @@ class Chip:
       dcn_bytes_per_second: bandwidth between slices, as one chip's share of its host's network bandwidth. None if the
         bandwidth is not published.
       cores: number of JAX devices per chip. All other fields are per chip.
-      axes: number of dimensions of the torus that connects the chips of a slice.
+      axes: number of dimensions of a slice's torus network.
       source: source of the specifications.
     """
 

@@ -1,4 +1,4 @@
-"""Downloads and uploads of Hugging Face Hub repositories, with addresses `hf:ORG/NAME[@REVISION]`."""
+"""Downloads and uploads of Hugging Face Hub repositories, given as Hub addresses `hf:ORG/NAME[@REVISION]`."""
 
 import contextlib
 import hashlib
@@ -12,12 +12,12 @@ PREFIX = "hf:"
 
 
 def is_hub(path: object) -> bool:
-    """Returns whether a path is an address of the hub."""
+    """Returns whether a path is a Hub address, such as `hf:ORG/NAME`."""
     return str(path).startswith(PREFIX)
 
 
 def parse(address: str) -> tuple[str, str]:
-    """Splits an address into repository and revision (default: `main`)."""
+    """Splits a Hub address into repository and revision (default: `main`)."""
     repository, _, revision = address.removeprefix(PREFIX).partition("@")
     return repository, revision or "main"
 
@@ -79,7 +79,7 @@ def upload(folder: Path, address: str, overwrite: bool, message: str, replaced: 
 
 
 _NO_ACCESS = "no access to {address} (status {status}); set HF_TOKEN to a token with access"
-# Messages by the name of the exception in `huggingface_hub.errors`, or by the status of the response.
+# Error messages, keyed by HTTP status or by exception name in `huggingface_hub.errors`.
 _MESSAGES = {
     401: _NO_ACCESS,
     403: _NO_ACCESS,

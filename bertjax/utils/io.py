@@ -26,23 +26,23 @@ _Path = TypeVar("_Path", bound=AnyPath)
 CACHE_DIR_VARIABLE = "BERTJAX_STAGING"
 # Free bytes that `check_free_space` leaves for other processes that write to the same disk.
 _RESERVE_BYTES = 16 << 20
-# Control characters that texts rarely contain. They are about 2 % or more of the start of compressed files and PDFs.
+# Control characters, which are rare in texts but make up 2 % or more of the start of compressed files and PDFs.
 _CONTROLS, _START_BYTES = bytes({*range(32)} - {*b"\t\n\v\f\r\x1b"}), 8192
 _CRS = re.compile(rb"\r+\n?")
 
 
 def is_remote(path: os.PathLike | str) -> bool:
-    """Returns whether a path is a URL such as `gs://bucket/run`."""
+    """Returns whether a path is remote, such as `gs://bucket/run`."""
     return "://" in os.fspath(path)
 
 
 def as_path(path: os.PathLike | str) -> AnyPath:
-    """Returns an `epath.Path` for a URL and a `pathlib.Path` for a local path."""
+    """Returns an `epath.Path` for a remote path and a `pathlib.Path` for a local path."""
     return epath.Path(path) if is_remote(path) else Path(path)
 
 
 def check_bucket(path: AnyPath) -> None:
-    """Raises a BertjaxError if the bucket of a URL does not exist, since TensorFlow's `mkdir` would retry forever."""
+    """Raises a BertjaxError if a path's bucket does not exist, because TensorFlow's `mkdir` would retry forever."""
     if is_remote(path) and not as_path("/".join(os.fspath(path).split("/")[:3])).exists():
         raise BertjaxError(f"the bucket of {path} does not exist; check its name, or create the bucket")
 
@@ -69,7 +69,7 @@ def temporary_name(name: str) -> str:
 
 
 def temporary_paths(folder: Path, name: str = "") -> list[Path]:
-    """Lists temporary files and folders in `folder`, including those that killed processes left.
+    """Lists temporary files and folders in `folder`, including leftovers of killed processes.
 
     `name` is the name of the final file or folder (default: "", all names).
     """
@@ -186,7 +186,7 @@ def recover_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def _folder_lock(path: Path) -> Iterator[None]:
-    """Locks a folder against other writers, and restores or removes the folders that a killed writer left."""
+    """Locks a folder against other writers, and restores or removes leftovers of a killed writer."""
     lock = path.parent / f".{path.name[:100]}.write.lock"
     try:
         with FileLock(lock, blocking=False):
@@ -278,26 +278,26 @@ def check_free_space(folder: os.PathLike | str, needed_bytes: float, what: str, 
 
 
 def unreadable(path: os.PathLike | str, reason: str) -> UsageError:
-    """Returns the error for a damaged file of a model."""
+    """Returns the error for a damaged model file, or for a Git LFS pointer in its place."""
     with contextlib.suppress(OSError), as_path(path).open("rb") as file:
         reject_lfs_pointer(path, file.read(_START_BYTES))
     return UsageError(f"cannot read {path}: {reason}; copy it again")
 
 
 def reject_lfs_pointer(path: os.PathLike | str, data: bytes) -> None:
-    """Raises a UsageError if the data is the short text that `git clone` without Git LFS writes in place of a file."""
+    """Raises a UsageError if the data is a Git LFS pointer, which `git clone` writes if Git LFS is missing."""
     if data.startswith(b"version https://git-lfs.github.com/spec/"):
-        raise UsageError(f"{path} is only a pointer of Git LFS; run `git lfs pull` in its folder")
+        raise UsageError(f"{path} is only a Git LFS pointer; run `git lfs pull` in its folder")
 
 
 def reject_binary(path: os.PathLike | str, data: bytes) -> None:
-    """Raises a UsageError if a text file is in UTF-16 or UTF-32, not text (such as a compressed file), or a pointer."""
+    """Raises a UsageError if a file is UTF-16, UTF-32, not text (such as a compressed file), or a Git LFS pointer."""
     reject_lfs_pointer(path, data)
     if data.startswith((b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")):
         raise UsageError(f"{path} is encoded in UTF-16 or UTF-32; convert it to UTF-8, for example with iconv")
     start = data[:_START_BYTES]
     if len(start) - len(start.translate(None, _CONTROLS)) > max(2, len(start) / 50):
-        raise UsageError(f"{path} is not text in UTF-8: it has many control characters; convert or decompress it")
+        raise UsageError(f"{path} is not UTF-8 text: it has many control characters; decompress or convert it")
 
 
 def unix_newlines(blocks: Iterable[bytes]) -> Iterator[bytes]:

@@ -38,7 +38,7 @@ def process_pool(
     except BrokenProcessPool as error:
         raise worker_died from error
     finally:
-        # shutdown() raises a RuntimeError if an interrupt arrives while the pool starts its thread.
+        # Suppress the error that shutdown() raises if an interrupt arrives while the pool starts its thread.
         with contextlib.suppress(RuntimeError):
             pool.shutdown(wait=True, cancel_futures=True)
 

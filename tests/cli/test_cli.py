@@ -193,7 +193,7 @@ def test_exceptions_of_libraries_determine_the_exit_code_and_the_error_line(capf
     in_native_code = ValueError("Exception raised while checking equality")
     in_native_code.__cause__ = KeyboardInterrupt()
     storage = tf.errors.PermissionDeniedError(None, None, "HTTP 403 gs://nosuch\nmore")
-    advice = "check the address and the network, then run the same command again"
+    advice = "check the path and the network, then run the same command again"
     for error, code, line in (
         (in_native_code, 130, "bertjax: interrupted\n"),
         (storage, 1, f"bertjax: HTTP 403 gs://nosuch; {advice}\n"),

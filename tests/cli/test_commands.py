@@ -68,7 +68,7 @@ def test_describe_reads_architecture_and_vocabulary_from_the_init_from_checkpoin
         assert "schedule: 3 epochs, batches of 32; steps, warm-up and FLOPs are unknown without data" in text
         assert "run: " not in text
     converted = ["describe", "--checkpoint", tmp_path / "huggingface"]
-    assert "has no config of a run" in refused(capfd, *converted)
+    assert "has no run config" in refused(capfd, *converted)
     for option in (["--config", TINY], ["--init_from", workdir]):
         assert "--checkpoint already defines the run" in refused(capfd, "describe", "--checkpoint", workdir, *option)
     assert "or --checkpoint, such as runs/base" in refused(capfd, "inspect", "--init_from", workdir)
@@ -149,7 +149,7 @@ def test_inspect_prints_rows_of_both_phases_and_writes_batches(capfd, corpus, tm
 def test_inspect_logs_how_many_rows_of_a_file_are_used_and_rejects_steps_beyond_the_run(capfd, workdir, tmp_path):
     (tmp_path / "train.csv").write_bytes(b"text,label\nun caf\xe9,a\nx,b\n")
     config = ["--config", f"text:train={tmp_path}/train.csv", "--init_from", workdir]
-    assert "--steps is 21" in refused(capfd, "inspect", *config, "--steps=21", logs=True)
+    assert "--steps=21 exceeds the 3 steps of the run" in refused(capfd, "inspect", *config, "--steps=21", logs=True)
     cli.main(["inspect", *map(str, config)])
     assert "2 rows read, 2 used" in (log := capfd.readouterr().err) and "not UTF-8 (first: line 2)" in log
 
