@@ -6,7 +6,7 @@
 
 Flax BERT needs transformers 4; the tests use version 5, so install it in a separate folder:
 `pip install --target TRANSFORMERS_4 'transformers<5'`. Its step follows Hugging Face's example `run_mlm_flax.py` and
-adds the next-sentence loss: dropout, AdamW, and rows sharded over all chips. For equal work, it gathers the masked
+adds the next-sentence loss: dropout, AdamW, and rows sharded over all chips. By default, it gathers the masked
 positions before the masked-LM head, as bertjax does. With `--all_positions`, it computes the logits of every token, as
 `FlaxBertForPreTraining` does by itself.
 
