@@ -130,7 +130,9 @@ def test_other_encodings_are_rejected_in_tables_tagged_words_vocabularies_and_co
         lambda: load_vocabulary(path),
         lambda: prepare([f"text:{path}"], tmp_path / "out", vocabulary=letters, workers=1),
     ):
-        with pytest.raises(UsageError, match=r"file\.t\w+ is (encoded in UTF-16|not UTF-8 text|only a pointer)"):
+        with pytest.raises(
+            UsageError, match=r"file\.t\w+ is (encoded in UTF-16|not UTF-8 text|only a Git LFS pointer)"
+        ):
             read()
     assert not (tmp_path / "out").exists()
 
