@@ -34,8 +34,11 @@ _READ_BYTES = 1 << 20
 _STORAGE_REQUESTS = 32
 # First line of a WikiExtractor file.
 _EXTRACTED = re.compile(rb"\s*<doc [a-z]+=")
-# Start of a JSON object or of a list of objects, such as in the output of WikiExtractor with --json.
-_JSON = re.compile(rb'\s*(\[\s*)?\{\s*"[^"\n]*"\s*:')
+# Start of a JSON object or of a list of objects, such as in the output of WikiExtractor with --json, or of a document
+# with markup, such as a web page or a dump of Wikipedia.
+_NO_TEXT = re.compile(
+    rb'\s*((\[\s*)?\{\s*"[^"\n]*"\s*:|<(!doctype|html|\?xml|mediawiki)\b|%PDF-|\{\\rtf)', re.IGNORECASE
+)
 _TABLE = re.compile(r".*\.(jsonl?|csv|tsv)(\.gz|\.xz)?", re.IGNORECASE)
 _ESCAPED_BYTES = re.compile("[\udc80-\udcff]+")
 
@@ -211,10 +214,10 @@ def _text_blocks(source: Source, problems: Counter[str], advance: Callable[[int]
                 block = block.removeprefix(codecs.BOM_UTF8)
                 if source.kind in ("text", "prose") and _EXTRACTED.match(block):
                     raise UsageError(f"{source.name} is from WikiExtractor; use wiki: instead of {source.kind}:")
-                if _JSON.match(block):
+                if _NO_TEXT.match(block):
                     raise UsageError(
-                        f"{source.name} contains JSON, not text; write its texts to a .txt file, or leave the file out "
-                        "(WikiExtractor: omit --json)"
+                        f"{source.name} contains JSON, HTML, XML, PDF or RTF, not text; write its texts to a .txt "
+                        "file, or leave the file out (WikiExtractor: omit --json)"
                     )
             total_bytes += len(block)
             yield block
