@@ -215,9 +215,10 @@ def _read_labels(data: TextData, separator: str) -> list[str]:
     spellings: dict[str, Counter[str]] = {}
     # Keys of labels that occur in rows without surplus fields. Other labels may be parts of unquoted texts with commas.
     in_short_rows: set[str] = set()
-    multi_hot = ""
+    multi_hot, max_names = "", 0
     for row in rows:
         names = target.names(row, stats) or []
+        max_names = max(max_names, len(names))
         if is_multi_hot(names):
             multi_hot = multi_hot or f"line {row.line}: {data.label} is {quoted(row.fields[data.label])}"
         for name in names:
@@ -237,6 +238,11 @@ def _read_labels(data: TextData, separator: str) -> list[str]:
         raise UsageError(
             f"column {data.label!r} of {data.train_file} contains {len(labels)} different labels in {stats.read:,} "
             f"rows{noted}, but needs at least {minimum}; set config.data.label, or kind=number for regression"
+        )
+    if separator and max_names < 2:
+        logger.warning(
+            f"no row of {data.train_file} has several labels; if they are separated by another character than "
+            f"{separator!r}, set config.data.label_separator"
         )
     rare = [name for key, name in labels.items() if spellings[key].total() == 1]
     suspicious = [name for key, name in labels.items() if key not in in_short_rows]

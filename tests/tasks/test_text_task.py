@@ -258,19 +258,23 @@ def test_labels_of_the_training_file_have_one_spelling(kind, rows, labels, lette
 
 
 @pytest.mark.parametrize(
-    "rows, labels",
+    "kind, rows, labels",
     [
         # The second comma is a part of the text.
-        ("zu,pos\npa,neg\nba, zu,pos\nke,neg\n", "such as 'zu'"),
-        ("zu,1\npa,2\nba,3\nke,4\n", "4 of 4 labels .* such as '1', '2', '3'"),
-        ("zu,pos\n" * 4 + "pa,ba ke zu ba ke zu ba ke zu\n", "such as 'ba ke zu"),
-        ("zu,pos\npa,neg\n" * 2, None),
+        ("classes", "zu,pos\npa,neg\nba, zu,pos\nke,neg\n", "such as 'zu'"),
+        ("classes", "zu,1\npa,2\nba,3\nke,4\n", "4 of 4 labels .* such as '1', '2', '3'"),
+        ("classes", "zu,pos\n" * 4 + "pa,ba ke zu ba ke zu ba ke zu\n", "such as 'ba ke zu"),
+        ("classes", "zu,pos\npa,neg\n" * 2, None),
+        ("multilabel", "zu,pos\npa,pos;neg\n", "no row of .* has several labels; .* character than ',', set"),
+        ("multilabel", 'zu,pos\npa,"pos,neg"\n', None),
     ],
 )
-def test_classes_that_are_probably_other_fields_are_named_in_a_warning(rows, labels, letters, tmp_path, log_lines):
+def test_labels_that_are_probably_not_single_labels_are_named_in_a_warning(
+    kind, rows, labels, letters, tmp_path, log_lines
+):
     (tmp_path / "train.csv").write_text("text,label\n" + rows)
-    load_task(f"text.py:train={tmp_path}/train.csv", letters, data__eval_split="none")
-    warnings = [line for line in log_lines if "may be texts or parts of other fields" in line]
+    load_task(f"text.py:train={tmp_path}/train.csv,kind={kind}", letters, data__eval_split="none")
+    warnings = [line for line in log_lines if "may be texts or parts of other fields" in line or "no row of" in line]
     assert len(warnings) == bool(labels) and (not labels or re.search(labels, warnings[0]))
 
 
