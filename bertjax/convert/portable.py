@@ -172,8 +172,8 @@ def model_config(family: Family, config: Mapping[str, Any], file: Path, **fields
                 f"{', '.join(ACTIVATIONS)}"
             )
         values[name] = ACTIVATIONS[values[name]]
-    values = {**family.values, **values, **family.read_fields(config), "model_type": family.model_type, **fields}
     try:
+        values = {**family.values, **values, **family.read_fields(config), "model_type": family.model_type, **fields}
         return from_config_dict(ModelConfig(dtype="float32"), ConfigDict(values), "model")
     except UsageError as error:
         raise UsageError(f"{file}: {error}") from error

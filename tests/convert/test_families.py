@@ -255,8 +255,9 @@ def test_other_names_of_config_fields_are_read(family, fields, name, expected):
 def test_scaled_rotary_positions_are_refused(family, name):
     rope = {name: "linear", "factor": 2.0, "rope_theta": 1e4}
     fields = {"rope_parameters": {"full_attention": rope} if family is MODERNBERT else rope}
-    with pytest.raises(UsageError, match="rope_parameters .*; bertjax reads only rope_type=default"):
-        huggingface.model_config(family, {name: SIZES[name] for name in REQUIRED} | fields, huggingface.Path())
+    sizes = {name: SIZES[name] for name in REQUIRED}
+    with pytest.raises(UsageError, match="^a/config.json: rope_parameters .* only rope_type=default"):
+        huggingface.model_config(family, sizes | fields, huggingface.Path("a/config.json"))
 
 
 def test_a_pooler_that_the_head_does_not_use_is_ignored(tmp_path):
