@@ -81,6 +81,14 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
     embedder = sentence_transformers.read(root, config)
     if embedder and embedder.refusal:
         notes.append(f"no default pooling: {embedder.refusal}")
+    if embedder and embedder.similarity not in ("", "cosine"):
+        notes.append(f"ignored similarity_fn_name={embedder.similarity}: evaluate and mine compare vectors by cosine")
+    dropout = config.hidden_dropout_prob
+    notes += [
+        f"ignored {name}={rate}: training uses the dropout rate {dropout} instead"
+        for name, rate in hf_config.items()
+        if name.endswith("_dropout") and name not in family.fields.values() and rate not in (None, dropout)
+    ]
     vocabulary, config, padding_notes = fit_vocabulary(vocabulary, config, folder)
     notes += padding_notes
     shapes, read_array = _open_weights(folder)

@@ -171,6 +171,21 @@ def test_older_and_float16_arrays_are_accepted(folder):
     assert checkpoint.notes == ("converted weights from float16, float32 to float32",)
 
 
+def test_ignored_dropout_and_similarity_are_noted(folder):
+    edit_json(folder / "config.json", classifier_dropout=0.3, attention_dropout=None, pooler_dropout=0.1)
+    pooling = folder / "1_Pooling" / "config.json"
+    pooling.parent.mkdir()
+    edit_json(pooling, word_embedding_dimension=WIDTH)
+    modules = {"Transformer": "", "Pooling": "1_Pooling"}
+    entries = [{"name": name, "path": path, "type": f"sentence_transformers.{name}"} for name, path in modules.items()]
+    (folder / "modules.json").write_text(json.dumps(entries))
+    edit_json(folder / "config_sentence_transformers.json", similarity_fn_name="dot")
+    assert read_checkpoint(folder).notes == (
+        "ignored similarity_fn_name=dot: evaluate and mine compare vectors by cosine",
+        "ignored classifier_dropout=0.3: training uses the dropout rate 0.1 instead",
+    )
+
+
 def test_error_for_pickled_weights_has_a_command_that_writes_safetensors(folder, tmp_path):
     folder = folder.rename(tmp_path / "it's $HOME")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
