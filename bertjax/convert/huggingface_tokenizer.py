@@ -49,6 +49,7 @@ _GENERIC_MODELS = ("modernbert",)
 # Names of the special tokens in `tokenizer_config.json`, in the order in which transformers adds them.
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
+_TYPE_IDS = "token_type_ids"
 _EXTRA, _OLD_EXTRA = "extra_special_tokens", "additional_special_tokens"
 # Substitutes for special tokens that a tokenizer lacks.
 _STANDINS = {"cls_token": "bos_token", "sep_token": "eos_token", "unk_token": "pad_token"}
@@ -73,7 +74,10 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
     if not has_files and (tokenizer_class in BERT_CLASSES or not (folder / CONFIG).is_file()):
         return read_vocabulary_file(folder, lower_case), []
     _check_supported(folder, config, tokenizer_class, tokenizer)
-    separators = (1, 1)
+    separators, has_segments = (1, 1), _has_segments(model)
+    # In transformers, DistilBertTokenizer and classes other than BERT's return segments only if the config says so.
+    default = (_TYPE_IDS,) if tokenizer_class in {*BERT_CLASSES} - {"DistilBertTokenizer"} else ()
+    returns_segments = _TYPE_IDS in (config.get("model_input_names") or default)
     try:
         if tokenizer_class in BERT_CLASSES:
             config = {**BERT_DEFAULTS, **config}
@@ -99,20 +103,20 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
         else:
             if tokenizer_class not in _GENERIC_CLASSES:
                 engine.post_processor = processors.RobertaProcessing(sep, cls)
-            separators = _separators(engine, special_ids, _has_segments(model))
-            if separators[1] < 0:
+            separators, single = _separators(engine, special_ids, has_segments), engine.encode("a")
+            if separators[1] < 0 or (has_segments and returns_segments and any(single.type_ids)):
                 raise UsageError(
-                    f"{folder / TOKENIZER} encodes the text a as {' '.join(engine.encode('a').tokens)}, not as "
-                    "[CLS] a [SEP]; use a tokenizer with BERT's post_processor"
+                    f"{folder / TOKENIZER} encodes the text a as {' '.join(single.tokens)} in the segments "
+                    f"{single.type_ids}, not as [CLS] a [SEP] in segment 0; use a tokenizer with BERT's post_processor"
                 )
             if not separators[0]:
                 pair = " ".join(engine.encode("a", "b").tokens)
                 notes.append(f"pairs of texts are not supported: their rows are {pair}, not [CLS] a [SEP] b [SEP]")
-            elif _has_segments(model) and "token_type_ids" not in (config.get("model_input_names") or ()):
-                notes.append(
-                    "the second text of a pair is segment 1; in transformers it is 0, since model_input_names of "
-                    f"{CONFIG} lacks token_type_ids"
-                )
+        if separators[0] and has_segments and not returns_segments:
+            notes.append(
+                "the second text of a pair is segment 1; in transformers it is 0, since model_input_names of "
+                f"{CONFIG} lacks {_TYPE_IDS}"
+            )
     except UsageError:
         raise
     except Exception as error:  # The package `tokenizers` raises `Exception` for all errors.
@@ -191,7 +195,10 @@ def _add_tokens(engine: Tokenizer, folder: Path, config: dict[str, Any], tokeniz
         for name in dict.fromkeys((*_SPECIAL_NAMES, *settings))
         if name.endswith("_token") and isinstance(settings.get(name), str | dict | AddedToken)
     }
-    for token in [*named.values(), *map(as_token, _values(settings.get(_EXTRA, settings.get(_OLD_EXTRA))))]:
+    extra = _values(settings.get(_EXTRA, settings.get(_OLD_EXTRA)))
+    if isinstance(settings.get(_EXTRA), dict):
+        extra += _values(settings.get(_OLD_EXTRA))
+    for token in [*named.values(), *map(as_token, extra)]:
         if token.content not in {other.content for other in [*known, *new]}:
             new.append(by_content.get(token.content, token))
     special = {token.content for token in named.values()}
@@ -299,7 +306,7 @@ def write_tokenizer(vocabulary: Vocabulary | None, config: ModelConfig, folder: 
         "model_max_length": config.max_row_tokens,
         "model_input_names": [
             "input_ids",
-            *(["token_type_ids"] if config.type_vocab_size > 1 else []),
+            *([_TYPE_IDS] if config.type_vocab_size > 1 else []),
             "attention_mask",
         ],
         **special_tokens,

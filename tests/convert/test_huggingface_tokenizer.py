@@ -96,7 +96,13 @@ def added_by_config(folder, save_json, ids):
     edit_json(folder / "tokenizer_config.json", entity_token="<ent>", extra_special_tokens=["[E1]"])
 
 
-@pytest.mark.parametrize("add", [added_by_json, added_by_file, added_by_decoder, added_by_config])
+def added_by_map(folder, save_json, ids):
+    """Saves the empty dict that transformers 4 writes, which does not replace the tokens of the other file."""
+    edit_json(folder / "tokenizer_config.json", entity_token="<ent>", extra_special_tokens={})
+    edit_json(folder / "special_tokens_map.json", additional_special_tokens=["[E1]"])
+
+
+@pytest.mark.parametrize("add", [added_by_json, added_by_file, added_by_decoder, added_by_config, added_by_map])
 def test_added_token_has_one_id_whichever_file_defines_it(add, plain, save_json, letters, tmp_path):
     size = load_vocabulary(letters).size
     add(plain, save_json, {"<ent>": size, "[E1]": size + 1})
@@ -213,6 +219,8 @@ def test_options_of_bert_tokenizer_replace_those_of_tokenizer_json(save_json, pl
     assert read_tokenizer(plain)[1][0].startswith("ignored unk_token, continuing_subword_prefix, post_processor of")
     save_json(tokenizer_class="BertTokenizerFast", do_lower_case=True)
     assert read_tokenizer(plain)[1] == []
+    edit_json(plain / "tokenizer_config.json", model_input_names=["input_ids"])
+    assert read_tokenizer(plain)[1][0].startswith("the second text of a pair is segment 1; in transformers it is 0")
     edit_json(plain / "tokenizer_config.json", strip_accents=False)
     accents = Tokenizer(read_tokenizer(plain)[0])
     assert accents.pieces(accents.encode("E\u00e9 e")) == ["[UNK]", "e"]
@@ -233,6 +241,13 @@ BERT_CLASS = {"tokenizer_class": "BertTokenizer"}
 TRUNCATION = {"direction": "Left", "max_length": 9, "strategy": "LongestFirst", "stride": 0}
 
 
+SEGMENT_1 = json.loads(
+    processors.TemplateProcessing("[CLS] $A:1 [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", [("[CLS]", 2), ("[SEP]", 3)])
+    .__getstate__()
+    .decode()
+)
+
+
 def edit(name, **fields):
     return lambda folder: edit_json(folder / name, **fields)
 
@@ -248,7 +263,12 @@ def edit(name, **fields):
         ({"truncation_side": "left"}, None, "truncates texts at the left"),
         ({}, edit("tokenizer.json", truncation=TRUNCATION), "truncates texts at the Left"),
         ({"mask_token": "<mask>"}, None, "lacks <mask>, the mask_token"),
-        ({}, edit("tokenizer.json", post_processor=None), "encodes the text a as a, not as .CLS. a .SEP.;"),
+        ({}, edit("tokenizer.json", post_processor=None), "encodes the text a as a in the segments"),
+        (
+            {"model_input_names": ["input_ids", "token_type_ids"]},
+            edit("tokenizer.json", post_processor=SEGMENT_1),
+            r"text a as .CLS. a .SEP. in the segments \[0, 1, 0\], not",
+        ),
         ({}, edit("added_tokens.json", **{"<ent>": 1000}), "the added token '<ent>' has id 1000, but it is token"),
         ({}, lambda folder: (folder / "tokenizer.json").unlink(), "the folder lacks tokenizer.json"),
         ({"tokenizer_class": ""}, lambda folder: (folder / "tokenizer.json").unlink(), "the folder lacks tokenizer"),
