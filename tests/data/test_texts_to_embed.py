@@ -70,6 +70,8 @@ def test_negatives_may_be_a_list_in_json_or_python(negatives, letters, tmp_path)
     rows = [{"a": "x", "b": "y", "c": negatives}, {"a": "z", "b": "y", "c": "[]"}, {"a": "y", "b": "z", "c": "[x] y"}]
     examples, _, _ = read(tmp_path, letters, rows, ("a", "b", "c"), "")
     assert examples.strings == ["x", "y", "x", "z", "z", "y", "", "", "y", "z", "[x] y", ""]
+    with pytest.raises(UsageError, match="line 1: c is a list; write one positive per row"):
+        read(tmp_path, letters, rows, ("a", "c"), "")
     with pytest.raises(UsageError, match="line 1: c is .* not a list in JSON or Python"):
         read(tmp_path, letters, [{"a": "x", "b": "y", "c": "['x' 'z']"}], ("a", "b", "c"), "")
 

@@ -145,7 +145,7 @@ def test_every_row_has_a_line_in_the_prediction_file(letters, tmp_path, capfd):
     rows = [{"text": f"zu{index}", "label": labels[index % 2]} for index in range(8)]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     # The file has a blank line, and rows without label, with an empty label and with an empty text.
-    unusual = ({"text": "zu"}, {"text": "pa", "label": ""}, {"text": "", "label": labels[0]})
+    unusual = ({"text": "['zu', 'ba']"}, {"text": "pa", "label": ""}, {"text": "", "label": labels[0]})
     lines = [json.dumps(rows[0]), "", *map(json.dumps, (*unusual, rows[1]))]
     (tmp_path / "dev.jsonl").write_text("\n".join(lines) + "\n")
     config = f"text.py:train={tmp_path}/train.jsonl,dev={tmp_path}/dev.jsonl"
@@ -153,6 +153,7 @@ def test_every_row_has_a_line_in_the_prediction_file(letters, tmp_path, capfd):
     dev = results["files"][1]
     assert (dev["read"], dev["used"], dev["skipped"]) == (6, 3, {})
     assert dev["noted"]["with too few fields"]["rows"] == 2
+    assert dev["noted"]["with a list, whose brackets and quotes are a part of the text"]["first"] == "line 3"
     assert dev["noted"]["with an empty label, predicted but not scored"] == {"rows": 1, "first": "line 4"}
     assert results["accuracy"] in (0.0, pytest.approx(1 / 3), pytest.approx(2 / 3), 1.0)
     assert results["baseline"]["accuracy"] == pytest.approx(2 / 3)

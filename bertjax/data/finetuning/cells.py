@@ -44,6 +44,14 @@ def read_list(cell: Any, in_text: bool = False) -> list[Any] | None:
     raise ValueError("not a list in JSON or Python")
 
 
+def is_list(cell: Any) -> bool:
+    """Returns whether a cell of texts is a list, also as JSON or Python in a file other than JSON Lines."""
+    try:
+        return read_list(cell, in_text=True) is not None
+    except ValueError:
+        return False
+
+
 def _parse(text: str) -> Any:
     """Returns the value of a JSON or Python expression, or None if it is invalid."""
     try:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bertjax.data.corpus.tokenizer import Tokenizer
-from bertjax.data.finetuning.cells import label_key, read_list, sort_labels
+from bertjax.data.finetuning.cells import is_list, label_key, read_list, sort_labels
 from bertjax.data.finetuning.examples import encode_pair, make_examples
 from bertjax.data.finetuning.labeled_text import Target
 from bertjax.data.finetuning.tables import ReadStats, Row
@@ -104,7 +104,7 @@ def text_cell(row: Row, column: str, stats: ReadStats) -> str:
 def _read_texts(row: Row, columns: Sequence[str], kind: str, stats: ReadStats) -> list[str]:
     """Returns the texts of a row, "" for blank ones. The last column may contain a list of texts."""
     texts, last = [text_cell(row, column, stats) for column in columns[:-1]], row.fields[columns[-1]]
-    if isinstance(last, list) and len(columns) < 3 and kind != "scores":
+    if len(columns) < 3 and kind != "scores" and is_list(last):
         raise UsageError(
             f"{stats.file} line {row.line}: {columns[-1]} is a list; write one positive per row, and name a third "
             "column for negatives in config.data.columns"
