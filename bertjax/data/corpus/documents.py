@@ -26,7 +26,7 @@ BATCH_CHARS = 1 << 20
 _MAX_BATCH_TEXTS = 8192
 
 _BLANK_LINE = re.compile(r"\n\s*\n")
-_DOC_OPEN = re.compile(r"<doc\b.*>\s*")
+_DOC_OPEN = re.compile(r"<doc\b.*(?<!</doc)>\s*")
 _DOC_CLOSE = "</doc>"
 _TITLE = re.compile(r'\btitle="(.*?)"(?:\s+\w+="|>\s*$)')
 # Divide longer paragraphs, because `sentencex` pairs quotes, so an unclosed quote would hide all later sentence ends.
@@ -122,8 +122,9 @@ def wiki(blocks: Iterable[str], problems: Counter[str]) -> Iterator[Text]:
         inside = False
         titles: tuple[str, ...] = ()  # Lines to remove at the start of an article.
         for line in _lines(blocks):
-            if inside and line.startswith(_DOC_CLOSE):
+            if inside and (line.startswith(_DOC_CLOSE) or _DOC_OPEN.fullmatch(line)):
                 inside = False
+                problems["unclosed_doc"] += not line.startswith(_DOC_CLOSE)
                 yield "", True
                 line = line.removeprefix(_DOC_CLOSE)
             if inside:

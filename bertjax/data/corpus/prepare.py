@@ -55,7 +55,7 @@ _PROBLEMS = {
     "nul_characters": "{} NUL characters were skipped",
     "paragraphs_not_split": "{} paragraphs could not be split into sentences and became one sentence each",
     "sentences_without_tokens": "{} sentences contained only control characters and were skipped",
-    "unclosed_doc": "{} <doc> tags lacked </doc> and were read to the end of their file",
+    "unclosed_doc": "{} <doc> tags lacked </doc> and were read to the next <doc> or the end of their file",
 }
 
 

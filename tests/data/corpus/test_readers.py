@@ -82,10 +82,12 @@ def test_wiki_articles_are_documents_without_tags_and_titles(tmp_path, block_siz
 
 
 def test_problems_of_damaged_wiki_text_are_counted(tmp_path, block_size):
-    (tmp_path / "w").write_text("stray\n" + WIKI + "between\n<doc id=3 title=x>\nOpen end.", encoding="utf-8")
+    one_line, unclosed = "<doc id=3 title=x>One.</doc>", "<doc id=4 title=x>\nOpen end."
+    text = f"stray\n{WIKI}between\n{one_line}\n{unclosed}\n{unclosed}"
+    (tmp_path / "w").write_text(text, encoding="utf-8")
     documents, problems = read(f"wiki:{tmp_path}/w")
-    assert words(documents)[-1] == ["Open", "end."]
-    assert problems == {"characters_outside_doc": len("stray") + len("between"), "unclosed_doc": 1}
+    assert words(documents)[2:] == [["Open", "end."]] * 2
+    assert problems == {"characters_outside_doc": len("stray" + "between" + one_line), "unclosed_doc": 2}
 
 
 PARAGRAPH = "He came home late. She was there, and said so; nobody heard it at all. Nothing came of this for years."
