@@ -16,6 +16,7 @@ from bertjax.convert import huggingface, model_card, tensorflow1
 from bertjax.convert.family import DISCRIMINATOR, MASKED_LM, NEXT_SENTENCE, POOLER
 from bertjax.convert.huggingface_tokenizer import FILES as TOKENIZER_FILES
 from bertjax.convert.huggingface_tokenizer import read_tokenizer
+from bertjax.convert.huggingface_weights import has_weights, missing_weights
 from bertjax.convert.portable import WORKDIR_FILES, PortableCheckpoint, read_workdir, write_workdir
 from bertjax.data.corpus.vocabulary import Vocabulary, load_vocabulary, open_vocabulary, workdir_vocabulary
 from bertjax.errors import BertjaxError, UsageError, first_line
@@ -48,8 +49,8 @@ def local_checkpoint(path: str | os.PathLike) -> str:
         # Download the folders of the modules from the same commit.
         commit = f"{hub.PREFIX}{repository}@{folder.name}"
         hub.download(commit, [f"{path}/{name}" for path in paths for name in _READ_FILES])
-    if not huggingface.has_weights(folder):
-        raise huggingface.missing_weights(repository, hub.file_names(str(path)), folder, repository.split("/")[-1])
+    if not has_weights(folder):
+        raise missing_weights(repository, hub.file_names(str(path)), folder, repository.split("/")[-1])
     return str(folder)
 
 
@@ -58,7 +59,7 @@ def detect_format(path: str | os.PathLike) -> str:
     if "://" in str(path):
         return BERTJAX
     local = Path(path).expanduser()
-    if huggingface.has_weights(local):
+    if has_weights(local):
         return HUGGINGFACE
     if (local / "params").is_dir() or (local / CHECKPOINTS).is_dir() or (local.is_dir() and local.name == CHECKPOINTS):
         return BERTJAX
@@ -106,7 +107,7 @@ def read_vocabulary(path: str | os.PathLike, lower_case: bool | None = None) -> 
             return workdir_vocabulary(workdir_of(find_checkpoint(path)))
     folder = sentence_transformers.transformer_folder(folder)
     prefix = tensorflow1.find_prefix(folder)
-    if prefix is None or huggingface.has_weights(folder):
+    if prefix is None or has_weights(folder):
         vocabulary, notes = read_tokenizer(folder, lower_case)
         for note in notes:
             logger.info(note)

@@ -1,9 +1,7 @@
 """Conversion from and to folders in the format of Hugging Face's `save_pretrained`: config, safetensors, tokenizer."""
 
-import contextlib
 import dataclasses
-import shlex
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ from bertjax.convert.families import FAMILIES
 from bertjax.convert.family import (
     ACTIVATIONS,
     ENCODER,
-    FLOAT_DTYPES,
     MASKED_LM,
     OUTPUT_KINDS,
     POOLER,
@@ -22,24 +19,22 @@ from bertjax.convert.family import (
     import_params,
 )
 from bertjax.convert.huggingface_tokenizer import FILES as TOKENIZER_FILES
-from bertjax.convert.huggingface_tokenizer import VOCABULARY, read_tokenizer, write_tokenizer
+from bertjax.convert.huggingface_tokenizer import read_tokenizer, write_tokenizer
+from bertjax.convert.huggingface_weights import CONFIG, INDEX, WEIGHTS, open_weights
 from bertjax.convert.portable import PortableCheckpoint, fit_vocabulary, model_config
 from bertjax.data.corpus.vocabulary import named_special_ids
 from bertjax.errors import UsageError, listed
 from bertjax.model.config import ARCHITECTURE_FIELDS, ModelConfig
 from bertjax.tasks.embedding import sentence_transformers
 from bertjax.tasks.finetuning.output_layer import CLASSES, MULTILABEL
-from bertjax.utils.io import read_json, unreadable
+from bertjax.utils.io import read_json
 from bertjax.utils.json_files import naming, read_object, write_json
 
-CONFIG = "config.json"
-WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _ADAPTER = "adapter_config.json"
-_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 # Files of an exported checkpoint. A folder that contains other files is never overwritten.
 FILES = (CONFIG, WEIGHTS, *sentence_transformers.FILES, *TOKENIZER_FILES)
 # Files to download for a model on the Hub, besides those of sentence-transformers.
-READ_FILES = (CONFIG, WEIGHTS, _INDEX, _ADAPTER, "model-*-of-*.safetensors", *TOKENIZER_FILES)
+READ_FILES = (CONFIG, WEIGHTS, INDEX, _ADAPTER, "model-*-of-*.safetensors", *TOKENIZER_FILES)
 # Suffixes of array names in old checkpoints, mapped to the current suffixes.
 _OLD_NAMES = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
 # Arrays of an encoder that are not parameters.
@@ -91,7 +86,7 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
     ]
     vocabulary, config, padding_notes = fit_vocabulary(vocabulary, config, folder)
     notes += padding_notes
-    shapes, read_array = _open_weights(folder)
+    shapes, read_array = open_weights(folder)
     stored_names = _stored_names(shapes, family)
     if duplicates := [name for name in shapes if name not in stored_names.values()]:
         raise UsageError(
@@ -281,77 +276,3 @@ def _stored_names(shapes: Collection[str], family: Family) -> dict[str, str]:
         lacks_prefix = not has_prefix and name.split(".")[0] in parts
         stored_names[f"{prefix}{name}" if lacks_prefix else name] = stored
     return stored_names
-
-
-def has_weights(path: Path) -> bool:
-    """Returns True if a folder, or the subfolder of its sentence-transformers encoder, contains safetensors weights."""
-    path = sentence_transformers.transformer_folder(path)
-    return (path / WEIGHTS).is_file() or (path / _INDEX).is_file()
-
-
-def _open_weights(folder: Path) -> tuple[dict[str, tuple[int, ...]], Callable[[str], np.ndarray]]:
-    """Returns the shapes of a folder's arrays, keyed by name, and a function that reads one array by name."""
-    from safetensors import safe_open
-
-    shapes, files = {}, {}
-    for path in _weight_files(folder):
-        with _naming_file(path):
-            # Read without mmap, because mapped pages would count as used memory until the file is closed.
-            file = safe_open(path, framework="numpy", backend="pread")
-            for name in file.keys():  # noqa: SIM118 - not a dictionary
-                shapes[name], files[name] = tuple(file.get_slice(name).get_shape()), (path, file)
-
-    def read_array(name: str) -> np.ndarray:
-        path, file = files[name]
-        with _naming_file(path):
-            return file.get_tensor(name)
-
-    return shapes, read_array
-
-
-@contextlib.contextmanager
-def _naming_file(path: Path) -> Iterator[None]:
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        raise unreadable(path, str(error)) from error
-    except AttributeError as error:  # NumPy lacks the dtype of an array, such as float8.
-        raise UsageError(f"cannot read {path}: {error}; weights must be {', '.join(FLOAT_DTYPES)}") from error
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    if (folder / WEIGHTS).is_file():
-        return [folder / WEIGHTS]
-    index = folder / _INDEX
-    if not index.is_file():
-        raise missing_weights(str(folder), [file.name for file in folder.iterdir()], folder, f"{folder}-safetensors")
-    with naming(index):
-        files = sorted({*read_object(index)["weight_map"].values()})
-        if outside := [name for name in files if Path(name).name != name]:
-            raise UsageError(f"{index} lists files outside its folder: {listed(outside)}; copy the original index")
-    if missing := [name for name in files if not (folder / name).is_file()]:
-        raise UsageError(f"{folder} lacks files that {_INDEX} lists: {listed(missing)}; copy all shards")
-    return [folder / name for name in files]
-
-
-def missing_weights(model: str, files: Collection[str], folder: Path, destination: str) -> UsageError:
-    """Returns the error for a model without safetensors. It shows how to convert pickled weights.
-
-    `model` is a folder or a name on the Hub, and `files` are its files. `folder` contains its config. The command
-    writes to `destination`.
-    """
-    pickles = [name for name in files if Path(name).name in _PICKLES]
-    if not pickles:
-        return UsageError(f"{model} contains no {WEIGHTS}; use a model with safetensors weights")
-    architectures = read_object(folder / CONFIG, optional=True).get("architectures") or ()
-    # Use only known class names in the command, because the config may contain shell code.
-    classes = [name for family in FAMILIES.values() for name in family.classes]
-    class_name = next((name for name in classes if name in architectures), "BertForPreTraining")
-    return UsageError(
-        f"{model} contains {pickles[0]} but no {WEIGHTS}; bertjax does not open pickles, which can run code. If you "
-        f'trust the file, run: python -c "import sys; from transformers import {class_name} as M; '
-        f'M.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2])" {shlex.quote(model)} '
-        f"{shlex.quote(destination)}, and copy {VOCABULARY} there"
-    )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import bertjax
-from bertjax.convert.huggingface import WEIGHTS
+from bertjax.convert.huggingface_weights import WEIGHTS
 
 pytestmark = pytest.mark.slow
 BATCH = 50

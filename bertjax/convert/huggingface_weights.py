@@ -1,0 +1,94 @@
+"""Weights of a folder in Hugging Face's format: safetensors in one file or in shards."""
+
+import contextlib
+import shlex
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from bertjax.convert.families import FAMILIES
+from bertjax.convert.family import FLOAT_DTYPES
+from bertjax.convert.huggingface_tokenizer import VOCABULARY
+from bertjax.errors import UsageError, listed
+from bertjax.tasks.embedding import sentence_transformers
+from bertjax.utils.io import unreadable
+from bertjax.utils.json_files import naming, read_object
+
+CONFIG = "config.json"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+
+
+def has_weights(path: Path) -> bool:
+    """Returns True if a folder, or the subfolder of its sentence-transformers encoder, contains safetensors weights."""
+    path = sentence_transformers.transformer_folder(path)
+    return (path / WEIGHTS).is_file() or (path / INDEX).is_file()
+
+
+def open_weights(folder: Path) -> tuple[dict[str, tuple[int, ...]], Callable[[str], np.ndarray]]:
+    """Returns the shapes of a folder's arrays, keyed by name, and a function that reads one array by name."""
+    from safetensors import safe_open
+
+    shapes, files = {}, {}
+    for path in _weight_files(folder):
+        with _naming_file(path):
+            # Read without mmap, because mapped pages would count as used memory until the file is closed.
+            file = safe_open(path, framework="numpy", backend="pread")
+            for name in file.keys():  # noqa: SIM118 - not a dictionary
+                shapes[name], files[name] = tuple(file.get_slice(name).get_shape()), (path, file)
+
+    def read_array(name: str) -> np.ndarray:
+        path, file = files[name]
+        with _naming_file(path):
+            return file.get_tensor(name)
+
+    return shapes, read_array
+
+
+@contextlib.contextmanager
+def _naming_file(path: Path) -> Iterator[None]:
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise unreadable(path, str(error)) from error
+    except AttributeError as error:  # NumPy lacks the dtype of an array, such as float8.
+        raise UsageError(f"cannot read {path}: {error}; weights must be {', '.join(FLOAT_DTYPES)}") from error
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    index = folder / INDEX
+    if not index.is_file():
+        raise missing_weights(str(folder), [file.name for file in folder.iterdir()], folder, f"{folder}-safetensors")
+    with naming(index):
+        files = sorted({*read_object(index)["weight_map"].values()})
+        if outside := [name for name in files if Path(name).name != name]:
+            raise UsageError(f"{index} lists files outside its folder: {listed(outside)}; copy the original index")
+    if missing := [name for name in files if not (folder / name).is_file()]:
+        raise UsageError(f"{folder} lacks files that {INDEX} lists: {listed(missing)}; copy all shards")
+    return [folder / name for name in files]
+
+
+def missing_weights(model: str, files: Collection[str], folder: Path, destination: str) -> UsageError:
+    """Returns the error for a model without safetensors. It shows how to convert pickled weights.
+
+    `model` is a folder or a name on the Hub, and `files` are its files. `folder` contains its config. The command
+    writes to `destination`.
+    """
+    pickles = [name for name in files if Path(name).name in _PICKLES]
+    if not pickles:
+        return UsageError(f"{model} contains no {WEIGHTS}; use a model with safetensors weights")
+    architectures = read_object(folder / CONFIG, optional=True).get("architectures") or ()
+    # Use only known class names in the command, because the config may contain shell code.
+    classes = [name for family in FAMILIES.values() for name in family.classes]
+    class_name = next((name for name in classes if name in architectures), "BertForPreTraining")
+    return UsageError(
+        f"{model} contains {pickles[0]} but no {WEIGHTS}; bertjax does not open pickles, which can run code. If you "
+        f'trust the file, run: python -c "import sys; from transformers import {class_name} as M; '
+        f'M.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2])" {shlex.quote(model)} '
+        f"{shlex.quote(destination)}, and copy {VOCABULARY} there"
+    )
