@@ -97,9 +97,10 @@ class Family:
       fields: maps field names of `ModelConfig` to field names of the transformers config. Activations are translated.
       classes: model classes, keyed by name.
       prefix: prefix of the encoder's array names. Only arrays of an encoder without heads lack it.
-      arrays: (bertjax path, transformers name) of each dense layer, norm and table. `{layer}` is the layer number. A
-        third element, `index/count`, is the position of the kernel in a fused transformers array of `count` kernels. In
-        `heads index/count`, this array contains the `count` kernels of the first head, then those of the next head.
+      arrays: (bertjax path, name in the safetensors file) of each dense layer, norm and table. `{layer}` is the layer
+        number. A third element, `index/count`, is the position of the kernel in a fused transformers array of `count`
+        kernels. In `heads index/count`, this array contains the `count` kernels of the first head, then those of the
+        next head.
       tokenizer_class: tokenizer class for folders without `tokenizer_class` (default: use `tokenizer.json` as it is).
       values: `ModelConfig` values for fields that a config omits, and for fields that all models of the family share.
       fixed: config fields with a single supported value.

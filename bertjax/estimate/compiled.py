@@ -59,7 +59,7 @@ def lowered_step(
     schedule = make_schedule(settings.optimizer, task.warmup_steps, task.total_steps, task.phase_peaks)
     schedule = jax.tree.map(lambda leaf: scalar.update(shape=jnp.shape(leaf)), schedule)
     lowered = step.lower(state, batch, key, schedule)
-    trees = {"parameters": state.params, "optimizer": state.opt_state, "batch": batch}
+    trees = {"parameters": state.params, "optimizer": state.replace(params=None), "batch": batch}
     return lowered, {name: _device_bytes(tree) for name, tree in trees.items()}
 
 

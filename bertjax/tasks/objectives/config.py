@@ -83,10 +83,12 @@ class PretrainingData(Section):
                 f"config.data.packing=true is not supported by objective={self.objective}, whose rows are full; set "
                 "packing=false"
             )
-        for name in ("generator_size", "discriminator_weight"):
-            is_set = getattr(self, name) != getattr(PretrainingData, name)
-            if is_set and not issubclass(OBJECTIVES[self.objective], ReplacedTokens):
-                raise UsageError(f"config.data.{name} needs objective=rtd; objective={self.objective} has no generator")
+        for option in dict.fromkeys(name for objective in OBJECTIVES.values() for name in objective.options):
+            users = [name for name, objective in OBJECTIVES.items() if option in objective.options]
+            if self.objective not in users and getattr(self, option) != getattr(PretrainingData, option):
+                raise UsageError(
+                    f"config.data.{option} needs objective={' or '.join(users)}; objective={self.objective} ignores it"
+                )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,6 +29,7 @@ class PretrainingObjective(Objective):
       model_class: class of `model`, a Flax module.
       has_masks: whether tokens are masked (default: True).
       pairing: kind of sentence pairs, which need two segments (default: "", documents or running text).
+      options: fields of `PretrainingData` that only some objectives use, this one among them (default: ()).
       can_add_pieces: see `Task`.
       untrained_modules: top-level modules of `model` that are not trained, or are used only in training (default: ()).
         Exports omit these modules.
@@ -39,6 +40,7 @@ class PretrainingObjective(Objective):
     model_class: ClassVar[type[nn.Module]]
     has_masks: ClassVar[bool] = True
     pairing: ClassVar[str] = ""
+    options: ClassVar[tuple[str, ...]] = ()
     can_add_pieces: ClassVar[bool] = False
     untrained_modules: ClassVar[tuple[str, ...]] = ()
 

@@ -34,6 +34,7 @@ class ReplacedTokens(MaskedLmOnText):
         Metric("replaced_fraction", panel="replaced tokens"),
     )
     model_class = ReplacedTokenModel
+    options = ("generator_size", "discriminator_weight")
     untrained_modules = ("generator", "generator_lm")
     discriminator_weight: float = 50.0
 
