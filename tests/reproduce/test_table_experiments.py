@@ -221,7 +221,7 @@ def test_rows_of_the_table_modern_differ_from_bert_in_one_change_and_have_its_fl
     if scale == scales.MEDIUM:
         assert names == {"bert", "best_rotary_geglu"}
         return
-    assert len(names) == 14
+    assert len(names) == 16
     assert all(abs(run.flops / bert.flops - 1) < 1e-3 for run in starts.values())
     schedule = {"steps", "optimizer.warmup_steps"}
     changes = {name: changed_fields(starts[name, "1"], bert) for name in names}
@@ -239,13 +239,17 @@ def test_rows_of_the_table_modern_differ_from_bert_in_one_change_and_have_its_fl
 
 def test_rows_of_the_table_modern_have_one_evaluation_and_run_seed_by_seed():
     table, starts = modern_table()
-    assert [seed for _, seed in starts] == [seed for seed in "123" for _ in range(13)]
+    assert [seed for _, seed in starts] == [seed for seed in "123" for _ in range(15)]
     runs_of = {cell.row: cell.runs for cell in table.cells if cell.column == "perplexity"}
     assert {run.config for row in runs_of.values() for run in row} == {runs_of["BERT"][0].config}
-    settings = [
-        [flag for flag in run.overrides if "config.model" not in flag] for row in runs_of.values() for run in row
-    ]
-    assert settings == len(settings) * [settings[0]]
+    settings = {
+        row: {tuple(flag for flag in run.overrides if "config.model" not in flag) for run in runs}
+        for row, runs in runs_of.items()
+    }
+    (pairs,) = set.union(*(values for row, values in settings.items() if "running text" not in row))
+    (text,) = settings["running text"] | settings["rotary, running text"]
+    assert pairs[0] == "--config.data.objective=pairs" and pairs[1:] == text[2:]
+    assert text[:2] == ("--config.data.objective=none", "--config.data.packing=False")
     for run in (run for row in runs_of.values() for run in row):
         changed = changed_fields(run, run.init_from)
         assert {name for name in changed if name.startswith("model.")} == {"model.dtype"}
