@@ -140,7 +140,7 @@ def test_length_of_texts_is_that_of_the_module_or_the_tokenizer(limits, config, 
     write_json(folder / "tokenizer_config.json", {"tokenizer_class": "BertTokenizer", **config})
     checkpoint = read_checkpoint(folder)
     assert checkpoint.embedder.max_seq_len == expected
-    # RoBERTa has no positions for the first two rows of its table.
+    # The positions of RoBERTa start at row 2 of the table.
     roberta = dataclasses.replace(checkpoint.config, position_offset=2)
     assert sentence_transformers.read(folder, roberta).max_seq_len == min(expected, 38)
 

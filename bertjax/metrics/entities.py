@@ -43,9 +43,9 @@ def extract_entities(tags: Sequence[str]) -> set[Entity]:
 
 
 def has_entities(tags: Iterable[str], place_of: Callable[[str], str] = lambda tag: "the data") -> bool:
-    """Returns whether the tags mark entities, see `follows_scheme`. Rejects a mixture with other tags.
+    """Returns whether the tags mark entities, see `follows_scheme`.
 
-    Raises a UsageError if some tags mark entities with the prefix B- or I-, and other tags (except O) mark no entities.
+    Raises a UsageError if entity tags (B-TYPE, I-TYPE) are mixed with other tags, such as parts of speech, except O.
     `place_of` returns the file and line of a tag for the message.
     """
     inside = sorted({*tags} - {"O"})

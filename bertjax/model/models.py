@@ -136,7 +136,7 @@ class LanguageModel(nn.Module):
         Logits of `left` predict the next token from the left context. Logits of `right` predict the previous token.
         """
         logits = {}
-        # Each direction has its own head, whose input is the part of the hidden state with that context.
+        # Each direction has its own head. Its input is the part of the hidden state that only has that context.
         for direction, (states, token_table) in encode(self.config, batch, deterministic).directions.items():
             width = states.shape[-1]
             config = dataclasses.replace(self.config, encoder=TRANSFORMER, hidden_size=width, num_attention_heads=1)

@@ -228,7 +228,7 @@ def scale_by_layer_decay(decay: float, frozen_layers: int) -> optax.GradientTran
 
 
 def with_learning_rate_argument(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Returns `tx` with its updates multiplied by `-learning_rate`, a keyword argument of `update`."""
+    """Wraps `tx`, so that `update` takes a keyword `learning_rate` and multiplies updates by `-learning_rate`."""
 
     def update(updates: optax.Updates, state: Any, params: Any = None, **extra: Any) -> tuple[optax.Updates, Any]:
         updates, state = tx.update(updates, state, params)

@@ -131,7 +131,7 @@ def test_half_of_the_sentence_order_pairs_are_reversed():
 def test_each_document_has_a_short_target_length_in_one_of_ten_passes():
     lengths = np.random.default_rng(0).integers(5, 5000, 1000)
     targets = np.stack([target_lengths(lengths, 61, index, np.random.default_rng(1)) for index in range(10)])
-    # A short target is uniform in 2 to 61, so it may also be 61.
+    # A short target is drawn uniformly from 2 to 61, so it may equal the full length, 61.
     assert (targets < 61).sum(axis=0).max() == 1
     short = targets[targets < 61]
     assert len(short) == pytest.approx(1000 * 59 / 60, abs=2)

@@ -180,9 +180,9 @@ def _without_comments_and_index(lines: list[_Line], path: Path, stats: ReadStats
 def _tag_column(rows: list[list[str]], is_indexed: bool, path: Path) -> int:
     """Returns the index of the tag column, counted from the end.
 
-    Of several tag columns, this is the last one with entities other than chunks, else the last one. For nested
-    entities, it is the column of the outer tags: an earlier column that shares an entity type or, in files with index,
-    word and two tags (GermEval), the first tag column.
+    If there are several tag columns, returns the last one with entities other than chunks or, if no column has
+    entities, the last one. Nested entities have one column per level. Two columns are levels if they share an entity
+    type, or if the file has index, word and two tags (GermEval). The earlier column is the outer level, which is used.
     """
     types: dict[int, set[str]] = {}
     width = len(rows[0]) if len({*map(len, rows)}) == 1 else 0

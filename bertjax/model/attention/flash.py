@@ -66,7 +66,7 @@ def flash_attention(
         rate, seeds = dropout_rate, dropout_seeds(dropout_key, (rows, heads))
     max_block = max(_MIN_BLOCK, pl.next_power_of_2(length))
     block_sizes = tuple(_BlockSizes(*(min(size, max_block) for size in sizes)) for sizes in _BLOCK_SIZES)
-    # Pad, because kernels process whole blocks, and head sizes that are powers of 2.
+    # Pad the length to whole blocks and the head size to a power of 2, because the kernels require both.
     row_padding = -length % max(block for sizes in block_sizes for block in sizes)
     size_padding = max(_MIN_BLOCK, pl.next_power_of_2(size)) - size
     padded = [jnp.pad(array, ((0, 0), (0, row_padding), (0, 0), (0, size_padding))) for array in (query, key, value)]
