@@ -59,7 +59,7 @@ _SECONDS_BEFORE_LOG = 3
 # Number of parallel downloads, because a single stream does not use the full bandwidth.
 _STREAMS = 8
 _BLOCK_BYTES = 16 << 20
-# Before Python 3.13, the module `mmap` does not define this constant.
+# Give the value of Linux, because `mmap` does not define this constant before Python 3.13.
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 
 

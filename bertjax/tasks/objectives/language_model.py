@@ -19,7 +19,7 @@ from bertjax.tasks.task import Batch, MetricSums, NumpyBatch, Outputs
 if TYPE_CHECKING:
     from bertjax.data.corpus.store import Corpus
 
-# Offset of the predicted token from the current position, and metrics, keyed by context side.
+# Both are keyed by the side of the context. An offset leads from the current position to the predicted token.
 _OFFSETS = {"left": 1, "right": -1}
 _METRICS = {
     side: (loss_metric(f"{prefix}_loss", f"{title}: loss"), Metric(f"{prefix}_accuracy", panel=f"{title}: accuracy"))
