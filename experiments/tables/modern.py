@@ -65,6 +65,9 @@ _CHANGES: dict[str, tuple[str, dict[str, Any]]] = {
     # With learned positions, models of running text learn too slowly to be compared.
     "rotary_text": ("rotary, running text", {**_ROTARY, **_TEXT}),
     "rotary_replaced": ("rotary, replaced tokens", {**_ROTARY, **_REPLACED}),
+    # With learned positions, neither do models of rows of 512 tokens.
+    "rotary_512": ("rotary at 512", {**_ROTARY, **_AT_512}),
+    "rotary_local_512": ("rotary, local/global at 512", {**_ROTARY, **_AT_512, "model.local_attention": 128}),
 }
 _BEST = "all that helped"
 _EVAL_ROWS = 4096

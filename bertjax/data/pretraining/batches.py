@@ -190,6 +190,9 @@ def _map_dataset(indices: tf.data.Dataset, make_batch: Callable[[tf.Tensor], _Ba
     options.threading.max_intra_op_parallelism = 1
     # Disable optimization, because it does not speed up a single map and takes half of the time until the first batch.
     options.experimental_optimization.apply_default_optimizations = False
+    # Disable tuning during iteration: its thread can delay the end of an iteration by up to a minute. Without tuning,
+    # AUTOTUNE means one call per core.
+    options.autotune.enabled = False
     return dataset.with_options(options).prefetch(tf.data.AUTOTUNE)
 
 
