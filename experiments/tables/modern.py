@@ -87,8 +87,12 @@ def get_table(args: ConfigDict) -> Table:
         rows = {name: row for name, row in rows.items() if row[0] in ("BERT", _BEST)}
     seeds = range(1, (3 if scale.name == scales.SMALL else scale.pretraining_seeds) + 1)
     cells, steps = [], {}
+    bert = runs.pretraining(scale, args, *_with_flags("modern_bert", _BERT))
     for name, (row, changes) in rows.items():
-        starts = [_pretraining(scale, args, name, changes, seed) for seed in seeds]
+        fields = _changed_fields(scale, args, changes, bert)
+        starts = [runs.pretraining(scale, args, *_with_flags(f"modern_{name}", fields), seed=seed) for seed in seeds]
+        flops = _flops(starts[0])
+        starts = [dataclasses.replace(start, flops=flops) for start in starts]
         # A discriminator has no masked-LM head.
         evaluated = [_evaluation(start, 128) for start in starts] if changes.get("data.objective") != "rtd" else []
         cells.append(Cell(row, "perplexity", tuple(evaluated), "perplexity", 1.0))
@@ -118,21 +122,18 @@ def get_table(args: ConfigDict) -> Table:
     return Table("modern", "From BERT to a modern encoder, one change per row", description, tuple(cells), notes)
 
 
-def _pretraining(scale: scales.Scale, args: ConfigDict, name: str, changes: dict[str, Any], seed: int) -> Run:
-    """Returns the pre-training run of BERT with `changes`, with as many steps as BERT's FLOPs allow."""
+def _changed_fields(scale: scales.Scale, args: ConfigDict, changes: dict[str, Any], bert: Run) -> dict[str, Any]:
+    """Returns `changes` as changes of the scale's config, with as many steps as BERT's FLOPs allow."""
     fields = {**_BERT, **changes}
     if fields.get("model.gated_mlp"):
         # Three matrices of two thirds of the width have as many parameters as two matrices. Round to a multiple of 8.
         fields["model.intermediate_size"] = 8 * round(size_fields(scale.base)["intermediate_size"] / 12)
-    bert = runs.pretraining(scale, args, *_with_flags("modern_bert", _BERT), seed=seed)
-    run = runs.pretraining(scale, args, *_with_flags(f"modern_{name}", fields), seed=seed)
-    share = _flops(bert) / _flops(run)
+    share = _flops(bert) / _flops(runs.pretraining(scale, args, *_with_flags("modern", fields)))
     if share != 1:
         config = _config(bert)
         fields["steps"] = round(share * config.steps)
         fields["optimizer.warmup_steps"] = round(share * config.optimizer.warmup_steps)
-        run = runs.pretraining(scale, args, *_with_flags(f"modern_{name}", fields), seed=seed)
-    return dataclasses.replace(run, flops=_flops(run))
+    return fields
 
 
 def _with_flags(name: str, fields: dict[str, Any]) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """Tests of the paper's numbers, and of the runs of all table experiments at every scale."""
 
 import dataclasses
+import functools
 import re
 import shlex
 import statistics
@@ -50,6 +51,7 @@ METRICS = {
 every_scale = pytest.mark.parametrize("scale", [scales.PAPER, scales.SMALL, scales.MEDIUM])
 
 
+@functools.cache
 def load(name: str, scale: str):
     file = TABLES / f"{name}.py"
     text = file.read_text()
@@ -126,11 +128,11 @@ def test_runs_of_the_same_name_are_equal_in_all_tables(scale):
 @every_scale
 @pytest.mark.parametrize("name", NAMES)
 def test_runs_have_valid_commands_and_cells_have_the_paper_s_labels_and_metrics_of_their_task(name, scale):
-    table, previous = load(name, scale), set()
+    table, previous, parser = load(name, scale), set(), build_parser()
     for run in table.runs():
         assert {each.name for each in run.dependencies} <= previous
         previous.add(run.name)
-        args, overrides = build_parser().parse_known_args(shlex.split(run.command("/results"))[1:])
+        args, overrides = parser.parse_known_args(shlex.split(run.command("/results"))[1:])
         if run.members:
             assert args.command == "ensemble" and len(args.checkpoint) == scales.get_scale(scale).ensemble_size
             continue
@@ -221,7 +223,7 @@ def test_rows_of_the_table_modern_differ_from_bert_in_one_change_and_have_its_fl
     if scale == scales.MEDIUM:
         assert names == {"bert", "best_rotary_geglu"}
         return
-    assert len(names) == 16
+    assert len(names) == 18
     assert all(abs(run.flops / bert.flops - 1) < 1e-3 for run in starts.values())
     schedule = {"steps", "optimizer.warmup_steps"}
     changes = {name: changed_fields(starts[name, "1"], bert) for name in names}
@@ -232,14 +234,15 @@ def test_rows_of_the_table_modern_differ_from_bert_in_one_change_and_have_its_fl
     assert changes["masks_30"] == {"data.masking.rate", *schedule} and changes["no_nsp"] == {"data.objective"}
     steps = [experiment_config(run.config, run.overrides).steps for run in (starts["masks_30", "1"], bert)]
     assert 0.8 < steps[0] / steps[1] < 0.98
-    assert changed_fields(starts["local_512", "1"], starts["bert_512", "1"]) - schedule == {"model.local_attention"}
+    for local, full in (("local_512", "bert_512"), ("rotary_local_512", "rotary_512")):
+        assert changed_fields(starts[local, "1"], starts[full, "1"]) - schedule == {"model.local_attention"}
     sizes = [run.model.intermediate_size for run in (bert, best)]
     assert abs(1.5 * sizes[1] / sizes[0] - 1) < 0.01 and sizes[1] % 8 == 0
 
 
 def test_rows_of_the_table_modern_have_one_evaluation_and_run_seed_by_seed():
     table, starts = modern_table()
-    assert [seed for _, seed in starts] == [seed for seed in "123" for _ in range(15)]
+    assert [seed for _, seed in starts] == [seed for seed in "123" for _ in range(17)]
     runs_of = {cell.row: cell.runs for cell in table.cells if cell.column == "perplexity"}
     assert {run.config for row in runs_of.values() for run in row} == {runs_of["BERT"][0].config}
     settings = {
@@ -256,7 +259,7 @@ def test_rows_of_the_table_modern_have_one_evaluation_and_run_seed_by_seed():
     config = experiment_config(runs_of["BERT"][0].config, runs_of["BERT"][0].overrides)
     assert (config.steps, config.optimizer.learning_rate, config.data.masking.rate) == (1, 0, 0.15)
     assert [cell.row for cell in table.cells if cell.column == "perplexity at 512"] == [
-        "BERT at 512", "local/global at 512"
+        "BERT at 512", "local/global at 512", "rotary at 512", "rotary, local/global at 512"
     ]  # fmt: skip
     # The runs that start from a pre-training run follow it.
     order = [run.name.partition("/")[0] for run in table.runs()][:6]
