@@ -69,6 +69,7 @@ def test_encode_is_equal_for_all_checkpoint_formats_and_on_a_mesh(folders):
         np.testing.assert_array_equal(encoded.attention_mask, expected.attention_mask)
 
 
+@pytest.mark.ci
 def test_loading_prints_nothing(folders):
     code = f"import bertjax; print(bertjax.load({str(folders['bertjax'])!r}).architecture.num_hidden_layers)"
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
@@ -141,6 +142,7 @@ def test_fill_mask_is_equal_on_a_mesh_with_explicit_axes(letters, tmp_path, dire
     assert replicated == pytest.approx(sharded, abs=1e-5)
 
 
+@pytest.mark.ci
 def test_second_call_of_a_method_does_not_compile(folders, jax_events):
     bert, classifier = bertjax.load(folders["bertjax"]), bertjax.load(folders["classifier"])
     bert.fill_mask("a [MASK] c"), classifier.predict(["a film"]), bert.encode(TEXTS)

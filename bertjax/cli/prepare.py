@@ -39,7 +39,7 @@ _VOCAB_SIZE = 30522
     option("--vocab_size", f"size of the vocabulary to train (default: {_VOCAB_SIZE})", type=number(int)),
     option(
         "--add_pieces",
-        "number of pieces to learn from the text and append to the WordPiece vocabulary of --vocab (default: 0)",
+        "number of pieces to learn from the text and append to the WordPiece or BPE vocabulary of --vocab (default: 0)",
         type=number(int),
         default=0,
         metavar="N",

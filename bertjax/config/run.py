@@ -92,6 +92,10 @@ class RunConfig(Section):
                 f"config.model.vocab_size is {self.model.vocab_size}, but the vocabulary has {vocab_size}; unset it"
             )
         model = dataclasses.replace(self.model, vocab_size=vocab_size)
+        multiple, default = model.pad_vocab_to_multiple_of, ModelConfig.pad_vocab_to_multiple_of
+        if default < multiple < vocab_size < 2 * multiple:
+            # The multiple is the number of rows of a published token table, and new pieces do not fit into the table.
+            model = dataclasses.replace(model, pad_vocab_to_multiple_of=default)
         if model.unset:
             raise UsageError(
                 f"config.model contains unset fields: {', '.join(model.unset)}; set a model size, such as --config "

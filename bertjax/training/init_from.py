@@ -9,8 +9,16 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from bertjax.data.corpus.tokenizer import wordpiece_model
-from bertjax.data.corpus.vocabulary import ENTRY, WORDPIECE, Vocabulary, load_entry, workdir_vocabulary
+from bertjax.data.corpus.tokenizer import Tokenizer, wordpiece_model
+from bertjax.data.corpus.vocabulary import (
+    ENTRY,
+    TOKENIZER_JSON,
+    WORDPIECE,
+    Vocabulary,
+    load_entry,
+    load_tokenizer_json,
+    workdir_vocabulary,
+)
 from bertjax.errors import UsageError, listed, quoted
 from bertjax.model.models import model_description
 from bertjax.tasks.finetuning.output_layer import MULTILABEL, OUTPUT_LAYER, read_output_layer
@@ -54,14 +62,36 @@ class NewPieces:
 
 def find_new_pieces(old: Vocabulary, new: Vocabulary) -> NewPieces | None:
     """Returns the pieces that `new` adds to `old`. Returns None if `new` does not begin with all pieces of `old`."""
-    is_extended = new.kind == old.kind == WORDPIECE and new.lower_case == old.lower_case and new.size > old.size
+    is_extended = new.kind == old.kind and new.lower_case == old.lower_case and new.size > old.size
     if not is_extended or new.pieces[: old.size] != old.pieces:
         return None
-    # Call the WordPiece model directly, because `Tokenizer` would treat the prefix `##` as punctuation in a text.
-    wordpiece = wordpiece_model(old, max(map(len, new.pieces)))
-    parts = [tuple(token.id for token in wordpiece.tokenize(piece)) for piece in new.pieces[old.size :]]
+    added: set[str] = set()
+    if new.kind == WORDPIECE:
+        # Call the WordPiece model directly, because `Tokenizer` would treat the prefix `##` as punctuation in a text.
+        model = wordpiece_model(old, max(map(len, new.pieces)))
+    elif new.kind == TOKENIZER_JSON:
+        # Pieces of the model are not text either. Only tokens that the user added are.
+        model = load_tokenizer_json(old.path, old.content).model
+        added = {token["content"] for token in json.loads(new.content)["added_tokens"]}
+        (settings, merges), (new_settings, new_merges) = map(_settings_and_merges, (old, new))
+        if new_settings != settings or new_merges[: len(merges)] != merges:
+            return None
+    else:
+        return None
+    encode = Tokenizer(old).encode
+    parts = [
+        tuple(encode(piece) if piece in added else (token.id for token in model.tokenize(piece)))
+        for piece in new.pieces[old.size :]
+    ]
     # An empty line of a vocabulary file is a piece without parts, so use [UNK] as its only part.
     return NewPieces(old.size, tuple(ids or (old.unk_id,) for ids in parts))
+
+
+def _settings_and_merges(vocabulary: Vocabulary) -> tuple[dict[str, Any], list[Any]]:
+    """Returns the settings of a `tokenizer.json` without its pieces, and the merges of BPE ([]: not BPE)."""
+    data = json.loads(load_tokenizer_json(vocabulary.path, vocabulary.content).to_str())
+    del data["added_tokens"], data["model"]["vocab"]
+    return data, data["model"].pop("merges", [])
 
 
 def check_vocabulary(task: Task, checkpoint: epath.Path, can_add_pieces: bool = False) -> NewPieces | None:

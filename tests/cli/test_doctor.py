@@ -16,6 +16,7 @@ def report_of(capsys) -> dict:
     return json.loads(printed(capsys, "doctor", "--json"))
 
 
+@pytest.mark.ci
 def test_report_contains_versions_devices_and_free_disk_space(capsys):
     report, lines = report_of(capsys), printed(capsys, "doctor").splitlines()
     assert {"bertjax", "jax", "flax"} <= {*report["versions"]}

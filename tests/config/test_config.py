@@ -112,6 +112,14 @@ def test_long_runs_may_choose_another_scan_of_layers(steps, expected):
     assert config.model_config(100).scan_layers == expected
 
 
+@pytest.mark.parametrize(("vocab_size", "rows"), [(50_368, 50_368), (50_280, 50_368), (52_280, 52_352)])
+def test_new_pieces_of_a_published_checkpoint_need_no_second_table_of_padding(vocab_size, rows):
+    """A ModernBERT checkpoint with 50,280 tokens in 50,368 rows has this number of rows as its multiple."""
+    config = experiment_config("pretrain:size=tiny", ["--config.model.pad_vocab_to_multiple_of=50368"])
+    assert config.model_config(vocab_size).padded_vocab_size == rows
+
+
+@pytest.mark.ci
 @pytest.mark.parametrize("attention", ["auto", "fused"])
 def test_config_checks_do_not_initialize_a_backend(attention):
     # Distributed processes have to connect before a backend starts, and the config says how they connect.

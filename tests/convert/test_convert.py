@@ -116,6 +116,7 @@ def test_blank_lines_at_the_end_of_vocab_txt_are_not_tokens(google, tmp_path):
     assert read_workdir(tmp_path / "own").vocabulary.pieces == read_checkpoint(google).vocabulary.pieces
 
 
+@pytest.mark.ci
 def test_untied_embeddings_without_a_decoder_are_accepted(letters, tmp_path):
     checkpoint = random_checkpoint(letters)
     for name, modules in (("complete", ("encoder", "pooler", "masked_lm")), ("encoder", ("encoder", "pooler"))):

@@ -142,6 +142,7 @@ def test_neighboring_rows_of_an_epoch_are_uncorrelated():
     assert abs(np.corrcoef(rows, later)[0, 1]) < 0.02
 
 
+@pytest.mark.ci
 def test_repeated_pass_has_new_masks_and_truncation(traced):
     count = len(open_pair_index(traced, "train", SEQ_LEN, 0, 1).records)
     batches = train(traced, -(-2 * count // BATCH), dupe_factor=1)

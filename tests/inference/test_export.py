@@ -124,6 +124,7 @@ def test_outputs_of_every_head_equal_those_of_the_model(kind, suffix, letters, t
         np.testing.assert_allclose(*shown, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.ci
 def test_local_attention_and_long_rows_have_a_symbolic_length(letters, tmp_path):
     fields = {"local_attention": 4, "max_position_embeddings": 3000}
     write_workdir(random_checkpoint(letters, **fields), tmp_path)

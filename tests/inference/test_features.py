@@ -86,6 +86,7 @@ def test_only_texts_of_one_shard_are_in_memory(pretrained, small_shards):
         assert len(num_read) == count
 
 
+@pytest.mark.ci
 def test_killed_command_resumes_after_complete_shards(pretrained, tmp_path, small_shards, monkeypatch):
     complete, killed = tmp_path / "complete", tmp_path / "killed"
     for folder in (complete, killed):

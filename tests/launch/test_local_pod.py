@@ -55,6 +55,7 @@ def test_signals_reach_all_processes_as_sigterm(number):
     assert process.returncode == 42 and sorted(output.splitlines()) == ["[0] saved", "[1] saved"]
 
 
+@pytest.mark.ci
 def test_failed_process_ends_processes_that_wait_for_it():
     process = run_pod("-n", "3", "--", "bash", "-c", "((JAX_PROCESS_ID == 1)) && exit 5; exec sleep 100")
     assert process.returncode == 5

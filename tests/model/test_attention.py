@@ -83,6 +83,7 @@ def attend_to_nothing(query, key, value, mask, *, mesh, **options):
     return 0 * value
 
 
+@pytest.mark.ci
 def test_user_function_is_imported_by_path_and_receives_the_mesh():
     encoder = Encoder(dataclasses.replace(MODEL, attention=f"{__name__}.attend_to_nothing"))
     with jax.set_mesh(jax.make_mesh((1,), ("data",))):

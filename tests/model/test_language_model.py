@@ -73,6 +73,7 @@ def test_sequence_model_logits_depend_on_every_token(config):
         assert (apply(params, changed) != logits).any(), position
 
 
+@pytest.mark.ci
 def test_lstm_state_is_reset_between_sequences():
     ids = np.array([[1, 5, 9, 2, 1, 7, 2, 0]], np.int32)
     sequence_ids = np.array([[1, 1, 1, 1, 2, 2, 2, 0]], np.int32)
@@ -108,6 +109,7 @@ def test_loss_is_the_cross_entropy_of_the_next_or_previous_token(config):
     assert {*sums} == {metric.name for metric in objective.metrics}
 
 
+@pytest.mark.ci
 def test_lstm_directions_share_no_parameters():
     objective = language_model.LanguageModeling.for_model(LSTMS)
     params = jax.jit(objective.model.init)(jax.random.key(0), BATCH)["params"]

@@ -94,6 +94,7 @@ def test_training_loss_is_weighted_and_evaluation_loss_is_not(weighting, is_tagg
     assert accuracy.tolist() == [(logits.argmax(-1) == labels)[known].sum(), known.sum()]
 
 
+@pytest.mark.ci
 def test_sums_of_micro_batches_add_up_to_the_sums_of_the_batch():
     # The train step adds the gradients of these sums. Micro-batch i has rows i and i + 4, so two of the four
     # micro-batches have no rare class.

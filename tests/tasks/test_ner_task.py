@@ -13,6 +13,7 @@ from bertjax.training.checkpoint import find_checkpoint
 from bertjax.training.parameters import load_params_on_host
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("context", ["document", pytest.param("sentence", marks=pytest.mark.slow)])
 def test_ner_trains_evaluates_and_predicts(context, letters, tmp_path, capfd):
     files = conll_files(tmp_path / "conll")

@@ -20,6 +20,7 @@ def experiment_of(corpus, objective):
     return f"pretrain.py:seq_len=16,objective={objective},corpus={corpus}"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("packing", [False, True])
 def test_pairs_objective_reads_nsp_batches_without_next_sentence_labels(packing, corpus):
     nsp_task, pairs_task = (

@@ -93,6 +93,7 @@ def test_resumed_run_stops_early_at_the_same_step(glue, letters, tmp_path, log_l
         assert json.loads((folder / "results.json").read_text()) == results
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("checkpoint_every", [2, 14])
 def test_best_checkpoint_follows_select_by(glue, letters, tmp_path, checkpoint_every):
     # With this learning rate, the loss rises and falls, so the last checkpoint is not the best.

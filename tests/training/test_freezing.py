@@ -94,6 +94,7 @@ def test_frozen_layers_and_head_steps_change_only_the_head(fields):
         assert (moment == 0).all() == (path[0] == "encoder"), path
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("scan_layers", ["true", "false"])
 def test_backward_pass_skips_frozen_layers(scan_layers):
     objective = masked_lm.MaskedLm.for_model(dataclasses.replace(MODEL, scan_layers=scan_layers))

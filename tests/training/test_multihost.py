@@ -99,6 +99,7 @@ def outputs_of(processes) -> list[str]:
     return [process.communicate(timeout=180)[1].decode() for process in processes]
 
 
+@pytest.mark.ci
 def test_values_and_errors_reach_all_processes():
     processes = start_processes([sys.executable, "-c", PRIMITIVES], processes=2, devices=1)
     outputs = outputs_of(processes)

@@ -1,9 +1,11 @@
 """Tests of training with vocabulary pieces that the initial checkpoint lacks."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 from checkpoints import random_checkpoint
 from command_runs import EXPERIMENTS, overrides, refused
 
@@ -13,6 +15,8 @@ from bertjax.data.corpus.prepare import prepare
 from bertjax.data.corpus.store import open_corpus
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import load_vocabulary
+from bertjax.data.corpus.vocabulary_extension import extend_vocabulary
+from bertjax.data.corpus.vocabulary_training import byte_level_bpe
 from bertjax.training.checkpoint import find_checkpoint
 from bertjax.training.init_from import find_new_pieces
 from bertjax.training.parameters import load_params_on_host
@@ -91,6 +95,24 @@ def test_only_pieces_appended_to_the_old_vocabulary_are_new(vocabularies, tmp_pa
     assert find_new_pieces(old, old) is None
     assert find_new_pieces(new, old) is None
     assert find_new_pieces(old, load_vocabulary(vocabularies[1], lower_case=not old.lower_case)) is None
+
+
+def test_pieces_of_a_tokenizer_json_are_split_by_its_model_and_added_tokens_as_text():
+    base = byte_level_bpe(["the lake is blue", "a lake"] * 9, 270, False)
+    old = load_vocabulary("tokenizer.json", content=base)
+    extended = extend_vocabulary(old, [["the kinase of a kinase"] * 3], 20)[0].content
+    engine = tokenizers.Tokenizer.from_str(extended.decode())
+    engine.add_tokens(["blau größe"])
+    pieces = find_new_pieces(old, load_vocabulary("tokenizer.json", content=engine.to_str().encode()))
+    parts = ["".join(old.pieces[part] for part in ids) for ids in pieces.parts]
+    assert "Ġkinase" in parts and parts[-1] == "".join(Tokenizer(old).pieces(Tokenizer(old).encode("blau größe")))
+    # With a different normalizer or other merges, text without new pieces would have other tokens.
+    others = json.loads(extended), json.loads(extended)
+    others[0]["normalizer"] = None
+    others[1]["model"]["merges"].reverse()
+    for data in others:
+        changed = load_vocabulary("tokenizer.json", content=json.dumps(data).encode())
+        assert changed.pieces[: old.size] == old.pieces and find_new_pieces(old, changed) is None
 
 
 def assert_new_rows_are_means(vocabularies, before, after):

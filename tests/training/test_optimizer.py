@@ -85,6 +85,7 @@ def test_update_equals_the_reference(config, values):
         np.testing.assert_allclose(value, expected[path], rtol=2e-5, atol=1e-6, err_msg=str(path))
 
 
+@pytest.mark.ci
 def test_muon_updates_the_kernel_of_each_layer_as_a_matrix_and_leaves_the_rest_to_adamw():
     """Compares kernels with optax's Muon of one matrix per layer, scaled to a root mean square of 0.2."""
     kernels = {

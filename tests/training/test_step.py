@@ -159,6 +159,7 @@ def test_loss_that_depends_on_other_rows_cannot_use_micro_batches():
         make_train_step(objective, OPTIMIZER, ONE_DEVICE, 2)
 
 
+@pytest.mark.ci
 def test_state_records_the_first_step_with_a_non_finite_loss():
     batches = [uneven_batch(seed) for seed in range(4)]
     batches[2]["masked_lm_weights"][0, 0] = np.inf

@@ -25,6 +25,7 @@ from bertjax.data.corpus.vocabulary import (
     named_special_ids,
     vocabulary_entry,
 )
+from bertjax.data.corpus.vocabulary_extension import extend_vocabulary, extended_kind
 from bertjax.data.corpus.vocabulary_training import check_size, learn_vocabulary, ordered_map, sample_training_data
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.utils.io import AnyPath, as_path, atomic_folder, check_free_space, is_remote
@@ -108,8 +109,9 @@ def prepare(
     if add_pieces < 0:
         raise UsageError(f"--add_pieces is {add_pieces:,}; it must be at least 0")
     if add_pieces:
-        if loaded is None or loaded.kind != WORDPIECE:
-            raise UsageError("--add_pieces extends only a vocab.txt; set --vocab, or use --vocab_size")
+        if loaded is None:
+            raise UsageError("--add_pieces needs the vocabulary to extend; set --vocab, or use --vocab_size")
+        extended_kind(loaded)
         check_size(loaded.size + add_pieces)
     sources, duplicates = readers.find_sources(inputs, data_dir)
     text_bytes = sum(source.size_bytes or 0 for source in sources)
@@ -120,17 +122,17 @@ def prepare(
         # Disable garbage collection in workers, because they create millions of small lists but no cycles.
         process_pool(workers, BertjaxError(_WORKER_DIED), gc.disable) as pool,
     ):
-        if loaded and not add_pieces:
-            used, added_pieces = loaded, None
+        added_pieces = None
+        if loaded and add_pieces:
+            samples = sample_training_data(sources, extended_kind(loaded), loaded.lower_case, pool)
+            used, added_pieces = extend_vocabulary(loaded, samples, add_pieces)
+        elif loaded:
+            used = loaded
         else:
-            kind = loaded.kind if loaded else vocabulary_kind
             if lower_case is None:  # Byte-level BPE vocabularies are usually cased.
-                lower_case = kind != BPE
-            lower_case = loaded.lower_case if loaded else lower_case
-            samples = sample_training_data(sources, kind, lower_case, pool)
-            used, added_pieces = learn_vocabulary(
-                samples, kind=kind, size=vocabulary_size, lower_case=lower_case, base=loaded, add_pieces=add_pieces
-            )
+                lower_case = vocabulary_kind != BPE
+            samples = sample_training_data(sources, vocabulary_kind, lower_case, pool)
+            used = learn_vocabulary(samples, kind=vocabulary_kind, size=vocabulary_size, lower_case=lower_case)
         entries = run(sources, used, heldout_fraction, folder, pool)
         vocabulary_file = VOCABULARY_FILES[used.kind]
         (folder / vocabulary_file).write_bytes(used.content)

@@ -1,6 +1,5 @@
-"""Deterministic training and extension of vocabularies on a bounded sample of the text."""
+"""Deterministic training of vocabularies on a bounded sample of the text."""
 
-import heapq
 import io
 import itertools
 import logging
@@ -12,10 +11,8 @@ from typing import Any, TypeVar
 from bertjax.data.corpus import readers
 from bertjax.data.corpus.basic_tokenizer import BasicTokenizer
 from bertjax.data.corpus.documents import MAX_SENTENCE_CHARS, Text, batches, split_sentences
-from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import (
     BPE,
-    CONTINUATION,
     MAX_WORD_CHARS,
     SENTENCEPIECE,
     SPECIAL_PIECES,
@@ -41,9 +38,6 @@ _MAX_CHARACTERS = 1000
 _MIN_FREQUENCY = 2
 _BATCHES_AHEAD = 4
 _WORDS_PER_LINE = 10_000
-# An added piece must shorten the tokenized sample by at least this many tokens. A piece that saves less usually occurs
-# at most once in the sample, too rarely to train its embedding.
-_MIN_SAVING = 2
 
 _T = TypeVar("_T")
 
@@ -63,43 +57,30 @@ def sample_training_data(
 
 
 def learn_vocabulary(
-    samples: Iterable[Counter[str] | list[str]],
-    *,
-    kind: str,
-    size: int,
-    lower_case: bool,
-    base: Vocabulary | None = None,
-    add_pieces: int = 0,
-) -> tuple[Vocabulary, dict[str, float] | None]:
-    """Trains a vocabulary of at most `size` pieces, or appends at most `add_pieces` pieces to a WordPiece vocabulary.
+    samples: Iterable[Counter[str] | list[str]], *, kind: str, size: int, lower_case: bool
+) -> Vocabulary:
+    """Trains a vocabulary of at most `size` pieces. It starts with [PAD] [UNK] [CLS] [SEP] [MASK].
 
-    A new vocabulary starts with [PAD] [UNK] [CLS] [SEP] [MASK]. The pieces of `base` retain their ids. `samples` are
-    the results of `training_data`, in order.
-
-    Returns:
-      The vocabulary and, if `base` is given, the value of `added_pieces` in the manifest (else None).
+    `samples` are the results of `training_data`, in order.
     """
     file = VOCABULARY_FILES[TOKENIZER_JSON if kind == BPE else kind]
-    if kind != WORDPIECE:
+    if kind == WORDPIECE:
+        counts = word_counts(samples)
+        logger.info(f"training a vocabulary of {size:,} pieces from {len(counts):,} distinct words")
+        content = "".join(f"{piece}\n" for piece in wordpieces(counts, size)).encode()
+    else:
         sentences = list(itertools.chain.from_iterable(samples))
         logger.info(f"training a vocabulary of {size:,} pieces from {len(sentences):,} sentences")
-        train = byte_level_bpe if kind == BPE else sentencepiece_model
-        return load_vocabulary(file, lower_case, train(sentences, size, lower_case)), None
+        content = (byte_level_bpe if kind == BPE else sentencepiece_model)(sentences, size, lower_case)
+    return load_vocabulary(file, lower_case, content)
+
+
+def word_counts(samples: Iterable[Counter[str] | list[str]]) -> Counter[str]:
+    """Returns the sums of the word counts of all samples."""
     counts: Counter[str] = Counter()
     for words in samples:
         counts.update(words)
-    action = f"training a vocabulary of {size:,}" if base is None else f"adding up to {add_pieces:,}"
-    logger.info(f"{action} pieces from {len(counts):,} distinct words")
-    pieces = added_pieces(base, add_pieces, counts) if base else wordpieces(counts, size)
-    lines = "".join(f"{piece}\n" for piece in pieces).encode()
-    if base is None:
-        return load_vocabulary(file, lower_case, lines), None
-    content = base.content.removesuffix(b"\n") + b"\n" + lines
-    extended = load_vocabulary(file, base.lower_case, content, base.max_word_chars)
-    report: dict[str, float] = {"count": len(pieces)}
-    for name, measured in ("before", base), ("after", extended):
-        report[f"pieces_per_word_{name}"], report[f"unknown_words_{name}"] = _rates(measured, counts)
-    return extended, report
+    return counts
 
 
 def ordered_map(
@@ -254,76 +235,3 @@ def byte_level_bpe(sentences: Sequence[str], size: int, lower_case: bool) -> byt
         special_tokens=[(piece, ids[piece]) for piece in ("[CLS]", "[SEP]")],
     )
     return tokenizer.to_str().encode()
-
-
-def added_pieces(vocabulary: Vocabulary, number: int, counts: Counter[str]) -> list[str]:
-    """Returns at most `number` new pieces for a WordPiece vocabulary, the most useful first.
-
-    The candidates are the new pieces of a second vocabulary, trained on the words that `vocabulary` splits. Each step
-    adds the candidate that most reduces the number of pieces in a text with these word `counts`.
-    """
-    pieces = {*vocabulary.pieces}
-    lengths = {word: length for word in counts if (length := _count_pieces(word, pieces)) > 1}
-    if not lengths:
-        return []
-    # Train enough pieces that at least `number` are new, even if training finds all old pieces again.
-    trained = wordpieces(Counter({word: counts[word] for word in lengths}), vocabulary.size + number)
-    candidates = {*trained} - pieces
-    words: dict[str, list[str]] = {}
-    for word in lengths:
-        spans = itertools.combinations(range(len(word) + 1), 2)
-        for piece in {(CONTINUATION if start else "") + word[start:end] for start, end in spans} & candidates:
-            words.setdefault(piece, []).append(word)
-
-    def saving(piece: str) -> int:
-        return sum(counts[word] * (lengths[word] - _count_pieces(word, pieces, piece)) for word in words[piece])
-
-    heap = [(-saving(piece), piece) for piece in words]
-    heapq.heapify(heap)
-    added: list[str] = []
-    while heap and len(added) < number:
-        # After a piece is added, the savings in the heap are outdated, and usually too large. Recompute only the
-        # largest one, and add its candidate if the saving is still the largest.
-        piece = heapq.heappop(heap)[1]
-        item = -saving(piece), piece
-        if item[0] > -_MIN_SAVING:
-            continue
-        if heap and item > heap[0]:
-            heapq.heappush(heap, item)
-            continue
-        added.append(piece)
-        pieces.add(piece)
-        lengths.update({word: _count_pieces(word, pieces) for word in words[piece]})
-    return added
-
-
-def _count_pieces(word: str, pieces: set[str], candidate: str = "") -> int:
-    """Returns the number of pieces of a word, by longest match from the left. `candidate` counts as one of `pieces`.
-
-    A character without a piece counts as two pieces, so that adding a piece for this character saves one.
-    """
-    length = start = 0
-    while start < len(word):
-        prefix = CONTINUATION if start else ""
-        for end in range(len(word), start, -1):
-            piece = prefix + word[start:end]
-            if piece in pieces or piece == candidate:
-                length += 1
-                break
-        else:
-            end = start + 1
-            length += 2
-        start = end
-    return length
-
-
-def _rates(vocabulary: Vocabulary, counts: Counter[str]) -> tuple[float, float]:
-    """Returns the pieces per word and the fraction of words that are [UNK]. Punctuation characters count as words."""
-    tokenizer = Tokenizer(vocabulary)
-    pieces = unknown = 0
-    for word, count in counts.items():
-        ids = tokenizer.encode(word)
-        pieces += count * len(ids)
-        unknown += count * (vocabulary.unk_id in ids)
-    words = max(1, counts.total())
-    return round(pieces / words, 4), round(unknown / words, 6)

@@ -48,6 +48,7 @@ def test_pattern_matches_files_in_a_bucket(bucket):
         names("none/**")
 
 
+@pytest.mark.ci
 def test_corpus_in_a_bucket_equals_local_corpus(bucket, tmp_path, vocabulary):
     (bucket / "vocab.txt").write_bytes(vocabulary.read_bytes())
     manifest = prepare_corpus("gs://bucket/out/corpus", "gs://bucket/vocab.txt", "text:gs://bucket/text/**")

@@ -1,5 +1,6 @@
 """Trained vocabularies are deterministic; `--add_pieces` appends the pieces that save the most tokens."""
 
+import json
 import os
 import random
 import subprocess
@@ -14,7 +15,8 @@ from bertjax.data.corpus import prepare, store
 from bertjax.data.corpus.basic_tokenizer import BasicTokenizer
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import SPECIAL_PIECES, load_vocabulary
-from bertjax.data.corpus.vocabulary_training import added_pieces, learn_vocabulary, sentencepiece_model, wordpieces
+from bertjax.data.corpus.vocabulary_extension import added_pieces, extend_vocabulary
+from bertjax.data.corpus.vocabulary_training import byte_level_bpe, sentencepiece_model, wordpieces
 
 SYLLABLES = ["ba", "ko", "mi", "ter", "lon", "shi", "gra", "pel", "un", "ing", "\u4e2d", "\u00e9l", "ness"]
 
@@ -126,12 +128,42 @@ def test_pieces_that_save_the_most_tokens_are_first(vocabulary):
 def test_unknown_characters_get_pieces(vocabulary):
     counts = Counter({"λ": 4, "river": 30} | {f"{letter}λ": 2 for letter in "abcdefgh"})
     base = load_vocabulary(vocabulary)
-    new, entry = learn_vocabulary([counts], kind="wordpiece", size=0, lower_case=True, base=base, add_pieces=9)
+    new, entry = extend_vocabulary(base, [counts], 9)
     assert {"λ", "##λ"} <= {*new.pieces} and entry["unknown_words_before"] == 0.4
     assert entry["unknown_words_after"] == 0
     # A piece for λ or μ counts as a saving, although the word stays unknown until both characters have pieces.
     words = Counter({f"{first}λ{second}μ": 2 for first in "abcd" for second in "efgh"})
     assert added_pieces(load_vocabulary(vocabulary), 2, words) == ["##λ", "##μ"]
+
+
+def moved_special_tokens(content: bytes) -> bytes:
+    """Returns a `tokenizer.json` whose special tokens follow the pieces and are not in the model, as in ModernBERT."""
+    data = json.loads(content)
+    pieces = [piece for piece in data["model"]["vocab"] if piece not in SPECIAL_PIECES]
+    data["model"]["vocab"] = {piece: index for index, piece in enumerate(pieces)}
+    ids = {piece: len(pieces) + index for index, piece in enumerate(SPECIAL_PIECES)}
+    for token in data["added_tokens"]:
+        token["id"] = ids[token["content"]]
+    for piece, entry in data["post_processor"]["special_tokens"].items():
+        entry["ids"] = [ids[piece]]
+    return json.dumps(data).encode()
+
+
+@pytest.mark.parametrize("layout", [bytes, moved_special_tokens], ids=["trained", "special tokens last"])
+def test_added_merges_continue_the_training_of_byte_level_bpe(layout):
+    text = random_sentences()
+    base = load_vocabulary("tokenizer.json", content=layout(byte_level_bpe(text, 300, False)))
+    new, entry = extend_vocabulary(base, [text[:300], text[300:]], 100)
+    assert new.pieces[:300] == base.pieces and new.size == 400 and new.special_ids == base.special_ids
+    # The order of pairs with the same frequency may differ.
+    trained = load_vocabulary("tokenizer.json", content=byte_level_bpe(text, 400, False))
+    assert len({*new.pieces} - {*trained.pieces}) <= 5
+    counts = [sum(map(len, Tokenizer(each).encode_all(text))) for each in (base, new, trained)]
+    assert counts[1] == pytest.approx(counts[2], rel=0.002) and counts[1] < 0.8 * counts[0]
+    words = sum(len(sentence.split()) + 1 for sentence in text)  # The period is a word.
+    rates = [entry["pieces_per_word_before"], entry["pieces_per_word_after"]]
+    assert counts[:2] == pytest.approx([words * rate for rate in rates], rel=1e-3)
+    assert Tokenizer(new).encode_with_special("[MASK]") == [base.mask_id]
 
 
 def test_text_with_few_useful_pieces_yields_fewer_than_requested(tmp_path, vocabulary):
@@ -154,8 +186,8 @@ def test_casing_and_unused_lines_of_the_vocabulary_are_kept(tmp_path, vocabulary
     ("pieces", "kind", "message"),
     [
         (-1, "vocab.txt", "--add_pieces is -1; it must be at least 0"),
-        (5, None, "--add_pieces extends only a vocab.txt"),
-        (5, "spiece.model", "--add_pieces extends only a vocab.txt"),
+        (5, None, "--add_pieces needs the vocabulary to extend"),
+        (5, "spiece.model", "--add_pieces extends a vocab.txt, or a tokenizer.json with byte-level BPE"),
         (10**6, "vocab.txt", "the vocabulary size is 1,000,0.. pieces"),
     ],
 )
