@@ -1,4 +1,4 @@
-"""BERT pre-training and fine-tuning in JAX and Flax, built for TPUs.
+"""Pre-training and fine-tuning of BERT and newer encoders in JAX and Flax.
 
 `load` and `load_tokenizer` load a trained model and its tokenizer. `Encoder` and `Pooler` are Flax modules for use in
 your own models. The names in `__all__` are the stable public API.

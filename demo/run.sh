@@ -32,8 +32,8 @@ text=(--config "experiments/text.py:train=$out/labels/train.tsv,dev=$out/labels/
 "$bertjax" train "${text[@]}" --init_from "$out/tiny" --workdir "$out/libraries" > /dev/null
 echo
 echo "The same fine-tuning from random parameters:"
-"$bertjax" train "${text[@]}" --config.data.vocabulary="$out/corpus/vocab.txt" --workdir "$out/libraries_scratch" \
-  > /dev/null
+"$bertjax" train "${text[@]}" --config.model.position_embedding_type=rotary \
+  --config.data.vocabulary="$out/corpus/vocab.txt" --workdir "$out/libraries_scratch" > /dev/null
 "$1/python" - "$out" <<'PYTHON'
 import json, sys
 results = [json.load(open(f"{sys.argv[1]}/{name}/results.json")) for name in ("libraries", "libraries_scratch")]

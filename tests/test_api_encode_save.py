@@ -290,6 +290,7 @@ def test_user_defined_output_layer_is_saved_and_loaded(bert, tmp_path):
 def test_replace_refuses_parameters_that_do_not_fit_the_model(bert):
     params, kernel = dict(bert.params), np.ones((16, 16))
     two_outputs = {**params, "classifier": {"kernel": np.ones((16, 2)), "bias": np.ones(2)}}
+    without_pooler = {name: module for name, module in two_outputs.items() if name != "pooler"}
     for changed, options, message in (
         ({**params, "classifier": {"bias": np.ones(2)}}, {}, "unknown parameters: classifier/bias; set output_kind"),
         ({**params, "extra": {"kernel": np.ones(2)}}, {}, "unknown parameters: extra/kernel"),
@@ -298,6 +299,7 @@ def test_replace_refuses_parameters_that_do_not_fit_the_model(bert):
         ({}, {}, "params lacks encoder/"),
         (params, {"output_kind": CLASSES}, "params lacks 'classifier', the output layer for output_kind='classes'"),
         (params, {"output_kind": "sorting"}, "unknown output kind 'sorting'; use one of classes"),
+        (without_pooler, {"output_kind": CLASSES}, "params lacks pooler/dense/bias, pooler/dense/kernel"),
         (two_outputs, {"output_kind": CLASSES, "labels": ["a"]}, "pass 2 different names"),
         (two_outputs, {"output_kind": CLASSES, "labels": ["a", "a"]}, "pass 2 different names"),
     ):

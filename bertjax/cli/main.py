@@ -78,7 +78,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Builds the parser of all commands."""
     parser = Parser(
         prog="bertjax",
-        description="BERT pre-training and fine-tuning in JAX and Flax, built for TPUs.",
+        description="Pre-training and fine-tuning of BERT and newer encoders in JAX and Flax, on CPU, GPU and TPU.",
         epilog="`bertjax COMMAND --help` shows the options of a command and an example.",
         allow_abbrev=False,
     )

@@ -224,6 +224,8 @@ def with_params_and_output_layer(
     if names and not is_named:
         raise UsageError(f"labels={quoted(labels)}; pass {checkpoint.num_outputs} different names, one per output")
     modules = {ENCODER} | checkpoint.modules
+    if output_kind:
+        modules |= {*checkpoint.family.classes[checkpoint.family.class_name(output_kind, set())].modules}
     expected = {each.path: each.stacked_shape for each in checkpoint.parameters if each.module in modules}
     if unknown := sorted(arrays.keys() - expected.keys()):
         fix = "set output_kind" if any(name.startswith(f"{CLASSIFIER}/") for name in unknown) else "remove them"

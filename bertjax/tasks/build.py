@@ -36,7 +36,10 @@ TASKS: dict[str, tuple[type[RunConfig], Callable[..., Task]]] = {
 def config_class(task: str) -> type[RunConfig]:
     """Returns the config dataclass of a task."""
     if task not in TASKS:
-        raise UsageError(f"unknown task: config.task={task!r}; use one of {', '.join(TASKS)}")
+        raise UsageError(
+            f"unknown task: config.task={task!r}; use one of {', '.join(TASKS)}, or name the experiment file that "
+            "defines the task with --config"
+        )
     return TASKS[task][0]
 
 

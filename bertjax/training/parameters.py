@@ -52,6 +52,12 @@ def load_params(
     checkpoint = find_checkpoint(path)
     saved = load_params_on_host(checkpoint)
     leaves: dict[str, Any] = flatten_dict(target, sep="/")
+    if "pooler/norm/scale" in leaves.keys() - saved.keys():
+        # A pooler with a norm is ModernBERT's prediction head, which transformers shares between all its models.
+        for name in leaves:
+            source = name.replace("pooler/dense/", "masked_lm/transform/").replace("pooler/norm/", "masked_lm/norm/")
+            if source != name and source in saved:
+                saved[name] = saved[source]
     restored = {name for name in saved.keys() & leaves.keys() if name.split("/")[0] not in reinit_params}
     if new_pieces:
         for name in restored.intersection(VOCABULARY_PARAMS):

@@ -276,6 +276,12 @@ def test_exported_tagging_model_has_the_token_ids_of_its_training(folder, tmp_pa
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
     for words, row in zip(sentences, ids, strict=True):
         assert theirs(words, is_split_into_words=True)["input_ids"] == row.tolist()
+    # The tagger starts with the prediction head of the masked-LM model, as in transformers.
+    heads = [
+        transformers.ModernBertForTokenClassification.from_pretrained(path).head.dense.weight
+        for path in (folder, tmp_path / "exported")
+    ]
+    torch.testing.assert_close(*heads, rtol=0, atol=1e-3)
     # A published model keeps its tokenizer.
     cli.main(["convert", str(checkpoint), str(tmp_path / "back"), "--format=huggingface"])
     original, back = map(transformers.AutoTokenizer.from_pretrained, (folder, tmp_path / "back"))
