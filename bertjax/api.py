@@ -259,9 +259,9 @@ class Pretrained:
             special and added tokens are one word each. For question answering, the texts are questions.
           context: passage that contains the answers, for question answering.
 
-        Tagging records have `words` and their `spans` (start and end character offsets). If the tags follow IOB, BIOES
-        or BILOU, the records also have `entities` with label, start, end and text. Question-answering records have
-        `start` and `end`, character offsets in the passage.
+        Tagging records have `words` and their `spans` (start and end character offsets). If the tags follow IOB, BIOES,
+        BILOU or BMES, the records also have `entities` with label, start, end and text. Question-answering records
+        have `start` and `end`, character offsets in the passage.
 
         Examples:
           >>> (record,) = bertjax.load(CLASSIFIER).predict(["a b"])

@@ -9,8 +9,8 @@ Kinds:
 - classes: one label per row (default).
 - number: a number per row (regression).
 - multilabel: any number of labels per row, as a JSON list or separated by `config.data.label_separator`.
-- tags: words and one tag per word, as JSON lists or separated by spaces. The metric is entity F1 for IOB, BIOES and
-  BILOU tags, and accuracy for other tags.
+- tags: words and one tag per word, as JSON lists or separated by spaces. The metric is entity F1 for IOB, BIOES,
+  BILOU and BMES tags, and accuracy for other tags.
 
 The log counts skipped rows and names their file and line. Without a dev file, the run does not evaluate and keeps its
 last checkpoint. `--config.data.dev_share=0.1` holds out a tenth of the training file as dev set.

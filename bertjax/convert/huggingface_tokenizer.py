@@ -12,9 +12,12 @@ from bertjax.convert.portable import read_vocabulary_file
 from bertjax.convert.tokenizer_classes import (
     BERT_CLASSES,
     BERT_DEFAULTS,
+    BPE_MERGES,
+    BPE_VOCABULARY,
     BYTE_LEVEL_CLASSES,
     CONFIG,
     MAX_WORD_CHARS,
+    MODEL_TYPES,
     ROBERTA_DEFAULTS,
     TOKENIZER,
     UNIGRAM_CLASSES,
@@ -22,6 +25,7 @@ from bertjax.convert.tokenizer_classes import (
     as_token,
     bert_tokenizer,
     byte_level_tokenizer,
+    read_bpe,
     unigram_tokenizer,
 )
 from bertjax.data.corpus.vocabulary import (
@@ -40,7 +44,7 @@ from bertjax.model.config import ModelConfig
 from bertjax.utils.json_files import read_object, write_json
 
 _SPECIAL_TOKENS, _ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
-FILES = (VOCABULARY, CONFIG, TOKENIZER, _SPECIAL_TOKENS, _ADDED_TOKENS, "*.model")
+FILES = (VOCABULARY, BPE_VOCABULARY, BPE_MERGES, CONFIG, TOKENIZER, _SPECIAL_TOKENS, _ADDED_TOKENS, "*.model")
 # For these classes, transformers uses `tokenizer.json` as it is.
 _GENERIC_CLASSES = ("PreTrainedTokenizer", "TokenizersBackend", "")
 # Model types whose `tokenizer_class` transformers ignores (`MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS`), because it
@@ -70,6 +74,8 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
     tokenizer_class = str(class_name).removesuffix("Fast")
     if model.get("model_type") in _GENERIC_MODELS:
         tokenizer_class = _GENERIC_CLASSES[0]
+    if tokenizer_class in BYTE_LEVEL_CLASSES and not tokenizer and (folder / BPE_MERGES).is_file():
+        tokenizer = read_bpe(folder)
     has_files = tokenizer or (folder / VOCABULARY).is_file()
     if not has_files and (tokenizer_class in BERT_CLASSES or not (folder / CONFIG).is_file()):
         return read_vocabulary_file(folder, lower_case), []
@@ -137,12 +143,16 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
 def _check_supported(folder: Path, config: dict[str, Any], tokenizer_class: str, tokenizer: dict[str, Any]) -> None:
     side = str(config.get("truncation_side") or (tokenizer.get("truncation") or {}).get("direction") or "right")
     runs_file = tokenizer_class in (*_GENERIC_CLASSES, *BYTE_LEVEL_CLASSES, *UNIGRAM_CLASSES)
+    model_type = (tokenizer.get("model") or {}).get("type")
+    is_other_type = model_type not in (None, MODEL_TYPES.get(tokenizer_class, model_type))
     class_name = f"has tokenizer_class {tokenizer_class!r}"
     problems = {
         f"truncates texts at the {side}": side.lower() != "right",
         "needs custom code (auto_map)": "AutoTokenizer" in (config.get("auto_map") or ()),
         f"{class_name}, which bertjax does not support": not runs_file and tokenizer_class not in BERT_CLASSES,
-        f"{class_name}, but the folder lacks {TOKENIZER}": runs_file and not tokenizer,
+        f"{class_name}, which does not fit the {model_type} model of {TOKENIZER}": is_other_type,
+        f"{class_name}, but lacks {TOKENIZER}, which AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) of "
+        "transformers writes": runs_file and not tokenizer,
         "has split_special_tokens=true, which bertjax does not support": config.get("split_special_tokens"),
     }
     if problem := next((problem for problem, is_found in problems.items() if is_found), ""):

@@ -14,10 +14,13 @@ from bertjax.data.corpus.vocabulary import (
     is_cased,
     vocab_txt_lines,
 )
-from bertjax.errors import UsageError, listed
+from bertjax.errors import first_line, listed
+from bertjax.utils.io import unreadable
 
 VOCABULARY = "vocab.txt"
 CONFIG, TOKENIZER = "tokenizer_config.json", "tokenizer.json"
+# Files of RoBERTa in folders without `tokenizer.json`, such as those of old versions of transformers.
+BPE_VOCABULARY, BPE_MERGES = "vocab.json", "merges.txt"
 # transformers builds BERT's standard tokenizer for these classes, from their vocabulary and a few options. It ignores
 # the rest of `tokenizer.json`.
 BERT_CLASSES = (
@@ -30,6 +33,12 @@ BERT_CLASSES = (
 )
 # For these classes, transformers builds a byte-level or a unigram tokenizer from vocabulary and options.
 BYTE_LEVEL_CLASSES, UNIGRAM_CLASSES = ("RobertaTokenizer",), ("XLMRobertaTokenizer", "CamembertTokenizer")
+# Type of the model in `tokenizer.json`, keyed by tokenizer class.
+MODEL_TYPES = {
+    **dict.fromkeys(BERT_CLASSES, "WordPiece"),
+    **dict.fromkeys(BYTE_LEVEL_CLASSES, "BPE"),
+    **dict.fromkeys(UNIGRAM_CLASSES, "Unigram"),
+}
 # Maximum word length, in characters, of transformers' BERT tokenizers. Longer words become [UNK].
 MAX_WORD_CHARS = 100
 # Default special tokens, keyed by name in `tokenizer_config.json`.
@@ -45,10 +54,6 @@ def bert_tokenizer(
 ) -> tuple[Tokenizer, list[str]]:
     """Builds the tokenizer of the class `BertTokenizer`, without added tokens."""
     model = tokenizer.get("model") or {}
-    if tokenizer and model.get("type", "WordPiece") != "WordPiece":
-        raise UsageError(
-            f"{folder / TOKENIZER} contains a tokenizer of type {model['type']!r}; BertTokenizer needs WordPiece"
-        )
     file = folder / VOCABULARY
     # Strip only trailing spaces, because tokens may start with spaces, unlike in google-research/bert.
     lines = [] if tokenizer else vocab_txt_lines(file, file.read_bytes())[0]
@@ -72,6 +77,15 @@ def bert_tokenizer(
     engine.normalizer = normalizers.BertNormalizer(True, True if chinese is None else chinese, accents, do_lower_case)
     engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     return engine, notes
+
+
+def read_bpe(folder: Path) -> dict[str, Any]:
+    """Returns the content of `vocab.json` and `merges.txt` in the form of `tokenizer.json`."""
+    try:
+        vocab, merges = models.BPE.read_file(str(folder / BPE_VOCABULARY), str(folder / BPE_MERGES))
+    except Exception as error:  # The package `tokenizers` raises `Exception` for all errors.
+        raise unreadable(folder / BPE_VOCABULARY, first_line(error)) from error
+    return {"model": {"type": "BPE", "vocab": vocab, "merges": merges}}
 
 
 def byte_level_tokenizer(config: dict[str, Any], tokenizer: dict[str, Any]) -> Tokenizer:

@@ -1,4 +1,4 @@
-"""Entity-level F1 for IOB1, IOB2, BIOES and BILOU tags, as computed by `conlleval`."""
+"""Entity-level F1 for IOB1, IOB2, BIOES, BILOU and BMES tags, as computed by `conlleval`."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -11,9 +11,9 @@ from bertjax.metrics.report import NO_ENTITY, ClassReport
 # (first word, end word (exclusive), type)
 Entity = tuple[int, int, str]
 
-# L and U of BILOU are equivalent to E and S of BIOES.
-_PREFIXES = {"B": "B", "I": "I", "E": "E", "S": "S", "L": "E", "U": "S"}
-_ENTITY_TAG = re.compile("[BIESLU](-.+)?")
+# L and U of BILOU are equivalent to E and S of BIOES, and M of BMES to I.
+_PREFIXES = {"B": "B", "I": "I", "E": "E", "S": "S", "L": "E", "U": "S", "M": "I"}
+_ENTITY_TAG = re.compile("[BIESLUM](-.+)?")
 # Entity type for tags without a type, such as B and I.
 _NO_TYPE = "entity"
 
@@ -61,7 +61,7 @@ def has_entities(tags: Iterable[str], place_of: Callable[[str], str] = lambda ta
 
 
 def follows_scheme(tags: Iterable[str]) -> bool:
-    """Returns True if there are tags other than O, and all of these tags mark entities in IOB, BIOES or BILOU.
+    """Returns True if there are tags other than O, and all of these tags mark entities in IOB, BIOES, BILOU or BMES.
 
     A tag marks an entity if it consists of a prefix of these schemes and a type, as in `B-PER`, or only of a prefix.
     """

@@ -81,7 +81,7 @@ def tags_record(
 def entity_records(text: str, spans: Sequence[tuple[int, int]], tags: Sequence[str]) -> list[Record]:
     """Returns the entities of a text in order: label, character offsets of start and end (exclusive), and text.
 
-    `spans` contains the character offsets of each word, and `tags` the tag of each word in IOB, BIOES or BILOU.
+    `spans` contains the character offsets of each word, and `tags` the tag of each word in IOB, BIOES, BILOU or BMES.
     """
     return [
         {"label": label, "start": start, "end": end, "text": text[start:end]}

@@ -57,6 +57,16 @@ def roberta(lines, folder):
     transformers.RobertaTokenizer(vocab=engine.get_vocab(), merges=merges).save_pretrained(folder)
 
 
+def old_roberta(lines, folder):
+    """Saves a tokenizer as old versions of transformers do."""
+    roberta(lines, folder)
+    model = json.loads((folder / "tokenizer.json").read_text())["model"]
+    (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (folder / "merges.txt").write_text("#version: 0.2\n" + "".join(f"{' '.join(merge)}\n" for merge in model["merges"]))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+
+
 def unigram(class_name):
     def save(lines, folder):
         engine = tokenizers.Tokenizer(tokenizers.models.Unigram())
@@ -109,6 +119,7 @@ def mmbert(lines, folder):
 
 KINDS = {
     "roberta": roberta,
+    "old_roberta": old_roberta,
     "xlm-roberta": unigram("XLMRobertaTokenizer"),
     "camembert": unigram("CamembertTokenizer"),
     "modernbert": modernbert,
@@ -120,7 +131,7 @@ KINDS = {
 def save_tokenizer(kind, lines, folder):
     """Saves a tokenizer and a config. Returns the model type."""
     KINDS[kind](lines, folder)
-    model_type = {"mmbert": "modernbert"}.get(kind, kind)
+    model_type = {"mmbert": "modernbert", "old_roberta": "roberta"}.get(kind, kind)
     (folder / "config.json").write_text(json.dumps({"model_type": model_type, "type_vocab_size": 1}))
     return model_type
 

@@ -173,6 +173,11 @@ PLACE = "question 7 of entry 1, paragraph 1"
         (squad(qa("7", "Ann", 0), context=None), f"{PLACE}: "),
         (squad(qa("7", "Ann", 0) | {"question": 5}), f"{PLACE}: "),
         (squad(qa("7", "Ann", 0) | {"answers": "Ann"}), f"{PLACE}: "),
+        # MRQA.
+        (
+            [{"context": "c", "qas": [{"id": 7, "question": "q", "answers": ["c"]}]}],
+            f"{PLACE}: answers has other items",
+        ),
         (squad(qa("7", "Ann", 0) | {"answers": {"text": ["Ann"], "answer_start": []}}), f"{PLACE}: "),
         (squad({"question": "q", "answers": []}), "entry 1, paragraph 1 has no field 'id'"),
         ([{"id": 7, "question": "q"}], f"{PLACE} has no field 'context'"),

@@ -116,6 +116,8 @@ def test_unused_columns_are_listed(tmp_path):
         # Quoted fields of pandas and Excel that contain a tab or a line break.
         ("tsv", 'text\tlabel\n"a\tb"\t1\nc\t0\n', "quoted fields with tabs or line breaks"),
         ("tsv", 'label\ttext\n1\t"a\nb"\n0\tc\n', "quoted fields with tabs or line breaks"),
+        # The quotes of the last field are unbalanced.
+        ("tsv", 'text\tlabel\n"a\nb\nc\nd"\t1\n"a"x"\n', "4 of 5 rows of .* have too few fields; quote fields"),
         # R's write.table writes a column of row names that has no name in the header.
         ("tsv", "text\tlabel\n1\ta film\tpos\n2\ta book\tneg\n", "all rows .* have more fields"),
         ("csv", 'text,label\na,1\n"b,0\nc,1\n', "line 3; check its quotes"),

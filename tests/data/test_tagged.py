@@ -41,8 +41,8 @@ def test_conll_file_is_read_into_words_tags_and_documents(tmp_path):
     assert read(tmp_path, FILE.replace("-DOCSTART-", "-DOCSTART-(7)")) == read(tmp_path)
 
 
-@pytest.mark.parametrize("tags", [["S-PER", "B-LOC", "E-LOC", "U-ORG", "B-ORG", "L-ORG"], ["B", "I", "O"]])
-def test_bioes_and_bilou_tags_and_tags_without_a_type_are_read(tags, tmp_path):
+@pytest.mark.parametrize("tags", [["S-PER", "B-LOC", "M-LOC", "E-LOC", "U-ORG", "B-ORG", "L-ORG"], ["B", "I", "O"]])
+def test_bioes_bilou_and_bmes_tags_and_tags_without_a_type_are_read(tags, tmp_path):
     assert read(tmp_path, "".join(f"a {tag}\n" for tag in tags)).tags == [tags]
 
 
@@ -129,14 +129,18 @@ def test_words_may_be_numbers_and_lack_tags(tmp_path):
         ("7 EU B-ORG\n8 in O\n", "line 1: .* '7' does not count"),
         ("[1] EU B-ORG\n[3] in O\n", "line 2: .* '.3.' does not count"),
         ("s1 EU B-ORG\ns1 in O\n\ns2 a O\ns2 b O\n", "line 2: .* 's1' does not count"),
-        ("s EU B-ORG\ns in O\n\nt a O\nt b O\n", "column 1 has .* such as 's'"),
+        ("s EU B-ORG\ns in O\n\nt a O\nt b O\n", "column 1 .* such as 's'"),
         # WebAnno's offsets of characters.
-        ("1-1 0-2 EU B-ORG\n1-2 3-5 in O\n", "column 2 has only numbers, .* such as '0-2'"),
+        ("1-1 0-2 EU B-ORG\n1-2 3-5 in O\n", "each value of column 2 ends with .* such as '0-2'"),
+        # Weibo NER: characters with their position in a word.
+        ("a0 O\nb1 O\n" * 10, "each value of column 1 ends with a number, .* such as 'a0'"),
         ("Sentence: 1\tEU\tB-ORG\n\tin\tO\n", "line 1: 'Sentence: 1' is not one word"),
         ("EU\n", "line 1: the tag of 'EU' is ''"),
         ("a O\n\nEU X-ORG\n", "line 3: the tag of 'EU' is 'X-ORG'"),
         ("\n\n-DOCSTART- O\n", "has no words"),
         ("a NNP I-NP O\nBob NNP I-NP\n", "line 2 has 3 columns, but earlier lines have 4"),
+        # The other column of nested entities is not used instead of a column with a misspelled tag.
+        ("a B-PER O\nb I-PER O\nc B-LOC B-PER\nd OE O\n", "line 4: the tag of 'd' is 'OE'"),
         ("New York\tNNP\tI-LOC\n", "line 1: 'New York' is not one word"),
     ],
 )

@@ -44,7 +44,7 @@ def test_scores_of_random_tags_match_conlleval():
 
 def encode_tags(entities, words, scheme):
     """Returns the tags of entities (first word, end word, type) that do not overlap."""
-    inside, last, single = {"IOB2": "IIB", "BIOES": "IES", "BILOU": "ILU"}[scheme]
+    inside, last, single = {"IOB2": "IIB", "BIOES": "IES", "BILOU": "ILU", "BMES": "MES"}[scheme]
     tags = ["O"] * words
     for first, end, type_ in entities:
         length = end - first
@@ -63,7 +63,7 @@ def random_entities(rng, words):
     return entities
 
 
-@pytest.mark.parametrize("scheme", ["IOB2", "BIOES", "BILOU"])
+@pytest.mark.parametrize("scheme", ["IOB2", "BIOES", "BILOU", "BMES"])
 def test_entities_survive_encoding_in_every_scheme(scheme):
     rng = random.Random(1)
     for _ in range(200):

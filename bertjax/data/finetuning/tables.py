@@ -131,6 +131,11 @@ def read_table(
         raise UsageError(
             f"all rows of {path} have more fields than its header; name every column, and quote fields with commas"
         )
+    # Lines of quoted fields are short rows. So are blank lines between rows, which are harmless.
+    if file_format != "jsonl" and not keep_short and num_short > 0.75 * stats.read:
+        raise UsageError(
+            f"{num_short:,} of {stats.read:,} rows of {path} have too few fields; quote fields with line breaks in .csv"
+        )
 
 
 def column_names(path: Path) -> list[str]:

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 OUTSIDE = "O"
 _DOCUMENT = "-DOCSTART-"
-_TAG = re.compile("O|[BIESLU](-.+)?")
+_TAG = re.compile("O|[BIESLUM](-.+)?")
 # Cell of the first column that may end with a word index, such as 3, [3], T3, 3. and 2-3.
 _INDEX = re.compile(r"(?:.*\D)?(\d+)\W*")
 # Two numbers: in CoNLL-U a word range (1-2) or an empty word (1.1), in WebAnno sentence and word index (1-2).
@@ -29,8 +29,9 @@ _INDEX_PAIR = re.compile(r"\d+[-.]\d+")
 _LANGUAGE = re.compile(r"[a-z][a-z-]+:")
 # Chunk types, which CoNLL files have in the column before the entity tags.
 _CHUNKS = {"NP", "VP", "PP", "ADJP", "ADVP", "SBAR", "PRT", "CONJP", "INTJ", "LST", "UCP", "NC", "PC", "VC"}
-# If a table has at least this many rows, all with one word, its rows are words rather than sentences.
-_MIN_SENTENCES = 20
+# If at least this many rows of a table have one word each, the rows are words rather than sentences. If this many words
+# of a CoNLL file all end with numbers, the numbers are positions.
+_MIN_ROWS = 20
 # Line number and columns of a line.
 _Line: TypeAlias = tuple[int, list[str]]
 # Example and token position of each word, by sentence.
@@ -105,7 +106,7 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
         if (labeled or width > 1) and not _TAG.fullmatch(tag):
             raise UsageError(
                 f"{path} line {line}: the tag of {quoted(columns[0])} is {quoted(tag)}; write O, B-TYPE or I-TYPE "
-                "(IOB, BIOES or BILOU) in the last column"
+                "(IOB, BIOES, BILOU or BMES) in the last column"
             )
     words, tags, documents, first_lines = [], [], [], []
     document = 0
@@ -120,10 +121,13 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
             document += sum(map(bool, group_columns))
     first_word = words[0][0]
     is_constant = len(rows) > len(words) + 1 and all(len({*sentence}) == 1 for sentence in words)
-    if width > 2 and (is_constant or all(_INDEX.fullmatch(columns[0]) for _, columns in rows)):
+    is_numbered = all(_INDEX.fullmatch(columns[0]) for _, columns in rows)
+    # Weibo NER appends the position in a word to each character. In files of two columns, numbers may be words.
+    has_positions = is_numbered and len(rows) >= _MIN_ROWS and any(columns[0][0].isalpha() for _, columns in rows)
+    if has_positions or (width > 2 and (is_constant or is_numbered)):
         raise UsageError(
-            f"{path}: column {1 + is_indexed} has only numbers, or the same value in each line of a sentence, such as "
-            f"{quoted(first_word)}, so it contains no words; remove the column"
+            f"{path}: each value of column {1 + is_indexed} ends with a number, or equals those of its sentence, such "
+            f"as {quoted(first_word)}, so it contains no words; remove the numbers or the column"
         )
     prefix = match[0] if (match := _LANGUAGE.match(first_word)) else ""
     if prefix and all(word.startswith(prefix) and word != prefix for word in itertools.chain(*words)):
@@ -187,10 +191,11 @@ def _tag_column(rows: list[list[str]], is_indexed: bool, path: Path) -> int:
     types: dict[int, set[str]] = {}
     width = len(rows[0]) if len({*map(len, rows)}) == 1 else 0
     for column in range(-1, -width, -1):
-        tags = {row[column] for row in rows}
-        if not all(map(_TAG.fullmatch, tags)):
+        tags = [row[column] for row in rows if _TAG.fullmatch(row[column])]
+        # `read_conll` rejects misspelled tags in the chosen column.
+        if 2 * len(tags) < len(rows):
             break
-        if column_types := {tag.partition("-")[2] for tag in tags - {OUTSIDE}} - _CHUNKS:
+        if column_types := {tag.partition("-")[2] for tag in {*tags} - {OUTSIDE}} - _CHUNKS:
             types[column] = column_types
     chosen = next(iter(types), -1)
     for column in types:
@@ -235,7 +240,7 @@ def read_tagged_rows(
         lines.append(row.line)
     if not any(sentences):
         raise UsageError(f"{stats.file} has no words; use rows with words and tags")
-    if label and len(sentences) >= _MIN_SENTENCES and all(len(words) < 2 for words in sentences):
+    if label and len(sentences) >= _MIN_ROWS and all(len(words) < 2 for words in sentences):
         raise UsageError(f"{stats.file} has one word per row; write one sentence per row, or use ner with a CoNLL file")
     stats.used = len(sentences)
     return TaggedText(sentences, tags, range(len(sentences)), lines)
