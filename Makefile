@@ -22,7 +22,7 @@ UNUSED = not slow and not beam and not notebooks
 test: lint
 	BERTJAX_TEST_DEVICES=1 $(PYTEST) -m "not devices $(if $(TESTS),,and not ci) and $(UNUSED)" $(TESTS)
 
-# What a pull request must pass: also the tests that take over three seconds, and those that need eight devices.
+# What a pull request must pass: also the tests that take over two seconds, and those that need eight devices.
 ci: lint
 	BERTJAX_TEST_DEVICES=1 $(PYTEST) -m "not devices and $(UNUSED)"
 	$(PYTEST) -m "devices and $(UNUSED)" $$(grep -rl --include='*.py' mark.devices tests)

@@ -131,6 +131,7 @@ def test_train_profiles_steps_and_sends_metrics_to_an_installed_tracker(capfd, c
     assert {step: logged[step]["train/loss"] for step in losses} == pytest.approx(losses)
 
 
+@pytest.mark.ci
 def test_inspect_prints_rows_of_both_phases_and_writes_batches(capfd, corpus, tmp_path):
     config, fields = f"{TINY},corpus={corpus},seq_len=16", ["--config.steps=4", "--config.phases=({}, {'seq_len': 64})"]
     text = printed(capfd, "inspect", "--config", config, *fields, "--steps=4", "--rows=8")
@@ -154,6 +155,7 @@ def test_inspect_logs_how_many_rows_of_a_file_are_used_and_rejects_steps_beyond_
     assert "2 rows read, 2 used" in (log := capfd.readouterr().err) and "not UTF-8 (first: line 2)" in log
 
 
+@pytest.mark.ci
 def test_evaluate_prints_the_metrics_that_training_logged(capfd, workdir):
     lines = read_metrics(workdir)
     measured = {

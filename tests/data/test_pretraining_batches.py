@@ -69,6 +69,7 @@ def test_batch_has_documented_names_shapes_and_dtypes(traced):
         }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "objective, parts",
     [

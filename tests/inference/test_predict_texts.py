@@ -144,6 +144,7 @@ def test_answer_is_the_best_span_of_the_context(folders, capfd, tmp_path):
     assert (record["prediction"], record["start"], record["end"]) == ("", None, None)
 
 
+@pytest.mark.ci
 def test_lines_stream_in_order(folders, letters, monkeypatch, capfd, tmp_path):
     monkeypatch.setattr(predict, "_CHUNK_TEXTS", 3)
     lines = [f"text {index} {'a ' * (index % 5)}" for index in range(10)]

@@ -25,6 +25,7 @@ def bert(pretrained):
     return bertjax.load(pretrained)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_vectors_do_not_depend_on_the_block(bert, pooling, monkeypatch):
     expected = bert.encode(TEXTS, pooling=pooling).pooled

@@ -74,6 +74,7 @@ def test_training_on_pairs_improves_correlation_and_retrieval(run):
     assert {"spearman", "pearson", "ndcg_at_10", "recall_at_100"} <= results["baseline"].keys()
 
 
+@pytest.mark.ci
 def test_evaluate_and_predict_use_the_vectors_of_the_run(run, files, tmp_path, capfd):
     results = json.loads((run / "results.json").read_text())
     metrics = evaluate(capfd, run)

@@ -154,6 +154,7 @@ def test_padding_rows_and_missing_documents_change_nothing(name):
     assert not queries[ROWS:].any() and not texts[ROWS:].any() and not texts[:, documents:].any()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["info_nce", "gist"])
 def test_blocks_of_logits_change_nothing(name, monkeypatch):
     batch, options = random_batch(2), LossOptions(both_directions=name == "info_nce")

@@ -124,6 +124,7 @@ def test_model_config_that_differs_from_the_checkpoint_is_an_error(cola, glue, t
     assert config.model.pad_vocab_to_multiple_of == 128
 
 
+@pytest.mark.ci
 def test_init_from_restores_and_reports_all_but_the_output_layer(cola, glue, letters, tmp_path, capfd):
     config = f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},quick=true"
     command = ["train", config, f"--workdir={tmp_path / 'run'}", *overrides(None)]

@@ -34,6 +34,7 @@ def test_training_learns_cola_and_evaluates_once_per_epoch(cola):
     assert results["config"]["data"]["task"] == "cola" and len(results["data_sha256"]) == 64
 
 
+@pytest.mark.ci
 def test_predictions_for_data_and_for_a_text_file_are_equal_and_in_input_order(cola, glue, capfd, tmp_path):
     path, jsonl_path = predict(capfd, cola, tmp_path, "--split=dev", "--columns=sentence,source", "--logits")
     assert (path.name, jsonl_path.name) == ("CoLA.tsv", "CoLA.jsonl")

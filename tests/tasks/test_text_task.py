@@ -69,6 +69,7 @@ def test_tagging_task_reads_jsonl_tsv_and_csv_files(tag, metric, letters, tmp_pa
     ]
 
 
+@pytest.mark.ci
 def test_evaluate_scores_a_labeled_test_file(letters, tmp_path, capfd):
     rows = "".join(f"zu {letter}\tgood\npa {letter}\tbad\n" for letter in "abcdefgh")
     (tmp_path / "train.tsv").write_text("text\tlabel\n" + rows)
