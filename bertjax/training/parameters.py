@@ -56,8 +56,8 @@ def load_params(
         # A pooler with a norm is ModernBERT's prediction head, which transformers shares between all its models.
         for name in leaves:
             source = name.replace("pooler/dense/", "masked_lm/transform/").replace("pooler/norm/", "masked_lm/norm/")
-            if source != name and source in saved:
-                saved[name] = saved[source]
+            if source in saved.keys() - leaves.keys():
+                saved[name] = saved.pop(source)
     restored = {name for name in saved.keys() & leaves.keys() if name.split("/")[0] not in reinit_params}
     if new_pieces:
         for name in restored.intersection(VOCABULARY_PARAMS):

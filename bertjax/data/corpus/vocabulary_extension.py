@@ -57,17 +57,18 @@ def extend_vocabulary(
     Returns:
       The vocabulary, and the value of `added_pieces` in the manifest.
     """
-    if base.kind == WORDPIECE:
-        counts = word_counts(samples)
-        pieces = added_pieces(base, number, counts)
-        content = base.content.removesuffix(b"\n") + b"\n" + "".join(f"{piece}\n" for piece in pieces).encode()
+    is_wordpiece = base.kind == WORDPIECE
+    counts = word_counts(samples) if is_wordpiece else _byte_level_words(base, itertools.chain.from_iterable(samples))
+    logger.info(f"adding up to {number:,} pieces from {len(counts):,} distinct words")
+    if is_wordpiece:
+        lines = "".join(f"{piece}\n" for piece in added_pieces(base, number, counts))
+        content = base.content.removesuffix(b"\n") + b"\n" + lines.encode()
     else:
-        counts = _byte_level_words(base, itertools.chain.from_iterable(samples))
         merges = added_merges(base, number, counts)
-        pieces, content = ["".join(pair) for pair in merges], _with_merges(base, merges)
-    logger.info(f"added {len(pieces):,} of up to {number:,} pieces from {len(counts):,} distinct words")
+        # Without new merges, keep the bytes of the file, whose checksum identifies the vocabulary.
+        content = _with_merges(base, merges) if merges else base.content
     extended = dataclasses.replace(load_entry(Path(), vocabulary_entry(base), content), num_rows=0)
-    report: dict[str, float] = {"count": len(pieces)}
+    report: dict[str, float] = {"count": extended.size - base.size}
     for name, measured in ("before", base), ("after", extended):
         report[f"pieces_per_word_{name}"], report[f"unknown_words_{name}"] = _rates(measured, counts)
     return extended, report

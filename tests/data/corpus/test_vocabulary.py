@@ -164,6 +164,7 @@ def test_added_merges_continue_the_training_of_byte_level_bpe(layout):
     rates = [entry["pieces_per_word_before"], entry["pieces_per_word_after"]]
     assert counts[:2] == pytest.approx([words * rate for rate in rates], rel=1e-3)
     assert Tokenizer(new).encode_with_special("[MASK]") == [base.mask_id]
+    assert extend_vocabulary(base, [["a"]], 100)[0].sha256 == base.sha256
 
 
 def test_text_with_few_useful_pieces_yields_fewer_than_requested(tmp_path, vocabulary):
