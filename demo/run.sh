@@ -27,7 +27,7 @@ echo "== 4. Predict masked words"
 echo
 echo "== 5. Fine-tune on 200 labeled docstrings to name the library of a docstring"
 text=(--config "experiments/text.py:train=$out/labels/train.tsv,dev=$out/labels/dev.tsv,size=tiny"
-  --config.data.train_share=0.05 --config.data.seq_len=64 --config.steps=180 --config.eval_every=60
+  --config.data.train_share=0.05 --config.data.seq_len=64 --config.steps=120 --config.eval_every=60
   --config.optimizer.name=adamw --config.optimizer.learning_rate=3e-4 --config.log_every=60)
 "$bertjax" train "${text[@]}" --init_from "$out/tiny" --workdir "$out/libraries" > /dev/null
 echo
