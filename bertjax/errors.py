@@ -66,6 +66,9 @@ def quoted(value: object) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an exception's message, or the exception's type if the message is empty."""
-    lines = str(error).strip().splitlines()
+    """Returns the first line of an exception's message, or the exception's type if the message is empty.
+
+    The message of an OSError is its reason alone, without the error number and the path.
+    """
+    lines = (getattr(error, "strerror", None) or str(error)).strip().splitlines()
     return shortened(_STATUS_DETAILS.split(lines[0])[0] if lines else type(error).__name__)

@@ -37,7 +37,7 @@ def open_config(args: argparse.Namespace) -> Iterator[Any]:
     if checkpoint:
         # Raise before any conversion, because a checkpoint in another format has no run config.
         if is_hub(checkpoint) or detect_format(checkpoint) != BERTJAX:
-            raise UsageError(f"{checkpoint} has no run config; use --config, such as glue, and --init_from")
+            raise UsageError(f"{checkpoint} has no run config; use --config, such as text, and --init_from")
         yield config_for_checkpoint(args, find_checkpoint(checkpoint))
         return
     if not args.config:
@@ -57,7 +57,8 @@ def config_for_checkpoint(args: argparse.Namespace, checkpoint: Any) -> Any:
         config = complete(parse_run_config(args), checkpoint)
         return config if getattr(config.data, "labels", "") else with_labels_of(config, checkpoint)
     if is_converted(workdir_of(checkpoint)):
-        raise UsageError(f"the converted checkpoint {args.checkpoint} lacks task settings; set --config, such as glue")
+        fix = "set --config to the experiment of its task, such as text, ner or squad"
+        raise UsageError(f"the converted checkpoint {args.checkpoint} lacks task settings; {fix}")
     return checkpoint_config(checkpoint, args.overrides)
 
 

@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if is_storage_error:
             _fail(f"{first_line(error)}; check the path and the network, then run the same command again", 1)
         if isinstance(error, OSError):
-            _fail(f"{error.filename or 'input or output error'}: {error.strerror or error}", 1)
+            _fail(f"{error.filename or 'input or output error'}: {first_line(error)}", 1)
         _fail(str(error), getattr(error, "exit_code", 1))
 
 

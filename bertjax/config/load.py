@@ -11,7 +11,7 @@ from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
 from bertjax.config.fields import parse_value, replace_long_phase
-from bertjax.errors import UsageError
+from bertjax.errors import UsageError, first_line
 from bertjax.utils.io import read_json_object
 
 # Minimum `difflib` similarity of a field name that an error message suggests.
@@ -84,8 +84,8 @@ def load_saved_config(file: os.PathLike) -> ConfigDict:
         if not {"task", "data", "model"} <= values.keys():
             raise ValueError("it lacks task, data or model")
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"cannot read the config {file}: {reason}; use the config.json of a workdir") from error
+        fix = "use the config.json of a workdir"
+        raise UsageError(f"cannot read the config {file}: {first_line(error)}; {fix}") from error
     return ConfigDict(_with_tuples(replace_long_phase(values)))
 
 

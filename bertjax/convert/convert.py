@@ -267,8 +267,6 @@ def _origin_of(path: str, folder: str = "") -> dict[str, Any]:
 
 def _describe(checkpoint: PortableCheckpoint) -> str:
     heads = [text for module, text in _HEADS.items() if module in checkpoint.modules]
-    missing = [text for text in _HEADS.values() if text not in heads]
     heads += ["replaced-token head"] if DISCRIMINATOR in checkpoint.modules else []
     heads += [f"output layer for {checkpoint.output_kind}"] if checkpoint.output_kind else []
-    lists = f"heads: {', '.join(heads) or '(none)'}; missing: {', '.join(missing) or '(none)'}"
-    return f"{checkpoint.size}, {checkpoint.config.hidden_act}; {lists}"
+    return f"{checkpoint.size}, {checkpoint.config.hidden_act}; heads: {', '.join(heads) or '(none)'}"

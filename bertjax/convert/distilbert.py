@@ -22,6 +22,7 @@ DISTILBERT = Family(
     },
     values={"hidden_act": "gelu_erf", "type_vocab_size": 0, "layer_norm_eps": 1e-12, "pooler_act": "relu"},
     classes=bert_classes("DistilBert", ()),
+    write_fields=lambda config: dict.fromkeys(("seq_classif_dropout", "qa_dropout"), config.hidden_dropout_prob),
     prefix="distilbert.",
     arrays=(
         ("encoder/embeddings/token", f"{_EMBEDDINGS}.word_embeddings.weight"),

@@ -12,7 +12,7 @@ from typing import Any
 from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.data.finetuning.examples import Examples, encode_pair, make_examples
 from bertjax.data.finetuning.tables import FORMATS
-from bertjax.errors import UsageError, quoted
+from bertjax.errors import UsageError, first_line, quoted
 from bertjax.inference.load import LoadedModel
 from bertjax.tasks.embedding.sentence_embedder import SentenceEmbedder
 from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, MULTILABEL, TAGS
@@ -131,7 +131,7 @@ def read_texts(texts: Iterable[str], path: str | None) -> Iterator[str]:
         file: Any = sys.stdin.buffer if path == STDIN else Path(path).expanduser().open("rb")
         first_block = file.read1(_READ_BYTES)
     except OSError as error:
-        raise UsageError(f"cannot read {name}: {error.strerror or error}; check the path") from error
+        raise UsageError(f"cannot read {name}: {first_line(error)}; check the path") from error
     reject_binary(name, first_block)
     if not first_block:
         raise UsageError(f"{name} is empty; write one text per line")

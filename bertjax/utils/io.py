@@ -19,7 +19,7 @@ import numpy as np
 from etils import epath
 from filelock import FileLock, Timeout
 
-from bertjax.errors import BertjaxError, UsageError
+from bertjax.errors import BertjaxError, UsageError, first_line
 
 AnyPath: TypeAlias = Path | epath.Path
 _Path = TypeVar("_Path", bound=AnyPath)
@@ -112,7 +112,7 @@ def write_atomic(path: _Path, content: str | bytes) -> _Path:
         with atomic_file(path) as file:
             file.write_bytes(content.encode() if isinstance(content, str) else content)
     except OSError as error:
-        raise BertjaxError(f"cannot write {path}: {error.strerror or error}") from error
+        raise BertjaxError(f"cannot write {path}: {first_line(error)}") from error
     return path
 
 
@@ -124,7 +124,7 @@ def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
             # pyrefly reports that `**arrays` may contain `allow_pickle`, which is a bool in NumPy's stub.
             np.savez(file, **arrays)  # pyrefly: ignore[bad-argument-type]
     except OSError as error:
-        raise BertjaxError(f"cannot write {path}: {error.strerror or error}") from error
+        raise BertjaxError(f"cannot write {path}: {first_line(error)}") from error
 
 
 def file_sha256(path: Path) -> str:
@@ -174,7 +174,7 @@ def atomic_folder(
             ):
                 yield folder
     except OSError as error:
-        raise BertjaxError(f"cannot write the {kind} {path}: {error.strerror or error}; choose another path") from error
+        raise BertjaxError(f"cannot write the {kind} {path}: {first_line(error)}; choose another path") from error
 
 
 def recover_folder(path: Path) -> None:

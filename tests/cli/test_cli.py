@@ -169,6 +169,7 @@ def test_flipped_bit_of_corpus_is_an_error(capfd, corpus, tmp_path):
         (errors.quoted("\x1b[31mred" + "x" * 80_000), r"'\\x1b\[31mred.*'"),
         (errors.first_line(ValueError("no checksum [source locations='a.cc:1'] [spec='{}']\nmore")), "no checksum"),
         (errors.first_line(KeyError()), "KeyError"),
+        (errors.first_line(FileNotFoundError(2, "No such file", "a.txt")), "No such file"),
     ],
 )
 def test_parts_of_messages_are_short(text, pattern):

@@ -217,10 +217,10 @@ def test_parameters_that_bert_lacks_are_refused(letters, tmp_path):
         huggingface.write(checkpoint, tmp_path)
 
 
-def test_missing_heads_are_reported(letters, tmp_path, log_lines):
+def test_heads_are_reported(letters, tmp_path, log_lines):
     google_checkpoint(letters, tmp_path / "google", without("cls/"))
     convert(str(tmp_path / "google"), str(tmp_path / "own"), BERTJAX, False)
-    assert "heads: pooler; missing: masked-LM head, next-sentence head" in log_lines[0]
+    assert log_lines[0].endswith("heads: pooler")
 
 
 def test_wrong_usage_is_refused_and_leaves_no_files(google, tmp_path, capfd):

@@ -158,6 +158,9 @@ def test_hidden_states_and_logits_equal_those_of_transformers(name, head, tmp_pa
     architecture = json.loads((tmp_path / "ours" / "config.json").read_text())["architectures"]
     # A masked-LM head without parameters does not show in the arrays.
     assert architecture == [type(model).__name__] or (not head and not checkpoint.config.has_lm_head_params)
+    written, rate = transformers.AutoConfig.from_pretrained(tmp_path / "ours"), checkpoint.config.hidden_dropout_prob
+    # DistilBERT's default rate of the classification head is not the rate of the layers, unlike ours.
+    assert getattr(written, "seq_classif_dropout", rate) == rate
 
 
 @pytest.mark.slow

@@ -108,7 +108,8 @@ def test_unused_columns_are_listed(tmp_path):
     [
         *((form, b"\xef\xbb\xbf\r\n", "is empty") for form in ("tsv", "csv", "jsonl")),
         ("txt", "text\tlabel\n", "unknown format"),
-        ("tsv", "text\tx\na\t1\n", "no column 'label'; its columns are 'text', 'x'"),
+        ("tsv", "text\tx\na\t1\n", "no column 'label'; its columns are 'text', 'x';"),
+        ("csv", "text;label\na;1\n", "its columns are 'text;label' .*commas in .csv"),
         ("tsv", "\ntext\n", "its columns are .none."),
         ("tsv", "text\ttext\tlabel\na\tb\t1\n", "several columns named 'text'"),
         ("tsv", "text\tlabel\na\t1\ntext\tlabel\nb\t0\n", "line 3 repeats the header"),

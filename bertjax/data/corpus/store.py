@@ -33,7 +33,7 @@ from etils import epath
 from filelock import FileLock
 
 from bertjax.data.corpus.vocabulary import Vocabulary, load_entry
-from bertjax.errors import BertjaxError, UsageError
+from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.utils.io import (
     CACHE_DIR_VARIABLE,
     AnyPath,
@@ -121,7 +121,7 @@ class Checksums:
                 if file_sha256(path) != sha256:
                     self._error = BertjaxError(f"{path} is damaged: its SHA-256 differs from the stored one; {remedy}")
             except OSError as error:
-                self._error = BertjaxError(f"cannot read {path}: {error.strerror or error}; check the disk")
+                self._error = BertjaxError(f"cannot read {path}: {first_line(error)}; check the disk")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 
 from bertjax.data.finetuning.examples import Source
 from bertjax.data.finetuning.tables import ReadStats, replace_surrogates
-from bertjax.errors import UsageError, quoted
+from bertjax.errors import UsageError, first_line, quoted
 from bertjax.utils.io import unix_newlines
 
 # Number of words at the start of a TriviaQA document that are searched for an answer. The paper (section 4.2, footnote)
@@ -106,7 +106,7 @@ def _read_json(path: Path, dataset: str, parse: Callable[[Any], list[_T]]) -> li
             content = [json.loads(line) for line in b"".join(unix_newlines([data])).split(b"\n") if line.strip()]
         return parse(content)
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}; check the path") from error
+        raise UsageError(f"cannot read {path}: {first_line(error)}; check the path") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, lzma.LZMAError, EOFError) as error:
         raise UsageError(f"{path} is not in {dataset}'s format: {error}; use the JSON files of the dataset") from error
 

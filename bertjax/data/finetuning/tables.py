@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bertjax.errors import UsageError, listed
+from bertjax.errors import UsageError, first_line, listed
 from bertjax.utils.io import atomic_file, reject_binary, unix_newlines
 
 FORMATS = ("tsv", "csv", "jsonl")
@@ -175,7 +175,7 @@ def read_utf8(path: Path) -> bytes:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}; check the path") from error
+        raise UsageError(f"cannot read {path}: {first_line(error)}; check the path") from error
     reject_binary(path, data)
     return b"".join(unix_newlines([data.removeprefix(b"\xef\xbb\xbf")]))
 
@@ -203,6 +203,8 @@ def _check_columns(path: Path, names: Sequence[str], columns: Sequence[str]) -> 
         if names.count(column) != 1:
             problem = f"no column {column!r}" if column not in names else f"several columns named {column!r}"
             existing = listed(repr(name) for name in names if name) or "(none)"
+            if len(names) == 1 and re.search("[,;\t]", names[0]):
+                existing += " (fields are separated by tabs in .tsv, by commas in .csv)"
             raise UsageError(
                 f"{path} has {problem}; its columns are {existing}; use one of them with a unique name (column names "
                 "are set in fields such as config.data.text, config.data.label or, for embedders, config.data.columns)"

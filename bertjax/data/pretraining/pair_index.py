@@ -19,7 +19,7 @@ import numpy as np
 from bertjax.data.corpus.store import Corpus, Split, map_array
 from bertjax.data.pretraining.config import PAIR_SPECIAL_TOKENS, TEXT_SPECIAL_TOKENS
 from bertjax.data.pretraining.pairs import NEXT_SENTENCE, RECORD, document_pairs, document_pieces, target_lengths
-from bertjax.errors import BertjaxError, UsageError
+from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.utils.io import (
     CACHE_DIR_VARIABLE,
     atomic_file,
@@ -163,7 +163,7 @@ def open_pair_index(
             _write(path, settings, data)
             return _open(path, settings, corpus)
         except (OSError, BertjaxError) as error:
-            problems.append(f"{folder}: {getattr(error, 'strerror', None) or error}")
+            problems.append(f"{folder}: {first_line(error)}")
     raise BertjaxError(
         f"cannot store the pair index: {'; '.join(problems)}; free some space or set {CACHE_DIR_VARIABLE} to a "
         "different folder"
