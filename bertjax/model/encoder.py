@@ -47,7 +47,7 @@ class Embeddings(nn.Module):
     """
 
     config: ModelConfig
-    # Embeddings whose tables and norm are reused (default: None, own tables and norm).
+    # Embeddings of the encoder, whose tables and norm the generator of `ReplacedTokenModel` uses (default: None, own).
     shared: "Embeddings | None" = None
 
     def setup(self) -> None:
@@ -93,14 +93,9 @@ class Embeddings(nn.Module):
         elif config.type_vocab_size:
             x += jax.nn.one_hot(segment_ids, config.type_vocab_size, dtype=x.dtype) @ self.segment_table
         if config.position_embedding_type == ABSOLUTE:
-            if config.position_offset:
-                # As in RoBERTa, padding tokens in a text have position -1, and later positions do not count them.
-                is_padding = input_ids == config.position_offset - 1
-                counts = jnp.cumsum(is_padding, axis=1)
-                first = jnp.arange(input_ids.shape[1]) - position_ids  # index of the first token of each sequence
-                counts -= jnp.take_along_axis(counts - is_padding, first, axis=1)
-                position_ids = jnp.where(is_padding, -1, position_ids - counts)
-            x += jnp.take(self.position_table, position_ids + config.position_offset, axis=0)
+            if offset := config.position_offset:
+                position_ids = _roberta_positions(input_ids == offset - 1, position_ids)
+            x += jnp.take(self.position_table, position_ids + offset, axis=0)
         x = with_logical_constraint(x, ("batch_over_data", "length", "embed_over_fsdp"))
         # (3)
         x = with_logical_constraint(x, ("batch", "length", "embed"))
@@ -109,6 +104,14 @@ class Embeddings(nn.Module):
         key = None if deterministic else self.make_rng("dropout")
         x = dropout(x, config.hidden_dropout_prob, key)
         return self.projection(x) if config.embedding_size else x
+
+
+def _roberta_positions(is_pad: jax.Array, position_ids: jax.Array) -> jax.Array:
+    """Returns RoBERTa's positions: -1 for [PAD], also in a text, and other tokens do not count it. All are [B, L]."""
+    counts = jnp.cumsum(is_pad, axis=1)
+    first = jnp.arange(is_pad.shape[1]) - position_ids  # index of the first token of each sequence
+    counts -= jnp.take_along_axis(counts - is_pad, first, axis=1)
+    return jnp.where(is_pad, -1, position_ids - counts)
 
 
 class Encoder(nn.Module):
@@ -165,8 +168,8 @@ class Encoder(nn.Module):
             position_ids = jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
         x = self.embeddings(input_ids, segment_ids, position_ids, deterministic)
         fields = {"config": config, "attention": attention, "deterministic": deterministic}
-        inputs = layer_inputs(config, sequence_ids, position_ids)
-        x, layers = run_layers(self, TransformerLayer, fields, x, *inputs, collect=collect_layers)
+        per_layer, shared = layer_inputs(config, sequence_ids, position_ids)
+        x, layers = run_layers(self, TransformerLayer, fields, x, per_layer, shared, collect=collect_layers)
         if config.norm_first:
             x = make_norm(config, "final_norm")(x)
             layers = None if layers is None else jnp.concatenate([layers[:-1], x[None]])
@@ -183,24 +186,18 @@ class EncoderOutputs(NamedTuple):
 
     Attributes:
       tokens: [B, L, D], hidden states of the last layer.
-      sequences: [B, D] or, in packed rows, [B, S, D], the state that `classifier_pooling` selects for each sequence.
       directions: maps each of the n `context_sides` to the part of `tokens` with this context, [B, L, D / n], and the
         token embedding table for tied output layers. Tables are float32 [V, E], or [V, D / 2] for LSTMs.
       layers: [N + 1, B, L, D], outputs of the embeddings and all layers. None if they were not collected.
     """
 
     tokens: jax.Array
-    sequences: jax.Array
     directions: dict[str, tuple[jax.Array, jax.Array]]
     layers: jax.Array | None
 
 
 def encode(
-    config: ModelConfig,
-    batch: Mapping[str, jax.Array],
-    deterministic: bool,
-    num_sequences: int = 1,
-    collect_layers: bool = False,
+    config: ModelConfig, batch: Mapping[str, jax.Array], deterministic: bool, collect_layers: bool = False
 ) -> EncoderOutputs:
     """Applies an encoder to a batch inside the calling module, under the name ENCODER.
 
@@ -208,7 +205,6 @@ def encode(
       config: model config.
       batch: arrays that `models.py` describes.
       deterministic: whether to disable dropout.
-      num_sequences: maximum number S of sequences per row in packed rows.
       collect_layers: whether to return the outputs of all layers.
     """
     encoder = make_encoder(config, name=ENCODER)
@@ -222,12 +218,21 @@ def encode(
         collect_layers=collect_layers,
     )
     sides = config.context_sides
-    parts = zip(jnp.split(tokens, len(sides), axis=-1), encoder.token_tables, strict=True)
+    parts = jnp.split(tokens, len(sides), axis=-1)
+    directions = {side: (part, table) for side, part, table in zip(sides, parts, encoder.token_tables, strict=True)}
+    return EncoderOutputs(tokens, directions, layers)
+
+
+def pooled_states(
+    config: ModelConfig, tokens: jax.Array, batch: Mapping[str, jax.Array], num_sequences: int = 1
+) -> jax.Array:
+    """Returns the state of each sequence that `classifier_pooling` selects: of [CLS], or the mean over its tokens.
+
+    See `sequence_states` for the arguments and the shape.
+    """
     if config.classifier_pooling == "cls":
-        sequences = sequence_states(sides, tokens, batch, num_sequences)
-    else:
-        sequences = mean_states(tokens, batch, num_sequences)
-    return EncoderOutputs(tokens, sequences, dict(zip(sides, parts, strict=True)), layers)
+        return sequence_states(config.context_sides, tokens, batch, num_sequences)
+    return mean_states(tokens, batch, num_sequences)
 
 
 def sequence_states(
@@ -248,31 +253,30 @@ def sequence_states(
     Returns:
       [B, D], or [B, S, D] for packed rows.
     """
-    parts = [*zip(jnp.split(tokens, len(context_sides), axis=-1), context_sides, strict=True)]
-    if "sequence_ids" not in batch:
-        last = jnp.maximum(jnp.sum(batch["input_mask"], axis=1) - 1, 0)[:, None, None]
-        selected = [
-            jnp.take_along_axis(states, last, axis=1)[:, 0] if side == LEFT else states[:, 0] for states, side in parts
-        ]
-        return jnp.concatenate(selected, axis=-1)
-    in_sequence = batch["sequence_ids"][:, None] == 1 + jnp.arange(num_sequences)[:, None]  # [B, S, L]
-    first = jnp.argmax(in_sequence, axis=-1)
-    last = jnp.maximum(first + jnp.sum(in_sequence, axis=-1) - 1, 0)
+    is_packed = "sequence_ids" in batch
+    if not is_packed and LEFT not in context_sides:
+        return tokens[:, 0]
+    mask = _sequence_masks(batch, num_sequences)
+    first = jnp.argmax(mask, axis=-1)
+    last = jnp.maximum(first + jnp.sum(mask, axis=-1) - 1, 0)
     selected = [
-        jnp.take_along_axis(states, (last if side == LEFT else first)[..., None], axis=1) for states, side in parts
+        jnp.take_along_axis(states, (last if side == LEFT else first)[..., None], axis=1)
+        for states, side in zip(jnp.split(tokens, len(context_sides), axis=-1), context_sides, strict=True)
     ]
-    return jnp.concatenate(selected, axis=-1)
+    states = jnp.concatenate(selected, axis=-1)
+    return states if is_packed else states[:, 0]
 
 
 def mean_states(tokens: jax.Array, batch: Mapping[str, jax.Array], num_sequences: int = 1) -> jax.Array:
-    """Averages the states [B, L, D] of each sequence's tokens to [B, D], or to [B, S, D] for packed rows.
-
-    See `sequence_states` for the arguments.
-    """
-    if "sequence_ids" in batch:
-        mask = batch["sequence_ids"][:, None] == 1 + jnp.arange(num_sequences)[:, None]  # [B, S, L]
-    else:
-        mask = batch["input_mask"][:, None] > 0
+    """Averages the states of each sequence's tokens. See `sequence_states` for the arguments and the shape."""
+    mask = _sequence_masks(batch, num_sequences)
     weights = mask / jnp.maximum(jnp.sum(mask, axis=-1, keepdims=True), 1)
     means = jnp.einsum("BSL,BLD->BSD", weights.astype(jnp.float32), tokens.astype(jnp.float32)).astype(tokens.dtype)
     return means if "sequence_ids" in batch else means[:, 0]
+
+
+def _sequence_masks(batch: Mapping[str, jax.Array], num_sequences: int) -> jax.Array:
+    """Returns a mask of the tokens of each sequence, bool [B, S, L]. S is 1 for rows that are not packed."""
+    if "sequence_ids" in batch:
+        return batch["sequence_ids"][:, None] == 1 + jnp.arange(num_sequences)[:, None]
+    return batch["input_mask"][:, None] > 0

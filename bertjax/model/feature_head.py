@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from bertjax.model.config import ModelConfig
 from bertjax.model.dropout import dropout
-from bertjax.model.encoder import encode, sequence_states
+from bertjax.model.encoder import encode, pooled_states, sequence_states
 from bertjax.model.layers import constant_init
 from bertjax.model.lstm import SIDES, Lstm
 from bertjax.model.partitioning import resolve_layout
@@ -92,10 +92,9 @@ def encode_with_head(
       config's dtype. W is `feature_head.width`.
     """
     if not feature_head.features:
-        outputs = encode(config, batch, deterministic, num_sequences)
-        tokens, sequences = outputs.tokens, outputs.sequences
+        tokens = encode(config, batch, deterministic).tokens
         if not feature_head.lstm_layers:
-            return tokens, sequences
+            return tokens, pooled_states(config, tokens, batch, num_sequences)
     elif CACHED_FEATURES in batch:
         tokens = _Mix(config, feature_head, name=_MIX)(batch[CACHED_FEATURES])
     else:

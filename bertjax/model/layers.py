@@ -302,7 +302,7 @@ def run_layers(
     layer: type[nn.Module],
     fields: Mapping[str, Any],
     x: jax.Array,
-    layer_inputs: Any,
+    per_layer: Any,
     shared: Any,
     *,
     collect: bool,
@@ -311,10 +311,10 @@ def run_layers(
 
     Args:
       parent: the calling module, which owns the parameters and has a `config`.
-      layer: module class. It maps (x, layer_inputs, shared) to (output, output) if `collect`, else to (output, None).
+      layer: module class. It maps (x, per_layer, shared) to (output, output) if `collect`, else to (output, None).
       fields: constructor arguments of the layer, except `collect`.
       x: [B, L, ...] input of the lowest layer.
-      layer_inputs: arrays with a leading axis N. Each layer gets one element of each array.
+      per_layer: arrays with a leading axis N. Each layer gets one element of each array.
       shared: arrays that are the same for every layer, such as `sequence_ids`.
       collect: whether to also return the outputs of all layers.
 
@@ -340,7 +340,7 @@ def run_layers(
                 unroll=1 if is_scanned else length,
                 metadata_params={nn.PARTITION_NAME: LAYERS},
             )
-            parts = jax.tree.map(lambda array, first=first, end=end: array[first:end], layer_inputs)
+            parts = jax.tree.map(lambda array, first=first, end=end: array[first:end], per_layer)
             x, states = stack(**fields, collect=collect, name=name)(x, parts, shared)
             outputs.append(states)
     return x, jnp.concatenate(outputs) if collect else None

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from bertjax.errors import UsageError
 from bertjax.model.config import TRANSFORMER, ModelConfig
 from bertjax.model.dropout import dropout, gumbel_noise
-from bertjax.model.encoder import ENCODER, Encoder, encode, mean_states, sequence_states
+from bertjax.model.encoder import ENCODER, Encoder, encode, mean_states, pooled_states, sequence_states
 from bertjax.model.feature_head import CACHED_FEATURES, FeatureHead, encode_with_head
 from bertjax.model.heads import DiscriminatorHead, LmHead, NextSentenceHead, Pooler, first_maximum, unit
 from bertjax.model.layers import Dense
@@ -40,8 +40,8 @@ class EncoderModel(nn.Module):
     @nn.compact
     def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> tuple[jax.Array, jax.Array]:
         """Returns hidden states [B, L, D] and each row's pooled state [B, D], in the config's dtype."""
-        outputs = encode(self.config, batch, deterministic)
-        return outputs.tokens, Pooler(self.config, name="pooler")(outputs.sequences)
+        tokens = encode(self.config, batch, deterministic).tokens
+        return tokens, Pooler(self.config, name="pooler")(pooled_states(self.config, tokens, batch))
 
 
 class PretrainingModel(nn.Module):
@@ -58,14 +58,15 @@ class PretrainingModel(nn.Module):
         For packed rows, next-sentence logits are [B, S, 2], where S is the width of `next_sentence_labels`.
         """
         num_sequences = batch["next_sentence_labels"].shape[-1] if "sequence_ids" in batch else 1
-        outputs = encode(self.config, batch, deterministic, num_sequences)
+        outputs = encode(self.config, batch, deterministic)
         ((states, token_table),) = outputs.directions.values()
         # Gather masked positions first, so that the vocabulary projection runs on only 15 % of the positions.
         masked = jnp.take_along_axis(states, batch["masked_lm_positions"][..., None], axis=1)  # [B, P, D]
         masked_lm_logits = LmHead(self.config, name="masked_lm")(masked, token_table)
+        sequences = pooled_states(self.config, outputs.tokens, batch, num_sequences)
         if self.config.type_vocab_size < 2:
-            return masked_lm_logits, jnp.zeros((*outputs.sequences.shape[:-1], 2))
-        pooled = Pooler(self.config, name="pooler")(outputs.sequences)
+            return masked_lm_logits, jnp.zeros((*sequences.shape[:-1], 2))
+        pooled = Pooler(self.config, name="pooler")(sequences)
         return masked_lm_logits, NextSentenceHead(self.config, name="next_sentence")(pooled)
 
 
@@ -232,7 +233,7 @@ class EmbeddingModel(nn.Module):
     def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> jax.Array:
         """Returns float32 vectors [B, D] or, for packed rows with `texts` [B, S], [B, S, D]."""
         num_sequences = batch["texts"].shape[1] if "sequence_ids" in batch else 1
-        tokens = encode(self.config, batch, deterministic, num_sequences).tokens
+        tokens = encode(self.config, batch, deterministic).tokens
         if self.pooling == "mean":
             states = mean_states(tokens, batch, num_sequences)
         else:
