@@ -200,7 +200,7 @@ class PretrainingTask(Task):
 def _describe_phase(phase: Phase, objective: PretrainingObjective) -> str:
     positions, steps = phase.batch_size * phase.seq_len, phase.stop_step - phase.start_step
     spans = "sentence pairs" if objective.pairing else "documents"
-    packed = f" with up to {phase.max_pairs_per_row} {spans}" if phase.max_pairs_per_row > 1 else ""
+    packed = f" with up to {phase.max_sequences_per_row} {spans}" if phase.max_sequences_per_row > 1 else ""
     return (
         f"steps {phase.start_step:,} to {phase.stop_step:,}: {phase.batch_size:,} rows of {phase.seq_len} tokens"
         f"{packed}, {positions:,} positions per batch, {phase.row_predictions} predictions per row, "

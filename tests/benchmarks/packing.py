@@ -14,7 +14,7 @@ import numpy as np
 from measuring import parser_of
 
 from bertjax.data.corpus.store import open_corpus
-from bertjax.data.pretraining.config import PAIR_SPECIAL_TOKENS, TEXT_SPECIAL_TOKENS, max_spans_per_row
+from bertjax.data.pretraining.config import PAIR_SPECIAL_TOKENS, TEXT_SPECIAL_TOKENS, max_sequences_per_row
 from bertjax.data.pretraining.pair_index import PairIndex, open_pair_index
 from bertjax.data.pretraining.pairs import NEXT_SENTENCE
 
@@ -54,7 +54,7 @@ def main() -> None:
     corpus = open_corpus(args.corpus)
     for seq_len in args.seq_len:
         for packed in (False, True):
-            pairs_per_row = max_spans_per_row(seq_len, packed, not args.documents)
+            pairs_per_row = max_sequences_per_row(seq_len, packed, not args.documents)
             begin = time.perf_counter()
             pairing = "" if args.documents else NEXT_SENTENCE
             index = open_pair_index(corpus, "train", seq_len, args.seed, args.passes, pairs_per_row, pairing)

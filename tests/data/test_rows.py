@@ -82,7 +82,7 @@ def test_rows_have_special_tokens_segments_and_padding(vocabulary):
 def test_packed_rows_have_one_span_after_the_other(vocabulary):
     pad, cls, sep = vocabulary.pad_id, vocabulary.cls_id, vocabulary.sep_id
     packed = spans([2, 20, 7], [3, 1, 2], 0, 0, [-1, 1, 0])._replace(slots=tf.constant([0, 1, 3], tf.int64))
-    made = assemble_rows(tf.range(100, 130), packed, 9, vocabulary, paired=False, spans_per_row=3)
+    made = assemble_rows(tf.range(100, 130), packed, 9, vocabulary, paired=False, max_sequences=3)
     assert {name: tensor.numpy().tolist() for name, tensor in made._asdict().items()} == {
         "ids": [[cls, 102, 103, 104, sep, cls, 120, sep, pad], [cls, 107, 108, sep, pad, pad, pad, pad, pad]],
         "segment_ids": [[0] * 9, [0] * 9],

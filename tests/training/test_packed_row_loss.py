@@ -19,7 +19,7 @@ from bertjax.tasks.objectives.step_cost import non_padding_sums
 
 CONFIG = tiny_config(vocab_size=60, max_position_embeddings=24, initializer_range=0.3, dropout=0.0)
 PACKED = PretrainingData(packing=True)
-PHASE = Phase(24, 4, max_predictions=3, start_step=0, stop_step=1, max_pairs_per_row=3, row_predictions=5)
+PHASE = Phase(24, 4, max_predictions=3, start_step=0, stop_step=1, max_sequences_per_row=3, row_predictions=5)
 
 
 def packed_batch() -> dict[str, np.ndarray]:

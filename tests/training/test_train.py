@@ -70,7 +70,7 @@ def test_pretraining_detects_a_damaged_corpus(corpus, tmp_path):
 
 def test_packing_applies_to_training_rows_only(corpus, trained, tmp_path):
     task = make(corpus, data__packing=True, steps=3, eval_every=3)
-    assert task.phases[0].max_pairs_per_row > 1
+    assert task.phases[0].max_sequences_per_row > 1
     loop.train(task, str(tmp_path))
     packed, unpacked = read_metrics(tmp_path), read_metrics(trained)
     num_tokens = sum((batch["sequence_ids"] > 0).sum() for batch in task.train_batches(0, SINGLE_SHARD))

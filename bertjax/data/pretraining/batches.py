@@ -25,7 +25,7 @@ from bertjax.data.pretraining.config import (
     PAIR_SPECIAL_TOKENS,
     TEXT_SPECIAL_TOKENS,
     Phase,
-    max_spans_per_row,
+    max_sequences_per_row,
 )
 from bertjax.data.pretraining.masking import choose_positions, replace_tokens
 from bertjax.data.pretraining.pair_index import open_pair_index
@@ -88,9 +88,9 @@ class RowSource:
             return LANGUAGE_MODEL_BATCH
         return PACKED_BATCH if self.packed else MASKED_LM_BATCH
 
-    def spans_per_row(self, seq_len: int) -> int:
+    def sequences_per_row(self, seq_len: int) -> int:
         """Returns the maximum number of pairs or documents in a row of `seq_len` tokens (1 for running text)."""
-        return max_spans_per_row(seq_len, self.packed, bool(self.pairing))
+        return max_sequences_per_row(seq_len, self.packed, bool(self.pairing))
 
     def format_row(self, batch: Mapping[str, np.ndarray], row: int, vocabulary: Vocabulary) -> str:
         """Formats a row of a batch as text."""
@@ -107,9 +107,9 @@ class RowSource:
         """
         if not self.pairing and not self.packed:
             return tile_lookup(len(getattr(corpus, split).tokens), seq_len - TEXT_SPECIAL_TOKENS, tile_key)
-        spans_per_row = self.spans_per_row(seq_len)
-        index = open_pair_index(corpus, split, seq_len, seed, dupe_factor, spans_per_row, self.pairing)
-        return index.pass_ends, pair_lookup(index, spans_per_row)
+        sequences_per_row = self.sequences_per_row(seq_len)
+        index = open_pair_index(corpus, split, seq_len, seed, dupe_factor, sequences_per_row, self.pairing)
+        return index.pass_ends, pair_lookup(index, sequences_per_row)
 
 
 def train_dataset(
@@ -126,8 +126,8 @@ def train_dataset(
         `masked_lm_positions`, `masked_lm_ids`: int32 [B, P]. `masked_lm_weights`: float32 [B, P].
         `next_sentence_labels`: int32 [B], 0 IsNext, 1 NotNext, -1 no label.
       Batches without masks contain only the first three arrays. In packed batches, `sequence_ids` (pair
-      number, from 1) and `position_ids`, int32 [B, L], replace `input_mask`, and `next_sentence_labels` is [B, K] for
-      up to K pairs per row. In batches of documents, they are -1.
+      number, from 1) and `position_ids`, int32 [B, L], replace `input_mask`, and `next_sentence_labels` is [B, S] for
+      up to S pairs per row. In batches of documents, they are -1.
     """
     order_key, tile_key = (stream_key(seed, phase.start_step, purpose) for purpose in (_ORDER, _OFFSET))
     pass_ends, lookup = source.open(corpus, "train", phase.seq_len, seed, dupe_factor, tile_key)
@@ -209,7 +209,7 @@ def _make_assembler(
     rows_of_shard = shard.rows(phase.batch_size)
     row_ranges = np.split(rows_of_shard, np.flatnonzero(np.diff(rows_of_shard) > 1) + 1)
     mask_key, truncation_key = stream_key(*seeds, _MASKS), stream_key(*seeds, _TRUNCATION)
-    spans_per_row = source.spans_per_row(seq_len)
+    sequences_per_row = source.sequences_per_row(seq_len)
     predictions = phase.row_predictions if source.packed else phase.max_predictions
     num_uniforms = seq_len + 2 * predictions
     # Philox yields 4 numbers per counter value. Each row starts at a new counter value, so that rows are independent.
@@ -233,10 +233,10 @@ def _make_assembler(
 
     def assemble(spans: Spans, first: tf.Tensor) -> _Batch:
         if paired:
-            draw_bits, size = tf.raw_ops.StatelessRandomUniformFullIntV2, spans_per_row
+            draw_bits, size = tf.raw_ops.StatelessRandomUniformFullIntV2, sequences_per_row
             bits = tf.reshape(draw(draw_bits, truncation_key, first, size, 2 * size, dtype=tf.uint64), [-1, 2])
             spans = truncate_pairs(spans, seq_len - PAIR_SPECIAL_TOKENS, tf.gather(bits, spans.slots))
-        rows = assemble_rows(corpus_tokens, spans, seq_len, vocabulary, paired, spans_per_row)
+        rows = assemble_rows(corpus_tokens, spans, seq_len, vocabulary, paired, sequences_per_row)
         arrays = {
             "input_ids": rows.ids,
             "input_mask": rows.sequence_ids,

@@ -38,7 +38,7 @@ PACKED_BATCH: Schema = (
     ArraySpec("position_ids", ("length",), ascending=True),
     ArraySpec("segment_ids", ("length",), num_values="segments"),
     *PREDICTIONS,
-    ArraySpec("next_sentence_labels", ("pairs",), num_values="labels", padding=-1),
+    ArraySpec("next_sentence_labels", ("sequences",), num_values="labels", padding=-1),
 )
 # A language model predicts every token, so its batches do not list predicted positions.
 LANGUAGE_MODEL_BATCH: Schema = SEQUENCE
@@ -112,7 +112,7 @@ class Phase:
       max_predictions: maximum predictions per sentence pair or document. Rows that are not packed contain one.
       start_step: first step of the phase.
       stop_step: end step (exclusive).
-      max_pairs_per_row: maximum sentence pairs or documents of a row (default: 1, rows are not packed).
+      max_sequences_per_row: maximum sentence pairs or documents of a row (default: 1, rows are not packed).
       row_predictions: maximum predictions of a row (default: `max_predictions`, for rows that are not packed).
       masking: settings of token masking.
       config: learning rate and model fields of the phase.
@@ -123,7 +123,7 @@ class Phase:
     max_predictions: int
     start_step: int
     stop_step: int
-    max_pairs_per_row: int = 1
+    max_sequences_per_row: int = 1
     row_predictions: int = 0
     masking: Masking = Masking()
     config: PhaseConfig = PhaseConfig()
@@ -143,7 +143,7 @@ def num_predictions(rate: float, seq_len: int, max_predictions: int) -> list[int
     return [0] + [min(max_predictions, max(1, round(n * rate))) for n in range(1, seq_len + 1)]
 
 
-def max_spans_per_row(seq_len: int, packed: bool = True, paired: bool = True) -> int:
+def max_sequences_per_row(seq_len: int, packed: bool = True, paired: bool = True) -> int:
     """Returns the maximum number of sentence pairs or, if not `paired`, of documents in a row."""
     if not packed:
         return 1
@@ -156,7 +156,7 @@ def packed_row_predictions(rate: float, seq_len: int, max_predictions: int, pair
     Each sentence pair or, if not `paired`, each document has at most `max_predictions`.
     """
     numbers = num_predictions(rate, seq_len, max_predictions)
-    spans = max_spans_per_row(seq_len, paired=paired)
+    spans = max_sequences_per_row(seq_len, paired=paired)
     shortest = MIN_PAIR_TOKENS if paired else TEXT_SPECIAL_TOKENS + 1
     # Because of rounding and the minimum of 1, the number of predictions of a pair can exceed `rate` times its
     # number of tokens by up to `excess`.

@@ -2,8 +2,8 @@
 
 The position of a row in training determines its spans. A lookup takes constant time.
 
-Axes: B rows, N spans, K maximum spans per row, L tokens per row; N = B unless rows are packed. Tensors are int64 [B] or
-[N] unless stated.
+Axes: B rows, N spans, S maximum sequences (spans) per row, L tokens per row; N = B unless rows are packed. Tensors are
+int64 [B] or [N] unless stated.
 """
 
 import functools
@@ -32,7 +32,7 @@ class Spans(NamedTuple):
       b_start: offset of B in tokens.
       b_length: tokens of B. 0 if rows do not contain pairs.
       label: 0 for IsNext, 1 for NotNext. -1 if rows do not contain pairs.
-      slots: row index * K + index of the span in its row, ascending (default: None, one span per row).
+      slots: row index * S + index of the span in its row, ascending (default: None, one span per row).
     """
 
     a_start: tf.Tensor
@@ -155,7 +155,7 @@ class TokenRows(NamedTuple):
       position_ids: index of each token in its span, or 0 for padding, [B, L].
       starts: for each position, the start of its span in the row, [B, L]; [B, 1] if rows have one span.
       lengths: tokens in the span of each position, shaped like `starts`. Padding belongs to the last span of its row.
-      labels: label of each span, [B, K], or -1 if there are fewer spans.
+      labels: label of each span, [B, S], or -1 if there are fewer spans.
     """
 
     ids: tf.Tensor
@@ -200,18 +200,18 @@ def _dropped_from_front(dropped: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
 
 
 def assemble_rows(
-    tokens: tf.Tensor, spans: Spans, seq_len: int, vocabulary: Vocabulary, paired: bool, spans_per_row: int = 1
+    tokens: tf.Tensor, spans: Spans, seq_len: int, vocabulary: Vocabulary, paired: bool, max_sequences: int = 1
 ) -> TokenRows:
     """Assembles rows of spans `[CLS] A [SEP] B [SEP]`, or `[CLS] A [SEP]` if not `paired`, and pads them with [PAD].
 
     `tokens` are all tokens of a split. The spans of a row have at most `seq_len` tokens, with special tokens. If not
-    `paired`, a span may wrap around the end of `tokens`. `spans_per_row` is K.
+    `paired`, a span may wrap around the end of `tokens`. `max_sequences` is S.
     """
     lengths = tf.cast(spans.a_length + spans.b_length, tf.int32) + (3 if paired else 2)
     slots = tf.range(tf.shape(lengths, tf.int64)[0]) if spans.slots is None else spans.slots
-    row, nth = tf.cast(slots // spans_per_row, tf.int32), tf.cast(tf.math.floormod(slots, spans_per_row), tf.int32)
+    row, nth = (tf.cast(index, tf.int32) for index in (slots // max_sequences, slots % max_sequences))
     starts, span = tf.zeros_like(lengths), tf.range(tf.size(lengths))[:, None]
-    if spans_per_row > 1:
+    if max_sequences > 1:
         before = tf.cumsum(lengths, exclusive=True)
         starts = before - tf.gather(tf.boolean_mask(before, nth == 0), row)
         # Number the spans: the number increases at the first token of each span.
@@ -233,7 +233,7 @@ def assemble_rows(
     special = tf.where(position == 0, vocabulary.cls_id, vocabulary.pad_id)
     special = tf.where((position == a_end) | (position == last), vocabulary.sep_id, special)
     is_token = tf.cast(position <= last, tf.int32)
-    no_labels = tf.fill([tf.shape(span)[0], spans_per_row], -1)
+    no_labels = tf.fill([tf.shape(span)[0], max_sequences], -1)
     return TokenRows(
         ids=tf.where(is_text, tf.cast(tf.gather(tokens, index), tf.int32), special),
         segment_ids=tf.cast(position > a_end, tf.int32) * is_token,

@@ -12,7 +12,7 @@ from bertjax.data.pretraining.config import (
     Masking,
     Phase,
     PhaseConfig,
-    max_spans_per_row,
+    max_sequences_per_row,
     packed_row_predictions,
 )
 from bertjax.errors import UsageError
@@ -164,6 +164,6 @@ class PretrainingConfig(RunConfig):
         masking, spans, row_predictions = dataclasses.replace(data.masking, rate=config.mask_rate), 1, predictions
         if data.packing:
             paired = bool(self.objective_class.pairing)
-            spans = max_spans_per_row(seq_len, paired=paired)
+            spans = max_sequences_per_row(seq_len, paired=paired)
             row_predictions = packed_row_predictions(masking.rate, seq_len, predictions, paired)
         return Phase(seq_len, rows, predictions, start, stop, spans, row_predictions, masking, config)

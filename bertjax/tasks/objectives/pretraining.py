@@ -78,7 +78,7 @@ class PretrainingObjective(Objective):
             "rows": phase.batch_size,
             "length": phase.seq_len,
             "predictions": phase.row_predictions,
-            "pairs": phase.max_pairs_per_row,
+            "sequences": phase.max_sequences_per_row,
             "pieces": config.vocab_size,
             "segments": min(2, max(1, config.type_vocab_size)),
             "labels": 2,
