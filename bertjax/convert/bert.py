@@ -1,4 +1,4 @@
-"""Families BERT and ERNIE of transformers, and definitions that other families share."""
+"""BERT and ERNIE families of transformers, and definitions that other families share."""
 
 from typing import Any
 

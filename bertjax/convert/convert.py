@@ -46,7 +46,7 @@ def local_checkpoint(path: str | os.PathLike) -> str:
         return str(path)
     repository, folder = hub.parse(str(path))[0], hub.download(str(path), _READ_FILES)
     if paths := [path for path in sentence_transformers.module_paths(folder).values() if path]:
-        # Download the folders of the modules from the same commit.
+        # Also download the modules' folders, from the commit of the first download.
         commit = f"{hub.PREFIX}{repository}@{folder.name}"
         hub.download(commit, [f"{path}/{name}" for path in paths for name in _READ_FILES])
     if not has_weights(folder):

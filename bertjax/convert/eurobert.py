@@ -1,4 +1,4 @@
-"""Family EuroBERT of transformers: Llama's layers without a causal mask."""
+"""EuroBERT family of transformers: Llama's layers without a causal mask."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -139,7 +139,7 @@ class Family:
         return {copy: original for copy, original in copies.items() if copy != original}
 
     def class_name(self, output_kind: str, modules: set[str]) -> str:
-        """Returns the model class for an output layer ("": none) or, without one, for the heads among `modules`."""
+        """Returns the model class with an output layer or, if `output_kind` is "", with the heads in `modules`."""
         heads = modules - {ENCODER, POOLER}
         for name, each in self.classes.items():
             if output_kind in each.output_kinds and (output_kind or {*each.modules} - {POOLER} == heads):
@@ -257,7 +257,7 @@ class Parameter:
         return array[self.first_layer :] if self.num_layers else array[None]
 
     def stored(self, array: np.ndarray, name: str) -> np.ndarray:
-        """Returns one layer's bertjax array, as a view in the other format's layout of `name` (or of its slice)."""
+        """Returns a view of one layer's bertjax array in the layout that array `name` has in the other format."""
         if self.num_input_axes:
             matrix = array.reshape(math.prod(self.shape[: self.num_input_axes]), -1)
             return matrix if name.endswith("/kernel") else matrix.T

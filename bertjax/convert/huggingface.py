@@ -95,7 +95,7 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
     for copy, original in [pair for pair in family.tied.items() if {*pair} <= stored_names.keys()]:
         first, second = (read_array(stored_names[name]) for name in (copy, original))
         if not np.array_equal(first, second):
-            # As in transformers, a decoder with different values is untied, and its bias replaces the original bias.
+            # As in transformers, untie a decoder that differs from its original, and use the decoder's bias.
             if copy.endswith(".bias"):
                 stored_names[original] = stored_names.pop(copy)
             else:

@@ -1,4 +1,4 @@
-"""Family ModernBERT of transformers, which includes Ettin, mmBERT and granite-embedding."""
+"""ModernBERT family of transformers, which includes Ettin, mmBERT and granite-embedding."""
 
 from collections.abc import Mapping
 from typing import Any

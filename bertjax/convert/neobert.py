@@ -1,4 +1,4 @@
-"""Family NeoBERT (arXiv 2502.19587). Its checkpoints contain custom code, which bertjax does not run."""
+"""NeoBERT family (arXiv 2502.19587). Its checkpoints contain custom code, which bertjax does not run."""
 
 from collections.abc import Mapping
 from typing import Any

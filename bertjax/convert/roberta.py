@@ -1,4 +1,4 @@
-"""Families RoBERTa, XLM-R and CamemBERT of transformers."""
+"""RoBERTa, XLM-R and CamemBERT families of transformers."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -65,7 +65,7 @@ def sequences(*axes: str) -> Schema:
     )
 
 
-# Encoder inputs of tasks with one sequence per example, and of tasks with several, such as multiple choice.
+# Encoder inputs for one sequence per example, and for several, as in multiple choice.
 SEQUENCE = sequences("length")
 MULTI_SEQUENCE = sequences("sequences_per_example", "length")
 # Index of each fine-tuning example, and weight of each example in the loss (0 in padding rows).

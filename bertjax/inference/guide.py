@@ -10,7 +10,7 @@ from bertjax.tasks.task import Task
 
 
 def add_guide_vectors(task: Task) -> None:
-    """Adds vectors of the model `data.guide` to an embedder's task if its loss needs a guide. Call before training."""
+    """Adds the guide model's vectors to an embedding task whose loss needs them. Call this before training."""
     if not isinstance(task, EmbedTask) or not task.config.loss.needs_guide:
         return
     model, vectors = load_model(task.config.data.guide), []

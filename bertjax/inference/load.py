@@ -1,4 +1,4 @@
-"""Trained models on a device mesh, with their vocabulary, output layer and inference settings, and their loader."""
+"""Trained models on a device mesh, with vocabulary, output layer and inference settings, and `load_model`."""
 
 import dataclasses
 import functools
@@ -256,7 +256,7 @@ def _from_portable(checkpoint: PortableCheckpoint, path: str, mesh: Mesh, defaul
             "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
         )
     description, shardings = checkpoint.model_description, {}
-    # Otherwise skip tracing (0.3 s): one device needs no shardings, and other formats have only known parameters.
+    # Trace (0.3 s) only if needed: one device needs no shardings, and other formats have only known parameters.
     if mesh.size > 1 or checkpoint.description is not None:
         shardings = _shardings(build_known_model(description, checkpoint.config), mesh)
         modules = {name.partition("/")[0] for name in shardings}

@@ -28,7 +28,7 @@ def hard_negatives(
       positives: for each anchor, the indices of its positives in `documents`.
       count: maximum number of negatives.
       first_rank, last_rank: ranks of negatives. Rank 1 is the nearest document that is not a positive of the anchor.
-      margin: minimum difference: cosine of the anchor's least similar positive minus cosine of a negative.
+      margin: minimum by which a negative's cosine is below the cosine of the anchor's least similar positive.
     """
     anchors, documents = unit_rows(anchors), unit_rows(documents)
     with progress_bar("mine", len(anchors), " anchors") as bar:

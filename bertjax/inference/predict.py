@@ -285,7 +285,7 @@ def create_output(task: FinetuningTask, folder: str, columns: Sequence[str] = ()
         if empty := sorted({*columns} - filled):
             raise UsageError(f"column {empty[0]!r} of --columns is empty in every row; leave this column out")
     Path(folder).mkdir(parents=True, exist_ok=True)
-    remove_temporaries(Path(folder))  # of a killed command
+    remove_temporaries(Path(folder))  # left by a killed command
 
 
 def write_outputs(

@@ -9,7 +9,7 @@ import numpy as np
 
 logger = logging.getLogger(__name__)
 
-# In the confusion matrix, row of spurious entities and column of missed entities.
+# Name of the confusion matrix's extra row (spurious entities) and extra column (missed entities).
 NO_ENTITY = "(none)"
 # Maximum numbers of classes and of confusions to print, so that tables fit into a terminal.
 _MAX_CLASSES, _MAX_CONFUSIONS = 20, 12

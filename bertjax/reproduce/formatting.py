@@ -50,7 +50,7 @@ class Column(NamedTuple):
 
 
 class FormattedTable(NamedTuple):
-    """Table whose cells are formatted as text. The paper's column comes before our column of the same name.
+    """Table whose cells are formatted as text. In `columns`, the paper's numbers come before ours of the same name.
 
     `commands` are the shell commands of the unfinished runs, in order.
     """

@@ -101,7 +101,7 @@ class Results:
         return "", None
 
     def _init_fingerprint(self, run: Run, step: int) -> str:
-        """Returns the fingerprint of a run's parameters at `step` (0: its result), or "" if it is unknown."""
+        """Returns the fingerprint of a run's parameters at `step`, or of its result if `step` is 0; "" if unknown."""
         if run.fingerprint:
             return run.fingerprint
         if not step:

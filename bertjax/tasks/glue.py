@@ -147,7 +147,7 @@ class GlueTask(RowsTask):
         if self.config.data.task == "ax":
             return {"": DIAGNOSTIC}
         names = {suffix: f"{self.split}{name}" for suffix, name in self._spec.eval_sets.items()}
-        # TFDS always has the diagnostic set.
+        # With TFDS, the diagnostic set is always available.
         has_diagnostic = self._is_tfds or any(file.is_file() for file in self._files(DIAGNOSTIC))
         if self.config.data.task == "mnli" and self.split == "test" and has_diagnostic:
             names[_AX_SUFFIX] = DIAGNOSTIC
@@ -185,7 +185,7 @@ class GlueTask(RowsTask):
         return self.config.data.path.startswith(TFDS_PREFIX)
 
     def _files(self, split: str) -> list[Path]:
-        """Returns the possible files of a split, in the task's subfolder or in `config.data.path` itself."""
+        """Returns the possible paths of a split's file, in the task's subfolder or in `config.data.path` itself."""
         folder = Path(self.config.data.path).expanduser()
         # The folder of the diagnostic set is called AX in some archives, and diagnostic in others.
         names = (DIAGNOSTIC, "AX") if split == DIAGNOSTIC else (self._spec.folder,)

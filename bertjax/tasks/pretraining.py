@@ -50,7 +50,7 @@ class PretrainingTask(Task):
         super().__init__(config)
         self._corpus = open_corpus(config.data.corpus) if config.data.corpus else None
         if train:
-            # Raise before the config is stored, because the workdir would then reject the corrected config.
+            # Raise before the config is stored, because the workdir would reject a corrected config afterwards.
             self._require_corpus()
         vocab_size = self._vocabulary.size if self._corpus else config.vocab_size
         model_config = config.model_config(vocab_size)
@@ -81,7 +81,7 @@ class PretrainingTask(Task):
                     "--config.data.objective=none"
                 )
             documents = max(0, self._corpus.heldout.documents.size - 1)
-            # Segment B of a NotNext pair comes from another document.
+            # Pairs need two documents, because segment B of a NotNext pair comes from another document.
             needed = 2 if self.objective.pairing else 1
             if documents < needed:
                 self.evaluation_problem = (

@@ -200,10 +200,7 @@ class Task:
         )
 
     def axis_sizes(self, phase: int = 0) -> dict[str, int]:
-        """Returns the sizes that `synthetic_batch` needs for a batch of a training phase.
-
-        These are `rows`, each axis of `objective.schema`, and each `num_values`, such as `pieces`.
-        """
+        """Returns the sizes of a phase's batches: `rows`, and each axis and `num_values` of `objective.schema`."""
         raise NotImplementedError
 
     def format_row(self, batch: NumpyBatch, row: int) -> str:

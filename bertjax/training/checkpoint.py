@@ -152,8 +152,8 @@ class Checkpoints:
     def restore_latest(self, abstract: TrainState, init: Callable[[], TrainState]) -> TrainState | None:
         """Restores the newest undamaged checkpoint. Moves newer, damaged ones to `workdir/damaged_checkpoints`.
 
-        `init` returns an initial state, whose values replace missing fields and metric sums of the checkpoint. Missing
-        fields that depend on the initial parameters are derived from the saved ones. Unused metric sums are dropped.
+        `init` returns an initial state for fields and metric sums that the checkpoint lacks. Among these, fields that
+        depend on the initial parameters are computed from the saved parameters. Unused metric sums are dropped.
 
         Returns None if the workdir never contained a checkpoint. Raises a BertjaxError if all checkpoints are damaged,
         or if the newest undamaged checkpoint differs from this run in the model or in the arrays of the train state.

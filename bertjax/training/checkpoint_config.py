@@ -1,4 +1,4 @@
-"""Fills unset fields of a run's config, and reads the configs of checkpoints."""
+"""Functions that fill unset fields of a run's config, and that read the configs of checkpoints."""
 
 import dataclasses
 import os
@@ -35,7 +35,7 @@ def experiment_config(
 
 
 def complete(config: RunConfig, init_from: str | epath.Path | None = None, workdir: str | None = None) -> RunConfig:
-    """Fills unset fields of a config and makes its paths absolute. `vocab_size` may stay unset, for the data to set.
+    """Fills unset fields of a config and makes its paths absolute. `vocab_size` may stay unset until data is read.
 
     Unset architecture fields come from the checkpoint `init_from`. Without it, a run that resumes in `workdir` keeps
     its architecture. Other runs get the defaults of `ModelConfig` if the config sets a model size, else those of the

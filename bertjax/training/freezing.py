@@ -47,7 +47,7 @@ class Freezing:
         return unflatten_dict(trainable), unflatten_dict(frozen)
 
     def join(self, trainable: Any, frozen: Any) -> Any:
-        """Joins the two results of `split` to the original parameters."""
+        """Inverts `split`: returns the original parameters."""
         params: dict[Any, Any] = flatten_dict(merge(trainable, frozen))
         for path in [path for path in params if FROZEN_LAYERS in path]:
             lower, stack = params.pop(path), _renamed(path, FROZEN_LAYERS, LAYERS)

@@ -70,7 +70,7 @@ def find_new_pieces(old: Vocabulary, new: Vocabulary) -> NewPieces | None:
         # Call the WordPiece model directly, because `Tokenizer` would treat the prefix `##` as punctuation in a text.
         model = wordpiece_model(old, max(map(len, new.pieces)))
     elif new.kind == TOKENIZER_JSON:
-        # Pieces of the model are not text either. Only tokens that the user added are.
+        # Call the model directly here, too. Only tokens that the user added are text.
         model = load_tokenizer_json(old.path, old.content).model
         added = {token["content"] for token in json.loads(new.content)["added_tokens"]}
         (settings, merges), (new_settings, new_merges) = map(_settings_and_merges, (old, new))
@@ -97,7 +97,7 @@ def _settings_and_merges(vocabulary: Vocabulary) -> tuple[dict[str, Any], list[A
 def check_vocabulary(task: Task, checkpoint: epath.Path, can_add_pieces: bool = False) -> NewPieces | None:
     """Returns the pieces that the task's vocabulary adds to the checkpoint's, or None if the vocabularies are equal.
 
-    Raises a UsageError if the vocabularies differ in another way, or if they differ and not `can_add_pieces`.
+    Raises a UsageError if the vocabularies differ in another way, or if they differ and `can_add_pieces` is False.
     """
     workdir = workdir_of(checkpoint)
     if ENTRY not in task.workdir_files or not (workdir / ENTRY).exists():

@@ -50,7 +50,7 @@ def evaluation_metrics(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def group_metrics(values: Mapping[str, float]) -> dict[str, float]:
-    """Returns a logged line's metrics, keyed by tag in TensorBoard and trackers (`train/NAME` or `eval/NAME`).
+    """Returns a logged line's metrics, keyed by their tag in TensorBoard and trackers (`train/NAME` or `eval/NAME`).
 
     If the line contains evaluation metrics, omits all other values of the line.
     """
@@ -63,7 +63,7 @@ class JsonlWriter:
     """Writer that appends a line per step to a JSON Lines file. In object storage, `flush` rewrites the file."""
 
     def __init__(self, path: epath.Path, step: int) -> None:
-        """Opens the file of a run that resumes after `step`, and removes the lines of later steps."""
+        """Opens a file for a run that starts or resumes after `step`, and removes the lines of later steps."""
         self._path, self._appends = path, not is_remote(path)
         self._lines = [json.dumps(line) + "\n" for line in read_lines(path) if line["step"] <= step]
         write_atomic(path, "".join(self._lines))
@@ -143,7 +143,7 @@ class TrackerWriter:
     """Writer to an experiment tracker with the interface of Weights & Biases."""
 
     def __init__(self, name: str, workdir: epath.Path, config: Mapping[str, Any]) -> None:
-        """Starts or resumes a run in the tracker `wandb` or `trackio`. The run is named by the path of the workdir."""
+        """Starts or resumes a run in the tracker `wandb` or `trackio`. The run is named after the workdir's path."""
         self._tracker: Any = import_tracker(name)
         run = os.fspath(workdir)
         # trackio finds the run to resume by name, Weights & Biases by an id without slashes.

@@ -11,7 +11,7 @@ from bertjax.metrics.report import ClassReport, truncate_name
 from bertjax.training.metrics import EVAL_PREFIX
 from bertjax.utils.io import AnyPath, atomic_file
 
-# A confusion matrix shows class names up to the first number of classes, and counts up to the second.
+# Maximum numbers of classes for which a confusion matrix shows class names, and counts.
 _MAX_NAMED_CLASSES, _MAX_COUNTED_CLASSES = 60, 25
 
 

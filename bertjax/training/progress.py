@@ -204,7 +204,7 @@ class Progress:
         return {"tokens": tokens, "positions": self._task.cost_before(step).positions}
 
     def _cost(self, start: int, stop: int) -> StepCost:
-        """Returns the cost of the steps from `start` to before `stop`."""
+        """Returns the cost of the steps `start` to `stop` - 1."""
         return self._task.run_cost_before(stop) - self._task.run_cost_before(start)
 
     def _reset_clock(self, step: int) -> None:

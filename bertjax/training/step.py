@@ -162,7 +162,7 @@ def make_train_step(
 
         grad_norm = optax.tree.norm(grads)  # before clipping
         is_finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-        # Adds `STEP_METRICS`: gradient norm, and fractions of positions and attention FLOPs that are not padding.
+        # Add `STEP_METRICS`: gradient norm, and fractions of positions and attention FLOPs that are not padding.
         sums = {**sums, "grad_norm": jnp.stack([grad_norm, jnp.ones_like(grad_norm)]), **non_padding_sums(batch)}
         return state.replace(
             step=state.step + 1,

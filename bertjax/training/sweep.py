@@ -245,7 +245,7 @@ def setting_of(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def summarize(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns all trials, the settings with their statistics over seeds (best first), and the best trial."""
+    """Returns `trials`, `settings` with statistics over seeds (best first), and the `best` trial, for `sweep.json`."""
     finished = [outcome for outcome in outcomes if "score" in outcome]
     # Negate losses and errors, so that larger is better.
     sign = -1 if finished and finished[0]["lower_is_better"] else 1

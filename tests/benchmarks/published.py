@@ -101,7 +101,7 @@ def train_pytorch(task_name: str, seed: int, path: str) -> float:
     others = [p for name, p in model.named_parameters() if p.ndim == 1]
     groups = [{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=task.config.optimizer.learning_rate, eps=1e-6)
-    # The linear schedule of transformers decays from the peak at the end of warm-up; BERT's is already below it there.
+    # BERT's decay starts at step 0. The linear schedule of transformers would start its decay at the end of warm-up.
     factor = bert_schedule(1.0, task.warmup_steps, task.total_steps)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: float(factor(step)))
 

@@ -46,7 +46,7 @@ PARIS = "\U0001f600 Jo  Smith lives\nin Paris, Paris. Caf\u00e9"
 @pytest.mark.parametrize(
     "answer, start, found",
     [
-        # The offset is in the word of the answer, or in the space after the word before.
+        # The offset is inside the answer, or in the space before it.
         ("Jo", 1, "Jo"),
         ("Paris", 22, "Paris"),
         ("Smith", 8, "Smith"),
@@ -75,7 +75,7 @@ def test_offset_in_utf16_units_or_bytes_is_found(encoding, unit_bytes, tmp_path)
     [
         # The nearest occurrence is the answer.
         ("Paris,Paris in", "Paris", 5, 6),
-        # An unpaired surrogate keeps its place.
+        # An unpaired surrogate counts as one character.
         ("ab\ud83d. Bob", "Bob", 5, 5),
     ],
 )
@@ -316,7 +316,7 @@ def test_each_document_with_an_answer_is_a_question(tmp_path):
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        # Documents outside of the folder of evidence are not read.
+        # Documents outside of the evidence folder are not read.
         ([entry("1", "Lima", [], "../secret.txt", "/etc/hostname")], "no usable questions: whose document is missing"),
         ([{"QuestionId": "1"}], "is not in TriviaQA's format"),
         ([entry("1", "Lima", [], "a.txt")] * 2, "has 2 questions with the id '1'"),

@@ -20,7 +20,7 @@ QRELS = ["query-id\tcorpus-id\tscore", "q1\td1\t1", "q1\tnosuch\t2", "q2\t2\t0",
 
 @pytest.fixture
 def folder(tmp_path):
-    """Returns a function that writes a folder and returns it."""
+    """Returns a function that writes a retrieval folder and returns its path."""
 
     def write(corpus=CORPUS, queries=QUERIES, qrels=QRELS):
         (tmp_path / "qrels").mkdir(exist_ok=True)

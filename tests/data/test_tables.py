@@ -237,7 +237,7 @@ def test_multi_hot_labels_need_names():
         assert read(cell, ["a", "b", "c"], ",")[0] == [1, 0, 1]
     with pytest.raises(UsageError, match="line 7: label: 0.2 is not a label"):
         read("[0.2, 0.7]", ["a", "b"], ",")
-    # Names of labels are not multi-hot.
+    # If labels are named 0 and 1, zeros and ones are names.
     assert read("[1, 0]", ["0", "1", "2"], ",")[0] == [1, 1, 0]
     with pytest.raises(UsageError, match="line 7: label has 3 zeros and ones, but there are 2 labels"):
         read("[1, 0, 1]", ["a", "b"], ",")

@@ -52,7 +52,7 @@ WORDS, TAGS = [["EU", "#"], ["Bob", "in"]], [["B-ORG", "O"], ["I-PER", "O"]]
 @pytest.mark.parametrize(
     "content",
     [
-        # Indices of words per sentence, from 0, and in the whole file.
+        # Word indices in each sentence, from 1 or 0, or in the whole file.
         "1 EU NNP B-ORG\n2 # # O\n\n1 Bob NNP I-PER\n2 in IN O\n",
         "0\tEU\tB-ORG\n1\t#\tO\n\n0\tBob\tI-PER\n1\tin\tO\n",
         "1. EU B-ORG\n2. # O\n\n1. Bob I-PER\n2. in O\n",
@@ -74,7 +74,7 @@ WORDS, TAGS = [["EU", "#"], ["Bob", "in"]], [["B-ORG", "O"], ["I-PER", "O"]]
         "EU B-ORG O O\n# O O O\n\nBob I-PER O O\nin O O O\n",
         # Without indices, a line that starts with # is a word if it has a tag.
         "# id = 1\nEU B-ORG\n# O\n\n#\nBob I-PER\nin O\n",
-        # Chunks are no outer entities.
+        # Chunks are not an outer level of entities.
         "EU B-NP B-ORG\n# O O\n\nBob B-NP I-PER\nin B-PP O\n",
         "EU B-ORG B-NP\n# O O\n\nBob I-PER B-NP\nin O B-PP\n",
     ],
@@ -130,7 +130,7 @@ def test_words_may_be_numbers_and_lack_tags(tmp_path):
         ("[1] EU B-ORG\n[3] in O\n", "line 2: .* '.3.' does not count"),
         ("s1 EU B-ORG\ns1 in O\n\ns2 a O\ns2 b O\n", "line 2: .* 's1' does not count"),
         ("s EU B-ORG\ns in O\n\nt a O\nt b O\n", "column 1 .* such as 's'"),
-        # WebAnno's offsets of characters.
+        # WebAnno's character offsets.
         ("1-1 0-2 EU B-ORG\n1-2 3-5 in O\n", "each value of column 2 ends with .* such as '0-2'"),
         # Weibo NER: characters with their position in a word.
         ("a0 O\nb1 O\n" * 10, "each value of column 1 ends with a number, .* such as 'a0'"),
@@ -139,7 +139,7 @@ def test_words_may_be_numbers_and_lack_tags(tmp_path):
         ("a O\n\nEU X-ORG\n", "line 3: the tag of 'EU' is 'X-ORG'"),
         ("\n\n-DOCSTART- O\n", "has no words"),
         ("a NNP I-NP O\nBob NNP I-NP\n", "line 2 has 3 columns, but earlier lines have 4"),
-        # The other column of nested entities is not used instead of a column with a misspelled tag.
+        # A misspelled tag is an error. It does not select the column of nested entities instead.
         ("a B-PER O\nb I-PER O\nc B-LOC B-PER\nd OE O\n", "line 4: the tag of 'd' is 'OE'"),
         ("New York\tNNP\tI-LOC\n", "line 1: 'New York' is not one word"),
     ],

@@ -1,4 +1,4 @@
-"""Exported files compute what bertjax computes, also without bertjax."""
+"""Exported files compute what bertjax computes, even without bertjax."""
 
 import dataclasses
 import importlib.util

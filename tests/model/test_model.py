@@ -198,7 +198,7 @@ def test_remat_policies_are_ordered_by_number_of_recomputed_matrix_products(para
     # `attention` and `elementwise` recompute the attention scores, `projections` also queries, keys and values, and
     # `full` also the first feed-forward product.
     assert none < attention == elementwise < projections < full
-    # All compute gelu equally often: in the layers and in the head, in the forward and the backward pass.
+    # All policies compute GELU equally often: in the layers and the head, in the forward and the backward pass.
     assert len({each.as_text().count("stablehlo.tanh") for each in gradients}) == 1
 
 

@@ -90,7 +90,7 @@ def test_evaluate_and_predict_use_the_vectors_of_the_run(run, files, tmp_path, c
     assert len(others) == 15  # `qrels/dev.tsv`, not `test.tsv`
     cosines = [each["cosine"] for each in query["nearest"]]
     assert len(cosines) == 5 and cosines == sorted(cosines, reverse=True)
-    assert evaluate(capfd, run, "--split=test").keys() >= {"ndcg_at_10"}  # a test set without a test file
+    assert evaluate(capfd, run, "--split=test").keys() >= {"ndcg_at_10"}  # retrieval needs no test file
     pairs = evaluate(capfd, run, f"--config.data.dev_file={files}/pairs.tsv", "--config.data.retrieval=")
     assert pairs.keys() == {"accuracy_at_1", "accuracy_at_10"} and pairs["accuracy_at_10"] > pairs["accuracy_at_1"]
 

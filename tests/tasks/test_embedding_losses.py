@@ -35,7 +35,7 @@ def torch_loss(name: str, batch: EmbeddedBatch, options: LossOptions, dims: tupl
     losses = pytest.importorskip("sentence_transformers.sentence_transformer.losses")
 
     class Model(torch.nn.Module):
-        """Stands for a model: returns the vectors it is given."""
+        """Stand-in for a model. Returns its inputs as vectors."""
 
         device = torch.device("cpu")
 

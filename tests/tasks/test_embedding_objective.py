@@ -31,7 +31,7 @@ def random_examples(count: int = BATCH_SIZE, columns: int = COLUMNS) -> TextExam
 def loss_and_grads(chunk: int, mesh, dropout: float = 0.1):
     """Returns loss and gradients of a batch of triplets."""
     objective = Embedding(EmbeddingModel(tiny_config(dropout=dropout), dense=12), chunk=chunk)
-    # Larger than initial parameters, so that the texts differ.
+    # Scale the initial parameters, so that the vectors of different texts differ.
     params = jax.tree.map(lambda x: 3 * x, nn.unbox(objective.init_params(jax.random.key(0))))
     batch = train_batch(random_examples(), np.arange(BATCH_SIZE), Batching(BATCH_SIZE, 8, 40, PER_ROW), SINGLE_SHARD)
     assert batch["texts"].shape[1] == PER_ROW

@@ -69,7 +69,7 @@ def assert_mean_scores(folder):
     )
     (article,) = json.loads((folder / "files/dev-v2.0.json").read_text())["data"]
     passages = {paragraph["qas"][0]["id"]: paragraph["context"] for paragraph in article["paragraphs"]}
-    # Of a text that occurs several times, the members may score different spans.
+    # If a text occurs several times in a passage, the members may score different occurrences.
     compared = [key for key in ensemble.keys() & first.keys() & second.keys() if passages[key[0]].count(key[1]) == 1]
     assert len(compared) > 20
     for key in compared:

@@ -109,7 +109,7 @@ QQP_HEADER = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate"
     [
         ("sst2", ["sentence\tlabel", "fine \t1", "bad \t0"], ["fine", "bad"], [1, 0], "accuracy"),
         ("mrpc", [MRPC_HEADER, "1\t7\t8\ta b\tb a", "0\t5\t6\tc\td"], ["a b | b a", "c | d"], [1, 0], "f1"),
-        # Rows of two lines are rows with too few fields.
+        # A row on two lines is read as two rows with too few fields.
         ("qqp", [QQP_HEADER, "3\t4\t5\tx\ty\t0", '6\t7\t8\t"x', 'x"\tx\t1'], ["x | y"], [0], "f1"),
         ("qnli", ["question\tsentence\tlabel", "x\ty\tnot_entailment"], ["x | y"], [1], "accuracy"),
         ("wnli", [PAIR_HEADER, "0\ta\tb\t1", "1\tc\td\t0"], ["a | b", "c | d"], [1, 0], "accuracy"),

@@ -86,7 +86,7 @@ def test_run_resumes_in_every_phase(corpus, run, tmp_path, step):
 
 
 def stop_after(task, step, workdir):
-    """Trains a task to a step, by a data pipeline that fails."""
+    """Trains a task up to a step, at which its data ends."""
     from bertjax.training import train as loop
 
     batches = task.train_batches

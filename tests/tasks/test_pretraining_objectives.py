@@ -73,7 +73,7 @@ def test_objectives_with_the_same_kind_of_model_have_the_same_metrics(corpus):
     metrics = {}
     for objective, overrides in MODELS.items():
         made = load_task(experiment_of(corpus, objective), None, *overrides).objective
-        # The head of next sentences also predicts the order of sentences.
+        # The next-sentence head also predicts the sentence order.
         names = tuple(metric.name.replace(objective, "nsp") for metric in made.metrics)
         assert metrics.setdefault((made.model.KIND, overrides), names) == names
 

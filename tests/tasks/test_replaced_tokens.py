@@ -145,7 +145,7 @@ def test_each_loss_trains_its_own_layers_and_the_shared_embeddings(params, batch
         owners = {loss for loss, values in gradients.items() if np.asarray(values[name]).any()}
         if name.startswith("encoder/embeddings/") and "projection" not in name:
             assert owners == {*gradients}, name
-        elif not name.endswith("key/bias"):  # whose gradient is 0 up to rounding
+        elif not name.endswith("key/bias"):  # Its gradient is 0, up to rounding.
             expected = "generator_loss" if name.startswith("generator") else "discriminator_loss"
             assert owners == {expected}, name
 

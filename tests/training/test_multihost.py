@@ -116,7 +116,7 @@ def test_values_and_errors_reach_all_processes():
 )
 def test_different_commands_end_all_processes_with_the_same_error(corpus, tmp_path, own_argument, message):
     command = train_command(corpus, tmp_path / "run")[3:]
-    # The last value of a flag counts.
+    # If a flag is repeated, its last value counts.
     other = [*command, own_argument.replace("elsewhere", str(tmp_path / "elsewhere"))]
     program = f"from bertjax.training import multihost; multihost._VISIBLE_SECONDS = 1.0; {WORKER}".replace(
         "json.loads(sys.argv[1])", "json.loads(sys.argv[1])[int(os.environ['JAX_PROCESS_ID'])]"

@@ -87,9 +87,9 @@ class Shard:
                 yield np.frombuffer(block, DOCUMENT_DTYPE)
 
     def select(self, array: str, heldout_below: int, heldout: bool) -> Iterator[np.ndarray]:
-        """Yields the elements of `tokens` or `sentences` that belong to one split, in blocks, which may be empty.
+        """Yields the elements of `tokens` or `sentences` of one split, in blocks, which may be empty.
 
-        With `heldout`, this is the held-out split, which has the documents with a hash below `heldout_below`.
+        With `heldout`, selects the held-out documents, whose hash is below `heldout_below`, else all others.
         """
         dtype = np.dtype(self.token_dtype if array == "tokens" else np.uint32)
         with as_path(f"{self.path}.{array}").open("rb") as file:

@@ -177,7 +177,7 @@ def load_vocabulary(
 
 
 def _special_ids(path: AnyPath, kind: str, pieces: tuple[str, ...]) -> dict[str, int]:
-    """Finds BERT's special tokens in a vocabulary, and returns their ids like `named_special_ids`."""
+    """Finds BERT's special tokens in a vocabulary. Returns their ids, keyed by name, such as `cls`."""
     # If several lines are equal, the last line determines the piece's id, as in google-research/bert's `load_vocab`.
     ids = {piece: index for index, piece in enumerate(pieces)}
     if kind == SENTENCEPIECE:

@@ -141,10 +141,10 @@ def in_input_order(outputs: list[dict[str, np.ndarray]], count: int) -> dict[str
 def pack_batch(lengths: np.ndarray, batching: Batching) -> tuple[np.ndarray, int]:
     """Packs the examples of a batch into rows with little padding. `lengths`, int64 [n], are tokens per example.
 
-    Each row has places for K examples. Examples are assigned to the rows place by place, in order of decreasing length.
-    The order of the rows is reversed for every second place, so that long and short examples share rows. K is the
-    divisor of `examples_per_row` that minimizes rows * tokens per row. Since K is a divisor, the number of rows,
-    `batch_size` / K, remains divisible by the number of data shards. Examples longer than `seq_len` are not packed.
+    Each row has K places. The examples, longest first, fill the first place of all rows, then the second, and so on.
+    The order of the rows alternates, so that long and short examples share rows. K is the divisor of
+    `examples_per_row` that minimizes rows * tokens per row. Since K is a divisor, the number of rows, `batch_size` / K,
+    remains divisible by the number of data shards. Examples longer than `seq_len` are not packed.
 
     Returns indices into `lengths` for each row, int64 [rows, K], `NO_EXAMPLE` if unused, and the tokens per row.
     """

@@ -45,7 +45,7 @@ def read_list(cell: Any, in_text: bool = False) -> list[Any] | None:
 
 
 def is_list(cell: Any) -> bool:
-    """Returns whether a cell of texts is a list, also as JSON or Python in a file other than JSON Lines."""
+    """Returns whether a cell of texts is a list, or a string that contains a JSON or Python list."""
     try:
         return read_list(cell, in_text=True) is not None
     except ValueError:

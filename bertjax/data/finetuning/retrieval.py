@@ -57,7 +57,7 @@ def read_retrieval(folder: str | Path, split: str = "test") -> RetrievalData:
 
 
 def read_texts_by_id(path: Path, columns: Sequence[str] = ("_id", "title", "text")) -> tuple[dict[str, str], ReadStats]:
-    """Reads `corpus.jsonl` or a similar file. The first column is the id; the others are joined to a text."""
+    """Reads `corpus.jsonl` or a similar file. The first column is the id. The other columns are joined to one text."""
     texts: dict[str, str] = {}
     stats = ReadStats(str(path))
     for row in read_table(path, columns, stats, keep_short=True, optional=("title",)):

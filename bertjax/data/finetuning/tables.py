@@ -131,7 +131,7 @@ def read_table(
         raise UsageError(
             f"all rows of {path} have more fields than its header; name every column, and quote fields with commas"
         )
-    # Lines of quoted fields are short rows. So are blank lines between rows, which are harmless.
+    # Quoted fields with line breaks become short rows. So do blank lines between rows, which are harmless.
     if file_format != "jsonl" and not keep_short and num_short > 0.75 * stats.read:
         raise UsageError(
             f"{num_short:,} of {stats.read:,} rows of {path} have too few fields; quote fields with line breaks in .csv"

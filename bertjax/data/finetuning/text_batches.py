@@ -122,7 +122,7 @@ class MixedOrder:
     def files(self, steps: int) -> np.ndarray:
         """Returns the file index of each step before `steps`, int64 [steps]."""
         if len(self._files) < steps:
-            # Draw powers of two. A longer draw starts with a shorter one, so `steps` does not change earlier steps.
+            # Draw a power of two, to draw rarely. A longer draw starts with the shorter one, so steps keep their file.
             draws = np.random.default_rng([self._seed, len(self.orders)]).random(1 << max(10, steps.bit_length()))
             self._files = np.minimum(np.searchsorted(self._shares, draws, side="right"), len(self.orders) - 1)
         return self._files[:steps]
@@ -172,7 +172,7 @@ def train_batch(
 
 
 def _without_repeated_negatives(keys: np.ndarray) -> np.ndarray:
-    """Replaces the keys of negatives, in [B, C] from column 2, by -1 if an earlier column or row has the same key."""
+    """Replaces keys [B, C] of negatives (columns 2 and later) by -1, except first occurrences in column-major order."""
     by_column = keys.T.ravel()
     is_kept = np.arange(len(by_column)) < 2 * len(keys)  # anchors and positives
     is_kept[np.unique(by_column, return_index=True)[1]] = True

@@ -110,7 +110,7 @@ def _read_texts(row: Row, columns: Sequence[str], kind: str, stats: ReadStats) -
             "column for negatives in config.data.columns"
         )
     if (len(columns) > 2 or kind == "scores") and isinstance(last, str) and last.lstrip().startswith("["):
-        # Parse the text, because only JSON Lines files contain lists.
+        # In TSV and CSV, every cell is text, so parse it.
         try:
             items = read_list(last, in_text=True)
         except ValueError as error:

@@ -30,8 +30,7 @@ MASKED_LM_BATCH: Schema = (
     *PREDICTIONS,
     ArraySpec("next_sentence_labels", (), num_values="labels", padding=-1),
 )
-# Rows of several sentence pairs or documents. `sequence_ids` is 1 at tokens of the first, 2 at the second, and 0 at
-# padding.
+# Rows of several sentence pairs or documents. `sequence_ids` numbers them from 1, and is 0 at padding.
 PACKED_BATCH: Schema = (
     ArraySpec("input_ids", ("length",), num_values="pieces"),
     ArraySpec("sequence_ids", ("length",)),

@@ -24,7 +24,7 @@ from bertjax.utils.sections import Section, bounded
 # bertjax poolings and activations, keyed by sentence-transformers name.
 POOLINGS = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
 DENSE_ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh"}
-# Fields that take the initial checkpoint's value if they have their default.
+# Fields that take the initial checkpoint's value if they are unset.
 _EMBED_FIELDS = ("pooling", "normalize", "dense", "dense_activation")
 _DATA_FIELDS = ("seq_len", "query_len", "query_prompt", "document_prompt")
 # Default of `data.seq_len` for models that are not embedders.
@@ -242,7 +242,7 @@ class EmbedConfig(FinetuningConfig):
         return LOSSES[self.embed.loss]
 
     def with_checkpoint(self, workdir: AnyPath) -> "EmbedConfig":
-        """Returns the config; unset pooling, normalization, dense layer, lengths and prompts come from a checkpoint."""
+        """Fills in unset pooling, normalization, dense layer, lengths and prompts from a checkpoint."""
         saved = read_object(workdir / "config.json", optional=True)
         if saved.get("task") == self.task:
             values = {**saved["data"], **saved["embed"]}

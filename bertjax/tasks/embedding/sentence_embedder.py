@@ -136,7 +136,7 @@ def activation_name(config: Mapping[str, Any]) -> str:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SentenceEmbedder:
-    """Everything that sentence-transformers adds to an encoder: inputs, modules after the encoder, and prompts.
+    """Everything that sentence-transformers adds to an encoder: input options, modules after the encoder, and prompts.
 
     Attributes:
       modules: modules after the encoder, in their order.
@@ -161,7 +161,7 @@ class SentenceEmbedder:
     refusal: str = ""
 
     def prompt(self, is_query: bool) -> str | None:
-        """Returns the prompt of queries or documents, or None if the model has none for them."""
+        """Returns the prompt for queries or for documents, or None if the model has no such prompt."""
         names = _QUERY_PROMPTS if is_query else _DOCUMENT_PROMPTS
         return next((self.prompts[name] for name in names if name in self.prompts), None)
 

@@ -60,7 +60,7 @@ def transformer_folder(folder: Path) -> Path:
 
 
 def module_paths(folder: AnyPath, class_name: str = "") -> dict[str, str]:
-    """Returns each module's folder relative to `folder`, keyed by module name; {} if `modules.json` is damaged.
+    """Returns each module's folder relative to `folder`, keyed by module name ({}: no valid `modules.json`).
 
     `class_name` selects the modules of a class (default: "", all modules).
     """
@@ -114,7 +114,7 @@ def read(folder: AnyPath, config: ModelConfig, is_workdir: bool = False) -> Sent
 
 
 def mean_embedder(hidden_size: int, max_seq_len: int) -> SentenceEmbedder:
-    """Returns the modules that sentence-transformers uses for a folder without modules: mean pooling."""
+    """Returns the modules that sentence-transformers uses for a folder without `modules.json`: mean pooling."""
     mean = {"word_embedding_dimension": hidden_size, POOLING_FIELDS["mean"]: True}
     return SentenceEmbedder((Pooling(mean, ("mean",)),), hidden_size, max_seq_len)
 
@@ -160,7 +160,7 @@ def _read(folder: AnyPath, hidden_size: int, max_positions: int, is_workdir: boo
 
 
 def _transformer_config(folder: AnyPath) -> tuple[AnyPath, dict[str, Any]]:
-    """Returns path and content of the module `Transformer`'s config, the first file that is not empty."""
+    """Returns the path and content of the first config file of `Transformer` that is not empty."""
     configs = {folder / name: read_object(folder / name, optional=True) for name in _TRANSFORMER_CONFIGS}
     return next(((file, config) for file, config in configs.items() if config), (folder, {}))
 
@@ -220,7 +220,7 @@ def _read_module(name: str, folder: AnyPath, widths: dict[str, int]) -> list[Poo
 
 
 def _read_pooling(file: AnyPath) -> Pooling:
-    """Reads the config of a `Pooling` module, in the format of version 5.4 and later or of earlier versions."""
+    """Reads the config of a `Pooling` module, in the format before or since version 5.4."""
     config = read_object(file)
     sizes = ("embedding_dimension", "word_embedding_dimension")
     _check_fields(config, file, (*sizes, "pooling_mode", "include_prompt", *POOLING_FIELDS.values()))
@@ -268,7 +268,7 @@ def _max_seq_len(limits: tuple[Any, ...], folder: AnyPath, max_positions: int) -
 
 
 def _check_fields(config: Mapping[str, Any], file: AnyPath, known: tuple[str, ...]) -> None:
-    """Raises a UsageError for an unknown field with a value, because it may change the vectors."""
+    """Raises a UsageError for an unknown field that is set, because it may change the vectors."""
     for name, value in config.items():
         if value and name not in known and value != _FIXED_FIELDS.get(name):
             raise UsageError(f"{file} has {name}={value!r}, which bertjax does not support")

@@ -192,7 +192,6 @@ class EmbedTask(FinetuningTask):
         return unit_rows(np.array(in_input_order(outputs, len(self.eval_texts))["vectors"]))
 
     def prediction_records(self) -> list[PredictionRecords]:
-        """Returns the files of cosines and nearest documents."""
         return [PredictionRecords(each.records_file, functools.partial(self._records, each)) for each in self.eval_sets]
 
     def _records(
@@ -219,7 +218,7 @@ class EmbedTask(FinetuningTask):
         """Shapes [rows, length] of the first batches of each file."""
         shapes: list[list[tuple[int, int]]] = []
         for file in self.files:
-            # Do not exchange examples to avoid repeated texts, because this hardly changes the row lengths.
+            # Allow repeated texts, because exchanging examples to avoid them hardly changes the row lengths.
             order = BatchOrder(file.keys, self.config.data.batch_size, self.config.seed, unique=False)
             steps = range(min(_COST_BATCHES, order.steps_per_epoch))
             batches = (train_batch(file, order.batch(step), self._batching, SINGLE_SHARD) for step in steps)

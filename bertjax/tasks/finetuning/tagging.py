@@ -145,7 +145,7 @@ class TaggingTask(FinetuningTask):
         return [PredictionRecords(RECORDS_FILE, make, self._words.lines, self.read_columns)]
 
     def _gather(self, outputs: list[dict[str, np.ndarray]], name: str) -> list[list[np.ndarray]]:
-        """Returns the output `name` of each word, sentence by sentence."""
+        """Returns the evaluation output `name`, such as `logits`, of each word in each sentence."""
         return gather_words(self._places, in_input_order(outputs, len(self.evaluated_examples))[name])
 
     def _predicted_tags(self, outputs: list[dict[str, np.ndarray]]) -> list[list[str]]:

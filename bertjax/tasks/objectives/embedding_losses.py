@@ -113,8 +113,7 @@ def info_nce(batch: EmbeddedBatch, options: LossOptions) -> jax.Array:
 def gist(batch: EmbeddedBatch, options: LossOptions) -> jax.Array:
     """Returns InfoNCE without candidates that the guide scores above the positive (GISTEmbed, arXiv 2402.16829).
 
-    Model and guide compare the anchor with all documents and with the other anchors, and the positive with the other
-    positives.
+    The anchor is compared with all documents and with the other anchors, and the positive with the other positives.
     """
     assert batch.guide is not None
     documents = unit(batch.documents)
@@ -198,7 +197,7 @@ class EmbeddingLoss:
       function: function of the batch and the options.
       options: names of the `LossOptions` that have an effect.
       label: kind of label: "" (none), `score` (a number), `class`, or `scores` (a number for each document).
-      in_batch_negatives: whether documents of other examples are negatives. If so, no text may be twice in a batch.
+      in_batch_negatives: whether documents of other examples are negatives. If so, a batch must not repeat a text.
       needs_guide: whether the loss needs the vectors of a guide model.
       min_documents, max_documents: number of documents per example (defaults: 1, and 0, no limit).
     """
@@ -251,7 +250,7 @@ def _mean(losses: jax.Array, weights: jax.Array) -> jax.Array:
 
 
 def _num_blocks(num_rows: int, num_columns: int) -> int:
-    """Returns the smallest number of equal row blocks with at most `_MAX_LOGITS` logits or one row per shard."""
+    """Returns the fewest equal row blocks of at most `_MAX_LOGITS` logits each, but with at least a row per shard."""
     mesh = jax.sharding.get_abstract_mesh()
     limit = num_rows // (1 if mesh.empty else mesh.shape["data"] * mesh.shape["fsdp"])  # At least a row per shard.
     needed = min(limit, math.ceil(num_rows * num_columns / _MAX_LOGITS))

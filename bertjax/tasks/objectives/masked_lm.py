@@ -63,7 +63,7 @@ class MaskedLm(PretrainingObjective):
         return {mlm_loss: jnp.sum(batch["masked_lm_weights"]) + 1e-5, pair_loss: jnp.maximum(pairs, 1.0)}
 
     def baseline(self, corpus: "Corpus", batches: Iterator[NumpyBatch]) -> dict[str, float]:
-        """Returns the metrics of a baseline: token frequencies, and the most frequent next-sentence label."""
+        """Returns the metrics of predicting the token frequencies, and the most frequent next-sentence label."""
         from bertjax.data.pretraining.baseline import token_frequency_baseline
 
         label_counts, masked_ids = np.zeros(2, np.int64), []

@@ -29,7 +29,7 @@ class PretrainingObjective(Objective):
       model_class: class of `model`, a Flax module.
       has_masks: whether tokens are masked (default: True).
       pairing: kind of sentence pairs, which need two segments (default: "", documents or running text).
-      options: fields of `PretrainingData` that only some objectives use, this one among them (default: ()).
+      options: fields of `PretrainingData` that this objective uses, but not every objective (default: ()).
       can_add_pieces: see `Task`.
       untrained_modules: top-level modules of `model` that are not trained, or are used only in training (default: ()).
         Exports omit these modules.

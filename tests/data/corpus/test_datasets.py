@@ -1,4 +1,4 @@
-"""Tests of reading TFDS datasets, and Hugging Face datasets from a stand-in for the hub's HTTP API."""
+"""Tests of reading TFDS datasets, and Hugging Face datasets from a stand-in for the Hub's HTTP API."""
 
 import json
 import sys
