@@ -37,6 +37,13 @@ class UsageError(BertjaxError):
     exit_code = 2
 
 
+class DivergenceError(BertjaxError):
+    """Error for a loss that diverges, or for a loss or gradient that is not finite."""
+
+    # All hosts raise this error, because loss and gradients are replicated.
+    on_all_hosts = True
+
+
 class LostError(BertjaxError):
     """Failure of another process of the run. The exit code is 43."""
 

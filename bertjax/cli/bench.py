@@ -32,11 +32,10 @@ def bench_step(args: argparse.Namespace) -> None:
     from bertjax.tasks.build import build_task
     from bertjax.training.bench import bench_step as run
     from bertjax.training.bench import step_table
-    from bertjax.training.profiling import parse_steps
 
     with open_config(args) as config:
         task = build_task(config, train=None)
-    result = run(task, args.steps, parse_steps(args.profile))
+    result = run(task, args.steps, args.profile)
     print(json.dumps(result) if args.json else format_table(step_table(result)))
 
 

@@ -1,6 +1,7 @@
 """Declaration of commands and their options, and the argument parser, which reports errors as `UsageError`."""
 
 import argparse
+import re
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
@@ -117,6 +118,15 @@ def number(kind: type[int] | type[float], **bounds: Any) -> Callable[[str], floa
     return parse
 
 
+def step_range(text: str) -> range:
+    """Parses `START:STOP` as the steps START to STOP - 1, counted from 0. An empty string means no steps."""
+    match = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text)
+    steps = range(int(match[1]), int(match[2])) if match else range(0)
+    if text and not steps:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a range of steps; use START:STOP, such as 10:20")
+    return steps
+
+
 def _path(text: str) -> str:
     if not text.strip():
         raise argparse.ArgumentTypeError("the path is empty; set a path or omit the option")
@@ -164,6 +174,7 @@ DISTRIBUTED = flag(
 PROFILE = option(
     "--profile",
     "profile steps START to STOP - 1 with jax.profiler, for TensorBoard or xprof",
+    type=step_range,
     default="",
     metavar="START:STOP",
 )

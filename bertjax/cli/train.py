@@ -32,7 +32,6 @@ def train(args: argparse.Namespace) -> None:
     from bertjax.training.cached_features import build_training_task
     from bertjax.training.checkpoint_config import complete
     from bertjax.training.multihost import exit_on_host_error
-    from bertjax.training.profiling import parse_steps
     from bertjax.training.train import train as run
 
     config = parse_run_config(args)
@@ -44,9 +43,15 @@ def train(args: argparse.Namespace) -> None:
         # With `feature_head.features` and a single process, this also runs the frozen encoder once over the data and
         # caches its output.
         task = build_training_task(config, init_from)
-        add_guide_vectors(task)
+        add_guide_vectors(task)  # Not in `training`, which cannot import `inference`.
         if problem := export_problem(task.objective.model.config):
             logger.info(f"checkpoints of this run cannot be exported: {problem}")
-        steps = parse_steps(args.profile)
-        keeps = {"keep_optimizer": args.keep_optimizer}
-        print_result(run(task, args.workdir, init_from, profile_steps=steps, trackers=args.tracker, **keeps))
+        result = run(
+            task,
+            args.workdir,
+            init_from,
+            profile_steps=args.profile,
+            trackers=args.tracker,
+            keep_optimizer=args.keep_optimizer,
+        )
+        print_result(result)

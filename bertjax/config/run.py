@@ -115,10 +115,10 @@ class RunConfig(Section):
         `is_packed` is True if rows contain several sequences.
         """
         model = self.model_config(self.model.vocab_size or 1)
-        max_positions = model.max_row_tokens
-        if seq_len > max_positions:
+        if seq_len > model.max_row_tokens:
             raise UsageError(
-                f"rows of {seq_len} tokens exceed config.model.max_position_embeddings={max_positions}; reduce seq_len"
+                f"rows of {seq_len} tokens exceed the {model.max_row_tokens} tokens of "
+                f"config.model.max_position_embeddings={model.max_position_embeddings}; reduce seq_len"
             )
         check_attention(model, seq_len, is_packed)
 

@@ -87,7 +87,7 @@ class PortableCheckpoint:
       labels: names of classes, labels or tags in the order of their ids (default: (), no labels).
       notes: messages about the import, for the user.
       embedder: modules of a sentence-transformers model (default: None, no such modules).
-      untrained: `untrained_modules` of the run's objective, which exports leave out.
+      untrained: `unexported_modules` of the run's objective, which exports leave out.
       source: folder of the original checkpoint in Hugging Face's format (default: `-`, unknown).
       description: description of the Flax module (default: None, follows from the parameters and the output layer).
     """
@@ -239,7 +239,7 @@ def read_workdir(path: AnyPath, any_kind: bool = False) -> PortableCheckpoint:
         layer.kind if layer else "",
         layer.labels if layer else (),
         embedder=_workdir_embedder(workdir, config, params),
-        untrained=objective.untrained_modules if objective else (),
+        untrained=objective.unexported_modules if objective else (),
         source=(read_origin(workdir) or read_origin(workdir / "init_from")).get("source", "-"),
         description=description if any_kind else None,
     )

@@ -87,4 +87,4 @@ def _update_mean(mean: _Outputs, outputs: _Outputs, count: int) -> _Outputs:
 
 
 def _metrics(task: Task, outputs: _Outputs) -> dict[str, float]:
-    return {} if task.evaluation_problem else task.evaluate({}, outputs)
+    return {} if task.evaluation_problem else task.final_metrics({}, outputs)

@@ -35,8 +35,7 @@ from bertjax.tasks.squad import SquadData
 from bertjax.tasks.text import TextData
 from bertjax.training.checkpoint import find_checkpoint, workdir_of
 from bertjax.training.results import read_results
-from bertjax.training.sharding import MESH_AXES, make_mesh, replicated, with_shardings
-from bertjax.training.step import jit_on_mesh
+from bertjax.training.sharding import MESH_AXES, jit_on_mesh, make_mesh, replicated, with_shardings
 from bertjax.training.workdir import CONFIG, RESULTS, is_converted
 
 logger = logging.getLogger(__name__)
@@ -80,7 +79,7 @@ class LoadedModel:
       mesh: device mesh.
       path: path of the checkpoint, for error messages.
       embedder: modules of a sentence-transformers model (default: None, the model has no such modules).
-      untrained: `untrained_modules` of the run's objective (default: ()).
+      untrained: `unexported_modules` of the run's objective (default: ()).
     """
 
     config: ModelConfig

@@ -81,7 +81,7 @@ class AdaptationTask(PretrainingTask):
         if not (self._corpus and data.replay_corpus):
             return
         general = PretrainingTask(
-            dataclasses.replace(config, data=dataclasses.replace(data, corpus=data.replay_corpus))
+            dataclasses.replace(config, data=dataclasses.replace(data, corpus=data.replay_corpus)), train
         )
         if general.workdir_files != self.workdir_files:
             raise UsageError(

@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from bertjax.data.corpus.store import Corpus, has_single_sentences, open_corpus
 from bertjax.data.corpus.vocabulary import Vocabulary, vocabulary_files
 from bertjax.data.pretraining.baseline import mean_piece_bytes
@@ -33,9 +35,7 @@ class PretrainingTask(Task):
     Without a corpus, the task supports only `bertjax describe` and, with synthetic batches, `bench step` and `plan`.
 
     `config.data.objective` selects the objective class from `OBJECTIVES` in `objectives/config.py` (default:
-    `MaskedLm`). The objective defines `pairing` (whether rows are sentence pairs or running text), `has_masks` (whether
-    tokens are masked), `postprocess_batches` (for example, to set next-sentence labels to -1), the loss, the baseline
-    and the cost of a step.
+    `MaskedLm`), see `PretrainingObjective`.
 
     `phases` are ranges of steps with one batch shape (in the paper, length 128, then 512). Each phase has its own
     objective, because the RoPE thetas of the model may differ. `objective` is the objective of the last phase.
@@ -57,30 +57,27 @@ class PretrainingTask(Task):
         self.phases = config.resolved_phases
         self._objectives = []
         for phase in self.phases:
-            model = dataclasses.replace(model_config, **{name: getattr(phase.config, name) for name in ROPE_THETAS})
+            model = dataclasses.replace(model_config, **{name: getattr(phase.settings, name) for name in ROPE_THETAS})
             self._objectives.append(config.objective_class.for_model(model, config.data))
         self.objective = self._objectives[-1]
         self.can_add_pieces = self.objective.can_add_pieces
         self.total_steps, self.warmup_steps = config.steps, config.optimizer.warmup(config.steps)
         self.eval_every, self.checkpoint_every = config.eval_every, config.checkpoint_every
         self.batch_sizes = tuple(phase.batch_size for phase in self.phases)
-        # `eval_rows=0` evaluates all held-out rows. Their number is unknown here, so `num_eval_batches` is then 0.
-        self.num_eval_batches = -(-config.data.eval_rows // self.phases[0].batch_size)
         self.notes = tuple(_describe_phase(phase, self.objective) for phase in self.phases)
         if self._corpus:
             self.workdir_files = vocabulary_files(self._vocabulary)
             self.data_hash = self._corpus.fingerprint
-            # An objective with untrained modules does not train the next-sentence head.
-            predicts_next = self.objective.pairing == NEXT_SENTENCE and not self.objective.untrained_modules
-            # `sentences` and `documents` are arrays of offsets, with one more element than sentences or documents.
-            num_sentences = self._corpus.train.sentences.size - 1
-            if train and predicts_next and has_single_sentences(self._corpus.train.documents.size - 1, num_sentences):
+            split = self._corpus.train
+            # An objective that does not train the next-sentence head leaves it out of exports.
+            predicts_next = self.objective.pairing == NEXT_SENTENCE and not self.objective.unexported_modules
+            if train and predicts_next and has_single_sentences(split.num_documents, split.num_sentences):
                 logger.warning(
                     f"nearly every document of {config.data.corpus} has one sentence, so nearly all sentence pairs are "
                     "NotNext; prepare it again with blank lines only between documents, or set "
                     "--config.data.objective=none"
                 )
-            documents = max(0, self._corpus.heldout.documents.size - 1)
+            documents = self._corpus.heldout.num_documents
             # Pairs need two documents, because segment B of a NotNext pair comes from another document.
             needed = 2 if self.objective.pairing else 1
             if documents < needed:
@@ -93,7 +90,7 @@ class PretrainingTask(Task):
 
     @property
     def phase_peaks(self) -> tuple[tuple[int, float], ...]:
-        return tuple((phase.stop_step, phase.config.learning_rate) for phase in self.phases)
+        return tuple((phase.stop_step, phase.settings.learning_rate) for phase in self.phases)
 
     def objective_at(self, step: int) -> PretrainingObjective:
         return self._objectives[sum(step > phase.stop_step for phase in self.phases[:-1])]
@@ -145,7 +142,7 @@ class PretrainingTask(Task):
     def format_row(self, batch: NumpyBatch, row: int) -> str:
         return self.objective.row_source(self.config.data.packing).format_row(batch, row, self._vocabulary)
 
-    def evaluate(self, means: dict[str, float], outputs: list[Any]) -> dict[str, float]:
+    def final_metrics(self, means: dict[str, float], outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
         """Adds `perplexity` of the predicted tokens to the metrics and, for masked LM, `bits_per_byte`.
 
         With both `ltr_loss` and `rtl_loss`, `perplexity` is the exponential of the mean of these losses.
@@ -180,13 +177,15 @@ class PretrainingTask(Task):
         # All evaluations have the batch shape of the first phase, so that they are comparable. Sentence pairs are not
         # packed, so that metrics do not depend on packing. Documents are packed, because most are shorter than a row.
         data, phase = self.config.data, self.phases[0]
-        return eval_dataset(
+        dataset = eval_dataset(
             self._require_corpus(),
             phase,
             source=self.objective.row_source(data.packing and not self.objective.pairing),
             max_rows=data.eval_rows or None,
             shard=shard,
         )
+        self.num_eval_batches = int(dataset.cardinality())
+        return dataset
 
     def _require_corpus(self) -> Corpus:
         if self._corpus is None:

@@ -35,8 +35,9 @@ class Objective:
 
     Attributes:
       model: Flax module that maps a batch to logits.
-      metrics: metrics that `compute` returns. The train step divides the weighted sum of each loss by the result of
-        `denominators`. This is usually the sum of the weights over the whole batch, but never 0. A logged value is the
+      metrics: metrics that `compute` returns. The training loss is the sum of `loss_weights[name] * sums[name][0] /
+        denominators[name]` over the losses. A denominator is usually the sum of the weights over the whole batch, but
+        never 0. A logged value is the
         weighted sum divided by the sum of the weights, both over all steps since the last log line. Log lines show the
         total loss and each metric that is not a loss.
       schema: specifications of the arrays in a batch.
@@ -114,9 +115,7 @@ class Task:
       eval_first: whether to evaluate before the first step as well.
       num_eval_batches: number of batches per evaluation (default: 0, unknown).
       best_metric: evaluation metric that selects the best checkpoint (default: None, use the newest checkpoint).
-      other_tasks: additional tasks to evaluate with the same parameters. The keys are prefixes of metric names. For
-        example, `adaptation.py` adds the task `general`, which evaluates on the replay corpus, the general text that
-        is mixed into the adaptation.
+      other_tasks: additional tasks to evaluate with the same parameters. The keys are prefixes of metric names.
       labels: names of the classes or tags by id, for `class_reports` (default: (), no classes).
       accepts_any_encoder: whether `evaluate` also accepts checkpoints of other tasks that contain the model's
         parameters (default: False).
@@ -168,7 +167,7 @@ class Task:
 
     @property
     def phase_peaks(self) -> tuple[tuple[int, float], ...]:
-        """Last step and peak learning rate of each training phase. All batches of a phase have the same shape."""
+        """Stop step (exclusive) and peak learning rate of each training phase, whose batches have the same shape."""
         return ((self.total_steps, self.config.optimizer.learning_rate),)
 
     def objective_at(self, step: int) -> Objective:
@@ -207,7 +206,7 @@ class Task:
         """Formats a row of a batch as text."""
         return str({name: values[row] for name, values in batch.items()})
 
-    def evaluate(self, means: dict[str, float], outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
+    def final_metrics(self, means: dict[str, float], outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
         """Returns all metrics of an evaluation.
 
         Args:

@@ -28,7 +28,7 @@ from bertjax.tasks.task import NumpyBatch, Task
 from bertjax.training.optimizer import make_optimizer, make_schedule
 from bertjax.training.profiling import StepProfiler
 from bertjax.training.sharding import check_batch_sizes, make_mesh, put_batch, replicated
-from bertjax.training.step import compute_metrics, init_state, make_train_step
+from bertjax.training.step import init_state, make_train_step, metric_means
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ def bench_step(task: Task, steps: int, profile_steps: range = range(0)) -> dict[
             logger.info(f"step {step + 1}: {seconds[-1]:.3f} s")
     # Measure peak FLOP/s directly after the steps, because a CPU's speed depends on its temperature.
     peak, source = peak_flops_per_second(jax.devices())
-    metrics = compute_metrics(state.sums)
+    metrics = metric_means(state.sums)
     cost = task.cost_before(batch_step + 1) - task.cost_before(batch_step)
     token_fraction, attention_fraction = metrics.pop(TOKEN_FRACTION), metrics.pop(ATTENTION_FRACTION)
     if not_finite := [name for name, value in metrics.items() if not math.isfinite(value)]:

@@ -29,8 +29,7 @@ from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import find_checkpoint, saved_fingerprint
 from bertjax.training.checkpoint_config import checkpoint_model
 from bertjax.training.parameters import load_params_on_host
-from bertjax.training.sharding import make_mesh, replicated
-from bertjax.training.step import jit_on_mesh
+from bertjax.training.sharding import jit_on_mesh, make_mesh, replicated
 from bertjax.utils.io import CACHE_DIR_VARIABLE, atomic_file, cache_dir, check_free_space, remove_temporaries
 from bertjax.utils.terminal import progress_bar
 

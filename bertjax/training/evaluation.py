@@ -18,7 +18,7 @@ from bertjax.training.checkpoint_metadata import read_metadata
 from bertjax.training.init_from import check_output_layer, check_vocabulary
 from bertjax.training.parameters import load_params
 from bertjax.training.sharding import check_batch_sizes, data_shard, make_mesh, put_batch, replicated
-from bertjax.training.step import abstract_params, compute_metrics, make_eval_step
+from bertjax.training.step import abstract_params, make_eval_step, metric_means
 from bertjax.utils.terminal import progress_bar
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ def evaluate(
     metrics of all tasks, and the outputs of each evaluation batch of `task`.
     """
     means, outputs = predict(task, mesh, params, heartbeat, step)
-    values = dict(task.evaluate(means, outputs))
+    values = dict(task.final_metrics(means, outputs))
     for prefix, other in task.other_tasks.items():
         other_values, _ = evaluate(other, mesh, params, heartbeat, step)
         values |= {f"{prefix}_{name}": value for name, value in other_values.items()}
@@ -48,15 +48,16 @@ def predict(
     names = [metric.name for metric in task.objective.metrics]
     sums = jax.jit(lambda: {name: jnp.zeros(2) for name in names}, out_shardings=replicated(mesh))()
     outputs = []
+    batches = task.eval_batches(data_shard(mesh))  # Call before `num_eval_batches`, which it may set.
     with progress_bar("evaluation", task.num_eval_batches or None, " batches", after_seconds=2) as bar:
-        for batch in task.eval_batches(data_shard(mesh)):
+        for batch in batches:
             sums, output = eval_step(params, put_batch(batch, mesh), sums)
             outputs.append(output)
             # Fetch the previous outputs during this batch, because all outputs together may exceed device memory.
             outputs[-2:-1] = jax.device_get(outputs[-2:-1])
             bar.update()
             heartbeat()
-    return with_total_loss(compute_metrics(sums), task.objective), jax.device_get(outputs)
+    return with_total_loss(metric_means(sums), task.objective), jax.device_get(outputs)
 
 
 def with_total_loss(values: dict[str, float], objective: Objective) -> dict[str, float]:

@@ -30,7 +30,7 @@ class Freezing:
     names: tuple[str, ...] = ()
 
     def split(self, params: Any) -> tuple[Any, Any]:
-        """Returns the trainable and the frozen parameters. Pass their `merge` to the model.
+        """Returns the trainable and the frozen parameters.
 
         The frozen layers are separate arrays, with FROZEN_LAYERS instead of LAYERS in their path, so that the backward
         pass stops above them.
@@ -46,18 +46,18 @@ class Freezing:
             (frozen if is_named else trainable)[path] = leaf
         return unflatten_dict(trainable), unflatten_dict(frozen)
 
+    @staticmethod
+    def merge(trainable: Any, frozen: Any) -> Any:
+        """Returns the parameters to apply the model with. Frozen layers remain a separate stack."""
+        return unflatten_dict({**flatten_dict(trainable), **flatten_dict(frozen)}) if frozen else trainable
+
     def join(self, trainable: Any, frozen: Any) -> Any:
-        """Inverts `split`: returns the original parameters."""
-        params: dict[Any, Any] = flatten_dict(merge(trainable, frozen))
+        """Inverts `split`: returns the parameters in the layout of the train state."""
+        params: dict[Any, Any] = flatten_dict(self.merge(trainable, frozen))
         for path in [path for path in params if FROZEN_LAYERS in path]:
             lower, stack = params.pop(path), _renamed(path, FROZEN_LAYERS, LAYERS)
             params[stack] = jnp.concatenate([lower, params[stack]]) if stack in params else lower
         return unflatten_dict(params)
-
-
-def merge(trainable: Any, frozen: Any) -> Any:
-    """Returns the union of two trees of parameters without common paths."""
-    return unflatten_dict({**flatten_dict(trainable), **flatten_dict(frozen)}) if frozen else trainable
 
 
 def _renamed(path: Any, old: str, new: str) -> tuple[str, ...]:

@@ -3,28 +3,14 @@
 import contextlib
 import logging
 import os
-import re
 
 import jax
 from etils import epath
-
-from bertjax.errors import UsageError
 
 logger = logging.getLogger(__name__)
 
 # TensorBoard's profile plugin reads this subfolder of a log folder.
 _PROFILES = "plugins/profile"
-
-
-def parse_steps(text: str) -> range:
-    """Parses `START:STOP` as the steps START to STOP - 1, counted from 0. An empty string means no steps."""
-    if not text:
-        return range(0)
-    match = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text)
-    steps = range(int(match[1]), int(match[2])) if match else range(0)
-    if not steps:
-        raise UsageError(f"--profile {text!r} is not a range of steps; use START:STOP, such as 10:20")
-    return steps
 
 
 class StepProfiler(contextlib.ExitStack):

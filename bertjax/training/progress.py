@@ -29,7 +29,7 @@ from bertjax.training.metrics import (
     read_lines,
 )
 from bertjax.training.plots import plot_finetuning, plot_pretraining
-from bertjax.training.step import TrainState, compute_metrics
+from bertjax.training.step import TrainState, metric_means
 from bertjax.training.workdir import CURVES
 from bertjax.utils.terminal import duration, progress_bar
 
@@ -149,8 +149,8 @@ class Progress:
         """
         metrics = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
         logger.info(f"eval step {step:,}: {metrics}  ({seconds:.1f} s)")
-        # Directly after a logged step, the sums are 0, so `compute_metrics` omits TOKEN_FRACTION.
-        counts = self._token_counts(step, compute_metrics(train_sums).get(TOKEN_FRACTION, 0.0))
+        # Directly after a logged step, the sums are 0, so `metric_means` omits TOKEN_FRACTION.
+        counts = self._token_counts(step, metric_means(train_sums).get(TOKEN_FRACTION, 0.0))
         self._write(METRICS, step, {**{f"{EVAL_PREFIX}{name}": value for name, value in values.items()}, **counts})
         self.flush()
         if self._files and time.monotonic() - self._drawn_at >= _SECONDS_BETWEEN_DRAWINGS:

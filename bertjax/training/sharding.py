@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -158,6 +158,40 @@ def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
         return jax.make_array_from_process_local_data(sharding, rows, global_shape)
 
     return {name: put(rows) for name, rows in batch.items()}
+
+
+def traced_with_mesh(function: Callable, mesh: Mesh) -> Callable:
+    """Wraps a function so that it is traced under the mesh and the logical axis rules of activations.
+
+    The model reads both for sharding constraints and attention kernels. The mesh is abstract, so that `bertjax plan`
+    can compile for devices that this machine does not have.
+    """
+
+    def traced(*args: Any) -> Any:
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), nn.logical_axis_rules(ACTIVATION_RULES):
+            return function(*args)
+
+    return traced
+
+
+def jit_on_mesh(
+    function: Callable[[Any, dict[str, jax.Array]], Any], params: Any, mesh: Mesh
+) -> Callable[[Mapping[str, np.ndarray]], Any]:
+    """Jits a function of parameters and a batch for inference. Axis 0 of all outputs must be the batch axis.
+
+    Returns a function from a host batch with any number of rows to host arrays. Rows are padded to a multiple of the
+    number of data shards.
+    """
+    jitted = jax.jit(traced_with_mesh(function, mesh), out_shardings=replicated(mesh))
+
+    def call(batch: Mapping[str, np.ndarray]) -> Any:
+        num_rows = len(batch["input_ids"])
+        padding = -num_rows % batch_shards(mesh)
+        padded = {name: np.pad(array, [(0, padding)] + [(0, 0)] * (array.ndim - 1)) for name, array in batch.items()}
+        outputs = jitted(params, put_batch(padded, mesh))
+        return jax.tree.map(lambda array: np.asarray(array)[:num_rows], outputs)
+
+    return call
 
 
 def compiler_options(mesh: Mesh) -> CompilerOptions | None:

@@ -12,7 +12,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from bertjax.data.corpus.vocabulary import ENTRY
-from bertjax.errors import BertjaxError, UsageError
+from bertjax.errors import DivergenceError, UsageError
 from bertjax.model.models import EmbeddingModel
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
 from bertjax.tasks.task import Task
@@ -23,17 +23,10 @@ from bertjax.training.init_from import check_vocabulary, has_output_layer_of
 from bertjax.training.multihost import assert_same_run, assert_shared_workdir
 from bertjax.training.optimizer import Optimizer
 from bertjax.training.parameters import load_params
-from bertjax.training.step import TrainState, init_state
+from bertjax.training.step import TrainState, abstract_state, init_state
 from bertjax.utils.io import check_free_space, write_atomic
 
 logger = logging.getLogger(__name__)
-
-
-class DivergenceError(BertjaxError):
-    """Error for a loss that diverges, or for a loss or gradient that is not finite."""
-
-    # All hosts raise this error, because loss and gradients are replicated.
-    on_all_hosts = True
 
 
 @contextlib.contextmanager
@@ -81,12 +74,11 @@ def open_workdir(
 
 def restore_or_init(
     task: Task,
+    optimizer: Optimizer,
     mesh: Mesh,
     workdir: epath.Path,
     checkpoints: Checkpoints,
     init_from: str | None,
-    state_shapes: TrainState,
-    optimizer: Optimizer,
     keep_optimizer: bool = False,
 ) -> TrainState:
     """Restores the newest checkpoint of the workdir, or initializes a new state if there are no checkpoints."""
@@ -95,6 +87,7 @@ def restore_or_init(
         return init_state(task.objective, optimizer, mesh, random_key(task.config.seed, "init"))
 
     checkpoint = find_checkpoint(init_from) if init_from else None
+    state_shapes = abstract_state(task.objective, optimizer, mesh)
     state = checkpoints.restore_latest(state_shapes, init)
     if state is not None:
         ignored = "; --init_from is ignored" if checkpoint else ""

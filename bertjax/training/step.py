@@ -1,14 +1,13 @@
 """The train state, and the train and evaluation steps: pure functions of state and batch, compiled per batch shape."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Self
 
 import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import Mesh
 
@@ -16,15 +15,13 @@ from bertjax.errors import UsageError
 from bertjax.model.encoder import ENCODER
 from bertjax.tasks.objectives.step_cost import ATTENTION_FRACTION, TOKEN_FRACTION, non_padding_sums
 from bertjax.tasks.task import Batch, MetricSums, Objective, Outputs
-from bertjax.training.freezing import check_freezing, merge
+from bertjax.training.freezing import check_freezing
 from bertjax.training.optimizer import Optimizer
 from bertjax.training.sharding import (
-    ACTIVATION_RULES,
     batch_sharding,
-    batch_shards,
     compiler_options,
-    put_batch,
     replicated,
+    traced_with_mesh,
     with_shardings,
 )
 
@@ -137,16 +134,15 @@ def make_train_step(
     freezing = optimizer.freezing
 
     def train_step(state: TrainState, batch: Batch, key: jax.Array, schedule: optax.Schedule) -> TrainState:
-        # `merge` builds the model's parameters, with frozen layers as a separate stack. `join` restores the layout of
-        # `state.params`.
         trainable, frozen = freezing.split(state.params)
         denominators = objective.denominators(batch)
+        # The encoder may be frozen anyway.
+        stops_encoder = head_only and ENCODER in trainable
 
-        def loss_fn(trainable: Any, batch: Batch, dropout_key: jax.Array) -> tuple[Any, MetricSums]:
-            # `batch` may be a micro-batch, but `denominators` come from the whole batch.
-            if head_only:
+        def loss_fn(trainable: Any, micro_batch: Batch, dropout_key: jax.Array) -> tuple[Any, MetricSums]:
+            if stops_encoder:
                 trainable = {**trainable, ENCODER: jax.lax.stop_gradient(trainable[ENCODER])}
-            sums, _ = objective.compute(merge(trainable, frozen), batch, dropout_key)
+            sums, _ = objective.compute(freezing.merge(trainable, frozen), micro_batch, dropout_key)
             weights = objective.loss_weights
             return sum(weight * sums[name][0] / denominators[name] for name, weight in weights.items()), sums
 
@@ -157,7 +153,7 @@ def make_train_step(
 
         updates, opt_state = optimizer.tx.update(grads, state.opt_state, trainable, learning_rate=schedule(state.step))
         new_trainable: Any = optax.apply_updates(trainable, updates)
-        if head_only:  # Restore the encoder, because weight decay changes it.
+        if stops_encoder:  # Restore the encoder, because weight decay changes it.
             new_trainable = {**new_trainable, ENCODER: trainable[ENCODER]}
 
         grad_norm = optax.tree.norm(grads)  # before clipping
@@ -213,40 +209,6 @@ def make_eval_step(objective: Objective, mesh: Mesh) -> Callable[[Any, Batch, Me
     return jax.jit(traced_with_mesh(eval_step, mesh), out_shardings=replicated(mesh))
 
 
-def traced_with_mesh(function: Callable, mesh: Mesh) -> Callable:
-    """Wraps a function so that it is traced under the mesh and the logical axis rules of activations.
-
-    The model reads both for sharding constraints and attention kernels. The mesh is abstract, so that `bertjax plan`
-    can compile for devices that this machine does not have.
-    """
-
-    def traced(*args: Any) -> Any:
-        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), nn.logical_axis_rules(ACTIVATION_RULES):
-            return function(*args)
-
-    return traced
-
-
-def jit_on_mesh(
-    function: Callable[[Any, Batch], Any], params: Any, mesh: Mesh
-) -> Callable[[Mapping[str, np.ndarray]], Any]:
-    """Jits a function of parameters and a batch for inference. Axis 0 of all outputs must be the batch axis.
-
-    Returns a function from a host batch with any number of rows to host arrays. Rows are padded to a multiple of the
-    number of data shards.
-    """
-    jitted = jax.jit(traced_with_mesh(function, mesh), out_shardings=replicated(mesh))
-
-    def call(batch: Mapping[str, np.ndarray]) -> Any:
-        num_rows = len(batch["input_ids"])
-        padding = -num_rows % batch_shards(mesh)
-        padded = {name: np.pad(array, [(0, padding)] + [(0, 0)] * (array.ndim - 1)) for name, array in batch.items()}
-        outputs = jitted(params, put_batch(padded, mesh))
-        return jax.tree.map(lambda array: np.asarray(array)[:num_rows], outputs)
-
-    return call
-
-
-def compute_metrics(sums: MetricSums) -> dict[str, float]:
+def metric_means(sums: MetricSums) -> dict[str, float]:
     """Returns the mean of each metric, computed from its sums. Omits metrics with weight 0."""
     return {name: float(total / weight) for name, (total, weight) in jax.device_get(sums).items() if weight > 0}

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from bertjax.errors import BertjaxError, UsageError
+from bertjax.errors import BertjaxError, DivergenceError, UsageError
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import find_checkpoint
 from bertjax.training.evaluation import evaluate, with_total_loss
@@ -23,8 +23,8 @@ from bertjax.training.profiling import StepProfiler
 from bertjax.training.progress import Progress
 from bertjax.training.results import evaluation_history, finish_run
 from bertjax.training.sharding import check_batch_sizes, data_shard, make_mesh, put_batch, replicated
-from bertjax.training.startup import DivergenceError, open_workdir, random_key, restore_or_init
-from bertjax.training.step import TrainState, abstract_state, compute_metrics, make_train_step, reset_sums
+from bertjax.training.startup import open_workdir, random_key, restore_or_init
+from bertjax.training.step import TrainState, abstract_state, make_train_step, metric_means, reset_sums
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ def train(
         workdir, checkpoints, check_still_owner = stack.enter_context(open_workdir(task, path, init_from, state_shapes))
         stop_requested = stack.enter_context(stop_requests())
         heartbeat = stack.enter_context(watchdog(config.hang_seconds))
-        state = restore_or_init(task, mesh, workdir, checkpoints, init_from, state_shapes, optimizer, keep_optimizer)
+        state = restore_or_init(task, optimizer, mesh, workdir, checkpoints, init_from, keep_optimizer)
         step = int(state.step)
         # Without a checkpoint, the run starts at step 0 and ignores old lines.
         lines = [line for line in read_lines(workdir / METRICS) if line["step"] <= step] if step else []
@@ -124,14 +124,14 @@ def train(
 
             # Log before saving, because a checkpoint contains the metric sums since the last logged step.
             if done or step % config.log_every == 0:
-                state = _log_step(task, state, step, progress)
+                state = _log_and_reset(task, state, step, progress)
 
             if task.eval_every and (done or step % task.eval_every == 0):
                 history = history.add(step, _evaluate(task, mesh, state, progress, heartbeat))
                 if not done and history.is_out_of_patience():
                     done = True  # early stopping
-                    if step % config.log_every:
-                        state = _log_step(task, state, step, progress)
+                    if step % config.log_every:  # not logged above
+                        state = _log_and_reset(task, state, step, progress)
 
             if done or stopped or step % task.checkpoint_every == 0 or history.is_best_at(step):
                 _check_steps_finite(state)
@@ -155,11 +155,11 @@ def train(
         return {"step": step, "stopped": False, "checkpoint": str(best), **values}
 
 
-def _log_step(task: Task, state: TrainState, step: int, progress: Progress) -> TrainState:
+def _log_and_reset(task: Task, state: TrainState, step: int, progress: Progress) -> TrainState:
     """Logs and checks the metrics since the last logged step. Returns the state with its metric sums reset to 0."""
     _check_steps_finite(state)
     _check_data_files(task, wait=False)
-    values = with_total_loss(compute_metrics(state.sums), task.objective)
+    values = with_total_loss(metric_means(state.sums), task.objective)
     progress.log_step(step, values)
     # There is no loss if all weights since the last logged step are 0.
     loss, first_loss = values.get("loss", 0.0), progress.first_loss

@@ -149,7 +149,7 @@ def train_pytorch(task_name: str, seed: int, path: str) -> float:
                 array = output.logits.cpu().numpy()
                 logits = {"logits": array[:, 0] if task_name == "stsb" else array}
             outputs.append({**logits, "example": np.asarray(batch["example"])})
-    return task.evaluate({}, outputs)[TASKS[task_name][1]]
+    return task.final_metrics({}, outputs)[TASKS[task_name][1]]
 
 
 def table(log: Path) -> str:

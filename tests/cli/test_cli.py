@@ -92,6 +92,10 @@ def test_word_after_a_field_is_its_value_and_not_a_text():
         ("train --config=text:train=a,dev=b --config.model.hidden_size=64 --workdir=run", "no initial checkpoint"),
         ("bench step --config {TINY} --steps=1.5", "argument --steps: invalid int value"),
         ("bench step --config {TINY} --steps=0", "argument --steps: .* at least 1"),
+        *(
+            (f"bench step --config {{TINY}} --profile={text}", f"argument --profile: '{text}' is not a range of steps")
+            for text in ("20:10", "5:5", "5", "a:b", "-1:3", "1:2:3", "1:")
+        ),
         (f"bench step --config {{TINY}} --steps={10**30}", "argument --steps: .* at most 2,147,483,647"),
         ("train --config {TINY} --workdir run", "no corpus"),
         ("train --config {TINY},corpus=nothing --workdir run", "nothing"),

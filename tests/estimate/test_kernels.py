@@ -18,8 +18,7 @@ def compiled_attention(topology: str, rows: int, length: int, heads: int, implem
     from bertjax.model.attention.dispatch import select_attention
     from bertjax.model.attention.xla import AttentionMask
     from bertjax.model.config import ModelConfig
-    from bertjax.training.sharding import MESH_AXES, batch_sharding, replicated
-    from bertjax.training.step import traced_with_mesh
+    from bertjax.training.sharding import MESH_AXES, batch_sharding, replicated, traced_with_mesh
 
     mesh = Mesh(np.array(tpu_devices(topology, 1)[:1]).reshape(1, 1, 1), MESH_AXES)
     rate = 0.1 if implementation == "fused" else 0.0

@@ -13,8 +13,7 @@ from bertjax.model.attention.flash import flash_attention
 from bertjax.model.attention.fused import fused_attention
 from bertjax.model.attention.splash import splash_attention
 from bertjax.model.attention.xla import AttentionMask, cudnn_attention, xla_attention
-from bertjax.training.sharding import make_mesh, replicated
-from bertjax.training.step import traced_with_mesh
+from bertjax.training.sharding import make_mesh, replicated, traced_with_mesh
 
 
 def inputs(rows: int, length: int, heads: int, size: int, dtype=jnp.float32) -> tuple[jax.Array, ...]:

@@ -13,8 +13,7 @@ from bertjax.data.finetuning.text_batches import TextExamples, train_batch
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.model.models import EmbeddingModel
 from bertjax.tasks.objectives.embedding import Embedding
-from bertjax.training.sharding import make_mesh, put_batch
-from bertjax.training.step import traced_with_mesh
+from bertjax.training.sharding import make_mesh, put_batch, traced_with_mesh
 
 BATCH_SIZE, COLUMNS, PER_ROW = 16, 3, 4
 

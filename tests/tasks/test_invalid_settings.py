@@ -23,7 +23,7 @@ LSTM, ODD = "model.encoder=lstm", "model.hidden_size=15 model.num_attention_head
         ("glue.py:", "data.examples_per_row=32 data.batch_size=32 grad_accum_steps=2", "batch_size=1 is not divisible"),
         ("glue.py:", "epochs=0 steps=0", "config.epochs=0 is out of range"),
         ("glue.py:", "data.batch_size=0", "data.batch_size is 0"),
-        ("glue.py:", "data.seq_len=600", "exceed config.model.max_position_embeddings=512"),
+        ("glue.py:", "data.seq_len=600", "exceed the 512 tokens of config.model.max_position_embeddings=512"),
         ("glue.py:", f"{LONG} model.attention=fused", "attention=fused does not support rows of 600 tokens"),
         ("text.py:kind=number,", "data.class_weights=balanced", "kind=number has no classes"),
         ("text.py:kind=multilabel,", "label_smoothing=0.1", "kind=multilabel has no classes"),
@@ -71,7 +71,11 @@ LSTM, ODD = "model.encoder=lstm", "model.hidden_size=15 model.num_attention_head
         ("pretrain.py:", "phases=({},{'steps':3})", "config.phases[1] contains unknown fields: steps; use one of"),
         ("pretrain.py:", "phases=({'share':0},)", "config.phases[].share is 0.0; it must be above 0"),
         ("pretrain.py:", "phases=({'seq_len':'long'},)", "config.phases[0].seq_len is 'long'; it must be an integer"),
-        ("pretrain.py:", "phases=({'seq_len':1024},)", "1024 tokens exceed config.model.max_position_embeddings=512"),
+        (
+            "pretrain.py:",
+            "phases=({'seq_len':1024},)",
+            "1024 tokens exceed the 512 tokens of config.model",
+        ),
         (
             "pretrain.py:",
             "phases=({},{'batch_size':7}) grad_accum_steps=2",

@@ -71,6 +71,14 @@ class Split:
     sentences: np.ndarray  # uint64 [sentences + 1]: index of each sentence's first token
     documents: np.ndarray  # uint64 [documents + 1]: index of each document's first sentence
 
+    @property
+    def num_sentences(self) -> int:
+        return self.sentences.size - 1
+
+    @property
+    def num_documents(self) -> int:
+        return self.documents.size - 1
+
 
 def has_single_sentences(documents: int, sentences: int) -> bool:
     """Returns whether several documents have under 1.1 sentences on average, too few for IsNext pairs."""

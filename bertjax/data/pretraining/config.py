@@ -114,7 +114,7 @@ class Phase:
       max_sequences_per_row: maximum sentence pairs or documents of a row (default: 1, rows are not packed).
       row_predictions: maximum predictions of a row (default: `max_predictions`, for rows that are not packed).
       masking: settings of token masking.
-      config: learning rate and model fields of the phase.
+      settings: learning rate and model fields of the phase.
     """
 
     seq_len: int
@@ -125,7 +125,7 @@ class Phase:
     max_sequences_per_row: int = 1
     row_predictions: int = 0
     masking: Masking = Masking()
-    config: PhaseConfig = PhaseConfig()
+    settings: PhaseConfig = PhaseConfig()
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_predictions <= self.seq_len:

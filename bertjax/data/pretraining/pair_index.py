@@ -127,7 +127,7 @@ def open_pair_index(
     `Corpus.checksums` verifies it in the background. Several processes may build the same index at once.
     """
     data: Split = getattr(corpus, split)
-    count = max(0, data.documents.size - 1)
+    count = data.num_documents
     # Pairs need two documents, because segment B of a NotNext pair comes from another document.
     if count < (needed := 2 if pairing else 1):
         raise UsageError(

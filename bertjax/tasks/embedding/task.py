@@ -183,7 +183,7 @@ class EmbedTask(FinetuningTask):
         batching = Batching(data.eval_batch_size, bucket if data.bucket else 0, longest)
         return eval_batches(self.eval_examples, batching, shard)
 
-    def evaluate(self, means: dict[str, float], outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
+    def final_metrics(self, means: dict[str, float], outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
         vectors = self.eval_vectors(outputs)
         return {name: value for each in self.eval_sets for name, value in each.score(vectors).items()}
 

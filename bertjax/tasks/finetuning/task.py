@@ -265,7 +265,7 @@ class FinetuningTask(Task):
     def format_row(self, batch: NumpyBatch, row: int) -> str:
         return format_row(batch, row, self.tokenizer, self.labels)
 
-    def evaluate(self, means: dict[str, float], outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
+    def final_metrics(self, means: dict[str, float], outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
         return {**means, **self.score(outputs)}
 
     @property

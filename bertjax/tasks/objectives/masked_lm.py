@@ -37,8 +37,6 @@ def _metrics(prefix: str, title: str) -> tuple[Metric, ...]:
 class MaskedLm(PretrainingObjective):
     """Masked LM and next-sentence prediction. The loss is the sum of their mean losses (section A.2 of the paper)."""
 
-    # Methods select these four metrics by index, because the names of the sentence-pair metrics differ in subclasses.
-    # Subclasses may append other metrics.
     metrics = _metrics("nsp", "next sentence")
     model_class = PretrainingModel
     pairing = NEXT_SENTENCE
@@ -56,10 +54,15 @@ class MaskedLm(PretrainingObjective):
     def schema(self) -> Schema:
         return PACKED_BATCH if self.packing else MASKED_LM_BATCH
 
+    @property
+    def _names(self) -> list[str]:
+        """Names of the first four metrics: loss and accuracy of masked LM, then of sentence pairs."""
+        return [metric.name for metric in self.metrics[:4]]
+
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         """Returns the divisor of each loss. As in google-research/bert, 1e-5 is added to the divisor of masked LM."""
         pairs = jnp.sum(batch["next_sentence_labels"] >= 0).astype(jnp.float32)
-        mlm_loss, pair_loss, *_ = self.loss_weights
+        mlm_loss, _, pair_loss, _ = self._names
         return {mlm_loss: jnp.sum(batch["masked_lm_weights"]) + 1e-5, pair_loss: jnp.maximum(pairs, 1.0)}
 
     def baseline(self, corpus: "Corpus", batches: Iterator[NumpyBatch]) -> dict[str, float]:
@@ -72,14 +75,16 @@ class MaskedLm(PretrainingObjective):
             label_counts += np.bincount(labels[labels >= 0], minlength=2)
             masked_ids.append(batch["masked_lm_ids"][batch["masked_lm_weights"] > 0])
         values = token_frequency_baseline(corpus, masked_ids)
-        metrics = {self.metrics[0].name: values["loss"], self.metrics[1].name: values["accuracy"]}
+        mlm_loss, mlm_accuracy, _, pair_accuracy = self._names
+        metrics = {mlm_loss: values["loss"], mlm_accuracy: values["accuracy"]}
         metrics["heldout_entropy"] = values["heldout_entropy"]
         if label_counts.sum():
-            metrics[self.metrics[3].name] = float(label_counts.max() / label_counts.sum())
+            metrics[pair_accuracy] = float(label_counts.max() / label_counts.sum())
         return metrics
 
     def compute(self, params: dict, batch: Batch, dropout_key: jax.Array | None) -> tuple[MetricSums, Outputs]:
-        return self.metric_sums(batch, *self.apply(params, batch, dropout_key)), {}
+        masked_lm_logits, pair_logits = self.apply(params, batch, dropout_key)
+        return self.metric_sums(batch, masked_lm_logits, pair_logits), {}
 
     def metric_sums(self, batch: Batch, masked_lm_logits: jax.Array, pair_logits: jax.Array) -> MetricSums:
         """Computes metric sums from masked-LM logits [B, P, V] and pair logits [B, 2] (packed rows: [B, S, 2]).
@@ -90,8 +95,7 @@ class MaskedLm(PretrainingObjective):
         has_label = (labels >= 0).astype(jnp.float32)
         masked_lm = loss_and_accuracy(masked_lm_logits, batch["masked_lm_ids"], batch["masked_lm_weights"])
         pairs = loss_and_accuracy(pair_logits, jnp.maximum(labels, 0), has_label)
-        names = [metric.name for metric in self.metrics]
-        return dict(zip(names[:4], (*masked_lm, *pairs), strict=True))
+        return dict(zip(self._names, (*masked_lm, *pairs), strict=True))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +113,7 @@ class MaskedLmWithSentenceOrder(MaskedLm):
 class MaskedLmOnPairs(MaskedLm):
     """Masked LM without next-sentence prediction, on rows of sentence pairs (No NSP in Table 5 of the paper)."""
 
-    untrained_modules = ("next_sentence",)
+    unexported_modules = ("next_sentence",)
 
     def postprocess_batches(self, batches: Iterator[NumpyBatch]) -> Iterator[NumpyBatch]:
         """Sets next-sentence labels to -1, which the loss ignores."""
@@ -122,4 +126,4 @@ class MaskedLmOnText(MaskedLm):
     """Masked LM on rows of contiguous text or, with packing, of documents. Next-sentence labels are -1."""
 
     pairing = ""
-    untrained_modules = ("next_sentence",)
+    unexported_modules = ("next_sentence",)

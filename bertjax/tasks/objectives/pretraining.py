@@ -31,8 +31,8 @@ class PretrainingObjective(Objective):
       pairing: kind of sentence pairs, which need two segments (default: "", documents or running text).
       options: fields of `PretrainingData` that this objective uses, but not every objective (default: ()).
       can_add_pieces: see `Task`.
-      untrained_modules: top-level modules of `model` that are not trained, or are used only in training (default: ()).
-        Exports omit these modules.
+      unexported_modules: top-level modules of `model` that exports omit, because they are not trained, or are used only
+        in training (default: ()).
     """
 
     packing: bool = False
@@ -42,7 +42,7 @@ class PretrainingObjective(Objective):
     pairing: ClassVar[str] = ""
     options: ClassVar[tuple[str, ...]] = ()
     can_add_pieces: ClassVar[bool] = False
-    untrained_modules: ClassVar[tuple[str, ...]] = ()
+    unexported_modules: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def for_model(cls, model: ModelConfig, data: Any = None) -> Self:

@@ -35,7 +35,7 @@ class ReplacedTokens(MaskedLmOnText):
     )
     model_class = ReplacedTokenModel
     options = ("generator_size", "discriminator_weight")
-    untrained_modules = ("generator", "generator_lm")
+    unexported_modules = ("generator", "generator_lm")
     discriminator_weight: float = 50.0
 
     @property
