@@ -153,7 +153,7 @@ def save(
         raise UsageError(f"cannot save to {destination}; save to a local folder, then copy it")
     params, target = checkpoint.params, Path(os.path.realpath(Path(destination).expanduser()))
     # A copy in bertjax's format keeps the next-sentence head, which `evaluate` needs.
-    left_out = {*checkpoint.untrained} - {NEXT_SENTENCE if fmt == BERTJAX else ""}
+    left_out = {*checkpoint.unexported} - {NEXT_SENTENCE if fmt == BERTJAX else ""}
     # In transformers, only ELECTRA has the head that detects replaced tokens.
     left_out |= {DISCRIMINATOR} if fmt != BERTJAX and checkpoint.config.model_type != "electra" else set()
     for name in [name for name in params if name.split("/")[0] in left_out]:

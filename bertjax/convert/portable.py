@@ -87,7 +87,7 @@ class PortableCheckpoint:
       labels: names of classes, labels or tags in the order of their ids (default: (), no labels).
       notes: messages about the import, for the user.
       embedder: modules of a sentence-transformers model (default: None, no such modules).
-      untrained: `unexported_modules` of the run's objective, which exports leave out.
+      unexported: `unexported_modules` of the run's objective, which exports leave out.
       source: folder of the original checkpoint in Hugging Face's format (default: `-`, unknown).
       description: description of the Flax module (default: None, follows from the parameters and the output layer).
     """
@@ -99,7 +99,7 @@ class PortableCheckpoint:
     labels: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     embedder: SentenceEmbedder | None = None
-    untrained: tuple[str, ...] = ()
+    unexported: tuple[str, ...] = ()
     source: str = "-"
     description: dict[str, Any] | None = None
 
@@ -239,7 +239,7 @@ def read_workdir(path: AnyPath, any_kind: bool = False) -> PortableCheckpoint:
         layer.kind if layer else "",
         layer.labels if layer else (),
         embedder=_workdir_embedder(workdir, config, params),
-        untrained=objective.unexported_modules if objective else (),
+        unexported=objective.unexported_modules if objective else (),
         source=(read_origin(workdir) or read_origin(workdir / "init_from")).get("source", "-"),
         description=description if any_kind else None,
     )
@@ -286,7 +286,7 @@ def write_workdir(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
     run_config = finetuning_config(OUTPUT_KINDS[layer.kind].task) if layer else pretraining_config()
     for name, value in vars(checkpoint.config).items():
         run_config.model[name] = value
-    if NEXT_SENTENCE in checkpoint.untrained:
+    if NEXT_SENTENCE in checkpoint.unexported:
         run_config.data.objective = "none"  # so that later conversions leave out the next-sentence head
     (folder / CONFIG).write_text(json.dumps(run_config.to_dict(), indent=1) + "\n")
     files = vocabulary_files(checkpoint.vocabulary) | ({OUTPUT_LAYER: layer.as_json()} if layer else {})

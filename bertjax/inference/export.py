@@ -125,7 +125,7 @@ def _output_names(checkpoint: PortableCheckpoint) -> tuple[str, ...]:
     if checkpoint.output_kind:
         return ("start_logits", "end_logits") if checkpoint.output_kind == SPANS else (_LOGITS,)
     if embedder is None:
-        return (_LOGITS,) if MASKED_LM in checkpoint.modules - {*checkpoint.untrained} else (_STATES,)
+        return (_LOGITS,) if MASKED_LM in checkpoint.modules - {*checkpoint.unexported} else (_STATES,)
     if embedder.refusal:
         raise UsageError(f"{embedder.refusal}; export a checkpoint without modules of sentence-transformers")
     for pooling in [module for module in embedder.modules if isinstance(module, Pooling)]:

@@ -79,7 +79,7 @@ class LoadedModel:
       mesh: device mesh.
       path: path of the checkpoint, for error messages.
       embedder: modules of a sentence-transformers model (default: None, the model has no such modules).
-      untrained: `unexported_modules` of the run's objective (default: ()).
+      unexported: `unexported_modules` of the run's objective (default: ()).
     """
 
     config: ModelConfig
@@ -91,7 +91,7 @@ class LoadedModel:
     mesh: Mesh
     path: str
     embedder: SentenceEmbedder | None = None
-    untrained: tuple[str, ...] = ()
+    unexported: tuple[str, ...] = ()
 
     def row_len(self, seq_len: int | None) -> int:
         """Returns the maximum tokens per row: `seq_len` or, if it is None, the model's maximum."""
@@ -244,7 +244,7 @@ def to_portable(model: LoadedModel) -> PortableCheckpoint:
     arrays = {name: np.asarray(array) for name, array in flatten_dict(jax.device_get(model.params), sep="/").items()}
     arrays = without_embedding_layers(model.model_description, arrays)
     return PortableCheckpoint(
-        model.config, arrays, model.vocabulary, kind, labels, embedder=model.embedder, untrained=model.untrained
+        model.config, arrays, model.vocabulary, kind, labels, embedder=model.embedder, unexported=model.unexported
     )
 
 
@@ -274,7 +274,7 @@ def _from_portable(checkpoint: PortableCheckpoint, path: str, mesh: Mesh, defaul
         mesh,
         path,
         checkpoint.embedder,
-        checkpoint.untrained,
+        checkpoint.unexported,
     )
 
 
