@@ -36,8 +36,8 @@ from bertjax.data.pretraining.rows import (
     assemble_rows,
     epoch_order,
     pair_lookup,
+    running_text_lookup,
     stream_key,
-    tile_lookup,
     truncate_pairs,
     without_copy,
 )
@@ -99,14 +99,14 @@ class RowSource:
         return format_masked_row(LABELS[self.pairing], batch, row, vocabulary)
 
     def open(
-        self, corpus: Corpus, split: str, seq_len: int, seed: int, dupe_factor: int, tile_key: np.uint64 | None
+        self, corpus: Corpus, split: str, seq_len: int, seed: int, dupe_factor: int, offset_key: np.uint64 | None
     ) -> tuple[np.ndarray, Lookup]:
         """Returns the end row of each pass over a split, int64 [passes], and the `Lookup` of the split.
 
-        Pairs and documents depend on `seed` and `dupe_factor`, running text on `tile_key` (see `tile_lookup`).
+        Pairs and documents depend on `seed` and `dupe_factor`, running text on `offset_key` (see `running_text_lookup`).
         """
         if not self.pairing and not self.packed:
-            return tile_lookup(len(getattr(corpus, split).tokens), seq_len - TEXT_SPECIAL_TOKENS, tile_key)
+            return running_text_lookup(len(getattr(corpus, split).tokens), seq_len - TEXT_SPECIAL_TOKENS, offset_key)
         sequences_per_row = self.sequences_per_row(seq_len)
         index = open_pair_index(corpus, split, seq_len, seed, dupe_factor, sequences_per_row, self.pairing)
         return index.pass_ends, pair_lookup(index, sequences_per_row)
@@ -129,8 +129,8 @@ def train_dataset(
       number, from 1) and `position_ids`, int32 [B, L], replace `input_mask`, and `next_sentence_labels` is [B, S] for
       up to S pairs per row. In batches of documents, they are -1.
     """
-    order_key, tile_key = (stream_key(seed, phase.start_step, purpose) for purpose in (_ORDER, _OFFSET))
-    pass_ends, lookup = source.open(corpus, "train", phase.seq_len, seed, dupe_factor, tile_key)
+    order_key, offset_key = (stream_key(seed, phase.start_step, purpose) for purpose in (_ORDER, _OFFSET))
+    pass_ends, lookup = source.open(corpus, "train", phase.seq_len, seed, dupe_factor, offset_key)
     order = epoch_order(pass_ends, order_key)
     assemble = _make_assembler(corpus, corpus.train.tokens, phase, source, shard, seed, phase.start_step)
     rows = shard.rows(phase.batch_size)
