@@ -186,8 +186,8 @@ class EncoderOutputs(NamedTuple):
 
     Attributes:
       tokens: [B, L, D], hidden states of the last layer.
-      directions: for each of the n `context_sides`, the part of `tokens` with this context, [B, L, D / n], and the token
-        embedding table for tied output layers, float32 [V, E], or [V, D / 2] for LSTMs.
+      directions: for each of the n `context_sides`, the part of `tokens` with this context, [B, L, D / n], and the
+        token embedding table for tied output layers, float32 [V, E], or [V, D / 2] for LSTMs.
       layers: [N + 1, B, L, D], outputs of the embeddings and all layers. None if they were not collected.
     """
 

@@ -103,7 +103,7 @@ class RowSource:
     ) -> tuple[np.ndarray, Lookup]:
         """Returns the end row of each pass over a split, int64 [passes], and the `Lookup` of the split.
 
-        Pairs and documents depend on `seed` and `dupe_factor`, running text on `offset_key` (see `running_text_lookup`).
+        Pairs and documents depend on `seed` and `dupe_factor`, running text on `offset_key`.
         """
         if not self.pairing and not self.packed:
             return running_text_lookup(len(getattr(corpus, split).tokens), seq_len - TEXT_SPECIAL_TOKENS, offset_key)
