@@ -18,13 +18,14 @@ from flax.traverse_util import flatten_dict
 
 from bertjax.errors import UsageError, listed
 from bertjax.model.config import ModelConfig
+from bertjax.model.encoder import ENCODER
 from bertjax.model.heads import DiscriminatorHead
 from bertjax.model.models import EncoderModel, PretrainingModel, SequenceModel, TokenModel
 from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, MULTILABEL, SPANS, TAGS
 
 FLOAT_DTYPES = ("float32", "bfloat16", "float16", "float64")
-# Modules of a model. A checkpoint contains the complete encoder. Each other module is either complete or missing.
-ENCODER, POOLER, MASKED_LM, NEXT_SENTENCE, CLASSIFIER = "encoder", "pooler", "masked_lm", "next_sentence", "classifier"
+# Modules of a model besides ENCODER, which every checkpoint contains. Each of them is either complete or missing.
+POOLER, MASKED_LM, NEXT_SENTENCE, CLASSIFIER = "pooler", "masked_lm", "next_sentence", "classifier"
 DISCRIMINATOR = "discriminator"
 REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 # Activations of `ModelConfig`, keyed by transformers name. `gelu` is the exact erf form, unlike in

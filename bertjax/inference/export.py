@@ -23,12 +23,12 @@ from tokenizers import Tokenizer, normalizers
 
 from bertjax.convert import huggingface
 from bertjax.convert.convert import local_checkpoint, read_checkpoint
-from bertjax.convert.family import ENCODER, MASKED_LM, OUTPUT_KINDS
+from bertjax.convert.family import MASKED_LM, OUTPUT_KINDS
 from bertjax.convert.huggingface_tokenizer import write_tokenizer
 from bertjax.convert.portable import PortableCheckpoint
 from bertjax.data.corpus.vocabulary import TOKENIZER_JSON, VOCABULARY_FILES
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.model.encoder import make_encoder, mean_states, sequence_states
+from bertjax.model.encoder import ENCODER, make_encoder, mean_states, sequence_states
 from bertjax.model.heads import LmHead
 from bertjax.model.lstm import LEFT
 from bertjax.tasks.embedding.sentence_embedder import SENTENCE, TOKENS, Pooling

@@ -22,6 +22,7 @@ from bertjax.data.finetuning.examples import make_examples
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.inference.inputs import PAIR_SEPARATOR, Text, TruncationCount, encode_row
 from bertjax.inference.load import LoadedModel
+from bertjax.model.encoder import ENCODER
 from bertjax.training.cached_features import make_hidden_states_fn
 from bertjax.utils.io import remove_temporaries, write_atomic, write_npz
 from bertjax.utils.json_files import read_object
@@ -74,7 +75,7 @@ class FeatureExtractor:
         """
         config, truncation = self.model.config, TruncationCount(self.seq_len)
         hidden_states_of = make_hidden_states_fn(
-            config, self.model.params["encoder"], self.model.mesh, self.layers, self.seq_len
+            config, self.model.params[ENCODER], self.model.mesh, self.layers, self.seq_len
         )
         max_tokens = min(_MAX_SHARD_TOKENS, SHARD_BYTES // (4 * len(self.layers) * config.hidden_size))
         remaining = iter(texts)

@@ -19,13 +19,13 @@ from jax.sharding import Mesh, Sharding
 from bertjax.config.load import load_saved_config
 from bertjax.config.mesh import MeshConfig
 from bertjax.convert.convert import BERTJAX, detect_format, local_checkpoint, read_checkpoint
-from bertjax.convert.family import CLASSIFIER, ENCODER, OUTPUT_KINDS
+from bertjax.convert.family import CLASSIFIER, OUTPUT_KINDS
 from bertjax.convert.portable import PortableCheckpoint, check_portable, read_workdir, without_embedding_layers
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.errors import UsageError, listed, quoted
 from bertjax.model.config import ModelConfig
-from bertjax.model.encoder import make_encoder
+from bertjax.model.encoder import ENCODER, make_encoder
 from bertjax.model.heads import LmHead
 from bertjax.model.models import EncoderModel, build_model
 from bertjax.model.partitioning import resolve_layout
@@ -103,7 +103,7 @@ class LoadedModel:
     def metadata(self) -> dict[str, Any]:
         """Returns all settings that determine the hidden states of a text, as a JSON object."""
         digest = hashlib.sha256()
-        for path, array in sorted(flatten_dict(self.params["encoder"], sep="/").items()):
+        for path, array in sorted(flatten_dict(self.params[ENCODER], sep="/").items()):
             digest.update(f"{path} {array.dtype} {array.shape}".encode() + np.asarray(array).tobytes())
         return {
             "architecture": vars(self.config.architecture),
@@ -143,7 +143,7 @@ class LoadedModel:
         def masked_lm_probs(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
             hidden = encode(params, batch["input_ids"], batch["segment_ids"], batch["input_mask"])  # [B, L, D]
             masked = jnp.take_along_axis(hidden, batch["masked_lm_positions"][..., None], axis=1)
-            token_table = params["encoder"]["embeddings"]["token"]
+            token_table = params[ENCODER]["embeddings"]["token"]
             logits: Any = head.apply({"params": params.get("masked_lm", {})}, masked, token_table)
             return jax.nn.softmax(logits)
 
@@ -153,7 +153,7 @@ class LoadedModel:
         """Returns a function from parameters and the encoder's inputs to the hidden states of the last layer."""
         # Scan the layers, so that a single layer is compiled. Compilation takes most of the time to the first result.
         encoder = make_encoder(dataclasses.replace(self.config, scan_layers="true"))
-        return lambda params, *inputs: encoder.apply({"params": params["encoder"]}, *inputs)[0]
+        return lambda params, *inputs: encoder.apply({"params": params[ENCODER]}, *inputs)[0]
 
     def _jit(self, function: Callable[[Any, dict[str, jax.Array]], Any]) -> Callable[[Batch], Any]:
         return jit_on_mesh(function, self.params, self.mesh)

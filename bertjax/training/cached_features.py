@@ -19,7 +19,7 @@ from bertjax.config.run import RunConfig
 from bertjax.data.finetuning.batches import inference_batches
 from bertjax.data.finetuning.examples import Examples
 from bertjax.model.config import ModelConfig
-from bertjax.model.encoder import make_encoder
+from bertjax.model.encoder import ENCODER, make_encoder
 from bertjax.model.feature_head import CACHED_FEATURES
 from bertjax.model.partitioning import resolve_layout
 from bertjax.tasks.build import build_task
@@ -74,7 +74,7 @@ def _cached_features(config: FinetuningConfig, init_from: str, examples: Example
         check_free_space(path.parent, num_bytes, "features of the frozen encoder", remedy)
         logger.info(f"caching features of the frozen encoder: {num_bytes / 1e9:,.2f} GB in {path}")
         mesh = make_mesh(MeshConfig())
-        encoder = unflatten_dict(load_params_on_host(checkpoint), sep="/")["encoder"]
+        encoder = unflatten_dict(load_params_on_host(checkpoint), sep="/")[ENCODER]
         params = jax.device_put(encoder, replicated(mesh))
         hidden_states_of = make_hidden_states_fn(model, params, mesh, layers, max(8, int(np.diff(offsets).max())))
         with atomic_file(path) as unfinished, progress_bar("features", len(offsets) - 1, " texts") as bar:

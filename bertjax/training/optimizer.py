@@ -20,6 +20,7 @@ import optax
 
 from bertjax.config.optimizer import OptimizerConfig
 from bertjax.errors import UsageError
+from bertjax.model.encoder import ENCODER
 from bertjax.model.layers import is_stacked
 from bertjax.training.freezing import Freezing
 
@@ -219,7 +220,7 @@ def scale_by_layer_decay(decay: float, frozen_layers: int) -> optax.GradientTran
             if is_stacked(names):
                 factors = decay ** np.arange(num_trained, 0, -1, dtype=np.float32)
                 return update * factors.reshape(-1, *[1] * (update.ndim - 1))
-            is_embedding = names[0] == "encoder" and "embeddings" in names
+            is_embedding = names[0] == ENCODER and "embeddings" in names
             return update * decay ** (num_trained + frozen_layers + 1) if is_embedding else update
 
         return _map_with_names(scale, updates)
