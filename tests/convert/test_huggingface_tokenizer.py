@@ -134,7 +134,9 @@ def test_properties_of_added_tokens_are_applied(save_json, plain):
     assert words.count(tag) == 1 and words[-1] == tag
     assert len(spaces) == 3 and spaces[1] == ent
     assert cases == [e1, e1]
-    _, spans = Tokenizer(read_tokenizer(plain)[0]).encode_with_offsets("a <ent> b")
+    vocabulary = read_tokenizer(plain)[0]
+    assert vocabulary.pieces[e1] == "[E1]"
+    _, spans = Tokenizer(vocabulary).encode_with_offsets("a <ent> b")
     assert spans[1, 0] == 2  # not the space that the token strips
 
 
