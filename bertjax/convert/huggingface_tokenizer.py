@@ -84,6 +84,10 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
     # In transformers, DistilBertTokenizer and classes other than BERT's return segments only if the config says so.
     default = (_TYPE_IDS,) if tokenizer_class in {*BERT_CLASSES} - {"DistilBertTokenizer"} else ()
     returns_segments = _TYPE_IDS in (config.get("model_input_names") or default)
+    if "added_tokens_decoder" not in config:
+        # In old folders, this file replaces `unk_token`, which the models of all classes but byte-level ones need.
+        special_tokens = read_object(folder / _SPECIAL_TOKENS, optional=True)
+        config |= {name: token for name, token in special_tokens.items() if name == "unk_token"}
     try:
         if tokenizer_class in BERT_CLASSES:
             config = {**BERT_DEFAULTS, **config}
@@ -129,7 +133,7 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
         raise UsageError(
             f"cannot build the tokenizer of {folder}: {first_line(error)}; correct its {TOKENIZER} and {CONFIG}"
         ) from error
-    vocabulary = _standard_vocabulary(engine, folder)
+    vocabulary = _standard_vocabulary(engine, folder) if separators == (1, 1) else None
     if vocabulary is None:
         content = engine.to_str().encode()
         vocabulary = load_vocabulary(folder / TOKENIZER, None, content, special_ids=special_ids)

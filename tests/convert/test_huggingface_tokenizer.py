@@ -134,7 +134,9 @@ def test_properties_of_added_tokens_are_applied(save_json, plain):
     assert words.count(tag) == 1 and words[-1] == tag
     assert len(spaces) == 3 and spaces[1] == ent
     assert cases == [e1, e1]
-    _, spans = Tokenizer(read_tokenizer(plain)[0]).encode_with_offsets("a <ent> b")
+    vocabulary = read_tokenizer(plain)[0]
+    assert vocabulary.pieces[e1] == "[E1]"
+    _, spans = Tokenizer(vocabulary).encode_with_offsets("a <ent> b")
     assert spans[1, 0] == 2  # not the space that the token strips
 
 
@@ -235,6 +237,24 @@ def test_special_tokens_may_have_other_names(plain):
     vocabulary = read_tokenizer(plain)[0]
     assert [vocabulary.pieces[index] for index in vocabulary.special_ids][2:4] == ["<s>", "</s>"]
     assert encode(plain, ["a</s>b"])[0][1] == vocabulary.sep_id
+    (plain / "vocab.txt").write_text(text.replace("[UNK]", "<unk>"))
+    edit_json(plain / "special_tokens_map.json", unk_token="<unk>")
+    assert encode(plain, ["\u2203"]) == [[vocabulary.unk_id]]
+
+
+@pytest.mark.parametrize(
+    ("single", "pair", "separators"),
+    [
+        ("[CLS] $A", "[CLS] $A [SEP] $B:1", (1, 0)),
+        ("[CLS] $A [SEP]", "[CLS] $A [SEP] [SEP] $B:1 [SEP]:1", (2, 1)),
+        ("[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]", (0, 1)),
+    ],
+)
+def test_templates_of_a_generic_class_are_used(single, pair, separators, save_json, plain):
+    ids = [("[CLS]", 2), ("[SEP]", 3)]
+    save_json(lambda t: setattr(t, "post_processor", processors.TemplateProcessing(single, pair, ids)))
+    vocabulary = read_tokenizer(plain)[0]
+    assert (vocabulary.pair_separators, vocabulary.end_separators) == separators
 
 
 BERT_CLASS = {"tokenizer_class": "BertTokenizer"}

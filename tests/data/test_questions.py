@@ -152,7 +152,8 @@ def test_hugging_face_dataset_questions_are_read_from_json_and_json_lines(tmp_pa
     ]
     official = squad(qa("1", "Ann", 0, question="q"), {"id": "2", "question": "q", "answers": []})
     nested, (article,) = read(tmp_path, official)[0], official["data"]
-    for content in ({"version": 2.0, "data": flat}, flat, article["paragraphs"], article["paragraphs"][0]):
+    single = [{**flat[0], "answers": {"text": "Ann", "answer_start": 0}}, flat[1]]
+    for content in ({"version": 2.0, "data": flat}, flat, single, article["paragraphs"], article["paragraphs"][0]):
         assert read(tmp_path, content)[0] == nested
     for lines, expected in ((flat, nested), (flat[:1], nested[:1])):
         (tmp_path / "train.jsonl").write_text("\n".join(json.dumps(entry) for entry in lines) + "\n")
@@ -166,7 +167,7 @@ PLACE = "question 7 of entry 1, paragraph 1"
     "content, message",
     [
         (squad(qa("1", "Ann", 0), qa("1", "Ann", 0)), "2 questions with the id '1'"),
-        (squad(qa("7", "Ann", None)), f"{PLACE}: "),
+        (squad(qa("7", "Ann", None)), f"{PLACE}: answer_start is None; use an integer"),
         (squad(qa("7", "Ann", "x")), f"{PLACE}: .*'x'"),
         (squad(qa("7", "Ann", 0.5)), f"{PLACE}: answer_start is 0.5"),
         (squad(qa("7", 5, 0)), f"{PLACE}: "),

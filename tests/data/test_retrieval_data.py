@@ -15,7 +15,7 @@ CORPUS = [
     {"_id": "d5", "text": "No title."},
 ]
 QUERIES = [{"_id": "q1", "text": "cats"}, {"_id": "q2", "text": "dogs"}, {"_id": "q3", "text": "not judged"}]
-QRELS = ["query-id\tcorpus-id\tscore", "q1\td1\t1", "q1\tnosuch\t2", "q2\t2\t0", "q9\td1\t1"]
+QRELS = ["query-id\tcorpus-id\tscore", "q1\td1\t1", "q1\tnosuch\t2.0", "q2\t2\t0", "q9\td1\t1"]
 
 
 @pytest.fixture
@@ -45,9 +45,17 @@ def test_titles_are_joined_to_texts_and_unused_rows_are_counted(folder):
     assert read_texts_by_id(folder() / "corpus.jsonl")[0] == data.documents
 
 
+def test_queries_that_are_documents_are_counted(folder):
+    queries = [{"_id": "d1", "text": "a query"}, {"_id": "d4", "text": "judged relevant"}]
+    qrels = [QRELS[0], "d1\td5\t1", "d1\td1\t0", "d4\td4\t1"]
+    *_, note = read_retrieval(folder(queries=queries, qrels=qrels)).notes
+    assert note == "queries for which the document of the same id is not retrieved, as in BEIR: 1"
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"qrels": [*QRELS, "q1\td1\t0.5"]}, "test.tsv line 6: score is '0.5'; use an integer grade"),
         ({"qrels": [*QRELS, "q1\td1\thigh"]}, "test.tsv line 6: score is 'high'; use an integer grade"),
         ({"qrels": [QRELS[0], "q9\td1\t1", "q1\tnosuch\t1"]}, "1 skipped whose query .* 1 whose document .*; use file"),
         ({"qrels": ["q1 0 d1 1"]}, "test.tsv lacks the header"),

@@ -15,7 +15,7 @@ import bertjax
 from bertjax.cli import main as cli
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.tasks.embedding.config import EmbedData
-from bertjax.tasks.embedding.evaluation import read_eval_sets
+from bertjax.tasks.embedding.evaluation import RankedDocuments, read_eval_sets
 from bertjax.tasks.embedding.sentence_embedder import SentenceEmbedder
 from bertjax.tasks.finetuning.splits import evaluated_split
 from bertjax.training.checkpoint import find_checkpoint
@@ -289,3 +289,18 @@ def test_paths_of_several_files_do_not_depend_on_the_current_folder(monkeypatch,
     monkeypatch.chdir(files)
     config = experiment_config("embed:train=pairs.tsv+hf:org/x:train,size=L1_H16", [])
     assert [each["file"] for each in config.data.sources] == [f"{files}/pairs.tsv", "hf:org/x:train"]
+
+
+def test_a_query_does_not_retrieve_the_document_of_its_own_id_unless_it_is_relevant():
+    # Texts 0 and 1 are the queries x and y, texts 2 to 4 the documents x, y and z.
+    vectors = np.array([[1, 0], [0, 1], [1, 0], [0.6, 0.8], [0.8, 0.6]], np.float32)
+    judgments = {"x": {"z": 1, "x": 0}, "y": {"y": 1}}
+    metrics = ("accuracy_at_1", "recall_at_100")
+    queries, documents = {"x": 0, "y": 1}, {"x": 2, "y": 3, "z": 4}
+    ranked = RankedDocuments("beir", metrics, "retrieval.jsonl", queries, documents, judgments)
+    assert ranked.score(vectors) == {"accuracy_at_1": 1, "recall_at_100": 1}
+    records = [*ranked.records(vectors, ["x", "y", "x", "y", "z"])]
+    assert [[each["id"] for each in record["nearest"]] for record in records] == [["z", "y"], ["y", "z", "x"]]
+    pytest.importorskip("bm25s", reason="needs bm25s: pip install -e '.[retrieval]'")
+    texts = ["alpha beta", "gamma", "alpha beta", "gamma", "beta"]
+    assert ranked.baseline(texts) == {"accuracy_at_1": 1, "recall_at_100": 1}

@@ -156,7 +156,9 @@ def load_vocabulary(
     elif path.suffix == ".json":
         engine = load_tokenizer_json(path, content)
         size = max(engine.get_vocab().values(), default=-1) + 1
-        kind, pieces = TOKENIZER_JSON, tuple(engine.id_to_token(index) or "" for index in range(size))
+        # `id_to_token` lower-cases added tokens such as [MASK] if they are searched in the normalized text.
+        added = {index: token.content for index, token in engine.get_added_tokens_decoder().items()}
+        kind, pieces = TOKENIZER_JSON, tuple(added.get(i) or engine.id_to_token(i) or "" for i in range(size))
         normalized = engine.normalizer.normalize_str("A") if engine.normalizer else "A"
         lower_case = "a" in normalized
     else:

@@ -151,7 +151,9 @@ def _parse_question(entry: dict[str, Any], context: str) -> Question:
         raise ValueError(f"is_impossible is {flag!r}; use true or false")
     is_impossible = _FLAGS[flag]
     answers = [] if is_impossible else entry.get("answers") or []
-    if isinstance(answers, dict):
+    if isinstance(answers, dict) and isinstance(answers["text"], str):
+        answers = [answers]
+    elif isinstance(answers, dict):
         # Hugging Face `datasets` stores a list of texts and a list of offsets.
         pairs = zip(answers["text"], answers["answer_start"], strict=True)
         answers = [{"text": text, "answer_start": offset} for text, offset in pairs]
@@ -163,8 +165,8 @@ def _parse_question(entry: dict[str, Any], context: str) -> Question:
             lacks_answer = "whose field answers is missing"
         elif is_impossible is False:
             lacks_answer = "with is_impossible=false, but without an answer"
-    start = float(answers[0]["answer_start"]) if answers else -1.0
-    if not start.is_integer():
+    start = answers[0]["answer_start"] if answers else -1
+    if not isinstance(start, int | float | str) or not float(start).is_integer():
         raise ValueError(f"answer_start is {start}; use an integer")
     # Each surrogate is replaced by one character, so that character offsets stay valid.
     return Question(

@@ -41,19 +41,21 @@ def read_retrieval(folder: str | Path, split: str = "test") -> RetrievalData:
     judgments: dict[str, dict[str, int]] = {}
     for row in read_table(path, columns, stats):
         query, document, grade = row.fields.values()
-        if not re.fullmatch(r"\s*[+-]?\d+\s*", grade):
+        if not re.fullmatch(r"\s*[+-]?\d+(\.0*)?\s*", grade):
             raise UsageError(f"{path} line {row.line}: score is {quoted(grade)}; use an integer grade")
         if query not in queries:
             stats.skip("whose query is not in queries.jsonl", row.line)
             continue
         if document not in documents:
             stats.count_irregular("whose document is not in corpus.jsonl, not retrieved", row.line)
-        judgments.setdefault(query, {})[document] = int(grade)
+        judgments.setdefault(query, {})[document] = int(float(grade))
         stats.used += 1
     if not any(grades.keys() & documents.keys() for grades in judgments.values()):
         raise UsageError(f"{stats.summary()}; use files with the same ids")
-    notes = (document_stats.summary(), query_stats.summary(), stats.summary())
-    return RetrievalData(documents, {query: queries[query] for query in judgments}, judgments, notes)
+    notes = [document_stats.summary(), query_stats.summary(), stats.summary()]
+    if count := sum(query in documents and grades.get(query, 0) < 1 for query, grades in judgments.items()):
+        notes.append(f"queries for which the document of the same id is not retrieved, as in BEIR: {count:,}")
+    return RetrievalData(documents, {query: queries[query] for query in judgments}, judgments, tuple(notes))
 
 
 def read_texts_by_id(path: Path, columns: Sequence[str] = ("_id", "title", "text")) -> tuple[dict[str, str], ReadStats]:

@@ -97,10 +97,27 @@ class RankedDocuments:
     def _rank(self, vectors: np.ndarray, count: int) -> Rankings:
         """Returns the cosines of the `count` nearest documents, by query id and document id."""
         ids, queries, documents = [*self.documents], [*self.queries.values()], [*self.documents.values()]
-        rows = zip(self.queries, *nearest(vectors[queries], vectors[documents], count), strict=True)
-        return {
+        rows = zip(self.queries, *nearest(vectors[queries], vectors[documents], count + self._num_own), strict=True)
+        rankings = {
             query: {ids[index]: float(cosine) for cosine, index in zip(cosines, indices, strict=True)}
             for query, cosines, indices in rows
+        }
+        return self._without_own(rankings, count)
+
+    @property
+    def _num_own(self) -> int:
+        """1 if a document has the id of a query, otherwise 0."""
+        return int(not self.queries.keys().isdisjoint(self.documents))
+
+    def _without_own(self, rankings: Rankings, count: int) -> Rankings:
+        """Returns the first `count` documents of each query. As in BEIR, the query itself is not one of them.
+
+        In ArguAna, for example, the queries are documents of the corpus. A relevant document is not the query itself.
+        """
+        own = {query for query, grades in self.judgments.items() if grades.get(query, 0) < 1}
+        return {
+            query: dict([item for item in ranking.items() if item[0] != query or query not in own][:count])
+            for query, ranking in rankings.items()
         }
 
     def _scores(self, rankings: Rankings) -> dict[str, float]:
@@ -116,7 +133,7 @@ class RankedDocuments:
             {key: texts[index] for key, index in indices.items()} for indices in (self.documents, self.queries)
         )
         try:
-            return self._scores(bm25(documents, queries, _DEPTH))
+            return self._scores(self._without_own(bm25(documents, queries, _DEPTH + self._num_own), _DEPTH))
         except UsageError as error:
             logger.warning(f"no BM25 baseline: {error}")
             return {}
