@@ -46,10 +46,11 @@ def test_titles_are_joined_to_texts_and_unused_rows_are_counted(folder):
 
 
 def test_queries_that_are_documents_are_counted(folder):
-    queries = [{"_id": "d1", "text": "a query"}, {"_id": "d4", "text": "judged relevant"}]
-    qrels = [QRELS[0], "d1\td5\t1", "d1\td1\t0", "d4\td4\t1"]
-    *_, note = read_retrieval(folder(queries=queries, qrels=qrels)).notes
-    assert note == "queries for which the document of the same id is not retrieved, as in BEIR: 1"
+    # Query 2 has the id of a document only by chance, and document d5 is judged relevant for its copy.
+    queries = [{"_id": key, "text": text} for key, text in (("d1", "They  sit."), ("2", "cats"), ("d5", "No title."))]
+    qrels = [QRELS[0], "d1\td5\t1", "d1\td1\t0", "2\td1\t1", "d5\td5\t1"]
+    data = read_retrieval(folder(queries=queries, qrels=qrels))
+    assert data.copies == {"d1"} and data.notes[-1].endswith("which is not retrieved for them: 1")
 
 
 @pytest.mark.parametrize(

@@ -291,13 +291,13 @@ def test_paths_of_several_files_do_not_depend_on_the_current_folder(monkeypatch,
     assert [each["file"] for each in config.data.sources] == [f"{files}/pairs.tsv", "hf:org/x:train"]
 
 
-def test_a_query_does_not_retrieve_the_document_of_its_own_id_unless_it_is_relevant():
+def test_a_query_that_is_a_document_does_not_retrieve_it():
     # Texts 0 and 1 are the queries x and y, texts 2 to 4 the documents x, y and z.
     vectors = np.array([[1, 0], [0, 1], [1, 0], [0.6, 0.8], [0.8, 0.6]], np.float32)
     judgments = {"x": {"z": 1, "x": 0}, "y": {"y": 1}}
     metrics = ("accuracy_at_1", "recall_at_100")
     queries, documents = {"x": 0, "y": 1}, {"x": 2, "y": 3, "z": 4}
-    ranked = RankedDocuments("beir", metrics, "retrieval.jsonl", queries, documents, judgments)
+    ranked = RankedDocuments("beir", metrics, "retrieval.jsonl", queries, documents, judgments, frozenset("x"))
     assert ranked.score(vectors) == {"accuracy_at_1": 1, "recall_at_100": 1}
     records = [*ranked.records(vectors, ["x", "y", "x", "y", "z"])]
     assert [[each["id"] for each in record["nearest"]] for record in records] == [["z", "y"], ["y", "z", "x"]]

@@ -21,12 +21,15 @@ class RetrievalData:
       queries: texts of the judged queries, keyed by id.
       judgments: judgments of these queries. They may name documents that the corpus lacks.
       notes: row counts of each file.
+      copies: queries that are themselves a document, as in ArguAna and Quora: a document that is not judged relevant
+        has their id, and its text ends with theirs. As in BEIR, this document should not be retrieved for the query.
     """
 
     documents: Mapping[str, str]
     queries: Mapping[str, str]
     judgments: Judgments
     notes: tuple[str, ...] = ()
+    copies: frozenset[str] = frozenset()
 
 
 def read_retrieval(folder: str | Path, split: str = "test") -> RetrievalData:
@@ -53,9 +56,14 @@ def read_retrieval(folder: str | Path, split: str = "test") -> RetrievalData:
     if not any(grades.keys() & documents.keys() for grades in judgments.values()):
         raise UsageError(f"{stats.summary()}; use files with the same ids")
     notes = [document_stats.summary(), query_stats.summary(), stats.summary()]
-    if count := sum(query in documents and grades.get(query, 0) < 1 for query, grades in judgments.items()):
-        notes.append(f"queries for which the document of the same id is not retrieved, as in BEIR: {count:,}")
-    return RetrievalData(documents, {query: queries[query] for query in judgments}, judgments, tuple(notes))
+    copies = frozenset(
+        query
+        for query, grades in judgments.items()
+        if grades.get(query, 0) < 1 and f" {_words(documents.get(query, ''))}".endswith(f" {_words(queries[query])}")
+    )
+    if copies:
+        notes.append(f"queries that are a document of the same id, which is not retrieved for them: {len(copies):,}")
+    return RetrievalData(documents, {query: queries[query] for query in judgments}, judgments, tuple(notes), copies)
 
 
 def read_texts_by_id(path: Path, columns: Sequence[str] = ("_id", "title", "text")) -> tuple[dict[str, str], ReadStats]:
@@ -75,3 +83,8 @@ def read_texts_by_id(path: Path, columns: Sequence[str] = ("_id", "title", "text
         texts[key] = text
         stats.used += 1
     return texts, stats
+
+
+def _words(text: str) -> str:
+    """Returns the words of a text, separated by one space."""
+    return " ".join(text.split())

@@ -85,6 +85,7 @@ class RankedDocuments:
       records_file: name of the file for `records`.
       queries, documents: index of each text, by query or document id.
       judgments: relevance grade of each judged document, by query id and document id.
+      copies: queries for which the document of the same id is not retrieved, see `RetrievalData`.
     """
 
     name: str
@@ -93,30 +94,22 @@ class RankedDocuments:
     queries: Mapping[str, int]
     documents: Mapping[str, int]
     judgments: Judgments
+    copies: frozenset[str] = frozenset()
 
     def _rank(self, vectors: np.ndarray, count: int) -> Rankings:
         """Returns the cosines of the `count` nearest documents, by query id and document id."""
         ids, queries, documents = [*self.documents], [*self.queries.values()], [*self.documents.values()]
-        rows = zip(self.queries, *nearest(vectors[queries], vectors[documents], count + self._num_own), strict=True)
+        rows = zip(self.queries, *nearest(vectors[queries], vectors[documents], count + bool(self.copies)), strict=True)
         rankings = {
             query: {ids[index]: float(cosine) for cosine, index in zip(cosines, indices, strict=True)}
             for query, cosines, indices in rows
         }
-        return self._without_own(rankings, count)
+        return self._without_copies(rankings, count)
 
-    @property
-    def _num_own(self) -> int:
-        """1 if a document has the id of a query, otherwise 0."""
-        return int(not self.queries.keys().isdisjoint(self.documents))
-
-    def _without_own(self, rankings: Rankings, count: int) -> Rankings:
-        """Returns the first `count` documents of each query. As in BEIR, the query itself is not one of them.
-
-        In ArguAna, for example, the queries are documents of the corpus. A relevant document is not the query itself.
-        """
-        own = {query for query, grades in self.judgments.items() if grades.get(query, 0) < 1}
+    def _without_copies(self, rankings: Rankings, count: int) -> Rankings:
+        """Returns the first `count` documents of each query, without the copies of queries."""
         return {
-            query: dict([item for item in ranking.items() if item[0] != query or query not in own][:count])
+            query: dict([item for item in ranking.items() if item[0] != query or query not in self.copies][:count])
             for query, ranking in rankings.items()
         }
 
@@ -133,7 +126,7 @@ class RankedDocuments:
             {key: texts[index] for key, index in indices.items()} for indices in (self.documents, self.queries)
         )
         try:
-            return self._scores(self._without_own(bm25(documents, queries, _DEPTH + self._num_own), _DEPTH))
+            return self._scores(self._without_copies(bm25(documents, queries, _DEPTH + bool(self.copies)), _DEPTH))
         except UsageError as error:
             logger.warning(f"no BM25 baseline: {error}")
             return {}
@@ -180,6 +173,7 @@ def read_eval_sets(data: EmbedData, read_stats: list[ReadStats], notes: list[str
         {key: _index(texts, text, True) for key, text in retrieval.queries.items()},
         {key: _index(texts, text, False) for key, text in retrieval.documents.items()},
         retrieval.judgments,
+        retrieval.copies,
     )
     notes += retrieval.notes
     return [*sets, ranked], texts
