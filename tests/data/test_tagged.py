@@ -178,7 +178,7 @@ def test_table_rows_are_read_into_words_and_tags():
     [
         ("a b", "O", "has 2 words and 1 tags"),
         *((words, "O,B-X", "the tag 'O,B-X' contains a comma") for words in ("a,b", "a b")),
-        ("['a' 'b']", "O O", ".*'a' 'b'.* is not a list"),
+        ("['a' 'b']", "O O", ".*'a' 'b'.*, not a list"),
         *(([word], ["O"], ".* is not a single word or tag") for word in ("a b", "", None, ["b"], float("nan"))),
     ],
 )

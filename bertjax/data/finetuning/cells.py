@@ -10,6 +10,8 @@ import tokenize
 from collections.abc import Iterable
 from typing import Any
 
+from bertjax.errors import UsageError, quoted
+
 # Cells that mean "missing", as in `pandas.read_csv`, and variants that no known data uses as a class.
 _MISSING = (
     *("NaN", "nan", "-NaN", "-nan", "1.#QNAN", "-1.#QNAN", "1.#IND", "-1.#IND", "NULL", "null", "None"),
@@ -22,11 +24,11 @@ _LABELS = re.compile(r"(\w+\(\s*)?(\[.*\]|\{.*\}|\(.*[,'\"].*\))(.*\))?|[\[({]\s
 _WORDS = re.compile(r"(\w+\(\s*)?[\[({]\s*['\"].*[\])}]|\[\s*\]", re.DOTALL)
 
 
-def read_list(cell: Any, in_text: bool = False) -> list[Any] | None:
+def read_list(cell: Any, place: str, in_text: bool = False) -> list[Any] | None:
     """Returns the items of a cell that contains a JSON or Python list, tuple or set, or None for other cells.
 
-    With `in_text`, the cell may be a text in brackets, such as `[1]`, that is not a list. Raises a ValueError if the
-    cell looks like a list, but is not valid, such as a NumPy array printed without commas.
+    With `in_text`, the cell may be a text in brackets, such as `[1]`, that is not a list. Raises a UsageError, with the
+    `place`, if the cell looks like a list, but is not valid, such as a NumPy array printed without commas.
     """
     if not isinstance(cell, str):
         return cell if isinstance(cell, list) else None
@@ -41,14 +43,16 @@ def read_list(cell: Any, in_text: bool = False) -> list[Any] | None:
         return list(value)
     if in_text and text.startswith("("):
         return None
-    raise ValueError("not a list in JSON or Python")
+    raise UsageError(
+        f'{place} is {quoted(cell)}, not a list in JSON or Python; write a list such as ["a", "b"], or no brackets'
+    )
 
 
 def is_list(cell: Any) -> bool:
     """Returns whether a cell of texts is a list, or a string that contains a JSON or Python list."""
     try:
-        return read_list(cell, in_text=True) is not None
-    except ValueError:
+        return read_list(cell, "", in_text=True) is not None
+    except UsageError:
         return False
 
 

@@ -50,12 +50,7 @@ class Target:
         multi-label data, an empty cell is not missing: it means no labels.
         """
         cell, place = row.fields[self.column], self._place(row, stats)
-        try:
-            items = read_list(cell)
-        except ValueError as error:
-            raise UsageError(
-                f'{place} is {quoted(cell)}, {error}; write a list such as ["a", "b"], or a label without brackets'
-            ) from error
+        items = read_list(cell, place)
         if items is None:
             text = cell.strip()
             if not text:

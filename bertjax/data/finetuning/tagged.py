@@ -247,12 +247,7 @@ def read_tagged_rows(
 
 
 def _items(value: Any, place: str, in_text: bool) -> list[str]:
-    try:
-        items = read_list(value, in_text)
-    except ValueError as error:
-        raise UsageError(
-            f'{place}: {quoted(value)} is {error}; write a list such as ["a", "b"], or words separated by spaces'
-        ) from error
+    items = read_list(value, place, in_text)
     if items is None:
         return [] if not in_text and is_missing(value.strip()) else value.split()
     for item in items:

@@ -13,7 +13,7 @@ from bertjax.data.finetuning.examples import encode_pair, make_examples
 from bertjax.data.finetuning.labeled_text import Target
 from bertjax.data.finetuning.tables import ReadStats, Row
 from bertjax.data.finetuning.text_batches import TextExamples
-from bertjax.errors import UsageError, quoted
+from bertjax.errors import UsageError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,11 +111,7 @@ def _read_texts(row: Row, columns: Sequence[str], kind: str, stats: ReadStats) -
         )
     if (len(columns) > 2 or kind == "scores") and isinstance(last, str) and last.lstrip().startswith("["):
         # In TSV and CSV, every cell is text, so parse it.
-        try:
-            items = read_list(last, in_text=True)
-        except ValueError as error:
-            place = f"{stats.file} line {row.line}: {columns[-1]}"
-            raise UsageError(f'{place} is {quoted(last)}, {error}; write a list such as ["a", "b"]') from error
+        items = read_list(last, f"{stats.file} line {row.line}: {columns[-1]}", in_text=True)
         last = last if items is None else items
     texts += last if isinstance(last, list) else [last]
     if not all(isinstance(text, str) for text in texts):
@@ -129,10 +125,7 @@ def _read_label(row: Row, column: str, kind: str, num_documents: int, stats: Rea
     if kind == "class":
         names = target.names(row, stats)
         return label_key(names[0]) if names else None
-    try:
-        items = read_list(row.fields[column]) if kind == "scores" else None
-    except ValueError as error:
-        raise UsageError(f"{stats.file} line {row.line}: {column} is {error}; write a list such as [3.5, 1]") from error
+    items = read_list(row.fields[column], f"{stats.file} line {row.line}: {column}") if kind == "scores" else None
     cells = [row.fields[column]] if items is None else [*map(str, items)]
     numbers = [target.read(dataclasses.replace(row, fields={column: cell}), stats) for cell in cells]
     if None in numbers:
