@@ -135,7 +135,7 @@ def test_run_transfers_nothing_implicitly_uses_its_config_and_saves_nan_as_a_str
     monkeypatch.setattr(loop, "make_train_step", make_guarded_step)
     monkeypatch.setattr(loop, "watchdog", lambda seconds: arguments.append(seconds) or watchdog(seconds))
     task = make(corpus, steps=3, grad_accum_steps=2, hang_seconds=123)
-    task = with_attributes(task, evaluate=lambda means, outputs: {**means, "ratio": np.nan})
+    task = with_attributes(task, final_metrics=lambda means, outputs: {**means, "ratio": np.nan})
     returned = loop.train(task, str(tmp_path / "run"))
     assert (returned["step"], returned["ratio"], {*arguments}) == (3, "nan", {2, 123})
     assert json.loads((tmp_path / "run" / "results.json").read_text())["ratio"] == "nan"
