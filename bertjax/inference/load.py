@@ -1,4 +1,4 @@
-"""Trained models on a device mesh, with vocabulary, output layer and inference settings, and `load_model`."""
+"""Loading of trained models onto a device mesh, with their vocabulary, output layer and inference settings."""
 
 import dataclasses
 import functools

@@ -49,7 +49,8 @@ class Results:
     """Results of one or more folders and files. If several sources contain the same entry, the first source is used.
 
     Attributes:
-      sources: path of each folder or file, and a file's outcomes, keyed by run name (None: a folder with workdirs).
+      sources: path and outcomes of each source. The outcomes of a file are keyed by run name. Those of a folder are
+        None, because they are read from its workdirs.
       tables: experiment (`FILE:ARGUMENTS`) of each requested table, by table name.
       seconds: duration in seconds of each run that was not interrupted, by run name.
     """

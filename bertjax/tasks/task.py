@@ -113,7 +113,7 @@ class Task:
     Evaluation:
       eval_every: steps between evaluations; the last step is always evaluated (0: never).
       eval_first: whether to evaluate before the first step as well.
-      num_eval_batches: number of batches per evaluation (default: 0, unknown).
+      num_eval_batches: number of batches per evaluation (default: 0, unknown). `eval_batches` may set it.
       best_metric: evaluation metric that selects the best checkpoint (default: None, use the newest checkpoint).
       other_tasks: additional tasks to evaluate with the same parameters. The keys are prefixes of metric names.
       labels: names of the classes or tags by id, for `class_reports` (default: (), no classes).
