@@ -84,11 +84,13 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
     # In transformers, DistilBertTokenizer and classes other than BERT's return segments only if the config says so.
     default = (_TYPE_IDS,) if tokenizer_class in {*BERT_CLASSES} - {"DistilBertTokenizer"} else ()
     returns_segments = _TYPE_IDS in (config.get("model_input_names") or default)
-    if "added_tokens_decoder" not in config:
-        # In old folders, this file replaces `unk_token`, which the models of all classes but byte-level ones need.
-        special_tokens = read_object(folder / _SPECIAL_TOKENS, optional=True)
-        config |= {name: token for name, token in special_tokens.items() if name == "unk_token"}
     try:
+        if not config.get(_EXTRA) and _OLD_EXTRA in config:
+            config[_EXTRA] = config.pop(_OLD_EXTRA)
+        if "added_tokens_decoder" not in config:
+            # As in transformers 5, `additional_special_tokens` of this file are not `extra_special_tokens`.
+            for name, token in read_object(folder / _SPECIAL_TOKENS, optional=True).items():
+                config[name] = as_token(token, special=True) if isinstance(token, dict) else token
         if tokenizer_class in BERT_CLASSES:
             config = {**BERT_DEFAULTS, **config}
             engine, notes = bert_tokenizer(folder, config, tokenizer, lower_case)
@@ -185,17 +187,11 @@ def _ignored_parts(engine: Tokenizer, tokenizer: dict[str, Any], special_ids: di
 
 def _add_tokens(engine: Tokenizer, folder: Path, config: dict[str, Any], tokenizer: dict[str, Any]) -> dict[str, str]:
     """Adds the tokens that the folder's files define, as transformers does. Returns special tokens, keyed by name."""
-    settings = dict(config)
-    if not settings.get(_EXTRA) and _OLD_EXTRA in settings:
-        settings[_EXTRA] = settings.pop(_OLD_EXTRA)
     if "added_tokens_decoder" in config:
         added = {int(index): as_token(token) for index, token in config["added_tokens_decoder"].items()}
     else:
-        for name, value in read_object(folder / _SPECIAL_TOKENS, optional=True).items():
-            settings[name] = as_token(value, special=True) if isinstance(value, dict) else value
-        # As in transformers 5, this file's `additional_special_tokens` do not make tokens of added_tokens.json special.
-        named = [settings.get(name) for name in _SPECIAL_NAMES]
-        special = {str(token) for token in [*named, *_values(settings.get(_EXTRA))] if token}
+        named = [config.get(name) for name in _SPECIAL_NAMES]
+        special = {str(token) for token in [*named, *_values(config.get(_EXTRA))] if token}
         added = {
             index: AddedToken(token, normalized=token not in special, special=token in special)
             for token, index in read_object(folder / _ADDED_TOKENS, optional=True).items()
@@ -205,13 +201,13 @@ def _add_tokens(engine: Tokenizer, folder: Path, config: dict[str, Any], tokeniz
     new = [token for _, token in sorted(added.items(), key=lambda item: item[0]) if repr(token) not in map(repr, known)]
     by_content = {token.content: token for token in added.values()}
     named = {
-        name: as_token(settings[name])
-        for name in dict.fromkeys((*_SPECIAL_NAMES, *settings))
-        if name.endswith("_token") and isinstance(settings.get(name), str | dict | AddedToken)
+        name: as_token(config[name])
+        for name in dict.fromkeys((*_SPECIAL_NAMES, *config))
+        if name.endswith("_token") and isinstance(config.get(name), str | dict | AddedToken)
     }
-    extra = _values(settings.get(_EXTRA, settings.get(_OLD_EXTRA)))
-    if isinstance(settings.get(_EXTRA), dict):
-        extra += _values(settings.get(_OLD_EXTRA))
+    extra = _values(config.get(_EXTRA, config.get(_OLD_EXTRA)))
+    if isinstance(config.get(_EXTRA), dict):
+        extra += _values(config.get(_OLD_EXTRA))
     for token in [*named.values(), *map(as_token, extra)]:
         if token.content not in {other.content for other in [*known, *new]}:
             new.append(by_content.get(token.content, token))
