@@ -17,7 +17,7 @@ from bertjax.convert.family import DISCRIMINATOR, MASKED_LM, NEXT_SENTENCE, POOL
 from bertjax.convert.huggingface_tokenizer import FILES as TOKENIZER_FILES
 from bertjax.convert.huggingface_tokenizer import read_tokenizer
 from bertjax.convert.huggingface_weights import has_weights, missing_weights
-from bertjax.convert.portable import WORKDIR_FILES, PortableCheckpoint, read_workdir, write_workdir
+from bertjax.convert.portable import WORKDIR_FILES, PortableCheckpoint, missing_vocabulary, read_workdir, write_workdir
 from bertjax.data.corpus.vocabulary import Vocabulary, load_vocabulary, open_vocabulary, workdir_vocabulary
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.tasks.embedding import sentence_transformers
@@ -114,10 +114,7 @@ def read_vocabulary(path: str | os.PathLike, lower_case: bool | None = None) -> 
     else:
         vocabulary = tensorflow1.read_vocabulary(prefix.parent, lower_case)
     if vocabulary is None:
-        raise UsageError(
-            f"{path} lacks vocab.txt or tokenizer.json beside its config; write it with transformers: "
-            "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
-        )
+        raise missing_vocabulary(path)
     return vocabulary
 
 

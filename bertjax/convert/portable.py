@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -220,6 +221,14 @@ def read_vocabulary_file(
     return load_vocabulary(files[0], lower_case, max_word_chars=max_word_chars) if files else None
 
 
+def missing_vocabulary(path: str | os.PathLike) -> UsageError:
+    """Returns an error that tells how to complete a checkpoint folder without a tokenizer."""
+    return UsageError(
+        f"{path} has no tokenizer (vocab.txt, tokenizer.json or a SentencePiece model); copy it from the model that "
+        "was fine-tuned, or from the one that was pre-trained with the same vocabulary"
+    )
+
+
 def read_workdir(path: AnyPath, any_kind: bool = False) -> PortableCheckpoint:
     """Reads a checkpoint or, for a workdir, its best checkpoint (the newest if no checkpoint has a score).
 
@@ -281,7 +290,7 @@ def check_portable(description: Mapping[str, Any], path: str | AnyPath) -> None:
 def write_workdir(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
     """Writes a workdir that contains the checkpoint, for example for `--init_from`. Returns [] (no notes)."""
     if checkpoint.vocabulary is None:
-        raise UsageError("the source has no vocabulary; copy vocab.txt or the SentencePiece model to its folder")
+        raise missing_vocabulary(checkpoint.source)
     layer = checkpoint.output_layer
     run_config = finetuning_config(OUTPUT_KINDS[layer.kind].task) if layer else pretraining_config()
     for name, value in vars(checkpoint.config).items():

@@ -20,7 +20,13 @@ from bertjax.config.load import load_saved_config
 from bertjax.config.mesh import MeshConfig
 from bertjax.convert.convert import BERTJAX, detect_format, local_checkpoint, read_checkpoint
 from bertjax.convert.family import CLASSIFIER, OUTPUT_KINDS
-from bertjax.convert.portable import PortableCheckpoint, check_portable, read_workdir, without_embedding_layers
+from bertjax.convert.portable import (
+    PortableCheckpoint,
+    check_portable,
+    missing_vocabulary,
+    read_workdir,
+    without_embedding_layers,
+)
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.errors import UsageError, listed, quoted
@@ -250,10 +256,7 @@ def to_portable(model: LoadedModel) -> PortableCheckpoint:
 
 def _from_portable(checkpoint: PortableCheckpoint, path: str, mesh: Mesh, defaults: InferenceDefaults) -> LoadedModel:
     if checkpoint.vocabulary is None:
-        raise UsageError(
-            f"{path} lacks vocab.txt or tokenizer.json beside its config; write it with transformers: "
-            "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
-        )
+        raise missing_vocabulary(path)
     description, shardings = checkpoint.model_description, {}
     # Trace (0.3 s) only if needed: one device needs no shardings, and other formats have only known parameters.
     if mesh.size > 1 or checkpoint.description is not None:

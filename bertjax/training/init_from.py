@@ -27,7 +27,6 @@ from bertjax.training.checkpoint import workdir_of
 from bertjax.training.checkpoint_metadata import read_metadata
 from bertjax.training.workdir import read_origin
 from bertjax.utils.hub import is_hub
-from bertjax.utils.io import read_json
 
 logger = logging.getLogger(__name__)
 
@@ -108,11 +107,10 @@ def check_vocabulary(task: Task, checkpoint: epath.Path, can_add_pieces: bool = 
         if new_pieces:
             return new_pieces
     if saved.sha256 != entry["sha256"]:
-        source = _source(checkpoint)
-        vocabulary = source or workdir / read_json(workdir / ENTRY)["file"]
+        source = source_of(checkpoint)
         has_field = hasattr(task.config.data, "vocabulary")
-        fix = "omit config.data.vocabulary" if has_field else f"prepare the data with --vocab {vocabulary}"
-        raise UsageError(f"the vocabulary of {source or checkpoint} differs from the data's vocabulary; {fix}")
+        fix = "omit config.data.vocabulary" if has_field else f"prepare the data with --vocab {source}"
+        raise UsageError(f"the vocabulary of {source} differs from the data's vocabulary; {fix}")
     return None
 
 
@@ -135,7 +133,7 @@ def check_output_layer(task: Task, checkpoint: epath.Path) -> list[int]:
     if not saved or not expected:
         return []
     order: list[int] | None = []
-    source = _source(checkpoint) or str(checkpoint)
+    source = source_of(checkpoint)
     # The output layer of a converted checkpoint does not name its task, so check only whether it is multi-label.
     if saved["output"]:
         different = [field for field in ("output", "labels") if saved[field] != expected[field]]
@@ -171,11 +169,11 @@ def _output_order(saved: list[str], labels: list[str], source: str) -> list[int]
     return []
 
 
-def _source(checkpoint: epath.Path) -> str:
-    """Returns the Hub address or existing path that a checkpoint was converted from, or ""."""
+def source_of(checkpoint: epath.Path) -> str:
+    """Returns the Hub address or existing path that a checkpoint was converted from, or its own path."""
     origin = read_origin(workdir_of(checkpoint))
     sources = [origin.get("address", ""), origin.get("source", "")]
-    return next((name for name in sources if is_hub(name) or (name and Path(name).exists())), "")
+    return next((name for name in sources if is_hub(name) or (name and Path(name).exists())), str(checkpoint))
 
 
 def _quoted(value: str | list[str]) -> str:

@@ -24,7 +24,7 @@ from bertjax.training.checkpoint_metadata import (
     raise_unless_damage,
     read_metadata,
 )
-from bertjax.training.init_from import VOCABULARY_PARAMS, NewPieces
+from bertjax.training.init_from import VOCABULARY_PARAMS, NewPieces, source_of
 
 logger = logging.getLogger(__name__)
 
@@ -68,11 +68,11 @@ def load_params(
     if new or unused:
         modules = Counter(name.split("/")[0] for name in restored)
         counts = ", ".join(f"{module} ({count} arrays)" for module, count in sorted(modules.items()))
-        logger.info(f"restored from {checkpoint}: {counts}")
+        logger.info(f"restored from {source_of(checkpoint)}: {counts}")
     if new:
         logger.info(f"initialized randomly: {', '.join(new)}")
     if unused:
-        logger.info(f"ignored parameters of {checkpoint}: {', '.join(unused)}")
+        logger.info(f"ignored parameters of {source_of(checkpoint)}: {', '.join(unused)}")
     for name in sorted(restored):
         array, leaf = saved[name], leaves[name]
         if array.shape != leaf.shape:

@@ -19,7 +19,7 @@ from bertjax.tasks.task import Task
 from bertjax.training import workdir as workdirs
 from bertjax.training.checkpoint import Checkpoints, find_checkpoint, restore_opt_state, saved_fingerprint, workdir_of
 from bertjax.training.checkpoint_metadata import model_metadata
-from bertjax.training.init_from import check_vocabulary, has_output_layer_of
+from bertjax.training.init_from import check_vocabulary, has_output_layer_of, source_of
 from bertjax.training.multihost import assert_same_run, assert_shared_workdir
 from bertjax.training.optimizer import Optimizer
 from bertjax.training.parameters import load_params
@@ -115,7 +115,7 @@ def restore_or_init(
             )
         state = state.replace(opt_state=restore_opt_state(checkpoint, state_shapes, task.config.optimizer.name))
     restored = "parameters and optimizer state" if keep_optimizer else "parameters"
-    logger.info(f"starting at step 0 with the {restored} of {init_from}")
+    logger.info(f"starting at step 0 with the {restored} of {source_of(checkpoint)}")
     if (workdir_of(checkpoint) / "modules.json").exists() and not isinstance(task.objective.model, EmbeddingModel):
         logger.warning("dropped the sentence-transformers modules, because training changes the states they pool")
     if new_pieces:
