@@ -77,7 +77,7 @@ def predict(args: argparse.Namespace) -> None:
     """Prints predictions for texts, or writes predictions for the task's data in the official format."""
     from bertjax.inference.predict import build_prediction_task, create_output, write_outputs
     from bertjax.training.checkpoint_config import choose_split
-    from bertjax.training.evaluation import mesh_and_params
+    from bertjax.training.evaluation import load_for_task
     from bertjax.training.evaluation import predict as run
 
     if args.texts or args.text:
@@ -89,7 +89,7 @@ def predict(args: argparse.Namespace) -> None:
     columns = [name for name in (args.columns or "").split(",") if name]
     with open_checkpoint(args) as checkpoint:
         task = build_prediction_task(choose_split(config_for_checkpoint(args, checkpoint), args.split or "test"))
-        mesh, params = mesh_and_params(task, checkpoint)
+        mesh, params = load_for_task(task, checkpoint)
         create_output(task, args.output, columns)
         for path in write_outputs(task, run(task, mesh, params)[1], args.output, args.logits, columns):
             show(path)

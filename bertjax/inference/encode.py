@@ -21,9 +21,8 @@ from bertjax.errors import UsageError, quoted
 from bertjax.inference.features import METADATA, num_texts, texts_sha256, write_shards
 from bertjax.inference.inputs import Text, TruncationCount, as_tuples, tokenize
 from bertjax.inference.load import LoadedModel
-from bertjax.model.config import AUTO, ModelConfig
+from bertjax.model.config import AUTO, LEFT, ModelConfig
 from bertjax.model.heads import Pooler
-from bertjax.model.lstm import LEFT
 from bertjax.tasks.embedding.sentence_embedder import SentenceEmbedder
 from bertjax.utils.io import atomic_file, check_free_space
 from bertjax.utils.json_files import read_object

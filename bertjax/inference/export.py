@@ -28,9 +28,9 @@ from bertjax.convert.huggingface_tokenizer import write_tokenizer
 from bertjax.convert.portable import PortableCheckpoint
 from bertjax.data.corpus.vocabulary import TOKENIZER_JSON, VOCABULARY_FILES
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.model.encoder import ENCODER, make_encoder, mean_states, sequence_states
-from bertjax.model.heads import LmHead
-from bertjax.model.lstm import LEFT
+from bertjax.model.config import LEFT
+from bertjax.model.encoder import ENCODER, make_encoder
+from bertjax.model.heads import LmHead, mean_states, sequence_states
 from bertjax.tasks.embedding.sentence_embedder import SENTENCE, TOKENS, Pooling
 from bertjax.tasks.finetuning.output_layer import CHOICES, SPANS
 from bertjax.training.sharding import list_devices

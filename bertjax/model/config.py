@@ -11,7 +11,8 @@ from bertjax.utils.sections import Section, bounded
 AUTO = "auto"
 ACTIVATIONS = ("gelu_tanh", "gelu_erf", "relu", "silu", "tanh")
 TRANSFORMER, LSTM = ENCODERS = ("transformer", "lstm")
-DIRECTIONS = ("both", "left", "right")
+LEFT, RIGHT = SIDES = ("left", "right")
+DIRECTIONS = ("both", *SIDES)
 LAYER_NORM, RMS_NORM = NORMS = ("layer_norm", "rms_norm")
 # Positions: learned embeddings, or rotations of queries and keys by halves of a head or by adjacent pairs.
 ABSOLUTE, ROTARY, ROTARY_PAIRS = POSITIONS = ("absolute", "rotary", "rotary_pairs")

@@ -22,7 +22,7 @@ Logical axes of activations (`ACTIVATION_RULES` of `training/sharding.py`):
 Parameters have separate rules (`RULES` of the same file), which shard `embed` over `fsdp`, and `vocab` over `tensor`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -33,7 +33,7 @@ from bertjax.model.attention.dispatch import select_attention
 from bertjax.model.config import ABSOLUTE, LSTM, ModelConfig
 from bertjax.model.dropout import dropout
 from bertjax.model.layers import Dense, TransformerLayer, kernel_init, layer_inputs, make_norm, run_layers
-from bertjax.model.lstm import LEFT, LstmEncoder
+from bertjax.model.lstm import LstmEncoder
 from bertjax.model.partitioning import resolve_layout, with_logical_constraint
 
 # Name of the encoder's Flax module.
@@ -48,15 +48,15 @@ class Embeddings(nn.Module):
 
     config: ModelConfig
     # Embeddings of the encoder, whose tables and norm the generator of `ReplacedTokenModel` uses (default: None, own).
-    shared: "Embeddings | None" = None
+    tied_embeddings: "Embeddings | None" = None
 
     def setup(self) -> None:
         config = self.config
         if config.embedding_size:
             self.projection = Dense(config, (config.hidden_size,), (None, "embed"))
-        if self.shared is not None:
+        if self.tied_embeddings is not None:
             for name in ("token_table", "segment_table", "position_table", "norm"):
-                setattr(self, name, getattr(self.shared, name, None))
+                setattr(self, name, getattr(self.tied_embeddings, name, None))  # None: the config has no such table
             return
 
         def table(name: str, num_rows: int, axis: str) -> jax.Array:
@@ -123,15 +123,15 @@ class Encoder(nn.Module):
     """
 
     config: ModelConfig
-    shared: Embeddings | None = None
+    tied_embeddings: Embeddings | None = None
 
     def setup(self) -> None:
         # Create the embeddings in `setup`, so that models can read `token_tables` outside of `__call__`.
-        self.embeddings = Embeddings(self.config, self.shared)
+        self.embeddings = Embeddings(self.config, self.tied_embeddings)
 
     @property
     def token_tables(self) -> tuple[jax.Array, ...]:
-        """Token embedding tables for tied output layers: one, float32 [V, E]. `LstmEncoder` has one per direction."""
+        """Token embedding tables for tied output layers: one, float32 [V, E]. `LstmEncoder` has one per side."""
         return (self.embeddings.token_table,)
 
     @nn.compact  # `run_layers` creates the layers in this call.
@@ -168,6 +168,7 @@ class Encoder(nn.Module):
             position_ids = jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
         x = self.embeddings(input_ids, segment_ids, position_ids, deterministic)
         fields = {"config": config, "attention": attention, "deterministic": deterministic}
+        # `run_layers` scans `TransformerLayer(**fields)` over `per_layer`, arrays with an axis N; `shared` has none.
         per_layer, shared = layer_inputs(config, sequence_ids, position_ids)
         x, layers = run_layers(self, TransformerLayer, fields, x, per_layer, shared, collect=collect_layers)
         if config.norm_first:
@@ -186,13 +187,13 @@ class EncoderOutputs(NamedTuple):
 
     Attributes:
       tokens: [B, L, D], hidden states of the last layer.
-      directions: for each of the n `context_sides`, the part of `tokens` with this context, [B, L, D / n], and the
+      sides: for each of the n `context_sides`, the part of `tokens` with this context, [B, L, D / n], and the
         token embedding table for tied output layers, float32 [V, E], or [V, D / 2] for LSTMs.
       layers: [N + 1, B, L, D], outputs of the embeddings and all layers. None if they were not collected.
     """
 
     tokens: jax.Array
-    directions: dict[str, tuple[jax.Array, jax.Array]]
+    sides: dict[str, tuple[jax.Array, jax.Array]]
     layers: jax.Array | None
 
 
@@ -217,66 +218,6 @@ def encode(
         deterministic=deterministic,
         collect_layers=collect_layers,
     )
-    sides = config.context_sides
-    parts = jnp.split(tokens, len(sides), axis=-1)
-    directions = {side: (part, table) for side, part, table in zip(sides, parts, encoder.token_tables, strict=True)}
-    return EncoderOutputs(tokens, directions, layers)
-
-
-def pooled_states(
-    config: ModelConfig, tokens: jax.Array, batch: Mapping[str, jax.Array], num_sequences: int = 1
-) -> jax.Array:
-    """Returns the state of each sequence that `classifier_pooling` selects: of [CLS], or the mean over its tokens.
-
-    See `sequence_states` for the arguments and the shape.
-    """
-    if config.classifier_pooling == "cls":
-        return sequence_states(config.context_sides, tokens, batch, num_sequences)
-    return mean_states(tokens, batch, num_sequences)
-
-
-def sequence_states(
-    context_sides: Sequence[str], tokens: jax.Array, batch: Mapping[str, jax.Array], num_sequences: int = 1
-) -> jax.Array:
-    """Selects the hidden state that represents each sequence: the state of its first token, [CLS].
-
-    For states with only left context, selects the state of the last token, [SEP], whose context is the whole sequence.
-
-    Args:
-      context_sides: context direction of each part of the hidden state, see `Architecture.context_sides`. All parts
-        have the same width.
-      tokens: [B, L, D].
-      batch: arrays that `models.py` describes.
-      num_sequences: maximum number S of sequences per row in packed rows. Missing sequences get an arbitrary finite
-        state.
-
-    Returns:
-      [B, D], or [B, S, D] for packed rows.
-    """
-    is_packed = "sequence_ids" in batch
-    if not is_packed and LEFT not in context_sides:
-        return tokens[:, 0]
-    mask = _sequence_masks(batch, num_sequences)
-    first = jnp.argmax(mask, axis=-1)
-    last = jnp.maximum(first + jnp.sum(mask, axis=-1) - 1, 0)
-    selected = [
-        jnp.take_along_axis(states, (last if side == LEFT else first)[..., None], axis=1)
-        for states, side in zip(jnp.split(tokens, len(context_sides), axis=-1), context_sides, strict=True)
-    ]
-    states = jnp.concatenate(selected, axis=-1)
-    return states if is_packed else states[:, 0]
-
-
-def mean_states(tokens: jax.Array, batch: Mapping[str, jax.Array], num_sequences: int = 1) -> jax.Array:
-    """Averages the states of each sequence's tokens. See `sequence_states` for the arguments and the shape."""
-    mask = _sequence_masks(batch, num_sequences)
-    weights = mask / jnp.maximum(jnp.sum(mask, axis=-1, keepdims=True), 1)
-    means = jnp.einsum("BSL,BLD->BSD", weights.astype(jnp.float32), tokens.astype(jnp.float32)).astype(tokens.dtype)
-    return means if "sequence_ids" in batch else means[:, 0]
-
-
-def _sequence_masks(batch: Mapping[str, jax.Array], num_sequences: int) -> jax.Array:
-    """Returns a mask of the tokens of each sequence, bool [B, S, L]. S is 1 for rows that are not packed."""
-    if "sequence_ids" in batch:
-        return batch["sequence_ids"][:, None] == 1 + jnp.arange(num_sequences)[:, None]
-    return batch["input_mask"][:, None] > 0
+    parts = jnp.split(tokens, len(config.context_sides), axis=-1)
+    sides = dict(zip(config.context_sides, zip(parts, encoder.token_tables, strict=True), strict=True))
+    return EncoderOutputs(tokens, sides, layers)

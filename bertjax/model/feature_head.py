@@ -8,11 +8,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bertjax.model.config import ModelConfig
+from bertjax.model.config import SIDES, ModelConfig
 from bertjax.model.dropout import dropout
-from bertjax.model.encoder import encode, pooled_states, sequence_states
+from bertjax.model.encoder import encode
+from bertjax.model.heads import pooled_states, sequence_states
 from bertjax.model.layers import constant_init
-from bertjax.model.lstm import SIDES, Lstm
+from bertjax.model.lstm import Lstm
 from bertjax.model.partitioning import resolve_layout
 from bertjax.utils.sections import Section, bounded
 

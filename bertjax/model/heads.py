@@ -1,15 +1,76 @@
 """Pooling and output layers that models share. Axis letters: see `encoder.py`."""
 
+from collections.abc import Mapping, Sequence
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bertjax.model.config import ModelConfig
+from bertjax.model.config import LEFT, ModelConfig
 from bertjax.model.layers import Dense, activation, constant_init, kernel_init, make_norm
 from bertjax.model.matmul import cast_parameter, dot, dot_transposed
 from bertjax.model.partitioning import resolve_layout, with_logical_constraint
 
 _MIN_SQUARED_NORM = 1e-24
+
+
+def pooled_states(
+    config: ModelConfig, tokens: jax.Array, batch: Mapping[str, jax.Array], num_sequences: int = 1
+) -> jax.Array:
+    """Returns the state of each sequence that `classifier_pooling` selects: of [CLS], or the mean over its tokens.
+
+    See `sequence_states` for the arguments and the shape.
+    """
+    if config.classifier_pooling == "cls":
+        return sequence_states(config.context_sides, tokens, batch, num_sequences)
+    return mean_states(tokens, batch, num_sequences)
+
+
+def sequence_states(
+    context_sides: Sequence[str], tokens: jax.Array, batch: Mapping[str, jax.Array], num_sequences: int = 1
+) -> jax.Array:
+    """Selects the hidden state that represents each sequence: the state of its first token, [CLS].
+
+    For states with only left context, selects the state of the last token, [SEP], whose context is the whole sequence.
+
+    Args:
+      context_sides: context direction of each part of the hidden state, see `Architecture.context_sides`. All parts
+        have the same width.
+      tokens: [B, L, D].
+      batch: arrays that `models.py` describes.
+      num_sequences: maximum number S of sequences per row in packed rows. Missing sequences get an arbitrary finite
+        state.
+
+    Returns:
+      [B, D], or [B, S, D] for packed rows.
+    """
+    is_packed = "sequence_ids" in batch
+    if not is_packed and LEFT not in context_sides:
+        return tokens[:, 0]
+    mask = _sequence_masks(batch, num_sequences)
+    first = jnp.argmax(mask, axis=-1)
+    last = jnp.maximum(first + jnp.sum(mask, axis=-1) - 1, 0)
+    selected = [
+        jnp.take_along_axis(states, (last if side == LEFT else first)[..., None], axis=1)
+        for states, side in zip(jnp.split(tokens, len(context_sides), axis=-1), context_sides, strict=True)
+    ]
+    states = jnp.concatenate(selected, axis=-1)
+    return states if is_packed else states[:, 0]
+
+
+def mean_states(tokens: jax.Array, batch: Mapping[str, jax.Array], num_sequences: int = 1) -> jax.Array:
+    """Averages the states of each sequence's tokens. See `sequence_states` for the arguments and the shape."""
+    mask = _sequence_masks(batch, num_sequences)
+    weights = mask / jnp.maximum(jnp.sum(mask, axis=-1, keepdims=True), 1)
+    means = jnp.einsum("BSL,BLD->BSD", weights.astype(jnp.float32), tokens.astype(jnp.float32)).astype(tokens.dtype)
+    return means if "sequence_ids" in batch else means[:, 0]
+
+
+def _sequence_masks(batch: Mapping[str, jax.Array], num_sequences: int) -> jax.Array:
+    """Returns a mask of the tokens of each sequence, bool [B, S, L]. S is 1 for rows that are not packed."""
+    if "sequence_ids" in batch:
+        return batch["sequence_ids"][:, None] == 1 + jnp.arange(num_sequences)[:, None]
+    return batch["input_mask"][:, None] > 0
 
 
 def first_maximum(logits: jax.Array) -> jax.Array:

@@ -11,12 +11,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bertjax.model.config import ModelConfig
+from bertjax.model.config import LEFT, RIGHT, ModelConfig
 from bertjax.model.dropout import dropout
 from bertjax.model.layers import REMAT_SAVED_NAMES, Dense, kernel_init, make_norm, run_layers
 from bertjax.model.partitioning import ACTIVATION_AXES, with_logical_constraint
-
-LEFT, RIGHT = SIDES = ("left", "right")
 
 
 class LstmEncoder(nn.Module):

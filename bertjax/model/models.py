@@ -19,13 +19,22 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.errors import UsageError
-from bertjax.model.config import TRANSFORMER, ModelConfig
+from bertjax.model.config import LEFT, RIGHT, TRANSFORMER, ModelConfig
 from bertjax.model.dropout import dropout, gumbel_noise
-from bertjax.model.encoder import ENCODER, Encoder, encode, mean_states, pooled_states, sequence_states
+from bertjax.model.encoder import ENCODER, Encoder, encode
 from bertjax.model.feature_head import CACHED_FEATURES, FeatureHead, encode_with_head
-from bertjax.model.heads import DiscriminatorHead, LmHead, NextSentenceHead, Pooler, first_maximum, unit
+from bertjax.model.heads import (
+    DiscriminatorHead,
+    LmHead,
+    NextSentenceHead,
+    Pooler,
+    first_maximum,
+    mean_states,
+    pooled_states,
+    sequence_states,
+    unit,
+)
 from bertjax.model.layers import Dense
-from bertjax.model.lstm import LEFT, RIGHT
 
 _INPUTS = ("input_ids", "input_mask", "segment_ids", "sequence_ids", "position_ids", CACHED_FEATURES)
 
@@ -59,7 +68,7 @@ class PretrainingModel(nn.Module):
         """
         num_sequences = batch["next_sentence_labels"].shape[-1] if "sequence_ids" in batch else 1
         outputs = encode(self.config, batch, deterministic)
-        ((states, token_table),) = outputs.directions.values()
+        ((states, token_table),) = outputs.sides.values()
         # Gather masked positions first, so that the vocabulary projection runs on only 15 % of the positions.
         masked = jnp.take_along_axis(states, batch["masked_lm_positions"][..., None], axis=1)  # [B, P, D]
         masked_lm_logits = LmHead(self.config, name="masked_lm")(masked, token_table)
@@ -120,7 +129,7 @@ class ReplacedTokenModel(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Encoder with one language-model head per context direction.
+    """Encoder with one language-model head per side of the context.
 
     With Transformer layers that attend to the left, the model is LTR & No NSP in Table 5 of the paper. With LSTMs, the
     model is like ELMo (Figure 3).
@@ -132,16 +141,16 @@ class LanguageModel(nn.Module):
 
     @nn.compact
     def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> dict[str, jax.Array]:
-        """Returns a dictionary from context direction to float32 logits [B, L, V].
+        """Returns a dictionary from the side of the context to float32 logits [B, L, V].
 
         Logits of `left` predict the next token from the left context. Logits of `right` predict the previous token.
         """
         logits = {}
-        # Each direction has its own head. Its input is the part of the hidden state that only has that context.
-        for direction, (states, token_table) in encode(self.config, batch, deterministic).directions.items():
+        # Each side has its own head. Its input is the part of the hidden state that only has context from this side.
+        for side, (states, token_table) in encode(self.config, batch, deterministic).sides.items():
             width = states.shape[-1]
             config = dataclasses.replace(self.config, encoder=TRANSFORMER, hidden_size=width, num_attention_heads=1)
-            logits[direction] = LmHead(config, name=f"{direction}_lm")(states, token_table)
+            logits[side] = LmHead(config, name=f"{side}_lm")(states, token_table)
         return logits
 
 

@@ -92,8 +92,8 @@ class PretrainingTask(Task):
     def phase_peaks(self) -> tuple[tuple[int, float], ...]:
         return tuple((phase.stop_step, phase.settings.learning_rate) for phase in self.phases)
 
-    def objective_at(self, step: int) -> PretrainingObjective:
-        return self._objectives[sum(step > phase.stop_step for phase in self.phases[:-1])]
+    def objective_at(self, num_updates: int) -> PretrainingObjective:
+        return self._objectives[sum(num_updates > phase.stop_step for phase in self.phases[:-1])]
 
     @functools.cached_property
     def _vocabulary(self) -> Vocabulary:
@@ -116,7 +116,7 @@ class PretrainingTask(Task):
         dataset = train_dataset(
             self._require_corpus(),
             phase,
-            source=self.objective.row_source(self.config.data.packing),
+            source=self.objective.row_source(),
             seed=self.config.seed,
             dupe_factor=self.config.data.dupe_factor,
             start_step=start_step,
@@ -128,9 +128,11 @@ class PretrainingTask(Task):
     def eval_batches(self, shard: DataShard) -> Iterator[NumpyBatch]:
         from bertjax.data.pretraining.batches import verified_batches
 
-        return self.objective.postprocess_batches(verified_batches(self._eval_dataset(shard), self._require_corpus()))
+        dataset = self._eval_dataset(shard)
+        self.num_eval_batches = int(dataset.cardinality())
+        return self.objective.postprocess_batches(verified_batches(dataset, self._require_corpus()))
 
-    def cost_before(self, step: int) -> StepCost:
+    def full_cost_before(self, step: int) -> StepCost:
         total = StepCost()
         for phase in self.phases:
             total += self.objective.step_cost(phase, max(0, min(step, phase.stop_step) - phase.start_step))
@@ -140,7 +142,7 @@ class PretrainingTask(Task):
         return self.objective.axis_sizes(self.phases[phase])
 
     def format_row(self, batch: NumpyBatch, row: int) -> str:
-        return self.objective.row_source(self.config.data.packing).format_row(batch, row, self._vocabulary)
+        return self.objective.row_source().format_row(batch, row, self._vocabulary)
 
     def final_metrics(self, means: dict[str, float], outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
         """Adds `perplexity` of the predicted tokens to the metrics and, for masked LM, `bits_per_byte`.
@@ -174,18 +176,13 @@ class PretrainingTask(Task):
     def _make_eval_dataset(self, shard: DataShard) -> Any:
         from bertjax.data.pretraining.batches import eval_dataset
 
-        # All evaluations have the batch shape of the first phase, so that they are comparable. Sentence pairs are not
-        # packed, so that metrics do not depend on packing. Documents are packed, because most are shorter than a row.
-        data, phase = self.config.data, self.phases[0]
-        dataset = eval_dataset(
+        return eval_dataset(
             self._require_corpus(),
-            phase,
-            source=self.objective.row_source(data.packing and not self.objective.pairing),
-            max_rows=data.eval_rows or None,
+            self.phases[0],  # All evaluations have the batch shape of the first phase, so that they are comparable.
+            source=self.objective.row_source(evaluation=True),
+            max_rows=self.config.data.eval_rows or None,
             shard=shard,
         )
-        self.num_eval_batches = int(dataset.cardinality())
-        return dataset
 
     def _require_corpus(self) -> Corpus:
         if self._corpus is None:

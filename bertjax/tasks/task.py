@@ -30,16 +30,17 @@ Outputs = dict[str, jax.Array]
 class Objective:
     """Model, loss and metrics of a train step.
 
+    The training loss is the sum of `loss_weights[name] * sums[name][0] / denominators[name]` over the losses, where
+    `sums` is the result of `compute`. A denominator is usually the sum of the weights over the whole batch, but never
+    0. A logged value is the weighted sum divided by the sum of the weights, both over all steps since the last log
+    line. Log lines show the total loss and each metric that is not a loss.
+
     Objectives are compared by value, so that runs that differ only in data, seed or learning rate share a compiled
     step. A subclass defines `metrics`, `schema`, `denominators` and `compute`.
 
     Attributes:
       model: Flax module that maps a batch to logits.
-      metrics: metrics that `compute` returns. The training loss is the sum of `loss_weights[name] * sums[name][0] /
-        denominators[name]` over the losses. A denominator is usually the sum of the weights over the whole batch, but
-        never 0. A logged value is the
-        weighted sum divided by the sum of the weights, both over all steps since the last log line. Log lines show the
-        total loss and each metric that is not a loss.
+      metrics: metrics that `compute` returns.
       schema: specifications of the arrays in a batch.
       splits_into_micro_batches: whether gradient accumulation may split a batch into micro-batches, which are processed
         one after the other (default: True). Set it to False if the loss of a row depends on other rows, as with
@@ -49,8 +50,8 @@ class Objective:
     model: nn.Module
     splits_into_micro_batches: ClassVar[bool] = True
 
-    # Subclasses override these properties, or replace them by class attributes. Such attributes must not be annotated,
-    # because annotated attributes are dataclass fields.
+    # Subclasses override these properties, or replace them by class attributes. Annotate such attributes only with
+    # `ClassVar`, because other annotated attributes are dataclass fields.
     @property
     def metrics(self) -> tuple[Metric, ...]:
         raise NotImplementedError
@@ -170,8 +171,8 @@ class Task:
         """Stop step (exclusive) and peak learning rate of each training phase, whose batches have the same shape."""
         return ((self.total_steps, self.config.optimizer.learning_rate),)
 
-    def objective_at(self, step: int) -> Objective:
-        """Returns the objective of update number `step`, counted from 1, and of a checkpoint with `step` updates."""
+    def objective_at(self, num_updates: int) -> Objective:
+        """Returns the objective of update `num_updates`, counted from 1, and of a checkpoint after this update."""
         return self.objective
 
     def train_batches(self, start_step: int, shard: DataShard) -> Iterator[NumpyBatch]:
@@ -182,16 +183,16 @@ class Task:
         """Yields the shard's rows of each evaluation batch. Every example occurs once. Padding rows have weight 0."""
         raise UsageError("the task has no evaluation data; set a corpus or data files in config.data")
 
-    def cost_before(self, step: int) -> StepCost:
+    def full_cost_before(self, step: int) -> StepCost:
         """Returns the total cost of all steps before `step`, as if each step trained all parameters."""
         raise NotImplementedError
 
-    def run_cost_before(self, step: int) -> StepCost:
+    def cost_before(self, step: int) -> StepCost:
         """Returns the total cost of all steps before `step`, to compute tokens seen, MFU and remaining time.
 
         In steps that train only the head, two thirds of the FLOPs (the backward pass) are not counted.
         """
-        cost, head = self.cost_before(step), self.cost_before(min(step, self.config.optimizer.head_steps))
+        cost, head = self.full_cost_before(step), self.full_cost_before(min(step, self.config.optimizer.head_steps))
         return dataclasses.replace(
             cost,
             flops=cost.flops - head.flops * 2 / 3,
@@ -199,7 +200,11 @@ class Task:
         )
 
     def axis_sizes(self, phase: int = 0) -> dict[str, int]:
-        """Returns the sizes of a phase's batches: `rows`, and each axis and `num_values` of `objective.schema`."""
+        """Returns the sizes of a phase's batches: `rows`, and each axis and `num_values` of `objective.schema`.
+
+        For example, `ArraySpec("masked_lm_ids", ("predictions",), num_values="pieces")` needs `predictions` and
+        `pieces`.
+        """
         raise NotImplementedError
 
     def format_row(self, batch: NumpyBatch, row: int) -> str:

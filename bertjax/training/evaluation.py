@@ -13,12 +13,12 @@ from jax.sharding import Mesh
 from bertjax.errors import UsageError
 from bertjax.metrics.report import log_reports
 from bertjax.model.models import model_description
-from bertjax.tasks.task import Objective, Task
+from bertjax.tasks.task import Task
 from bertjax.training.checkpoint_metadata import read_metadata
 from bertjax.training.init_from import check_output_layer, check_vocabulary
 from bertjax.training.parameters import load_params
 from bertjax.training.sharding import check_batch_sizes, data_shard, make_mesh, put_batch, replicated
-from bertjax.training.step import abstract_params, make_eval_step, metric_means
+from bertjax.training.step import abstract_params, make_eval_step, metric_means, with_total_loss
 from bertjax.utils.terminal import progress_bar
 
 logger = logging.getLogger(__name__)
@@ -60,17 +60,11 @@ def predict(
     return with_total_loss(metric_means(sums), task.objective), jax.device_get(outputs)
 
 
-def with_total_loss(values: dict[str, float], objective: Objective) -> dict[str, float]:
-    """Returns the metrics and `loss`, the weighted sum of all losses. Adds nothing if there are no losses."""
-    losses = [weight * values[name] for name, weight in objective.loss_weights.items() if name in values]
-    return {**values, "loss": sum(losses)} if losses else values
-
-
 def evaluate_checkpoint(task: Task, checkpoint: epath.Path) -> dict[str, float]:
     """Returns the evaluation metrics of a checkpoint, and logs the metrics of each class."""
     if task.evaluation_problem:
         raise UsageError(task.evaluation_problem)
-    mesh, params = mesh_and_params(task, checkpoint)
+    mesh, params = load_for_task(task, checkpoint)
     values, outputs = evaluate(task, mesh, params)
     if task.labels:
         log_reports(task.class_reports(outputs))
@@ -78,7 +72,7 @@ def evaluate_checkpoint(task: Task, checkpoint: epath.Path) -> dict[str, float]:
     return values
 
 
-def mesh_and_params(task: Task, checkpoint: epath.Path) -> tuple[Mesh, Any]:
+def load_for_task(task: Task, checkpoint: epath.Path) -> tuple[Mesh, Any]:
     """Builds the mesh of a task, and loads the parameters of a checkpoint that was trained for the task."""
     mesh = make_mesh(task.config.mesh)
     check_batch_sizes(task.batch_sizes, mesh)

@@ -201,11 +201,11 @@ class Progress:
     def _token_counts(self, step: int, token_fraction: float) -> dict[str, int]:
         """Returns the tokens and positions up to `step`, given the token fraction since the last logged step."""
         tokens = self._tokens + round(token_fraction * self._cost(self._counted_at, step).positions)
-        return {"tokens": tokens, "positions": self._task.cost_before(step).positions}
+        return {"tokens": tokens, "positions": self._task.full_cost_before(step).positions}
 
     def _cost(self, start: int, stop: int) -> StepCost:
         """Returns the cost of the steps `start` to `stop` - 1."""
-        return self._task.run_cost_before(stop) - self._task.run_cost_before(start)
+        return self._task.cost_before(stop) - self._task.cost_before(start)
 
     def _reset_clock(self, step: int) -> None:
         """Starts the measurement of the speed after `step`."""

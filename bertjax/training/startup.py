@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import json
 import logging
-import zlib
 from collections.abc import Callable, Iterator
 
 import jax
@@ -23,7 +22,7 @@ from bertjax.training.init_from import check_vocabulary, has_output_layer_of, so
 from bertjax.training.multihost import assert_same_run, assert_shared_workdir
 from bertjax.training.optimizer import Optimizer
 from bertjax.training.parameters import load_params
-from bertjax.training.step import TrainState, abstract_state, init_state
+from bertjax.training.step import TrainState, abstract_state, init_state, random_key
 from bertjax.utils.io import check_free_space, write_atomic
 
 logger = logging.getLogger(__name__)
@@ -122,8 +121,3 @@ def restore_or_init(
         count = len(new_pieces.parts)
         logger.info(f"initialized the embeddings of {count:,} new vocabulary pieces as means over their old pieces")
     return state
-
-
-def random_key(seed: int, purpose: str) -> jax.Array:
-    """Derives a random key for a purpose, such as "init" or "dropout", from the seed of the run."""
-    return jax.random.fold_in(jax.random.key(seed), zlib.crc32(purpose.encode()))

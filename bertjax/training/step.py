@@ -1,6 +1,7 @@
 """The train state, and the train and evaluation steps: pure functions of state and batch, compiled per batch shape."""
 
 import functools
+import zlib
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -48,6 +49,7 @@ class TrainState(flax.struct.PyTreeNode):
     sums: MetricSums
     bad_step: jax.Array
 
+    # Code that adds a field to the state, such as averaged parameters, changes these members (docs/extending.md).
     @property
     def eval_field(self) -> str:
         """Name of the field with the parameters to evaluate, which `--init_from` and inference load."""
@@ -103,6 +105,11 @@ def _boxed_state(objective: Objective, optimizer: Optimizer, key: jax.Array) -> 
     )
 
 
+def random_key(seed: int, purpose: str) -> jax.Array:
+    """Derives a random key for a purpose, such as "init" or "dropout", from the seed of the run."""
+    return jax.random.fold_in(jax.random.key(seed), zlib.crc32(purpose.encode()))
+
+
 def reset_sums(state: TrainState) -> TrainState:
     """Returns the state with its metric sums at zero."""
     return state.replace(sums=jax.tree.map(jnp.zeros_like, state.sums))
@@ -136,13 +143,13 @@ def make_train_step(
     def train_step(state: TrainState, batch: Batch, key: jax.Array, schedule: optax.Schedule) -> TrainState:
         trainable, frozen = freezing.split(state.params)
         denominators = objective.denominators(batch)
-        # The encoder may be frozen anyway.
-        stops_encoder = head_only and ENCODER in trainable
+        # `freezing` cannot leave the encoder out, because the optimizer state contains it for later steps.
+        trains_only_head = head_only and ENCODER in trainable
 
         def loss_fn(trainable: Any, micro_batch: Batch, dropout_key: jax.Array) -> tuple[Any, MetricSums]:
-            if stops_encoder:
+            if trains_only_head:
                 trainable = {**trainable, ENCODER: jax.lax.stop_gradient(trainable[ENCODER])}
-            sums, _ = objective.compute(freezing.merge(trainable, frozen), micro_batch, dropout_key)
+            sums, _ = objective.compute(freezing.model_params(trainable, frozen), micro_batch, dropout_key)
             weights = objective.loss_weights
             return sum(weight * sums[name][0] / denominators[name] for name, weight in weights.items()), sums
 
@@ -153,7 +160,7 @@ def make_train_step(
 
         updates, opt_state = optimizer.tx.update(grads, state.opt_state, trainable, learning_rate=schedule(state.step))
         new_trainable: Any = optax.apply_updates(trainable, updates)
-        if stops_encoder:  # Restore the encoder, because weight decay changes it.
+        if trains_only_head:  # Restore the encoder, because weight decay changes it.
             new_trainable = {**new_trainable, ENCODER: trainable[ENCODER]}
 
         grad_norm = optax.tree.norm(grads)  # before clipping
@@ -212,3 +219,9 @@ def make_eval_step(objective: Objective, mesh: Mesh) -> Callable[[Any, Batch, Me
 def metric_means(sums: MetricSums) -> dict[str, float]:
     """Returns the mean of each metric, computed from its sums. Omits metrics with weight 0."""
     return {name: float(total / weight) for name, (total, weight) in jax.device_get(sums).items() if weight > 0}
+
+
+def with_total_loss(values: dict[str, float], objective: Objective) -> dict[str, float]:
+    """Returns the metrics and `loss`, the weighted sum of all losses. Adds nothing if there are no losses."""
+    losses = [weight * values[name] for name, weight in objective.loss_weights.items() if name in values]
+    return {**values, "loss": sum(losses)} if losses else values

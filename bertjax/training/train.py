@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from bertjax.errors import BertjaxError, DivergenceError, UsageError
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import find_checkpoint
-from bertjax.training.evaluation import evaluate, with_total_loss
+from bertjax.training.evaluation import evaluate
 from bertjax.training.metrics import METRICS, import_tracker, read_lines
 from bertjax.training.multihost import raise_on_all_hosts
 from bertjax.training.optimizer import describe_head_steps, make_optimizer, make_schedule
@@ -23,8 +23,16 @@ from bertjax.training.profiling import StepProfiler
 from bertjax.training.progress import Progress
 from bertjax.training.results import evaluation_history, finish_run
 from bertjax.training.sharding import check_batch_sizes, data_shard, make_mesh, put_batch, replicated
-from bertjax.training.startup import open_workdir, random_key, restore_or_init
-from bertjax.training.step import TrainState, abstract_state, make_train_step, metric_means, reset_sums
+from bertjax.training.startup import open_workdir, restore_or_init
+from bertjax.training.step import (
+    TrainState,
+    abstract_state,
+    make_train_step,
+    metric_means,
+    random_key,
+    reset_sums,
+    with_total_loss,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -128,10 +136,10 @@ def train(
 
             if task.eval_every and (done or step % task.eval_every == 0):
                 history = history.add(step, _evaluate(task, mesh, state, progress, heartbeat))
-                if not done and history.is_out_of_patience():
-                    done = True  # early stopping
-                    if step % config.log_every:  # not logged above
-                        state = _log_and_reset(task, state, step, progress)
+                stops_early = not done and history.is_out_of_patience()
+                if stops_early and step % config.log_every:  # not logged above
+                    state = _log_and_reset(task, state, step, progress)
+                done = done or stops_early
 
             if done or stopped or step % task.checkpoint_every == 0 or history.is_best_at(step):
                 _check_steps_finite(state)

@@ -219,7 +219,7 @@ def test_a_new_head_is_trained_first_with_a_frozen_encoder(spelled, letters, tmp
 def test_steps_that_train_only_the_head_cost_a_third_of_the_flops(corpus):
     full = task_of(corpus)
     task = task_of(corpus, optimizer__head_steps=3)
-    assert [
-        task.run_cost_before(step).flops / full.run_cost_before(step).flops for step in (1, 3, 10)
-    ] == pytest.approx([1 / 3, 1 / 3, 8 / 10])
-    assert task.run_cost_before(10).positions == full.run_cost_before(10).positions
+    assert [task.cost_before(step).flops / full.cost_before(step).flops for step in (1, 3, 10)] == pytest.approx(
+        [1 / 3, 1 / 3, 8 / 10]
+    )
+    assert task.cost_before(10).positions == full.cost_before(10).positions

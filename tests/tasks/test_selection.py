@@ -11,8 +11,8 @@ from bertjax.cli import main as cli
 from bertjax.metrics.metric import Metric
 from bertjax.training import train as loop
 from bertjax.training.checkpoint import find_checkpoint, saved_fingerprint
-from bertjax.training.evaluation import with_total_loss
 from bertjax.training.results import EvaluationHistory
+from bertjax.training.step import with_total_loss
 from bertjax.training.sweep import summarize
 
 F1 = Metric("f1")

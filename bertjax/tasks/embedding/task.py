@@ -203,7 +203,7 @@ class EmbedTask(FinetuningTask):
         """Returns metrics without a model: BM25 for rankings, the fraction of common words for scored pairs."""
         return {name: value for each in self.eval_sets for name, value in each.baseline(self.eval_texts).items()}
 
-    def cost_before(self, step: int) -> StepCost:
+    def full_cost_before(self, step: int) -> StepCost:
         total = StepCost()
         if not self.files:
             sizes = self.axis_sizes()

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from bertjax.data.corpus.store import Corpus
 
 
-def _metrics(prefix: str, title: str) -> tuple[Metric, ...]:
-    """Returns the metrics of masked LM and sentence pairs. `prefix` starts the names of the sentence-pair metrics."""
+def _metrics(pair_prefix: str, title: str) -> tuple[Metric, ...]:
+    """Returns the metrics of masked LM and sentence pairs."""
     return (
         loss_metric("mlm_loss", "masked LM: loss"),
         Metric("mlm_accuracy", panel="masked LM: accuracy"),
-        loss_metric(f"{prefix}_loss", f"{title}: loss"),
-        Metric(f"{prefix}_accuracy", panel=f"{title}: accuracy"),
+        loss_metric(f"{pair_prefix}_loss", f"{title}: loss"),
+        Metric(f"{pair_prefix}_accuracy", panel=f"{title}: accuracy"),
     )
 
 
@@ -37,7 +37,10 @@ def _metrics(prefix: str, title: str) -> tuple[Metric, ...]:
 class MaskedLm(PretrainingObjective):
     """Masked LM and next-sentence prediction. The loss is the sum of their mean losses (section A.2 of the paper)."""
 
-    metrics = _metrics("nsp", "next sentence")
+    # Prefixes of the names of metrics: of masked tokens, and of sentence pairs.
+    token_prefix: ClassVar[str] = "mlm"
+    pair_prefix: ClassVar[str] = "nsp"
+    metrics = _metrics(pair_prefix, "next sentence")
     model_class = PretrainingModel
     pairing = NEXT_SENTENCE
     can_add_pieces = True
@@ -54,16 +57,11 @@ class MaskedLm(PretrainingObjective):
     def schema(self) -> Schema:
         return PACKED_BATCH if self.packing else MASKED_LM_BATCH
 
-    @property
-    def _names(self) -> list[str]:
-        """Names of the first four metrics: loss and accuracy of masked LM, then of sentence pairs."""
-        return [metric.name for metric in self.metrics[:4]]
-
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         """Returns the divisor of each loss. As in google-research/bert, 1e-5 is added to the divisor of masked LM."""
+        tokens = jnp.sum(batch["masked_lm_weights"]) + 1e-5
         pairs = jnp.sum(batch["next_sentence_labels"] >= 0).astype(jnp.float32)
-        mlm_loss, _, pair_loss, _ = self._names
-        return {mlm_loss: jnp.sum(batch["masked_lm_weights"]) + 1e-5, pair_loss: jnp.maximum(pairs, 1.0)}
+        return {f"{self.token_prefix}_loss": tokens, f"{self.pair_prefix}_loss": jnp.maximum(pairs, 1.0)}
 
     def baseline(self, corpus: "Corpus", batches: Iterator[NumpyBatch]) -> dict[str, float]:
         """Returns the metrics of predicting the token frequencies, and the most frequent next-sentence label."""
@@ -75,11 +73,9 @@ class MaskedLm(PretrainingObjective):
             label_counts += np.bincount(labels[labels >= 0], minlength=2)
             masked_ids.append(batch["masked_lm_ids"][batch["masked_lm_weights"] > 0])
         values = token_frequency_baseline(corpus, masked_ids)
-        mlm_loss, mlm_accuracy, _, pair_accuracy = self._names
-        metrics = {mlm_loss: values["loss"], mlm_accuracy: values["accuracy"]}
-        metrics["heldout_entropy"] = values["heldout_entropy"]
+        metrics = {f"{self.token_prefix}_{name}": values.pop(name) for name in ("loss", "accuracy")} | values
         if label_counts.sum():
-            metrics[pair_accuracy] = float(label_counts.max() / label_counts.sum())
+            metrics[f"{self.pair_prefix}_accuracy"] = float(label_counts.max() / label_counts.sum())
         return metrics
 
     def compute(self, params: dict, batch: Batch, dropout_key: jax.Array | None) -> tuple[MetricSums, Outputs]:
@@ -95,7 +91,7 @@ class MaskedLm(PretrainingObjective):
         has_label = (labels >= 0).astype(jnp.float32)
         masked_lm = loss_and_accuracy(masked_lm_logits, batch["masked_lm_ids"], batch["masked_lm_weights"])
         pairs = loss_and_accuracy(pair_logits, jnp.maximum(labels, 0), has_label)
-        return dict(zip(self._names, (*masked_lm, *pairs), strict=True))
+        return dict(zip([metric.name for metric in self.metrics], (*masked_lm, *pairs), strict=True))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +101,8 @@ class MaskedLmWithSentenceOrder(MaskedLm):
     The label is 1 if the segments of a pair are in reverse order.
     """
 
-    metrics = _metrics("sop", "sentence order")
+    pair_prefix = "sop"
+    metrics = _metrics(pair_prefix, "sentence order")
     pairing = SENTENCE_ORDER
 
 

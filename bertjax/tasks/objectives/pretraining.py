@@ -48,24 +48,29 @@ class PretrainingObjective(Objective):
     def for_model(cls, model: ModelConfig, data: Any = None) -> Self:
         """Builds the objective for a model config.
 
-        Fields of the objective and its Flax module take the values of the fields of `data` with the same names.
+        Fields of the objective and its Flax module take the values of the fields of `data` with the same names, such as
+        `packing`, and `generator_size` of `ReplacedTokenModel`.
         """
 
-        def values(owner: Any) -> dict[str, Any]:
+        def fields_from_data(owner: Any) -> dict[str, Any]:
             names = [field.name for field in dataclasses.fields(owner) if hasattr(data, field.name)]
             return {name: getattr(data, name) for name in names}
 
-        return cls(cls.model_class(model, **values(cls.model_class)), **values(cls))
+        return cls(cls.model_class(model, **fields_from_data(cls.model_class)), **fields_from_data(cls))
 
     @classmethod
     def check_model(cls, model: ModelConfig) -> None:
         """Raises a UsageError if a model cannot be trained with this objective. `model.vocab_size` may be unset."""
 
-    def row_source(self, packed: bool) -> "RowSource":
-        """Returns the source that builds rows, packed or not, from the corpus. Imports TensorFlow."""
+    def row_source(self, evaluation: bool = False) -> "RowSource":
+        """Returns the source that builds rows of training or evaluation from the corpus. Imports TensorFlow.
+
+        Sentence pairs of evaluations are not packed, so that metrics do not depend on packing. Documents are packed,
+        because most are shorter than a row.
+        """
         from bertjax.data.pretraining.batches import RowSource
 
-        return RowSource(self.pairing, packed, self.has_masks)
+        return RowSource(self.pairing, self.packing and not (evaluation and self.pairing), self.has_masks)
 
     def postprocess_batches(self, batches: Iterator[NumpyBatch]) -> Iterator[NumpyBatch]:
         """Changes batches for the objective, for example sets next-sentence labels to -1 (default: no change)."""

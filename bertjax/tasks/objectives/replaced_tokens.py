@@ -24,6 +24,7 @@ class ReplacedTokens(MaskedLmOnText):
     `run_pretraining.py`).
     """
 
+    token_prefix = "generator"
     metrics = (
         loss_metric("generator_loss", "generator: loss"),
         Metric("generator_accuracy", panel="generator: accuracy"),
