@@ -54,8 +54,7 @@ def config_for_checkpoint(args: argparse.Namespace, checkpoint: Any) -> Any:
     from bertjax.training.workdir import is_converted
 
     if args.config:
-        config = complete(parse_run_config(args), checkpoint)
-        return config if getattr(config.data, "labels", "") else with_labels_of(config, checkpoint)
+        return with_labels_of(complete(parse_run_config(args), checkpoint), checkpoint)
     if is_converted(workdir_of(checkpoint)):
         fix = "set --config to the experiment of its task, such as text, ner or squad"
         raise UsageError(f"the converted checkpoint {args.checkpoint} lacks task settings; {fix}")
@@ -73,16 +72,14 @@ def open_checkpoint(args: argparse.Namespace) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def open_init_checkpoint(
-    args: argparse.Namespace, keep_converted: bool = False, marker: str = ""
-) -> Iterator[str | None]:
-    """Yields the path of `--init_from`, converted to bertjax's format if necessary, or None if the option is not set.
+def open_init_checkpoint(args: argparse.Namespace, keep_converted: bool = False, marker: str = "") -> Iterator[Any]:
+    """Yields the checkpoint of `--init_from`, converted to bertjax's format if necessary (None: no option).
 
     `keep_converted` stores the converted checkpoint in a local workdir. Set it only in runs of one process. `marker` is
     the file or folder that identifies a workdir of the command (default: config.json).
     """
     from bertjax.convert.convert import bertjax_checkpoint
-    from bertjax.training.checkpoint import resolve_checkpoint_path
+    from bertjax.training.checkpoint import find_checkpoint, resolve_checkpoint_path
     from bertjax.training.workdir import CONFIG, CONVERTED, check_unrelated_files, pinned_address
 
     if not args.init_from:
@@ -98,7 +95,7 @@ def open_init_checkpoint(
     is_new = folder is not None and not folder.parent.exists()
     with bertjax_checkpoint(source, folder) as path:
         try:
-            yield path
+            yield find_checkpoint(path)
         except UsageError:
             # Remove a new workdir that contains only the converted checkpoint, because the run has not started.
             if folder and is_new and folder.exists() and os.listdir(folder.parent) == [folder.name]:

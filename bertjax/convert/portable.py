@@ -57,7 +57,7 @@ from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, workdir_of
 from bertjax.training.checkpoint_config import checkpoint_model
 from bertjax.training.checkpoint_metadata import read_metadata
 from bertjax.training.parameters import load_params_on_host, save_params
-from bertjax.training.workdir import CONFIG, ORIGIN, read_origin
+from bertjax.training.workdir import CONFIG, CONVERTED, ORIGIN, read_origin
 from bertjax.utils.io import AnyPath
 from bertjax.utils.json_files import read_object
 
@@ -249,7 +249,7 @@ def read_workdir(path: AnyPath, any_kind: bool = False) -> PortableCheckpoint:
         layer.labels if layer else (),
         embedder=_workdir_embedder(workdir, config, params),
         unexported=objective.unexported_modules if objective else (),
-        source=(read_origin(workdir) or read_origin(workdir / "init_from")).get("source", "-"),
+        source=(read_origin(workdir) or read_origin(workdir / CONVERTED)).get("source", "-"),
         description=description if any_kind else None,
     )
 

@@ -197,6 +197,12 @@ class EncoderOutputs(NamedTuple):
     layers: jax.Array | None
 
 
+def encoder_inputs(batch: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
+    """Returns the arguments `input_ids`, `segment_ids`, `sequence_ids` and `position_ids` of an encoder."""
+    sequences = "sequence_ids" if "sequence_ids" in batch else "input_mask"
+    return batch["input_ids"], batch["segment_ids"], batch[sequences], batch.get("position_ids")
+
+
 def encode(
     config: ModelConfig, batch: Mapping[str, jax.Array], deterministic: bool, collect_layers: bool = False
 ) -> EncoderOutputs:
@@ -209,15 +215,7 @@ def encode(
       collect_layers: whether to return the outputs of all layers.
     """
     encoder = make_encoder(config, name=ENCODER)
-    is_packed = "sequence_ids" in batch
-    tokens, layers = encoder(
-        batch["input_ids"],
-        batch["segment_ids"],
-        batch["sequence_ids" if is_packed else "input_mask"],
-        batch["position_ids"] if is_packed else None,
-        deterministic=deterministic,
-        collect_layers=collect_layers,
-    )
+    tokens, layers = encoder(*encoder_inputs(batch), deterministic=deterministic, collect_layers=collect_layers)
     parts = jnp.split(tokens, len(config.context_sides), axis=-1)
     sides = dict(zip(config.context_sides, zip(parts, encoder.token_tables, strict=True), strict=True))
     return EncoderOutputs(tokens, sides, layers)

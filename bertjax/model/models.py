@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from bertjax.errors import UsageError
 from bertjax.model.config import LEFT, RIGHT, TRANSFORMER, ModelConfig
 from bertjax.model.dropout import dropout, gumbel_noise
-from bertjax.model.encoder import ENCODER, Encoder, encode
+from bertjax.model.encoder import ENCODER, Encoder, encode, encoder_inputs
 from bertjax.model.feature_head import CACHED_FEATURES, FeatureHead, encode_with_head
 from bertjax.model.heads import (
     DiscriminatorHead,
@@ -109,11 +109,10 @@ class ReplacedTokenModel(nn.Module):
 
         If `deterministic`, the generator's samples use the same random numbers in each call.
         """
-        ids, sequences = batch["input_ids"], "sequence_ids" if "sequence_ids" in batch else "input_mask"
-        rest = batch["segment_ids"], batch[sequences], batch.get("position_ids")
+        inputs, ids = encoder_inputs(batch), batch["input_ids"]
         encoder = Encoder(self.config, name=ENCODER)
         generator = Encoder(self.generator_config, encoder.embeddings, name="generator")
-        states, _ = generator(ids, *rest, deterministic=deterministic)
+        states, _ = generator(*inputs, deterministic=deterministic)
         masked = jnp.take_along_axis(states, batch["masked_lm_positions"][..., None], axis=1)
         generator_logits = LmHead(self.generator_config, name="generator_lm")(masked, *generator.token_tables)
         # The Gumbel-max trick samples from the softmax. Token ids have no gradient.
@@ -123,7 +122,7 @@ class ReplacedTokenModel(nn.Module):
         positions = jnp.where(batch["masked_lm_weights"] > 0, batch["masked_lm_positions"], ids.shape[1])
         write = jax.vmap(lambda row, positions, values: row.at[positions].set(values, mode="drop"))
         original, corrupted = (write(ids, positions, values) for values in (batch["masked_lm_ids"], samples))
-        states, _ = encoder(corrupted, *rest, deterministic=deterministic)
+        states, _ = encoder(corrupted, *inputs[1:], deterministic=deterministic)
         logits = DiscriminatorHead(self.config, name="discriminator")(states)
         return generator_logits, logits, corrupted != original
 

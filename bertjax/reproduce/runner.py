@@ -14,6 +14,7 @@ from bertjax.config.load import experiment_file, experiments_folder, run_experim
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.estimate import DEFAULT_MFU
 from bertjax.inference.ensemble import ensemble
+from bertjax.inference.guide import add_guide_vectors
 from bertjax.model.flops import peak_flops_per_second
 from bertjax.reproduce.results import Results, update_index
 from bertjax.reproduce.runs import load_released
@@ -163,16 +164,16 @@ def _portable_config(config: str) -> str:
     return f"{packaged}{colon}{arguments}"
 
 
-def _initial_checkpoint(run: Run, results: str) -> str | None:
+def _initial_checkpoint(run: Run, results: str) -> epath.Path | None:
     if run.init_from is None:
         return None
     if run.init_from.released:
-        return load_released(run.init_from.released).path
+        return find_checkpoint(load_released(run.init_from.released).path)
     checkpoint = run.init_from.checkpoint(results, run.init_step)
     if run.init_step and not epath.Path(checkpoint).exists():
         folder = f"{results}/{run.init_from.name}"
         raise BertjaxError(f"{folder} lacks step {run.init_step:,}; delete or rename the folder to repeat the run")
-    return checkpoint
+    return find_checkpoint(checkpoint)
 
 
 def _execute(run: Run, results: str) -> dict[str, Any]:
@@ -184,6 +185,7 @@ def _execute(run: Run, results: str) -> dict[str, Any]:
         return {"stopped": False, **metrics}
     init_from = _initial_checkpoint(run, results)
     if run.seeds:
-        return sweep(run.config, run.overrides, (), run.seeds, folder, init_from)
-    settings = experiment_config(run.config, run.overrides, init_from)
-    return loop.train(build_training_task(settings, init_from), folder, init_from)
+        return sweep(run.config, run.overrides, (), run.seeds, folder, init_from, add_guide_vectors)
+    task = build_training_task(experiment_config(run.config, run.overrides, init_from), init_from)
+    add_guide_vectors(task)
+    return loop.train(task, folder, init_from)

@@ -51,7 +51,7 @@ class PretrainingTask(Task):
         self._corpus = open_corpus(config.data.corpus) if config.data.corpus else None
         if train:
             # Raise before the config is stored, because the workdir would reject a corrected config afterwards.
-            self._require_corpus()
+            _ = self.corpus
         vocab_size = self._vocabulary.size if self._corpus else config.vocab_size
         model_config = config.model_config(vocab_size)
         self.phases = config.resolved_phases
@@ -95,13 +95,23 @@ class PretrainingTask(Task):
     def objective_at(self, num_updates: int) -> PretrainingObjective:
         return self._objectives[sum(num_updates > phase.stop_step for phase in self.phases[:-1])]
 
+    @property
+    def corpus(self) -> Corpus:
+        """Corpus of the run. Raises a UsageError if the config has none."""
+        if self._corpus is None:
+            raise UsageError(
+                "no corpus; create one with `bertjax prepare --input text:FILE --output DIR`, and set --config "
+                "NAME:corpus=DIR"
+            )
+        return self._corpus
+
     @functools.cached_property
     def _vocabulary(self) -> Vocabulary:
-        return self._require_corpus().vocabulary()
+        return self.corpus.vocabulary()
 
     @functools.cached_property
     def _bytes_per_token(self) -> float:
-        return mean_piece_bytes(self._vocabulary, self._require_corpus().heldout.tokens)
+        return mean_piece_bytes(self._vocabulary, self.corpus.heldout.tokens)
 
     def train_batches(self, start_step: int, shard: DataShard) -> Iterator[NumpyBatch]:
         for phase in self.phases:
@@ -114,7 +124,7 @@ class PretrainingTask(Task):
         from bertjax.data.pretraining.batches import train_dataset, verified_batches
 
         dataset = train_dataset(
-            self._require_corpus(),
+            self.corpus,
             phase,
             source=self.objective.row_source(),
             seed=self.config.seed,
@@ -123,14 +133,14 @@ class PretrainingTask(Task):
             shard=shard,
         )
         # `verified_batches` verifies the checksums of the corpus in the background.
-        return self.objective.postprocess_batches(verified_batches(dataset, self._require_corpus()))
+        return self.objective.postprocess_batches(verified_batches(dataset, self.corpus))
 
     def eval_batches(self, shard: DataShard) -> Iterator[NumpyBatch]:
         from bertjax.data.pretraining.batches import verified_batches
 
         dataset = self._eval_dataset(shard)
         self.num_eval_batches = int(dataset.cardinality())
-        return self.objective.postprocess_batches(verified_batches(dataset, self._require_corpus()))
+        return self.objective.postprocess_batches(verified_batches(dataset, self.corpus))
 
     def full_cost_before(self, step: int) -> StepCost:
         total = StepCost()
@@ -162,12 +172,11 @@ class PretrainingTask(Task):
 
     def baseline(self) -> dict[str, float]:
         # Verify the whole corpus first, because the baseline may count all its tokens.
-        corpus = self._require_corpus()
-        corpus.checksums.wait()
-        return self.objective.baseline(corpus, self.eval_batches(SINGLE_SHARD))
+        self.corpus.checksums.wait()
+        return self.objective.baseline(self.corpus, self.eval_batches(SINGLE_SHARD))
 
     def check_data_files(self, wait: bool) -> None:
-        checksums = self._require_corpus().checksums
+        checksums = self.corpus.checksums
         if wait:
             checksums.wait()
         else:
@@ -177,20 +186,12 @@ class PretrainingTask(Task):
         from bertjax.data.pretraining.batches import eval_dataset
 
         return eval_dataset(
-            self._require_corpus(),
+            self.corpus,
             self.phases[0],  # All evaluations have the batch shape of the first phase, so that they are comparable.
             source=self.objective.row_source(evaluation=True),
             max_rows=self.config.data.eval_rows or None,
             shard=shard,
         )
-
-    def _require_corpus(self) -> Corpus:
-        if self._corpus is None:
-            raise UsageError(
-                "no corpus; create one with `bertjax prepare --input text:FILE --output DIR`, and set --config "
-                "NAME:corpus=DIR"
-            )
-        return self._corpus
 
 
 def _describe_phase(phase: Phase, objective: PretrainingObjective) -> str:

@@ -97,7 +97,8 @@ class Objective:
 class Task:
     """Objective, data, schedule and evaluation of a run.
 
-    By default, evaluation metrics are computed from the metric sums only.
+    By default, evaluation metrics are computed from the metric sums only. A subclass sets the attributes that have no
+    default.
 
     Objective and schedule:
       config: configuration of the run.
@@ -183,6 +184,9 @@ class Task:
         """Yields the shard's rows of each evaluation batch. Every example occurs once. Padding rows have weight 0."""
         raise UsageError("the task has no evaluation data; set a corpus or data files in config.data")
 
+    def check_data_files(self, wait: bool) -> None:
+        """Raises a BertjaxError if a background check found damaged data. With `wait`, completes the check first."""
+
     def full_cost_before(self, step: int) -> StepCost:
         """Returns the total cost of all steps before `step`, as if each step trained all parameters."""
         raise NotImplementedError
@@ -223,9 +227,6 @@ class Task:
     def baseline(self) -> dict[str, float]:
         """Returns the metrics of a trivial baseline, to compare with (default: {}, no baseline)."""
         return {}
-
-    def check_data_files(self, wait: bool) -> None:
-        """Raises a BertjaxError if a background check found damaged data. With `wait`, completes the check first."""
 
     def class_reports(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, ClassReport]:
         """Returns the class report of each evaluation set, keyed by the suffix of the set's metric names.

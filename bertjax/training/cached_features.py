@@ -26,7 +26,7 @@ from bertjax.tasks.build import build_task
 from bertjax.tasks.finetuning.config import FinetuningConfig
 from bertjax.tasks.finetuning.task import FinetuningTask
 from bertjax.tasks.task import Task
-from bertjax.training.checkpoint import find_checkpoint, saved_fingerprint
+from bertjax.training.checkpoint import saved_fingerprint
 from bertjax.training.checkpoint_config import checkpoint_model
 from bertjax.training.parameters import load_params_on_host
 from bertjax.training.sharding import jit_on_mesh, make_mesh, replicated
@@ -36,7 +36,7 @@ from bertjax.utils.terminal import progress_bar
 logger = logging.getLogger(__name__)
 
 
-def build_training_task(config: RunConfig, init_from: str | None) -> Task:
+def build_training_task(config: RunConfig, init_from: epath.Path | None) -> Task:
     """Builds a task for training. If `feature_head.features` is set, batches contain cached features.
 
     Features are not cached if the run has several processes or no initial checkpoint (`init_from` is None). In these
@@ -56,9 +56,9 @@ def build_training_task(config: RunConfig, init_from: str | None) -> Task:
     return task
 
 
-def _cached_features(config: FinetuningConfig, init_from: str, examples: Examples) -> np.ndarray:
+def _cached_features(config: FinetuningConfig, checkpoint: epath.Path, examples: Examples) -> np.ndarray:
     """Returns memory-mapped features of the examples' tokens, float32 [tokens, layers, D]. Computes them if missing."""
-    checkpoint, offsets = find_checkpoint(init_from), examples.offsets
+    offsets = examples.offsets
     # Use the dtype of the run, so that cached features equal features computed inside the training step.
     model = resolve_layout(dataclasses.replace(checkpoint_model(checkpoint), dtype=config.model.dtype))
     layers = config.feature_head.layers(model.num_hidden_layers)

@@ -27,14 +27,12 @@ from bertjax.utils.hub import is_hub
 from bertjax.utils.io import is_remote
 
 
-def experiment_config(
-    experiment: str, overrides: Sequence[str], init_from: str | epath.Path | None = None
-) -> RunConfig:
+def experiment_config(experiment: str, overrides: Sequence[str], init_from: epath.Path | None = None) -> RunConfig:
     """Loads `experiment` with `load_config` and returns its config, completed by `complete`."""
     return complete(parse_config(load_config(experiment, overrides)), init_from)
 
 
-def complete(config: RunConfig, init_from: str | epath.Path | None = None, workdir: str | None = None) -> RunConfig:
+def complete(config: RunConfig, init_from: epath.Path | None = None, workdir: str | None = None) -> RunConfig:
     """Fills unset fields of a config and makes its paths absolute. `vocab_size` may stay unset until data is read.
 
     Unset architecture fields come from the checkpoint `init_from`. Without it, a run that resumes in `workdir` keeps
@@ -45,15 +43,14 @@ def complete(config: RunConfig, init_from: str | epath.Path | None = None, workd
 
     Raises a UsageError if an architecture field differs from the checkpoint's.
     """
-    data, optimizer, thetas = _with_absolute_paths(config.data), config.optimizer, {}
+    data, optimizer, checkpoint, thetas = _with_absolute_paths(config.data), config.optimizer, init_from, {}
     if workdir is not None and has_checkpoints(folder := resolve_checkpoint_path(workdir)):
         saved = load_saved_config(folder / CONFIG)
         if optimizer.head_steps < 0:
             optimizer = dataclasses.replace(optimizer, head_steps=saved.optimizer.get("head_steps", 0))
-        if init_from is None and config.model.hidden_size is None:
-            init_from = folder
+        if checkpoint is None and config.model.hidden_size is None:
+            checkpoint = find_checkpoint(folder)
             thetas = {name: saved.model[name] for name in ROPE_THETAS if name in saved.model}
-    checkpoint = None if init_from is None else find_checkpoint(init_from)
     if checkpoint is None:
         is_sized = not {*size_fields("base")} & {*config.model.unset}
         defaults = ModelConfig() if is_sized else type(config)().model
@@ -120,12 +117,13 @@ def checkpoint_model(checkpoint: epath.Path) -> ModelConfig:
 
 
 def with_labels_of(config: RunConfig, checkpoint: epath.Path) -> RunConfig:
-    """Returns the config with `data.labels` set to the path of a checkpoint's `output_layer.json`, if it exists.
+    """Sets an unset `data.labels` to the path of a checkpoint's `output_layer.json`, if it exists.
 
     If a training file exists, generic labels such as LABEL_0 are not used. The task then reads its labels from this
     file, and `check_output_layer` matches them by position.
     """
-    return _with_data(config, labels=_labels(config.data, checkpoint)) if hasattr(config.data, "labels") else config
+    is_unset = getattr(config.data, "labels", None) == ""
+    return _with_data(config, labels=_labels(config.data, checkpoint)) if is_unset else config
 
 
 def _labels(data: Any, checkpoint: epath.Path) -> str:

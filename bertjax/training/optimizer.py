@@ -29,13 +29,15 @@ _MUON_RMS = 0.2
 
 
 def make_schedule(
-    config: OptimizerConfig, warmup_steps: int, total_steps: int, phase_peaks: Sequence[tuple[int, float]] = ()
+    config: OptimizerConfig, warmup_steps: int, phase_peaks: Sequence[tuple[int, float]]
 ) -> optax.Schedule:
     """Builds the learning-rate schedule of a run. The first `config.head_steps` steps have their own BERT schedule.
 
-    `phase_peaks` contains (stop step, peak rate) of each phase (default: one phase, `config.learning_rate`).
+    `phase_peaks` contains (stop step, peak rate) of each phase. The last stop step is the number of steps.
     """
-    head_steps, steps = config.head_steps, total_steps - config.head_steps
+    stops, peaks = zip(*phase_peaks, strict=True)
+    head_steps, total_steps = config.head_steps, stops[-1]
+    steps = total_steps - head_steps
     if head_steps and steps <= 0:
         message = f"config.optimizer.head_steps={head_steps} must be below the number of steps, {total_steps}"
         raise UsageError(f"{message}; to train only the head, set config.optimizer.freeze=encoder")
@@ -45,7 +47,6 @@ def make_schedule(
         "cosine": jax.tree_util.Partial(_warmup_then_cosine, warmup_steps, steps),
         "warmup_stable_decay": jax.tree_util.Partial(_warmup_stable_decay, warmup_steps, decay_steps, steps),
     }[config.schedule]
-    stops, peaks = zip(*(phase_peaks or [(total_steps, config.learning_rate)]), strict=True)
     starts = np.array(stops[:-1], np.int32) - head_steps
     schedule = jax.tree_util.Partial(_with_peaks, starts, np.array(peaks, np.float32), relative)
     head = bert_schedule(config.head_learning_rate, head_steps // 10, head_steps)

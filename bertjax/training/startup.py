@@ -16,7 +16,7 @@ from bertjax.model.models import EmbeddingModel
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
 from bertjax.tasks.task import Task
 from bertjax.training import workdir as workdirs
-from bertjax.training.checkpoint import Checkpoints, find_checkpoint, restore_opt_state, saved_fingerprint, workdir_of
+from bertjax.training.checkpoint import Checkpoints, restore_opt_state, saved_fingerprint, workdir_of
 from bertjax.training.checkpoint_metadata import model_metadata
 from bertjax.training.init_from import check_vocabulary, has_output_layer_of, source_of
 from bertjax.training.multihost import assert_same_run, assert_shared_workdir
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def open_workdir(
-    task: Task, path: str, init_from: str | None, state_shapes: TrainState
+    task: Task, path: str, init_from: epath.Path | None, state_shapes: TrainState
 ) -> Iterator[tuple[epath.Path, Checkpoints, Callable[[], None]]]:
     """Creates and locks the workdir, checks that it belongs to this run, and opens its checkpoints.
 
@@ -40,12 +40,10 @@ def open_workdir(
     Yields:
       The workdir, its checkpoints, and a function that raises if another run has taken over the workdir.
     """
-    config, init_fingerprint, origin = dataclasses.asdict(task.config), "", {}
+    config = dataclasses.asdict(task.config)
     if init_from:
-        checkpoint = find_checkpoint(init_from)
-        check_vocabulary(task, checkpoint, task.can_add_pieces)
-        init_fingerprint = saved_fingerprint(checkpoint)
-        origin = workdirs.read_origin(workdir_of(checkpoint))
+        check_vocabulary(task, init_from, task.can_add_pieces)
+    init_fingerprint = saved_fingerprint(init_from) if init_from else ""
     # Compare the contents of vocabulary and labels, because their paths may differ between hosts.
     files = {name: json.loads(task.workdir_files[name]) for name in (ENTRY, OUTPUT_LAYER) if name in task.workdir_files}
     assert_same_run({"config": config, "data": task.data_hash, "started_from": init_fingerprint, "files": files})
@@ -55,7 +53,7 @@ def open_workdir(
         workdirs.check_config(workdir, config, task.data_hash)
         state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state_shapes))
         check_free_space(workdir, 2 * state_bytes, "two checkpoints", "choose another --workdir")
-        workdirs.write_config(workdir, config, task.data_hash, init_fingerprint, origin)
+        workdirs.write_config(workdir, config, task.data_hash, init_from)
         check_still_owner = workdirs.take_ownership(workdir)
         if jax.process_index() == 0:
             for name, content in task.workdir_files.items():
@@ -77,7 +75,7 @@ def restore_or_init(
     mesh: Mesh,
     workdir: epath.Path,
     checkpoints: Checkpoints,
-    init_from: str | None,
+    init_from: epath.Path | None,
     keep_optimizer: bool = False,
 ) -> TrainState:
     """Restores the newest checkpoint of the workdir, or initializes a new state if there are no checkpoints."""
@@ -85,12 +83,11 @@ def restore_or_init(
     def init() -> TrainState:
         return init_state(task.objective, optimizer, mesh, random_key(task.config.seed, "init"))
 
-    checkpoint = find_checkpoint(init_from) if init_from else None
     state_shapes = abstract_state(task.objective, optimizer, mesh)
     state = checkpoints.restore_latest(state_shapes, init)
     if state is not None:
-        ignored = "; --init_from is ignored" if checkpoint else ""
-        if checkpoint and saved_fingerprint(checkpoint) != workdirs.saved_init_fingerprint(workdir):
+        ignored = "; --init_from is ignored" if init_from else ""
+        if init_from and saved_fingerprint(init_from) != workdirs.saved_init_fingerprint(workdir):
             if task.has_cached_features:
                 raise UsageError(
                     f"the run of {workdir} started from different parameters than --init_from, so cached features "
@@ -100,22 +97,22 @@ def restore_or_init(
         logger.info(f"resumed {workdir} at step {int(state.step):,}{ignored}")
         return state
     state = init()
-    if checkpoint is None:
+    if init_from is None:
         logger.info("starting at step 0 with random parameters, because --init_from is not set")
         return state
-    reinit_params = () if has_output_layer_of(task, checkpoint) else task.reinit_params
-    new_pieces = check_vocabulary(task, checkpoint, task.can_add_pieces)
-    state = state.with_initial_params(load_params(checkpoint, state.params, reinit_params, new_pieces))
+    reinit_params = () if has_output_layer_of(task, init_from) else task.reinit_params
+    new_pieces = check_vocabulary(task, init_from, task.can_add_pieces)
+    state = state.with_initial_params(load_params(init_from, state.params, reinit_params, new_pieces))
     if keep_optimizer:
         if new_pieces:
             raise UsageError(
                 f"--keep_optimizer cannot be used with {len(new_pieces.parts):,} new vocabulary pieces, which have no "
                 "optimizer moments; use the checkpoint's vocabulary, or omit --keep_optimizer"
             )
-        state = state.replace(opt_state=restore_opt_state(checkpoint, state_shapes, task.config.optimizer.name))
+        state = state.replace(opt_state=restore_opt_state(init_from, state_shapes, task.config.optimizer.name))
     restored = "parameters and optimizer state" if keep_optimizer else "parameters"
-    logger.info(f"starting at step 0 with the {restored} of {source_of(checkpoint)}")
-    if (workdir_of(checkpoint) / "modules.json").exists() and not isinstance(task.objective.model, EmbeddingModel):
+    logger.info(f"starting at step 0 with the {restored} of {source_of(init_from)}")
+    if (workdir_of(init_from) / "modules.json").exists() and not isinstance(task.objective.model, EmbeddingModel):
         logger.warning("dropped the sentence-transformers modules, because training changes the states they pool")
     if new_pieces:
         count = len(new_pieces.parts)

@@ -26,7 +26,7 @@ from bertjax.tasks.task import Task
 from bertjax.training import train as loop
 from bertjax.training import workdir as workdirs
 from bertjax.training.cached_features import build_training_task
-from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, resolve_checkpoint_path, saved_fingerprint
+from bertjax.training.checkpoint import CHECKPOINTS, resolve_checkpoint_path, saved_fingerprint
 from bertjax.training.checkpoint_config import complete
 from bertjax.training.multihost import broadcast_from_host0
 from bertjax.training.results import read_results
@@ -65,8 +65,8 @@ def sweep(
     grid: Sequence[str],
     seeds: int,
     path: str,
-    init_from: str | None,
-    prepare: Callable[[Task], None] = lambda task: None,
+    init_from: epath.Path | None,
+    prepare: Callable[[Task], None],
 ) -> dict[str, Any]:
     """Runs each setting of an experiment with several seeds, one trial after the other in this process.
 
@@ -114,7 +114,7 @@ def sweep(
     for fields in ({**setting, SEED: base.seed + seed} for setting in settings for seed in range(seeds)):
         config = parse_config(load([f"--config.{field}={value}" for field, value in fields.items()]))
         trials.append(Trial(fields, complete(config, init_from), workdir / TRIALS / trial_name(fields)))
-    init_fingerprint = saved_fingerprint(find_checkpoint(init_from)) if init_from else ""
+    init_fingerprint = saved_fingerprint(init_from) if init_from else ""
     finished = broadcast_from_host0(lambda: [_finished_results(trial, init_fingerprint) for trial in trials])
     _check_data(trials, finished, prepare)
     return _run_trials(trials, finished, workdir, init_from, prepare)
@@ -124,7 +124,7 @@ def _run_trials(
     trials: Sequence[Trial],
     finished: Sequence[dict[str, Any] | None],
     workdir: epath.Path,
-    init_from: str | None,
+    init_from: epath.Path | None,
     prepare: Callable[[Task], None],
 ) -> dict[str, Any]:
     outcomes: list[dict[str, Any]] = []
@@ -200,13 +200,13 @@ def _check_data(
                     "--config.data.dev_share=0.1"
                 )
             if any(finished):
-                prepare(task)
+                prepare(task)  # The data hash includes the vectors of a guide.
             hashes[key] = task.data_hash
         if results is not None and results["data_sha256"] != hashes[key]:
             raise UsageError(f"the trial in {trial.folder} was trained on different data; choose another --workdir")
 
 
-def _run_trial(trial: Trial, init_from: str | None, prepare: Callable[[Task], None]) -> dict[str, Any] | None:
+def _run_trial(trial: Trial, init_from: epath.Path | None, prepare: Callable[[Task], None]) -> dict[str, Any] | None:
     """Runs a trial and returns its results, or its `error`. Returns None if a signal stopped the trial."""
     try:
         trial.folder.mkdir(parents=True, exist_ok=True)

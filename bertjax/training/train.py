@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from etils import epath
 from jax.sharding import Mesh
 
 from bertjax.errors import BertjaxError, DivergenceError, UsageError
@@ -43,7 +44,7 @@ _MIN_FIRST_LOSS = 1e-3
 def train(
     task: Task,
     path: str,
-    init_from: str | None = None,
+    init_from: epath.Path | None = None,
     *,
     profile_steps: range = range(0),
     trackers: Sequence[str] = (),
@@ -78,7 +79,7 @@ def train(
     mesh = make_mesh(config.mesh)
     check_batch_sizes(task.batch_sizes, mesh, config.grad_accum_steps)
     optimizer = make_optimizer(config.optimizer)
-    schedule = make_schedule(config.optimizer, task.warmup_steps, task.total_steps, task.phase_peaks)
+    schedule = make_schedule(config.optimizer, task.warmup_steps, task.phase_peaks)
 
     def step_function(step: int) -> Callable[..., TrainState]:
         head_only = step < config.optimizer.head_steps

@@ -17,7 +17,7 @@ from bertjax.config.fields import differences, with_defaults
 from bertjax.config.run import PATH_FIELDS
 from bertjax.errors import BertjaxError, UsageError, listed
 from bertjax.tasks.build import config_class
-from bertjax.training.checkpoint import CHECKPOINTS, DAMAGED, resolve_checkpoint_path
+from bertjax.training.checkpoint import CHECKPOINTS, DAMAGED, resolve_checkpoint_path, saved_fingerprint, workdir_of
 from bertjax.utils.io import AnyPath, check_bucket, is_remote, read_json_object, remove_temporaries, write_atomic
 
 logger = logging.getLogger(__name__)
@@ -140,18 +140,20 @@ def check_config(workdir: epath.Path, config: dict[str, Any], data_hash: str) ->
         logger.info(f"continuing the finished run with {change}; the learning rate reaches 0 at the new last step")
 
 
-def write_config(
-    workdir: epath.Path, config: dict[str, Any], data_hash: str, init_fingerprint: str, origin: dict[str, Any]
-) -> None:
+def write_config(workdir: epath.Path, config: dict[str, Any], data_hash: str, init_from: epath.Path | None) -> None:
     """Writes the config of a run. Before the first checkpoint, also writes the hashes of data and initial parameters.
 
-    `init_fingerprint` is "" for random initial parameters. `origin` is the result of `read_origin` for `--init_from`.
+    `init_from` is the checkpoint with the initial parameters (None: random parameters).
     """
     if jax.process_index() == 0:
         write_atomic(workdir / CONFIG, json.dumps(config, indent=1) + "\n")
         if not (has_checkpoints(workdir) and (workdir / DATA).exists()):
-            init_from = {name: origin[name] for name in ("source", "address") if name in origin}
-            data = {"sha256": data_hash, "started_from": init_fingerprint, "init_from": init_from}
+            origin = read_origin(workdir_of(init_from)) if init_from else {}
+            data = {
+                "sha256": data_hash,
+                "started_from": saved_fingerprint(init_from) if init_from else "",
+                "init_from": {name: origin[name] for name in ("source", "address") if name in origin},
+            }
             write_atomic(workdir / DATA, json.dumps(data) + "\n")
 
 

@@ -11,8 +11,8 @@ from tiny_config import tiny_config
 from bertjax.data.pretraining.config import Phase
 from bertjax.data.schema import synthetic_batch
 from bertjax.model import lstm
+from bertjax.model.config import SIDES
 from bertjax.model.encoder import make_encoder
-from bertjax.model.lstm import SIDES
 from bertjax.model.models import LanguageModel, SequenceModel, TokenModel
 from bertjax.tasks.objectives import language_model
 

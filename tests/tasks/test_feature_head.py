@@ -55,8 +55,9 @@ def test_training_on_cached_features_equals_training_with_a_frozen_encoder(ner, 
     # Without the cache, each step runs the encoder, as in runs of several processes.
     experiment = f"{EXPERIMENTS}/ner.py:path={files},size=L1_H16,quick=true"
     all_flags = [*overrides(None, **schedule), *flags]
-    config = experiment_config(experiment, all_flags, find_checkpoint(start))
-    assert loop.train(build_task(config, train=True), str(uncached), str(start))["f1"] == results["f1"]
+    init_from = find_checkpoint(start)
+    config = experiment_config(experiment, all_flags, init_from)
+    assert loop.train(build_task(config, train=True), str(uncached), init_from)["f1"] == results["f1"]
     initial, trained, other = (load_params_on_host(find_checkpoint(path)) for path in (start, cached, uncached))
     for name, array in initial.items():
         if name.startswith("encoder/"):

@@ -128,31 +128,31 @@ WSD = {"schedule": "warmup_stable_decay", "decay_steps": 4}
 @pytest.mark.parametrize(
     ("fields", "peaks", "rates"),
     [
-        ({"schedule": "cosine"}, (), [0, 1, 2, 1 + 0.5**0.5, 1, 1 - 0.5**0.5, 0]),
-        (WSD, (), [0, 1, 2, 2, 2, 2 - 2 * 0.5**0.5, 0]),
+        ({"schedule": "cosine"}, ((12, 2.0),), [0, 1, 2, 1 + 0.5**0.5, 1, 1 - 0.5**0.5, 0]),
+        (WSD, ((12, 2.0),), [0, 1, 2, 2, 2, 2 - 2 * 0.5**0.5, 0]),
         (WSD, ((6, 2.0), (9, 4.0), (12, 1.0)), [0, 1, 2, 4, 4, 1 - 0.5**0.5, 0]),
     ],
 )
 def test_cosine_and_stable_schedules_have_the_expected_rates(fields, peaks, rates):
-    schedule = make_schedule(OptimizerConfig(learning_rate=2.0, **fields), 4, 12, peaks)
+    schedule = make_schedule(OptimizerConfig(**fields), 4, peaks)
     np.testing.assert_allclose([schedule(jnp.asarray(step)) for step in range(0, 13, 2)], rates, atol=1e-6)
 
 
 def test_decay_takes_a_tenth_of_the_steps_by_default():
-    schedule = make_schedule(OptimizerConfig(schedule="warmup_stable_decay", learning_rate=1.0), 4, 45)
+    schedule = make_schedule(OptimizerConfig(schedule="warmup_stable_decay"), 4, [(45, 1.0)])
     np.testing.assert_allclose([schedule(jnp.asarray(step)) for step in (41, 42, 45)], [1, 0.5, 0], atol=1e-6)
 
 
 @pytest.mark.parametrize("head_rates", [[], [0, 0.45, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05]])
 def test_schedule_starts_at_zero_drops_after_warm_up_and_begins_with_the_head_steps(head_rates):
     count = len(head_rates)
-    config = OptimizerConfig(learning_rate=2.0, head_steps=count, head_learning_rate=0.5)
-    schedule = make_schedule(config, warmup_steps=4, total_steps=count + 10)
+    config = OptimizerConfig(head_steps=count, head_learning_rate=0.5)
+    schedule = make_schedule(config, 4, [(count + 10, 2.0)])
     rates = [float(schedule(jnp.asarray(step))) for step in range(count + 11)]
     np.testing.assert_allclose(rates, [*head_rates, 0, 0.5, 1.0, 1.5, 1.2, 1.0, 0.8, 0.6, 0.4, 0.2, 0.0], atol=1e-6)
     if count:
         with pytest.raises(UsageError, match="head_steps=10 must be below the number of steps, 10"):
-            make_schedule(config, warmup_steps=4, total_steps=10)
+            make_schedule(config, 4, [(10, 2.0)])
 
 
 def _one_layer(seed: int, scale: float) -> dict:

@@ -19,12 +19,10 @@ from bertjax.data.corpus.store import Corpus
 from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.data.inspection import format_masked_row, format_unmasked_row
 from bertjax.data.pretraining.config import (
-    LANGUAGE_MODEL_BATCH,
-    MASKED_LM_BATCH,
-    PACKED_BATCH,
     PAIR_SPECIAL_TOKENS,
     TEXT_SPECIAL_TOKENS,
     Phase,
+    batch_schema,
     max_sequences_per_row,
 )
 from bertjax.data.pretraining.masking import choose_positions, replace_tokens
@@ -84,9 +82,7 @@ class RowSource:
     @property
     def schema(self) -> Schema:
         """Schema of a batch."""
-        if not self.masked:
-            return LANGUAGE_MODEL_BATCH
-        return PACKED_BATCH if self.packed else MASKED_LM_BATCH
+        return batch_schema(self.masked, self.packed)
 
     def sequences_per_row(self, seq_len: int) -> int:
         """Returns the maximum number of pairs or documents in a row of `seq_len` tokens (1 for running text)."""

@@ -43,6 +43,11 @@ PACKED_BATCH: Schema = (
 LANGUAGE_MODEL_BATCH: Schema = SEQUENCE
 
 
+def batch_schema(has_masks: bool, packed: bool) -> Schema:
+    """Returns the schema of pre-training batches."""
+    return (PACKED_BATCH if packed else MASKED_LM_BATCH) if has_masks else LANGUAGE_MODEL_BATCH
+
+
 @dataclasses.dataclass(frozen=True)
 class Masking(Section):
     """Settings of token masking. The defaults are from section 3.1 of the paper.

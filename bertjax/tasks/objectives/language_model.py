@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
-from bertjax.data.pretraining.config import LANGUAGE_MODEL_BATCH
 from bertjax.errors import UsageError
 from bertjax.metrics.metric import Metric, loss_metric
 from bertjax.model.config import LSTM, ModelConfig
@@ -31,7 +30,6 @@ _METRICS = {
 class LanguageModeling(PretrainingObjective):
     """Prediction of the next or previous token at every position. The loss is the sum of the directions' losses."""
 
-    schema = LANGUAGE_MODEL_BATCH
     model_class = LanguageModel
     has_masks = False
 

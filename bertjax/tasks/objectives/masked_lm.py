@@ -8,9 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax.data.pretraining.config import MASKED_LM_BATCH, PACKED_BATCH
 from bertjax.data.pretraining.pairs import NEXT_SENTENCE, SENTENCE_ORDER
-from bertjax.data.schema import Schema
 from bertjax.errors import UsageError
 from bertjax.metrics.metric import Metric, loss_metric
 from bertjax.model.config import LSTM, ModelConfig
@@ -52,10 +50,6 @@ class MaskedLm(PretrainingObjective):
                 f"masked LM needs context from both sides, which model.encoder={LSTM} does not provide; set "
                 "config.data.objective=lm"
             )
-
-    @property
-    def schema(self) -> Schema:
-        return PACKED_BATCH if self.packing else MASKED_LM_BATCH
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         """Returns the divisor of each loss. As in google-research/bert, 1e-5 is added to the divisor of masked LM."""

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import flax.linen as nn
 
-from bertjax.data.pretraining.config import Phase
+from bertjax.data.pretraining.config import Phase, batch_schema
+from bertjax.data.schema import Schema
 from bertjax.model.config import ModelConfig
 from bertjax.model.flops import attention_flops_per_token, flops_per_token
 from bertjax.tasks.objectives.step_cost import StepCost
@@ -61,6 +62,10 @@ class PretrainingObjective(Objective):
     @classmethod
     def check_model(cls, model: ModelConfig) -> None:
         """Raises a UsageError if a model cannot be trained with this objective. `model.vocab_size` may be unset."""
+
+    @property
+    def schema(self) -> Schema:
+        return batch_schema(self.has_masks, self.packing)
 
     def row_source(self, evaluation: bool = False) -> "RowSource":
         """Returns the source that builds rows of training or evaluation from the corpus. Imports TensorFlow.
