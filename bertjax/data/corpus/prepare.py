@@ -41,6 +41,9 @@ _CHUNKS_PER_WORKER = 2
 _DISK_BYTES_PER_TEXT_BYTE = 0.8
 _WORKER_DIED = "a worker process was killed, perhaps for lack of memory; run again, with fewer --workers if it recurs"
 
+# Share of held-out tokens above which a corpus has too few documents, or one of them is too long.
+_LARGE_HELDOUT_SHARE = 0.2
+
 # File names in a corpus folder; a folder without a manifest or with any other file is not overwritten.
 _FILES = {store.MANIFEST: (store.MANIFEST, "*.bin", "vocab.txt", "*.model", "tokenizer.json", "pair_index")}
 
@@ -260,6 +263,12 @@ def summary(output: str | Path, manifest: dict[str, Any]) -> str:
         lines.append(
             "  training needs two held-out documents to evaluate on: prepare more documents (a file of "
             "a prose: input is usually one document), or raise --heldout"
+        )
+    share = splits["heldout"]["tokens"] / max(1, sum(split["tokens"] for split in splits.values()))
+    if share > max(_LARGE_HELDOUT_SHARE, 2 * manifest["settings"]["heldout_fraction"]):
+        lines.append(
+            f"  {share:.0%} of the tokens are held out, because whole documents are: divide long files into several "
+            "documents, or prepare more text"
         )
     lines += [f"  {_PROBLEMS[name].format(f'{count:,}')}" for name, count in manifest["problems"].items()]
     return "\n".join(lines)

@@ -115,6 +115,13 @@ def test_summary_reports_documents_with_one_sentence(sentences, is_noted, tmp_pa
     assert ("nearly every document has one sentence" in summary and "not after each sentence" in summary) == is_noted
 
 
+@pytest.mark.parametrize("count, is_noted", [(4, True), (20, False)])
+def test_summary_reports_a_large_share_of_held_out_tokens(count, is_noted, tmp_path, vocabulary):
+    write_text(tmp_path / "a.txt", [[f"river {number} .", "stone ."] for number in range(count)])
+    manifest = run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary)
+    assert ("50% of the tokens are held out" in prepare.summary("corpus", manifest)) == is_noted
+
+
 @pytest.mark.parametrize("chunk_bytes", [0, 2 << 20])
 def test_problems_of_the_input_are_counted(tmp_path, vocabulary, chunk_bytes, monkeypatch):
     monkeypatch.setattr(chunks, "_MIN_CHUNK_BYTES", chunk_bytes)
