@@ -115,6 +115,14 @@ def test_ignored_tag_columns_and_joined_types_log_a_warning(content, tags, warni
     assert [warning in message for message in caplog.messages] == [True] * bool(warning)
 
 
+@pytest.mark.parametrize("word", ["10\u00a0000", "\u3000", "\u2028"])
+def test_only_ascii_whitespace_separates_words(word, tmp_path):
+    for separator in " \t":
+        content = f"{word} NN O\nEU NN B-ORG\n\u3000\na NN O\n"
+        assert read(tmp_path, content.replace(" ", separator)).sentences == [[word, "EU"], ["a"]]
+    assert read_tagged_rows([Row(2, {"w": [word], "t": ["O"]})], "w", "t", ReadStats("file")).sentences == [[word]]
+
+
 def test_words_may_be_numbers_and_lack_tags(tmp_path):
     assert read(tmp_path, "1 O\n5 B-X\n").sentences == [["1", "5"]]
     assert read(tmp_path, "1\n2\n", labeled=False).sentences == [["1", "2"]]

@@ -25,6 +25,8 @@ _TAG = re.compile("O|[BIESLUM](-.+)?")
 _INDEX = re.compile(r"(?:.*\D)?(\d+)\W*")
 # Two numbers: in CoNLL-U a word range (1-2) or an empty word (1.1), in WebAnno sentence and word index (1-2).
 _INDEX_PAIR = re.compile(r"\d+[-.]\d+")
+# Word, or column of a line without tabs. It may contain whitespace other than ASCII, such as a no-break space.
+_COLUMN = re.compile(r"\S+", re.ASCII)
 # Prefix of words in WikiANN, such as en:Paris.
 _LANGUAGE = re.compile(r"[a-z][a-z-]+:")
 # Chunk types, which CoNLL files have in the column before the entity tags.
@@ -84,8 +86,8 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
     """
     lines = []
     for line, row in enumerate(read_utf8(path).split(b"\n"), 1):
-        text = decode_utf8(row, stats, line)
-        columns = [column.strip() for column in text.rstrip().split("\t")] if "\t" in text.strip() else text.split()
+        text = decode_utf8(row, stats, line).rstrip()
+        columns = [column.strip(" ") for column in text.split("\t")] if "\t" in text.strip() else _COLUMN.findall(text)
         lines.append((line, columns))
     lines, is_indexed = _without_comments_and_index(lines, path, stats)
     rows = [(line, columns) for line, columns in lines if _is_word(columns)]
@@ -100,7 +102,7 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
     for line, columns in rows:
         if len(columns) != width:
             raise UsageError(f"{path} line {line} has {len(columns)} columns, but earlier lines have {width}")
-        if len(columns[0].split()) != 1:
+        if not _COLUMN.fullmatch(columns[0]):
             raise UsageError(f"{path} line {line}: {quoted(columns[0])} is not one word; write one word per line")
         tag = columns[tag_column] if width > 1 else ""
         if (labeled or width > 1) and not _TAG.fullmatch(tag):
@@ -252,7 +254,7 @@ def _items(value: Any, place: str, in_text: bool) -> list[str]:
         return [] if not in_text and is_missing(value.strip()) else value.split()
     for item in items:
         # Reject words with spaces, because prediction files separate words by spaces.
-        if not isinstance(item, (str, int, float)) or item != item or len(str(item).split()) != 1:
+        if not isinstance(item, (str, int, float)) or item != item or not _COLUMN.fullmatch(str(item)):
             raise UsageError(f"{place}: {quoted(item)} is not a single word or tag; remove spaces and empty items")
     return [replace_surrogates(str(item)) for item in items]
 
