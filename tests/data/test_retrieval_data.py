@@ -8,9 +8,9 @@ from bertjax.data.finetuning.retrieval import read_retrieval, read_texts_by_id
 from bertjax.errors import UsageError
 
 CORPUS = [
-    {"_id": "d1", "title": "Cats", "text": "They sit."},
+    {"_id": "d1", "title": "", "text": "replaced"},
     {"_id": 2, "title": "", "text": "Dogs bark.", "metadata": {}},
-    {"_id": "d1", "title": "", "text": "again"},
+    {"_id": "d1", "title": "Cats", "text": "They sit."},
     {"_id": "d4", "title": "", "text": ""},
     {"_id": "d5", "text": "No title."},
 ]
@@ -38,7 +38,7 @@ def test_titles_are_joined_to_texts_and_unused_rows_are_counted(folder):
     assert data.queries == {"q1": "cats", "q2": "dogs"}
     assert data.judgments == {"q1": {"d1": 1, "nosuch": 2}, "q2": {"2": 0}}
     corpus, queries, qrels = data.notes
-    assert "5 rows read, 4 used" in corpus and "1 skipped with an empty or repeated _id" in corpus
+    assert "5 rows read, 4 used" in corpus and "1 with a repeated _id, which replaces" in corpus
     assert "1 with an empty text (first: line 4)" in corpus and "3 rows read, 3 used" in queries
     assert "4 rows read, 3 used" in qrels and "1 skipped whose query is not in queries.jsonl (first: line 5)" in qrels
     assert "1 whose document is not in corpus.jsonl, not retrieved (first: line 3)" in qrels

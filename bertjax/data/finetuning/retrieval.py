@@ -75,13 +75,16 @@ def read_texts_by_id(path: Path, columns: Sequence[str] = ("_id", "title", "text
         if not all(isinstance(part, str) for part in (key, *parts)):
             raise UsageError(f"{path} line {row.line} has a list; {', '.join(columns)} must be strings")
         text = " ".join(parts).strip()
-        if not key or key in texts:
-            stats.skip("with an empty or repeated _id", row.line)
+        if not key:
+            stats.skip("with an empty _id", row.line)
             continue
+        if key in texts:
+            # As in BEIR, the last row counts.
+            stats.count_irregular("with a repeated _id, which replaces the earlier text", row.line)
         if not text:
             stats.count_irregular("with an empty text", row.line)
         texts[key] = text
-        stats.used += 1
+    stats.used = len(texts)
     return texts, stats
 
 
