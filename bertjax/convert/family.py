@@ -157,8 +157,10 @@ class Family:
         `num_rows` is the number of token embeddings in other formats (default: 0, `config.vocab_size`).
         """
         arrays, shapes = [*self.arrays], parameter_shapes(config, output_kind, num_outputs)
+        required = {ENCODER}
         if output_kind:
             model_class = self.classes[self.class_name(output_kind, set())]
+            required |= {*model_class.modules}
             pooler = [(path, name) for path, name, *_ in arrays if path.startswith(POOLER)]
             if model_class.pooler:
                 pooler = [("pooler/dense", model_class.pooler)]
@@ -185,6 +187,7 @@ class Family:
                     num_input_axes=(1 + path.endswith("attention/output")) if leaf == "/kernel" else 0,
                     unpadded_rows=(num_rows or config.vocab_size) if is_vocabulary else 0,
                     part=(index, count, config.num_attention_heads if heads else 1),
+                    is_required=path.partition("/")[0] in required,
                 )
                 table.append(parameter)
         return table
@@ -227,6 +230,7 @@ class Parameter:
         0, not padded).
       part: (index, count, heads), the position of the kernel in a fused array of `count` kernels, interleaved over
         `heads` (default: (0, 1, 1), not fused).
+      is_required: whether the model cannot be used without the parameter's module (default: False).
     """
 
     path: str
@@ -237,6 +241,7 @@ class Parameter:
     num_input_axes: int = 0
     unpadded_rows: int = 0
     part: tuple[int, int, int] = (0, 1, 1)
+    is_required: bool = False
 
     @property
     def module(self) -> str:
@@ -294,9 +299,7 @@ def import_params(
       float32 arrays, keyed by bertjax path. Padding rows of the vocabulary are 0.
     """
     names = {parameter.path: [format_name(name) for name in parameter.names] for parameter in table}
-    # The encoder is required, and so is the output layer of a fine-tuned checkpoint.
-    modules = {ENCODER} | {parameter.module for parameter in table if parameter.module == CLASSIFIER}
-    modules |= {parameter.module for parameter in table if any(name in shapes for name in names[parameter.path])}
+    modules = {each.module for each in table if each.is_required or any(name in shapes for name in names[each.path])}
     parameters = [parameter for parameter in table if parameter.module in modules]
     expected = {name: parameter.stored_shape(name) for parameter in parameters for name in names[parameter.path]}
     problems = {

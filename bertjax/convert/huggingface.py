@@ -103,9 +103,11 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
     num_outputs = (OUTPUT_KINDS[output_kind].num_outputs or len(labels)) if output_kind else 0
     parameters = family.parameters(config, output_kind, num_outputs, vocabulary.num_rows if vocabulary else 0)
     own_names = {name for parameter in parameters for name in parameter.names}
-    limit = read_object(folder / "tokenizer_config.json", optional=True).get("model_max_length") or np.inf
-    if limit < config.max_row_tokens and (output_kind or not embedder):
-        notes.append(f"ignored model_max_length={limit}: texts are truncated to {config.max_row_tokens} tokens")
+    tokenizer_config = folder / "tokenizer_config.json"
+    limit = read_object(tokenizer_config, optional=True).get("model_max_length") or np.inf
+    with naming(tokenizer_config):
+        if limit < config.max_row_tokens and (output_kind or not embedder):
+            notes.append(f"ignored model_max_length={limit}: texts are truncated to {config.max_row_tokens} tokens")
     dtypes: set[str] = set()
 
     def read_by_canonical_name(name: str) -> np.ndarray:

@@ -88,6 +88,12 @@ def static_embedding(folder):
     (folder / "modules.json").write_text('[{"name": "0", "path": "", "type": "sentence_transformers.StaticEmbedding"}]')
 
 
+def remove_pooler(folder):
+    arrays = load_file(folder / "model.safetensors")
+    save_file({name: array for name, array in arrays.items() if "pooler" not in name}, folder / "model.safetensors")
+    edit_json(folder / "config.json", architectures=SEQUENCE)
+
+
 def add_columns(folder):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()
@@ -115,6 +121,7 @@ def add_columns(folder):
         (config({"architectures": TOKEN, "id2label": {"0": "O", "1": "O"}}), "a unique name"),
         (config({"architectures": TOKEN, "id2label": {"0": 1, "1": None}}), "a unique name"),
         (config({"architectures": ["BertForQuestionAnswering"]}), "missing: qa_outputs.weight, qa_outputs.bias"),
+        (remove_pooler, "missing: bert.pooler.dense.weight, bert.pooler.dense.bias, classifier.weight"),
         (config({"vocab_size": 7}), "vocab_size is 7; use the vocabulary that the model was trained with"),
         (config({"vocab_size": 5000}), r"word_embeddings.weight \(\d+, 16\) instead of \(5000, 16\)"),
         (config({"hidden_size": "wide"}), "config.json: model.hidden_size is 'wide'; it must be an integer"),
@@ -137,6 +144,7 @@ def add_columns(folder):
         (lambda folder: (folder / "model.safetensors").write_text(LFS_POINTER), "is only a Git LFS pointer; run"),
         (lambda folder: (folder / "tokenizer.json").write_text(LFS_POINTER), "is only a Git LFS pointer; run"),
         (lambda folder: (folder / "tokenizer_config.json").write_text("[]"), "cannot read .*tokenizer_config.json"),
+        (lambda folder: edit_json(folder / "tokenizer_config.json", model_max_length="9"), "tokenizer_config.json: T"),
         (lambda folder: (folder / "vocab.txt").write_text("[PAD]\n"), "lacks "),
         (static_embedding, "modules.json lists no Transformer with a config.json; bertjax reads only models with an"),
         (add_columns, r"several columns, such as '\[PAD\]\\t0'"),
