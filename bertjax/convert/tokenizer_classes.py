@@ -122,5 +122,7 @@ def as_token(token: Any, **fields: bool) -> AddedToken:
         return token
     if isinstance(token, str):
         return AddedToken(token, special=True)
+    if not isinstance(token, dict):
+        raise ValueError(f"a special token is {token!r}, not a string")
     fields = {name: value for name, value in token.items() if name not in ("__type", "id", "content")} | fields
     return AddedToken(token["content"], **fields)

@@ -300,6 +300,7 @@ def edit(name, **fields):
         ({"tokenizer_class": "RobertaTokenizer"}, None, "'RobertaTokenizer', which does not fit the WordPiece model"),
         (BERT_CLASS, edit("tokenizer.json", model={}), "cannot build the tokenizer of .*: 'vocab'"),
         ({**BERT_CLASS, "do_lower_case": "false"}, None, "cannot build the tokenizer"),
+        ({**BERT_CLASS, "unk_token": None}, None, "cannot build .*: a special token is None, not a string"),
     ],
 )
 def test_unsupported_tokenizer_is_refused(config, change, message, save_json, plain):
