@@ -236,7 +236,7 @@ def test_generic_labels_of_a_converted_checkpoint_are_matched_by_position(topics
     # Without a training file, the labels are unknown.
     flags[0] = f"--config={experiment}:{arguments}"
     error = refused(capfd, "evaluate", f"--checkpoint={tmp_path / 'hf'}", *flags)
-    assert "is 'good', which is not a label; use one of LABEL_0, LABEL_1" in error and "config.data.labels" in error
+    assert "is 'good', which is not a label; use one of LABEL_0, LABEL_1; for --config text" in error
 
 
 @pytest.mark.parametrize(

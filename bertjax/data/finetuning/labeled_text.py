@@ -108,8 +108,8 @@ class Target:
         if label_key(name) in keys:
             return keys.index(label_key(name))
         raise UsageError(
-            f"{place} is {quoted(name)}, which is not a label; use one of {listed(self.labels)}, or name the labels in "
-            "a JSON file and set --config.data.labels to it"
+            f"{place} is {quoted(name)}, which is not a label; use one of {listed(self.labels)}; for --config text, "
+            "you may also name the labels in a JSON file and set --config.data.labels to it"
         )
 
     def _place(self, row: Row, stats: ReadStats) -> str:
