@@ -239,6 +239,14 @@ def test_empty_texts_are_skipped_and_examples_of_one_text_are_left_out_with_a_no
     assert batch["weights"].sum() == 1
 
 
+def test_pairs_may_lack_negatives(letters, tmp_path):
+    rows = [{"a": "ba", "b": "ke", "c": None}, {"a": "lo", "b": "mi"}, {"a": "za", "b": None}, {"a": "a", "c": "b"}]
+    rows.append({"a": "pi", "b": "zu", "c": "lo"})
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = load_task(f"embed.py:train={tmp_path}/rows.jsonl,columns=a+b+c", letters)
+    assert "5 rows read, 3 used" in " ".join(task.notes)
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

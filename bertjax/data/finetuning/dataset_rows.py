@@ -48,10 +48,11 @@ def hub_columns(address: str) -> list[str]:
     return [*(open_hub(name, split).features or {})]
 
 
-def read_hub(address: str, columns: Sequence[str], stats: ReadStats) -> Iterator[Row]:
+def read_hub(address: str, columns: Sequence[str], stats: ReadStats, nullable: Sequence[str] = ()) -> Iterator[Row]:
     """Yields the rows of a Hugging Face Hub dataset, `hf:ORG/NAME[/CONFIG]:SPLIT`, with the given columns.
 
-    `Row.line` is the row number. Class names replace class ids. Rows with a missing value are skipped.
+    `Row.line` is the row number. Class names replace class ids. Missing values of `nullable` columns are "".
+    Rows with other missing values are skipped.
     """
     name, split, _ = parse_dataset(address)
     dataset = open_hub(name, split)
@@ -62,6 +63,7 @@ def read_hub(address: str, columns: Sequence[str], stats: ReadStats) -> Iterator
         for line, row in enumerate(dataset.select_columns([*columns]), 1):
             stats.read += 1
             fields = {column: _hub_cell(features[column], row[column]) for column in columns}
+            fields |= {column: "" for column in nullable if fields[column] is NULL}
             if NULL in fields.values():
                 stats.skip("with null, NaN or the class id -1", line)
                 continue

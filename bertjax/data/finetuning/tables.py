@@ -87,6 +87,7 @@ def read_table(
     header: Sequence[str] = (),
     keep_short: bool = False,
     optional: Sequence[str] = (),
+    nullable: Sequence[str] = (),
     reject_quoted: bool = True,
 ) -> Iterator[Row]:
     """Yields the rows of a UTF-8 file, and counts them in `stats`; the caller sets `ReadStats.used`.
@@ -94,6 +95,7 @@ def read_table(
     In TSV, quotation marks are ordinary characters, as in GLUE's files. In CSV, they enclose fields. `header` contains
     the column names of a file without a header line. `keep_short` keeps rows with missing fields, so that predictions
     stay aligned with the file's rows. `optional` are columns that a JSON Lines file may lack in all rows.
+    `nullable` are columns in which missing and null values are "".
     `reject_quoted` rejects a TSV file with irregular rows if all rows would be regular with quotes as in CSV.
     """
     file_format = table_format(path)
@@ -110,9 +112,10 @@ def read_table(
     for line, fields, is_long in rows:
         stats.read += 1
         num_long += is_long
-        null = [name for name, field in fields.items() if field is NULL]
+        required = {name: field for name, field in fields.items() if name not in nullable}
+        null = [name for name, field in required.items() if field is NULL]
         problem = f"with null or NaN as {null[0]!r}" if null else ""
-        if None in fields.values():
+        if None in required.values():
             problem = "with too few fields"
             num_short += 1
         if problem and not keep_short:

@@ -134,12 +134,15 @@ class EmbedData(FinetuningData):
         return bool(self.train_file or self.sources or self.dev_file or self.test_file or self.retrieval)
 
     def read_rows(self, file: str, columns: Sequence[str]) -> tuple[Iterator[Row], ReadStats]:
-        """Reads columns of a file. Returns the rows, and counts that grow as rows are read."""
+        """Reads columns of a file. Returns the rows, and counts that grow as rows are read.
+
+        Rows may lack values after the first two columns, such as some of the negatives.
+        """
         path = file if file.startswith(HUB_PREFIX) else str(Path(self.path).expanduser() / file)
         stats = ReadStats(path)
         if file.startswith(HUB_PREFIX):
-            return read_hub(file, columns, stats), stats
-        return read_table(Path(path), columns, stats), stats
+            return read_hub(file, columns, stats, nullable=columns[2:]), stats
+        return read_table(Path(path), columns, stats, nullable=columns[2:]), stats
 
     def has_columns(self, file: str, columns: Sequence[str]) -> bool:
         """Returns whether a file has all of `columns`."""

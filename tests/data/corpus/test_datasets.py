@@ -150,12 +150,13 @@ def test_rows_without_a_class_are_skipped(monkeypatch):
 
 
 def test_columns_of_a_dataset_are_rows_of_an_embedder_and_rows_with_null_are_skipped(hub, letters):
-    rows = ({"q": "a", "a": "b", "x": 1}, {"q": "c", "a": None, "x": 2}, {"q": "d", "a": "e", "x": 3})
+    rows = ({"q": "a", "a": "b", "x": 1}, {"q": "c", "a": None, "x": 2}, {"q": "d", "a": "e", "x": None})
     hub.push("datasets/org/pairs", {"train.jsonl": lines(*rows)})
     data = EmbedData(train_file="hf:org/pairs:train")
     read, stats = data.read_rows(data.train_file, ("q", "a"))
     assert [(row.line, row.fields) for row in read] == [(1, {"q": "a", "a": "b"}), (3, {"q": "d", "a": "e"})]
     assert stats.read == 3 and stats.skipped["with null, NaN or the class id -1"]["rows"] == 1
+    assert [row.fields["x"] for row in data.read_rows(data.train_file, ("q", "a", "x"))[0]] == ["1", ""]
     assert data.has_columns("hf:org/pairs:train", ("q", "x")) and not data.has_columns("hf:org/pairs:train", ("z",))
     with pytest.raises(UsageError, match="no column 'z'; its columns are q, a, x"):
         next(data.read_rows(data.train_file, ("z",))[0])
