@@ -31,6 +31,8 @@ def read_rows(tmp_path, content: bytes | str, columns=("text", "label"), form="t
         ("csv", 'text,label\n"a, ""b""\nc",1\nd,0\n', [(2, 'a, "b"\nc', "1"), (4, "d", "0")]),
         # A space before a quote is not a part of the field.
         ("csv", '"text", "label"\n"a, b", "x"\nc, y\n', [(2, "a, b", "x"), (3, "c", "y")]),
+        # The column `split` has numbers of folds.
+        ("tsv", "split\ttext\tlabel\n1\ta\tx\n2\tb\ty\n", [(2, "a", "x"), (3, "b", "y")]),
         # The index column of pandas has no name.
         ("csv", ",text,label\n0,a,pos\n1,b,neg\n", [(2, "a", "pos"), (3, "b", "neg")]),
         ("csv", "text,label\n" + "a " * 100_000 + ",1\n", [(2, "a " * 100_000, "1")]),
@@ -122,6 +124,12 @@ def test_unused_columns_are_listed(tmp_path):
         # R's write.table writes a column of row names that has no name in the header.
         ("tsv", "text\tlabel\n1\ta film\tpos\n2\ta book\tneg\n", "all rows .* have more fields"),
         ("csv", 'text,label\na,1\n"b,0\nc,1\n', "line 3; check its quotes"),
+        ("tsv", "split\ttext\tlabel\ntrain\ta\t1\ntest\tb\t0\n", "rows of several splits"),
+        (
+            "jsonl",
+            '{"text": "a", "label": 1, "split": "train"}\n{"text": "b", "label": 0, "split": "Dev"}',
+            "of several splits",
+        ),
         ("jsonl", "text\n", "line 1: "),
         ("jsonl", "[" * 100_000, "line 1: "),
         ("jsonl", '[{"text": "a", "label": "x"}]', "line 1: not a JSON object"),

@@ -19,6 +19,9 @@ NULL = object()
 _ESCAPES = {"\\": r"\\", "\t": r"\t", "\r": r"\r", "\n": r"\n"}
 # TSV field that a CSV writer, such as pandas, has quoted because it contains quotes.
 _QUOTED = re.compile(r'".*"".*"', re.DOTALL)
+# Column that says to which split a row belongs, as in `stsbenchmark.tsv` and `AllNLI.tsv`.
+_SPLIT = "split"
+_EVALUATION_SPLITS = {"test", "dev", "val", "valid", "validation"}
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
@@ -109,9 +112,12 @@ def read_table(
         split_rows = tsv_rows if file_format == "tsv" else _csv_rows(path, text)
         rows = _select_columns(path, split_rows, columns, header, stats)
     num_long = num_short = 0
+    splits = set()
     for line, fields, is_long in rows:
         stats.read += 1
         num_long += is_long
+        if _SPLIT not in columns:
+            splits.add(str(fields.pop(_SPLIT, "")).lower())
         required = {name: field for name, field in fields.items() if name not in nullable}
         null = [name for name, field in required.items() if field is NULL]
         problem = f"with null or NaN as {null[0]!r}" if null else ""
@@ -127,6 +133,8 @@ def read_table(
             stats.count_irregular("with quoted fields, whose quotes are a part of the text in .tsv", line)
         cells = {name: "" if field in (None, NULL) else _clean(field, stats, line) for name, field in fields.items()}
         yield Row(line, cells, bool(problem), is_long)
+    if not keep_short and len(splits) > 1 and splits & _EVALUATION_SPLITS:
+        raise UsageError(f"{path} has rows of several splits (column {_SPLIT!r}); write each to its own file")
     if file_format == "tsv" and reject_quoted and (num_long or num_short) and _is_quoted(text):
         raise UsageError(f"{path} has quoted fields with tabs or line breaks; in .tsv, quotes are text, so use .csv")
     # Reject files in which R wrote row names without a column name, or in which all rows contain unquoted commas.
@@ -190,7 +198,7 @@ def _select_columns(
     _check_columns(path, names, columns)
     ignored = [name or "a column without a name" for name in names if name not in columns]
     stats.columns = f"columns {', '.join(columns)}" + (f" (ignored: {listed(ignored)})" if ignored else "")
-    indices = {name: names.index(name) for name in columns}
+    indices = {name: names.index(name) for name in [*columns, _SPLIT] if name in names}
     for line, fields in rows:
         # In joined files, a byte-order mark may precede the header.
         if [fields[0].strip('\ufeff"'), *fields[1:]] == names and len(names) > 1:
@@ -250,6 +258,7 @@ def _json_rows(
         try:
             # A column that the object lacks is None, which counts as a missing field.
             cells = {column: as_text(fields[column]) if column in fields else None for column in columns}
+            cells |= {_SPLIT: fields[_SPLIT]} if _SPLIT in fields and _SPLIT not in columns else {}
         except ValueError as error:
             raise _json_error(path, line, error) from error
         yield line, cells, False
