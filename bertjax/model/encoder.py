@@ -107,7 +107,7 @@ class Embeddings(nn.Module):
 
 
 def _roberta_positions(is_pad: jax.Array, position_ids: jax.Array) -> jax.Array:
-    """Returns RoBERTa's positions: -1 for [PAD], also in a text, and other tokens do not count it. All are [B, L]."""
+    """Returns RoBERTa's positions [B, L]: -1 for [PAD], even inside a text; others as if there were no [PAD] tokens."""
     counts = jnp.cumsum(is_pad, axis=1)
     first = jnp.arange(is_pad.shape[1]) - position_ids  # index of the first token of each sequence
     counts -= jnp.take_along_axis(counts - is_pad, first, axis=1)
@@ -167,10 +167,10 @@ class Encoder(nn.Module):
         if position_ids is None:
             position_ids = jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
         x = self.embeddings(input_ids, segment_ids, position_ids, deterministic)
-        fields = {"config": config, "attention": attention, "deterministic": deterministic}
-        # `run_layers` scans `TransformerLayer(**fields)` over `per_layer`, arrays with an axis N; `shared` has none.
+        layer_fields = {"config": config, "attention": attention, "deterministic": deterministic}
+        # Scan `TransformerLayer(**layer_fields)` over `per_layer`, arrays with an axis N. `shared` has no such axis.
         per_layer, shared = layer_inputs(config, sequence_ids, position_ids)
-        x, layers = run_layers(self, TransformerLayer, fields, x, per_layer, shared, collect=collect_layers)
+        x, layers = run_layers(self, TransformerLayer, layer_fields, x, per_layer, shared, collect=collect_layers)
         if config.norm_first:
             x = make_norm(config, "final_norm")(x)
             layers = None if layers is None else jnp.concatenate([layers[:-1], x[None]])
@@ -187,8 +187,9 @@ class EncoderOutputs(NamedTuple):
 
     Attributes:
       tokens: [B, L, D], hidden states of the last layer.
-      sides: for each of the n `context_sides`, the part of `tokens` with this context, [B, L, D / n], and the
-        token embedding table for tied output layers, float32 [V, E], or [V, D / 2] for LSTMs.
+      sides: for each of the n `context_sides` (a Transformer has one, LSTMs have `left` and `right`), the part of
+        `tokens` with this context, [B, L, D / n], and the token embedding table for tied output layers, float32 [V, E],
+        or [V, D / 2] for LSTMs.
       layers: [N + 1, B, L, D], outputs of the embeddings and all layers. None if they were not collected.
     """
 

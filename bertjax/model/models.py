@@ -1,6 +1,6 @@
 """Complete models, and their JSON descriptions. Axis letters: see `encoder.py`.
 
-Every model with an output layer maps a batch to float32 logits. A batch is a dictionary of int32 arrays:
+Every model with an output layer maps a batch to float32 logits. Models read these int32 arrays of a batch:
 
     input_ids, input_mask, segment_ids    [B, L]; the mask is 1 for tokens, 0 for padding at the end
     sequence_ids, position_ids            [B, L], only for packed rows of several sequences; see `encoder.py`

@@ -50,7 +50,7 @@ class PretrainingTask(Task):
         super().__init__(config)
         self._corpus = open_corpus(config.data.corpus) if config.data.corpus else None
         if train:
-            # Raise before the config is stored, because the workdir would reject a corrected config afterwards.
+            # The property raises. Raise before the workdir exists, because it would reject a corrected config.
             _ = self.corpus
         vocab_size = self._vocabulary.size if self._corpus else config.vocab_size
         model_config = config.model_config(vocab_size)

@@ -98,7 +98,7 @@ class Task:
     """Objective, data, schedule and evaluation of a run.
 
     By default, evaluation metrics are computed from the metric sums only. A subclass sets the attributes that have no
-    default.
+    default. Step s, counted from 0, makes update s + 1. Log lines and checkpoints have the number of updates.
 
     Objective and schedule:
       config: configuration of the run.
@@ -173,7 +173,10 @@ class Task:
         return ((self.total_steps, self.config.optimizer.learning_rate),)
 
     def objective_at(self, num_updates: int) -> Objective:
-        """Returns the objective of update `num_updates`, counted from 1, and of a checkpoint after this update."""
+        """Returns the objective of update `num_updates`, counted from 1, and of a checkpoint after this update.
+
+        All objectives of a run have the same parameters, metrics and loss weights.
+        """
         return self.objective
 
     def train_batches(self, start_step: int, shard: DataShard) -> Iterator[NumpyBatch]:
@@ -188,7 +191,7 @@ class Task:
         """Raises a BertjaxError if a background check found damaged data. With `wait`, completes the check first."""
 
     def full_cost_before(self, step: int) -> StepCost:
-        """Returns the total cost of all steps before `step`, as if each step trained all parameters."""
+        """Returns the total cost of all steps before `step`, as if `head_steps` were 0."""
         raise NotImplementedError
 
     def cost_before(self, step: int) -> StepCost:

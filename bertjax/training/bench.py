@@ -28,7 +28,7 @@ from bertjax.tasks.task import NumpyBatch, Task
 from bertjax.training.optimizer import make_optimizer, make_schedule
 from bertjax.training.profiling import StepProfiler
 from bertjax.training.sharding import check_batch_sizes, make_mesh, put_batch, replicated
-from bertjax.training.step import init_state, make_train_step, metric_means
+from bertjax.training.step import make_init_state, make_train_step, metric_means
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ def bench_step(task: Task, steps: int, profile_steps: range = range(0)) -> dict[
     check_batch_sizes(task.batch_sizes, mesh, config.grad_accum_steps)
     optimizer = make_optimizer(config.optimizer)
     train_step = make_train_step(task.objective, optimizer, mesh, config.grad_accum_steps)
-    state = init_state(task.objective, optimizer, mesh, jax.random.key(config.seed))
+    state = make_init_state(task.objective, optimizer, mesh)(jax.random.key(config.seed))
     key = jax.device_put(jax.random.key(config.seed + 1), replicated(mesh))
     schedule = make_schedule(config.optimizer, task.warmup_steps, task.phase_peaks)
     batch, batch_step = benchmark_batch(task)

@@ -47,13 +47,13 @@ class Freezing:
         return unflatten_dict(trainable), unflatten_dict(frozen)
 
     @staticmethod
-    def model_params(trainable: Any, frozen: Any) -> Any:
+    def merge(trainable: Any, frozen: Any) -> Any:
         """Returns the parameters to apply the model with. Frozen layers remain a separate stack."""
         return unflatten_dict({**flatten_dict(trainable), **flatten_dict(frozen)}) if frozen else trainable
 
     def join(self, trainable: Any, frozen: Any) -> Any:
         """Inverts `split`: returns the parameters in the layout of the train state."""
-        params: dict[Any, Any] = flatten_dict(self.model_params(trainable, frozen))
+        params: dict[Any, Any] = flatten_dict(self.merge(trainable, frozen))
         for path in [path for path in params if FROZEN_LAYERS in path]:
             lower, stack = params.pop(path), _renamed(path, FROZEN_LAYERS, LAYERS)
             params[stack] = jnp.concatenate([lower, params[stack]]) if stack in params else lower

@@ -22,7 +22,7 @@ from bertjax.training.init_from import check_vocabulary, has_output_layer_of, so
 from bertjax.training.multihost import assert_same_run, assert_shared_workdir
 from bertjax.training.optimizer import Optimizer
 from bertjax.training.parameters import load_params
-from bertjax.training.step import TrainState, abstract_state, init_state, random_key
+from bertjax.training.step import TrainState, abstract_state, make_init_state, random_key
 from bertjax.utils.io import check_free_space, write_atomic
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ def restore_or_init(
     """Restores the newest checkpoint of the workdir, or initializes a new state if there are no checkpoints."""
 
     def init() -> TrainState:
-        return init_state(task.objective, optimizer, mesh, random_key(task.config.seed, "init"))
+        return make_init_state(task.objective, optimizer, mesh)(random_key(task.config.seed, "init"))
 
     state_shapes = abstract_state(task.objective, optimizer, mesh)
     state = checkpoints.restore_latest(state_shapes, init)

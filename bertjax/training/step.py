@@ -31,7 +31,7 @@ STEP_METRICS = ("grad_norm", TOKEN_FRACTION, ATTENTION_FRACTION)
 
 
 class TrainState(flax.struct.PyTreeNode):
-    """Train state: everything that a step updates and a checkpoint contains.
+    """Train state: everything that a step updates and a checkpoint contains (see `Checkpoints` in `checkpoint.py`).
 
     Attributes:
       step: int32 scalar, number of updates.
@@ -49,7 +49,7 @@ class TrainState(flax.struct.PyTreeNode):
     sums: MetricSums
     bad_step: jax.Array
 
-    # Code that adds a field to the state, such as averaged parameters, changes these members (docs/extending.md).
+    # A field for averaged parameters would change these members, see docs/extending.md.
     @property
     def eval_field(self) -> str:
         """Name of the field with the parameters to evaluate, which `--init_from` and inference load."""
@@ -80,13 +80,9 @@ def abstract_state(objective: Objective, optimizer: Optimizer, mesh: Mesh) -> Tr
     return with_shardings(jax.eval_shape(lambda: _boxed_state(objective, optimizer, jax.random.key(0))), mesh)
 
 
-def init_state(objective: Objective, optimizer: Optimizer, mesh: Mesh, key: jax.Array) -> TrainState:
-    """Initializes the state directly on the devices, with its shardings."""
-    return _make_init(objective, optimizer, mesh)(key)
-
-
 @functools.cache
-def _make_init(objective: Objective, optimizer: Optimizer, mesh: Mesh) -> Callable[[jax.Array], TrainState]:
+def make_init_state(objective: Objective, optimizer: Optimizer, mesh: Mesh) -> Callable[[jax.Array], TrainState]:
+    """Returns the jitted function that initializes the state on the devices, with its shardings, from a random key."""
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(objective, optimizer, mesh))
     return jax.jit(lambda key: nn.unbox(_boxed_state(objective, optimizer, key)), out_shardings=shardings)
 
@@ -108,11 +104,6 @@ def _boxed_state(objective: Objective, optimizer: Optimizer, key: jax.Array) -> 
 def random_key(seed: int, purpose: str) -> jax.Array:
     """Derives a random key for a purpose, such as "init" or "dropout", from the seed of the run."""
     return jax.random.fold_in(jax.random.key(seed), zlib.crc32(purpose.encode()))
-
-
-def reset_sums(state: TrainState) -> TrainState:
-    """Returns the state with its metric sums at zero."""
-    return state.replace(sums=jax.tree.map(jnp.zeros_like, state.sums))
 
 
 @functools.cache
@@ -143,13 +134,12 @@ def make_train_step(
     def train_step(state: TrainState, batch: Batch, key: jax.Array, schedule: optax.Schedule) -> TrainState:
         trainable, frozen = freezing.split(state.params)
         denominators = objective.denominators(batch)
-        # `freezing` cannot leave the encoder out, because the optimizer state contains it for later steps.
         trains_only_head = head_only and ENCODER in trainable
 
         def loss_fn(trainable: Any, micro_batch: Batch, dropout_key: jax.Array) -> tuple[Any, MetricSums]:
-            if trains_only_head:
+            if trains_only_head:  # Not by `freezing`, because the optimizer state must contain the encoder for later.
                 trainable = {**trainable, ENCODER: jax.lax.stop_gradient(trainable[ENCODER])}
-            sums, _ = objective.compute(freezing.model_params(trainable, frozen), micro_batch, dropout_key)
+            sums, _ = objective.compute(freezing.merge(trainable, frozen), micro_batch, dropout_key)
             weights = objective.loss_weights
             return sum(weight * sums[name][0] / denominators[name] for name, weight in weights.items()), sums
 
@@ -169,7 +159,7 @@ def make_train_step(
         sums = {**sums, "grad_norm": jnp.stack([grad_norm, jnp.ones_like(grad_norm)]), **non_padding_sums(batch)}
         return state.replace(
             step=state.step + 1,
-            params=freezing.join(new_trainable, frozen),
+            params=freezing.join(new_trainable, frozen),  # back to one stack of layers
             opt_state=opt_state,
             sums=jax.tree.map(jnp.add, state.sums, sums),
             bad_step=jnp.where(~is_finite & (state.bad_step < 0), state.step + 1, state.bad_step),

@@ -31,7 +31,6 @@ from bertjax.training.step import (
     make_train_step,
     metric_means,
     random_key,
-    reset_sums,
     with_total_loss,
 )
 
@@ -101,9 +100,9 @@ def train(
         state = restore_or_init(task, optimizer, mesh, workdir, checkpoints, init_from, keep_optimizer)
         step = int(state.step)
         # Without a checkpoint, the run starts at step 0 and ignores old lines.
-        lines = [line for line in read_lines(workdir / METRICS) if line["step"] <= step] if step else []
-        history = evaluation_history(task, lines)
-        progress = stack.enter_context(contextlib.closing(Progress(task, workdir, step, lines, schedule, trackers)))
+        logged = [line for line in read_lines(workdir / METRICS) if line["step"] <= step] if step else []
+        history = evaluation_history(task, logged)
+        progress = stack.enter_context(contextlib.closing(Progress(task, workdir, step, logged, schedule, trackers)))
         profiler = stack.enter_context(StepProfiler(workdir, profile_steps))
         # Replicate the dropout key and the schedule on the devices of all hosts. `jit` computes them on each device,
         # whereas `device_put` would first run a collective to check that all hosts pass the same values.
@@ -174,7 +173,7 @@ def _log_and_reset(task: Task, state: TrainState, step: int, progress: Progress)
     loss, first_loss = values.get("loss", 0.0), progress.first_loss
     if loss > task.config.divergence_factor * max(first_loss, _MIN_FIRST_LOSS):
         raise DivergenceError(f"the loss diverged at step {step:,}: {loss:.4g} (first logged loss: {first_loss:.4g})")
-    return reset_sums(state)
+    return state.replace(sums=jax.tree.map(jnp.zeros_like, state.sums))
 
 
 def _evaluate(

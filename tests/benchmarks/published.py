@@ -85,6 +85,7 @@ def train_pytorch(task_name: str, seed: int, path: str) -> float:
     from bertjax.convert.convert import bertjax_checkpoint
     from bertjax.data.shard import SINGLE_SHARD
     from bertjax.tasks.build import build_task
+    from bertjax.training.checkpoint import find_checkpoint
     from bertjax.training.checkpoint_config import experiment_config
     from bertjax.training.optimizer import bert_schedule
 
@@ -93,7 +94,7 @@ def train_pytorch(task_name: str, seed: int, path: str) -> float:
     torch.backends.cuda.matmul.allow_tf32 = True
     args = parse_args(["train", *flags(task_name, path), f"--config.seed={seed}", "--workdir", "unused"])
     with bertjax_checkpoint(args.init_from) as checkpoint:
-        task = build_task(experiment_config(args.config, args.overrides, checkpoint), train=True)
+        task = build_task(experiment_config(args.config, args.overrides, find_checkpoint(checkpoint)), train=True)
     head = {"ner": "TokenClassification", "squad": "QuestionAnswering"}.get(task_name, "SequenceClassification")
     labels = {} if task_name == "squad" else {"num_labels": max(len(task.labels), 1)}
     model = getattr(transformers, f"AutoModelFor{head}").from_pretrained(published_checkpoint(), **labels).to(device)

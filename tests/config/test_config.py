@@ -68,7 +68,6 @@ def test_config_comparison_treats_missing_fields_as_defaults():
 def base_checkpoint(monkeypatch):
     """A checkpoint of BASE, of which only the architecture is read."""
     monkeypatch.setattr(checkpoint_config, "saved_architecture", lambda checkpoint: Architecture())
-    monkeypatch.setattr(checkpoint_config, "find_checkpoint", lambda path: path)
     return epath.Path("/runs/base/checkpoints/100")
 
 

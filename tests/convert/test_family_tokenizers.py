@@ -18,6 +18,7 @@ from bertjax.data.corpus.vocabulary_training import byte_level_bpe
 from bertjax.data.finetuning.examples import encode_pair
 from bertjax.errors import UsageError
 from bertjax.tasks.build import build_task
+from bertjax.training.checkpoint import find_checkpoint
 from bertjax.training.checkpoint_config import experiment_config
 
 REASON = "needs PyTorch and transformers: pip install -e '.[parity]', which `make test-all` does"
@@ -280,7 +281,7 @@ def test_exported_tagging_model_has_the_token_ids_of_its_training(folder, tmp_pa
     flags = [f"--config.{field}" for field in ("steps=1", "data.seq_len=16", "data.batch_size=8")]
     cli.main(["train", f"--config={experiment}", f"--init_from={folder}", f"--workdir={run}", *flags])
     assert capfd.readouterr().err.count("tokenizing words with a leading space") == 1
-    task = build_task(experiment_config(experiment, flags, str(checkpoint)), train=True)
+    task = build_task(experiment_config(experiment, flags, find_checkpoint(checkpoint)), train=True)
     trained = task.train_examples
     ids = np.split(trained.tokens["input_ids"], trained.offsets[1:-1])
     cli.main(["convert", str(run), str(tmp_path / "exported"), "--format=huggingface"])

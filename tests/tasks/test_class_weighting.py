@@ -22,7 +22,7 @@ from bertjax.tasks.objectives.classification import (
 )
 from bertjax.training.optimizer import make_optimizer
 from bertjax.training.sharding import make_mesh
-from bertjax.training.step import init_state
+from bertjax.training.step import make_init_state
 
 MODEL = tiny_config(
     num_hidden_layers=1, intermediate_size=16, max_position_embeddings=8, pad_vocab_to_multiple_of=1, dropout=0.0
@@ -68,7 +68,7 @@ def reference_loss(logits, labels, weighting):
 @functools.cache
 def params_and_logits(is_tagger):
     objective = make_objective(is_tagger)
-    params = init_state(objective, OPTIMIZER, MESH, jax.random.key(0)).params
+    params = make_init_state(objective, OPTIMIZER, MESH)(jax.random.key(0)).params
     # The initial kernel is so small that all classes have nearly the same logit.
     params["classifier"]["kernel"] = 10 * params["classifier"]["kernel"]
     return params, np.asarray(objective.model.apply({"params": params}, make_batch()))

@@ -120,7 +120,7 @@ def test_model_config_that_differs_from_the_checkpoint_is_an_error(cola, glue, t
         error = refused(capfd, *command, "--config.model.hidden_act=relu")
         assert "config.model.hidden_act=relu differs from hidden_act=gelu_tanh of" in error
     # The padded size of the token embeddings always comes from the checkpoint.
-    config = experiment_config(experiment, ["--config.model.pad_vocab_to_multiple_of=64"], cola)
+    config = experiment_config(experiment, ["--config.model.pad_vocab_to_multiple_of=64"], find_checkpoint(cola))
     assert config.model.pad_vocab_to_multiple_of == 128
 
 

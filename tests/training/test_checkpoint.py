@@ -26,7 +26,7 @@ from bertjax.training.checkpoint import DAMAGED, Checkpoints, KeepPeriodic, find
 from bertjax.training.checkpoint_metadata import fingerprint, model_metadata, raise_unless_damage
 from bertjax.training.parameters import load_params, load_params_on_host
 from bertjax.training.sharding import make_mesh
-from bertjax.training.step import TrainState, abstract_state, init_state
+from bertjax.training.step import TrainState, abstract_state, make_init_state
 
 ONE_DEVICE = (1, 1, 1)
 OBJECTIVE = MaskedLm.for_model(CONFIG)
@@ -39,7 +39,7 @@ def mesh_of(sizes):
 
 def save_states(workdir, sizes=ONE_DEVICE):
     """Saves checkpoints of steps 1, 2 and 3 with different parameters; returns the last state."""
-    state = init_state(OBJECTIVE, OPTIMIZER, mesh_of(sizes), jax.random.key(0))
+    state = make_init_state(OBJECTIVE, OPTIMIZER, mesh_of(sizes))(jax.random.key(0))
     checkpoints = Checkpoints(epath.Path(workdir), 3, lambda _: model_metadata(MODEL))
     for step in (1, 2, 3):
         state = state.replace(step=state.step * 0 + step, params=jax.tree.map(lambda x: x + 1, state.params))

@@ -19,7 +19,7 @@ from bertjax.model.layers import is_stacked
 from bertjax.tasks.objectives import masked_lm
 from bertjax.training.optimizer import bert_schedule, make_optimizer
 from bertjax.training.sharding import make_mesh, put_batch
-from bertjax.training.step import abstract_state, init_state, make_train_step
+from bertjax.training.step import abstract_state, make_init_state, make_train_step
 
 LAYERS = 3
 MODEL = tiny_config(
@@ -34,7 +34,7 @@ FREEZE = {"freeze": ("encoder/embeddings", "encoder/layers/mlp_norm"), "freeze_l
 def train(mesh_sizes=(1, 1, 1), steps=2, grad_accum_steps=1, head_only=False, **fields):
     optimizer = make_optimizer(OptimizerConfig(**fields))
     mesh = make_mesh(MeshConfig(*mesh_sizes), jax.devices()[: math.prod(mesh_sizes)])
-    state = init_state(OBJECTIVE, optimizer, mesh, jax.random.key(0))
+    state = make_init_state(OBJECTIVE, optimizer, mesh)(jax.random.key(0))
     before = jax.device_get(state.params)
     step = make_train_step(OBJECTIVE, optimizer, mesh, grad_accum_steps, head_only)
     for seed in range(steps):

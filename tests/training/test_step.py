@@ -21,7 +21,7 @@ from bertjax.model.config import ModelConfig
 from bertjax.tasks.objectives import language_model, masked_lm, replaced_tokens
 from bertjax.training.optimizer import bert_schedule, make_optimizer
 from bertjax.training.sharding import make_mesh, put_batch, replicated
-from bertjax.training.step import abstract_state, init_state, make_eval_step, make_train_step, metric_means
+from bertjax.training.step import abstract_state, make_eval_step, make_init_state, make_train_step, metric_means
 
 CONFIG = tiny_config(
     vocab_size=117, num_attention_heads=4, intermediate_size=40, max_position_embeddings=16, pad_vocab_to_multiple_of=8
@@ -70,7 +70,7 @@ def compiled(
 def run(mesh_sizes: tuple[int, int, int], grad_accum_steps: int, config: ModelConfig, batches=()):
     """Returns the state after one step per batch (default: three batches of `uneven_batch`)."""
     step, mesh = compiled(mesh_sizes, grad_accum_steps, config)
-    state = init_state(objective_of(config), OPTIMIZER, mesh, jax.random.key(0))
+    state = make_init_state(objective_of(config), OPTIMIZER, mesh)(jax.random.key(0))
     key, rate = jax.device_put((jax.random.key(1), jax.tree.map(jnp.asarray, RATE)), replicated(mesh))
     for batch in batches or map(uneven_batch, range(3)):
         state = step(state, put_batch(batch, mesh), key, rate)
@@ -144,7 +144,7 @@ def test_runs_with_different_schedules_share_one_compilation():
     assert step is other_step
     before = step._cache_size()
     for peak in (1e-3, 1e-4):
-        state = init_state(OBJECTIVE, optimizers[0], ONE_DEVICE, jax.random.key(0))
+        state = make_init_state(OBJECTIVE, optimizers[0], ONE_DEVICE)(jax.random.key(0))
         step(state, put_batch(uneven_batch(0), ONE_DEVICE), jax.random.key(1), bert_schedule(peak, 3, 10))
     assert step._cache_size() <= before + 1
 
@@ -167,7 +167,7 @@ def test_state_records_the_first_step_with_a_non_finite_loss():
 
 
 def test_padding_rows_do_not_change_evaluation_metrics():
-    params = init_state(OBJECTIVE, OPTIMIZER, ONE_DEVICE, jax.random.key(0)).params
+    params = make_init_state(OBJECTIVE, OPTIMIZER, ONE_DEVICE)(jax.random.key(0)).params
     evaluate = make_eval_step(OBJECTIVE, ONE_DEVICE)
     zeros = {metric.name: jnp.zeros(2) for metric in OBJECTIVE.metrics}
     batch = uneven_batch(0)

@@ -21,24 +21,18 @@ if TYPE_CHECKING:
     from bertjax.data.corpus.store import Corpus
 
 
-def _metrics(pair_prefix: str, title: str) -> tuple[Metric, ...]:
-    """Returns the metrics of masked LM and sentence pairs."""
-    return (
-        loss_metric("mlm_loss", "masked LM: loss"),
-        Metric("mlm_accuracy", panel="masked LM: accuracy"),
-        loss_metric(f"{pair_prefix}_loss", f"{title}: loss"),
-        Metric(f"{pair_prefix}_accuracy", panel=f"{title}: accuracy"),
-    )
+def _metrics(prefix: str, title: str) -> tuple[Metric, Metric]:
+    return loss_metric(f"{prefix}_loss", f"{title}: loss"), Metric(f"{prefix}_accuracy", panel=f"{title}: accuracy")
 
 
 @dataclasses.dataclass(frozen=True)
 class MaskedLm(PretrainingObjective):
     """Masked LM and next-sentence prediction. The loss is the sum of their mean losses (section A.2 of the paper)."""
 
-    # Prefixes of the names of metrics: of masked tokens, and of sentence pairs.
+    # Prefixes of the names of metrics: of predicted tokens, and of sentence pairs.
     token_prefix: ClassVar[str] = "mlm"
     pair_prefix: ClassVar[str] = "nsp"
-    metrics = _metrics(pair_prefix, "next sentence")
+    metrics = (*_metrics(token_prefix, "masked LM"), *_metrics(pair_prefix, "next sentence"))
     model_class = PretrainingModel
     pairing = NEXT_SENTENCE
     can_add_pieces = True
@@ -83,9 +77,16 @@ class MaskedLm(PretrainingObjective):
         """
         labels = batch["next_sentence_labels"]
         has_label = (labels >= 0).astype(jnp.float32)
-        masked_lm = loss_and_accuracy(masked_lm_logits, batch["masked_lm_ids"], batch["masked_lm_weights"])
-        pairs = loss_and_accuracy(pair_logits, jnp.maximum(labels, 0), has_label)
-        return dict(zip([metric.name for metric in self.metrics], (*masked_lm, *pairs), strict=True))
+        token_loss, token_accuracy = loss_and_accuracy(
+            masked_lm_logits, batch["masked_lm_ids"], batch["masked_lm_weights"]
+        )
+        pair_loss, pair_accuracy = loss_and_accuracy(pair_logits, jnp.maximum(labels, 0), has_label)
+        return {
+            f"{self.token_prefix}_loss": token_loss,
+            f"{self.token_prefix}_accuracy": token_accuracy,
+            f"{self.pair_prefix}_loss": pair_loss,
+            f"{self.pair_prefix}_accuracy": pair_accuracy,
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +97,7 @@ class MaskedLmWithSentenceOrder(MaskedLm):
     """
 
     pair_prefix = "sop"
-    metrics = _metrics(pair_prefix, "sentence order")
+    metrics = (*MaskedLm.metrics[:2], *_metrics(pair_prefix, "sentence order"))
     pairing = SENTENCE_ORDER
 
 

@@ -49,8 +49,8 @@ class PretrainingObjective(Objective):
     def for_model(cls, model: ModelConfig, data: Any = None) -> Self:
         """Builds the objective for a model config.
 
-        Fields of the objective and its Flax module take the values of the fields of `data` with the same names, such as
-        `packing`, and `generator_size` of `ReplacedTokenModel`.
+        Fields of the objective and its Flax module take the values of the fields of `data` with the same names. These
+        are `packing`, and for replaced tokens `discriminator_weight` and `generator_size`.
         """
 
         def fields_from_data(owner: Any) -> dict[str, Any]:
@@ -65,6 +65,7 @@ class PretrainingObjective(Objective):
 
     @property
     def schema(self) -> Schema:
+        """Schema of a batch, whose arrays `train_dataset` in `data/pretraining/batches.py` describes."""
         return batch_schema(self.has_masks, self.packing)
 
     def row_source(self, evaluation: bool = False) -> "RowSource":
