@@ -313,7 +313,7 @@ def test_fine_tuned_google_checkpoint_has_equal_metrics_after_export(google, tmp
     assert "none.tsv" in error and not (tmp_path / "run").exists()
     cli.main([*command, "--config.steps=1"])
     log = capfd.readouterr().err
-    assert "restored from " in log and "encoder (" in log and "initialized randomly: classifier/" in log
+    assert f"restored from {google}: encoder (" in log and "initialized randomly: classifier/" in log
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["model"]["hidden_size"] == WIDTH and config["model"]["attention_probs_dropout_prob"] == 0.1
     # Brackets are allowed in the path of a checkpoint of another format.

@@ -10,8 +10,9 @@ import pytest
 from checkpoints import WIDTH, assert_equal, edit_json, google_checkpoint, without
 from safetensors.numpy import load_file, save_file
 
-from bertjax.convert.convert import read_checkpoint
+from bertjax.convert.convert import BERTJAX, convert, read_checkpoint, read_vocabulary
 from bertjax.errors import BertjaxError, UsageError
+from bertjax.inference.load import load_model
 
 BIAS = "bert.pooler.dense.bias"
 NORM, DECODER = "bert.embeddings.LayerNorm.weight", "cls.predictions.decoder.weight"
@@ -160,6 +161,14 @@ def test_unsupported_or_damaged_folder_is_refused(damage, message, folder):
     damage(folder)
     with pytest.raises(BertjaxError, match=message):
         read_checkpoint(folder)
+
+
+def test_folder_without_a_tokenizer_is_refused(folder, tmp_path):
+    for name in ("vocab.txt", "tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    for use in (read_vocabulary, load_model, lambda path: convert(str(path), str(tmp_path / "run"), BERTJAX, False)):
+        with pytest.raises(UsageError, match=f"{folder} has no tokenizer"):
+            use(folder)
 
 
 def test_older_and_float16_arrays_are_accepted(folder):
