@@ -108,8 +108,9 @@ def check_vocabulary(task: Task, checkpoint: epath.Path, can_add_pieces: bool = 
             return new_pieces
     if saved.sha256 != entry["sha256"]:
         source = source_of(checkpoint)
+        vocabulary = saved.path if source == str(checkpoint) else source
         has_field = hasattr(task.config.data, "vocabulary")
-        fix = "omit config.data.vocabulary" if has_field else f"prepare the data with --vocab {source}"
+        fix = "omit config.data.vocabulary" if has_field else f"prepare the data with --vocab {vocabulary}"
         raise UsageError(f"the vocabulary of {source} differs from the data's vocabulary; {fix}")
     return None
 
