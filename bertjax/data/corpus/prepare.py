@@ -267,8 +267,8 @@ def summary(output: str | Path, manifest: dict[str, Any]) -> str:
     share = splits["heldout"]["tokens"] / max(1, sum(split["tokens"] for split in splits.values()))
     if share > max(_LARGE_HELDOUT_SHARE, 2 * manifest["settings"]["heldout_fraction"]):
         lines.append(
-            f"  {share:.0%} of the tokens are held out, because whole documents are: divide long files into several "
-            "documents, or prepare more text"
+            f"  {share:.0%} of the tokens are held out, because documents are never divided between training and "
+            "evaluation: divide long files into several documents, or prepare more text"
         )
     lines += [f"  {_PROBLEMS[name].format(f'{count:,}')}" for name, count in manifest["problems"].items()]
     return "\n".join(lines)
