@@ -199,3 +199,12 @@ def test_cells_show_flops_and_known_durations_with_their_digits():
     assert texts == {"TFLOPs": "3.0", "seconds": "62 (1 of 3)", "loss": "2.000 ±0.000 (2 of 3)"}
     with pytest.raises(UsageError, match="run0 lack the metric f1; use one of flops, loss, seconds"):
         cell_values(Table("own", "", "", (Cell("row", "F1", runs, "f1"),)), own)
+
+
+def test_run_has_the_vectors_of_its_guide_when_training_starts(tmp_path, monkeypatch):
+    tasks = []
+    monkeypatch.setattr(runner, "experiment_config", lambda *args: None)
+    monkeypatch.setattr(runner, "build_training_task", lambda *args: "task")
+    monkeypatch.setattr(runner, "add_guide_vectors", tasks.append)
+    monkeypatch.setattr(runner.loop, "train", lambda task, *args: {"tasks": [*tasks]})
+    assert runner._execute(Run("embed", "embed"), str(tmp_path)) == {"tasks": ["task"]}
