@@ -37,7 +37,7 @@ def mine(args: argparse.Namespace) -> None:
 
     from bertjax.data.finetuning.retrieval import read_texts_by_id
     from bertjax.data.finetuning.tables import ReadStats, read_table, table_format, write_table
-    from bertjax.data.finetuning.text_columns import read_pairs
+    from bertjax.data.finetuning.text_columns import read_pairs, split_positives
     from bertjax.inference.encode import encode_texts
     from bertjax.inference.inputs import read_texts
     from bertjax.inference.load import load_model
@@ -52,7 +52,8 @@ def mine(args: argparse.Namespace) -> None:
     table_format(output)
     if output.resolve() == Path(args.input).resolve():
         raise UsageError(f"--output={args.output} is the input; choose another file")
-    pairs = read_pairs(read_table(Path(args.input), columns, stats), columns, stats)
+    table = split_positives(read_table(Path(args.input), columns, stats), args.positive, stats)
+    pairs = read_pairs(table, columns, stats)
     logger.info(stats.summary())
     texts = [text for positives in pairs.values() for text in positives]
     if args.corpus and Path(args.corpus).suffix == ".jsonl":

@@ -76,6 +76,16 @@ def test_negatives_may_be_a_list_in_json_or_python(negatives, letters, tmp_path)
         read(tmp_path, letters, [{"a": "x", "b": "y", "c": "['x' 'z']"}], ("a", "b", "c"), "")
 
 
+def test_each_of_several_positives_is_one_example_with_all_negatives(letters, tmp_path):
+    rows = [{"q": "x", "pos": ["y", "z"], "neg": ["x y", "x z"]}, {"q": "y", "pos": [], "neg": ["x"]}]
+    examples, _, stats = read(tmp_path, letters, rows, ("q", "pos", "neg"), "")
+    assert examples.strings == ["x", "y", "x y", "x z", "x", "z", "x y", "x z"]
+    assert stats.noted["with several positives, which become one row each"]["rows"] == 1
+    assert stats.skipped["with an empty text"]["rows"] == 1
+    with pytest.raises(UsageError, match="line 1: pos is a list with items that are not text"):
+        read(tmp_path, letters, [{"q": "x", "pos": [None], "neg": []}], ("q", "pos", "neg"), "")
+
+
 def test_missing_texts_have_no_tokens_and_prompts_and_lengths_differ_by_column(letters, tmp_path):
     rows = [{"a": "x y", "b": "y", "c": ["x y z"]}, {"a": "x", "b": "z", "c": []}, {"a": "", "b": "z", "c": ["z"]}]
     examples, _, stats = read(

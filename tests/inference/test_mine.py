@@ -163,6 +163,14 @@ def test_documents_are_distinct_texts_and_the_summary_counts_anchors(embedder, p
     assert log_lines[-2] == f"{pretrained} is not a sentence embedder; its vectors are means over all tokens"
 
 
+def test_a_list_of_positives_is_several_pairs(embedder, tmp_path, capfd):
+    source = tmp_path / "pairs.jsonl"
+    source.write_text('{"query": "a", "pos": ["b", "c"]}\n{"query": "d", "pos": ["c"]}\n')
+    columns = ["--anchor=query", "--positive=pos"]
+    printed(capfd, "mine", f"--checkpoint={embedder}", f"--input={source}", f"--output={tmp_path / 'h.tsv'}", *columns)
+    assert (tmp_path / "h.tsv").read_text() == "query\tpos\tnegative\nd\tc\tb\n"
+
+
 def test_wrong_options_and_files_are_refused(embedder, tmp_path, capfd):
     source = write_pairs(tmp_path / "pairs.tsv", [("a", "b"), ("c", "d")])
 

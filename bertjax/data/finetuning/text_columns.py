@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,9 +39,12 @@ def read_examples(
     """Tokenizes the rows of a file, and updates `stats`. Returns the examples, and the names of the classes.
 
     `columns` are the columns of anchor, positive and negatives. A cell of the last column may be a list of negatives
-    or, with a teacher's scores, of all documents. Rows with an empty anchor or positive, or without a label, are
-    skipped; empty negatives are missing texts. `label` is the label column. `kind` is a value of `EmbeddingLoss.label`.
+    or, with a teacher's scores, of all documents. Without scores, and with a column of negatives, the positive may be
+    a list as well, see `split_positives`. Rows with an empty anchor or positive, or without a label, are skipped; empty
+    negatives are missing texts. `label` is the label column. `kind` is a value of `EmbeddingLoss.label`.
     """
+    if len(columns) > 2 and not kind:
+        rows = split_positives(rows, columns[1], stats)
     examples: list[list[str]] = []
     labels: list[Any] = []
     for row in rows:
@@ -84,6 +87,19 @@ def read_examples(
     return TextExamples(stats.file, texts, width, keys, arrays, strings=strings), names
 
 
+def split_positives(rows: Iterable[Row], column: str, stats: ReadStats) -> Iterator[Row]:
+    """Yields one row per positive: in JSON Lines, a cell of `column` may be a list, as in files of FlagEmbedding."""
+    for row in rows:
+        cell = row.fields[column]
+        positives = cell if isinstance(cell, list) else [cell]
+        if not all(isinstance(text, str) for text in positives):
+            raise UsageError(f"{stats.file} line {row.line}: {column} is a list with items that are not text")
+        if len(positives) > 1:
+            stats.count_irregular("with several positives, which become one row each", row.line)
+        for text in positives or [""]:
+            yield dataclasses.replace(row, fields={**row.fields, column: text})
+
+
 def _pad(rows: Sequence[list[Any]], width: int, padding: Any) -> list[list[Any]]:
     return [[*row, *[padding] * (width - len(row))] for row in rows]
 
@@ -106,8 +122,8 @@ def _read_texts(row: Row, columns: Sequence[str], kind: str, stats: ReadStats) -
     texts, last = [text_cell(row, column, stats) for column in columns[:-1]], row.fields[columns[-1]]
     if len(columns) < 3 and kind != "scores" and is_list(last):
         raise UsageError(
-            f"{stats.file} line {row.line}: {columns[-1]} is a list; write one positive per row, and name a third "
-            "column for negatives in config.data.columns"
+            f"{stats.file} line {row.line}: {columns[-1]} is a list; write one positive per row, or name a third "
+            "column, of negatives, in config.data.columns"
         )
     if (len(columns) > 2 or kind == "scores") and isinstance(last, str) and last.lstrip().startswith("["):
         # In TSV and CSV, every cell is text, so parse it.

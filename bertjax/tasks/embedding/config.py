@@ -57,8 +57,9 @@ class EmbedData(FinetuningData):
         datasets of the Hugging Face Hub, `hf:ORG/NAME[/CONFIG]:SPLIT`.
       sources: several training files instead of `train_file`, such as `({'file': 'a.tsv'}, {'file': 'b.tsv'})`. All
         rows of a batch are from one file. See `EmbedSource`.
-      columns: columns of the anchor, its positive and, optionally, hard negatives. The last of three or more columns
-        may contain lists of negatives. For `margin_mse`, the second may contain lists of all documents.
+      columns: columns of the anchor, its positive and, optionally, hard negatives. With three or more columns, the last
+        may contain lists of negatives, and in .jsonl the second lists of positives. For `margin_mse`, the second may
+        contain lists of all documents.
       scored_columns: columns of two texts and their score, or their class for the loss `softmax`. `cosent`, `cosine`
         and `softmax` train on these columns. Dev and test files with these columns are evaluated by correlation, other
         files by the rank of each anchor's positive.

@@ -16,7 +16,7 @@ import numpy as np
 from bertjax.data.finetuning.labeled_text import Target
 from bertjax.data.finetuning.retrieval import Judgments, read_retrieval
 from bertjax.data.finetuning.tables import ReadStats
-from bertjax.data.finetuning.text_columns import read_pairs, text_cell
+from bertjax.data.finetuning.text_columns import read_pairs, split_positives, text_cell
 from bertjax.errors import UsageError
 from bertjax.metrics.classification import scores
 from bertjax.metrics.nearest import nearest
@@ -206,6 +206,8 @@ def _read_scored(data: EmbedData, file: str, texts: EvalTexts, read_stats: list[
 def _read_pairs(data: EmbedData, file: str, texts: EvalTexts, read_stats: list[ReadStats]) -> RankedDocuments:
     rows, stats = data.read_rows(file, data.columns[:2])
     read_stats.append(stats)
+    if len(data.columns) > 2:
+        rows = split_positives(rows, data.columns[1], stats)
     positives = {
         _index(texts, anchor, True): [_index(texts, text, False) for text in positive_texts]
         for anchor, positive_texts in read_pairs(rows, data.columns[:2], stats).items()
