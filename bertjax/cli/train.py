@@ -15,7 +15,9 @@ logger = logging.getLogger(__name__)
     option(
         "--workdir", "folder of checkpoints, metrics and curves; resumed if it exists", required=True, metavar="DIR"
     ),
-    *(INIT_FROM, DISTRIBUTED, PROFILE),
+    INIT_FROM,
+    DISTRIBUTED,
+    PROFILE,
     flag("--keep_optimizer", "start pre-training with the optimizer state of --init_from, at step 0 of the schedule"),
     option(
         "--tracker",

@@ -10,14 +10,14 @@ A row contains one or several sequences. `sequence_ids` contains the index of ea
 for padding. `position_ids` counts from 0 within each sequence. For rows of one sequence, `sequence_ids` is the input
 mask.
 
-Logical axes of activations (`ACTIVATION_RULES` of `training/sharding.py`):
+Axis names in `with_logical_constraint` (`ACTIVATION_RULES` of `training/sharding.py`):
 
     batch              B, sharded over the mesh axes `data` and `fsdp`
     batch_over_data    B, sharded over `data` only
     embed              D, not sharded
     embed_over_fsdp    D, sharded over `fsdp`
     length             L, not sharded
-    vocab              V, sharded over `tensor`
+    heads, mlp, vocab  H, F and V, sharded over `tensor`
 
 Parameters have separate rules (`RULES` of the same file), which shard `embed` over `fsdp`, and `vocab` over `tensor`.
 """

@@ -57,7 +57,7 @@ class PretrainingTask(Task):
         self.phases = config.resolved_phases
         self._objectives = []
         for phase in self.phases:
-            model = dataclasses.replace(model_config, **{name: getattr(phase.settings, name) for name in ROPE_THETAS})
+            model = dataclasses.replace(model_config, **{name: getattr(phase, name) for name in ROPE_THETAS})
             self._objectives.append(config.objective_class.for_model(model, config.data))
         self.objective = self._objectives[-1]
         self.can_add_pieces = self.objective.can_add_pieces
@@ -69,8 +69,9 @@ class PretrainingTask(Task):
             self.workdir_files = vocabulary_files(self._vocabulary)
             self.data_hash = self._corpus.fingerprint
             split = self._corpus.train
-            # An objective that does not train the next-sentence head leaves it out of exports.
-            predicts_next = self.objective.pairing == NEXT_SENTENCE and not self.objective.unexported_modules
+            # Objectives that do not train the next-sentence head leave it out of exports.
+            has_head = "next_sentence" not in self.objective.unexported_modules
+            predicts_next = self.objective.pairing == NEXT_SENTENCE and has_head
             if train and predicts_next and has_single_sentences(split.num_documents, split.num_sentences):
                 logger.warning(
                     f"nearly every document of {config.data.corpus} has one sentence, so nearly all sentence pairs are "
@@ -90,7 +91,7 @@ class PretrainingTask(Task):
 
     @property
     def phase_peaks(self) -> tuple[tuple[int, float], ...]:
-        return tuple((phase.stop_step, phase.settings.learning_rate) for phase in self.phases)
+        return tuple((phase.stop_step, phase.learning_rate) for phase in self.phases)
 
     def objective_at(self, num_updates: int) -> PretrainingObjective:
         return self._objectives[sum(num_updates > phase.stop_step for phase in self.phases[:-1])]
@@ -171,8 +172,6 @@ class PretrainingTask(Task):
         return {**means, "perplexity": perplexity, "bits_per_byte": bits / self._bytes_per_token}
 
     def baseline(self) -> dict[str, float]:
-        # Verify the whole corpus first, because the baseline may count all its tokens.
-        self.corpus.checksums.wait()
         return self.objective.baseline(self.corpus, self.eval_batches(SINGLE_SHARD))
 
     def check_data_files(self, wait: bool) -> None:

@@ -15,6 +15,7 @@ from bertjax.data.shard import DataShard
 from bertjax.errors import UsageError
 from bertjax.metrics.metric import Metric
 from bertjax.metrics.report import ClassReport
+from bertjax.model.encoder import ENCODER
 from bertjax.tasks.objectives.step_cost import StepCost
 
 Batch = dict[str, jax.Array]
@@ -39,9 +40,9 @@ class Objective:
     step. A subclass defines `metrics`, `schema`, `denominators` and `compute`.
 
     Attributes:
-      model: Flax module that maps a batch to logits.
+      model: Flax module that is applied to a batch. Its field `config` is a `ModelConfig`.
       metrics: metrics that `compute` returns.
-      schema: specifications of the arrays in a batch.
+      schema: specifications of the arrays in a training batch.
       splits_into_micro_batches: whether gradient accumulation may split a batch into micro-batches, which are processed
         one after the other (default: True). Set it to False if the loss of a row depends on other rows, as with
         in-batch negatives.
@@ -74,7 +75,7 @@ class Objective:
         raise NotImplementedError
 
     def compute(self, params: Any, batch: Batch, dropout_key: jax.Array | None) -> tuple[MetricSums, Outputs]:
-        """Returns metric sums and per-row outputs of a batch. Dropout is off if `dropout_key` is None."""
+        """Returns metric sums and per-row outputs of a batch. `dropout_key` is None in evaluation: no dropout."""
         raise NotImplementedError
 
     def apply(self, params: Any, batch: Batch, dropout_key: jax.Array | None) -> Any:
@@ -84,10 +85,10 @@ class Objective:
 
     def init_params(self, key: jax.Array) -> Any:
         """Initializes the parameters, boxed with their logical axes."""
-        # Axis sizes of a dummy batch. Parameter shapes do not depend on them.
-        sizes = {"length": 8, "sequences_per_example": 2}
+        # Parameter shapes do not depend on the axis sizes of the dummy batch. LSTMs need at least two positions.
         batch = {
-            spec.name: jnp.zeros((1, *(sizes.get(axis, 1) for axis in spec.axes)), spec.dtype) for spec in self.schema
+            spec.name: jnp.zeros((1, *(8 if axis == "length" else 1 for axis in spec.axes)), spec.dtype)
+            for spec in self.schema
         }
         # Attention kernels reject rows this short, so initialize with XLA attention.
         config = dataclasses.replace(self.model.config, attention="xla")
@@ -98,7 +99,8 @@ class Task:
     """Objective, data, schedule and evaluation of a run.
 
     By default, evaluation metrics are computed from the metric sums only. A subclass sets the attributes that have no
-    default. Step s, counted from 0, makes update s + 1. Log lines and checkpoints have the number of updates.
+    default, and defines `train_batches`, `eval_batches`, `full_cost_before` and `axis_sizes`. Step s, counted from 0,
+    makes update s + 1. Log lines and checkpoints have the number of updates.
 
     Objective and schedule:
       config: configuration of the run.
@@ -107,8 +109,8 @@ class Task:
       warmup_steps: steps of linear learning-rate warm-up.
       has_schedule: whether `total_steps` and `warmup_steps` are known (default: True). They are placeholders if the
         task was built without data, for `bertjax describe` and `bertjax plan`.
-      batch_sizes: rows per global batch, for each training phase and for evaluation. A phase is a range of steps with
-        one batch shape. Each size must be divisible by the number of data shards.
+      batch_sizes: rows of the global batches, such as one number per training phase. A phase is a range of steps with
+        one batch shape. The number of data shards must divide each.
       steps_per_epoch: steps per epoch (default: 0, the task has no epochs).
       checkpoint_every: steps between checkpoints, at least 1. The last step is always saved.
 
@@ -121,10 +123,10 @@ class Task:
       labels: names of the classes or tags by id, for `class_reports` (default: (), no classes).
       accepts_any_encoder: whether `evaluate` also accepts checkpoints of other tasks that contain the model's
         parameters (default: False).
-      evaluation_problem: error message if the evaluation data has no labels or no text (default: "", no problem).
+      evaluation_problem: error message if the evaluation data cannot be used (default: "", no problem).
 
     Start from a checkpoint (`--init_from`):
-      reinit_params: names of the output layer's top-level parameters. They are randomly initialized, unless the
+      reinit_params: names of the top-level parameters above the encoder. They are randomly initialized, unless the
         checkpoint has an output layer with the same labels.
       can_add_pieces: whether the data's vocabulary may extend the checkpoint's vocabulary by new pieces, which are
         vocabulary entries.
@@ -173,7 +175,7 @@ class Task:
         return ((self.total_steps, self.config.optimizer.learning_rate),)
 
     def objective_at(self, num_updates: int) -> Objective:
-        """Returns the objective of update `num_updates`, counted from 1, and of a checkpoint after this update.
+        """Returns the objective of update `num_updates`, and of a checkpoint after this update (0: before training).
 
         All objectives of a run have the same parameters, metrics and loss weights.
         """
@@ -191,19 +193,27 @@ class Task:
         """Raises a BertjaxError if a background check found damaged data. With `wait`, completes the check first."""
 
     def full_cost_before(self, step: int) -> StepCost:
-        """Returns the total cost of all steps before `step`, as if `head_steps` were 0."""
+        """Returns the total cost of all steps before `step`, as if all parameters were trained."""
         raise NotImplementedError
 
     def cost_before(self, step: int) -> StepCost:
         """Returns the total cost of all steps before `step`, to compute tokens seen, MFU and remaining time.
 
-        In steps that train only the head, two thirds of the FLOPs (the backward pass) are not counted.
+        Two thirds of the FLOPs (the backward pass) are not counted in steps that train only the head. In other steps,
+        they are not counted for the fraction of layers that is frozen.
         """
-        cost, head = self.full_cost_before(step), self.full_cost_before(min(step, self.config.optimizer.head_steps))
+        optimizer = self.config.optimizer
+        head_steps = step if ENCODER in optimizer.freeze else min(step, optimizer.head_steps)
+        cost, head = self.full_cost_before(step), self.full_cost_before(head_steps)
+        frozen = optimizer.freeze_layers / self.objective.model.config.num_hidden_layers
+
+        def trained(total: float, in_head_steps: float) -> float:
+            return total - 2 / 3 * (in_head_steps + frozen * (total - in_head_steps))
+
         return dataclasses.replace(
             cost,
-            flops=cost.flops - head.flops * 2 / 3,
-            attention_flops=cost.attention_flops - head.attention_flops * 2 / 3,
+            flops=trained(cost.flops, head.flops),
+            attention_flops=trained(cost.attention_flops, head.attention_flops),
         )
 
     def axis_sizes(self, phase: int = 0) -> dict[str, int]:

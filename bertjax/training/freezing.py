@@ -51,7 +51,7 @@ class Freezing:
         """Returns the parameters to apply the model with. Frozen layers remain a separate stack."""
         return unflatten_dict({**flatten_dict(trainable), **flatten_dict(frozen)}) if frozen else trainable
 
-    def join(self, trainable: Any, frozen: Any) -> Any:
+    def unsplit(self, trainable: Any, frozen: Any) -> Any:
         """Inverts `split`: returns the parameters in the layout of the train state."""
         params: dict[Any, Any] = flatten_dict(self.merge(trainable, frozen))
         for path in [path for path in params if FROZEN_LAYERS in path]:

@@ -164,7 +164,7 @@ class Progress:
             return
         if task.steps_per_epoch:
             metrics = [task.best_metric] if task.best_metric else task.objective.metrics
-            plot_finetuning(lines, path, metrics, task.steps_per_epoch, self._baseline)
+            plot_finetuning(lines, path, metrics, task.steps_per_epoch, self.baseline)
         else:
             ends = [stop for stop, _ in task.phase_peaks[:-1]]
             plot_pretraining(lines, path, task.objective.metrics, [*task.other_tasks], ends)
@@ -184,7 +184,8 @@ class Progress:
         logger.info(f"{curves}metrics in {self._workdir / METRICS}")
 
     @functools.cached_property
-    def _baseline(self) -> dict[str, float]:
+    def baseline(self) -> dict[str, float]:
+        """Metrics of the task's baseline, which may take minutes to compute."""
         return self._task.baseline() if self._task.eval_every else {}
 
     def _record_compilation(self, event: str, duration_secs: float, **_: Any) -> None:

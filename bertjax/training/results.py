@@ -5,7 +5,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -21,6 +21,7 @@ from bertjax.training.evaluation import predict
 from bertjax.training.metrics import evaluation_metrics, json_number
 from bertjax.training.parameters import load_params
 from bertjax.training.plots import plot_confusion
+from bertjax.training.progress import Progress
 from bertjax.training.step import TrainState
 from bertjax.training.workdir import CONFUSION, RESULTS, saved_init_fingerprint
 from bertjax.utils.io import read_json_object, write_atomic
@@ -101,7 +102,14 @@ def read_results(workdir: epath.Path, fields: Sequence[str] = ()) -> dict[str, A
 
 
 def finish_run(
-    task: Task, mesh: Mesh, state: TrainState, workdir: epath.Path, best: epath.Path, history: EvaluationHistory
+    task: Task,
+    mesh: Mesh,
+    state: TrainState,
+    workdir: epath.Path,
+    best: epath.Path,
+    history: EvaluationHistory,
+    progress: Progress,
+    heartbeat: Callable[[], None],
 ) -> dict[str, Any]:
     """Writes and logs the results of the best checkpoint, and returns its metrics. `state` is the last state."""
     values = history.at(int(best.name))
@@ -109,17 +117,16 @@ def finish_run(
     reports: dict[str, ClassReport] = {}
     if task.labels and task.eval_every:
         params = state.eval_params if int(best.name) == int(state.step) else load_params(best, state.eval_params)
-        reports = task.class_reports(predict(task, mesh, params)[1])
+        reports = task.class_reports(predict(task, mesh, params, heartbeat)[1])
     if jax.process_index() != 0:
         return values
-    baseline = task.baseline() if task.eval_every else {}
     results = {
         "step": int(best.name),
         "seed": task.config.seed,
         "selected_by": metric.name if metric else "",
         "lower_is_better": metric is not None and metric.lower_is_better,
         **values,
-        "baseline": baseline,
+        "baseline": progress.baseline,
         "last_step": int(state.step),
         "checkpoint": f"{CHECKPOINTS}/{best.name}",
         "parameters_fingerprint": saved_fingerprint(best),
@@ -137,7 +144,7 @@ def finish_run(
     # Write this file last, because it marks the run as finished. A run that is killed before this line writes all
     # files again when it resumes.
     write_atomic(workdir / RESULTS, json.dumps(results, indent=1) + "\n")
-    log_results(values, history.at(0), baseline)
+    log_results(values, history.at(0), progress.baseline)
     log_reports(reports)
     return values
 

@@ -76,7 +76,7 @@ def restore_or_init(
     workdir: epath.Path,
     checkpoints: Checkpoints,
     init_from: epath.Path | None,
-    keep_optimizer: bool = False,
+    keep_optimizer: bool,
 ) -> TrainState:
     """Restores the newest checkpoint of the workdir, or initializes a new state if there are no checkpoints."""
 

@@ -39,8 +39,8 @@ class TrainState(flax.struct.PyTreeNode):
       opt_state: optimizer state of the trainable parameters.
       sums: [weighted sum, sum of weights] of each metric since the last logged step. A resumed run continues these
         sums, so that it logs the same values as an uninterrupted run.
-      bad_step: int32 scalar, first step whose loss or gradient is not finite (-1: all are finite). The step still
-        applies its update; the loop raises an error at the next log line or checkpoint.
+      bad_step: int32 scalar, number of the first update with a loss or gradient that is not finite (-1: all are
+        finite). The update is still applied; the loop raises an error at the next log line or checkpoint.
     """
 
     step: jax.Array
@@ -122,7 +122,7 @@ def make_train_step(
       mesh: device mesh.
       grad_accum_steps: number of micro-batches per step. It does not change the gradient, except for rounding and
         dropout, because the losses are divided by the denominators of the whole batch.
-      head_only: whether to train only the head, without gradients and updates of the encoder.
+      head_only: whether to train only the head: the encoder has gradients of 0 and no updates.
     """
     if grad_accum_steps > 1 and not objective.splits_into_micro_batches:
         raise UsageError(
@@ -159,7 +159,7 @@ def make_train_step(
         sums = {**sums, "grad_norm": jnp.stack([grad_norm, jnp.ones_like(grad_norm)]), **non_padding_sums(batch)}
         return state.replace(
             step=state.step + 1,
-            params=freezing.join(new_trainable, frozen),  # back to one stack of layers
+            params=freezing.unsplit(new_trainable, frozen),  # back to one stack of layers
             opt_state=opt_state,
             sums=jax.tree.map(jnp.add, state.sums, sums),
             bad_step=jnp.where(~is_finite & (state.bad_step < 0), state.step + 1, state.bad_step),

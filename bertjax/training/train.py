@@ -151,14 +151,16 @@ def train(
                 heartbeat()
 
         checkpoints.wait()
+        heartbeat()
         if stopped and not done:
             logger.info(f"stopped by a signal; saved step {step:,}; run the same command to resume")
             return {"step": step, "stopped": True, **history.at(step)}
         _check_data_files(task, wait=True)
+        heartbeat()
         # Checkpoint with the highest score, or the newest checkpoint if the task has no `best_metric`.
         best = find_checkpoint(workdir)
         progress.plot_curves()
-        values = finish_run(task, mesh, state, workdir, best, history)
+        values = finish_run(task, mesh, state, workdir, best, history, progress, heartbeat)
         progress.finish(step, best)
         return {"step": step, "stopped": False, "checkpoint": str(best), **values}
 

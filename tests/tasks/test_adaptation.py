@@ -223,3 +223,13 @@ def test_steps_that_train_only_the_head_cost_a_third_of_the_flops(corpus):
         [1 / 3, 1 / 3, 8 / 10]
     )
     assert task.cost_before(10).positions == full.cost_before(10).positions
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [({"freeze": ("encoder",)}, 1 / 3), ({"freeze_layers": 1}, 2 / 3), ({"freeze_layers": 1, "head_steps": 5}, 1 / 2)],
+)
+def test_backward_passes_of_frozen_parts_are_not_counted(corpus, fields, expected):
+    options = {f"optimizer__{name}": value for name, value in {"head_steps": 0, **fields}.items()}
+    flops = [task_of(corpus, model__num_hidden_layers=2, **each).cost_before(10).flops for each in (options, {})]
+    assert flops[0] / flops[1] == pytest.approx(expected)

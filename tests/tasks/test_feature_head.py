@@ -57,7 +57,9 @@ def test_training_on_cached_features_equals_training_with_a_frozen_encoder(ner, 
     all_flags = [*overrides(None, **schedule), *flags]
     init_from = find_checkpoint(start)
     config = experiment_config(experiment, all_flags, init_from)
-    assert loop.train(build_task(config, train=True), str(uncached), init_from)["f1"] == results["f1"]
+    task = build_task(config, train=True)
+    assert loop.train(task, str(uncached), init_from)["f1"] == results["f1"]
+    assert task.cost_before(12) == task.full_cost_before(12)  # The full cost excludes the frozen encoder.
     initial, trained, other = (load_params_on_host(find_checkpoint(path)) for path in (start, cached, uncached))
     for name, array in initial.items():
         if name.startswith("encoder/"):

@@ -1,5 +1,6 @@
 """Behavior shared by all fine-tuning tasks: training, checkpoints, data and errors."""
 
+import contextlib
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from finetuning_data import glue_files
 
 from bertjax.cli import main as cli
 from bertjax.convert.portable import write_workdir
+from bertjax.training import results as run_results
 from bertjax.training import train as loop
 from bertjax.training.checkpoint import find_checkpoint, saved_fingerprint
 from bertjax.training.checkpoint_config import checkpoint_model, experiment_config
@@ -27,6 +29,21 @@ def test_best_and_last_checkpoints_are_kept_and_the_best_is_used(cola, capfd):
     best = find_checkpoint(cola)
     assert best == cola.resolve() / results["checkpoint"] and read_metadata(best).score == results["matthews"]
     assert evaluate(capfd, cola)["matthews"] == pytest.approx(results["matthews"])
+
+
+def test_final_predictions_are_progress_for_the_watchdog(glue, letters, tmp_path, monkeypatch):
+    beats, counts, predict = [], [], run_results.predict
+
+    def count_beats(*arguments):
+        before = len(beats)
+        means, outputs = predict(*arguments)
+        counts.append((len(beats) - before, len(outputs)))
+        return means, outputs
+
+    monkeypatch.setattr(loop, "watchdog", lambda _: contextlib.nullcontext(lambda: beats.append(None)))
+    monkeypatch.setattr(run_results, "predict", count_beats)
+    train(f"glue.py:task=cola,path={glue}", tmp_path / "run", letters, data__eval_batch_size=8)
+    assert counts == [(counts[0][1],) * 2] and counts[0][1] > 1
 
 
 def test_padding_does_not_change_metrics(cola, capfd):

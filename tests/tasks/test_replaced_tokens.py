@@ -183,6 +183,8 @@ def test_flops_include_both_encoders_and_both_heads():
     generator = 2 * 2 * (4 * 8 * 8 + 2 * 8 * 16) + 2 * 12 * 8 + 2 * 2 * (2 * 16 * 8)
     decoder = 5 / 16 * 2 * (8 * 12 + 12 * 60)
     assert OBJECTIVE.flops_per_token(PHASE) == pytest.approx(3 * (discriminator + generator + decoder))
+    attention = 2 * 2 * (2 * 16 * 16) + 2 * 2 * (2 * 16 * 8)
+    assert OBJECTIVE.step_cost(PHASE, 2).attention_flops == 2 * 6 * 16 * 3 * attention
 
 
 def experiment_of(corpus, objective="rtd"):

@@ -119,7 +119,8 @@ class Phase:
       max_sequences_per_row: maximum sentence pairs or documents of a row (default: 1, rows are not packed).
       row_predictions: maximum predictions of a row (default: `max_predictions`, for rows that are not packed).
       masking: settings of token masking.
-      settings: learning rate and model fields of the phase.
+      learning_rate: peak learning rate.
+      global_rope_theta, local_rope_theta: bases of the rotary positions, see `PhaseConfig`.
     """
 
     seq_len: int
@@ -130,7 +131,9 @@ class Phase:
     max_sequences_per_row: int = 1
     row_predictions: int = 0
     masking: Masking = Masking()
-    settings: PhaseConfig = PhaseConfig()
+    learning_rate: float = PhaseConfig.learning_rate
+    global_rope_theta: float = PhaseConfig.global_rope_theta
+    local_rope_theta: float = PhaseConfig.local_rope_theta
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_predictions <= self.seq_len:

@@ -166,4 +166,6 @@ class PretrainingConfig(RunConfig):
             paired = bool(self.objective_class.pairing)
             spans = max_sequences_per_row(seq_len, paired=paired)
             row_predictions = packed_row_predictions(masking.rate, seq_len, predictions, paired)
-        return Phase(seq_len, rows, predictions, start, stop, spans, row_predictions, masking, config)
+        thetas = {name: getattr(config, name) for name in ROPE_THETAS}
+        sizes = seq_len, rows, predictions, start, stop, spans, row_predictions
+        return Phase(*sizes, masking, config.learning_rate, **thetas)

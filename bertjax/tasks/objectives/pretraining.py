@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class PretrainingObjective(Objective):
     """Rows, loss, metrics and cost of pre-training with one objective.
 
-    Subclasses also define the abstract members of `Objective`. The head of each objective has its own parameter name,
-    so that the head of another objective or task is not loaded by accident.
+    Subclasses also define `metrics`, `denominators` and `compute`. A head with other outputs needs its own parameter
+    name, so that it is not loaded by accident from a checkpoint of another objective.
 
     Attributes:
       packing: whether several sentence pairs or documents share a training row.
@@ -49,13 +49,12 @@ class PretrainingObjective(Objective):
     def for_model(cls, model: ModelConfig, data: Any = None) -> Self:
         """Builds the objective for a model config.
 
-        Fields of the objective and its Flax module take the values of the fields of `data` with the same names. These
-        are `packing`, and for replaced tokens `discriminator_weight` and `generator_size`.
+        `packing` and the `options` are fields of the objective or of its Flax module, with the values in `data`.
         """
 
         def fields_from_data(owner: Any) -> dict[str, Any]:
-            names = [field.name for field in dataclasses.fields(owner) if hasattr(data, field.name)]
-            return {name: getattr(data, name) for name in names}
+            names = {"packing", *cls.options} & {field.name for field in dataclasses.fields(owner)}
+            return {name: getattr(data, name) for name in names} if data else {}
 
         return cls(cls.model_class(model, **fields_from_data(cls.model_class)), **fields_from_data(cls))
 
@@ -65,7 +64,7 @@ class PretrainingObjective(Objective):
 
     @property
     def schema(self) -> Schema:
-        """Schema of a batch, whose arrays `train_dataset` in `data/pretraining/batches.py` describes."""
+        """Schema of a training batch, whose arrays `train_dataset` in `data/pretraining/batches.py` describes."""
         return batch_schema(self.has_masks, self.packing)
 
     def row_source(self, evaluation: bool = False) -> "RowSource":

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 from bertjax.data.pretraining.config import Phase
 from bertjax.data.schema import is_token
 from bertjax.metrics.metric import Metric, loss_metric
-from bertjax.model.flops import TRAINING_FACTOR, flops_per_token
+from bertjax.model.flops import TRAINING_FACTOR, attention_flops_per_token, flops_per_token
 from bertjax.model.models import ReplacedTokenModel
 from bertjax.tasks.objectives.losses import loss_and_accuracy, weighted_sum
 from bertjax.tasks.objectives.masked_lm import MaskedLmOnText
+from bertjax.tasks.objectives.step_cost import StepCost
 from bertjax.tasks.task import Batch, MetricSums, Outputs
 
 
@@ -66,3 +67,8 @@ class ReplacedTokens(MaskedLmOnText):
         generator = flops_per_token(self.model.generator_config, phase.seq_len, phase.row_predictions)
         head = TRAINING_FACTOR * 2 * config.hidden_size * (config.hidden_size + 1)
         return generator + flops_per_token(config, phase.seq_len) + head
+
+    def step_cost(self, phase: Phase, steps: int) -> StepCost:
+        cost = super().step_cost(phase, steps)
+        generator = cost.positions * attention_flops_per_token(self.model.generator_config, phase.seq_len)
+        return dataclasses.replace(cost, attention_flops=cost.attention_flops + generator)
