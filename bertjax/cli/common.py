@@ -50,15 +50,13 @@ def open_config(args: argparse.Namespace) -> Iterator[Any]:
 def config_for_checkpoint(args: argparse.Namespace, checkpoint: Any) -> Any:
     """Returns the config of `--config` or, without this option, the config saved with the checkpoint."""
     from bertjax.training.checkpoint import workdir_of
-    from bertjax.training.checkpoint_config import checkpoint_config, complete, with_labels_of
+    from bertjax.training.checkpoint_config import checkpoint_config
     from bertjax.training.workdir import is_converted
 
-    if args.config:
-        return with_labels_of(complete(parse_run_config(args), checkpoint), checkpoint)
-    if is_converted(workdir_of(checkpoint)):
+    if not args.config and is_converted(workdir_of(checkpoint)):
         fix = "set --config to the experiment of its task, such as text, ner or squad"
         raise UsageError(f"the converted checkpoint {args.checkpoint} lacks task settings; {fix}")
-    return checkpoint_config(checkpoint, args.overrides)
+    return checkpoint_config(checkpoint, args.overrides, args.config or "")
 
 
 @contextlib.contextmanager

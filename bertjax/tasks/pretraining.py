@@ -64,6 +64,8 @@ class PretrainingTask(Task):
         self.total_steps, self.warmup_steps = config.steps, config.optimizer.warmup(config.steps)
         self.eval_every, self.checkpoint_every = config.eval_every, config.checkpoint_every
         self.batch_sizes = tuple(phase.batch_size for phase in self.phases)
+        # All evaluations have the batch shape of the first phase, so that they are comparable.
+        self.eval_batch_size = self.batch_sizes[0]
         self.notes = tuple(_describe_phase(phase, self.objective) for phase in self.phases)
         if self._corpus:
             self.workdir_files = vocabulary_files(self._vocabulary)
@@ -186,7 +188,7 @@ class PretrainingTask(Task):
 
         return eval_dataset(
             self.corpus,
-            self.phases[0],  # All evaluations have the batch shape of the first phase, so that they are comparable.
+            self.phases[0],
             source=self.objective.row_source(evaluation=True),
             max_rows=self.config.data.eval_rows or None,
             shard=shard,

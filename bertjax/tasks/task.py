@@ -109,12 +109,13 @@ class Task:
       warmup_steps: steps of linear learning-rate warm-up.
       has_schedule: whether `total_steps` and `warmup_steps` are known (default: True). They are placeholders if the
         task was built without data, for `bertjax describe` and `bertjax plan`.
-      batch_sizes: rows of the global batches, such as one number per training phase. A phase is a range of steps with
-        one batch shape. The number of data shards must divide each.
+      batch_sizes: numbers of rows that are divided over data shards and micro-batches, such as the rows of the global
+        batch for each training phase (default: (), no training data). A phase is a range of steps with one batch shape.
       steps_per_epoch: steps per epoch (default: 0, the task has no epochs).
       checkpoint_every: steps between checkpoints, at least 1. The last step is always saved.
 
     Evaluation:
+      eval_batch_size: rows of the global evaluation batch, a multiple of the number of data shards.
       eval_every: steps between evaluations; the last step is always evaluated (0: never).
       eval_first: whether to evaluate before the first step as well.
       num_eval_batches: number of batches per evaluation (default: 0, unknown). `eval_batches` may set it.
@@ -144,10 +145,11 @@ class Task:
     total_steps: int
     warmup_steps: int
     has_schedule = True
-    batch_sizes: tuple[int, ...]
+    batch_sizes: tuple[int, ...] = ()
     steps_per_epoch = 0
     checkpoint_every: int
 
+    eval_batch_size: int
     eval_every: int
     eval_first = False
     num_eval_batches = 0

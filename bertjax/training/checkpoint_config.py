@@ -83,23 +83,27 @@ def _with_architecture(model: ModelConfig, saved: Architecture, checkpoint: epat
     return dataclasses.replace(model, **changes)
 
 
-def checkpoint_config(checkpoint: epath.Path, overrides: Sequence[str]) -> RunConfig:
-    """Returns the config of a checkpoint's run with `--config.FIELD=VALUE` overrides.
+def checkpoint_config(checkpoint: epath.Path, overrides: Sequence[str], experiment: str = "") -> RunConfig:
+    """Returns the config with which to use a checkpoint, with `--config.FIELD=VALUE` overrides.
 
-    The vocabulary and the labels are those in the workdir, unless an override sets them.
+    It is the config of `experiment` (default: "", the config of the checkpoint's run). The vocabulary and the labels
+    are those in the workdir, unless the experiment or an override sets them.
     """
     workdir = workdir_of(checkpoint)
-    saved = load_saved_config(workdir / CONFIG)
-    if "vocabulary" in saved.data:
-        # Use the workdir's copy, because the original may have been removed.
-        saved.data.vocabulary = str(workdir / ENTRY)
-    if "labels" in saved.data:
-        saved.data.labels = _labels(saved.data, checkpoint)
-    if "phases" in saved:  # Use the RoPE thetas of the checkpoint's phase.
-        items = [{name: value for name, value in item.items() if name not in ROPE_THETAS} for item in saved.phases]
-        saved.phases = tuple(items)
-        saved.model.update({name: getattr(saved_architecture(checkpoint), name) for name in ROPE_THETAS})
-    return complete(parse_config(apply_overrides(saved, overrides)), checkpoint)
+    config_dict = load_config(experiment, []) if experiment else load_saved_config(workdir / CONFIG)
+    if not experiment:
+        if "vocabulary" in config_dict.data:
+            # Use the workdir's copy, because the original may have been removed.
+            config_dict.data.vocabulary = str(workdir / ENTRY)
+        if "labels" in config_dict.data:
+            config_dict.data.labels = _labels(config_dict.data, checkpoint)
+    if "phases" in config_dict:  # Use the RoPE thetas of the checkpoint's phase.
+        phases = [{k: v for k, v in phase.items() if k not in ROPE_THETAS} for phase in config_dict.phases]
+        thetas = {name: getattr(saved_architecture(checkpoint), name) for name in ROPE_THETAS}
+        with config_dict.ignore_type():
+            config_dict.update({"phases": tuple(phases), "model": thetas})
+    config = complete(parse_config(apply_overrides(config_dict, overrides)), checkpoint)
+    return _with_labels_of(config, checkpoint) if experiment else config
 
 
 def checkpoint_model(checkpoint: epath.Path) -> ModelConfig:
@@ -116,7 +120,7 @@ def checkpoint_model(checkpoint: epath.Path) -> ModelConfig:
     return dataclasses.replace(model, **architecture, attention=AUTO, dtype=dtype)
 
 
-def with_labels_of(config: RunConfig, checkpoint: epath.Path) -> RunConfig:
+def _with_labels_of(config: RunConfig, checkpoint: epath.Path) -> RunConfig:
     """Sets an unset `data.labels` to the path of a checkpoint's `output_layer.json`, if it exists.
 
     If a training file exists, generic labels such as LABEL_0 are not used. The task then reads its labels from this

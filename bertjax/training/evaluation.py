@@ -75,7 +75,7 @@ def evaluate_checkpoint(task: Task, checkpoint: epath.Path) -> dict[str, float]:
 def load_for_task(task: Task, checkpoint: epath.Path) -> tuple[Mesh, Any]:
     """Builds the mesh of a task, and loads the parameters of a checkpoint that was trained for the task."""
     mesh = make_mesh(task.config.mesh)
-    check_batch_sizes(task.batch_sizes, mesh)
+    check_batch_sizes((task.eval_batch_size,), mesh)
     check_vocabulary(task, checkpoint)
     order = check_output_layer(task, checkpoint)
     saved, expected = read_metadata(checkpoint).model["kind"], model_description(task.objective.model)["kind"]

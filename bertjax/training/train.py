@@ -77,6 +77,7 @@ def train(
         import_tracker(name)  # If a package is missing, fail before the workdir is created.
     mesh = make_mesh(config.mesh)
     check_batch_sizes(task.batch_sizes, mesh, config.grad_accum_steps)
+    check_batch_sizes((task.eval_batch_size,), mesh)
     optimizer = make_optimizer(config.optimizer)
     schedule = make_schedule(config.optimizer, task.warmup_steps, task.phase_peaks)
 

@@ -46,6 +46,11 @@ def test_final_predictions_are_progress_for_the_watchdog(glue, letters, tmp_path
     assert counts == [(counts[0][1],) * 2] and counts[0][1] > 1
 
 
+def test_evaluation_batches_are_not_divided_into_micro_batches(glue, letters, tmp_path):
+    sizes = {"data__batch_size": 6, "grad_accum_steps": 3, "data__eval_batch_size": 8}
+    assert train(f"glue.py:task=cola,path={glue}", tmp_path / "run", letters, steps=1, **sizes)["step"] == 1
+
+
 def test_padding_does_not_change_metrics(cola, capfd):
     bucketed, padded = (
         evaluate(capfd, cola, f"--config.data.bucket={bucket}", "--config.data.eval_batch_size=8") for bucket in (32, 0)

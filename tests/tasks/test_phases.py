@@ -76,6 +76,19 @@ def test_checkpoints_have_the_rotary_positions_of_their_phase(run, capfd):
     assert losses == pytest.approx({step: evaluated[step] for step in losses}, rel=1e-5)
 
 
+def test_evaluation_with_a_config_uses_the_rotary_positions_of_the_checkpoint(run, tmp_path, capfd):
+    config = json.loads((run / "config.json").read_text())
+    for section in (config["model"], *config["phases"]):
+        section["global_rope_theta"] = 7.0
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for step in (2, 8):
+        checkpoint = run / "checkpoints" / str(step)
+        loss, loss_with_config = (
+            evaluate(capfd, checkpoint, *flags)["mlm_loss"] for flags in ([], [f"--config={tmp_path}/config.json"])
+        )
+        assert loss_with_config == loss
+
+
 @pytest.mark.parametrize("step", [1, 2, 4, 7])
 def test_run_resumes_in_every_phase(corpus, run, tmp_path, step):
     command = train_command(experiment(corpus), tmp_path / "run", None, **FIELDS)

@@ -111,8 +111,8 @@ class FinetuningTask(Task):
         if not config.has_model:
             raise UsageError("no model size; use --init_from CKPT, or set a size, such as --config NAME:size=base")
         self.objective = self._objective_with_feature_head(config.vocab_size)
-        self._set_schedule()
         self.batch_sizes = (config.data.batch_size,)
+        self._set_schedule()
         self.has_schedule = False
         length = f"{config.steps:,} steps" if config.steps else f"{config.epochs} epoch{'s' * (config.epochs > 1)}"
         unknown = "warm-up and FLOPs" if config.steps else "steps, warm-up and FLOPs"
@@ -129,7 +129,7 @@ class FinetuningTask(Task):
     def _set_schedule(self) -> None:
         """Sets batch sizes, number of steps, and intervals of evaluations and checkpoints."""
         config, data = self.config, self.config.data
-        self.batch_sizes = (data.eval_batch_size,)
+        self.eval_batch_size = data.eval_batch_size
         self.total_steps, self.warmup_steps = max(1, config.steps), 0
         self.eval_every = self.checkpoint_every = 1
         if self.eval_examples is not None:
@@ -153,7 +153,7 @@ class FinetuningTask(Task):
         self.warmup_steps = config.optimizer.warmup(self.total_steps)
         self.eval_every = (config.eval_every or steps_per_epoch) if self.eval_examples is not None else 0
         self.checkpoint_every = config.checkpoint_every or steps_per_epoch
-        self.batch_sizes = (*batch_sizes, *self.batch_sizes)
+        self.batch_sizes = batch_sizes
 
     # Methods for subclasses to override.
 
