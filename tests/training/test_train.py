@@ -190,6 +190,14 @@ def with_infinite_second_evaluation(task):
     return with_attributes(task, eval_batches=lambda shard: next(evaluations)(shard))
 
 
+@pytest.mark.parametrize(("loss", "diverges"), [(0.29, False), (0.31, True)])
+def test_small_losses_near_0_do_not_diverge(corpus, loss, diverges):
+    task, state = make(corpus), Mock(bad_step=np.array(-1), sums={"mlm_loss": np.array([loss, 1.0], np.float32)})
+    context = pytest.raises(BertjaxError, match="diverged") if diverges else contextlib.nullcontext()
+    with context:
+        loop._log_and_reset(task, state, 4, Mock(first_loss=0.005))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
