@@ -201,22 +201,22 @@ class Task:
     def cost_before(self, step: int) -> StepCost:
         """Returns the total cost of all steps before `step`, to compute tokens seen, MFU and remaining time.
 
-        Two thirds of the FLOPs (the backward pass) are not counted in steps that train only the head. In other steps,
-        they are not counted for the fraction of layers that is frozen.
+        Two thirds of the FLOPs (the backward pass) are not counted in steps that train only the head, and in frozen
+        layers. If the embeddings below these layers are trained, only the gradients of the frozen weights are not
+        counted, which are a third of the FLOPs without attention.
         """
         optimizer = self.config.optimizer
         head_steps = step if ENCODER in optimizer.freeze else min(step, optimizer.head_steps)
         cost, head = self.full_cost_before(step), self.full_cost_before(head_steps)
         frozen = optimizer.freeze_layers / self.objective.model.config.num_hidden_layers
-
-        def trained(total: float, in_head_steps: float) -> float:
-            return total - 2 / 3 * (in_head_steps + frozen * (total - in_head_steps))
-
-        return dataclasses.replace(
-            cost,
-            flops=trained(cost.flops, head.flops),
-            attention_flops=trained(cost.attention_flops, head.attention_flops),
-        )
+        if f"{ENCODER}/embeddings" in optimizer.freeze:
+            skipped, skipped_attention = frozen * 2 / 3, frozen * 2 / 3
+        else:
+            skipped, skipped_attention = frozen / 3, 0.0
+        later = cost - head
+        attention = head.attention_flops / 3 + later.attention_flops * (1 - skipped_attention)
+        products = (head.flops - head.attention_flops) / 3 + (later.flops - later.attention_flops) * (1 - skipped)
+        return dataclasses.replace(cost, flops=products + attention, attention_flops=attention)
 
     def axis_sizes(self, phase: int = 0) -> dict[str, int]:
         """Returns the sizes of a phase's batches: `rows`, and each axis and `num_values` of `objective.schema`.

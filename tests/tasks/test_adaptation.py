@@ -227,9 +227,24 @@ def test_steps_that_train_only_the_head_cost_a_third_of_the_flops(corpus):
 
 @pytest.mark.parametrize(
     ("fields", "expected"),
-    [({"freeze": ("encoder",)}, 1 / 3), ({"freeze_layers": 1}, 2 / 3), ({"freeze_layers": 1, "head_steps": 5}, 1 / 2)],
+    [
+        ({"freeze": ("encoder",)}, 1 / 3),
+        ({"freeze_layers": 1, "freeze": ("encoder/embeddings",)}, 2 / 3),
+        ({"freeze_layers": 1, "freeze": ("encoder/embeddings",), "head_steps": 5}, 1 / 2),
+    ],
 )
 def test_backward_passes_of_frozen_parts_are_not_counted(corpus, fields, expected):
     options = {f"optimizer__{name}": value for name, value in {"head_steps": 0, **fields}.items()}
     flops = [task_of(corpus, model__num_hidden_layers=2, **each).cost_before(10).flops for each in (options, {})]
     assert flops[0] / flops[1] == pytest.approx(expected)
+
+
+def test_frozen_layers_above_trained_embeddings_lack_only_the_gradients_of_their_weights(corpus):
+    frozen, full = (
+        task_of(
+            corpus, model__num_hidden_layers=2, optimizer__head_steps=0, optimizer__freeze_layers=layers
+        ).cost_before(1)
+        for layers in (1, 0)
+    )
+    assert frozen.attention_flops == full.attention_flops
+    assert full.flops - frozen.flops == pytest.approx((full.flops - full.attention_flops) / 6)
