@@ -97,7 +97,10 @@ class MaskedLmWithSentenceOrder(MaskedLm):
     """
 
     pair_prefix = "sop"
-    metrics = (*MaskedLm.metrics[:2], *_metrics(pair_prefix, "sentence order"))
+    metrics = (
+        *(metric for metric in MaskedLm.metrics if not metric.name.startswith(MaskedLm.pair_prefix)),
+        *_metrics(pair_prefix, "sentence order"),
+    )
     pairing = SENTENCE_ORDER
 
 
