@@ -34,7 +34,8 @@ class RunConfig(Section):
       grad_accum_steps: number of micro-batches per optimizer step.
       hang_seconds: maximum seconds until the next step, evaluation batch or checkpoint finishes, including compilation
         (0: no limit). After this time, the process exits with code 43, so that the launcher restarts the job.
-      divergence_factor: maximum ratio of a logged loss to the first logged loss. A run that exceeds it fails.
+      divergence_factor: maximum ratio of a logged loss to the first logged loss, or to 0.1 if that is smaller. A run
+        that exceeds it fails.
       model: fields of `ModelConfig`. Unset fields come from the `--init_from` checkpoint. An unset `vocab_size` is the
         size of the data's vocabulary.
       optimizer: fields of `OptimizerConfig`.

@@ -269,7 +269,7 @@ def _workdir_embedder(
 
 
 def without_embedding_layers(description: Mapping[str, Any], params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns `params` without an embedder's dense layer (see `_workdir_embedder`) and the classifier of its loss."""
+    """Removes the parameters that only embedders have: the dense layer (see `_workdir_embedder`) and the classifier."""
     dropped = {"dense"} | ({CLASSIFIER} if description["kind"] == EmbeddingModel.KIND else set())
     return {name: array for name, array in params.items() if name.partition("/")[0] not in dropped}
 
