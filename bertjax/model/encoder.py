@@ -182,26 +182,41 @@ def make_encoder(config: ModelConfig, name: str | None = None) -> Encoder | Lstm
     return (LstmEncoder if config.encoder == LSTM else Encoder)(config, name=name)
 
 
+class SideOutputs(NamedTuple):
+    """Encoder outputs with context from one side, or from both.
+
+    Attributes:
+      states: [B, L, D / n], the part of the hidden states with this context. n is the number of `context_sides`.
+      token_table: token embedding table for tied output layers, float32 [V, E], or [V, D / 2] for LSTMs.
+    """
+
+    states: jax.Array
+    token_table: jax.Array
+
+
 class EncoderOutputs(NamedTuple):
     """Encoder outputs that heads use.
 
     Attributes:
       tokens: [B, L, D], hidden states of the last layer.
-      sides: for each of the n `context_sides` (a Transformer has one, LSTMs have `left` and `right`), the part of
-        `tokens` with this context, [B, L, D / n], and the token embedding table for tied output layers, float32 [V, E],
-        or [V, D / 2] for LSTMs.
+      sides: parts of `tokens`, keyed by `context_sides`. A Transformer has one, LSTMs have `left` and `right`.
       layers: [N + 1, B, L, D], outputs of the embeddings and all layers. None if they were not collected.
     """
 
     tokens: jax.Array
-    sides: dict[str, tuple[jax.Array, jax.Array]]
+    sides: dict[str, SideOutputs]
     layers: jax.Array | None
+
+
+def is_packed(batch: Mapping[str, jax.Array]) -> bool:
+    """Returns whether rows may contain several sequences. `sequence_ids` then replaces `input_mask`."""
+    return "sequence_ids" in batch
 
 
 def encoder_inputs(batch: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
     """Returns the arguments `input_ids`, `segment_ids`, `sequence_ids` and `position_ids` of an encoder."""
-    sequences = "sequence_ids" if "sequence_ids" in batch else "input_mask"
-    return batch["input_ids"], batch["segment_ids"], batch[sequences], batch.get("position_ids")
+    sequence_ids = batch["sequence_ids" if is_packed(batch) else "input_mask"]
+    return batch["input_ids"], batch["segment_ids"], sequence_ids, batch.get("position_ids")
 
 
 def encode(
@@ -218,5 +233,5 @@ def encode(
     encoder = make_encoder(config, name=ENCODER)
     tokens, layers = encoder(*encoder_inputs(batch), deterministic=deterministic, collect_layers=collect_layers)
     parts = jnp.split(tokens, len(config.context_sides), axis=-1)
-    sides = dict(zip(config.context_sides, zip(parts, encoder.token_tables, strict=True), strict=True))
-    return EncoderOutputs(tokens, sides, layers)
+    sides = map(SideOutputs, parts, encoder.token_tables)
+    return EncoderOutputs(tokens, dict(zip(config.context_sides, sides, strict=True)), layers)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.model.config import LEFT, ModelConfig
+from bertjax.model.encoder import is_packed
 from bertjax.model.layers import Dense, activation, constant_init, kernel_init, make_norm
 from bertjax.model.matmul import cast_parameter, dot, dot_transposed
 from bertjax.model.partitioning import resolve_layout, with_logical_constraint
@@ -44,8 +45,7 @@ def sequence_states(
     Returns:
       [B, D], or [B, S, D] for packed rows.
     """
-    is_packed = "sequence_ids" in batch
-    if not is_packed and LEFT not in context_sides:
+    if not is_packed(batch) and LEFT not in context_sides:
         return tokens[:, 0]
     mask = _sequence_masks(batch, num_sequences)
     first = jnp.argmax(mask, axis=-1)
@@ -55,7 +55,7 @@ def sequence_states(
         for states, side in zip(jnp.split(tokens, len(context_sides), axis=-1), context_sides, strict=True)
     ]
     states = jnp.concatenate(selected, axis=-1)
-    return states if is_packed else states[:, 0]
+    return states if is_packed(batch) else states[:, 0]
 
 
 def mean_states(tokens: jax.Array, batch: Mapping[str, jax.Array], num_sequences: int = 1) -> jax.Array:
@@ -63,12 +63,12 @@ def mean_states(tokens: jax.Array, batch: Mapping[str, jax.Array], num_sequences
     mask = _sequence_masks(batch, num_sequences)
     weights = mask / jnp.maximum(jnp.sum(mask, axis=-1, keepdims=True), 1)
     means = jnp.einsum("BSL,BLD->BSD", weights.astype(jnp.float32), tokens.astype(jnp.float32)).astype(tokens.dtype)
-    return means if "sequence_ids" in batch else means[:, 0]
+    return means if is_packed(batch) else means[:, 0]
 
 
 def _sequence_masks(batch: Mapping[str, jax.Array], num_sequences: int) -> jax.Array:
     """Returns a mask of the tokens of each sequence, bool [B, S, L]. S is 1 for rows that are not packed."""
-    if "sequence_ids" in batch:
+    if is_packed(batch):
         return batch["sequence_ids"][:, None] == 1 + jnp.arange(num_sequences)[:, None]
     return batch["input_mask"][:, None] > 0
 

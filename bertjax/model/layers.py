@@ -139,7 +139,7 @@ class SelfAttention(nn.Module):
     attention: AttentionFn
 
     @nn.compact
-    def __call__(self, x: jax.Array, shared: "SharedInputs", layer: "LayerInputs", deterministic: bool) -> jax.Array:
+    def __call__(self, x: jax.Array, layer: "LayerInputs", shared: "SharedInputs", deterministic: bool) -> jax.Array:
         config = self.config
         dropout_key = None if deterministic else self.make_rng("dropout")
         num_shared = config.num_attention_heads // (config.num_key_value_heads or config.num_attention_heads)
@@ -285,7 +285,7 @@ class TransformerLayer(nn.Module):
 
         def attend(x: jax.Array) -> jax.Array:
             attention = SelfAttention(self.config, self.attention, name="attention")
-            return attention(x, shared, layer, self.deterministic)
+            return attention(x, layer, shared, self.deterministic)
 
         x = residual(self.config, x, attend, dropout_key(), "attention_norm", layer.has_attention_norm)
         x = residual(self.config, x, partial(feed_forward, self.config), dropout_key(), "mlp_norm")
@@ -299,7 +299,7 @@ def is_stacked(path: Sequence[str]) -> bool:
 
 def run_layers(
     parent: nn.Module,
-    layer: type[nn.Module],
+    layer_class: type[nn.Module],
     fields: Mapping[str, Any],
     x: jax.Array,
     per_layer: Any,
@@ -311,7 +311,7 @@ def run_layers(
 
     Args:
       parent: the calling module, which owns the parameters and has a `config`.
-      layer: module class. It maps (x, per_layer, shared) to (output, output) if `collect`, else to (output, None).
+      layer_class: Flax module. It maps (x, per_layer, shared) to (output, output) if `collect`, else to (output, None).
       fields: constructor arguments of the layer, except `collect`.
       x: [B, L, ...] input of the lowest layer.
       per_layer: arrays with a leading axis N. Each layer gets one element of each array.
@@ -328,11 +328,11 @@ def run_layers(
     num_frozen = len(frozen[0]) if frozen else 0
     if config.remat in REMAT_SAVED_NAMES:
         policy = jax.checkpoint_policies.save_only_these_names(*REMAT_SAVED_NAMES[config.remat])
-        layer = nn.remat(layer, policy=policy, prevent_cse=not is_scanned)
+        layer_class = nn.remat(layer_class, policy=policy, prevent_cse=not is_scanned)
     for name, first, end in ((FROZEN_LAYERS, 0, num_frozen), (LAYERS, num_frozen, config.num_hidden_layers)):
         if length := end - first:
             stack = nn.scan(
-                layer,
+                layer_class,
                 variable_axes={"params": 0},
                 split_rngs={"params": True, "dropout": True},
                 in_axes=(0, nn.broadcast),

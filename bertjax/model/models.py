@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from bertjax.errors import UsageError
 from bertjax.model.config import LEFT, RIGHT, TRANSFORMER, ModelConfig
 from bertjax.model.dropout import dropout, gumbel_noise
-from bertjax.model.encoder import ENCODER, Encoder, encode, encoder_inputs
+from bertjax.model.encoder import ENCODER, Encoder, encode, encoder_inputs, is_packed
 from bertjax.model.feature_head import CACHED_FEATURES, FeatureHead, encode_with_head
 from bertjax.model.heads import (
     DiscriminatorHead,
@@ -66,7 +66,7 @@ class PretrainingModel(nn.Module):
 
         For packed rows, next-sentence logits are [B, S, 2], where S is the width of `next_sentence_labels`.
         """
-        num_sequences = batch["next_sentence_labels"].shape[-1] if "sequence_ids" in batch else 1
+        num_sequences = batch["next_sentence_labels"].shape[-1] if is_packed(batch) else 1
         outputs = encode(self.config, batch, deterministic)
         ((states, token_table),) = outputs.sides.values()
         # Gather masked positions first, so that the vocabulary projection runs on only 15 % of the positions.
@@ -176,7 +176,7 @@ class SequenceModel(nn.Module):
         config, head, make_rng = self.config, self.feature_head, partial(self.make_rng, "dropout")
         *leading, _ = batch["input_ids"].shape
         rows = {name: batch[name].reshape(-1, *batch[name].shape[len(leading) :]) for name in _INPUTS if name in batch}
-        num_sequences = batch["labels"].shape[1] if "sequence_ids" in batch else 1
+        num_sequences = batch["labels"].shape[1] if is_packed(batch) else 1
         tokens, state = encode_with_head(config, head, rows, deterministic, make_rng, num_sequences)
         if not head.is_used:
             pooler = Pooler(config, name="pooler")
@@ -240,7 +240,7 @@ class EmbeddingModel(nn.Module):
     @nn.compact
     def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> jax.Array:
         """Returns float32 vectors [B, D] or, for packed rows with `texts` [B, S], [B, S, D]."""
-        num_sequences = batch["texts"].shape[1] if "sequence_ids" in batch else 1
+        num_sequences = batch["texts"].shape[1] if is_packed(batch) else 1
         tokens = encode(self.config, batch, deterministic).tokens
         if self.pooling == "mean":
             states = mean_states(tokens, batch, num_sequences)
