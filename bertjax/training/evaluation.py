@@ -15,7 +15,7 @@ from bertjax.metrics.report import log_reports
 from bertjax.model.models import model_description
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint_metadata import read_metadata
-from bertjax.training.init_from import check_output_layer, check_vocabulary
+from bertjax.training.compatibility import check_output_layer, check_vocabulary
 from bertjax.training.parameters import load_params
 from bertjax.training.sharding import check_batch_sizes, data_shard, make_mesh, put_batch, replicated
 from bertjax.training.step import abstract_params, make_eval_step, metric_means, with_total_loss

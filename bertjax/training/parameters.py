@@ -24,7 +24,8 @@ from bertjax.training.checkpoint_metadata import (
     raise_unless_damage,
     read_metadata,
 )
-from bertjax.training.init_from import VOCABULARY_PARAMS, NewPieces, source_of
+from bertjax.training.compatibility import source_of
+from bertjax.training.new_pieces import VOCABULARY_PARAMS, NewPieces
 
 logger = logging.getLogger(__name__)
 

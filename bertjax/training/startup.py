@@ -18,7 +18,7 @@ from bertjax.tasks.task import Task
 from bertjax.training import workdir as workdirs
 from bertjax.training.checkpoint import Checkpoints, restore_opt_state, saved_fingerprint, workdir_of
 from bertjax.training.checkpoint_metadata import model_metadata
-from bertjax.training.init_from import check_vocabulary, has_output_layer_of, source_of
+from bertjax.training.compatibility import check_vocabulary, has_output_layer_of, source_of
 from bertjax.training.multihost import assert_same_run, assert_shared_workdir
 from bertjax.training.optimizer import Optimizer
 from bertjax.training.parameters import load_params

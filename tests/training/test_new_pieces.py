@@ -18,7 +18,7 @@ from bertjax.data.corpus.vocabulary import load_vocabulary
 from bertjax.data.corpus.vocabulary_extension import extend_vocabulary
 from bertjax.data.corpus.vocabulary_training import byte_level_bpe
 from bertjax.training.checkpoint import find_checkpoint
-from bertjax.training.init_from import find_new_pieces
+from bertjax.training.new_pieces import find_new_pieces
 from bertjax.training.parameters import load_params_on_host
 
 pytestmark = pytest.mark.ci

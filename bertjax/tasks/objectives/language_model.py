@@ -8,22 +8,20 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.errors import UsageError
-from bertjax.metrics.metric import Metric, loss_metric
+from bertjax.metrics.metric import Metric
 from bertjax.model.config import LSTM, ModelConfig
 from bertjax.model.models import LanguageModel
-from bertjax.tasks.objectives.losses import loss_and_accuracy
+from bertjax.tasks.objectives.losses import loss_and_accuracy, loss_and_accuracy_metrics
 from bertjax.tasks.objectives.pretraining import PretrainingObjective
 from bertjax.tasks.task import Batch, MetricSums, NumpyBatch, Outputs
 
 if TYPE_CHECKING:
     from bertjax.data.corpus.store import Corpus
 
-# Both are keyed by the side of the context. An offset leads from the current position to the predicted token.
+# All are keyed by the side of the context. An offset leads from the current position to the predicted token.
 _OFFSETS = {"left": 1, "right": -1}
-_METRICS = {
-    side: (loss_metric(f"{prefix}_loss", f"{title}: loss"), Metric(f"{prefix}_accuracy", panel=f"{title}: accuracy"))
-    for side, prefix, title in (("left", "ltr", "left to right"), ("right", "rtl", "right to left"))
-}
+_PREFIXES = {"left": "ltr", "right": "rtl"}
+_TITLES = {"left": "left to right", "right": "right to left"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +41,8 @@ class LanguageModeling(PretrainingObjective):
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        return tuple(metric for direction in self.model.config.context_sides for metric in _METRICS[direction])
+        pairs = (loss_and_accuracy_metrics(_PREFIXES[side], _TITLES[side]) for side in self.model.config.context_sides)
+        return tuple(metric for pair in pairs for metric in pair)
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         """Returns the number of predicted tokens, which is equal for all directions."""
@@ -63,14 +62,13 @@ class LanguageModeling(PretrainingObjective):
     def compute(self, params: dict, batch: Batch, dropout_key: jax.Array | None) -> tuple[MetricSums, Outputs]:
         """Returns the metric sums. [CLS] and [SEP] are not predicted, as in masked LM."""
         sums = {}
-        for direction, logits in self.apply(params, batch, dropout_key).items():
+        for side, logits in self.apply(params, batch, dropout_key).items():
             # The token that `roll` wraps around is a special token or padding, which has weight 0.
             labels, weights = (
-                jnp.roll(values, -_OFFSETS[direction], axis=1)
+                jnp.roll(values, -_OFFSETS[side], axis=1)
                 for values in (batch["input_ids"], text_weights(batch["input_mask"]))
             )
-            names = (metric.name for metric in _METRICS[direction])
-            sums |= dict(zip(names, loss_and_accuracy(logits, labels, weights), strict=True))
+            sums |= loss_and_accuracy(_PREFIXES[side], logits, labels, weights)
         return sums, {}
 
 

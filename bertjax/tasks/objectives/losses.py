@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from bertjax.metrics.metric import Metric, loss_metric
 from bertjax.model.heads import first_maximum
 
 
@@ -17,9 +18,17 @@ def weighted_sum(values: jax.Array, weights: jax.Array) -> jax.Array:
     return jnp.stack([jnp.sum(values * weights), jnp.sum(weights)])
 
 
-def loss_and_accuracy(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the metric sums of cross-entropy and accuracy.
+def loss_and_accuracy_metrics(prefix: str, title: str) -> tuple[Metric, Metric]:
+    """Returns the metrics of `loss_and_accuracy`. `title` is the title of their panels."""
+    return loss_metric(f"{prefix}_loss", f"{title}: loss"), Metric(f"{prefix}_accuracy", panel=f"{title}: accuracy")
+
+
+def loss_and_accuracy(prefix: str, logits: jax.Array, labels: jax.Array, weights: jax.Array) -> dict[str, jax.Array]:
+    """Returns the metric sums `{prefix}_loss` (cross-entropy) and `{prefix}_accuracy`.
 
     `logits` is float32 [..., C]. `labels` contains class ids, int32 [...]. `weights` is float32 [...].
     """
-    return weighted_sum(cross_entropy(logits, labels), weights), weighted_sum(first_maximum(logits) == labels, weights)
+    return {
+        f"{prefix}_loss": weighted_sum(cross_entropy(logits, labels), weights),
+        f"{prefix}_accuracy": weighted_sum(first_maximum(logits) == labels, weights),
+    }

@@ -10,19 +10,14 @@ import numpy as np
 
 from bertjax.data.pretraining.pairs import NEXT_SENTENCE, SENTENCE_ORDER
 from bertjax.errors import UsageError
-from bertjax.metrics.metric import Metric, loss_metric
 from bertjax.model.config import LSTM, ModelConfig
 from bertjax.model.models import PretrainingModel
-from bertjax.tasks.objectives.losses import loss_and_accuracy
+from bertjax.tasks.objectives.losses import loss_and_accuracy, loss_and_accuracy_metrics
 from bertjax.tasks.objectives.pretraining import PretrainingObjective
 from bertjax.tasks.task import Batch, MetricSums, NumpyBatch, Outputs
 
 if TYPE_CHECKING:
     from bertjax.data.corpus.store import Corpus
-
-
-def _metrics(prefix: str, title: str) -> tuple[Metric, Metric]:
-    return loss_metric(f"{prefix}_loss", f"{title}: loss"), Metric(f"{prefix}_accuracy", panel=f"{title}: accuracy")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +27,10 @@ class MaskedLm(PretrainingObjective):
     # Prefixes of the names of metrics: of predicted tokens, and of sentence pairs.
     token_prefix: ClassVar[str] = "mlm"
     pair_prefix: ClassVar[str] = "nsp"
-    metrics = (*_metrics(token_prefix, "masked LM"), *_metrics(pair_prefix, "next sentence"))
+    metrics = (
+        *loss_and_accuracy_metrics(token_prefix, "masked LM"),
+        *loss_and_accuracy_metrics(pair_prefix, "next sentence"),
+    )
     model_class = PretrainingModel
     pairing = NEXT_SENTENCE
     can_add_pieces = True
@@ -61,7 +59,8 @@ class MaskedLm(PretrainingObjective):
             label_counts += np.bincount(labels[labels >= 0], minlength=2)
             masked_ids.append(batch["masked_lm_ids"][batch["masked_lm_weights"] > 0])
         values = token_frequency_baseline(corpus, masked_ids)
-        metrics = {f"{self.token_prefix}_{name}": values.pop(name) for name in ("loss", "accuracy")} | values
+        metrics = {f"{self.token_prefix}_{name}": values[name] for name in ("loss", "accuracy")}
+        metrics["heldout_entropy"] = values["heldout_entropy"]
         if label_counts.sum():
             metrics[f"{self.pair_prefix}_accuracy"] = float(label_counts.max() / label_counts.sum())
         return metrics
@@ -77,15 +76,10 @@ class MaskedLm(PretrainingObjective):
         """
         labels = batch["next_sentence_labels"]
         has_label = (labels >= 0).astype(jnp.float32)
-        token_loss, token_accuracy = loss_and_accuracy(
-            masked_lm_logits, batch["masked_lm_ids"], batch["masked_lm_weights"]
-        )
-        pair_loss, pair_accuracy = loss_and_accuracy(pair_logits, jnp.maximum(labels, 0), has_label)
+        token_labels, token_weights = batch["masked_lm_ids"], batch["masked_lm_weights"]
         return {
-            f"{self.token_prefix}_loss": token_loss,
-            f"{self.token_prefix}_accuracy": token_accuracy,
-            f"{self.pair_prefix}_loss": pair_loss,
-            f"{self.pair_prefix}_accuracy": pair_accuracy,
+            **loss_and_accuracy(self.token_prefix, masked_lm_logits, token_labels, token_weights),
+            **loss_and_accuracy(self.pair_prefix, pair_logits, jnp.maximum(labels, 0), has_label),
         }
 
 
@@ -99,7 +93,7 @@ class MaskedLmWithSentenceOrder(MaskedLm):
     pair_prefix = "sop"
     metrics = (
         *(metric for metric in MaskedLm.metrics if not metric.name.startswith(MaskedLm.pair_prefix)),
-        *_metrics(pair_prefix, "sentence order"),
+        *loss_and_accuracy_metrics(pair_prefix, "sentence order"),
     )
     pairing = SENTENCE_ORDER
 

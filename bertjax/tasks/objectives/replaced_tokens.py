@@ -7,10 +7,10 @@ import jax.numpy as jnp
 
 from bertjax.data.pretraining.config import Phase
 from bertjax.data.schema import is_token
-from bertjax.metrics.metric import Metric, loss_metric
+from bertjax.metrics.metric import Metric
 from bertjax.model.flops import TRAINING_FACTOR, attention_flops_per_token, flops_per_token
 from bertjax.model.models import ReplacedTokenModel
-from bertjax.tasks.objectives.losses import loss_and_accuracy, weighted_sum
+from bertjax.tasks.objectives.losses import loss_and_accuracy, loss_and_accuracy_metrics, weighted_sum
 from bertjax.tasks.objectives.masked_lm import MaskedLmOnText
 from bertjax.tasks.objectives.step_cost import StepCost
 from bertjax.tasks.task import Batch, MetricSums, Outputs
@@ -27,10 +27,8 @@ class ReplacedTokens(MaskedLmOnText):
 
     token_prefix = "generator"
     metrics = (
-        loss_metric("generator_loss", "generator: loss"),
-        Metric("generator_accuracy", panel="generator: accuracy"),
-        loss_metric("discriminator_loss", "discriminator: loss"),
-        Metric("discriminator_accuracy", panel="discriminator: accuracy"),
+        *loss_and_accuracy_metrics(token_prefix, "generator"),
+        *loss_and_accuracy_metrics("discriminator", "discriminator"),
         Metric("discriminator_precision", panel="discriminator: precision"),
         Metric("discriminator_recall", panel="discriminator: recall"),
         Metric("replaced_fraction", panel="replaced tokens"),
@@ -50,11 +48,10 @@ class ReplacedTokens(MaskedLmOnText):
 
     def compute(self, params: dict, batch: Batch, dropout_key: jax.Array | None) -> tuple[MetricSums, Outputs]:
         generator_logits, logits, replaced = self.apply(params, batch, dropout_key)
-        loss, accuracy = loss_and_accuracy(generator_logits, batch["masked_lm_ids"], batch["masked_lm_weights"])
+        labels, weights = batch["masked_lm_ids"], batch["masked_lm_weights"]
         tokens, detected = is_token(batch).astype(jnp.float32), logits > 0
         return {
-            "generator_loss": loss,
-            "generator_accuracy": accuracy,
+            **loss_and_accuracy(self.token_prefix, generator_logits, labels, weights),
             "discriminator_loss": weighted_sum(jax.nn.softplus(logits) - logits * replaced, tokens),
             "discriminator_accuracy": weighted_sum(detected == replaced, tokens),
             "discriminator_precision": weighted_sum(replaced, tokens * detected),

@@ -1,96 +1,24 @@
-"""Compatibility checks between a checkpoint and a task, and embeddings of new vocabulary pieces."""
+"""Compatibility checks between a checkpoint and a task: their vocabularies and output layers."""
 
-import dataclasses
 import json
 import logging
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from etils import epath
 
-from bertjax.data.corpus.tokenizer import Tokenizer, wordpiece_model
-from bertjax.data.corpus.vocabulary import (
-    ENTRY,
-    TOKENIZER_JSON,
-    WORDPIECE,
-    Vocabulary,
-    load_entry,
-    load_tokenizer_json,
-    workdir_vocabulary,
-)
+from bertjax.data.corpus.vocabulary import ENTRY, load_entry, workdir_vocabulary
 from bertjax.errors import UsageError, listed, quoted
 from bertjax.model.models import model_description
 from bertjax.tasks.finetuning.output_layer import MULTILABEL, OUTPUT_LAYER, read_output_layer
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import workdir_of
 from bertjax.training.checkpoint_metadata import read_metadata
+from bertjax.training.new_pieces import NewPieces, find_new_pieces
 from bertjax.training.workdir import read_origin
 from bertjax.utils.hub import is_hub
 
 logger = logging.getLogger(__name__)
-
-# Masked-LM parameters with one row per vocabulary entry.
-VOCABULARY_PARAMS = ("encoder/embeddings/token", "masked_lm/bias", "masked_lm/decoder", "generator_lm/bias")
-
-
-@dataclasses.dataclass(frozen=True)
-class NewPieces:
-    """Pieces that a vocabulary appends to the vocabulary of a checkpoint.
-
-    Attributes:
-      first_id: id of the first new piece. It is the size of the checkpoint's vocabulary.
-      parts: for each new piece, the ids of the old pieces that it consists of.
-    """
-
-    first_id: int
-    parts: tuple[tuple[int, ...], ...]
-
-    def extend(self, rows: np.ndarray, num_rows: int) -> np.ndarray:
-        """Returns a parameter with `num_rows` rows: old pieces, new pieces, and zeros for the padding.
-
-        `rows` is the checkpoint's parameter, [padded old vocabulary, ...]. The row of a new piece is the mean of the
-        rows of its parts.
-        """
-        extended = np.zeros((num_rows, *rows.shape[1:]), rows.dtype)
-        extended[: self.first_id] = rows[: self.first_id]
-        for row, part in enumerate(self.parts, self.first_id):
-            extended[row] = rows[list(part)].mean(axis=0)
-        return extended
-
-
-def find_new_pieces(old: Vocabulary, new: Vocabulary) -> NewPieces | None:
-    """Returns the pieces that `new` adds to `old`. Returns None if `new` does not begin with all pieces of `old`."""
-    is_extended = new.kind == old.kind and new.lower_case == old.lower_case and new.size > old.size
-    if not is_extended or new.pieces[: old.size] != old.pieces:
-        return None
-    added: set[str] = set()
-    if new.kind == WORDPIECE:
-        # Call the WordPiece model directly, because `Tokenizer` would treat the prefix `##` as punctuation in a text.
-        model = wordpiece_model(old, max(map(len, new.pieces)))
-    elif new.kind == TOKENIZER_JSON:
-        # Call the model directly here, too. Only tokens that the user added are text.
-        model = load_tokenizer_json(old.path, old.content).model
-        added = {token["content"] for token in json.loads(new.content)["added_tokens"]}
-        (settings, merges), (new_settings, new_merges) = map(_settings_and_merges, (old, new))
-        if new_settings != settings or new_merges[: len(merges)] != merges:
-            return None
-    else:
-        return None
-    encode = Tokenizer(old).encode
-    parts = [
-        tuple(encode(piece) if piece in added else (token.id for token in model.tokenize(piece)))
-        for piece in new.pieces[old.size :]
-    ]
-    # An empty line of a vocabulary file is a piece without parts, so use [UNK] as its only part.
-    return NewPieces(old.size, tuple(ids or (old.unk_id,) for ids in parts))
-
-
-def _settings_and_merges(vocabulary: Vocabulary) -> tuple[dict[str, Any], list[Any]]:
-    """Returns the settings of a `tokenizer.json` without its pieces, and the merges of BPE ([]: not BPE)."""
-    data = json.loads(load_tokenizer_json(vocabulary.path, vocabulary.content).to_str())
-    del data["added_tokens"], data["model"]["vocab"]
-    return data, data["model"].pop("merges", [])
 
 
 def check_vocabulary(task: Task, checkpoint: epath.Path, can_add_pieces: bool = False) -> NewPieces | None:
