@@ -112,7 +112,22 @@ def train(
             out_shardings=replicated(mesh),
         )()
 
-        if step == 0 and task.eval_first:
+        def is_evaluated_at(step: int) -> bool:
+            if not task.eval_every:
+                return False
+            return step == task.total_steps or (step % task.eval_every == 0 and (step > 0 or task.eval_first))
+
+        def save() -> None:
+            _check_steps_finite(state)
+            with progress.paused():
+                check_still_owner()
+                progress.flush()
+                # The score is None if this step was not evaluated, or if the task has no `best_metric`.
+                checkpoints.save(state, history.score_at(step))
+            heartbeat()
+
+        # Evaluate before the first step, or after a step whose evaluation was interrupted.
+        if is_evaluated_at(step) and not history.at(step):
             history = history.add(step, _evaluate(task, mesh, state, progress, heartbeat))
 
         # A run that was killed between early stopping and writing `results.json` must not train further.
@@ -135,21 +150,22 @@ def train(
             if done or step % config.log_every == 0:
                 state = _log_and_reset(task, state, step, progress)
 
-            if task.eval_every and (done or step % task.eval_every == 0):
+            is_due = done or stopped or step % task.checkpoint_every == 0
+            # Without scores, save before the evaluation, because it may take longer than a preempted host has left.
+            saves_first = is_due and task.best_metric is None
+            if saves_first:
+                save()
+
+            # A resumed run makes the evaluation that a stopped run skips.
+            if is_evaluated_at(step) and (done or not (stopped and saves_first)):
                 history = history.add(step, _evaluate(task, mesh, state, progress, heartbeat))
                 stops_early = not done and history.is_out_of_patience()
                 if stops_early and step % config.log_every:  # not logged above
                     state = _log_and_reset(task, state, step, progress)
                 done = done or stops_early
 
-            if done or stopped or step % task.checkpoint_every == 0 or history.is_best_at(step):
-                _check_steps_finite(state)
-                with progress.paused():
-                    check_still_owner()
-                    progress.flush()
-                    # The score is None if this step was not evaluated, or if the task has no `best_metric`.
-                    checkpoints.save(state, history.score_at(step))
-                heartbeat()
+            if not saves_first and (is_due or done or history.is_best_at(step)):
+                save()
 
         checkpoints.wait()
         heartbeat()

@@ -165,6 +165,21 @@ def test_resumed_run_equals_an_uninterrupted_run(corpus, trained, tmp_path, stop
     jax.tree.map(np.testing.assert_array_equal, load_final_params(tmp_path), load_final_params(trained))
 
 
+def test_run_that_ends_before_or_during_an_evaluation_loses_no_step_and_no_evaluation(corpus, trained, tmp_path):
+    # The run evaluates at steps 0, 7 and 14, and saves at steps 4, 8 and 12.
+    task = make(corpus)
+    loop.train(with_signal(task, 6), str(tmp_path))
+    assert find_checkpoint(tmp_path).name == "7"
+    assert [line["step"] for line in read_metrics(tmp_path) if "eval_mlm_loss" in line] == [0]
+    batches = [task.eval_batches(SINGLE_SHARD), BertjaxError("preempted")]
+    with pytest.raises(BertjaxError, match="preempted"):
+        loop.train(with_attributes(task, eval_batches=Mock(side_effect=batches)), str(tmp_path))
+    assert find_checkpoint(tmp_path).name == "14"
+    loop.train(task, str(tmp_path))
+    assert (tmp_path / "metrics.jsonl").read_text() == (trained / "metrics.jsonl").read_text()
+    jax.tree.map(np.testing.assert_array_equal, load_final_params(tmp_path), load_final_params(trained))
+
+
 def test_resume_ignores_init_from_and_replaces_metric_lines_after_the_checkpoint(corpus, trained, tmp_path, log_lines):
     run = shutil.copytree(trained, tmp_path / "run")
     for step in ("12", "14"):
