@@ -117,28 +117,31 @@ class Task:
     Evaluation:
       eval_batch_size: rows of the global evaluation batch, a multiple of the number of data shards.
       eval_every: steps between evaluations; the last step is always evaluated (0: never).
-      eval_first: whether to evaluate before the first step as well.
+      eval_first: whether to evaluate before the first step as well (default: False).
       num_eval_batches: number of batches per evaluation (default: 0, unknown). `eval_batches` may set it.
       best_metric: evaluation metric that selects the best checkpoint (default: None, use the newest checkpoint).
-      other_tasks: additional tasks to evaluate with the same parameters. The keys are prefixes of metric names.
+      other_tasks: additional tasks to evaluate with the same parameters. The keys are prefixes of metric names
+        (default: {}).
       labels: names of the classes or tags by id, for `class_reports` (default: (), no classes).
       accepts_any_encoder: whether `evaluate` also accepts checkpoints of other tasks that contain the model's
         parameters (default: False).
       evaluation_problem: error message if the evaluation data cannot be used (default: "", no problem).
 
     Start from a checkpoint (`--init_from`):
-      reinit_params: names of the top-level parameters above the encoder. They are randomly initialized, unless the
-        checkpoint has an output layer with the same labels.
+      reinit_params: names of the top-level parameters above the encoder (default: (), pre-training). They are randomly
+        initialized, unless the checkpoint has an output layer with the same labels.
       can_add_pieces: whether the data's vocabulary may extend the checkpoint's vocabulary by new pieces, which are
-        vocabulary entries.
-      has_cached_features: whether batches contain features that the checkpoint's encoder computed before training. If
-        so, the run cannot resume with a different checkpoint in `--init_from`.
+        vocabulary entries (default: False).
+      has_cached_features: whether batches contain features that the checkpoint's encoder computed before training
+        (default: False). If so, the run cannot resume with a different checkpoint in `--init_from`.
 
     Data and workdir:
       data_hash: SHA-256 of the data (default: "", no data). A run cannot resume if the data at the same path changed.
-      workdir_files: files to store in the workdir (content by name), so that checkpoints can be used without the data.
-      results: fields about the data for `results.json`.
-      notes: log lines about the data.
+      workdir_files: files to store in the workdir (content by name), so that checkpoints can be used without the data
+        (default: {}).
+      results: fields about the data for `results.json` (default: {}). A task with `labels` sets `evaluated_on`, the
+        name of the evaluation data.
+      notes: log lines about the data (default: ()).
     """
 
     objective: Objective
