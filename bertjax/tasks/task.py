@@ -201,25 +201,29 @@ class Task:
         """Returns the total cost of all steps before `step`, as if all parameters were trained."""
         raise NotImplementedError
 
-    def cost_before(self, step: int) -> StepCost:
-        """Returns the total cost of all steps before `step`, to compute tokens seen, MFU and remaining time.
+    def trained_cost(self, cost: StepCost, head_only: bool = False) -> StepCost:
+        """Returns the cost of steps whose full cost is `cost`, without the backward pass of frozen layers.
 
-        Two thirds of the FLOPs (the backward pass) are not counted in steps that train only the head, and in frozen
-        layers. If the embeddings below these layers are trained, only the gradients of the frozen weights are not
-        counted, which are a third of the FLOPs without attention.
+        This pass is two thirds of their FLOPs. If the embeddings below these layers are trained, only the gradients of
+        the frozen weights are not computed, which are a third of the FLOPs without attention. Steps with `head_only`,
+        the steps before `optimizer.head_steps`, train only the head.
         """
         optimizer = self.config.optimizer
-        head_steps = step if ENCODER in optimizer.freeze else min(step, optimizer.head_steps)
-        cost, head = self.full_cost_before(step), self.full_cost_before(head_steps)
         frozen = optimizer.freeze_layers / self.objective.model.config.num_hidden_layers
-        if f"{ENCODER}/embeddings" in optimizer.freeze:
-            skipped, skipped_attention = frozen * 2 / 3, frozen * 2 / 3
+        if head_only or ENCODER in optimizer.freeze:
+            products, attention = 1 / 3, 1 / 3
+        elif f"{ENCODER}/embeddings" in optimizer.freeze:
+            products, attention = 1 - frozen * 2 / 3, 1 - frozen * 2 / 3
         else:
-            skipped, skipped_attention = frozen / 3, 0.0
-        later = cost - head
-        attention = head.attention_flops / 3 + later.attention_flops * (1 - skipped_attention)
-        products = (head.flops - head.attention_flops) / 3 + (later.flops - later.attention_flops) * (1 - skipped)
-        return dataclasses.replace(cost, flops=products + attention, attention_flops=attention)
+            products, attention = 1 - frozen / 3, 1.0
+        attention_flops = cost.attention_flops * attention
+        flops = (cost.flops - cost.attention_flops) * products + attention_flops
+        return dataclasses.replace(cost, flops=flops, attention_flops=attention_flops)
+
+    def cost_before(self, step: int) -> StepCost:
+        """Returns the total cost of all steps before `step`, to compute tokens seen, MFU and remaining time."""
+        head = self.full_cost_before(min(step, self.config.optimizer.head_steps))
+        return self.trained_cost(head, head_only=True) + self.trained_cost(self.full_cost_before(step) - head)
 
     def axis_sizes(self, phase: int = 0) -> dict[str, int]:
         """Returns the sizes of a phase's batches: `rows`, and each axis and `num_values` of `objective.schema`.

@@ -21,6 +21,7 @@ from bertjax.data.corpus.vocabulary import load_vocabulary
 from bertjax.data.pretraining.baseline import mean_piece_bytes
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.errors import UsageError
+from bertjax.training.bench import bench_step
 from bertjax.training.parameters import load_params_on_host
 
 pytestmark = pytest.mark.ci
@@ -248,3 +249,10 @@ def test_frozen_layers_above_trained_embeddings_lack_only_the_gradients_of_their
     )
     assert frozen.attention_flops == full.attention_flops
     assert full.flops - frozen.flops == pytest.approx((full.flops - full.attention_flops) / 6)
+
+
+def test_bench_does_not_count_the_backward_pass_of_frozen_parts(corpus):
+    task = task_of(corpus, optimizer__freeze=("encoder",), optimizer__head_steps=0)
+    result = bench_step(task, 1)
+    flops = result["mfu"] * result["seconds_per_step"] * result["peak_flops_per_second"]
+    assert flops == pytest.approx(task.cost_before(1).flops)

@@ -249,9 +249,9 @@ class FinetuningTask(Task):
         shapes = {} if self.train_examples is None else self.order.shape_counts(step)
         return sum((self._cost(steps * rows, length) for (rows, length), steps in shapes.items()), StepCost())
 
-    def cost_before(self, step: int) -> StepCost:
+    def trained_cost(self, cost: StepCost, head_only: bool = False) -> StepCost:
         # With cached features, the full cost does not include the frozen encoder.
-        return self.full_cost_before(step) if self.config.feature_head.features else super().cost_before(step)
+        return cost if self.config.feature_head.features else super().trained_cost(cost, head_only)
 
     def axis_sizes(self, phase: int = 0) -> dict[str, int]:
         config = self.objective.model.config
