@@ -28,6 +28,9 @@ _MAX_BATCH_TEXTS = 8192
 _BLANK_LINE = re.compile(r"\n\s*\n")
 _DOC_OPEN = re.compile(r"<doc\b.*(?<!</doc)>\s*")
 _DOC_CLOSE = "</doc>"
+# Start of a WikiExtractor article and its title, which are not escaped.
+_TAG_AND_TITLE = re.compile(r"^<doc\b.*\n?.*", re.MULTILINE)
+_NOT_ESCAPED = re.compile("&(?!amp;|lt;|gt;)")
 _TITLE = re.compile(r'\btitle="(.*?)"(?:\s+\w+="|>\s*$)')
 # Divide longer paragraphs, because `sentencex` pairs quotes, so an unclosed quote would hide all later sentence ends.
 _MAX_PARAGRAPH_CHARS = 1 << 16
@@ -116,19 +119,27 @@ def prose(blocks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
 
 
 def wiki(blocks: Iterable[str], problems: Counter[str]) -> Iterator[Text]:
-    """Yields the articles of WikiExtractor output. Removes the first line of an article if it repeats the title."""
+    """Yields the articles of WikiExtractor output. Removes the first line of an article if it repeats the title.
+
+    WikiExtractor 3 escapes `&`, `<` and `>` by default. If all `&` in the first megabyte are escaped, the characters
+    are restored.
+    """
+    blocks = iter(blocks)
+    first = next(blocks, "")
+    text = _TAG_AND_TITLE.sub("", first.rpartition("\n")[0])  # The last line may be incomplete.
+    is_escaped = "&" in text and not _NOT_ESCAPED.search(text)
 
     def parts() -> Iterator[tuple[str, bool]]:
         inside = False
         titles: tuple[str, ...] = ()  # Lines to remove at the start of an article.
-        for line in _lines(blocks):
+        for line in _lines(itertools.chain([first], blocks)):
             if inside and (line.startswith(_DOC_CLOSE) or _DOC_OPEN.fullmatch(line)):
                 inside = False
                 problems["unclosed_doc"] += not line.startswith(_DOC_CLOSE)
                 yield "", True
                 line = line.removeprefix(_DOC_CLOSE)
             if inside:
-                yield "\n" if line.strip() in titles else line, False
+                yield "\n" if line.strip() in titles else html.unescape(line) if is_escaped else line, False
                 titles = ()
             elif _DOC_OPEN.fullmatch(line):
                 inside = True

@@ -81,6 +81,16 @@ def test_wiki_articles_are_documents_without_tags_and_titles(tmp_path, block_siz
     assert documents[0][0] == PARAGRAPHS and not problems
 
 
+@pytest.mark.parametrize("is_escaped", [True, False])
+def test_characters_that_wikiextractor_escaped_are_restored(tmp_path, is_escaped):
+    doc = '<doc id="1" url="u" title="AT&T">\nAT&T\n\n{}\n</doc>\n'
+    bodies = ["AT&amp;T: 1 &lt; 2 &gt; 0.", "Write &amp;lt; for a sign.", "R&D: 1 < 2." if not is_escaped else "None."]
+    (tmp_path / "w").write_text("".join(map(doc.format, bodies)), encoding="utf-8")
+    documents, _ = read(f"wiki:{tmp_path}/w")
+    expected = ["AT&T: 1 < 2 > 0.", "Write &lt; for a sign.", "None."] if is_escaped else bodies
+    assert [text.strip() for _, text in documents] == expected
+
+
 def test_problems_of_damaged_wiki_text_are_counted(tmp_path, block_size):
     one_line, unclosed = "<doc id=3 title=x>One.</doc>", "<doc id=4 title=x>\nOpen end."
     text = f"stray\n{WIKI}between\n{one_line}\n{unclosed}\n{unclosed}"
