@@ -32,6 +32,9 @@ _DOC_CLOSE = "</doc>"
 _TAG_AND_TITLE = re.compile(r"^<doc\b.*\n?.*", re.MULTILINE)
 _NOT_ESCAPED = re.compile("&(?!amp;|lt;|gt;)")
 _TITLE = re.compile(r'\btitle="(.*?)"(?:\s+\w+="|>\s*$)')
+# Start and end of a book of Project Gutenberg. The license and notes of the publisher surround them.
+_BOOK_START = re.compile(r"^\*\*\* ?START OF TH(?:E|IS) PROJECT GUTENBERG EBOOK.*?\*\*\*", re.MULTILINE | re.DOTALL)
+_BOOK_END = re.compile(r"^\*\*\* ?END OF TH(?:E|IS) PROJECT GUTENBERG EBOOK", re.MULTILINE)
 # Divide longer paragraphs, because `sentencex` pairs quotes, so an unclosed quote would hide all later sentence ends.
 _MAX_PARAGRAPH_CHARS = 1 << 16
 # Characters to replace by spaces, because `sentencex` fails next to whitespace that has several UTF-8 bytes. U+0085 is
@@ -105,8 +108,13 @@ def prose(blocks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
     - Lines wrapped at a fixed width: paragraphs end at blank or short lines, and the file is one document.
     - One paragraph per line, without blank lines or with a blank line after each paragraph: the file is one document.
     - One paragraph per line, with blank lines mostly between groups of paragraphs: each group is a document.
+
+    Of a file of Project Gutenberg, only the book is read, without the license.
     """
     first = next(blocks, "")
+    if start := _BOOK_START.search(first):
+        blocks = _book(itertools.chain([first[start.end() :]], blocks))
+        first = next(blocks)
     groups = [group.split("\n") for group in _BLANK_LINE.split(first.strip())]
     lines = [line.strip() for group in groups for line in group]
     grouped = sum(len(group) > 1 for group in groups)
@@ -116,6 +124,18 @@ def prose(blocks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
         return blank_line_documents(blocks, PARAGRAPHS, problems)
     parts = ((block, False) for block in blocks)
     return _documents(parts, WRAPPED if is_wrapped(lines) else PARAGRAPHS, problems)
+
+
+def _book(blocks: Iterable[str]) -> Iterator[str]:
+    """Yields the text before the line that ends a book of Project Gutenberg. Reads all blocks."""
+    rest, end = "", None
+    for block in blocks:
+        if not end:
+            text, newline, rest = (rest + block).rpartition("\n")
+            end = _BOOK_END.search(text)
+            yield text[: end.start()] if end else text + newline
+    if not end:
+        yield rest
 
 
 def wiki(blocks: Iterable[str], problems: Counter[str]) -> Iterator[Text]:

@@ -104,6 +104,17 @@ PARAGRAPH = "He came home late. She was there, and said so; nobody heard it at a
 LINE = "a wrapped line that stops in the middle of what it says"
 
 
+@pytest.mark.parametrize("block_bytes", [1 << 20, 600])
+def test_license_of_project_gutenberg_is_not_part_of_the_book(tmp_path, monkeypatch, block_bytes):
+    monkeypatch.setattr(readers, "_READ_BYTES", block_bytes)
+    book = "\n".join([LINE] * 30 + ["The end."])
+    start = "The Project Gutenberg eBook of Emma\n\n*** START OF THE PROJECT GUTENBERG EBOOK EMMA: A\nNOVEL ***\n\n"
+    end = "*** END OF THE PROJECT GUTENBERG EBOOK EMMA: A\nNOVEL ***\n\n" + "\n".join([LINE] * 30)
+    (tmp_path / "p.txt").write_text(f"{start}{book}\n\n{end}\n", encoding="utf-8")
+    documents, _ = read(f"prose:{tmp_path}/p.txt")
+    assert [(layout, text.strip()) for layout, text in documents] == [(WRAPPED, book)]
+
+
 @pytest.mark.parametrize(
     ("text", "form", "documents"),
     [
