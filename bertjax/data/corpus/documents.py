@@ -41,7 +41,10 @@ _MAX_PARAGRAPH_CHARS = 1 << 16
 # removed instead, as in BERT's tokenizer.
 _WIDE_SPACES = re.compile("[\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
 _SENTENCE_END = re.compile("[.!?:;\u2026\u3002][\"'\u2019\u201d)\\]*_]*$")
-# A line ends a paragraph if it ends a sentence and is shorter than this fraction of the longest line.
+# Maximum characters of a wrapped line, and maximum fraction of longer lines, such as a web address, in wrapped text.
+_MAX_WRAPPED_CHARS = 120
+_MAX_LONG_LINES = 0.05
+# A line ends a paragraph if it ends a sentence and is shorter than this fraction of the longest wrapped line.
 _SHORT_LINE = 0.8
 
 
@@ -252,7 +255,7 @@ def _segment(paragraph: str, problems: Counter[str]) -> list[str]:
 
 def _unwrap(text: str) -> Iterator[str]:
     lines = [line.strip() for line in text.split("\n")]
-    width = max(map(len, lines), default=0)
+    width = max((len(line) for line in lines if len(line) <= _MAX_WRAPPED_CHARS), default=0)
     paragraph: list[str] = []
     for line in lines:
         if line:
@@ -265,7 +268,8 @@ def _unwrap(text: str) -> Iterator[str]:
 
 
 def is_wrapped(lines: list[str]) -> bool:
-    """Returns whether lines are wrapped: none exceeds 120 characters, and most do not end a sentence."""
-    if len(lines) < 2 or max(map(len, lines)) > 120:
+    """Returns whether lines are wrapped: nearly all have at most 120 characters, and most do not end a sentence."""
+    long = sum(len(line) > _MAX_WRAPPED_CHARS for line in lines)
+    if len(lines) < 2 or long > _MAX_LONG_LINES * len(lines):
         return False
     return sum(bool(_SENTENCE_END.search(line)) for line in lines) * 2 < len(lines)

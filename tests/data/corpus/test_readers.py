@@ -123,6 +123,7 @@ def test_license_of_project_gutenberg_is_not_part_of_the_book(tmp_path, monkeypa
         ("\n\n".join(["\n".join([PARAGRAPH] * 3)] * 4), PARAGRAPHS, 4),
         ("\n".join([LINE] * 5 + ["The end."]), WRAPPED, 1),
         ("\n\n".join(["\n".join([LINE] * 5 + ["The end."])] * 3), WRAPPED, 1),
+        ("\n\n".join(["Made by " + "x" * 150, *["\n".join([LINE] * 5 + ["The end."])] * 5]), WRAPPED, 1),
     ],
 )
 def test_layout_of_prose_is_detected(tmp_path, text, form, documents):
