@@ -1,6 +1,7 @@
 """Config fields shared by all tasks."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from bertjax.config.mesh import ClusterConfig, MeshConfig
@@ -17,6 +18,15 @@ DATA_PATHS = ("corpus", "replay_corpus", "path", "vocabulary", "labels", "retrie
 DATA_FILES = ("train_file", "dev_file", "test_file", "eval_file")
 PATH_FIELDS = tuple(f"data.{name}" for name in (*DATA_PATHS, *DATA_FILES))
 _MAX_TOKENS = 2**31 - 1
+
+
+def set_paths(data: Any, names: Sequence[str]) -> dict[str, str]:
+    """Returns the set fields among `names` of the section `data`.
+
+    Fields with their default, such as `eng.train` in NER, are not set: they name files of the folder `data.path`.
+    """
+    paths = {name: getattr(data, name, "") for name in names}
+    return {name: path for name, path in paths.items() if path not in ("", getattr(type(data), name, ""))}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -269,6 +269,8 @@ def fill_mask(model: LoadedModel, text: str, top: int) -> list[list[tuple[str, f
 def build_prediction_task(config: RunConfig) -> FinetuningTask:
     """Builds the task of a config. Raises a UsageError if the task makes no predictions."""
     task = build_task(config)
+    if isinstance(task, FinetuningTask) and not config.has_data:
+        raise UsageError("no data; set --config.data.path or, for your own file, --config.data.test_file=FILE")
     if not isinstance(task, FinetuningTask) or not task.prediction_records():
         raise UsageError(f"the task {config.task} writes no prediction files; use `bertjax evaluate`")
     return task

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from bertjax.config.fields import from_config_dict
 from bertjax.config.load import apply_overrides, load_config, load_saved_config
-from bertjax.config.run import DATA_FILES, DATA_PATHS, RunConfig
+from bertjax.config.run import DATA_FILES, DATA_PATHS, RunConfig, set_paths
 from bertjax.data.corpus.vocabulary import ENTRY
 from bertjax.data.finetuning.dataset_rows import TFDS_PREFIX
 from bertjax.errors import UsageError
@@ -171,7 +171,7 @@ def _with_absolute_paths(data: Any) -> Any:
     """Returns the section `data` with absolute paths, so that a saved config does not depend on the current folder."""
     has_folder = bool(getattr(data, "path", ""))
     names = (*DATA_PATHS, *(() if has_folder else DATA_FILES))
-    paths: dict[str, Any] = {name: _absolute_path(getattr(data, name)) for name in names if getattr(data, name, "")}
+    paths: dict[str, Any] = {name: _absolute_path(path) for name, path in set_paths(data, names).items()}
     if (sources := getattr(data, "sources", ())) and not has_folder:
         paths["sources"] = tuple({**source, "file": _absolute_path(source["file"])} for source in sources)
     return dataclasses.replace(data, **paths)

@@ -40,6 +40,10 @@ def test_ner_trains_evaluates_and_predicts(context, letters, tmp_path, capfd):
     # The tags come from the workdir, so prediction does not need the training file.
     (files / "eng.train").unlink()
     assert predict(capfd, workdir, tmp_path / "out")[0] == path
+    # A file can be set without a folder.
+    fields = ["--config=ner", f"--config.data.test_file={files / 'eng.testb'}"]
+    assert predict(capfd, workdir, tmp_path / "out", *fields)[0] == path
+    assert "set --config.data.path or" in refused(capfd, *command[:3], "--config=ner")
 
 
 @pytest.mark.ci

@@ -8,7 +8,7 @@ import operator
 from typing import ClassVar, Literal
 
 from bertjax.config.optimizer import OptimizerConfig
-from bertjax.config.run import RunConfig
+from bertjax.config.run import DATA_FILES, RunConfig, set_paths
 from bertjax.errors import UsageError
 from bertjax.model.config import LSTM, UNSET_ARCHITECTURE, ModelConfig
 from bertjax.model.encoder import ENCODER
@@ -86,8 +86,8 @@ class FinetuningData(Section):
 
     @property
     def has_files(self) -> bool:
-        """True if data files are configured."""
-        return bool(self.path)
+        """True if a folder or a file of the data is set."""
+        return bool(self.path or set_paths(self, DATA_FILES))
 
 
 @dataclasses.dataclass(frozen=True)
