@@ -69,6 +69,15 @@ def test_rows_with_missing_fields_are_skipped_or_kept_and_counted(form, content,
     assert all("" in row for row in kept if row not in rows)
 
 
+def test_rows_that_an_annotator_rejected_or_ignored_are_not_used_for_training(tmp_path):
+    answers = ("accept", "reject", "ignore")
+    content = "".join(f'{{"text": "{answer}", "label": "x", "answer": "{answer}"}}\n' for answer in answers)
+    rows, stats = read_rows(tmp_path, content, form="jsonl")
+    assert rows == [(1, "accept", "x")] and [*stats.skipped] == ["with the answer 'reject'", "with the answer 'ignore'"]
+    assert len(read_rows(tmp_path, content, form="jsonl", keep_short=True)[0]) == 3
+    assert len(read_rows(tmp_path, content, ["text", "answer"], form="jsonl")[0]) == 3
+
+
 @pytest.mark.parametrize("form", ["tsv", "csv"])
 def test_blank_line_is_a_row_of_a_table_with_one_column(form, tmp_path):
     assert read_rows(tmp_path, "text\na\n\nb\n", ["text"], form)[0] == [(2, "a"), (3, ""), (4, "b")]
@@ -80,6 +89,7 @@ def test_blank_line_is_a_row_of_a_table_with_one_column(form, tmp_path):
     [
         ("tsv", b"text\tlabel\ncaf\xe9\t1\n", (2, "caf\ufffd", "1"), "with bytes that are not UTF-8"),
         ("tsv", 'text\tlabel\n"a ""b"""\t1\n', (2, '"a ""b"""', "1"), "with quoted fields"),
+        ("tsv", 'text\tlabel\n"a, b"\t1\nc\t0\n', (2, '"a, b"', "1"), "with quoted fields"),
         ("jsonl", '{"text": "a\\ud83d", "label": "x"}', (1, "a\ufffd", "x"), "with unpaired surrogates"),
         ("csv", "id,text,label\n1,well,film,pos\n2,a,neg\n", (2, "well", "film"), "with more fields than columns"),
     ],
@@ -125,6 +135,8 @@ def test_unused_columns_are_listed(tmp_path):
         ("tsv", "text\tlabel\n1\ta film\tpos\n2\ta book\tneg\n", "all rows .* have more fields"),
         ("csv", 'text,label\na,1\n"b,0\nc,1\n', "line 3; check its quotes"),
         ("tsv", "split\ttext\tlabel\ntrain\ta\t1\ntest\tb\t0\n", "rows of several splits"),
+        ("csv", "text,label,Set\na,1,Train\nb,0,TEST\n", "rows of several splits .column 'Set'"),
+        ("tsv", '"text"\t"label"\n"a"\t"1"\n', "quotes are a part of names"),
         (
             "jsonl",
             '{"text": "a", "label": 1, "split": "train"}\n{"text": "b", "label": 0, "split": "Dev"}',

@@ -179,6 +179,8 @@ def test_table_rows_are_read_into_words_and_tags():
     assert tagged.tags[-2:] == [["O", "B-X"], ["O", "O"]]
     assert stats.used == 5 and stats.noted["with an empty text"]["first"] == "line 4"
     assert read_tagged_rows([Row(5, {"w": "a ,", "t": "NN ,"})], "w", "t", stats).tags == [["NN", ","]]
+    tagged = read_tagged_rows([Row(5, {"w": "10\u00a0000 EUR", "t": "O O"})], "w", "t", stats)
+    assert tagged.sentences == [["10\u00a0000", "EUR"]]
 
 
 @pytest.mark.parametrize(
@@ -187,7 +189,8 @@ def test_table_rows_are_read_into_words_and_tags():
         ("a b", "O", "has 2 words and 1 tags"),
         *((words, "O,B-X", "the tag 'O,B-X' contains a comma") for words in ("a,b", "a b")),
         ("['a' 'b']", "O O", ".*'a' 'b'.*, not a list"),
-        *(([word], ["O"], ".* is not a single word or tag") for word in ("a b", "", None, ["b"], float("nan"))),
+        *(([word], ["O"], ".* is not a single word or tag") for word in ("a b", "", None, float("nan"))),
+        ("a b", [[0, 1, "X"]], r".*\[0, 1, 'X'\] is not a tag; write one tag per word"),
     ],
 )
 def test_error_for_malformed_words_or_tags_names_the_line(words, tags, message):
@@ -247,7 +250,7 @@ def test_special_tokens_are_one_token_and_words_without_pieces_are_unknown(token
 
 
 def test_unknown_tag_is_an_error_and_untagged_words_are_unlabeled(tokenizer, tmp_path):
-    with pytest.raises(UsageError, match="dev has unknown tags: I-PER.*config.data.labels"):
+    with pytest.raises(UsageError, match="dev has unknown tags: I-PER .*config.data.labels"):
         encode(read(tmp_path), tokenizer, ["O", "I-LOC", "I-ORG"])
     untagged = read_tagged_rows([Row(1, {"text": "EU rejects"})], "text", None, ReadStats(""))
     assert not untagged.has_tags

@@ -97,7 +97,7 @@ class Target:
         if self.labels:
             return self._class_id(names[0], place)
         with contextlib.suppress(ValueError):
-            if math.isfinite(number := float(names[0])):
+            if math.isfinite(number := float(names[0])) and "_" not in names[0]:  # Python reads 1_000 as 1000.
                 return number
         raise UsageError(f"{place} is {quoted(names[0])}, not a number; correct the value")
 

@@ -17,10 +17,12 @@ FORMATS = ("tsv", "csv", "jsonl")
 # Value of a field that is null or NaN.
 NULL = object()
 _ESCAPES = {"\\": r"\\", "\t": r"\t", "\r": r"\r", "\n": r"\n"}
-# TSV field that a CSV writer, such as pandas, has quoted because it contains quotes.
-_QUOTED = re.compile(r'".*"".*"', re.DOTALL)
-# Column that says to which split a row belongs, as in `stsbenchmark.tsv` and `AllNLI.tsv`.
-_SPLIT = "split"
+# TSV field that a CSV writer, such as pandas or Excel, has quoted because it contains quotes or a comma.
+_QUOTED = re.compile(r'".*"".*"|"[^"]*,[^"]*"', re.DOTALL)
+# Columns that say to which split a row belongs, as in `stsbenchmark.tsv` and `AllNLI.tsv`, and whether an annotator
+# accepted it (Prodigy), in any case.
+_SPLITS, _ANSWER = ("split", "set"), "answer"
+_NOT_ACCEPTED = ("reject", "ignore")
 _EVALUATION_SPLITS = {"test", "dev", "val", "valid", "validation"}
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
@@ -116,8 +118,12 @@ def read_table(
     for line, fields, is_long in rows:
         stats.read += 1
         num_long += is_long
-        if _SPLIT not in columns:
-            splits.add(str(fields.pop(_SPLIT, "")).lower())
+        marks = {name: str(fields.pop(name)).lower() for name in [*fields] if name not in columns}
+        splits.update((name, mark) for name, mark in marks.items() if name.lower() in _SPLITS)
+        answer = next((mark for name, mark in marks.items() if name.lower() == _ANSWER), "")
+        if answer in _NOT_ACCEPTED and not keep_short:
+            stats.skip(f"with the answer {answer!r}", line)
+            continue
         required = {name: field for name, field in fields.items() if name not in nullable}
         null = [name for name, field in required.items() if field is NULL]
         problem = f"with null or NaN as {null[0]!r}" if null else ""
@@ -133,8 +139,10 @@ def read_table(
             stats.count_irregular("with quoted fields, whose quotes are a part of the text in .tsv", line)
         cells = {name: "" if field in (None, NULL) else _clean(field, stats, line) for name, field in fields.items()}
         yield Row(line, cells, bool(problem), is_long)
-    if not keep_short and len(splits) > 1 and splits & _EVALUATION_SPLITS:
-        raise UsageError(f"{path} has rows of several splits (column {_SPLIT!r}); write each to its own file")
+    for column in {name for name, _ in splits}:
+        values = {value for name, value in splits if name == column}
+        if not keep_short and len(values) > 1 and values & _EVALUATION_SPLITS:
+            raise UsageError(f"{path} has rows of several splits (column {column!r}); write each to its own file")
     if file_format == "tsv" and reject_quoted and (num_long or num_short) and _is_quoted(text):
         raise UsageError(f"{path} has quoted fields with tabs or line breaks; in .tsv, quotes are text, so use .csv")
     # Reject files in which R wrote row names without a column name, or in which all rows contain unquoted commas.
@@ -198,7 +206,7 @@ def _select_columns(
     _check_columns(path, names, columns)
     ignored = [name or "a column without a name" for name in names if name not in columns]
     stats.columns = f"columns {', '.join(columns)}" + (f" (ignored: {listed(ignored)})" if ignored else "")
-    indices = {name: names.index(name) for name in [*columns, _SPLIT] if name in names}
+    indices = {name: names.index(name) for name in names if name in columns or _is_mark(name)}
     for line, fields in rows:
         # In joined files, a byte-order mark may precede the header.
         if [fields[0].strip('\ufeff"'), *fields[1:]] == names and len(names) > 1:
@@ -209,6 +217,10 @@ def _select_columns(
         yield line, {name: fields[index] if index < len(fields) else None for name, index in indices.items()}, is_long
 
 
+def _is_mark(name: str) -> bool:
+    return name.lower() in (*_SPLITS, _ANSWER)
+
+
 def _check_columns(path: Path, names: Sequence[str], columns: Sequence[str]) -> None:
     for column in columns:
         if names.count(column) != 1:
@@ -216,9 +228,12 @@ def _check_columns(path: Path, names: Sequence[str], columns: Sequence[str]) -> 
             existing = listed(repr(name) for name in names if name) or "(none)"
             if len(names) == 1 and re.search("[,;\t]", names[0]):
                 existing += " (fields are separated by tabs in .tsv, by commas in .csv)"
+            if f'"{column}"' in names:
+                existing += " (in .tsv, quotes are a part of names and texts; save the table as .csv)"
             raise UsageError(
-                f"{path} has {problem}; its columns are {existing}; use one of them with a unique name (column names "
-                "are set in fields such as config.data.text, config.data.label or, for embedders, config.data.columns)"
+                f"{path} has {problem}; its columns are {existing}; use one of them with a unique name (set column "
+                "names of --config text in config.data.text and config.data.label, of --config embed in "
+                "config.data.columns), or add a header line if these are values"
             )
 
 
@@ -258,7 +273,7 @@ def _json_rows(
         try:
             # A column that the object lacks is None, which counts as a missing field.
             cells = {column: as_text(fields[column]) if column in fields else None for column in columns}
-            cells |= {_SPLIT: fields[_SPLIT]} if _SPLIT in fields and _SPLIT not in columns else {}
+            cells |= {name: fields[name] for name in fields if _is_mark(name) and name not in columns}
         except ValueError as error:
             raise _json_error(path, line, error) from error
         yield line, cells, False

@@ -251,8 +251,10 @@ def read_tagged_rows(
 def _items(value: Any, place: str, in_text: bool) -> list[str]:
     items = read_list(value, place, in_text)
     if items is None:
-        return [] if not in_text and is_missing(value.strip()) else value.split()
+        return [] if not in_text and is_missing(value.strip()) else _COLUMN.findall(value)
     for item in items:
+        if isinstance(item, (list, dict)):
+            raise UsageError(f"{place}: {quoted(item)} is not a tag; write one tag per word, such as B-ORG, not spans")
         # Reject words with spaces, because prediction files separate words by spaces.
         if not isinstance(item, (str, int, float)) or item != item or not _COLUMN.fullmatch(str(item)):
             raise UsageError(f"{place}: {quoted(item)} is not a single word or tag; remove spaces and empty items")
@@ -272,10 +274,10 @@ def encode_tagged(
     """
     label_ids = {label: index for index, label in enumerate(labels)} | {"": -1}
     if unknown := sorted({*itertools.chain(*tagged.tags)} - {*label_ids}):
-        raise UsageError(
-            f"{path} has unknown tags: {listed(unknown)}, which the training file lacks; correct them, or list all "
-            "tags in a JSON file and set --config.data.labels to it"
-        )
+        fix = "correct them, or list all tags in a JSON file and set --config.data.labels to it"
+        if all(map(str.isdecimal, unknown)):
+            fix = "write names instead of ids, because files may number the tags differently"
+        raise UsageError(f"{path} has unknown tags: {listed(unknown)} (known: {listed(labels)}); {fix}")
     vocabulary, max_pieces = tokenizer.vocabulary, tokenizer.vocabulary.room(seq_len)
     encoded: list[dict[str, list[int]]] = []
     places = []

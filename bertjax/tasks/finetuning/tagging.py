@@ -171,6 +171,11 @@ def _sorted_tags(words: TaggedText, file: str) -> list[str]:
         return f"{file} line {next(line for line, tags in zip(words.lines, words.tags, strict=True) if tag in tags)}"
 
     tags = {*itertools.chain(*words.tags)}
+    if all(map(str.isdecimal, tags)):
+        logger.warning(
+            f"the tags of {file} are numbers, so entities are not scored; if they are ids of names such as B-PER, "
+            "write the names instead"
+        )
     tags |= {OUTSIDE} if has_entities(tags, place_of) else set()
     return sorted(sort_labels(tags), key=lambda tag: tag != OUTSIDE)
 
