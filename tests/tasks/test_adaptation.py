@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 from checkpoints import random_checkpoint
 from command_runs import EXPERIMENTS, evaluate, load_task, overrides, read_metrics, train
 from commanding import printed, refused
@@ -112,6 +113,16 @@ def test_mean_piece_bytes_includes_the_space_before_a_word(tmp_path):
     # The bytes of "ab" and "é" include the space before them. [UNK] counts as one byte, for the space.
     tokens = np.array([5, 6, 8, 7, 1], np.uint16)
     assert mean_piece_bytes(load_vocabulary(tmp_path / "vocab.txt"), tokens) == (3 + 2 + 3 + 1 + 1) / 5
+
+
+def test_piece_of_byte_fallback_is_one_byte():
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    pieces = {piece: index for index, piece in enumerate([*special, "\u2581a", "<0xC3>", "b"])}
+    engine = tokenizers.Tokenizer(tokenizers.models.BPE(pieces, [], unk_token="[UNK]", byte_fallback=True))
+    engine.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    engine.add_special_tokens(special)
+    vocabulary = load_vocabulary("tokenizer.json", content=engine.to_str().encode())
+    assert mean_piece_bytes(vocabulary, np.array([5, 6, 7], np.uint16)) == (2 + 1 + 1) / 3
 
 
 def test_total_bytes_of_a_corpus_do_not_depend_on_its_vocabulary(corpus, spelled):

@@ -1,5 +1,6 @@
 """Token statistics of a corpus: metrics of a predictor that ignores the context, and mean bytes per token."""
 
+import re
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -8,6 +9,7 @@ from bertjax.data.corpus.store import Corpus
 from bertjax.data.corpus.vocabulary import BYTE_LEVEL_START, Vocabulary
 
 _BLOCK_TOKENS = 1 << 24
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 
 def token_frequency_baseline(corpus: Corpus, predicted: Iterable[np.ndarray]) -> dict[str, float]:
@@ -55,8 +57,11 @@ def mean_piece_bytes(vocabulary: Vocabulary, tokens: np.ndarray) -> float:
     is_special = np.isin(np.arange(vocabulary.size), vocabulary.special_ids)
     marker, _ = vocabulary.word_marker
     texts = (piece.removeprefix(marker) for piece in vocabulary.pieces)
-    # In byte-level BPE, each character of a piece stands for a byte.
-    lengths = np.array([len(text) if marker == BYTE_LEVEL_START else len(text.encode()) for text in texts])
+    # In byte-level BPE, each character of a piece stands for a byte. In other BPE, pieces such as <0xE2> do.
+    is_byte_level = marker == BYTE_LEVEL_START
+    lengths = np.array(
+        [len(text) if is_byte_level else 1 if _BYTE.fullmatch(text) else len(text.encode()) for text in texts]
+    )
     piece_bytes = np.where(is_special, 0, lengths) + ~vocabulary.is_continuation
     # Clip the invalid ids of a damaged file instead of failing, because checksum verification reports the damage.
     return sum(int(piece_bytes.take(block, mode="clip").sum()) for block in _blocks(tokens)) / len(tokens)

@@ -1,5 +1,6 @@
 """Tests of the contents of a prepared corpus."""
 
+import itertools
 import re
 from pathlib import Path
 
@@ -45,6 +46,17 @@ def test_each_sentence_is_in_one_split_in_order(tmp_path, vocabulary):
     total = sum(split["text_bytes"] for split in manifest["splits"].values())
     assert total == sum(len("\n".join(sentences)) for sentences in documents) + 1  # newline at the end of the file
     assert manifest["problems"] == {}
+
+
+def test_sentences_of_running_text_keep_the_space_before_them_in_byte_level_bpe(tmp_path):
+    texts = [" ".join(f"{text[:-2].capitalize()}." for text in sentences) for sentences in make_text(80)]
+    (tmp_path / "wiki").write_text("".join(f'<doc id="1">\n{text}\n</doc>\n' for text in texts))
+    run(tmp_path, f"wiki:{tmp_path}/wiki", vocabulary_kind="bpe", vocabulary_size=300, heldout_fraction=0.2)
+    corpus = store.open_corpus(tmp_path / "corpus")
+    tokenizer = Tokenizer(corpus.vocabulary())
+    documents = [*documents_of(corpus.train), *documents_of(corpus.heldout)]
+    assert {tuple(itertools.chain(*document)) for document in documents} == {*map(tuple, map(tokenizer.encode, texts))}
+    assert any(len(document) > 1 for document in documents)
 
 
 def test_equal_documents_are_in_the_same_split(tmp_path, vocabulary):
