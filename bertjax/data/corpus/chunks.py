@@ -24,7 +24,7 @@ from operator import itemgetter
 import numpy as np
 
 from bertjax.data.corpus import readers
-from bertjax.data.corpus.documents import LINES, Text, split_sentences
+from bertjax.data.corpus.documents import Text, split_sentences, with_spaces
 from bertjax.data.corpus.readers import Source
 from bertjax.data.corpus.store import ARRAYS, token_dtype
 from bertjax.data.corpus.tokenizer import Tokenizer
@@ -190,11 +190,7 @@ def _write_shard(chunk: Chunk, vocabulary: Vocabulary, work: AnyPath, workers: i
             files[array] = stack.enter_context(open(file, "wb", _BUFFER_BYTES))
         for text in _read(chunk, problems):
             sentences = split_sentences(text.text, text.layout, problems)
-            encoded = sentences
-            if tokenizer.missing_prefix and text.layout != LINES:
-                # In running text, a space precedes each sentence but the first. Its words have other pieces after it.
-                first = sentences[: int(not text.continues)]
-                encoded = [*first, *(f" {sentence}" for sentence in sentences[len(first) :])]
+            encoded = with_spaces(sentences, text) if tokenizer.missing_prefix else sentences
             ids = [sentence_ids for sentence_ids in tokenizer.encode_all(encoded) if sentence_ids]
             problems["sentences_without_tokens"] += len(sentences) - len(ids)
             lengths = np.fromiter(map(len, ids), np.uint32, len(ids))

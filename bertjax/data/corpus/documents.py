@@ -8,7 +8,7 @@ import html
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import sentencex
 
@@ -213,6 +213,15 @@ def split_sentences(text: str, layout: str, problems: Counter[str]) -> list[str]
     if len(text) <= MAX_SENTENCE_CHARS:
         return [sentence for sentence in sentences if sentence]
     return [piece for sentence in sentences if sentence for piece in _split_long(sentence, problems)]
+
+
+def with_spaces(sentences: Sequence[str], text: Text) -> list[str]:
+    """Returns the sentences of a text, each with the space before it, for byte-level BPE.
+
+    The first sentence of a document has none, nor has any line of LINES.
+    """
+    first = len(sentences) if text.layout == LINES else int(not text.continues)
+    return [*sentences[:first], *(f" {sentence}" for sentence in sentences[first:])]
 
 
 def split_point(text: str, limit: int) -> int:

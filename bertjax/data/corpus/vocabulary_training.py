@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from bertjax.data.corpus import readers
 from bertjax.data.corpus.basic_tokenizer import BasicTokenizer
-from bertjax.data.corpus.documents import MAX_SENTENCE_CHARS, Text, batches, split_sentences
+from bertjax.data.corpus.documents import MAX_SENTENCE_CHARS, Text, batches, split_sentences, with_spaces
 from bertjax.data.corpus.vocabulary import (
     BPE,
     MAX_WORD_CHARS,
@@ -122,7 +122,11 @@ def _sample(sources: Sequence[readers.Source], max_chars: int) -> Iterator[Text]
 def training_data(texts: Iterable[Text], kind: str, lower_case: bool) -> Counter[str] | list[str]:
     """Returns the training data of a vocabulary: word counts for WordPiece, sentences for other kinds."""
     if kind != WORDPIECE:
-        return [sentence for text in texts for sentence in split_sentences(text.text, text.layout, Counter())]
+        lines: list[str] = []
+        for text in texts:
+            sentences = split_sentences(text.text, text.layout, Counter())
+            lines += with_spaces(sentences, text) if kind == BPE else sentences
+        return lines
     tokenizer = BasicTokenizer(lower_case)
     chunks = Counter(itertools.chain.from_iterable(text.text.replace("\n", " ").split(" ") for text in texts))
     words: Counter[str] = Counter()

@@ -3,7 +3,18 @@
 import random
 from collections import Counter
 
-from bertjax.data.corpus.documents import LINES, MAX_SENTENCE_CHARS, PARAGRAPHS, WRAPPED, is_wrapped, split_sentences
+from bertjax.data.corpus.documents import (
+    LINES,
+    MAX_SENTENCE_CHARS,
+    PARAGRAPHS,
+    WRAPPED,
+    Text,
+    is_wrapped,
+    split_sentences,
+    with_spaces,
+)
+from bertjax.data.corpus.vocabulary import BPE, SENTENCEPIECE
+from bertjax.data.corpus.vocabulary_training import training_data
 
 WRAPPED_TEXT = """\
 It was the first of May, and the two of them had walked
@@ -69,3 +80,14 @@ def test_text_without_sentence_ends_is_split_at_white_space():
 def test_sentences_after_an_unclosed_quote_are_split():
     text = '"Open. ' + "This is one sentence. " * 20_000
     assert len(split_sentences(text, PARAGRAPHS, Counter())) > 15_000
+
+
+def test_sentences_of_running_text_have_the_space_before_them():
+    sentences = ["One.", "Two."]
+    assert with_spaces(sentences, Text("", PARAGRAPHS)) == ["One.", " Two."]
+    assert with_spaces(sentences, Text("", PARAGRAPHS, continues=True)) == [" One.", " Two."]
+    assert (
+        with_spaces(sentences, Text("", LINES)) == training_data([Text("One.\nTwo.", LINES)], BPE, False) == sentences
+    )
+    assert training_data([Text("One. Two.", PARAGRAPHS)], BPE, False) == ["One.", " Two."]
+    assert training_data([Text("One. Two.", PARAGRAPHS)], SENTENCEPIECE, False) == sentences
