@@ -315,7 +315,7 @@ def import_params(
         text = "; ".join(f"{problem}: {listed(arrays)}" for problem, arrays in problems.items() if arrays)
         fix = "use the matching config"
         if problems["not part of the model"]:
-            fix = "bertjax reads only arrays of the class in `architectures` of the config; correct it, or remove them"
+            fix = "correct `architectures` in the config, which names the class of the model, or remove other arrays"
         raise UsageError(f"the arrays of {source} do not match its config: {text}; {fix}")
     params = {}
     for parameter in parameters:

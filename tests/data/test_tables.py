@@ -5,6 +5,7 @@ import pytest
 from bertjax.data.finetuning.cells import label_key, read_list
 from bertjax.data.finetuning.labeled_text import Target
 from bertjax.data.finetuning.tables import ReadStats, Row, column_names, read_table
+from bertjax.data.finetuning.tagged import read_tagged_rows
 from bertjax.errors import UsageError
 
 SHORT = "with too few fields"
@@ -74,7 +75,16 @@ def test_rows_that_an_annotator_rejected_or_ignored_are_not_used_for_training(tm
     content = "".join(f'{{"text": "{answer}", "label": "x", "answer": "{answer}"}}\n' for answer in answers)
     rows, stats = read_rows(tmp_path, content, form="jsonl")
     assert rows == [(1, "accept", "x")] and [*stats.skipped] == ["with the answer 'reject'", "with the answer 'ignore'"]
-    assert len(read_rows(tmp_path, content, form="jsonl", keep_short=True)[0]) == 3
+    kept, stats = read_rows(tmp_path, content, form="jsonl", keep_short=True)
+    assert len(kept) == 3 and [*stats.noted] == ["with the answer 'reject'", "with the answer 'ignore'"]
+    # Rows that are kept are not scored.
+    path = tmp_path / "rows.jsonl"
+    path.write_text(content)
+    columns, stats = ["text", "label"], ReadStats("")
+    flags = [row.has_problem for row in read_table(path, columns, stats, keep_short=True)]
+    assert flags == [False, True, True]
+    tagged = read_tagged_rows(read_table(path, columns, stats, keep_short=True), *columns, stats, keep_untagged=True)
+    assert tagged.tags == [["x"], [""], [""]]
     assert len(read_rows(tmp_path, content, ["text", "answer"], form="jsonl")[0]) == 3
 
 

@@ -143,8 +143,8 @@ def encode_rows(
     texts = dict.fromkeys(part for first, *second in sequences for part in ((first,), tuple(second)) if part)
     encoded, labels, lines = [], [], []
     for row in rows:
-        label = target.read(row, stats) if labeled and not row.is_short else None
-        if labeled and label is None and not row.is_short:
+        label = target.read(row, stats) if labeled and not row.has_problem else None
+        if labeled and label is None and not row.has_problem:
             if training:
                 stats.skip(_UNLABELED, row.line)
                 continue

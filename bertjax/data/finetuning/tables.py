@@ -75,13 +75,14 @@ class Row:
     Attributes:
       line: line number at which the row starts, from 1.
       fields: values by column name; strings, or lists from JSON Lines.
-      is_short: whether fields are missing, null or NaN; such fields are "".
+      has_problem: whether fields are missing, null or NaN (such fields are ""), or an annotator did not accept the row.
+        Such rows are predicted, but not scored.
       is_long: whether the row has more fields than the table has columns.
     """
 
     line: int
     fields: dict[str, Any]
-    is_short: bool = False
+    has_problem: bool = False
     is_long: bool = False
 
 
@@ -120,13 +121,11 @@ def read_table(
         num_long += is_long
         marks = {name: str(fields.pop(name)).lower() for name in [*fields] if name not in columns}
         splits.update((name, mark) for name, mark in marks.items() if name.lower() in _SPLITS)
-        answer = next((mark for name, mark in marks.items() if name.lower() == _ANSWER), "")
-        if answer in _NOT_ACCEPTED and not keep_short:
-            stats.skip(f"with the answer {answer!r}", line)
-            continue
+        answers = (mark for name, mark in marks.items() if name.lower() == _ANSWER and mark in _NOT_ACCEPTED)
+        problem = next((f"with the answer {answer!r}" for answer in answers), "")
         required = {name: field for name, field in fields.items() if name not in nullable}
-        null = [name for name, field in required.items() if field is NULL]
-        problem = f"with null or NaN as {null[0]!r}" if null else ""
+        if null := [name for name, field in required.items() if field is NULL]:
+            problem = f"with null or NaN as {null[0]!r}"
         if None in required.values():
             problem = "with too few fields"
             num_short += 1

@@ -228,7 +228,9 @@ def read_tagged_rows(
         words = _items(row.fields[text], place, in_text=True)
         if not words:
             stats.count_irregular("with an empty text", row.line)
-        row_tags = _items(row.fields[label], place, in_text=False) if label else [""] * len(words)
+        row_tags = [""] * len(words)
+        if label and not row.has_problem:
+            row_tags = _items(row.fields[label], place, in_text=False)
         # In the Penn Treebank, `,` is itself a tag.
         if joined := [tag for tag in row_tags if "," in tag and tag != ","]:
             raise UsageError(f"{place}: the tag {quoted(joined[0])} contains a comma; separate tags by spaces")
