@@ -99,7 +99,7 @@ def plan_run(task: Task, topology: str, slices: int, mfu: float, price_per_chip_
         step = compile_step(task.config, index, topology, slices)
         # Convert bytes per device to bytes per chip, because a chip may have several devices.
         memory = {name: chip.cores * size for name, size in step["memory"].items()}
-        cost = task.trained_cost(task.full_cost_before(start + 1) - task.full_cost_before(start))
+        cost = task.cost_of_step(start)
         exchanges = step_communication(params, mesh, model, cost.positions, slices, task.config.grad_accum_steps)
         exchanges = [dataclasses.replace(each, sent_bytes=chip.cores * each.sent_bytes) for each in exchanges]
         bounds = {

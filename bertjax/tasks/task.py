@@ -220,6 +220,10 @@ class Task:
         flops = (cost.flops - cost.attention_flops) * products + attention_flops
         return dataclasses.replace(cost, flops=flops, attention_flops=attention_flops)
 
+    def cost_of_step(self, step: int) -> StepCost:
+        """Returns the cost of step `step` if it trains not only the head, for `bench` and `plan`."""
+        return self.trained_cost(self.full_cost_before(step + 1) - self.full_cost_before(step))
+
     def cost_before(self, step: int) -> StepCost:
         """Returns the total cost of all steps before `step`, to compute tokens seen, MFU and remaining time."""
         head = self.full_cost_before(min(step, self.config.optimizer.head_steps))

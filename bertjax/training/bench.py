@@ -84,7 +84,7 @@ def bench_step(task: Task, steps: int, profile_steps: range = range(0)) -> dict[
     # Measure peak FLOP/s directly after the steps, because a CPU's speed depends on its temperature.
     peak, source = peak_flops_per_second(jax.devices())
     metrics = metric_means(state.sums)
-    cost = task.trained_cost(task.full_cost_before(batch_step + 1) - task.full_cost_before(batch_step))
+    cost = task.cost_of_step(batch_step)
     token_fraction, attention_fraction = metrics.pop(TOKEN_FRACTION), metrics.pop(ATTENTION_FRACTION)
     if not_finite := [name for name, value in metrics.items() if not math.isfinite(value)]:
         logger.info(f"metrics that are not finite: {', '.join(not_finite)}")
