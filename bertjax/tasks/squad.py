@@ -136,7 +136,8 @@ class SquadTask(FinetuningTask):
         matches = sorted(file for file in path.parent.glob("*.json*") if file.name.startswith(path.name))
         file = next((file for file in (Path(name), path, *matches) if file.is_file()), None)
         if file is None:
-            raise UsageError(f"no file {path}*.json; set --config.data.{field} to the file, or evaluate another split")
+            pattern = path if getattr(data, field) else f"{path}*.json"
+            raise UsageError(f"no file {pattern}; set --config.data.{field} to the file, or evaluate another split")
         stats = ReadStats(str(file))
         self.read_stats.append(stats)
         if is_triviaqa:
