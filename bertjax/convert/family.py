@@ -33,8 +33,7 @@ REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_hea
 ACTIVATIONS = {
     **dict.fromkeys(("gelu", "gelu_python"), "gelu_erf"),
     **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_accurate"), "gelu_tanh"),
-    "relu": "relu",
-    "silu": "silu",
+    **{name: name for name in ("relu", "silu", "tanh")},
     "swish": "silu",
 }
 # `Family.token_ids` of families whose configs contain several special token ids.

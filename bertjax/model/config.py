@@ -150,22 +150,25 @@ class Architecture(Section):
         """Returns unsupported combinations of fields, as conditions with error messages. Fields may be unset (None)."""
         width, heads, kv_heads = self.hidden_size, self.num_attention_heads, self.num_key_value_heads
         is_lstm, is_rotary = self.encoder == LSTM, self.position_embedding_type in (ROTARY, ROTARY_PAIRS)
-        values = {name: getattr(self, name) for name in _TRANSFORMER_FIELDS}
-        changed = [name for name, value in values.items() if value not in (None, getattr(Architecture, name))]
         is_linear = self.lm_head == "linear" and self.tie_word_embeddings
         is_one_sided = self.attention_direction in ("left", "right")
         has_first_norm = self.norm_first or self.first_attention_norm is not False
+        unused = [
+            (name, f"{name} does not apply to {switch}={value}; leave it unset")
+            for (switch, value), names in _UNUSED_FIELDS.items()
+            for name in names
+            if getattr(self, switch) == value and getattr(self, name) not in (None, getattr(Architecture, name))
+        ]
         return [
+            *unused,
             (
                 width and heads and width % heads,
                 f"hidden_size={width} is not divisible by num_attention_heads={heads}; use a multiple of {heads}",
             ),
             (is_lstm and width and width % 2, f"hidden_size is {width}; encoder={LSTM} needs an even number"),
-            (is_lstm and changed, f"{', '.join(changed)} does not apply to encoder={LSTM}; leave it unset"),
             (heads and kv_heads and heads % kv_heads, "num_key_value_heads must divide num_attention_heads"),
             (self.norm == RMS_NORM and self.norm_bias, f"norm={RMS_NORM} has no bias; set norm_bias=false"),
             (not has_first_norm, "first_attention_norm=false needs norm_first=true"),
-            (is_rotary and self.position_offset, "rotary positions have no position_offset; set it to 0"),
             (is_rotary and width and heads and width // heads % 2, "rotary positions need an even head size"),
             (self.local_attention == 1, "local_attention must be at least 2, a token on each side"),
             (self.local_attention and is_one_sided, "local_attention needs attention_direction=both"),
@@ -212,12 +215,20 @@ class Architecture(Section):
         return -(-self.vocab_size // self.pad_vocab_to_multiple_of) * self.pad_vocab_to_multiple_of
 
 
-# Fields that an LSTM encoder does not have.
-_TRANSFORMER_FIELDS = (
-    *("attention_direction", "embedding_size", "embedding_norm", "norm", "norm_bias", "norm_first", "gated_mlp"),
-    *("first_attention_norm", "position_embedding_type", "position_offset", "local_attention", "attention_bias"),
-    *("num_key_value_heads", "mlp_bias", "lm_head", "tie_word_embeddings", "classifier_pooling", "token_pooler"),
-)
+# Fields without effect, keyed by the field and the value that disable them.
+_UNUSED_FIELDS: dict[tuple[str, Any], tuple[str, ...]] = {
+    ("encoder", LSTM): (
+        *("attention_direction", "embedding_size", "embedding_norm", "norm", "norm_bias", "norm_first", "gated_mlp"),
+        *("first_attention_norm", "position_embedding_type", "position_offset", "local_attention", "attention_bias"),
+        *("num_key_value_heads", "mlp_bias", "lm_head", "tie_word_embeddings", "classifier_pooling", "token_pooler"),
+    ),
+    ("position_embedding_type", ABSOLUTE): ROPE_THETAS,
+    ("position_embedding_type", ROTARY): ("position_offset",),
+    ("position_embedding_type", ROTARY_PAIRS): ("position_offset",),
+    ("local_attention", 0): ("global_attn_every_n_layers", "local_rope_theta"),
+    ("lm_head", "linear"): ("head_act",),
+    ("pooler_act", ""): ("pooler_norm", "token_pooler"),
+}
 ARCHITECTURE_FIELDS = tuple(field.name for field in dataclasses.fields(Architecture))
 
 

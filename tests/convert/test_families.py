@@ -52,7 +52,7 @@ CONFIGS = {
     "modernbert with other options": (
         "ModernBertConfig",
         {**MODERN, "classifier_pooling": "mean", "norm_bias": True, "decoder_bias": False, "hidden_activation": "silu"}
-        | {"global_attn_every_n_layers": 2, "tie_word_embeddings": False},
+        | {"global_attn_every_n_layers": 2, "tie_word_embeddings": False, "classifier_activation": "tanh"},
     ),
     "modernbert with one layer": ("ModernBertConfig", {**MODERN, "num_hidden_layers": 1}),
     "eurobert": ("EuroBertConfig", {**SIZES, "num_key_value_heads": 2, "mask_token_id": 4}),

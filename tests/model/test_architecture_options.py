@@ -97,6 +97,11 @@ def test_attention_in_blocks_equals_attention_with_a_mask(monkeypatch, window):
     ("changes", "word"),
     [
         ({"encoder": "lstm", "gated_mlp": True}, "gated_mlp"),
+        ({"global_rope_theta": 10_000.0}, "global_rope_theta does not apply to position_embedding_type=absolute"),
+        ({"position_embedding_type": "rotary", "position_offset": 2}, "position_offset"),
+        ({"global_attn_every_n_layers": 2}, "global_attn_every_n_layers does not apply to local_attention=0"),
+        ({"lm_head": "linear", "head_act": "relu"}, "head_act"),
+        ({"pooler_act": "", "pooler_norm": True}, "pooler_norm"),
         ({"num_key_value_heads": 3}, "num_key_value_heads"),
         ({"num_attention_heads": 32, "position_embedding_type": "rotary"}, "even head size"),
         ({"local_attention": 1}, "local_attention"),

@@ -37,7 +37,8 @@ _EXTRACTED = re.compile(rb"\s*<doc [a-z]+=")
 # Start of a JSON object or of a list of objects, such as in the output of WikiExtractor with --json, or of a document
 # with markup, such as a web page or a dump of Wikipedia.
 _NO_TEXT = re.compile(
-    rb'\s*((\[\s*)?\{\s*"[^"\n]*"\s*:|<(!doctype|html|\?xml|mediawiki)\b|%PDF-|\{\\rtf)', re.IGNORECASE
+    rb'\s*(<!--.*?-->\s*)?((\[\s*)?\{\s*"[^"\n]*"\s*:|<(!doctype|html|\?xml|mediawiki)\b|%PDF-|\{\\rtf)',
+    re.IGNORECASE | re.DOTALL,
 )
 _TABLE = re.compile(r".*\.(jsonl?|csv|tsv)(\.gz|\.xz)?", re.IGNORECASE)
 _ESCAPED_BYTES = re.compile("[\udc80-\udcff]+")

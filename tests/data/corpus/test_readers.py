@@ -248,7 +248,7 @@ def test_files_are_sorted_and_duplicates_counted(tmp_path):
         # WikiExtractor with --json.
         ("wiki", "wiki_00", '{"id": "1", "text": "One."}\n', "wiki_00 contains JSON"),
         ("prose", "a", '[\n {"text": "One."}\n]\n', "a contains JSON"),
-        ("prose", "a", "\n<!DOCTYPE html>\n<html>One.</html>\n", "a contains JSON, HTML, XML"),
+        ("prose", "a", "\n<!-- by\nhand -->\n<!DOCTYPE html>\n<html>One.</html>\n", "a contains JSON, HTML, XML"),
         ("wiki", "wiki.xml", "<mediawiki xmlns='a'>One.</mediawiki>\n", "wiki.xml contains JSON, HTML, XML"),
         ("text", "wiki_00", "\ufeff" + WIKI, "use wiki: instead of text:"),
         ("prose", "wiki_00", "\ufeff" + WIKI, "use wiki: instead of prose:"),
