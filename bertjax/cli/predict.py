@@ -77,8 +77,7 @@ def predict(args: argparse.Namespace) -> None:
     """Prints predictions for texts, or writes predictions for the task's data in the official format."""
     from bertjax.inference.predict import build_prediction_task, create_output, write_outputs
     from bertjax.training.checkpoint_config import choose_split
-    from bertjax.training.evaluation import load_for_task
-    from bertjax.training.evaluation import predict as run
+    from bertjax.training.evaluation import evaluate_batches, load_for_task
 
     if args.texts or args.text:
         _predict_texts(args)
@@ -91,7 +90,7 @@ def predict(args: argparse.Namespace) -> None:
         task = build_prediction_task(choose_split(config_for_checkpoint(args, checkpoint), args.split or "test"))
         mesh, params = load_for_task(task, checkpoint)
         create_output(task, args.output, columns)
-        for path in write_outputs(task, run(task, mesh, params)[1], args.output, args.logits, columns):
+        for path in write_outputs(task, evaluate_batches(task, mesh, params)[1], args.output, args.logits, columns):
             show(path)
 
 

@@ -35,7 +35,8 @@ class OptimizerConfig(Section):
       eps: constant added to the denominator of the update.
       clip_norm: maximum global norm of the gradient of trained parameters (0: no clipping).
       layer_decay: factor that multiplies the learning rate once per layer below the output layer (1: no decay).
-      freeze_layers: number of lowest encoder layers that are not trained (default: 0).
+      freeze_layers: number of lowest layers that are not trained, of the encoder and of ELECTRA's generator (default:
+        0).
       freeze: paths of parameters or modules that are not trained, such as `encoder/embeddings`.
       head_steps: number of initial steps that train only the parameters outside the encoder (default: 0), so that the
         gradients of a random head do not change a trained encoder (arXiv 2202.10054). The remaining steps have their

@@ -120,7 +120,7 @@ class RunConfig(Section):
         """Returns the config with the settings that the task reads from an initial checkpoint's workdir."""
         return self
 
-    def check_rows(self, seq_len: int, is_packed: bool = False) -> None:
+    def check_rows(self, seq_len: int, is_packed: bool) -> None:
         """Raises a UsageError if the model cannot process rows of `seq_len` tokens.
 
         `is_packed` is True if rows contain several sequences.

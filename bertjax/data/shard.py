@@ -4,8 +4,6 @@ import dataclasses
 
 import numpy as np
 
-from bertjax.errors import UsageError
-
 
 @dataclasses.dataclass(frozen=True)
 class DataShard:
@@ -20,10 +18,6 @@ class DataShard:
 
     def rows(self, batch_size: int) -> np.ndarray:
         """Returns the indices of this process's rows in a global batch, int64, ascending."""
-        if batch_size % self.count:
-            raise UsageError(
-                f"batch_size={batch_size} is not divisible by {self.count} data shards; use a multiple of {self.count}"
-            )
         return np.arange(batch_size).reshape(self.count, -1)[list(self.parts)].ravel()
 
 

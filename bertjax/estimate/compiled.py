@@ -56,7 +56,7 @@ def lowered_step(
     key = jax.eval_shape(lambda: jax.random.key(0))
     scalar = jax.ShapeDtypeStruct((), jnp.float32, sharding=replicated(mesh))
     step = make_train_step(task.objective, optimizer, mesh, settings.grad_accum_steps)
-    schedule = make_schedule(settings.optimizer, task.warmup_steps, task.phase_peaks)
+    schedule = make_schedule(settings.optimizer, task.warmup_steps, task.phase_schedule)
     schedule = jax.tree.map(lambda leaf: scalar.update(shape=jnp.shape(leaf)), schedule)
     lowered = step.lower(state, batch, key, schedule)
     trees = {"parameters": state.params, "optimizer": state.replace(params=None), "batch": batch}

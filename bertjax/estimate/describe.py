@@ -121,7 +121,7 @@ def _describe_schedule(task: Task) -> list[str]:
     if not task.has_schedule:
         return []
     # Call this for its errors, which training would raise too.
-    make_schedule(task.config.optimizer, task.warmup_steps, task.phase_peaks)
+    make_schedule(task.config.optimizer, task.warmup_steps, task.phase_schedule)
     cost = task.cost_before(task.total_steps)
     start = f" from step {task.config.optimizer.head_steps:,}" if task.config.optimizer.head_steps else ""
     shape = SCHEDULES[task.config.optimizer.schedule]

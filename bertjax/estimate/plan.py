@@ -92,7 +92,7 @@ def plan_run(task: Task, topology: str, slices: int, mfu: float, price_per_chip_
     chip, chips, devices = chip_of(topology), chips_in(topology) * slices, tpu_devices(topology, slices)
     mesh, model = make_mesh(task.config.mesh, devices), task.objective.model.config.resolve("tpu")
     params = abstract_params(task.objective, mesh)
-    steps = [stop - start for start, stop in itertools.pairwise([0, *(stop for stop, _ in task.phase_peaks)])]
+    steps = [stop - start for start, stop in itertools.pairwise([0, *(stop for stop, _ in task.phase_schedule)])]
     phases, start = [], 0
     for index, count in enumerate(steps):
         logger.info(f"compiling phase {index + 1} of {len(steps)} for {chips:,} chips of {chip.name}")

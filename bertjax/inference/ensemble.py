@@ -16,7 +16,7 @@ from bertjax.errors import UsageError, listed
 from bertjax.inference.predict import build_prediction_task, create_output, write_outputs
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import saved_fingerprint
-from bertjax.training.evaluation import load_for_task, predict
+from bertjax.training.evaluation import evaluate_batches, load_for_task
 from bertjax.training.workdir import CONFIG, RESULTS
 from bertjax.utils.io import write_atomic
 
@@ -54,7 +54,7 @@ def ensemble(
                 f"{checkpoint} differs from the first member in {', '.join(changed)}; use members with the same task, "
                 "vocabulary and data, and set the same --config.data.FIELD for all"
             )
-        outputs = predict(task, *load_for_task(task, checkpoint))[1]
+        outputs = evaluate_batches(task, *load_for_task(task, checkpoint))[1]
         members.append({"fingerprint": fingerprint, **_metrics(task, outputs)})
         mean = _update_mean(mean, outputs, number) if mean else outputs
     metrics = {**_metrics(first, mean), "members": members}

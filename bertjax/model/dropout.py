@@ -77,6 +77,15 @@ def dropout_seeds(key: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, ja
     return hash_positions(position, first, second), hash_positions(position, second ^ np.uint32(_GOLDEN), first)
 
 
+def kernel_dropout(
+    rate: float, key: jax.Array | None, shape: tuple[int, ...]
+) -> tuple[float, tuple[jax.Array, jax.Array]]:
+    """Returns the rate (0 without a key) and the seeds of an attention kernel's dropout, see `dropout_seeds`."""
+    if key is None or not rate:
+        return 0.0, (jnp.zeros(shape, jnp.uint32),) * 2
+    return rate, dropout_seeds(key, shape)
+
+
 def hash_positions(position: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
     """Hashes each position, with the seeds `first` and `second`, to 32 random bits (uint32)."""
     x = position * np.uint32(_GOLDEN) + first

@@ -79,14 +79,14 @@ def encode_with_head(
     feature_head: FeatureHead,
     batch: dict[str, jax.Array],
     deterministic: bool,
-    dropout_key: Callable[[], jax.Array],
+    make_rng: Callable[[], jax.Array],
     num_sequences: int = 1,
 ) -> tuple[jax.Array, jax.Array]:
     """Applies the encoder and the feature head inside the calling module.
 
     `models.py` describes the arrays of `batch`. If `batch` contains `CACHED_FEATURES`, float32 [B, L, C, D], these
     precomputed states of `feature_head.layers` replace the encoder's output. Feature heads do not support packed rows.
-    Each call of `dropout_key` returns a new random key.
+    Each call of `make_rng` returns a new random key.
 
     Returns:
       States of tokens [B, L, W] and of sequences [B, W], or [B, S, W] in packed rows of up to `num_sequences`, in the
@@ -103,7 +103,7 @@ def encode_with_head(
         selected = states[jnp.array(feature_head.layers(config.num_hidden_layers))]
         tokens = _Mix(config, feature_head, name=_MIX)(jax.lax.stop_gradient(jnp.moveaxis(selected, 0, 2)))
     for layer in range(feature_head.lstm_layers):
-        tokens = dropout(tokens, config.hidden_dropout_prob, None if deterministic else dropout_key())
+        tokens = dropout(tokens, config.hidden_dropout_prob, None if deterministic else make_rng())
         lstms = [Lstm(config, feature_head.lstm_size, side, name=f"lstm_{layer}_{side}") for side in SIDES]
         tokens = jnp.concatenate([lstm(tokens, batch["input_mask"]) for lstm in lstms], axis=-1)
     return tokens, sequence_states(feature_head.context_sides(config), tokens, batch)

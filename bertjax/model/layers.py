@@ -226,7 +226,7 @@ class SharedInputs(NamedTuple):
     """
 
     sequence_ids: jax.Array
-    rotations: jax.Array | None = None
+    rotations: jax.Array | None
 
 
 class LayerInputs(NamedTuple):
@@ -237,8 +237,8 @@ class LayerInputs(NamedTuple):
       has_attention_norm: bool [N], whether a norm precedes the attention.
     """
 
-    is_local: Any = None
-    has_attention_norm: Any = None
+    is_local: Any
+    has_attention_norm: Any
 
 
 def layer_inputs(
@@ -324,6 +324,7 @@ def run_layers(
     """
     config, is_scanned = parent.config, scans_layers(parent.config)
     outputs = [x[None]]
+    # `Freezing.split` in `training/freezing.py` moves the parameters of frozen layers to their own stack.
     frozen = jax.tree.leaves(parent.get_variable("params", FROZEN_LAYERS))
     num_frozen = len(frozen[0]) if frozen else 0
     if config.remat in REMAT_SAVED_NAMES:

@@ -1,11 +1,13 @@
 """Complete models, and their JSON descriptions. Axis letters: see `encoder.py`.
 
-Every model with an output layer maps a batch to float32 logits. Models read these int32 arrays of a batch:
+Models map a batch to float32 logits or, without an output layer, to states or vectors. They read these int32 arrays:
 
     input_ids, input_mask, segment_ids    [B, L]; the mask is 1 for tokens, 0 for padding at the end
     sequence_ids, position_ids            [B, L], only for packed rows of several sequences; see `encoder.py`
     masked_lm_positions                   [B, P]
     masked_lm_ids, masked_lm_weights      [B, P], only for `ReplacedTokenModel`; the weights are float32
+    next_sentence_labels, labels, texts   [B, S], only for packed rows, and only their width S is used
+    features                              float32 [B, L, C, D], only for cached features; see `feature_head.py`
 """
 
 import dataclasses
@@ -68,10 +70,10 @@ class PretrainingModel(nn.Module):
         """
         num_sequences = batch["next_sentence_labels"].shape[-1] if is_packed(batch) else 1
         outputs = encode(self.config, batch, deterministic)
-        ((states, token_table),) = outputs.sides.values()
+        (side,) = outputs.sides.values()
         # Gather masked positions first, so that the vocabulary projection runs on only 15 % of the positions.
-        masked = jnp.take_along_axis(states, batch["masked_lm_positions"][..., None], axis=1)  # [B, P, D]
-        masked_lm_logits = LmHead(self.config, name="masked_lm")(masked, token_table)
+        masked = jnp.take_along_axis(side.states, batch["masked_lm_positions"][..., None], axis=1)  # [B, P, D]
+        masked_lm_logits = LmHead(self.config, name="masked_lm")(masked, side.token_table)
         sequences = pooled_states(self.config, outputs.tokens, batch, num_sequences)
         if self.config.type_vocab_size < 2:
             return masked_lm_logits, jnp.zeros((*sequences.shape[:-1], 2))

@@ -78,7 +78,7 @@ class AdaptationTask(PretrainingTask):
         # Draw an offset, so that runs with different seeds replay at different steps.
         self._offset = random.Random(config.seed).random()
         data = config.data
-        if not (self._corpus and data.replay_corpus):
+        if not (data.corpus and data.replay_corpus):
             return
         general = PretrainingTask(
             dataclasses.replace(config, data=dataclasses.replace(data, corpus=data.replay_corpus)), train
@@ -86,7 +86,7 @@ class AdaptationTask(PretrainingTask):
         if general.workdir_files != self.workdir_files:
             raise UsageError(
                 f"the corpora {data.replay_corpus} and {data.corpus} have different vocabularies; prepare "
-                f"{data.replay_corpus} with --vocab {self._corpus.vocabulary_path}"
+                f"{data.replay_corpus} with --vocab {self.corpus.vocabulary_path}"
             )
         self._general = general
         self.other_tasks[_GENERAL] = general

@@ -13,6 +13,7 @@ from bertjax.data.corpus.store import Corpus, has_single_sentences, open_corpus
 from bertjax.data.corpus.vocabulary import Vocabulary, vocabulary_files
 from bertjax.data.pretraining.baseline import mean_piece_bytes
 from bertjax.data.pretraining.config import Masking, Phase
+from bertjax.data.pretraining.pair_index import documents_problem
 from bertjax.data.pretraining.pairs import NEXT_SENTENCE
 from bertjax.data.shard import SINGLE_SHARD, DataShard
 from bertjax.errors import UsageError
@@ -48,11 +49,9 @@ class PretrainingTask(Task):
     def __init__(self, config: PretrainingConfig, train: bool = True) -> None:
         """Opens the corpus, which is required if `train` is True."""
         super().__init__(config)
-        self._corpus = open_corpus(config.data.corpus) if config.data.corpus else None
-        if train:
-            # The property raises. Raise before the workdir exists, because it would reject a corrected config.
-            _ = self.corpus
-        vocab_size = self._vocabulary.size if self._corpus else config.vocab_size
+        # Open the corpus before the workdir exists, because the workdir would reject a corrected config.
+        corpus = self.corpus if train or config.data.corpus else None
+        vocab_size = self._vocabulary.size if corpus else config.vocab_size
         model_config = config.model_config(vocab_size)
         self.phases = config.resolved_phases
         self._objectives = []
@@ -60,53 +59,44 @@ class PretrainingTask(Task):
             model = dataclasses.replace(model_config, **{name: getattr(phase, name) for name in ROPE_THETAS})
             self._objectives.append(config.objective_class.for_model(model, config.data))
         self.objective = self._objectives[-1]
-        self.can_add_pieces = self.objective.can_add_pieces
         self.total_steps, self.warmup_steps = config.steps, config.optimizer.warmup(config.steps)
         self.eval_every, self.checkpoint_every = config.eval_every, config.checkpoint_every
         self.batch_sizes = tuple(phase.batch_size for phase in self.phases)
         # All evaluations have the batch shape of the first phase, so that they are comparable.
         self.eval_batch_size = self.batch_sizes[0]
         self.notes = tuple(_describe_phase(phase, self.objective) for phase in self.phases)
-        if self._corpus:
+        if corpus:
             self.workdir_files = vocabulary_files(self._vocabulary)
-            self.data_hash = self._corpus.fingerprint
-            split = self._corpus.train
+            self.data_hash = corpus.fingerprint
+            has_single = has_single_sentences(corpus.train.num_documents, corpus.train.num_sentences)
             # Objectives that do not train the next-sentence head leave it out of exports.
             has_head = "next_sentence" not in self.objective.unexported_modules
-            predicts_next = self.objective.pairing == NEXT_SENTENCE and has_head
-            if train and predicts_next and has_single_sentences(split.num_documents, split.num_sentences):
+            if train and has_single and has_head and self.objective.pairing == NEXT_SENTENCE:
                 logger.warning(
                     f"nearly every document of {config.data.corpus} has one sentence, so nearly all sentence pairs are "
                     "NotNext; prepare it again with blank lines only between documents, or set "
                     "--config.data.objective=none"
                 )
-            documents = self._corpus.heldout.num_documents
-            # Pairs need two documents, because segment B of a NotNext pair comes from another document.
-            needed = 2 if self.objective.pairing else 1
-            if documents < needed:
-                self.evaluation_problem = (
-                    f"the corpus {config.data.corpus} has {documents} held-out documents, but evaluation needs at "
-                    f"least {needed}; prepare it again with more documents or a larger --heldout"
-                )
+            self.evaluation_problem = documents_problem(corpus, "heldout", self.objective.pairing)
         # Cache the evaluation pipeline, because TensorFlow takes seconds to trace it.
         self._eval_dataset = functools.cache(self._make_eval_dataset)
 
     @property
-    def phase_peaks(self) -> tuple[tuple[int, float], ...]:
+    def phase_schedule(self) -> tuple[tuple[int, float], ...]:
         return tuple((phase.stop_step, phase.learning_rate) for phase in self.phases)
 
     def objective_at(self, num_updates: int) -> PretrainingObjective:
         return self._objectives[sum(num_updates > phase.stop_step for phase in self.phases[:-1])]
 
-    @property
+    @functools.cached_property
     def corpus(self) -> Corpus:
         """Corpus of the run. Raises a UsageError if the config has none."""
-        if self._corpus is None:
+        if not self.config.data.corpus:
             raise UsageError(
                 "no corpus; create one with `bertjax prepare --input text:FILE --output DIR`, and set --config "
                 "NAME:corpus=DIR"
             )
-        return self._corpus
+        return open_corpus(self.config.data.corpus)
 
     @functools.cached_property
     def _vocabulary(self) -> Vocabulary:

@@ -46,10 +46,13 @@ class Objective:
       splits_into_micro_batches: whether gradient accumulation may split a batch into micro-batches, which are processed
         one after the other (default: True). Set it to False if the loss of a row depends on other rows, as with
         in-batch negatives.
+      can_add_pieces: whether the data's vocabulary may extend the vocabulary of an `--init_from` checkpoint by new
+        pieces, which are vocabulary entries (default: False).
     """
 
     model: nn.Module
     splits_into_micro_batches: ClassVar[bool] = True
+    can_add_pieces: ClassVar[bool] = False
 
     # Subclasses override these properties, or replace them by class attributes. Annotate such attributes only with
     # `ClassVar`, because other annotated attributes are dataclass fields.
@@ -130,8 +133,6 @@ class Task:
     Start from a checkpoint (`--init_from`):
       reinit_params: names of the top-level parameters above the encoder (default: (), pre-training). They are randomly
         initialized, unless the checkpoint has an output layer with the same labels.
-      can_add_pieces: whether the data's vocabulary may extend the checkpoint's vocabulary by new pieces, which are
-        vocabulary entries (default: False).
       has_cached_features: whether batches contain features that the checkpoint's encoder computed before training
         (default: False). If so, the run cannot resume with a different checkpoint in `--init_from`.
 
@@ -162,7 +163,6 @@ class Task:
     evaluation_problem = ""
 
     reinit_params: tuple[str, ...] = ()
-    can_add_pieces = False
     has_cached_features = False
 
     data_hash = ""
@@ -175,7 +175,7 @@ class Task:
         self.other_tasks: dict[str, Task] = {}
 
     @property
-    def phase_peaks(self) -> tuple[tuple[int, float], ...]:
+    def phase_schedule(self) -> tuple[tuple[int, float], ...]:
         """Stop step (exclusive) and peak learning rate of each training phase, whose batches have the same shape."""
         return ((self.total_steps, self.config.optimizer.learning_rate),)
 

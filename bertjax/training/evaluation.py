@@ -32,7 +32,7 @@ def evaluate(
     `step` selects the objective of the checkpoint after `step` updates (default: None, `task.objective`). Returns the
     metrics of all tasks, and the outputs of each evaluation batch of `task`.
     """
-    means, outputs = predict(task, mesh, params, heartbeat, step)
+    means, outputs = evaluate_batches(task, mesh, params, heartbeat, step)
     values = dict(task.final_metrics(means, outputs))
     for prefix, other in task.other_tasks.items():
         other_values, _ = evaluate(other, mesh, params, heartbeat, step)
@@ -40,7 +40,7 @@ def evaluate(
     return values, outputs
 
 
-def predict(
+def evaluate_batches(
     task: Task, mesh: Mesh, params: Any, heartbeat: Callable[[], None] = lambda: None, step: int | None = None
 ) -> tuple[dict[str, float], list[dict[str, np.ndarray]]]:
     """Returns the mean of each metric, including the total loss, and the outputs of each evaluation batch in order."""

@@ -29,13 +29,13 @@ _MUON_RMS = 0.2
 
 
 def make_schedule(
-    config: OptimizerConfig, warmup_steps: int, phase_peaks: Sequence[tuple[int, float]]
+    config: OptimizerConfig, warmup_steps: int, phase_schedule: Sequence[tuple[int, float]]
 ) -> optax.Schedule:
     """Builds the learning-rate schedule of a run. The first `config.head_steps` steps have their own BERT schedule.
 
-    `phase_peaks` contains (stop step, peak rate) of each phase. The last stop step is the number of steps.
+    `phase_schedule` contains (stop step, peak rate) of each phase. The last stop step is the number of steps.
     """
-    stops, peaks = zip(*phase_peaks, strict=True)
+    stops, peaks = zip(*phase_schedule, strict=True)
     head_steps, total_steps = config.head_steps, stops[-1]
     steps = total_steps - head_steps
     if head_steps and steps <= 0:

@@ -166,7 +166,7 @@ class Progress:
             metrics = [task.best_metric] if task.best_metric else task.objective.metrics
             plot_finetuning(lines, path, metrics, task.steps_per_epoch, self.baseline)
         else:
-            ends = [stop for stop, _ in task.phase_peaks[:-1]]
+            ends = [stop for stop, _ in task.phase_schedule[:-1]]
             plot_pretraining(lines, path, task.objective.metrics, [*task.other_tasks], ends)
 
     def finish(self, step: int, best: epath.Path) -> None:

@@ -17,7 +17,7 @@ from bertjax.metrics.metric import Metric
 from bertjax.metrics.report import ClassReport, log_reports
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import CHECKPOINTS, saved_fingerprint
-from bertjax.training.evaluation import predict
+from bertjax.training.evaluation import evaluate_batches
 from bertjax.training.metrics import evaluation_metrics, json_number
 from bertjax.training.parameters import load_params
 from bertjax.training.plots import plot_confusion
@@ -117,7 +117,7 @@ def finish_run(
     reports: dict[str, ClassReport] = {}
     if task.labels and task.eval_every:
         params = state.eval_params if int(best.name) == int(state.step) else load_params(best, state.eval_params)
-        reports = task.class_reports(predict(task, mesh, params, heartbeat)[1])
+        reports = task.class_reports(evaluate_batches(task, mesh, params, heartbeat)[1])
     if jax.process_index() != 0:
         return values
     results = {

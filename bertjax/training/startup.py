@@ -42,7 +42,7 @@ def open_workdir(
     """
     config = dataclasses.asdict(task.config)
     if init_from:
-        check_vocabulary(task, init_from, task.can_add_pieces)
+        check_vocabulary(task, init_from, task.objective.can_add_pieces)
     init_fingerprint = saved_fingerprint(init_from) if init_from else ""
     # Compare the contents of vocabulary and labels, because their paths may differ between hosts.
     files = {name: json.loads(task.workdir_files[name]) for name in (ENTRY, OUTPUT_LAYER) if name in task.workdir_files}
@@ -101,7 +101,7 @@ def restore_or_init(
         logger.info("starting at step 0 with random parameters, because --init_from is not set")
         return state
     reinit_params = () if has_output_layer_of(task, init_from) else task.reinit_params
-    new_pieces = check_vocabulary(task, init_from, task.can_add_pieces)
+    new_pieces = check_vocabulary(task, init_from, task.objective.can_add_pieces)
     state = state.with_initial_params(load_params(init_from, state.params, reinit_params, new_pieces))
     if keep_optimizer:
         if new_pieces:

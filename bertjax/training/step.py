@@ -141,6 +141,7 @@ def make_train_step(
                 trainable = {**trainable, ENCODER: jax.lax.stop_gradient(trainable[ENCODER])}
             sums, _ = objective.compute(freezing.merge(trainable, frozen), micro_batch, dropout_key)
             weights = objective.loss_weights
+            # The loss to differentiate. Logged losses are means over several steps, see `with_total_loss`.
             return sum(weight * sums[name][0] / denominators[name] for name, weight in weights.items()), sums
 
         grad_fn = jax.value_and_grad(loss_fn, has_aux=True)

@@ -79,11 +79,14 @@ def train(
     check_batch_sizes(task.batch_sizes, mesh, config.grad_accum_steps)
     check_batch_sizes((task.eval_batch_size,), mesh)
     optimizer = make_optimizer(config.optimizer)
-    schedule = make_schedule(config.optimizer, task.warmup_steps, task.phase_peaks)
+    schedule = make_schedule(config.optimizer, task.warmup_steps, task.phase_schedule)
+
+    head_steps = config.optimizer.head_steps
 
     def step_function(step: int) -> Callable[..., TrainState]:
-        head_only = step < config.optimizer.head_steps
-        return make_train_step(task.objective_at(step + 1), optimizer, mesh, config.grad_accum_steps, head_only)
+        # `make_train_step` is cached, so this is a lookup except at the start of a phase.
+        objective = task.objective_at(step + 1)
+        return make_train_step(objective, optimizer, mesh, config.grad_accum_steps, head_only=step < head_steps)
 
     step_function(0)  # If the step cannot be built, fail before the workdir is created.
     state_shapes = abstract_state(task.objective, optimizer, mesh)
@@ -117,7 +120,7 @@ def train(
                 return False
             return step == task.total_steps or (step % task.eval_every == 0 and (step > 0 or task.eval_first))
 
-        def save() -> None:
+        def save(state: TrainState, step: int) -> None:
             _check_steps_finite(state)
             with progress.paused():
                 check_still_owner()
@@ -126,8 +129,10 @@ def train(
                 checkpoints.save(state, history.score_at(step))
             heartbeat()
 
-        # Evaluate before the first step, or after a step whose evaluation was interrupted.
-        if is_evaluated_at(step) and not history.at(step):
+        # Without scores, save before an evaluation, because it may take longer than a preempted host has left. With
+        # scores, a saved step is never evaluated later, because its checkpoint would lack the score.
+        saves_first = task.best_metric is None
+        if is_evaluated_at(step) and not history.at(step) and (saves_first or step == 0):
             history = history.add(step, _evaluate(task, mesh, state, progress, heartbeat))
 
         # A run that was killed between early stopping and writing `results.json` must not train further.
@@ -136,6 +141,9 @@ def train(
         batches = task.train_batches(step, data_shard(mesh))
         while not (done or stopped):
             batch = put_batch(next(batches), mesh)
+            if 0 < step == head_steps and config.optimizer.name != "bert_adam":
+                # The other optimizers correct the bias of moments for their age, but the encoder's moments start now.
+                state = state.replace(opt_state=jax.tree.map(jnp.zeros_like, state.opt_state))
             with profiler.step(step):
                 state = step_function(step)(state, batch, dropout_key, device_schedule)
             step += 1
@@ -151,13 +159,12 @@ def train(
                 state = _log_and_reset(task, state, step, progress)
 
             is_due = done or stopped or step % task.checkpoint_every == 0
-            # Without scores, save before the evaluation, because it may take longer than a preempted host has left.
-            saves_first = is_due and task.best_metric is None
-            if saves_first:
-                save()
+            if is_due and saves_first:
+                save(state, step)
 
             # A resumed run makes the evaluation that a stopped run skips.
-            if is_evaluated_at(step) and (done or not (stopped and saves_first)):
+            skips_evaluation = stopped and saves_first and not done
+            if is_evaluated_at(step) and not skips_evaluation:
                 history = history.add(step, _evaluate(task, mesh, state, progress, heartbeat))
                 stops_early = not done and history.is_out_of_patience()
                 if stops_early and step % config.log_every:  # not logged above
@@ -165,7 +172,7 @@ def train(
                 done = done or stops_early
 
             if not saves_first and (is_due or done or history.is_best_at(step)):
-                save()
+                save(state, step)
 
         checkpoints.wait()
         heartbeat()

@@ -253,7 +253,7 @@ def test_processes_may_build_the_same_index_concurrently(corpus):
 @pytest.mark.parametrize("documents", [[], [[3, 4, 5]]])
 def test_pairs_need_two_documents(make_corpus, documents):
     corpus = make_corpus([[3, 4], [5]], documents)
-    with pytest.raises(UsageError, match=f"heldout split .* has {len(documents)} document.*prepare more documents"):
+    with pytest.raises(UsageError, match=f"heldout split .* has {len(documents)} document.*change --heldout"):
         open_pair_index(corpus, "heldout", 64, 0, 1)
     if documents:
         assert len(open_pair_index(corpus, "heldout", 64, 0, 1, 8, "").records) == 1

@@ -238,11 +238,6 @@ def test_corpus_larger_than_memory_is_read(traced, tmp_path):
     assert grown_kibibytes < 1 << 18
 
 
-def test_batch_size_must_be_divisible_by_the_shards(traced):
-    with pytest.raises(UsageError, match="batch_size=8 is not divisible by 3"):
-        train(traced, 1, shard=DataShard((0,), 3))
-
-
 @pytest.mark.parametrize("predictions", [0, 65])
 def test_number_of_predictions_out_of_range_is_refused(predictions):
     with pytest.raises(UsageError, match=f"max_predictions={predictions} is out of range"):
@@ -254,7 +249,7 @@ def test_missing_heldout_documents_are_refused_before_a_workdir_is_created(
     make_corpus, tmp_path, capfd, objective, heldout, needed
 ):
     path, full = make_corpus([[3, 4], [5]], heldout).path, make_corpus([[3, 4], [5]]).path
-    message = f"{path} has {len(heldout)} held-out documents, but evaluation needs at least {needed}"
+    message = f"heldout split of the corpus {path} has {len(heldout)} documents, but needs at least {needed}"
     config = f"pretrain:size=L1_H16,quick=true,objective={objective},corpus={path}"
     assert message in refused(capfd, "train", "--config", config, "--workdir", tmp_path / "run")
     if objective == "none":

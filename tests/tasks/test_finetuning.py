@@ -2,16 +2,15 @@
 
 import contextlib
 import json
-import os
 import re
 import shutil
-import signal
 
 import pytest
 from checkpoints import random_checkpoint
-from command_runs import EXPERIMENTS, evaluate, load_task, overrides, refused, train, train_command
+from command_runs import EXPERIMENTS, evaluate, load_task, overrides, read_metrics, refused, train, train_command
 from commanding import printed
 from finetuning_data import glue_files
+from small_run import with_signal
 
 from bertjax.cli import main as cli
 from bertjax.convert.portable import write_workdir
@@ -32,16 +31,16 @@ def test_best_and_last_checkpoints_are_kept_and_the_best_is_used(cola, capfd):
 
 
 def test_final_predictions_are_progress_for_the_watchdog(glue, letters, tmp_path, monkeypatch):
-    beats, counts, predict = [], [], run_results.predict
+    beats, counts, evaluate_batches = [], [], run_results.evaluate_batches
 
     def count_beats(*arguments):
         before = len(beats)
-        means, outputs = predict(*arguments)
+        means, outputs = evaluate_batches(*arguments)
         counts.append((len(beats) - before, len(outputs)))
         return means, outputs
 
     monkeypatch.setattr(loop, "watchdog", lambda _: contextlib.nullcontext(lambda: beats.append(None)))
-    monkeypatch.setattr(run_results, "predict", count_beats)
+    monkeypatch.setattr(run_results, "evaluate_batches", count_beats)
     train(f"glue.py:task=cola,path={glue}", tmp_path / "run", letters, data__eval_batch_size=8)
     assert counts == [(counts[0][1],) * 2] and counts[0][1] > 1
 
@@ -97,26 +96,28 @@ def test_checkpoint_of_another_task_is_an_error(cola, glue, letters, tmp_path, c
 
 
 @pytest.mark.ci
-def test_resumed_run_equals_an_uninterrupted_run(glue, letters, tmp_path, monkeypatch):
+def test_resumed_run_equals_an_uninterrupted_run(glue, letters, tmp_path):
     fields = {"steps": 6, "log_every": 2, "checkpoint_every": 4, "eval_every": 3, "model__hidden_dropout_prob": 0.1}
     task = load_task(f"glue.py:task=cola,path={glue}", letters, **fields)
     uninterrupted, resumed = tmp_path / "uninterrupted", tmp_path / "resumed"
     loop.train(task, str(uninterrupted))
-    all_batches = task.train_batches
-
-    def stop_at_step_3(start_step, shard):
-        for step, batch in enumerate(all_batches(start_step, shard), start_step):
-            if step == 3:
-                os.kill(os.getpid(), signal.SIGTERM)
-            yield batch
-
-    with monkeypatch.context() as patch:
-        patch.setattr(task, "train_batches", stop_at_step_3)
-        assert loop.train(task, str(resumed))["stopped"]
+    assert loop.train(with_signal(task, at=3), str(resumed))["stopped"]
     assert not (resumed / "results.json").exists()
     loop.train(task, str(resumed))
     assert (uninterrupted / "metrics.jsonl").read_text() == (resumed / "metrics.jsonl").read_text()
     assert saved_fingerprint(find_checkpoint(uninterrupted)) == saved_fingerprint(find_checkpoint(resumed))
+
+
+@pytest.mark.ci
+def test_saved_step_is_not_evaluated_later_because_it_could_not_become_the_best_checkpoint(glue, letters, tmp_path):
+    def task_of(eval_every):
+        fields = {"steps": 6, "checkpoint_every": 6, "eval_every": eval_every}
+        return load_task(f"glue.py:task=cola,path={glue}", letters, **fields)
+
+    step = loop.train(with_signal(task_of(eval_every=6), at=3), str(tmp_path))["step"]
+    loop.train(task_of(eval_every=1), str(tmp_path))
+    evaluated = [line["step"] for line in read_metrics(tmp_path) if "eval_matthews" in line]
+    assert evaluated == [*range(step + 1, 7)]
 
 
 def test_train_prints_the_best_metrics_and_writes_results_last(cola):

@@ -31,8 +31,9 @@ from bertjax.tasks.objectives.masked_lm import MaskedLm
 from bertjax.training import progress, startup
 from bertjax.training import train as loop
 from bertjax.training.checkpoint import find_checkpoint
-from bertjax.training.evaluation import predict
+from bertjax.training.evaluation import evaluate_batches
 from bertjax.training.optimizer import bert_schedule
+from bertjax.training.parameters import load_params_on_host
 from bertjax.training.sharding import make_mesh
 
 pytestmark = pytest.mark.ci
@@ -243,6 +244,17 @@ def test_full_disk_error_is_one_line_with_the_last_good_checkpoint(corpus, tmp_p
     assert not [record for record in caplog.records if record.name == "absl"]
 
 
+def test_bias_correction_starts_with_the_encoder_after_the_head_steps(corpus, tmp_path):
+    fields = {"steps": 4, "eval_every": 4, "checkpoint_every": 1, "keep_checkpoints": 4, "data__eval_rows": 8}
+    optimizer = {"name": "adamw", "weight_decay": 0.0, "head_steps": 2, "warmup_steps": 0}
+    fields |= {f"optimizer__{name}": value for name, value in optimizer.items()}
+    loop.train(make(corpus, **fields), str(tmp_path))
+    before, after = (load_params_on_host(epath.Path(tmp_path / "checkpoints" / step)) for step in "23")
+    changes = [np.abs(after[name] - before[name]).max() for name in before if name.startswith("encoder")]
+    # The first bias-corrected update of each parameter is the learning rate, wherever the gradient is not tiny.
+    assert max(changes) == pytest.approx(1e-2, rel=1e-3)
+
+
 def test_evaluation_outputs_do_not_accumulate_on_devices(corpus):
     task = make(corpus, data__batch_size=8)
     mesh = make_mesh(task.config.mesh)
@@ -261,7 +273,7 @@ def test_evaluation_outputs_do_not_accumulate_on_devices(corpus):
 
     objective = LogitsOnly(task.objective.model)
     changed = with_attributes(task, objective=objective, eval_batches=eval_batches)
-    _, outputs = predict(changed, mesh, {})
+    _, outputs = evaluate_batches(changed, mesh, {})
     assert len(outputs) == len(num_arrays) > 5 and all(isinstance(output["logits"], np.ndarray) for output in outputs)
     assert num_arrays[3:] == [num_arrays[3]] * (len(num_arrays) - 3)
 

@@ -12,7 +12,7 @@ TFDS_PREFIX, HUB_PREFIX = "tfds:", "hf:"
 
 
 def read_tfds(
-    name: str, split: str, columns: Mapping[str, str], stats: ReadStats, *, named_labels: bool = True
+    name: str, split: str, columns: Mapping[str, str], stats: ReadStats, *, named_labels: bool
 ) -> Iterator[Row]:
     """Yields the rows of a split in stored order; downloads and prepares the dataset if necessary.
 

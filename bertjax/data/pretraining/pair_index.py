@@ -110,6 +110,14 @@ def pack_pairs(
     return np.argsort(position[row_of], kind="stable"), np.bincount(numbers, minlength=max_pairs + 1)
 
 
+def documents_problem(corpus: Corpus, split: str, pairing: str) -> str:
+    """Returns an error message if a split has too few documents for rows of pairs or documents, else ""."""
+    # Pairs need two documents, because segment B of a NotNext pair comes from another document.
+    count, needed = getattr(corpus, split).num_documents, 2 if pairing else 1
+    problem = f"the {split} split of the corpus {corpus.path} has {count} documents, but needs at least {needed}"
+    return "" if count >= needed else f"{problem}; prepare more documents, or change --heldout"
+
+
 def open_pair_index(
     corpus: Corpus,
     split: str,
@@ -126,14 +134,9 @@ def open_pair_index(
     is stored in the folder `pair_index` of the corpus or, if this fails, in the cache folder of the machine.
     `Corpus.checksums` verifies it in the background. Several processes may build the same index at once.
     """
+    if problem := documents_problem(corpus, split, pairing):
+        raise UsageError(problem)
     data: Split = getattr(corpus, split)
-    count = data.num_documents
-    # Pairs need two documents, because segment B of a NotNext pair comes from another document.
-    if count < (needed := 2 if pairing else 1):
-        raise UsageError(
-            f"the {split} split of the corpus {corpus.path} has {count} documents, but needs at least {needed}; "
-            "prepare more documents"
-        )
     settings = {
         "version": _VERSION,
         "corpus": corpus.fingerprint,

@@ -36,7 +36,7 @@ def document_pairs(
     first: int,
     targets: np.ndarray,
     rng: np.random.Generator,
-    pairing: str = NEXT_SENTENCE,
+    pairing: str,
 ) -> Iterator[np.ndarray]:
     """Splits `len(targets)` documents, starting at `first`, into pairs.
 

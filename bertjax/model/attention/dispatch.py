@@ -110,7 +110,7 @@ def select_attention(config: ModelConfig, length: int, is_packed: bool = False) 
     return _import_function(implementation.path)
 
 
-def check_attention(config: ModelConfig, length: int, is_packed: bool = False) -> None:
+def check_attention(config: ModelConfig, length: int, is_packed: bool) -> None:
     """Raises a UsageError if the configured implementation is unknown or does not support the model or rows.
 
     This function does not access devices, because configs are checked before `jax.distributed.initialize`.

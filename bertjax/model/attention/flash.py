@@ -19,7 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from bertjax.model.attention.xla import MASKED_LOGIT, AttentionMask
-from bertjax.model.dropout import BITS, dropout_scale, dropout_seeds, dropout_threshold, hash_positions
+from bertjax.model.dropout import BITS, dropout_scale, dropout_threshold, hash_positions, kernel_dropout
 from bertjax.model.partitioning import platform_kernel, shard_over_mesh
 
 _LOG2_E = math.log2(math.e)
@@ -60,10 +60,7 @@ def flash_attention(
 ) -> jax.Array:
     """Computes the same attention as `xla_attention`. For GPUs; slow on CPU and TPU. Implements `AttentionFn`."""
     rows, length, heads, size = query.shape
-    if dropout_key is None or not dropout_rate:
-        rate, seeds = 0.0, (jnp.zeros((rows, heads), jnp.uint32),) * 2
-    else:
-        rate, seeds = dropout_rate, dropout_seeds(dropout_key, (rows, heads))
+    rate, seeds = kernel_dropout(dropout_rate, dropout_key, (rows, heads))
     max_block = max(_MIN_BLOCK, pl.next_power_of_2(length))
     block_sizes = tuple(_BlockSizes(*(min(size, max_block) for size in sizes)) for sizes in _BLOCK_SIZES)
     # Pad the length to whole blocks and the head size to a power of 2, because the kernels require both.

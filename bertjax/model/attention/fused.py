@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from bertjax.model.attention.xla import MASKED_LOGIT, AttentionMask, attention_mask
-from bertjax.model.dropout import BITS, dropout_scale, dropout_seeds, dropout_threshold, hash_positions
+from bertjax.model.dropout import BITS, dropout_scale, dropout_threshold, hash_positions, kernel_dropout
 from bertjax.model.partitioning import current_device, platform_kernel, shard_over_mesh
 
 # Width of a vector register. The width of a block must be a multiple of this number, or the full width.
@@ -58,10 +58,7 @@ def fused_attention(
 ) -> jax.Array:
     """Computes the same attention as `xla_attention`. For TPUs; slow on CPU and GPU. Implements `AttentionFn`."""
     rows, length, heads, size = query.shape
-    if dropout_key is None or not dropout_rate:
-        rate, seeds = 0.0, (jnp.zeros((rows, heads), jnp.uint32),) * 2
-    else:
-        rate, seeds = dropout_rate, dropout_seeds(dropout_key, (rows, heads))
+    rate, seeds = kernel_dropout(dropout_rate, dropout_key, (rows, heads))
     float32_products = current_device().device_kind in _FLOAT32_ONLY
     options = _Options(size, mask.direction, mask.window, rate, float32_products)
 

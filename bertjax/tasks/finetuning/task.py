@@ -11,13 +11,7 @@ import numpy as np
 
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import open_vocabulary, vocabulary_files
-from bertjax.data.finetuning.batches import (
-    Batching,
-    EpochOrder,
-    eval_batches,
-    in_input_order,
-    train_batches,
-)
+from bertjax.data.finetuning.batches import Batching, EpochOrder, eval_batches, in_input_order, train_batches
 from bertjax.data.finetuning.examples import Examples, known_labels
 from bertjax.data.finetuning.tables import ReadStats
 from bertjax.data.inspection import format_row
@@ -84,7 +78,6 @@ class FinetuningTask(Task):
             )
         self.vocabulary = open_vocabulary(config.data.vocabulary)
         self.tokenizer = Tokenizer(self.vocabulary)
-        config.check_rows(config.data.seq_len, config.data.examples_per_row > 1)
         self.split = splits.evaluated_split(config.data, train)
         self.load(train)
         if not train:

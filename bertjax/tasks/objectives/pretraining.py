@@ -31,7 +31,6 @@ class PretrainingObjective(Objective):
       has_masks: whether tokens are masked (default: True).
       pairing: kind of sentence pairs, which need two segments (default: "", documents or running text).
       options: fields of `PretrainingData` that this objective uses, but not every objective (default: ()).
-      can_add_pieces: see `Task`.
       unexported_modules: top-level modules of `model` that exports omit, because they are not trained, or are used only
         in training (default: ()).
     """
@@ -42,7 +41,6 @@ class PretrainingObjective(Objective):
     has_masks: ClassVar[bool] = True
     pairing: ClassVar[str] = ""
     options: ClassVar[tuple[str, ...]] = ()
-    can_add_pieces: ClassVar[bool] = False
     unexported_modules: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
