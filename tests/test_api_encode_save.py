@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from checkpoints import edit_json
 from safetensors.numpy import save_file
 
 import bertjax
@@ -221,8 +222,10 @@ def test_vectors_equal_those_of_sentence_transformers(pretrained, tmp_path):
     tokens = {"module_input_name": "token_embeddings"}
     dense = dense_layer(16, **tokens, activation_function="torch.nn.modules.linear.Identity")
     folder = sentence_transformer(pretrained, tmp_path / "model", dense, pooling, max_seq_length=16, do_lower_case=True)
+    # An added token, which is found before the text is lower-cased.
+    edit_json(folder / "tokenizer_config.json", entity_token="b")
     # Both texts of the last pair are truncated, to an odd number of tokens in total.
-    texts = [*TEXTS, ("a " * 10, "b " * 30), ("a b " * 10, "b a " * 10)]
+    texts = [*TEXTS, "abc", "aBc", ("a " * 10, "b " * 30), ("a b " * 10, "b a " * 10)]
     expected = sentence_transformers.SentenceTransformer(str(folder), device="cpu").encode(texts, prompt="it is ")
     bert = bertjax.load(folder)
     np.testing.assert_allclose(bert.encode(texts, prompt="it is ").pooled, expected, atol=1e-5)

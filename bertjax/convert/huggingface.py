@@ -192,6 +192,8 @@ def _make_config(checkpoint: PortableCheckpoint, class_name: str) -> dict[str, A
         "dtype": "float32",
     }
     restored = model_config(family, hf_config, Path(CONFIG))
+    if not config.num_key_value_heads and restored.num_key_value_heads == config.num_attention_heads:
+        restored = dataclasses.replace(restored, num_key_value_heads=0)  # 0 means as many heads.
     for name in {*ARCHITECTURE_FIELDS} - {"pad_vocab_to_multiple_of"}:
         if (value := getattr(config, name)) != getattr(restored, name):
             raise UsageError(
@@ -235,7 +237,9 @@ def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
     if family.has_own_code:
         notes += _copy_code(Path(checkpoint.source), hf_config, folder)
     write_json(folder / CONFIG, hf_config)
-    if checkpoint.embedder and not checkpoint.embedder.refusal:
+    if checkpoint.embedder and checkpoint.embedder.refusal:
+        notes.append(f"left out the modules of sentence-transformers: {checkpoint.embedder.refusal}")
+    elif checkpoint.embedder:
         sentence_transformers.write(checkpoint.embedder, folder)
     return [*notes, *write_tokenizer(checkpoint.vocabulary, checkpoint.config, folder)]
 

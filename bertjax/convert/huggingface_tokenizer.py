@@ -135,7 +135,7 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
         raise UsageError(
             f"cannot build the tokenizer of {folder}: {first_line(error)}; correct its {TOKENIZER} and {CONFIG}"
         ) from error
-    vocabulary = _standard_vocabulary(engine, folder) if separators == (1, 1) else None
+    vocabulary = _standard_vocabulary(engine, folder, special_ids) if separators == (1, 1) else None
     if vocabulary is None:
         content = engine.to_str().encode()
         vocabulary = load_vocabulary(folder / TOKENIZER, None, content, special_ids=special_ids)
@@ -262,7 +262,7 @@ def _separators(engine: Tokenizer, special_ids: dict[str, int], has_segments: bo
     return (num_middle if is_known else 0), num_end
 
 
-def _standard_vocabulary(engine: Tokenizer, folder: Path) -> Vocabulary | None:
+def _standard_vocabulary(engine: Tokenizer, folder: Path, special_ids: dict[str, int]) -> Vocabulary | None:
     """Returns the WordPiece vocabulary of the equivalent standard BERT tokenizer, or None if none is equivalent."""
     parts = json.loads(engine.to_str())
     normalizer, model = parts["normalizer"] or {}, parts["model"]
@@ -275,6 +275,7 @@ def _standard_vocabulary(engine: Tokenizer, folder: Path) -> Vocabulary | None:
         and (model["type"], model.get("continuing_subword_prefix")) == ("WordPiece", CONTINUATION)
         and model["unk_token"] == SPECIAL_PIECES[1]
         and {*SPECIAL_PIECES} == {token["content"] for token in parts["added_tokens"]}
+        and all(engine.token_to_id(f"[{name.upper()}]") == index for name, index in special_ids.items())
         and not any(token[name] for token in parts["added_tokens"] for name in _TOKEN_FLAGS)
     )
     if not is_standard:
@@ -321,6 +322,10 @@ def write_tokenizer(vocabulary: Vocabulary | None, config: ModelConfig, folder: 
         ],
         **special_tokens,
     }
+    if vocabulary.kind == TOKENIZER_JSON:
+        added = json.loads(content)["added_tokens"]
+        special = [token["content"] for token in added if token["special"]]
+        tokenizer_config[_EXTRA] = [token for token in special if token not in special_tokens.values()]
     write_json(folder / CONFIG, tokenizer_config)
     write_json(folder / _SPECIAL_TOKENS, special_tokens)
     return []

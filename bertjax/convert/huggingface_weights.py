@@ -9,7 +9,6 @@ import numpy as np
 
 from bertjax.convert.families import FAMILIES
 from bertjax.convert.family import FLOAT_DTYPES
-from bertjax.convert.huggingface_tokenizer import VOCABULARY
 from bertjax.errors import UsageError, listed
 from bertjax.tasks.embedding import sentence_transformers
 from bertjax.utils.io import unreadable
@@ -85,10 +84,10 @@ def missing_weights(model: str, files: Collection[str], folder: Path, destinatio
     architectures = read_object(folder / CONFIG, optional=True).get("architectures") or ()
     # Use only known class names in the command, because the config may contain shell code.
     classes = [name for family in FAMILIES.values() for name in family.classes]
-    class_name = next((name for name in classes if name in architectures), "BertForPreTraining")
+    class_name = next((name for name in classes if name in architectures), "AutoModel")
     return UsageError(
         f"{model} contains {pickles[0]} but no {WEIGHTS}; bertjax does not open pickles, which can run code. If you "
         f'trust the file, run: python -c "import sys; from transformers import {class_name} as M; '
         f'M.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2])" {shlex.quote(model)} '
-        f"{shlex.quote(destination)}, and copy {VOCABULARY} there"
+        f"{shlex.quote(destination)}, and copy the files of the tokenizer there"
     )

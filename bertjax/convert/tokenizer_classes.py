@@ -76,6 +76,7 @@ def bert_tokenizer(
     chinese, accents = config.get("tokenize_chinese_chars"), config.get("strip_accents")
     engine.normalizer = normalizers.BertNormalizer(True, True if chinese is None else chinese, accents, do_lower_case)
     engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    engine.decoder = decoders.WordPiece(prefix=CONTINUATION)
     return engine, notes
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bertjax.data.corpus.vocabulary import Vocabulary
+from bertjax.data.corpus.vocabulary import TOKENIZER_JSON, Vocabulary
 from bertjax.data.finetuning.examples import Examples, encode_pair, make_examples
 from bertjax.data.finetuning.tables import FORMATS
 from bertjax.errors import UsageError, first_line, quoted
@@ -71,11 +71,13 @@ def tokenize(
 
     Special tokens in a text remain single tokens. `prompt` is prepended to each text, or to the first text of a pair.
     """
-    vocabulary = model.vocabulary
+    vocabulary, tokenizer = model.vocabulary, model.tokenizer
     inputs = [(prompt + first, *second) for first, *second in as_tuples(texts)]
-    if embedder and embedder.lower_case:
+    if embedder and embedder.lower_case and vocabulary.kind == TOKENIZER_JSON:
+        tokenizer = tokenizer.lower_cased
+    elif embedder and embedder.lower_case:
         inputs = [tuple(lower(part, vocabulary) for part in parts) for parts in inputs]
-    ids_of_parts = iter(model.tokenizer.encode_all_with_special([part for parts in inputs for part in parts]))
+    ids_of_parts = iter(tokenizer.encode_all_with_special([part for parts in inputs for part in parts]))
     rows = []
     for parts in inputs:
         ids = list(itertools.islice(ids_of_parts, len(parts)))

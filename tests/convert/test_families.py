@@ -251,6 +251,15 @@ def test_other_names_of_config_fields_are_read(family, fields, name, expected):
     assert getattr(huggingface.model_config(family, sizes | fields, huggingface.Path()), name) == expected
 
 
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [(MODERNBERT, {"num_hidden_layers": 2}), (EUROBERT, {}), (EUROBERT, {"num_key_value_heads": 4})],
+)
+def test_defaults_of_a_config_can_be_written(family, fields):
+    sizes = {name: SIZES[name] for name in REQUIRED}
+    assert huggingface.export_problem(huggingface.model_config(family, sizes | fields, huggingface.Path())) == ""
+
+
 @pytest.mark.parametrize("name", ["type", "rope_type"])
 @pytest.mark.parametrize("family", [MODERNBERT, EUROBERT])
 def test_scaled_rotary_positions_are_refused(family, name):

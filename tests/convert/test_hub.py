@@ -175,7 +175,7 @@ def test_repository_without_safetensors_is_refused(server, pretrained):
     for architectures in (['BertModel as M; __import__("os")'], {"a": 1}, None):
         odd = json.dumps({"architectures": architectures}).encode()
         server.push("org/odd", {"config.json": odd, "pytorch_model.bin": b""})
-        with pytest.raises(UsageError, match="import BertForPreTraining as M; "):
+        with pytest.raises(UsageError, match="import AutoModel as M; "):
             bertjax.load("hf:org/odd")
     server.push("org/empty", {"config.json": config})
     with pytest.raises(UsageError, match="org/empty contains no model.safetensors"):

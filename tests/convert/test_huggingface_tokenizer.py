@@ -116,6 +116,7 @@ def test_added_token_has_one_id_whichever_file_defines_it(add, plain, save_json,
     assert not vocabulary.is_continuation[[size, size + 1]].any()
     ids, spans = tokenizer.encode_with_offsets("a <ent>b")
     assert ids[1] == size and spans.tolist() == [[0, 1], [2, 7], [7, 8]]
+    assert tokenizer.decode(tokenizer.encode("<ent> ace")) == "<ent> ace"
     # Export preserves the ids.
     (tmp_path / "out").mkdir()
     assert write_tokenizer(vocabulary, ModelConfig(), tmp_path / "out") == []
@@ -240,6 +241,12 @@ def test_special_tokens_may_have_other_names(plain):
     (plain / "vocab.txt").write_text(text.replace("[UNK]", "<unk>"))
     edit_json(plain / "special_tokens_map.json", unk_token="<unk>")
     assert encode(plain, ["\u2203"]) == [[vocabulary.unk_id]]
+
+
+def test_special_tokens_may_have_other_roles(plain):
+    edit_json(plain / "tokenizer_config.json", cls_token="[SEP]")
+    vocabulary = read_tokenizer(plain)[0]
+    assert [vocabulary.pieces[index] for index in vocabulary.special_ids][2:4] == ["[SEP]", "[SEP]"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Tokenizer: text to token ids, as in `tokenization.py` of google-research/bert, and token ids to text."""
 
+import copy
 import functools
 import re
 import unicodedata
@@ -7,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, repeat
 
 import numpy as np
-from tokenizers import models
+from tokenizers import models, normalizers
 
 from bertjax.data.corpus.basic_tokenizer import BasicTokenizer
 from bertjax.data.corpus.vocabulary import (
@@ -132,6 +133,15 @@ class Tokenizer:
         is_missing = self.vocabulary.kind == TOKENIZER_JSON and starts_word and self.encode("a") != self.encode(" a")
         # Use a space for ByteLevel, which replaces spaces after the prefix is added. Others have replaced them before.
         return (" " if marker == BYTE_LEVEL_START else marker) if is_missing else ""
+
+    @functools.cached_property
+    def lower_cased(self) -> "Tokenizer":
+        """Tokenizer that converts texts to lower case before its `tokenizer.json` normalizes them and finds tokens."""
+        lower_cased = copy.copy(self)
+        lower_cased._engine = load_tokenizer_json(self.vocabulary.path, self._engine.to_str().encode())
+        steps = filter(None, [normalizers.Lowercase(), self._engine.normalizer])
+        lower_cased._engine.normalizer = normalizers.Sequence(list(steps))
+        return lower_cased
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
         """Returns the ids of `encode_with_special`, and the start and end (exclusive) character offset of each piece.

@@ -51,6 +51,9 @@ _FIXED_FIELDS = {
     "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
     "module_output_name": TOKENS,
 }
+# Fields of `Transformer` with arguments of `from_pretrained`, and those that do not change the vectors.
+_ARGUMENTS = ("model_kwargs", "model_args", "processor_kwargs", "tokenizer_args", "config_kwargs", "config_args")
+_IGNORED_ARGUMENTS = ("attn_implementation", "trust_remote_code", "use_safetensors", "low_cpu_mem_usage")
 
 
 def transformer_folder(folder: Path) -> Path:
@@ -130,12 +133,15 @@ def _read(folder: AnyPath, hidden_size: int, max_positions: int, is_workdir: boo
     if first != "Transformer":
         raise UsageError(f"{folder / MODULES} starts with the module {first}; bertjax supports only Transformer")
     file, config = _transformer_config(transformer)
-    arguments = dict(config.pop("processor_kwargs", None) or config.pop("tokenizer_args", None) or {})
+    config |= {name: _without_ignored(config[name]) for name in _ARGUMENTS if config.get(name)}
+    arguments = config.pop("processor_kwargs", None) or config.pop("tokenizer_args", None) or {}
     limits = (arguments.pop("model_max_length", None), config.get("max_seq_length"))
     _check_fields({**config, "processor_kwargs": arguments}, file, ("max_seq_length", "do_lower_case", "unpad_inputs"))
     modules, widths = [], {TOKENS: hidden_size}
     for name, module_folder in others:
         modules += _read_module(name, module_folder, widths)
+    if SENTENCE not in widths:
+        raise UsageError(f"{folder / MODULES} lists no module that pools the states of a text, such as Pooling")
     prompts = read_object(folder / _PROMPTS, optional=True)
     if (model_type := prompts.get("model_type", "SentenceTransformer")) != "SentenceTransformer":
         raise UsageError(f"{folder / _PROMPTS} has the model_type {model_type!r}; bertjax supports SentenceTransformer")
@@ -157,6 +163,10 @@ def _read(folder: AnyPath, hidden_size: int, max_positions: int, is_workdir: boo
         truncate_dim,
         prompts.get("similarity_fn_name") or "",
     )
+
+
+def _without_ignored(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if name not in _IGNORED_ARGUMENTS}
 
 
 def _transformer_config(folder: AnyPath) -> tuple[AnyPath, dict[str, Any]]:
