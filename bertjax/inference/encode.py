@@ -226,12 +226,13 @@ class VectorEncoder:
             raise UsageError(f"{path} exists; remove it, or choose another output")
         for _ in write_shards(folder, self, as_tuples(texts)):
             pass
-        shape = (read_object(folder / METADATA).get("texts", 0), self.width)
+        metadata = read_object(folder / METADATA)
+        shape = (metadata.get("texts", 0), self.width)
         check_free_space(path.parent, 4 * shape[0] * shape[1], str(path))
         with atomic_file(path) as temporary:
             vectors, end = np.lib.format.open_memmap(temporary, "w+", np.float32, shape=shape), 0
-            for file in sorted(folder.glob("*.npz")):
-                with np.load(file) as shard:
+            for number in range(metadata.get("shards", 0)):
+                with np.load(folder / f"{number:05}.npz") as shard:
                     start, end = end, end + num_texts(shard)
                     vectors[start:end] = shard["vectors"]
             vectors.flush()

@@ -192,6 +192,8 @@ def _skip_texts_of(file: Path, texts: Iterator[Text]) -> int:
     try:
         with np.load(file) as shard:
             count, expected_hash = num_texts(shard), str(shard["texts_sha256"])
+            if array := shard.zip.testzip():
+                raise ValueError(f"wrong checksum of {array}")
     except Exception as error:  # Catch all exceptions, because zlib, zipfile and NumPy each raise different types.
         raise BertjaxError(f"{file} is damaged; remove it and run the same command again") from error
     if texts_sha256(itertools.islice(texts, count)) != expected_hash:

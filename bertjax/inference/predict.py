@@ -31,7 +31,7 @@ from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, MULTILABEL, 
 from bertjax.tasks.finetuning.task import FinetuningTask
 from bertjax.tasks.records import FIELDS, PredictionRecords, Record
 from bertjax.training.plots import plot_cosines
-from bertjax.utils.io import atomic_file, remove_temporaries
+from bertjax.utils.io import atomic_file
 
 # Maximum number of texts in memory.
 _CHUNK_TEXTS = 256
@@ -287,7 +287,6 @@ def create_output(task: FinetuningTask, folder: str, columns: Sequence[str] = ()
         if empty := sorted({*columns} - filled):
             raise UsageError(f"column {empty[0]!r} of --columns is empty in every row; leave this column out")
     Path(folder).mkdir(parents=True, exist_ok=True)
-    remove_temporaries(Path(folder))  # left by a killed command
 
 
 def write_outputs(

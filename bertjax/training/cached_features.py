@@ -5,6 +5,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -64,12 +65,12 @@ def _cached_features(config: FinetuningConfig, checkpoint: epath.Path, examples:
     layers = config.feature_head.layers(model.num_hidden_layers)
     path = cache_dir() / f"features-{_cache_key(checkpoint, model, layers, examples)}.bin"
     shape = int(offsets[-1]), len(layers), model.hidden_size
+    num_bytes = 4 * int(np.prod(shape))
     with FileLock(path.parent / f".{path.name}.lock"):
-        if path.exists():
+        if path.exists() and _is_complete(path, num_bytes):
             return np.memmap(path, np.float32, "r", shape=shape)
         # Remove partial files of killed runs, which may be tens of gigabytes large.
         remove_temporaries(path.parent, path.name)
-        num_bytes = 4 * int(np.prod(shape))
         remedy = f"set {CACHE_DIR_VARIABLE} to another folder"
         check_free_space(path.parent, num_bytes, "features of the frozen encoder", remedy)
         logger.info(f"caching features of the frozen encoder: {num_bytes / 1e9:,.2f} GB in {path}")
@@ -83,7 +84,19 @@ def _cached_features(config: FinetuningConfig, checkpoint: epath.Path, examples:
                 features[offsets[index] : offsets[index + 1]] = states
                 bar.update()
             features.flush()
+            with open(unfinished, "rb+") as file:
+                file.write(hashlib.file_digest(file, "sha256").digest())
     return np.memmap(path, np.float32, "r", shape=shape)
+
+
+def _is_complete(path: Path, num_bytes: int) -> bool:
+    """Returns whether a file contains `num_bytes` bytes and their SHA-256. Logs a line if it is damaged."""
+    if path.stat().st_size == num_bytes + hashlib.sha256().digest_size:
+        content: Any = np.memmap(path, np.uint8, "r")
+        if hashlib.sha256(content[:num_bytes]).digest() == content[num_bytes:].tobytes():
+            return True
+    logger.info(f"{path} is damaged, so the features are computed again")
+    return False
 
 
 def make_hidden_states_fn(

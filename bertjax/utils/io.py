@@ -26,6 +26,8 @@ _Path = TypeVar("_Path", bound=AnyPath)
 CACHE_DIR_VARIABLE = "BERTJAX_STAGING"
 # Free bytes that `check_free_space` leaves for other processes that write to the same disk.
 _RESERVE_BYTES = 16 << 20
+# Age at which a temporary file belongs to a killed process.
+_ABANDONED_SECONDS = 3600
 # Control characters, which are rare in texts but make up 2 % or more of the start of compressed files and PDFs.
 _CONTROLS, _START_BYTES = bytes({*range(32)} - {*b"\t\n\v\f\r\x1b"}), 8192
 _CRS = re.compile(rb"\r+\n?")
@@ -88,6 +90,8 @@ def remove_temporaries(folder: Path, name: str = "", min_age_seconds: float = 0)
 def atomic_file(path: AnyPath) -> Iterator[Path]:
     """Yields a local temporary file that becomes `path` when the block succeeds, and is removed when it fails.
 
+    Removes such temporary files of killed processes if they are an hour old.
+
     For a `gs://` path, the file is uploaded, which is atomic: object storage shows only complete objects.
     """
     if is_remote(path):
@@ -96,6 +100,7 @@ def atomic_file(path: AnyPath) -> Iterator[Path]:
             yield file
             epath.Path(file).copy(path, overwrite=True)
         return
+    remove_temporaries(Path(path.parent), path.name, _ABANDONED_SECONDS)
     temporary = path.parent / temporary_name(path.name)
     temporary.touch(exist_ok=False)
     try:

@@ -83,6 +83,12 @@ def test_unfinished_vectors_of_another_call_are_refused(bert, tmp_path, small_bl
     ):
         with pytest.raises(bertjax.UsageError, match=message):
             model.encode(texts, **{"pooling": "mean", "output": output, **options})
+    shard = tmp_path / "vectors.npy.part" / "00001.npz"
+    content = bytearray(shard.read_bytes())
+    content[content.index(b"NUMPY", content.index(b"vectors.npy")) + 200] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(bertjax.BertjaxError, match="00001.npz is damaged; remove it and run the same command again"):
+        bert.encode(TEXTS, pooling="mean", output=output)
     shutil.rmtree(f"{output}.part")
     output.touch()
     with pytest.raises(bertjax.UsageError, match="vectors.npy exists; remove it, or choose another output"):

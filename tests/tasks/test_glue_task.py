@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import shutil
 import zipfile
 
@@ -62,6 +63,7 @@ def test_predictions_for_data_and_for_a_text_file_are_equal_and_in_input_order(c
     assert "is a pair, but the model takes single texts" in error
     unfinished = tmp_path / ".CoLA.tsv-0123456789abcdef.unfinished"  # temporary file of a killed command
     unfinished.write_text("")
+    os.utime(unfinished, (0, 0))
     test_path, jsonl_path = predict(capfd, cola, tmp_path)
     assert not unfinished.exists()
     assert len(test_path.read_text().splitlines()) == 10
