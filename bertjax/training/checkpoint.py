@@ -5,6 +5,7 @@ A checkpoint is the folder `WORKDIR/checkpoints/STEP` with three Orbax items: `p
 damaged arrays. During a save, a local checkpoint has a temporary name, and a `gs://` checkpoint lacks its commit file.
 """
 
+import contextlib
 import dataclasses
 import logging
 import math
@@ -101,6 +102,14 @@ class Checkpoints:
     def path(self, step: int) -> epath.Path:
         """Returns the folder of a step."""
         return self._folder / str(step)
+
+    def scores(self) -> dict[int, float]:
+        """Returns the score of each checkpoint that has one, keyed by step. Ignores damaged checkpoints."""
+        scores = {}
+        for step in self._manager.all_steps():
+            with contextlib.suppress(BertjaxError):
+                scores[step] = read_metadata(self.path(step)).score
+        return {step: score for step, score in scores.items() if score is not None}
 
     def save(self, state: TrainState, score: float | None = None) -> None:
         """Starts an asynchronous save and returns once the state is copied from the devices.

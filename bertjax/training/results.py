@@ -56,6 +56,12 @@ class EvaluationHistory:
         """Returns the score of the last evaluation at `step` (higher is better), or None without a score."""
         return self._score(self.at(step))
 
+    @property
+    def best_score(self) -> float | None:
+        """Highest score of all evaluations, or None without scores."""
+        scores = (self._score(metrics) for _, metrics in self.evaluations)
+        return max((score for score in scores if score is not None), default=None)
+
     def is_best_at(self, step: int) -> bool:
         """Returns True if the last evaluation is at `step` and better than all earlier evaluations."""
         if not self.evaluations or self.evaluations[-1][0] != step:

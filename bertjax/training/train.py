@@ -106,6 +106,12 @@ def train(
         # Without a checkpoint, the run starts at step 0 and ignores old lines.
         logged = [line for line in read_lines(workdir / METRICS) if line["step"] <= step] if step else []
         history = evaluation_history(task, logged)
+        for saved, score in checkpoints.scores().items():
+            if saved <= step and history.score_at(saved) != score:
+                raise BertjaxError(
+                    f"{workdir / METRICS} lacks the evaluation of checkpoint {saved}, so the best checkpoint is "
+                    "unknown; restore the file, or choose another --workdir"
+                )
         progress = stack.enter_context(contextlib.closing(Progress(task, workdir, step, logged, schedule, trackers)))
         profiler = stack.enter_context(StepProfiler(workdir, profile_steps))
         # Replicate the dropout key and the schedule on the devices of all hosts. `jit` computes them on each device,
@@ -183,6 +189,8 @@ def train(
         heartbeat()
         # Checkpoint with the highest score, or the newest checkpoint if the task has no `best_metric`.
         best = find_checkpoint(workdir)
+        if history.at(step) and (score := history.score_at(int(best.name))) != history.best_score:
+            logger.warning(f"the checkpoint with the best score is missing, so results are from {best} (score {score})")
         progress.plot_curves()
         values = finish_run(task, mesh, state, workdir, best, history, progress, heartbeat)
         progress.finish(step, best)

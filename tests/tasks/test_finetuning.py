@@ -14,6 +14,7 @@ from small_run import with_signal
 
 from bertjax.cli import main as cli
 from bertjax.convert.portable import write_workdir
+from bertjax.errors import BertjaxError
 from bertjax.training import results as run_results
 from bertjax.training import train as loop
 from bertjax.training.checkpoint import find_checkpoint, saved_fingerprint
@@ -118,6 +119,27 @@ def test_saved_step_is_not_evaluated_later_because_it_could_not_become_the_best_
     loop.train(task_of(eval_every=1), str(tmp_path))
     evaluated = [line["step"] for line in read_metrics(tmp_path) if "eval_matthews" in line]
     assert evaluated == [*range(step + 1, 7)]
+
+
+@pytest.mark.ci
+def test_run_without_the_evaluation_or_the_checkpoint_of_the_best_step_does_not_hide_it(
+    glue, letters, tmp_path, log_lines
+):
+    fields = {"steps": 4, "checkpoint_every": 1, "eval_every": 1, "keep_checkpoints": 4}
+    task = load_task(f"glue.py:task=cola,path={glue}", letters, **fields)
+    assert loop.train(with_signal(task, at=2), str(tmp_path))["stopped"]
+    file = tmp_path / "metrics.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    other = json.dumps({**read_metrics(tmp_path)[-1], "eval_matthews": 0.123}) + "\n"
+    for content in ([], lines[:-1], [*lines[:-1], other]):
+        file.write_text("".join(content))
+        with pytest.raises(BertjaxError, match=r"lacks the evaluation of checkpoint \d, so the best"):
+            loop.train(task, str(tmp_path))
+    # A better evaluation without a checkpoint.
+    better = json.dumps({**read_metrics(tmp_path)[-1], "step": 0, "eval_matthews": 1.0}) + "\n"
+    file.write_text("".join([better, *lines]))
+    loop.train(task, str(tmp_path))
+    assert [line for line in log_lines if "the checkpoint with the best score is missing" in line]
 
 
 def test_train_prints_the_best_metrics_and_writes_results_last(cola):
