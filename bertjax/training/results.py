@@ -58,8 +58,8 @@ class EvaluationHistory:
 
     @property
     def best_score(self) -> float | None:
-        """Highest score of all evaluations, or None without scores."""
-        scores = (self._score(metrics) for _, metrics in self.evaluations)
+        """Highest score of all evaluations after the first step, or None without scores."""
+        scores = (self._score(metrics) for step, metrics in self.evaluations if step)
         return max((score for score in scores if score is not None), default=None)
 
     def is_best_at(self, step: int) -> bool:

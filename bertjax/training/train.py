@@ -189,7 +189,7 @@ def train(
         heartbeat()
         # Checkpoint with the highest score, or the newest checkpoint if the task has no `best_metric`.
         best = find_checkpoint(workdir)
-        if history.at(step) and (score := history.score_at(int(best.name))) != history.best_score:
+        if (score := history.score_at(int(best.name))) != history.best_score:
             logger.warning(f"the checkpoint with the best score is missing, so results are from {best} (score {score})")
         progress.plot_curves()
         values = finish_run(task, mesh, state, workdir, best, history, progress, heartbeat)

@@ -135,11 +135,16 @@ def test_run_without_the_evaluation_or_the_checkpoint_of_the_best_step_does_not_
         file.write_text("".join(content))
         with pytest.raises(BertjaxError, match=r"lacks the evaluation of checkpoint \d, so the best"):
             loop.train(task, str(tmp_path))
-    # A better evaluation without a checkpoint.
-    better = json.dumps({**read_metrics(tmp_path)[-1], "step": 0, "eval_matthews": 1.0}) + "\n"
-    file.write_text("".join([better, *lines]))
-    loop.train(task, str(tmp_path))
-    assert [line for line in log_lines if "the checkpoint with the best score is missing" in line]
+    # Only a step after the first one can have a checkpoint.
+    shutil.rmtree(tmp_path / "checkpoints" / "1")
+    better = json.dumps({**read_metrics(tmp_path)[-1], "step": 1, "eval_matthews": 1.0}) + "\n"
+    file.write_text("".join([better.replace('"step": 1', '"step": 0'), *lines[1:]]))
+    run = shutil.copytree(tmp_path, tmp_path.with_name("run"))
+    for workdir, content in ((tmp_path, file.read_text()), (run, "".join([better, *lines[1:]]))):
+        (workdir / "metrics.jsonl").write_text(content)
+        loop.train(task, str(workdir))
+        warnings = [line for line in log_lines if "the checkpoint with the best score is missing" in line]
+        assert bool(warnings) == (workdir == run)
 
 
 def test_train_prints_the_best_metrics_and_writes_results_last(cola):
