@@ -243,8 +243,8 @@ def test_special_tokens_may_have_other_names(plain):
     assert encode(plain, ["\u2203"]) == [[vocabulary.unk_id]]
 
 
-def test_special_tokens_may_have_other_roles(plain):
-    edit_json(plain / "tokenizer_config.json", cls_token="[SEP]")
+def test_special_tokens_may_have_other_roles(save_json, plain):
+    save_json(tokenizer_class="BertTokenizer", cls_token="[SEP]")
     vocabulary = read_tokenizer(plain)[0]
     assert [vocabulary.pieces[index] for index in vocabulary.special_ids][2:4] == ["[SEP]", "[SEP]"]
 
