@@ -58,7 +58,7 @@ def sequence_states(
     return states if is_packed(batch) else states[:, 0]
 
 
-def mean_states(tokens: jax.Array, batch: Mapping[str, jax.Array], num_sequences: int) -> jax.Array:
+def mean_states(tokens: jax.Array, batch: Mapping[str, jax.Array], num_sequences: int = 1) -> jax.Array:
     """Averages the states of each sequence's tokens. See `sequence_states` for the arguments and the shape."""
     mask = _sequence_masks(batch, num_sequences)
     weights = mask / jnp.maximum(jnp.sum(mask, axis=-1, keepdims=True), 1)
