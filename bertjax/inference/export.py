@@ -19,13 +19,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
-from tokenizers import Tokenizer, normalizers
+from tokenizers import Tokenizer
 
 from bertjax.convert import huggingface
 from bertjax.convert.convert import local_checkpoint, read_checkpoint
 from bertjax.convert.family import MASKED_LM, OUTPUT_KINDS
 from bertjax.convert.huggingface_tokenizer import write_tokenizer
 from bertjax.convert.portable import PortableCheckpoint
+from bertjax.data.corpus.tokenizer import prepend_lower_case
 from bertjax.data.corpus.vocabulary import TOKENIZER_JSON, VOCABULARY_FILES
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.model.config import LEFT
@@ -261,7 +262,7 @@ def _make_tokenizer(checkpoint: PortableCheckpoint) -> Tokenizer:
     engine.enable_truncation(embedder.max_seq_len if embedder else checkpoint.config.max_row_tokens)
     engine.enable_padding(pad_id=vocabulary.pad_id, pad_token=vocabulary.pieces[vocabulary.pad_id])
     if embedder and embedder.lower_case:
-        engine.normalizer = normalizers.Sequence([normalizers.Lowercase(), *filter(None, [engine.normalizer])])
+        prepend_lower_case(engine)
     return engine
 
 

@@ -3,13 +3,12 @@
 import dataclasses
 import itertools
 import logging
-import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bertjax.data.corpus.vocabulary import TOKENIZER_JSON, Vocabulary
+from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.data.finetuning.examples import Examples, encode_pair, make_examples
 from bertjax.data.finetuning.tables import FORMATS
 from bertjax.errors import UsageError, first_line, quoted
@@ -71,13 +70,10 @@ def tokenize(
 
     Special tokens in a text remain single tokens. `prompt` is prepended to each text, or to the first text of a pair.
     """
-    vocabulary, tokenizer = model.vocabulary, model.tokenizer
+    vocabulary, lower_case = model.vocabulary, embedder is not None and embedder.lower_case
     inputs = [(prompt + first, *second) for first, *second in as_tuples(texts)]
-    if embedder and embedder.lower_case and vocabulary.kind == TOKENIZER_JSON:
-        tokenizer = tokenizer.lower_cased
-    elif embedder and embedder.lower_case:
-        inputs = [tuple(lower(part, vocabulary) for part in parts) for parts in inputs]
-    ids_of_parts = iter(tokenizer.encode_all_with_special([part for parts in inputs for part in parts]))
+    all_parts = [part for parts in inputs for part in parts]
+    ids_of_parts = iter(model.tokenizer.encode_all_with_special(all_parts, lower_case))
     rows = []
     for parts in inputs:
         ids = list(itertools.islice(ids_of_parts, len(parts)))
@@ -86,17 +82,6 @@ def tokenize(
             ids[0] = ids[0][: first_len(len(ids[0]), len(ids[1]), room)]
         rows.append(encode_row(ids, vocabulary, truncation))
     return make_examples(rows, {})
-
-
-def lower(text: str, vocabulary: Vocabulary) -> str:
-    """Converts a text to lower case, except special tokens such as [MASK].
-
-    As in Hugging Face's normalizer `Lowercase`, the lower case of a character does not depend on its neighbors.
-    """
-    special = "|".join(re.escape(vocabulary.pieces[index]) for index in vocabulary.special_ids)
-    parts = re.split(f"({special})", text)
-    # Every second part is a special token.
-    return "".join(part if index % 2 else "".join(map(str.lower, part)) for index, part in enumerate(parts))
 
 
 def first_len(first: int, second: int, room: int) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, repeat
 
 import numpy as np
+import tokenizers
 from tokenizers import models, normalizers
 
 from bertjax.data.corpus.basic_tokenizer import BasicTokenizer
@@ -116,11 +117,15 @@ class Tokenizer:
         """Returns the token ids of a text. Special tokens in the text, such as [MASK], become single tokens."""
         return list(chain.from_iterable(ids for _, _, ids in self._parts(text)))
 
-    def encode_all_with_special(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns `encode_with_special(text)` for each text. A `tokenizer.json` encodes texts in parallel."""
+    def encode_all_with_special(self, texts: Sequence[str], lower_case: bool = False) -> list[list[int]]:
+        """Returns `encode_with_special(text)` for each text. A `tokenizer.json` encodes texts in parallel.
+
+        `lower_case` converts texts to lower case first, except special tokens and, with a `tokenizer.json`, added
+        tokens that it does not search in the normalized text.
+        """
         if self.vocabulary.kind == TOKENIZER_JSON:
-            return self.encode_all(texts)
-        return [self.encode_with_special(text) for text in texts]
+            return (self._lower_cased if lower_case else self).encode_all(texts)
+        return [self.encode_with_special(self._lower(text) if lower_case else text) for text in texts]
 
     def encode_word(self, word: str) -> list[int]:
         """Encodes one word of a text that is already split into words, as if the word followed a space."""
@@ -133,15 +138,6 @@ class Tokenizer:
         is_missing = self.vocabulary.kind == TOKENIZER_JSON and starts_word and self.encode("a") != self.encode(" a")
         # Use a space for ByteLevel, which replaces spaces after the prefix is added. Others have replaced them before.
         return (" " if marker == BYTE_LEVEL_START else marker) if is_missing else ""
-
-    @functools.cached_property
-    def lower_cased(self) -> "Tokenizer":
-        """Tokenizer that converts texts to lower case before its `tokenizer.json` normalizes them and finds tokens."""
-        lower_cased = copy.copy(self)
-        lower_cased._engine = load_tokenizer_json(self.vocabulary.path, self._engine.to_str().encode())
-        steps = filter(None, [normalizers.Lowercase(), self._engine.normalizer])
-        lower_cased._engine.normalizer = normalizers.Sequence(list(steps))
-        return lower_cased
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
         """Returns the ids of `encode_with_special`, and the start and end (exclusive) character offset of each piece.
@@ -196,6 +192,18 @@ class Tokenizer:
         for part in self._special_pieces.split(text):
             yield start, part, [self._special_ids[part]] if part in self._special_ids else self.encode(part)
             start += len(part)
+
+    @functools.cached_property
+    def _lower_cased(self) -> "Tokenizer":
+        lower_cased = copy.copy(self)
+        lower_cased._engine = load_tokenizer_json(self.vocabulary.path, self._engine.to_str().encode())
+        prepend_lower_case(lower_cased._engine)
+        return lower_cased
+
+    def _lower(self, text: str) -> str:
+        # As in Hugging Face's normalizer `Lowercase`, the lower case of a character does not depend on its neighbors.
+        parts = self._special_pieces.split(text)
+        return "".join(part if part in self._special_ids else "".join(map(str.lower, part)) for part in parts)
 
     def _wordpiece_spans(self, text: str) -> list[tuple[int, int]]:
         spans: list[tuple[int, int]] = []
@@ -269,6 +277,11 @@ class Tokenizer:
         special_ids = set(self.vocabulary.special_ids)
         text = "".join(f" {p} " if int(i) in special_ids else p for i, p in zip(ids, pieces, strict=True))
         return " ".join(text.replace(WORD_START, " ").split())
+
+
+def prepend_lower_case(engine: tokenizers.Tokenizer) -> None:
+    """Makes a tokenizer convert texts to lower case before its other normalizations."""
+    engine.normalizer = normalizers.Sequence([normalizers.Lowercase(), *filter(None, [engine.normalizer])])
 
 
 def _without_surrogates(text: str) -> str:
