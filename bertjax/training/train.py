@@ -80,7 +80,6 @@ def train(
     check_batch_sizes((task.eval_batch_size,), mesh)
     optimizer = make_optimizer(config.optimizer)
     schedule = make_schedule(config.optimizer, task.warmup_steps, task.phase_schedule)
-
     head_steps = config.optimizer.head_steps
 
     def step_function(step: int) -> Callable[..., TrainState]:
