@@ -13,9 +13,9 @@ from ml_collections import ConfigDict
 
 from bertjax.metrics.metric import Metric
 from bertjax.presets import arguments, pretraining_config
-from bertjax.tasks.objectives.config import OBJECTIVES
 from bertjax.tasks.objectives.losses import weighted_sum
 from bertjax.tasks.objectives.masked_lm import MaskedLm
+from bertjax.tasks.pretraining.config import OBJECTIVES
 from bertjax.tasks.task import Batch, MetricSums
 
 

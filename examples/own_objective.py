@@ -14,9 +14,9 @@ from ml_collections import ConfigDict
 
 from bertjax.metrics.metric import loss_metric
 from bertjax.presets import arguments, pretraining_config
-from bertjax.tasks.objectives.config import OBJECTIVES
 from bertjax.tasks.objectives.losses import weighted_sum
 from bertjax.tasks.objectives.masked_lm import MaskedLmOnText
+from bertjax.tasks.pretraining.config import OBJECTIVES
 from bertjax.tasks.task import Batch, MetricSums
 
 COEFFICIENT = 1e-4

@@ -5,7 +5,7 @@ import os
 import signal
 from pathlib import Path
 
-from bertjax.tasks.pretraining import PretrainingTask
+from bertjax.tasks.pretraining.task import PretrainingTask
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import find_checkpoint
 from bertjax.training.checkpoint_config import experiment_config

@@ -53,8 +53,8 @@ def bench_step(args: argparse.Namespace) -> None:
 def bench_input(args: argparse.Namespace) -> None:
     """Times the input pipeline of the first pre-training phase."""
     from bertjax.tasks.build import build_task
-    from bertjax.tasks.objectives.config import PretrainingConfig
-    from bertjax.tasks.pretraining import PretrainingTask
+    from bertjax.tasks.pretraining.config import PretrainingConfig
+    from bertjax.tasks.pretraining.task import PretrainingTask
     from bertjax.training.bench import bench_input as run
     from bertjax.training.bench import input_table
     from bertjax.training.checkpoint_config import complete

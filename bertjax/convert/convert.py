@@ -1,7 +1,6 @@
 """Functions that read checkpoints in any format, and convert them to the formats of `WRITERS`."""
 
 import contextlib
-import json
 import logging
 import os
 import tempfile
@@ -26,6 +25,7 @@ from bertjax.training.sharding import list_devices
 from bertjax.training.workdir import CONFIG, ORIGIN, is_converted, read_origin
 from bertjax.utils import hub
 from bertjax.utils.io import atomic_folder, check_free_space, recover_folder
+from bertjax.utils.json_files import write_json
 from bertjax.utils.process_pool import process_pool
 
 logger = logging.getLogger(__name__)
@@ -166,7 +166,7 @@ def save(
         for note in notes:
             logger.info(note)
         if fmt == BERTJAX:
-            (folder / ORIGIN).write_text(json.dumps(origin) + "\n")
+            write_json(folder / ORIGIN, origin)
 
 
 def upload(source: str, address: str, overwrite: bool) -> str:

@@ -1,7 +1,6 @@
 """Checkpoints in memory, independent of their format, and functions that read and write them as workdirs."""
 
 import dataclasses
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -52,14 +51,14 @@ from bertjax.tasks.embedding import sentence_transformers
 from bertjax.tasks.embedding.config import EmbedConfig, dense_params
 from bertjax.tasks.embedding.sentence_embedder import SentenceEmbedder
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER, OutputLayer, read_output_layer
-from bertjax.tasks.objectives.config import OBJECTIVES
+from bertjax.tasks.pretraining.config import OBJECTIVES
 from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, workdir_of
 from bertjax.training.checkpoint_config import checkpoint_model
 from bertjax.training.checkpoint_metadata import read_metadata
 from bertjax.training.parameters import load_params_on_host, save_params
 from bertjax.training.workdir import CONFIG, CONVERTED, ORIGIN, read_origin
 from bertjax.utils.io import AnyPath
-from bertjax.utils.json_files import read_object
+from bertjax.utils.json_files import read_object, write_json
 
 # Files and folders of a converted workdir. A folder with other names is never overwritten.
 WORKDIR_FILES = (
@@ -297,7 +296,7 @@ def write_workdir(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
         run_config.model[name] = value
     if NEXT_SENTENCE in checkpoint.unexported:
         run_config.data.objective = "none"  # so that later conversions leave out the next-sentence head
-    (folder / CONFIG).write_text(json.dumps(run_config.to_dict(), indent=1) + "\n")
+    write_json(folder / CONFIG, run_config.to_dict())
     files = vocabulary_files(checkpoint.vocabulary) | ({OUTPUT_LAYER: layer.as_json()} if layer else {})
     for name, content in files.items():
         (folder / name).write_bytes(content)

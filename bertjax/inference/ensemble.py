@@ -1,7 +1,6 @@
 """Ensembles that average the logits of fine-tuned models, like the paper's ensemble for SQuAD 1.1 (Table 2)."""
 
 import dataclasses
-import json
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import saved_fingerprint
 from bertjax.training.evaluation import evaluate_batches, load_for_task
 from bertjax.training.workdir import CONFIG, RESULTS
-from bertjax.utils.io import write_atomic
+from bertjax.utils.json_files import write_json
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +60,7 @@ def ensemble(
     for path in write_outputs(first, mean, folder):
         logger.info(str(path))
     results = {**metrics, "config": dataclasses.asdict(first.config), "data_sha256": first.data_hash}
-    write_atomic(Path(folder) / RESULTS, json.dumps(results, indent=1) + "\n")
+    write_json(Path(folder) / RESULTS, results)
     return metrics
 
 

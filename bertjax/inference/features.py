@@ -8,7 +8,6 @@ import dataclasses
 import fcntl
 import hashlib
 import itertools
-import json
 import logging
 import os
 import re
@@ -24,8 +23,8 @@ from bertjax.inference.inputs import PAIR_SEPARATOR, Text, TruncationCount, enco
 from bertjax.inference.load import LoadedModel
 from bertjax.model.encoder import ENCODER
 from bertjax.training.cached_features import make_hidden_states_fn
-from bertjax.utils.io import remove_temporaries, write_atomic, write_npz
-from bertjax.utils.json_files import read_object
+from bertjax.utils.io import remove_temporaries, write_npz
+from bertjax.utils.json_files import read_object, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -178,13 +177,13 @@ def write_shards(folder: Path, extractor: Any, texts: Iterable[Text]) -> Iterato
             logger.info(f"resuming {folder} after {num_done:,} texts in {num_shards:,} shards")
         for shard in extractor.shards(remaining, num_done):
             if not num_shards:
-                write_atomic(folder / METADATA, json.dumps(metadata, indent=1) + "\n")
+                write_json(folder / METADATA, metadata)
             write_npz(folder / f"{num_shards:05}.npz", shard)
             yield num_done, shard
             num_done += num_texts(shard)
             num_shards += 1
         metadata |= {"texts": num_done, "shards": num_shards}
-        write_atomic(folder / METADATA, json.dumps(metadata, indent=1) + "\n")
+        write_json(folder / METADATA, metadata)
 
 
 def _skip_texts_of(file: Path, texts: Iterator[Text]) -> int:

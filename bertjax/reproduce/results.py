@@ -1,7 +1,6 @@
 """Results of a table's runs, read from results folders or from a file that `bertjax table --keep` wrote."""
 
 import dataclasses
-import json
 import os
 from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +16,8 @@ from bertjax.training.checkpoint_config import experiment_config
 from bertjax.training.results import read_results
 from bertjax.training.sweep import SEED, SWEEP, TRIALS, setting_of, trial_name
 from bertjax.training.workdir import RESULTS, result_differences
-from bertjax.utils.io import read_json_object, write_atomic
+from bertjax.utils.io import read_json_object
+from bertjax.utils.json_files import write_json
 
 # Name of a results folder's index file, which stores the requested tables and the durations of runs.
 INDEX = "reproduce.json"
@@ -148,7 +148,7 @@ def update_index(path: str, tables: Mapping[str, str], seconds: Mapping[str, flo
     """
     old, folder = load_results([path]), epath.Path(path)
     folder.mkdir(parents=True, exist_ok=True)
-    _write_json(folder / INDEX, {"tables": {**old.tables, **tables}, "seconds": {**old.seconds, **seconds}})
+    write_json(folder / INDEX, {"tables": {**old.tables, **tables}, "seconds": {**old.seconds, **seconds}})
 
 
 def save_results(results: Results, runs: Iterable[Run], tables: dict[str, str], file: Path) -> int:
@@ -169,12 +169,8 @@ def save_results(results: Results, runs: Iterable[Run], tables: dict[str, str], 
             f"or add --results {file} and name all of its tables"
         )
     seconds = {name: round(value, 1) for name, value in sorted(results.seconds.items()) if name in outcomes}
-    _write_json(file, {"tables": tables, "seconds": seconds, "runs": outcomes})
+    write_json(file, {"tables": tables, "seconds": seconds, "runs": outcomes})
     return len(outcomes)
-
-
-def _write_json(file: Path | epath.Path, content: dict[str, Any]) -> None:
-    write_atomic(file, json.dumps(content, indent=1) + "\n")
 
 
 def _settings(run: Run) -> list[str]:

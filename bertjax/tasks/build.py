@@ -7,13 +7,13 @@ from ml_collections import ConfigDict
 from bertjax.config.fields import from_config_dict
 from bertjax.config.run import RunConfig
 from bertjax.errors import UsageError
-from bertjax.tasks.adaptation import AdaptationConfig, AdaptationTask
 from bertjax.tasks.embedding.config import EmbedConfig
 from bertjax.tasks.embedding.task import EmbedTask
 from bertjax.tasks.glue import GlueConfig, GlueTask
 from bertjax.tasks.ner import NerConfig, NerTask
-from bertjax.tasks.objectives.config import PretrainingConfig
-from bertjax.tasks.pretraining import PretrainingTask
+from bertjax.tasks.pretraining.adaptation import AdaptationConfig, AdaptationTask
+from bertjax.tasks.pretraining.config import PretrainingConfig
+from bertjax.tasks.pretraining.task import PretrainingTask
 from bertjax.tasks.squad import SquadConfig, SquadTask
 from bertjax.tasks.swag import SwagConfig, SwagTask
 from bertjax.tasks.task import Task

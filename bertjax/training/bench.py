@@ -23,7 +23,7 @@ from bertjax.model.partitioning import resolve_layout
 from bertjax.tasks.embedding.task import EmbedTask
 from bertjax.tasks.finetuning.task import FinetuningTask
 from bertjax.tasks.objectives.step_cost import ATTENTION_FRACTION, TOKEN_FRACTION
-from bertjax.tasks.pretraining import PretrainingTask
+from bertjax.tasks.pretraining.task import PretrainingTask
 from bertjax.tasks.task import NumpyBatch, Task
 from bertjax.training.optimizer import make_optimizer, make_schedule
 from bertjax.training.profiling import StepProfiler

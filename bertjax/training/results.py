@@ -1,7 +1,6 @@
 """Evaluations of a run, which select its best checkpoint, and the results of a finished run in `results.json`."""
 
 import dataclasses
-import json
 import logging
 import math
 import re
@@ -24,7 +23,8 @@ from bertjax.training.plots import plot_confusion
 from bertjax.training.progress import Progress
 from bertjax.training.step import TrainState
 from bertjax.training.workdir import CONFUSION, RESULTS, saved_init_fingerprint
-from bertjax.utils.io import read_json_object, write_atomic
+from bertjax.utils.io import read_json_object
+from bertjax.utils.json_files import write_json
 
 logger = logging.getLogger(__name__)
 
@@ -149,7 +149,7 @@ def finish_run(
         plot_confusion(reports, workdir / CONFUSION, f"{task.config.task}, {files}{score}")
     # Write this file last, because it marks the run as finished. A run that is killed before this line writes all
     # files again when it resumes.
-    write_atomic(workdir / RESULTS, json.dumps(results, indent=1) + "\n")
+    write_json(workdir / RESULTS, results)
     log_results(values, history.at(0), progress.baseline)
     log_reports(reports)
     return values

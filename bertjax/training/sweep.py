@@ -30,7 +30,7 @@ from bertjax.training.checkpoint import CHECKPOINTS, resolve_checkpoint_path, sa
 from bertjax.training.checkpoint_config import complete
 from bertjax.training.multihost import broadcast_from_host0
 from bertjax.training.results import read_results
-from bertjax.utils.io import write_atomic
+from bertjax.utils.json_files import write_json
 from bertjax.utils.terminal import duration, progress_bar
 
 logger = logging.getLogger(__name__)
@@ -153,7 +153,7 @@ def _run_trials(
                     folder = done.folder / CHECKPOINTS
                     if outcome is not content["best"] and "score" in outcome and folder.exists():
                         folder.rmtree()
-                write_atomic(workdir / SWEEP, json.dumps(content, indent=1) + "\n")
+                write_json(workdir / SWEEP, content)
     if content["best"] is None:
         raise BertjaxError(f"all {len(trials)} trials failed; error of the first: {outcomes[0]['error']}")
     logger.info(format_settings(content))

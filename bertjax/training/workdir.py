@@ -19,6 +19,7 @@ from bertjax.errors import BertjaxError, UsageError, listed
 from bertjax.tasks.build import config_class
 from bertjax.training.checkpoint import CHECKPOINTS, DAMAGED, resolve_checkpoint_path, saved_fingerprint, workdir_of
 from bertjax.utils.io import AnyPath, check_bucket, is_remote, read_json_object, remove_temporaries, write_atomic
+from bertjax.utils.json_files import write_json
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +147,7 @@ def write_config(workdir: epath.Path, config: dict[str, Any], data_hash: str, in
     `init_from` is the checkpoint with the initial parameters (None: random parameters).
     """
     if jax.process_index() == 0:
-        write_atomic(workdir / CONFIG, json.dumps(config, indent=1) + "\n")
+        write_json(workdir / CONFIG, config)
         if not (has_checkpoints(workdir) and (workdir / DATA).exists()):
             origin = read_origin(workdir_of(init_from)) if init_from else {}
             data = {
@@ -154,7 +155,7 @@ def write_config(workdir: epath.Path, config: dict[str, Any], data_hash: str, in
                 "started_from": saved_fingerprint(init_from) if init_from else "",
                 "init_from": {name: origin[name] for name in ("source", "address") if name in origin},
             }
-            write_atomic(workdir / DATA, json.dumps(data) + "\n")
+            write_json(workdir / DATA, data)
 
 
 def saved_init_fingerprint(workdir: epath.Path) -> str | None:

@@ -1,13 +1,12 @@
-"""JSON files of checkpoints, and one-line errors that name the file."""
+"""JSON files, and one-line errors that name the file."""
 
 import contextlib
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from bertjax.errors import first_line
-from bertjax.utils.io import AnyPath, read_json_object, unreadable
+from bertjax.utils.io import AnyPath, read_json_object, unreadable, write_atomic
 
 
 @contextlib.contextmanager
@@ -25,6 +24,6 @@ def read_object(file: AnyPath, optional: bool = False) -> dict[str, Any]:
         return {} if optional and not file.exists() else read_json_object(file)
 
 
-def write_json(file: Path, content: Any) -> None:
-    """Writes a JSON file."""
-    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+def write_json(file: AnyPath, content: Any) -> None:
+    """Writes a JSON file atomically. Raises a BertjaxError if this fails."""
+    write_atomic(file, json.dumps(content, indent=1) + "\n")

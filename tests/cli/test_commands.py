@@ -18,7 +18,7 @@ from processes import environment_of
 from bertjax.cli import main as cli
 from bertjax.data.corpus.vocabulary import load_vocabulary
 from bertjax.data.shard import SINGLE_SHARD
-from bertjax.tasks.pretraining import PretrainingTask
+from bertjax.tasks.pretraining.task import PretrainingTask
 from bertjax.training.checkpoint_config import experiment_config
 
 TINY = "pretrain:size=L1_H16,quick=true"

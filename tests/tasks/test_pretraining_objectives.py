@@ -9,7 +9,7 @@ from bertjax.data.schema import synthetic_batch
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.model.flops import flops_per_token
 from bertjax.model.models import build_model, model_description
-from bertjax.tasks.objectives.config import OBJECTIVES
+from bertjax.tasks.pretraining.config import OBJECTIVES
 from bertjax.training.checkpoint_config import experiment_config
 
 # Flags that select the model, for objectives that the default model does not support.

@@ -24,8 +24,8 @@ from bertjax.data.pretraining.config import Phase
 from bertjax.data.schema import synthetic_batch
 from bertjax.estimate.describe import parameter_counts
 from bertjax.model.dropout import gumbel_noise
-from bertjax.tasks.objectives.config import PretrainingData
 from bertjax.tasks.objectives.replaced_tokens import ReplacedTokens
+from bertjax.tasks.pretraining.config import PretrainingData
 
 pytestmark = pytest.mark.ci
 

@@ -14,8 +14,8 @@ from bertjax.data.pretraining.config import Phase
 from bertjax.data.schema import synthetic_batch
 from bertjax.model.attention import xla
 from bertjax.tasks.objectives import masked_lm
-from bertjax.tasks.objectives.config import PretrainingData
 from bertjax.tasks.objectives.step_cost import non_padding_sums
+from bertjax.tasks.pretraining.config import PretrainingData
 
 CONFIG = tiny_config(vocab_size=60, max_position_embeddings=24, initializer_range=0.3, dropout=0.0)
 PACKED = PretrainingData(packing=True)

@@ -14,7 +14,6 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-import json
 import math
 import threading
 from collections import Counter
@@ -29,7 +28,8 @@ from bertjax.data.corpus.readers import Source
 from bertjax.data.corpus.store import ARRAYS, token_dtype
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import Vocabulary
-from bertjax.utils.io import AnyPath, as_path, atomic_file, read_json, write_atomic
+from bertjax.utils.io import AnyPath, as_path, atomic_file, read_json
+from bertjax.utils.json_files import write_json
 
 # Minimum and maximum size of a chunk. Small texts have small chunks, to keep all workers busy. Large texts have large
 # chunks, to limit the number of chunks.
@@ -149,7 +149,7 @@ def divide_chunk(
                 readers.write_texts((text for _, text in numbered), file)
             yield part(number)
             count = number + 1
-        write_atomic(done, json.dumps({"chunks": count, "problems": problems}))
+        write_json(done, {"chunks": count, "problems": problems})
     # Report the problem counts in a last chunk without text, because they are known only at the end.
     yield Chunk(f"{chunk.name}-problems", (), problems=read_json(done)["problems"])
 
@@ -173,7 +173,7 @@ def encode_chunk(chunk: Chunk, vocabulary: Vocabulary, work: AnyPath, workers: i
     if not done.exists():
         with _encoder_lock:
             shard = _write_shard(chunk, vocabulary, work, workers)
-        write_atomic(done, json.dumps(dataclasses.asdict(shard)))
+        write_json(done, dataclasses.asdict(shard))
     return Shard(**read_json(done))
 
 

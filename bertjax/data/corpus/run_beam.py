@@ -27,7 +27,8 @@ from bertjax.data.corpus.merge import plan_splits, write_array
 from bertjax.data.corpus.readers import Source
 from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.errors import BertjaxError, UsageError, first_line, listed, shortened
-from bertjax.utils.io import AnyPath, is_remote, read_json, write_atomic
+from bertjax.utils.io import AnyPath, is_remote, read_json
+from bertjax.utils.json_files import write_json
 
 logger = logging.getLogger(__name__)
 
@@ -163,7 +164,7 @@ def _merge(named_shards: list[tuple[str, Shard]], heldout_fraction: float, folde
     """Yields the arguments of `write_array` for each array."""
     shards = [shard for _, shard in sorted(named_shards, key=lambda named: named[0])]
     heldout_below, entries = plan_splits(shards, heldout_fraction)
-    write_atomic(folder / "work" / _PLAN, json.dumps(entries))
+    write_json(folder / "work" / _PLAN, entries)
     for split in store.SPLITS:
         for array in store.ARRAYS:
             yield split, array, shards, heldout_below
@@ -171,5 +172,5 @@ def _merge(named_shards: list[tuple[str, Shard]], heldout_fraction: float, folde
 
 def _write(array: tuple, folder: AnyPath) -> tuple[()]:
     name, entry = write_array(folder, *array)
-    write_atomic(folder / "work" / f"{name}.json", json.dumps(entry))
+    write_json(folder / "work" / f"{name}.json", entry)
     return ()

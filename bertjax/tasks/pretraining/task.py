@@ -18,9 +18,9 @@ from bertjax.data.pretraining.pairs import NEXT_SENTENCE
 from bertjax.data.shard import SINGLE_SHARD, DataShard
 from bertjax.errors import UsageError
 from bertjax.model.config import ROPE_THETAS
-from bertjax.tasks.objectives.config import PretrainingConfig
 from bertjax.tasks.objectives.pretraining import PretrainingObjective
 from bertjax.tasks.objectives.step_cost import StepCost
+from bertjax.tasks.pretraining.config import PretrainingConfig
 from bertjax.tasks.task import NumpyBatch, Task
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class PretrainingTask(Task):
 
     Without a corpus, the task supports only `bertjax describe` and, with synthetic batches, `bench step` and `plan`.
 
-    `config.data.objective` selects the objective class from `OBJECTIVES` in `objectives/config.py` (default:
+    `config.data.objective` selects the objective class from `OBJECTIVES` in `tasks/pretraining/config.py` (default:
     `MaskedLm`), see `PretrainingObjective`.
 
     `phases` are ranges of steps with one batch shape (in the paper, length 128, then 512). Each phase has its own

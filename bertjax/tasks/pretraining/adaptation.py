@@ -10,8 +10,8 @@ from bertjax.data.pretraining.config import Phase
 from bertjax.data.shard import DataShard
 from bertjax.errors import UsageError
 from bertjax.model.config import UNSET_ARCHITECTURE, ModelConfig
-from bertjax.tasks.objectives.config import PretrainingConfig, PretrainingData
-from bertjax.tasks.pretraining import PretrainingTask
+from bertjax.tasks.pretraining.config import PretrainingConfig, PretrainingData
+from bertjax.tasks.pretraining.task import PretrainingTask
 from bertjax.tasks.task import NumpyBatch
 from bertjax.utils.sections import bounded
 

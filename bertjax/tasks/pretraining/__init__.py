@@ -1,0 +1,1 @@
+"""Pre-training on a corpus, and continued pre-training of a checkpoint."""
