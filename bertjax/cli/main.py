@@ -132,8 +132,8 @@ def _run(argv: list[str]) -> None:
     args = parse_args(argv)
     configure_logging(args.log_level)
     if args.log_level != "debug":
-        # Hide warnings that Orbax logs in normal operation. Also hide the tracebacks that it logs before it raises an
-        # error, or before it abandons a read.
+        # Hide warnings that Orbax logs in normal operation. Also hide tracebacks of errors that it raises anyway, and
+        # of reads that it abandons after another read failed.
         for name in ("absl", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
     # Block signals, because an interrupt during the import of JAX's native modules may be lost or crash the process.

@@ -45,7 +45,7 @@ def to_config_dict(config: Section) -> ConfigDict:
 
 
 def from_config_dict(default: _Config, values: ConfigDict | dict[str, Any], path: str = "config") -> _Config:
-    """Returns `default` with the values of a dictionary. `path` precedes field names in error messages."""
+    """Returns `default` with the fields in `values` replaced. `path` precedes field names in error messages."""
     types = _field_types(type(default))
     if not isinstance(values, (ConfigDict, dict)):
         raise UsageError(f"{path} is {shortened(repr(values))}; it must be a dictionary of fields")
@@ -81,7 +81,7 @@ def _convert(field_type: type, value: Any, path: str) -> Any:
 
 
 def parse_value(field_type: type, item: str) -> Any:
-    """Parses the value of a field or of an argument from `NAME=VALUE`. For a boolean, `NAME` means true."""
+    """Parses VALUE in `NAME=VALUE`, a field or argument. For a boolean, `NAME` alone means true."""
     _, has_value, text = item.partition("=")
     try:
         if field_type is bool:

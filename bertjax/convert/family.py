@@ -77,7 +77,8 @@ class ModelClass:
 
     Attributes:
       modules: modules besides the encoder.
-      output_kinds: kinds of the output layer, the default first (default: ("",), no output layer).
+      output_kinds: kinds of output layer that the class may have, the most common one first (default: ("",), no output
+        layer).
       output_layer: transformers name of the output layer.
       pooler: transformers name of the dense layer before the output layer (default: "", as in `Family.arrays`).
     """

@@ -88,7 +88,7 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
         if not config.get(_EXTRA) and _OLD_EXTRA in config:
             config[_EXTRA] = config.pop(_OLD_EXTRA)
         if "added_tokens_decoder" not in config:
-            # As in transformers 5, `additional_special_tokens` of this file are not `extra_special_tokens`.
+            # As in transformers 5, `additional_special_tokens` of this file do not become `extra_special_tokens`.
             for name, token in read_object(folder / _SPECIAL_TOKENS, optional=True).items():
                 config[name] = as_token(token, special=True) if isinstance(token, dict) else token
         if tokenizer_class in BERT_CLASSES:
@@ -246,10 +246,11 @@ def _find_special_ids(engine: Tokenizer, folder: Path, tokens: dict[str, str]) -
 
 
 def _separators(engine: Tokenizer, special_ids: dict[str, int], has_segments: bool = True) -> tuple[int, int]:
-    """Returns the number of [SEP] tokens between the texts of a pair, and at the end of a row.
+    """Returns the number of [SEP] tokens between the two texts of a pair, and at the end of a row.
 
-    The first number is 0 if pairs have a different form or, with `has_segments`, segments other than 0 and 1.
-    The second is -1 if a single text is encoded neither as [CLS] A [SEP] nor as [CLS] A.
+    The first number is 0, which means that pairs are unsupported, if a pair is not encoded as [CLS] A [SEP]... B [SEP].
+    With `has_segments`, it is also 0 if the segments are not 0 before B and 1 from B on. The second number is -1 if a
+    single text is encoded neither as [CLS] A [SEP] nor as [CLS] A.
     """
     cls, sep = special_ids["cls"], special_ids["sep"]
     texts = [engine.encode(text, add_special_tokens=False).ids for text in "ab"]

@@ -14,7 +14,8 @@ TRANSFORMER, LSTM = ENCODERS = ("transformer", "lstm")
 LEFT, RIGHT = SIDES = ("left", "right")
 DIRECTIONS = ("both", *SIDES)
 LAYER_NORM, RMS_NORM = NORMS = ("layer_norm", "rms_norm")
-# Positions: learned embeddings, or rotations of queries and keys by halves of a head or by adjacent pairs.
+# Positions: learned embeddings, or rotations of queries and keys. With K elements per head, `rotary` rotates elements i
+# and i + K / 2 together, and `rotary_pairs` elements 2 i and 2 i + 1.
 ABSOLUTE, ROTARY, ROTARY_PAIRS = POSITIONS = ("absolute", "rotary", "rotary_pairs")
 DTYPES = (AUTO, "float32", "bfloat16")
 # Fields of rotary positions that training phases may change.

@@ -123,7 +123,8 @@ def _unsupported(*arguments: Any) -> jax.Array:
     raise NotImplementedError("block keys support only split, fold_in and `bertjax.model.dropout`")
 
 
-# Block keys: two words of a Threefry key, the block, and the number of blocks. Flax derives module keys from them.
+# A block key has four words: two of a Threefry key, the index of the block, and the number of blocks. Flax derives
+# module keys from it.
 _BLOCK_KEY = jax.extend.random.define_prng_impl(
     key_shape=(4,),
     seed=_unsupported,

@@ -67,7 +67,7 @@ class FeatureHead(Section):
         return 2 * self.lstm_size if self.lstm_layers else self._num_concatenated(config) * config.hidden_size
 
     def context_sides(self, config: ModelConfig) -> tuple[str, ...]:
-        """Returns the context direction of each slice of the output layer's input; see `Architecture.context_sides`."""
+        """Returns the side of the context of each slice of the head's output; see `Architecture.context_sides`."""
         return SIDES if self.lstm_layers else config.context_sides * self._num_concatenated(config)
 
     def _num_concatenated(self, config: ModelConfig) -> int:

@@ -40,7 +40,7 @@ def dot(x: jax.Array, kernel: jax.Array, num_inputs: int = 1, dtype: jnp.dtype |
 
 
 def cast_parameter(parameter: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
-    """Casts a float32 parameter to `dtype`, except on CPU, where products cast it, so that its gradient is float32."""
+    """Casts a float32 parameter to `dtype`. On CPU, `dot` casts it instead, so that its gradient is float32."""
     return parameter if platform() == "cpu" else parameter.astype(dtype)
 
 

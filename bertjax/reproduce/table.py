@@ -21,9 +21,10 @@ class Run:
       config: `FILE:ARGUMENTS` of an experiment (empty for an ensemble).
       overrides: `--config.FIELD=VALUE` flags.
       init_from: single-seed run whose checkpoint initializes this run.
-      init_step: step of the checkpoint (default: 0, the last checkpoint of pre-training or the best of fine-tuning).
-      seeds: number of consecutive seeds per sweep setting, starting at the config's seed (default: 0, one run with the
-        config's seed instead of a sweep).
+      init_step: step of the checkpoint (default: 0, the last checkpoint of a pre-training run, or the best checkpoint
+        of a fine-tuning run).
+      seeds: number of consecutive seeds per sweep setting, starting at the config's seed (default: 0, no sweep, but one
+        run with the config's seed).
       members: single-seed fine-tuning runs of an ensemble.
       released: path or Hub address of a released checkpoint (default: empty). If set, the run trains nothing.
       fingerprint: fingerprint of the parameters of `released`.

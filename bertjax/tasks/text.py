@@ -241,7 +241,7 @@ def _read_labels(data: TextData, separator: str) -> list[str]:
         )
     if separator and max_names < 2:
         logger.warning(
-            f"no row of {data.train_file} has several labels; if they are separated by another character than "
+            f"no row of {data.train_file} has several labels; if labels are separated by a character other than "
             f"{separator!r}, set config.data.label_separator"
         )
     rare = [name for key, name in labels.items() if spellings[key].total() == 1]

@@ -48,7 +48,7 @@ class Freezing:
 
     @staticmethod
     def merge(trainable: Any, frozen: Any) -> Any:
-        """Returns the parameters to apply the model with. Frozen layers remain a separate stack."""
+        """Merges trainable and frozen parameters for `model.apply`. Frozen layers remain a separate stack."""
         return unflatten_dict({**flatten_dict(trainable), **flatten_dict(frozen)}) if frozen else trainable
 
     def unsplit(self, trainable: Any, frozen: Any) -> Any:

@@ -200,7 +200,7 @@ def _check_data(
                     "--config.data.dev_share=0.1"
                 )
             if any(finished):
-                prepare(task)  # The data hash includes the vectors of a guide.
+                prepare(task)  # Computes a guide's vectors, which the data hash includes.
             hashes[key] = task.data_hash
         if results is not None and results["data_sha256"] != hashes[key]:
             raise UsageError(f"the trial in {trial.folder} was trained on different data; choose another --workdir")

@@ -156,7 +156,7 @@ def examples(count: int, columns: int, weight: float = 1.0) -> TextExamples:
     return TextExamples("file", make_examples(sequences, {}), columns, keys, rows, weight)
 
 
-def test_batches_are_from_one_file_and_files_alternate_by_weight():
+def test_each_batch_is_from_one_file_chosen_in_proportion_to_its_weight():
     files = [examples(64, 2, weight=3), examples(32, 3, weight=1)]
     order, longer = (MixedOrder(files, 8, seed=0, unique=True) for _ in range(2))
     longer.files(5000)

@@ -186,7 +186,7 @@ def test_fine_tuning_must_start_from_the_intermediate_checkpoint(tmp_path, monke
         own.outcome(second)
 
 
-def test_cells_show_flops_and_known_durations_with_their_digits():
+def test_cells_format_values_and_count_the_runs_that_have_them():
     runs = tuple(Run(f"run{seed}", "glue", flops=3e12) for seed in range(3))
     outcomes = {run.name: Outcome(["glue"], [{"loss": 2.0}]) for run in runs[:2]}
     own = Results((("path", outcomes),), seconds={"run0": 61.5, "run2": 5.0})

@@ -69,7 +69,7 @@ def test_eval_rows_limits_the_rows_of_an_evaluation(corpus):
 
 
 def test_objectives_with_the_same_kind_of_model_have_the_same_metrics(corpus):
-    # Conversion finds heads by the kind of the model, so the same head must have the same meaning.
+    # Conversion selects heads by the kind of the model, so the same head must predict the same thing.
     metrics = {}
     for objective, overrides in MODELS.items():
         made = load_task(experiment_of(corpus, objective), None, *overrides).objective

@@ -113,7 +113,7 @@ def prepare(
         raise UsageError(f"--add_pieces is {add_pieces:,}; it must be at least 0")
     if add_pieces:
         if loaded is None:
-            raise UsageError("--add_pieces needs the vocabulary to extend; set --vocab, or use --vocab_size")
+            raise UsageError("--add_pieces needs a vocabulary to extend; set --vocab, or train one with --vocab_size")
         extended_kind(loaded)
         check_size(loaded.size + add_pieces)
     sources, duplicates = readers.find_sources(inputs, data_dir)

@@ -120,8 +120,8 @@ class Tokenizer:
     def encode_all_with_special(self, texts: Sequence[str], lower_case: bool = False) -> list[list[int]]:
         """Returns `encode_with_special(text)` for each text. A `tokenizer.json` encodes texts in parallel.
 
-        `lower_case` converts texts to lower case first, except special tokens and, with a `tokenizer.json`, added
-        tokens that it does not search in the normalized text.
+        `lower_case` converts texts to lower case first. Special tokens keep their case, as do added tokens of a
+        `tokenizer.json` with `normalized=false`.
         """
         if self.vocabulary.kind == TOKENIZER_JSON:
             return (self._lower_cased if lower_case else self).encode_all(texts)
@@ -221,8 +221,9 @@ class Tokenizer:
         if len(ids) == 1 and is_plain:
             return [(start, start + len(chunk))]
         words = basic.words(chunk)
-        # `origins[i]` is the index in the chunk of character i of the joined words. It is computed for each character
-        # alone, so final sigmas and the order of combining marks may differ from `words`.
+        # `origins[i]` is the index, in the chunk, of the character that becomes character i of the joined words. Each
+        # character is normalized alone. This may change a final sigma or the order of combining marks, but only the
+        # number of characters is used.
         if is_plain:
             origins = range(len(chunk))
         else:

@@ -40,7 +40,7 @@ MAX_WORD_CHARS = 200
 _MIN_CAPITALS = 0.1
 # File in a workdir that describes the run's vocabulary, see `vocabulary_entry`.
 ENTRY = "vocabulary.json"
-# Fields of `Vocabulary` that an entry contains only if they are not the default.
+# Fields of `Vocabulary` that an entry omits if they have the default value.
 _OPTIONAL = ("max_word_chars", "num_rows", "pair_separators", "end_separators", "prefix")
 
 # Other names of special tokens in SentencePiece models.

@@ -194,7 +194,7 @@ def _merge(pieces: Sequence[str], pair: tuple[str, str]) -> list[str]:
 
 
 def _byte_level_words(vocabulary: Vocabulary, sentences: Iterable[str]) -> Counter[str]:
-    """Returns the counts of words, split and written in the byte-level alphabet as a `tokenizer.json` does."""
+    """Counts the words into which a `tokenizer.json` splits sentences. Words are in its byte-level alphabet."""
     engine = load_tokenizer_json(vocabulary.path, vocabulary.content, vocabulary.prefix)
     counts: Counter[str] = Counter()
     for sentence in sentences:

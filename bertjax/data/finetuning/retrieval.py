@@ -79,7 +79,7 @@ def read_texts_by_id(path: Path, columns: Sequence[str] = ("_id", "title", "text
             stats.skip("with an empty _id", row.line)
             continue
         if key in texts:
-            # As in BEIR, the last row counts.
+            # As in BEIR, the last row with an _id replaces earlier ones.
             stats.count_irregular("with a repeated _id, which replaces the earlier text", row.line)
         if not text:
             stats.count_irregular("with an empty text", row.line)

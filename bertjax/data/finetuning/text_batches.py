@@ -172,7 +172,11 @@ def train_batch(
 
 
 def _without_repeated_negatives(keys: np.ndarray) -> np.ndarray:
-    """Replaces keys [B, C] of negatives (columns 2 and later) by -1, except first occurrences in column-major order."""
+    """Replaces the keys of repeated negatives by -1.
+
+    `keys` [B, C] identifies texts. Columns 0 and 1, anchors and positives, do not change. A later column's text is
+    repeated if it equals an earlier text of the batch, in column-major order.
+    """
     by_column = keys.T.ravel()
     is_kept = np.arange(len(by_column)) < 2 * len(keys)  # anchors and positives
     is_kept[np.unique(by_column, return_index=True)[1]] = True

@@ -38,10 +38,11 @@ def read_examples(
 ) -> tuple[TextExamples, list[str]]:
     """Tokenizes the rows of a file, and updates `stats`. Returns the examples, and the names of the classes.
 
-    `columns` are the columns of anchor, positive and negatives. A cell of the last column may be a list of negatives
-    or, with a teacher's scores, of all documents. Without scores, and with a column of negatives, the positive may be
-    a list as well, see `split_positives`. Rows with an empty anchor or positive, or without a label, are skipped; empty
-    negatives are missing texts. `label` is the label column. `kind` is a value of `EmbeddingLoss.label`.
+    `columns` are the columns of the anchor, the positive and, optionally, negatives. A cell of the last column may be a
+    list. It then contains negatives or, if `kind` is `scores`, all documents. If there are negatives and `kind` is "",
+    a cell of positives may also be a list, see `split_positives`. Rows with an empty anchor or positive, or without a
+    label, are skipped. Empty negatives are missing texts. `label` is the label column. `kind` is a value of
+    `EmbeddingLoss.label`.
     """
     if len(columns) > 2 and not kind:
         rows = split_positives(rows, columns[1], stats)

@@ -99,7 +99,10 @@ def _intervals(ids: jax.Array, direction: str, window: int) -> tuple[jax.Array, 
 
 
 def _block_intervals(interval: tuple[jax.Array, jax.Array], size: int, other_size: int) -> tuple[jax.Array, jax.Array]:
-    """Returns for each block of `size` the interval of blocks of `other_size` that it attends to, two arrays [B, N]."""
+    """Returns the blocks of `other_size` positions that each block of `size` positions attends to.
+
+    These are intervals, each as an array [B, N] of first blocks and one of end blocks (exclusive).
+    """
     first, last = (array.reshape(len(array), -1, size) for array in interval)
     return first.min(-1) // other_size, -(-last.max(-1) // other_size)
 

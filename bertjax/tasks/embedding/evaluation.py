@@ -107,7 +107,7 @@ class RankedDocuments:
         return self._without_copies(rankings, count)
 
     def _without_copies(self, rankings: Rankings, count: int) -> Rankings:
-        """Returns the first `count` documents of each query, without the copies of queries."""
+        """Returns the first `count` documents of each query. Omits the document that is a copy of the query."""
         return {
             query: dict([item for item in ranking.items() if item[0] != query or query not in self.copies][:count])
             for query, ranking in rankings.items()

@@ -193,7 +193,8 @@ def _module_folders(folder: AnyPath) -> list[tuple[str, AnyPath]]:
 def _read_module(name: str, folder: AnyPath, widths: dict[str, int]) -> list[Pooling | Layer]:
     """Reads a module after the Transformer. Returns [] for Dropout, which does nothing at inference.
 
-    `widths` contains the width of each feature. The function updates the width of the module's output.
+    `widths` maps the names of features, such as `sentence_embedding`, to widths. Updates the entry of the module's
+    output.
     """
     file = folder / _CONFIG
     config = read_object(file, optional=True)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class MaskedLm(PretrainingObjective):
     """Masked LM and next-sentence prediction. The loss is the sum of their mean losses (section A.2 of the paper)."""
 
-    # Prefixes of the names of metrics: of predicted tokens, and of sentence pairs.
+    # Prefixes of metric names, for predicted tokens and for sentence pairs.
     token_prefix: ClassVar[str] = "mlm"
     pair_prefix: ClassVar[str] = "nsp"
     metrics = (
