@@ -161,8 +161,8 @@ class Checkpoints:
     def restore_latest(self, abstract: TrainState, init: Callable[[], TrainState]) -> TrainState | None:
         """Restores the newest undamaged checkpoint. Moves newer, damaged ones to `workdir/damaged_checkpoints`.
 
-        `init` returns an initial state, for fields and metric sums that the checkpoint lacks. A field that depends on the
-        initial parameters is then computed from the saved parameters. Saved sums of unused metrics are dropped.
+        `init` returns an initial state, for fields and metric sums that the checkpoint lacks. A field that depends on
+        the initial parameters is then computed from the saved ones. Saved sums of unused metrics are dropped.
 
         Returns None if the workdir never contained a checkpoint. Raises a BertjaxError if all checkpoints are damaged,
         or if the newest undamaged checkpoint differs from this run in the model or in the arrays of the train state.
