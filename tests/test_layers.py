@@ -1,6 +1,7 @@
-"""Layers: a module imports only from its own layer and from lower layers."""
+"""Layers: a module imports only from its own layer and from lower layers. The wheel contains all folders."""
 
 import ast
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,13 @@ def layer(module: str) -> int:
 def test_every_top_level_module_and_folder_has_an_import_layer():
     folders = {path.parent.name for path in PACKAGE.glob("*/*.py")}
     assert {path.stem for path in PACKAGE.glob("*.py")} | folders == LAYER_OF.keys()
+
+
+def test_wheel_contains_every_folder():
+    pyproject = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())
+    folders = {file.parent.relative_to(PACKAGE.parent) for file in MODULES}
+    experiments = {"bertjax.experiments", "bertjax.experiments.tables"}
+    assert {*pyproject["tool"]["setuptools"]["packages"]} == {".".join(path.parts) for path in folders} | experiments
 
 
 @pytest.mark.parametrize("file", MODULES, ids=lambda file: str(file.relative_to(PACKAGE)))
