@@ -50,7 +50,7 @@ def local_checkpoint(path: str | os.PathLike) -> str:
         commit = f"{hub.PREFIX}{repository}@{folder.name}"
         hub.download(commit, [f"{path}/{name}" for path in paths for name in _READ_FILES])
     if not has_weights(folder):
-        raise missing_weights(repository, hub.file_names(str(path)), folder, repository.split("/")[-1])
+        raise missing_weights(repository, repository.split("/")[-1])
     return str(folder)
 
 

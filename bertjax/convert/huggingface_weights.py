@@ -2,12 +2,11 @@
 
 import contextlib
 import shlex
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 
-from bertjax.convert.families import FAMILIES
 from bertjax.convert.family import FLOAT_DTYPES
 from bertjax.errors import UsageError, listed
 from bertjax.tasks.embedding import sentence_transformers
@@ -16,7 +15,6 @@ from bertjax.utils.json_files import naming, read_object
 
 CONFIG = "config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 def has_weights(path: Path) -> bool:
@@ -62,7 +60,7 @@ def _weight_files(folder: Path) -> list[Path]:
         return [folder / WEIGHTS]
     index = folder / INDEX
     if not index.is_file():
-        raise missing_weights(str(folder), [file.name for file in folder.iterdir()], folder, f"{folder}-safetensors")
+        raise missing_weights(str(folder), f"{folder}-safetensors")
     with naming(index):
         files = sorted({*read_object(index)["weight_map"].values()})
         if outside := [name for name in files if Path(name).name != name]:
@@ -72,22 +70,16 @@ def _weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in files]
 
 
-def missing_weights(model: str, files: Collection[str], folder: Path, destination: str) -> UsageError:
+def missing_weights(model: str, destination: str) -> UsageError:
     """Returns the error for a model without safetensors. It shows how to convert pickled weights.
 
-    `model` is a folder or a name on the Hub, and `files` are its files. `folder` contains its config. The command
-    writes to `destination`.
+    `model` is a folder or a name on the Hub. The command writes to `destination`.
     """
-    pickles = [name for name in files if Path(name).name in _PICKLES]
-    if not pickles:
-        return UsageError(f"{model} contains no {WEIGHTS}; use a model with safetensors weights")
-    architectures = read_object(folder / CONFIG, optional=True).get("architectures") or ()
-    # Use only known class names in the command, because the config may contain shell code.
-    classes = [name for family in FAMILIES.values() for name in family.classes]
-    class_name = next((name for name in classes if name in architectures), "AutoModel")
+    # The command reads the name of the model's class itself, because a name from the config may contain shell code.
     return UsageError(
-        f"{model} contains {pickles[0]} but no {WEIGHTS}; bertjax does not open pickles, which can run code. If you "
-        f'trust the file, run: python -c "import sys; from transformers import {class_name} as M; '
-        f'M.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2])" {shlex.quote(model)} '
+        f"{model} contains no {WEIGHTS}; bertjax does not open pickles such as pytorch_model.bin, which can run code. "
+        'If you trust the file, run: python -c "import sys, transformers as t; '
+        "name = (t.AutoConfig.from_pretrained(sys.argv[1]).architectures or ['AutoModel'])[0]; "
+        f'getattr(t, name).from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2])" {shlex.quote(model)} '
         f"{shlex.quote(destination)}, and copy the files of the tokenizer there"
     )

@@ -42,15 +42,6 @@ def download(address: str, patterns: Sequence[str]) -> Path:
     return folder
 
 
-def file_names(address: str) -> list[str]:
-    """Returns the names of all files of a repository."""
-    from huggingface_hub import HfApi
-
-    repository, revision = parse(address)
-    with _one_line_errors(address):
-        return HfApi().list_repo_files(repository, revision=revision)
-
-
 def upload(folder: Path, address: str, overwrite: bool, message: str, replaced: Sequence[str] = ()) -> str:
     """Uploads all files of a folder as one commit, and returns the URL of the repository.
 

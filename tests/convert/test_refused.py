@@ -206,12 +206,12 @@ def test_ignored_dropout_and_similarity_are_noted(folder):
 def test_error_for_pickled_weights_has_a_command_that_writes_safetensors(folder, tmp_path):
     folder = folder.rename(tmp_path / "it's $HOME")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(UsageError, match="pickles, which can run code") as error:
+    with pytest.raises(UsageError, match="pickles such as .*, which can run code") as error:
         read_checkpoint(folder)
     _, _, command = str(error.value).partition("trust the file, run: ")
     words = shlex.split(command.partition(", and copy")[0])
     assert words[:2] == ["python", "-c"] and words[3:] == [str(folder), f"{folder}-safetensors"]
-    assert "import BertForPreTraining as M" in words[2] and "save_pretrained" in words[2]
+    assert compile(words[2], "command", "exec") and "save_pretrained" in words[2]
 
 
 def test_latest_of_several_tensorflow_checkpoints_is_read(google, tmp_path):
