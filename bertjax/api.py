@@ -19,7 +19,9 @@ from jax.sharding import Mesh
 
 from bertjax.convert.convert import BERTJAX, read_vocabulary, save
 from bertjax.data.corpus.tokenizer import Tokenizer
+from bertjax.data.finetuning.batches import make_batch
 from bertjax.data.finetuning.examples import Examples
+from bertjax.data.shard import SINGLE_SHARD
 from bertjax.errors import UsageError, quoted
 from bertjax.inference.encode import POOLINGS, VectorEncoder, encode_batches, pooler_states, resolve_prompt
 from bertjax.inference.inputs import Text, TruncationCount, as_tuples, tokenize
@@ -170,12 +172,9 @@ class Pretrained:
         max_len = self._loaded.row_len(seq_len)
         examples = self._tokenize(texts, max_len)
         length = max_len if seq_len else int(examples.lengths.max(initial=1))
-        batch = {name: np.zeros((len(examples), length), np.int32) for name in ("input_ids", "segment_ids")}
-        mask = (np.arange(length) < examples.lengths[:, None]).astype(np.int32)
-        for name, array in batch.items():
-            array[mask > 0] = examples.tokens[name]
-        batch["input_ids"][mask == 0] = self._loaded.vocabulary.pad_id
-        return {**batch, "input_mask": mask}
+        batch = make_batch(examples, np.arange(len(examples)), length, SINGLE_SHARD)
+        batch["input_ids"][batch["input_mask"] == 0] = self._loaded.vocabulary.pad_id
+        return {name: batch[name] for name in ("input_ids", "input_mask", "segment_ids")}
 
     def encode(
         self,

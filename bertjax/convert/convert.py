@@ -12,7 +12,7 @@ import jax
 from etils import epath
 
 from bertjax.convert import huggingface, model_card, tensorflow1
-from bertjax.convert.family import DISCRIMINATOR, MASKED_LM, NEXT_SENTENCE, POOLER
+from bertjax.convert.family import DISCRIMINATOR, ENCODER, NEXT_SENTENCE
 from bertjax.convert.huggingface_tokenizer import FILES as TOKENIZER_FILES
 from bertjax.convert.huggingface_tokenizer import read_tokenizer
 from bertjax.convert.huggingface_weights import has_weights, missing_weights
@@ -33,7 +33,6 @@ logger = logging.getLogger(__name__)
 BERTJAX, HUGGINGFACE, TENSORFLOW = "bertjax", "huggingface", "tensorflow"
 EMBEDDER = "sentence_transformers"
 WRITERS = {BERTJAX: write_workdir, HUGGINGFACE: huggingface.write, EMBEDDER: huggingface.write_embedder}
-_HEADS = {POOLER: "pooler", MASKED_LM: "masked-LM head", NEXT_SENTENCE: "next-sentence head"}
 # Files that a conversion may overwrite, keyed by the file that identifies their format.
 _REPLACEABLE = {ORIGIN: WORKDIR_FILES, huggingface.CONFIG: huggingface.FILES}
 _SAVED_FROM_PYTHON = {"source": "bertjax.Pretrained.save"}
@@ -129,7 +128,8 @@ def convert(source: str, destination: str, fmt: str, overwrite: bool, lower_case
     list_devices()
     path = local_checkpoint(source)
     checkpoint = read_checkpoint(path, lower_case)
-    logger.info(f"{source}: {detect_format(path)}, {_describe(checkpoint)}")
+    heads = ", ".join(sorted(checkpoint.modules - {ENCODER})) or "(none)"
+    logger.info(f"{source}: {detect_format(path)}, {checkpoint.size}; heads: {heads}")
     save(checkpoint, destination, fmt, overwrite, _origin_of(source, path))
 
 
@@ -260,10 +260,3 @@ def _origin_of(path: str, folder: str = "") -> dict[str, Any]:
         "source": str(source),
         "files": [[str(file.relative_to(root)), file.stat().st_size, file.stat().st_mtime_ns] for file in files],
     }
-
-
-def _describe(checkpoint: PortableCheckpoint) -> str:
-    heads = [text for module, text in _HEADS.items() if module in checkpoint.modules]
-    heads += ["replaced-token head"] if DISCRIMINATOR in checkpoint.modules else []
-    heads += [f"output layer for {checkpoint.output_kind}"] if checkpoint.output_kind else []
-    return f"{checkpoint.size}, {checkpoint.config.hidden_act}; heads: {', '.join(heads) or '(none)'}"

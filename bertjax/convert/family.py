@@ -302,21 +302,11 @@ def import_params(
     modules = {each.module for each in table if each.is_required or any(name in shapes for name in names[each.path])}
     parameters = [parameter for parameter in table if parameter.module in modules]
     expected = {name: parameter.stored_shape(name) for parameter in parameters for name in names[parameter.path]}
-    problems = {
-        "missing": [name for name in expected if name not in shapes],
-        "not part of the model": [name for name in shapes if name not in expected],
-        "with a shape that differs from the config": [
-            f"{name} {tuple(shapes[name])} instead of {shape}"
-            for name, shape in expected.items()
-            if tuple(shapes.get(name, shape)) != shape
-        ],
-    }
-    if any(problems.values()):
-        text = "; ".join(f"{problem}: {listed(arrays)}" for problem, arrays in problems.items() if arrays)
+    if problem := shape_differences(shapes, expected):
         fix = "use the matching config"
-        if problems["not part of the model"]:
+        if shapes.keys() - expected.keys():
             fix = "correct `architectures` in the config, which names the class of the model, or remove other arrays"
-        raise UsageError(f"the arrays of {source} do not match its config: {text}; {fix}")
+        raise UsageError(f"the arrays of {source} do not match its config: {problem}; {fix}")
     params = {}
     for parameter in parameters:
         params[parameter.path] = np.zeros(parameter.stacked_shape, np.float32)
@@ -326,6 +316,20 @@ def import_params(
             target = parameter.stored(row, name)
             target[...] = _to_float32(parameter.part_of(read_array(name)), name, source).reshape(target.shape)
     return params
+
+
+def shape_differences(shapes: Mapping[str, Sequence[int]], expected: Mapping[str, Sequence[int]]) -> str:
+    """Describes how the shapes of arrays, keyed by name, differ from the expected ones ("": not at all)."""
+    problems = {
+        "missing": [name for name in expected if name not in shapes],
+        "not part of the model": [name for name in shapes if name not in expected],
+        "with a different shape": [
+            f"{name} {tuple(shapes[name])} instead of {tuple(shape)}"
+            for name, shape in expected.items()
+            if tuple(shapes.get(name, shape)) != tuple(shape)
+        ],
+    }
+    return "; ".join(f"{problem}: {listed(names)}" for problem, names in problems.items() if names)
 
 
 def _to_float32(array: np.ndarray, name: str, source: str) -> np.ndarray:

@@ -19,7 +19,7 @@ from jax.sharding import Mesh, Sharding
 from bertjax.config.load import load_saved_config
 from bertjax.config.mesh import MeshConfig
 from bertjax.convert.convert import BERTJAX, detect_format, local_checkpoint, read_checkpoint
-from bertjax.convert.family import CLASSIFIER, OUTPUT_KINDS
+from bertjax.convert.family import CLASSIFIER, OUTPUT_KINDS, shape_differences
 from bertjax.convert.portable import (
     PortableCheckpoint,
     check_portable,
@@ -29,7 +29,7 @@ from bertjax.convert.portable import (
 )
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import Vocabulary
-from bertjax.errors import UsageError, listed, quoted
+from bertjax.errors import UsageError, quoted
 from bertjax.model.config import ModelConfig
 from bertjax.model.encoder import ENCODER, make_encoder
 from bertjax.model.heads import LmHead
@@ -232,14 +232,10 @@ def with_params_and_output_layer(
     if output_kind:
         modules |= {*checkpoint.family.classes[checkpoint.family.class_name(output_kind, set())].modules}
     expected = {each.path: each.stacked_shape for each in checkpoint.parameters if each.module in modules}
-    if unknown := sorted(arrays.keys() - expected.keys()):
-        fix = "set output_kind" if any(name.startswith(f"{CLASSIFIER}/") for name in unknown) else "remove them"
-        raise UsageError(f"params contains unknown parameters: {listed(unknown)}; {fix}")
-    if missing := sorted(expected.keys() - arrays.keys()):
-        raise UsageError(f"params lacks {listed(missing)}; add them")
-    for name, array in arrays.items():
-        if array.shape != expected[name]:
-            raise UsageError(f"params: {name} has shape {array.shape}, but the model needs {expected[name]}")
+    if problem := shape_differences({name: array.shape for name, array in arrays.items()}, expected):
+        raise UsageError(
+            f"params do not match the model: {problem}; correct them, or set output_kind for a new {CLASSIFIER}"
+        )
     return _from_portable(checkpoint, model.path, model.mesh, InferenceDefaults())
 
 
