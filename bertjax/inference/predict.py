@@ -18,7 +18,7 @@ from bertjax.data.finetuning.tables import ReadStats
 from bertjax.data.finetuning.tagged import TaggedText, encode_tagged, gather_words
 from bertjax.data.finetuning.windows import make_windows
 from bertjax.errors import UsageError, quoted
-from bertjax.inference.inputs import PAIR_SEPARATOR, Texts, TruncationCount, encode_row
+from bertjax.inference.inputs import PAIR_SEPARATOR, Texts, TruncationCount, tokenize
 from bertjax.inference.load import LoadedModel
 from bertjax.metrics.entities import follows_scheme
 from bertjax.model.models import SequenceModel, TokenModel
@@ -64,11 +64,6 @@ class TextPredictor:
         rows = in_input_order(outputs, len(examples)).get("logits", [])
         return [row[:length] if row.ndim > 1 else row for row, length in zip(rows, examples.lengths, strict=True)]
 
-    def encode(self, texts: Sequence[str]) -> dict[str, list[int]]:
-        """Encodes one text or a pair as a row with [CLS] and [SEP]."""
-        ids = [self.model.tokenizer.encode_with_special(text) for text in texts]
-        return encode_row(ids, self.model.vocabulary, self.truncation)
-
     def sequence_logits(self, inputs: Sequence[Texts]) -> list[np.ndarray]:
         """Returns the logits [outputs] of each text or pair."""
         for texts in inputs:
@@ -78,7 +73,7 @@ class TextPredictor:
                 raise UsageError(f"{quoted(texts)} is a single text; use a pair (on the command line, {form})")
             if len(texts) > min(expected, 2):
                 raise UsageError(f"{quoted(texts)} is a pair, but the model takes single texts; use one text")
-        return self.logits(make_examples([self.encode(texts) for texts in inputs], {}))
+        return self.logits(tokenize(self.model, inputs, self.truncation))
 
 
 def predict_classes(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[Record]:
@@ -101,8 +96,7 @@ def predict_choices(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[R
     if wrong := [texts for texts in inputs if len(texts) < 3]:
         form = PAIR_SEPARATOR.join(("CONTEXT", "ENDING", "ENDING"))
         raise UsageError(f"too few endings: {quoted(wrong[0])}; use at least two (on the command line, {form})")
-    sequences = [predictor.encode((context, ending)) for context, *endings in inputs for ending in endings]
-    scores = iter(predictor.logits(make_examples(sequences, {})))
+    scores = iter(predictor.sequence_logits([(context, ending) for context, *endings in inputs for ending in endings]))
     return [
         records.choice_record(np.array([next(scores)[0] for _ in endings]), predictor.with_logits)
         for _, *endings in inputs
