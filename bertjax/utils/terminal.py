@@ -1,5 +1,6 @@
 """Output to the terminal: results, log lines, progress bars and durations."""
 
+import datetime
 import io
 import logging
 import re
@@ -101,11 +102,8 @@ class _ProgressLines(tqdm):
 
 
 def duration(seconds: float) -> str:
-    """Formats a duration as hours, minutes and seconds (1:02:03), or with days (4 d 1:02:03)."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    return f"{f'{days:,} d ' if days else ''}{hours}:{minutes:02d}:{seconds:02d}"
+    """Formats a duration as hours, minutes and seconds (1:02:03), or with days (4 days, 1:02:03)."""
+    return str(datetime.timedelta(seconds=round(seconds)))
 
 
 def is_first() -> bool:
