@@ -6,7 +6,6 @@ import os
 import shutil
 
 import hub_server
-import huggingface_hub
 import huggingface_hub.constants
 import numpy as np
 import pytest
