@@ -120,15 +120,20 @@ def take_ownership(workdir: epath.Path) -> Callable[[], None]:
 def check_config(workdir: epath.Path, config: dict[str, Any], data_hash: str) -> None:
     """Raises a UsageError if the data, or a config field that affects results, differs from the workdir's.
 
-    If the workdir has no checkpoints, any config is accepted, because nothing would be lost. A finished run continues
-    if its command is run again with more steps or epochs.
+    If the workdir has no checkpoints, any config is accepted, because nothing would be lost. A finished run of one
+    phase continues if its command is run again with more steps or epochs.
     """
     if not has_checkpoints(workdir):
         return
     saved, data, increased = _read_json(workdir / CONFIG) or {}, _read_json(workdir / DATA), {}
-    if (workdir / RESULTS).exists():
-        # Ignore a saved value of 0 steps, which means that `epochs` determines the number of steps.
-        increased = {name: config[name] for name in ("epochs", "steps") if 0 < saved.get(name, 0) < config.get(name, 0)}
+    results = _read_json(workdir / RESULTS) or {}
+    if _newest_step(workdir) <= results.get("last_step", -1):  # Finished, and not continued since then.
+        # `config.json` may be from an attempt to continue that was interrupted before its first checkpoint.
+        finished = {name: results["config"][name] for name in ("epochs", "steps") if name in results["config"]}
+        saved |= finished
+        if len(config.get("phases", ())) <= 1:  # More steps would move the start of later phases.
+            # Ignore a value of 0 steps, which means that `epochs` determines the number of steps.
+            increased = {name: config[name] for name, value in finished.items() if 0 < value < config[name]}
     problem = ""
     if data is not None and data.get("sha256") != data_hash:
         problem = "on other data"
@@ -164,6 +169,11 @@ def saved_init_fingerprint(workdir: epath.Path) -> str | None:
     return None if data is None else data.get("started_from", "")
 
 
+def _newest_step(workdir: epath.Path) -> int:
+    folder = workdir / CHECKPOINTS
+    return max((int(step.name) for step in folder.glob("*") if step.name.isdecimal()), default=0)
+
+
 def has_checkpoints(workdir: epath.Path) -> bool:
     """Returns True if a workdir contains checkpoints, damaged or not."""
     return any(folder.exists() and any(folder.iterdir()) for folder in (workdir / CHECKPOINTS, workdir / DAMAGED))
@@ -176,6 +186,9 @@ def result_differences(old: dict[str, Any], new: dict[str, Any], of_best: bool =
     """
     # Convert tuples to lists, because one of the configs may come from JSON.
     old, new = (json.loads(json.dumps(with_defaults(config_class(config["task"]), config))) for config in (old, new))
+    for config in (old, new):
+        for source in config["data"].get("sources", ()):
+            del source["file"]  # ignored like the paths of `PATH_FIELDS`
     fields = (field for field in _RESUMABLE_FIELDS if not (of_best and field == "eval_every"))
     ignored = tuple(f"{field}{end}" for field in fields for end in ":.")
     changes = [line for line in differences(old, new) if not line.startswith(ignored)]

@@ -118,6 +118,27 @@ def test_resume_accepts_other_logs_checkpoints_and_ways_to_compile(corpus, train
     jax.tree.map(assert_close, load_final_params(interrupted), load_final_params(trained))
 
 
+def test_only_a_finished_run_of_one_phase_continues_with_more_steps(trained, tmp_path):
+    run = epath.Path(shutil.copytree(trained, tmp_path / "run"))
+    config, data = (json.loads((run / f"{name}.json").read_text()) for name in ("config", "data"))
+
+    def check(steps, config):
+        (run / "config.json").write_text(json.dumps(config))
+        workdir.check_config(run, config | {"steps": steps}, data["sha256"])
+
+    interrupted_attempt = config | {"steps": 400}
+    for steps in (14, 20):
+        check(steps, interrupted_attempt)
+    with pytest.raises(UsageError, match="steps: 14 -> 10"):
+        check(10, interrupted_attempt)
+    with pytest.raises(UsageError, match="steps: 14 -> 20"):
+        check(20, config | {"phases": [{"share": 1}, {"share": 1, "seq_len": 32}]})
+    (run / "checkpoints" / "16").mkdir()
+    check(20, config | {"steps": 20})
+    with pytest.raises(UsageError, match="steps: 20 -> 30"):
+        check(30, config | {"steps": 20})
+
+
 def test_too_little_disk_space_raises_before_the_first_step(corpus, tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
