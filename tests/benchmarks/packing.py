@@ -14,7 +14,7 @@ import numpy as np
 from measuring import parser_of
 
 from bertjax.data.corpus.store import open_corpus
-from bertjax.data.pretraining.config import PAIR_SPECIAL_TOKENS, TEXT_SPECIAL_TOKENS, max_sequences_per_row
+from bertjax.data.pretraining.config import PAIR_SPECIAL_TOKENS, TEXT_SPECIAL_TOKENS, Phase, RowFormat
 from bertjax.data.pretraining.pair_index import PairIndex, open_pair_index
 from bertjax.data.pretraining.pairs import NEXT_SENTENCE
 
@@ -54,9 +54,9 @@ def main() -> None:
     corpus = open_corpus(args.corpus)
     for seq_len in args.seq_len:
         for packed in (False, True):
-            pairs_per_row = max_sequences_per_row(seq_len, packed, not args.documents)
-            begin = time.perf_counter()
             pairing = "" if args.documents else NEXT_SENTENCE
+            pairs_per_row = Phase(seq_len, 1, 1, 0, 1, RowFormat(pairing, packed)).max_sequences_per_row
+            begin = time.perf_counter()
             index = open_pair_index(corpus, "train", seq_len, args.seed, args.passes, pairs_per_row, pairing)
             seconds = time.perf_counter() - begin
             rows = int(index.pass_ends[-1])

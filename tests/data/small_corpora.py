@@ -1,14 +1,13 @@
 """Helpers that write small corpora in the on-disk format without `prepare`."""
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
 
 from bertjax.data.corpus import store
-from bertjax.data.pretraining.batches import RowSource, train_dataset
-from bertjax.data.pretraining.config import Masking, Phase, packed_row_predictions
+from bertjax.data.pretraining.batches import train_dataset
+from bertjax.data.pretraining.config import Phase
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.utils.io import file_sha256
 
@@ -55,13 +54,7 @@ def random_documents(count: int, seed: int) -> list[list[int]]:
     return [np.maximum(1, rng.lognormal(3.0, 0.6, size)).astype(int).tolist() for size in sizes]
 
 
-def pretraining_batches(
-    corpus: store.Corpus, phase: Phase, source: RowSource, masking: Masking | None = None, **arguments
-) -> tf.data.Dataset:
+def pretraining_batches(corpus: store.Corpus, phase: Phase, **arguments) -> tf.data.Dataset:
     """Returns the training batches of a corpus; `arguments` replace defaults of `train_dataset`'s arguments."""
-    masking, predictions = masking or Masking(), 0
-    if source.packed:
-        predictions = packed_row_predictions(masking.rate, phase.seq_len, phase.max_predictions, bool(source.pairing))
-    phase = dataclasses.replace(phase, masking=masking, row_predictions=predictions)
     defaults = {"seed": 0, "dupe_factor": 2, "start_step": 0, "shard": SINGLE_SHARD}
-    return train_dataset(corpus, phase, source=source, **{**defaults, **arguments})
+    return train_dataset(corpus, phase, **{**defaults, **arguments})

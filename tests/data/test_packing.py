@@ -8,13 +8,17 @@ from small_corpora import pretraining_batches
 from unpacking import joined, unmasked_ids, unpacked
 
 from bertjax.data.corpus.store import map_array
-from bertjax.data.pretraining.batches import RowSource
-from bertjax.data.pretraining.config import Masking, Phase, num_predictions, packed_row_predictions
+from bertjax.data.pretraining.config import Masking, Phase, RowFormat, num_predictions
 from bertjax.data.pretraining.pair_index import PairIndex, open_pair_index, pack_pairs
 from bertjax.data.pretraining.pairs import RECORD, document_pieces
 from bertjax.data.pretraining.rows import pair_lookup
 
 SEQ_LEN, BATCH, PREDICTIONS, MAX_PAIRS = 64, 8, 7, 8
+MASKING = Masking()
+
+
+def packed_phase(pairing="next_sentence", masking=MASKING, predictions=PREDICTIONS, packed=True) -> Phase:
+    return Phase(SEQ_LEN, BATCH, predictions, 0, 1 << 40, RowFormat(pairing, packed), masking)
 
 
 def short_documents(count: int, seed: int) -> list[list[int]]:
@@ -136,13 +140,12 @@ def test_predictions_of_a_packed_row_stay_within_the_maximum(rate, predictions, 
                 for n in range(SEQ_LEN + 1)
             ]
         )
-    limit = packed_row_predictions(rate, SEQ_LEN, predictions, paired)
+    limit = packed_phase("next_sentence" if paired else "", Masking(rate), predictions).row_predictions
     assert most[SEQ_LEN] <= limit <= max(most[SEQ_LEN] + MAX_PAIRS / 2, 1)
 
 
-def train(corpus, steps, masking=None, predictions=PREDICTIONS, packed=True, pairing="next_sentence", dupe_factor=1):
-    phase = Phase(SEQ_LEN, BATCH, predictions, 0, 1 << 40)
-    dataset = pretraining_batches(corpus, phase, RowSource(pairing, packed), masking, dupe_factor=dupe_factor)
+def train(corpus, steps, dupe_factor=1, **options):
+    dataset = pretraining_batches(corpus, packed_phase(**options), dupe_factor=dupe_factor)
     return list(itertools.islice(dataset.as_numpy_iterator(), steps))
 
 
@@ -240,11 +243,10 @@ def test_epoch_has_every_piece_of_a_document_in_one_row(make_corpus):
 @pytest.mark.parametrize("choice, full", [({}, 0.98), ({"whole_word": True}, 0.8), ({"max_span": 3}, 0.4)])
 def test_spans_of_packed_rows_are_masked_like_unpacked_rows(short_corpus, choice, full, pairing):
     masking = Masking(**choice)
-    rows = joined(train(short_corpus, 40, masking, pairing=pairing))
+    rows = joined(train(short_corpus, 40, masking=masking, pairing=pairing))
     numbers = np.array(num_predictions(masking.rate, SEQ_LEN, PREDICTIONS))
     vocabulary = short_corpus.vocabulary()
-    most = packed_row_predictions(masking.rate, SEQ_LEN, PREDICTIONS, paired=bool(pairing))
-    assert rows["masked_lm_ids"].shape[1] == most
+    assert rows["masked_lm_ids"].shape[1] == packed_phase(pairing, masking).row_predictions
     for row, weights in zip(rows["masked_lm_positions"], rows["masked_lm_weights"] > 0, strict=True):
         # Positions are ascending, and unused predictions come last.
         assert (np.diff(row[weights]) > 0).all() and not weights[weights.sum() :].any() and not row[~weights].any()

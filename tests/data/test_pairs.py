@@ -1,5 +1,6 @@
 """Sentence pairs and their index on disk: equal to a sequential implementation, deterministic, rebuilt if damaged."""
 
+import dataclasses
 import errno
 import json
 import os
@@ -16,8 +17,8 @@ from small_corpora import pretraining_batches, random_documents
 from bertjax.data.corpus import store
 from bertjax.data.corpus.store import open_corpus
 from bertjax.data.pretraining import pair_index, pairs
-from bertjax.data.pretraining.batches import RowSource, eval_dataset, verified_batches
-from bertjax.data.pretraining.config import Masking, Phase
+from bertjax.data.pretraining.batches import eval_dataset, verified_batches
+from bertjax.data.pretraining.config import Masking, Phase, RowFormat
 from bertjax.data.pretraining.pair_index import open_pair_index
 from bertjax.data.pretraining.pairs import NEXT_SENTENCE, SENTENCE_ORDER, document_pairs, target_lengths
 from bertjax.data.shard import SINGLE_SHARD
@@ -267,16 +268,16 @@ def overwrite(file, start, content):
         os.pwrite(opened.fileno(), content, start)
 
 
-def train_batches(corpus, source, whole_word=False):
-    return verified_batches(pretraining_batches(corpus, PHASE, source, Masking(whole_word=whole_word)), corpus)
+def train_batches(corpus, **changes):
+    return verified_batches(pretraining_batches(corpus, dataclasses.replace(PHASE, **changes)), corpus)
 
 
 @pytest.mark.parametrize("split", store.SPLITS)
 def test_training_and_evaluation_verify_the_corpus_in_the_background(corpus, split):
     overwrite(corpus.path / f"{split}.tokens.bin", 20, b"\x01\x01")
     corpus = store.open_corpus(corpus.path)
-    dataset = eval_dataset(corpus, PHASE, source=RowSource(), shard=SINGLE_SHARD)
-    assert next(train_batches(corpus, RowSource()) if split == "train" else verified_batches(dataset, corpus))
+    dataset = eval_dataset(corpus, PHASE, shard=SINGLE_SHARD)
+    assert next(train_batches(corpus) if split == "train" else verified_batches(dataset, corpus))
     corpus.checksums._thread.join()
     with pytest.raises(BertjaxError, match=rf"{split}\.tokens\.bin is damaged"):
         corpus.checksums.check()
@@ -300,7 +301,7 @@ def test_damaged_offsets_raise_before_the_pair_index_is_written(corpus, array):
     overwrite(corpus.path / store.array_file("train", array), 80, bytes(8))
     corpus = store.open_corpus(corpus.path)
     with pytest.raises(BertjaxError, match=rf"train\.{array}\.bin is damaged"):
-        train_batches(corpus, RowSource("next_sentence"))
+        train_batches(corpus, row_format=RowFormat("next_sentence"))
     assert not (corpus.path / "pair_index").exists()
 
 
@@ -309,7 +310,7 @@ def test_error_while_building_a_batch_names_the_damaged_file(corpus):
     file = corpus.path / "train.tokens.bin"
     overwrite(file, 0, b"\xff" * file.stat().st_size)
     corpus = store.open_corpus(corpus.path)
-    batches = train_batches(corpus, RowSource(), whole_word=True)
+    batches = train_batches(corpus, masking=Masking(whole_word=True))
     with pytest.raises(BertjaxError, match=r"train\.tokens\.bin is damaged"):
         for _ in range(50):
             next(batches)

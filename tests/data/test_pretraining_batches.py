@@ -13,8 +13,8 @@ from unpacking import joined, unmasked_ids
 
 from bertjax.data.corpus.store import map_array
 from bertjax.data.pretraining.baseline import token_frequency_baseline
-from bertjax.data.pretraining.batches import RowSource, eval_dataset
-from bertjax.data.pretraining.config import Masking, Phase, packed_row_predictions
+from bertjax.data.pretraining.batches import eval_dataset
+from bertjax.data.pretraining.config import Masking, Phase, RowFormat
 from bertjax.data.pretraining.pair_index import open_pair_index
 from bertjax.data.pretraining.rows import epoch_order, stream_key, without_copy
 from bertjax.data.schema import is_token
@@ -23,30 +23,23 @@ from bertjax.errors import UsageError
 
 SEQ_LEN, BATCH, PREDICTIONS = 48, 8, 8
 PHASE = Phase(SEQ_LEN, BATCH, PREDICTIONS, start_step=0, stop_step=1 << 40)
-SOURCES = {
-    "nsp": RowSource("next_sentence"),
-    "packed": RowSource("next_sentence", packed=True),
-    "none": RowSource(),
-    "documents": RowSource(packed=True),
+FORMATS = {
+    "nsp": RowFormat("next_sentence"),
+    "packed": RowFormat("next_sentence", packed=True),
+    "none": RowFormat(),
+    "documents": RowFormat(packed=True),
 }
 
 
 def train(corpus, steps, phase=PHASE, objective="nsp", **arguments):
-    dataset = pretraining_batches(corpus, phase, SOURCES[objective], **arguments)
+    phase = dataclasses.replace(phase, row_format=FORMATS[objective])
+    dataset = pretraining_batches(corpus, phase, **arguments)
     return list(itertools.islice(dataset.as_numpy_iterator(), steps))
 
 
 def evaluate(corpus, objective="nsp", batch_size=BATCH, shard=SINGLE_SHARD, **arguments):
-    source = SOURCES[objective]
-    row_predictions = packed_row_predictions(Masking().rate, SEQ_LEN, PREDICTIONS, paired=False)
-    dataset = eval_dataset(
-        corpus,
-        dataclasses.replace(PHASE, batch_size=batch_size, row_predictions=row_predictions if source.packed else 0),
-        source=source,
-        shard=shard,
-        **arguments,
-    )
-    return list(dataset.as_numpy_iterator())
+    phase = dataclasses.replace(PHASE, batch_size=batch_size, row_format=FORMATS[objective])
+    return list(eval_dataset(corpus, phase, shard=shard, **arguments).as_numpy_iterator())
 
 
 def traced_offsets(corpus, split, batches) -> list[np.ndarray]:
@@ -81,7 +74,7 @@ def test_batch_has_documented_names_shapes_and_dtypes(traced):
     ],
 )
 def test_shards_together_hold_the_rows_of_the_global_batch(traced, objective, parts):
-    arguments = {"objective": objective, "masking": Masking(whole_word=True)}
+    arguments = {"objective": objective, "phase": dataclasses.replace(PHASE, masking=Masking(whole_word=True))}
     count = sum(map(len, parts))
     shards = [DataShard(indices, count) for indices in parts]
     order = np.argsort(np.concatenate([shard.rows(BATCH) for shard in shards]))
@@ -91,7 +84,7 @@ def test_shards_together_hold_the_rows_of_the_global_batch(traced, objective, pa
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("objective", SOURCES)
+@pytest.mark.parametrize("objective", FORMATS)
 def test_dataset_from_a_later_step_continues_the_same_batches(traced, objective):
     stream = train(traced, 40, objective=objective)
     for step in (17, 39):

@@ -19,13 +19,13 @@ from bertjax.tasks.pretraining.config import PretrainingData
 
 CONFIG = tiny_config(vocab_size=60, max_position_embeddings=24, initializer_range=0.3, dropout=0.0)
 PACKED = PretrainingData(packing=True)
-PHASE = Phase(24, 4, max_predictions=3, start_step=0, stop_step=1, max_sequences_per_row=3, row_predictions=5)
+PHASE = Phase(24, 4, max_predictions=3, start_step=0, stop_step=1)
 
 
 def packed_batch() -> dict[str, np.ndarray]:
     """Returns rows of three, two, one and no pairs, with one to three predictions per pair."""
     objective = masked_lm.MaskedLm.for_model(CONFIG, PACKED)
-    batch = synthetic_batch(objective.schema, objective.axis_sizes(PHASE))
+    batch = synthetic_batch(objective.schema, objective.axis_sizes(PHASE) | {"sequences": 3, "predictions": 5})
     rng = np.random.default_rng(1)
     for name in ("sequence_ids", "position_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids"):
         batch[name][:] = 0

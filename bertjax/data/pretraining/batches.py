@@ -8,26 +8,16 @@ Axes: B rows of this process, L tokens per row, P predictions per row.
 """
 
 import contextlib
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from bertjax.data.corpus.store import Corpus
-from bertjax.data.corpus.vocabulary import Vocabulary
-from bertjax.data.inspection import format_masked_row, format_unmasked_row
-from bertjax.data.pretraining.config import (
-    PAIR_SPECIAL_TOKENS,
-    TEXT_SPECIAL_TOKENS,
-    Phase,
-    batch_schema,
-    max_sequences_per_row,
-)
+from bertjax.data.pretraining.config import PAIR_SPECIAL_TOKENS, TEXT_SPECIAL_TOKENS, Phase
 from bertjax.data.pretraining.masking import choose_positions, replace_tokens
 from bertjax.data.pretraining.pair_index import open_pair_index
-from bertjax.data.pretraining.pairs import LABELS
 from bertjax.data.pretraining.rows import (
     Lookup,
     Spans,
@@ -39,7 +29,7 @@ from bertjax.data.pretraining.rows import (
     truncate_pairs,
     without_copy,
 )
-from bertjax.data.schema import Schema, padding_values
+from bertjax.data.schema import padding_values
 from bertjax.data.shard import DataShard
 from bertjax.errors import BertjaxError
 
@@ -55,61 +45,8 @@ _ORDER, _OFFSET, _MASKS, _TRUNCATION = range(4)
 _Batch = dict[str, tf.Tensor]
 
 
-@dataclasses.dataclass(frozen=True)
-class RowSource:
-    """Row format of a pre-training objective: sentence pairs, documents, or running text.
-
-    Sentence pairs: an epoch is one pass of `pairs.document_pairs` over the training documents. Training cycles through
-    several independent passes. Pairs are truncated to L - 3 tokens. In packed rows, each pair is truncated and masked
-    independently.
-
-    Documents: an epoch is one pass of `pairs.document_pieces` over the training documents, packed like pairs.
-
-    Running text: the rows of an epoch are consecutive spans of L - 2 tokens, so that each token of the split is in
-    exactly one row. The first span starts at a random offset that changes every epoch. Rows may cross the boundaries of
-    sentences and documents. In each epoch, one row may be shorter, and one may wrap around the end of the split.
-
-    Attributes:
-      pairing: kind of sentence pairs, see `document_pairs` (default: "", documents if `packed`, else running text).
-      packed: whether a row contains several pairs or documents.
-      masked: whether tokens are masked; required for pairs and packed rows.
-    """
-
-    pairing: str = ""
-    packed: bool = False
-    masked: bool = True
-
-    @property
-    def schema(self) -> Schema:
-        """Schema of a batch."""
-        return batch_schema(self.masked, self.packed)
-
-    def sequences_per_row(self, seq_len: int) -> int:
-        """Returns the maximum number of pairs or documents in a row of `seq_len` tokens (1 for running text)."""
-        return max_sequences_per_row(seq_len, self.packed, bool(self.pairing))
-
-    def format_row(self, batch: Mapping[str, np.ndarray], row: int, vocabulary: Vocabulary) -> str:
-        """Formats a row of a batch as text."""
-        if not self.masked:
-            return format_unmasked_row(batch, row, vocabulary)
-        return format_masked_row(LABELS[self.pairing], batch, row, vocabulary)
-
-    def open(
-        self, corpus: Corpus, split: str, seq_len: int, seed: int, dupe_factor: int, offset_key: np.uint64 | None
-    ) -> tuple[np.ndarray, Lookup]:
-        """Returns the end row of each pass over a split, int64 [passes], and the `Lookup` of the split.
-
-        Pairs and documents depend on `seed` and `dupe_factor`, running text on `offset_key`.
-        """
-        if not self.pairing and not self.packed:
-            return running_text_lookup(len(getattr(corpus, split).tokens), seq_len - TEXT_SPECIAL_TOKENS, offset_key)
-        sequences_per_row = self.sequences_per_row(seq_len)
-        index = open_pair_index(corpus, split, seq_len, seed, dupe_factor, sequences_per_row, self.pairing)
-        return index.pass_ends, pair_lookup(index, sequences_per_row)
-
-
 def train_dataset(
-    corpus: Corpus, phase: Phase, *, source: RowSource, seed: int, dupe_factor: int, start_step: int, shard: DataShard
+    corpus: Corpus, phase: Phase, *, seed: int, dupe_factor: int, start_step: int, shard: DataShard
 ) -> tf.data.Dataset:
     """Returns a dataset with this process's part of the batches of steps `start_step` to `phase.stop_step - 1`.
 
@@ -126,9 +63,9 @@ def train_dataset(
       up to S pairs per row. In batches of documents, they are -1.
     """
     order_key, offset_key = (stream_key(seed, phase.start_step, purpose) for purpose in (_ORDER, _OFFSET))
-    pass_ends, lookup = source.open(corpus, "train", phase.seq_len, seed, dupe_factor, offset_key)
+    pass_ends, lookup = _open_split(corpus, "train", phase, seed, dupe_factor, offset_key)
     order = epoch_order(pass_ends, order_key)
-    assemble = _make_assembler(corpus, corpus.train.tokens, phase, source, shard, seed, phase.start_step)
+    assemble = _make_assembler(corpus, corpus.train.tokens, phase, shard, seed, phase.start_step)
     rows = shard.rows(phase.batch_size)
 
     def batch_of_step(step: tf.Tensor) -> _Batch:
@@ -138,20 +75,18 @@ def train_dataset(
     return _map_dataset(tf.data.Dataset.range(start_step, phase.stop_step), batch_of_step)
 
 
-def eval_dataset(
-    corpus: Corpus, phase: Phase, *, source: RowSource, shard: DataShard, max_rows: int | None = None
-) -> tf.data.Dataset:
+def eval_dataset(corpus: Corpus, phase: Phase, *, shard: DataShard, max_rows: int | None = None) -> tf.data.Dataset:
     """Returns a dataset of evaluation batches in the format of `train_dataset`. Each held-out row occurs once.
 
     Rows and masks do not depend on the phase's batch size and steps. With `max_rows` (default: None, all rows), the
     batches contain at most this number of rows, spread evenly over the split. The last batch is filled with padding
     rows, which have weights 0 and label -1.
     """
-    pass_ends, lookup = source.open(corpus, "heldout", phase.seq_len, _EVAL_SEED, 1, None)
+    pass_ends, lookup = _open_split(corpus, "heldout", phase, _EVAL_SEED, 1, None)
     available = int(pass_ends[-1])
     count = min(available, max_rows or available)
-    assemble = _make_assembler(corpus, corpus.heldout.tokens, phase, source, shard, _EVAL_SEED)
-    rows, padding = shard.rows(phase.batch_size), padding_values(source.schema)
+    assemble = _make_assembler(corpus, corpus.heldout.tokens, phase, shard, _EVAL_SEED)
+    rows, padding = shard.rows(phase.batch_size), padding_values(phase.row_format.schema)
 
     def batch_of_index(index: tf.Tensor) -> _Batch:
         first = index * phase.batch_size
@@ -177,6 +112,20 @@ def verified_batches(dataset: tf.data.Dataset, corpus: Corpus) -> Iterator[dict[
         raise BertjaxError(f"cannot create a batch from the corpus {corpus.path}: {reason}") from error
 
 
+def _open_split(
+    corpus: Corpus, split: str, phase: Phase, seed: int, dupe_factor: int, offset_key: np.uint64 | None
+) -> tuple[np.ndarray, Lookup]:
+    """Returns the end row of each pass over a split, int64 [passes], and the `Lookup` of the split.
+
+    Pairs and documents depend on `seed` and `dupe_factor`, running text on `offset_key`.
+    """
+    pairing, most, seq_len = phase.row_format.pairing, phase.max_sequences_per_row, phase.seq_len
+    if not pairing and not phase.row_format.packed:
+        return running_text_lookup(len(getattr(corpus, split).tokens), seq_len - TEXT_SPECIAL_TOKENS, offset_key)
+    index = open_pair_index(corpus, split, seq_len, seed, dupe_factor, most, pairing)
+    return index.pass_ends, pair_lookup(index, most)
+
+
 def _map_dataset(indices: tf.data.Dataset, make_batch: Callable[[tf.Tensor], _Batch]) -> tf.data.Dataset:
     # Disable Autograph: it is not needed, takes a second per dataset, and leaves temporary files behind.
     make_batch = tf.autograph.experimental.do_not_convert(make_batch)
@@ -193,21 +142,20 @@ def _map_dataset(indices: tf.data.Dataset, make_batch: Callable[[tf.Tensor], _Ba
 
 
 def _make_assembler(
-    corpus: Corpus, tokens: np.ndarray, phase: Phase, source: RowSource, shard: DataShard, *seeds: int
+    corpus: Corpus, tokens: np.ndarray, phase: Phase, shard: DataShard, *seeds: int
 ) -> Callable[[Spans, tf.Tensor], _Batch]:
     """Returns a function `(spans, first) -> batch` that builds this process's rows of a batch.
 
     `spans` are the rows' token ranges in `tokens`. `first` is the number of rows in all earlier global batches of the
     phase or evaluation. The random numbers for masking and truncation depend on `first`.
     """
-    vocabulary, paired, seq_len = corpus.vocabulary(), bool(source.pairing), phase.seq_len
+    vocabulary, row_format, seq_len = corpus.vocabulary(), phase.row_format, phase.seq_len
+    paired, max_sequences = bool(row_format.pairing), phase.max_sequences_per_row
     corpus_tokens = without_copy(tokens)
     rows_of_shard = shard.rows(phase.batch_size)
     row_ranges = np.split(rows_of_shard, np.flatnonzero(np.diff(rows_of_shard) > 1) + 1)
     mask_key, truncation_key = stream_key(*seeds, _MASKS), stream_key(*seeds, _TRUNCATION)
-    sequences_per_row = source.sequences_per_row(seq_len)
-    predictions = phase.row_predictions if source.packed else phase.max_predictions
-    num_uniforms = seq_len + 2 * predictions
+    num_uniforms = seq_len + 2 * phase.row_predictions
     # Philox yields 4 numbers per counter value. Each row starts at a new counter value, so that rows are independent.
     counters_per_row = -(-num_uniforms // 4)
 
@@ -229,25 +177,26 @@ def _make_assembler(
 
     def assemble(spans: Spans, first: tf.Tensor) -> _Batch:
         if paired:
-            draw_bits, size = tf.raw_ops.StatelessRandomUniformFullIntV2, sequences_per_row
-            bits = tf.reshape(draw(draw_bits, truncation_key, first, size, 2 * size, dtype=tf.uint64), [-1, 2])
+            draw_bits = tf.raw_ops.StatelessRandomUniformFullIntV2
+            bits = draw(draw_bits, truncation_key, first, max_sequences, 2 * max_sequences, dtype=tf.uint64)
+            bits = tf.reshape(bits, [-1, 2])
             spans = truncate_pairs(spans, seq_len - PAIR_SPECIAL_TOKENS, tf.gather(bits, spans.slots))
-        rows = assemble_rows(corpus_tokens, spans, seq_len, vocabulary, paired, sequences_per_row)
+        rows = assemble_rows(corpus_tokens, spans, seq_len, vocabulary, paired, max_sequences)
         arrays = {
             "input_ids": rows.ids,
             "input_mask": rows.sequence_ids,
             "segment_ids": rows.segment_ids,
             "sequence_ids": rows.sequence_ids,
             "position_ids": rows.position_ids,
-            "next_sentence_labels": rows.labels if source.packed else rows.labels[:, 0],
+            "next_sentence_labels": rows.labels if row_format.packed else rows.labels[:, 0],
         }
-        if source.masked:
+        if row_format.masked:
             numbers = 4 * counters_per_row
             uniforms = draw(tf.raw_ops.StatelessRandomUniformV2, mask_key, first, counters_per_row, numbers)
             choice, others = tf.split(uniforms[:, :num_uniforms], [seq_len, -1], axis=1)
-            masking = phase.masking
-            positions = choose_positions(rows, choice, vocabulary, masking, phase.max_predictions, predictions)
-            arrays |= replace_tokens(rows.ids, positions, others, vocabulary, masking)
-        return {spec.name: arrays[spec.name] for spec in source.schema}
+            most = phase.max_predictions, phase.row_predictions
+            positions = choose_positions(rows, choice, vocabulary, phase.masking, *most)
+            arrays |= replace_tokens(rows.ids, positions, others, vocabulary, phase.masking)
+        return {spec.name: arrays[spec.name] for spec in row_format.schema}
 
     return assemble

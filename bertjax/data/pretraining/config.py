@@ -1,6 +1,7 @@
 """Settings of pre-training batches. This module does not import TensorFlow."""
 
 import dataclasses
+import functools
 import math
 from typing import ClassVar
 
@@ -43,9 +44,34 @@ PACKED_BATCH: Schema = (
 LANGUAGE_MODEL_BATCH: Schema = SEQUENCE
 
 
-def batch_schema(has_masks: bool, packed: bool) -> Schema:
-    """Returns the schema of pre-training batches."""
-    return (PACKED_BATCH if packed else MASKED_LM_BATCH) if has_masks else LANGUAGE_MODEL_BATCH
+@dataclasses.dataclass(frozen=True)
+class RowFormat:
+    """Row format of a pre-training objective: sentence pairs, documents, or running text.
+
+    Sentence pairs: an epoch is one pass of `pairs.document_pairs` over the training documents. Training cycles through
+    several independent passes. Pairs are truncated to L - 3 tokens. In packed rows, each pair is truncated and masked
+    independently.
+
+    Documents: an epoch is one pass of `pairs.document_pieces` over the training documents, packed like pairs.
+
+    Running text: the rows of an epoch are consecutive spans of L - 2 tokens, so that each token of the split is in
+    exactly one row. The first span starts at a random offset that changes every epoch. Rows may cross the boundaries of
+    sentences and documents. In each epoch, one row may be shorter, and one may wrap around the end of the split.
+
+    Attributes:
+      pairing: kind of sentence pairs, see `document_pairs` (default: "", documents if `packed`, else running text).
+      packed: whether a row contains several pairs or documents.
+      masked: whether tokens are masked; required for pairs and packed rows.
+    """
+
+    pairing: str = ""
+    packed: bool = False
+    masked: bool = True
+
+    @property
+    def schema(self) -> Schema:
+        """Schema of a batch."""
+        return (PACKED_BATCH if self.packed else MASKED_LM_BATCH) if self.masked else LANGUAGE_MODEL_BATCH
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,8 +142,7 @@ class Phase:
       max_predictions: maximum predictions per sentence pair or document. Rows that are not packed contain one.
       start_step: first step of the phase.
       stop_step: end step (exclusive).
-      max_sequences_per_row: maximum sentence pairs or documents of a row (default: 1, rows are not packed).
-      row_predictions: maximum predictions of a row (default: `max_predictions`, for rows that are not packed).
+      row_format: see `RowFormat` (default: running text).
       masking: settings of token masking.
       learning_rate: peak learning rate.
       global_rope_theta, local_rope_theta: bases of the rotary positions, see `PhaseConfig`.
@@ -128,8 +153,7 @@ class Phase:
     max_predictions: int
     start_step: int
     stop_step: int
-    max_sequences_per_row: int = 1
-    row_predictions: int = 0
+    row_format: RowFormat = RowFormat()
     masking: Masking = Masking()
     learning_rate: float = PhaseConfig.learning_rate
     global_rope_theta: float = PhaseConfig.global_rope_theta
@@ -141,31 +165,30 @@ class Phase:
                 f"max_predictions={self.max_predictions} is out of range; use a value between 1 and "
                 f"seq_len={self.seq_len}"
             )
-        object.__setattr__(self, "row_predictions", self.row_predictions or self.max_predictions)
+
+    @property
+    def max_sequences_per_row(self) -> int:
+        """Maximum sentence pairs or documents of a row (1 if rows are not packed)."""
+        if not self.row_format.packed:
+            return 1
+        by_length = 0 if self.row_format.pairing else self.seq_len // _TOKENS_PER_DOCUMENT
+        return max(MAX_PAIRS_PER_ROW, by_length)
+
+    @functools.cached_property
+    def row_predictions(self) -> int:
+        """Maximum predictions of a row. Each pair or document of a packed row has at most `max_predictions`."""
+        if not self.row_format.packed:
+            return self.max_predictions
+        rate, spans = self.masking.rate, self.max_sequences_per_row
+        numbers = num_predictions(rate, self.seq_len, self.max_predictions)
+        shortest = MIN_PAIR_TOKENS if self.row_format.pairing else TEXT_SPECIAL_TOKENS + 1
+        # Because of rounding and the minimum of 1, the number of predictions of a pair can exceed `rate` times its
+        # number of tokens by up to `excess`.
+        excess = max(number - rate * length for length, number in enumerate(numbers) if length >= shortest)
+        return min(self.seq_len, spans * max(numbers), math.floor(rate * self.seq_len + spans * max(excess, 0.0)))
 
 
 def num_predictions(rate: float, seq_len: int, max_predictions: int) -> list[int]:
     """Returns the number of tokens to predict for each row length from 0 to `seq_len`."""
     # Use Python's `round` on a float64, as google-research/bert `create_pretraining_data.py` does.
     return [0] + [min(max_predictions, max(1, round(n * rate))) for n in range(1, seq_len + 1)]
-
-
-def max_sequences_per_row(seq_len: int, packed: bool = True, paired: bool = True) -> int:
-    """Returns the maximum number of sentence pairs or, if not `paired`, of documents in a row."""
-    if not packed:
-        return 1
-    return MAX_PAIRS_PER_ROW if paired else max(MAX_PAIRS_PER_ROW, seq_len // _TOKENS_PER_DOCUMENT)
-
-
-def packed_row_predictions(rate: float, seq_len: int, max_predictions: int, paired: bool = True) -> int:
-    """Returns the maximum number of predictions in a packed row.
-
-    Each sentence pair or, if not `paired`, each document has at most `max_predictions`.
-    """
-    numbers = num_predictions(rate, seq_len, max_predictions)
-    spans = max_sequences_per_row(seq_len, paired=paired)
-    shortest = MIN_PAIR_TOKENS if paired else TEXT_SPECIAL_TOKENS + 1
-    # Because of rounding and the minimum of 1, the number of predictions of a pair can exceed `rate` times its
-    # number of tokens by up to `excess`.
-    excess = max(number - rate * length for length, number in enumerate(numbers) if length >= shortest)
-    return min(seq_len, spans * max(numbers), math.floor(rate * seq_len + spans * max(excess, 0.0)))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import flax.linen as nn
 
-from bertjax.data.pretraining.config import Phase, batch_schema
+from bertjax.data.pretraining.config import Phase, RowFormat
 from bertjax.data.schema import Schema
 from bertjax.model.config import ModelConfig
 from bertjax.model.flops import attention_flops_per_token, flops_per_token
@@ -15,7 +15,6 @@ from bertjax.tasks.task import NumpyBatch, Objective
 
 if TYPE_CHECKING:
     from bertjax.data.corpus.store import Corpus
-    from bertjax.data.pretraining.batches import RowSource
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,17 +62,12 @@ class PretrainingObjective(Objective):
     @property
     def schema(self) -> Schema:
         """Schema of a training batch, whose arrays `train_dataset` in `data/pretraining/batches.py` describes."""
-        return batch_schema(self.has_masks, self.packing)
+        return self.row_format(self.packing).schema
 
-    def row_source(self, evaluation: bool = False) -> "RowSource":
-        """Returns the source that builds rows of training or evaluation from the corpus. Imports TensorFlow.
-
-        Sentence pairs of evaluations are not packed, so that metrics do not depend on packing. Documents are packed,
-        because most are shorter than a row.
-        """
-        from bertjax.data.pretraining.batches import RowSource
-
-        return RowSource(self.pairing, self.packing and not (evaluation and self.pairing), self.has_masks)
+    @classmethod
+    def row_format(cls, packing: bool) -> RowFormat:
+        """Returns the format of training rows."""
+        return RowFormat(cls.pairing, packing, cls.has_masks)
 
     def postprocess_batches(self, batches: Iterator[NumpyBatch]) -> Iterator[NumpyBatch]:
         """Changes batches for the objective, for example sets next-sentence labels to -1 (default: no change)."""

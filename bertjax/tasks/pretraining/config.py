@@ -12,8 +12,6 @@ from bertjax.data.pretraining.config import (
     Masking,
     Phase,
     PhaseConfig,
-    max_sequences_per_row,
-    packed_row_predictions,
 )
 from bertjax.errors import UsageError
 from bertjax.model.config import ROPE_THETAS, ModelConfig
@@ -161,11 +159,7 @@ class PretrainingConfig(RunConfig):
         elif not predictions:
             # Round first, because 0.07 * 100 is 7.000000000000001 in floating point.
             predictions = math.ceil(round(config.mask_rate * seq_len, 6))
-        masking, spans, row_predictions = dataclasses.replace(data.masking, rate=config.mask_rate), 1, predictions
-        if data.packing:
-            paired = bool(self.objective_class.pairing)
-            spans = max_sequences_per_row(seq_len, paired=paired)
-            row_predictions = packed_row_predictions(masking.rate, seq_len, predictions, paired)
+        row_format = self.objective_class.row_format(data.packing)
+        masking = dataclasses.replace(data.masking, rate=config.mask_rate)
         thetas = {name: getattr(config, name) for name in ROPE_THETAS}
-        sizes = seq_len, rows, predictions, start, stop, spans, row_predictions
-        return Phase(*sizes, masking, config.learning_rate, **thetas)
+        return Phase(seq_len, rows, predictions, start, stop, row_format, masking, config.learning_rate, **thetas)

@@ -11,10 +11,11 @@ import numpy as np
 
 from bertjax.data.corpus.store import Corpus, has_single_sentences, open_corpus
 from bertjax.data.corpus.vocabulary import Vocabulary, vocabulary_files
+from bertjax.data.inspection import format_masked_row, format_unmasked_row
 from bertjax.data.pretraining.baseline import mean_piece_bytes
 from bertjax.data.pretraining.config import Masking, Phase
 from bertjax.data.pretraining.pair_index import documents_problem
-from bertjax.data.pretraining.pairs import NEXT_SENTENCE
+from bertjax.data.pretraining.pairs import LABELS, NEXT_SENTENCE
 from bertjax.data.shard import SINGLE_SHARD, DataShard
 from bertjax.errors import UsageError
 from bertjax.model.config import ROPE_THETAS
@@ -119,7 +120,6 @@ class PretrainingTask(Task):
         dataset = train_dataset(
             self.corpus,
             phase,
-            source=self.objective.row_source(),
             seed=self.config.seed,
             dupe_factor=self.config.data.dupe_factor,
             start_step=start_step,
@@ -145,7 +145,9 @@ class PretrainingTask(Task):
         return self.objective.axis_sizes(self.phases[phase])
 
     def format_row(self, batch: NumpyBatch, row: int) -> str:
-        return self.objective.row_source().format_row(batch, row, self._vocabulary)
+        if not self.objective.has_masks:
+            return format_unmasked_row(batch, row, self._vocabulary)
+        return format_masked_row(LABELS[self.objective.pairing], batch, row, self._vocabulary)
 
     def final_metrics(self, means: dict[str, float], outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
         """Adds `perplexity` of the predicted tokens to the metrics and, for masked LM, `bits_per_byte`.
@@ -176,13 +178,12 @@ class PretrainingTask(Task):
     def _make_eval_dataset(self, shard: DataShard) -> Any:
         from bertjax.data.pretraining.batches import eval_dataset
 
-        return eval_dataset(
-            self.corpus,
-            self.phases[0],
-            source=self.objective.row_source(evaluation=True),
-            max_rows=self.config.data.eval_rows or None,
-            shard=shard,
-        )
+        phase = self.phases[0]
+        if self.objective.pairing:
+            # Do not pack sentence pairs, so that metrics do not depend on packing. Documents are packed, because most
+            # are shorter than a row.
+            phase = dataclasses.replace(phase, row_format=self.objective.row_format(packing=False))
+        return eval_dataset(self.corpus, phase, max_rows=self.config.data.eval_rows or None, shard=shard)
 
 
 def _describe_phase(phase: Phase, objective: PretrainingObjective) -> str:
