@@ -1,8 +1,8 @@
 """Steps that create the shards of a corpus, for the runners in `prepare.py` and `run_beam.py`.
 
 The steps divide the inputs into chunks of whole documents, and encode each chunk to a shard. The names of a step's
-files depend only on its input. It writes a small JSON file last, and is skipped if this file exists. Copies of a step
-that run concurrently write equal files. A shard PATH has three files:
+files depend only on its input. Copies of a step that run concurrently write equal files. Encoding writes a small JSON
+file last, and is skipped if this file exists. A shard PATH has three files:
 
     PATH.tokens      uint16 or uint32 [tokens]: token ids
     PATH.sentences   uint32 [sentences]: number of tokens of each sentence
@@ -133,25 +133,15 @@ def divide_chunk(
         yield chunk
         return
 
-    def part(number: int) -> Chunk:
+    problems: Counter[str] = Counter()
+    texts = _numbered(_read(chunk, problems, advance), chunk_chars)
+    for number, numbered in itertools.groupby(texts, itemgetter(0)):
         name = f"{chunk.name}-{number:08d}"
-        return Chunk(name, (Source("texts", str(work / f"{name}.texts"), None),))
-
-    done = work / f"{chunk.name}.cut"
-    if done.exists():
-        yield from map(part, range(read_json(done)["chunks"]))
-    else:
-        problems: Counter[str] = Counter()
-        count = 0
-        texts = _numbered(_read(chunk, problems, advance), chunk_chars)
-        for number, numbered in itertools.groupby(texts, itemgetter(0)):
-            with atomic_file(work / f"{part(number).name}.texts") as path, open(path, "wb") as file:
-                readers.write_texts((text for _, text in numbered), file)
-            yield part(number)
-            count = number + 1
-        write_json(done, {"chunks": count, "problems": problems})
+        with atomic_file(work / f"{name}.texts") as path, open(path, "wb") as file:
+            readers.write_texts((text for _, text in numbered), file)
+        yield Chunk(name, (Source("texts", str(work / f"{name}.texts"), None),))
     # Report the problem counts in a last chunk without text, because they are known only at the end.
-    yield Chunk(f"{chunk.name}-problems", (), problems=read_json(done)["problems"])
+    yield Chunk(f"{chunk.name}-problems", (), problems=dict(problems))
 
 
 def _numbered(texts: Iterable[Text], chunk_chars: int) -> Iterator[tuple[int, Text]]:

@@ -1,12 +1,13 @@
 """Apache Beam runner, on this machine or a cluster. The pipeline stages are the steps of `chunks` and `merge`.
 
 Between stages, the pipeline passes only names and counts. Text and arrays are stored in a folder that all machines can
-access. Hence a repeated stage finds the files of its previous attempt, and runners need little memory.
+access. Hence a repeated stage does not encode finished chunks again, and runners need little memory.
 """
 
 import contextlib
 import dataclasses
 import io
+import itertools
 import json
 import logging
 import os
@@ -14,6 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import apache_beam as beam
@@ -156,18 +158,17 @@ def _stage(name: str, function: Callable[..., Iterable[Any]], **arguments: Any) 
     return name >> beam.ParDo(_Stage(name, partial(function, **arguments)))
 
 
-def _encode(chunk: Chunk, vocabulary: Vocabulary, work: AnyPath) -> Iterator[tuple[str, Shard]]:
-    yield chunk.name, encode_chunk(chunk, vocabulary, work, os.cpu_count() or 1)
+def _encode(chunk: Chunk, vocabulary: Vocabulary, work: AnyPath) -> Iterator[Shard]:
+    yield encode_chunk(chunk, vocabulary, work, os.cpu_count() or 1)
 
 
-def _merge(named_shards: list[tuple[str, Shard]], heldout_fraction: float, folder: AnyPath) -> Iterator[tuple]:
+def _merge(shards: list[Shard], heldout_fraction: float, folder: AnyPath) -> Iterator[tuple]:
     """Yields the arguments of `write_array` for each array."""
-    shards = [shard for _, shard in sorted(named_shards, key=lambda named: named[0])]
+    shards = sorted(shards, key=attrgetter("path"))  # The paths end with the names of the chunks.
     heldout_below, entries = plan_splits(shards, heldout_fraction)
     write_json(folder / "work" / _PLAN, entries)
-    for split in store.SPLITS:
-        for array in store.ARRAYS:
-            yield split, array, shards, heldout_below
+    for split, array in itertools.product(store.SPLITS, store.ARRAYS):
+        yield split, array, shards, heldout_below
 
 
 def _write(array: tuple, folder: AnyPath) -> tuple[()]:
