@@ -111,9 +111,7 @@ def read_table(
     if file_format == "jsonl":
         rows = _json_rows(path, text, columns, optional)
     else:
-        tsv_rows = ((line, row.split("\t")) for line, row in enumerate(_lines(text), 1))
-        split_rows = tsv_rows if file_format == "tsv" else _csv_rows(path, text)
-        rows = _select_columns(path, split_rows, columns, header, stats)
+        rows = _select_columns(path, _split_rows(path, text), columns, header, stats)
     num_long = num_short = 0
     splits = set()
     for line, fields, is_long in rows:
@@ -158,11 +156,10 @@ def read_table(
 
 def column_names(path: Path) -> list[str]:
     """Returns the names in the header line, or the keys of all objects of a JSON Lines file."""
-    file_format, text = table_format(path), read_utf8(path).decode("utf-8", "replace").strip("\n")
-    if file_format == "jsonl":
+    text = read_utf8(path).decode("utf-8", "replace").strip("\n")
+    if table_format(path) == "jsonl":
         return [*dict.fromkeys(key for _, fields in _json_objects(path, text) for key in fields)]
-    first = text.partition("\n")[0]
-    return next(csv.reader([first], skipinitialspace=True), []) if file_format == "csv" else first.split("\t")
+    return next(_split_rows(path, text), (1, [""]))[1]
 
 
 def table_format(path: Path) -> str:
@@ -245,15 +242,13 @@ def _is_quoted(text: str) -> bool:
         return False
 
 
-def _lines(text: str) -> list[str]:
-    """Splits text into lines and drops blank lines at the end."""
-    return text.rstrip("\n").split("\n")
-
-
-def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
+def _split_rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
+    """Yields line number and fields of each row of a TSV or CSV file."""
     csv.field_size_limit(sys.maxsize)  # The default limit, 131,072 characters, rejects long fields.
     # Skip initial spaces, because otherwise the quotes around b in `"a", "b"` would be a part of the field.
-    reader = csv.reader(io.StringIO(text.rstrip("\n"), newline=""), strict=True, skipinitialspace=True)
+    is_csv = table_format(path) == "csv"
+    style: dict[str, Any] = {"skipinitialspace": True} if is_csv else {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+    reader = csv.reader(io.StringIO(text.rstrip("\n"), newline=""), strict=True, **style)
     line = 1
     try:
         for fields in reader:
@@ -281,7 +276,7 @@ def _json_rows(
 
 def _json_objects(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields line number and object of each line. A blank line is an empty object."""
-    for line, row in enumerate(_lines(text), 1):
+    for line, row in enumerate(text.rstrip("\n").split("\n"), 1):
         try:
             fields = json.loads(row) if row.strip() else {}
             if not isinstance(fields, dict):
