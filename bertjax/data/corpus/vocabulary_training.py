@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from typing import Any, TypeVar
 
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
 from bertjax.data.corpus import readers
 from bertjax.data.corpus.basic_tokenizer import BasicTokenizer
 from bertjax.data.corpus.documents import MAX_SENTENCE_CHARS, Text, batches, split_sentences, with_spaces
@@ -139,9 +141,6 @@ def training_data(texts: Iterable[Text], kind: str, lower_case: bool) -> Counter
 
 def wordpieces(counts: Counter[str], size: int) -> list[str]:
     """Trains a WordPiece vocabulary on word counts and returns its pieces, special tokens first."""
-    import tokenizers
-    from tokenizers import models, pre_tokenizers, trainers
-
     if not counts:
         raise BertjaxError("the inputs contain no text to train a vocabulary on; check the --input specs")
     char_counts: Counter[str] = Counter()
@@ -155,7 +154,7 @@ def wordpieces(counts: Counter[str], size: int) -> list[str]:
     # default, it would assign them in the order of a randomly seeded hash table.
     first_chars = sorted({word[0] for word in words})
     inner_chars = sorted({f"##{char}" for word in words for char in word[1:]})
-    tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     trainer = trainers.WordPieceTrainer(
         vocab_size=size,
@@ -209,8 +208,6 @@ def byte_level_bpe(sentences: Sequence[str], size: int, lower_case: bool) -> byt
 
     Rows are [CLS] A [SEP] B [SEP]. As in ModernBERT, text is normalized to NFC, and a space belongs to the next word.
     """
-    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     if not sentences:
         raise BertjaxError("the inputs contain no text to train a vocabulary on; check the --input specs")
@@ -232,10 +229,9 @@ def byte_level_bpe(sentences: Sequence[str], size: int, lower_case: bool) -> byt
     )
     without_surrogates = (sentence.encode("utf-8", "replace").decode() for sentence in sentences)
     tokenizer.train_from_iterator(without_surrogates, trainer)
-    ids = {piece: index for index, piece in enumerate(SPECIAL_PIECES)}
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[(piece, ids[piece]) for piece in ("[CLS]", "[SEP]")],
+        special_tokens=[(piece, SPECIAL_PIECES.index(piece)) for piece in ("[CLS]", "[SEP]")],
     )
     return tokenizer.to_str().encode()

@@ -76,11 +76,9 @@ def document_pairs(
         pairs += active.size
         cursor[active] = np.where(not_next, a_stop, stop)
         active = active[cursor[active] < end[active]]
-        if pairs >= _MAX_PAIRS or len(chunks) >= _MAX_ROUNDS:
+        if not active.size or pairs >= _MAX_PAIRS or len(chunks) >= _MAX_ROUNDS:
             yield _records(sentences, documents, chunks, rng)
             chunks, pairs = [], 0
-    if chunks:
-        yield _records(sentences, documents, chunks, rng)
 
 
 def document_pieces(
