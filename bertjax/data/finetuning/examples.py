@@ -76,7 +76,7 @@ class Examples(Source):
         group = self.sequences_per_example
         sequences = (indices[:, None] * group + np.arange(group)).reshape(-1)
         lengths = np.diff(self.offsets)[sequences]
-        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
         tokens = np.arange(offsets[-1]) + np.repeat(self.offsets[sequences] - offsets[:-1], lengths)
         return Examples(
             offsets,
@@ -106,10 +106,9 @@ def make_examples(
 
 def concatenate(parts: list[Examples]) -> Examples:
     """Concatenates sets of examples. Drops line numbers."""
-    starts = np.cumsum([0, *(part.offsets[-1] for part in parts)])
-    offsets = [part.offsets[:-1] + start for part, start in zip(parts, starts, strict=False)]
+    lengths = np.concatenate([np.diff(part.offsets) for part in parts])
     return Examples(
-        np.concatenate([*offsets, starts[-1:]]),
+        np.concatenate([[0], np.cumsum(lengths)]),
         {name: np.concatenate([part.tokens[name] for part in parts]) for name in parts[0].tokens},
         {name: np.concatenate([part.rows[name] for part in parts]) for name in parts[0].rows},
         parts[0].sequences_per_example,
