@@ -119,7 +119,7 @@ def test_packed_rows_can_be_looked_up_in_any_order(tmp_path):
     records = np.zeros(sizes.sum(), RECORD)
     records["b_start"] = np.arange(records.size) + (1 << 40)
     records.tofile(tmp_path / "pairs")
-    index = PairIndex(map_array(tmp_path / "pairs", RECORD), np.array([len(sizes)]), runs, tmp_path / "pairs")
+    index = PairIndex(map_array(tmp_path / "pairs", RECORD), np.array([len(sizes)]), runs)
     rows = np.array([9, 0, 4, 5, 5, 8, 2])
     spans = pair_lookup(index, 3)(rows, np.zeros_like(rows))
     np.testing.assert_array_equal(spans.b_start - (1 << 40), np.concatenate([expected[row] for row in rows]))

@@ -202,7 +202,7 @@ def test_index_of_a_read_only_corpus_is_stored_in_the_cache_folder(corpus, tmp_p
     (corpus.path / "pair_index").write_text("")
     monkeypatch.setenv(CACHE_DIR_VARIABLE, str(tmp_path))
     made = open_pair_index(corpus, "train", 64, 0, 1)
-    assert list(tmp_path.glob("pair_index/*.bin")) == [made.path]
+    assert len(list(tmp_path.glob("pair_index/*.bin"))) == 1
     again = open_pair_index(corpus, "train", 64, 0, 1)
     np.testing.assert_array_equal(made.records, again.records)
 
@@ -284,7 +284,8 @@ def test_training_and_evaluation_verify_the_corpus_in_the_background(corpus, spl
 
 
 def test_damaged_pair_index_is_found(corpus):
-    path = open_pair_index(corpus, "train", 16, 0, 2).path
+    open_pair_index(corpus, "train", 16, 0, 2)
+    (path,) = (corpus.path / "pair_index").glob("*.bin")
     overwrite(path, 100, b"\x01\x01")
     corpus = store.open_corpus(corpus.path)
     open_pair_index(corpus, "train", 16, 0, 2)

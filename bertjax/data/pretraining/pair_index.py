@@ -46,13 +46,11 @@ class PairIndex:
       records: memory-mapped pairs in the order of their rows, `pairs.RECORD` [pairs].
       pass_ends: exclusive end row of each pass, int64 [passes].
       runs: (number of rows, pairs per row) of each run of rows with the same number of pairs, int64 [runs, 2].
-      path: file of the records.
     """
 
     records: np.ndarray
     pass_ends: np.ndarray
     runs: np.ndarray
-    path: Path
 
 
 def pack_pairs(
@@ -192,7 +190,7 @@ def _open(path: Path, settings: dict[str, Any], corpus: Corpus) -> PairIndex:
     if records.stat().st_size != runs.prod(axis=1).sum() * RECORD.itemsize:
         raise ValueError("damaged records")
     corpus.checksums.add(records, header["records_sha256"], "delete it, and the next run builds it again")
-    return PairIndex(map_array(records, RECORD), pass_ends, runs, records)
+    return PairIndex(map_array(records, RECORD), pass_ends, runs)
 
 
 def _write(path: Path, settings: dict[str, Any], split: Split) -> None:
