@@ -102,7 +102,7 @@ def prepare(
     if loaded is None:
         if vocabulary_kind not in KINDS:
             raise UsageError(f"unknown vocabulary kind {vocabulary_kind!r}; use one of {', '.join(KINDS)}")
-        check_size(vocabulary_size)
+        check_size(vocabulary_size, vocabulary_kind)
     elif loaded.kind == WORDPIECE and lower_case == is_cased(loaded.pieces):
         option, has = ("--uncased", "has") if lower_case else ("--cased", "does not have")
         logger.warning(
@@ -114,8 +114,7 @@ def prepare(
     if add_pieces:
         if loaded is None:
             raise UsageError("--add_pieces needs a vocabulary to extend; set --vocab, or train one with --vocab_size")
-        extended_kind(loaded)
-        check_size(loaded.size + add_pieces)
+        check_size(loaded.size + add_pieces, extended_kind(loaded))
     sources, duplicates = readers.find_sources(inputs, data_dir)
     text_bytes = sum(source.size_bytes or 0 for source in sources)
     check_free_space(path.parent, _DISK_BYTES_PER_TEXT_BYTE * text_bytes, f"the corpus {path}")

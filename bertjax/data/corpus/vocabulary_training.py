@@ -29,8 +29,9 @@ from bertjax.utils.terminal import progress_bar
 
 logger = logging.getLogger(__name__)
 
-MIN_SIZE = 32
-MAX_SIZE = 1_000_000
+# Minimum and maximum number of pieces. Byte-level BPE has a piece for each byte.
+_MIN_SIZES = {WORDPIECE: 32, SENTENCEPIECE: 32, BPE: 256 + len(SPECIAL_PIECES)}
+_MAX_SIZE = 1_000_000
 
 # Sample sizes in characters. The sample for SentencePiece is smaller, because SentencePiece is slow and stores the
 # sample several times, whereas WordPiece training needs only word counts.
@@ -44,10 +45,10 @@ _WORDS_PER_LINE = 10_000
 _T = TypeVar("_T")
 
 
-def check_size(size: int) -> None:
+def check_size(size: int, kind: str) -> None:
     """Raises a UsageError if the size of a vocabulary is out of range."""
-    if not MIN_SIZE <= size <= MAX_SIZE:
-        raise UsageError(f"the vocabulary size is {size:,} pieces; it must be {MIN_SIZE} to {MAX_SIZE:,}")
+    if not _MIN_SIZES[kind] <= size <= _MAX_SIZE:
+        raise UsageError(f"the vocabulary size is {size:,} pieces; it must be {_MIN_SIZES[kind]} to {_MAX_SIZE:,}")
 
 
 def sample_training_data(
@@ -208,14 +209,8 @@ def byte_level_bpe(sentences: Sequence[str], size: int, lower_case: bool) -> byt
 
     Rows are [CLS] A [SEP] B [SEP]. As in ModernBERT, text is normalized to NFC, and a space belongs to the next word.
     """
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
     if not sentences:
         raise BertjaxError("the inputs contain no text to train a vocabulary on; check the --input specs")
-    if size < len(alphabet) + len(SPECIAL_PIECES):
-        raise UsageError(
-            f"the vocabulary size is {size:,} pieces; byte-level BPE needs at least "
-            f"{len(alphabet) + len(SPECIAL_PIECES)}"
-        )
     tokenizer = Tokenizer(models.BPE())
     lower = [normalizers.Lowercase()] if lower_case else []
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), *lower])
@@ -224,6 +219,7 @@ def byte_level_bpe(sentences: Sequence[str], size: int, lower_case: bool) -> byt
     *others, mask = SPECIAL_PIECES
     # Strip the space before [MASK] (`lstrip`), because [MASK] stands for a word and the space before it.
     special = [*(AddedToken(piece, special=True) for piece in others), AddedToken(mask, lstrip=True, special=True)]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
         vocab_size=size, special_tokens=special, initial_alphabet=alphabet, show_progress=False, min_frequency=2
     )

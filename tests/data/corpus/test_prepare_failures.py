@@ -56,6 +56,7 @@ def test_existing_output_is_replaced_only_with_overwrite(tmp_path, vocabulary):
         ({"heldout_fraction": 1.0}, "--heldout is 1.0"),
         ({"vocabulary_kind": "unigram"}, "'unigram'"),
         ({"vocabulary_size": 10}, "vocabulary size is 10"),
+        ({"vocabulary_size": 260, "vocabulary_kind": "bpe"}, "vocabulary size is 260 pieces; it must be 261 to"),
         ({"workers": -1}, "--workers is -1"),
         ({"workers": 10**12}, "--workers is 1,000,000,000,000"),
         ({"runner": "spark"}, "unknown runner 'spark'; use local or beam"),
