@@ -8,7 +8,7 @@ import tensorflow as tf
 from small_corpora import write_pieces
 
 from bertjax.data.corpus.vocabulary import load_vocabulary
-from bertjax.data.pretraining.config import Masking
+from bertjax.data.pretraining.config import Masking, Phase
 from bertjax.data.pretraining.masking import choose_positions, replace_tokens
 from bertjax.data.pretraining.rows import Spans, TokenRows, assemble_rows, truncate_pairs
 from bertjax.errors import UsageError
@@ -125,10 +125,11 @@ def masked(vocabulary, masking, max_predictions, rows=2000):
     uniforms = np.random.default_rng(1).random((rows, seq_len + 2 * max_predictions), np.float32)
     choice, others = uniforms[:, :seq_len], uniforms[:, seq_len:]
 
+    phase = Phase(seq_len, rows, max_predictions, 0, 1, masking=masking)
+
     @tf.function
     def mask():
-        most = max_predictions
-        positions = choose_positions(token_rows(ids, lengths), tf.constant(choice), vocabulary, masking, most, most)
+        positions = choose_positions(token_rows(ids, lengths), tf.constant(choice), vocabulary, phase)
         return replace_tokens(tf.constant(ids), positions, tf.constant(others), vocabulary, masking)
 
     result = mask()
@@ -229,8 +230,8 @@ def run_lengths(vocabulary, masking):
     ids = np.random.default_rng(0).choice(words, (rows, seq_len)).astype(np.int32)
     uniforms = np.random.default_rng(1).random((rows, seq_len), np.float32)
     lengths = np.full(rows, seq_len, np.int32)
-    made = token_rows(ids, lengths)
-    positions = choose_positions(made, tf.constant(uniforms), vocabulary, masking, max_predictions, max_predictions)
+    phase = Phase(seq_len, rows, max_predictions, 0, 1, masking=masking)
+    positions = choose_positions(token_rows(ids, lengths), tf.constant(uniforms), vocabulary, phase)
     chosen = np.zeros((rows, seq_len + 2), int)
     np.put_along_axis(chosen[:, 1:], positions.numpy(), 1, axis=1)
     chosen[:, -1] = 0

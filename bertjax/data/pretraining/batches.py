@@ -194,8 +194,7 @@ def _make_assembler(
             numbers = 4 * counters_per_row
             uniforms = draw(tf.raw_ops.StatelessRandomUniformV2, mask_key, first, counters_per_row, numbers)
             choice, others = tf.split(uniforms[:, :num_uniforms], [seq_len, -1], axis=1)
-            most = phase.max_predictions, phase.row_predictions
-            positions = choose_positions(rows, choice, vocabulary, phase.masking, *most)
+            positions = choose_positions(rows, choice, vocabulary, phase)
             arrays |= replace_tokens(rows.ids, positions, others, vocabulary, phase.masking)
         return {spec.name: arrays[spec.name] for spec in row_format.schema}
 

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from bertjax.data.corpus.vocabulary import Vocabulary
-from bertjax.data.pretraining.config import Masking, num_predictions
+from bertjax.data.pretraining.config import Masking, Phase, num_predictions
 from bertjax.data.pretraining.rows import TokenRows
 
 # Probability that a group ends after a word, which makes the number of words geometric (SpanBERT, section 3.1).
@@ -20,17 +20,10 @@ _SPAN_END_PROBABILITY = 0.2
 _SKIPPED_GROUPS = 2
 
 
-def choose_positions(
-    rows: TokenRows,
-    uniforms: tf.Tensor,
-    vocabulary: Vocabulary,
-    masking: Masking,
-    max_predictions: int,
-    row_predictions: int,
-) -> tf.Tensor:
-    """Chooses the positions to predict, int32 [B, P], where P is `row_predictions`.
+def choose_positions(rows: TokenRows, uniforms: tf.Tensor, vocabulary: Vocabulary, phase: Phase) -> tf.Tensor:
+    """Chooses the positions to predict, int32 [B, P], where P is `phase.row_predictions`.
 
-    A row contains one or several spans, such as sentence pairs, and each has up to `max_predictions` predictions.
+    A row contains one or several spans, such as sentence pairs, and each has up to `phase.max_predictions` predictions.
     `uniforms` are float32 [B, L] in [0, 1). The positions of a row ascend. Unused elements are at the end and equal L,
     which is not a valid position.
 
@@ -42,11 +35,11 @@ def choose_positions(
     more predictions than remain, and stops at the third. google-research/bert skips all such words. A continuation
     piece at the start of segment B is a separate word. google-research/bert adds it to A's last word.
     """
-    seq_len: Any = rows.ids.shape[1]
-    numbers = num_predictions(masking.rate, seq_len, max_predictions)
+    seq_len, masking, row_predictions = phase.seq_len, phase.masking, phase.row_predictions
+    numbers = num_predictions(masking.rate, seq_len, phase.max_predictions)
     limit = tf.gather(tf.constant(numbers, tf.int32), rows.lengths)  # [B, L] or [B, 1]
     candidates = tf.gather(_is_ordinary(vocabulary), rows.ids)  # [B, L]
-    ranks = min(seq_len, max_predictions + _SKIPPED_GROUPS)
+    ranks = min(seq_len, phase.max_predictions + _SKIPPED_GROUPS)
     if not masking.whole_word and masking.max_span == 1:
         is_candidate, order = _random_order(candidates, rows.starts, uniforms, ranks)
         chosen = is_candidate & (tf.range(order.shape[1]) - rows.starts < limit)
