@@ -43,6 +43,8 @@ def test_titles_are_joined_to_texts_and_unused_rows_are_counted(folder):
     assert "4 rows read, 3 used" in qrels and "1 skipped whose query is not in queries.jsonl (first: line 5)" in qrels
     assert "1 whose document is not in corpus.jsonl, not retrieved (first: line 3)" in qrels
     assert read_texts_by_id(folder() / "corpus.jsonl")[0] == data.documents
+    reordered = ["\t".join(line.split("\t")[::-1]) for line in QRELS]
+    assert read_retrieval(folder(qrels=reordered)).judgments == data.judgments
 
 
 def test_queries_that_are_documents_are_counted(folder):
@@ -59,7 +61,7 @@ def test_queries_that_are_documents_are_counted(folder):
         ({"qrels": [*QRELS, "q1\td1\t0.5"]}, "test.tsv line 6: score is '0.5'; use an integer grade"),
         ({"qrels": [*QRELS, "q1\td1\thigh"]}, "test.tsv line 6: score is 'high'; use an integer grade"),
         ({"qrels": [QRELS[0], "q9\td1\t1", "q1\tnosuch\t1"]}, "1 skipped whose query .* 1 whose document .*; use file"),
-        ({"qrels": ["q1 0 d1 1"]}, "test.tsv lacks the header"),
+        ({"qrels": ["q1 0 d1 1"]}, "test.tsv has no column 'query-id'; .* add a header line"),
         ({"qrels": [QRELS[0]]}, "test.tsv: 0 rows read"),
         ({"queries": [{"_id": "q1", "text": ["a"]}]}, "queries.jsonl line 1 has a list"),
         ({"corpus": []}, "corpus.jsonl is empty"),

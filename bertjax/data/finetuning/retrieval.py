@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bertjax.data.finetuning.tables import ReadStats, column_names, read_table
+from bertjax.data.finetuning.tables import ReadStats, read_table
 from bertjax.errors import UsageError, quoted
 
 # Relevance grades by query id and document id.
@@ -39,11 +39,9 @@ def read_retrieval(folder: str | Path, split: str = "test") -> RetrievalData:
     queries, query_stats = read_texts_by_id(folder / "queries.jsonl", ("_id", "text"))
     path = folder / "qrels" / f"{split}.tsv"
     stats, columns = ReadStats(str(path)), ("query-id", "corpus-id", "score")
-    if not {*columns} <= {*column_names(path)}:
-        raise UsageError(f"{path} lacks the header {', '.join(columns)}; write it as its first line")
     judgments: dict[str, dict[str, int]] = {}
     for row in read_table(path, columns, stats):
-        query, document, grade = row.fields.values()
+        query, document, grade = (row.fields[column] for column in columns)
         if not re.fullmatch(r"\s*[+-]?\d+(\.0*)?\s*", grade):
             raise UsageError(f"{path} line {row.line}: score is {quoted(grade)}; use an integer grade")
         if query not in queries:
