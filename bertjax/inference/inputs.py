@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from bertjax.data.corpus.readers import NO_TEXT
 from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.data.finetuning.examples import Examples, encode_pair, make_examples
 from bertjax.data.finetuning.tables import FORMATS
@@ -122,6 +123,8 @@ def read_texts(texts: Iterable[str], path: str | None) -> Iterator[str]:
     reject_binary(name, first_block)
     if not first_block:
         raise UsageError(f"{name} is empty; write one text per line")
+    if NO_TEXT.match(first_block):
+        raise UsageError(f"{name} contains JSON or markup, not one text per line; write its texts to a .txt file")
     return itertools.chain(texts, _decode_lines(file, first_block.removeprefix(_UTF8_BOM), name))
 
 

@@ -132,12 +132,12 @@ class SquadTask(FinetuningTask):
         default = f"qa/wikipedia-{split}" if is_triviaqa else f"{split}-v{data.version}"
         name = getattr(data, field) or default
         path = folder / name
-        # Do not use `glob(name)`, because the name may contain glob characters, such as `[`.
-        matches = sorted(file for file in path.parent.glob("*.json*") if file.name.startswith(path.name))
-        file = next((file for file in (Path(name), path, *matches) if file.is_file()), None)
+        files = (path.with_name(f"{path.name}{ending}") for ending in ("", ".json", ".jsonl", ".json.xz"))
+        file = next(filter(Path.is_file, files), None)
         if file is None:
-            pattern = path if getattr(data, field) else f"{path}*.json"
-            raise UsageError(f"no file {pattern}; set --config.data.{field} to the file, or evaluate another split")
+            raise UsageError(
+                f"no file {path} or {path}.json; set --config.data.{field} to the file, or evaluate another split"
+            )
         stats = ReadStats(str(file))
         self.read_stats.append(stats)
         if is_triviaqa:

@@ -213,8 +213,6 @@ def _read_labels(data: TextData, separator: str) -> list[str]:
     target = Target(data.label, (), separator)
     rows, stats = data.read_rows(data.file_of("train"), [data.label], keep_short=False)
     spellings: dict[str, Counter[str]] = {}
-    # Keys of labels that occur in rows without surplus fields. Other labels may be parts of unquoted texts with commas.
-    in_short_rows: set[str] = set()
     multi_hot, max_names = "", 0
     for row in rows:
         names = target.names(row, stats) or []
@@ -223,8 +221,6 @@ def _read_labels(data: TextData, separator: str) -> list[str]:
             multi_hot = multi_hot or f"line {row.line}: {data.label} is {quoted(row.fields[data.label])}"
         for name in names:
             spellings.setdefault(label_key(name), Counter())[name] += 1
-        if not row.is_long:
-            in_short_rows.update(map(label_key, names))
     # A label's name is its shortest spelling, preferably in lower case: 1 for 1 and 1.0, true for True and true.
     labels = {key: min(sorted(names)[::-1], key=len) for key, names in spellings.items()}
     if multi_hot and is_multi_hot(["0", *labels]):
@@ -244,14 +240,13 @@ def _read_labels(data: TextData, separator: str) -> list[str]:
             f"no row of {data.train_file} has several labels; if labels are separated by a character other than "
             f"{separator!r}, set config.data.label_separator"
         )
+    if len(labels) > 3 and {*labels} == {*map(str, range(-1, len(labels) - 1))}:
+        logger.warning(f"{data.train_file} has the classes -1 to {len(labels) - 2}; -1 may mark missing labels")
     rare = [name for key, name in labels.items() if spellings[key].total() == 1]
-    suspicious = [name for key, name in labels.items() if key not in in_short_rows]
-    if not suspicious and data.kind == "classes" and stats.read >= _MIN_ROWS and 2 * len(rare) >= stats.read:
-        suspicious = rare
-    if suspicious := suspicious or [name for name in rare if len(name.split()) > _MAX_WORDS]:
+    is_mostly_rare = data.kind == "classes" and stats.read >= _MIN_ROWS and 2 * len(rare) >= stats.read
+    if suspicious := rare if is_mostly_rare else [name for name in rare if len(name.split()) > _MAX_WORDS]:
         logger.warning(
             f"{len(suspicious):,} of {len(labels):,} labels of {data.train_file} may be texts or parts of other "
-            f"fields, such as {listed(map(quoted, suspicious), 3)}; check that the labels are in {data.label!r}, and "
-            "quote fields that contain a comma"
+            f"fields, such as {listed(map(quoted, suspicious), 3)}; check that the labels are in {data.label!r}"
         )
     return sort_labels(labels.values())

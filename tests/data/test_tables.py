@@ -101,7 +101,12 @@ def test_blank_line_is_a_row_of_a_table_with_one_column(form, tmp_path):
         ("tsv", 'text\tlabel\n"a ""b"""\t1\n', (2, '"a ""b"""', "1"), "with quoted fields"),
         ("tsv", 'text\tlabel\n"a, b"\t1\nc\t0\n', (2, '"a, b"', "1"), "with quoted fields"),
         ("jsonl", '{"text": "a\\ud83d", "label": "x"}', (1, "a\ufffd", "x"), "with unpaired surrogates"),
-        ("csv", "id,text,label\n1,well,film,pos\n2,a,neg\n", (2, "well", "film"), "with more fields than columns"),
+        (
+            "tsv",
+            "id\ttext\tlabel\n1\twell\tfilm\tpos\n2\ta\tneg\n",
+            (2, "well", "film"),
+            "with more fields than columns",
+        ),
     ],
 )
 def test_irregular_rows_are_read_and_counted(form, content, row, reason, tmp_path):
@@ -139,13 +144,16 @@ def test_unused_columns_are_listed(tmp_path):
         # Quoted fields of pandas and Excel that contain a tab or a line break.
         ("tsv", 'text\tlabel\n"a\tb"\t1\nc\t0\n', "quoted fields with tabs or line breaks"),
         ("tsv", 'label\ttext\n1\t"a\nb"\n0\tc\n', "quoted fields with tabs or line breaks"),
+        ("tsv", 'label\ttext\tid\n1\t"a\nb"\t5\n0\tc\t6\n', "quoted fields with tabs or line breaks"),
+        ("csv", "id,text,label\n2,a,neg\n1,well, film,pos\n", "line 3 has more fields than the header"),
+        ("csv", "sep=,\ntext,label\na,1\n", "its columns are 'sep=' .*commas in .csv"),
         # The quotes of the last field are unbalanced.
         ("tsv", 'text\tlabel\n"a\nb\nc\nd"\t1\n"a"x"\n', "4 of 5 rows of .* have too few fields; quote fields"),
         # R's write.table writes a column of row names that has no name in the header.
         ("tsv", "text\tlabel\n1\ta film\tpos\n2\ta book\tneg\n", "all rows .* have more fields"),
         ("csv", 'text,label\na,1\n"b,0\nc,1\n', "line 3; check its quotes"),
         ("tsv", "split\ttext\tlabel\ntrain\ta\t1\ntest\tb\t0\n", "rows of several splits"),
-        ("csv", "text,label,Set\na,1,Train\nb,0,TEST\n", "rows of several splits .column 'Set'"),
+        ("csv", "text,label,Part\na,1,Training\nb,0,TEST\n", "rows of several splits .column 'Part'"),
         ("tsv", '"text"\t"label"\n"a"\t"1"\n', "quotes are a part of names"),
         (
             "jsonl",

@@ -150,6 +150,7 @@ def test_words_may_be_numbers_and_lack_tags(tmp_path):
         # A misspelled tag is an error. It does not select the column of nested entities instead.
         ("a B-PER O\nb I-PER O\nc B-LOC B-PER\nd OE O\n", "line 4: the tag of 'd' is 'OE'"),
         ("New York\tNNP\tI-LOC\n", "line 1: 'New York' is not one word"),
+        ("Guernica\tB-Work of Art\n", "line 1: the tag of 'Guernica' is 'B-Work of Art'"),
     ],
 )
 def test_error_for_a_malformed_conll_line_names_the_line(tmp_path, content, message):
@@ -252,6 +253,9 @@ def test_special_tokens_are_one_token_and_words_without_pieces_are_unknown(token
 def test_unknown_tag_is_an_error_and_untagged_words_are_unlabeled(tokenizer, tmp_path):
     with pytest.raises(UsageError, match="dev has unknown tags: I-PER .*config.data.labels"):
         encode(read(tmp_path), tokenizer, ["O", "I-LOC", "I-ORG"])
+    ids = read_tagged_rows([Row(1, {"text": "EU a", "tags": [-100, "3.0"]})], "text", "tags", ReadStats(""))
+    with pytest.raises(UsageError, match=r"unknown tags: -100, 3\.0 .* write names instead of ids"):
+        encode(ids, tokenizer)
     untagged = read_tagged_rows([Row(1, {"text": "EU rejects"})], "text", None, ReadStats(""))
     assert not untagged.has_tags
     unlabeled, _ = encode(untagged, tokenizer)

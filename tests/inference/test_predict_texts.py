@@ -256,6 +256,7 @@ def test_log_names_the_activation_of_a_cross_encoder(folders, tmp_path):
 
 def test_wrong_usage_is_refused(folders, capfd, tmp_path):
     workdir = tmp_path / "run"
+    (tmp_path / "objects.txt").write_text('{"text": "a"}\n')
     cli.main(["convert", str(folders[TAGS]), str(workdir)])
     (workdir / "output_layer.json").unlink()
     for folder, arguments, message in (
@@ -272,6 +273,7 @@ def test_wrong_usage_is_refused(folders, capfd, tmp_path):
         (folders[CLASSES], "--text=nothing", "cannot read"),
         (folders[CLASSES], "--text=rows.jsonl", "rows.jsonl is a jsonl table"),
         (folders[CLASSES], "--text=rows.json", "rows.json is a json table"),
+        (folders[CLASSES], f"--text={tmp_path}/objects.txt", "objects.txt contains JSON or markup, not one text per"),
     ):
         assert message in refused(capfd, "predict", f"--checkpoint={folder}", *arguments.split())
     assert "a text is empty" in refused(capfd, "predict", f"--checkpoint={folders[CLASSES]}", "")

@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 
 import bertjax
 from bertjax.cli import main as cli
+from bertjax.data.finetuning.tables import ReadStats
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.tasks.embedding.config import EmbedData
 from bertjax.tasks.embedding.evaluation import RankedDocuments, read_eval_sets
@@ -259,6 +260,13 @@ def test_files_that_cannot_be_evaluated_are_named(line, message, tmp_path):
     (tmp_path / "dev.jsonl").write_text(f"{line}\n")
     with pytest.raises(bertjax.UsageError, match=message):
         read_eval_sets(EmbedData(dev_file=f"{tmp_path}/dev.jsonl"), [], [])
+
+
+def test_scored_pair_with_an_empty_text_is_counted(tmp_path):
+    (tmp_path / "dev.tsv").write_text("sentence1\tsentence2\tscore\na\tb\t1\nc\t \t0\n")
+    stats: list[ReadStats] = []
+    read_eval_sets(EmbedData(dev_file=f"{tmp_path}/dev.tsv"), stats, [])
+    assert stats[0].noted["with an empty text"]["rows"] == 1
 
 
 @pytest.mark.parametrize(

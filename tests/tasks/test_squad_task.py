@@ -5,12 +5,13 @@ import math
 
 import numpy as np
 import pytest
-from command_runs import predict, records, train
+from command_runs import load_task, predict, records, train
 from commanding import failure, printed
 from finetuning_data import learnable_squad_files
 
 from bertjax.data.finetuning.questions import Question
 from bertjax.data.finetuning.windows import Window
+from bertjax.errors import UsageError
 from bertjax.inference.load import load_model
 from bertjax.tasks.finetuning.spans import best_answers
 
@@ -61,6 +62,17 @@ def test_squad_trains_evaluates_and_predicts(version, letters, tmp_path, capfd):
     if version == "2.0":
         (tmp_path / "run" / "results.json").write_text("{")
         assert "results.json: " in failure(capfd, *command, question["question"])[1]
+
+
+def test_default_file_of_a_split_is_the_one_of_the_documented_name(letters, tmp_path):
+    files = learnable_squad_files(tmp_path, "1.1")
+    for name in ("train-v1.1-small.json", "train-v1.1 (1).json", "train-v1.1.json.bak"):
+        (files / name).write_text("{}")
+    task = load_task(f"squad.py:version=1.1,path={files}", letters, data__eval_split="none")
+    assert task.read_stats[0].file == str(files / "train-v1.1.json")
+    (files / "train-v1.1.json").unlink()
+    with pytest.raises(UsageError, match="no file .*train-v1.1 or .*train-v1.1.json; set --config.data.train_file"):
+        load_task(f"squad.py:version=1.1,path={files}", letters, data__eval_split="none")
 
 
 # Two windows of the context "abcdef", with one token per character: "abcd" and "cdef". In each window, two tokens

@@ -259,16 +259,23 @@ def test_labels_of_the_training_file_have_one_spelling(kind, rows, labels, lette
     assert task.labels == labels
 
 
+@pytest.mark.parametrize("label, problem", [(b"caf\xe9", "not UTF-8"), (b'"a, b"', "in quotes")])
+def test_label_that_is_not_utf8_or_is_in_quotes_is_refused(label, problem, letters, tmp_path):
+    (tmp_path / "train.tsv").write_bytes(b"text\tlabel\nzu\ta\npa\t%b\n" % label)
+    with pytest.raises(UsageError, match=f"train.tsv line 3: label is .*{problem}"):
+        load_task(f"text.py:train={tmp_path}/train.tsv", letters, data__eval_split="none")
+
+
 @pytest.mark.parametrize(
     "kind, rows, labels",
     [
-        # The second comma is a part of the text.
-        ("classes", "zu,pos\npa,neg\nba, zu,pos\nke,neg\n", "such as 'zu'"),
         ("classes", "zu,1\npa,2\nba,3\nke,4\n", "4 of 4 labels .* such as '1', '2', '3'"),
         ("classes", "zu,pos\n" * 4 + "pa,ba ke zu ba ke zu ba ke zu\n", "such as 'ba ke zu"),
         ("classes", "zu,pos\npa,neg\n" * 2, None),
-        ("multilabel", "zu,pos\npa,pos;neg\n", "no row of .* has several labels; .* character than ',', set"),
+        ("multilabel", "zu,pos\npa,pos;neg\n", "no row of .* has several labels; if .* character other than"),
         ("multilabel", 'zu,pos\npa,"pos,neg"\n', None),
+        ("classes", "zu,-1\npa,0\nba,1\nke,2\n" * 2, "the classes -1 to 2; -1 may mark missing labels"),
+        ("classes", "zu,-1\npa,0\nba,1\n" * 2, None),
     ],
 )
 def test_labels_that_are_probably_not_single_labels_are_named_in_a_warning(
@@ -276,7 +283,7 @@ def test_labels_that_are_probably_not_single_labels_are_named_in_a_warning(
 ):
     (tmp_path / "train.csv").write_text("text,label\n" + rows)
     load_task(f"text.py:train={tmp_path}/train.csv,kind={kind}", letters, data__eval_split="none")
-    warnings = [line for line in log_lines if "may be texts or parts of other fields" in line or "no row of" in line]
+    warnings = [line for line in log_lines if re.search("may be texts|no row of|may mark", line)]
     assert len(warnings) == bool(labels) and (not labels or re.search(labels, warnings[0]))
 
 

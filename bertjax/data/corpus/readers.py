@@ -36,7 +36,7 @@ _STORAGE_REQUESTS = 32
 _EXTRACTED = re.compile(rb"\s*<doc [a-z]+=")
 # Start of a JSON object or of a list of objects, such as in the output of WikiExtractor with --json, or of a document
 # with markup, such as a web page or a dump of Wikipedia.
-_NO_TEXT = re.compile(
+NO_TEXT = re.compile(
     rb'\s*(<!--.*?-->\s*)?((\[\s*)?\{\s*"[^"\n]*"\s*:|<(!doctype|html|\?xml|mediawiki)\b|%PDF-|\{\\rtf)',
     re.IGNORECASE | re.DOTALL,
 )
@@ -215,7 +215,7 @@ def _text_blocks(source: Source, problems: Counter[str], advance: Callable[[int]
                 block = block.removeprefix(codecs.BOM_UTF8)
                 if source.kind in ("text", "prose") and _EXTRACTED.match(block):
                     raise UsageError(f"{source.name} is from WikiExtractor; use wiki: instead of {source.kind}:")
-                if _NO_TEXT.match(block):
+                if NO_TEXT.match(block):
                     raise UsageError(
                         f"{source.name} contains JSON, HTML, XML, PDF or RTF, not text; write its texts to a .txt "
                         "file, or leave the file out (WikiExtractor: omit --json)"

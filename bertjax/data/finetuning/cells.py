@@ -82,9 +82,14 @@ def is_missing(name: str) -> bool:
     return not name or name in _MISSING
 
 
+def is_integer(name: str) -> bool:
+    """Returns True if a label is an integer such as `1`, `-100` or `1.0`."""
+    return re.fullmatch(r"[+-]?\d+(\.0+)?", name) is not None
+
+
 def label_key(name: str) -> str:
     """Returns the same key for all spellings of a label: `1` and `1.0`, or `true`, `True` and `TRUE`."""
-    if re.fullmatch(r"[+-]?\d+\.0+", name):
+    if is_integer(name):
         return name.partition(".")[0]
     return name.lower() if name.lower() in ("true", "false") else name
 

@@ -55,6 +55,10 @@ class Target:
             text = cell.strip()
             if not text:
                 return [] if self.separator else None
+            if "\ufffd" in text:
+                raise UsageError(f"{place} is {quoted(text)}, which is not UTF-8; convert the file to UTF-8")
+            if text.startswith('"') and text.endswith('"'):
+                raise UsageError(f"{place} is {quoted(text)}, in quotes; remove them, or save a .tsv table as .csv")
             if is_missing(text) and text not in self.labels:
                 stats.count_irregular(f"with the label {text!r}, missing unless config.data.labels lists it", row.line)
                 return None

@@ -15,7 +15,7 @@ import numpy as np
 from bertjax.data.finetuning.examples import Source
 from bertjax.data.finetuning.tables import ReadStats, replace_surrogates
 from bertjax.errors import UsageError, first_line, quoted
-from bertjax.utils.io import unix_newlines
+from bertjax.utils.io import reject_binary, unix_newlines
 
 # Number of words at the start of a TriviaQA document that are searched for an answer. The paper (section 4.2, footnote)
 # says 400 tokens without defining a token.
@@ -100,6 +100,9 @@ def _read_json(path: Path, dataset: str, parse: Callable[[Any], list[_T]]) -> li
             data = file.read().removeprefix(b"\xef\xbb\xbf")
         try:
             content = json.loads(data)
+        except UnicodeDecodeError:
+            reject_binary(path, data)
+            raise
         except json.JSONDecodeError as error:
             if error.msg != "Extra data":
                 raise

@@ -19,11 +19,11 @@ NULL = object()
 _ESCAPES = {"\\": r"\\", "\t": r"\t", "\r": r"\r", "\n": r"\n"}
 # TSV field that a CSV writer, such as pandas or Excel, has quoted because it contains quotes or a comma.
 _QUOTED = re.compile(r'".*"".*"|"[^"]*,[^"]*"', re.DOTALL)
-# Columns that say to which split a row belongs, as in `stsbenchmark.tsv` and `AllNLI.tsv`, and whether an annotator
-# accepted it (Prodigy), in any case.
-_SPLITS, _ANSWER = ("split", "set"), "answer"
-_NOT_ACCEPTED = ("reject", "ignore")
-_EVALUATION_SPLITS = {"test", "dev", "val", "valid", "validation"}
+# Column that says whether an annotator accepted a row (Prodigy), in any case.
+_ANSWER, _NOT_ACCEPTED = "answer", ("reject", "ignore")
+# Values of a column that says to which split a row belongs, as in `stsbenchmark.tsv` and `AllNLI.tsv`.
+_TRAINING_SPLITS = {"train", "training"}
+_SPLITS = _TRAINING_SPLITS | {"dev", "development", "val", "valid", "validation", "test", "testing", "eval"}
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
@@ -77,13 +77,11 @@ class Row:
       fields: values by column name; strings, or lists from JSON Lines.
       has_problem: whether fields are missing, null or NaN (such fields are ""), or an annotator did not accept the row.
         Such rows are predicted, but not scored.
-      is_long: whether the row has more fields than the table has columns.
     """
 
     line: int
     fields: dict[str, Any]
     has_problem: bool = False
-    is_long: bool = False
 
 
 def read_table(
@@ -113,13 +111,14 @@ def read_table(
     else:
         rows = _select_columns(path, _split_rows(path, text), columns, header, stats)
     num_long = num_short = 0
-    splits = set()
+    unused: dict[str, set[str]] = {}  # values of columns that contain only names of splits
     for line, fields, is_long in rows:
         stats.read += 1
         num_long += is_long
-        marks = {name: str(fields.pop(name)).lower() for name in [*fields] if name not in columns}
-        splits.update((name, mark) for name, mark in marks.items() if name.lower() in _SPLITS)
-        answers = (mark for name, mark in marks.items() if name.lower() == _ANSWER and mark in _NOT_ACCEPTED)
+        others = {name: str(fields.pop(name)).lower() for name in [*fields] if name not in columns}
+        for name, value in others.items():
+            unused.setdefault(name, set()).add(value if value in _SPLITS else "")
+        answers = (value for name, value in others.items() if name.lower() == _ANSWER and value in _NOT_ACCEPTED)
         problem = next((f"with the answer {answer!r}" for answer in answers), "")
         required = {name: field for name, field in fields.items() if name not in nullable}
         if null := [name for name, field in required.items() if field is NULL]:
@@ -135,12 +134,11 @@ def read_table(
         if file_format == "tsv" and any(field and _QUOTED.fullmatch(field) for field in fields.values()):
             stats.count_irregular("with quoted fields, whose quotes are a part of the text in .tsv", line)
         cells = {name: "" if field in (None, NULL) else _clean(field, stats, line) for name, field in fields.items()}
-        yield Row(line, cells, bool(problem), is_long)
-    for column in {name for name, _ in splits}:
-        values = {value for name, value in splits if name == column}
-        if not keep_short and len(values) > 1 and values & _EVALUATION_SPLITS:
+        yield Row(line, cells, bool(problem))
+    for column, values in unused.items():
+        if not keep_short and len(values) > 1 and "" not in values and values - _TRAINING_SPLITS:
             raise UsageError(f"{path} has rows of several splits (column {column!r}); write each to its own file")
-    if file_format == "tsv" and reject_quoted and (num_long or num_short) and _is_quoted(text):
+    if file_format == "tsv" and reject_quoted and _is_quoted(text):
         raise UsageError(f"{path} has quoted fields with tabs or line breaks; in .tsv, quotes are text, so use .csv")
     # Reject files in which R wrote row names without a column name, or in which all rows contain unquoted commas.
     if stats.read > 1 and num_long == stats.read and not header:
@@ -202,19 +200,19 @@ def _select_columns(
     _check_columns(path, names, columns)
     ignored = [name or "a column without a name" for name in names if name not in columns]
     stats.columns = f"columns {', '.join(columns)}" + (f" (ignored: {listed(ignored)})" if ignored else "")
-    indices = {name: names.index(name) for name in names if name in columns or _is_mark(name)}
+    indices = {name: names.index(name) for name in names}
+    is_csv = table_format(path) == "csv"
     for line, fields in rows:
         # In joined files, a byte-order mark may precede the header.
         if [fields[0].strip('\ufeff"'), *fields[1:]] == names and len(names) > 1:
             raise UsageError(f"{path} line {line} repeats the header, as in joined files; remove the line")
         is_long = any(fields[len(names) :])
+        if is_long and is_csv and not header:
+            problem = f"{path} line {line} has more fields than the header"
+            raise UsageError(f"{problem}; name every column, and quote fields that contain commas")
         if is_long:
             stats.count_irregular("with more fields than columns", line)
         yield line, {name: fields[index] if index < len(fields) else None for name, index in indices.items()}, is_long
-
-
-def _is_mark(name: str) -> bool:
-    return name.lower() in (*_SPLITS, _ANSWER)
 
 
 def _check_columns(path: Path, names: Sequence[str], columns: Sequence[str]) -> None:
@@ -222,7 +220,7 @@ def _check_columns(path: Path, names: Sequence[str], columns: Sequence[str]) -> 
         if names.count(column) != 1:
             problem = f"no column {column!r}" if column not in names else f"several columns named {column!r}"
             existing = listed(repr(name) for name in names if name) or "(none)"
-            if len(names) == 1 and re.search("[,;\t]", names[0]):
+            if re.search("[,;|\t]|^sep=", names[0]) and len([*filter(None, names)]) == 1:
                 existing += " (fields are separated by tabs in .tsv, by commas in .csv)"
             if f'"{column}"' in names:
                 existing += " (in .tsv, quotes are a part of names and texts; save the table as .csv)"
@@ -234,7 +232,9 @@ def _check_columns(path: Path, names: Sequence[str], columns: Sequence[str]) -> 
 
 
 def _is_quoted(text: str) -> bool:
-    """Returns whether all rows of a TSV file have the same number of fields if quotes enclose fields, as in CSV."""
+    """Returns whether rows of a TSV file have the same number of fields only if quotes enclose fields, as in CSV."""
+    if '"' not in text or len({line.count("\t") for line in text.rstrip("\n").split("\n")}) == 1:
+        return False
     try:
         rows = csv.reader(io.StringIO(text.rstrip("\n"), newline=""), delimiter="\t", strict=True)
         return len({len(row) for row in rows}) == 1
@@ -267,7 +267,7 @@ def _json_rows(
         try:
             # A column that the object lacks is None, which counts as a missing field.
             cells = {column: as_text(fields[column]) if column in fields else None for column in columns}
-            cells |= {name: fields[name] for name in fields if _is_mark(name) and name not in columns}
+            cells |= {name: fields[name] for name in fields if name not in columns}
         except ValueError as error:
             raise _json_error(path, line, error) from error
         yield line, cells, False

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from bertjax.data.corpus.tokenizer import Tokenizer
-from bertjax.data.finetuning.cells import is_missing, read_list
+from bertjax.data.finetuning.cells import is_integer, is_missing, read_list
 from bertjax.data.finetuning.examples import Examples, Source, encode_pair, make_examples, max_context_window
 from bertjax.data.finetuning.tables import ReadStats, Row, decode_utf8, read_utf8, replace_surrogates
 from bertjax.errors import UsageError, listed, quoted
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 OUTSIDE = "O"
 _DOCUMENT = "-DOCSTART-"
-_TAG = re.compile("O|[BIESLUM](-.+)?")
+_TAG = re.compile("O|[BIESLUM](-[^ ]+)?")
 # Cell of the first column that may end with a word index, such as 3, [3], T3, 3. and 2-3.
 _INDEX = re.compile(r"(?:.*\D)?(\d+)\W*")
 # Two numbers: in CoNLL-U a word range (1-2) or an empty word (1.1), in WebAnno sentence and word index (1-2).
@@ -277,7 +277,7 @@ def encode_tagged(
     label_ids = {label: index for index, label in enumerate(labels)} | {"": -1}
     if unknown := sorted({*itertools.chain(*tagged.tags)} - {*label_ids}):
         fix = "correct them, or list all tags in a JSON file and set --config.data.labels to it"
-        if all(map(str.isdecimal, unknown)):
+        if all(map(is_integer, unknown)):
             fix = "write names instead of ids, because files may number the tags differently"
         raise UsageError(f"{path} has unknown tags: {listed(unknown)} (known: {listed(labels)}); {fix}")
     vocabulary, max_pieces = tokenizer.vocabulary, tokenizer.vocabulary.room(seq_len)

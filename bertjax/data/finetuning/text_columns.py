@@ -89,10 +89,11 @@ def read_examples(
 
 
 def split_positives(rows: Iterable[Row], column: str, stats: ReadStats) -> Iterator[Row]:
-    """Yields one row per positive: in JSON Lines, a cell of `column` may be a list, as in files of FlagEmbedding."""
+    """Yields one row per positive: a cell of `column` may be a list, as in files of FlagEmbedding."""
     for row in rows:
         cell = row.fields[column]
-        positives = cell if isinstance(cell, list) else [cell]
+        items = read_list(cell, f"{stats.file} line {row.line}: {column}", in_text=True)
+        positives = [cell] if items is None else items
         if not all(isinstance(text, str) for text in positives):
             raise UsageError(f"{stats.file} line {row.line}: {column} is a list with items that are not text")
         if len(positives) > 1:
@@ -113,7 +114,7 @@ def _text_key(text: str) -> int:
 def text_cell(row: Row, column: str, stats: ReadStats) -> str:
     """Returns the text of a cell. Raises a UsageError if it is a list."""
     value = row.fields[column]
-    if isinstance(value, str):
+    if not is_list(value):
         return value
     raise UsageError(f"{stats.file} line {row.line}: {column} is a list; only the last column may be a list of texts")
 
@@ -166,9 +167,9 @@ def read_pairs(rows: Iterable[Row], columns: Sequence[str], stats: ReadStats) ->
     anchor, positive = columns
     pairs: dict[str, dict[str, None]] = {}
     for row in rows:
-        texts = row.fields[anchor], row.fields[positive]
-        if not all(isinstance(text, str) and text.strip() for text in texts):
-            stats.skip("with an empty text or a list", row.line)
+        texts = text_cell(row, anchor, stats), text_cell(row, positive, stats)
+        if not all(map(str.strip, texts)):
+            stats.skip("with an empty text", row.line)
             continue
         pairs.setdefault(texts[0], {})[texts[1]] = None
         stats.used += 1

@@ -195,6 +195,8 @@ def _read_scored(data: EmbedData, file: str, texts: EvalTexts, read_stats: list[
             stats.skip("with an empty label", row.line)
             continue
         pair = text_cell(row, first, stats), text_cell(row, second, stats)
+        if not all(map(str.strip, pair)):
+            stats.count_irregular("with an empty text", row.line)
         pairs.append((_index(texts, pair[0], True), _index(texts, pair[1], False)))
         labels.append(score)
     stats.used = len(pairs)

@@ -14,7 +14,7 @@ import numpy as np
 
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.finetuning.batches import in_input_order
-from bertjax.data.finetuning.cells import sort_labels
+from bertjax.data.finetuning.cells import is_integer, sort_labels
 from bertjax.data.finetuning.examples import Examples
 from bertjax.data.finetuning.tables import ReadStats, Row
 from bertjax.data.finetuning.tagged import OUTSIDE, TaggedText, encode_tagged, gather_words
@@ -171,7 +171,7 @@ def _sorted_tags(words: TaggedText, file: str) -> list[str]:
         return f"{file} line {next(line for line, tags in zip(words.lines, words.tags, strict=True) if tag in tags)}"
 
     tags = {*itertools.chain(*words.tags)}
-    if all(map(str.isdecimal, tags)):
+    if all(map(is_integer, tags)):
         logger.warning(
             f"the tags of {file} are numbers, so entities are not scored; if they are ids of names such as B-PER, "
             "write the names instead"
