@@ -211,14 +211,16 @@ def _sweep_workdirs(folder: epath.Path) -> tuple[dict[epath.Path, dict[str, Any]
         return {}, []
     try:
         sweep = read_json_object(folder / SWEEP)
-    except (OSError, ValueError) as error:
+        # Divergence is a result. Other errors, such as a full disk, may not occur again.
+        has_failed = any("error" in trial and not trial.get("diverged") for trial in sweep["trials"])
+        if sweep["left"] or sweep["best"] is None or has_failed:
+            return {}, []
+        finished = (trial["trial"] for trial in sweep["trials"] if "score" in trial)
+        workdirs = {folder / TRIALS / trial_name(fields): fields for fields in finished}
+        name = sweep["settings"][0]["setting"]
+        best = [path for path, fields in workdirs.items() if trial_name(setting_of(fields)) == name]
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise _mismatch(folder / SWEEP, f"is damaged ({first_line(error)})") from error
-    if sweep["left"] or sweep["best"] is None:
-        return {}, []
-    finished = (trial["trial"] for trial in sweep["trials"] if "score" in trial)
-    workdirs = {folder / TRIALS / trial_name(fields): fields for fields in finished}
-    name = sweep["settings"][0]["setting"]
-    best = [path for path, fields in workdirs.items() if trial_name(setting_of(fields)) == name]
     return workdirs, sorted(best, key=lambda path: workdirs[path][SEED])
 
 

@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 
 from bertjax.config.load import apply_overrides, load_config, overridden_fields
 from bertjax.config.run import RunConfig
-from bertjax.errors import BertjaxError, UsageError, first_line
+from bertjax.errors import BertjaxError, DivergenceError, UsageError, first_line
 from bertjax.presets import cross_product, grid_values, load_settings
 from bertjax.tasks.build import build_task, parse_config
 from bertjax.tasks.task import Task
@@ -207,7 +207,7 @@ def _check_data(
 
 
 def _run_trial(trial: Trial, init_from: epath.Path | None, prepare: Callable[[Task], None]) -> dict[str, Any] | None:
-    """Runs a trial and returns its results, or its `error`. Returns None if a signal stopped the trial."""
+    """Runs a trial. Returns its results, or its error and whether it diverged, or None if a signal stopped it."""
     try:
         trial.folder.mkdir(parents=True, exist_ok=True)
         task = build_training_task(trial.config, init_from)
@@ -221,13 +221,13 @@ def _run_trial(trial: Trial, init_from: epath.Path | None, prepare: Callable[[Ta
             raise
         text = first_line(error) if isinstance(error, BertjaxError) else f"{type(error).__name__}: {first_line(error)}"
         logger.info(f"trial failed: {text}")
-        return {"error": text}
+        return {"error": text, "diverged": isinstance(error, DivergenceError)}
 
 
 def _outcome(fields: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
     """Returns the entry of a trial for `sweep.json`. `results` is the content of `results.json`, or an `error`."""
     if "error" in results:
-        return {"trial": fields, "error": results["error"]}
+        return {"trial": fields, **results}
     metric = results["selected_by"]
     metrics = {name: value for name, value in results.items() if isinstance(value, float)}
     outcome = {"trial": fields, "score": results[metric], "score_name": metric, "metrics": metrics}

@@ -6,6 +6,7 @@ import json
 import pytest
 from command_runs import EXPERIMENTS
 from commanding import refused
+from etils import epath
 
 from bertjax.cli import main as cli
 from bertjax.errors import BertjaxError, UsageError
@@ -14,6 +15,7 @@ from bertjax.reproduce.formatting import cell_values, format_table
 from bertjax.reproduce.results import Outcome, Results, load_results
 from bertjax.reproduce.table import Cell, Run, Table, missing_data
 from bertjax.training.checkpoint_config import experiment_config
+from bertjax.training.sweep import trial_name
 
 NAMES = ["cola/both", "cola/first", "cola/first-1", "cola/seed0", "cola/seed1", "pretrain/first"]
 
@@ -184,6 +186,27 @@ def test_fine_tuning_must_start_from_the_intermediate_checkpoint(tmp_path, monke
         return
     with pytest.raises(BertjaxError, match="second did not start from the parameters of first"):
         own.outcome(second)
+
+
+@pytest.mark.parametrize(
+    ("other", "is_done"),
+    [({"score": 0.1}, True), ({"error": "NaN", "diverged": True}, True), ({"error": "disk", "diverged": False}, False)],
+)
+def test_sweep_with_a_trial_that_may_not_fail_again_is_unfinished(other, is_done, tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "_check_config", lambda *arguments: None)
+    trials = [{"trial": {"seed": 0, "steps": 1}, "score": 0.5}, {"trial": {"seed": 0, "steps": 2}, **other}]
+    for trial in trials:
+        folder = tmp_path / "trials" / trial_name(trial["trial"])
+        folder.mkdir(parents=True)
+        config = {"task": "glue", "data": {}, "model": {}}
+        (folder / "results.json").write_text(json.dumps({"config": config, "data_sha256": "", "f1": 0.5}))
+    sweep = {"left": 0, "best": trials[0], "trials": trials, "settings": [{"setting": "steps=1"}]}
+    (tmp_path / "sweep.json").write_text(json.dumps(sweep))
+    outcome = results.read_outcome(epath.Path(tmp_path), Run("run", "glue", seeds=1))
+    assert (outcome and outcome.metrics) == ([{"f1": 0.5}] if is_done else None)
+    (tmp_path / "sweep.json").write_text("{}")
+    with pytest.raises(BertjaxError, match="sweep.json is damaged"):
+        results.read_outcome(epath.Path(tmp_path), Run("run", "glue", seeds=1))
 
 
 def test_cells_format_values_and_count_the_runs_that_have_them():
