@@ -229,16 +229,6 @@ def scale_by_layer_decay(decay: float, frozen_layers: int) -> optax.GradientTran
     return optax.stateless(scale_all)
 
 
-def with_learning_rate_argument(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Wraps `tx`, so that `update` takes a keyword `learning_rate` and multiplies updates by `-learning_rate`."""
-
-    def update(updates: optax.Updates, state: Any, params: Any = None, **extra: Any) -> tuple[optax.Updates, Any]:
-        updates, state = tx.update(updates, state, params)
-        return jax.tree.map(lambda update: -extra["learning_rate"] * update, updates), state
-
-    return optax.GradientTransformationExtraArgs(tx.init, update)
-
-
 def _map_with_names(function: Callable[..., Any], *trees: Any) -> optax.Params:
     """Maps `function(names, *leaves)` over trees. `names` contains the dictionary keys on the path to the leaves."""
 
@@ -258,12 +248,12 @@ class Optimizer(NamedTuple):
 
     Attributes:
       config: config without the fields of the learning-rate schedule.
-      tx: optax transformation of the trainable parameters. `tx.update` takes the learning rate as a keyword argument.
+      tx: optax transformation of the trainable parameters. The train step multiplies its updates by the learning rate.
       freezing: parameters that are not trained.
     """
 
     config: OptimizerConfig
-    tx: optax.GradientTransformationExtraArgs
+    tx: optax.GradientTransformation
     freezing: Freezing
 
 
@@ -294,4 +284,4 @@ def _make_optimizer(config: OptimizerConfig) -> Optimizer:
         scale_by_layer_trust_ratio() if config.name == "lamb" else optax.identity(),
         scale_by_layer_decay(config.layer_decay, config.freeze_layers) if has_layer_decay else optax.identity(),
     )
-    return Optimizer(config, with_learning_rate_argument(tx), Freezing(config.freeze_layers, config.freeze))
+    return Optimizer(config, tx, Freezing(config.freeze_layers, config.freeze))

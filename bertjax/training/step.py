@@ -149,8 +149,9 @@ def make_train_step(
             grad_fn = accumulate(grad_fn, grad_accum_steps)
         (loss, sums), grads = grad_fn(trainable, batch, jax.random.fold_in(key, state.step))
 
-        updates, opt_state = optimizer.tx.update(grads, state.opt_state, trainable, learning_rate=schedule(state.step))
-        new_trainable: Any = optax.apply_updates(trainable, updates)
+        updates, opt_state = optimizer.tx.update(grads, state.opt_state, trainable)
+        rate: Any = schedule(state.step)
+        new_trainable: Any = optax.tree.add_scale(trainable, -rate, updates)
         if trains_only_head:  # Restore the encoder, because weight decay changes it.
             new_trainable = {**new_trainable, ENCODER: trainable[ENCODER]}
 

@@ -61,8 +61,8 @@ def test_update_equals_the_reference(config, values):
     m, v = ({path: np.zeros_like(value) for path, value in expected.items()} for _ in range(2))
     for step in range(steps):
         grads = gradients(step)
-        updates, state = update(as_float32(grads), state, params, learning_rate=schedule(jnp.asarray(step)))
-        params = optax.apply_updates(params, updates)
+        updates, state = update(as_float32(grads), state, params)
+        params = optax.tree.add_scale(params, -schedule(jnp.asarray(step)), updates)
         norm = np.sqrt(sum((g**2).sum() for g in jax.tree.leaves(grads)))
         rate = 0.1 * step / 3 if step < 3 else 0.1 * (1 - step / steps)
         for path, gradient in flatten_dict(grads).items():
@@ -111,13 +111,13 @@ def test_muon_updates_the_kernel_of_each_layer_as_a_matrix_and_leaves_the_rest_t
     for _ in range(3):
         grads = {path: rng.standard_normal(value.shape) for path, value in params.items()}
         grad_tree = as_float32(unflatten_dict(grads))
-        updates, states[0] = muon.update(grad_tree, states[0], tree, learning_rate=0.05)
-        adam_updates, states[1] = adamw.update(grad_tree, states[1], tree, learning_rate=0.05)
+        updates, states[0] = muon.update(grad_tree, states[0], tree)
+        adam_updates, states[1] = adamw.update(grad_tree, states[1], tree)
         expected, states[2] = reference.update(matrices(grads), states[2], matrices(params))
         updates, adam_updates = flatten_dict(updates), flatten_dict(adam_updates)
         for actual, update, weights in zip(matrices(updates), expected, matrices(params), strict=True):
             change = 0.2 * np.sqrt(max(update.shape)) * update + 0.1 * weights
-            np.testing.assert_allclose(actual, -0.05 * change, rtol=2e-3, atol=2e-5)
+            np.testing.assert_allclose(actual, change, rtol=2e-3, atol=4e-4)
         for path in params.keys() - kernels.keys():
             np.testing.assert_array_equal(updates[path], adam_updates[path])
 
@@ -180,8 +180,8 @@ def test_update_of_a_sharded_stack_equals_the_update_of_each_layer(name, mesh):
     # The gradients of the layers differ so much that a common ratio for the stack would be wrong for all of them.
     scales = (1e-2, 1e-4, 0.0) if name == "lamb" else (1.0, 1.0, 1.0)
     tx = make_optimizer(OptimizerConfig(name=name, clip_norm=0.0)).tx
-    lamb = optax.lamb(1.0, b1=0.9, b2=0.999, eps=1e-6, weight_decay=0.01, mask=decay_mask)
-    reference = optax.with_extra_args_support(lamb) if name == "lamb" else tx
+    lamb = optax.lamb(-1.0, b1=0.9, b2=0.999, eps=1e-6, weight_decay=0.01, mask=decay_mask)
+    reference = lamb if name == "lamb" else tx
     params, singles = _stacked(layers), [_stacked([layer]) for layer in layers]
     if mesh:
         axes = {"kernel": (None, "fsdp", "tensor"), "bias": (None, "tensor"), "scale": (None, "fsdp")}
@@ -193,12 +193,12 @@ def test_update_of_a_sharded_stack_equals_the_update_of_each_layer(name, mesh):
     state, states, update = tx.init(params), [reference.init(single) for single in singles], jax.jit(tx.update)
     for step in range(3):
         grads = [_one_layer(10 + 3 * step + index, scale) for index, scale in enumerate(scales)]
-        updates, state = update(_stacked(grads), state, params, learning_rate=1.0)
-        params = optax.apply_updates(params, updates)
+        updates, state = update(_stacked(grads), state, params)
+        params = optax.tree.sub(params, updates)
         for index, single in enumerate(singles):
             single_grads = _stacked([grads[index]])
-            expected, states[index] = reference.update(single_grads, states[index], single, learning_rate=1.0)
-            singles[index] = optax.apply_updates(single, expected)
+            expected, states[index] = reference.update(single_grads, states[index], single)
+            singles[index] = optax.tree.sub(single, expected)
             actual = {**updates, "encoder": jax.tree.map(lambda x: x[index : index + 1], updates["encoder"])}  # noqa: B023
             close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
             jax.tree.map(close, actual, expected)
@@ -226,7 +226,7 @@ def rate_ratios(params: dict, freeze_layers: int = 0) -> dict:
     """Returns the updates with `layer_decay=0.5`, divided by the updates without layer decay."""
     decayed, plain = (make_optimizer(OptimizerConfig(layer_decay=x, freeze_layers=freeze_layers)) for x in (0.5, 1.0))
     params = plain.freezing.split(params)[0]
-    updates = (tx.update(params, tx.init(params), params, learning_rate=1.0)[0] for tx in (decayed.tx, plain.tx))
+    updates = (tx.update(params, tx.init(params), params)[0] for tx in (decayed.tx, plain.tx))
     return jax.tree.map(lambda a, b: np.asarray(a / b), *updates)
 
 
