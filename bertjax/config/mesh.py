@@ -3,7 +3,6 @@
 import dataclasses
 from typing import ClassVar
 
-from bertjax.errors import UsageError
 from bertjax.utils.sections import Section, bounded
 
 
@@ -19,18 +18,9 @@ class MeshConfig(Section):
 
     field_prefix: ClassVar[str] = "config.mesh."
 
-    data: int = -1
-    fsdp: int = 1
-    tensor: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        sizes = [self.data, self.fsdp, self.tensor]
-        if sizes.count(-1) > 1 or any(size < 1 and size != -1 for size in sizes):
-            raise UsageError(
-                f"invalid mesh.data={self.data}, mesh.fsdp={self.fsdp}, mesh.tensor={self.tensor}; sizes must be "
-                "positive or -1 (inferred), and only one may be -1"
-            )
+    data: int = bounded(-1, at_least=-1)
+    fsdp: int = bounded(1, at_least=-1)
+    tensor: int = bounded(1, at_least=-1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -62,7 +62,7 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
     sizes = [config.data, config.fsdp, config.tensor]
     shown = ", ".join(f"mesh.{axis}={size}" for axis, size in zip(MESH_AXES, sizes, strict=True))
     known = math.prod(size for size in sizes if size != -1)
-    data, *inner = [len(devices) // known if size == -1 else size for size in sizes]
+    data, *inner = [len(devices) // max(1, known) if size == -1 else size for size in sizes]
     if math.prod((data, *inner)) != len(devices) or data % slices:
         raise UsageError(
             f"{shown} does not fit {slices} x {len(devices) // slices} devices; use sizes with the product "

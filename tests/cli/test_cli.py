@@ -54,7 +54,7 @@ INVALID_VALUES = [
     ("--config.steps=1e6", "--config.steps=1e6 is invalid; it must be an integer"),
     ("--config.optimizer.eps=small", "--config.optimizer.eps=small is invalid; it must be a number"),
     ("--config.model=3", "unknown field 'model'; use one of attention, "),
-    ("--config.mesh.data=0", "mesh.data=0, mesh.fsdp=1, mesh.tensor=1; sizes must be positive"),
+    ("--config.mesh.data=-2", "config.mesh.data is -2; it must be at least -1"),
     ("--config.data.objective=nosuch", "config.data.objective is 'nosuch'; use one of nsp, "),
     ("--config.model.hidden_dropout_prob=0.999999", "hidden_dropout_prob is 0.999999; it must be at most 0.9999"),
     ("--config.task=nosuch", "config.task=nosuch cannot be overridden"),

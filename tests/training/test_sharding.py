@@ -60,6 +60,8 @@ def test_compiler_options_depend_on_platform_and_slices(monkeypatch):
     ("config", "message"),
     [
         (MeshConfig(data=1, fsdp=8, tensor=4), "does not fit 2 x 16 devices.*a multiple of 2 for mesh.data"),
+        (MeshConfig(fsdp=0), "mesh.fsdp=0, mesh.tensor=1 does not fit 2 x 16 devices"),
+        (MeshConfig(data=-1, fsdp=-1), "mesh.fsdp=-1, mesh.tensor=1 does not fit 2 x 16 devices"),
         (MeshConfig(data=3), "mesh.tensor=1 does not fit 2 x 16 devices; use sizes with the product 32"),
     ],
 )
