@@ -45,8 +45,6 @@ def config_class(task: str) -> type[RunConfig]:
 
 def parse_config(config_dict: ConfigDict) -> RunConfig:
     """Converts a config to the frozen dataclass of its task and validates all fields. Unset fields stay unset."""
-    if "task" not in config_dict:
-        raise UsageError("the config lacks the field `task`; start from the defaults in bertjax/presets.py")
     return from_config_dict(config_class(config_dict.task)(), config_dict)
 
 
