@@ -89,21 +89,16 @@ def checkpoint_config(checkpoint: epath.Path, overrides: Sequence[str], experime
     It is the config of `experiment` (default: "", the config of the checkpoint's run). The vocabulary and the labels
     are those in the workdir, unless the experiment or an override sets them.
     """
-    workdir = workdir_of(checkpoint)
-    config_dict = load_config(experiment, []) if experiment else load_saved_config(workdir / CONFIG)
+    config_dict = load_config(experiment, []) if experiment else load_saved_config(workdir_of(checkpoint) / CONFIG)
     if not experiment:
-        if "vocabulary" in config_dict.data:
-            # Use the workdir's copy, because the original may have been removed.
-            config_dict.data.vocabulary = str(workdir / ENTRY)
-        if "labels" in config_dict.data:
-            config_dict.data.labels = _labels(config_dict.data, checkpoint)
+        # Use the workdir's copies, because the originals may have been removed.
+        config_dict.data.update({name: "" for name in ("vocabulary", "labels") if name in config_dict.data})
     if "phases" in config_dict:  # Use the RoPE thetas of the checkpoint's phase.
         phases = [{k: v for k, v in phase.items() if k not in ROPE_THETAS} for phase in config_dict.phases]
         thetas = {name: getattr(saved_architecture(checkpoint), name) for name in ROPE_THETAS}
         with config_dict.ignore_type():
             config_dict.update({"phases": tuple(phases), "model": thetas})
-    config = complete(parse_config(apply_overrides(config_dict, overrides)), checkpoint)
-    return _with_labels_of(config, checkpoint) if experiment else config
+    return _with_labels_of(complete(parse_config(apply_overrides(config_dict, overrides)), checkpoint), checkpoint)
 
 
 def checkpoint_model(checkpoint: epath.Path) -> ModelConfig:
@@ -126,17 +121,13 @@ def _with_labels_of(config: RunConfig, checkpoint: epath.Path) -> RunConfig:
     If a training file exists, generic labels such as LABEL_0 are not used. The task then reads its labels from this
     file, and `check_output_layer` matches them by position.
     """
-    is_unset = getattr(config.data, "labels", None) == ""
-    return _with_data(config, labels=_labels(config.data, checkpoint)) if is_unset else config
-
-
-def _labels(data: Any, checkpoint: epath.Path) -> str:
-    layer = read_output_layer(workdir_of(checkpoint))
+    data, layer = config.data, read_output_layer(workdir_of(checkpoint))
+    if layer is None or getattr(data, "labels", None) != "":
+        return config
     train_file = getattr(data, "train_file", "")
-    has_training_file = bool(train_file) and os.path.isfile(os.path.join(data.path or "", train_file))
-    if layer and not (layer.has_generic_labels and has_training_file):
-        return str(workdir_of(checkpoint) / OUTPUT_LAYER)
-    return data.labels
+    has_training_file = bool(train_file) and os.path.isfile(os.path.join(data.path, train_file))
+    uses_file = layer.has_generic_labels and has_training_file
+    return config if uses_file else _with_data(config, labels=str(workdir_of(checkpoint) / OUTPUT_LAYER))
 
 
 def choose_split(config: RunConfig, split: str) -> RunConfig:
