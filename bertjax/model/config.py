@@ -234,8 +234,8 @@ ARCHITECTURE_FIELDS = tuple(field.name for field in dataclasses.fields(Architect
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout(Section):
-    """Fields that determine how the model is computed. Any checkpoint can be loaded with any values of these fields.
+class ModelConfig(Architecture):
+    """Config section `model`: architecture, and fields that a run may set to any values, whatever its checkpoint.
 
     Attributes:
       dtype: dtype of the computation: `float32`, `bfloat16` or `auto`. `auto` is bfloat16 on TPU and GPU. On CPU, it is
@@ -256,24 +256,15 @@ class Layout(Section):
         A100, H100 and H200) and `xla` that supports the model and the devices. The order follows the memory and
         memory traffic of compiled steps, and was not timed on a TPU. All built-in implementations compute the same
         values, and those with dropout use the same dropout masks.
+      hidden_dropout_prob: dropout rate after the embeddings and each sub-layer.
+      attention_probs_dropout_prob: dropout rate of the attention probabilities.
+      initializer_range: standard deviation of the truncated normal that initializes all matrices.
     """
 
     dtype: str = bounded(AUTO, choices=DTYPES)
     scan_layers: str = bounded(AUTO, choices=SCAN_LAYERS)
     remat: str = bounded("none", choices=REMAT_POLICIES)
     attention: str = AUTO
-
-
-@dataclasses.dataclass(frozen=True)
-class ModelConfig(Architecture, Layout):
-    """Config section `model`: architecture, layout, dropout rates and initialization.
-
-    Attributes:
-      hidden_dropout_prob: dropout rate after the embeddings and each sub-layer.
-      attention_probs_dropout_prob: dropout rate of the attention probabilities.
-      initializer_range: standard deviation of the truncated normal that initializes all matrices.
-    """
-
     hidden_dropout_prob: float = bounded(0.1, at_least=0, at_most=_MAX_DROPOUT)
     attention_probs_dropout_prob: float = bounded(0.1, at_least=0, at_most=_MAX_DROPOUT)
     initializer_range: float = bounded(0.02, at_least=0)
