@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -36,56 +36,52 @@ class EvaluationHistory:
     Attributes:
       metric: metric that selects the best checkpoint (default: None, no selection).
       patience: number of evaluations without improvement after which a run stops (default: 0, no limit).
-      evaluations: step and metrics of each evaluation, as in `metrics.jsonl`: NaN and infinity are strings.
+      evaluations: metrics of each evaluation by step, as in `metrics.jsonl`: NaN and infinity are strings.
     """
 
     metric: Metric | None = None
     patience: int = 0
-    evaluations: tuple[tuple[int, dict[str, Any]], ...] = ()
+    evaluations: Mapping[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
 
     def add(self, step: int, metrics: dict[str, float]) -> "EvaluationHistory":
         """Returns the history with an evaluation appended."""
         values = {name: json_number(value) for name, value in metrics.items()}
-        return dataclasses.replace(self, evaluations=(*self.evaluations, (step, values)))
+        return dataclasses.replace(self, evaluations={**self.evaluations, step: values})
 
     def at(self, step: int) -> dict[str, Any]:
-        """Returns the metrics of the last evaluation at `step`, or {} if `step` was not evaluated."""
-        return next((metrics for evaluated, metrics in reversed(self.evaluations) if evaluated == step), {})
+        """Returns the metrics of the evaluation at `step`, or {} if `step` was not evaluated."""
+        return self.evaluations.get(step, {})
 
     def score_at(self, step: int) -> float | None:
-        """Returns the score of the last evaluation at `step` (higher is better), or None without a score."""
-        return self._score(self.at(step))
+        """Returns the score of the evaluation at `step` (higher is better), or None without a score."""
+        return self.metric.score(self.at(step).get(self.metric.name)) if self.metric else None
 
     @property
     def best_score(self) -> float | None:
         """Highest score of all evaluations after the first step, or None without scores."""
-        scores = (self._score(metrics) for step, metrics in self.evaluations if step)
+        scores = (self.score_at(step) for step in self.evaluations if step)
         return max((score for score in scores if score is not None), default=None)
 
     def is_best_at(self, step: int) -> bool:
-        """Returns True if the last evaluation is at `step` and better than all earlier evaluations."""
-        if not self.evaluations or self.evaluations[-1][0] != step:
-            return False
-        *earlier, last = self._scores()
-        return last > max(earlier, default=-math.inf)
+        """Returns True if the evaluation at `step` is better than all other evaluations."""
+        scores = self._scores()
+        best = scores.pop(step, -math.inf)
+        return best > max(scores.values(), default=-math.inf)
 
     def is_out_of_patience(self) -> bool:
         """Returns True if the last `patience` evaluations did not improve on the best earlier score."""
-        scores, patience = self._scores(), self.patience
+        scores, patience = [*self._scores().values()], self.patience
         return 0 < patience < len(scores) and max(scores[-patience:]) <= max(scores[:-patience])
 
-    def _scores(self) -> list[float]:
-        """Returns the score of each evaluation, or minus infinity if it has no score."""
-        scores = (self._score(metrics) for _, metrics in self.evaluations)
-        return [-math.inf if score is None else score for score in scores]
-
-    def _score(self, metrics: dict[str, Any]) -> float | None:
-        return self.metric.score(metrics.get(self.metric.name)) if self.metric else None
+    def _scores(self) -> dict[int, float]:
+        """Returns the score of each evaluation by step, or minus infinity if it has no score."""
+        scores = {step: self.score_at(step) for step in self.evaluations}
+        return {step: -math.inf if score is None else score for step, score in scores.items()}
 
 
 def evaluation_history(task: Task, lines: Sequence[dict[str, Any]]) -> EvaluationHistory:
     """Returns the history of the evaluations in `lines`, which are objects of `metrics.jsonl`."""
-    evaluations = tuple((line["step"], metrics) for line in lines if (metrics := evaluation_metrics(line)))
+    evaluations = {line["step"]: metrics for line in lines if (metrics := evaluation_metrics(line))}
     return EvaluationHistory(task.best_metric, task.config.patience, evaluations)
 
 

@@ -33,15 +33,15 @@ F1 = Metric("f1")
     ],
 )
 def test_patience_counts_evaluations_since_the_best_score(scores, patience, expected):
-    evaluations = tuple((step, {"f1": value}) for step, value in enumerate(scores))
+    evaluations = {step: {"f1": value} for step, value in enumerate(scores)}
     assert EvaluationHistory(F1, patience, evaluations).is_out_of_patience() == expected
 
 
 def test_step_is_best_only_if_its_score_is_the_highest_so_far():
-    evaluations = tuple(enumerate(({"f1": None}, {"f1": 0.5}, {"f1": 0.5}, {"f1": 0.6}, {"f1": None})))
+    evaluations = list(enumerate(({"f1": None}, {"f1": 0.5}, {"f1": 0.5}, {"f1": 0.6}, {"f1": None})))
     for step, expected in enumerate((False, True, False, True, False)):
-        assert EvaluationHistory(F1, 0, evaluations[: step + 1]).is_best_at(step) == expected
-    assert not EvaluationHistory(F1, 0, evaluations[:4]).is_best_at(7)  # not evaluated
+        assert EvaluationHistory(F1, 0, dict(evaluations[: step + 1])).is_best_at(step) == expected
+    assert not EvaluationHistory(F1, 0, dict(evaluations[:4])).is_best_at(7)  # not evaluated
 
 
 def test_sweep_selects_the_lowest_loss():
