@@ -99,11 +99,11 @@ def best_threshold(
     scores: Mapping[str, float],
     predictions: Mapping[str, str],
     null_odds: Mapping[str, float],
-) -> tuple[float, float]:
-    """Returns the null threshold with the best score, and the best score in percent.
+) -> float:
+    """Returns the null threshold with the best score.
 
     A question whose null odds exceed the threshold is predicted as unanswerable. The official evaluate-v2.0.py
-    returns the same result, unless it is best to predict every question as unanswerable. In that case
+    returns the same threshold, unless it is best to predict every question as unanswerable. In that case
     this function returns a threshold below all null odds; evaluate-v2.0.py returns 0, which may be too high.
 
     Args:
@@ -121,4 +121,4 @@ def best_threshold(
         current += scores[question] if answers[question] else -float(bool(predictions[question]))
         if current > best:
             best, threshold = current, null_odds[question]
-    return threshold, 100.0 * best / max(1, len(scores))
+    return threshold

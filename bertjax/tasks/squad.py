@@ -221,7 +221,7 @@ class SquadTask(FinetuningTask):
             )
         predictions, null_odds = _texts(answers), {id_: answer.null_odds for id_, answer in answers.items()}
         f1_scores = squad_metrics.question_scores_v2(gold, predictions)[1]
-        return _round_up(squad_metrics.best_threshold(gold, f1_scores, predictions, null_odds)[0])
+        return _round_up(squad_metrics.best_threshold(gold, f1_scores, predictions, null_odds))
 
 
 def _texts(answers: dict[str, Answer], threshold: float = math.inf) -> dict[str, str]:
