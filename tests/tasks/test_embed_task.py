@@ -10,6 +10,7 @@ from command_runs import evaluate, load_task, predict, read_metrics, refused, tr
 from commanding import printed
 from finetuning_data import WORDS, write_tsv
 from safetensors.numpy import save_file
+from small_run import load_final_params
 
 import bertjax
 from bertjax.cli import main as cli
@@ -19,9 +20,7 @@ from bertjax.tasks.embedding.config import EmbedData
 from bertjax.tasks.embedding.evaluation import RankedDocuments, read_eval_sets
 from bertjax.tasks.embedding.sentence_embedder import SentenceEmbedder
 from bertjax.tasks.finetuning.splits import evaluated_split
-from bertjax.training.checkpoint import find_checkpoint
 from bertjax.training.checkpoint_config import experiment_config
-from bertjax.training.parameters import load_params_on_host
 
 # Documents repeat the topic of their anchor; other words are noise.
 TOPICS = [f"{a}{b}" for a in "bdfg" for b in ("pa", "zu", "xo", "qi")]
@@ -121,7 +120,7 @@ def test_a_second_run_starts_with_pooling_dense_layer_and_prompts_of_the_first(r
     )
     command[1] = f"--config={command[1].split('=', 1)[1].replace(',size=L1_H16', '')}"
     cli.main([*command, "--config.optimizer.learning_rate=1e-30"])
-    first, second = (load_params_on_host(find_checkpoint(folder)) for folder in (run, tmp_path / "next"))
+    first, second = (load_final_params(folder) for folder in (run, tmp_path / "next"))
     np.testing.assert_allclose(first["dense/kernel"], second["dense/kernel"], atol=1e-6)
     saved = json.loads((tmp_path / "next/config.json").read_text())
     assert saved["embed"]["dense"] == 8 and saved["data"]["query_prompt"] == "q: "

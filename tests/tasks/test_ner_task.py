@@ -7,10 +7,9 @@ import pytest
 from command_runs import load_task, predict, records, refused, train, train_command
 from commanding import printed
 from finetuning_data import conll_files
+from small_run import load_final_params
 
 from bertjax.cli import main as cli
-from bertjax.training.checkpoint import find_checkpoint
-from bertjax.training.parameters import load_params_on_host
 
 
 @pytest.mark.ci
@@ -70,16 +69,14 @@ def test_tags_that_only_the_dev_file_has_may_be_listed_in_a_labels_file(letters,
 
 @pytest.mark.ci
 def test_training_continues_a_tagger_of_hugging_face_and_predict_accepts_words_without_tags(letters, tmp_path, capfd):
-    def classifier(run):
-        return load_params_on_host(find_checkpoint(run))["classifier/kernel"]
-
     files, tagger = conll_files(tmp_path / "conll"), tmp_path / "tagger"
     train(f"ner.py:path={files}", tagger, letters, steps=1)
     cli.main(["convert", str(tagger), str(tmp_path / "hf"), "--format=huggingface"])
     init_from = f"--init_from={tmp_path}/hf"
     # With this learning rate, parameters do not change.
     train(f"ner.py:path={files}", tmp_path / "run", None, init_from, steps=1, optimizer__learning_rate=1e-30)
-    np.testing.assert_allclose(classifier(tmp_path / "run"), classifier(tagger), atol=1e-6)
+    trained, start = (load_final_params(run)["classifier/kernel"] for run in (tmp_path / "run", tagger))
+    np.testing.assert_allclose(trained, start, atol=1e-6)
     (files / "eng.testb").write_text("za\nba\n\nke\n")
     path, _ = predict(capfd, tagger, tmp_path / "out")
     assert [line.split()[:1] for line in path.read_text().splitlines()] == [["za"], ["ba"], [], ["ke"]]

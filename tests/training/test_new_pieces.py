@@ -8,6 +8,7 @@ import pytest
 import tokenizers
 from checkpoints import random_checkpoint
 from command_runs import EXPERIMENTS, overrides, refused
+from small_run import load_final_params
 
 from bertjax.cli import main as cli
 from bertjax.convert import huggingface
@@ -17,9 +18,7 @@ from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import load_vocabulary
 from bertjax.data.corpus.vocabulary_extension import extend_vocabulary
 from bertjax.data.corpus.vocabulary_training import byte_level_bpe
-from bertjax.training.checkpoint import find_checkpoint
 from bertjax.training.new_pieces import find_new_pieces
-from bertjax.training.parameters import load_params_on_host
 
 pytestmark = pytest.mark.ci
 
@@ -125,7 +124,7 @@ def assert_new_rows_are_means(vocabularies, before, after):
 
 def test_embeddings_of_new_pieces_start_as_means_of_old_embeddings(adapted, vocabularies):
     before, folder = adapted
-    after = load_params_on_host(find_checkpoint(folder / "run"))
+    after = load_final_params(folder / "run")
     for name in before:
         if name in ("encoder/embeddings/token", "masked_lm/bias"):
             assert_new_rows_are_means(vocabularies, before[name], after[name])
@@ -138,7 +137,7 @@ def test_missing_masked_lm_head_is_initialized_randomly(vocabularies, domain, tm
     cli.main(command(domain, tmp_path / "released", tmp_path / "run", steps=2))
     assert any("initialized randomly: masked_lm/bias" in line for line in log_lines)
     assert any("initialized the embeddings of 4 new vocabulary pieces" in line for line in log_lines)
-    after = load_params_on_host(find_checkpoint(tmp_path / "run"))
+    after = load_final_params(tmp_path / "run")
     assert "masked_lm/bias" in after
     assert_new_rows_are_means(vocabularies, *(params["encoder/embeddings/token"] for params in (before, after)))
     # The run resumes without its initial checkpoint.
