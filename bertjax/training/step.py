@@ -18,13 +18,7 @@ from bertjax.tasks.objectives.step_cost import ATTENTION_FRACTION, TOKEN_FRACTIO
 from bertjax.tasks.task import Batch, MetricSums, Objective, Outputs
 from bertjax.training.freezing import check_freezing
 from bertjax.training.optimizer import Optimizer
-from bertjax.training.sharding import (
-    batch_sharding,
-    compiler_options,
-    replicated,
-    traced_with_mesh,
-    with_shardings,
-)
+from bertjax.training.sharding import batch_sharding, compiler_options, replicated, traced_with_mesh, with_shardings
 
 # Metrics that the train step adds to the objective's metrics.
 STEP_METRICS = ("grad_norm", TOKEN_FRACTION, ATTENTION_FRACTION)

@@ -25,14 +25,7 @@ from bertjax.training.progress import Progress
 from bertjax.training.results import evaluation_history, finish_run
 from bertjax.training.sharding import check_batch_sizes, data_shard, make_mesh, put_batch, replicated
 from bertjax.training.startup import open_workdir, restore_or_init
-from bertjax.training.step import (
-    TrainState,
-    abstract_state,
-    make_train_step,
-    metric_means,
-    random_key,
-    with_total_loss,
-)
+from bertjax.training.step import TrainState, abstract_state, make_train_step, metric_means, random_key, with_total_loss
 
 logger = logging.getLogger(__name__)
 

@@ -14,12 +14,7 @@ from bertjax.errors import UsageError
 from bertjax.model.models import TokenModel
 from bertjax.tasks.finetuning.config import FinetuningData
 from bertjax.tasks.finetuning.tagging import TagObjective
-from bertjax.tasks.objectives.classification import (
-    UNWEIGHTED,
-    ClassWeighting,
-    make_class_weighting,
-    sequence_objective,
-)
+from bertjax.tasks.objectives.classification import UNWEIGHTED, ClassWeighting, make_class_weighting, sequence_objective
 from bertjax.training.optimizer import make_optimizer
 from bertjax.training.sharding import make_mesh
 from bertjax.training.step import make_init_state

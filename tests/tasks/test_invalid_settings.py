@@ -47,17 +47,9 @@ LSTM, ODD = "model.encoder=lstm", "model.hidden_size=15 model.num_attention_head
         ("pretrain.py:", f"{LEFT} data.masking.rate=0.3", "predicts every token without masks; leave"),
         ("pretrain.py:", f"{LEFT} {LSTM}", "attention_direction does not apply to encoder=lstm; leave it unset"),
         ("pretrain.py:", f"{LEFT} data.packing=true", "packing=true is not supported by objective=lm"),
-        (
-            "pretrain.py:",
-            f"data.objective=lm {LSTM} {ODD}",
-            "hidden_size is 15; encoder=lstm needs an even number",
-        ),
+        ("pretrain.py:", f"data.objective=lm {LSTM} {ODD}", "hidden_size is 15; encoder=lstm needs an even number"),
         ("pretrain.py:", "model.encoder=rnn", "model.encoder is 'rnn'; use one of transformer, lstm"),
-        (
-            "pretrain.py:",
-            "model.type_vocab_size=1",
-            "type_vocab_size=1 is too small for sentence pairs",
-        ),
+        ("pretrain.py:", "model.type_vocab_size=1", "type_vocab_size=1 is too small for sentence pairs"),
         (
             "pretrain.py:objective=none,",
             "data.generator_size=0.5",
@@ -71,16 +63,8 @@ LSTM, ODD = "model.encoder=lstm", "model.hidden_size=15 model.num_attention_head
         ("pretrain.py:", "phases=({},{'steps':3})", "config.phases[1] contains unknown fields: steps; use one of"),
         ("pretrain.py:", "phases=({'share':0},)", "config.phases[].share is 0.0; it must be above 0"),
         ("pretrain.py:", "phases=({'seq_len':'long'},)", "config.phases[0].seq_len is 'long'; it must be an integer"),
-        (
-            "pretrain.py:",
-            "phases=({'seq_len':1024},)",
-            "1024 tokens exceed the 512 tokens of config.model",
-        ),
-        (
-            "pretrain.py:",
-            "phases=({},{'batch_size':7}) grad_accum_steps=2",
-            "batch_size=7 is not divisible by",
-        ),
+        ("pretrain.py:", "phases=({'seq_len':1024},)", "1024 tokens exceed the 512 tokens of config.model"),
+        ("pretrain.py:", "phases=({},{'batch_size':7}) grad_accum_steps=2", "batch_size=7 is not divisible by"),
     ],
 )
 def test_error_names_the_invalid_setting(experiment, fields, message, capfd):
