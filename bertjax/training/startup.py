@@ -101,14 +101,10 @@ def restore_or_init(
         logger.info("starting at step 0 with random parameters, because --init_from is not set")
         return state
     reinit_params = () if has_output_layer_of(task, init_from) else task.reinit_params
-    new_pieces = check_vocabulary(task, init_from, task.objective.can_add_pieces)
+    # New pieces have no optimizer moments.
+    new_pieces = check_vocabulary(task, init_from, task.objective.can_add_pieces and not keep_optimizer)
     state = state.with_initial_params(load_params(init_from, state.params, reinit_params, new_pieces))
     if keep_optimizer:
-        if new_pieces:
-            raise UsageError(
-                f"--keep_optimizer cannot be used with {len(new_pieces.parts):,} new vocabulary pieces, which have no "
-                "optimizer moments; use the checkpoint's vocabulary, or omit --keep_optimizer"
-            )
         state = state.replace(opt_state=restore_opt_state(init_from, state_shapes, task.config.optimizer.name))
     restored = "parameters and optimizer state" if keep_optimizer else "parameters"
     logger.info(f"starting at step 0 with the {restored} of {source_of(init_from)}")
