@@ -6,7 +6,7 @@ from typing import Any
 
 from bertjax.config.mesh import ClusterConfig, MeshConfig
 from bertjax.config.optimizer import OptimizerConfig
-from bertjax.errors import UsageError
+from bertjax.errors import UsageError, listed
 from bertjax.model.attention.dispatch import check_attention
 from bertjax.model.config import AUTO, AUTO_LONG_RUN, LONG_RUN_STEPS, ModelConfig
 from bertjax.utils.io import AnyPath
@@ -103,15 +103,15 @@ class RunConfig(Section):
                 f"config.model.vocab_size is {self.model.vocab_size}, but the vocabulary has {vocab_size}; unset it"
             )
         model = dataclasses.replace(self.model, vocab_size=vocab_size)
+        if model.unset:
+            raise UsageError(
+                f"no initial checkpoint, and config.model lacks {listed(model.unset, 3)}; use --init_from CKPT, or set "
+                "a model size, such as --config NAME:size=base"
+            )
         multiple, default = model.pad_vocab_to_multiple_of, ModelConfig.pad_vocab_to_multiple_of
         if default < multiple < vocab_size < 2 * multiple:
             # The multiple is the number of rows of a published token table, and new pieces do not fit into the table.
             model = dataclasses.replace(model, pad_vocab_to_multiple_of=default)
-        if model.unset:
-            raise UsageError(
-                f"config.model contains unset fields: {', '.join(model.unset)}; set a model size, such as --config "
-                "NAME:size=base, or use --init_from"
-            )
         if model.scan_layers == AUTO and self.steps >= LONG_RUN_STEPS:
             return dataclasses.replace(model, scan_layers=AUTO_LONG_RUN)
         return model

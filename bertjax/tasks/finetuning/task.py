@@ -101,8 +101,6 @@ class FinetuningTask(Task):
         config = self.config
         if train:
             raise UsageError(self.missing_data)
-        if not config.has_model:
-            raise UsageError("no model size; use --init_from CKPT, or set a size, such as --config NAME:size=base")
         self.objective = self._objective_with_feature_head(config.vocab_size)
         self.batch_sizes = (config.data.batch_size,)
         self._set_schedule()

@@ -69,11 +69,6 @@ class AdaptationTask(PretrainingTask):
 
     def __init__(self, config: AdaptationConfig, train: bool = True) -> None:
         """Opens the corpora. Training requires a corpus."""
-        if not config.has_model:
-            raise UsageError(
-                "no initial checkpoint; use --init_from CKPT, or set a model size to start from random parameters, "
-                "such as --config NAME:size=mini"
-            )
         super().__init__(config, train)
         # Draw an offset, so that runs with different seeds replay at different steps.
         self._offset = random.Random(config.seed).random()
