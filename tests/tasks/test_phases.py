@@ -1,6 +1,5 @@
 """Training phases: row lengths, batches, masks, learning rates and rotary positions that differ between steps."""
 
-import itertools
 import json
 import re
 import shutil
@@ -9,10 +8,12 @@ import numpy as np
 import pytest
 from command_runs import evaluate, load_task, read_metrics, refused, train, train_command
 from commanding import printed
+from small_run import with_signal
 
 from bertjax.cli.main import main
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.estimate.describe import describe_task
+from bertjax.training import train as loop
 from bertjax.training.checkpoint_config import experiment_config
 from bertjax.training.checkpoint_metadata import read_metadata
 
@@ -91,25 +92,10 @@ def test_evaluation_with_a_config_uses_the_rotary_positions_of_the_checkpoint(ru
 
 @pytest.mark.parametrize("step", [1, 2, 4, 7])
 def test_run_resumes_in_every_phase(corpus, run, tmp_path, step):
-    command = train_command(experiment(corpus), tmp_path / "run", None, **FIELDS)
-    interrupted = load_task(experiment(corpus), None, **FIELDS)
-    stop_after(interrupted, step, tmp_path / "run")
-    main(command)
-    assert fingerprints(tmp_path / "run") == fingerprints(run)
-
-
-def stop_after(task, step, workdir):
-    """Trains a task up to a step, at which its data ends."""
-    from bertjax.training import train as loop
-
-    batches = task.train_batches
-    task.train_batches = lambda start, shard: itertools.islice(batches(start, shard), step)
-    with pytest.raises(StopIteration):
-        loop.train(task, str(workdir))
-
-
-def fingerprints(workdir):
-    return read_metadata(workdir / "checkpoints" / "8").fingerprints
+    loop.train(with_signal(load_task(experiment(corpus), None, **FIELDS), at=step - 1), str(tmp_path / "run"))
+    main(train_command(experiment(corpus), tmp_path / "run", None, **FIELDS))
+    resumed, uninterrupted = (read_metadata(path / "checkpoints" / "8") for path in (tmp_path / "run", run))
+    assert resumed.fingerprints == uninterrupted.fingerprints
 
 
 def test_init_from_keeps_the_architecture_of_the_last_phase(run, corpus, tmp_path):
