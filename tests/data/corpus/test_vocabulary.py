@@ -187,7 +187,7 @@ def test_casing_and_unused_lines_of_the_vocabulary_are_kept(tmp_path, vocabulary
     ("pieces", "kind", "message"),
     [
         (-1, "vocab.txt", "--add_pieces is -1; it must be at least 0"),
-        (5, None, "--add_pieces needs the vocabulary to extend"),
+        (5, None, "--add_pieces needs a vocabulary to extend"),
         (5, "spiece.model", "--add_pieces extends a vocab.txt, or a tokenizer.json with byte-level BPE"),
         (10**6, "vocab.txt", "the vocabulary size is 1,000,0.. pieces"),
     ],
