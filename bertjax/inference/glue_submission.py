@@ -51,9 +51,9 @@ def write_submission(folder: Path, output: Path, wnli_by_majority: bool, partial
         contents[_WNLI] = f"index\tprediction\n{rows}".encode()
     problems = [f"{name} is missing" for name in NUM_TEST_EXAMPLES if name not in contents]
     for name, content in contents.items():
-        num_rows = len(content.splitlines()) - 1
+        num_rows = sum(bool(row.partition(b"\t")[2].strip()) for row in content.splitlines()[1:])
         if num_rows != NUM_TEST_EXAMPLES[name]:
-            problems.append(f"{name} has {num_rows:,} rows instead of {NUM_TEST_EXAMPLES[name]:,}")
+            problems.append(f"{name} has {num_rows:,} predictions instead of {NUM_TEST_EXAMPLES[name]:,}")
     if problems and not partial:
         raise BertjaxError(
             f"incomplete submission, which the GLUE server rejects: {'; '.join(problems)}; predict the missing tasks, "

@@ -136,13 +136,15 @@ def test_columns_of_official_files(task, lines, texts, labels, best_metric, lett
 
 def test_incomplete_submission_is_refused_unless_partial_is_set(cola, capfd, tmp_path):
     predict(capfd, cola, tmp_path / "predictions")
+    with (tmp_path / "predictions" / "CoLA.tsv").open("a") as file:
+        file.write("9\t\n")  # a row without a prediction, which does not count
     archives = []
     for arguments in ([], ["--own_wnli"]):
         output = tmp_path / f"{len(arguments)}.zip"
         command = ["submission", f"--predictions={tmp_path / 'predictions'}", f"--output={output}", *arguments]
         message = refused(capfd, *command, code=1, logs=False)
         assert "incomplete submission" in message and not output.exists()
-        assert "RTE.tsv is missing" in message and "CoLA.tsv has 9 rows instead of 1,063" in message
+        assert "RTE.tsv is missing" in message and "CoLA.tsv has 9 predictions instead of 1,063" in message
         cli.main([*command, "--partial"])
         archives.append(zipfile.ZipFile(output))
         message = capfd.readouterr().err
