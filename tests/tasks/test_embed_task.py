@@ -1,5 +1,6 @@
 """Text embedders, from training files to exported vectors."""
 
+import dataclasses
 import json
 import random
 
@@ -21,6 +22,7 @@ from bertjax.tasks.embedding.evaluation import RankedDocuments, read_eval_sets
 from bertjax.tasks.embedding.sentence_embedder import SentenceEmbedder
 from bertjax.tasks.finetuning.splits import evaluated_split
 from bertjax.training.checkpoint_config import experiment_config
+from bertjax.training.workdir import result_differences
 
 # Documents repeat the topic of their anchor; other words are noise.
 TOPICS = [f"{a}{b}" for a in "bdfg" for b in ("pa", "zu", "xo", "qi")]
@@ -259,6 +261,17 @@ def test_files_that_cannot_be_evaluated_are_named(line, message, tmp_path):
     (tmp_path / "dev.jsonl").write_text(f"{line}\n")
     with pytest.raises(bertjax.UsageError, match=message):
         read_eval_sets(EmbedData(dev_file=f"{tmp_path}/dev.jsonl"), [], [])
+
+
+def test_moved_training_files_do_not_change_the_config_of_a_run():
+    def config(file, weight):
+        sources = (
+            f"--config.data.sources=({{'file': '{file}', 'weight': {weight}}}, {{'file': 'b.tsv', 'weight': 1.0}})"
+        )
+        return dataclasses.asdict(experiment_config("embed:size=tiny", [sources]))
+
+    assert result_differences(config("a.tsv", 2.0), config("moved/a.tsv", 2.0)) == ""
+    assert "data.sources" in result_differences(config("a.tsv", 2.0), config("a.tsv", 3.0))
 
 
 def test_scored_pair_with_an_empty_text_is_counted(tmp_path):
