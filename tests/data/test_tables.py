@@ -154,6 +154,8 @@ def test_unused_columns_are_listed(tmp_path):
         ("csv", 'text,label\na,1\n"b,0\nc,1\n', "line 3; check its quotes"),
         ("tsv", "split\ttext\tlabel\ntrain\ta\t1\ntest\tb\t0\n", "rows of several splits"),
         ("csv", "text,label,Part\na,1,Training\nb,0,TEST\n", "rows of several splits .column 'Part'"),
+        ("tsv", "split\ttext\tlabel\ntrain\ta\t1\n\ntest\tb\t0\nextra\tc\t0\n", "rows of several splits"),
+        ("csv", "text,label,part\na,1,train\nb,0,\nc,0,test\n", "rows of several splits .column 'part'"),
         ("tsv", '"text"\t"label"\n"a"\t"1"\n', "quotes are a part of names"),
         (
             "jsonl",

@@ -21,7 +21,9 @@ _ESCAPES = {"\\": r"\\", "\t": r"\t", "\r": r"\r", "\n": r"\n"}
 _QUOTED = re.compile(r'".*"".*"|"[^"]*,[^"]*"', re.DOTALL)
 # Column that says whether an annotator accepted a row (Prodigy), in any case.
 _ANSWER, _NOT_ACCEPTED = "answer", ("reject", "ignore")
-# Values of a column that says to which split a row belongs, as in `stsbenchmark.tsv` and `AllNLI.tsv`.
+# Names, in any case, and values of a column that says to which split a row belongs, as in `stsbenchmark.tsv` and
+# `AllNLI.tsv`. A column with another name must have only these values.
+_SPLIT_COLUMNS = ("split", "set")
 _TRAINING_SPLITS = {"train", "training"}
 _SPLITS = _TRAINING_SPLITS | {"dev", "development", "val", "valid", "validation", "test", "testing", "eval"}
 _SURROGATES = re.compile("[\ud800-\udfff]")
@@ -111,13 +113,14 @@ def read_table(
     else:
         rows = _select_columns(path, _split_rows(path, text), columns, header, stats)
     num_long = num_short = 0
-    unused: dict[str, set[str]] = {}  # values of columns that contain only names of splits
+    splits: dict[str, set[str]] = {}  # names of splits in each unused column, and "" for any other value
     for line, fields, is_long in rows:
         stats.read += 1
         num_long += is_long
-        others = {name: str(fields.pop(name)).lower() for name in [*fields] if name not in columns}
+        others = {name: fields.pop(name) for name in [*fields] if name not in columns}
+        others = {name: str(value).strip().lower() for name, value in others.items() if value not in (None, NULL, "")}
         for name, value in others.items():
-            unused.setdefault(name, set()).add(value if value in _SPLITS else "")
+            splits.setdefault(name, set()).add(value if value in _SPLITS else "")
         answers = (value for name, value in others.items() if name.lower() == _ANSWER and value in _NOT_ACCEPTED)
         problem = next((f"with the answer {answer!r}" for answer in answers), "")
         required = {name: field for name, field in fields.items() if name not in nullable}
@@ -135,8 +138,9 @@ def read_table(
             stats.count_irregular("with quoted fields, whose quotes are a part of the text in .tsv", line)
         cells = {name: "" if field in (None, NULL) else _clean(field, stats, line) for name, field in fields.items()}
         yield Row(line, cells, bool(problem))
-    for column, values in unused.items():
-        if not keep_short and len(values) > 1 and "" not in values and values - _TRAINING_SPLITS:
+    for column, values in splits.items():
+        is_split = "" not in values or column.lower() in _SPLIT_COLUMNS
+        if not keep_short and is_split and len(values) > 1 and values & _SPLITS - _TRAINING_SPLITS:
             raise UsageError(f"{path} has rows of several splits (column {column!r}); write each to its own file")
     if file_format == "tsv" and reject_quoted and _is_quoted(text):
         raise UsageError(f"{path} has quoted fields with tabs or line breaks; in .tsv, quotes are text, so use .csv")
