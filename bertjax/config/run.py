@@ -105,8 +105,8 @@ class RunConfig(Section):
         model = dataclasses.replace(self.model, vocab_size=vocab_size)
         if model.unset:
             raise UsageError(
-                f"no initial checkpoint, and config.model lacks {listed(model.unset, 3)}; use --init_from CKPT, or set "
-                "a model size, such as --config NAME:size=base"
+                "no initial checkpoint; use --init_from CKPT, or set a model size, such as --config NAME:size=base "
+                f"(unset fields of config.model: {listed(model.unset, 3)})"
             )
         multiple, default = model.pad_vocab_to_multiple_of, ModelConfig.pad_vocab_to_multiple_of
         if default < multiple < vocab_size < 2 * multiple:
