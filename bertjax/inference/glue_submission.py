@@ -48,10 +48,10 @@ def write_submission(folder: Path, output: Path, wnli_by_majority: bool, partial
             "use --own_wnli to pack the folder's file instead"
         )
         rows = "".join(f"{index}\t{_WNLI_MAJORITY}\n" for index in range(NUM_TEST_EXAMPLES[_WNLI]))
-        contents[_WNLI] = f"index\tprediction\n{rows}".encode()
+        contents[_WNLI] = f"index\tprediction\n{rows}"
     problems = [f"{name} is missing" for name in NUM_TEST_EXAMPLES if name not in contents]
     for name, content in contents.items():
-        num_rows = sum(bool(row.partition(b"\t")[2].strip()) for row in content.splitlines()[1:])
+        num_rows = sum(bool(row.partition("\t")[2].strip()) for row in content.split("\n")[1:])
         if num_rows != NUM_TEST_EXAMPLES[name]:
             problems.append(f"{name} has {num_rows:,} predictions instead of {NUM_TEST_EXAMPLES[name]:,}")
     if problems and not partial:

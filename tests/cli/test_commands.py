@@ -148,11 +148,13 @@ def test_inspect_prints_rows_of_both_phases_and_writes_batches(capfd, corpus, tm
 
 
 def test_inspect_logs_how_many_rows_of_a_file_are_used_and_rejects_steps_beyond_the_run(capfd, workdir, tmp_path):
-    (tmp_path / "train.csv").write_bytes(b"text,label\nun caf\xe9,a\nx,b\n")
-    config = ["--config", f"text:train={tmp_path}/train.csv", "--init_from", workdir]
+    (tmp_path / "train.tsv").write_text("text\tlabel\nun\ta\tz\nx\tb\n")
+    config = ["--config", f"text:train={tmp_path}/train.tsv", "--init_from", workdir]
     assert "--steps=21 exceeds the 3 steps of the run" in refused(capfd, "inspect", *config, "--steps=21", logs=True)
     cli.main(["inspect", *map(str, config)])
-    assert "2 rows read, 2 used" in (log := capfd.readouterr().err) and "not UTF-8 (first: line 2)" in log
+    assert (
+        "2 rows read, 2 used" in (log := capfd.readouterr().err) and "more fields than columns (first: line 2)" in log
+    )
 
 
 @pytest.mark.ci

@@ -97,7 +97,6 @@ def test_blank_line_is_a_row_of_a_table_with_one_column(form, tmp_path):
 @pytest.mark.parametrize(
     "form, content, row, reason",
     [
-        ("tsv", b"text\tlabel\ncaf\xe9\t1\n", (2, "caf\ufffd", "1"), "with bytes that are not UTF-8"),
         ("tsv", 'text\tlabel\n"a ""b"""\t1\n', (2, '"a ""b"""', "1"), "with quoted fields"),
         ("tsv", 'text\tlabel\n"a, b"\t1\nc\t0\n', (2, '"a, b"', "1"), "with quoted fields"),
         ("jsonl", '{"text": "a\\ud83d", "label": "x"}', (1, "a\ufffd", "x"), "with unpaired surrogates"),

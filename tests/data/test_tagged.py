@@ -90,7 +90,6 @@ def test_columns_of_words_and_tags_are_found(tmp_path, content):
     [
         (b"#\ty\tO\tO\n1\tEU\tB-ORG\tO\n", "words in column 2, tags in column 3 of 4, 1 comments (#) (first: line 1)"),
         (b"en:EU NNP B-ORG\n", "words in column 1, tags in column 3 of 3, 1 words read without their prefix 'en:'"),
-        (b"caf\xe9 O\n", "1 with bytes that are not UTF-8 (first: line 1)"),
     ],
 )
 def test_used_columns_and_irregular_lines_are_counted(tmp_path, content, counted):

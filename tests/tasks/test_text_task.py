@@ -259,10 +259,9 @@ def test_labels_of_the_training_file_have_one_spelling(kind, rows, labels, lette
     assert task.labels == labels
 
 
-@pytest.mark.parametrize("label, problem", [(b"caf\xe9", "not UTF-8"), (b'"a, b"', "in quotes")])
-def test_label_that_is_not_utf8_or_is_in_quotes_is_refused(label, problem, letters, tmp_path):
-    (tmp_path / "train.tsv").write_bytes(b"text\tlabel\nzu\ta\npa\t%b\n" % label)
-    with pytest.raises(UsageError, match=f"train.tsv line 3: label is .*{problem}"):
+def test_label_in_quotes_is_refused(letters, tmp_path):
+    (tmp_path / "train.tsv").write_text('text\tlabel\nzu\ta\npa\t"a, b"\n')
+    with pytest.raises(UsageError, match="train.tsv line 3: label is .*in quotes"):
         load_task(f"text.py:train={tmp_path}/train.tsv", letters, data__eval_split="none")
 
 

@@ -15,7 +15,7 @@ from etils import epath
 
 from bertjax.data.corpus.prepare import prepare
 from bertjax.data.corpus.vocabulary import load_vocabulary
-from bertjax.data.finetuning.tables import ReadStats, read_table
+from bertjax.data.finetuning.tables import ReadStats, column_names, read_table
 from bertjax.data.finetuning.tagged import read_conll
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.utils import io
@@ -135,6 +135,15 @@ def test_other_encodings_are_rejected_in_tables_tagged_words_vocabularies_and_co
         ):
             read()
     assert not (tmp_path / "out").exists()
+
+
+def test_data_file_that_is_not_utf8_is_refused(tmp_path):
+    path, tsv = tmp_path / "file.txt", tmp_path / "file.tsv"
+    path.write_bytes(b"caf\xc3\xa9 O\r\ncaf\xe9 O\r\n")
+    tsv.write_bytes(b"sentence\tlabel\rcaf\xe9\t1\r")
+    for read in (lambda: table(tsv), lambda: column_names(tsv), lambda: read_conll(path, ReadStats(str(path)))):
+        with pytest.raises(UsageError, match=r"file\.t\w+ line 2 is not UTF-8; convert the file"):
+            read()
 
 
 def test_carriage_returns_end_lines(tmp_path):

@@ -55,8 +55,6 @@ class Target:
             text = cell.strip()
             if not text:
                 return [] if self.separator else None
-            if "\ufffd" in text:
-                raise UsageError(f"{place} is {quoted(text)}, which is not UTF-8; convert the file to UTF-8")
             if text.startswith('"') and text.endswith('"'):
                 raise UsageError(f"{place} is {quoted(text)}, in quotes; remove them, or save a .tsv table as .csv")
             if is_missing(text) and text not in self.labels:

@@ -105,7 +105,7 @@ def read_table(
     `reject_quoted` rejects a TSV file with irregular rows if all rows would be regular with quotes as in CSV.
     """
     file_format = table_format(path)
-    text = read_utf8(path).decode("utf-8", "surrogateescape")
+    text = read_utf8(path)
     if not text.strip():
         raise UsageError(f"{path} is empty; use a file with rows")
     if file_format == "jsonl":
@@ -158,7 +158,7 @@ def read_table(
 
 def column_names(path: Path) -> list[str]:
     """Returns the names in the header line, or the keys of all objects of a JSON Lines file."""
-    text = read_utf8(path).decode("utf-8", "replace").strip("\n")
+    text = read_utf8(path).strip("\n")
     if table_format(path) == "jsonl":
         return [*dict.fromkeys(key for _, fields in _json_objects(path, text) for key in fields)]
     return next(_split_rows(path, text), (1, [""]))[1]
@@ -187,14 +187,20 @@ def write_table(path: Path, columns: Sequence[str], rows: Sequence[Sequence[str]
                 file.write("\t".join(re.sub(r"[\t\r\n]+", " ", field) for field in row) + "\n")
 
 
-def read_utf8(path: Path) -> bytes:
-    """Returns the bytes of a UTF-8 file, without byte-order mark and with LF as the only line end."""
+def read_utf8(path: Path) -> str:
+    """Returns the text of a UTF-8 file, without byte-order mark and with LF as the only line end."""
     try:
         data = path.read_bytes()
     except OSError as error:
         raise UsageError(f"cannot read {path}: {first_line(error)}; check the path") from error
     reject_binary(path, data)
-    return b"".join(unix_newlines([data.removeprefix(b"\xef\xbb\xbf")]))
+    data = b"".join(unix_newlines([data.removeprefix(b"\xef\xbb\xbf")]))
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        fix = "convert the file, for example with iconv -f WINDOWS-1252 -t UTF-8"
+        raise UsageError(f"{path} line {line} is not UTF-8; {fix}") from error
 
 
 def _select_columns(
@@ -304,13 +310,10 @@ def as_text(value: Any) -> Any:
 
 
 def _clean(field: Any, stats: ReadStats, line: int) -> Any:
-    if not isinstance(field, str) or field.isascii():
+    if not isinstance(field, str) or not _SURROGATES.search(field):
         return field
-    try:
-        return decode_utf8(field.encode("utf-8", "surrogateescape"), stats, line)
-    except UnicodeEncodeError:
-        stats.count_irregular("with unpaired surrogates, replaced by U+FFFD", line)
-        return replace_surrogates(field)
+    stats.count_irregular("with unpaired surrogates, replaced by U+FFFD", line)
+    return replace_surrogates(field)
 
 
 def replace_surrogates(text: str) -> str:
@@ -321,12 +324,3 @@ def replace_surrogates(text: str) -> str:
 def escape_line(text: str) -> str:
     r"""Escapes tabs, line breaks and backslashes as `\t`, `\r`, `\n` and `\\`."""
     return re.sub(r"[\\\t\r\n]", lambda match: _ESCAPES[match[0]], text)
-
-
-def decode_utf8(text: bytes, stats: ReadStats, line: int) -> str:
-    """Decodes UTF-8. Replaces invalid bytes by U+FFFD, and counts the row as irregular in `stats.noted`."""
-    try:
-        return text.decode()
-    except UnicodeDecodeError:
-        stats.count_irregular("with bytes that are not UTF-8", line)
-        return text.decode("utf-8", "replace")

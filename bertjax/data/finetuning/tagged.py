@@ -13,7 +13,7 @@ import numpy as np
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.finetuning.cells import is_integer, is_missing, read_list
 from bertjax.data.finetuning.examples import Examples, Source, encode_pair, make_examples, max_context_window
-from bertjax.data.finetuning.tables import ReadStats, Row, decode_utf8, read_utf8, replace_surrogates
+from bertjax.data.finetuning.tables import ReadStats, Row, read_utf8, replace_surrogates
 from bertjax.errors import UsageError, listed, quoted
 
 logger = logging.getLogger(__name__)
@@ -85,8 +85,8 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
     only the column of words. Updates `stats` with the counts of sentences and irregular lines.
     """
     lines = []
-    for line, row in enumerate(read_utf8(path).split(b"\n"), 1):
-        text = decode_utf8(row, stats, line).rstrip()
+    for line, row in enumerate(read_utf8(path).split("\n"), 1):
+        text = row.rstrip()
         columns = [column.strip(" ") for column in text.split("\t")] if "\t" in text.strip() else _COLUMN.findall(text)
         lines.append((line, columns))
     lines, is_indexed = _without_comments_and_index(lines, path, stats)
