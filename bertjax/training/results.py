@@ -63,10 +63,13 @@ class EvaluationHistory:
         return max((score for score in scores if score is not None), default=None)
 
     def is_best_at(self, step: int) -> bool:
-        """Returns True if the evaluation at `step` is better than all other evaluations."""
+        """Returns True if the evaluation at `step` is better than all others after the first step.
+
+        Step 0 does not count, because it has no checkpoint.
+        """
         scores = self._scores()
         best = scores.pop(step, -math.inf)
-        return best > max(scores.values(), default=-math.inf)
+        return best > max((score for other, score in scores.items() if other), default=-math.inf)
 
     def is_out_of_patience(self) -> bool:
         """Returns True if the last `patience` evaluations did not improve on the best earlier score."""
