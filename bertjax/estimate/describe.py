@@ -10,7 +10,7 @@ import jax
 
 from bertjax.config.optimizer import SCHEDULES
 from bertjax.model.config import ABSOLUTE, AUTO, LSTM, Architecture, ModelConfig
-from bertjax.model.partitioning import resolve_layout
+from bertjax.model.partitioning import resolve_auto
 from bertjax.tasks.task import Task
 from bertjax.training.freezing import Freezing, check_freezing, count_trainable
 from bertjax.training.optimizer import describe_head_steps, make_optimizer, make_schedule
@@ -102,7 +102,7 @@ def _describe_model(model: ModelConfig) -> str:
         else f"{layers} layers, hidden size {width}, {model.num_attention_heads} heads of {model.head_size}, "
         f"feed-forward {model.intermediate_size}"
     )
-    dtype = f"{resolve_layout(model).dtype} ({AUTO})" if model.dtype == AUTO else model.dtype
+    dtype = f"{resolve_auto(model).dtype} ({AUTO})" if model.dtype == AUTO else model.dtype
     defaults = vars(Architecture())
     changed = {name: getattr(model, name) for name in defaults if getattr(model, name) != defaults[name]}
     options = [_WORDS.get(name, f"{name} {{}}").format(value) for name, value in changed.items() if name not in _SIZES]

@@ -34,7 +34,7 @@ from bertjax.model.config import ModelConfig
 from bertjax.model.encoder import ENCODER, make_encoder
 from bertjax.model.heads import LmHead
 from bertjax.model.models import EncoderModel, build_model
-from bertjax.model.partitioning import resolve_layout
+from bertjax.model.partitioning import resolve_auto
 from bertjax.tasks.embedding.sentence_embedder import SentenceEmbedder
 from bertjax.tasks.finetuning.output_layer import OutputLayer, read_output_layer
 from bertjax.tasks.squad import SquadData
@@ -113,7 +113,7 @@ class LoadedModel:
             digest.update(f"{path} {array.dtype} {array.shape}".encode() + np.asarray(array).tobytes())
         return {
             "architecture": vars(self.config.architecture),
-            "dtype": resolve_layout(self.config).dtype,
+            "dtype": resolve_auto(self.config).dtype,
             "parameters_sha256": digest.hexdigest(),
             "vocabulary_sha256": self.vocabulary.sha256,
             "lower_case": self.vocabulary.lower_case,

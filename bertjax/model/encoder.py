@@ -34,7 +34,7 @@ from bertjax.model.config import ABSOLUTE, LSTM, ModelConfig
 from bertjax.model.dropout import dropout
 from bertjax.model.layers import Dense, TransformerLayer, kernel_init, layer_inputs, make_norm, run_layers
 from bertjax.model.lstm import LstmEncoder
-from bertjax.model.partitioning import resolve_layout, with_logical_constraint
+from bertjax.model.partitioning import resolve_auto, with_logical_constraint
 
 # Name of the encoder's Flax module.
 ENCODER = "encoder"
@@ -47,7 +47,8 @@ class Embeddings(nn.Module):
     """
 
     config: ModelConfig
-    # Embeddings of the encoder, whose tables and norm the generator of `ReplacedTokenModel` uses (default: None, own).
+    # Embeddings of the encoder, whose tables and norm ELECTRA's generator (`ReplacedTokenModel`) uses below a
+    # projection of its own (default: None, own tables and norm).
     tied_embeddings: "Embeddings | None" = None
 
     def setup(self) -> None:
@@ -93,13 +94,13 @@ class Embeddings(nn.Module):
         elif config.type_vocab_size:
             x += jax.nn.one_hot(segment_ids, config.type_vocab_size, dtype=x.dtype) @ self.segment_table
         if config.position_embedding_type == ABSOLUTE:
-            if offset := config.position_offset:
+            if offset := config.position_offset:  # In RoBERTa, [PAD] is token 1 = offset - 1, and has this position.
                 position_ids = _roberta_positions(input_ids == offset - 1, position_ids)
             x += jnp.take(self.position_table, position_ids + offset, axis=0)
         x = with_logical_constraint(x, ("batch_over_data", "length", "embed_over_fsdp"))
         # (3)
         x = with_logical_constraint(x, ("batch", "length", "embed"))
-        x = self.norm(x) if config.embedding_norm else x.astype(resolve_layout(config).dtype)
+        x = self.norm(x) if config.embedding_norm else x.astype(resolve_auto(config).dtype)
         # Do not use `nn.Dropout`, because it would save its mask for the backward pass. `dropout` recomputes it.
         key = None if deterministic else self.make_rng("dropout")
         x = dropout(x, config.hidden_dropout_prob, key)
@@ -131,7 +132,7 @@ class Encoder(nn.Module):
 
     @property
     def token_tables(self) -> tuple[jax.Array, ...]:
-        """Token embedding tables for tied output layers: one, float32 [V, E]. `LstmEncoder` has one per side."""
+        """Token embedding tables for tied output layers: one, float32 [V, E]. `LstmEncoder` has one per direction."""
         return (self.embeddings.token_table,)
 
     @nn.compact  # `run_layers` creates the layers in this call.
@@ -168,7 +169,8 @@ class Encoder(nn.Module):
             position_ids = jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
         x = self.embeddings(input_ids, segment_ids, position_ids, deterministic)
         layer_fields = {"config": config, "attention": attention, "deterministic": deterministic}
-        # Scan `TransformerLayer(**layer_fields)` over `per_layer`, arrays with an axis N. `shared` has no such axis.
+        # Apply `TransformerLayer(**layer_fields)` N times. `per_layer` are its inputs that differ between layers, with
+        # an axis N. `shared` are the same for all layers.
         per_layer, shared = layer_inputs(config, sequence_ids, position_ids)
         x, layers = run_layers(self, TransformerLayer, layer_fields, x, per_layer, shared, collect=collect_layers)
         if config.norm_first:
@@ -182,34 +184,25 @@ def make_encoder(config: ModelConfig, name: str | None = None) -> Encoder | Lstm
     return (LstmEncoder if config.encoder == LSTM else Encoder)(config, name=name)
 
 
-class SideOutputs(NamedTuple):
-    """Encoder outputs with context from one side, or from both.
-
-    Attributes:
-      states: [B, L, D / n], the part of the hidden states with this context. n is the number of `context_sides`.
-      token_table: token embedding table for tied output layers, float32 [V, E], or [V, D / 2] for LSTMs.
-    """
-
-    states: jax.Array
-    token_table: jax.Array
-
-
 class EncoderOutputs(NamedTuple):
     """Encoder outputs that heads use.
 
     Attributes:
       tokens: [B, L, D], hidden states of the last layer.
-      sides: parts of `tokens`, keyed by `context_sides`. A Transformer has one, LSTMs have `left` and `right`.
+      token_tables: token embedding tables for tied output layers, see `Encoder.token_tables`.
       layers: [N + 1, B, L, D], outputs of the embeddings and all layers. None if they were not collected.
     """
 
     tokens: jax.Array
-    sides: dict[str, SideOutputs]
+    token_tables: tuple[jax.Array, ...]
     layers: jax.Array | None
 
 
 def is_packed(batch: Mapping[str, jax.Array]) -> bool:
-    """Returns whether rows may contain several sequences. `sequence_ids` then replaces `input_mask`."""
+    """Returns whether rows may contain several sequences.
+
+    Such batches have `sequence_ids` instead of `input_mask`, and `position_ids`.
+    """
     return "sequence_ids" in batch
 
 
@@ -232,6 +225,4 @@ def encode(
     """
     encoder = make_encoder(config, name=ENCODER)
     tokens, layers = encoder(*encoder_inputs(batch), deterministic=deterministic, collect_layers=collect_layers)
-    parts = jnp.split(tokens, len(config.context_sides), axis=-1)
-    sides = map(SideOutputs, parts, encoder.token_tables)
-    return EncoderOutputs(tokens, dict(zip(config.context_sides, sides, strict=True)), layers)
+    return EncoderOutputs(tokens, encoder.token_tables, layers)

@@ -14,7 +14,7 @@ from bertjax.model.encoder import encode
 from bertjax.model.heads import pooled_states, sequence_states
 from bertjax.model.layers import constant_init
 from bertjax.model.lstm import Lstm
-from bertjax.model.partitioning import resolve_layout
+from bertjax.model.partitioning import resolve_auto
 from bertjax.utils.sections import Section, bounded
 
 NONE, EMBEDDINGS, SECOND_TO_LAST, LAST, SUM_LAST_FOUR, CONCAT_LAST_FOUR, SUM_ALL = FEATURES = (
@@ -117,7 +117,7 @@ class _Mix(nn.Module):
 
     @nn.compact
     def __call__(self, states: jax.Array) -> jax.Array:
-        states = states.astype(resolve_layout(self.config).dtype)
+        states = states.astype(resolve_auto(self.config).dtype)
         if self.feature_head.features not in _SUMS:
             return states.reshape(*states.shape[:2], -1)
         weights = jax.nn.softmax(self.param("weights", constant_init(0.0, (None,)), states.shape[2:3]))

@@ -10,7 +10,7 @@ from bertjax.model.config import LEFT, ModelConfig
 from bertjax.model.encoder import is_packed
 from bertjax.model.layers import Dense, activation, constant_init, kernel_init, make_norm
 from bertjax.model.matmul import cast_parameter, dot, dot_transposed
-from bertjax.model.partitioning import resolve_layout, with_logical_constraint
+from bertjax.model.partitioning import resolve_auto, with_logical_constraint
 
 _MIN_SQUARED_NORM = 1e-24
 
@@ -108,7 +108,7 @@ class LmHead(nn.Module):
             token_table = self.param("decoder", kernel_init(config, ("vocab", "embed")), shape)
         x = with_logical_constraint(x, ("batch_over_data", "length", "embed"))
         # Reshard the table from columns to rows with an all-to-all, so that logits are sharded along the vocabulary.
-        table = cast_parameter(token_table, resolve_layout(config).dtype)
+        table = cast_parameter(token_table, resolve_auto(config).dtype)
         table = with_logical_constraint(table, ("vocab", "embed_over_fsdp"))
         table = with_logical_constraint(table, ("vocab_part", "embed"))
         logits = dot_transposed(x, table, jnp.float32)

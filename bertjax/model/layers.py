@@ -18,7 +18,7 @@ from bertjax.model.attention.xla import AttentionMask
 from bertjax.model.config import ABSOLUTE, LAYER_NORM, ROTARY, ModelConfig
 from bertjax.model.dropout import dropout
 from bertjax.model.matmul import add_bias, cast_parameter, dot
-from bertjax.model.partitioning import ACTIVATION_AXES, platform, resolve_layout, scans_layers, with_logical_constraint
+from bertjax.model.partitioning import ACTIVATION_AXES, platform, resolve_auto, scans_layers, with_logical_constraint
 
 # `checkpoint_name`s of a Transformer layer's activations: [B, L, D] each, except MLP_IN, [B, L, F].
 QKV, CONTEXT, RESIDUAL, MLP_IN = "qkv", "context", "residual", "mlp_in"
@@ -70,7 +70,7 @@ class Dense(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         num_inputs = len(self.axes) - len(self.features)
-        dtype = jnp.dtype(resolve_layout(self.config).dtype)
+        dtype = jnp.dtype(resolve_auto(self.config).dtype)
         shape = x.shape[x.ndim - num_inputs :] + self.features
         kernel = self.param("kernel", self.initializer or kernel_init(self.config, self.axes), shape)
 
@@ -105,7 +105,7 @@ def make_norm(config: ModelConfig, name: str | None = None, recompute: bool = Tr
 
     With `recompute`, the forward pass saves only the input, and the backward pass recomputes intermediate values.
     """
-    layout = resolve_layout(config)
+    layout = resolve_auto(config)
     norm: Any = nn.LayerNorm if config.norm == LAYER_NORM else nn.RMSNorm
     options: dict[str, Any] = {"use_fast_variance": False}
     if config.norm == LAYER_NORM:

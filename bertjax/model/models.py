@@ -70,10 +70,9 @@ class PretrainingModel(nn.Module):
         """
         num_sequences = batch["next_sentence_labels"].shape[-1] if is_packed(batch) else 1
         outputs = encode(self.config, batch, deterministic)
-        (side,) = outputs.sides.values()
         # Gather masked positions first, so that the vocabulary projection runs on only 15 % of the positions.
-        masked = jnp.take_along_axis(side.states, batch["masked_lm_positions"][..., None], axis=1)  # [B, P, D]
-        masked_lm_logits = LmHead(self.config, name="masked_lm")(masked, side.token_table)
+        masked = jnp.take_along_axis(outputs.tokens, batch["masked_lm_positions"][..., None], axis=1)  # [B, P, D]
+        masked_lm_logits = LmHead(self.config, name="masked_lm")(masked, *outputs.token_tables)
         sequences = pooled_states(self.config, outputs.tokens, batch, num_sequences)
         if self.config.type_vocab_size < 2:
             return masked_lm_logits, jnp.zeros((*sequences.shape[:-1], 2))
@@ -146,9 +145,11 @@ class LanguageModel(nn.Module):
 
         Logits of `left` predict the next token from the left context. Logits of `right` predict the previous token.
         """
-        logits = {}
+        logits, sides = {}, self.config.context_sides
+        outputs = encode(self.config, batch, deterministic)
         # Each side has its own head. Its input is the part of the hidden state that only has context from this side.
-        for side, (states, token_table) in encode(self.config, batch, deterministic).sides.items():
+        parts = jnp.split(outputs.tokens, len(sides), axis=-1)
+        for side, states, token_table in zip(sides, parts, outputs.token_tables, strict=True):
             width = states.shape[-1]
             config = dataclasses.replace(self.config, encoder=TRANSFORMER, hidden_size=width, num_attention_heads=1)
             logits[side] = LmHead(config, name=f"{side}_lm")(states, token_table)

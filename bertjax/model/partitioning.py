@@ -30,14 +30,14 @@ def current_device() -> Any:
     return getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None) or jax.devices()[0]
 
 
-def resolve_layout(config: ModelConfig) -> ModelConfig:
+def resolve_auto(config: ModelConfig) -> ModelConfig:
     """Replaces `auto` in `dtype` and `scan_layers` with the value for the current platform."""
     return config.resolve(platform())
 
 
 def scans_layers(config: ModelConfig) -> bool:
     """Returns whether layers run in a `lax.scan`, where `jax.checkpoint` does not need `prevent_cse`."""
-    return resolve_layout(config).scan_layers == "true"
+    return resolve_auto(config).scan_layers == "true"
 
 
 def with_logical_constraint(x: jax.Array, axes: Sequence[str | None]) -> jax.Array:

@@ -32,12 +32,12 @@ class Objective:
     """Model, loss and metrics of a train step.
 
     The training loss is the sum of `loss_weights[name] * sums[name][0] / denominators[name]` over the losses, where
-    `sums` is the result of `compute`. A denominator is usually the sum of the weights over the whole batch, but never
-    0. A logged value is the weighted sum divided by the sum of the weights, both over all steps since the last log
-    line. Log lines show the total loss and each metric that is not a loss.
+    `sums` is the result of `compute`. A denominator is usually the sum of the weights over the whole batch (that in
+    `sums` covers one micro-batch), but never 0. A logged value is the weighted sum divided by the sum of the weights,
+    both over all steps since the last log line. Log lines show the total loss and each metric that is not a loss.
 
-    Objectives are compared by value, so that runs that differ only in data, seed or learning rate share a compiled
-    step. A subclass defines `metrics`, `schema`, `denominators` and `compute`.
+    Objectives are compared by value, because compiled steps are cached by objective: runs that differ only in data,
+    seed or learning rate share a step. A subclass defines `metrics`, `schema`, `denominators` and `compute`.
 
     Attributes:
       model: Flax module that is applied to a batch. Its field `config` is a `ModelConfig`.
@@ -46,8 +46,8 @@ class Objective:
       splits_into_micro_batches: whether gradient accumulation may split a batch into micro-batches, which are processed
         one after the other (default: True). Set it to False if the loss of a row depends on other rows, as with
         in-batch negatives.
-      can_add_pieces: whether the data's vocabulary may extend the vocabulary of an `--init_from` checkpoint by new
-        pieces, which are vocabulary entries (default: False).
+      can_add_pieces: whether the data's vocabulary may have pieces that the vocabulary of an `--init_from` checkpoint
+        lacks (default: False).
     """
 
     model: nn.Module
@@ -103,7 +103,7 @@ class Task:
 
     By default, evaluation metrics are computed from the metric sums only. A subclass sets the attributes that have no
     default, and defines `train_batches`, `eval_batches`, `full_cost_before` and `axis_sizes`. Step s, counted from 0,
-    makes update s + 1. Log lines and checkpoints have the number of updates.
+    makes update s + 1. Log lines and checkpoints have the number of updates. `data/schema.py` explains schemas.
 
     Objective and schedule:
       config: configuration of the run.
@@ -112,8 +112,8 @@ class Task:
       warmup_steps: steps of linear learning-rate warm-up.
       has_schedule: whether `total_steps` and `warmup_steps` are known (default: True). They are placeholders if the
         task was built without data, for `bertjax describe` and `bertjax plan`.
-      batch_sizes: numbers of rows that are divided over data shards and micro-batches, such as the rows of the global
-        batch for each training phase (default: (), no training data). A phase is a range of steps with one batch shape.
+      batch_sizes: numbers of rows that data shards and micro-batches must divide, such as the rows of the global batch
+        for each training phase (default: (), no training data). A phase is a range of steps with one batch shape.
       steps_per_epoch: steps per epoch (default: 0, the task has no epochs).
       checkpoint_every: steps between checkpoints, at least 1. The last step is always saved.
 
@@ -121,17 +121,19 @@ class Task:
       eval_batch_size: rows of the global evaluation batch, a multiple of the number of data shards.
       eval_every: steps between evaluations; the last step is always evaluated (0: never).
       eval_first: whether to evaluate before the first step as well (default: False).
-      num_eval_batches: number of batches per evaluation (default: 0, unknown). `eval_batches` may set it.
+      num_eval_batches: number of batches per evaluation, for the progress bar (default: 0, unknown). `eval_batches` may
+        set it.
       best_metric: evaluation metric that selects the best checkpoint (default: None, use the newest checkpoint).
       other_tasks: additional tasks to evaluate with the same parameters. The keys are prefixes of metric names
         (default: {}).
       labels: names of the classes or tags by id, for `class_reports` (default: (), no classes).
       accepts_any_encoder: whether `evaluate` also accepts checkpoints of other tasks that contain the model's
         parameters (default: False).
-      evaluation_problem: error message if the evaluation data cannot be used (default: "", no problem).
+      evaluation_problem: error message of `train` and `evaluate` if the evaluation data cannot be used (default: "", no
+        problem).
 
     Start from a checkpoint (`--init_from`):
-      reinit_params: names of the top-level parameters above the encoder (default: (), pre-training). They are randomly
+      reinit_params: names of the top-level parameters above the encoder (default: (): pre-training). They are randomly
         initialized, unless the checkpoint has an output layer with the same labels.
       has_cached_features: whether batches contain features that the checkpoint's encoder computed before training
         (default: False). If so, the run cannot resume with a different checkpoint in `--init_from`.
@@ -182,7 +184,8 @@ class Task:
     def objective_at(self, num_updates: int) -> Objective:
         """Returns the objective of update `num_updates`, and of a checkpoint after this update (0: before training).
 
-        All objectives of a run have the same parameters, metrics and loss weights.
+        All objectives of a run have the same parameters, metrics and loss weights. They may differ in RoPE thetas,
+        which phases of pre-training may change.
         """
         return self.objective
 
@@ -197,6 +200,8 @@ class Task:
     def check_data_files(self, wait: bool) -> None:
         """Raises a BertjaxError if a background check found damaged data. With `wait`, completes the check first."""
 
+    # Costs serve only to report tokens seen, MFU and remaining time.
+
     def full_cost_before(self, step: int) -> StepCost:
         """Returns the total cost of all steps before `step`, as if all parameters were trained."""
         raise NotImplementedError
@@ -204,9 +209,10 @@ class Task:
     def trained_cost(self, cost: StepCost, head_only: bool = False) -> StepCost:
         """Returns the cost of steps whose full cost is `cost`, without the backward pass of frozen layers.
 
-        This pass is two thirds of their FLOPs. If the embeddings below these layers are trained, only the gradients of
-        the frozen weights are not computed, which are a third of the FLOPs without attention. Steps with `head_only`,
-        the steps before `optimizer.head_steps`, train only the head.
+        In a layer, the output, the gradient of its input and the gradient of its weights take a third of the FLOPs
+        each. If the embeddings below frozen layers are trained, only the gradients of frozen weights are not computed,
+        which attention does not have. Steps with `head_only`, the steps before `optimizer.head_steps`, train only the
+        head.
         """
         optimizer = self.config.optimizer
         frozen = optimizer.freeze_layers / self.objective.model.config.num_hidden_layers

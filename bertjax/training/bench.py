@@ -19,7 +19,7 @@ from bertjax.data.finetuning.batches import make_batch
 from bertjax.data.schema import is_token, synthetic_batch
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.model.flops import peak_flops_per_second
-from bertjax.model.partitioning import resolve_layout
+from bertjax.model.partitioning import resolve_auto
 from bertjax.tasks.embedding.task import EmbedTask
 from bertjax.tasks.finetuning.task import FinetuningTask
 from bertjax.tasks.objectives.step_cost import ATTENTION_FRACTION, TOKEN_FRACTION
@@ -106,7 +106,7 @@ def bench_step(task: Task, steps: int, profile_steps: range = range(0)) -> dict[
         "batch_size": config.data.batch_size,
         "rows": cost.rows,
         "seq_len": inputs[0]["input_ids"].shape[-1],
-        "dtype": resolve_layout(task.objective.model.config).dtype,
+        "dtype": resolve_auto(task.objective.model.config).dtype,
         "losses": {name: value if math.isfinite(value) else None for name, value in metrics.items()},
     }
 

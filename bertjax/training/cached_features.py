@@ -22,7 +22,7 @@ from bertjax.data.finetuning.examples import Examples
 from bertjax.model.config import ModelConfig
 from bertjax.model.encoder import ENCODER, make_encoder
 from bertjax.model.feature_head import CACHED_FEATURES
-from bertjax.model.partitioning import resolve_layout
+from bertjax.model.partitioning import resolve_auto
 from bertjax.tasks.build import build_task
 from bertjax.tasks.finetuning.config import FinetuningConfig
 from bertjax.tasks.finetuning.task import FinetuningTask
@@ -61,7 +61,7 @@ def _cached_features(config: FinetuningConfig, checkpoint: epath.Path, examples:
     """Returns memory-mapped features of the examples' tokens, float32 [tokens, layers, D]. Computes them if missing."""
     offsets = examples.offsets
     # Use the dtype of the run, so that cached features equal features computed inside the training step.
-    model = resolve_layout(dataclasses.replace(checkpoint_model(checkpoint), dtype=config.model.dtype))
+    model = resolve_auto(dataclasses.replace(checkpoint_model(checkpoint), dtype=config.model.dtype))
     layers = config.feature_head.layers(model.num_hidden_layers)
     path = cache_dir() / f"features-{_cache_key(checkpoint, model, layers, examples)}.bin"
     shape = int(offsets[-1]), len(layers), model.hidden_size

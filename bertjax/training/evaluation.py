@@ -18,7 +18,7 @@ from bertjax.training.checkpoint_metadata import read_metadata
 from bertjax.training.compatibility import check_output_layer, check_vocabulary
 from bertjax.training.parameters import load_params
 from bertjax.training.sharding import check_batch_sizes, data_shard, make_mesh, put_batch, replicated
-from bertjax.training.step import abstract_params, make_eval_step, metric_means, with_total_loss
+from bertjax.training.step import abstract_params, make_eval_step, metric_means
 from bertjax.utils.terminal import progress_bar
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ def evaluate_batches(
             outputs[-2:-1] = jax.device_get(outputs[-2:-1])
             bar.update()
             heartbeat()
-    return with_total_loss(metric_means(sums), task.objective), jax.device_get(outputs)
+    return metric_means(sums, task.objective.loss_weights), jax.device_get(outputs)
 
 
 def evaluate_checkpoint(task: Task, checkpoint: epath.Path) -> dict[str, float]:

@@ -48,11 +48,11 @@ class Freezing:
 
     @staticmethod
     def merge(trainable: Any, frozen: Any) -> Any:
-        """Merges trainable and frozen parameters for `model.apply`. Frozen layers remain a separate stack."""
+        """Merges trainable and frozen parameters for `model.apply`, with frozen layers in a separate stack."""
         return unflatten_dict({**flatten_dict(trainable), **flatten_dict(frozen)}) if frozen else trainable
 
-    def unsplit(self, trainable: Any, frozen: Any) -> Any:
-        """Inverts `split`: returns the parameters in the layout of the train state."""
+    def join(self, trainable: Any, frozen: Any) -> Any:
+        """Inverts `split`: returns the parameters in the layout of the train state, with one stack of layers."""
         params: dict[Any, Any] = flatten_dict(self.merge(trainable, frozen))
         for path in [path for path in params if FROZEN_LAYERS in path]:
             lower, stack = params.pop(path), _renamed(path, FROZEN_LAYERS, LAYERS)

@@ -278,6 +278,7 @@ def _make_optimizer(config: OptimizerConfig) -> Optimizer:
     ]
     if config.name == "stable_adamw":
         rules = [divide_by_gradient_rms(optax.chain(*rules), config.b2, config.eps)]
+    # The position of each transformation is a part of the paths in checkpoints, such as `opt_state/1/mu`.
     tx = optax.chain(
         clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
         *rules,

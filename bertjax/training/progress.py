@@ -15,7 +15,7 @@ import optax
 from etils import epath
 
 from bertjax.model.flops import peak_flops_per_second
-from bertjax.model.partitioning import resolve_layout
+from bertjax.model.partitioning import resolve_auto
 from bertjax.tasks.objectives.step_cost import ATTENTION_FRACTION, TOKEN_FRACTION, StepCost
 from bertjax.tasks.task import MetricSums, Task
 from bertjax.training.metrics import (
@@ -74,7 +74,7 @@ class Progress:
             steps = f"warm-up takes {task.warmup_steps:,} of {task.total_steps:,} steps"
             logger.info(f"{steps}, so the learning rate does not reach {task.config.optimizer.learning_rate:g}")
         logger.info(f"{jax.device_count()} {jax.devices()[0].device_kind} device(s); MFU relative to {source}")
-        logger.info(f"compiling the train step for {resolve_layout(task.objective.model.config).dtype}")
+        logger.info(f"compiling the train step for {resolve_auto(task.objective.model.config).dtype}")
         self._compile_seconds = 0.0
         jax.monitoring.register_event_duration_secs_listener(self._record_compilation)
         # Show the bar only on a terminal, because elsewhere, the log lines show the progress.

@@ -2,7 +2,7 @@
 
 import functools
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import flax.linen as nn
@@ -14,13 +14,14 @@ from jax.sharding import Mesh
 
 from bertjax.errors import UsageError
 from bertjax.model.encoder import ENCODER
+from bertjax.tasks.objectives.losses import weighted_sum
 from bertjax.tasks.objectives.step_cost import ATTENTION_FRACTION, TOKEN_FRACTION, non_padding_sums
 from bertjax.tasks.task import Batch, MetricSums, Objective, Outputs
 from bertjax.training.freezing import check_freezing
 from bertjax.training.optimizer import Optimizer
 from bertjax.training.sharding import batch_sharding, compiler_options, replicated, traced_with_mesh, with_shardings
 
-# Metrics that the train step adds to the objective's metrics.
+# Metrics that `train_step` adds to the sums of the objective's metrics. Logs omit ATTENTION_FRACTION.
 STEP_METRICS = ("grad_norm", TOKEN_FRACTION, ATTENTION_FRACTION)
 
 
@@ -43,7 +44,7 @@ class TrainState(flax.struct.PyTreeNode):
     sums: MetricSums
     bad_step: jax.Array
 
-    # A field for averaged parameters would change these members, see docs/extending.md.
+    # A subclass with averaged parameters overrides these members, see docs/extending.md.
     @property
     def eval_field(self) -> str:
         """Name of the field with the parameters to evaluate, which `--init_from` and inference load."""
@@ -82,7 +83,7 @@ def make_init_state(objective: Objective, optimizer: Optimizer, mesh: Mesh) -> C
 
 
 def _boxed_state(objective: Objective, optimizer: Optimizer, key: jax.Array) -> TrainState:
-    """Returns the initial state, with parameters boxed with their logical axes."""
+    """Returns the initial state. Parameters are boxed: `nn.LogicallyPartitioned` has their axis names."""
     params = objective.init_params(key)
     check_freezing(params, optimizer.freezing)
     names = (*(metric.name for metric in objective.metrics), *STEP_METRICS)
@@ -107,8 +108,8 @@ def make_train_step(
     """Returns the jitted train step `(state, batch, key, schedule) -> state`, which donates the state.
 
     The dropout key of a step is derived from `key` and the step number. `schedule` is the learning-rate schedule, a
-    callable and pytree: its numbers are inputs of the compiled step. The step is cached, so that the trials of a sweep
-    share one compilation.
+    callable and pytree: its numbers are inputs of the compiled step. Unlike usual in optax, it is not a part of the
+    optimizer. So the trials of a sweep, which differ in the schedule, share one compilation of the cached step.
 
     Args:
       objective: model and losses.
@@ -116,7 +117,8 @@ def make_train_step(
       mesh: device mesh.
       grad_accum_steps: number of micro-batches per step. It does not change the gradient, except for rounding and
         dropout, because the losses are divided by the denominators of the whole batch.
-      head_only: whether to train only the head: the encoder has gradients of 0 and no updates.
+      head_only: whether to train only the head, as in the first `optimizer.head_steps` steps: the encoder has gradients
+        of 0 and no updates.
     """
     if grad_accum_steps > 1 and not objective.splits_into_micro_batches:
         raise UsageError(
@@ -135,7 +137,7 @@ def make_train_step(
                 trainable = {**trainable, ENCODER: jax.lax.stop_gradient(trainable[ENCODER])}
             sums, _ = objective.compute(freezing.merge(trainable, frozen), micro_batch, dropout_key)
             weights = objective.loss_weights
-            # The loss to differentiate. Logged losses are means over several steps, see `with_total_loss`.
+            # The loss to differentiate. Logged losses are means over several steps, see `metric_means`.
             return sum(weight * sums[name][0] / denominators[name] for name, weight in weights.items()), sums
 
         grad_fn = jax.value_and_grad(loss_fn, has_aux=True)
@@ -152,10 +154,10 @@ def make_train_step(
         grad_norm = optax.tree.norm(grads)  # before clipping
         is_finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
         # Add `STEP_METRICS`: gradient norm, and fractions of positions and attention FLOPs that are not padding.
-        sums = {**sums, "grad_norm": jnp.stack([grad_norm, jnp.ones_like(grad_norm)]), **non_padding_sums(batch)}
+        sums = {**sums, "grad_norm": weighted_sum(grad_norm, jnp.ones(())), **non_padding_sums(batch)}
         return state.replace(
             step=state.step + 1,
-            params=freezing.unsplit(new_trainable, frozen),  # back to one stack of layers
+            params=freezing.join(new_trainable, frozen),
             opt_state=opt_state,
             sums=jax.tree.map(jnp.add, state.sums, sums),
             bad_step=jnp.where(~is_finite & (state.bad_step < 0), state.step + 1, state.bad_step),
@@ -183,7 +185,8 @@ def accumulate(grad_fn: Callable[..., Any], num_micro_batches: int) -> Callable[
             micro_batch, index = xs
             return jax.tree.map(jnp.add, total, grad_fn(params, micro_batch, jax.random.fold_in(key, index))), None
 
-        # Initialize the sums to zeros. XLA shards them like the outputs of `grad_fn`.
+        # Start from zeros instead of the first micro-batch, so that the step is compiled only once in this loop. XLA
+        # shards the zeros like the outputs of `grad_fn`.
         shapes = jax.eval_shape(grad_fn, params, jax.tree.map(lambda x: x[0], micro_batches), key)
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         return jax.lax.scan(add, zeros, (micro_batches, jnp.arange(num_micro_batches)))[0]
@@ -202,12 +205,11 @@ def make_eval_step(objective: Objective, mesh: Mesh) -> Callable[[Any, Batch, Me
     return jax.jit(traced_with_mesh(eval_step, mesh), out_shardings=replicated(mesh))
 
 
-def metric_means(sums: MetricSums) -> dict[str, float]:
-    """Returns the mean of each metric, computed from its sums. Omits metrics with weight 0."""
-    return {name: float(total / weight) for name, (total, weight) in jax.device_get(sums).items() if weight > 0}
+def metric_means(sums: MetricSums, loss_weights: Mapping[str, float] | None = None) -> dict[str, float]:
+    """Returns the mean of each metric, computed from its sums. Omits metrics with weight 0.
 
-
-def with_total_loss(values: dict[str, float], objective: Objective) -> dict[str, float]:
-    """Returns the metrics and `loss`, the weighted sum of all losses. Adds nothing if there are no losses."""
-    losses = [weight * values[name] for name, weight in objective.loss_weights.items() if name in values]
-    return {**values, "loss": sum(losses)} if losses else values
+    With the `loss_weights` of an objective, also returns `loss`, the weighted sum of all losses, if there is any.
+    """
+    means = {name: float(total / weight) for name, (total, weight) in jax.device_get(sums).items() if weight > 0}
+    losses = [weight * means[name] for name, weight in (loss_weights or {}).items() if name in means]
+    return {**means, "loss": sum(losses)} if losses else means

@@ -25,7 +25,7 @@ from bertjax.training.progress import Progress
 from bertjax.training.results import evaluation_history, finish_run
 from bertjax.training.sharding import check_batch_sizes, data_shard, make_mesh, put_batch, replicated
 from bertjax.training.startup import open_workdir, restore_or_init
-from bertjax.training.step import TrainState, abstract_state, make_train_step, metric_means, random_key, with_total_loss
+from bertjax.training.step import TrainState, abstract_state, make_train_step, metric_means, random_key
 
 logger = logging.getLogger(__name__)
 
@@ -64,10 +64,11 @@ def train(
       BertjaxError: the workdir is unusable, all checkpoints are damaged, or the loss diverges or is not finite.
     """
     config = task.config
+    # Raise most errors before the workdir is created, because the workdir would reject a corrected config.
     if task.evaluation_problem:
         raise UsageError(task.evaluation_problem)
     for name in trackers:
-        import_tracker(name)  # If a package is missing, fail before the workdir is created.
+        import_tracker(name)
     mesh = make_mesh(config.mesh)
     check_batch_sizes(task.batch_sizes, mesh, config.grad_accum_steps)
     check_batch_sizes((task.eval_batch_size,), mesh)
@@ -77,10 +78,10 @@ def train(
 
     def step_function(step: int) -> Callable[..., TrainState]:
         # `make_train_step` is cached, so this is a lookup except at the start of a phase.
-        objective = task.objective_at(step + 1)
+        objective = task.objective_at(step + 1)  # Step `step` makes update step + 1.
         return make_train_step(objective, optimizer, mesh, config.grad_accum_steps, head_only=step < head_steps)
 
-    step_function(0)  # If the step cannot be built, fail before the workdir is created.
+    step_function(0)  # Raises if the step cannot be built.
     state_shapes = abstract_state(task.objective, optimizer, mesh)
     if keep_optimizer and (init_from is None or task.reinit_params):
         raise UsageError("--keep_optimizer continues pre-training; use it with --init_from and a pre-training config")
@@ -94,11 +95,11 @@ def train(
         stop_requested = stack.enter_context(stop_requests())
         heartbeat = stack.enter_context(watchdog(config.hang_seconds))
         state = restore_or_init(task, optimizer, mesh, workdir, checkpoints, init_from, keep_optimizer)
-        step = int(state.step)
+        step = int(state.step)  # number of updates so far, and index of the next step
         # Without a checkpoint, the run starts at step 0 and ignores old lines.
         logged = [line for line in read_lines(workdir / METRICS) if line["step"] <= step] if step else []
         history = evaluation_history(task, logged)
-        for saved, score in checkpoints.scores().items():
+        for saved, score in checkpoints.scores().items():  # They differ if metrics.jsonl was edited or removed.
             if saved <= step and history.score_at(saved) != score:
                 raise BertjaxError(
                     f"{workdir / METRICS} lacks the evaluation of checkpoint {saved}, so the best checkpoint is "
@@ -130,6 +131,7 @@ def train(
         # Without scores, save before an evaluation, because it may take longer than a preempted host has left. With
         # scores, a saved step is never evaluated later, because its checkpoint would lack the score.
         saves_first = task.best_metric is None
+        # Evaluate here before the first step, or after a stop between saving and evaluating.
         if is_evaluated_at(step) and not history.at(step) and (saves_first or step == 0):
             history = history.add(step, _evaluate(task, mesh, state, progress, heartbeat))
 
@@ -137,10 +139,12 @@ def train(
         done = step >= task.total_steps or history.is_out_of_patience()
         stopped = False
         batches = task.train_batches(step, data_shard(mesh))
+        # After each step: log, save, evaluate. With scores: log, evaluate, save, because a checkpoint stores its score.
         while not (done or stopped):
             batch = put_batch(next(batches), mesh)
             if 0 < step == head_steps and config.optimizer.name != "bert_adam":
-                # The other optimizers correct the bias of moments for their age, but the encoder's moments start now.
+                # The encoder trains from here on. All optimizers except `bert_adam` correct the bias of moments for
+                # their age, but the encoder's moments start now.
                 state = state.replace(opt_state=jax.tree.map(jnp.zeros_like, state.opt_state))
             with profiler.step(step):
                 state = step_function(step)(state, batch, dropout_key, device_schedule)
@@ -193,7 +197,7 @@ def _log_and_reset(task: Task, state: TrainState, step: int, progress: Progress)
     """Logs and checks the metrics since the last logged step. Returns the state with its metric sums reset to 0."""
     _check_steps_finite(state)
     _check_data_files(task, wait=False)
-    values = with_total_loss(metric_means(state.sums), task.objective)
+    values = metric_means(state.sums, task.objective.loss_weights)
     progress.log_step(step, values)
     # There is no loss if all weights since the last logged step are 0.
     loss, first_loss = values.get("loss", 0.0), progress.first_loss

@@ -31,7 +31,7 @@ from bertjax.model.models import (
     build_model,
     model_description,
 )
-from bertjax.model.partitioning import resolve_layout
+from bertjax.model.partitioning import resolve_auto
 from bertjax.tasks.objectives.masked_lm import MaskedLm
 from bertjax.utils.devices import has_bfloat16_units
 
@@ -268,7 +268,7 @@ def test_auto_dtype_and_scan_layers_depend_on_the_platform_of_the_mesh(
     config = dataclasses.replace(CONFIG, dtype="auto", scan_layers=auto)
     explicit = dataclasses.replace(CONFIG, dtype=dtype, scan_layers=scan_layers)
     with jax.sharding.use_abstract_mesh(one_device(platform)):
-        assert resolve_layout(config) == explicit
+        assert resolve_auto(config) == explicit
         programs = [
             str(jax.make_jaxpr(PretrainingModel(each).apply)({"params": params}, batch)) for each in (config, explicit)
         ]

@@ -72,7 +72,7 @@ class MaskedLm(PretrainingObjective):
     def metric_sums(self, batch: Batch, masked_lm_logits: jax.Array, pair_logits: jax.Array) -> MetricSums:
         """Computes metric sums from masked-LM logits [B, P, V] and pair logits [B, 2] (packed rows: [B, S, 2]).
 
-        Labels of -1 are ignored.
+        Labels of -1 are ignored. A subclass may add metrics here.
         """
         labels = batch["next_sentence_labels"]
         has_label = (labels >= 0).astype(jnp.float32)
@@ -92,6 +92,7 @@ class MaskedLmWithSentenceOrder(MaskedLm):
 
     pair_prefix = "sop"
     metrics = (
+        # Those of masked LM, without next sentence.
         *(metric for metric in MaskedLm.metrics if not metric.name.startswith(MaskedLm.pair_prefix)),
         *loss_and_accuracy_metrics(pair_prefix, "sentence order"),
     )
@@ -112,7 +113,7 @@ class MaskedLmOnPairs(MaskedLm):
 
 @dataclasses.dataclass(frozen=True)
 class MaskedLmOnText(MaskedLm):
-    """Masked LM on rows of contiguous text or, with packing, of documents. Next-sentence labels are -1."""
+    """Masked LM on rows of contiguous text or, with packing, of documents. Rows have no next-sentence labels (-1)."""
 
     pairing = ""
     unexported_modules = ("next_sentence",)

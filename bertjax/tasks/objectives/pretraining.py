@@ -29,7 +29,8 @@ class PretrainingObjective(Objective):
       model_class: class of `model`, a Flax module.
       has_masks: whether tokens are masked (default: True).
       pairing: kind of sentence pairs, which need two segments (default: "", documents or running text).
-      options: fields of `PretrainingData` that this objective uses, but not every objective (default: ()).
+      options: fields of `PretrainingData`, such as `generator_size`, that this objective uses, but not every objective
+        (default: ()).
       unexported_modules: top-level modules of `model` that exports omit, because they are not trained, or are used only
         in training (default: ()).
     """
@@ -43,17 +44,18 @@ class PretrainingObjective(Objective):
     unexported_modules: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
-    def for_model(cls, model: ModelConfig, data: Any = None) -> Self:
+    def for_model(cls, config: ModelConfig, data: Any = None) -> Self:
         """Builds the objective for a model config.
 
-        `packing` and the `options` are fields of the objective or of its Flax module, with the values in `data`.
+        `data` is the run's `PretrainingData` (None: defaults). It has the values of `packing` and of the `options`,
+        which are fields of the objective or of its Flax module.
         """
 
         def fields_from_data(owner: Any) -> dict[str, Any]:
             names = {"packing", *cls.options} & {field.name for field in dataclasses.fields(owner)}
             return {name: getattr(data, name) for name in names} if data else {}
 
-        return cls(cls.model_class(model, **fields_from_data(cls.model_class)), **fields_from_data(cls))
+        return cls(cls.model_class(config, **fields_from_data(cls.model_class)), **fields_from_data(cls))
 
     @classmethod
     def check_model(cls, model: ModelConfig) -> None:
@@ -83,7 +85,7 @@ class PretrainingObjective(Objective):
             "sequences": phase.max_sequences_per_row,
             "pieces": config.vocab_size,
             "segments": min(2, max(1, config.type_vocab_size)),
-            "labels": 2,
+            "labels": 2,  # such as IsNext and NotNext
         }
 
     def baseline(self, corpus: "Corpus", batches: Iterator[NumpyBatch]) -> dict[str, float]:

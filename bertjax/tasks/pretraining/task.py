@@ -50,15 +50,15 @@ class PretrainingTask(Task):
     def __init__(self, config: PretrainingConfig, train: bool = True) -> None:
         """Opens the corpus, which is required if `train` is True."""
         super().__init__(config)
-        # Open the corpus before the workdir exists, because the workdir would reject a corrected config.
-        corpus = self.corpus if train or config.data.corpus else None
+        corpus = self.corpus if train or config.data.corpus else None  # `self.corpus` raises if there is none.
         vocab_size = self._vocabulary.size if corpus else config.vocab_size
         model_config = config.model_config(vocab_size)
         self.phases = config.resolved_phases
         self._objectives = []
         for phase in self.phases:
-            model = dataclasses.replace(model_config, **{name: getattr(phase, name) for name in ROPE_THETAS})
-            self._objectives.append(config.objective_class.for_model(model, config.data))
+            thetas = {name: getattr(phase, name) for name in ROPE_THETAS}
+            phase_model = dataclasses.replace(model_config, **thetas)
+            self._objectives.append(config.objective_class.for_model(phase_model, config.data))
         self.objective = self._objectives[-1]
         self.total_steps, self.warmup_steps = config.steps, config.optimizer.warmup(config.steps)
         self.eval_every, self.checkpoint_every = config.eval_every, config.checkpoint_every
@@ -69,24 +69,29 @@ class PretrainingTask(Task):
         if corpus:
             self.workdir_files = vocabulary_files(self._vocabulary)
             self.data_hash = corpus.fingerprint
-            has_single = has_single_sentences(corpus.train.num_documents, corpus.train.num_sentences)
-            # Objectives that do not train the next-sentence head leave it out of exports.
-            has_head = "next_sentence" not in self.objective.unexported_modules
-            if train and has_single and has_head and self.objective.pairing == NEXT_SENTENCE:
-                logger.warning(
-                    f"nearly every document of {config.data.corpus} has one sentence, so nearly all sentence pairs are "
-                    "NotNext; prepare it again with blank lines only between documents, or set "
-                    "--config.data.objective=none"
-                )
+            if train:
+                self._warn_if_pairs_are_trivial(corpus)
             self.evaluation_problem = documents_problem(corpus, "heldout", self.objective.pairing)
         # Cache the evaluation pipeline, because TensorFlow takes seconds to trace it.
         self._eval_dataset = functools.cache(self._make_eval_dataset)
+
+    def _warn_if_pairs_are_trivial(self, corpus: Corpus) -> None:
+        # Objectives that do not train the next-sentence head leave it out of exports.
+        has_head = "next_sentence" not in self.objective.unexported_modules
+        has_single = has_single_sentences(corpus.train.num_documents, corpus.train.num_sentences)
+        if has_single and has_head and self.objective.pairing == NEXT_SENTENCE:
+            logger.warning(
+                f"nearly every document of {self.config.data.corpus} has one sentence, so nearly all sentence pairs "
+                "are NotNext; prepare it again with blank lines only between documents, or set "
+                "--config.data.objective=none"
+            )
 
     @property
     def phase_schedule(self) -> tuple[tuple[int, float], ...]:
         return tuple((phase.stop_step, phase.learning_rate) for phase in self.phases)
 
     def objective_at(self, num_updates: int) -> PretrainingObjective:
+        # The last step of a phase makes update `stop_step`.
         return self._objectives[sum(num_updates > phase.stop_step for phase in self.phases[:-1])]
 
     @functools.cached_property
@@ -182,7 +187,7 @@ class PretrainingTask(Task):
         if self.objective.pairing:
             # Do not pack sentence pairs, so that metrics do not depend on packing. Documents are packed, because most
             # are shorter than a row.
-            phase = dataclasses.replace(phase, row_format=self.objective.row_format(packing=False))
+            phase = dataclasses.replace(phase, row_format=dataclasses.replace(phase.row_format, packed=False))
         return eval_dataset(self.corpus, phase, max_rows=self.config.data.eval_rows or None, shard=shard)
 
 
