@@ -44,7 +44,7 @@ class TrainState(flax.struct.PyTreeNode):
     sums: MetricSums
     bad_step: jax.Array
 
-    # A subclass with averaged parameters overrides these members, see docs/extending.md.
+    # A field with averaged parameters changes these members, see docs/extending.md.
     @property
     def eval_field(self) -> str:
         """Name of the field with the parameters to evaluate, which `--init_from` and inference load."""
