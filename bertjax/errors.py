@@ -44,6 +44,10 @@ class DivergenceError(BertjaxError):
     on_all_hosts = True
 
 
+class UnavailableError(BertjaxError):
+    """Failure to read a file that is not damaged, for lack of memory, access or network."""
+
+
 class LostError(BertjaxError):
     """Failure of another process of the run. The exit code is 43."""
 

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import json
+import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from bertjax.errors import STOPPED, UsageError
+
+logger = logging.getLogger(__name__)
 
 
 def parse_run_config(args: argparse.Namespace) -> Any:
@@ -78,7 +81,8 @@ def open_init_checkpoint(args: argparse.Namespace, keep_converted: bool = False,
     """
     from bertjax.convert.convert import bertjax_checkpoint
     from bertjax.training.checkpoint import find_checkpoint, resolve_checkpoint_path
-    from bertjax.training.workdir import CONFIG, CONVERTED, check_unrelated_files, pinned_address
+    from bertjax.training.workdir import CONFIG, CONVERTED, check_unrelated_files, has_checkpoints, pinned_address
+    from bertjax.utils.hub import is_hub
 
     if not args.init_from:
         yield None
@@ -91,6 +95,12 @@ def open_init_checkpoint(args: argparse.Namespace, keep_converted: bool = False,
     if keep_converted and "://" not in workdir:
         folder = Path(workdir).expanduser().absolute() / CONVERTED
     is_new = folder is not None and not folder.parent.exists()
+    is_missing = "://" not in source and not is_hub(source) and not os.path.exists(os.path.expanduser(source))
+    has_copy = folder is not None and folder.exists()
+    if is_missing and not has_copy and workdir and has_checkpoints(resolve_checkpoint_path(workdir)):
+        logger.info(f"{source} does not exist; it is not needed to resume {workdir}")
+        yield None
+        return
     with bertjax_checkpoint(source, folder) as path:
         try:
             yield find_checkpoint(path)

@@ -1,6 +1,7 @@
 """Entry point of the command line: parses arguments, runs a command and maps exceptions to exit codes."""
 
 import argparse
+import contextlib
 import faulthandler
 import logging
 import os
@@ -53,25 +54,27 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         _run(sys.argv[1:] if argv is None else list(argv))
     except KeyboardInterrupt:
-        _fail("interrupted", INTERRUPTED)
+        _fail("interrupted", INTERRUPTED, at_once=argv is None)
     except BrokenPipeError:
         # The reader of the output, such as `head`, has exited. Redirect stdout, so that the final flush does not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:
+        # Other hosts that raise the same error would miss this process in JAX's barrier at exit.
+        at_once = argv is None and not getattr(error, "on_all_hosts", False)
         # JAX's C++ code turns an interrupt into a ValueError.
         if isinstance(error.__cause__, KeyboardInterrupt):
-            _fail("interrupted", INTERRUPTED)
+            _fail("interrupted", INTERRUPTED, at_once)
         # Match TensorFlow's exceptions (from `gs://` access) by module name, because importing TensorFlow is slow.
         is_storage_error = type(error).__module__ == "tensorflow.python.framework.errors_impl"
         if not is_storage_error and not isinstance(error, (BertjaxError, OSError)):
             raise
         logger.debug("traceback of the error:", exc_info=error)
         if is_storage_error:
-            _fail(f"{first_line(error)}; check the path and the network, then run the same command again", 1)
+            _fail(f"{first_line(error)}; check the path and the network, then run the same command again", 1, at_once)
         if isinstance(error, OSError):
-            _fail(f"{error.filename or 'input or output error'}: {first_line(error)}", 1)
-        _fail(str(error), getattr(error, "exit_code", 1))
+            _fail(f"{error.filename or 'input or output error'}: {first_line(error)}", 1, at_once)
+        _fail(str(error), getattr(error, "exit_code", 1), at_once)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -150,6 +153,12 @@ def _log_unraisable(unraisable: "sys.UnraisableHookArgs") -> None:
     logger.debug("exception ignored in %r", unraisable.object, exc_info=unraisable.exc_value)
 
 
-def _fail(message: str, exit_code: int) -> NoReturn:
+def _fail(message: str, exit_code: int, at_once: bool) -> NoReturn:
     show(f"bertjax: {shortened(message, _MAX_MESSAGE_CHARACTERS)}", sys.stderr)
+    if at_once:
+        # Do not wait for threads. After a failed save, those of Orbax would run for 20 minutes.
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(exit_code)
     sys.exit(exit_code)

@@ -12,7 +12,7 @@ import math
 import operator
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -31,11 +31,13 @@ from bertjax.training.checkpoint_metadata import (
     raise_unless_damage,
     read_metadata,
 )
-from bertjax.training.multihost import is_collective_error
+from bertjax.training.multihost import is_collective_error, raise_on_all_hosts
 from bertjax.training.step import TrainState
 from bertjax.utils.io import is_remote
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 CHECKPOINTS = "checkpoints"
 # Orbax items with arrays: the parameters to evaluate, and all other fields of the train state.
@@ -96,6 +98,8 @@ class Checkpoints:
                 self._folder, options=options, item_handlers={**handlers, "meta": ocp.JsonCheckpointHandler()}
             )
         except Exception as error:  # Orbax reads its own metadata of each step, which may be damaged.
+            if is_collective_error(error):
+                raise
             message = f"cannot list the checkpoints in {self._folder}: {first_line(error)}; move damaged ones elsewhere"
             raise BertjaxError(message) from error
 
@@ -103,19 +107,12 @@ class Checkpoints:
         """Returns the folder of a step."""
         return self._folder / str(step)
 
-    def scores(self) -> dict[int, float]:
-        """Returns the score of each checkpoint that has one, keyed by step. Ignores damaged checkpoints."""
-        scores = {}
-        for step in self._manager.all_steps():
-            with contextlib.suppress(BertjaxError):
-                scores[step] = read_metadata(self.path(step)).score
-        return {step: score for step, score in scores.items() if score is not None}
-
-    def save(self, state: TrainState, score: float | None = None) -> None:
+    def save(self, state: TrainState, score: float | None = None, sha256: str = "") -> None:
         """Starts an asynchronous save and returns once the state is copied from the devices.
 
         Waits for the previous save first. Does nothing if the step is already saved. A higher `score` is better; None
-        is lower than any score. Raises a BertjaxError if this save or the previous one failed.
+        is lower than any score. `sha256` is `metrics_sha256` of the metadata. Raises a BertjaxError if this save or the
+        previous one failed.
         """
         step = int(state.step)
         if step == self._manager.latest_step():
@@ -123,10 +120,17 @@ class Checkpoints:
         items = _as_items(vars(state), state.eval_field)
         fingerprints = {name: fingerprint(tree) for name, tree in items.items()}
         arrays = array_shapes(state)
-        metadata = CheckpointMetadata(step, **self._model(step), fingerprints=fingerprints, arrays=arrays, score=score)
+        metadata = CheckpointMetadata(
+            step,
+            **self._model(step),
+            fingerprints=fingerprints,
+            arrays=arrays,
+            score=score,
+            metrics_sha256=sha256,
+        )
         args = ocp.args.Composite(
             **{name: ocp.args.PyTreeSave(tree) for name, tree in items.items()},
-            meta=ocp.args.JsonSave(dataclasses.asdict(metadata)),
+            meta=ocp.args.JsonSave(metadata.as_json()),
         )
         metrics = None if score is None else {_SCORE: score}
         self._report_failure(lambda: self._manager.save(step, args=args, metrics=metrics))
@@ -170,7 +174,7 @@ class Checkpoints:
         steps = sorted(self._manager.all_steps(), reverse=True)
         for step in steps:
             try:
-                metadata = read_metadata(self.path(step))
+                metadata = read_on_all_hosts(self.path(step), lambda step=step: read_metadata(self.path(step)))
                 saved = {"model": metadata.model, "architecture": metadata.architecture, "arrays": metadata.arrays}
                 run = {**self._model(step), "arrays": array_shapes(_saved_fields(abstract, metadata))}
                 changes = differences(saved, run)
@@ -233,10 +237,24 @@ def restore_opt_state(checkpoint: epath.Path, abstract: TrainState, optimizer: s
 
 def _restore_item(checkpoint: epath.Path, name: str, tree: Any, metadata: CheckpointMetadata) -> Any:
     args = ocp.args.PyTreeRestore(tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree))
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        restored = checkpointer.restore(checkpoint / name, args=args)
+    # Not by a `Checkpointer`, whose barrier a host that cannot read would miss.
+    with contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
+        restored = read_on_all_hosts(checkpoint, lambda: handler.restore(checkpoint / name, args=args))
     check_fingerprint(name, restored, metadata)
     return restored
+
+
+def read_on_all_hosts(checkpoint: epath.Path, read: Callable[[], T]) -> T:
+    """Returns the result of `read`. If it fails on any host, raises on all, so that they agree on what is damaged."""
+
+    def call() -> T:
+        try:
+            return read()
+        except Exception as error:  # Orbax and its dependencies raise many exception types on damaged files.
+            raise_unless_damage(error, checkpoint)
+            raise BertjaxError(first_line(error)) from error
+
+    return raise_on_all_hosts(call)
 
 
 def _abstract_items(abstract: TrainState, metadata: CheckpointMetadata) -> tuple[str, dict[str, Any]]:

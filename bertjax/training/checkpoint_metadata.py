@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import hashlib
+import json
 import re
 from typing import Any
 
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from bertjax.errors import BertjaxError, first_line
+from bertjax.errors import BertjaxError, UnavailableError, first_line
 from bertjax.model.config import Architecture
 from bertjax.model.models import model_description
 from bertjax.training.multihost import is_collective_error
@@ -44,6 +45,7 @@ class CheckpointMetadata:
       fingerprints: fingerprint of each Orbax item, `params` and `training`, keyed by item name.
       arrays: dtype and shape of each array of the train state, by name (default: {}, for converted checkpoints).
       score: evaluation score, higher is better (default: None, no score).
+      metrics_sha256: hash of the lines of `metrics.jsonl` when the checkpoint was saved (default: "", unknown).
     """
 
     step: int
@@ -52,6 +54,12 @@ class CheckpointMetadata:
     fingerprints: dict[str, str]
     arrays: dict[str, str] = dataclasses.field(default_factory=dict)
     score: float | None = None
+    metrics_sha256: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the fields and their checksum, `sha256`."""
+        fields = dataclasses.asdict(self)
+        return {**fields, "sha256": _checksum(fields)}
 
 
 def model_metadata(model: nn.Module) -> dict[str, dict[str, Any]]:
@@ -76,6 +84,8 @@ def read_metadata(checkpoint: epath.Path) -> CheckpointMetadata:
     file = checkpoint / "meta" / "metadata"
     try:
         fields = read_json_object(file)
+        if fields.pop("sha256", None) not in (None, _checksum(fields)):  # Earlier versions wrote no checksum.
+            raise ValueError("wrong checksum")
         fields["architecture"] = {**dataclasses.asdict(Architecture()), **fields["architecture"]}
         metadata = CheckpointMetadata(**fields)
         if not isinstance(metadata.fingerprints["params"], str) or not isinstance(metadata.model["kind"], str):
@@ -84,6 +94,10 @@ def read_metadata(checkpoint: epath.Path) -> CheckpointMetadata:
     except (OSError, ValueError, KeyError, TypeError) as error:
         message = f"checkpoint {checkpoint} has damaged metadata: {first_line(error)}"
         raise BertjaxError(f"{message}; use another checkpoint") from error
+
+
+def _checksum(fields: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 def saved_architecture(checkpoint: epath.Path) -> Architecture:
@@ -100,14 +114,14 @@ def raise_unless_damage(error: Exception, checkpoint: epath.Path) -> None:
 
     The cause may be that another process of the run has died, or that memory, storage or network is unavailable.
     """
-    if is_collective_error(error):
+    if is_collective_error(error) or isinstance(error, UnavailableError):
         raise error
     cause: BaseException | None = error
     while cause is not None:
         is_errno = isinstance(cause, OSError) and cause.errno in _UNAVAILABLE_ERRNO
         if is_errno or isinstance(cause, MemoryError) or _UNAVAILABLE.search(str(cause)):
             message = f"checkpoint {checkpoint} cannot be read ({first_line(cause)}), but is not damaged"
-            raise BertjaxError(f"{message}; fix the cause, then run the same command again") from error
+            raise UnavailableError(f"{message}; fix the cause, then run the same command again") from error
         cause = cause.__cause__ or cause.__context__
 
 

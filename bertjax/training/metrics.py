@@ -12,7 +12,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -44,6 +44,16 @@ def read_lines(path: epath.Path) -> list[dict[str, Any]]:
     return lines
 
 
+def have_hash(lines: Iterable[Mapping[str, Any]], sha256: str) -> bool:
+    """Returns whether the lines, or their first lines, have the hash that `JsonlWriter.sha256` returned."""
+    digest = hashlib.sha256()
+    hashes = {digest.hexdigest()}
+    for line in lines:
+        digest.update(f"{json.dumps(line)}\n".encode())
+        hashes.add(digest.hexdigest())
+    return sha256 in hashes
+
+
 def evaluation_metrics(line: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the evaluation metrics of an object of `metrics.jsonl`, without their prefix."""
     return {name.removeprefix(EVAL_PREFIX): value for name, value in line.items() if name.startswith(EVAL_PREFIX)}
@@ -67,10 +77,12 @@ class JsonlWriter:
         self._path, self._appends = path, not is_remote(path)
         self._lines = [json.dumps(line) + "\n" for line in read_lines(path) if line["step"] <= step]
         write_atomic(path, "".join(self._lines))
+        self._digest = hashlib.sha256("".join(self._lines).encode())
         self._is_behind, self._flushed_at = False, time.monotonic()
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         line = json.dumps({"step": step, **{name: json_number(value) for name, value in values.items()}}) + "\n"
+        self._digest.update(line.encode())
         if self._appends:
             with self._path.open("a") as file:
                 file.write(line)
@@ -79,6 +91,11 @@ class JsonlWriter:
         self._is_behind = True
         if time.monotonic() - self._flushed_at > _REWRITE_SECONDS:
             self.flush()
+
+    @property
+    def sha256(self) -> str:
+        """Hash of all lines."""
+        return self._digest.hexdigest()
 
     def flush(self) -> None:
         if self._is_behind:

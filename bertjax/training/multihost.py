@@ -19,15 +19,15 @@ from jax.experimental import multihost_utils
 from bertjax.config.fields import differences
 from bertjax.config.mesh import ClusterConfig
 from bertjax.config.run import PATH_FIELDS
-from bertjax.errors import INTERRUPTED, BertjaxError, LostError, UsageError, first_line, shortened
+from bertjax.errors import INTERRUPTED, BertjaxError, LostError, UnavailableError, UsageError, first_line, shortened
 from bertjax.utils.io import write_atomic
 
 T = TypeVar("T")
 _PROCESS_VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 # Google Cloud's default firewall rules allow this port, but not JAX's default port 8482 (jax#35905).
 _DEFAULT_PORT = 8476
-# Words in the messages of failed collectives: gloo on CPUs, NCCL on GPUs, and JAX's coordination service.
-_COLLECTIVE_ERROR = re.compile(r"\bgloo\b|\bnccl|coordination ?service|\bheartbeat", re.IGNORECASE)
+# Words in the messages of failed collectives: gloo on CPUs, NCCL on GPUs, JAX's coordination service, Orbax's barriers.
+_COLLECTIVE_ERROR = re.compile(r"\bgloo\b|\bnccl|coordination ?service|\bheartbeat|\bbarrier", re.IGNORECASE)
 # Config fields that may differ between processes: paths, timeouts and ports.
 _LOCAL_FIELDS = ("config.cluster.", "config.hang_seconds:", *(f"config.{field}:" for field in PATH_FIELDS))
 # Maximum wait for a new file, which hosts of a network file system may see only after their caches time out.
@@ -95,12 +95,13 @@ def raise_on_all_hosts(call: Callable[[], T]) -> T:
     except BertjaxError as error:
         failure = error
     text = f"process {jax.process_index()}: {shortened(failure, 500)}" if failure else ""
-    code, message = np.array(failure.exit_code if failure else 0), text.encode()[:1024].ljust(1024)
-    codes, texts = multihost_utils.process_allgather((code, np.frombuffer(message, np.uint8)))
-    if np.any(codes):
-        first = int(np.argmax(codes != 0))
-        error_class = UsageError if codes[first] == UsageError.exit_code else BertjaxError
-        error = error_class(np.asarray(texts[first]).tobytes().decode(errors="replace").strip())
+    classes = (UsageError, UnavailableError, BertjaxError)
+    number = 1 + next(index for index, each in enumerate(classes) if isinstance(failure, each)) if failure else 0
+    message = np.frombuffer(text.encode()[:1024].ljust(1024), np.uint8)
+    numbers, texts = multihost_utils.process_allgather((np.array(number), message))
+    if np.any(numbers):
+        first = int(np.argmax(numbers != 0))
+        error = classes[numbers[first] - 1](np.asarray(texts[first]).tobytes().decode(errors="replace").strip())
         error.on_all_hosts = True
         raise error from failure
     return result

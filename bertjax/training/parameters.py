@@ -126,7 +126,7 @@ def save_params(
     }
     with ocp.CheckpointManager(workdir / CHECKPOINTS, options=options, item_handlers=handlers) as manager:
         arrays = ocp.args.PyTreeSave(tree, ocdbt_target_data_file_size=_FILE_BYTES)
-        manager.save(0, args=ocp.args.Composite(params=arrays, meta=ocp.args.JsonSave(dataclasses.asdict(metadata))))
+        manager.save(0, args=ocp.args.Composite(params=arrays, meta=ocp.args.JsonSave(metadata.as_json())))
         manager.wait_until_finished()
 
 

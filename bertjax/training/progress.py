@@ -88,10 +88,14 @@ class Progress:
         counted = [line for line in lines if TOKEN_FRACTION in line]
         self._counted_at, self._tokens = (counted[-1]["step"], counted[-1]["tokens"]) if counted else (0, 0)
 
-    def flush(self) -> None:
-        """Writes all lines to storage, so that no line is missing if the run resumes from the next checkpoint."""
+    def flush(self) -> str:
+        """Writes all lines to storage, so that no line is missing if the run resumes from the next checkpoint.
+
+        Returns the hash of the lines of `metrics.jsonl` ("" on hosts other than 0).
+        """
         for writer in (*self._files.values(), *self._boards):
             writer.flush()
+        return self._files[METRICS].sha256 if self._files else ""
 
     def close(self) -> None:
         self._bar.close()

@@ -15,8 +15,9 @@ from jax.sharding import Mesh
 from bertjax.errors import BertjaxError, DivergenceError, UsageError
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import find_checkpoint
+from bertjax.training.checkpoint_metadata import read_metadata
 from bertjax.training.evaluation import evaluate
-from bertjax.training.metrics import METRICS, import_tracker, read_lines
+from bertjax.training.metrics import METRICS, have_hash, import_tracker, read_lines
 from bertjax.training.multihost import raise_on_all_hosts
 from bertjax.training.optimizer import describe_head_steps, make_optimizer, make_schedule
 from bertjax.training.preemption import stop_requests, watchdog
@@ -99,12 +100,14 @@ def train(
         # Without a checkpoint, the run starts at step 0 and ignores old lines.
         logged = [line for line in read_lines(workdir / METRICS) if line["step"] <= step] if step else []
         history = evaluation_history(task, logged)
-        for saved, score in checkpoints.scores().items():  # They differ if metrics.jsonl was edited or removed.
-            if saved <= step and history.score_at(saved) != score:
+        sha256 = read_metadata(checkpoints.path(step)).metrics_sha256 if step else ""
+        if sha256 and not have_hash(logged, sha256):
+            problem = f"{workdir / METRICS} lacks lines that the run had logged before checkpoint {step}, or has others"
+            if task.best_metric:
                 raise BertjaxError(
-                    f"{workdir / METRICS} lacks the evaluation of checkpoint {saved}, so the best checkpoint is "
-                    "unknown; restore the file, or choose another --workdir"
+                    f"{problem}, so the best checkpoint is unknown; restore the file, or choose another --workdir"
                 )
+            logger.warning(f"{problem}; curves and numbers of tokens seen will be wrong")
         progress = stack.enter_context(contextlib.closing(Progress(task, workdir, step, logged, schedule, trackers)))
         profiler = stack.enter_context(StepProfiler(workdir, profile_steps))
         # Replicate the dropout key and the schedule on the devices of all hosts. `jit` computes them on each device,
@@ -123,9 +126,8 @@ def train(
             _check_steps_finite(state)
             with progress.paused():
                 check_still_owner()
-                progress.flush()
                 # The score is None if this step was not evaluated, or if the task has no `best_metric`.
-                checkpoints.save(state, history.score_at(step))
+                checkpoints.save(state, history.score_at(step), progress.flush())
             heartbeat()
 
         # Without scores, save before an evaluation, because it may take longer than a preempted host has left. With

@@ -18,8 +18,9 @@ from bertjax.config.run import PATH_FIELDS
 from bertjax.errors import BertjaxError, UsageError, listed
 from bertjax.tasks.build import config_class
 from bertjax.training.checkpoint import CHECKPOINTS, DAMAGED, resolve_checkpoint_path, saved_fingerprint, workdir_of
+from bertjax.training.multihost import raise_on_all_hosts
 from bertjax.utils.io import AnyPath, check_bucket, is_remote, read_json_object, remove_temporaries, write_atomic
-from bertjax.utils.json_files import write_json
+from bertjax.utils.json_files import naming, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -83,15 +84,18 @@ def acquire_lock(workdir: epath.Path) -> Iterator[None]:
 
     Raises a UsageError if another run has locked the workdir.
     """
-    if is_remote(workdir) or jax.process_index() != 0:
-        yield
-        return
-    try:
-        lock = FileLock(workdir / _LOCK).acquire(timeout=0)
-    except Timeout:
-        raise UsageError(f"another run is using the workdir {workdir}; wait or choose another --workdir") from None
-    with lock:
+
+    def lock() -> contextlib.AbstractContextManager:
+        if is_remote(workdir) or jax.process_index() != 0:
+            return contextlib.nullcontext()
+        try:
+            acquired = FileLock(workdir / _LOCK).acquire(timeout=0)
+        except Timeout:
+            raise UsageError(f"another run is using the workdir {workdir}; wait or choose another --workdir") from None
         remove_temporaries(Path(workdir))
+        return acquired
+
+    with raise_on_all_hosts(lock):
         yield
 
 
@@ -126,19 +130,23 @@ def check_config(workdir: epath.Path, config: dict[str, Any], data_hash: str) ->
     if not has_checkpoints(workdir):
         return
     saved, data, increased = _read_json(workdir / CONFIG) or {}, _read_json(workdir / DATA), {}
-    results = _read_json(workdir / RESULTS) or {}
-    if _newest_step(workdir) <= results.get("last_step", -1):  # Finished, and not continued since then.
-        # `config.json` may be from an attempt to continue that was interrupted before its first checkpoint.
-        finished = {name: results["config"][name] for name in ("epochs", "steps") if name in results["config"]}
-        saved |= finished
-        if len(config.get("phases", ())) <= 1:  # More steps would move the start of later phases.
-            # Ignore a value of 0 steps, which means that `epochs` determines the number of steps.
-            increased = {name: config[name] for name, value in finished.items() if 0 < value < config[name]}
+    if data is None:
+        raise BertjaxError(f"{workdir / DATA} is missing; restore the file, or choose another --workdir")
+    with naming(workdir / RESULTS):
+        results = _read_json(workdir / RESULTS) or {}
+        if _newest_step(workdir) <= results.get("last_step", -1):  # Finished, and not continued since then.
+            # `config.json` may be from an attempt to continue that was interrupted before its first checkpoint.
+            finished = {name: results["config"][name] for name in ("epochs", "steps") if name in results["config"]}
+            saved |= finished
+            if len(config.get("phases", ())) <= 1:  # More steps would move the start of later phases.
+                # Ignore a value of 0 steps, which means that `epochs` determines the number of steps.
+                increased = {name: config[name] for name, value in finished.items() if 0 < value < config[name]}
     problem = ""
-    if data is not None and data.get("sha256") != data_hash:
+    if data.get("sha256") != data_hash:
         problem = "on other data"
-    if saved and (changes := result_differences({**saved, **increased}, config)):
-        problem = f"with another config ({changes})"
+    with naming(workdir / CONFIG):
+        if saved and (changes := result_differences({**saved, **increased}, config)):
+            problem = f"with another config ({changes})"
     if problem:
         raise UsageError(f"{workdir} belongs to a run {problem}; restore config and data, or use another --workdir")
     for name, value in increased.items():
@@ -153,7 +161,7 @@ def write_config(workdir: epath.Path, config: dict[str, Any], data_hash: str, in
     """
     if jax.process_index() == 0:
         write_json(workdir / CONFIG, config)
-        if not (has_checkpoints(workdir) and (workdir / DATA).exists()):
+        if not has_checkpoints(workdir):
             origin = read_origin(workdir_of(init_from)) if init_from else {}
             data = {
                 "sha256": data_hash,
@@ -223,4 +231,5 @@ def _read_json(file: epath.Path) -> dict[str, Any] | None:
     try:
         return read_json_object(file)
     except ValueError as error:
-        raise BertjaxError(f"{file} is damaged ({error}); choose another --workdir") from error
+        fix = "remove it, and run the same command again" if file.name == RESULTS else "choose another --workdir"
+        raise BertjaxError(f"{file} is damaged ({error}); {fix}") from error

@@ -5,6 +5,8 @@ import logging
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from importlib.metadata import version
 from pathlib import Path
 from unittest.mock import Mock
@@ -205,6 +207,14 @@ def test_exceptions_of_libraries_determine_the_exit_code_and_the_error_line(capf
     ):
         monkeypatch.setattr(cli, "_run", Mock(side_effect=error))
         assert failure(capfd, "describe") == (code, line)
+
+
+def test_failed_command_does_not_wait_for_threads():
+    start = "import threading, time; threading.Thread(target=time.sleep, args=(300,)).start()"
+    program = f"{start}; from bertjax.cli.main import main; main()"
+    command = [sys.executable, "-c", program, "describe", "--config", "nothing"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 2 and result.stderr.startswith("bertjax: config file not found")
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)

@@ -11,7 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from command_runs import read_metrics, train
+from command_runs import read_metrics, train, train_command
 from commanding import failure, printed, refused
 from processes import environment_of
 
@@ -22,13 +22,14 @@ from bertjax.tasks.pretraining.task import PretrainingTask
 from bertjax.training.checkpoint_config import experiment_config
 
 TINY = "pretrain:size=L1_H16,quick=true"
+SCHEDULE = {"steps": 4, "eval_every": 2, "checkpoint_every": 2, "optimizer__warmup_steps": 0}
 
 
 @pytest.fixture(scope="module")
 def workdir(corpus, tmp_path_factory) -> Path:
     """Returns the workdir of a run with checkpoints of steps 0, 2 and 4; tests must not change it."""
-    path, fields = tmp_path_factory.mktemp("cli") / "run", {"steps": 4, "eval_every": 2, "checkpoint_every": 2}
-    train(f"pretrain.py:corpus={corpus},seq_len=16", path, None, **fields, optimizer__warmup_steps=0)
+    path = tmp_path_factory.mktemp("cli") / "run"
+    train(f"pretrain.py:corpus={corpus},seq_len=16", path, None, **SCHEDULE)
     return path
 
 
@@ -206,6 +207,15 @@ def test_checkpoint_whose_vocabulary_differs_from_the_data_is_rejected(capfd, co
     assert "differs from the data's vocabulary" in refused(capfd, "evaluate", "--checkpoint", workdir, *config)
     code, error = failure(capfd, "train", *config, "--workdir", tmp_path / "run", "--init_from", workdir)
     assert code == 2 and "differs from the data's vocabulary" in error
+
+
+def test_run_resumes_if_its_initial_checkpoint_was_removed(capfd, corpus, workdir, tmp_path):
+    run, removed = shutil.copytree(workdir, tmp_path / "run"), f"--init_from={tmp_path}/removed"
+    shutil.rmtree(run / "checkpoints" / "4")
+    train(f"pretrain.py:corpus={corpus},seq_len=16", run, None, removed, **SCHEDULE)
+    assert "it is not needed to resume" in (log := capfd.readouterr().err) and "at step 2" in log
+    command = train_command(f"pretrain.py:corpus={corpus},seq_len=16", tmp_path / "new", None, removed, **SCHEDULE)
+    assert "no checkpoint at" in refused(capfd, *command)
 
 
 def test_sweep_refuses_the_workdir_of_a_run(capfd, workdir, tmp_path):

@@ -29,7 +29,8 @@ PRIMITIVES = """
 import os
 import jax
 from bertjax.config.mesh import ClusterConfig
-from bertjax.errors import BertjaxError, UsageError
+from bertjax.errors import BertjaxError, UnavailableError, UsageError
+from bertjax.training.checkpoint import read_on_all_hosts
 from bertjax.training.multihost import (
     assert_same_run, broadcast_from_host0, initialize_distributed, is_collective_error, raise_on_all_hosts
 )
@@ -56,6 +57,10 @@ assert raised(lambda: raise_on_all_hosts(lambda: index == 1 and fail(UsageError(
 assert raised(lambda: raise_on_all_hosts(lambda: fail(BertjaxError(f"damaged {index}")))) == (
     BertjaxError, "process 0: damaged 0"
 )
+# A file that only one host cannot read is damaged for all hosts, or for none.
+for error, kind in ((FileNotFoundError("no file"), BertjaxError), (PermissionError(13, "no access"), UnavailableError)):
+    kind_of_host, text = raised(lambda: read_on_all_hosts("run/3", lambda: index == 1 and fail(error)))
+    assert kind_of_host is kind and "process 1: " in text and str(error.strerror or error) in text
 assert_same_run({"config": {"steps": 3, "data": {"corpus": f"/disk{index}"}, "hang_seconds": index}})
 kind, text = raised(lambda: assert_same_run({"config": {"steps": 3 + index}}))
 assert kind is UsageError and "process 1: config or data differ from those of process 0: config.steps: 3 -> 4" in text

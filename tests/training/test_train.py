@@ -197,6 +197,18 @@ def test_resume_ignores_init_from_and_replaces_metric_lines_after_the_checkpoint
     assert (run / "notes.txt").read_text() == "mine"
 
 
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_resumed_run_warns_if_earlier_lines_of_metrics_are_missing(corpus, trained, tmp_path, is_changed, log_lines):
+    run = shutil.copytree(trained, tmp_path / "run")
+    shutil.rmtree(run / "checkpoints" / "14")
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(lines[is_changed:]))
+    loop.train(make(corpus), str(run))
+    assert any(
+        "metrics.jsonl lacks lines that the run had logged before checkpoint 12" in line for line in log_lines
+    ) == (is_changed)
+
+
 def with_infinite_weights(batch):
     return {**batch, "masked_lm_weights": np.full_like(batch["masked_lm_weights"], np.inf)}
 

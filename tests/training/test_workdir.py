@@ -62,6 +62,21 @@ def test_resume_with_another_config_or_on_another_corpus_is_refused(corpus, trai
     prepare([text], tmp_path / "corpus", vocabulary=vocabulary, heldout_fraction=0.2, workers=1)
     with pytest.raises(UsageError, match="belongs to a run on other data"):
         loop.train(make(tmp_path / "corpus"), str(trained))
+    run = shutil.copytree(trained, tmp_path / "run")
+    (run / "data.json").unlink()
+    with pytest.raises(BertjaxError, match="data.json is missing"):
+        loop.train(make(corpus), str(run))
+
+
+@pytest.mark.parametrize(
+    "file, content", [("results.json", '{"last_step": 14}'), ("results.json", "{"), ("config.json", '{"model": 5}')]
+)
+def test_damaged_json_file_is_an_error_that_names_it(corpus, trained, tmp_path, file, content):
+    run = shutil.copytree(trained, tmp_path / "run")
+    values = json.loads((run / file).read_text()) if file == "config.json" else {}
+    (run / file).write_text(json.dumps({**values, **json.loads(content)}) if values else content)
+    with pytest.raises(BertjaxError, match=file):
+        loop.train(make(corpus), str(run))
 
 
 @pytest.mark.ci
