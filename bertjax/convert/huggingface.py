@@ -45,9 +45,10 @@ _MULTILABEL, _CLASSES, _REGRESSION = "multi_label_classification", "single_label
 
 def is_checkpoint_folder(path: Path) -> bool:
     """Returns whether a folder has a Hugging Face config. A damaged `config.json` counts, because `read` reports it."""
+    has_modules = (path / sentence_transformers.MODULES).is_file()
     path = sentence_transformers.transformer_folder(path)
     if not (path / CONFIG).is_file():
-        return (path / _ADAPTER).is_file()
+        return has_modules or (path / _ADAPTER).is_file()
     try:
         config = read_json(path / CONFIG)
     except (OSError, ValueError):
@@ -60,14 +61,14 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
     root, folder = folder, sentence_transformers.transformer_folder(folder)
     if (folder / _ADAPTER).is_file():
         raise UsageError(
-            f"{folder} has a peft adapter ({_ADAPTER}), which bertjax does not apply; merge it with peft: "
+            f"{folder} has an adapter ({_ADAPTER}), which bertjax does not apply; merge it into the model, with peft: "
             "AutoPeftModel.from_pretrained(DIR).merge_and_unload().save_pretrained(NEW_DIR)"
         )
     file = folder / CONFIG
     if sentence_transformers.module_paths(root) and not file.is_file():
         raise UsageError(
             f"{root / sentence_transformers.MODULES} lists no Transformer with a {CONFIG}; bertjax reads only models "
-            "with an encoder, not StaticEmbedding"
+            "whose first module is a Transformer"
         )
     hf_config = read_object(file)
     with naming(file):

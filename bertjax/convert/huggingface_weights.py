@@ -59,6 +59,9 @@ def _weight_files(folder: Path) -> list[Path]:
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     index = folder / INDEX
+    if not index.is_file() and not any(folder.glob("*.bin")):
+        fix = "save the model with save_pretrained of transformers"
+        raise UsageError(f"{folder} contains no {WEIGHTS}; {fix}")
     if not index.is_file():
         raise missing_weights(str(folder), f"{folder}-safetensors")
     with naming(index):

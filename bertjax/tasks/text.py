@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bertjax.data.finetuning.cells import label_key, sort_labels
+from bertjax.data.finetuning.cells import label_key, minus_one_problem, sort_labels
 from bertjax.data.finetuning.labeled_text import Target, is_multi_hot
 from bertjax.data.finetuning.tables import ReadStats, Row, escape_line, read_table
 from bertjax.data.finetuning.tagged import TaggedText, read_tagged_rows
@@ -240,8 +240,8 @@ def _read_labels(data: TextData, separator: str) -> list[str]:
             f"no row of {data.train_file} has several labels; if labels are separated by a character other than "
             f"{separator!r}, set config.data.label_separator"
         )
-    if len(labels) > 3 and {*labels} == {*map(str, range(-1, len(labels) - 1))}:
-        logger.warning(f"{data.train_file} has the classes -1 to {len(labels) - 2}; -1 may mark missing labels")
+    if problem := minus_one_problem(labels):
+        logger.warning(f"{data.train_file}: {problem}")
     rare = [name for key, name in labels.items() if spellings[key].total() == 1]
     is_mostly_rare = data.kind == "classes" and stats.read >= _MIN_ROWS and 2 * len(rare) >= stats.read
     if suspicious := rare if is_mostly_rare else [name for name in rare if len(name.split()) > _MAX_WORDS]:

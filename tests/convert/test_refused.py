@@ -89,6 +89,11 @@ def static_embedding(folder):
     (folder / "modules.json").write_text('[{"name": "0", "path": "", "type": "sentence_transformers.StaticEmbedding"}]')
 
 
+def router(folder):
+    static_embedding(folder)
+    (folder / "model.safetensors").unlink()
+
+
 def remove_pooler(folder):
     arrays = load_file(folder / "model.safetensors")
     save_file({name: array for name, array in arrays.items() if "pooler" not in name}, folder / "model.safetensors")
@@ -135,8 +140,8 @@ def add_columns(folder):
         (weights(BIAS, lambda bias: np.full(WIDTH, 1e300)), f"{BIAS} contains values that are not finite"),
         (weights(BIAS, lambda bias: bias * np.float32("nan")), f"{BIAS} contains values that are not finite"),
         (weights(NORM, lambda scale: scale, "bert.embeddings.LayerNorm.gamma"), "under an old and a new name"),
-        (add_adapter, "has a peft adapter .adapter_config.json., which bertjax does not apply; merge it"),
-        (only_adapter, "has a peft adapter .adapter_config.json., which bertjax does not apply; merge it"),
+        (add_adapter, "has an adapter .adapter_config.json., which bertjax does not apply; merge it"),
+        (only_adapter, "has an adapter .adapter_config.json., which bertjax does not apply; merge it"),
         (lambda folder: (folder / "config.json").write_text("{"), "cannot read .*config.json"),
         (lambda folder: (folder / "config.json").write_text("[" * 100_000), "cannot read .*config.json"),
         (lambda folder: (folder / "config.json").unlink(), "cannot read .*config.json"),
@@ -147,7 +152,11 @@ def add_columns(folder):
         (lambda folder: (folder / "tokenizer_config.json").write_text("[]"), "cannot read .*tokenizer_config.json"),
         (lambda folder: edit_json(folder / "tokenizer_config.json", model_max_length="9"), "tokenizer_config.json: T"),
         (lambda folder: (folder / "vocab.txt").write_text("[PAD]\n"), "lacks "),
-        (static_embedding, "modules.json lists no Transformer with a config.json; bertjax reads only models with an"),
+        (
+            static_embedding,
+            "modules.json lists no Transformer with a config.json; bertjax reads only models whose first",
+        ),
+        (router, "modules.json lists no Transformer with a config.json; bertjax reads only models whose first"),
         (add_columns, r"several columns, such as '\[PAD\]\\t0'"),
         (use_float8, "cannot read .*model.safetensors: .*float8_e4m3fn.*; weights must be float32"),
         (use_index({"a": "../weights.safetensors"}), "lists files outside its folder"),
@@ -212,6 +221,9 @@ def test_error_for_pickled_weights_has_a_command_that_writes_safetensors(folder,
     words = shlex.split(command.partition(", and copy")[0])
     assert words[:2] == ["python", "-c"] and words[3:] == [str(folder), f"{folder}-safetensors"]
     assert compile(words[2], "command", "exec") and "save_pretrained" in words[2]
+    (folder / "pytorch_model.bin").rename(folder / "model.onnx")
+    with pytest.raises(UsageError, match="contains no model.safetensors; save the model with save_pretrained"):
+        read_checkpoint(folder)
 
 
 def test_latest_of_several_tensorflow_checkpoints_is_read(google, tmp_path):

@@ -115,6 +115,11 @@ def test_irregular_rows_are_read_and_counted(form, content, row, reason, tmp_pat
     assert rows[0] == row
 
 
+def test_ignored_columns_are_named(tmp_path):
+    for form, content in (("csv", "text,label,weight\na,1,2\n"), ("jsonl", '{"text": "a", "label": 1, "weight": 2}\n')):
+        assert "columns text, label (ignored: weight)" in read_rows(tmp_path, content, form=form)[1].summary()
+
+
 @pytest.mark.parametrize("newline", [b"\r", b"\n", b"\r\n", b"\r\r\n"])
 def test_files_with_mixed_line_ends_are_read(newline, tmp_path):
     for form, lines in (("tsv", b"text\tlabel|a\t1|b\t0"), ("csv", b"text,label|a,1|b,0")):
@@ -164,7 +169,7 @@ def test_unused_columns_are_listed(tmp_path):
         ("jsonl", "text\n", "line 1: "),
         ("jsonl", "[" * 100_000, "line 1: "),
         ("jsonl", '[{"text": "a", "label": "x"}]', "line 1: not a JSON object"),
-        ("jsonl", '{"text": {"a": 1}, "label": "x"}', "line 1: a value is an object"),
+        ("jsonl", '{"text": {"a": 1}, "label": "x"}', "line 1: 'text' is an object"),
         ("jsonl", "5", "line 1: not a JSON object"),
         ("jsonl", '{"a": 1, "label": "x"}\n{"label": "y"}', "no column 'text'; its columns are 'a', 'label'"),
     ],
@@ -241,7 +246,9 @@ def test_list_in_a_column_with_one_label_per_row_is_an_error(cell, labels):
         read(cell, labels)
 
 
-@pytest.mark.parametrize("cell", ["NaN", "None", " nan ", "null", "Null", "NA", "n.a.", "-1.#IND", "1.#QNAN"])
+@pytest.mark.parametrize(
+    "cell", ["NaN", "None", " nan ", "null", "Null", "NA", "n.a.", "-1.#IND", "1.#QNAN", "\\N", "#REF!"]
+)
 @pytest.mark.parametrize("labels, separator", [(["a", "b"], ""), (["a", "b"], ","), ([], "")])
 def test_missing_label_is_counted(cell, labels, separator):
     label, stats = read(cell, labels, separator)

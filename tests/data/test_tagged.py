@@ -252,9 +252,11 @@ def test_special_tokens_are_one_token_and_words_without_pieces_are_unknown(token
 def test_unknown_tag_is_an_error_and_untagged_words_are_unlabeled(tokenizer, tmp_path):
     with pytest.raises(UsageError, match="dev has unknown tags: I-PER .*config.data.labels"):
         encode(read(tmp_path), tokenizer, ["O", "I-LOC", "I-ORG"])
-    ids = read_tagged_rows([Row(1, {"text": "EU a", "tags": [-100, "3.0"]})], "text", "tags", ReadStats(""))
-    with pytest.raises(UsageError, match=r"unknown tags: -100, 3\.0 .* write names instead of ids"):
+    ids = read_tagged_rows([Row(1, {"text": "EU a", "tags": [-1, "3.0"]})], "text", "tags", ReadStats(""))
+    with pytest.raises(UsageError, match=r"unknown tags: -1, 3\.0 .* write names instead of ids"):
         encode(ids, tokenizer)
+    with pytest.raises(UsageError, match="line 1: -100 marks ignored tokens and is not a tag"):
+        read_tagged_rows([Row(1, {"text": "EU a", "tags": [1, -100]})], "text", "tags", ReadStats("file"))
     untagged = read_tagged_rows([Row(1, {"text": "EU rejects"})], "text", None, ReadStats(""))
     assert not untagged.has_tags
     unlabeled, _ = encode(untagged, tokenizer)

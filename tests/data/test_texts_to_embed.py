@@ -59,10 +59,12 @@ def test_wrong_labels_are_refused_with_their_line(kind, value, message, letters,
         read(tmp_path, letters, rows, ("a", "b"), kind)
 
 
-def test_spellings_of_a_class_are_one_class(letters, tmp_path):
+def test_spellings_of_a_class_are_one_class(letters, tmp_path, log_lines):
     rows = [{"a": "x", "b": "y", "score": value} for value in ("2.0", True, "true", 2)]
     examples, names, _ = read(tmp_path, letters, rows, ("a", "b"), "class")
-    assert names == ["2", "true"] and examples.rows["labels"].ravel().tolist() == [0, 1, 1, 0]
+    assert names == ["2", "true"] and examples.rows["labels"].ravel().tolist() == [0, 1, 1, 0] and not log_lines
+    read(tmp_path, letters, [{"a": "x", "b": "y", "score": value} for value in (-1, 0, 1, 2)], ("a", "b"), "class")
+    assert "the classes are -1 to 2; -1 may mark missing labels" in log_lines[-1]
 
 
 @pytest.mark.parametrize("negatives", [["x", "z"], "['x', 'z']", '["x", "z"]'])

@@ -233,6 +233,24 @@ def test_generic_labels_of_a_converted_checkpoint_are_matched_by_position(topics
     output = capfd.readouterr()
     assert json.loads(output.out) == pytest.approx(metrics)
     assert f"outputs LABEL_0, LABEL_1 of {tmp_path / 'hf'} to the labels bad, good by position" in output.err
+    # Numbers of classes are those of generic names. They match other names by position, with a warning.
+    (tmp_path / "data.csv").write_text("text,topic\nzu lo,1\npa ke,0\nzu,0\n")
+    numbers, labels = f"--config={experiment}:{arguments}", tmp_path / "labels.json"
+    assert evaluate(capfd, tmp_path / "hf", numbers, *overrides(None)) == pytest.approx(metrics)
+    labels.write_text('{"labels": ["0", "1"]}')
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"id2label": {"0": "no", "1": "yes"}}))
+    flags_of_numbers = [numbers, *overrides(None), f"--config.data.labels={labels}"]
+    cli.main(["evaluate", f"--checkpoint={tmp_path / 'hf'}", *flags_of_numbers])
+    output = capfd.readouterr()
+    assert (
+        json.loads(output.out) == pytest.approx(metrics) and "by position; check that they mean the same" in output.err
+    )
+    labels.write_text('{"labels": ["bad", "good"]}')
+    (tmp_path / "data.csv").write_text("text,topic\nzu lo,good\npa ke,bad\nzu,bad\n")
+    assert "was trained with labels no, yes, but" in refused(
+        capfd, "evaluate", f"--checkpoint={tmp_path / 'hf'}", *flags_of_numbers
+    )
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"id2label": {"0": "LABEL_0", "1": "LABEL_1"}}))
     # Without a training file, the labels are unknown.
     flags[0] = f"--config={experiment}:{arguments}"
     error = refused(capfd, "evaluate", f"--checkpoint={tmp_path / 'hf'}", *flags)
@@ -273,7 +291,7 @@ def test_label_in_quotes_is_refused(letters, tmp_path):
         ("classes", "zu,pos\npa,neg\n" * 2, None),
         ("multilabel", "zu,pos\npa,pos;neg\n", "no row of .* has several labels; if .* character other than"),
         ("multilabel", 'zu,pos\npa,"pos,neg"\n', None),
-        ("classes", "zu,-1\npa,0\nba,1\nke,2\n" * 2, "the classes -1 to 2; -1 may mark missing labels"),
+        ("classes", "zu,-1\npa,0\nba,1\nke,2\n" * 2, "the classes are -1 to 2; -1 may mark missing labels"),
         ("classes", "zu,-1\npa,0\nba,1\n" * 2, None),
     ],
 )

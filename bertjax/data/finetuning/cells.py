@@ -7,15 +7,17 @@ import itertools
 import json
 import re
 import tokenize
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from bertjax.errors import UsageError, quoted
 
-# Cells that mean "missing", as in `pandas.read_csv`, and variants that no known data uses as a class.
+# Cells that mean "missing", as in `pandas.read_csv`, exports of databases (\N) and spreadsheets (errors), and variants
+# that no known data uses as a class.
 _MISSING = (
     *("NaN", "nan", "-NaN", "-nan", "1.#QNAN", "-1.#QNAN", "1.#IND", "-1.#IND", "NULL", "null", "None"),
-    *("NA", "<NA>", "#NA", "N/A", "n/a", "#N/A", "#N/A N/A", "Nan", "Null", "n.a."),
+    *("NA", "<NA>", "#NA", "N/A", "n/a", "#N/A", "#N/A N/A", "Nan", "Null", "n.a.", "\\N"),
+    *("#DIV/0!", "#NAME?", "#NULL!", "#NUM!", "#REF!", "#VALUE!"),
 )
 # Label cells that look like lists, including `array(['a'], dtype=object)` and the start of a list that was split at a
 # comma. A label in parentheses, such as `(other)`, is not a list.
@@ -88,10 +90,18 @@ def is_integer(name: str) -> bool:
 
 
 def label_key(name: str) -> str:
-    """Returns the same key for all spellings of a label: `1` and `1.0`, or `true`, `True` and `TRUE`."""
+    """Returns the same key for all spellings of a label: `1`, `1.0` and `LABEL_1`, or `true`, `True` and `TRUE`."""
+    name = re.sub(r"^LABEL_(?=\d+$)", "", name)
     if is_integer(name):
         return name.partition(".")[0]
     return name.lower() if name.lower() in ("true", "false") else name
+
+
+def minus_one_problem(labels: Collection[str]) -> str:
+    """Returns a warning if the classes of a file are the numbers from -1, else ""."""
+    if len(labels) > 3 and {*labels} == {*map(str, range(-1, len(labels) - 1))}:
+        return f"the classes are -1 to {len(labels) - 2}; -1 may mark missing labels"
+    return ""
 
 
 def sort_labels(names: Iterable[str]) -> list[str]:

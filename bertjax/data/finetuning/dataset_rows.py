@@ -62,7 +62,7 @@ def read_hub(address: str, columns: Sequence[str], stats: ReadStats, nullable: S
     with read_errors(f"dataset {name!r}", split):
         for line, row in enumerate(dataset.select_columns([*columns]), 1):
             stats.read += 1
-            fields = {column: _hub_cell(features[column], row[column]) for column in columns}
+            fields = {column: _hub_cell(features[column], row[column], column) for column in columns}
             fields |= {column: "" for column in nullable if fields[column] is NULL}
             if NULL in fields.values():
                 stats.skip("with null, NaN or the class id -1", line)
@@ -70,8 +70,8 @@ def read_hub(address: str, columns: Sequence[str], stats: ReadStats, nullable: S
             yield Row(line, fields)
 
 
-def _hub_cell(feature: Any, value: Any) -> Any:
+def _hub_cell(feature: Any, value: Any, column: str) -> Any:
     if not hasattr(feature, "int2str"):
-        return as_text(value)
+        return as_text(value, column)
     # -1 is the class id of examples without a label, as in SNLI.
     return NULL if value in (None, -1) else feature.int2str(value)

@@ -109,7 +109,7 @@ def read_table(
     if not text.strip():
         raise UsageError(f"{path} is empty; use a file with rows")
     if file_format == "jsonl":
-        rows = _json_rows(path, text, columns, optional)
+        rows = _json_rows(path, text, columns, optional, stats)
     else:
         rows = _select_columns(path, _split_rows(path, text), columns, header, stats)
     num_long = num_short = 0
@@ -208,8 +208,7 @@ def _select_columns(
 ) -> Iterator[tuple[int, dict[str, str | None], bool]]:
     names = list(header) or next(rows)[1]
     _check_columns(path, names, columns)
-    ignored = [name or "a column without a name" for name in names if name not in columns]
-    stats.columns = f"columns {', '.join(columns)}" + (f" (ignored: {listed(ignored)})" if ignored else "")
+    stats.columns = _describe_columns(names, columns)
     indices = {name: names.index(name) for name in names}
     is_csv = table_format(path) == "csv"
     for line, fields in rows:
@@ -225,12 +224,17 @@ def _select_columns(
         yield line, {name: fields[index] if index < len(fields) else None for name, index in indices.items()}, is_long
 
 
+def _describe_columns(names: Sequence[str], columns: Sequence[str]) -> str:
+    ignored = [name or "a column without a name" for name in names if name not in columns]
+    return f"columns {', '.join(columns)}" + (f" (ignored: {listed(ignored)})" if ignored else "")
+
+
 def _check_columns(path: Path, names: Sequence[str], columns: Sequence[str]) -> None:
     for column in columns:
         if names.count(column) != 1:
             problem = f"no column {column!r}" if column not in names else f"several columns named {column!r}"
             existing = listed(repr(name) for name in names if name) or "(none)"
-            if re.search("[,;|\t]|^sep=", names[0]) and len([*filter(None, names)]) == 1:
+            if re.search("[,;| \t]|^sep=", names[0]) and len([*filter(None, names)]) == 1:
                 existing += " (fields are separated by tabs in .tsv, by commas in .csv)"
             if f'"{column}"' in names:
                 existing += " (in .tsv, quotes are a part of names and texts; save the table as .csv)"
@@ -265,23 +269,25 @@ def _split_rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
             yield line, fields or [""]
             line = reader.line_num + 1
     except csv.Error as error:
-        raise UsageError(f"{path}: {error} in the row that starts at line {line}; check its quotes") from error
+        fix = "check its quotes, and separate fields by commas" if is_csv else "check its quotes"
+        raise UsageError(f"{path}: {error} in the row that starts at line {line}; {fix}") from error
 
 
 def _json_rows(
-    path: Path, text: str, columns: Sequence[str], optional: Sequence[str]
+    path: Path, text: str, columns: Sequence[str], optional: Sequence[str], stats: ReadStats
 ) -> Iterator[tuple[int, dict[str, Any], bool]]:
     names: dict[str, None] = {}
     for line, fields in _json_objects(path, text):
         names |= dict.fromkeys(fields)
         try:
             # A column that the object lacks is None, which counts as a missing field.
-            cells = {column: as_text(fields[column]) if column in fields else None for column in columns}
+            cells = {column: as_text(fields[column], column) if column in fields else None for column in columns}
             cells |= {name: fields[name] for name in fields if name not in columns}
         except ValueError as error:
             raise _json_error(path, line, error) from error
         yield line, cells, False
     _check_columns(path, [*names], [column for column in columns if column not in optional])
+    stats.columns = _describe_columns([*names], columns)
 
 
 def _json_objects(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -300,10 +306,10 @@ def _json_error(path: Path, line: int, error: Exception) -> UsageError:
     return UsageError(f"{path} line {line}: {error}; write one JSON object of texts per line")
 
 
-def as_text(value: Any) -> Any:
+def as_text(value: Any, column: str) -> Any:
     """Converts a JSON value to text. Returns null and NaN as `NULL`, and strings and lists unchanged."""
     if isinstance(value, dict):
-        raise ValueError("a value is an object")
+        raise ValueError(f"{column!r} is an object")
     if value is None or value != value:  # NaN is not equal to itself.
         return NULL
     return value if isinstance(value, (str, list)) else json.dumps(value)

@@ -231,6 +231,8 @@ def read_tagged_rows(
         row_tags = [""] * len(words)
         if label and not row.has_problem:
             row_tags = _items(row.fields[label], place, in_text=False)
+        if "-100" in row_tags:
+            raise UsageError(f"{place}: -100 marks ignored tokens and is not a tag; use a file of words and their tags")
         # In the Penn Treebank, `,` is itself a tag.
         if joined := [tag for tag in row_tags if "," in tag and tag != ","]:
             raise UsageError(f"{place}: the tag {quoted(joined[0])} contains a comma; separate tags by spaces")
