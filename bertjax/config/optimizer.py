@@ -28,7 +28,7 @@ class OptimizerConfig(Section):
         google-research/bert. `cosine` is a half cosine from `learning_rate` to 0. `warmup_stable_decay` is constant,
         then `learning_rate * (1 - sqrt(f))`, where f is the completed fraction of the last `decay_steps` steps.
       warmup_steps: number of linear warm-up steps (-1: a tenth of all steps).
-      decay_steps: number of decay steps of `warmup_stable_decay` (-1: a tenth of all steps).
+      decay_steps: number of decay steps of `warmup_stable_decay` (-1: a tenth of the steps after the head steps).
       weight_decay: decoupled weight decay, which does not apply to LayerNorm parameters and biases.
       b1: decay rate of the first moment.
       b2: decay rate of the second moment.

@@ -15,7 +15,7 @@ Axis names in `with_logical_constraint` (`ACTIVATION_RULES` of `training/shardin
     batch              B, sharded over the mesh axes `data` and `fsdp`
     batch_over_data    B, sharded over `data` only
     embed              D, not sharded
-    embed_over_fsdp    D, sharded over `fsdp`
+    embed_over_fsdp    D, or E of the token table, sharded over `fsdp`
     length             L, not sharded
     heads, mlp, vocab  H, F and V, sharded over `tensor`
 
@@ -169,8 +169,8 @@ class Encoder(nn.Module):
             position_ids = jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
         x = self.embeddings(input_ids, segment_ids, position_ids, deterministic)
         layer_fields = {"config": config, "attention": attention, "deterministic": deterministic}
-        # Apply `TransformerLayer(**layer_fields)` N times. `per_layer` are its inputs that differ between layers, with
-        # an axis N. `shared` are the same for all layers.
+        # Apply `TransformerLayer(**layer_fields)` N times, as the submodule `layers` of this module. `per_layer` are
+        # its inputs that differ between layers, with an axis N. `shared` are the same for all layers.
         per_layer, shared = layer_inputs(config, sequence_ids, position_ids)
         x, layers = run_layers(self, TransformerLayer, layer_fields, x, per_layer, shared, collect=collect_layers)
         if config.norm_first:

@@ -112,8 +112,8 @@ class Task:
       warmup_steps: steps of linear learning-rate warm-up.
       has_schedule: whether `total_steps` and `warmup_steps` are known (default: True). They are placeholders if the
         task was built without data, for `bertjax describe` and `bertjax plan`.
-      batch_sizes: numbers of rows that data shards and micro-batches must divide, such as the rows of the global batch
-        for each training phase (default: (), no training data). A phase is a range of steps with one batch shape.
+      batch_sizes: rows of the global batch of each training phase, multiples of data shards times micro-batches
+        (default: (), no training data). A phase is a range of steps with one batch shape.
       steps_per_epoch: steps per epoch (default: 0, the task has no epochs).
       checkpoint_every: steps between checkpoints, at least 1. The last step is always saved.
 
@@ -209,21 +209,21 @@ class Task:
     def trained_cost(self, cost: StepCost, head_only: bool = False) -> StepCost:
         """Returns the cost of steps whose full cost is `cost`, without the backward pass of frozen layers.
 
-        In a layer, the output, the gradient of its input and the gradient of its weights take a third of the FLOPs
-        each. If the embeddings below frozen layers are trained, only the gradients of frozen weights are not computed,
-        which attention does not have. Steps with `head_only`, the steps before `optimizer.head_steps`, train only the
-        head.
+        Output, gradient of the input and gradient of the weights of a dense layer take a third of its FLOPs each. The
+        products of attention have no weights. Frozen layers compute only the output or, if the embeddings below them
+        are trained, also gradients of inputs. Steps with `head_only`, the steps before `optimizer.head_steps`, train
+        only the head, whose own backward pass is not counted.
         """
         optimizer = self.config.optimizer
         frozen = optimizer.freeze_layers / self.objective.model.config.num_hidden_layers
         if head_only or ENCODER in optimizer.freeze:
-            products, attention = 1 / 3, 1 / 3
+            dense_share, attention_share = 1 / 3, 1 / 3
         elif f"{ENCODER}/embeddings" in optimizer.freeze:
-            products, attention = 1 - frozen * 2 / 3, 1 - frozen * 2 / 3
+            dense_share, attention_share = 1 - frozen * 2 / 3, 1 - frozen * 2 / 3
         else:
-            products, attention = 1 - frozen / 3, 1.0
-        attention_flops = cost.attention_flops * attention
-        flops = (cost.flops - cost.attention_flops) * products + attention_flops
+            dense_share, attention_share = 1 - frozen / 3, 1.0
+        attention_flops = cost.attention_flops * attention_share
+        flops = (cost.flops - cost.attention_flops) * dense_share + attention_flops
         return dataclasses.replace(cost, flops=flops, attention_flops=attention_flops)
 
     def cost_of_step(self, step: int) -> StepCost:
@@ -236,7 +236,7 @@ class Task:
         return self.trained_cost(head, head_only=True) + self.trained_cost(self.full_cost_before(step) - head)
 
     def axis_sizes(self, phase: int = 0) -> dict[str, int]:
-        """Returns the sizes of a phase's batches: `rows`, and each axis and `num_values` of `objective.schema`.
+        """Returns the sizes of a phase's synthetic batches: `rows`, and each axis and `num_values` of the schema.
 
         For example, `ArraySpec("masked_lm_ids", ("predictions",), num_values="pieces")` needs `predictions` and
         `pieces`.

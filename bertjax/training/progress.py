@@ -70,8 +70,9 @@ class Progress:
             self._boards = [TensorBoardWriter(workdir, resumed_after)]
             self._boards += [TrackerWriter(name, workdir, config) for name in trackers]
         self._peak_flops_per_second, source = peak_flops_per_second(jax.devices())
-        if task.warmup_steps >= task.total_steps:
-            steps = f"warm-up takes {task.warmup_steps:,} of {task.total_steps:,} steps"
+        num_steps = task.total_steps - task.config.optimizer.head_steps
+        if task.warmup_steps >= num_steps:
+            steps = f"warm-up takes {task.warmup_steps:,} of {num_steps:,} steps"
             logger.info(f"{steps}, so the learning rate does not reach {task.config.optimizer.learning_rate:g}")
         logger.info(f"{jax.device_count()} {jax.devices()[0].device_kind} device(s); MFU relative to {source}")
         logger.info(f"compiling the train step for {resolve_auto(task.objective.model.config).dtype}")

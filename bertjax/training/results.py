@@ -72,7 +72,7 @@ class EvaluationHistory:
         return best > max((score for other, score in scores.items() if other), default=-math.inf)
 
     def is_out_of_patience(self) -> bool:
-        """Returns True if the last `patience` evaluations did not improve on the best earlier score."""
+        """Returns True if the last `patience` evaluations did not improve on the best earlier score, also at step 0."""
         scores, patience = [*self._scores().values()], self.patience
         return 0 < patience < len(scores) and max(scores[-patience:]) <= max(scores[:-patience])
 

@@ -21,7 +21,8 @@ from bertjax.training.freezing import check_freezing
 from bertjax.training.optimizer import Optimizer
 from bertjax.training.sharding import batch_sharding, compiler_options, replicated, traced_with_mesh, with_shardings
 
-# Metrics that `train_step` adds to the sums of the objective's metrics. Logs omit ATTENTION_FRACTION.
+# Metrics that `train_step` adds to the sums of the objective's metrics: gradient norm, and fractions of positions and
+# of attention FLOPs that are not padding. Logs omit ATTENTION_FRACTION.
 STEP_METRICS = ("grad_norm", TOKEN_FRACTION, ATTENTION_FRACTION)
 
 
@@ -44,7 +45,7 @@ class TrainState(flax.struct.PyTreeNode):
     sums: MetricSums
     bad_step: jax.Array
 
-    # A field with averaged parameters changes these members, see docs/extending.md.
+    # Here, these members only return `params`. A field with averaged parameters changes them, see docs/extending.md.
     @property
     def eval_field(self) -> str:
         """Name of the field with the parameters to evaluate, which `--init_from` and inference load."""
@@ -128,7 +129,7 @@ def make_train_step(
     freezing = optimizer.freezing
 
     def train_step(state: TrainState, batch: Batch, key: jax.Array, schedule: optax.Schedule) -> TrainState:
-        trainable, frozen = freezing.split(state.params)
+        trainable, frozen = freezing.split(state.params)  # Frozen layers become a second stack.
         denominators = objective.denominators(batch)
         trains_only_head = head_only and ENCODER in trainable
 
@@ -153,7 +154,7 @@ def make_train_step(
 
         grad_norm = optax.tree.norm(grads)  # before clipping
         is_finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-        # Add `STEP_METRICS`: gradient norm, and fractions of positions and attention FLOPs that are not padding.
+        # Add `STEP_METRICS`.
         sums = {**sums, "grad_norm": weighted_sum(grad_norm, jnp.ones(())), **non_padding_sums(batch)}
         return state.replace(
             step=state.step + 1,

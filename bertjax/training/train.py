@@ -78,14 +78,17 @@ def train(
     head_steps = config.optimizer.head_steps
 
     def step_function(step: int) -> Callable[..., TrainState]:
-        # `make_train_step` is cached, so this is a lookup except at the start of a phase.
+        # `make_train_step` is cached, so this is a lookup except at the start of a phase with other RoPE thetas, and
+        # after the first `head_steps` steps, which train only the parameters outside the encoder.
         objective = task.objective_at(step + 1)  # Step `step` makes update step + 1.
         return make_train_step(objective, optimizer, mesh, config.grad_accum_steps, head_only=step < head_steps)
 
     step_function(0)  # Raises if the step cannot be built.
     state_shapes = abstract_state(task.objective, optimizer, mesh)
-    if keep_optimizer and (init_from is None or task.reinit_params):
-        raise UsageError("--keep_optimizer continues pre-training; use it with --init_from and a pre-training config")
+    is_finetuning = bool(task.reinit_params)
+    if keep_optimizer and (init_from is None or is_finetuning or head_steps):
+        fix = "use it with --init_from and a pre-training config without optimizer.head_steps"
+        raise UsageError(f"--keep_optimizer continues pre-training; {fix}")
     for note in (*task.notes, *describe_head_steps(config.optimizer)):
         logger.info(note)
 
@@ -100,6 +103,7 @@ def train(
         # Without a checkpoint, the run starts at step 0 and ignores old lines.
         logged = [line for line in read_lines(workdir / METRICS) if line["step"] <= step] if step else []
         history = evaluation_history(task, logged)
+        # The lines at the time of saving must exist. Later ones, such as the evaluation of this step, may follow.
         sha256 = read_metadata(checkpoints.path(step)).metrics_sha256 if step else ""
         if sha256 and not have_hash(logged, sha256):
             problem = f"{workdir / METRICS} lacks lines that the run had logged before checkpoint {step}, or has others"
@@ -130,8 +134,8 @@ def train(
                 checkpoints.save(state, history.score_at(step), progress.flush())
             heartbeat()
 
-        # Without scores, save before an evaluation, because it may take longer than a preempted host has left. With
-        # scores, a saved step is never evaluated later, because its checkpoint would lack the score.
+        # Without scores, as in pre-training, save before an evaluation, because it may take longer than a preempted
+        # host has left. With scores, evaluate before saving, because a checkpoint stores its score.
         saves_first = task.best_metric is None
         # Evaluate here before the first step, or after a stop between saving and evaluating.
         if is_evaluated_at(step) and not history.at(step) and (saves_first or step == 0):
@@ -141,12 +145,11 @@ def train(
         done = step >= task.total_steps or history.is_out_of_patience()
         stopped = False
         batches = task.train_batches(step, data_shard(mesh))
-        # After each step: log, save, evaluate. With scores: log, evaluate, save, because a checkpoint stores its score.
         while not (done or stopped):
             batch = put_batch(next(batches), mesh)
             if 0 < step == head_steps and config.optimizer.name != "bert_adam":
                 # The encoder trains from here on. All optimizers except `bert_adam` correct the bias of moments for
-                # their age, but the encoder's moments start now.
+                # their age, but the encoder's moments start now. So the head's moments start again, too.
                 state = state.replace(opt_state=jax.tree.map(jnp.zeros_like, state.opt_state))
             with profiler.step(step):
                 state = step_function(step)(state, batch, dropout_key, device_schedule)
@@ -166,7 +169,6 @@ def train(
             if is_due and saves_first:
                 save(state, step)
 
-            # A resumed run makes the evaluation that a stopped run skips.
             skips_evaluation = stopped and saves_first and not done
             if is_evaluated_at(step) and not skips_evaluation:
                 history = history.add(step, _evaluate(task, mesh, state, progress, heartbeat))

@@ -62,6 +62,7 @@ def test_moments_and_bias_correction_continue_and_the_schedule_starts_again(stab
         ("--init_from={workdir} --config.optimizer.name=lamb", "optimizer.name: .* -> lamb"),
         ("--init_from={workdir} --config.optimizer.freeze_layers=1", "has no optimizer state for this run"),
         ("", "--keep_optimizer continues pre-training; use it with --init_from"),
+        ("--init_from={workdir} --config.optimizer.head_steps=1", "a pre-training config without optimizer.head_steps"),
     ],
 )
 def test_another_optimizer_or_random_parameters_are_refused(stable, corpus, tmp_path, capfd, flags, message):

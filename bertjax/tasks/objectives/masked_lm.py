@@ -1,4 +1,7 @@
-"""Masked LM, with or without next-sentence prediction (section 3.1 of the paper)."""
+"""Masked LM, with or without next-sentence prediction (section 3.1 of the paper).
+
+`model/encoder.py` explains axis letters.
+"""
 
 import dataclasses
 from collections.abc import Iterator
@@ -66,7 +69,7 @@ class MaskedLm(PretrainingObjective):
         return metrics
 
     def compute(self, params: dict, batch: Batch, dropout_key: jax.Array | None) -> tuple[MetricSums, Outputs]:
-        masked_lm_logits, pair_logits = self.apply(params, batch, dropout_key)
+        masked_lm_logits, pair_logits = self.apply(params, batch, dropout_key)  # of `PretrainingModel`
         return self.metric_sums(batch, masked_lm_logits, pair_logits), {}
 
     def metric_sums(self, batch: Batch, masked_lm_logits: jax.Array, pair_logits: jax.Array) -> MetricSums:
@@ -87,7 +90,7 @@ class MaskedLm(PretrainingObjective):
 class MaskedLmWithSentenceOrder(MaskedLm):
     """Masked LM and sentence-order prediction (arXiv 1909.11942, section 3.1). It uses the next-sentence head.
 
-    The label is 1 if the segments of a pair are in reverse order.
+    The label is 1 if the segments of a pair are in reverse order, or if the second one is random (`SENTENCE_ORDER`).
     """
 
     pair_prefix = "sop"

@@ -28,7 +28,7 @@ class PretrainingObjective(Objective):
       packing: whether several sentence pairs or documents share a training row.
       model_class: class of `model`, a Flax module.
       has_masks: whether tokens are masked (default: True).
-      pairing: kind of sentence pairs, which need two segments (default: "", documents or running text).
+      pairing: kind of sentence pairs, which need two segments (default: "", documents with packing, else running text).
       options: fields of `PretrainingData`, such as `generator_size`, that this objective uses, but not every objective
         (default: ()).
       unexported_modules: top-level modules of `model` that exports omit, because they are not trained, or are used only
@@ -48,7 +48,8 @@ class PretrainingObjective(Objective):
         """Builds the objective for a model config.
 
         `data` is the run's `PretrainingData` (None: defaults). It has the values of `packing` and of the `options`,
-        which are fields of the objective or of its Flax module.
+        which are fields of the objective or of its Flax module. For example, ELECTRA's `generator_size` is a field of
+        the module, and `discriminator_weight` of the objective.
         """
 
         def fields_from_data(owner: Any) -> dict[str, Any]:
