@@ -1,7 +1,6 @@
 """Entry point of the command line: parses arguments, runs a command and maps exceptions to exit codes."""
 
 import argparse
-import contextlib
 import faulthandler
 import logging
 import os
@@ -26,7 +25,7 @@ from bertjax.cli.sweep import sweep
 from bertjax.cli.train import train
 from bertjax.errors import INTERRUPTED, BertjaxError, UsageError, first_line, shortened
 from bertjax.utils.devices import skip_missing_tpu, use_huge_pages
-from bertjax.utils.terminal import configure_logging, show
+from bertjax.utils.terminal import configure_logging, exit_at_once, show
 
 logger = logging.getLogger(__name__)
 COMMANDS = {
@@ -62,19 +61,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     except Exception as error:
         # Other hosts that raise the same error would miss this process in JAX's barrier at exit.
         at_once = argv is None and not getattr(error, "on_all_hosts", False)
-        # JAX's C++ code turns an interrupt into a ValueError.
-        if isinstance(error.__cause__, KeyboardInterrupt):
-            _fail("interrupted", INTERRUPTED, at_once)
+        message, code = str(error), getattr(error, "exit_code", 1)
+        if isinstance(error.__cause__, KeyboardInterrupt):  # JAX's C++ code turns an interrupt into a ValueError.
+            message, code = "interrupted", INTERRUPTED
         # Match TensorFlow's exceptions (from `gs://` access) by module name, because importing TensorFlow is slow.
-        is_storage_error = type(error).__module__ == "tensorflow.python.framework.errors_impl"
-        if not is_storage_error and not isinstance(error, (BertjaxError, OSError)):
+        elif type(error).__module__ == "tensorflow.python.framework.errors_impl":
+            message = f"{first_line(error)}; check the path and the network, then run the same command again"
+        elif isinstance(error, OSError):
+            message = f"{error.filename or 'input or output error'}: {first_line(error)}"
+        elif not isinstance(error, BertjaxError):
             raise
         logger.debug("traceback of the error:", exc_info=error)
-        if is_storage_error:
-            _fail(f"{first_line(error)}; check the path and the network, then run the same command again", 1, at_once)
-        if isinstance(error, OSError):
-            _fail(f"{error.filename or 'input or output error'}: {first_line(error)}", 1, at_once)
-        _fail(str(error), getattr(error, "exit_code", 1), at_once)
+        _fail(message, code, at_once)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -155,10 +153,6 @@ def _log_unraisable(unraisable: "sys.UnraisableHookArgs") -> None:
 
 def _fail(message: str, exit_code: int, at_once: bool) -> NoReturn:
     show(f"bertjax: {shortened(message, _MAX_MESSAGE_CHARACTERS)}", sys.stderr)
-    if at_once:
-        # Do not wait for threads. After a failed save, those of Orbax would run for 20 minutes.
-        with contextlib.suppress(OSError):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(exit_code)
+    if at_once:  # After a failed save, Orbax's threads would run for 20 minutes.
+        exit_at_once(exit_code)
     sys.exit(exit_code)

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import secrets
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -21,6 +20,7 @@ from bertjax.config.mesh import ClusterConfig
 from bertjax.config.run import PATH_FIELDS
 from bertjax.errors import INTERRUPTED, BertjaxError, LostError, UnavailableError, UsageError, first_line, shortened
 from bertjax.utils.io import write_atomic
+from bertjax.utils.terminal import exit_at_once
 
 T = TypeVar("T")
 _PROCESS_VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
@@ -178,14 +178,8 @@ def exit_on_host_error() -> Iterator[None]:
         is_lost = is_collective_error(error)
         code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
         # This handler runs after the error is printed and before JAX's exit handler.
-        atexit.register(_exit, LostError.exit_code if is_lost else code)
+        atexit.register(exit_at_once, LostError.exit_code if is_lost else code)
         if not is_lost:
             raise
         message = f"another process of this run has died: {first_line(error)}"
         raise LostError(f"{message}; run the same command again on every host to resume") from error
-
-
-def _exit(code: int) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)

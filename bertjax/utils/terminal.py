@@ -1,12 +1,14 @@
-"""Output to the terminal: results, log lines, progress bars and durations."""
+"""Output to the terminal: results, log lines, progress bars and durations; end of the process."""
 
+import contextlib
 import datetime
 import io
 import logging
+import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 from tqdm import tqdm
 
@@ -29,6 +31,14 @@ def printable(text: str) -> str:
 def show(text: object, file: TextIO | None = None) -> None:
     """Prints a text with control characters escaped, to `file` (default: standard output)."""
     print(printable(str(text)), file=file or sys.stdout)
+
+
+def exit_at_once(code: int) -> NoReturn:
+    """Ends the process without waiting for threads and without exit handlers, such as JAX's barrier of all hosts."""
+    with contextlib.suppress(OSError):  # The reader of the output may have exited.
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
 
 
 class _StderrHandler(logging.Handler):
