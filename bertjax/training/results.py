@@ -16,8 +16,9 @@ from bertjax.metrics.metric import Metric
 from bertjax.metrics.report import ClassReport, log_reports
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import CHECKPOINTS, saved_fingerprint
+from bertjax.training.checkpoint_metadata import read_metadata
 from bertjax.training.evaluation import evaluate_batches
-from bertjax.training.metrics import evaluation_metrics, json_number
+from bertjax.training.metrics import METRICS, evaluation_metrics, have_hash, json_number, read_lines
 from bertjax.training.parameters import load_params
 from bertjax.training.plots import plot_confusion
 from bertjax.training.progress import Progress
@@ -80,6 +81,24 @@ class EvaluationHistory:
         """Returns the score of each evaluation by step, or minus infinity if it has no score."""
         scores = {step: self.score_at(step) for step in self.evaluations}
         return {step: -math.inf if score is None else score for step, score in scores.items()}
+
+
+def read_log(task: Task, workdir: epath.Path, step: int) -> list[dict[str, Any]]:
+    """Returns the objects of `metrics.jsonl` up to `step`, the step of the checkpoint that a run resumes.
+
+    All lines that existed when the checkpoint was saved must be there. Later ones, such as the evaluation of this step,
+    may follow. Otherwise, raises a BertjaxError if scores select the best checkpoint, else logs a warning.
+    """
+    file = workdir / METRICS
+    lines = [line for line in read_lines(file) if line["step"] <= step]
+    sha256 = read_metadata(workdir / CHECKPOINTS / str(step)).metrics_sha256
+    if sha256 and not have_hash(lines, sha256):
+        problem = f"{file} lacks lines that the run had logged before checkpoint {step}, or has others"
+        if task.best_metric:
+            fix = "restore the file, or choose another --workdir"
+            raise BertjaxError(f"{problem}, so the best checkpoint is unknown; {fix}")
+        logger.warning(f"{problem}; curves and numbers of tokens seen will be wrong")
+    return lines
 
 
 def evaluation_history(task: Task, lines: Sequence[dict[str, Any]]) -> EvaluationHistory:

@@ -15,15 +15,14 @@ from jax.sharding import Mesh
 from bertjax.errors import BertjaxError, DivergenceError, UsageError
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import find_checkpoint
-from bertjax.training.checkpoint_metadata import read_metadata
 from bertjax.training.evaluation import evaluate
-from bertjax.training.metrics import METRICS, have_hash, import_tracker, read_lines
+from bertjax.training.metrics import import_tracker
 from bertjax.training.multihost import raise_on_all_hosts
 from bertjax.training.optimizer import describe_head_steps, make_optimizer, make_schedule
 from bertjax.training.preemption import stop_requests, watchdog
 from bertjax.training.profiling import StepProfiler
 from bertjax.training.progress import Progress
-from bertjax.training.results import evaluation_history, finish_run
+from bertjax.training.results import evaluation_history, finish_run, read_log
 from bertjax.training.sharding import check_batch_sizes, data_shard, make_mesh, put_batch, replicated
 from bertjax.training.startup import open_workdir, restore_or_init
 from bertjax.training.step import TrainState, abstract_state, make_train_step, metric_means, random_key
@@ -101,17 +100,8 @@ def train(
         state = restore_or_init(task, optimizer, mesh, workdir, checkpoints, init_from, keep_optimizer)
         step = int(state.step)  # number of updates so far, and index of the next step
         # Without a checkpoint, the run starts at step 0 and ignores old lines.
-        logged = [line for line in read_lines(workdir / METRICS) if line["step"] <= step] if step else []
+        logged = read_log(task, workdir, step) if step else []
         history = evaluation_history(task, logged)
-        # The lines at the time of saving must exist. Later ones, such as the evaluation of this step, may follow.
-        sha256 = read_metadata(checkpoints.path(step)).metrics_sha256 if step else ""
-        if sha256 and not have_hash(logged, sha256):
-            problem = f"{workdir / METRICS} lacks lines that the run had logged before checkpoint {step}, or has others"
-            if task.best_metric:
-                raise BertjaxError(
-                    f"{problem}, so the best checkpoint is unknown; restore the file, or choose another --workdir"
-                )
-            logger.warning(f"{problem}; curves and numbers of tokens seen will be wrong")
         progress = stack.enter_context(contextlib.closing(Progress(task, workdir, step, logged, schedule, trackers)))
         profiler = stack.enter_context(StepProfiler(workdir, profile_steps))
         # Replicate the dropout key and the schedule on the devices of all hosts. `jit` computes them on each device,
