@@ -44,7 +44,10 @@ _MULTILABEL, _CLASSES, _REGRESSION = "multi_label_classification", "single_label
 
 
 def is_checkpoint_folder(path: Path) -> bool:
-    """Returns whether a folder has a Hugging Face config. A damaged `config.json` counts, because `read` reports it."""
+    """Returns whether a folder has the config of a Hugging Face model, of an adapter or of sentence-transformers.
+
+    A damaged `config.json` counts, because `read` reports it.
+    """
     has_modules = (path / sentence_transformers.MODULES).is_file()
     path = sentence_transformers.transformer_folder(path)
     if not (path / CONFIG).is_file():

@@ -52,7 +52,7 @@ _SENTENCES = (
     "It rained.",
     "The committee postponed its decision until May, because two of its 12 members had not read the report.",
 )
-# Texts of the check. The last one is longer than ModernBERT's window of local attention.
+# Texts on which outputs are compared. The last one is longer than ModernBERT's window of local attention.
 _TEXTS = (*_SENTENCES, " ".join(_SENTENCES * 7))
 # Pooling functions from hidden states [B, L, D] and a batch to [B, D], keyed by mode.
 _POOLINGS: dict[str, Callable[..., jax.Array]] = {

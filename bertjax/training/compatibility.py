@@ -8,6 +8,7 @@ from typing import Any
 from etils import epath
 
 from bertjax.data.corpus.vocabulary import ENTRY, load_entry, workdir_vocabulary
+from bertjax.data.finetuning.cells import label_key
 from bertjax.errors import UsageError, listed, quoted
 from bertjax.model.models import model_description
 from bertjax.tasks.finetuning.output_layer import MULTILABEL, OUTPUT_LAYER, read_output_layer
@@ -69,9 +70,7 @@ def check_output_layer(task: Task, checkpoint: epath.Path) -> list[int]:
     elif (saved["kind"] == MULTILABEL) != (expected["kind"] == MULTILABEL):
         different = ["kind"]
     else:
-        layer = read_output_layer(workdir_of(checkpoint))
-        is_generic = layer is not None and layer.has_generic_labels
-        order = _output_order(saved["labels"], expected["labels"], source, is_generic)
+        order = _output_order(saved["labels"], expected["labels"], source)
         different = ["labels"] if order is None else []
     if different:
         was, needed = (f"{different[0]} {_quoted(layer[different[0]])}" for layer in (saved, expected))
@@ -86,20 +85,21 @@ def _output_layers(task: Task, checkpoint: epath.Path) -> tuple[dict[str, Any], 
     return json.loads(layer.as_json()) if layer else {}, json.loads(task.workdir_files.get(OUTPUT_LAYER, b"{}"))
 
 
-def _output_order(saved: list[str], labels: list[str], source: str, is_generic: bool) -> list[int] | None:
+def _output_order(saved: list[str], labels: list[str], source: str) -> list[int] | None:
     """Returns for each label the index of the checkpoint's output with this name, or [] if output i is label i.
 
-    If the checkpoint's names are generic, or if the labels are the numbers from 0, output i is label i. Otherwise,
-    returns None if the names differ.
+    If the names of the checkpoint or of the task are numbers from 0, such as LABEL_0 or 0, output i is label i.
+    Otherwise, returns None if the names differ.
     """
     saved_names, names = [label.lower() for label in saved], [label.lower() for label in labels]
     if sorted(saved_names) == sorted(names):
         return [] if saved_names == names else [saved_names.index(name) for name in names]
-    are_numbers = names == [str(index) for index in range(len(names))]
-    if len(saved) != len(labels) or not (is_generic or are_numbers):
+    numbers = [str(index) for index in range(len(labels))]
+    are_numbers = [[*map(label_key, each)] == numbers for each in (saved, labels)]
+    if len(saved) != len(labels) or not any(are_numbers):
         return None
     matched = f"matched the outputs {_quoted(saved)} of {source} to the labels {_quoted(labels)} by position"
-    if is_generic:
+    if are_numbers[0]:
         logger.info(matched)
     else:
         logger.warning(f"{matched}; check that they mean the same, because files may number the classes differently")

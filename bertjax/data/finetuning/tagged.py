@@ -186,9 +186,10 @@ def _without_comments_and_index(lines: list[_Line], path: Path, stats: ReadStats
 def _tag_column(rows: list[list[str]], is_indexed: bool, path: Path) -> int:
     """Returns the index of the tag column, counted from the end.
 
-    If there are several tag columns, returns the last one with entities other than chunks or, if no column has
-    entities, the last one. Nested entities have one column per level. Two columns are levels if they share an entity
-    type, or if the file has index, word and two tags (GermEval). The earlier column is the outer level, which is used.
+    Of several tag columns, the last one with entities is used. Chunks, such as NP, are not entities. If no column has
+    entities, the last column is used. If entities are nested, each level has a column, and the outer level, which is
+    the first of these columns, is used. Columns are levels if they share an entity type, or if the file has an index, a
+    word and two tags (GermEval).
     """
     types: dict[int, set[str]] = {}
     width = len(rows[0]) if len({*map(len, rows)}) == 1 else 0
