@@ -92,6 +92,7 @@ def read_metadata(checkpoint: epath.Path) -> CheckpointMetadata:
             raise TypeError("wrong type of fingerprints or model")
         return metadata
     except (OSError, ValueError, KeyError, TypeError) as error:
+        raise_unless_damage(error, checkpoint)
         message = f"checkpoint {checkpoint} has damaged metadata: {first_line(error)}"
         raise BertjaxError(f"{message}; use another checkpoint") from error
 
@@ -112,10 +113,14 @@ def saved_architecture(checkpoint: epath.Path) -> Architecture:
 def raise_unless_damage(error: Exception, checkpoint: epath.Path) -> None:
     """Raises if `error`, which occurred while reading a checkpoint, has a cause other than damaged files.
 
-    The cause may be that another process of the run has died, or that memory, storage or network is unavailable.
+    The cause may be that another process of the run has died, that memory, storage or network is unavailable, or that a
+    running training has replaced the checkpoint by a newer one.
     """
     if is_collective_error(error) or isinstance(error, UnavailableError):
         raise error
+    if not checkpoint.exists():
+        message = f"checkpoint {checkpoint} was removed while it was read"
+        raise UnavailableError(f"{message}; run the same command again to use a newer one") from error
     cause: BaseException | None = error
     while cause is not None:
         is_errno = isinstance(cause, OSError) and cause.errno in _UNAVAILABLE_ERRNO

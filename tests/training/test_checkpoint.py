@@ -23,7 +23,7 @@ from bertjax.model.models import EncoderModel
 from bertjax.tasks.objectives.masked_lm import MaskedLm
 from bertjax.training import checkpoint_metadata
 from bertjax.training.checkpoint import DAMAGED, Checkpoints, KeepPeriodic, find_checkpoint, resolve_checkpoint_path
-from bertjax.training.checkpoint_metadata import fingerprint, model_metadata, raise_unless_damage
+from bertjax.training.checkpoint_metadata import fingerprint, model_metadata, raise_unless_damage, read_metadata
 from bertjax.training.parameters import load_params, load_params_on_host
 from bertjax.training.sharding import make_mesh
 from bertjax.training.step import TrainState, abstract_state, make_init_state
@@ -162,6 +162,19 @@ def test_errors_other_than_damage_are_reported_and_move_no_checkpoint(workdir, m
         with pytest.raises(BertjaxError, match=rf"checkpoints/3 cannot be read .*{reason}.* but is not damaged"):
             read()
     assert not (workdir / DAMAGED).exists() and len([*(workdir / "checkpoints").iterdir()]) == 3
+
+
+def test_checkpoint_that_training_replaces_while_it_is_read_is_not_called_damaged(workdir, monkeypatch):
+    checkpoint = find_checkpoint(workdir)
+
+    def remove_and_fail(tree):
+        shutil.rmtree(checkpoint)
+        raise FileNotFoundError(str(checkpoint))
+
+    monkeypatch.setattr(checkpoint_metadata, "fingerprint", remove_and_fail)
+    for read in (load_params_on_host, read_metadata):
+        with pytest.raises(BertjaxError, match="checkpoints/3 was removed while it was read; run the same command"):
+            read(checkpoint)
 
 
 def test_lost_process_is_not_damage(monkeypatch):
