@@ -140,11 +140,11 @@ class Pretrained:
         Args:
           path: folder to write; it appears only when it is complete.
           format: `bertjax` (a workdir, for example for `--init_from`), `huggingface`, or `sentence_transformers`, which
-            adds mean pooling to a model without modules of sentence-transformers.
+            adds mean pooling to a model without sentence-transformers modules.
           overwrite: whether to replace a checkpoint at `path`.
 
         Raises:
-          UsageError: `path` exists (unless it is a checkpoint and `overwrite` is True), or the format cannot express
+          UsageError: `path` exists (unless it is a checkpoint and `overwrite` is True), or the format does not support
             the model.
         """
         save(to_portable(self._loaded), path, format, overwrite)
@@ -193,7 +193,7 @@ class Pretrained:
             normalized. None returns the hidden states of all tokens. The default is None, except for a
             sentence-transformers model: its modules compute the vector, with the model's token limit, lower-casing
             and default prompt.
-          prompt: text to put before each text, or before the first text of a pair (default: the model's default prompt
+          prompt: text to prepend to each text, or before the first text of a pair (default: the model's default prompt
             if `pooling` is the default, else none).
           prompt_name: name of one of the model's prompts, such as `query`, to use if `prompt` is not set.
           output: `.npy` file to write with the vectors, float32 [B, D], which are then returned as a memory map. The
@@ -285,7 +285,7 @@ def load(
 
     Args:
       path: bertjax workdir, checkpoint in a workdir, Hugging Face folder, TensorFlow checkpoint or its folder, or
-        `hf:ORG/NAME[@REVISION]` for a model of the Hugging Face Hub.
+        `hf:ORG/NAME[@REVISION]` for a model on the Hugging Face Hub.
       mesh: device mesh with the axes `data`, `fsdp` and `tensor` (default: all devices, with replicated parameters).
       lower_case: whether to lower-case text (default: None, the tokenizer's setting); must be None for a workdir.
       dtype: dtype of the computation, `float32` or `bfloat16` (default: `model.dtype` of a workdir, else float32).

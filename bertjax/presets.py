@@ -135,7 +135,11 @@ def named_grid(name: str) -> list[Setting]:
 
 
 def load_settings(config: str) -> list[Setting]:
-    """Returns the settings that `FILE[:ARGUMENTS]` defines by `sweep(arguments)` or by the argument `grid`."""
+    """Returns the settings of a sweep for the experiment `FILE[:ARGUMENTS]`.
+
+    They are the results of the experiment's function `sweep(arguments)` or, if it has none, the grid that its argument
+    `grid` names.
+    """
     experiment, arguments = run_experiment(config)
     file = experiment["__file__"]
     if "sweep" in experiment:

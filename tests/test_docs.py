@@ -38,7 +38,7 @@ _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
 def commands(text: str) -> list[list[str]]:
-    """Returns the commands of a document: from code blocks, also in `$(...)` and after a pipe, and from inline code."""
+    """Returns the commands of a document: from code blocks, even in `$(...)` and after a pipe, and from inline code."""
     blocks = [body for _, language, body in _FENCED.findall(text) if language in ("", "bash", "sh", "console")]
     prose = _FENCED.sub("", text)
     lines = "\n".join([*blocks, *_INDENTED.findall(prose)]).replace("\\\n", " ").splitlines()

@@ -54,7 +54,7 @@ def test_own_attention_replaces_that_of_the_model(corpus, tmp_path, monkeypatch)
     assert abs(losses[0] - losses[2]) > 1e-6
 
 
-def test_own_task_trains_and_predicts(letters, tmp_path, capfd):
+def test_custom_task_trains_and_predicts(letters, tmp_path, capfd):
     paragraphs = ["a start\nmore of it\nthe end", "a start\nthe end"]
     for split, count in (("train", 8), ("dev", 2)):
         (tmp_path / f"{split}.txt").write_text("\n\n".join(paragraphs * count))

@@ -60,7 +60,7 @@ def is_checkpoint_folder(path: Path) -> bool:
 
 
 def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
-    """Reads config, weights, vocabulary and modules of sentence-transformers from a folder in Hugging Face's format."""
+    """Reads config, weights, vocabulary and sentence-transformers modules from a folder in Hugging Face's format."""
     root, folder = folder, sentence_transformers.transformer_folder(folder)
     if (folder / _ADAPTER).is_file():
         raise UsageError(
@@ -171,7 +171,7 @@ def _read_config(hf_config: dict[str, Any], file: Path) -> tuple[Family, ModelCo
 
 
 def export_problem(config: ModelConfig) -> str:
-    """Returns why Hugging Face's format cannot express an architecture, or ""."""
+    """Returns why Hugging Face's format does not support an architecture, or ""."""
     try:
         _make_config(PortableCheckpoint(config, {}, None), "")
     except UsageError as error:
@@ -180,7 +180,7 @@ def export_problem(config: ModelConfig) -> str:
 
 
 def _make_config(checkpoint: PortableCheckpoint, class_name: str) -> dict[str, Any]:
-    """Returns the content of `config.json`. Raises a UsageError for an architecture that the format cannot express."""
+    """Returns the content of `config.json`. Raises a UsageError if the format does not support the model."""
     family, config = checkpoint.family, checkpoint.config
     names = {own: name for name, own in reversed(ACTIVATIONS.items())}
     ids = named_special_ids(checkpoint.vocabulary) if checkpoint.vocabulary else {"pad": 0}
@@ -201,7 +201,7 @@ def _make_config(checkpoint: PortableCheckpoint, class_name: str) -> dict[str, A
     for name in {*ARCHITECTURE_FIELDS} - {"pad_vocab_to_multiple_of"}:
         if (value := getattr(config, name)) != getattr(restored, name):
             raise UsageError(
-                f"Hugging Face's format cannot express model.{name}={value}; use the bertjax checkpoint itself"
+                f"Hugging Face's format does not support model.{name}={value}; use the bertjax checkpoint itself"
             )
     hf_config["vocab_size"] = checkpoint.num_rows
     kind = checkpoint.output_kind
@@ -242,14 +242,14 @@ def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
         notes += _copy_code(Path(checkpoint.source), hf_config, folder)
     write_json(folder / CONFIG, hf_config)
     if checkpoint.embedder and checkpoint.embedder.refusal:
-        notes.append(f"left out the modules of sentence-transformers: {checkpoint.embedder.refusal}")
+        notes.append(f"left out the sentence-transformers modules: {checkpoint.embedder.refusal}")
     elif checkpoint.embedder:
         sentence_transformers.write(checkpoint.embedder, folder)
     return [*notes, *write_tokenizer(checkpoint.vocabulary, checkpoint.config, folder)]
 
 
 def write_embedder(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
-    """Writes a Hugging Face folder with modules of sentence-transformers (default: mean pooling); see `write`."""
+    """Writes a Hugging Face folder with sentence-transformers modules (default: mean pooling); see `write`."""
     if checkpoint.output_kind or (checkpoint.embedder and checkpoint.embedder.refusal):
         reason = checkpoint.embedder.refusal if checkpoint.embedder else "the checkpoint has an output layer"
         raise UsageError(f"{reason}; use the format huggingface")
@@ -257,7 +257,7 @@ def write_embedder(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
         return write(checkpoint, folder)
     embedder = sentence_transformers.mean_embedder(checkpoint.config.hidden_size, checkpoint.config.max_row_tokens)
     notes = write(dataclasses.replace(checkpoint, embedder=embedder), folder)
-    return ["no modules of sentence-transformers; wrote mean pooling", *notes]
+    return ["no sentence-transformers modules; wrote mean pooling", *notes]
 
 
 def _copy_code(source: Path, hf_config: dict[str, Any], folder: Path) -> list[str]:

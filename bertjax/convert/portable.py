@@ -1,4 +1,4 @@
-"""Checkpoints in memory, independent of their format, and functions that read and write them as workdirs."""
+"""In-memory checkpoints, independent of file formats, and functions that read them from workdirs and write them."""
 
 import dataclasses
 import os
@@ -145,7 +145,7 @@ class PortableCheckpoint:
         """Model family in transformers."""
         if self.config.model_type not in FAMILIES:
             raise UsageError(
-                f"Hugging Face's format cannot express model.model_type={self.config.model_type}; use one of "
+                f"Hugging Face's format does not support model.model_type={self.config.model_type}; use one of "
                 f"{', '.join(FAMILIES)}"
             )
         return FAMILIES[self.config.model_type]
@@ -232,7 +232,7 @@ def read_workdir(path: AnyPath, any_kind: bool = False) -> PortableCheckpoint:
     """Reads a checkpoint or, for a workdir, its best checkpoint (the newest if no checkpoint has a score).
 
     With `any_kind`, the result has a `description` and all parameters of the model. Otherwise, raises a UsageError if
-    other formats cannot express the model.
+    other formats do not support the model.
     """
     checkpoint = find_checkpoint(path)
     workdir, description = workdir_of(checkpoint), read_metadata(checkpoint).model
@@ -274,7 +274,7 @@ def without_embedding_layers(description: Mapping[str, Any], params: Mapping[str
 
 
 def check_portable(description: Mapping[str, Any], path: str | AnyPath) -> None:
-    """Raises a UsageError if a `PortableCheckpoint` cannot express a model.
+    """Raises a UsageError if a `PortableCheckpoint` cannot represent a model.
 
     `description` is the JSON description of the model, and `path` is its checkpoint, for the error message.
     """
@@ -283,7 +283,7 @@ def check_portable(description: Mapping[str, Any], path: str | AnyPath) -> None:
     if head.is_used:
         problem = f"feature_head.features={head.features or '(none)'} and feature_head.lstm_layers={head.lstm_layers}"
     if problem:
-        raise UsageError(f"{path} has {problem}, which other formats cannot express; use the bertjax checkpoint itself")
+        raise UsageError(f"{path} has {problem}, which other formats do not support; use the bertjax checkpoint itself")
 
 
 def write_workdir(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:

@@ -19,7 +19,7 @@ from bertjax.utils.io import unreadable
 
 VOCABULARY = "vocab.txt"
 CONFIG, TOKENIZER = "tokenizer_config.json", "tokenizer.json"
-# Files of RoBERTa in folders without `tokenizer.json`, such as those of old versions of transformers.
+# RoBERTa's tokenizer files in folders without `tokenizer.json`, which old versions of transformers saved.
 BPE_VOCABULARY, BPE_MERGES = "vocab.json", "merges.txt"
 # transformers builds BERT's standard tokenizer for these classes, from their vocabulary and a few options. It ignores
 # the rest of `tokenizer.json`.

@@ -37,8 +37,8 @@ _ROW_LEN, _MIN_ROW_LEN = 64, 32
 # layers takes 1.7 times as long per token.
 _BATCH_TOKENS = 2048
 _MIN_TOKENS = 4 * _BATCH_TOKENS
-# Texts per shard, which are packed together. The number limits memory, and the work that a resumed call repeats. Larger
-# shards would not reduce the padding, which is 2 % of the positions.
+# Number of texts per shard. Only texts of the same shard are packed together. The number limits memory, and the work
+# that an interrupted call loses. Larger shards would not reduce the padding, which is 2 % of the positions.
 _BLOCK_TEXTS = 10_000
 
 
@@ -164,10 +164,10 @@ class VectorEncoder:
     def __post_init__(self) -> None:
         poolings = " or ".join(map(repr, POOLINGS))
         if self.pooling not in POOLINGS and self._embedder is None:
-            raise UsageError(f"{self.model.path} has no module that pools the states; set pooling to {poolings}")
+            raise UsageError(f"{self.model.path} has no pooling module; set pooling to {poolings}")
         if self._embedder is not None and self._embedder.refusal:
             raise UsageError(
-                f"{self._embedder.refusal}; to encode without the modules of sentence-transformers, set pooling to "
+                f"{self._embedder.refusal}; to encode without its sentence-transformers modules, set pooling to "
                 f"None, {poolings}"
             )
 

@@ -128,7 +128,7 @@ def _output_names(checkpoint: PortableCheckpoint) -> tuple[str, ...]:
     if embedder is None:
         return (_LOGITS,) if MASKED_LM in checkpoint.modules - {*checkpoint.unexported} else (_STATES,)
     if embedder.refusal:
-        raise UsageError(f"{embedder.refusal}; export a checkpoint without modules of sentence-transformers")
+        raise UsageError(f"{embedder.refusal}; export a checkpoint without sentence-transformers modules")
     for pooling in [module for module in embedder.modules if isinstance(module, Pooling)]:
         skips_prompt = not pooling.config.get("include_prompt", True) and any(embedder.prompts.values())
         if skips_prompt or not {*pooling.modes} <= _POOLINGS.keys():
@@ -166,7 +166,7 @@ def _make_forward(checkpoint: PortableCheckpoint, names: tuple[str, ...]) -> Cal
 
 
 def _write_stablehlo(checkpoint: PortableCheckpoint, names: tuple[str, ...], file: Path) -> Run:
-    """Writes a file that `jax.export.deserialize` reads. Returns a function that runs the file."""
+    """Writes the model as StableHLO, and returns a function that applies the written model."""
     limit = f"length <= {checkpoint.config.max_row_tokens}"
     shape = jax.export.symbolic_shape(", ".join(_axes(checkpoint)), constraints=[limit])
     inputs = [jax.ShapeDtypeStruct(shape, np.int32)] * len(_input_names(checkpoint))
@@ -180,7 +180,7 @@ def _write_stablehlo(checkpoint: PortableCheckpoint, names: tuple[str, ...], fil
 def _write_onnx(checkpoint: PortableCheckpoint, names: tuple[str, ...], file: Path) -> Run:
     """Writes an ONNX file with PyTorch's exporter, from the model of transformers or sentence-transformers.
 
-    Removes the arrays from `checkpoint.params` to save memory. Returns a function that runs the file.
+    Removes the arrays from `checkpoint.params` to save memory. Returns a function that applies the written model.
     """
     try:
         import onnxruntime

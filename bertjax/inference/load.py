@@ -254,7 +254,8 @@ def _from_portable(checkpoint: PortableCheckpoint, path: str, mesh: Mesh, defaul
     if checkpoint.vocabulary is None:
         raise missing_vocabulary(path)
     description, shardings = checkpoint.model_description, {}
-    # Trace (0.3 s) only if needed: one device needs no shardings, and other formats have only known parameters.
+    # Trace the model (0.3 s) only if needed: one device needs no shardings, and only checkpoints in bertjax's format
+    # may contain unknown parameters.
     if mesh.size > 1 or checkpoint.description is not None:
         shardings = _shardings(build_known_model(description, checkpoint.config), mesh)
         modules = {name.partition("/")[0] for name in shardings}

@@ -35,7 +35,7 @@ def hard_negatives(
         for start in range(0, len(anchors), _ANCHORS_PER_BLOCK):
             block = slice(start, start + _ANCHORS_PER_BLOCK)
             depth = last_rank + max(map(len, positives[block]))
-            # Round up to a power of two, because each depth compiles the search once.
+            # Round up to a power of two, because the search is compiled for each distinct depth.
             found = nearest(anchors[block], documents, 1 << (depth - 1).bit_length(), progress=False)
             for vector, positive, cosines, indices in zip(anchors[block], positives[block], *found, strict=True):
                 positive_cosines = documents[positive] @ vector

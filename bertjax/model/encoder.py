@@ -135,7 +135,7 @@ class Encoder(nn.Module):
         """Token embedding tables for tied output layers: one, float32 [V, E]. `LstmEncoder` has one per direction."""
         return (self.embeddings.token_table,)
 
-    @nn.compact  # `run_layers` creates the layers in this call.
+    @nn.compact  # because `run_layers` creates the layers in this call
     def __call__(
         self,
         input_ids: jax.Array,

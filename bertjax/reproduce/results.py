@@ -203,9 +203,10 @@ def read_outcome(folder: epath.Path, run: Run) -> Outcome | None:
 
 
 def _sweep_workdirs(folder: epath.Path) -> tuple[dict[epath.Path, dict[str, Any]], list[epath.Path]]:
-    """Returns the fields of finished trials, keyed by workdir, and the best setting's workdirs, sorted by seed.
+    """Returns (trials, best) of a sweep. Both are empty if it is unfinished, or if a trial failed without divergence.
 
-    Both are empty if the sweep is unfinished.
+    `trials` maps the workdir of each finished trial to its fields. `best` contains the workdirs of the best setting,
+    sorted by seed.
     """
     if not (folder / SWEEP).exists():
         return {}, []

@@ -58,7 +58,7 @@ class Plan:
 
     @property
     def missing_data(self) -> dict[str, str]:
-        """Description of missing data, keyed by the name of the unfinished run that cannot start without it."""
+        """Maps the name of each unfinished run that lacks data to a description of this data."""
         unfinished = (run for run in self.runs if run.name not in self.done)
         return {run.name: data for run in unfinished if (data := missing_data([run], self.done))}
 

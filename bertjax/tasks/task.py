@@ -32,9 +32,11 @@ class Objective:
     """Model, loss and metrics of a train step.
 
     The training loss is the sum of `loss_weights[name] * sums[name][0] / denominators[name]` over the losses, where
-    `sums` is the result of `compute`. A denominator is usually the sum of the weights over the whole batch (that in
-    `sums` covers one micro-batch), but never 0. A logged value is the weighted sum divided by the sum of the weights,
-    both over all steps since the last log line. Log lines show the total loss and each metric that is not a loss.
+    `sums` is the result of `compute`. With gradient accumulation, `sums` covers one micro-batch, but `denominators`
+    cover the whole batch. A denominator is usually the sum of the weights, or a positive number if this sum is 0.
+
+    Logged values have other denominators: the sums of the weights over all steps since the last log line. Log lines
+    show the total loss and each metric that is not a loss.
 
     Objectives are compared by value, because compiled steps are cached by objective: runs that differ only in data,
     seed or learning rate share a step. A subclass defines `metrics`, `schema`, `denominators` and `compute`.
@@ -227,7 +229,7 @@ class Task:
         return dataclasses.replace(cost, flops=flops, attention_flops=attention_flops)
 
     def cost_of_step(self, step: int) -> StepCost:
-        """Returns the cost of step `step` if it trains not only the head, for `bench` and `plan`."""
+        """Returns the cost of step `step` as if `optimizer.head_steps` were 0, for `bench` and `plan`."""
         return self.trained_cost(self.full_cost_before(step + 1) - self.full_cost_before(step))
 
     def cost_before(self, step: int) -> StepCost:

@@ -154,7 +154,8 @@ class Checkpoints:
 
     def describe_last(self) -> str:
         """Returns a clause that names the newest complete checkpoint, for use in error messages."""
-        # Read the folder, because the manager no longer lists the checkpoints that a failed save was to replace.
+        # List the folder, because after a failed save, the manager no longer lists the checkpoints that it would have
+        # replaced.
         try:
             steps = _complete_checkpoints(self._folder)
         except Exception:  # A storage failure may make listing fail, too.
@@ -271,7 +272,7 @@ def _as_items(fields: dict[str, Any], eval_field: str) -> dict[str, Any]:
 
 
 def _saved_fields(abstract: TrainState, metadata: CheckpointMetadata) -> dict[str, Any]:
-    """Returns those fields of the abstract state that a checkpoint contains, and its metric sums."""
+    """Returns the fields of the abstract state that a checkpoint contains. `sums` has one array per saved metric."""
     sums = [name.removeprefix("sums/") for name in metadata.arrays if name.startswith("sums/")]
     abstract_sum = jax.ShapeDtypeStruct((2,), jnp.float32, sharding=abstract.step.sharding)
     names = {name.split("/")[0] for name in metadata.arrays} or vars(abstract)

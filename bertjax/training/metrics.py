@@ -157,7 +157,7 @@ def import_tracker(name: str) -> ModuleType:
 
 
 class TrackerWriter:
-    """Writer to an experiment tracker with the interface of Weights & Biases."""
+    """Metric writer for the experiment trackers `wandb` and `trackio`, whose packages have the same functions."""
 
     def __init__(self, name: str, workdir: epath.Path, config: Mapping[str, Any]) -> None:
         """Starts or resumes a run in the tracker `wandb` or `trackio`. The run is named after the workdir's path."""

@@ -24,7 +24,7 @@ def plot_pretraining(
 ) -> None:
     """Plots pre-training metrics against tokens seen: one panel per metric, with losses in the upper row.
 
-    `lines` are objects of `metrics.jsonl`. Objects without `tokens` are skipped. `prefixes` are the metric prefixes of
+    `lines` are records of `metrics.jsonl`. Records without `tokens` are skipped. `prefixes` are the metric prefixes of
     additional evaluation tasks, such as `general`. Vertical lines mark `ends`, the last steps of training phases.
     """
     rows = []
@@ -47,7 +47,8 @@ def plot_finetuning(
 ) -> None:
     """Plots loss and metrics against epochs, with a marker for each evaluation, and the baseline as dashed lines.
 
-    `lines` are objects of `metrics.jsonl`. The right panel shows `metrics`, without losses if there are other metrics.
+    `lines` are records of `metrics.jsonl`. The right panel shows the metrics that are not losses, or the losses if
+    there are no others.
     """
     names = tuple(metric.name for metric in metrics if not metric.is_loss) or tuple(metric.name for metric in metrics)
     panels = {"loss": ("loss",), ", ".join(names).replace("_", " "): names}

@@ -57,7 +57,7 @@ class Progress:
     ) -> None:
         """Opens the files of a run.
 
-        `step` is the number of finished steps (0: a new run). `lines` are the objects of `metrics.jsonl` up to `step`.
+        `step` is the number of finished steps (0: a new run). `lines` are the records of `metrics.jsonl` up to `step`.
         """
         self._task, self._workdir, self._schedule = task, workdir, schedule
         self.first_loss = next((line["loss"] for line in lines if "loss" in line), math.inf)

@@ -84,7 +84,7 @@ class EvaluationHistory:
 
 
 def read_log(task: Task, workdir: epath.Path, step: int) -> list[dict[str, Any]]:
-    """Returns the objects of `metrics.jsonl` up to `step`, the step of the checkpoint that a run resumes.
+    """Returns the records of `metrics.jsonl` up to `step`, the step of the checkpoint that a run resumes.
 
     All lines that existed when the checkpoint was saved must be there. Later ones, such as the evaluation of this step,
     may follow. Otherwise, raises a BertjaxError if scores select the best checkpoint, else logs a warning.
@@ -102,7 +102,7 @@ def read_log(task: Task, workdir: epath.Path, step: int) -> list[dict[str, Any]]
 
 
 def evaluation_history(task: Task, lines: Sequence[dict[str, Any]]) -> EvaluationHistory:
-    """Returns the history of the evaluations in `lines`, which are objects of `metrics.jsonl`."""
+    """Returns the history of the evaluations in `lines`, which are records of `metrics.jsonl`."""
     evaluations = {line["step"]: metrics for line in lines if (metrics := evaluation_metrics(line))}
     return EvaluationHistory(task.best_metric, task.config.patience, evaluations)
 

@@ -21,8 +21,8 @@ from bertjax.training.freezing import check_freezing
 from bertjax.training.optimizer import Optimizer
 from bertjax.training.sharding import batch_sharding, compiler_options, replicated, traced_with_mesh, with_shardings
 
-# Metrics that `train_step` adds to the sums of the objective's metrics: gradient norm, and fractions of positions and
-# of attention FLOPs that are not padding. Logs omit ATTENTION_FRACTION.
+# Metrics that `train_step` adds to those of the objective: gradient norm, fraction of positions that are not padding,
+# and fraction of attention FLOPs that are not spent on padding (not logged).
 STEP_METRICS = ("grad_norm", TOKEN_FRACTION, ATTENTION_FRACTION)
 
 

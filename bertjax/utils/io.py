@@ -309,7 +309,7 @@ def unix_newlines(blocks: Iterable[bytes]) -> Iterator[bytes]:
     """Yields the blocks of a UTF-8 text with LF instead of CR LF (Windows), CR CR LF (some tools) and CR (old Macs)."""
     pending_crs = b""
     for block in blocks:
-        # An LF after the CRs at the end of this block may be in the next block.
+        # Keep CRs at the end of the block for later, because the next block may start with the LF of a CR LF.
         complete = (pending_crs + block).rstrip(b"\r")
         pending_crs = (pending_crs + block)[len(complete) :]
         yield _CRS.sub(lambda crs: b"\n" if crs[0].endswith(b"\n") else b"\n" * len(crs[0]), complete)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 # Instructions whose computations are scheduled instruction by instruction, unlike the body of a fusion.
 CALLERS = ("while", "conditional", "call")
-# Bits of types whose name has no number.
+# Bit widths of HLO types whose names do not contain them.
 _BITS = {"pred": 8, "token": 0, "opaque": 0}
 _HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+) .*\{$")
 _NAMED = re.compile(r"\s*(?:ROOT )?%?([\w.\-]+) = ")
@@ -21,7 +21,7 @@ _CALLED = re.compile(
     r"\b(?:calls|to_apply|body|condition|branch_computations|called_computations)=(\{[^}]*\}|%?[\w.\-]+)"
 )
 _OPERAND = re.compile(r"%([\w.\-]+)")
-# Text in parentheses, which contains layouts such as `{1,0:T(8,128)S(1)}`, also inside of the parentheses of a tuple.
+# Text in parentheses, which contains layouts such as `{1,0:T(8,128)S(1)}`, even inside the parentheses of a tuple.
 _GROUP = r"\([^()]*(?:\([^()]*(?:\([^()]*\)[^()]*)*\)[^()]*)*\)"
 _INSTRUCTION = re.compile(rf"({_GROUP}|\S+) ([\w\-]+)\(((?:[^()]|{_GROUP})*)\)(.*)")
 

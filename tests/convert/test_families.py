@@ -255,7 +255,7 @@ def test_other_names_of_config_fields_are_read(family, fields, name, expected):
     ("family", "fields"),
     [(MODERNBERT, {"num_hidden_layers": 2}), (EUROBERT, {}), (EUROBERT, {"num_key_value_heads": 4})],
 )
-def test_defaults_of_a_config_can_be_written(family, fields):
+def test_config_with_default_fields_can_be_exported(family, fields):
     sizes = {name: SIZES[name] for name in REQUIRED}
     assert huggingface.export_problem(huggingface.model_config(family, sizes | fields, huggingface.Path())) == ""
 

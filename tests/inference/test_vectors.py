@@ -79,7 +79,7 @@ def test_unfinished_vectors_of_another_call_are_refused(bert, tmp_path, small_bl
         (bert, TEXTS, {"prompt": "a "}, "different prompt"),
         (bert, TEXTS[:8], {}, "00001.npz was created from different texts"),
         (bert, ["a movie", *TEXTS[1:]], {}, "00000.npz was created from different texts"),
-        (bert, TEXTS, {"pooling": None}, "has no module that pools the states; set pooling to 'cls' or 'mean'"),
+        (bert, TEXTS, {"pooling": None}, "has no pooling module; set pooling to 'cls' or 'mean'"),
     ):
         with pytest.raises(bertjax.UsageError, match=message):
             model.encode(texts, **{"pooling": "mean", "output": output, **options})

@@ -38,7 +38,7 @@ def test_scores_equal_those_of_trec_eval(seed):
         return {name: np.mean([row[name] for row in rows]) for name in next(iter(rows))}
 
     expected = means(rankings, "ndcg_cut.10", "recall.10,100", "success.1,10")
-    # The ids of equal scores are ordered descending. Scores are float32 numbers.
+    # trec_eval compares scores as float32, and sorts equal scores by descending id.
     first10 = {
         query: dict(sorted(row.items(), key=lambda item: (np.float32(item[1]), item[0]))[-10:])
         for query, row in rankings.items()

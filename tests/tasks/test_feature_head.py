@@ -86,7 +86,7 @@ def test_model_with_feature_head_is_neither_saved_nor_replaced(ner, tmp_path):
     flags = [f"--init_from={start}", "--config.optimizer.freeze=encoder", "--config.feature_head.features=embeddings"]
     train(f"ner.py:path={files}", tmp_path / "run", None, *flags, steps=1)
     model = bertjax.load(tmp_path / "run")
-    message = "feature_head.features=embeddings and feature_head.lstm_layers=0, which other formats cannot express"
+    message = "feature_head.features=embeddings and feature_head.lstm_layers=0, which other formats do not support"
     for export in (lambda: model.save(tmp_path / "saved"), lambda: model.replace(model.params)):
         with pytest.raises(bertjax.UsageError, match=message):
             export()

@@ -262,7 +262,7 @@ def test_parameter_of_another_shape_is_an_error_that_names_both_shapes(workdir):
         load_params(workdir, {"pooler": {"dense": {"kernel": np.zeros((16, 8), np.float32)}}})
 
 
-def test_new_and_reinitialized_parameters_keep_their_values_and_are_logged(workdir, state, log_lines):
+def test_new_and_reinitialized_parameters_have_initial_values_and_are_logged(workdir, state, log_lines):
     target = {**jax.tree.map(lambda x: x * 0 + 5, state.params), "new": {"bias": np.full(3, 7.0, np.float32)}}
     del target["pooler"]
     loaded = load_params(workdir, target, reinit_params=("next_sentence",))

@@ -157,7 +157,8 @@ def _numbered(texts: Iterable[Text], chunk_chars: int) -> Iterator[tuple[int, Te
 def encode_chunk(chunk: Chunk, vocabulary: Vocabulary, work: AnyPath, workers: int) -> Shard:
     """Splits the texts of a chunk into sentences, tokenizes them, and writes them as one shard.
 
-    `workers` is the number of encoding processes on this machine, which share the memory for caches.
+    `workers` is the number of encoding processes on this machine. Its cache has `_CACHE_ENTRIES / workers` words, or
+    the minimum.
     """
     done = work / f"{chunk.name}.json"
     if not done.exists():

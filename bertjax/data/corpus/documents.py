@@ -176,7 +176,7 @@ def wiki(blocks: Iterable[str], problems: Counter[str]) -> Iterator[Text]:
 
 
 def _lines(blocks: Iterable[str]) -> Iterator[str]:
-    """Yields lines with their line ends. Lines of more than `MAX_PIECE_CHARS` characters are yielded in parts."""
+    """Yields lines with their line endings. Lines of more than `MAX_PIECE_CHARS` characters are yielded in parts."""
     rest = ""
     for block in blocks:
         *lines, rest = (rest + block).split("\n")

@@ -44,7 +44,7 @@ _WORKER_DIED = "a worker process was killed, perhaps for lack of memory; run aga
 # Share of held-out tokens above which a corpus has too few documents, or one of them is too long.
 _LARGE_HELDOUT_SHARE = 0.2
 
-# File names in a corpus folder; a folder without a manifest or with any other file is not overwritten.
+# Files that a corpus folder may contain. `--overwrite` replaces only folders with a manifest and no other files.
 _FILES = {store.MANIFEST: (store.MANIFEST, "*.bin", "vocab.txt", "*.model", "tokenizer.json", "pair_index")}
 
 # Messages for the `problems` of the manifest, by name. {} is the number of occurrences.

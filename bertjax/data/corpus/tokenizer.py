@@ -286,7 +286,7 @@ def prepend_lower_case(engine: tokenizers.Tokenizer) -> None:
 
 
 def _without_surrogates(text: str) -> str:
-    """Replaces unpaired surrogates, which UTF-8 cannot express, by `?`."""
+    """Replaces unpaired surrogates, which UTF-8 cannot represent, by `?`."""
     return text.encode("utf-8", "replace").decode()
 
 

@@ -206,7 +206,7 @@ def capital_pieces(pieces: Iterable[str]) -> list[str]:
 
 def vocab_txt_lines(path: os.PathLike, content: bytes) -> tuple[list[str], bytes]:
     """Returns the lines of a `vocab.txt` with their whitespace, and its content in google-research/bert's format."""
-    # Remove a byte-order mark, which would become part of the first piece, and replace CR line ends of old Macs.
+    # Remove a byte-order mark, which would become part of the first piece, and replace CR line endings of old Macs.
     content = content.removeprefix(BOM_UTF8)
     if b"\n" not in content:
         content = content.replace(b"\r", b"\n")
@@ -234,10 +234,10 @@ def load_sentencepiece(path: os.PathLike, content: bytes) -> Any:
 
 
 def load_tokenizer_json(path: os.PathLike, content: bytes, prefix: str = "") -> tokenizers.Tokenizer:
-    """Loads a `tokenizer.json` without truncation, padding and BPE dropout. `prefix` is put before each text."""
+    """Loads a `tokenizer.json` without truncation, padding and BPE dropout. `prefix` is prepended to each text."""
     try:
         engine = tokenizers.Tokenizer.from_str(content.decode())
-    except Exception as error:  # Catch everything, because the package raises only `Exception`.
+    except Exception as error:  # `tokenizers` has no narrower type.
         raise unreadable(path, f"not a tokenizer.json: {first_line(error)}") from error
     engine.no_truncation()
     engine.no_padding()

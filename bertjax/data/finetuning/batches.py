@@ -125,9 +125,10 @@ def make_batch(examples: Examples, indices: np.ndarray, length: int, shard: Data
 
 
 def in_input_order(outputs: list[dict[str, np.ndarray]], count: int) -> dict[str, list[np.ndarray]]:
-    """Returns the model outputs of all `count` examples by name, in the order of the examples.
+    """Returns the outputs of all `count` examples, keyed by output name, in the order of the examples.
 
-    Each batch of `outputs` has arrays [B, ...] by name; `example` is the example index of each row, -1 in padding rows.
+    `outputs` has one dictionary of arrays [B, ...] per batch. Its array `example` contains the example index of each
+    row, or -1 in padding rows.
     """
     places = [
         (example, index, row) for index, batch in enumerate(outputs) for row, example in enumerate(batch["example"])

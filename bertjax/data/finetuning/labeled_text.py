@@ -119,7 +119,7 @@ class Target:
 
 
 def is_multi_hot(names: Sequence[str]) -> bool:
-    """Returns True if the labels of a row are several zeros and ones, rather than names."""
+    """Returns True if the labels of a row are multi-hot (at least two, all 0 or 1), and not names."""
     return len(names) > 1 and all(label_key(name) in _BINARY_VALUES for name in names)
 
 

@@ -23,7 +23,7 @@ _DOCUMENT = "-DOCSTART-"
 _TAG = re.compile("O|[BIESLUM](-[^ ]+)?")
 # Cell of the first column that may end with a word index, such as 3, [3], T3, 3. and 2-3.
 _INDEX = re.compile(r"(?:.*\D)?(\d+)\W*")
-# Two numbers: in CoNLL-U a word range (1-2) or an empty word (1.1), in WebAnno sentence and word index (1-2).
+# Index of two numbers: a word range (1-2) or empty word (1.1) in CoNLL-U, or sentence and word index (1-2) in WebAnno.
 _INDEX_PAIR = re.compile(r"\d+[-.]\d+")
 # Word, or column of a line without tabs. It may contain whitespace other than ASCII, such as a no-break space.
 _COLUMN = re.compile(r"\S+", re.ASCII)

@@ -162,7 +162,7 @@ def _make_assembler(
     def draw(
         operation: Callable[..., tf.Tensor], key: np.uint64, first: tf.Tensor, counters: int, numbers: int, **dtype: Any
     ) -> tf.Tensor:
-        """Draws random numbers [B, numbers]. Each row uses `counters` values of Philox's counter."""
+        """Draws `numbers` random numbers per row, [B, numbers]. Each row uses `counters` values of Philox's counter."""
         ranges = [
             operation(
                 shape=[rows.size, numbers],

@@ -23,17 +23,19 @@ _SKIPPED_GROUPS = 2
 def choose_positions(rows: TokenRows, uniforms: tf.Tensor, vocabulary: Vocabulary, phase: Phase) -> tf.Tensor:
     """Chooses the positions to predict, int32 [B, P], where P is `phase.row_predictions`.
 
-    A row contains one or several spans, such as sentence pairs, and each has up to `phase.max_predictions` predictions.
-    `uniforms` are float32 [B, L] in [0, 1). The positions of a row ascend. Unused elements are at the end and equal L,
-    which is not a valid position.
+    A row has one span, such as a sentence pair, or several if it is packed. `uniforms` are float32 [B, L] in [0, 1).
+    The positions of a row are sorted. Unused elements are at the end and equal L, which is not a valid position.
 
     A span of n tokens, special tokens included, has min(max_predictions, max(1, round(n * rate))) predictions, as in
     google-research/bert `create_pretraining_data.py`. If the span has fewer non-special tokens, all of them are
-    predicted. Special tokens are never masked. In contrast, google-research/bert may mask an [UNK] of the text.
+    predicted. Special tokens, including [UNK], are never masked.
 
     Whole-word masking chooses words (a piece and its continuations) in random order. It skips up to two words that need
-    more predictions than remain, and stops at the third. google-research/bert skips all such words. A continuation
-    piece at the start of segment B is a separate word. google-research/bert adds it to A's last word.
+    more predictions than remain, and stops at the third. A continuation piece at the start of segment B is a separate
+    word.
+
+    In contrast, google-research/bert may mask an [UNK] in the text, skips all words that need too many predictions, and
+    adds a continuation piece at the start of B to the last word of A.
     """
     seq_len, masking, row_predictions = phase.seq_len, phase.masking, phase.row_predictions
     numbers = num_predictions(masking.rate, seq_len, phase.max_predictions)

@@ -1,1 +1,1 @@
-"""Training and evaluation of text embedders, and the modules of sentence-transformers."""
+"""Training and evaluation of text embedders, and sentence-transformers modules."""

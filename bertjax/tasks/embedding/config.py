@@ -54,7 +54,7 @@ class EmbedData(FinetuningData):
 
     Attributes:
       train_file, dev_file, test_file: .tsv (without quoting), .csv or .jsonl files, relative to `path` if it is set, or
-        datasets of the Hugging Face Hub, `hf:ORG/NAME[/CONFIG]:SPLIT`.
+        datasets on the Hugging Face Hub, `hf:ORG/NAME[/CONFIG]:SPLIT`.
       sources: several training files instead of `train_file`, such as `({'file': 'a.tsv'}, {'file': 'b.tsv'})`. All
         rows of a batch are from one file. See `EmbedSource`.
       columns: columns of the anchor, its positive and, optionally, hard negatives. With three or more columns, the last
@@ -119,7 +119,7 @@ class EmbedData(FinetuningData):
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """Maximum tokens of an anchor or query, and of any other text."""
+        """Maximum lengths in tokens: (anchors and queries, all other texts)."""
         length = self.seq_len or _SEQ_LEN
         return self.query_len or length, length
 

@@ -94,14 +94,15 @@ def cross_encoder_functions(folder: Path, config: Mapping[str, Any], num_labels:
 
 
 def read(folder: AnyPath, config: ModelConfig, is_workdir: bool = False) -> SentenceEmbedder | None:
-    """Reads the modules of a folder, or returns None for a folder without files of sentence-transformers.
+    """Reads the sentence-transformers modules in a folder. Returns None if there are none.
 
-    If bertjax does not support a file, the result's field `refusal` gives the reason.
+    If a file is not supported, the field `refusal` of the result contains the reason.
 
     Args:
       folder: Hugging Face folder or, with `is_workdir`, a bertjax workdir.
       config: config of the model.
-      is_workdir: whether a folder without `modules.json` uses the pooling of `1_Pooling`.
+      is_workdir: whether `folder` is a workdir. Without `modules.json`, a workdir has the pooling in `1_Pooling`, and
+        other folders have mean pooling, as in sentence-transformers.
     """
     from safetensors import SafetensorError
 

@@ -78,8 +78,9 @@ def _window_spans(
 ) -> list[tuple[float, int, int]]:
     """Returns (score, start, end) of each candidate span of a window, with start and end as character offsets.
 
-    Candidates have 1 to `max_answer_len` tokens, start at a token that has the most context in this window, and start
-    and end at one of the `n_best` tokens with the highest logits.
+    A candidate has 1 to `max_answer_len` tokens. Its first token has one of the `n_best` highest start logits, and its
+    last token one of the `n_best` highest end logits. Of all windows that contain the first token, this window gives it
+    the most context.
     """
     characters, first = window.char_spans, window.passage_start
     start, end = (scores[first : first + len(characters)] for scores in (start, end))
