@@ -10,109 +10,41 @@ A row contains one or several sequences. `sequence_ids` contains the index of ea
 for padding. `position_ids` counts from 0 within each sequence. For rows of one sequence, `sequence_ids` is the input
 mask.
 
-Axis names in `with_logical_constraint` (`ACTIVATION_RULES` of `training/sharding.py`):
-
-    batch              B, sharded over the mesh axes `data` and `fsdp`
-    batch_over_data    B, sharded over `data` only
-    embed              D, not sharded
-    embed_over_fsdp    D, or E of the token table, sharded over `fsdp`
-    length             L, not sharded
-    heads, mlp, vocab  H, F and V, sharded over `tensor`
-
-Parameters have separate rules (`RULES` of the same file), which shard `embed` over `fsdp`, and `vocab` over `tensor`.
+`partitioning.py` explains the axis names in `with_logical_constraint`, which shard these axes.
 """
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 
-from bertjax.model.attention.dispatch import select_attention
-from bertjax.model.config import ABSOLUTE, LSTM, ModelConfig
+from bertjax.model.attention.dispatch import AttentionFn, select_attention
+from bertjax.model.attention.xla import AttentionMask
+from bertjax.model.config import ABSOLUTE, LSTM, ROTARY, ModelConfig
 from bertjax.model.dropout import dropout
-from bertjax.model.layers import Dense, TransformerLayer, kernel_init, layer_inputs, make_norm, run_layers
+from bertjax.model.embeddings import Embeddings
+from bertjax.model.layers import (
+    CONTEXT,
+    MLP_IN,
+    QKV,
+    REMAT_SAVED_NAMES,
+    RESIDUAL,
+    Dense,
+    activation,
+    make_norm,
+    run_layers,
+    save_inputs_only,
+)
 from bertjax.model.lstm import LstmEncoder
-from bertjax.model.partitioning import resolve_auto, with_logical_constraint
+from bertjax.model.partitioning import ACTIVATION_AXES, with_logical_constraint
 
 # Name of the encoder's Flax module.
 ENCODER = "encoder"
-
-
-class Embeddings(nn.Module):
-    """Sum of token, segment and position embeddings, then norm and dropout (paper, Figure 2).
-
-    The tables are plain parameters with paths such as `embeddings/token`. `nn.Embed` would add a level to these paths.
-    """
-
-    config: ModelConfig
-    # Embeddings of the encoder, whose tables and norm ELECTRA's generator (`ReplacedTokenModel`) uses below a
-    # projection of its own (default: None, own tables and norm).
-    tied_embeddings: "Embeddings | None" = None
-
-    def setup(self) -> None:
-        config = self.config
-        if config.embedding_size:
-            self.projection = Dense(config, (config.hidden_size,), (None, "embed"))
-        if self.tied_embeddings is not None:
-            for name in ("token_table", "segment_table", "position_table", "norm"):
-                setattr(self, name, getattr(self.tied_embeddings, name, None))  # None: the config has no such table
-            return
-
-        def table(name: str, num_rows: int, axis: str) -> jax.Array:
-            return self.param(name, kernel_init(config, (axis, "embed")), (num_rows, config.embedding_width))
-
-        self.token_table = table("token", config.padded_vocab_size, "vocab")
-        if config.type_vocab_size:
-            self.segment_table = table("segment", config.type_vocab_size, "segment")
-        if config.position_embedding_type == ABSOLUTE:
-            self.position_table = table("position", config.max_position_embeddings, "position")
-        if config.embedding_norm:
-            # The norms of the layers recompute their float32 intermediate values in the backward pass. Here, this would
-            # save no memory, because the input is float32 as well.
-            self.norm = make_norm(config, recompute=False)
-
-    def __call__(
-        self, input_ids: jax.Array, segment_ids: jax.Array, position_ids: jax.Array, deterministic: bool
-    ) -> jax.Array:
-        # `fsdp` shards both the rows of the batch and the columns E of the token table. Do not all-gather the table:
-        # (1) all-gather the ids, which are smaller; (2) look them up in each device's own columns; (3) exchange columns
-        # for rows in an all-to-all, so that each device has all columns of its own rows.
-        # (1)
-        input_ids, segment_ids, position_ids = (
-            with_logical_constraint(ids, ("batch_over_data", "length"))
-            for ids in (input_ids, segment_ids, position_ids)
-        )
-        # (2)
-        table = with_logical_constraint(self.token_table, ("vocab", "embed_over_fsdp"))  # [V, E]
-        x = jnp.take(table, input_ids, axis=0)  # float32 [B, L, E]
-        # Multiply by one-hot rows, because for two segments, this is faster than a gather, forward and backward.
-        config = self.config
-        if config.type_vocab_size == 1:  # Both texts of a pair have this segment, as in RoBERTa.
-            x += self.segment_table
-        elif config.type_vocab_size:
-            x += jax.nn.one_hot(segment_ids, config.type_vocab_size, dtype=x.dtype) @ self.segment_table
-        if config.position_embedding_type == ABSOLUTE:
-            if offset := config.position_offset:  # In RoBERTa, [PAD] is token 1 = offset - 1, and has this position.
-                position_ids = _roberta_positions(input_ids == offset - 1, position_ids)
-            x += jnp.take(self.position_table, position_ids + offset, axis=0)
-        x = with_logical_constraint(x, ("batch_over_data", "length", "embed_over_fsdp"))
-        # (3)
-        x = with_logical_constraint(x, ("batch", "length", "embed"))
-        x = self.norm(x) if config.embedding_norm else x.astype(resolve_auto(config).dtype)
-        # Do not use `nn.Dropout`, because it would save its mask for the backward pass. `dropout` recomputes it.
-        key = None if deterministic else self.make_rng("dropout")
-        x = dropout(x, config.hidden_dropout_prob, key)
-        return self.projection(x) if config.embedding_size else x
-
-
-def _roberta_positions(is_pad: jax.Array, position_ids: jax.Array) -> jax.Array:
-    """Returns RoBERTa's positions [B, L]: -1 for [PAD], even inside a text; others as if there were no [PAD] tokens."""
-    counts = jnp.cumsum(is_pad, axis=1)
-    first = jnp.arange(is_pad.shape[1]) - position_ids  # index of the first token of each sequence
-    counts -= jnp.take_along_axis(counts - is_pad, first, axis=1)
-    return jnp.where(is_pad, -1, position_ids - counts)
 
 
 class Encoder(nn.Module):
@@ -169,14 +101,166 @@ class Encoder(nn.Module):
             position_ids = jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
         x = self.embeddings(input_ids, segment_ids, position_ids, deterministic)
         layer_fields = {"config": config, "attention": attention, "deterministic": deterministic}
-        # Apply `TransformerLayer(**layer_fields)` N times, as the submodule `layers` of this module. `per_layer` are
-        # its inputs that differ between layers, with an axis N. `shared` are the same for all layers.
-        per_layer, shared = layer_inputs(config, sequence_ids, position_ids)
+        is_local = np.array(config.is_local_layer) if config.local_attention else None
+        has_norm = None if config.first_attention_norm else np.arange(config.num_hidden_layers) > 0
+        per_layer, shared = LayerInputs(is_local, has_norm), SharedInputs(sequence_ids, rotations(config, position_ids))
+        # Apply `TransformerLayer(**layer_fields)` N times, as the submodule `layers` of this module.
         x, layers = run_layers(self, TransformerLayer, layer_fields, x, per_layer, shared, collect=collect_layers)
         if config.norm_first:
             x = make_norm(config, "final_norm")(x)
             layers = None if layers is None else jnp.concatenate([layers[:-1], x[None]])
         return x, layers
+
+
+class SharedInputs(NamedTuple):
+    """Inputs that all layers share.
+
+    Attributes:
+      sequence_ids: [B, L] int32, index of each token's sequence, starting at 1, or 0 for padding.
+      rotations: result of the function `rotations`.
+    """
+
+    sequence_ids: jax.Array
+    rotations: jax.Array | None
+
+
+class LayerInputs(NamedTuple):
+    """Inputs that differ between layers: arrays with a leading axis N, or None if all layers are equal.
+
+    Attributes:
+      is_local: bool [N], whether the layer has local attention.
+      has_attention_norm: bool [N], whether a norm precedes the attention.
+    """
+
+    is_local: Any
+    has_attention_norm: Any
+
+
+class TransformerLayer(nn.Module):
+    """Transformer layer: self-attention and feed-forward network, each with a residual connection and a norm."""
+
+    config: ModelConfig
+    attention: AttentionFn
+    deterministic: bool
+    collect: bool
+
+    @nn.compact
+    def __call__(self, x: jax.Array, layer: LayerInputs, shared: SharedInputs) -> tuple[jax.Array, jax.Array | None]:
+        def dropout_key() -> jax.Array | None:
+            return None if self.deterministic else self.make_rng("dropout")
+
+        def attend(x: jax.Array) -> jax.Array:
+            attention = SelfAttention(self.config, self.attention, name="attention")
+            return attention(x, layer, shared, self.deterministic)
+
+        x = residual(self.config, x, attend, dropout_key(), "attention_norm", layer.has_attention_norm)
+        x = residual(self.config, x, partial(feed_forward, self.config), dropout_key(), "mlp_norm")
+        return x, x if self.collect else None
+
+
+def residual(
+    config: ModelConfig,
+    x: jax.Array,
+    sublayer: Callable[[jax.Array], jax.Array],
+    key: jax.Array | None,
+    name: str,
+    has_norm: jax.Array | None = None,
+) -> jax.Array:
+    """Returns norm(x + dropout(sublayer(x))) or, with `norm_first`, x + dropout(sublayer(norm(x))).
+
+    Dropout is off if `key` is None. The norm `name` is skipped where `has_norm`, a bool scalar, is False.
+    """
+    norm = make_norm(config, name, recompute=config.remat not in REMAT_SAVED_NAMES)
+    normed = x
+    if config.norm_first:
+        normed = norm(x) if has_norm is None else jnp.where(has_norm, norm(x), x)
+    total = checkpoint_name(x + dropout(sublayer(normed), config.hidden_dropout_prob, key), RESIDUAL)
+    return with_logical_constraint(total if config.norm_first else norm(total), ACTIVATION_AXES)
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention with its output projection: [B, L, D] to [B, L, D]."""
+
+    config: ModelConfig
+    attention: AttentionFn
+
+    @nn.compact
+    def __call__(self, x: jax.Array, layer: LayerInputs, shared: SharedInputs, deterministic: bool) -> jax.Array:
+        config = self.config
+        dropout_key = None if deterministic else self.make_rng("dropout")
+        num_shared = config.num_attention_heads // (config.num_key_value_heads or config.num_attention_heads)
+
+        def project(name: str, num_shared: int = 1) -> jax.Array:
+            heads = (config.num_attention_heads // num_shared, config.head_size)
+            dense = Dense(
+                config, heads, ("embed", "heads", "head"), flat=True, use_bias=config.attention_bias, name=name
+            )
+            y = dense(x)
+            y = checkpoint_name(y, QKV).reshape(*y.shape[:-1], *heads)
+            return jnp.repeat(y, num_shared, axis=2) if num_shared > 1 else y
+
+        # [B, L, H, K] each
+        query, key, value = project("query"), project("key", num_shared), project("value", num_shared)
+        if shared.rotations is not None:
+            query, key = (rotate(config, states, shared.rotations, layer.is_local) for states in (query, key))
+
+        def attend(window: int, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+            mask = AttentionMask(config.attention_direction, shared.sequence_ids, window)
+            rate, mesh = config.attention_probs_dropout_prob, jax.sharding.get_abstract_mesh()
+            return self.attention(query, key, value, mask, dropout_rate=rate, dropout_key=dropout_key, mesh=mesh)
+
+        def attend_by_layer(*states: jax.Array) -> jax.Array:
+            if layer.is_local is None:
+                return attend(0, *states)
+            branches = (partial(attend, window) for window in (config.local_attention, 0))
+            return jax.lax.cond(layer.is_local, *branches, *states)
+
+        if config.remat == "attention":
+            attend_by_layer = save_inputs_only(attend_by_layer, config)
+        context = checkpoint_name(attend_by_layer(query, key, value), CONTEXT)
+        axes = ("heads", "head", "embed")
+        return Dense(config, (config.hidden_size,), axes, use_bias=config.attention_bias, name="output")(context)
+
+
+def feed_forward(config: ModelConfig, x: jax.Array) -> jax.Array:
+    """Applies the position-wise feed-forward network inside the calling module: [B, L, D] to [B, L, D]."""
+
+    def project(name: str) -> jax.Array:  # [B, L, F]
+        dense = Dense(config, (config.intermediate_size,), ("embed", "mlp"), use_bias=config.mlp_bias, name=name)
+        return checkpoint_name(dense(x), MLP_IN)
+
+    y = activation(config, recompute=config.remat not in REMAT_SAVED_NAMES)(project("mlp_in"))
+    if config.gated_mlp:
+        y = y * project("mlp_gate")
+    return Dense(config, (config.hidden_size,), ("mlp", "embed"), use_bias=config.mlp_bias, name="mlp_out")(y)
+
+
+def rotations(config: ModelConfig, position_ids: jax.Array) -> jax.Array | None:
+    """Computes cosines and sines of the rotary angles of positions [B, L] (RoFormer, arXiv 2104.09864).
+
+    Returns:
+      float32 [2, 2, B, L, 1, K / 2], cosines and sines for the thetas of global and of local layers. None for learned
+        position embeddings.
+    """
+    if config.position_embedding_type == ABSOLUTE:
+        return None
+    exponents = np.arange(0, config.head_size, 2, dtype=np.float32) / config.head_size
+    frequencies = np.stack([1.0 / theta**exponents for theta in (config.global_rope_theta, config.local_rope_theta)])
+    angles = position_ids[..., None].astype(jnp.float32) * frequencies.astype(np.float32)[:, None, None]
+    return jnp.stack([jnp.cos(angles), jnp.sin(angles)], axis=1)[..., None, :]
+
+
+def rotate(config: ModelConfig, states: jax.Array, rotations: jax.Array, is_local: jax.Array | None) -> jax.Array:
+    """Rotates queries or keys [B, L, H, K] by the angles of their positions. `is_local` is a bool scalar or None."""
+    cosine, sine = rotations[0 if is_local is None else is_local.astype(jnp.int32)]  # [B, L, 1, K / 2] each
+    if config.position_embedding_type == ROTARY:
+        first, second = jnp.split(states.astype(jnp.float32), 2, axis=-1)
+    else:
+        pairs = states.astype(jnp.float32).reshape(*states.shape[:-1], -1, 2)
+        first, second = pairs[..., 0], pairs[..., 1]
+    rotated = first * cosine - second * sine, second * cosine + first * sine
+    join = jnp.concatenate if config.position_embedding_type == ROTARY else jnp.stack
+    return join(rotated, axis=-1).reshape(states.shape).astype(states.dtype)
 
 
 def make_encoder(config: ModelConfig, name: str | None = None) -> Encoder | LstmEncoder:

@@ -1,24 +1,19 @@
-"""Transformer layer and its parts: dense layers, norms, activations. Stacks of layers, scanned or unrolled.
+"""Dense layers, norms, activations, and stacks of layers, scanned or unrolled.
 
 Axis letters: see `encoder.py`. Parameters of all layers of a stack have a leading axis N, the lowest layer first.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.ad_checkpoint import checkpoint_name
 
-from bertjax.model.attention.dispatch import AttentionFn
-from bertjax.model.attention.xla import AttentionMask
-from bertjax.model.config import ABSOLUTE, LAYER_NORM, ROTARY, ModelConfig
-from bertjax.model.dropout import dropout
+from bertjax.model.config import LAYER_NORM, ModelConfig
 from bertjax.model.matmul import add_bias, cast_parameter, dot
-from bertjax.model.partitioning import ACTIVATION_AXES, platform, resolve_auto, scans_layers, with_logical_constraint
+from bertjax.model.partitioning import platform, resolve_auto, scans_layers, with_logical_constraint
 
 # `checkpoint_name`s of a Transformer layer's activations: [B, L, D] each, except MLP_IN, [B, L, F].
 QKV, CONTEXT, RESIDUAL, MLP_IN = "qkv", "context", "residual", "mlp_in"
@@ -130,166 +125,6 @@ def activation(config: ModelConfig, name: str = "", recompute: bool = True) -> C
         return function(x.astype(jnp.float32)).astype(x.dtype) if platform() == "cpu" else function(x)
 
     return save_inputs_only(activate, config) if recompute else activate
-
-
-class SelfAttention(nn.Module):
-    """Multi-head self-attention with its output projection: [B, L, D] to [B, L, D]."""
-
-    config: ModelConfig
-    attention: AttentionFn
-
-    @nn.compact
-    def __call__(self, x: jax.Array, layer: "LayerInputs", shared: "SharedInputs", deterministic: bool) -> jax.Array:
-        config = self.config
-        dropout_key = None if deterministic else self.make_rng("dropout")
-        num_shared = config.num_attention_heads // (config.num_key_value_heads or config.num_attention_heads)
-
-        def project(name: str, num_shared: int = 1) -> jax.Array:
-            heads = (config.num_attention_heads // num_shared, config.head_size)
-            dense = Dense(
-                config, heads, ("embed", "heads", "head"), flat=True, use_bias=config.attention_bias, name=name
-            )
-            y = dense(x)
-            y = checkpoint_name(y, QKV).reshape(*y.shape[:-1], *heads)
-            return jnp.repeat(y, num_shared, axis=2) if num_shared > 1 else y
-
-        # [B, L, H, K] each
-        query, key, value = project("query"), project("key", num_shared), project("value", num_shared)
-        if shared.rotations is not None:
-            query, key = (rotate(config, states, shared.rotations, layer.is_local) for states in (query, key))
-
-        def attend(window: int, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-            mask = AttentionMask(config.attention_direction, shared.sequence_ids, window)
-            rate, mesh = config.attention_probs_dropout_prob, jax.sharding.get_abstract_mesh()
-            return self.attention(query, key, value, mask, dropout_rate=rate, dropout_key=dropout_key, mesh=mesh)
-
-        def attend_by_layer(*states: jax.Array) -> jax.Array:
-            if layer.is_local is None:
-                return attend(0, *states)
-            branches = (partial(attend, window) for window in (config.local_attention, 0))
-            return jax.lax.cond(layer.is_local, *branches, *states)
-
-        if config.remat == "attention":
-            attend_by_layer = save_inputs_only(attend_by_layer, config)
-        context = checkpoint_name(attend_by_layer(query, key, value), CONTEXT)
-        axes = ("heads", "head", "embed")
-        return Dense(config, (config.hidden_size,), axes, use_bias=config.attention_bias, name="output")(context)
-
-
-def rotations(config: ModelConfig, position_ids: jax.Array) -> jax.Array | None:
-    """Computes cosines and sines of the rotary angles of positions [B, L] (RoFormer, arXiv 2104.09864).
-
-    Returns:
-      float32 [2, 2, B, L, 1, K / 2], cosines and sines for the thetas of global and of local layers. None for learned
-        position embeddings.
-    """
-    if config.position_embedding_type == ABSOLUTE:
-        return None
-    exponents = np.arange(0, config.head_size, 2, dtype=np.float32) / config.head_size
-    frequencies = np.stack([1.0 / theta**exponents for theta in (config.global_rope_theta, config.local_rope_theta)])
-    angles = position_ids[..., None].astype(jnp.float32) * frequencies.astype(np.float32)[:, None, None]
-    return jnp.stack([jnp.cos(angles), jnp.sin(angles)], axis=1)[..., None, :]
-
-
-def rotate(config: ModelConfig, states: jax.Array, rotations: jax.Array, is_local: jax.Array | None) -> jax.Array:
-    """Rotates queries or keys [B, L, H, K] by the angles of their positions. `is_local` is a bool scalar or None."""
-    cosine, sine = rotations[0 if is_local is None else is_local.astype(jnp.int32)]  # [B, L, 1, K / 2] each
-    if config.position_embedding_type == ROTARY:
-        first, second = jnp.split(states.astype(jnp.float32), 2, axis=-1)
-    else:
-        pairs = states.astype(jnp.float32).reshape(*states.shape[:-1], -1, 2)
-        first, second = pairs[..., 0], pairs[..., 1]
-    rotated = first * cosine - second * sine, second * cosine + first * sine
-    join = jnp.concatenate if config.position_embedding_type == ROTARY else jnp.stack
-    return join(rotated, axis=-1).reshape(states.shape).astype(states.dtype)
-
-
-def feed_forward(config: ModelConfig, x: jax.Array) -> jax.Array:
-    """Applies the position-wise feed-forward network inside the calling module: [B, L, D] to [B, L, D]."""
-
-    def project(name: str) -> jax.Array:  # [B, L, F]
-        dense = Dense(config, (config.intermediate_size,), ("embed", "mlp"), use_bias=config.mlp_bias, name=name)
-        return checkpoint_name(dense(x), MLP_IN)
-
-    y = activation(config, recompute=config.remat not in REMAT_SAVED_NAMES)(project("mlp_in"))
-    if config.gated_mlp:
-        y = y * project("mlp_gate")
-    return Dense(config, (config.hidden_size,), ("mlp", "embed"), use_bias=config.mlp_bias, name="mlp_out")(y)
-
-
-class SharedInputs(NamedTuple):
-    """Inputs that all layers share.
-
-    Attributes:
-      sequence_ids: [B, L] int32, index of each token's sequence, starting at 1, or 0 for padding.
-      rotations: result of the function `rotations`.
-    """
-
-    sequence_ids: jax.Array
-    rotations: jax.Array | None
-
-
-class LayerInputs(NamedTuple):
-    """Inputs that differ between layers: arrays with a leading axis N, or None if all layers are equal.
-
-    Attributes:
-      is_local: bool [N], whether the layer has local attention.
-      has_attention_norm: bool [N], whether a norm precedes the attention.
-    """
-
-    is_local: Any
-    has_attention_norm: Any
-
-
-def layer_inputs(
-    config: ModelConfig, sequence_ids: jax.Array, position_ids: jax.Array
-) -> tuple[LayerInputs, SharedInputs]:
-    """Returns the inputs of all layers. `run_layers` passes each layer its elements of `LayerInputs`."""
-    is_local = np.array(config.is_local_layer) if config.local_attention else None
-    has_norm = None if config.first_attention_norm else np.arange(config.num_hidden_layers) > 0
-    return LayerInputs(is_local, has_norm), SharedInputs(sequence_ids, rotations(config, position_ids))
-
-
-def residual(
-    config: ModelConfig,
-    x: jax.Array,
-    sublayer: Callable[[jax.Array], jax.Array],
-    key: jax.Array | None,
-    name: str,
-    has_norm: jax.Array | None = None,
-) -> jax.Array:
-    """Returns norm(x + dropout(sublayer(x))) or, with `norm_first`, x + dropout(sublayer(norm(x))).
-
-    Dropout is off if `key` is None. The norm `name` is skipped where `has_norm`, a bool scalar, is False.
-    """
-    norm = make_norm(config, name, recompute=config.remat not in REMAT_SAVED_NAMES)
-    normed = x
-    if config.norm_first:
-        normed = norm(x) if has_norm is None else jnp.where(has_norm, norm(x), x)
-    total = checkpoint_name(x + dropout(sublayer(normed), config.hidden_dropout_prob, key), RESIDUAL)
-    return with_logical_constraint(total if config.norm_first else norm(total), ACTIVATION_AXES)
-
-
-class TransformerLayer(nn.Module):
-    """Transformer layer: self-attention and feed-forward network, each with a residual connection and a norm."""
-
-    config: ModelConfig
-    attention: AttentionFn
-    deterministic: bool
-    collect: bool
-
-    @nn.compact
-    def __call__(self, x: jax.Array, layer: LayerInputs, shared: SharedInputs) -> tuple[jax.Array, jax.Array | None]:
-        def dropout_key() -> jax.Array | None:
-            return None if self.deterministic else self.make_rng("dropout")
-
-        def attend(x: jax.Array) -> jax.Array:
-            attention = SelfAttention(self.config, self.attention, name="attention")
-            return attention(x, layer, shared, self.deterministic)
-
-        x = residual(self.config, x, attend, dropout_key(), "attention_norm", layer.has_attention_norm)
-        x = residual(self.config, x, partial(feed_forward, self.config), dropout_key(), "mlp_norm")
-        return x, x if self.collect else None
 
 
 def is_stacked(path: Sequence[str]) -> bool:

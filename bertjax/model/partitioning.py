@@ -1,6 +1,17 @@
 """Sharding of activations by logical axis names, and wrappers that run kernels on each device of the current mesh.
 
-`training/sharding.py` maps the names to mesh axes. Without a mesh, or on one device, constraints have no effect.
+Without a mesh, or on one device, constraints have no effect. These are the names (`ACTIVATION_RULES` in
+`training/sharding.py`), with axis letters of `encoder.py`:
+
+    batch              B, sharded over the mesh axes `data` and `fsdp`
+    batch_over_data    B, sharded over `data` only
+    embed              D, not sharded
+    embed_over_fsdp    D, or E of the token table, sharded over `fsdp`
+    length             L, not sharded
+    heads, mlp, vocab  H, F and V, sharded over `tensor`
+
+Parameters are stored with other rules (`RULES` of the same file), which shard `embed` over `fsdp`, and `vocab` over
+`tensor`. A constraint on a parameter all-gathers it over `fsdp`.
 """
 
 import functools
