@@ -12,6 +12,7 @@ from bertjax.config.optimizer import SCHEDULES
 from bertjax.model.config import ABSOLUTE, AUTO, LSTM, Architecture, ModelConfig
 from bertjax.model.partitioning import resolve_auto
 from bertjax.tasks.task import Task
+from bertjax.training.cost import cost_before
 from bertjax.training.freezing import Freezing, check_freezing, count_trainable
 from bertjax.training.optimizer import describe_head_steps, make_optimizer, make_schedule
 from bertjax.training.sharding import list_devices
@@ -122,7 +123,7 @@ def _describe_schedule(task: Task) -> list[str]:
         return []
     # Call this for its errors, which training would raise too.
     make_schedule(task.config.optimizer, task.warmup_steps, task.phase_schedule)
-    cost = task.cost_before(task.total_steps)
+    cost = cost_before(task, task.total_steps)
     start = f" from step {task.config.optimizer.head_steps:,}" if task.config.optimizer.head_steps else ""
     shape = SCHEDULES[task.config.optimizer.schedule]
     return [

@@ -16,6 +16,7 @@ from bertjax.estimate.topology import Chip, chip_of, chips_in, tpu_devices
 from bertjax.model.config import ModelConfig
 from bertjax.model.layers import LAYERS
 from bertjax.tasks.task import Task
+from bertjax.training.cost import cost_of_step
 from bertjax.training.sharding import make_mesh
 from bertjax.training.step import abstract_params
 from bertjax.utils.terminal import duration, format_table
@@ -99,7 +100,7 @@ def plan_run(task: Task, topology: str, slices: int, mfu: float, price_per_chip_
         step = compile_step(task.config, index, topology, slices)
         # Convert bytes per device to bytes per chip, because a chip may have several devices.
         memory = {name: chip.cores * size for name, size in step["memory"].items()}
-        cost = task.cost_of_step(start)
+        cost = cost_of_step(task, start)
         exchanges = step_communication(params, mesh, model, cost.positions, slices, task.config.grad_accum_steps)
         exchanges = [dataclasses.replace(each, sent_bytes=chip.cores * each.sent_bytes) for each in exchanges]
         bounds = {

@@ -15,7 +15,6 @@ from bertjax.data.shard import DataShard
 from bertjax.errors import UsageError
 from bertjax.metrics.metric import Metric
 from bertjax.metrics.report import ClassReport
-from bertjax.model.encoder import ENCODER
 from bertjax.tasks.objectives.step_cost import StepCost
 
 Batch = dict[str, jax.Array]
@@ -106,76 +105,51 @@ class Task:
     By default, evaluation metrics are computed from the metric sums only. A subclass sets the attributes that have no
     default, and defines `train_batches`, `eval_batches`, `full_cost_before` and `axis_sizes`. Step s, counted from 0,
     makes update s + 1. Log lines and checkpoints have the number of updates. `data/schema.py` explains schemas.
-
-    Objective and schedule:
-      config: configuration of the run.
-      objective: loss and metrics of a train step.
-      total_steps: optimizer steps of the run.
-      warmup_steps: steps of linear learning-rate warm-up.
-      has_schedule: whether `total_steps` and `warmup_steps` are known (default: True). They are placeholders if the
-        task was built without data, for `bertjax describe` and `bertjax plan`.
-      batch_sizes: rows of the global batch of each training phase, multiples of data shards times micro-batches
-        (default: (), no training data). A phase is a range of steps with one batch shape.
-      steps_per_epoch: steps per epoch (default: 0, the task has no epochs).
-      checkpoint_every: steps between checkpoints, at least 1. The last step is always saved.
-
-    Evaluation:
-      eval_batch_size: rows of the global evaluation batch, a multiple of the number of data shards.
-      eval_every: steps between evaluations; the last step is always evaluated (0: never).
-      eval_first: whether to evaluate before the first step as well (default: False).
-      num_eval_batches: number of batches per evaluation, for the progress bar (default: 0, unknown). `eval_batches` may
-        set it.
-      best_metric: evaluation metric that selects the best checkpoint (default: None, use the newest checkpoint).
-      other_tasks: additional tasks to evaluate with the same parameters. The keys are prefixes of metric names
-        (default: {}).
-      labels: names of the classes or tags by id, for `class_reports` (default: (), no classes).
-      accepts_any_encoder: whether `evaluate` also accepts checkpoints of other tasks that contain the model's
-        parameters (default: False).
-      evaluation_problem: error message of `train` and `evaluate` if the evaluation data cannot be used (default: "", no
-        problem).
-
-    Start from a checkpoint (`--init_from`):
-      reinit_params: names of the top-level parameters above the encoder (default: (): pre-training). They are randomly
-        initialized, unless the checkpoint has an output layer with the same labels.
-      has_cached_features: whether batches contain features that the checkpoint's encoder computed before training
-        (default: False). If so, the run cannot resume with a different checkpoint in `--init_from`.
-
-    Data and workdir:
-      data_hash: SHA-256 of the data (default: "", no data). A run cannot resume if the data at the same path changed.
-      workdir_files: files to store in the workdir (content by name), so that checkpoints can be used without the data
-        (default: {}).
-      results: fields about the data for `results.json` (default: {}). A task with `labels` sets `evaluated_on`, the
-        name of the evaluation data.
-      notes: log lines about the data (default: ()).
     """
 
+    # Objective and schedule
     objective: Objective
     total_steps: int
-    warmup_steps: int
+    warmup_steps: int  # steps of linear learning-rate warm-up
+    # Whether `total_steps` and `warmup_steps` are known. They are placeholders if the task was built without data, for
+    # `bertjax describe` and `bertjax plan`.
     has_schedule = True
+    # Rows of the global batch of each training phase, multiples of data shards times micro-batches (default: no
+    # training data). A phase is a range of steps with one batch shape.
     batch_sizes: tuple[int, ...] = ()
-    steps_per_epoch = 0
-    checkpoint_every: int
+    steps_per_epoch = 0  # 0: the task has no epochs
+    checkpoint_every: int  # steps between checkpoints, at least 1; the last step is always saved
+    cost_excludes_encoder = False  # whether `full_cost_before` leaves out a frozen encoder
 
-    eval_batch_size: int
-    eval_every: int
-    eval_first = False
-    num_eval_batches = 0
-    best_metric: Metric | None = None
-    labels: Sequence[str] = ()
-    accepts_any_encoder = False
-    evaluation_problem = ""
+    # Evaluation
+    eval_batch_size: int  # rows of the global evaluation batch, a multiple of the number of data shards
+    eval_every: int  # steps between evaluations; the last step is always evaluated (0: never)
+    eval_first = False  # whether to evaluate before the first step as well
+    num_eval_batches = 0  # batches per evaluation, for the progress bar (0: unknown); `eval_batches` may set it
+    best_metric: Metric | None = None  # evaluation metric that selects the best checkpoint (None: use the newest one)
+    labels: Sequence[str] = ()  # names of the classes or tags by id, for `class_reports`
+    accepts_any_encoder = False  # whether `evaluate` accepts all checkpoints that contain the model's parameters
+    evaluation_problem = ""  # error message of `train` and `evaluate` if the evaluation data cannot be used
 
+    # Start from a checkpoint (`--init_from`)
+    # Names of the top-level parameters above the encoder (default: pre-training). They are randomly initialized, unless
+    # the checkpoint has an output layer with the same labels.
     reinit_params: tuple[str, ...] = ()
+    # Whether batches contain features that the checkpoint's encoder computed before training. If so, the run cannot
+    # resume with a different checkpoint in `--init_from`.
     has_cached_features = False
 
-    data_hash = ""
-    notes: tuple[str, ...] = ()
+    # Data
+    data_hash = ""  # SHA-256 of the data (default: no data); a run cannot resume if the data at the same path changed
+    notes: tuple[str, ...] = ()  # log lines about the data
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
+        # Files to store in the workdir (content by name), so that checkpoints can be used without the data.
         self.workdir_files: dict[str, bytes] = {}
+        # Fields about the data for `results.json`. A task with `labels` sets `evaluated_on`, the name of the data.
         self.results: dict[str, Any] = {}
+        # Additional tasks to evaluate with the same parameters, keyed by a prefix of their metric names.
         self.other_tasks: dict[str, Task] = {}
 
     @property
@@ -202,40 +176,12 @@ class Task:
     def check_data_files(self, wait: bool) -> None:
         """Raises a BertjaxError if a background check found damaged data. With `wait`, completes the check first."""
 
-    # Costs serve only to report tokens seen, MFU and remaining time.
-
     def full_cost_before(self, step: int) -> StepCost:
-        """Returns the total cost of all steps before `step`, as if all parameters were trained."""
-        raise NotImplementedError
+        """Returns the total cost of all steps before `step`, as if all parameters were trained.
 
-    def trained_cost(self, cost: StepCost, head_only: bool = False) -> StepCost:
-        """Returns the cost of steps whose full cost is `cost`, without the backward pass of frozen layers.
-
-        Output, gradient of the input and gradient of the weights of a dense layer take a third of its FLOPs each. The
-        products of attention have no weights. Frozen layers compute only the output or, if the embeddings below them
-        are trained, also gradients of inputs. Steps with `head_only`, the steps before `optimizer.head_steps`, train
-        only the head, whose own backward pass is not counted.
+        `training/cost.py` computes from it the tokens seen, MFU and remaining time.
         """
-        optimizer = self.config.optimizer
-        frozen = optimizer.freeze_layers / self.objective.model.config.num_hidden_layers
-        if head_only or ENCODER in optimizer.freeze:
-            dense_share, attention_share = 1 / 3, 1 / 3
-        elif f"{ENCODER}/embeddings" in optimizer.freeze:
-            dense_share, attention_share = 1 - frozen * 2 / 3, 1 - frozen * 2 / 3
-        else:
-            dense_share, attention_share = 1 - frozen / 3, 1.0
-        attention_flops = cost.attention_flops * attention_share
-        flops = (cost.flops - cost.attention_flops) * dense_share + attention_flops
-        return dataclasses.replace(cost, flops=flops, attention_flops=attention_flops)
-
-    def cost_of_step(self, step: int) -> StepCost:
-        """Returns the cost of step `step` as if `optimizer.head_steps` were 0, for `bench` and `plan`."""
-        return self.trained_cost(self.full_cost_before(step + 1) - self.full_cost_before(step))
-
-    def cost_before(self, step: int) -> StepCost:
-        """Returns the total cost of all steps before `step`, to compute tokens seen, MFU and remaining time."""
-        head = self.full_cost_before(min(step, self.config.optimizer.head_steps))
-        return self.trained_cost(head, head_only=True) + self.trained_cost(self.full_cost_before(step) - head)
+        raise NotImplementedError
 
     def axis_sizes(self, phase: int = 0) -> dict[str, int]:
         """Returns the sizes of a phase's synthetic batches: `rows`, and each axis and `num_values` of the schema.

@@ -25,6 +25,7 @@ from bertjax.tasks.finetuning.task import FinetuningTask
 from bertjax.tasks.objectives.step_cost import ATTENTION_FRACTION, TOKEN_FRACTION
 from bertjax.tasks.pretraining.task import PretrainingTask
 from bertjax.tasks.task import NumpyBatch, Task
+from bertjax.training.cost import cost_of_step
 from bertjax.training.optimizer import make_optimizer, make_schedule
 from bertjax.training.profiling import StepProfiler
 from bertjax.training.sharding import check_batch_sizes, make_mesh, put_batch, replicated
@@ -84,7 +85,7 @@ def bench_step(task: Task, steps: int, profile_steps: range = range(0)) -> dict[
     # Measure peak FLOP/s directly after the steps, because a CPU's speed depends on its temperature.
     peak, source = peak_flops_per_second(jax.devices())
     metrics = metric_means(state.sums)
-    cost = task.cost_of_step(batch_step)
+    cost = cost_of_step(task, batch_step)
     token_fraction, attention_fraction = metrics.pop(TOKEN_FRACTION), metrics.pop(ATTENTION_FRACTION)
     if not_finite := [name for name, value in metrics.items() if not math.isfinite(value)]:
         logger.info(f"metrics that are not finite: {', '.join(not_finite)}")

@@ -26,6 +26,7 @@ T = TypeVar("T")
 _PROCESS_VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 # Google Cloud's default firewall rules allow this port, but not JAX's default port 8482 (jax#35905).
 _DEFAULT_PORT = 8476
+_SHUTDOWN_SECONDS = 3600
 # Words in the messages of failed collectives: gloo on CPUs, NCCL on GPUs, JAX's coordination service, Orbax's barriers.
 _COLLECTIVE_ERROR = re.compile(r"\bgloo\b|\bnccl|coordination ?service|\bheartbeat|\bbarrier", re.IGNORECASE)
 # Config fields that may differ between processes: paths, timeouts and ports.
@@ -59,6 +60,8 @@ def initialize_distributed(config: ClusterConfig) -> None:
     options: dict[str, Any] = {
         "initialization_timeout": config.initialization_timeout_seconds,
         "heartbeat_timeout_seconds": config.heartbeat_timeout_seconds,
+        # At the end, all processes wait for process 0, which computes the task's baseline.
+        "shutdown_timeout_seconds": _SHUTDOWN_SECONDS,
     }
     values = [os.environ.get(name, "") for name in _PROCESS_VARIABLES]
     try:

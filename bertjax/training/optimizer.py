@@ -61,6 +61,15 @@ def _head_first(head_steps: jax.Array, head: Any, all_parameters: Any, step: jax
     return jnp.where(step < head_steps, head(step), all_parameters(step - head_steps))
 
 
+def restart_moments(opt_state: Any, config: OptimizerConfig) -> Any:
+    """Returns the optimizer state for the first step after the head steps, which trains the encoder, too.
+
+    All optimizers except `bert_adam` correct the bias of moments for their age, but the encoder's moments start now. So
+    the head's moments start again.
+    """
+    return opt_state if config.name == "bert_adam" else jax.tree.map(jnp.zeros_like, opt_state)
+
+
 def describe_head_steps(config: OptimizerConfig) -> list[str]:
     """Returns a line about the steps that train only the head, if there are any."""
     rate = f"{config.head_learning_rate:g}"

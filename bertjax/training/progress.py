@@ -18,6 +18,7 @@ from bertjax.model.flops import peak_flops_per_second
 from bertjax.model.partitioning import resolve_auto
 from bertjax.tasks.objectives.step_cost import ATTENTION_FRACTION, TOKEN_FRACTION, StepCost
 from bertjax.tasks.task import MetricSums, Task
+from bertjax.training.cost import cost_before
 from bertjax.training.metrics import (
     EVAL_PREFIX,
     METRICS,
@@ -40,11 +41,7 @@ _SECONDS_BETWEEN_DRAWINGS = 30
 
 
 class Progress:
-    """Reporter of a run: logs steps and evaluations, and writes metrics and curves. Only host 0 writes files.
-
-    Attributes:
-      first_loss: training loss at the run's first logged step, which a resume does not change (infinity: none yet).
-    """
+    """Reporter of a run: logs steps and evaluations, and writes metrics and curves. Only host 0 writes files."""
 
     def __init__(
         self,
@@ -60,7 +57,7 @@ class Progress:
         `step` is the number of finished steps (0: a new run). `lines` are the records of `metrics.jsonl` up to `step`.
         """
         self._task, self._workdir, self._schedule = task, workdir, schedule
-        self.first_loss = next((line["loss"] for line in lines if "loss" in line), math.inf)
+        self._first_loss = next((line["loss"] for line in lines if "loss" in line), math.inf)
         self._files: dict[str, JsonlWriter] = {}
         self._boards: list[TensorBoardWriter | TrackerWriter] = []
         if jax.process_index() == 0:
@@ -122,12 +119,15 @@ class Progress:
             logger.info(f"first step after {seconds:.1f} s, including data loading and compilation")
             self._reset_clock(step)
 
-    def log_step(self, step: int, values: dict[str, float]) -> None:
-        """Logs the training metrics `values`, which are means over the steps since the last call."""
+    def log_step(self, step: int, values: dict[str, float]) -> float:
+        """Logs the training metrics `values`, which are means over the steps since the last call.
+
+        Returns the loss at the first logged step of the run, which a resume does not change (infinity: no loss yet).
+        """
         values = dict(values)
         token_fraction, attention_fraction = values[TOKEN_FRACTION], values.pop(ATTENTION_FRACTION)
-        if self.first_loss == math.inf:
-            self.first_loss = values.get("loss", math.inf)
+        if self._first_loss == math.inf:
+            self._first_loss = values.get("loss", math.inf)
         self._measure_speed(step, token_fraction, attention_fraction)
         scores = [metric.name for metric in self._task.objective.metrics if not metric.is_loss]
         accuracies = "  ".join(f"{name} {values[name]:.3f}" for name in scores if name in values)
@@ -146,6 +146,7 @@ class Progress:
         learning_rate: Any = self._schedule(step - 1)
         self._write(METRICS, step, {**values, "learning_rate": float(learning_rate), **counts})
         self._write(TIMING, step, self._speed)
+        return self._first_loss
 
     def log_evaluation(self, step: int, values: dict[str, float], seconds: float, train_sums: MetricSums) -> None:
         """Logs an evaluation that took `seconds`, and redraws the curves at most every 30 seconds.
@@ -211,7 +212,7 @@ class Progress:
 
     def _cost(self, start: int, stop: int) -> StepCost:
         """Returns the cost of the steps `start` to `stop` - 1."""
-        return self._task.cost_before(stop) - self._task.cost_before(start)
+        return cost_before(self._task, stop) - cost_before(self._task, start)
 
     def _reset_clock(self, step: int) -> None:
         """Starts the measurement of the speed after `step`."""

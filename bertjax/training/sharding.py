@@ -160,7 +160,7 @@ def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
     return {name: put(rows) for name, rows in batch.items()}
 
 
-def traced_with_mesh(function: Callable, mesh: Mesh) -> Callable:
+def under_mesh(function: Callable, mesh: Mesh) -> Callable:
     """Wraps a function so that it is traced under the mesh and the logical axis rules of activations.
 
     The model reads both for sharding constraints and attention kernels. The mesh is abstract, so that `bertjax plan`
@@ -182,7 +182,7 @@ def jit_on_mesh(
     Returns a function from a host batch with any number of rows to host arrays. Rows are padded to a multiple of the
     number of data shards.
     """
-    jitted = jax.jit(traced_with_mesh(function, mesh), out_shardings=replicated(mesh))
+    jitted = jax.jit(under_mesh(function, mesh), out_shardings=replicated(mesh))
 
     def call(batch: Mapping[str, np.ndarray]) -> Any:
         num_rows = len(batch["input_ids"])

@@ -22,7 +22,7 @@ from bertjax.training.compatibility import check_vocabulary, has_output_layer_of
 from bertjax.training.multihost import assert_same_run, assert_shared_workdir
 from bertjax.training.optimizer import Optimizer
 from bertjax.training.parameters import load_params
-from bertjax.training.step import TrainState, abstract_state, make_init_state, random_key
+from bertjax.training.step import TrainState, make_init_state, random_key
 from bertjax.utils.io import check_free_space, write_atomic
 
 logger = logging.getLogger(__name__)
@@ -75,6 +75,7 @@ def restore_or_init(
     mesh: Mesh,
     workdir: epath.Path,
     checkpoints: Checkpoints,
+    state_shapes: TrainState,
     init_from: epath.Path | None,
     keep_optimizer: bool,
 ) -> TrainState:
@@ -83,7 +84,6 @@ def restore_or_init(
     def init() -> TrainState:
         return make_init_state(task.objective, optimizer, mesh)(random_key(task.config.seed, "init"))
 
-    state_shapes = abstract_state(task.objective, optimizer, mesh)
     state = checkpoints.restore_latest(state_shapes, init)
     if state is not None:
         ignored = "; --init_from is ignored" if init_from else ""

@@ -19,10 +19,10 @@ from bertjax.tasks.objectives.step_cost import ATTENTION_FRACTION, TOKEN_FRACTIO
 from bertjax.tasks.task import Batch, MetricSums, Objective, Outputs
 from bertjax.training.freezing import check_freezing
 from bertjax.training.optimizer import Optimizer
-from bertjax.training.sharding import batch_sharding, compiler_options, replicated, traced_with_mesh, with_shardings
+from bertjax.training.sharding import batch_sharding, compiler_options, replicated, under_mesh, with_shardings
 
 # Metrics that `train_step` adds to those of the objective: gradient norm, fraction of positions that are not padding,
-# and fraction of attention FLOPs that are not spent on padding (not logged).
+# and fraction of attention FLOPs that are not spent on padding (for MFU, not logged).
 STEP_METRICS = ("grad_norm", TOKEN_FRACTION, ATTENTION_FRACTION)
 
 
@@ -109,7 +109,7 @@ def make_train_step(
     """Returns the jitted train step `(state, batch, key, schedule) -> state`, which donates the state.
 
     The dropout key of a step is derived from `key` and the step number. `schedule` is the learning-rate schedule, a
-    callable and pytree: its numbers are inputs of the compiled step. Unlike usual in optax, it is not a part of the
+    `jax.tree_util.Partial`: its numbers are inputs of the compiled step. Unlike usual in optax, it is not a part of the
     optimizer. So the trials of a sweep, which differ in the schedule, share one compilation of the cached step.
 
     Args:
@@ -126,7 +126,9 @@ def make_train_step(
             f"config.grad_accum_steps={grad_accum_steps} is not supported, because the loss of a row depends on other "
             "rows of its batch; use 1"
         )
-    freezing = optimizer.freezing
+    freezing, state_shapes = optimizer.freezing, abstract_state(objective, optimizer, mesh)
+    if head_only and not {*state_shapes.params} - {ENCODER, *freezing.names}:
+        raise UsageError("config.optimizer.head_steps would train nothing, because the model is only an encoder; use 0")
 
     def train_step(state: TrainState, batch: Batch, key: jax.Array, schedule: optax.Schedule) -> TrainState:
         trainable, frozen = freezing.split(state.params)  # Frozen layers become a second stack.
@@ -136,7 +138,7 @@ def make_train_step(
         def loss_fn(trainable: Any, micro_batch: Batch, dropout_key: jax.Array) -> tuple[Any, MetricSums]:
             if trains_only_head:  # Not by `freezing`, because the optimizer state must contain the encoder for later.
                 trainable = {**trainable, ENCODER: jax.lax.stop_gradient(trainable[ENCODER])}
-            sums, _ = objective.compute(freezing.merge(trainable, frozen), micro_batch, dropout_key)
+            sums, _ = objective.compute(freezing.with_frozen_stack(trainable, frozen), micro_batch, dropout_key)
             weights = objective.loss_weights
             # The loss to differentiate. Logged losses are means over several steps, see `metric_means`.
             return sum(weight * sums[name][0] / denominators[name] for name, weight in weights.items()), sums
@@ -158,15 +160,15 @@ def make_train_step(
         sums = {**sums, "grad_norm": weighted_sum(grad_norm, jnp.ones(())), **non_padding_sums(batch)}
         return state.replace(
             step=state.step + 1,
-            params=freezing.join(new_trainable, frozen),
+            params=freezing.restack(new_trainable, frozen),
             opt_state=opt_state,
             sums=jax.tree.map(jnp.add, state.sums, sums),
             bad_step=jnp.where(~is_finite & (state.bad_step < 0), state.step + 1, state.bad_step),
         )
 
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(objective, optimizer, mesh))
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, state_shapes)
     return jax.jit(
-        traced_with_mesh(train_step, mesh),
+        under_mesh(train_step, mesh),
         in_shardings=(shardings, batch_sharding(mesh), replicated(mesh), replicated(mesh)),
         out_shardings=shardings,
         donate_argnums=0,
@@ -203,7 +205,7 @@ def make_eval_step(objective: Objective, mesh: Mesh) -> Callable[[Any, Batch, Me
         batch_sums, outputs = objective.compute(params, batch, None)
         return jax.tree.map(jnp.add, sums, batch_sums), outputs
 
-    return jax.jit(traced_with_mesh(eval_step, mesh), out_shardings=replicated(mesh))
+    return jax.jit(under_mesh(eval_step, mesh), out_shardings=replicated(mesh))
 
 
 def metric_means(sums: MetricSums, loss_weights: Mapping[str, float] | None = None) -> dict[str, float]:

@@ -16,13 +16,14 @@ from bertjax.errors import BertjaxError, DivergenceError, UsageError
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import find_checkpoint
 from bertjax.training.evaluation import evaluate
+from bertjax.training.history import evaluation_history, read_log
 from bertjax.training.metrics import import_tracker
 from bertjax.training.multihost import raise_on_all_hosts
-from bertjax.training.optimizer import describe_head_steps, make_optimizer, make_schedule
+from bertjax.training.optimizer import describe_head_steps, make_optimizer, make_schedule, restart_moments
 from bertjax.training.preemption import stop_requests, watchdog
 from bertjax.training.profiling import StepProfiler
 from bertjax.training.progress import Progress
-from bertjax.training.results import evaluation_history, finish_run, read_log
+from bertjax.training.results import write_results
 from bertjax.training.sharding import check_batch_sizes, data_shard, make_mesh, put_batch, replicated
 from bertjax.training.startup import open_workdir, restore_or_init
 from bertjax.training.step import TrainState, abstract_state, make_train_step, metric_means, random_key
@@ -64,7 +65,7 @@ def train(
       BertjaxError: the workdir is unusable, all checkpoints are damaged, or the loss diverges or is not finite.
     """
     config = task.config
-    # Raise most errors before the workdir is created, because the workdir would reject a corrected config.
+    # Raise most errors here, before the workdir is created.
     if task.evaluation_problem:
         raise UsageError(task.evaluation_problem)
     for name in trackers:
@@ -97,7 +98,7 @@ def train(
         workdir, checkpoints, check_still_owner = stack.enter_context(open_workdir(task, path, init_from, state_shapes))
         stop_requested = stack.enter_context(stop_requests())
         heartbeat = stack.enter_context(watchdog(config.hang_seconds))
-        state = restore_or_init(task, optimizer, mesh, workdir, checkpoints, init_from, keep_optimizer)
+        state = restore_or_init(task, optimizer, mesh, workdir, checkpoints, state_shapes, init_from, keep_optimizer)
         step = int(state.step)  # number of updates so far, and index of the next step
         # Without a checkpoint, the run starts at step 0 and ignores old lines.
         logged = read_log(task, workdir, step) if step else []
@@ -120,15 +121,16 @@ def train(
             _check_steps_finite(state)
             with progress.paused():
                 check_still_owner()
+                metrics_sha256 = progress.flush()
                 # The score is None if this step was not evaluated, or if the task has no `best_metric`.
-                checkpoints.save(state, history.score_at(step), progress.flush())
+                checkpoints.save(state, history.score_at(step), metrics_sha256)
             heartbeat()
 
         # Without scores, as in pre-training, save before an evaluation, because it may take longer than a preempted
         # host has left. With scores, evaluate before saving, because a checkpoint stores its score.
         saves_first = task.best_metric is None
         # Evaluate here before the first step, or after a stop between saving and evaluating.
-        if is_evaluated_at(step) and not history.at(step) and (saves_first or step == 0):
+        if is_evaluated_at(step) and not history.metrics_at(step) and (saves_first or step == 0):
             history = history.add(step, _evaluate(task, mesh, state, progress, heartbeat))
 
         # A run that was killed between early stopping and writing `results.json` must not train further.
@@ -137,10 +139,8 @@ def train(
         batches = task.train_batches(step, data_shard(mesh))
         while not (done or stopped):
             batch = put_batch(next(batches), mesh)
-            if 0 < step == head_steps and config.optimizer.name != "bert_adam":
-                # The encoder trains from here on. All optimizers except `bert_adam` correct the bias of moments for
-                # their age, but the encoder's moments start now. So the head's moments start again, too.
-                state = state.replace(opt_state=jax.tree.map(jnp.zeros_like, state.opt_state))
+            if 0 < step == head_steps:  # The encoder trains from here on.
+                state = state.replace(opt_state=restart_moments(state.opt_state, config.optimizer))
             with profiler.step(step):
                 state = step_function(step)(state, batch, dropout_key, device_schedule)
             step += 1
@@ -151,21 +151,19 @@ def train(
             # `stop_requested` takes the step, so that all hosts stop after the same step.
             stopped = stop_requested(step)
 
-            # Log before saving, because a checkpoint contains the metric sums since the last logged step.
-            if done or step % config.log_every == 0:
+            # Log before saving, because a checkpoint contains the metric sums since the last logged step. Evaluations
+            # with a score may end the run, so log before them, too.
+            evaluates = is_evaluated_at(step)
+            if done or step % config.log_every == 0 or (evaluates and not saves_first):
                 state = _log_and_reset(task, state, step, progress)
 
             is_due = done or stopped or step % task.checkpoint_every == 0
             if is_due and saves_first:
                 save(state, step)
 
-            skips_evaluation = stopped and saves_first and not done
-            if is_evaluated_at(step) and not skips_evaluation:
+            if evaluates and (done or not (stopped and saves_first)):
                 history = history.add(step, _evaluate(task, mesh, state, progress, heartbeat))
-                stops_early = not done and history.is_out_of_patience()
-                if stops_early and step % config.log_every:  # not logged above
-                    state = _log_and_reset(task, state, step, progress)
-                done = done or stops_early
+                done = done or history.is_out_of_patience()
 
             if not saves_first and (is_due or done or history.is_best_at(step)):
                 save(state, step)
@@ -174,17 +172,18 @@ def train(
         heartbeat()
         if stopped and not done:
             logger.info(f"stopped by a signal; saved step {step:,}; run the same command to resume")
-            return {"step": step, "stopped": True, **history.at(step)}
+            return {"step": step, "stopped": True, **history.metrics_at(step)}
         _check_data_files(task, wait=True)
         heartbeat()
         # Checkpoint with the highest score, or the newest checkpoint if the task has no `best_metric`.
-        best = find_checkpoint(workdir)
-        if (score := history.score_at(int(best.name))) != history.best_score:
-            logger.warning(f"the checkpoint with the best score is missing, so results are from {best} (score {score})")
+        checkpoint = find_checkpoint(workdir)
+        if (score := history.score_at(int(checkpoint.name))) != history.best_score:
+            missing = "the checkpoint with the best score is missing"
+            logger.warning(f"{missing}, so results are from {checkpoint} (score {score})")
         progress.plot_curves()
-        values = finish_run(task, mesh, state, workdir, best, history, progress, heartbeat)
-        progress.finish(step, best)
-        return {"step": step, "stopped": False, "checkpoint": str(best), **values}
+        values = write_results(task, mesh, state, workdir, checkpoint, history, progress, heartbeat)
+        progress.finish(step, checkpoint)
+        return {"step": step, "stopped": False, "checkpoint": str(checkpoint), **values}
 
 
 def _log_and_reset(task: Task, state: TrainState, step: int, progress: Progress) -> TrainState:
@@ -192,9 +191,8 @@ def _log_and_reset(task: Task, state: TrainState, step: int, progress: Progress)
     _check_steps_finite(state)
     _check_data_files(task, wait=False)
     values = metric_means(state.sums, task.objective.loss_weights)
-    progress.log_step(step, values)
-    # There is no loss if all weights since the last logged step are 0.
-    loss, first_loss = values.get("loss", 0.0), progress.first_loss
+    first_loss = progress.log_step(step, values)
+    loss = values.get("loss", 0.0)  # There is no loss if all weights since the last logged step are 0.
     if loss > task.config.divergence_factor * max(first_loss, _MIN_FIRST_LOSS):
         raise DivergenceError(f"the loss diverged at step {step:,}: {loss:.4g} (first logged loss: {first_loss:.4g})")
     return state.replace(sums=jax.tree.map(jnp.zeros_like, state.sums))

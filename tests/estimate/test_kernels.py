@@ -18,7 +18,7 @@ def compiled_attention(topology: str, rows: int, length: int, heads: int, implem
     from bertjax.model.attention.dispatch import select_attention
     from bertjax.model.attention.xla import AttentionMask
     from bertjax.model.config import ModelConfig
-    from bertjax.training.sharding import MESH_AXES, batch_sharding, replicated, traced_with_mesh
+    from bertjax.training.sharding import MESH_AXES, batch_sharding, replicated, under_mesh
 
     mesh = Mesh(np.array(tpu_devices(topology, 1)[:1]).reshape(1, 1, 1), MESH_AXES)
     rate = 0.1 if implementation == "fused" else 0.0
@@ -36,7 +36,7 @@ def compiled_attention(topology: str, rows: int, length: int, heads: int, implem
     states = jax.ShapeDtypeStruct((rows, length, heads, 64), jnp.bfloat16, sharding=batch_sharding(mesh))
     ids = jax.ShapeDtypeStruct((rows, length), jnp.int32, sharding=batch_sharding(mesh))
     key = jax.eval_shape(lambda: jax.random.key(0))
-    jitted = jax.jit(traced_with_mesh(attend, mesh), out_shardings=replicated(mesh))
+    jitted = jax.jit(under_mesh(attend, mesh), out_shardings=replicated(mesh))
     return jitted.lower(states, states, states, ids, states, key).compile().as_text()
 
 

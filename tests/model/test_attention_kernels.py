@@ -13,7 +13,7 @@ from bertjax.model.attention.flash import flash_attention
 from bertjax.model.attention.fused import fused_attention
 from bertjax.model.attention.splash import splash_attention
 from bertjax.model.attention.xla import AttentionMask, cudnn_attention, xla_attention
-from bertjax.training.sharding import make_mesh, replicated, traced_with_mesh
+from bertjax.training.sharding import make_mesh, replicated, under_mesh
 
 
 def inputs(rows: int, length: int, heads: int, size: int, dtype=jnp.float32) -> tuple[jax.Array, ...]:
@@ -143,7 +143,7 @@ def test_dropout_masks_differ_between_rows_heads_and_queries(attention):
 )
 def test_kernels_on_a_mesh_equal_xla_attention(attention, shape, direction, rate, sizes):
     arrays, mesh = masked_inputs(attention, *shape), make_mesh(MeshConfig(*sizes))
-    on_mesh = jax.jit(traced_with_mesh(functools.partial(results.__wrapped__, attention, direction, rate), mesh))
+    on_mesh = jax.jit(under_mesh(functools.partial(results.__wrapped__, attention, direction, rate), mesh))
     actual = on_mesh(*jax.device_put(arrays, replicated(mesh)))
     assert_equal_to_xla_attention(attention, actual, arrays, direction, rate)
 

@@ -13,7 +13,7 @@ from bertjax.data.finetuning.text_batches import TextExamples, train_batch
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.model.models import EmbeddingModel
 from bertjax.tasks.objectives.embedding import Embedding
-from bertjax.training.sharding import make_mesh, put_batch, traced_with_mesh
+from bertjax.training.sharding import make_mesh, put_batch, under_mesh
 
 BATCH_SIZE, COLUMNS, PER_ROW = 16, 3, 4
 
@@ -40,7 +40,7 @@ def loss_and_grads(chunk: int, mesh, dropout: float = 0.1):
         (total, weight), *_ = sums.values()
         return total / weight
 
-    function = jax.jit(traced_with_mesh(jax.value_and_grad(loss), mesh))
+    function = jax.jit(under_mesh(jax.value_and_grad(loss), mesh))
     value, grads = function(params, put_batch(batch, mesh))
     return float(value), jax.device_get(grads)
 

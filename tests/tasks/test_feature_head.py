@@ -13,6 +13,7 @@ from bertjax.tasks.build import build_task
 from bertjax.training import train as loop
 from bertjax.training.checkpoint import find_checkpoint
 from bertjax.training.checkpoint_config import experiment_config
+from bertjax.training.cost import cost_before
 from bertjax.training.parameters import load_params_on_host
 from bertjax.utils.io import CACHE_DIR_VARIABLE, temporary_name
 
@@ -59,7 +60,7 @@ def test_training_on_cached_features_equals_training_with_a_frozen_encoder(ner, 
     config = experiment_config(experiment, all_flags, init_from)
     task = build_task(config, train=True)
     assert loop.train(task, str(uncached), init_from)["f1"] == results["f1"]
-    assert task.cost_before(12) == task.full_cost_before(12)  # The full cost excludes the frozen encoder.
+    assert cost_before(task, 12) == task.full_cost_before(12)  # The full cost excludes the frozen encoder.
     initial, trained, other = (load_params_on_host(find_checkpoint(path)) for path in (start, cached, uncached))
     for name, array in initial.items():
         if name.startswith("encoder/"):

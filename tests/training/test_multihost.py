@@ -28,6 +28,7 @@ from bertjax.training.sweep import SWEEP
 PRIMITIVES = """
 import os
 import jax
+from etils import epath
 from bertjax.config.mesh import ClusterConfig
 from bertjax.errors import BertjaxError, UnavailableError, UsageError
 from bertjax.training.checkpoint import read_on_all_hosts
@@ -59,7 +60,7 @@ assert raised(lambda: raise_on_all_hosts(lambda: fail(BertjaxError(f"damaged {in
 )
 # A file that only one host cannot read is damaged for all hosts, or for none.
 for error, kind in ((FileNotFoundError("no file"), BertjaxError), (PermissionError(13, "no access"), UnavailableError)):
-    kind_of_host, text = raised(lambda: read_on_all_hosts("run/3", lambda: index == 1 and fail(error)))
+    kind_of_host, text = raised(lambda: read_on_all_hosts(epath.Path("."), lambda: index == 1 and fail(error)))
     assert kind_of_host is kind and "process 1: " in text and str(error.strerror or error) in text
 assert_same_run({"config": {"steps": 3, "data": {"corpus": f"/disk{index}"}, "hang_seconds": index}})
 kind, text = raised(lambda: assert_same_run({"config": {"steps": 3 + index}}))
@@ -203,7 +204,11 @@ def test_timeouts_and_port_are_passed_to_jax_distributed(environment, slurm, por
     if slurm:
         environment.setenv("SLURM_JOB_ID", "7")
     multihost.initialize_distributed(ClusterConfig(port, 7, 11))
-    initialize.assert_called_once_with(initialization_timeout=7, heartbeat_timeout_seconds=11)
+    assert initialize.call_args.kwargs == {
+        "initialization_timeout": 7,
+        "heartbeat_timeout_seconds": 11,
+        "shutdown_timeout_seconds": 3600,
+    }
     assert os.environ.get("JAX_COORDINATOR_PORT") == expected
 
 

@@ -28,6 +28,7 @@ from bertjax.data.shard import SINGLE_SHARD
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
 from bertjax.tasks.objectives.masked_lm import MaskedLm
+from bertjax.tasks.objectives.step_cost import ATTENTION_FRACTION, TOKEN_FRACTION
 from bertjax.training import progress, startup
 from bertjax.training import train as loop
 from bertjax.training.checkpoint import find_checkpoint
@@ -118,7 +119,8 @@ def test_progress_warns_of_a_long_warm_up_and_keeps_the_first_loss(corpus, tmp_p
         schedule = bert_schedule(1e-2, warmup_steps, 2)
         task = make(corpus, steps=2, optimizer__warmup_steps=warmup_steps)
         with contextlib.closing(progress.Progress(task, epath.Path(tmp_path), 2, lines, schedule)) as run:
-            assert run.first_loss == 3.0
+            values = {"loss": 1.0, TOKEN_FRACTION: 1.0, ATTENTION_FRACTION: 1.0}
+            assert run.log_step(3, values) == 3.0
         warning = "warm-up takes 2 of 2 steps, so the learning rate does not reach 0.01"
         assert any(warning in line for line in log_lines) == (warmup_steps == 2)
 
@@ -223,7 +225,7 @@ def test_small_losses_near_0_do_not_diverge(corpus, loss, diverges):
     task, state = make(corpus), Mock(bad_step=np.array(-1), sums={"mlm_loss": np.array([loss, 1.0], np.float32)})
     context = pytest.raises(BertjaxError, match="diverged") if diverges else contextlib.nullcontext()
     with context:
-        loop._log_and_reset(task, state, 4, Mock(first_loss=0.005))
+        loop._log_and_reset(task, state, 4, Mock(log_step=Mock(return_value=0.005)))
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,7 @@ class FinetuningTask(Task):
     def __init__(self, config: FinetuningConfig, train: bool = True) -> None:
         """Reads the data. Raises a UsageError if `train` is True and the config sets no data."""
         super().__init__(config)
+        self.cost_excludes_encoder = bool(config.feature_head.features)
         self.read_stats: list[ReadStats] = []
         self.data_notes: list[str] = []
         if not config.has_data:
@@ -239,10 +240,6 @@ class FinetuningTask(Task):
             return self._cost(step * data.batch_size, data.seq_len)
         shapes = {} if self.train_examples is None else self.order.shape_counts(step)
         return sum((self._cost(steps * rows, length) for (rows, length), steps in shapes.items()), StepCost())
-
-    def trained_cost(self, cost: StepCost, head_only: bool = False) -> StepCost:
-        # With cached features, the full cost does not include the frozen encoder.
-        return cost if self.config.feature_head.features else super().trained_cost(cost, head_only)
 
     def axis_sizes(self, phase: int = 0) -> dict[str, int]:
         config = self.objective.model.config

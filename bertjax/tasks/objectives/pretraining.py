@@ -45,18 +45,11 @@ class PretrainingObjective(Objective):
 
     @classmethod
     def for_model(cls, config: ModelConfig, data: Any = None) -> Self:
-        """Builds the objective for a model config.
+        """Builds the objective for a model config and the run's `PretrainingData` (None: defaults).
 
-        `data` is the run's `PretrainingData` (None: defaults). It has the values of `packing` and of the `options`,
-        which are fields of the objective or of its Flax module. For example, ELECTRA's `generator_size` is a field of
-        the module, and `discriminator_weight` of the objective.
+        A subclass with `options` overrides this method to pass them on.
         """
-
-        def fields_from_data(owner: Any) -> dict[str, Any]:
-            names = {"packing", *cls.options} & {field.name for field in dataclasses.fields(owner)}
-            return {name: getattr(data, name) for name in names} if data else {}
-
-        return cls(cls.model_class(config, **fields_from_data(cls.model_class)), **fields_from_data(cls))
+        return cls(cls.model_class(config), packing=data is not None and data.packing)
 
     @classmethod
     def check_model(cls, model: ModelConfig) -> None:

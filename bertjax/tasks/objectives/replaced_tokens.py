@@ -1,6 +1,7 @@
 """Replaced-token detection, the objective of ELECTRA (arXiv 2003.10555)."""
 
 import dataclasses
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 from bertjax.data.pretraining.config import Phase
 from bertjax.data.schema import is_token
 from bertjax.metrics.metric import Metric
+from bertjax.model.config import ModelConfig
 from bertjax.model.flops import TRAINING_FACTOR, attention_flops_per_token, flops_per_token
 from bertjax.model.models import ReplacedTokenModel
 from bertjax.tasks.objectives.losses import loss_and_accuracy, loss_and_accuracy_metrics, weighted_sum
@@ -37,6 +39,12 @@ class ReplacedTokens(MaskedLmOnText):
     options = ("generator_size", "discriminator_weight")
     unexported_modules = ("generator", "generator_lm")
     discriminator_weight: float = 50.0
+
+    @classmethod
+    def for_model(cls, config: ModelConfig, data: Any = None) -> Self:
+        if data is None:
+            return super().for_model(config)
+        return cls(ReplacedTokenModel(config, data.generator_size), data.packing, data.discriminator_weight)
 
     @property
     def loss_weights(self) -> dict[str, float]:
