@@ -14,7 +14,7 @@ from bertjax.config.load import load_config
 from bertjax.errors import UsageError
 from bertjax.presets import named_grid
 from bertjax.tasks.build import parse_config
-from bertjax.training.checkpoint_config import complete
+from bertjax.training.checkpoint_config import fill_unset_fields
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "experiments").glob("*.py"))
@@ -22,14 +22,14 @@ every_experiment = pytest.mark.parametrize("file", FILES, ids=lambda file: file.
 
 
 def tokens(config) -> int:
-    phases = complete(parse_config(config)).resolved_phases
+    phases = fill_unset_fields(parse_config(config)).resolved_phases
     return sum((phase.stop_step - phase.start_step) * phase.batch_size * phase.seq_len for phase in phases)
 
 
 @every_experiment
 def test_full_and_quick_configs_are_valid(file):
     full, quick = load_config(str(file), []), load_config(f"{file}:quick=true", [])
-    configs = [complete(parse_config(config)) for config in (full, quick)]
+    configs = [fill_unset_fields(parse_config(config)) for config in (full, quick)]
     assert 0 < quick.steps <= 20
     if full.task in ("pretraining", "adaptation"):
         assert all(0 < config.optimizer.warmup(config.steps) < config.steps for config in configs)

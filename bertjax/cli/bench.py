@@ -57,9 +57,9 @@ def bench_input(args: argparse.Namespace) -> None:
     from bertjax.tasks.pretraining.task import PretrainingTask
     from bertjax.training.bench import bench_input as run
     from bertjax.training.bench import input_table
-    from bertjax.training.checkpoint_config import complete
+    from bertjax.training.checkpoint_config import fill_unset_fields
 
-    config = complete(parse_run_config(args))
+    config = fill_unset_fields(parse_run_config(args))
     # Do not build other tasks, because `build_task` reads their data.
     task = build_task(config) if isinstance(config, PretrainingConfig) and config.has_data else None
     if not isinstance(task, PretrainingTask):

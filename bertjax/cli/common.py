@@ -31,7 +31,7 @@ def open_config(args: argparse.Namespace) -> Iterator[Any]:
     """
     from bertjax.convert.convert import BERTJAX, detect_format
     from bertjax.training.checkpoint import find_checkpoint
-    from bertjax.training.checkpoint_config import complete
+    from bertjax.training.checkpoint_config import fill_unset_fields
     from bertjax.utils.hub import is_hub
 
     checkpoint = getattr(args, "checkpoint", None)
@@ -47,7 +47,7 @@ def open_config(args: argparse.Namespace) -> Iterator[Any]:
         raise UsageError("no config; set --config, such as pretrain:size=base, or --checkpoint, such as runs/base")
     config = parse_run_config(args)
     with open_init_checkpoint(args) as init_from:
-        yield complete(config, init_from)
+        yield fill_unset_fields(config, init_from)
 
 
 def config_for_checkpoint(args: argparse.Namespace, checkpoint: Any) -> Any:

@@ -32,18 +32,17 @@ def train(args: argparse.Namespace) -> None:
     from bertjax.convert.huggingface import export_problem
     from bertjax.inference.guide import add_guide_vectors
     from bertjax.training.cached_features import build_training_task
-    from bertjax.training.checkpoint_config import complete
+    from bertjax.training.checkpoint_config import fill_unset_fields
     from bertjax.training.multihost import exit_on_host_error
     from bertjax.training.train import train as run
 
     config = parse_run_config(args)
     # Connect the processes before reading a checkpoint, because `jax.distributed.initialize` must run before other uses
-    # of JAX. Keep the converted checkpoint only in a single process, because several would write to the same folder.
+    # of JAX. Checkpoints in other formats are converted. Only a single process keeps the result, because several would
+    # write to the same folder.
     distributed = join_cluster(args, config.cluster)
     with exit_on_host_error(), open_init_checkpoint(args, keep_converted=not distributed) as init_from:
-        config = complete(config, init_from, args.workdir)
-        # With `feature_head.features` and a single process, this also runs the frozen encoder once over the data and
-        # caches its output.
+        config = fill_unset_fields(config, init_from, args.workdir)
         task = build_training_task(config, init_from)
         add_guide_vectors(task)  # Not in `training`, which cannot import `inference`.
         if problem := export_problem(task.objective.model.config):

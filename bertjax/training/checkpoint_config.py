@@ -29,10 +29,10 @@ from bertjax.utils.io import is_remote
 
 def experiment_config(experiment: str, overrides: Sequence[str], init_from: epath.Path | None = None) -> RunConfig:
     """Loads `experiment` with `load_config` and returns its config, completed by `complete`."""
-    return complete(parse_config(load_config(experiment, overrides)), init_from)
+    return fill_unset_fields(parse_config(load_config(experiment, overrides)), init_from)
 
 
-def complete(config: RunConfig, init_from: epath.Path | None = None, workdir: str | None = None) -> RunConfig:
+def fill_unset_fields(config: RunConfig, init_from: epath.Path | None = None, workdir: str | None = None) -> RunConfig:
     """Fills unset fields of a config and makes its paths absolute. `vocab_size` may stay unset until data is read.
 
     Unset architecture fields come from the checkpoint `init_from`. Without it, a run that resumes in `workdir` keeps
@@ -98,7 +98,9 @@ def checkpoint_config(checkpoint: epath.Path, overrides: Sequence[str], experime
         thetas = {name: getattr(saved_architecture(checkpoint), name) for name in ROPE_THETAS}
         with config_dict.ignore_type():
             config_dict.update({"phases": tuple(phases), "model": thetas})
-    return _with_labels_of(complete(parse_config(apply_overrides(config_dict, overrides)), checkpoint), checkpoint)
+    return _with_labels_of(
+        fill_unset_fields(parse_config(apply_overrides(config_dict, overrides)), checkpoint), checkpoint
+    )
 
 
 def checkpoint_model(checkpoint: epath.Path) -> ModelConfig:

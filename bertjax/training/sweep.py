@@ -27,7 +27,7 @@ from bertjax.training import train as loop
 from bertjax.training import workdir as workdirs
 from bertjax.training.cached_features import build_training_task
 from bertjax.training.checkpoint import CHECKPOINTS, resolve_checkpoint_path, saved_fingerprint
-from bertjax.training.checkpoint_config import complete
+from bertjax.training.checkpoint_config import fill_unset_fields
 from bertjax.training.multihost import broadcast_from_host0
 from bertjax.training.results import read_results
 from bertjax.utils.json_files import write_json
@@ -113,7 +113,7 @@ def sweep(
     trials = []
     for fields in ({**setting, SEED: base.seed + seed} for setting in settings for seed in range(seeds)):
         config = parse_config(load([f"--config.{field}={value}" for field, value in fields.items()]))
-        trials.append(Trial(fields, complete(config, init_from), workdir / TRIALS / trial_name(fields)))
+        trials.append(Trial(fields, fill_unset_fields(config, init_from), workdir / TRIALS / trial_name(fields)))
     init_fingerprint = saved_fingerprint(init_from) if init_from else ""
     finished = broadcast_from_host0(lambda: [_finished_results(trial, init_fingerprint) for trial in trials])
     _check_data(trials, finished, prepare)

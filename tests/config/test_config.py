@@ -18,7 +18,7 @@ from bertjax.model.config import Architecture
 from bertjax.presets import finetuning_config, pretraining_config
 from bertjax.tasks.build import TASKS, config_class, parse_config
 from bertjax.training import checkpoint_config
-from bertjax.training.checkpoint_config import complete, experiment_config
+from bertjax.training.checkpoint_config import experiment_config, fill_unset_fields
 from bertjax.training.workdir import result_differences
 from bertjax.utils.sections import Section, bounded
 
@@ -73,15 +73,15 @@ def base_checkpoint(monkeypatch):
 
 def test_a_checkpoint_sets_only_unset_fields_of_the_architecture(base_checkpoint):
     config_dict = finetuning_config("glue")
-    assert complete(parse_config(config_dict), base_checkpoint).model.layer_norm_eps == 1e-12
+    assert fill_unset_fields(parse_config(config_dict), base_checkpoint).model.layer_norm_eps == 1e-12
     same = apply_overrides(config_dict, ["--config.model.hidden_size=768"])
-    assert complete(parse_config(same), base_checkpoint).model.num_hidden_layers == 12
+    assert fill_unset_fields(parse_config(same), base_checkpoint).model.num_hidden_layers == 12
     other = apply_overrides(config_dict, ["--config.model.layer_norm_eps=0.0"])
     with pytest.raises(UsageError, match="layer_norm_eps=0.0 differs from layer_norm_eps=1e-12"):
-        complete(parse_config(other), base_checkpoint)
+        fill_unset_fields(parse_config(other), base_checkpoint)
     with pytest.raises(UsageError, match="hidden_size=128 differs"):
-        complete(parse_config(pretraining_config("tiny")), base_checkpoint)
-    assert complete(parse_config(pretraining_config()), base_checkpoint).model.hidden_size == 768
+        fill_unset_fields(parse_config(pretraining_config("tiny")), base_checkpoint)
+    assert fill_unset_fields(parse_config(pretraining_config()), base_checkpoint).model.hidden_size == 768
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_error_for_an_invalid_value_names_the_field(field, value, message):
 
 @pytest.mark.parametrize(("steps", "expected"), [(9_999, "auto"), (10_000, "auto_long_run")])
 def test_long_runs_may_choose_another_scan_of_layers(steps, expected):
-    config = dataclasses.replace(complete(parse_config(pretraining_config("tiny"))), steps=steps)
+    config = dataclasses.replace(fill_unset_fields(parse_config(pretraining_config("tiny"))), steps=steps)
     assert config.model_config(100).scan_layers == expected
 
 
