@@ -37,7 +37,7 @@ class RunConfig(Section):
       task: name of the task, a module of `bertjax.tasks`. The experiment sets it; it cannot be overridden.
       seed: random seed for initialization, dropout, data order and masks.
       steps: number of optimizer steps.
-      log_every: number of steps between logs of training metrics. Fine-tuning also logs them at each evaluation.
+      log_every: number of steps between logs of training metrics.
       eval_every: number of steps between evaluations.
       checkpoint_every: number of steps between checkpoints.
       keep_checkpoints: number of newest checkpoints to keep. Fine-tuning also keeps the best checkpoint.

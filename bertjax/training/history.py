@@ -56,14 +56,18 @@ class EvaluationHistory:
 
         Step 0 does not count, because it has no checkpoint.
         """
+        if step not in self.evaluations:
+            return False
         scores = self._scores()
-        best = scores.pop(step, -math.inf)
+        best = scores.pop(step)
         return best > max((score for other, score in scores.items() if other), default=-math.inf)
 
     def is_out_of_patience(self) -> bool:
         """Returns True if the last `patience` evaluations did not improve on the best earlier score. Step 0 counts."""
-        scores, patience = [*self._scores().values()], self.patience
-        return 0 < patience < len(scores) and max(scores[-patience:]) <= max(scores[:-patience])
+        if not 0 < self.patience < len(self.evaluations):
+            return False
+        scores = [*self._scores().values()]
+        return max(scores[-self.patience :]) <= max(scores[: -self.patience])
 
     def _scores(self) -> dict[int, float]:
         """Returns the score of each evaluation by step, or minus infinity if it has no score."""

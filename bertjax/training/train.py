@@ -126,12 +126,17 @@ def train(
                 checkpoints.save(state, history.score_at(step), metrics_sha256)
             heartbeat()
 
+        def evaluate_if_due(state: TrainState, step: int) -> None:
+            nonlocal history
+            if is_evaluated_at(step):
+                history = history.add(step, _evaluate(task, mesh, state, progress, heartbeat))
+
         # Without scores, as in pre-training, save before an evaluation, because it may take longer than a preempted
         # host has left. With scores, evaluate before saving, because a checkpoint stores its score.
         saves_first = task.best_metric is None
         # Evaluate here before the first step, or after a stop between saving and evaluating.
-        if is_evaluated_at(step) and not history.metrics_at(step) and (saves_first or step == 0):
-            history = history.add(step, _evaluate(task, mesh, state, progress, heartbeat))
+        if not history.metrics_at(step) and (saves_first or step == 0):
+            evaluate_if_due(state, step)
 
         # A run that was killed between early stopping and writing `results.json` must not train further.
         done = step >= task.total_steps or history.is_out_of_patience()
@@ -151,22 +156,16 @@ def train(
             # `stop_requested` takes the step, so that all hosts stop after the same step.
             stopped = stop_requested(step)
 
-            # Log before saving, because a checkpoint contains the metric sums since the last logged step. Evaluations
-            # with a score may end the run, so log before them, too.
-            evaluates = is_evaluated_at(step)
-            if done or step % config.log_every == 0 or (evaluates and not saves_first):
-                state = _log_and_reset(task, state, step, progress)
-
-            is_due = done or stopped or step % task.checkpoint_every == 0
-            if is_due and saves_first:
-                save(state, step)
-
-            if evaluates and (done or not (stopped and saves_first)):
-                history = history.add(step, _evaluate(task, mesh, state, progress, heartbeat))
+            if not saves_first:
+                evaluate_if_due(state, step)
                 done = done or history.is_out_of_patience()
-
-            if not saves_first and (is_due or done or history.is_best_at(step)):
+            # Log before saving, because a checkpoint contains the metric sums since the last logged step.
+            if done or step % config.log_every == 0:
+                state = _log_and_reset(task, state, step, progress)
+            if done or stopped or step % task.checkpoint_every == 0 or history.is_best_at(step):
                 save(state, step)
+            if saves_first and (done or not stopped):
+                evaluate_if_due(state, step)
 
         checkpoints.wait()
         heartbeat()
@@ -201,7 +200,7 @@ def _log_and_reset(task: Task, state: TrainState, step: int, progress: Progress)
 def _evaluate(
     task: Task, mesh: Mesh, state: TrainState, progress: Progress, heartbeat: Callable[[], None]
 ) -> dict[str, float]:
-    # Reading `state.step` waits for the dispatched steps, so that evaluation time does not include training time.
+    _check_steps_finite(state)  # This waits for the dispatched steps, so evaluation time includes no training time.
     step = int(state.step)
     with progress.paused():
         start = time.monotonic()
