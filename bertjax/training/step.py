@@ -128,7 +128,9 @@ def make_train_step(
         )
     freezing, state_shapes = optimizer.freezing, abstract_state(objective, optimizer, mesh)
     if head_only and not {*state_shapes.params} - {ENCODER, *freezing.names}:
-        raise UsageError("config.optimizer.head_steps would train nothing, because the model is only an encoder; use 0")
+        raise UsageError(
+            "config.optimizer.head_steps would train nothing, because only the encoder is trainable; use 0"
+        )
 
     def train_step(state: TrainState, batch: Batch, key: jax.Array, schedule: optax.Schedule) -> TrainState:
         trainable, frozen = freezing.split(state.params)  # Frozen layers become a second stack.

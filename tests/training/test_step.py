@@ -159,6 +159,14 @@ def test_loss_that_depends_on_other_rows_cannot_use_micro_batches():
         make_train_step(objective, OPTIMIZER, ONE_DEVICE, 2)
 
 
+def test_head_steps_need_parameters_outside_the_encoder():
+    frozen = make_optimizer(OptimizerConfig(freeze=("masked_lm", "next_sentence", "pooler")))
+    for optimizer in (OPTIMIZER, make_optimizer(OptimizerConfig(freeze=("masked_lm", "pooler")))):
+        make_train_step(OBJECTIVE, optimizer, ONE_DEVICE, 1, head_only=True)
+    with pytest.raises(UsageError, match="head_steps would train nothing"):
+        make_train_step(OBJECTIVE, frozen, ONE_DEVICE, 1, head_only=True)
+
+
 @pytest.mark.ci
 def test_state_records_the_first_step_with_a_non_finite_loss():
     batches = [uneven_batch(seed) for seed in range(4)]
