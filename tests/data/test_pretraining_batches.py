@@ -237,12 +237,16 @@ def test_number_of_predictions_out_of_range_is_refused(predictions):
         Phase(64, 8, predictions, 0, 1)
 
 
-@pytest.mark.parametrize(("objective", "heldout", "needed"), [("nsp", [[5]], 2), ("none", [], 1)])
-def test_missing_heldout_documents_are_refused_before_a_workdir_is_created(
-    make_corpus, tmp_path, capfd, objective, heldout, needed
+@pytest.mark.parametrize(
+    ("objective", "split", "documents", "needed"),
+    [("nsp", "heldout", [[5]], 2), ("none", "heldout", [], 1), ("nsp", "train", [[5]], 2)],
+)
+def test_missing_documents_are_refused_before_a_workdir_is_created(
+    make_corpus, tmp_path, capfd, objective, split, documents, needed
 ):
-    path, full = make_corpus([[3, 4], [5]], heldout).path, make_corpus([[3, 4], [5]]).path
-    message = f"heldout split of the corpus {path} has {len(heldout)} documents, but needs at least {needed}"
+    splits = {"train": [[3, 4], [5]], "heldout": [[3, 4], [5]], split: documents}
+    path, full = make_corpus(splits["train"], splits["heldout"]).path, make_corpus([[3, 4], [5]]).path
+    message = f"{split} split of the corpus {path} has {len(documents)} documents, but needs at least {needed}"
     config = f"pretrain:size=L1_H16,quick=true,objective={objective},corpus={path}"
     assert message in refused(capfd, "train", "--config", config, "--workdir", tmp_path / "run")
     if objective == "none":

@@ -70,6 +70,8 @@ class PretrainingTask(Task):
             self.workdir_files = vocabulary_files(self._vocabulary)
             self.data_hash = corpus.fingerprint
             if train:
+                if problem := documents_problem(corpus, "train", self.objective.pairing):
+                    raise UsageError(problem)
                 self._warn_if_pairs_are_trivial(corpus)
             self.evaluation_problem = documents_problem(corpus, "heldout", self.objective.pairing)
         # Cache the evaluation pipeline, because TensorFlow takes seconds to trace it.
