@@ -1,5 +1,6 @@
 """EuroBERT family of transformers: Llama's layers without a causal mask."""
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,6 +9,8 @@ from bertjax.convert.modernbert import default_rope
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
 from bertjax.tasks.finetuning.output_layer import CLASSES, MULTILABEL, TAGS
+
+logger = logging.getLogger(__name__)
 
 _POOLING = {"bos": "cls", "mean": "mean", "late": "late"}
 LLAMA_VALUES = {
@@ -29,7 +32,10 @@ LLAMA_VALUES = {
 
 def _read_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     rope, pooling = default_rope(config.get("rope_parameters")), config.get("classifier_pooling")
-    pooling = pooling or config.get("clf_pooling") or "late"  # EuroBERT's own code uses the second name.
+    if not pooling and config.get("clf_pooling"):
+        pooling = config["clf_pooling"]
+        logger.info(f"read clf_pooling={pooling} as EuroBERT's own code does; transformers ignores it and uses late")
+    pooling = pooling or "late"
     if pooling not in _POOLING:
         raise UsageError(f"classifier_pooling={pooling!r} is not supported; use one of {', '.join(_POOLING)}")
     head_size = config.get("head_dim") or 0

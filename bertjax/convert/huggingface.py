@@ -78,7 +78,7 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
         family, config, output_kind, labels = _read_config(hf_config, file)
     vocabulary, notes = read_tokenizer(folder, lower_case)
     embedder = sentence_transformers.read(root, config)
-    if embedder and embedder.refusal:
+    if embedder and embedder.refusal and not output_kind:
         notes.append(f"no default pooling: {embedder.refusal}")
     if embedder and embedder.similarity not in ("", "cosine"):
         notes.append(f"ignored similarity_fn_name={embedder.similarity}: evaluate and mine compare vectors by cosine")
@@ -96,6 +96,11 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
         raise UsageError(
             f"{folder} contains arrays twice, under an old and a new name: {listed(duplicates)}; remove the old arrays"
         )
+    # safetensors' `save_model` stores a tied array only once, perhaps under the name of the copy.
+    for copy, original in family.tied.items():
+        is_tied = config.tie_word_embeddings or copy.endswith(".bias")
+        if is_tied and copy in stored_names and original not in stored_names:
+            stored_names[original] = stored_names.pop(copy)
     for copy, original in [pair for pair in family.tied.items() if {*pair} <= stored_names.keys()]:
         first, second = (read_array(stored_names[name]) for name in (copy, original))
         if not np.array_equal(first, second):
@@ -148,7 +153,7 @@ def _read_config(hf_config: dict[str, Any], file: Path) -> tuple[Family, ModelCo
     family = FAMILIES[model_type]
     supported = dict.fromkeys(family.refused, (None, False)) | {name: (each,) for name, each in family.fixed.items()}
     for name, values in supported.items():
-        if name in hf_config and hf_config[name] not in values:
+        if hf_config.get(name) not in (None, *values):
             raise UsageError(f"{file} has {name}={hf_config[name]!r}, which bertjax does not support")
     architecture = (hf_config.get("architectures") or [family.base_class])[0]
     if architecture not in family.classes:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bertjax.convert.family import CLASSIFIER, MASKED_LM, POOLER, REQUIRED, TOKEN_IDS, Family, ModelClass
-from bertjax.errors import UsageError
+from bertjax.errors import UsageError, listed
 from bertjax.model.config import ModelConfig
 from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, MULTILABEL, SPANS, TAGS
 
@@ -35,6 +35,8 @@ def _read_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     fields: dict[str, Any] = {"global_attn_every_n_layers": every}
     if window := config.get("sliding_window"):  # transformers sets `local_attention` to twice this value.
         fields["local_attention"] = 2 * window
+    if unknown := sorted({**(config.get("rope_parameters") or {})}.keys() - _THETAS.keys()):
+        raise UsageError(f"rope_parameters has {listed(unknown)}; write it for {' and '.join(_THETAS)}")
     for kind, name in _THETAS.items():
         parameters = default_rope((config.get("rope_parameters") or {}).get(kind), f"rope_parameters of {kind}")
         # In transformers 4, a null theta of local layers means the theta of global layers.

@@ -135,6 +135,21 @@ def test_untied_embeddings_without_a_decoder_are_accepted(letters, tmp_path):
     assert "masked_lm" in read_checkpoint(tmp_path / "complete").modules
 
 
+def test_tied_arrays_may_be_stored_under_the_name_of_the_decoder(letters, tmp_path):
+    checkpoint = random_checkpoint(letters)
+    huggingface.write(checkpoint, tmp_path)
+    arrays = load_file(tmp_path / "model.safetensors")
+    for name, copy in (
+        ("bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"),
+        ("cls.predictions.bias", "cls.predictions.decoder.bias"),
+    ):
+        arrays[copy] = arrays.pop(name)
+    save_file(arrays, tmp_path / "model.safetensors")
+    params = read_checkpoint(tmp_path).params
+    for name, array in checkpoint.params.items():
+        np.testing.assert_array_equal(params[name], array)
+
+
 def test_case_options_set_lower_case_but_are_refused_for_a_workdir(google, tmp_path, capfd):
     for option, lower_case in (("--cased", False), ("--uncased", True)):
         cli.main(["convert", str(google), str(tmp_path / option[2:]), option])

@@ -270,6 +270,12 @@ def test_scaled_rotary_positions_are_refused(family, name):
         huggingface.model_config(family, sizes | fields, huggingface.Path("a/config.json"))
 
 
+def test_rotary_parameters_of_modernbert_need_a_kind_of_layer():
+    fields = {name: SIZES[name] for name in REQUIRED} | {"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}}
+    with pytest.raises(UsageError, match="rope_parameters has rope_theta, rope_type; write it for full_attention"):
+        huggingface.model_config(MODERNBERT, fields, huggingface.Path("a/config.json"))
+
+
 def test_a_pooler_that_the_head_does_not_use_is_ignored(tmp_path):
     model = random_model("roberta", "ForSequenceClassification")
     model.roberta.pooler = transformers.RobertaModel(model.config).pooler

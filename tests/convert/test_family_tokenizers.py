@@ -158,6 +158,19 @@ def test_ids_of_texts_and_pairs_equal_those_of_transformers(kind, lines, tmp_pat
     assert ids == tokenizer.encode(f" {' '.join(WORDS)}")
 
 
+def test_normalizer_that_prepends_the_marker_of_words_needs_no_other_prefix(lines, tmp_path):
+    save_tokenizer("mmbert", lines, tmp_path)
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
+    normalizers = [{"type": "Prepend", "prepend": "\u2581"}, replace]
+    fields = {"normalizer": {"type": "Sequence", "normalizers": normalizers}, "pre_tokenizer": None}
+    edit_json(tmp_path / "tokenizer.json", **fields)
+    tokenizer = Tokenizer(read_tokenizer(tmp_path)[0])
+    ids = [index for word in WORDS for index in tokenizer.encode_word(word)]
+    assert not tokenizer.missing_prefix and ids == tokenizer.encode(" ".join(WORDS))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert ids == theirs(WORDS, is_split_into_words=True, add_special_tokens=False)["input_ids"]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_exported_tokenizer_encodes_split_words_as_in_training(kind, lines, tmp_path):
     model_type = save_tokenizer(kind, lines, tmp_path)

@@ -165,6 +165,13 @@ def test_rows_of_one_word_each_are_no_sentences():
     assert len(read_tagged_rows(rows, "w", None, ReadStats("file"))) == 20
 
 
+def test_blank_lines_after_every_word_do_not_separate_sentences(tmp_path):
+    with pytest.raises(UsageError, match="a blank line after every word"):
+        read(tmp_path, "a B-X\n\n" * 20)
+    assert len(read(tmp_path, "a B-X\n\n" * 19)) == 19
+    assert len(read(tmp_path, "a B-X\n\n" * 20 + "b O\nc O\n")) == 21
+
+
 def test_table_rows_are_read_into_words_and_tags():
     rows = [
         Row(2, {"w": "a b", "t": "O B-X"}),

@@ -84,9 +84,8 @@ def test_evaluate_and_predict_use_the_vectors_of_the_run(run, files, tmp_path, c
     paths = predict(capfd, run, tmp_path / "out", "--split=dev")
     assert [path.name for path in paths] == ["cosines.jsonl", "retrieval.jsonl", "cosines.png"]
     bert = bertjax.load(run)
-    prompts = {"prompt": "q: "}
     first, *_ = (json.loads(line) for line in paths[0].read_text().splitlines())
-    a, b = bert.encode([first["text"]], **prompts).pooled[0], bert.encode([first["second_text"]]).pooled[0]
+    a, b = bert.encode([first["text"], first["second_text"]]).pooled  # Scored pairs have no query prompt.
     assert a @ b == pytest.approx(first["cosine"], abs=1e-5) and a.shape == (8,)
     query, *others = (json.loads(line) for line in paths[1].read_text().splitlines())
     assert len(others) == 15  # `qrels/dev.tsv`, not `test.tsv`
@@ -126,6 +125,30 @@ def test_a_second_run_starts_with_pooling_dense_layer_and_prompts_of_the_first(r
     np.testing.assert_allclose(first["dense/kernel"], second["dense/kernel"], atol=1e-6)
     saved = json.loads((tmp_path / "next/config.json").read_text())
     assert saved["embed"]["dense"] == 8 and saved["data"]["query_prompt"] == "q: "
+
+
+def test_scored_pairs_get_the_default_prompt_which_training_keeps(run, files, tmp_path, capfd):
+    folder, prompts_file = tmp_path / "published", "config_sentence_transformers.json"
+    bertjax.load(run).save(folder, format="huggingface")
+    content = json.loads((folder / prompts_file).read_text())
+    content |= {"prompts": {"query": "q: ", "sts": "dzu ", "other": "x"}, "default_prompt_name": "sts"}
+    (folder / prompts_file).write_text(json.dumps(content))
+    options = (f"--config=embed:dev={files}/sts.tsv", "--config.data.seq_len=32", "--config.model.dtype=float32")
+    path, _ = predict(capfd, folder, tmp_path / "out", "--split=dev", *options)
+    bert = bertjax.load(folder)
+    for record in map(json.loads, path.read_text().splitlines()[:5]):
+        first, second = bert.encode([record["text"], record["second_text"]], prompt="dzu ").pooled
+        cosine = first @ second / np.linalg.norm(first) / np.linalg.norm(second)
+        assert record["cosine"] == pytest.approx(cosine, abs=1e-5)
+    config = f"embed.py:train={files}/pairs.tsv"
+    command = train_command(config, tmp_path / "next", None, f"--init_from={folder}", steps=1)
+    command[1] = f"--config={command[1].split('=', 1)[1].replace(',size=L1_H16', '')}"
+    cli.main([*command, "--config.data.seq_len=32"])
+    assert "ignored prompts of" in capfd.readouterr().err
+    bertjax.load(tmp_path / "next").save(tmp_path / "saved", format="huggingface")
+    content = json.loads((tmp_path / "saved" / prompts_file).read_text())
+    assert content["prompts"] == {"query": "q: ", "document": "", "default": "dzu "}
+    assert content["default_prompt_name"] == "default"
 
 
 def test_a_published_embedder_is_evaluated_with_its_pooling_and_dense_layer(pretrained, files, tmp_path, capfd):

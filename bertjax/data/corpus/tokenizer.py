@@ -135,9 +135,14 @@ class Tokenizer:
     def missing_prefix(self) -> str:
         """Prefix that gives the first word of a text the same pieces as later words ("": none needed)."""
         marker, starts_word = self.vocabulary.word_marker
-        is_missing = self.vocabulary.kind == TOKENIZER_JSON and starts_word and self.encode("a") != self.encode(" a")
+        if self.vocabulary.kind != TOKENIZER_JSON or not starts_word or self.encode("a") == self.encode(" a"):
+            return ""
+        # A normalizer may add a marker both for the start of a text and for a space in front of it.
+        alone, later = self.encode("a"), self.encode("b a")
+        if alone and self.vocabulary.pieces[alone[0]].startswith(marker) and later[-len(alone) :] == alone:
+            return ""
         # Use a space for ByteLevel, which replaces spaces after the prefix is added. Others have replaced them before.
-        return (" " if marker == BYTE_LEVEL_START else marker) if is_missing else ""
+        return " " if marker == BYTE_LEVEL_START else marker
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
         """Returns the ids of `encode_with_special`, and the start and end (exclusive) character offset of each piece.

@@ -136,6 +136,8 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
         words = [[word.removeprefix(prefix) for word in sentence] for sentence in words]
         for line, _ in rows:
             stats.count_irregular(f"words read without their prefix {prefix!r}", line)
+    if labeled and len(words) >= _MIN_ROWS and all(len(sentence) < 2 for sentence in words):
+        raise UsageError(f"{path} has a blank line after every word; write blank lines only between sentences")
     stats.read = stats.used = len(words)
     return TaggedText(words, tags, documents, first_lines)
 

@@ -21,17 +21,18 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class TextEncoder:
-    """Tokenizer with separate prompts and token limits for queries (anchors) and for documents."""
+    """Tokenizer with separate prompts and token limits for queries (anchors), documents, and texts of scored pairs."""
 
     tokenizer: Tokenizer
     query_prompt: str = ""
     document_prompt: str = ""
+    scored_prompt: str = ""
     query_len: int = 128
     document_len: int = 128
 
-    def encode(self, text: str, is_query: bool) -> dict[str, list[int]]:
-        """Returns `input_ids` and `segment_ids` of a text, truncated."""
-        prompt = self.query_prompt if is_query else self.document_prompt
+    def encode(self, text: str, is_query: bool | None) -> dict[str, list[int]]:
+        """Returns `input_ids` and `segment_ids` of a text, truncated. `is_query` is None for texts of scored pairs."""
+        prompt = {True: self.query_prompt, False: self.document_prompt, None: self.scored_prompt}[is_query]
         ids = self.tokenizer.encode_with_special(prompt + text)
         return encode_pair(ids, None, self.query_len if is_query else self.document_len, self.tokenizer.vocabulary)
 
@@ -78,7 +79,7 @@ def read_examples(
     is_query = np.arange(len(strings)) % width == 0
     no_tokens: dict[str, list[int]] = {"input_ids": [], "segment_ids": []}
     sequences = [
-        encoder.encode(text, is_anchor) if text else no_tokens
+        encoder.encode(text, bool(is_anchor)) if text else no_tokens
         for text, is_anchor in zip(strings, is_query, strict=True)
     ]
     texts = make_examples(sequences, {})

@@ -1,6 +1,7 @@
 """Config of text embedders."""
 
 import dataclasses
+import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,12 +22,14 @@ from bertjax.utils.io import AnyPath
 from bertjax.utils.json_files import read_object
 from bertjax.utils.sections import Section, bounded
 
+logger = logging.getLogger(__name__)
+
 # bertjax poolings and activations, keyed by sentence-transformers name.
 POOLINGS = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
 DENSE_ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh"}
 # Fields that take the initial checkpoint's value if they are unset.
 _EMBED_FIELDS = ("pooling", "normalize", "dense", "dense_activation")
-_DATA_FIELDS = ("seq_len", "query_len", "query_prompt", "document_prompt")
+_DATA_FIELDS = ("seq_len", "query_len", "query_prompt", "document_prompt", "scored_prompt")
 # Default of `data.seq_len` for models that are not embedders.
 _SEQ_LEN = 128
 
@@ -69,8 +72,10 @@ class EmbedData(FinetuningData):
       seq_len: maximum tokens of a text, including special tokens (default: 0, the limit of the initial checkpoint if it
         is an embedder, else 128).
       query_len: maximum tokens of an anchor or query (default: 0, `seq_len`).
-      query_prompt, document_prompt: prefix of anchors and queries, and of all other texts (default: the prompts of the
-        initial checkpoint, or none).
+      query_prompt, document_prompt: prefix of anchors and queries, and of all other texts except scored pairs in
+        evaluations (default: the prompts of the initial checkpoint, or none).
+      scored_prompt: prefix of both texts of scored pairs in evaluations (default: the default prompt of the initial
+        checkpoint, or none), as in sentence-transformers' `EmbeddingSimilarityEvaluator`.
       batch_size: examples per global batch. `info_nce` and `gist` use the other examples of the batch as negatives.
       eval_batch_size: texts per evaluation batch.
       examples_per_row: maximum texts packed into a row. It must divide `batch_size`.
@@ -89,6 +94,7 @@ class EmbedData(FinetuningData):
     query_len: int = bounded(0, at_least=0)
     query_prompt: str = AUTO
     document_prompt: str = AUTO
+    scored_prompt: str = AUTO
     batch_size: int = bounded(128, at_least=1, at_most=1 << 20)
     eval_batch_size: int = bounded(128, at_least=1, at_most=1 << 20)
     examples_per_row: int = bounded(4, at_least=1)
@@ -125,8 +131,8 @@ class EmbedData(FinetuningData):
 
     @property
     def prompts(self) -> dict[str, str]:
-        """Query and document prompts, keyed by prompt name."""
-        prompts = {"query": self.query_prompt, "document": self.document_prompt}
+        """Prompts of queries, documents and texts of scored pairs, keyed by name."""
+        prompts = {"query": self.query_prompt, "document": self.document_prompt, "scored": self.scored_prompt}
         return {name: "" if prompt == AUTO else prompt for name, prompt in prompts.items()}
 
     @property
@@ -282,8 +288,18 @@ class EmbedConfig(FinetuningConfig):
             modules.append(Layer("Dense", {**sizes, "activation_function": f"torch.nn.{activation}"}, arrays))
         if embed.is_normalized:
             modules.append(Layer("Normalize", {}, {}))
-        size = embed.dense or width
-        return SentenceEmbedder(tuple(modules), size, max(data.lengths), prompts=data.prompts, similarity="cosine")
+        prompts, default_name = data.prompts, ""
+        if default := prompts.pop("scored"):
+            default_name = next((name for name, prompt in prompts.items() if prompt == default), "default")
+            prompts[default_name] = default
+        return SentenceEmbedder(
+            tuple(modules),
+            embed.dense or width,
+            max(data.lengths),
+            prompts=prompts,
+            default_prompt=default_name,
+            similarity="cosine",
+        )
 
 
 def _fields(embedder: SentenceEmbedder, folder: AnyPath, embed: EmbedOptions) -> dict[str, Any]:
@@ -295,6 +311,9 @@ def _fields(embedder: SentenceEmbedder, folder: AnyPath, embed: EmbedOptions) ->
     is_supported = len(modes) == 1 and modes[0] in POOLINGS and others in ([], ["Normalize"])
     values: dict[str, Any] = {"seq_len": embedder.max_seq_len}
     values |= {"query_prompt": embedder.prompt(True) or "", "document_prompt": embedder.prompt(False) or ""}
+    values["scored_prompt"] = embedder.prompts.get(embedder.default_prompt, "")
+    if unused := [name for name, prompt in embedder.prompts.items() if prompt and prompt not in values.values()]:
+        logger.info(f"ignored prompts of {folder}: {', '.join(unused)}")
     if is_supported and not (embedder.refusal or embedder.lower_case or embedder.truncate_dim):
         if dense:
             values["dense"] = len(dense.arrays["linear.weight"])

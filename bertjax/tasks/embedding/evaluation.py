@@ -32,7 +32,7 @@ RETRIEVAL_METRICS = ("ndcg_at_10", "mrr_at_10", "recall_at_10", "recall_at_100")
 _DEPTH, _NEIGHBORS = 100, 5
 
 # Index of each distinct text. The key is the text, and whether it is an anchor or query.
-EvalTexts = dict[tuple[str, bool], int]
+EvalTexts = dict[tuple[str, bool | None], int]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -179,7 +179,7 @@ def read_eval_sets(data: EmbedData, read_stats: list[ReadStats], notes: list[str
     return [*sets, ranked], texts
 
 
-def _index(texts: EvalTexts, text: str, is_query: bool) -> int:
+def _index(texts: EvalTexts, text: str, is_query: bool | None) -> int:
     """Adds a text if it is new. Returns its index."""
     return texts.setdefault((text, is_query), len(texts))
 
@@ -197,7 +197,7 @@ def _read_scored(data: EmbedData, file: str, texts: EvalTexts, read_stats: list[
         pair = text_cell(row, first, stats), text_cell(row, second, stats)
         if not all(map(str.strip, pair)):
             stats.count_irregular("with an empty text", row.line)
-        pairs.append((_index(texts, pair[0], True), _index(texts, pair[1], False)))
+        pairs.append([_index(texts, text, None) for text in pair])
         labels.append(score)
     stats.used = len(pairs)
     if not pairs:

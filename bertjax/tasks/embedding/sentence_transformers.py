@@ -53,7 +53,9 @@ _FIXED_FIELDS = {
 }
 # Fields of `Transformer` with arguments of `from_pretrained`, and those that do not change the vectors.
 _ARGUMENTS = ("model_kwargs", "model_args", "processor_kwargs", "tokenizer_args", "config_kwargs", "config_args")
-_IGNORED_ARGUMENTS = ("attn_implementation", "trust_remote_code", "use_safetensors", "low_cpu_mem_usage")
+_IGNORED_ARGUMENTS = (
+    *("attn_implementation", "trust_remote_code", "use_safetensors", "low_cpu_mem_usage", "add_pooling_layer"),
+)
 
 
 def transformer_folder(folder: Path) -> Path:

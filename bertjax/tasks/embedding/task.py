@@ -61,8 +61,9 @@ class EmbedTask(FinetuningTask):
         if train and not data.training_files:
             raise UsageError(self.missing_data)
         self.config.check_rows(max(data.lengths), is_packed=True)
-        prompts = data.prompts
-        self._encoder = TextEncoder(self.tokenizer, prompts["query"], prompts["document"], *data.lengths)
+        prompts = {f"{name}_prompt": prompt for name, prompt in data.prompts.items()}
+        query_len, document_len = data.lengths
+        self._encoder = TextEncoder(self.tokenizer, query_len=query_len, document_len=document_len, **prompts)
         if train:
             self._read_training_files()
         self.eval_sets, texts = read_eval_sets(data, self.read_stats, self.data_notes)

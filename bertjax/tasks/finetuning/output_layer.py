@@ -6,7 +6,7 @@ from typing import Any
 
 from etils import epath
 
-from bertjax.errors import UsageError
+from bertjax.errors import UsageError, listed
 from bertjax.model.feature_head import FeatureHead
 from bertjax.utils.io import read_json_object
 
@@ -71,10 +71,12 @@ def saved_labels(path: str, *kinds: str) -> list[str] | None:
 def _read(file: str | epath.Path, remedy: str, **defaults: Any) -> OutputLayer:
     try:
         fields = defaults | read_json_object(file)
+        if unknown := sorted(fields.keys() - {field.name for field in dataclasses.fields(OutputLayer)}):
+            raise ValueError(f"it has the unknown fields {listed(unknown)}")
         layer = OutputLayer(**fields | {"feature_head": FeatureHead(**fields.get("feature_head", {}))})
         is_list = isinstance(layer.labels, (list, tuple)) and all(isinstance(label, str) for label in layer.labels)
         if layer.kind not in KINDS or not is_list:
-            raise ValueError("unknown kind or labels")
+            raise ValueError(f"kind must be one of {', '.join(KINDS)}, and labels a list of strings")
         return dataclasses.replace(layer, labels=tuple(layer.labels))
     except (OSError, ValueError, TypeError, UsageError) as error:
         raise UsageError(f"cannot read the output layer {file}: {error}; {remedy}") from error

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from bertjax.data.finetuning.examples import Examples
 from bertjax.data.finetuning.tables import ReadStats, Row
 from bertjax.data.finetuning.tagged import OUTSIDE, TaggedText, encode_tagged, gather_words
 from bertjax.data.schema import TOKEN_LABELS
+from bertjax.errors import quoted
 from bertjax.metrics.entities import entity_report, entity_scores, has_entities
 from bertjax.metrics.metric import Metric, loss_metric
 from bertjax.metrics.report import ClassReport, class_report
@@ -32,6 +34,9 @@ from bertjax.tasks.task import Batch, MetricSums, Outputs
 from bertjax.utils.io import write_atomic
 
 logger = logging.getLogger(__name__)
+
+# Tag that looks like an entity tag, but is not one, such as b-x or B_X.
+_OTHER_SCHEME = re.compile("[BIbi][-_].")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,12 +176,13 @@ def _sorted_tags(words: TaggedText, file: str) -> list[str]:
         return f"{file} line {next(line for line, tags in zip(words.lines, words.tags, strict=True) if tag in tags)}"
 
     tags = {*itertools.chain(*words.tags)}
-    if all(map(is_integer, tags)):
+    if has_entities(tags, place_of):
+        tags.add(OUTSIDE)
+    elif all(map(is_integer, tags)) or any(map(_OTHER_SCHEME.match, tags)):
         logger.warning(
-            f"the tags of {file} are numbers, so entities are not scored; if they are ids of names such as B-PER, "
-            "write the names instead"
+            f"entities of {file} are not scored, because its tags are numbers or of an unknown scheme, such as "
+            f"{quoted(min(tags))}; if they mean entities, write O, B-TYPE and I-TYPE"
         )
-    tags |= {OUTSIDE} if has_entities(tags, place_of) else set()
     return sorted(sort_labels(tags), key=lambda tag: tag != OUTSIDE)
 
 

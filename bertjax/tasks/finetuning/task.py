@@ -128,8 +128,8 @@ class FinetuningTask(Task):
             self.num_eval_batches = -(-len(self.eval_examples) // data.eval_batch_size)
             if not self.is_labeled():
                 self.evaluation_problem = (
-                    f"{self.eval_data_name()} contains no labels, so there are no metrics; use `bertjax predict`, or "
-                    "evaluate the dev set with --config.data.eval_split=dev"
+                    f"{self.eval_data_name()} contains no labels, so there are no metrics; use `bertjax predict`"
+                    + ", or evaluate the dev set with --config.data.eval_split=dev" * (data.eval_split == "test")
                 )
         if self.train_examples is not None:
             batching = Batching(data.batch_size, data.bucket, data.seq_len, data.examples_per_row)
