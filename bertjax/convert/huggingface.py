@@ -30,7 +30,7 @@ from bertjax.tasks.finetuning.output_layer import CLASSES, MULTILABEL
 from bertjax.utils.io import read_json
 from bertjax.utils.json_files import naming, read_object, write_json
 
-_ADAPTER = "adapter_config.json"
+_ADAPTER, _SETFIT_HEAD = "adapter_config.json", "model_head.pkl"
 # Files of an exported checkpoint. A folder that contains other files is never overwritten.
 FILES = (CONFIG, WEIGHTS, *sentence_transformers.FILES, *TOKENIZER_FILES)
 # Files to download for a model on the Hub, besides those of sentence-transformers.
@@ -80,6 +80,8 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
     embedder = sentence_transformers.read(root, config)
     if embedder and embedder.refusal and not output_kind:
         notes.append(f"no default pooling: {embedder.refusal}")
+    if (root / _SETFIT_HEAD).exists():
+        notes.append(f"ignored SetFit's classifier {_SETFIT_HEAD}, which is a pickle: only its embedder is read")
     if embedder and embedder.similarity not in ("", "cosine"):
         notes.append(f"ignored similarity_fn_name={embedder.similarity}: evaluate and mine compare vectors by cosine")
     dropout = config.hidden_dropout_prob
@@ -153,7 +155,7 @@ def _read_config(hf_config: dict[str, Any], file: Path) -> tuple[Family, ModelCo
     family = FAMILIES[model_type]
     supported = dict.fromkeys(family.refused, (None, False)) | {name: (each,) for name, each in family.fixed.items()}
     for name, values in supported.items():
-        if hf_config.get(name) not in (None, *values):
+        if name in hf_config and hf_config[name] not in values:
             raise UsageError(f"{file} has {name}={hf_config[name]!r}, which bertjax does not support")
     architecture = (hf_config.get("architectures") or [family.base_class])[0]
     if architecture not in family.classes:

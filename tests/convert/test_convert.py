@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shutil
 
 import numpy as np
@@ -236,6 +237,14 @@ def test_heads_are_reported(letters, tmp_path, log_lines):
     google_checkpoint(letters, tmp_path / "google", without("cls/"))
     convert(str(tmp_path / "google"), str(tmp_path / "own"), BERTJAX, False)
     assert log_lines[0].endswith("heads: pooler")
+
+
+def test_output_folder_of_trainer_needs_one_of_its_checkpoints(tmp_path):
+    for step, seconds in ((500, 1), (1000, 2)):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        os.utime(tmp_path / f"checkpoint-{step}", (seconds, seconds))
+    with pytest.raises(UsageError, match="contains 2 checkpoints; use one of them, such as .*/checkpoint-1000"):
+        read_checkpoint(tmp_path)
 
 
 def test_wrong_usage_is_refused_and_leaves_no_files(google, tmp_path, capfd):

@@ -206,7 +206,9 @@ def test_ignored_dropout_and_similarity_are_noted(folder):
     entries = [{"name": name, "path": path, "type": f"sentence_transformers.{name}"} for name, path in modules.items()]
     (folder / "modules.json").write_text(json.dumps(entries))
     edit_json(folder / "config_sentence_transformers.json", similarity_fn_name="dot")
+    (folder / "model_head.pkl").touch()
     assert read_checkpoint(folder).notes == (
+        "ignored SetFit's classifier model_head.pkl, which is a pickle: only its embedder is read",
         "ignored similarity_fn_name=dot: evaluate and mine compare vectors by cosine",
         "ignored classifier_dropout=0.3: training uses the dropout rate 0.1 instead",
     )
