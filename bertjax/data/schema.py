@@ -33,9 +33,10 @@ Schema = tuple[ArraySpec, ...]
 
 
 def synthetic_batch(schema: Schema, sizes: Mapping[str, int], seed: int = 0) -> dict[str, np.ndarray]:
-    """Returns a random batch without padding, for benchmarks. `sizes` contains `rows`, and each axis and `num_values`
-    of
-    the schema."""
+    """Returns a random batch without padding, for benchmarks.
+
+    `sizes` contains `rows`, and a size for each name in `axes` and `num_values` of the schema.
+    """
     rng = np.random.default_rng(seed)
     batch = {}
     for spec in schema:

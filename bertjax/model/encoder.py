@@ -32,11 +32,11 @@ from bertjax.model.layers import (
     CONTEXT,
     MLP_IN,
     QKV,
-    REMAT_SAVED_NAMES,
     RESIDUAL,
     Dense,
     activation,
     make_norm,
+    remats_layers,
     run_layers,
     save_inputs_only,
 )
@@ -53,6 +53,10 @@ class Encoder(nn.Module):
     Parameters of all layers are stacked on a leading axis N, whether the layers are scanned or unrolled. With
     `optimizer.freeze_layers`, the train step passes the lowest layers as a second stack, `frozen_layers`, which
     `run_layers` applies first. The backward pass then stops at the lowest trainable layer.
+
+    Attributes:
+      config: model config.
+      tied_embeddings: embeddings whose tables ELECTRA's generator uses (default: None, own tables).
     """
 
     config: ModelConfig
@@ -104,7 +108,7 @@ class Encoder(nn.Module):
         is_local = np.array(config.is_local_layer) if config.local_attention else None
         has_norm = None if config.first_attention_norm else np.arange(config.num_hidden_layers) > 0
         per_layer, shared = LayerInputs(is_local, has_norm), SharedInputs(sequence_ids, rotations(config, position_ids))
-        # Apply `TransformerLayer(**layer_fields)` N times, as the submodule `layers` of this module.
+        # Apply TransformerLayer N times by `nn.scan`, as the submodule `layers` with stacked parameters.
         x, layers = run_layers(self, TransformerLayer, layer_fields, x, per_layer, shared, collect=collect_layers)
         if config.norm_first:
             x = make_norm(config, "final_norm")(x)
@@ -170,7 +174,7 @@ def residual(
 
     Dropout is off if `key` is None. The norm `name` is skipped where `has_norm`, a bool scalar, is False.
     """
-    norm = make_norm(config, name, recompute=config.remat not in REMAT_SAVED_NAMES)
+    norm = make_norm(config, name, recompute=not remats_layers(config))
     normed = x
     if config.norm_first:
         normed = norm(x) if has_norm is None else jnp.where(has_norm, norm(x), x)
@@ -188,19 +192,20 @@ class SelfAttention(nn.Module):
     def __call__(self, x: jax.Array, layer: LayerInputs, shared: SharedInputs, deterministic: bool) -> jax.Array:
         config = self.config
         dropout_key = None if deterministic else self.make_rng("dropout")
-        num_shared = config.num_attention_heads // (config.num_key_value_heads or config.num_attention_heads)
+        num_key_heads = config.num_key_value_heads or config.num_attention_heads
 
-        def project(name: str, num_shared: int = 1) -> jax.Array:
-            heads = (config.num_attention_heads // num_shared, config.head_size)
+        def project(name: str, num_heads: int) -> jax.Array:  # [B, L, H, K]
+            heads = (num_heads, config.head_size)
             dense = Dense(
                 config, heads, ("embed", "heads", "head"), flat=True, use_bias=config.attention_bias, name=name
             )
             y = dense(x)
             y = checkpoint_name(y, QKV).reshape(*y.shape[:-1], *heads)
-            return jnp.repeat(y, num_shared, axis=2) if num_shared > 1 else y
+            num_queries = config.num_attention_heads // num_heads  # query heads that share a key
+            return jnp.repeat(y, num_queries, axis=2) if num_queries > 1 else y
 
-        # [B, L, H, K] each
-        query, key, value = project("query"), project("key", num_shared), project("value", num_shared)
+        query = project("query", config.num_attention_heads)
+        key, value = project("key", num_key_heads), project("value", num_key_heads)
         if shared.rotations is not None:
             query, key = (rotate(config, states, shared.rotations, layer.is_local) for states in (query, key))
 
@@ -229,7 +234,7 @@ def feed_forward(config: ModelConfig, x: jax.Array) -> jax.Array:
         dense = Dense(config, (config.intermediate_size,), ("embed", "mlp"), use_bias=config.mlp_bias, name=name)
         return checkpoint_name(dense(x), MLP_IN)
 
-    y = activation(config, recompute=config.remat not in REMAT_SAVED_NAMES)(project("mlp_in"))
+    y = activation(config, recompute=not remats_layers(config))(project("mlp_in"))
     if config.gated_mlp:
         y = y * project("mlp_gate")
     return Dense(config, (config.hidden_size,), ("mlp", "embed"), use_bias=config.mlp_bias, name="mlp_out")(y)

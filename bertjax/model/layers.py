@@ -86,6 +86,11 @@ class Dense(nn.Module):
         return add_bias(y, bias.reshape(-1) if self.flat else bias)
 
 
+def remats_layers(config: ModelConfig) -> bool:
+    """Returns whether `run_layers` wraps whole layers in `nn.remat`."""
+    return config.remat in REMAT_SAVED_NAMES
+
+
 def save_inputs_only(function: Callable[..., jax.Array], config: ModelConfig) -> Callable[..., jax.Array]:
     """Wraps a cheap function so that the backward pass recomputes its intermediate values from its inputs.
 
@@ -162,7 +167,7 @@ def run_layers(
     # `Freezing.split` in `training/freezing.py` moves the parameters of frozen layers to their own stack.
     frozen = jax.tree.leaves(parent.get_variable("params", FROZEN_LAYERS))
     num_frozen = len(frozen[0]) if frozen else 0
-    if config.remat in REMAT_SAVED_NAMES:
+    if remats_layers(config):
         policy = jax.checkpoint_policies.save_only_these_names(*REMAT_SAVED_NAMES[config.remat])
         layer_class = nn.remat(layer_class, policy=policy, prevent_cse=not is_scanned)
     for name, first, end in ((FROZEN_LAYERS, 0, num_frozen), (LAYERS, num_frozen, config.num_hidden_layers)):

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from bertjax.model.config import LEFT, RIGHT, ModelConfig
 from bertjax.model.dropout import dropout
-from bertjax.model.layers import REMAT_SAVED_NAMES, Dense, kernel_init, make_norm, run_layers
+from bertjax.model.layers import Dense, kernel_init, make_norm, remats_layers, run_layers
 from bertjax.model.partitioning import ACTIVATION_AXES, with_logical_constraint
 
 
@@ -105,7 +105,7 @@ class LstmLayer(nn.Module):
         y = Lstm(self.config, x.shape[-1], self.direction, name="lstm")(x, sequence_ids)
         # Do not use `layers.residual`, because remat policies would save its named activation and so change the
         # rounding of gradients.
-        norm = make_norm(self.config, "norm", recompute=self.config.remat not in REMAT_SAVED_NAMES)
+        norm = make_norm(self.config, "norm", recompute=not remats_layers(self.config))
         x = norm(x + dropout(y, self.config.hidden_dropout_prob, key))
         x = with_logical_constraint(x, ACTIVATION_AXES)
         return x, x if self.collect else None

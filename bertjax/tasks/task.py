@@ -119,7 +119,7 @@ class Task:
     batch_sizes: tuple[int, ...] = ()
     steps_per_epoch = 0  # 0: the task has no epochs
     checkpoint_every: int  # steps between checkpoints, at least 1; the last step is always saved
-    cost_excludes_encoder = False  # whether `full_cost_before` leaves out a frozen encoder
+    cost_excludes_encoder = False  # whether `full_cost_before` counts only the head, because features are cached
 
     # Evaluation
     eval_batch_size: int  # rows of the global evaluation batch, a multiple of the number of data shards

@@ -64,7 +64,7 @@ class EvaluationHistory:
 
     def is_out_of_patience(self) -> bool:
         """Returns True if the last `patience` evaluations did not improve on the best earlier score. Step 0 counts."""
-        if not 0 < self.patience < len(self.evaluations):
+        if self.metric is None or not 0 < self.patience < len(self.evaluations):
             return False
         scores = [*self._scores().values()]
         return max(scores[-self.patience :]) <= max(scores[: -self.patience])

@@ -84,7 +84,7 @@ def make_init_state(objective: Objective, optimizer: Optimizer, mesh: Mesh) -> C
 
 
 def _boxed_state(objective: Objective, optimizer: Optimizer, key: jax.Array) -> TrainState:
-    """Returns the initial state. Parameters are boxed: `nn.LogicallyPartitioned` has their axis names."""
+    """Returns the initial state. Parameters and their moments are boxed: `LogicallyPartitioned` has axis names."""
     params = objective.init_params(key)
     check_freezing(params, optimizer.freezing)
     names = (*(metric.name for metric in objective.metrics), *STEP_METRICS)
@@ -133,14 +133,15 @@ def make_train_step(
         )
 
     def train_step(state: TrainState, batch: Batch, key: jax.Array, schedule: optax.Schedule) -> TrainState:
-        trainable, frozen = freezing.split(state.params)  # Frozen layers become a second stack.
+        # If nothing is frozen, as usual, `frozen` is {}, and `merge` and `restack` return `trainable`.
+        trainable, frozen = freezing.split(state.params)
         denominators = objective.denominators(batch)
         trains_only_head = head_only and ENCODER in trainable
 
         def loss_fn(trainable: Any, micro_batch: Batch, dropout_key: jax.Array) -> tuple[Any, MetricSums]:
             if trains_only_head:  # Not by `freezing`, because the optimizer state must contain the encoder for later.
                 trainable = {**trainable, ENCODER: jax.lax.stop_gradient(trainable[ENCODER])}
-            sums, _ = objective.compute(freezing.with_frozen_stack(trainable, frozen), micro_batch, dropout_key)
+            sums, _ = objective.compute(freezing.merge(trainable, frozen), micro_batch, dropout_key)
             weights = objective.loss_weights
             # The loss to differentiate. Logged losses are means over several steps, see `metric_means`.
             return sum(weight * sums[name][0] / denominators[name] for name, weight in weights.items()), sums
@@ -151,7 +152,7 @@ def make_train_step(
         (loss, sums), grads = grad_fn(trainable, batch, jax.random.fold_in(key, state.step))
 
         updates, opt_state = optimizer.tx.update(grads, state.opt_state, trainable)
-        rate: Any = schedule(state.step)
+        rate: Any = schedule(state.step)  # `tx` does not scale updates by the rate, and does not negate them.
         new_trainable: Any = optax.tree.add_scale(trainable, -rate, updates)
         if trains_only_head:  # Restore the encoder, because weight decay changes it.
             new_trainable = {**new_trainable, ENCODER: trainable[ENCODER]}

@@ -105,8 +105,9 @@ def train(
         history = evaluation_history(task, logged)
         progress = stack.enter_context(contextlib.closing(Progress(task, workdir, step, logged, schedule, trackers)))
         profiler = stack.enter_context(StepProfiler(workdir, profile_steps))
-        # Replicate the dropout key and the schedule on the devices of all hosts. `jit` computes them on each device,
-        # whereas `device_put` would first run a collective to check that all hosts pass the same values.
+        # Replicate the dropout key and the numbers of the schedule, a pytree, on the devices of all hosts. `jit`
+        # computes them on each device, whereas `device_put` would first run a collective to check that all hosts pass
+        # the same values.
         dropout_key, device_schedule = jax.jit(
             lambda: (random_key(config.seed, "dropout"), jax.tree.map(jnp.asarray, schedule)),
             out_shardings=replicated(mesh),
@@ -134,7 +135,8 @@ def train(
         # Without scores, as in pre-training, save before an evaluation, because it may take longer than a preempted
         # host has left. With scores, evaluate before saving, because a checkpoint stores its score.
         saves_first = task.best_metric is None
-        # Evaluate here before the first step, or after a stop between saving and evaluating.
+        # Evaluate here before the first step, or after a stop between saving and evaluating. With scores, do not
+        # evaluate a saved step, for example because `eval_every` changed: its checkpoint stores no score.
         if not history.metrics_at(step) and (saves_first or step == 0):
             evaluate_if_due(state, step)
 
@@ -159,7 +161,8 @@ def train(
             if not saves_first:
                 evaluate_if_due(state, step)
                 done = done or history.is_out_of_patience()
-            # Log before saving, because a checkpoint contains the metric sums since the last logged step.
+            # Log before saving, because a checkpoint contains the metric sums since the last logged step. Otherwise, a
+            # resumed run would log these steps again.
             if done or step % config.log_every == 0:
                 state = _log_and_reset(task, state, step, progress)
             if done or stopped or step % task.checkpoint_every == 0 or history.is_best_at(step):

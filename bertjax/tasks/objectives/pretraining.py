@@ -28,9 +28,10 @@ class PretrainingObjective(Objective):
       packing: whether several sentence pairs or documents share a training row.
       model_class: class of `model`, a Flax module.
       has_masks: whether tokens are masked (default: True).
-      pairing: kind of sentence pairs, which need two segments (default: "", documents with packing, else running text).
-      options: fields of `PretrainingData`, such as `generator_size`, that this objective uses, but not every objective
-        (default: ()).
+      pairing: kind of sentence pairs, which need two segments (default: "", no pairs: rows are documents with packing,
+        else running text).
+      options: fields of `PretrainingData` that this objective uses, such as `generator_size`. The config rejects them
+        for objectives that do not list them (default: ()).
       unexported_modules: top-level modules of `model` that exports omit, because they are not trained, or are used only
         in training (default: ()).
     """
@@ -62,7 +63,7 @@ class PretrainingObjective(Objective):
 
     @classmethod
     def row_format(cls, packing: bool) -> RowFormat:
-        """Returns the format of training rows."""
+        """Returns the format of training rows. The config calls this before it builds the model."""
         return RowFormat(cls.pairing, packing, cls.has_masks)
 
     def postprocess_batches(self, batches: Iterator[NumpyBatch]) -> Iterator[NumpyBatch]:
