@@ -157,14 +157,14 @@ def test_second_call_of_a_method_does_not_compile(folders, jax_events):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("name", [pytest.param("own_head", marks=pytest.mark.slow), "from_flax_bert"])
+@pytest.mark.parametrize("name", [pytest.param("custom_head", marks=pytest.mark.slow), "from_flax_bert"])
 def test_example_is_short_and_runs(name, folders, capsys):
     file = ROOT / "examples" / f"{name}.py"
     source = file.read_text()
     assert len(source.splitlines()) <= 60 and "python examples/" in ast.get_docstring(ast.parse(source))
     main = runpy.run_path(str(file))["main"]
     checkpoint = str(folders["huggingface"])
-    if name == "own_head":
+    if name == "custom_head":
         main(checkpoint, 0)
         before = float(capsys.readouterr().out.split()[1])
         main(checkpoint, 150)
@@ -178,7 +178,7 @@ def test_every_example_is_tested():
     tested = {
         "run_onnx",
         "run_stablehlo",
-        "own_head",
+        "custom_head",
         "from_flax_bert",
         *(f"own_{name}" for name in ("attention", "metric", "objective", "task")),
     }

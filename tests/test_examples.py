@@ -31,7 +31,7 @@ def train(experiment: str, workdir: Path, *flags: str) -> dict:
     return next(line for line in read_metrics(workdir) if "loss" in line)
 
 
-@pytest.mark.parametrize(("name", "metric"), [("own_metric", "mlm_top5"), ("own_objective", "z_loss")])
+@pytest.mark.parametrize(("name", "metric"), [("custom_metric", "mlm_top5"), ("custom_objective", "z_loss")])
 def test_own_metric_and_objective_are_logged(name, metric, corpus, tmp_path):
     line = train(f"{EXAMPLES / name}.py:corpus={corpus},size=L1_H16,steps=2", tmp_path)
     assert line["mlm_accuracy"] <= line.get("mlm_top5", 1)
@@ -46,8 +46,8 @@ def test_own_attention_replaces_that_of_the_model(corpus, tmp_path, monkeypatch)
     flags = ["--config.steps=2", "--config.model.attention_probs_dropout_prob=0.0"]
     losses = []
     for window in (0, 64):
-        monkeypatch.setattr("own_attention.WINDOW", window)
-        flag = "--config.model.attention=own_attention.local_attention"
+        monkeypatch.setattr("custom_attention.WINDOW", window)
+        flag = "--config.model.attention=custom_attention.local_attention"
         losses.append(train(experiment, tmp_path / str(window), *flags, flag)["loss"])
     losses.append(train(experiment, tmp_path / "xla", *flags)["loss"])
     np.testing.assert_allclose(losses[1], losses[2], rtol=1e-5)
@@ -60,7 +60,7 @@ def test_custom_task_trains_and_predicts(letters, tmp_path, capfd):
         (tmp_path / f"{split}.txt").write_text("\n\n".join(paragraphs * count))
     fields = {"epochs": 4, "data.vocabulary": letters, "data.batch_size": 8, "optimizer.learning_rate": 3e-3}
     flags = [f"--config.{name}={value}" for name, value in {**fields, "model.dtype": "float32"}.items()]
-    config = f"{EXAMPLES}/own_task.py:path={tmp_path},size=L1_H16"
+    config = f"{EXAMPLES}/custom_task.py:path={tmp_path},size=L1_H16"
     cli.main(["train", "--config", config, *flags, "--workdir", str(tmp_path / "run")])
     capfd.readouterr()
     cli.main(["predict", "--checkpoint", str(tmp_path / "run"), "--json", "a start"])

@@ -1,6 +1,6 @@
 """Custom fine-tuning task: predicts whether a sentence is the first or last of its paragraph, or in between.
 
-    bertjax train --config examples/own_task.py:path=texts --init_from runs/base --workdir runs/place
+    bertjax train --config examples/custom_task.py:path=texts --init_from runs/base --workdir runs/place
 
 The folder contains `train.txt` and `dev.txt`, with a sentence per line and blank lines between paragraphs.
 """

@@ -1,6 +1,6 @@
 """Custom pre-training metric: fraction of masked tokens that are among the five most probable predictions.
 
-    bertjax train --config examples/own_metric.py:corpus=runs/corpus --workdir runs/top5
+    bertjax train --config examples/custom_metric.py:corpus=runs/corpus --workdir runs/top5
 
 The metric appears in the log, in `metrics.jsonl` and in `curves.png`. A run can resume with an added metric.
 """

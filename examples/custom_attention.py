@@ -1,7 +1,7 @@
 """Custom attention: each token attends to itself and to the 64 tokens before and after it.
 
     PYTHONPATH=examples bertjax train --config pretrain:size=tiny,corpus=runs/corpus \\
-      --config.model.attention=own_attention.local_attention --workdir runs/local
+      --config.model.attention=custom_attention.local_attention --workdir runs/local
 
 `config.model.attention=MODULE.FUNCTION` selects your function. bertjax itself needs no change. The function must apply
 dropout, packing masks and the mesh. For an option that checkpoints should store, add a field to `Architecture`.

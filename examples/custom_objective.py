@@ -1,6 +1,6 @@
 """Custom pre-training objective: masked LM on running text, with a z-loss (arXiv 2204.02311, section 5).
 
-    bertjax train --config examples/own_objective.py:corpus=runs/corpus --workdir runs/z_loss
+    bertjax train --config examples/custom_objective.py:corpus=runs/corpus --workdir runs/z_loss
 
 The z-loss keeps the logarithm of the softmax's denominator near 0. The training loss is the sum of all losses, so
 `metric_sums` multiplies the z-loss by its coefficient.

@@ -1,6 +1,6 @@
 """A custom head on a pre-trained encoder, trained with optax in a custom loop.
 
-    python examples/own_head.py CHECKPOINT
+    python examples/custom_head.py CHECKPOINT
 
 The model learns to distinguish questions from statements and prints its probabilities for two new texts.
 """
