@@ -180,7 +180,7 @@ def test_every_example_is_tested():
         "run_stablehlo",
         "custom_head",
         "from_flax_bert",
-        *(f"own_{name}" for name in ("attention", "metric", "objective", "task")),
+        *(f"custom_{name}" for name in ("attention", "metric", "objective", "task")),
     }
     assert {file.stem for file in (ROOT / "examples").glob("*.py")} == tested
 
