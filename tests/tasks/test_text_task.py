@@ -165,6 +165,16 @@ def test_every_row_has_a_line_in_the_prediction_file(letters, tmp_path, capfd):
     assert [record["line"] for record in records(jsonl_path)] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.parametrize(("tag", "warns"), [("b-x", True), ("B_X", True), ("3", True), ("NOUN", False), ("B-X", False)])
+def test_tags_that_may_mean_entities_but_are_not_scored_are_warned_of(tag, warns, letters, tmp_path, log_lines):
+    outside = "0" if tag == "3" else "O"
+    (tmp_path / "train.tsv").write_text("text\tlabel\n" + f"zu ba\t{tag} {outside}\n" * 4)
+    load_task(f"text.py:train={tmp_path}/train.tsv,kind=tags", letters, data__eval_split="none")
+    warnings = [line for line in log_lines if "entities of" in line and "are not scored" in line]
+    example = "0" if tag == "3" else tag
+    assert bool(warnings) == warns and all(f"such as '{example}';" in line for line in warnings)
+
+
 @pytest.mark.ci
 def test_untagged_sentences_are_predicted_and_not_scored(letters, tmp_path, capfd):
     (tmp_path / "train.tsv").write_text("text\tlabel\n" + "zu ba pa\tS-A O O\nke zu\tO S-A\n" * 16)
