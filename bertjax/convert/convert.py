@@ -71,7 +71,8 @@ def detect_format(path: str | os.PathLike) -> str:
         return TENSORFLOW
     # transformers' Trainer writes one folder per saved step.
     if folders := [folder.name for folder in sorted(local.glob("checkpoint-*/"), key=os.path.getmtime)]:
-        raise UsageError(f"{path} contains {len(folders)} checkpoints; use one of them, such as {path}/{folders[-1]}")
+        message = f"{path} is a folder of checkpoints of transformers' Trainer"
+        raise UsageError(f"{message}; use one of them, such as {folders[-1]}")
     raise UsageError(
         f"no checkpoint at {path}; use a folder with {CHECKPOINTS}/ (bertjax), config.json (Hugging Face) or an "
         ".index file (TensorFlow), or hf:ORG/NAME for a model on the Hugging Face Hub"
