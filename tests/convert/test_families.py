@@ -244,11 +244,14 @@ def test_gradients_of_the_masked_lm_loss_equal_those_of_transformers(name, tmp_p
         (EUROBERT, {"clf_pooling": "bos"}, "classifier_pooling", "cls"),
         (EUROBERT, {"clf_pooling": "bos", "classifier_pooling": "mean"}, "classifier_pooling", "mean"),
         (EUROBERT, {}, "classifier_pooling", "late"),
+        (MODERNBERT, {"hidden_activation": "gelu_python_tanh"}, "hidden_act", "gelu_tanh"),
     ],
 )
-def test_other_names_of_config_fields_are_read(family, fields, name, expected):
+def test_other_names_of_config_fields_are_read(family, fields, name, expected, log_lines):
     sizes = {name: SIZES[name] for name in REQUIRED}
     assert getattr(huggingface.model_config(family, sizes | fields, huggingface.Path()), name) == expected
+    is_read_as_remote_code = expected == "cls"  # transformers ignores `clf_pooling`.
+    assert any("clf_pooling" in line for line in log_lines) == is_read_as_remote_code
 
 
 @pytest.mark.parametrize(
